@@ -1,0 +1,76 @@
+//! Rotary position embedding: the frequencies, and the ways models stretch them.
+
+/// How the frequencies differ from the plain `theta^(-2i / head_dim)`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// Every frequency is divided by `factor`.
+    Linear {
+        /// At least 1.
+        factor: f64,
+    },
+    /// Llama 3.1: low frequencies are divided by `factor`, high ones are kept, those between
+    /// are blended.
+    Llama3 {
+        /// Divides the low frequencies; at least 1.
+        factor: f64,
+        /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are low.
+        low_freq_factor: f64,
+        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are high.
+        high_freq_factor: f64,
+        /// Positions the model was first trained on.
+        original_max_position_embeddings: usize,
+    },
+    /// Frequency `i` is divided by the `i`-th number: how GGUF files carry Llama 3.1's scaling.
+    /// `head_dim / 2` numbers, all above 0.
+    Divisors(Vec<f32>),
+}
+
+/// One rotary embedding.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Base of the frequencies; above 0.
+    pub theta: f64,
+    /// Changes to them.
+    pub scaling: RopeScaling,
+}
+
+impl Rope {
+    /// The `head_dim / 2` inverse frequencies: position `p` turns the pair `i` by `p * f[i]`
+    /// radians. Computed in f32, operation by operation as transformers does.
+    #[must_use]
+    pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f32> {
+        let theta = self.theta as f32;
+        let plain = (0..head_dim / 2).map(|i| 1.0 / theta.powf((2 * i) as f32 / head_dim as f32));
+        match &self.scaling {
+            RopeScaling::None => plain.collect(),
+            RopeScaling::Linear { factor } => plain.map(|f| f / *factor as f32).collect(),
+            RopeScaling::Divisors(divisors) => plain.zip(divisors).map(|(f, d)| f / d).collect(),
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => {
+                let (factor, low) = (*factor as f32, *low_freq_factor as f32);
+                let high = *high_freq_factor as f32;
+                let context = *original_max_position_embeddings as f32;
+                plain.map(|f| llama3_frequency(f, factor, low, high, context)).collect()
+            }
+        }
+    }
+}
+
+/// Llama 3.1's change to one frequency.
+fn llama3_frequency(frequency: f32, factor: f32, low: f32, high: f32, context: f32) -> f32 {
+    let wavelength = 2.0 * std::f32::consts::PI / frequency;
+    if wavelength > context / low {
+        return frequency / factor;
+    }
+    if wavelength < context / high {
+        return frequency;
+    }
+    let smooth = (context / wavelength - low) / (high - low);
+    (1.0 - smooth) * (frequency / factor) + smooth * frequency
+}
