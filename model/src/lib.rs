@@ -4,6 +4,7 @@ pub mod backend;
 pub mod config;
 pub mod error;
 pub mod load;
+pub mod sampling;
 pub mod source;
 pub mod weights;
 
@@ -15,3 +16,6 @@ pub use error::ModelError;
 pub use load::{GenerationDefaults, GgufTokenizer, LoadedModel, TextSource, TokenizerSource};
 pub use source::ModelSource;
 pub use weights::{Tensor, TensorType, Weights};
+pub use sampling::{
+    Sampled, SamplerState, SamplingError, SamplingParams, TokenLogprob, prompt_logprob,
+};
