@@ -7,6 +7,10 @@
 
 use stolon_kvcache::BlockId;
 
+mod check;
+
+pub use check::BatchChecker;
+
 /// What a backend computes with: sizes that the engine needs to plan batches and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendSpec {

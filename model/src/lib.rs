@@ -7,6 +7,7 @@ pub mod load;
 pub mod sampling;
 pub mod source;
 pub mod weights;
+pub mod fake;
 
 pub use backend::{
     Backend, BackendError, BackendSpec, LogitRows, SequenceSlice, StepBatch, StepOutput,
@@ -19,3 +20,4 @@ pub use weights::{Tensor, TensorType, Weights};
 pub use sampling::{
     Sampled, SamplerState, SamplingError, SamplingParams, TokenLogprob, prompt_logprob,
 };
+pub use fake::{FakeBackend, FakeFault, FakeHandle, FakeLatency, FakeOptions};
