@@ -1,0 +1,3 @@
+//! Benchmarks.
+pub mod metrics;
+pub mod workload;

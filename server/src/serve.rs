@@ -1,0 +1,3 @@
+//! Server.
+mod error;
+mod fields;
