@@ -1,2 +1,34 @@
-//! Under construction.
-fn main() {}
+//! The `stolon` command: parses the command line, starts the log and the runtime, and hands over.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use stolon_server::cli::Cli;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let result = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2) // The engine computes on threads of its own; these only move events.
+        .enable_all()
+        .build()
+        .map_err(anyhow::Error::from)
+        .and_then(|runtime| {
+            let result = runtime.block_on(cli.run());
+            // A read of standard input that nobody waits for any more must not keep us here.
+            runtime.shutdown_background();
+            result
+        });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if stolon_server::cli::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            use std::io::Write;
+            // Nothing is left to tell if standard error is closed, too.
+            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,3 +1,186 @@
-//! Server.
+//! `stolon serve`, and the router behind it: OpenAI's API over one engine.
+//!
+//! [`router`] owns nothing but a clone of the engine, so an embedding program can mount it in an
+//! axum application of its own. A client that goes away drops its handler and with it the
+//! streams it read, which is how its requests are cancelled.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::routing::{get, post};
+use clap::Args;
+use stolon::Engine;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tower_http::trace::TraceLayer;
+
+use crate::args::EngineArgs;
+use crate::memory::{format_bytes, parse_bytes};
+use crate::terminal;
+
+mod admin;
+mod api;
+mod chat;
+mod completions;
 mod error;
 mod fields;
+mod logprobs;
+mod params;
+mod reply;
+
+/// Arguments of `stolon serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1")]
+    host: String,
+    /// Port to listen on; 0 takes any free one
+    #[arg(long, default_value_t = 8080)]
+    port: u16,
+    /// Further name under which clients may ask for the model; may be given several times
+    #[arg(long, value_name = "NAME")]
+    served_name: Vec<String>,
+    /// Largest request body
+    #[arg(long, default_value = "16M", value_parser = parse_bytes, value_name = "BYTES")]
+    body_limit: u64,
+    /// Seconds that running requests get to finish after an interrupt
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    shutdown_timeout: u64,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// How a router presents its engine.
+#[derive(Clone, Debug)]
+pub struct RouterOptions {
+    /// Names for the model besides its own.
+    pub served_names: Vec<String>,
+    /// Largest request body, in bytes.
+    pub body_limit: usize,
+}
+
+impl Default for RouterOptions {
+    /// No other name, bodies up to 16 MiB.
+    fn default() -> Self {
+        Self { served_names: Vec::new(), body_limit: 16 << 20 }
+    }
+}
+
+/// What handlers share.
+#[derive(Debug)]
+struct App {
+    engine: Engine,
+    served_names: Vec<String>,
+    /// Seconds since 1970 at the router's making: the model's `created`.
+    started: u64,
+}
+
+/// OpenAI's API over an engine: `/v1/completions`, `/v1/chat/completions`, `/v1/models`, and
+/// besides it `/health`, `/admin/stats` and `/admin/audit`.
+pub fn router(engine: Engine, options: RouterOptions) -> Router {
+    let app = Arc::new(App { engine, served_names: options.served_names, started: unix_seconds() });
+    Router::new()
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/models", get(admin::models))
+        .route("/v1/models/{*id}", get(admin::model))
+        .route("/health", get(admin::health))
+        .route("/admin/stats", get(admin::stats))
+        .route("/admin/audit", get(admin::audit))
+        .fallback(admin::not_found)
+        .method_not_allowed_fallback(admin::method_not_allowed)
+        .layer(DefaultBodyLimit::max(options.body_limit))
+        .layer(TraceLayer::new_for_http())
+        .with_state(app)
+}
+
+/// Seconds since 1970.
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+impl ServeArgs {
+    /// Serves until an interrupt, then lets running requests finish.
+    ///
+    /// # Errors
+    /// An address that cannot be had, and whatever keeps the engine from starting.
+    pub async fn run(self) -> anyhow::Result<()> {
+        // The address first: a port that is taken should not cost loading a model.
+        let listener = TcpListener::bind((self.host.as_str(), self.port))
+            .await
+            .with_context(|| format!("cannot listen on {}:{}", self.host, self.port))?;
+        let engine = self.engine.start().await?;
+        announce(&engine, listener.local_addr()?)?;
+        let options = RouterOptions {
+            served_names: self.served_name,
+            body_limit: usize::try_from(self.body_limit).unwrap_or(usize::MAX),
+        };
+        let (stopping, mut stop) = watch::channel(false);
+        let serving = axum::serve(listener, router(engine.clone(), options))
+            .with_graceful_shutdown(async move {
+                // An error means that the sender is gone, and so is the server around us.
+                let _ = stop.wait_for(|&stop| stop).await;
+            })
+            .into_future();
+        tokio::pin!(serving);
+        tokio::select! {
+            result = &mut serving => result?,
+            () = interrupt() => {
+                stopping.send_replace(true);
+                terminal::line("stopping: running requests may finish")?;
+                let patience = Duration::from_secs(self.shutdown_timeout);
+                tokio::select! {
+                    result = &mut serving => result?,
+                    () = tokio::time::sleep(patience) => {}
+                    () = interrupt() => {}
+                }
+            }
+        }
+        engine.shutdown().await;
+        Ok(())
+    }
+}
+
+fn announce(engine: &Engine, address: SocketAddr) -> anyhow::Result<()> {
+    let info = engine.model_info();
+    terminal::line(format!("model    {} ({} tokens of context)", info.id, info.max_positions))?;
+    terminal::line(format!(
+        "KV cache {} tokens in {} blocks of {}, {}; prefix caching {}",
+        info.num_blocks * info.block_size,
+        info.num_blocks,
+        info.block_size,
+        format_bytes(info.kv_bytes as u64),
+        if info.prefix_caching { "on" } else { "off" },
+    ))?;
+    terminal::line(format!("listening on http://{address}"))?;
+    Ok(())
+}
+
+/// Waits for the signal to stop: an interrupt from the keyboard, or a request to terminate.
+async fn interrupt() {
+    let keyboard = async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await; // No handler can be installed: never.
+        }
+    };
+    #[cfg(unix)]
+    let terminate = async {
+        use tokio::signal::unix::{SignalKind, signal};
+        match signal(SignalKind::terminate()) {
+            Ok(mut signal) => {
+                signal.recv().await;
+            }
+            Err(_) => std::future::pending::<()>().await,
+        }
+    };
+    #[cfg(not(unix))]
+    let terminate = std::future::pending::<()>();
+    tokio::select! {
+        () = keyboard => {}
+        () = terminate => {}
+    }
+}

@@ -77,9 +77,8 @@ impl PrefixWorkload {
     /// shared and no luck of the draw adds to it.
     #[must_use]
     pub fn plan(&self) -> Vec<PlannedRequest> {
-        let ids: Vec<u32> = (0..self.vocab_size as u32)
-            .filter(|id| !self.excluded.contains(id))
-            .collect();
+        let ids: Vec<u32> =
+            (0..self.vocab_size as u32).filter(|id| !self.excluded.contains(id)).collect();
         if ids.is_empty() {
             return Vec::new();
         }

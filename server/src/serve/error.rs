@@ -6,6 +6,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use stolon::Error;
 
 use super::fields::brief;
 
@@ -90,5 +91,86 @@ impl IntoResponse for ApiError {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
+    }
+}
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> Self {
+        let message = error.to_string();
+        match error {
+            Error::EmptyPrompt
+            | Error::TokenOutOfRange { .. }
+            | Error::Tokenizer(_)
+            | Error::NoTokenizer => Self::invalid(Some("prompt"), message),
+            Error::PromptTooLong { .. } => {
+                Self::invalid(Some("prompt"), message).code("context_length_exceeded")
+            }
+            Error::InvalidParameter { name, .. } => {
+                Self::invalid(Some(&name), message).code("invalid_value")
+            }
+            Error::ChatTemplate(_) => Self::invalid(Some("messages"), message),
+            Error::Overloaded { retry_after, .. } => {
+                let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("overloaded");
+                Self { retry_after: Some(retry_after), ..error }
+            }
+            Error::QueueTimeout { .. } | Error::Interrupted { .. } => {
+                let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
+                Self { retry_after: Some(Duration::from_secs(1)), ..error }
+            }
+            Error::EngineStopped => Self::new(StatusCode::SERVICE_UNAVAILABLE, message),
+            Error::Timeout { .. } => Self::new(StatusCode::GATEWAY_TIMEOUT, message),
+            _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: each error of the engine gets the status and the words a client can act on.
+    #[test]
+    fn engine_errors_have_their_status() {
+        let overloaded = Error::Overloaded {
+            retry_after: Duration::from_millis(1_200),
+            queued_requests: 9,
+            queued_tokens: 99,
+        };
+        let too_long =
+            Error::PromptTooLong { got: 9, limit: 8, bound: "the model's context".to_owned() };
+        let parameter = Error::InvalidParameter {
+            name: "temperature".to_owned(),
+            expected: "at least 0".to_owned(),
+            got: "-1".to_owned(),
+        };
+        for (error, status, kind, code) in [
+            (Error::EmptyPrompt, 400, "invalid_request_error", Value::Null),
+            (too_long, 400, "invalid_request_error", json!("context_length_exceeded")),
+            (parameter, 400, "invalid_request_error", json!("invalid_value")),
+            (overloaded, 429, "rate_limit_error", json!("overloaded")),
+            (Error::EngineStopped, 503, "service_unavailable_error", Value::Null),
+            (Error::Audit("x".to_owned()), 500, "server_error", Value::Null),
+        ] {
+            let error = ApiError::from(error);
+            assert_eq!(error.status.as_u16(), status);
+            let body = error.to_json();
+            assert_eq!(body["error"]["type"], kind);
+            assert_eq!(body["error"]["code"], code);
+            assert!(body["error"]["message"].as_str().is_some_and(|text| !text.is_empty()));
+        }
+    }
+
+    /// Goal: an overloaded server says when to come back, in whole seconds rounded up.
+    #[test]
+    fn overload_says_when_to_come_back() {
+        for (wait_ms, header) in [(10, "1"), (1_200, "2"), (5_000, "5")] {
+            let error = Error::Overloaded {
+                retry_after: Duration::from_millis(wait_ms),
+                queued_requests: 1,
+                queued_tokens: 1,
+            };
+            let response = ApiError::from(error).into_response();
+            assert_eq!(response.headers()[header::RETRY_AFTER], header);
+        }
     }
 }

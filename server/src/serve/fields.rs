@@ -72,6 +72,11 @@ impl Fields {
         })
     }
 
+    /// Takes a whole number of 32 bits.
+    pub(super) fn take_i32(&mut self, name: &str) -> Result<Option<i32>, ApiError> {
+        self.take_as(name, "a whole number of 32 bits", |value| value.as_i64()?.try_into().ok())
+    }
+
     /// Takes a 64-bit seed; negative ones are taken by their bits.
     pub(super) fn take_seed(&mut self, name: &str) -> Result<Option<u64>, ApiError> {
         self.take_as(name, "a 64-bit whole number", |value| {
@@ -80,7 +85,11 @@ impl Fields {
     }
 
     /// Takes a string or a list of strings, at most `most` of them.
-    pub(super) fn take_strings(&mut self, name: &str, most: usize) -> Result<Vec<String>, ApiError> {
+    pub(super) fn take_strings(
+        &mut self,
+        name: &str,
+        most: usize,
+    ) -> Result<Vec<String>, ApiError> {
         let expected = format!("a string or a list of at most {most} strings");
         let strings = self.take_as(name, &expected, |value| match value {
             Value::String(one) => Some(vec![one.clone()]),

@@ -59,9 +59,8 @@ fn the_first_request_counts_for_throughput_only() {
 /// Goal: repeats pool their times and take the median of their throughputs.
 #[test]
 fn repeats_are_pooled() {
-    let run = |seconds: f64| {
-        vec![record(0.0, &[seconds / 2.0], 10, 0), record(0.0, &[seconds], 9, 8)]
-    };
+    let run =
+        |seconds: f64| vec![record(0.0, &[seconds / 2.0], 10, 0), record(0.0, &[seconds], 9, 8)];
     let summary = summarise(&[run(1.0), run(4.0), run(2.0)]);
     assert_eq!(summary.requests, 3);
     close(summary.throughput_tok_s, 10.5);

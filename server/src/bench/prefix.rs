@@ -1,0 +1,233 @@
+//! `stolon bench prefix`: the shared-prefix workload with prefix caching off and on, in one run.
+
+use clap::Args;
+use serde_json::{Value, json};
+use stolon::Engine;
+
+use super::metrics::{RequestRecord, Summary, median, summarise};
+use super::workload::{Arrivals, PrefixWorkload};
+use super::{progress, runner};
+use crate::args::EngineArgs;
+use crate::terminal;
+
+/// Arguments of `stolon bench prefix`; the defaults are the workload that gave it its name.
+#[derive(Debug, Args)]
+pub struct PrefixArgs {
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+    /// How many requests
+    #[arg(long, default_value_t = 48, value_parser = clap::value_parser!(u32).range(2..))]
+    requests: u32,
+    /// Tokens that all prompts begin with
+    #[arg(long, default_value_t = 1_024)]
+    shared: usize,
+    /// Fewest tokens of a prompt's own end
+    #[arg(long, default_value_t = 32)]
+    unique_min: usize,
+    /// Most tokens of a prompt's own end
+    #[arg(long, default_value_t = 128)]
+    unique_max: usize,
+    /// Give every prompt a beginning of its own, as long as the shared one: nothing to reuse
+    #[arg(long)]
+    distinct: bool,
+    /// Requests a second, or `inf` for all at once; 8 and then `inf` if not given
+    #[arg(long)]
+    rate: Option<Arrivals>,
+    /// Tokens each request generates
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    output_tokens: u32,
+    /// How often to run it, off and on by turns
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    repeats: u32,
+    /// Determines the prompts
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// The runs with one setting of the cache.
+#[derive(Default)]
+struct Side {
+    runs: Vec<Vec<RequestRecord>>,
+}
+
+impl Side {
+    fn summary(&self) -> Summary {
+        summarise(&self.runs)
+    }
+
+    /// Median time to first token of the runs' first requests, in milliseconds.
+    fn first_ttft_ms(&self) -> f64 {
+        let firsts = self.runs.iter().filter_map(|run| run.first());
+        median(firsts.filter_map(RequestRecord::ttft_ms).collect())
+    }
+}
+
+impl PrefixArgs {
+    pub(super) async fn run(self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            self.unique_min <= self.unique_max && self.shared + self.unique_min > 0,
+            "expected 0 <= unique-min <= unique-max and a prompt of at least 1 token, \
+             got --shared {} --unique-min {} --unique-max {}",
+            self.shared,
+            self.unique_min,
+            self.unique_max
+        );
+        let off = self.engine.builder()?.prefix_caching(false).build().await?;
+        let on = self.engine.builder()?.prefix_caching(true).build().await?;
+        let rates = match self.rate {
+            Some(rate) => vec![rate],
+            None => vec![Arrivals::PerSecond(8.0), Arrivals::AtOnce],
+        };
+        let mut results = Vec::new();
+        for rate in rates {
+            results.push((rate, self.compare(&off, &on, rate).await?));
+        }
+        if self.json {
+            terminal::line(self.report(&on, &results))?;
+        } else {
+            self.print(&on, &results)?;
+        }
+        off.shutdown().await;
+        on.shutdown().await;
+        Ok(())
+    }
+
+    fn workload(&self, engine: &Engine, arrivals: Arrivals, repeat: u32) -> PrefixWorkload {
+        let info = engine.model_info();
+        PrefixWorkload {
+            request_count: self.requests as usize,
+            shared_tokens: self.shared,
+            unique_min: self.unique_min,
+            unique_max: self.unique_max,
+            arrivals,
+            distinct: self.distinct,
+            vocab_size: info.vocab_size,
+            excluded: info.eos_token_ids.clone(),
+            seed: self.seed.wrapping_add(u64::from(repeat)),
+        }
+    }
+
+    /// Runs the workload by turns on both engines; who goes first changes with each repeat.
+    async fn compare(
+        &self,
+        off: &Engine,
+        on: &Engine,
+        arrivals: Arrivals,
+    ) -> anyhow::Result<[Side; 2]> {
+        let mut sides = [Side::default(), Side::default()];
+        for repeat in 0..self.repeats {
+            let plan = self.workload(on, arrivals, repeat).plan();
+            let order = if repeat % 2 == 0 { [0, 1] } else { [1, 0] };
+            for side in order {
+                let engine = [off, on][side];
+                engine.flush().await?;
+                let name = format!("{arrivals}, cache {}", ["off", "on"][side]);
+                let bar = progress::bar(plan.len(), name);
+                let run =
+                    runner::run(engine, &plan, self.output_tokens as usize, || bar.inc(1)).await?;
+                bar.finish_and_clear();
+                sides[side].runs.push(run);
+            }
+        }
+        Ok(sides)
+    }
+
+    fn report(&self, engine: &Engine, results: &[(Arrivals, [Side; 2])]) -> Value {
+        let mut report = json!({
+            "model": engine.model_info().id,
+            "workload": {
+                "requests": self.requests,
+                "shared_tokens": self.shared,
+                "unique_tokens": [self.unique_min, self.unique_max],
+                "distinct": self.distinct,
+                "output_tokens": self.output_tokens,
+                "repeats": self.repeats,
+                "seed": self.seed,
+            },
+            "engine": engine.model_info(),
+        });
+        // The first rate's figures stand at the top; a second rate's in an object of their own.
+        for (index, (rate, sides)) in results.iter().enumerate() {
+            let figures = figures(*rate, sides);
+            if index == 0 {
+                if let (Value::Object(report), Value::Object(figures)) = (&mut report, figures) {
+                    report.extend(figures);
+                }
+            } else {
+                report["as_fast_as_possible"] = figures;
+            }
+        }
+        report
+    }
+
+    fn print(&self, engine: &Engine, results: &[(Arrivals, [Side; 2])]) -> anyhow::Result<()> {
+        let beginning = if self.distinct { "of their own" } else { "shared" };
+        terminal::line(format!(
+            "{}: {} requests, {} tokens {beginning}, {} to {} more each, {} generated; \
+             the first request counts for throughput only.",
+            engine.model_info().id,
+            self.requests,
+            self.shared,
+            self.unique_min,
+            self.unique_max,
+            self.output_tokens,
+        ))?;
+        for (rate, [off, on]) in results {
+            terminal::line(format!("\n{}", terminal::bold(rate)))?;
+            terminal::stream(&terminal::table(&rows(off, on)))?;
+        }
+        Ok(())
+    }
+}
+
+/// The figures of one rate as they stand in the JSON report.
+fn figures(rate: Arrivals, [off, on]: &[Side; 2]) -> Value {
+    let (off_sum, on_sum) = (off.summary(), on.summary());
+    json!({
+        "rate": match rate {
+            Arrivals::PerSecond(rate) => json!(rate),
+            Arrivals::AtOnce => json!("inf"),
+        },
+        "off": off_sum,
+        "on": on_sum,
+        "ratios": {
+            "ttft_p50": ratio(on_sum.ttft_ms.p50, off_sum.ttft_ms.p50),
+            "ttft_p99": ratio(on_sum.ttft_ms.p99, off_sum.ttft_ms.p99),
+            "itl_p50": ratio(on_sum.itl_ms.p50, off_sum.itl_ms.p50),
+            "throughput": ratio(on_sum.throughput_tok_s, off_sum.throughput_tok_s),
+        },
+        "first": {
+            "off": {"ttft_ms": off.first_ttft_ms()},
+            "on": {"ttft_ms": on.first_ttft_ms()},
+        },
+    })
+}
+
+/// On over off; nothing where off is zero.
+fn ratio(on: f64, off: f64) -> Option<f64> {
+    (off > 0.0).then(|| on / off)
+}
+
+fn rows(off: &Side, on: &Side) -> Vec<Vec<String>> {
+    let (a, b) = (off.summary(), on.summary());
+    let row = |name: &str, off: f64, on: f64, unit: &str| {
+        let ratio = ratio(on, off).map_or_else(String::new, |ratio| format!("{ratio:.3}"));
+        vec![name.to_owned(), format!("{off:.1}{unit}"), format!("{on:.1}{unit}"), ratio]
+    };
+    vec![
+        ["", "cache off", "cache on", "on / off"].map(str::to_owned).to_vec(),
+        row("time to first token, p50", a.ttft_ms.p50, b.ttft_ms.p50, " ms"),
+        row("time to first token, p99", a.ttft_ms.p99, b.ttft_ms.p99, " ms"),
+        row("between tokens, p50", a.itl_ms.p50, b.itl_ms.p50, " ms"),
+        row("between tokens, p99", a.itl_ms.p99, b.itl_ms.p99, " ms"),
+        row("whole answer, p50", a.latency_ms.p50, b.latency_ms.p50, " ms"),
+        row("prompt and output tokens a second", a.throughput_tok_s, b.throughput_tok_s, ""),
+        row("output tokens a second", a.output_tok_s, b.output_tok_s, ""),
+        row("requests that hit", a.hit_rate * 100.0, b.hit_rate * 100.0, " %"),
+        row("prompt tokens saved", a.saved_share * 100.0, b.saved_share * 100.0, " %"),
+        row("first request's first token", off.first_ttft_ms(), on.first_ttft_ms(), " ms"),
+    ]
+}

@@ -1,0 +1,171 @@
+//! `stolon demo`: the point of the project in one command. A long handbook, several questions
+//! about it: the first answer computes the handbook, all others find it in the cache. Then the
+//! same questions without what was cached, to compare times and answers.
+
+use std::time::Duration;
+
+use clap::Args;
+use futures::StreamExt;
+use stolon::{ChatMessage, Engine, Event, Finish, Request};
+
+use crate::args::EngineArgs;
+use crate::bench::metrics::median;
+use crate::terminal;
+
+mod book;
+
+use book::{Handbook, handbook};
+
+/// Arguments of `stolon demo`; none is needed.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Print the whole handbook
+    #[arg(long)]
+    show_handbook: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// One answer and what it took.
+struct Answer {
+    text: String,
+    right: bool,
+    finish: Finish,
+}
+
+impl DemoArgs {
+    /// Runs the demonstration.
+    ///
+    /// # Errors
+    /// Whatever stops the engine. A wrong answer is shown, and is no error.
+    pub async fn run(self) -> anyhow::Result<()> {
+        let book = handbook()?;
+        let engine = self.engine.start().await?;
+        self.introduce(&engine, &book)?;
+
+        let mut shared = Vec::new();
+        for index in 0..book.questions.len() {
+            shared.push(ask(&engine, &book, index, true).await?);
+        }
+        let mut alone = Vec::new();
+        for index in 0..book.questions.len() {
+            engine.flush().await?;
+            alone.push(ask(&engine, &book, index, false).await?);
+        }
+        conclude(&shared, &alone)?;
+        engine.shutdown().await;
+        Ok(())
+    }
+
+    fn introduce(&self, engine: &Engine, book: &Handbook) -> anyhow::Result<()> {
+        let info = engine.model_info();
+        terminal::line(format!(
+            "Model {}, {} KV blocks of {} tokens.",
+            info.id, info.num_blocks, info.block_size
+        ))?;
+        let tokens = engine.tokenize(&book.system, false)?.len();
+        terminal::line(format!("The system prompt is a handbook of {tokens} tokens:\n"))?;
+        let end = if self.show_handbook {
+            book.system.len()
+        } else {
+            book.system.char_indices().nth(240).map_or(book.system.len(), |(at, _)| at)
+        };
+        let rest = if end < book.system.len() { " ..." } else { "" };
+        terminal::line(terminal::dim(format!(
+            "  {}{rest}",
+            book.system[..end].replace('\n', "\n  ")
+        )))?;
+        Ok(())
+    }
+}
+
+/// Asks one of the book's questions; `shown` streams the answer and its figures.
+async fn ask(
+    engine: &Engine,
+    book: &Handbook,
+    index: usize,
+    shown: bool,
+) -> anyhow::Result<Answer> {
+    let question = &book.questions[index];
+    let messages = vec![
+        ChatMessage::new("system", &book.system),
+        ChatMessage::new("user", &question.question),
+    ];
+    let mut stream = engine.generate(Request::chat(messages).max_tokens(48))?;
+    if shown {
+        terminal::stream(&format!("\n{}\n", terminal::bold(&question.question)))?;
+    }
+    let mut text = String::new();
+    while let Some(event) = stream.next().await {
+        match event? {
+            Event::Token(token) => {
+                if shown {
+                    terminal::stream(&token.text)?;
+                }
+                text.push_str(&token.text);
+            }
+            Event::Finished(finish) => {
+                let right = text.trim() == question.answer.trim();
+                if shown {
+                    terminal::line(verdict(right, &question.answer, &finish))?;
+                }
+                return Ok(Answer { text, right, finish });
+            }
+            _ => {}
+        }
+    }
+    anyhow::bail!("the engine's stream ended without saying why")
+}
+
+fn verdict(right: bool, expected: &str, finish: &Finish) -> String {
+    let verdict =
+        if right { "right".to_owned() } else { format!("wrong, the handbook says: {expected}") };
+    terminal::dim(format!(
+        "\n  {verdict}; {} prompt tokens, {} of them cached, first token after {:.1} ms",
+        finish.usage.prompt_tokens,
+        finish.usage.cached_tokens,
+        millis(finish.timings.ttft),
+    ))
+}
+
+/// The closing table: the answers that found the handbook in the cache against the same
+/// questions with an empty cache.
+fn conclude(shared: &[Answer], alone: &[Answer]) -> anyhow::Result<()> {
+    // The first answer had to compute the handbook, so it is a cold one.
+    let warm = &shared[1.min(shared.len())..];
+    let ttft = |answers: &[Answer]| {
+        median(answers.iter().map(|answer| millis(answer.finish.timings.ttft)).collect())
+    };
+    let row = |name: &str, answers: &[Answer]| {
+        let total = |count: fn(&Answer) -> usize| answers.iter().map(count).sum::<usize>();
+        vec![
+            name.to_owned(),
+            answers.len().to_string(),
+            total(|answer| answer.finish.usage.prompt_tokens).to_string(),
+            total(|answer| answer.finish.usage.cached_tokens).to_string(),
+            format!("{:.1} ms", ttft(answers)),
+            format!("{} of {}", answers.iter().filter(|a| a.right).count(), answers.len()),
+        ]
+    };
+    let heading = ["", "answers", "prompt tokens", "cached", "median TTFT", "right"];
+    let rows = [
+        heading.map(str::to_owned).to_vec(),
+        row("cold (cache emptied before each)", alone),
+        row("warm (handbook in the cache)", warm),
+    ];
+    terminal::line(format!("\n{}", terminal::table(&rows)))?;
+    if ttft(warm) > 0.0 {
+        let ratio = ttft(alone) / ttft(warm);
+        terminal::line(format!("The first token comes {ratio:.1} times sooner when warm."))?;
+    }
+    let same = shared.iter().zip(alone).filter(|(a, b)| a.text == b.text).count();
+    terminal::line(format!(
+        "{same} of {} answers are the same, letter for letter, warm and cold.",
+        alone.len()
+    ))?;
+    Ok(())
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

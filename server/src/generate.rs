@@ -1,0 +1,196 @@
+//! `stolon generate`: continues one or several prompts on one engine.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use futures::StreamExt;
+use futures::future::try_join_all;
+use serde_json::{Value, json};
+use stolon::{ChatMessage, Completion, Engine, Event, Finish, Request, TokenLogprob};
+
+use crate::args::{EngineArgs, SamplingArgs};
+use crate::terminal;
+
+/// Arguments of `stolon generate`.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    /// A prompt; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    prompt: Vec<String>,
+    /// A file that holds a prompt, or - for standard input; may be given several times
+    #[arg(long, value_name = "FILE")]
+    prompt_file: Vec<PathBuf>,
+    /// A prompt as token ids: 1,2,3; may be given several times
+    #[arg(long, value_name = "IDS", value_parser = parse_ids)]
+    prompt_tokens: Vec<TokenIds>,
+    /// Take each text prompt as a user's message and render it with the model's chat template
+    #[arg(long)]
+    chat: bool,
+    /// Report the log-probability of each generated token and of the N likeliest (0 to 20)
+    #[arg(long, value_name = "N")]
+    logprobs: Option<usize>,
+    /// Print one JSON object a prompt, one a line, instead of the text
+    #[arg(long)]
+    json: bool,
+    /// Run all prompts at the same time instead of one after the other; with --json only
+    #[arg(long, requires = "json")]
+    concurrent: bool,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// A prompt given as ids. (A type of its own, because clap takes a `Vec` for repetition.)
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct TokenIds(Vec<u32>);
+
+impl GenerateArgs {
+    /// Runs the command: texts first, then files, then token ids, each in the order given.
+    ///
+    /// # Errors
+    /// An unreadable file, and whatever the engine refuses.
+    pub async fn run(self) -> anyhow::Result<()> {
+        let requests = self.requests()?;
+        anyhow::ensure!(
+            !requests.is_empty(),
+            "expected a prompt: --prompt, --prompt-file or --prompt-tokens, got none"
+        );
+        let engine = self.engine.start().await?;
+        if self.concurrent {
+            let streams: Vec<_> =
+                requests.into_iter().map(|r| engine.generate(r)).collect::<Result<_, _>>()?;
+            for completion in try_join_all(streams.into_iter().map(|s| s.collect_text())).await? {
+                terminal::line(to_json(&completion))?;
+            }
+        } else {
+            for request in requests {
+                if self.json {
+                    let completion = engine.generate(request)?.collect_text().await?;
+                    terminal::line(to_json(&completion))?;
+                } else {
+                    self.print(&engine, request).await?;
+                }
+            }
+        }
+        engine.shutdown().await;
+        Ok(())
+    }
+
+    fn requests(&self) -> anyhow::Result<Vec<Request>> {
+        let mut texts = self.prompt.clone();
+        for path in &self.prompt_file {
+            texts.push(read_prompt(path)?);
+        }
+        let text = |text| match self.chat {
+            true => Request::chat(vec![ChatMessage::new("user", text)]),
+            false => Request::text(text),
+        };
+        let ids = self.prompt_tokens.iter().map(|ids| Request::tokens(ids.0.clone()));
+        // The JSON form always says how likely each token was.
+        let logprobs = self.logprobs.or(self.json.then_some(0));
+        let finish = |request| match (self.sampling.apply(request), logprobs) {
+            (request, Some(top)) => request.logprobs(top),
+            (request, None) => request,
+        };
+        Ok(texts.into_iter().map(text).chain(ids).map(finish).collect())
+    }
+
+    /// Streams the text of one answer to standard output, and a line of figures after it.
+    async fn print(&self, engine: &Engine, request: Request) -> anyhow::Result<()> {
+        let mut stream = engine.generate(request)?;
+        let mut logprobs = Vec::new();
+        while let Some(event) = stream.next().await {
+            match event? {
+                Event::Token(token) => {
+                    terminal::stream(&token.text)?;
+                    logprobs.extend(token.logprob);
+                }
+                Event::Finished(finish) => {
+                    terminal::line("")?;
+                    for logprob in &logprobs {
+                        terminal::line(terminal::dim(logprob_json(logprob)))?;
+                    }
+                    terminal::line(terminal::dim(figures(&finish)))?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One line about what an answer took.
+pub(crate) fn figures(finish: &Finish) -> String {
+    format!(
+        "[{} prompt tokens, {} cached; first token after {:.1} ms; {} generated in {:.2} s: {}]",
+        finish.usage.prompt_tokens,
+        finish.usage.cached_tokens,
+        finish.timings.ttft.as_secs_f64() * 1e3,
+        finish.usage.completion_tokens,
+        finish.timings.total.as_secs_f64(),
+        finish.reason.as_str(),
+    )
+}
+
+fn to_json(completion: &Completion) -> Value {
+    let finish = &completion.finish;
+    json!({
+        "token_ids": completion.token_ids,
+        "text": completion.text,
+        "logprobs": completion.logprobs.iter().map(logprob_json).collect::<Vec<_>>(),
+        "prompt_tokens": finish.usage.prompt_tokens,
+        "cached_tokens": finish.usage.cached_tokens,
+        "ttft_ms": finish.timings.ttft.as_secs_f64() * 1e3,
+        "total_ms": finish.timings.total.as_secs_f64() * 1e3,
+        "finish_reason": finish.reason.as_str(),
+    })
+}
+
+fn logprob_json(entry: &TokenLogprob) -> Value {
+    let pair =
+        |&(token_id, logprob): &(u32, f32)| json!({"token_id": token_id, "logprob": logprob});
+    json!({
+        "token_id": entry.token_id,
+        "logprob": entry.logprob,
+        "top": entry.top.iter().map(pair).collect::<Vec<_>>(),
+    })
+}
+
+fn read_prompt(path: &Path) -> anyhow::Result<String> {
+    if path == Path::new("-") {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;
+        return Ok(text);
+    }
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn parse_ids(text: &str) -> Result<TokenIds, String> {
+    let id = |part: &str| {
+        part.trim().parse().map_err(|_| {
+            format!("expected token ids between commas, such as 1,2,3; got `{}`", part.trim())
+        })
+    };
+    if text.trim().is_empty() {
+        return Ok(TokenIds(Vec::new())); // The engine's own error says what an empty prompt lacks.
+    }
+    text.split(',').map(id).collect::<Result<_, _>>().map(TokenIds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: ids are read with or without spaces, and what is none is named.
+    #[test]
+    fn ids_parse() {
+        assert_eq!(parse_ids("1, 2,3"), Ok(TokenIds(vec![1, 2, 3])));
+        assert_eq!(parse_ids(" "), Ok(TokenIds(vec![])));
+        for bad in ["1,x", "1,,2", "-1", "4294967296"] {
+            assert!(parse_ids(bad).is_err_and(|message| message.contains("expected")), "{bad}");
+        }
+    }
+}

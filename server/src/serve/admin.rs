@@ -1,0 +1,85 @@
+//! The small endpoints: which models there are, whether the server is well, what its engine
+//! counts, and the replies for paths and methods that do not exist.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::{Method, StatusCode, Uri};
+use serde_json::{Value, json};
+
+use super::App;
+use super::error::ApiError;
+
+/// `GET /v1/models`.
+pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    let models: Vec<Value> = app.names().map(|name| app.model_object(name)).collect();
+    Json(json!({"object": "list", "data": models}))
+}
+
+/// `GET /v1/models/{id}`; an id may contain slashes.
+pub(super) async fn model(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    app.check_model(&id)?;
+    Ok(Json(app.model_object(&id)))
+}
+
+/// `GET /health`: the server answers.
+pub(super) async fn health() -> Json<Value> {
+    Json(json!({"status": "ok"}))
+}
+
+/// `GET /admin/stats`: the model and the engine's counters.
+pub(super) async fn stats(State(app): State<Arc<App>>) -> Json<Value> {
+    let stats = app.engine.stats();
+    Json(json!({
+        "model": app.engine.model_info(),
+        "stats": stats,
+        "token_hit_rate": stats.token_hit_rate(),
+        "request_hit_rate": stats.request_hit_rate(),
+    }))
+}
+
+/// `GET /admin/audit`: a full check of the engine's books.
+pub(super) async fn audit(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    Ok(Json(json!({"ok": true, "audit": app.engine.audit().await?})))
+}
+
+/// Any path that does not exist.
+pub(super) async fn not_found(method: Method, uri: Uri) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, format!("there is no {method} {}", uri.path()))
+}
+
+/// A path that exists, but not with this method.
+pub(super) async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+    let message = format!("{method} is not allowed on {}", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
+}
+
+impl App {
+    /// The names clients may use, the model's own first.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.engine.model_info().id.as_str())
+            .chain(self.served_names.iter().map(String::as_str))
+    }
+
+    /// Refuses a model that is not served here.
+    pub(super) fn check_model(&self, name: &str) -> Result<(), ApiError> {
+        if self.names().any(|served| served == name) {
+            return Ok(());
+        }
+        Err(ApiError::unknown_model(name, &self.engine.model_info().id))
+    }
+
+    fn model_object(&self, name: &str) -> Value {
+        json!({
+            "id": name,
+            "object": "model",
+            "created": self.started,
+            "owned_by": "stolon",
+            "max_model_len": self.engine.model_info().max_positions,
+        })
+    }
+}

@@ -1,0 +1,123 @@
+//! Parameters that both text endpoints take: read from the request's fields, put into the
+//! engine's requests.
+
+use serde_json::json;
+use stolon::{Request, SamplingParams};
+
+use super::App;
+use super::error::ApiError;
+use super::fields::Fields;
+
+/// Most choices of one call: prompts times `n`.
+pub(super) const MAX_CHOICES: usize = 128;
+
+/// Most likely tokens that can be asked for at a place.
+pub(super) const MAX_LOGPROBS: usize = 20;
+
+/// The parameters, checked as far as it needs no engine. Values out of an engine's range are
+/// refused by the engine, before it does any work.
+#[derive(Debug)]
+pub(super) struct Common {
+    /// The model's name as the client wrote it.
+    pub(super) model: String,
+    /// `n`.
+    pub(super) choice_count: usize,
+    /// Whether to reply piece by piece.
+    pub(super) stream: bool,
+    /// Whether a streamed reply ends with the usage.
+    pub(super) include_usage: bool,
+    /// Most tokens of a choice; `None` leaves it to the engine.
+    pub(super) max_tokens: Option<usize>,
+    /// How many of the likeliest tokens to report at each place; `None` reports nothing.
+    pub(super) logprobs: Option<usize>,
+    sampling: SamplingParams,
+    stop: Vec<String>,
+    stop_ids: Vec<u32>,
+    ignore_eos: bool,
+    cache_salt: Option<String>,
+    priority: i32,
+}
+
+impl Common {
+    /// Takes the common parameters out of a request. `max_tokens` and `logprobs` differ between
+    /// the endpoints and are set by them.
+    pub(super) fn take(fields: &mut Fields, app: &App) -> Result<Self, ApiError> {
+        let model = match fields.take_string("model")? {
+            Some(name) => {
+                app.check_model(&name)?;
+                name
+            }
+            None => app.engine.model_info().id.clone(),
+        };
+        let stream = fields.take_bool("stream")?.unwrap_or(false);
+        let include_usage = match fields.take_object("stream_options")? {
+            Some(_) if !stream => {
+                let message = "`stream_options` is allowed only with `stream`: true";
+                return Err(ApiError::invalid(Some("stream_options"), message));
+            }
+            Some(mut options) => {
+                let include = options.take_bool("include_usage")?.unwrap_or(false);
+                options.accept_only("include_obfuscation", &[json!(false)])?;
+                options.finish()?;
+                include
+            }
+            None => false,
+        };
+        // Labels of hosted services; none of them changes what is generated.
+        fields.ignore(&["user", "metadata", "safety_identifier", "prompt_cache_key"]);
+        fields.accept_only("store", &[json!(false)])?;
+        fields.accept_only("service_tier", &[json!("auto"), json!("default")])?;
+        let choice_count = fields.take_count("n", 1, MAX_CHOICES)?.unwrap_or(1);
+        Ok(Self {
+            model,
+            choice_count,
+            stream,
+            include_usage,
+            max_tokens: None,
+            logprobs: None,
+            sampling: sampling(fields)?,
+            stop: fields.take_strings("stop", 16)?,
+            stop_ids: fields.take_token_ids("stop_token_ids")?,
+            ignore_eos: fields.take_bool("ignore_eos")?.unwrap_or(false),
+            cache_salt: fields.take_string("cache_salt")?,
+            priority: fields.take_i32("priority")?.unwrap_or(0),
+        })
+    }
+
+    /// Puts the parameters into the request of one choice. Choices of a seeded call draw from
+    /// seeds that follow each other, or they would all be the same.
+    pub(super) fn apply(&self, request: Request, choice: usize) -> Request {
+        let mut sampling = self.sampling.clone();
+        sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(choice as u64));
+        let mut request = request
+            .sampling(sampling)
+            .stop(self.stop.iter().cloned())
+            .stop_ids(self.stop_ids.iter().copied())
+            .ignore_eos(self.ignore_eos)
+            .priority(self.priority);
+        if let Some(max_tokens) = self.max_tokens {
+            request = request.max_tokens(max_tokens);
+        }
+        if let Some(top) = self.logprobs {
+            request = request.logprobs(top);
+        }
+        if let Some(salt) = &self.cache_salt {
+            request = request.cache_salt(salt.clone());
+        }
+        request
+    }
+}
+
+fn sampling(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
+    Ok(SamplingParams {
+        temperature: fields.take_f32("temperature")?.unwrap_or(1.0),
+        top_k: fields.take_count("top_k", 0, u32::MAX as usize)?.filter(|&k| k > 0),
+        top_p: fields.take_f32("top_p")?,
+        min_p: fields.take_f32("min_p")?,
+        repetition_penalty: fields.take_f32("repetition_penalty")?,
+        presence_penalty: fields.take_f32("presence_penalty")?.unwrap_or(0.0),
+        frequency_penalty: fields.take_f32("frequency_penalty")?.unwrap_or(0.0),
+        logit_bias: fields.take_logit_bias("logit_bias")?.into_iter().collect(),
+        seed: fields.take_seed("seed")?,
+    })
+}
