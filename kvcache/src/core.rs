@@ -1,0 +1,102 @@
+//! What readers and the writer share: the two roots, the version, the reclaimer. Freed when the
+//! last of them is gone.
+#![allow(unsafe_code, reason = "reads under a guard; frees the tree when nobody can reach it")]
+
+use crate::Namespace;
+use crate::node::edge::Edge;
+use crate::node::table::ChildTable;
+use crate::node::{Node, NodeId};
+use crate::reclaim::Reclaimer;
+use crate::sync::{AtomicU64, Ordering};
+use std::ptr;
+
+/// The shared part of one tree.
+#[derive(Debug)]
+pub(crate) struct Core<R: Reclaimer> {
+    /// Root of the base namespace; always there, so that its queries need no look-up.
+    pub(crate) base: Node,
+    /// Its children are the roots of all other namespaces, with the encodings as their edges.
+    pub(crate) directory: Node,
+    /// Counts published changes. Added to with Release after each, loaded with Acquire: who sees
+    /// a number sees the changes up to it.
+    pub(crate) version: AtomicU64,
+    pub(crate) reclaimer: R,
+    pub(crate) block_size: usize,
+    /// Where the hash chains start.
+    pub(crate) seed: u64,
+}
+
+impl<R: Reclaimer> Core<R> {
+    /// The arena's number of `base`.
+    pub(crate) const BASE: NodeId = NodeId(0);
+    /// The arena's number of `directory`.
+    pub(crate) const DIRECTORY: NodeId = NodeId(1);
+
+    pub(crate) fn new(block_size: usize, seed: u64, reclaimer: R) -> Core<R> {
+        Core {
+            base: Node::new(Edge::default(), Self::BASE, ptr::null_mut()),
+            directory: Node::new(Edge::default(), Self::DIRECTORY, ptr::null_mut()),
+            version: AtomicU64::new(0),
+            reclaimer,
+            block_size,
+            seed,
+        }
+    }
+
+    /// The root of `namespace`, if it holds anything.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Node::child`].
+    #[inline(always)]
+    pub(crate) unsafe fn root<'g>(&'g self, namespace: &Namespace) -> Option<&'g Node> {
+        if namespace.is_base() {
+            return Some(&self.base);
+        }
+        let words = namespace.words();
+        let key = namespace.root_hash(self.seed);
+        let same = |edge: &Edge| usize::from(edge.positions() == words);
+        // SAFETY: by this function's contract.
+        unsafe { self.directory.child(key, same) }.map(|(root, _)| root)
+    }
+
+    /// How many of `positions` are cached in `namespace`: whole blocks, never ending in an atom.
+    #[inline]
+    pub(crate) fn match_len(&self, namespace: &Namespace, positions: &[u32]) -> usize {
+        let guard = self.reclaimer.pin();
+        // SAFETY: the guard keeps alive what can be reached from here on.
+        let Some(root) = (unsafe { self.root(namespace) }) else { return 0 };
+        let root_hash = namespace.root_hash(self.seed);
+        // SAFETY: as above; the guard lives to the end of this function.
+        let raw = unsafe { root.walk(root_hash, positions, self.block_size, |_, _| ()) };
+        drop(guard);
+        crate::atom::whole_atoms(positions, raw, self.block_size)
+    }
+}
+
+impl<R: Reclaimer> Drop for Core<R> {
+    fn drop(&mut self) {
+        let mut tables: Vec<*mut ChildTable> =
+            vec![self.base.children(), self.directory.children()];
+        while let Some(table) = tables.pop() {
+            if table.is_null() {
+                continue;
+            }
+            // SAFETY: with the last handle gone nobody else reaches the tree, and each live table
+            // hangs off exactly one live node.
+            let table = unsafe { Box::from_raw(table) };
+            for (_, node) in table.children() {
+                // SAFETY: likewise each live node is in exactly one slot of a live table.
+                let node = unsafe { Box::from_raw(node.as_ptr()) };
+                tables.push(node.children());
+            }
+        }
+    }
+}
+
+impl<R: Reclaimer> Core<R> {
+    /// Counts one published change.
+    pub(crate) fn bump(&self) {
+        self.version.fetch_add(1, Ordering::Release);
+    }
+}

@@ -1,0 +1,132 @@
+//! The nodes that readers walk: an immutable edge and a pointer to a table of children.
+//!
+//! Life of a node:
+//! 1. The writer's arena builds it, private and complete, its children included.
+//! 2. One store into a slot of its parent's table publishes it.
+//! 3. Its own table pointer is the only thing that changes while it is live; see [`table`].
+//! 4. One store replaces or clears its slot. From then on it never changes again: a reader still
+//!    on it sees what was true just before that store.
+//! 5. The reclaimer frees it when no reader can hold it. Its table is retired on its own, because
+//!    splits and merges hand tables from one node to the next.
+#![allow(unsafe_code, reason = "readers follow raw pointers that the reclaimer keeps alive")]
+
+pub(crate) mod edge;
+pub(crate) mod table;
+
+use crate::hash;
+use crate::sync::{AtomicPtr, Ordering};
+use edge::Edge;
+use std::ptr;
+use table::ChildTable;
+
+/// The writer's number of a node: an index into its arena. Numbers are used again; inside the
+/// writer none outlives its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct NodeId(pub(crate) u32);
+
+impl NodeId {
+    /// No node.
+    pub(crate) const NONE: NodeId = NodeId(u32::MAX);
+
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    pub(crate) fn is_none(self) -> bool {
+        self == NodeId::NONE
+    }
+}
+
+/// One node of the tree as readers see it.
+#[derive(Debug)]
+pub(crate) struct Node {
+    /// The run of whole blocks on the way into this node; empty only at the base root.
+    pub(crate) edge: Edge,
+    /// Lets the writer find its own records of a node that a walk has found.
+    pub(crate) id: NodeId,
+    /// The children, null when there are none. Stored by the writer with Release, loaded by
+    /// readers with Acquire. The node does not own the table.
+    children: AtomicPtr<ChildTable>,
+}
+
+impl Node {
+    pub(crate) fn new(edge: Edge, id: NodeId, children: *mut ChildTable) -> Node {
+        Node { edge, id, children: AtomicPtr::new(children) }
+    }
+
+    /// The table now. Pairs with [`Node::set_children`]: who sees the pointer sees the table.
+    #[inline(always)]
+    pub(crate) fn children(&self) -> *mut ChildTable {
+        self.children.load(Ordering::Acquire)
+    }
+
+    /// Publishes another table. Writer only.
+    pub(crate) fn set_children(&self, table: *mut ChildTable) {
+        self.children.store(table, Ordering::Release);
+    }
+
+    /// The child under `key` whose edge `measure` gives more than 0 for, and what it gave.
+    ///
+    /// # Safety
+    ///
+    /// What can be reached from this node is kept alive for `'g`, by a guard or because the
+    /// caller is the writer.
+    #[inline(always)]
+    pub(crate) unsafe fn child<'g>(
+        &'g self,
+        key: u64,
+        measure: impl Fn(&Edge) -> usize,
+    ) -> Option<(&'g Node, usize)> {
+        let table = ptr::NonNull::new(self.children())?;
+        // SAFETY: loaded from a reachable node, so alive for 'g by this function's contract.
+        let table: &'g ChildTable = unsafe { table.as_ref() };
+        let mut found = None;
+        table.candidates(key, |candidate| {
+            // SAFETY: loaded from a slot of a live table, so alive for 'g as well.
+            let node: &'g Node = unsafe { candidate.as_ref() };
+            let measured = measure(&node.edge);
+            if measured > 0 {
+                found = Some((node, measured));
+            }
+            measured > 0
+        });
+        found
+    }
+
+    /// Walks down from this node as far as `positions` are cached, whole blocks only, and calls
+    /// `visit` with each node met and how many blocks of its edge matched. Returns the positions
+    /// matched.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Node::child`].
+    #[inline(always)]
+    pub(crate) unsafe fn walk<'g>(
+        &'g self,
+        root_hash: u64,
+        positions: &[u32],
+        block_size: usize,
+        mut visit: impl FnMut(&'g Node, usize),
+    ) -> usize {
+        let mut node = self;
+        let mut parent_hash = root_hash;
+        let mut matched = 0;
+        while positions.len() - matched >= block_size {
+            let rest = &positions[matched..];
+            let key = hash::chain(parent_hash, hash::digest(&rest[..block_size]));
+            let measure = |edge: &Edge| edge.common_blocks(rest, block_size);
+            // SAFETY: the caller keeps everything reachable alive for 'g.
+            let Some((child, blocks)) = (unsafe { node.child(key, measure) }) else {
+                break;
+            };
+            matched += blocks * block_size;
+            visit(child, blocks);
+            if blocks < child.edge.block_count() {
+                break;
+            }
+            parent_hash = child.edge.last_hash();
+            node = child;
+        }
+        matched
+    }
+}

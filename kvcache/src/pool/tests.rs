@@ -1,0 +1,130 @@
+use super::*;
+use proptest::prelude::*;
+
+fn ids(ids: &[u32]) -> Vec<BlockId> {
+    ids.iter().copied().map(BlockId).collect()
+}
+
+/// Goal: a reservation that cannot be met takes nothing and says what is missing.
+#[test]
+fn a_shortage_changes_nothing() {
+    let (mut pool, _fence) = BlockPool::new(4);
+    let lease = pool.reserve(3).expect("4 are free");
+    assert_eq!(lease.blocks(), ids(&[0, 1, 2]));
+    let shortage = pool.reserve(2).expect_err("1 is free");
+    assert_eq!(shortage, Shortage { requested: 2, free: 1, fenced: 0 });
+    assert_eq!(shortage.missing(), 1);
+    assert_eq!(pool.counts(), PoolCounts { free: 1, reserved: 3, ..PoolCounts::default() });
+    pool.audit().expect("consistent");
+}
+
+/// Goal: dropping a lease gives its blocks back, handed-over ones excepted.
+#[test]
+fn a_dropped_lease_returns_what_it_still_holds() {
+    let (mut pool, _fence) = BlockPool::new(4);
+    let mut lease = pool.reserve(4).expect("free");
+    let committed = lease.commit_front(1);
+    assert_eq!(committed, ids(&[0]));
+    let rest = lease.split(1);
+    drop(lease);
+    assert_eq!(pool.reserved_count(), 1);
+    assert_eq!(pool.committed_count(), 1);
+    drop(rest);
+    pool.release(committed);
+    assert_eq!(pool.reserve(4).expect("all are back").len(), 4);
+    pool.audit().expect("consistent");
+}
+
+/// Goal: a block that came back during a step is handed out only after that step, and does not
+/// wait for steps that began later.
+#[test]
+fn a_block_waits_for_the_steps_begun_before_it_came_back() {
+    let (mut pool, fence) = BlockPool::new(1);
+    let lease = pool.reserve(1).expect("free");
+    let first = fence.begin();
+    drop(lease);
+    assert!(pool.reserve(1).is_err(), "the first step could still touch the block");
+    let second = fence.begin();
+    drop(first);
+    assert!(pool.reserve(1).is_ok(), "the second step began after the block came back");
+    drop(second);
+}
+
+/// Goal: steps may end out of order; the oldest running one counts.
+#[test]
+fn steps_may_end_in_any_order() {
+    let (mut pool, fence) = BlockPool::new(1);
+    let lease = pool.reserve(1).expect("free");
+    let (first, second) = (fence.begin(), fence.begin());
+    drop(lease);
+    assert!(pool.reserve(1).is_err());
+    drop(second);
+    assert!(pool.reserve(1).is_err(), "the first still runs");
+    drop(first);
+    assert!(pool.reserve(1).is_ok());
+}
+
+/// Goal: giving back a block twice, or one that was never handed over, is refused and reported.
+#[test]
+fn a_block_cannot_be_freed_twice() {
+    let (mut pool, _fence) = BlockPool::new(2);
+    let committed = pool.reserve(1).expect("free").commit_front(1);
+    pool.release(committed.clone());
+    pool.release(committed);
+    pool.release(ids(&[7]));
+    assert_eq!(pool.free_count(), 2);
+    let misuse = AuditError::Misuse { expected: "committed", count: 2 };
+    assert_eq!(pool.audit(), Err(misuse));
+}
+
+/// Goal: joined leases keep the order of their blocks and return them all.
+#[test]
+fn leases_join() {
+    let (mut pool, _fence) = BlockPool::new(4);
+    let mut lease = pool.reserve(1).expect("free");
+    lease.append(pool.reserve(2).expect("free"));
+    assert_eq!(lease.blocks(), ids(&[0, 1, 2]));
+    drop(lease);
+    assert_eq!(pool.reserve(4).expect("all are back").len(), 4);
+}
+
+proptest! {
+    /// Goal: whatever is reserved, committed, dropped and fenced, every block is in one state and
+    /// the counts add up, and no block is handed out while a step that knew it runs.
+    #[test]
+    fn blocks_are_conserved(ops in proptest::collection::vec((0u8..6, 0usize..5), 1..80)) {
+        let (mut pool, fence) = BlockPool::new(8);
+        let (mut leases, mut committed, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
+        // For each running step, the blocks that it may touch.
+        for (op, n) in ops {
+            match op {
+                0 => {
+                    if let Ok(lease) = pool.reserve(n) {
+                        for (_, touched) in &tickets {
+                            let touched: &Vec<BlockId> = touched;
+                            prop_assert!(lease.blocks().iter().all(|b| !touched.contains(b)));
+                        }
+                        leases.push(lease);
+                    }
+                }
+                1 if n < leases.len() => drop(leases.remove(n)),
+                2 if n < leases.len() => committed.extend(leases[n].commit_front(n + 1)),
+                3 => {
+                    let out = committed.split_off(committed.len() - n.min(committed.len()));
+                    pool.release(out);
+                }
+                4 => {
+                    let used = leases.iter().flat_map(|lease: &BlockLease| lease.blocks());
+                    tickets.push((fence.begin(), used.chain(&committed).copied().collect()));
+                }
+                5 if n < tickets.len() => drop(tickets.remove(n)),
+                _ => {}
+            }
+            let counts = pool.counts();
+            prop_assert_eq!(counts.free + counts.fenced + counts.reserved + counts.committed, 8);
+            prop_assert_eq!(counts.committed, committed.len());
+            prop_assert_eq!(counts.reserved, leases.iter().map(BlockLease::len).sum::<usize>());
+            prop_assert_eq!(pool.audit(), Ok(()));
+        }
+    }
+}

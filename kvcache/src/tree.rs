@@ -1,0 +1,80 @@
+//! Making a tree.
+
+use crate::core::Core;
+use crate::policy::{EvictionPolicy, Policy};
+use crate::reclaim::{Epoch, Reclaimer};
+use crate::sync::Arc;
+use crate::{ConfigError, TreeReader, TreeWriter, hash};
+
+/// The largest block size there is.
+const BLOCK_SIZE_MAX: usize = 256;
+
+/// Makes an empty tree with blocks of `block_size` positions that evicts the least recently used.
+///
+/// # Errors
+///
+/// When `block_size` is no power of two from 1 to 256.
+pub fn prefix_tree(block_size: usize) -> Result<(TreeWriter, TreeReader), ConfigError> {
+    TreeBuilder::new(block_size).build()
+}
+
+/// Makes a tree with choices.
+#[derive(Debug)]
+pub struct TreeBuilder {
+    block_size: usize,
+    policy: Box<dyn EvictionPolicy>,
+    hash_seed: u64,
+}
+
+impl TreeBuilder {
+    /// Starts with blocks of `block_size` positions (a power of two from 1 to 256), LRU, the
+    /// common hash seed.
+    pub fn new(block_size: usize) -> TreeBuilder {
+        let policy = Policy::default().build();
+        TreeBuilder { block_size, policy, hash_seed: hash::DEFAULT_SEED }
+    }
+
+    /// One of the policies that come with the crate.
+    pub fn policy(self, policy: Policy) -> TreeBuilder {
+        self.custom_policy(policy.build())
+    }
+
+    /// A policy of the caller's own.
+    pub fn custom_policy(mut self, policy: Box<dyn EvictionPolicy>) -> TreeBuilder {
+        self.policy = policy;
+        self
+    }
+
+    /// Where block hashes start. Trees with the same seed give the same hashes; a secret one
+    /// keeps others from choosing prompts that fall into one slot.
+    pub fn hash_seed(mut self, seed: u64) -> TreeBuilder {
+        self.hash_seed = seed;
+        self
+    }
+
+    /// Makes the tree.
+    ///
+    /// # Errors
+    ///
+    /// When the block size is no power of two from 1 to 256.
+    pub fn build(self) -> Result<(TreeWriter, TreeReader), ConfigError> {
+        self.build_with(Epoch)
+    }
+
+    /// As [`build`](TreeBuilder::build), with another reclaimer.
+    ///
+    /// # Errors
+    ///
+    /// When the block size is no power of two from 1 to 256.
+    pub fn build_with<R: Reclaimer>(
+        self,
+        reclaimer: R,
+    ) -> Result<(TreeWriter<R>, TreeReader<R>), ConfigError> {
+        if !self.block_size.is_power_of_two() || self.block_size > BLOCK_SIZE_MAX {
+            return Err(ConfigError::BlockSize { got: self.block_size });
+        }
+        let core = Arc::new(Core::new(self.block_size, self.hash_seed, reclaimer));
+        let reader = TreeReader { core: core.clone() };
+        Ok((TreeWriter::new(core, self.policy), reader))
+    }
+}

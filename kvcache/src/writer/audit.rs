@@ -1,0 +1,103 @@
+//! Recounts everything that the writer counts, and checks the rules of the tree.
+
+use super::TreeWriter;
+use crate::AuditError;
+use crate::core::Core;
+use crate::node::NodeId;
+use crate::reclaim::Reclaimer;
+use std::collections::HashSet;
+
+fn same(counter: &'static str, expected: usize, got: usize) -> Result<(), AuditError> {
+    if expected == got { Ok(()) } else { Err(AuditError::Counter { counter, expected, got }) }
+}
+
+impl<R: Reclaimer> TreeWriter<R> {
+    /// Checks the whole tree against its rules; takes time in proportion to its size.
+    ///
+    /// # Errors
+    ///
+    /// The first contradiction found.
+    pub fn audit(&mut self) -> Result<(), AuditError> {
+        self.drain();
+        let mut owned = HashSet::new();
+        let (mut cached, mut locked, mut detached, mut leaves) = (0, 0, 0, 0);
+        for id in self.arena.ids() {
+            self.audit_node(id)?;
+            if self.arena.is_root(id) {
+                continue;
+            }
+            let record = &self.records[id.index()];
+            for block in self.arena.edge(id).blocks() {
+                if !owned.insert(block) {
+                    return Err(AuditError::SharedBlock { block });
+                }
+            }
+            let length = self.arena.edge(id).block_count();
+            cached += length;
+            locked += if record.locks > 0 { length } else { 0 };
+            leaves += usize::from(record.rank.is_some());
+        }
+        for blocks in self.records.iter().filter_map(|record| record.detached.as_ref()) {
+            detached += blocks.len();
+            for &block in blocks {
+                if !owned.insert(block) {
+                    return Err(AuditError::SharedBlock { block });
+                }
+            }
+        }
+        for &block in &self.freed {
+            if !owned.insert(block) {
+                return Err(AuditError::SharedBlock { block });
+            }
+        }
+        same("cached blocks", cached, self.cached)?;
+        same("locked blocks", locked, self.locked)?;
+        same("detached blocks", detached, self.detached)?;
+        same("evictable leaves", leaves, self.order.len())
+    }
+
+    fn audit_node(&self, id: NodeId) -> Result<(), AuditError> {
+        let check = |holds: bool, expected| match holds {
+            true => Ok(()),
+            false => Err(AuditError::Node { node: id.0, expected }),
+        };
+        let arena = &self.arena;
+        let record = &self.records[id.index()];
+        let children = arena.children(id);
+        check(children.len() == arena.child_count(id), "the child count of its table")?;
+        check(children.iter().all(|&child| arena.parent(child) == id), "its children's parent")?;
+        let parent = arena.parent(id);
+        check(arena.is_live(parent), "a live parent")?;
+        check(arena.children(parent).contains(&id), "a slot in its parent's table")?;
+        if arena.is_root(id) {
+            check(!children.is_empty(), "an empty namespace to be pruned")?;
+            return check(parent == Core::<R>::DIRECTORY, "namespaces in the directory");
+        }
+        let edge = arena.edge(id);
+        let block_size = self.block_size();
+        check(edge.block_count() > 0, "at least one block")?;
+        check(edge.positions().len() == edge.block_count() * block_size, "whole blocks")?;
+        let below: u32 = children.iter().map(|child| self.records[child.index()].locks).sum();
+        check(record.locks >= below, "at least the locks of its children")?;
+        let start = match arena.is_root(parent) {
+            true => 0,
+            false => self.records[parent.index()].start_block + arena.edge(parent).block_count(),
+        };
+        check(record.start_block == start, "to start where its parent ends")?;
+        let evictable = children.is_empty() && record.locks == 0;
+        check(record.rank.is_some() == evictable, "a place in the order exactly if evictable")?;
+        if let Some(rank) = record.rank {
+            check(self.order.contains(&(rank, id)), "its place in the order")?;
+        }
+        let mut firsts: Vec<&[u32]> =
+            children.iter().map(|&child| &arena.edge(child).positions()[..block_size]).collect();
+        firsts.sort_unstable();
+        check(firsts.windows(2).all(|pair| pair[0] != pair[1]), "children that differ at once")?;
+        let parent_hash = match (arena.is_root(parent), parent == Core::<R>::BASE) {
+            (true, true) => arena.core.seed,
+            _ => arena.edge(parent).last_hash(),
+        };
+        let hashes = crate::hash::block_hashes(parent_hash, edge.positions(), block_size);
+        check(hashes == edge.hashes(), "the hashes of its positions")
+    }
+}

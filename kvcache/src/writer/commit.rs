@@ -1,0 +1,160 @@
+//! Adding finished blocks to the index.
+
+use super::{Record, TreeWriter};
+use crate::node::NodeId;
+use crate::node::edge::Edge;
+use crate::reclaim::Reclaimer;
+use crate::sync::Arc;
+use crate::{BlockId, Commit, PrefixLease, atom, hash};
+
+impl<R: Reclaimer> TreeWriter<R> {
+    /// Publishes blocks whose KV has been written, and extends `lease` over them.
+    ///
+    /// `positions` is the whole sequence from 0 up to the last full block to be cached (a partial
+    /// block at its end is ignored), `blocks` the blocks for the part after `lease.len()`. Where
+    /// the tree holds the same part already, its own blocks take the place of the caller's, which
+    /// are returned as duplicates. Does nothing when `positions` do not start with the lease's
+    /// prefix, or the lease is another tree's.
+    pub fn commit(
+        &mut self,
+        lease: &mut PrefixLease,
+        positions: &[u32],
+        blocks: &[BlockId],
+    ) -> Commit {
+        self.begin_operation();
+        let block_size = self.block_size();
+        let have = lease.blocks.len();
+        let offered = (positions.len() / block_size).min(have + blocks.len());
+        let total = atom::whole_atoms(positions, offered * block_size, block_size) / block_size;
+        if total <= have || !Arc::ptr_eq(&lease.queue, &self.returns) {
+            return Commit::default();
+        }
+        let positions = &positions[..total * block_size];
+        let blocks = &blocks[..total - have];
+        if !lease.end.is_none() && !self.arena.is_live(lease.end) {
+            return self.commit_detached(lease, blocks);
+        }
+        let matched = self.find(&lease.namespace, positions) / block_size;
+        if matched < have || !self.path_passes(lease.end) {
+            return Commit::default();
+        }
+
+        let mut commit = Commit::default();
+        let known =
+            self.path.iter().flat_map(|&(id, count)| self.arena.edge(id).blocks().take(count));
+        for (own, &offered) in known.skip(have).zip(blocks) {
+            commit.blocks.push(own);
+            if own != offered {
+                commit.duplicates.push(offered);
+            }
+        }
+        for &(id, _) in &self.path {
+            self.records[id.index()].last_use = self.tick;
+        }
+        let fresh = &blocks[matched - have..];
+        commit.blocks.extend_from_slice(fresh);
+        let end = self.insert(lease, &positions[matched * block_size..], matched, fresh);
+        self.lock_up(end, lease.end);
+        lease.end = end;
+        lease.blocks.extend_from_slice(&commit.blocks);
+        commit
+    }
+
+    fn path_passes(&self, end: NodeId) -> bool {
+        end.is_none() || self.path.iter().any(|&(id, _)| id == end)
+    }
+
+    /// Adds `fresh` blocks (none: only makes a node end there) after the `matched` blocks that
+    /// `path` covers. Returns the node in which the sequence now ends.
+    fn insert(
+        &mut self,
+        lease: &PrefixLease,
+        positions: &[u32],
+        matched: usize,
+        fresh: &[BlockId],
+    ) -> NodeId {
+        let last = self.path.last().copied();
+        let parent_hash = match last {
+            Some((id, count)) => self.arena.edge(id).hashes()[count - 1],
+            None => lease.namespace.root_hash(self.arena.core.seed),
+        };
+        let hashes = hash::block_hashes(parent_hash, positions, self.block_size());
+        let edge = (!fresh.is_empty()).then(|| Edge::new(positions, fresh, &hashes));
+        self.cached += fresh.len();
+
+        if let Some((id, count)) = last
+            && count < self.arena.edge(id).block_count()
+        {
+            let (front, sibling) = self.split(id, count, edge);
+            if let Some(sibling) = sibling {
+                self.refresh(sibling);
+            }
+            return sibling.unwrap_or(front);
+        }
+        let Some(edge) = edge else {
+            return last.map_or(NodeId::NONE, |(id, _)| id);
+        };
+        if let Some((id, _)) = last
+            && id == lease.end
+            && self.arena.child_count(id) == 0
+            && self.records[id.index()].locks == 1
+        {
+            return self.extend_leaf(id, edge, matched);
+        }
+        let parent = last.map(|(id, _)| id).or_else(|| self.arena.root(&lease.namespace));
+        let leaf = match parent {
+            Some(parent) => self.arena.add_leaf(parent, edge),
+            None => {
+                let (root, leaf) = self.arena.add_namespace(&lease.namespace, edge);
+                self.set_record(root, self.new_record(0));
+                leaf
+            }
+        };
+        self.set_record(leaf, self.new_record(matched));
+        if let Some((parent, _)) = last {
+            self.refresh(parent);
+        }
+        self.refresh(leaf);
+        leaf
+    }
+
+    /// Grows the leaf `id`, on which only the committing lease has a lock. It takes in the nodes
+    /// above as long as they are no longer than what comes below them, so that a sequence that
+    /// grows block by block is copied O(log n) times and never leaves a chain of more nodes.
+    fn extend_leaf(&mut self, id: NodeId, edge: Edge, matched: usize) -> NodeId {
+        let mut length = edge.block_count();
+        let mut run = Vec::new();
+        let mut above = id;
+        while !self.arena.is_root(above)
+            && self.records[above.index()].locks == 1
+            && (above == id || self.arena.child_count(above) == 1)
+            && self.arena.edge(above).block_count() <= length
+        {
+            length += self.arena.edge(above).block_count();
+            run.push(above);
+            above = self.arena.parent(above);
+        }
+        if run.is_empty() {
+            let leaf = self.arena.add_leaf(id, edge);
+            self.set_record(leaf, self.new_record(matched));
+            return leaf;
+        }
+        run.reverse();
+        let grown = Edge::concat(run.iter().map(|&id| self.arena.edge(id)).chain([&edge]));
+        self.locked += edge.block_count();
+        self.replace_run(&run, grown);
+        id
+    }
+
+    /// A lease that a flush has cut off grows outside the index: its blocks are its own and come
+    /// back when it ends.
+    fn commit_detached(&mut self, lease: &mut PrefixLease, blocks: &[BlockId]) -> Commit {
+        let id = self.arena.take_id(lease.end);
+        let record = Record { locks: 1, detached: Some(blocks.to_vec()), ..self.new_record(0) };
+        self.set_record(id, record);
+        self.detached += blocks.len();
+        lease.end = id;
+        lease.blocks.extend_from_slice(blocks);
+        Commit { blocks: blocks.to_vec(), duplicates: Vec::new() }
+    }
+}

@@ -1,0 +1,101 @@
+//! Locks along paths, and merging chains that hold nothing apart any more.
+
+use super::TreeWriter;
+use crate::node::NodeId;
+use crate::node::edge::Edge;
+use crate::reclaim::Reclaimer;
+
+impl<R: Reclaimer> TreeWriter<R> {
+    /// Takes back the leases dropped since the last operation.
+    pub(super) fn drain(&mut self) {
+        for end in self.returns.take() {
+            self.unlock_up(end);
+        }
+    }
+
+    /// Adds a lock to the nodes from `from` up to `until`, which itself is left out.
+    pub(super) fn lock_up(&mut self, from: NodeId, until: NodeId) {
+        let mut id = from;
+        while !id.is_none() && id != until && !self.arena.is_root(id) {
+            self.records[id.index()].locks += 1;
+            if self.records[id.index()].locks == 1 && self.arena.is_live(id) {
+                self.locked += self.arena.edge(id).block_count();
+                self.refresh(id);
+            }
+            id = self.arena.parent(id);
+        }
+    }
+
+    /// Takes the lock of one lease that ends at `end` from its whole path.
+    pub(super) fn unlock_up(&mut self, end: NodeId) {
+        let mut id = end;
+        while !id.is_none() && !self.arena.is_root(id) {
+            let parent = self.arena.parent(id);
+            let record = &mut self.records[id.index()];
+            debug_assert!(record.locks > 0, "a lease holds a lock on its whole path");
+            record.locks -= 1;
+            if record.locks == 0 {
+                match record.detached.take() {
+                    Some(blocks) => {
+                        self.detached -= blocks.len();
+                        self.freed.extend(blocks);
+                        self.arena.release_id(id);
+                    }
+                    None => {
+                        self.locked -= self.arena.edge(id).block_count();
+                        self.refresh(id);
+                    }
+                }
+            }
+            id = parent;
+        }
+        self.merge_around(end);
+    }
+
+    /// Whether every lease through `parent` goes on through its only child `child`: then the two
+    /// can be one node without any lease noticing.
+    fn mergeable(&self, parent: NodeId, child: NodeId) -> bool {
+        !self.arena.is_root(parent)
+            && self.arena.child_count(parent) == 1
+            && self.records[parent.index()].locks == self.records[child.index()].locks
+    }
+
+    /// Merges the longest chain around `id` in which nothing branches and no lease ends early.
+    pub(super) fn merge_around(&mut self, id: NodeId) {
+        if !self.arena.is_live(id) || self.arena.is_root(id) {
+            return;
+        }
+        let mut top = id;
+        while self.mergeable(self.arena.parent(top), top) {
+            top = self.arena.parent(top);
+        }
+        let mut run = vec![top];
+        let mut bottom = top;
+        while let Some(child) = self.arena.only_child(bottom).filter(|&c| self.mergeable(bottom, c))
+        {
+            run.push(child);
+            bottom = child;
+        }
+        if run.len() > 1 {
+            let edge = Edge::concat(run.iter().map(|&id| self.arena.edge(id)));
+            self.replace_run(&run, edge);
+            self.refresh(bottom);
+        }
+    }
+
+    /// Replaces a chain by one node with `edge`; its record keeps the best of them all.
+    pub(super) fn replace_run(&mut self, run: &[NodeId], edge: Edge) {
+        let (Some(&top), Some(&bottom)) = (run.first(), run.last()) else { return };
+        let mut merged = self.records[bottom.index()].clone();
+        merged.start_block = self.records[top.index()].start_block;
+        for id in run {
+            let record = &self.records[id.index()];
+            debug_assert!(record.rank.is_none() || *id == bottom, "inner nodes are no leaves");
+            merged.hits = merged.hits.max(record.hits);
+            merged.priority = merged.priority.max(record.priority);
+            merged.last_use = merged.last_use.max(record.last_use);
+        }
+        self.arena.replace_run(run, edge);
+        self.set_record(bottom, merged);
+    }
+}
