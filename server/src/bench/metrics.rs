@@ -17,6 +17,14 @@ pub struct RequestRecord {
 }
 
 impl RequestRecord {
+    /// The same request in a run that began so many seconds earlier.
+    #[must_use]
+    pub fn later_by(mut self, seconds: f64) -> Self {
+        self.sent_at += seconds;
+        self.token_times.iter_mut().for_each(|time| *time += seconds);
+        self
+    }
+
     /// Milliseconds from sending to the first token.
     #[must_use]
     pub fn ttft_ms(&self) -> Option<f64> {

@@ -13,6 +13,8 @@ use super::workload::PlannedRequest;
 /// returns their records in the plan's order. Every request generates `output_tokens` tokens,
 /// greedily, going on past the end of the text. `on_finished` is called after each.
 ///
+/// To warm the cache first, run a plan's first request by itself and the rest in a second call.
+///
 /// # Errors
 /// The first error of any request; the others are cancelled.
 pub async fn run(

@@ -1,0 +1,76 @@
+//! `stolon bench`, small: that it reports what it should, not how fast anything is.
+
+use serde_json::Value;
+
+use crate::support::{TINY, json_lines, succeed};
+
+fn bench(args: &[&str]) -> Value {
+    let output = succeed(&[&["bench"], args, &["--json", "--model", TINY]].concat());
+    let mut objects = json_lines(&output);
+    assert_eq!(objects.len(), 1, "one object and nothing else: {output}");
+    objects.remove(0)
+}
+
+const SMALL: [&str; 9] =
+    ["prefix", "--requests", "8", "--shared", "256", "--unique-min", "8", "--unique-max", "24"];
+
+/// Goal: the report has every figure for both settings and both rates; only the cache saves.
+#[test]
+fn prefix_reports_both_settings() {
+    let report = bench(&[&SMALL[..], &["--output-tokens", "4", "--num-blocks", "1024"]].concat());
+    for figures in [&report, &report["as_fast_as_possible"]] {
+        for side in ["off", "on"] {
+            let side = &figures[side];
+            for spread in ["ttft_ms", "itl_ms", "latency_ms"] {
+                let (p50, p99) = (&side[spread]["p50"], &side[spread]["p99"]);
+                assert!(p50.as_f64() > Some(0.0) && p50.as_f64() <= p99.as_f64(), "{side}");
+            }
+            assert!(side["throughput_tok_s"].as_f64() > Some(0.0));
+            assert_eq!(side["requests"], 7, "the first is left out");
+            let prompt = side["prompt_tokens"].as_u64().expect("a count");
+            assert!((7 * 264..=7 * 280).contains(&prompt), "{side}");
+        }
+        assert_eq!(figures["off"]["cached_tokens"], 0);
+        assert!(figures["first"]["on"]["ttft_ms"].as_f64() > Some(0.0));
+    }
+    let extra = ["--output-tokens", "2", "--rate", "inf", "--after-first"];
+    let warmed = bench(&[&SMALL[..], &extra].concat());
+    assert_eq!(warmed["on"]["cached_tokens"], 7 * 256, "{warmed}");
+    assert_eq!(warmed["on"]["hit_rate"], 1.0);
+    assert!(warmed["as_fast_as_possible"].is_null());
+}
+
+/// Goal: with nothing shared nothing is reused, at the same lengths.
+#[test]
+fn prefix_with_nothing_shared_reuses_nothing() {
+    let extra = ["--distinct", "--rate", "inf", "--repeats", "2", "--output-tokens", "2"];
+    let report = bench(&[&SMALL[..], &extra].concat());
+    assert_eq!(report["on"]["cached_tokens"], 0, "{report}");
+    assert_eq!(report["on"]["requests"], 14);
+    assert_eq!(report["on"]["prompt_tokens"], report["off"]["prompt_tokens"]);
+}
+
+/// Goal: a soak with cancels over a small pool ends with clean books and says what it saw.
+#[test]
+fn soak_ends_with_clean_books() {
+    let report = bench(&[
+        "soak",
+        "--requests",
+        "200",
+        "--max-prompt",
+        "200",
+        "--max-output",
+        "12",
+        "--num-blocks",
+        "64",
+        "--cancel-percent",
+        "25",
+    ]);
+    assert_eq!(report["requests"], 200);
+    assert!(report["cancelled"].as_u64() > Some(10), "{report}");
+    assert_eq!(report["audit"]["blocks_reserved"], 0);
+    assert_eq!(report["audit"]["blocks_total"], 64);
+    if cfg!(target_os = "linux") {
+        assert_eq!(report["samples"].as_array().map(Vec::len), Some(10));
+    }
+}

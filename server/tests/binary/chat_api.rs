@@ -1,0 +1,105 @@
+//! `/v1/chat/completions`, with the demo model, which has a chat template.
+
+use serde_json::{Value, json};
+
+use crate::support::Server;
+
+const PATH: &str = "/v1/chat/completions";
+
+fn conversation() -> Value {
+    let rule = "Visitors of the tower wear hats, except on Sundays, when they wear two. ".repeat(8);
+    json!([
+        {"role": "system", "content": rule},
+        {"role": "user", "content": [{"type": "text", "text": "What do visitors wear?"}]},
+    ])
+}
+
+/// Goal: a conversation is answered, and its next turn finds both question and answer cached.
+#[tokio::test]
+async fn the_next_turn_finds_the_conversation_cached() {
+    let server = Server::start("demo", &["--block-size", "4"]);
+    let ask = async |messages: &Value| {
+        let body = json!({"messages": messages, "max_completion_tokens": 16, "temperature": 0});
+        server.ok(PATH, body).await
+    };
+    let mut messages = conversation();
+    let first = ask(&messages).await;
+    assert_eq!(first["object"], "chat.completion");
+    let message = &first["choices"][0]["message"];
+    assert_eq!(message["role"], "assistant");
+
+    let turns = messages.as_array_mut().expect("a list");
+    turns.push(message.clone());
+    turns.push(json!({"role": "user", "content": "And on Sundays?"}));
+    let second = ask(&messages).await;
+    let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+    let before = first["usage"]["prompt_tokens"].as_u64().expect("a count");
+    assert!(cached >= Some(before - before % 4), "{second}");
+    server.settled_audit().await;
+}
+
+/// Goal: a streamed answer begins with the role, adds up to the whole one, ends with a reason.
+#[tokio::test]
+async fn a_streamed_answer_adds_up_to_the_whole_one() {
+    let server = Server::start("demo", &[]);
+    let body = json!({"messages": conversation(), "max_tokens": 12, "temperature": 0,
+                      "logprobs": true, "top_logprobs": 2});
+    let whole = server.ok(PATH, body.clone()).await;
+    let events = server.events(PATH, body).await;
+    assert_eq!(events[0]["object"], "chat.completion.chunk");
+    assert_eq!(events[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    let part = |event: &Value| {
+        event["choices"][0]["delta"]["content"].as_str().unwrap_or_default().to_owned()
+    };
+    let sum: String = events.iter().map(part).collect();
+    assert_eq!(sum, whole["choices"][0]["message"]["content"]);
+    let entries =
+        |choice: &Value| choice["logprobs"]["content"].as_array().cloned().unwrap_or_default();
+    let streamed: Vec<Value> =
+        events.iter().flat_map(|event| entries(&event["choices"][0])).collect();
+    assert_eq!(streamed, entries(&whole["choices"][0]));
+    assert!(!streamed.is_empty());
+    for entry in &streamed {
+        assert_eq!(entry["top_logprobs"].as_array().map(Vec::len), Some(2), "{entry}");
+        assert_eq!(entry["top_logprobs"][0]["token"], entry["token"], "greedy takes the likeliest");
+        if let Some(bytes) = entry["bytes"].as_array() {
+            assert_eq!(bytes.len(), entry["token"].as_str().expect("a token").len());
+        }
+    }
+    let last = &events[events.len() - 1]["choices"][0];
+    assert_eq!(last["delta"], json!({}));
+    assert_eq!(last["finish_reason"], whole["choices"][0]["finish_reason"]);
+}
+
+/// Goal: the refusals that only chat has.
+#[tokio::test]
+async fn what_chat_refuses() {
+    let server = Server::start("demo", &[]);
+    for (extra, param) in [
+        (json!({"messages": []}), "messages"),
+        (json!({"messages": [{"role": "robot", "content": "x"}]}), "messages[0].role"),
+        (json!({"tools": [{"type": "function"}]}), "tools"),
+        (json!({"response_format": {"type": "json_object"}}), "response_format"),
+        (json!({"top_logprobs": 2}), "top_logprobs"),
+        (json!({"max_tokens": 3, "max_completion_tokens": 4}), "max_tokens"),
+        (json!({"prompt": "x"}), "prompt"),
+        (json!({"reasoning_effort": "high"}), "reasoning_effort"),
+    ] {
+        let mut body = json!({"messages": conversation(), "temperature": 0});
+        for (name, value) in extra.as_object().expect("an object") {
+            body[name] = value.clone();
+        }
+        let (status, reply) = server.post(PATH, body).await;
+        assert_eq!(status, 400, "{extra}: {reply}");
+        assert_eq!(reply["error"]["param"], param, "{reply}");
+    }
+}
+
+/// Goal: a model without a chat template says so instead of guessing one.
+#[tokio::test]
+async fn a_model_without_a_template_says_so() {
+    let server = Server::tiny();
+    let (status, reply) = server.post(PATH, json!({"messages": conversation()})).await;
+    assert_eq!(status, 400, "{reply}");
+    assert!(reply["error"]["message"].as_str().is_some_and(|text| text.contains("template")));
+}

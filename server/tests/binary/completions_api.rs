@@ -1,0 +1,207 @@
+//! `/v1/completions`, and the small endpoints around it.
+
+use futures::StreamExt;
+use serde_json::{Value, json};
+
+use crate::support::{Server, prompt, texts};
+
+/// Goal: a repeated prompt gives the same text, and the second time most of it is cached.
+#[tokio::test]
+async fn a_repeated_prompt_is_cached_and_answered_alike() {
+    let server = Server::tiny();
+    let body = json!({"prompt": prompt(100, 1), "max_tokens": 12, "ignore_eos": true});
+    let cold = server.complete(body.clone()).await;
+    let warm = server.complete(body).await;
+    assert_eq!(texts(&cold), texts(&warm));
+    assert_eq!(cold["object"], "text_completion");
+    assert_eq!(cold["choices"][0]["finish_reason"], "length");
+    assert_ne!(cold["id"], warm["id"]);
+    let usage = |reply: &Value| reply["usage"].clone();
+    let expected = |cached: usize| {
+        json!({"prompt_tokens": 108, "completion_tokens": 12, "total_tokens": 120,
+               "prompt_tokens_details": {"cached_tokens": cached}})
+    };
+    assert_eq!(usage(&cold), expected(0));
+    assert_eq!(usage(&warm), expected(96));
+    server.settled_audit().await;
+}
+
+/// Goal: a text, its ids, and lists of either mean the same prompts, answered in their order.
+#[tokio::test]
+async fn all_forms_of_a_prompt_agree() {
+    let server = Server::tiny();
+    let ids = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+    let ask = async |prompt: Value| server.complete(json!({"prompt": prompt})).await;
+    let alpha = ask(json!("alpha")).await;
+    let beta = ask(json!("beta")).await;
+    assert_eq!(texts(&alpha), texts(&ask(json!(ids("alpha"))).await));
+    for both in [json!(["alpha", "beta"]), json!([ids("alpha"), ids("beta")])] {
+        let both = ask(both).await;
+        assert_eq!(texts(&both), [texts(&alpha)[0], texts(&beta)[0]]);
+        assert_eq!(both["choices"][1]["index"], 1);
+        assert_eq!(both["usage"]["prompt_tokens"], 9);
+    }
+}
+
+/// Goal: a streamed reply, put together, is the whole reply; usage comes last when asked for.
+#[tokio::test]
+async fn a_streamed_reply_adds_up_to_the_whole_one() {
+    let server = Server::tiny();
+    let body = json!({"prompt": ["one", "two"], "max_tokens": 24, "logprobs": 2});
+    let whole = server.complete(body.clone()).await;
+    let mut streamed = body;
+    streamed["stream_options"] = json!({"include_usage": true});
+    let events = server.events("/v1/completions", streamed).await;
+    let mut sums = [String::new(), String::new()];
+    let mut tokens = [Vec::new(), Vec::new()];
+    let mut reasons = [Value::Null, Value::Null];
+    let (last, pieces) = events.split_last().expect("events");
+    for piece in pieces {
+        assert!(piece["usage"].is_null() && piece["id"] == pieces[0]["id"]);
+        let choice = &piece["choices"][0];
+        let index = choice["index"].as_u64().expect("an index") as usize;
+        sums[index].push_str(choice["text"].as_str().expect("a text"));
+        tokens[index]
+            .extend(choice["logprobs"]["tokens"].as_array().into_iter().flatten().cloned());
+        if !choice["finish_reason"].is_null() {
+            reasons[index] = choice["finish_reason"].clone();
+        }
+    }
+    assert_eq!(last["choices"], json!([]));
+    assert_eq!(last["usage"]["completion_tokens"], whole["usage"]["completion_tokens"]);
+    for index in 0..2 {
+        let choice = &whole["choices"][index];
+        assert_eq!(sums[index], choice["text"]);
+        assert_eq!(json!(tokens[index]), choice["logprobs"]["tokens"]);
+        assert_eq!(reasons[index], choice["finish_reason"]);
+    }
+}
+
+/// Goal: log-probabilities have an entry a token; the chosen token is among the likeliest when
+/// greedy; `echo` puts the prompt's own in front; `max_tokens` 0 scores the prompt alone.
+#[tokio::test]
+async fn logprobs_and_echo() {
+    let server = Server::tiny();
+    let body = json!({"prompt": "abc", "max_tokens": 5, "logprobs": 3, "ignore_eos": true});
+    let plain = server.complete(body.clone()).await;
+    let lists = &plain["choices"][0]["logprobs"];
+    for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        assert_eq!(lists[name].as_array().map(Vec::len), Some(5), "{name}: {lists}");
+    }
+    for (value, top) in lists["token_logprobs"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .zip(lists["top_logprobs"].as_array().into_iter().flatten())
+    {
+        let value = value.as_f64().expect("a number");
+        let likeliest = top.as_object().expect("an object").values().filter_map(Value::as_f64);
+        assert!(value <= 0.0 && likeliest.fold(f64::MIN, f64::max) <= value + 1e-6);
+    }
+    let mut echoing = body.clone();
+    echoing["echo"] = json!(true);
+    let echoed = server.complete(echoing.clone()).await;
+    let text = texts(&echoed)[0];
+    assert_eq!(text, format!("abc{}", texts(&plain)[0]));
+    let echo_lists = &echoed["choices"][0]["logprobs"];
+    assert_eq!(echo_lists["token_logprobs"].as_array().map(Vec::len), Some(8));
+    assert!(echo_lists["token_logprobs"][0].is_null() && echo_lists["top_logprobs"][0].is_null());
+    assert_eq!(echo_lists["text_offset"][3], 3);
+    assert_eq!(echo_lists["token_logprobs"][3], lists["token_logprobs"][0]);
+
+    echoing["max_tokens"] = json!(0);
+    let scored = server.complete(echoing).await;
+    assert_eq!(texts(&scored), ["abc"]);
+    assert_eq!(scored["usage"]["completion_tokens"], 0);
+    let scores = scored["choices"][0]["logprobs"]["token_logprobs"].as_array().expect("a list");
+    let prompt_part = echo_lists["token_logprobs"].as_array().expect("a list");
+    assert_eq!(scores[..], prompt_part[..3]);
+}
+
+/// Goal: the same seed gives the same choices, and the choices of one call differ.
+#[tokio::test]
+async fn seeds_repeat_and_choices_differ() {
+    let server = Server::tiny();
+    let body = json!({"prompt": "seeded", "n": 3, "seed": 11, "temperature": 1.0,
+                      "max_tokens": 16, "ignore_eos": true});
+    let first = server.complete(body.clone()).await;
+    let again = server.complete(body).await;
+    assert_eq!(texts(&first), texts(&again));
+    let mut different = texts(&first);
+    different.sort_unstable();
+    different.dedup();
+    assert_eq!(different.len(), 3);
+    assert_eq!(first["usage"]["prompt_tokens"], 6, "a prompt counts once: {first}");
+    assert_eq!(first["usage"]["completion_tokens"], 48);
+}
+
+/// Goal: sampling parameters reach the engine: a bias can force a token, and a stop string ends
+/// the text before it.
+#[tokio::test]
+async fn biases_and_stop_strings_work() {
+    let server = Server::tiny();
+    let forced =
+        server.complete(json!({"prompt": "x", "max_tokens": 4, "logit_bias": {"65": 100}})).await;
+    assert_eq!(texts(&forced), ["AAAA"]);
+    let stopped = server
+        .complete(json!({"prompt": "x", "max_tokens": 9, "logit_bias": {"65": 100}, "stop": "AAA"}))
+        .await;
+    assert_eq!(texts(&stopped), [""]);
+    assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
+    let by_id = server
+        .complete(json!({"prompt": "x", "logit_bias": {"65": 100}, "stop_token_ids": [65]}))
+        .await;
+    assert_eq!(by_id["choices"][0]["finish_reason"], "stop");
+}
+
+/// Goal: many clients at once each get what they would get alone.
+#[tokio::test]
+async fn concurrent_clients_do_not_disturb_each_other() {
+    let server = Server::tiny();
+    let ask = |seed| {
+        let body = json!({"prompt": prompt(60, seed), "max_tokens": 10, "ignore_eos": true});
+        server.complete(body)
+    };
+    let together = futures::future::join_all((0..24).map(ask)).await;
+    for (seed, reply) in together.iter().enumerate() {
+        assert_eq!(texts(reply), texts(&ask(seed as u32).await), "client {seed}");
+    }
+    server.settled_audit().await;
+}
+
+/// Goal: a client that goes away in the middle of a stream cancels its request, and every block
+/// comes back.
+#[tokio::test]
+async fn a_client_that_goes_away_cancels_its_request() {
+    let server = Server::tiny();
+    let body =
+        json!({"prompt": "endless", "max_tokens": 4_000, "ignore_eos": true, "stream": true});
+    let response = server.send("/v1/completions", body.to_string()).await;
+    let mut body = response.bytes_stream();
+    body.next().await.expect("a piece").expect("bytes");
+    drop(body);
+    server.settled_audit().await;
+    let (_, stats) = server.get("/admin/stats").await;
+    assert_eq!(stats["stats"]["cancelled"], 1, "{stats}");
+    assert_eq!(stats["stats"]["finished"], 0, "{stats}");
+}
+
+/// Goal: the small endpoints say what is served and how it fares.
+#[tokio::test]
+async fn models_health_and_stats() {
+    let server = Server::start(crate::support::TINY, &["--served-name", "org/alias"]);
+    assert_eq!(server.get("/health").await, (200, json!({"status": "ok"})));
+    let (_, models) = server.get("/v1/models").await;
+    let id = models["data"][0]["id"].as_str().expect("an id");
+    assert_eq!(models["data"][1]["id"], "org/alias");
+    let (status, model) = server.get("/v1/models/org/alias").await;
+    assert_eq!((status, &model["object"]), (200, &json!("model")));
+    assert_eq!(server.get("/v1/models/other").await.0, 404);
+    for name in [id, "org/alias"] {
+        let reply = server.complete(json!({"model": name, "prompt": "x", "max_tokens": 1})).await;
+        assert_eq!(reply["model"], name);
+    }
+    let (_, stats) = server.get("/admin/stats").await;
+    assert_eq!(stats["stats"]["finished"], 2);
+    assert_eq!(stats["model"]["num_blocks"], 512);
+}

@@ -1,0 +1,118 @@
+//! What the server refuses, and how it behaves when full and when told to stop.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use serde_json::{Value, json};
+
+use crate::support::{Server, TINY};
+
+/// Goal: each wrong request gets a 400 that names the parameter, and nothing is left behind.
+#[tokio::test]
+async fn wrong_requests_are_refused_by_name() {
+    let server = Server::tiny();
+    for (body, param) in [
+        (json!({}), "prompt"),
+        (json!({"prompt": 7}), "prompt"),
+        (json!({"prompt": [97, 320]}), "prompt"),
+        (json!({"prompt": [97, -1]}), "prompt"),
+        (json!({"prompt": Vec::<u32>::new()}), "prompt"),
+        (json!({"prompt": [Vec::<u32>::new()]}), "prompt"),
+        (json!({"prompt": vec![97; 9_000]}), "prompt"),
+        (json!({"prompt": "x", "temperature": -1}), "temperature"),
+        (json!({"prompt": "x", "temperature": "hot"}), "temperature"),
+        (json!({"prompt": "x", "top_p": 1.5}), "top_p"),
+        (json!({"prompt": "x", "min_p": -0.5}), "min_p"),
+        (json!({"prompt": "x", "presence_penalty": 3}), "presence_penalty"),
+        (json!({"prompt": "x", "repetition_penalty": 0}), "repetition_penalty"),
+        (json!({"prompt": "x", "logit_bias": {"320": 1}}), "logit_bias"),
+        (json!({"prompt": "x", "logit_bias": {"a": 1}}), "logit_bias"),
+        (json!({"prompt": "x", "max_tokens": 0}), "max_tokens"),
+        (json!({"prompt": "x", "max_tokens": -3}), "max_tokens"),
+        (json!({"prompt": "x", "n": 0}), "n"),
+        (json!({"prompt": ["x", "y"], "n": 100}), "prompt"),
+        (json!({"prompt": "x", "logprobs": 21}), "logprobs"),
+        (json!({"prompt": "x", "best_of": 4}), "best_of"),
+        (json!({"prompt": "x", "suffix": "y"}), "suffix"),
+        (json!({"prompt": "x", "stop": [1]}), "stop"),
+        (json!({"prompt": "x", "stream_options": {}}), "stream_options"),
+        (json!({"prompt": "x", "temprature": 1}), "temprature"),
+    ] {
+        let (status, reply) = server.post("/v1/completions", body.clone()).await;
+        assert_eq!(status, 400, "{body}: {reply}");
+        assert_eq!(reply["error"]["type"], "invalid_request_error");
+        assert_eq!(reply["error"]["param"], param, "{body}: {reply}");
+    }
+    let audit = server.settled_audit().await;
+    assert_eq!(audit["blocks_free"], audit["blocks_total"], "nothing was computed: {audit}");
+}
+
+/// Goal: a prompt too long is refused with the numbers; streaming changes no status.
+#[tokio::test]
+async fn a_prompt_too_long_is_refused_with_the_numbers() {
+    let server = Server::start(TINY, &["--num-blocks", "8"]);
+    let body = json!({"prompt": vec![97; 200], "stream": true});
+    let (status, reply) = server.post("/v1/completions", body).await;
+    assert_eq!(status, 400);
+    assert_eq!(reply["error"]["code"], "context_length_exceeded");
+    assert!(reply["error"]["message"].as_str().is_some_and(|text| text.contains("200")), "{reply}");
+}
+
+/// Goal: paths, methods, models and bodies that do not exist or are too large have their status.
+#[tokio::test]
+async fn http_level_errors_have_openais_form() {
+    let server = Server::start(TINY, &["--body-limit", "10K"]);
+    let (status, reply) = server.post("/v1/embeddings", json!({})).await;
+    assert_eq!((status, &reply["error"]["type"]), (404, &json!("not_found_error")));
+    assert_eq!(server.get("/v1/completions").await.0, 405);
+    let (status, reply) =
+        server.post("/v1/completions", json!({"model": "gpt-4", "prompt": "x"})).await;
+    assert_eq!((status, &reply["error"]["code"]), (404, &json!("model_not_found")));
+    let (status, reply) =
+        server.post("/v1/completions", json!({"prompt": "x".repeat(20_000)})).await;
+    assert_eq!(status, 413, "{reply}");
+    for body in ["", "{", "[]", "\"x\"", "{\"prompt\": \"\u{1}\"}"] {
+        let response = server.send("/v1/completions", body).await;
+        assert_eq!(response.status(), 400, "{body}");
+        let reply: Value = response.json().await.expect("JSON");
+        assert!(reply["error"]["message"].is_string());
+    }
+}
+
+/// Goal: a full server refuses at once with 429 and a hint, and those it took are answered.
+#[tokio::test]
+async fn a_full_server_says_when_to_come_back() {
+    let server = Server::start(TINY, &["--max-running", "1", "--max-queued", "2"]);
+    let ask = async |index: usize| {
+        let body = json!({"prompt": format!("request {index}"), "max_tokens": 200,
+                          "ignore_eos": true, "temperature": 0});
+        let response = server.send("/v1/completions", body.to_string()).await;
+        (response.status().as_u16(), response.headers().get("retry-after").cloned())
+    };
+    let replies = join_all((0..24).map(ask)).await;
+    let count = |wanted: u16| replies.iter().filter(|(status, _)| *status == wanted).count();
+    assert!(count(200) >= 1 && count(429) >= 1, "{replies:?}");
+    assert_eq!(count(200) + count(429), 24, "{replies:?}");
+    for (status, hint) in &replies {
+        let seconds = hint.as_ref().and_then(|hint| hint.to_str().ok()?.parse::<u64>().ok());
+        assert_eq!(seconds.is_some_and(|seconds| seconds >= 1), *status == 429);
+    }
+    server.settled_audit().await;
+}
+
+/// Goal: told to stop, the server finishes what runs, takes nothing new, and ends well.
+#[tokio::test]
+async fn stopping_lets_running_requests_finish() {
+    let server = Server::tiny();
+    let body = json!({"prompt": "last words", "max_tokens": 300, "ignore_eos": true,
+                      "temperature": 0, "stream": true});
+    let response = server.send("/v1/completions", body.to_string()).await;
+    server.terminate();
+    let text = response.text().await.expect("the whole stream");
+    assert!(text.trim_end().ends_with("data: [DONE]"), "the stream was cut: {text}");
+    let url = server.url("/health");
+    let status = tokio::task::spawn_blocking(|| server.wait()).await.expect("waited");
+    assert!(status.success(), "{status}");
+    let refused = reqwest::Client::builder().timeout(Duration::from_secs(5)).build();
+    assert!(refused.expect("a client").get(url).send().await.is_err());
+}

@@ -1,0 +1,205 @@
+//! Starting the binary, and speaking to the server it becomes.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// A model with random weights that starts at once. Its tokens 0 to 255 are bytes.
+pub(crate) const TINY: &str = "random:tiny";
+
+/// The binary with arguments, its environment free of settings that tests must not see.
+pub(crate) fn stolon(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stolon"));
+    command.args(args).env_remove("STOLON_MODEL").env_remove("RUST_LOG");
+    command
+}
+
+/// Runs the binary to its end with this standard input.
+pub(crate) fn run(args: &[&str], input: &str) -> Output {
+    let mut child = stolon(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin.write_all(input.as_bytes()).expect("the binary reads its input");
+    drop(stdin);
+    child.wait_with_output().expect("the binary ends")
+}
+
+/// Runs the binary, expects success, and returns its standard output.
+pub(crate) fn succeed(args: &[&str]) -> String {
+    succeed_with(args, "")
+}
+
+/// The same with a standard input.
+pub(crate) fn succeed_with(args: &[&str], input: &str) -> String {
+    let output = run(args, input);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "stolon {args:?}: {}: {errors}", output.status);
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// Runs the binary, expects a failure with nothing on standard output, and returns what it says.
+pub(crate) fn fail(args: &[&str]) -> String {
+    let output = run(args, "");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "stolon {args:?} succeeded: {errors}");
+    assert!(!errors.contains("panicked"), "stolon {args:?}: {errors}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "", "stolon {args:?}");
+    errors
+}
+
+/// The JSON objects on a command's lines.
+pub(crate) fn json_lines(output: &str) -> Vec<Value> {
+    output.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+}
+
+/// A running `stolon serve`, killed when dropped.
+pub(crate) struct Server {
+    child: Child,
+    base: String,
+    client: reqwest::Client,
+}
+
+impl Server {
+    /// Starts a server on a free port.
+    pub(crate) fn start(model: &str, args: &[&str]) -> Self {
+        let mut child = stolon(&["serve", "--port", "0", "--num-blocks", "512", "--model", model])
+            .args(args)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let base = loop {
+            let line = lines.next().expect("an address before the end").expect("UTF-8");
+            if let Some(address) = line.strip_prefix("listening on ") {
+                break address.to_owned();
+            }
+        };
+        // Whatever it says later must not fill the pipe.
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { child, base, client: reqwest::Client::new() }
+    }
+
+    pub(crate) fn tiny() -> Self {
+        Self::start(TINY, &[])
+    }
+
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.base)
+    }
+
+    /// Sends a body as it is.
+    pub(crate) async fn send(
+        &self,
+        path: &str,
+        body: impl Into<reqwest::Body>,
+    ) -> reqwest::Response {
+        let request = self.client.post(self.url(path)).header("content-type", "application/json");
+        request.body(body).send().await.expect("a response")
+    }
+
+    /// Posts JSON and returns the status and the JSON that came.
+    pub(crate) async fn post(&self, path: &str, body: Value) -> (u16, Value) {
+        let response = self.send(path, body.to_string()).await;
+        (response.status().as_u16(), response.json().await.expect("JSON"))
+    }
+
+    /// Posts JSON and expects it to succeed.
+    pub(crate) async fn ok(&self, path: &str, body: Value) -> Value {
+        let shown = body.to_string();
+        let (status, reply) = self.post(path, body).await;
+        assert_eq!(status, 200, "{shown}: {reply}");
+        reply
+    }
+
+    /// Posts to the completions endpoint, greedy unless the body says otherwise.
+    pub(crate) async fn complete(&self, body: Value) -> Value {
+        self.ok("/v1/completions", greedy(body)).await
+    }
+
+    /// Posts with `stream` and returns the payloads, the closing `[DONE]` checked and left out.
+    pub(crate) async fn events(&self, path: &str, mut body: Value) -> Vec<Value> {
+        body["stream"] = json!(true);
+        let response = self.send(path, greedy(body).to_string()).await;
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        let text = response.text().await.expect("a body");
+        let mut payloads: Vec<&str> =
+            text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+        assert_eq!(payloads.pop(), Some("[DONE]"));
+        payloads.iter().map(|payload| serde_json::from_str(payload).expect("JSON")).collect()
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> (u16, Value) {
+        let response = self.client.get(self.url(path)).send().await.expect("a response");
+        (response.status().as_u16(), response.json().await.expect("JSON"))
+    }
+
+    /// Waits until no request runs or waits, then checks the books: every block is back.
+    pub(crate) async fn settled_audit(&self) -> Value {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let (status, reply) = self.get("/admin/audit").await;
+            assert_eq!(status, 200, "{reply}");
+            let audit = &reply["audit"];
+            let at_work =
+                ["running", "waiting", "blocks_reserved"].map(|name| audit[name].as_u64());
+            if at_work == [Some(0); 3] {
+                let count = |name: &str| audit[name].as_u64().expect("a count");
+                assert_eq!(
+                    count("blocks_free") + count("blocks_committed"),
+                    count("blocks_total"),
+                    "{audit}"
+                );
+                return audit.clone();
+            }
+            assert!(Instant::now() < deadline, "requests still hold something: {audit}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Asks the process to terminate.
+    pub(crate) fn terminate(&self) {
+        let status = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
+        assert!(status.expect("kill runs").success());
+    }
+
+    /// Waits for the process to end by itself.
+    pub(crate) fn wait(mut self) -> std::process::ExitStatus {
+        self.child.wait().expect("the process ends")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself; either way it is gone after this.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The body with temperature 0 unless it has one.
+fn greedy(mut body: Value) -> Value {
+    if body["temperature"].is_null() {
+        body["temperature"] = json!(0);
+    }
+    body
+}
+
+/// The texts of a reply's choices, in order.
+pub(crate) fn texts(reply: &Value) -> Vec<&str> {
+    let choices = reply["choices"].as_array().expect("choices");
+    choices.iter().map(|choice| choice["text"].as_str().expect("a text")).collect()
+}
+
+/// A prompt of ids that begins with `shared` tokens common to all seeds and goes on with 8 of
+/// its own.
+pub(crate) fn prompt(shared: usize, seed: u32) -> Vec<u32> {
+    let own = (0..8).map(|i| 32 + (seed * 7 + i * 3) % 90);
+    (0..shared as u32).map(|i| 32 + (i * 31) % 90).chain(own).collect()
+}
