@@ -10,6 +10,7 @@ pub mod sampling;
 pub mod source;
 pub mod tokenizer;
 pub mod weights;
+pub mod kernels;
 
 pub use backend::{
     Backend, BackendError, BackendSpec, LogitRows, SequenceSlice, StepBatch, StepOutput,

@@ -1,0 +1,113 @@
+//! Cache-line aligned memory for packed weights and scratch.
+//!
+//! A buffer is zeroed when made and never grows. Scratch buffers are lent out by
+//! [`Threads`](super::Threads) and go back to it, so a step allocates nothing once warm.
+#![allow(unsafe_code, reason = "views aligned memory as slices of plain numbers")]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+
+/// Bytes of a cache line, and of an AVX-512 register.
+pub(super) const ALIGN: usize = 64;
+
+/// Plain numbers for which every bit pattern, zero included, is a value.
+///
+/// # Safety
+/// The type has no padding, no invalid bit pattern, no drop, and an alignment of at most [`ALIGN`].
+pub(super) unsafe trait Plain: Copy + 'static {}
+// SAFETY: an integer or float type: no padding, all bit patterns valid.
+unsafe impl Plain for u8 {}
+// SAFETY: as above.
+unsafe impl Plain for i8 {}
+// SAFETY: as above.
+unsafe impl Plain for u16 {}
+// SAFETY: as above.
+unsafe impl Plain for f32 {}
+
+/// Zero-initialised bytes aligned to [`ALIGN`].
+pub(super) struct Buffer {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the buffer owns its memory and hands it out under the usual borrow rules.
+unsafe impl Send for Buffer {}
+// SAFETY: shared access gives shared slices only.
+unsafe impl Sync for Buffer {}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffer").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl Buffer {
+    /// `count` zeroes of `T`.
+    pub(super) fn zeroed<T: Plain>(count: usize) -> Buffer {
+        let len = count.checked_mul(size_of::<T>()).expect("a buffer's size fits in memory");
+        if len == 0 {
+            return Buffer { start: NonNull::<u8>::dangling(), len: 0 };
+        }
+        let layout = Self::layout(len);
+        // SAFETY: the layout's size is not zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        Buffer { start, len }
+    }
+
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len, ALIGN).expect("a buffer's size fits in memory")
+    }
+
+    /// Bytes it holds.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The memory as `T`s; a remainder too short for one is left out.
+    pub(super) fn slice<T: Plain>(&self) -> &[T] {
+        let count = self.len / size_of::<T>();
+        if count == 0 {
+            return &[];
+        }
+        // SAFETY: `count` Ts lie within the allocation, which is initialised and aligned for any
+        // `Plain` type, whose every bit pattern is valid; the borrow of self keeps it alive.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast::<T>(), count) }
+    }
+
+    /// The memory as mutable `T`s; a remainder too short for one is left out.
+    pub(super) fn slice_mut<T: Plain>(&mut self) -> &mut [T] {
+        let count = self.len / size_of::<T>();
+        if count == 0 {
+            return &mut [];
+        }
+        // SAFETY: as in `slice`, and the exclusive borrow makes this the only view.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast::<T>(), count) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: allocated in `zeroed` with this very layout, and freed only here.
+            unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) }
+        }
+    }
+}
+
+/// A raw pointer that tasks of one parallel call share, each writing its own part.
+pub(super) struct SharedMut<T>(*mut T);
+
+// SAFETY: only a pointer; whoever dereferences it must prove that no two tasks touch one element.
+unsafe impl<T: Send> Sync for SharedMut<T> {}
+
+impl<T: Plain> SharedMut<T> {
+    pub(super) fn new(slice: &mut [T]) -> SharedMut<T> {
+        SharedMut(slice.as_mut_ptr())
+    }
+
+    /// The pointer; a method so that closures capture the whole wrapper.
+    pub(super) fn get(&self) -> *mut T {
+        self.0
+    }
+}

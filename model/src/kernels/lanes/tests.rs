@@ -1,0 +1,108 @@
+//! Lanes against scalar arithmetic on each path.
+
+use super::*;
+use crate::kernels::Path;
+use crate::kernels::reference::random;
+
+#[inline(always)]
+unsafe fn exp_all<L: Lanes>(values: &mut [f32]) {
+    for chunk in values.chunks_exact_mut(LANES) {
+        // SAFETY: a chunk holds 16 values; the set is enabled by the dispatcher.
+        unsafe { exp(L::load(chunk.as_ptr())).store(chunk.as_mut_ptr()) };
+    }
+}
+dispatch! {
+    /// # Safety
+    /// None beyond the path's.
+    unsafe fn exp_on(values: &mut [f32]) = exp_all
+}
+
+#[inline(always)]
+unsafe fn transpose_all<L: Lanes>(values: &mut [f32]) {
+    // SAFETY: the caller gives 256 values; the set is enabled by the dispatcher.
+    unsafe {
+        let mut square = [L::splat(0.0); LANES];
+        for (i, row) in square.iter_mut().enumerate() {
+            *row = L::load(values.as_ptr().add(i * LANES));
+        }
+        L::transpose(&mut square);
+        for (i, row) in square.iter().enumerate() {
+            row.store(values.as_mut_ptr().add(i * LANES));
+        }
+    }
+}
+dispatch! {
+    /// # Safety
+    /// `values` holds 256 values.
+    unsafe fn transpose_on(values: &mut [f32]) = transpose_all
+}
+
+#[inline(always)]
+unsafe fn widen_all<L: Lanes>(raw: &[u16], out: &mut [f32]) {
+    // SAFETY: the caller gives 32 raw values and room for 64; the set is enabled.
+    unsafe {
+        L::load_bf16(raw.as_ptr()).store(out.as_mut_ptr());
+        L::load_f16(raw.as_ptr()).store(out.as_mut_ptr().add(16));
+        let (first, second) = L::load_bf16_pairs(raw.as_ptr());
+        first.store(out.as_mut_ptr().add(32));
+        second.store(out.as_mut_ptr().add(48));
+    }
+}
+dispatch! {
+    /// # Safety
+    /// `raw` holds 32 values, `out` 64.
+    unsafe fn widen_on(raw: &[u16], out: &mut [f32]) = widen_all
+}
+
+/// Goal: the exponential is within 3e-7 of f64's over its range, and right at the edges.
+#[test]
+fn exponential_is_accurate() {
+    for path in Path::supported() {
+        let x: Vec<f32> = (0..16_000_u16).map(|i| -87.0 + f32::from(i) * 0.0109).collect();
+        let mut got = x.clone();
+        // SAFETY: no need beyond the path's.
+        unsafe { exp_on(path, &mut got) };
+        for (x, got) in x.iter().zip(&got) {
+            let want = f64::from(*x).exp();
+            assert!((f64::from(*got) / want - 1.0).abs() < 3e-7, "{path}: e^{x} = {got}");
+        }
+        let mut edges = [f32::NEG_INFINITY; LANES];
+        edges[1] = 0.0;
+        edges[2] = f32::NAN;
+        edges[3] = -90.0;
+        // SAFETY: no need beyond the path's.
+        unsafe { exp_on(path, &mut edges) };
+        assert_eq!((edges[0], edges[1], edges[3]), (0.0, 1.0, 0.0), "{path}");
+        assert!(edges[2].is_nan(), "{path}");
+    }
+}
+
+/// Goal: a transposed square has its rows as columns.
+#[test]
+fn transpose_turns_rows_to_columns() {
+    for path in Path::supported() {
+        let x = random(1, 256);
+        let mut got = x.clone();
+        // SAFETY: 256 values.
+        unsafe { transpose_on(path, &mut got) };
+        assert!((0..256).all(|i| got[i] == x[i % 16 * 16 + i / 16]), "{path}");
+    }
+}
+
+/// Goal: half-size floats widen exactly.
+#[test]
+fn half_floats_widen() {
+    let values = random(2, 32);
+    let bf16: Vec<u16> = values.iter().map(|&v| half::bf16::from_f32(v).to_bits()).collect();
+    for path in Path::supported() {
+        let mut got = [0.0; 64];
+        // SAFETY: 32 values in, 64 out.
+        unsafe { widen_on(path, &bf16, &mut got) };
+        for i in 0..16 {
+            assert_eq!(got[i], half::bf16::from_bits(bf16[i]).to_f32(), "{path}");
+            assert_eq!(got[16 + i], half::f16::from_bits(bf16[i]).to_f32(), "{path}");
+            assert_eq!(got[32 + i], half::bf16::from_bits(bf16[2 * i]).to_f32(), "{path}");
+            assert_eq!(got[48 + i], half::bf16::from_bits(bf16[2 * i + 1]).to_f32(), "{path}");
+        }
+    }
+}

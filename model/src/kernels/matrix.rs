@@ -1,0 +1,389 @@
+//! Weights packed for the kernels, and the product with rows of activations.
+//!
+//! Life: [`Matrix::pack`] at load, from the bytes of the file; read by every step; never changed.
+//! Packed weights take the size of the file's (padded to whole panels): there is no second copy,
+//! so [`Matrix::row`] unpacks one where a row itself is needed (an embedding that is tied).
+//!
+//! | type | layout | computed in |
+//! |---|---|---|
+//! | `F32` | `[panel][in][16]` | f32 |
+//! | `F16` | `[panel][in][16]` | f32, weights widened |
+//! | `Bf16` | `[panel][in / 2][16][2]`, `in` padded to 32 | see [`kernels`](super) on precision |
+//! | quantised | the file's blocks, row by row | f32, dequantised a few panels at a time |
+#![allow(unsafe_code, reason = "tasks write disjoint parts of one output")]
+
+use super::buffer::{Buffer, SharedMut};
+use super::error::KernelError;
+use super::gemm::{self, ChunkArgs};
+use super::lanes::LANES;
+use super::quant;
+use super::{Path, Threads};
+
+/// Inner dimension of bf16 weights is padded to a multiple of this: one AMX tile.
+const BF16_INNER: usize = 32;
+
+/// How the bytes of a weight are to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WeightType {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an f32.
+    Bf16,
+    /// GGUF: blocks of 32 bytes-wide integers and one f16 scale.
+    Q8_0,
+    /// GGUF: blocks of 256 4-bit integers with 6-bit scales and minima.
+    Q4K,
+    /// GGUF: blocks of 256 5-bit integers with 6-bit scales and minima.
+    Q5K,
+    /// GGUF: blocks of 256 6-bit integers with 8-bit scales.
+    Q6K,
+}
+
+impl WeightType {
+    /// Weights in a block (1 for plain types) and a block's bytes.
+    #[must_use]
+    pub fn block(self) -> (usize, usize) {
+        match self {
+            WeightType::F32 => (1, 4),
+            WeightType::F16 | WeightType::Bf16 => (1, 2),
+            WeightType::Q8_0 => (32, 34),
+            WeightType::Q4K => (256, 144),
+            WeightType::Q5K => (256, 176),
+            WeightType::Q6K => (256, 210),
+        }
+    }
+}
+
+/// A packed weight matrix of logical shape `[out_features, in_features]`.
+#[derive(Debug)]
+pub struct Matrix {
+    dtype: WeightType,
+    out_features: usize,
+    in_features: usize,
+    /// `in_features`, padded as the layout wants it.
+    padded_inner: usize,
+    path: Path,
+    data: Buffer,
+}
+
+impl Matrix {
+    /// Packs weights.
+    ///
+    /// `bytes` are row-major, `[out_features, in_features]`, little-endian, or GGUF blocks along
+    /// `in_features`.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the bytes do not fit the shape, or the shape is empty or no whole number
+    /// of blocks.
+    pub fn pack(
+        dtype: WeightType,
+        out_features: usize,
+        in_features: usize,
+        bytes: &[u8],
+        path: Path,
+    ) -> Result<Matrix, KernelError> {
+        if out_features == 0 || in_features == 0 {
+            return Err(KernelError::Empty { out_features, in_features });
+        }
+        let (block_len, block_bytes) = dtype.block();
+        if !in_features.is_multiple_of(block_len) {
+            return Err(KernelError::PartialBlock { dtype, expected: block_len, got: in_features });
+        }
+        let row_bytes = in_features / block_len * block_bytes;
+        let expected = out_features.saturating_mul(row_bytes);
+        if bytes.len() != expected {
+            let got = bytes.len();
+            return Err(KernelError::WrongByteCount {
+                dtype,
+                out_features,
+                in_features,
+                expected,
+                got,
+            });
+        }
+        let padded_inner = match dtype {
+            WeightType::Bf16 => in_features.next_multiple_of(BF16_INNER),
+            _ => in_features,
+        };
+        let panels = out_features.div_ceil(LANES);
+        let data = match dtype {
+            WeightType::F32 => {
+                let mut data = Buffer::zeroed::<f32>(panels * padded_inner * LANES);
+                let read = |at: usize| {
+                    f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+                };
+                pack_singles(data.slice_mut(), out_features, in_features, |index| read(4 * index));
+                data
+            }
+            WeightType::F16 => {
+                let mut data = Buffer::zeroed::<u16>(panels * padded_inner * LANES);
+                let read = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+                pack_singles(data.slice_mut(), out_features, in_features, |index| read(2 * index));
+                data
+            }
+            WeightType::Bf16 => {
+                let mut data = Buffer::zeroed::<u16>(panels * padded_inner * LANES);
+                pack_pairs(data.slice_mut(), in_features, padded_inner, bytes);
+                data
+            }
+            WeightType::Q8_0 | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => {
+                let mut data = Buffer::zeroed::<u8>(bytes.len());
+                data.slice_mut::<u8>().copy_from_slice(bytes);
+                data
+            }
+        };
+        Ok(Matrix { dtype, out_features, in_features, padded_inner, path, data })
+    }
+
+    /// Rows of the weights: values of an output row.
+    #[must_use]
+    pub fn out_features(&self) -> usize {
+        self.out_features
+    }
+
+    /// Columns of the weights: values of an input row.
+    #[must_use]
+    pub fn in_features(&self) -> usize {
+        self.in_features
+    }
+
+    /// Type of the weights.
+    #[must_use]
+    pub fn dtype(&self) -> WeightType {
+        self.dtype
+    }
+
+    /// Bytes the packed weights take.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.data.len()
+    }
+
+    /// Unpacks row `index` of the weights into `out`, `[in_features]`, widened to f32.
+    ///
+    /// # Panics
+    /// If there is no such row or `out` is of another size.
+    pub fn row(&self, index: usize, out: &mut [f32]) {
+        assert!(index < self.out_features, "row {index} of {}", self.out_features);
+        assert_eq!(out.len(), self.in_features, "a row has {} values", self.in_features);
+        let (panel, lane) = (index / LANES, index % LANES);
+        let start = panel * self.padded_inner * LANES;
+        match self.dtype {
+            WeightType::F32 => {
+                let panel = &self.data.slice::<f32>()[start..];
+                for (k, value) in out.iter_mut().enumerate() {
+                    *value = panel[k * LANES + lane];
+                }
+            }
+            WeightType::F16 => {
+                let panel = &self.data.slice::<u16>()[start..];
+                for (k, value) in out.iter_mut().enumerate() {
+                    *value = half::f16::from_bits(panel[k * LANES + lane]).to_f32();
+                }
+            }
+            WeightType::Bf16 => {
+                let panel = &self.data.slice::<u16>()[start..];
+                for (k, value) in out.iter_mut().enumerate() {
+                    let at = (k / 2 * LANES + lane) * 2 + k % 2;
+                    *value = half::bf16::from_bits(panel[at]).to_f32();
+                }
+            }
+            WeightType::Q8_0 | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => {
+                quant::dequantise(self.dtype, self.blocks(index), out);
+            }
+        }
+    }
+
+    /// The file's blocks of a quantised row.
+    fn blocks(&self, row: usize) -> &[u8] {
+        let (block_len, block_bytes) = self.dtype.block();
+        let row_bytes = self.in_features / block_len * block_bytes;
+        &self.data.slice::<u8>()[row * row_bytes..][..row_bytes]
+    }
+
+    /// `out[r, o] = sum over k of x[r, k] * w[o, k]`.
+    ///
+    /// `x` is `[rows, in_features]`, `out` is `[rows, out_features]`. An element's bits depend on
+    /// its row of `x` and its row of weights alone.
+    ///
+    /// # Panics
+    /// If `x` or `out` is of another size: a bug of the caller.
+    pub fn matmul(&self, threads: &Threads, x: &[f32], rows: usize, out: &mut [f32]) {
+        assert_eq!(x.len(), rows * self.in_features, "x must be [{rows}, {}]", self.in_features);
+        assert_eq!(
+            out.len(),
+            rows * self.out_features,
+            "out must be [{rows}, {}]",
+            self.out_features
+        );
+        if rows > 0 {
+            self.matmul_lanes(threads, x, rows, out);
+        }
+    }
+
+    /// Whether products with this matrix round the activations to bf16.
+    #[must_use]
+    pub fn rounds_activations(&self) -> bool {
+        false
+    }
+
+    /// The product in f32 on lanes.
+    fn matmul_lanes(&self, threads: &Threads, x: &[f32], rows: usize, out: &mut [f32]) {
+        let group_max = gemm::group_max(self.path);
+        let padded_inner = self.padded_inner;
+        let mut packed = threads.scratch::<f32>(gemm::packed_rows(rows, group_max) * padded_inner);
+        let packed = packed.slice_mut::<f32>();
+        let groups = SharedMut::new(packed);
+        threads.for_each(rows.div_ceil(group_max), |group_index| {
+            let first = group_index * group_max;
+            let group = gemm::group_rows(rows - first, group_max);
+            // SAFETY: groups lie one after the other in `packed`, each written by its task only.
+            let part = unsafe {
+                let start = groups.get().add(first * padded_inner);
+                std::slice::from_raw_parts_mut(start, group * padded_inner)
+            };
+            gemm::pack_group(x, self.in_features, padded_inner, first, group, part);
+        });
+        let packed = &*packed;
+
+        // Whole groups a row chunk, whole panels a column chunk; some tasks for each thread.
+        let row_chunk = (240 / group_max * group_max).max(group_max);
+        let row_chunks = rows.div_ceil(row_chunk);
+        let panels = self.out_features.div_ceil(LANES);
+        let wanted = (threads.count() * 8).div_ceil(row_chunks);
+        let panel_chunk = panels.div_ceil(wanted).next_multiple_of(4).min(32);
+        let panel_chunks = panels.div_ceil(panel_chunk);
+        let sums = SharedMut::new(out);
+        threads.for_each(row_chunks * panel_chunks, |task| {
+            let first_row = task % row_chunks * row_chunk;
+            let first_panel = task / row_chunks * panel_chunk;
+            let panel_count = panel_chunk.min(panels - first_panel);
+            let first_feature = first_panel * LANES;
+            self.chunk(
+                threads,
+                &ChunkArgs {
+                    packed: packed[first_row * padded_inner..].as_ptr(),
+                    rows: row_chunk.min(rows - first_row),
+                    padded_inner,
+                    panels: std::ptr::null(),
+                    panel_count,
+                    // Tasks write disjoint rows or features.
+                    out: sums.get().wrapping_add(first_row * self.out_features + first_feature),
+                    out_features: self.out_features,
+                    features: (panel_count * LANES).min(self.out_features - first_feature),
+                },
+                first_panel,
+            );
+        });
+    }
+
+    /// One task of the product: `args` but for the weights, which begin at `first_panel`.
+    fn chunk(&self, threads: &Threads, args: &ChunkArgs<u8>, first_panel: usize) {
+        let start = first_panel * self.padded_inner * LANES;
+        match self.dtype {
+            WeightType::F32 => {
+                let args = with_panels(args, &self.data.slice::<f32>()[start..]);
+                // SAFETY: `matmul` has checked all sizes and gives each task its own sums.
+                unsafe { gemm::chunk_f32(self.path, &args) }
+            }
+            WeightType::F16 => {
+                let args = with_panels(args, &self.data.slice::<u16>()[start..]);
+                // SAFETY: as above.
+                unsafe { gemm::chunk_f16(self.path, &args) }
+            }
+            WeightType::Bf16 => {
+                let args = with_panels(args, &self.data.slice::<u16>()[start..]);
+                // SAFETY: as above.
+                unsafe { gemm::chunk_bf16(self.path, &args) }
+            }
+            WeightType::Q8_0 | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => {
+                self.quantised_chunk(threads, args, first_panel);
+            }
+        }
+    }
+
+    /// As [`Matrix::chunk`]: dequantises a few panels at a time into scratch.
+    fn quantised_chunk(&self, threads: &Threads, args: &ChunkArgs<u8>, first_panel: usize) {
+        const NEAR: usize = 2;
+        let panel_len = self.padded_inner * LANES;
+        let mut weights = threads.scratch::<f32>((NEAR + 1) * panel_len);
+        let (rows_scratch, weights) = weights.slice_mut::<f32>().split_at_mut(panel_len);
+        for panel in (0..args.panel_count).step_by(NEAR) {
+            let count = NEAR.min(args.panel_count - panel);
+            for near in 0..count {
+                let first = (first_panel + panel + near) * LANES;
+                let live = LANES.min(self.out_features - first);
+                let to = &mut weights[near * panel_len..][..panel_len];
+                if live < LANES {
+                    to.fill(0.0);
+                }
+                for lane in 0..live {
+                    let row = &mut rows_scratch[..self.in_features];
+                    quant::dequantise(self.dtype, self.blocks(first + lane), row);
+                    for (k, value) in row.iter().enumerate() {
+                        to[k * LANES + lane] = *value;
+                    }
+                }
+            }
+            let part = ChunkArgs {
+                panel_count: count,
+                out: args.out.wrapping_add(panel * LANES),
+                features: (count * LANES).min(args.features - panel * LANES),
+                ..with_panels(args, &*weights)
+            };
+            // SAFETY: `matmul` has checked all sizes and gives each task its own sums.
+            unsafe { gemm::chunk_f32(self.path, &part) }
+        }
+    }
+}
+
+/// `args` with the weights put in.
+fn with_panels<Raw>(args: &ChunkArgs<u8>, panels: &[Raw]) -> ChunkArgs<Raw> {
+    debug_assert!(panels.len() >= args.panel_count * args.padded_inner * LANES);
+    ChunkArgs {
+        packed: args.packed,
+        rows: args.rows,
+        padded_inner: args.padded_inner,
+        panels: panels.as_ptr(),
+        panel_count: args.panel_count,
+        out: args.out,
+        out_features: args.out_features,
+        features: args.features,
+    }
+}
+
+/// Fills `[panel][in][16]` from a row-major source.
+fn pack_singles<T: Copy>(
+    packed: &mut [T],
+    out_features: usize,
+    in_features: usize,
+    read: impl Fn(usize) -> T,
+) {
+    for (index, panel) in packed.chunks_exact_mut(in_features * LANES).enumerate() {
+        let live = LANES.min(out_features - index * LANES);
+        for lane in 0..live {
+            let row = (index * LANES + lane) * in_features;
+            for k in 0..in_features {
+                panel[k * LANES + lane] = read(row + k);
+            }
+        }
+    }
+}
+
+/// Fills `[panel][in / 2][16][2]` from row-major bf16 bytes.
+fn pack_pairs(packed: &mut [u16], in_features: usize, padded_inner: usize, bytes: &[u8]) {
+    let mut rows = bytes.chunks_exact(2 * in_features);
+    for panel in packed.chunks_exact_mut(padded_inner * LANES) {
+        for (lane, row) in rows.by_ref().take(LANES).enumerate() {
+            for (k, value) in row.chunks_exact(2).enumerate() {
+                let at = (k / 2 * LANES + lane) * 2 + k % 2;
+                panel[at] = u16::from_le_bytes([value[0], value[1]]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

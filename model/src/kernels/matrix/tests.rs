@@ -1,0 +1,162 @@
+//! The product against f64 on odd shapes, and its bits against every way to cut the work.
+
+use super::*;
+use crate::kernels::reference::{product, random, to_bf16, worst};
+
+fn bytes_of(dtype: WeightType, weights: &[f32]) -> Vec<u8> {
+    match dtype {
+        WeightType::F32 => weights.iter().flat_map(|w| w.to_le_bytes()).collect(),
+        WeightType::F16 => {
+            weights.iter().flat_map(|&w| half::f16::from_f32(w).to_le_bytes()).collect()
+        }
+        WeightType::Bf16 => {
+            weights.iter().flat_map(|&w| half::bf16::from_f32(w).to_le_bytes()).collect()
+        }
+        _ => {
+            use candle_core::quantized::{GgmlDType, QTensor};
+            let ggml = match dtype {
+                WeightType::Q8_0 => GgmlDType::Q8_0,
+                WeightType::Q4K => GgmlDType::Q4K,
+                WeightType::Q5K => GgmlDType::Q5K,
+                _ => GgmlDType::Q6K,
+            };
+            let tensor =
+                candle_core::Tensor::from_slice(weights, weights.len(), &candle_core::Device::Cpu)
+                    .unwrap();
+            QTensor::quantize(&tensor, ggml).unwrap().data().unwrap().to_vec()
+        }
+    }
+}
+
+const DTYPES: [WeightType; 7] = [
+    WeightType::F32,
+    WeightType::F16,
+    WeightType::Bf16,
+    WeightType::Q8_0,
+    WeightType::Q4K,
+    WeightType::Q5K,
+    WeightType::Q6K,
+];
+
+/// Rows, output features, inner size; the inner size is rounded up to whole blocks.
+const SHAPES: [(usize, usize, usize); 12] = [
+    (1, 1, 1),
+    (1, 16, 32),
+    (1, 70, 100),
+    (2, 33, 65),
+    (3, 64, 257),
+    (5, 130, 31),
+    (8, 17, 64),
+    (13, 48, 96),
+    (16, 64, 128),
+    (17, 31, 33),
+    (61, 100, 77),
+    (250, 90, 64),
+];
+
+fn shapes(dtype: WeightType) -> impl Iterator<Item = (usize, usize, usize)> {
+    SHAPES
+        .into_iter()
+        .map(move |(rows, out, inner)| (rows, out, inner.next_multiple_of(dtype.block().0)))
+}
+
+fn unpacked(matrix: &Matrix) -> Vec<f32> {
+    let mut weights = vec![0.0; matrix.out_features() * matrix.in_features()];
+    for (index, row) in weights.chunks_exact_mut(matrix.in_features()).enumerate() {
+        matrix.row(index, row);
+    }
+    weights
+}
+
+fn multiply(matrix: &Matrix, threads: &Threads, x: &[f32]) -> Vec<f32> {
+    let rows = x.len() / matrix.in_features();
+    let mut out = vec![f32::NAN; rows * matrix.out_features()];
+    matrix.matmul(threads, x, rows, &mut out);
+    out
+}
+
+/// Goal: `row` gives back the weights that were packed, exactly for plain types.
+#[test]
+fn rows_unpack_to_what_was_packed() {
+    for (_, out, inner) in SHAPES {
+        let weights = random(1, out * inner);
+        for dtype in [WeightType::F32, WeightType::F16, WeightType::Bf16] {
+            let bytes = bytes_of(dtype, &weights);
+            let matrix = Matrix::pack(dtype, out, inner, &bytes, Path::PORTABLE).unwrap();
+            let got = bytes_of(dtype, &unpacked(&matrix));
+            assert_eq!(got, bytes, "{dtype:?} [{out}, {inner}]");
+        }
+    }
+}
+
+/// Goal: every type on every path is as near to the f64 product as its arithmetic allows.
+#[test]
+fn product_matches_f64_on_odd_shapes() {
+    let threads = Threads::new(3);
+    for path in Path::supported() {
+        for dtype in DTYPES {
+            for (rows, out, inner) in shapes(dtype) {
+                let weights = random(2, out * inner);
+                let matrix =
+                    Matrix::pack(dtype, out, inner, &bytes_of(dtype, &weights), path).unwrap();
+                let x = random(3, rows * inner);
+                let got = multiply(&matrix, &threads, &x);
+                let rounds = matrix.rounds_activations();
+                let seen = if rounds { to_bf16(&x) } else { x };
+                let (difference, at) =
+                    worst(&got, &product(&seen, &unpacked(&matrix), rows, inner));
+                // Products of values below one; rounding grows with the square root of the count.
+                let tolerance = 2e-7 * (inner as f64).sqrt().max(2.0);
+                assert!(
+                    difference < tolerance,
+                    "{path} {dtype:?} [{rows}, {inner}] x [{out}]: off by {difference} at {at}"
+                );
+            }
+        }
+    }
+}
+
+/// Goal, batch invariance: a row has the same bits alone, among others, at any place, and with any
+/// number of threads.
+#[test]
+fn bits_do_not_depend_on_the_batch_or_the_threads() {
+    let (one, three) = (Threads::new(1), Threads::new(3));
+    for path in Path::supported() {
+        for dtype in DTYPES {
+            let (rows, out, inner) = (70, 83, 173_usize.next_multiple_of(dtype.block().0));
+            let weights = random(4, out * inner);
+            let matrix = Matrix::pack(dtype, out, inner, &bytes_of(dtype, &weights), path).unwrap();
+            let x = random(5, rows * inner);
+            let whole = multiply(&matrix, &three, &x);
+            assert_eq!(whole, multiply(&matrix, &one, &x), "{path} {dtype:?}: threads");
+            for cut in [1, 2, 3, 4, 5, 7, 11, 12, 15, 16, 17, 31, 32, 33, 47, 48] {
+                let parts: Vec<f32> = x
+                    .chunks(cut * inner)
+                    .flat_map(|part| multiply(&matrix, &three, part))
+                    .collect();
+                assert!(
+                    whole.iter().map(|v| v.to_bits()).eq(parts.iter().map(|v| v.to_bits())),
+                    "{path} {dtype:?}: cut by {cut}"
+                );
+            }
+        }
+    }
+}
+
+/// Goal: bytes that do not fit the shape are refused with what was expected.
+#[test]
+fn wrong_sizes_are_errors() {
+    let pack = |dtype, out, inner, len: usize| {
+        Matrix::pack(dtype, out, inner, &vec![0; len], Path::PORTABLE).map(|_| ()).unwrap_err()
+    };
+    assert!(pack(WeightType::F32, 2, 3, 23).to_string().contains("expected 24 bytes, got 23"));
+    assert!(pack(WeightType::Q4K, 2, 100, 1).to_string().contains("a multiple of 256 columns"));
+    assert!(matches!(pack(WeightType::F32, 0, 3, 0), KernelError::Empty { .. }));
+}
+
+/// Goal: a product of no rows is nothing.
+#[test]
+fn no_rows() {
+    let matrix = Matrix::pack(WeightType::F32, 2, 2, &[0; 16], Path::PORTABLE).unwrap();
+    assert!(multiply(&matrix, &Threads::new(2), &[]).is_empty());
+}
