@@ -19,6 +19,8 @@
 //! paths with bf16 hardware ([`PathKind::Amx`], [`PathKind::Avx512Bf16`]) round the activations to
 //! bf16 and add in `f32`; on other paths they are widened and the activations stay `f32`.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention;
 mod buffer;
 mod elementwise;

@@ -263,6 +263,7 @@ pub(super) fn pack_group(
 }
 
 /// A task: all rows of some groups times a chunk of panels.
+#[derive(Clone, Copy)]
 pub(super) struct ChunkArgs<Raw> {
     /// Packed activations of the first group.
     pub packed: *const f32,

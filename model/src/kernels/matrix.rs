@@ -12,12 +12,14 @@
 //! | quantised | the file's blocks, row by row | f32, dequantised a few panels at a time |
 #![allow(unsafe_code, reason = "tasks write disjoint parts of one output")]
 
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::buffer::{Buffer, SharedMut};
 use super::error::KernelError;
 use super::gemm::{self, ChunkArgs};
 use super::lanes::LANES;
 use super::quant;
-use super::{Path, Threads};
+use super::{Path, PathKind, Threads};
 
 /// Inner dimension of bf16 weights is padded to a multiple of this: one AMX tile.
 const BF16_INNER: usize = 32;
@@ -218,15 +220,70 @@ impl Matrix {
             "out must be [{rows}, {}]",
             self.out_features
         );
-        if rows > 0 {
-            self.matmul_lanes(threads, x, rows, out);
+        if rows == 0 {
+            return;
         }
+        #[cfg(target_arch = "x86_64")]
+        if self.uses_tiles() {
+            return self.matmul_tiles(threads, x, rows, out);
+        }
+        self.matmul_lanes(threads, x, rows, out);
+    }
+
+    /// Whether the product runs on AMX tiles.
+    fn uses_tiles(&self) -> bool {
+        self.path.kind() == PathKind::Amx && self.dtype == WeightType::Bf16
     }
 
     /// Whether products with this matrix round the activations to bf16.
     #[must_use]
     pub fn rounds_activations(&self) -> bool {
-        false
+        self.uses_tiles()
+    }
+
+    /// The product in bf16 on AMX tiles.
+    #[cfg(target_arch = "x86_64")]
+    fn matmul_tiles(&self, threads: &Threads, x: &[f32], rows: usize, out: &mut [f32]) {
+        let padded_inner = self.padded_inner;
+        let row_tile_len = amx::ROWS * padded_inner;
+        let mut packed = threads.scratch::<u16>(amx::packed_len(rows, padded_inner));
+        let packed = packed.slice_mut::<u16>();
+        let row_tiles = SharedMut::new(packed);
+        let pack = |index: usize| {
+            // SAFETY: tile `index` of `packed`, which only this task writes; the path has the set.
+            unsafe {
+                let start = row_tiles.get().add(index * row_tile_len);
+                let part = std::slice::from_raw_parts_mut(start, row_tile_len);
+                amx::pack_row_tile(x, self.in_features, padded_inner, index, part);
+            }
+        };
+        let tiles = rows.div_ceil(amx::ROWS);
+        if tiles <= 2 {
+            (0..tiles).for_each(pack);
+        } else {
+            threads.for_each(tiles, pack);
+        }
+        let packed = &*packed;
+        let weights = self.data.slice::<u16>();
+        let cut = Cut::new(threads, rows, 256, self.out_features);
+        let sums = SharedMut::new(out);
+        threads.for_each(cut.task_count(), |task| {
+            let part = cut.task(task);
+            let args = amx::TileArgs {
+                packed: packed[part.first_row * padded_inner..].as_ptr(),
+                rows: part.rows,
+                padded_inner,
+                panels: weights[part.first_panel * LANES * padded_inner..].as_ptr(),
+                out: sums
+                    .get()
+                    .wrapping_add(part.first_row * self.out_features + part.first_panel * LANES),
+                out_features: self.out_features,
+                features: part.features,
+            };
+            // SAFETY: the path proves that AMX may be used; `matmul` has checked all sizes, and
+            // tasks write disjoint rows or features.
+            unsafe { amx::chunk(&args) }
+        });
     }
 
     /// The product in f32 on lanes.
@@ -247,35 +304,25 @@ impl Matrix {
             gemm::pack_group(x, self.in_features, padded_inner, first, group, part);
         });
         let packed = &*packed;
-
-        // Whole groups a row chunk, whole panels a column chunk; some tasks for each thread.
         let row_chunk = (240 / group_max * group_max).max(group_max);
-        let row_chunks = rows.div_ceil(row_chunk);
-        let panels = self.out_features.div_ceil(LANES);
-        let wanted = (threads.count() * 8).div_ceil(row_chunks);
-        let panel_chunk = panels.div_ceil(wanted).next_multiple_of(4).min(32);
-        let panel_chunks = panels.div_ceil(panel_chunk);
+        let cut = Cut::new(threads, rows, row_chunk, self.out_features);
         let sums = SharedMut::new(out);
-        threads.for_each(row_chunks * panel_chunks, |task| {
-            let first_row = task % row_chunks * row_chunk;
-            let first_panel = task / row_chunks * panel_chunk;
-            let panel_count = panel_chunk.min(panels - first_panel);
-            let first_feature = first_panel * LANES;
-            self.chunk(
-                threads,
-                &ChunkArgs {
-                    packed: packed[first_row * padded_inner..].as_ptr(),
-                    rows: row_chunk.min(rows - first_row),
-                    padded_inner,
-                    panels: std::ptr::null(),
-                    panel_count,
-                    // Tasks write disjoint rows or features.
-                    out: sums.get().wrapping_add(first_row * self.out_features + first_feature),
-                    out_features: self.out_features,
-                    features: (panel_count * LANES).min(self.out_features - first_feature),
-                },
-                first_panel,
-            );
+        threads.for_each(cut.task_count(), |task| {
+            let part = cut.task(task);
+            let args = ChunkArgs {
+                packed: packed[part.first_row * padded_inner..].as_ptr(),
+                rows: part.rows,
+                padded_inner,
+                panels: std::ptr::null(),
+                panel_count: part.features.div_ceil(LANES),
+                // Tasks write disjoint rows or features.
+                out: sums
+                    .get()
+                    .wrapping_add(part.first_row * self.out_features + part.first_panel * LANES),
+                out_features: self.out_features,
+                features: part.features,
+            };
+            self.chunk(threads, &args, part.first_panel);
         });
     }
 
@@ -331,10 +378,58 @@ impl Matrix {
                 panel_count: count,
                 out: args.out.wrapping_add(panel * LANES),
                 features: (count * LANES).min(args.features - panel * LANES),
-                ..with_panels(args, &*weights)
+                ..*args
             };
+            let part = with_panels(&part, &*weights);
             // SAFETY: `matmul` has checked all sizes and gives each task its own sums.
             unsafe { gemm::chunk_f32(self.path, &part) }
+        }
+    }
+}
+
+/// How a product is cut into tasks: chunks of rows, which share their activations, times chunks of
+/// panels, which share their weights.
+struct Cut {
+    rows: usize,
+    row_chunk: usize,
+    out_features: usize,
+    panel_chunk: usize,
+}
+
+/// One task of a [`Cut`].
+struct Part {
+    first_row: usize,
+    rows: usize,
+    first_panel: usize,
+    features: usize,
+}
+
+impl Cut {
+    /// At most `row_chunk` rows a task, at most 32 panels, and some tasks for each thread.
+    fn new(threads: &Threads, rows: usize, row_chunk: usize, out_features: usize) -> Cut {
+        let panels = out_features.div_ceil(LANES);
+        let wanted = (threads.count() * 8).div_ceil(rows.div_ceil(row_chunk));
+        let panel_chunk = panels.div_ceil(wanted).next_multiple_of(4).min(32);
+        Cut { rows, row_chunk, out_features, panel_chunk }
+    }
+
+    fn row_chunks(&self) -> usize {
+        self.rows.div_ceil(self.row_chunk)
+    }
+
+    fn task_count(&self) -> usize {
+        self.row_chunks() * self.out_features.div_ceil(self.panel_chunk * LANES)
+    }
+
+    /// Tasks that share weights follow each other.
+    fn task(&self, index: usize) -> Part {
+        let first_row = index % self.row_chunks() * self.row_chunk;
+        let first_panel = index / self.row_chunks() * self.panel_chunk;
+        Part {
+            first_row,
+            rows: self.row_chunk.min(self.rows - first_row),
+            first_panel,
+            features: (self.panel_chunk * LANES).min(self.out_features - first_panel * LANES),
         }
     }
 }

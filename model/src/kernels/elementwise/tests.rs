@@ -74,7 +74,7 @@ fn gates_match_their_formulas() {
     for path in Path::supported() {
         let mut extremes = [-1000.0, 1000.0, f32::NAN];
         silu_mul(path, &mut extremes, &[1.0; 3]);
-        assert_eq!(extremes[..2], [0.0, 1000.0], "{path}");
+        assert!(extremes[0].abs() < 1e-30 && extremes[1] == 1000.0, "{path}: {extremes:?}");
         assert!(extremes[2].is_nan(), "{path}: NaN must stay visible");
     }
 }
