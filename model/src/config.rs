@@ -4,11 +4,22 @@
 //! checked there, and constant afterwards. The forward pass reads these fields and never asks
 //! for the architecture by name.
 
+pub(crate) mod gguf;
+mod hf;
+mod keys;
 mod rope;
+mod tensors;
 
+pub(crate) use hf::{ParsedConfig, parse as parse_json};
+pub(crate) use keys::Keys;
 pub use rope::{Rope, RopeScaling};
+pub use tensors::{TensorRole, TensorSpec};
 
+use crate::error::ModelError;
 use crate::weights::TensorType;
+
+/// Most layers a configuration may state: far above any model, far below what hurts to allocate.
+pub(crate) const LAYERS_MAX: usize = 4096;
 
 /// The architectures the decoder can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,4 +118,71 @@ pub struct DecoderConfig {
     pub layers: Vec<LayerConfig>,
     /// Type most weights are stored in, as far as the configuration says; F32 when it does not.
     pub dtype: TensorType,
+}
+
+impl DecoderConfig {
+    /// Reads a Hugging Face `config.json`; `file` is its name for messages.
+    ///
+    /// # Errors
+    /// [`ModelError::UnknownArchitecture`], [`ModelError::InvalidKey`], or
+    /// [`ModelError::Unsupported`] for an option that is valid and not implemented.
+    pub fn from_json(file: &str, value: &serde_json::Value) -> Result<Self, ModelError> {
+        parse_json(file, value).map(|parsed| parsed.decoder)
+    }
+
+    /// Checks what the fields promise each other. `file` is named in the error.
+    ///
+    /// # Errors
+    /// [`ModelError::InvalidKey`] for the first field that breaks its documentation.
+    pub fn check(&self, file: &str) -> Result<(), ModelError> {
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_attention_heads", self.num_heads),
+            ("num_key_value_heads", self.num_kv_heads),
+            ("head_dim", self.head_dim),
+            ("max_position_embeddings", self.max_positions),
+            ("num_hidden_layers", self.layers.len()),
+        ];
+        for (key, size) in sizes {
+            if size == 0 || size as u64 > keys::SIZE_MAX {
+                return Err(ModelError::key(file, key, format!("1 to {}", keys::SIZE_MAX), size));
+            }
+        }
+        if self.layers.len() > LAYERS_MAX {
+            let expected = format!("at most {LAYERS_MAX}");
+            return Err(ModelError::key(file, "num_hidden_layers", expected, self.layers.len()));
+        }
+        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
+            let expected = format!("a divisor of num_attention_heads, {}", self.num_heads);
+            return Err(ModelError::key(file, "num_key_value_heads", expected, self.num_kv_heads));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return Err(ModelError::key(file, "head_dim", "an even number", self.head_dim));
+        }
+        let floats = [
+            ("rms_norm_eps", self.rms_norm_eps),
+            ("attention_scale", self.attention_scale),
+            ("embedding_scale", self.embedding_scale.unwrap_or(1.0)),
+        ];
+        for (key, number) in floats {
+            if !number.is_finite() || number <= 0.0 {
+                return Err(ModelError::key(file, key, "a finite number above 0", number));
+            }
+        }
+        for rope in &self.ropes {
+            rope.check(file, self.head_dim)?;
+        }
+        for layer in &self.layers {
+            if layer.rope >= self.ropes.len() {
+                let expected = format!("an index below {}", self.ropes.len());
+                return Err(ModelError::key(file, "rope", expected, layer.rope));
+            }
+            if layer.sliding_window == Some(0) {
+                return Err(ModelError::key(file, "sliding_window", "at least 1", 0));
+            }
+        }
+        Ok(())
+    }
 }

@@ -2,10 +2,14 @@
 
 pub mod backend;
 pub mod config;
+#[cfg(feature = "demo-model")]
+pub mod demo;
 pub mod detokenizer;
 pub mod error;
 pub mod fake;
+pub mod hub;
 pub mod load;
+pub mod random;
 pub mod sampling;
 pub mod source;
 pub mod tokenizer;
@@ -18,11 +22,15 @@ pub use backend::{
 pub use config::{Activation, Architecture, DecoderConfig, LayerConfig, Rope, RopeScaling};
 pub use detokenizer::Detokenizer;
 pub use error::ModelError;
-pub use load::{GenerationDefaults, GgufTokenizer, LoadedModel, TextSource, TokenizerSource};
+pub use fake::{FakeBackend, FakeFault, FakeHandle, FakeLatency, FakeOptions};
+pub use hub::HubOptions;
+pub use load::{
+    GenerationDefaults, GgufTokenizer, LoadOptions, LoadedModel, TextSource, TokenizerSource, load,
+};
+pub use random::random_model;
 pub use sampling::{
     Sampled, SamplerState, SamplingError, SamplingParams, TokenLogprob, prompt_logprob,
 };
-pub use fake::{FakeBackend, FakeFault, FakeHandle, FakeLatency, FakeOptions};
 pub use source::ModelSource;
 pub use tokenizer::{Tokenizer, TokenizerError};
 pub use weights::{Tensor, TensorType, Weights};

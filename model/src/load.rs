@@ -4,11 +4,19 @@
 //! What comes out is plain data. The backend takes the configuration and the weights, the text
 //! side takes [`TextSource`]; neither reads a file again.
 
+pub(crate) mod directory;
+pub(crate) mod generation;
+mod gguf;
+
 use std::borrow::Cow;
+use std::path::PathBuf;
 
 use serde_json::Value;
 
 use crate::config::DecoderConfig;
+use crate::error::ModelError;
+use crate::hub::{self, HubOptions};
+use crate::source::ModelSource;
 use crate::weights::Weights;
 
 /// A model, read and checked.
@@ -51,6 +59,12 @@ pub enum TokenizerSource {
     },
     /// The vocabulary in a GGUF's metadata.
     Gguf(Box<GgufTokenizer>),
+    /// There is none: the model answers in token ids only, and any text is an error that says
+    /// so.
+    Missing {
+        /// Where a `tokenizer.json` was looked for.
+        directory: PathBuf,
+    },
     /// Every byte is the token of its value: for random models. `vocab_size` is at least 256.
     Bytes {
         /// Ids of the model; those from 256 on stand for nothing.
@@ -110,4 +124,38 @@ pub struct GenerationDefaults {
     pub min_p: Option<f32>,
     /// Above 0; 1 changes nothing.
     pub repetition_penalty: Option<f32>,
+}
+
+/// How to load.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// Where models are fetched from; by default what the environment says.
+    pub hub: HubOptions,
+}
+
+/// Loads a model: reads its configuration, maps its weights and checks that every tensor the
+/// configuration asks for is there in the right shape and in a type that can be computed with.
+///
+/// Blocks: on the disk, and for [`ModelSource::Hub`] on the network.
+///
+/// # Errors
+/// [`ModelError`]; its message names the file, and the key or tensor in it.
+pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, ModelError> {
+    match source {
+        ModelSource::Directory(path) => directory::load(path, file_name(path)),
+        ModelSource::Gguf(path) => gguf::load(path, file_name(path)),
+        ModelSource::Hub { id, revision } => {
+            let snapshot = hub::fetch(id, revision, &options.hub)?;
+            directory::load(&snapshot, id.clone())
+        }
+        #[cfg(feature = "demo-model")]
+        ModelSource::Demo => crate::demo::load(),
+        ModelSource::Random { preset, seed } => crate::random::load(preset, *seed),
+    }
+}
+
+/// The last part of a path, for a model's name.
+fn file_name(path: &std::path::Path) -> String {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }

@@ -55,12 +55,17 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`ModelError::Malformed`] when it cannot be read, [`ModelError::Unsupported`] when it is of
-    /// a kind that cannot be decoded token by token.
+    /// a kind that cannot be decoded token by token, [`ModelError::MissingFile`] when the model
+    /// came without one.
     pub fn new(source: &TokenizerSource) -> Result<Self, ModelError> {
         match source {
             TokenizerSource::Json { file, bytes } => Self::from_json(file, bytes),
             TokenizerSource::Gguf(metadata) => gguf::build(metadata),
             TokenizerSource::Bytes { .. } => Ok(Self::bytes()),
+            TokenizerSource::Missing { directory } => Err(ModelError::MissingFile {
+                directory: directory.clone(),
+                expected: "tokenizer.json".into(),
+            }),
         }
     }
 

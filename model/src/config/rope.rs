@@ -1,5 +1,7 @@
 //! Rotary position embedding: the frequencies, and the ways models stretch them.
 
+use crate::error::ModelError;
+
 /// How the frequencies differ from the plain `theta^(-2i / head_dim)`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
@@ -37,6 +39,30 @@ pub struct Rope {
 }
 
 impl Rope {
+    /// Checks the numbers' ranges. `file` is named in the error.
+    pub(crate) fn check(&self, file: &str, head_dim: usize) -> Result<(), ModelError> {
+        let positive = |key: &str, number: f64| {
+            if number.is_finite() && number > 0.0 {
+                return Ok(());
+            }
+            Err(ModelError::key(file, key, "a finite number above 0", number))
+        };
+        positive("rope_theta", self.theta)?;
+        match &self.scaling {
+            RopeScaling::None => Ok(()),
+            RopeScaling::Linear { factor } | RopeScaling::Llama3 { factor, .. } => {
+                positive("rope_scaling.factor", *factor)
+            }
+            RopeScaling::Divisors(divisors) if divisors.len() != head_dim / 2 => {
+                let expected = format!("{} numbers, head_dim / 2", head_dim / 2);
+                Err(ModelError::key(file, "rope_freqs", expected, divisors.len()))
+            }
+            RopeScaling::Divisors(divisors) => {
+                divisors.iter().try_for_each(|d| positive("rope_freqs", f64::from(*d)))
+            }
+        }
+    }
+
     /// The `head_dim / 2` inverse frequencies: position `p` turns the pair `i` by `p * f[i]`
     /// radians. Computed in f32, operation by operation as transformers does.
     #[must_use]
@@ -72,5 +98,5 @@ fn llama3_frequency(frequency: f32, factor: f32, low: f32, high: f32, context: f
         return frequency;
     }
     let smooth = (context / wavelength - low) / (high - low);
-    (1.0 - smooth) * (frequency / factor) + smooth * frequency
+    (1.0 - smooth) * frequency / factor + smooth * frequency
 }

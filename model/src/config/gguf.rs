@@ -1,0 +1,291 @@
+//! A GGUF file's metadata, read into a [`DecoderConfig`], and its tensors' names.
+//!
+//! GGUF files carry some of the model in another form than Hugging Face's: Gemma's norms have
+//! their offset added already, Llama 3.1's rope scaling is a tensor of divisors, and the rows of
+//! llama's q and k projections are in another order (undone by the weights).
+
+use std::collections::HashMap;
+
+use super::{Activation, Architecture, DecoderConfig, LayerConfig, Rope, RopeScaling};
+use crate::error::ModelError;
+use crate::weights::TensorType;
+use crate::weights::gguf::{Header, Value};
+
+/// Largest size that is believed.
+const SIZE_MAX: u64 = super::keys::SIZE_MAX;
+/// The architectures that are read.
+const KNOWN: &str = "llama, qwen2, qwen3, gemma3";
+/// Llama 3.1's rope scaling.
+pub(crate) const ROPE_FREQS: &str = "rope_freqs.weight";
+/// Layers of the Gemma 3 model whose scores are scaled by another rule.
+const GEMMA_27B_LAYERS: usize = 62;
+
+/// Reads the decoder from `header`. `divisors` is the content of [`ROPE_FREQS`], if there.
+pub(crate) fn parse(
+    header: &Header,
+    divisors: Option<Vec<f32>>,
+) -> Result<DecoderConfig, ModelError> {
+    let (architecture, prefix) = architecture(header)?;
+    let keys = Metadata { header, prefix };
+    keys.refuse_options()?;
+    let gemma = architecture == Architecture::Gemma3;
+    let hidden_size = keys.required_size("embedding_length")?;
+    let num_heads = keys.required_size("attention.head_count")?;
+    let num_kv_heads = keys.size("attention.head_count_kv")?.unwrap_or(num_heads);
+    let head_dim = keys.size("attention.key_length")?.unwrap_or(hidden_size / num_heads);
+    if let Some(value_dim) = keys.size("attention.value_length")?
+        && value_dim != head_dim
+    {
+        let expected = format!("{head_dim}, as attention.key_length");
+        return Err(keys.unsupported("attention.value_length", &expected, value_dim));
+    }
+    if let Some(rotary) = keys.size("rope.dimension_count")?
+        && rotary != head_dim
+    {
+        return Err(keys.unsupported("rope.dimension_count", &head_dim.to_string(), rotary));
+    }
+    let layer_count = keys.required_size("block_count")?;
+    if layer_count > super::LAYERS_MAX {
+        let expected = format!("at most {}", super::LAYERS_MAX);
+        return Err(keys.invalid("block_count", &expected, layer_count));
+    }
+    let score_dim = if gemma && layer_count == GEMMA_27B_LAYERS {
+        hidden_size as f32 / num_heads as f32
+    } else {
+        head_dim as f32
+    };
+    let embedding = "token_embd.weight";
+    let Some(info) = header.tensors.get(embedding) else {
+        return Err(ModelError::MissingTensor {
+            file: header.file.clone(),
+            tensor: embedding.into(),
+            expected: vec![0, hidden_size],
+        });
+    };
+    let has = |name: &str| header.tensors.contains_key(name);
+    let (ropes, layers) = keys.layers(gemma, layer_count, divisors)?;
+    let config = DecoderConfig {
+        architecture,
+        vocab_size: info.shape.first().copied().unwrap_or(0),
+        hidden_size,
+        intermediate_size: keys.required_size("feed_forward_length")?,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        rms_norm_eps: keys.required_float("attention.layer_norm_rms_epsilon")? as f32,
+        norm_offset: 0.0,
+        max_positions: keys.required_size("context_length")?,
+        tie_word_embeddings: !has("output.weight"),
+        qkv_bias: has("blk.0.attn_q.bias"),
+        output_bias: has("blk.0.attn_output.bias"),
+        mlp_bias: has("blk.0.ffn_up.bias"),
+        qk_norm: has("blk.0.attn_q_norm.weight"),
+        sandwich_norms: gemma,
+        activation: if gemma { Activation::GeluTanh } else { Activation::Silu },
+        embedding_scale: gemma.then(|| (hidden_size as f64).sqrt() as f32),
+        attention_scale: 1.0 / score_dim.sqrt(),
+        ropes,
+        layers,
+        dtype: most_common_type(header),
+    };
+    config.check(&header.file)?;
+    Ok(config)
+}
+
+fn architecture(header: &Header) -> Result<(Architecture, &str), ModelError> {
+    let name = header.metadata.get("general.architecture");
+    match name.and_then(Value::as_text) {
+        Some(name @ "llama") => Ok((Architecture::Llama, name)),
+        Some(name @ "qwen2") => Ok((Architecture::Qwen2, name)),
+        Some(name @ "qwen3") => Ok((Architecture::Qwen3, name)),
+        Some(name @ "gemma3") => Ok((Architecture::Gemma3, name)),
+        _ => Err(ModelError::UnknownArchitecture {
+            file: header.file.clone(),
+            got: name.map_or_else(|| "nothing".into(), Value::shown),
+            expected: KNOWN.into(),
+        }),
+    }
+}
+
+/// The type that most bytes of matrices are stored in.
+fn most_common_type(header: &Header) -> TensorType {
+    let mut bytes: HashMap<TensorType, usize> = HashMap::new();
+    for info in header.tensors.values() {
+        if let Ok(dtype) = info.dtype {
+            *bytes.entry(dtype).or_default() += info.range.len();
+        }
+    }
+    let most = bytes.into_iter().max_by_key(|(dtype, bytes)| (*bytes, dtype.name()));
+    most.map_or(TensorType::F32, |(dtype, _)| dtype)
+}
+
+/// The metadata under the architecture's prefix.
+struct Metadata<'a> {
+    header: &'a Header,
+    prefix: &'a str,
+}
+
+impl Metadata<'_> {
+    fn value(&self, key: &str) -> Option<&Value> {
+        self.header.metadata.get(&format!("{}.{key}", self.prefix))
+    }
+
+    fn invalid(&self, key: &str, expected: &str, got: impl ToString) -> ModelError {
+        ModelError::key(&self.header.file, &format!("{}.{key}", self.prefix), expected, got)
+    }
+
+    fn unsupported(&self, key: &str, expected: &str, got: impl ToString) -> ModelError {
+        ModelError::unsupported(&self.header.file, &format!("{}.{key}", self.prefix), expected, got)
+    }
+
+    fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        match value.as_u64() {
+            Some(n) if (1..=SIZE_MAX).contains(&n) => Ok(Some(n as usize)),
+            _ => Err(self.invalid(key, &format!("an integer from 1 to {SIZE_MAX}"), value.shown())),
+        }
+    }
+
+    fn required_size(&self, key: &str) -> Result<usize, ModelError> {
+        self.size(key)?.ok_or_else(|| self.invalid(key, "an integer", "nothing"))
+    }
+
+    /// A finite number above 0.
+    fn float(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        match value.as_f64() {
+            Some(number) if number.is_finite() && number > 0.0 => Ok(Some(number)),
+            _ => Err(self.invalid(key, "a finite number above 0", value.shown())),
+        }
+    }
+
+    fn required_float(&self, key: &str) -> Result<f64, ModelError> {
+        self.float(key)?.ok_or_else(|| self.invalid(key, "a number", "nothing"))
+    }
+
+    /// What would change the output if it were ignored. Zero stands for "off".
+    fn refuse_options(&self) -> Result<(), ModelError> {
+        for key in [
+            "expert_count",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+            "attention.scale",
+            "logit_scale",
+            "rope.scaling.attn_factor",
+        ] {
+            if let Some(value) = self.value(key)
+                && value.as_f64() != Some(0.0)
+            {
+                return Err(self.unsupported(key, "nothing", value.shown()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The ropes, and each layer's rope and window.
+    fn layers(
+        &self,
+        gemma: bool,
+        count: usize,
+        divisors: Option<Vec<f32>>,
+    ) -> Result<(Vec<Rope>, Vec<LayerConfig>), ModelError> {
+        let theta = self.float("rope.freq_base")?.unwrap_or(if gemma { 1e6 } else { 1e4 });
+        let scaling = match divisors {
+            Some(divisors) => RopeScaling::Divisors(divisors),
+            None => self.scaling()?,
+        };
+        let mut ropes = vec![Rope { theta, scaling }];
+        let window = self.size("attention.sliding_window")?;
+        let full = LayerConfig { rope: 0, sliding_window: None };
+        if !gemma {
+            // No file of these architectures uses one.
+            if let Some(window) = window {
+                return Err(self.unsupported("attention.sliding_window", "nothing", window));
+            }
+            return Ok((ropes, vec![full; count]));
+        }
+        let theta = self.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
+        ropes.push(Rope { theta, scaling: RopeScaling::None });
+        let sliding = LayerConfig { rope: 1, sliding_window: window };
+        let is_sliding = self.sliding_layers(count)?;
+        let layer = |sliding_here| if sliding_here { sliding } else { full };
+        Ok((ropes, is_sliding.into_iter().map(layer).collect()))
+    }
+
+    fn scaling(&self) -> Result<RopeScaling, ModelError> {
+        let key = "rope.scaling.type";
+        let kind = match self.value(key) {
+            None => None,
+            Some(value) => {
+                Some(value.as_text().ok_or_else(|| self.invalid(key, "a text", value.shown()))?)
+            }
+        };
+        let factor = self.float("rope.scaling.factor")?.or(self.float("rope.scale_linear")?);
+        match (kind, factor) {
+            (Some("none"), _) | (None | Some("linear"), None) => Ok(RopeScaling::None),
+            (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
+            (Some(other), _) => {
+                Err(self.unsupported(key, "none or linear (or rope_freqs.weight)", other))
+            }
+        }
+    }
+
+    /// Which layers slide: five of six, unless the file says otherwise.
+    fn sliding_layers(&self, count: usize) -> Result<Vec<bool>, ModelError> {
+        let key = "attention.sliding_window_pattern";
+        let pattern = match self.value(key) {
+            None => 6,
+            Some(Value::Bools(layers)) if layers.len() == count => return Ok(layers.clone()),
+            Some(value) => match value.as_u64() {
+                Some(n) if n >= 1 => n as usize,
+                _ => {
+                    let expected = format!("a number or {count} booleans");
+                    return Err(self.invalid(key, &expected, value.shown()));
+                }
+            },
+        };
+        Ok((0..count).map(|layer| (layer + 1) % pattern != 0).collect())
+    }
+}
+
+/// The Hugging Face name of a tensor, or nothing when the decoder has no such tensor.
+pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<String> {
+    match name {
+        "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
+        "output_norm.weight" => return Some("model.norm.weight".into()),
+        "output.weight" => return Some("lm_head.weight".into()),
+        _ => {}
+    }
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    let (module, kind) = rest.rsplit_once('.')?;
+    let gemma = architecture == Architecture::Gemma3;
+    let module = match module {
+        "attn_norm" => "input_layernorm",
+        "attn_q" => "self_attn.q_proj",
+        "attn_k" => "self_attn.k_proj",
+        "attn_v" => "self_attn.v_proj",
+        "attn_output" => "self_attn.o_proj",
+        "attn_q_norm" => "self_attn.q_norm",
+        "attn_k_norm" => "self_attn.k_norm",
+        "ffn_norm" if gemma => "pre_feedforward_layernorm",
+        "ffn_norm" => "post_attention_layernorm",
+        "post_attention_norm" if gemma => "post_attention_layernorm",
+        "post_ffw_norm" if gemma => "post_feedforward_layernorm",
+        "ffn_gate" => "mlp.gate_proj",
+        "ffn_up" => "mlp.up_proj",
+        "ffn_down" => "mlp.down_proj",
+        _ => return None,
+    };
+    Some(format!("model.layers.{layer}.{module}.{kind}"))
+}
+
+/// In how many heads the rows of a tensor (by its Hugging Face name) are interleaved.
+pub(crate) fn paired_heads(config: &DecoderConfig, name: &str) -> Option<usize> {
+    if config.architecture != Architecture::Llama {
+        return None;
+    }
+    if name.contains(".self_attn.q_proj.") {
+        return Some(config.num_heads);
+    }
+    name.contains(".self_attn.k_proj.").then_some(config.num_kv_heads)
+}

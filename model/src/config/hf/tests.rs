@@ -1,0 +1,289 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::config::{Rope, RopeScaling};
+
+fn read(value: Value) -> Result<ParsedConfig, ModelError> {
+    parse("config.json", &value)
+}
+
+fn decoder(value: Value) -> DecoderConfig {
+    read(value).unwrap().decoder
+}
+
+/// The value with `extra`'s keys over it.
+fn with(mut value: Value, extra: &Value) -> Value {
+    for (key, entry) in extra.as_object().unwrap() {
+        value[key] = entry.clone();
+    }
+    value
+}
+
+fn plain(theta: f64) -> Rope {
+    Rope { theta, scaling: RopeScaling::None }
+}
+
+/// Layers with a window.
+fn sliding(config: &DecoderConfig) -> Vec<usize> {
+    let layers = config.layers.iter().enumerate();
+    layers.filter(|(_, layer)| layer.sliding_window.is_some()).map(|(i, _)| i).collect()
+}
+
+/// With nothing but its `model_type`, a configuration is what transformers 5 makes of it.
+#[test]
+fn defaults_are_those_of_transformers() {
+    let sizes = |config: &DecoderConfig| {
+        [
+            config.vocab_size,
+            config.hidden_size,
+            config.intermediate_size,
+            config.layers.len(),
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.max_positions,
+        ]
+    };
+    let cases = [
+        ("llama", [32_000, 4096, 11_008, 32, 32, 32, 128, 2048]),
+        ("mistral", [32_000, 4096, 14_336, 32, 32, 8, 128, 131_072]),
+        ("qwen2", [151_936, 4096, 22_016, 32, 32, 32, 128, 32_768]),
+        ("qwen3", [151_936, 4096, 22_016, 32, 32, 32, 128, 32_768]),
+        ("gemma3_text", [262_208, 2304, 9216, 26, 8, 4, 256, 131_072]),
+    ];
+    for (name, expected) in cases {
+        let config = decoder(json!({ "model_type": name }));
+        assert_eq!(sizes(&config), expected, "{name}");
+        assert_eq!(config.rms_norm_eps, 1e-6, "{name}");
+        assert_eq!(config.tie_word_embeddings, name == "gemma3_text", "{name}");
+        assert_eq!(config.architecture.name(), name);
+    }
+    let ids = |name: &str| {
+        let parsed = read(json!({ "model_type": name })).unwrap();
+        (parsed.bos_token_id, parsed.eos_token_ids)
+    };
+    assert_eq!(ids("llama"), (Some(1), vec![2]));
+    assert_eq!(ids("qwen3"), (None, vec![]));
+    assert_eq!(ids("gemma3_text"), (Some(2), vec![1]));
+}
+
+/// Which projections have biases, which models norm q and k, and how scores are scaled.
+#[test]
+fn architectures_differ_where_they_should() {
+    let biases = |value: Value| {
+        let config = decoder(value);
+        (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm)
+    };
+    let model =
+        |name: &str| json!({ "model_type": name, "attention_bias": true, "mlp_bias": true });
+    assert_eq!(biases(model("llama")), (true, true, true, false));
+    assert_eq!(biases(model("mistral")), (false, false, false, false));
+    assert_eq!(biases(model("qwen2")), (true, false, false, false));
+    assert_eq!(biases(model("qwen3")), (true, true, false, true));
+    assert_eq!(biases(model("gemma3_text")), (true, true, false, true));
+    let gemma = decoder(json!({ "model_type": "gemma3_text", "query_pre_attn_scalar": 64 }));
+    assert_eq!((gemma.norm_offset, gemma.sandwich_norms), (1.0, true));
+    assert_eq!(gemma.activation, Activation::GeluTanh);
+    assert_eq!(gemma.attention_scale, 0.125);
+    assert_eq!(gemma.embedding_scale, Some(48.0));
+    let llama = decoder(json!({ "model_type": "llama", "head_dim": 16 }));
+    assert_eq!((llama.attention_scale, llama.embedding_scale), (0.25, None));
+    assert_eq!(decoder(json!({ "architectures": ["Qwen3ForCausalLM"] })).head_dim, 128);
+}
+
+/// A null key means none, where a missing one means the default.
+#[test]
+fn null_is_not_missing() {
+    let window = |extra: Value| {
+        decoder(with(json!({ "model_type": "mistral" }), &extra)).layers[0].sliding_window
+    };
+    assert_eq!(window(json!({})), Some(4096));
+    assert_eq!(window(json!({ "sliding_window": null })), None);
+    assert_eq!(window(json!({ "sliding_window": 5 })), Some(5));
+    let heads = json!({ "model_type": "mistral", "num_key_value_heads": null });
+    assert_eq!(decoder(heads).num_kv_heads, 32);
+    let parsed = read(json!({ "model_type": "llama", "eos_token_id": null, "bos_token_id": null }));
+    let parsed = parsed.unwrap();
+    assert_eq!((parsed.eos_token_ids, parsed.bos_token_id), (vec![], None));
+}
+
+/// Windows by `use_sliding_window`, `max_window_layers`, `layer_types` and Gemma's pattern.
+#[test]
+fn layers_have_their_windows() {
+    let qwen = |extra: Value| {
+        let base = json!({ "model_type": "qwen2", "num_hidden_layers": 4, "sliding_window": 8 });
+        sliding(&decoder(with(base, &extra)))
+    };
+    let none: [usize; 0] = [];
+    assert_eq!(qwen(json!({})), none);
+    assert_eq!(qwen(json!({ "use_sliding_window": true })), none);
+    assert_eq!(qwen(json!({ "use_sliding_window": true, "max_window_layers": 1 })), [1, 2, 3]);
+    assert_eq!(qwen(json!({ "use_sliding_window": true, "max_window_layers": 0 })), [0, 1, 2, 3]);
+    let types =
+        json!(["sliding_attention", "full_attention", "full_attention", "sliding_attention"]);
+    assert_eq!(qwen(json!({ "layer_types": types })), none);
+    assert_eq!(qwen(json!({ "layer_types": types, "use_sliding_window": true })), [0, 3]);
+
+    let gemma = |extra: Value| {
+        let base = json!({ "model_type": "gemma3_text", "num_hidden_layers": 8 });
+        decoder(with(base, &extra))
+    };
+    let config = gemma(json!({}));
+    assert_eq!(sliding(&config), [0, 1, 2, 3, 4, 6, 7]);
+    assert_eq!((config.layers[0].rope, config.layers[5].rope), (1, 0));
+    assert_eq!(sliding(&gemma(json!({ "sliding_window_pattern": 2 }))), [0, 2, 4, 6]);
+    assert_eq!(sliding(&gemma(json!({ "sliding_window": null }))), none);
+}
+
+/// The older rope keys and the newer ones say the same thing.
+#[test]
+fn rope_keys_old_and_new() {
+    let ropes =
+        |name: &str, extra: Value| decoder(with(json!({ "model_type": name }), &extra)).ropes;
+    assert_eq!(ropes("llama", json!({})), [plain(10_000.0)]);
+    assert_eq!(ropes("llama", json!({ "rope_theta": 5e5, "rope_scaling": null })), [plain(5e5)]);
+    assert_eq!(ropes("qwen3", json!({ "rope_parameters": { "rope_theta": 5e5 } })), [plain(5e5)]);
+    let linear = |theta| Rope { theta, scaling: RopeScaling::Linear { factor: 8.0 } };
+    let scaling = json!({ "type": "linear", "factor": 8.0 });
+    assert_eq!(
+        ropes("llama", json!({ "rope_theta": 3.0, "rope_scaling": scaling })),
+        [linear(3.0)]
+    );
+
+    let mut llama3 = json!({
+        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    });
+    let old = ropes("llama", json!({ "rope_theta": 5e5, "rope_scaling": llama3 }));
+    llama3["rope_theta"] = json!(5e5);
+    assert_eq!(ropes("llama", json!({ "rope_parameters": llama3 })), old);
+    assert!(matches!(old[0].scaling, RopeScaling::Llama3 { factor: 32.0, .. }));
+
+    assert_eq!(ropes("gemma3_text", json!({})), [plain(1e6), plain(1e4)]);
+    let old = json!({ "rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": scaling });
+    assert_eq!(ropes("gemma3_text", old), [linear(5e5), plain(2e4)]);
+    let new = json!({ "rope_parameters": {
+        "full_attention": { "rope_type": "linear", "factor": 8.0 },
+        "sliding_attention": { "rope_type": "default", "rope_theta": 777.0 },
+    }});
+    assert_eq!(ropes("gemma3_text", new), [linear(1e6), plain(777.0)]);
+}
+
+/// Gemma's multimodal wrapper: the decoder is one level down, the token ids are above it.
+#[test]
+fn gemma_wrapper() {
+    let parsed = read(json!({
+        "model_type": "gemma3", "eos_token_id": [1, 106],
+        "text_config": { "model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 2 },
+        "vision_config": { "hidden_size": 1152 },
+        "torch_dtype": "bfloat16",
+    }));
+    let parsed = parsed.unwrap();
+    assert_eq!(parsed.decoder.hidden_size, 64);
+    assert_eq!(parsed.decoder.dtype, TensorType::Bf16);
+    assert_eq!(parsed.eos_token_ids, [1, 106]);
+    assert!(parsed.decoder.tie_word_embeddings);
+}
+
+/// Everything that would change the output if it were ignored, and everything impossible, is
+/// refused with the key, what was expected and what came.
+#[test]
+fn refusals_name_the_key() {
+    let llama = |extra: Value| with(json!({ "model_type": "llama" }), &extra);
+    let gemma = |extra: Value| with(json!({ "model_type": "gemma3_text" }), &extra);
+    let cases: &[(Value, &[&str])] = &[
+        (json!([]), &["config.json", "JSON object", "[]"]),
+        (json!({}), &["unknown architecture", "nothing", "qwen3"]),
+        (json!({ "model_type": "mamba" }), &["unknown architecture", "`mamba`", "llama"]),
+        (json!({ "architectures": ["GPT2LMHeadModel"] }), &["`GPT2LMHeadModel`"]),
+        (json!({ "model_type": "gemma3" }), &["`text_config`", "nothing"]),
+        (llama(json!({ "hidden_size": 0 })), &["`hidden_size`", "from 1", "got 0"]),
+        (llama(json!({ "hidden_size": -4 })), &["`hidden_size`", "got -4"]),
+        (llama(json!({ "hidden_size": 1.5 })), &["`hidden_size`", "got 1.5"]),
+        (llama(json!({ "vocab_size": "many" })), &["`vocab_size`", "\"many\""]),
+        (llama(json!({ "vocab_size": 1u64 << 40 })), &["`vocab_size`", "1099511627776"]),
+        (llama(json!({ "num_hidden_layers": 1_000_000 })), &["`num_hidden_layers`", "4096"]),
+        (llama(json!({ "num_key_value_heads": 5 })), &["`num_key_value_heads`", "divisor", "5"]),
+        (llama(json!({ "head_dim": 7 })), &["`head_dim`", "even", "7"]),
+        (llama(json!({ "num_attention_heads": 8192 })), &["`head_dim`", "got 0"]),
+        (llama(json!({ "rms_norm_eps": -1.0 })), &["`rms_norm_eps`", "above 0"]),
+        (llama(json!({ "rms_norm_eps": "1e-5" })), &["`rms_norm_eps`", "finite number"]),
+        (llama(json!({ "hidden_act": "relu" })), &["`hidden_act`", "relu", "silu"]),
+        (llama(json!({ "dtype": "float8_e4m3fn" })), &["`dtype`", "float8", "bfloat16"]),
+        (llama(json!({ "rope_theta": 0 })), &["`rope_theta`", "above 0"]),
+        (
+            llama(json!({ "rope_scaling": { "rope_type": "yarn", "factor": 4.0 } })),
+            &["`rope_scaling.rope_type`", "yarn", "llama3"],
+        ),
+        (
+            llama(json!({ "rope_scaling": { "type": "linear" } })),
+            &["`rope_scaling.factor`", "nothing"],
+        ),
+        (
+            llama(json!({ "rope_scaling": { "type": "linear", "factor": 0.5 } })),
+            &["`rope_scaling.factor`", "at least 1", "0.5"],
+        ),
+        (
+            llama(json!({ "rope_parameters": { "rope_type": "llama3", "factor": 4.0,
+                "low_freq_factor": 4.0, "high_freq_factor": 4.0 } })),
+            &["`rope_parameters.high_freq_factor`", "above low_freq_factor"],
+        ),
+        (llama(json!({ "partial_rotary_factor": 0.5 })), &["`partial_rotary_factor`", "0.5"]),
+        (
+            llama(json!({ "quantization_config": { "quant_method": "gptq" } })),
+            &["`quantization_config`", "gptq", "GGUF"],
+        ),
+        (gemma(json!({ "attn_logit_softcapping": 50.0 })), &["`attn_logit_softcapping`", "50"]),
+        (gemma(json!({ "final_logit_softcapping": 30.0 })), &["`final_logit_softcapping`", "30"]),
+        (gemma(json!({ "use_bidirectional_attention": true })), &["bidirectional"]),
+        (gemma(json!({ "layer_types": ["full_attention"] })), &["`layer_types`", "26 entries"]),
+        (
+            gemma(json!({ "num_hidden_layers": 1, "layer_types": ["chunked_attention"] })),
+            &["`layer_types`", "chunked_attention", "sliding_attention"],
+        ),
+        (
+            gemma(json!({ "rope_parameters": { "rope_theta": 5.0 } })),
+            &["`rope_parameters.rope_theta`", "full_attention"],
+        ),
+    ];
+    for (value, parts) in cases {
+        let error = read(value.clone()).expect_err(&value.to_string()).to_string();
+        for part in *parts {
+            assert!(error.contains(part), "{value}: `{error}` lacks `{part}`");
+        }
+    }
+}
+
+/// Frequencies as transformers computes them (printed by its `LlamaRotaryEmbedding`).
+#[test]
+fn frequencies_are_those_of_transformers() {
+    let check = |value: Value, expected: &[f32]| {
+        let config = decoder(value);
+        let got = config.ropes[0].inverse_frequencies(config.head_dim);
+        assert_eq!(got.len(), expected.len());
+        for (got, expected) in got.iter().zip(expected) {
+            assert!((got / expected - 1.0).abs() < 1e-6, "{got} {expected}");
+        }
+    };
+    check(
+        json!({ "model_type": "llama", "head_dim": 16, "rope_theta": 5e5, "rope_scaling": {
+            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3",
+        }}),
+        &[
+            1.0,
+            0.193_922_76,
+            0.037_606_03,
+            0.007_292_665,
+            0.000_524_846,
+            3.428_102_4e-5,
+            6.647_869_7e-6,
+            1.289_173_2e-6,
+        ],
+    );
+    check(
+        json!({ "model_type": "llama", "head_dim": 6,
+                "rope_scaling": { "type": "linear", "factor": 3.0 } }),
+        &[0.333_333_34, 0.015_471_961, 0.000_718_144_76],
+    );
+}

@@ -1,0 +1,165 @@
+//! Typed reading of a JSON configuration's keys, with errors that name the file and the key.
+//!
+//! A key whose value is `null` counts as missing, as it does in transformers, except where
+//! [`Keys::given`] is asked.
+
+use serde_json::{Map, Value};
+
+use crate::error::ModelError;
+
+/// Largest size any configuration may state; keeps every later product within 64 bits.
+pub(crate) const SIZE_MAX: u64 = 1 << 30;
+
+/// One JSON object of a configuration file.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys<'a> {
+    /// For messages.
+    pub(crate) file: &'a str,
+    /// Dotted path of the object within the file, ending in a dot, or empty.
+    path: String,
+    map: &'a Map<String, Value>,
+}
+
+impl<'a> Keys<'a> {
+    /// The file's outermost object.
+    pub(crate) fn root(file: &'a str, value: &'a Value) -> Result<Self, ModelError> {
+        match value {
+            Value::Object(map) => Ok(Self { file, path: String::new(), map }),
+            other => Err(ModelError::malformed(
+                file,
+                format!("expected a JSON object, got {}", shown(Some(other))),
+            )),
+        }
+    }
+
+    /// The value, unless it is missing or null.
+    pub(crate) fn value(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Whether the key is there, null or not.
+    pub(crate) fn given(&self, key: &str) -> bool {
+        self.map.contains_key(key)
+    }
+
+    /// Every key there.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.map.keys().map(String::as_str)
+    }
+
+    /// The object under `key`.
+    pub(crate) fn object(&self, key: &str) -> Result<Option<Keys<'a>>, ModelError> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Object(map)) => {
+                Ok(Some(Self { file: self.file, path: format!("{}{key}.", self.path), map }))
+            }
+            Some(_) => Err(self.invalid(key, "an object")),
+        }
+    }
+
+    /// A size: an integer from 1 to [`SIZE_MAX`].
+    pub(crate) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        self.integer(key, 1)
+    }
+
+    /// A count: an integer from 0 to [`SIZE_MAX`].
+    pub(crate) fn count(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        self.integer(key, 0)
+    }
+
+    fn integer(&self, key: &str, least: u64) -> Result<Option<usize>, ModelError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        match whole_number(value) {
+            Some(n) if (least..=SIZE_MAX).contains(&n) => Ok(Some(n as usize)),
+            _ => Err(self.invalid(key, &format!("an integer from {least} to {SIZE_MAX}"))),
+        }
+    }
+
+    /// A finite number above 0.
+    pub(crate) fn positive(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        match self.number(key)? {
+            Some(number) if number <= 0.0 => Err(self.invalid(key, "a number above 0")),
+            other => Ok(other),
+        }
+    }
+
+    /// A finite number.
+    pub(crate) fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        match value.as_f64() {
+            Some(number) if number.is_finite() => Ok(Some(number)),
+            _ => Err(self.invalid(key, "a finite number")),
+        }
+    }
+
+    /// A boolean.
+    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| self.invalid(key, "true or false"))
+    }
+
+    /// A string.
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| self.invalid(key, "a string"))
+    }
+
+    /// A list of strings.
+    pub(crate) fn texts(&self, key: &str) -> Result<Option<Vec<&'a str>>, ModelError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        value
+            .as_array()
+            .and_then(|list| list.iter().map(Value::as_str).collect())
+            .map(Some)
+            .ok_or_else(|| self.invalid(key, "a list of strings"))
+    }
+
+    /// One token id or a list of them; negative ones, which stand for "none", are left out.
+    pub(crate) fn token_ids(&self, key: &str) -> Result<Option<Vec<u32>>, ModelError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let list = match value {
+            Value::Array(list) => list.as_slice(),
+            one => std::slice::from_ref(one),
+        };
+        let wanted = "a token id or a list of them";
+        let mut ids = Vec::with_capacity(list.len());
+        for entry in list {
+            let id = entry.as_i64().ok_or_else(|| self.invalid(key, wanted))?;
+            if id >= 0 {
+                ids.push(u32::try_from(id).map_err(|_| self.invalid(key, wanted))?);
+            }
+        }
+        Ok(Some(ids))
+    }
+
+    /// An error about `key`, with its value shown.
+    pub(crate) fn invalid(&self, key: &str, expected: &str) -> ModelError {
+        let key_path = format!("{}{key}", self.path);
+        ModelError::key(self.file, &key_path, expected, shown(self.map.get(key)))
+    }
+
+    /// An error about an option that is understood and not implemented.
+    pub(crate) fn unsupported(&self, key: &str, expected: &str) -> ModelError {
+        let key_path = format!("{}{key}", self.path);
+        ModelError::unsupported(self.file, &key_path, expected, shown(self.map.get(key)))
+    }
+}
+
+/// An integer, also when it was written as a float (`8192.0`).
+fn whole_number(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| {
+        let float = value.as_f64()?;
+        (float.fract() == 0.0 && (0.0..=SIZE_MAX as f64).contains(&float)).then_some(float as u64)
+    })
+}
+
+/// A value for a message: short, whatever it is.
+fn shown(value: Option<&Value>) -> String {
+    let Some(value) = value else { return "nothing".into() };
+    let text = value.to_string();
+    match text.char_indices().nth(80) {
+        None => text,
+        Some((end, _)) => format!("{}...", &text[..end]),
+    }
+}

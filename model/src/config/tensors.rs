@@ -1,0 +1,94 @@
+//! The tensors a decoder is made of: the one list that loading checks and random models fill.
+
+use super::DecoderConfig;
+
+/// What a tensor is for, as far as its values are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorRole {
+    /// A matrix or an embedding.
+    Matrix,
+    /// An RMS norm's weight.
+    Norm,
+    /// A projection's bias.
+    Bias,
+}
+
+/// A tensor that a configuration asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Its Hugging Face name.
+    pub name: String,
+    /// Sizes, outermost first.
+    pub shape: Vec<usize>,
+    /// What it is for.
+    pub role: TensorRole,
+}
+
+impl DecoderConfig {
+    /// Every tensor the decoder reads, in the order in which it needs them.
+    #[must_use]
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        let mut list = List(Vec::new());
+        let (hidden, vocab) = (self.hidden_size, self.vocab_size);
+        list.matrix("model.embed_tokens", vocab, hidden, false);
+        for layer in 0..self.layers.len() {
+            self.layer_tensors(layer, &mut list);
+        }
+        list.norm("model.norm", hidden);
+        if !self.tie_word_embeddings {
+            list.matrix("lm_head", vocab, hidden, false);
+        }
+        list.0
+    }
+
+    fn layer_tensors(&self, layer: usize, list: &mut List) {
+        let hidden = self.hidden_size;
+        let (queries, keys) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
+        let at = |part: &str| format!("model.layers.{layer}.{part}");
+        list.norm(&at("input_layernorm"), hidden);
+        list.matrix(&at("self_attn.q_proj"), queries, hidden, self.qkv_bias);
+        list.matrix(&at("self_attn.k_proj"), keys, hidden, self.qkv_bias);
+        list.matrix(&at("self_attn.v_proj"), keys, hidden, self.qkv_bias);
+        if self.qk_norm {
+            list.norm(&at("self_attn.q_norm"), self.head_dim);
+            list.norm(&at("self_attn.k_norm"), self.head_dim);
+        }
+        list.matrix(&at("self_attn.o_proj"), hidden, queries, self.output_bias);
+        list.norm(&at("post_attention_layernorm"), hidden);
+        if self.sandwich_norms {
+            list.norm(&at("pre_feedforward_layernorm"), hidden);
+        }
+        list.matrix(&at("mlp.gate_proj"), self.intermediate_size, hidden, self.mlp_bias);
+        list.matrix(&at("mlp.up_proj"), self.intermediate_size, hidden, self.mlp_bias);
+        list.matrix(&at("mlp.down_proj"), hidden, self.intermediate_size, self.mlp_bias);
+        if self.sandwich_norms {
+            list.norm(&at("post_feedforward_layernorm"), hidden);
+        }
+    }
+
+    /// Numbers in all tensors together.
+    #[must_use]
+    pub fn parameter_count(&self) -> u64 {
+        let elements = |spec: &TensorSpec| spec.shape.iter().map(|d| *d as u64).product::<u64>();
+        self.tensors().iter().map(elements).sum()
+    }
+}
+
+struct List(Vec<TensorSpec>);
+
+impl List {
+    fn matrix(&mut self, module: &str, rows: usize, columns: usize, bias: bool) {
+        self.push(format!("{module}.weight"), vec![rows, columns], TensorRole::Matrix);
+        if bias {
+            self.push(format!("{module}.bias"), vec![rows], TensorRole::Bias);
+        }
+    }
+
+    fn norm(&mut self, module: &str, size: usize) {
+        self.push(format!("{module}.weight"), vec![size], TensorRole::Norm);
+    }
+
+    fn push(&mut self, name: String, shape: Vec<usize>, role: TensorRole) {
+        self.0.push(TensorSpec { name, shape, role });
+    }
+}

@@ -1,0 +1,46 @@
+//! The model that ships with the crate, embedded in the binary by the feature `demo-model`.
+//!
+//! It is a small Llama that answers questions about a handbook it is given. Its files are those
+//! of any model directory; they are read where they lie in the binary and never copied.
+
+use std::borrow::Cow;
+
+use serde_json::Value;
+
+use crate::config;
+use crate::error::ModelError;
+use crate::load::{LoadedModel, TextSource, TokenizerSource, directory, generation};
+use crate::weights::{Bytes, Weights};
+
+/// The model's name.
+pub const ID: &str = "stolon-demo";
+
+/// One embedded file: its name, for messages, and its content.
+macro_rules! file {
+    ($name:literal) => {
+        (concat!("demo/", $name), include_bytes!(concat!("../demo/", $name)).as_slice())
+    };
+}
+
+/// An embedded JSON file.
+fn json((file, bytes): (&str, &[u8])) -> Result<Value, ModelError> {
+    serde_json::from_slice(bytes).map_err(|e| ModelError::malformed(file, e))
+}
+
+/// The embedded model.
+pub(crate) fn load() -> Result<LoadedModel, ModelError> {
+    let config_file = file!("config.json");
+    let config = config::parse_json(config_file.0, &json(config_file)?)?;
+    let generation_file = file!("generation_config.json");
+    let generation = json(generation_file)?;
+    let generation = generation::parse(generation_file.0, Some(&generation), &config)?;
+    let (name, bytes) = file!("model.safetensors");
+    let weights = Weights::from_safetensors(name, Bytes::Static(bytes))?;
+    weights.check(&config.decoder)?;
+    let (file, bytes) = file!("tokenizer.json");
+    let tokenizer = TokenizerSource::Json { file: file.into(), bytes: Cow::Borrowed(bytes) };
+    let tokenizer_config = json(file!("tokenizer_config.json"))?;
+    let chat_template = directory::template(&tokenizer_config);
+    let text = TextSource { tokenizer, tokenizer_config: Some(tokenizer_config), chat_template };
+    Ok(LoadedModel { id: ID.into(), config: config.decoder, weights, text, generation })
+}

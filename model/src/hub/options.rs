@@ -1,0 +1,122 @@
+//! Where the hub and its cache are, from the variables that Hugging Face's own tools read.
+
+use std::path::{Path, PathBuf};
+
+/// How the hub is reached.
+#[derive(Clone)]
+pub struct HubOptions {
+    /// The cache directory, holding `models--org--name` directories.
+    pub cache: PathBuf,
+    /// The hub's address, without a slash at the end.
+    pub endpoint: String,
+    /// Sent to the hub, for private and gated repositories.
+    pub token: Option<String>,
+    /// Use the cache only.
+    pub offline: bool,
+    /// Show a bar on stderr for each download, where stderr is a terminal.
+    pub progress: bool,
+}
+
+impl std::fmt::Debug for HubOptions {
+    /// Leaves the token out.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HubOptions")
+            .field("cache", &self.cache)
+            .field("endpoint", &self.endpoint)
+            .field("token", &self.token.as_ref().map(|_| "..."))
+            .field("offline", &self.offline)
+            .field("progress", &self.progress)
+            .finish()
+    }
+}
+
+impl Default for HubOptions {
+    /// [`HubOptions::from_env`].
+    fn default() -> Self {
+        Self::from_env()
+    }
+}
+
+impl HubOptions {
+    /// From `HF_HOME` (or `HF_HUB_CACHE` for the cache alone), `HF_TOKEN` (or the file that
+    /// `HF_TOKEN_PATH` names, or `token` in `HF_HOME`), `HF_ENDPOINT`, and `HF_HUB_OFFLINE` (1,
+    /// on, yes or true).
+    #[must_use]
+    pub fn from_env() -> Self {
+        Self::from_variables(|name| std::env::var(name).ok())
+    }
+
+    /// The same, with the variables given by a function.
+    #[must_use]
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let home = set("HF_HOME").map(PathBuf::from).unwrap_or_else(|| {
+            let cache = set("XDG_CACHE_HOME").map(PathBuf::from).unwrap_or_else(|| {
+                let user = set("HOME").or_else(|| set("USERPROFILE"));
+                PathBuf::from(user.unwrap_or_else(|| ".".into())).join(".cache")
+            });
+            cache.join("huggingface")
+        });
+        let token_path = set("HF_TOKEN_PATH").map_or_else(|| home.join("token"), PathBuf::from);
+        let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
+        let on = |value: String| {
+            matches!(value.to_ascii_lowercase().as_str(), "1" | "on" | "yes" | "true")
+        };
+        Self {
+            cache: set("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
+            endpoint: endpoint.trim_end_matches('/').to_owned(),
+            token: set("HF_TOKEN").map(|t| t.trim().to_owned()).or_else(|| token_in(&token_path)),
+            offline: set("HF_HUB_OFFLINE").is_some_and(on),
+            progress: true,
+        }
+    }
+}
+
+/// The token that logging in has stored.
+fn token_in(path: &Path) -> Option<String> {
+    let token = std::fs::read_to_string(path).ok()?;
+    let token = token.trim();
+    (!token.is_empty()).then(|| token.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(variables: &[(&str, &str)]) -> HubOptions {
+        HubOptions::from_variables(|name| {
+            let found = variables.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    /// Without variables: the public hub and the cache in the home directory.
+    #[test]
+    fn defaults() {
+        let options = options(&[("HOME", "/home/me")]);
+        assert_eq!(options.cache, Path::new("/home/me/.cache/huggingface/hub"));
+        assert_eq!(options.endpoint, "https://huggingface.co");
+        assert!(options.token.is_none() && !options.offline);
+    }
+
+    /// Each variable does what Hugging Face's tools document.
+    #[test]
+    fn variables() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("token"), " stored \n").unwrap();
+        let home = home.path().to_str().unwrap();
+        let given = options(&[("HF_HOME", home), ("HF_ENDPOINT", "http://localhost:9/")]);
+        assert_eq!(given.cache, Path::new(home).join("hub"));
+        assert_eq!(given.endpoint, "http://localhost:9");
+        assert_eq!(given.token.as_deref(), Some("stored"));
+        let given = options(&[("HF_HOME", home), ("HF_TOKEN", "t"), ("HF_HUB_CACHE", "/c")]);
+        assert_eq!(given.cache, Path::new("/c"));
+        assert_eq!(given.token.as_deref(), Some("t"));
+        assert!(!format!("{given:?}").contains("\"t\""));
+        for (value, offline) in
+            [("1", true), ("TRUE", true), ("Yes", true), ("0", false), ("", false)]
+        {
+            assert_eq!(options(&[("HF_HUB_OFFLINE", value)]).offline, offline, "{value}");
+        }
+    }
+}

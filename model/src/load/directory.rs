@@ -1,0 +1,105 @@
+//! A Hugging Face model directory.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::{LoadedModel, TextSource, TokenizerSource, generation};
+use crate::config;
+use crate::error::ModelError;
+use crate::weights::{Weights, read_json};
+
+pub(crate) const CONFIG: &str = "config.json";
+pub(crate) const GENERATION: &str = "generation_config.json";
+pub(crate) const TOKENIZER: &str = "tokenizer.json";
+pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
+pub(crate) const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
+
+/// Every file that is read besides the weights.
+pub(crate) const SMALL: [&str; 6] =
+    [CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, CHAT_TEMPLATE_JSON];
+
+/// Reads the directory; `id` is the model's name.
+pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelError> {
+    let io = |source| ModelError::Io { path: directory.to_owned(), source };
+    if !std::fs::metadata(directory).map_err(io)?.is_dir() {
+        return Err(io(std::io::Error::other("expected a directory")));
+    }
+    let path = directory.join(CONFIG);
+    let Some(value) = read_optional(&path)? else { return Err(no_config(directory)) };
+    let config = config::parse_json(&path.display().to_string(), &value)?;
+    let path = directory.join(GENERATION);
+    let generation = read_optional(&path)?;
+    let generation = generation::parse(&path.display().to_string(), generation.as_ref(), &config)?;
+    let weights = Weights::open_directory(directory)?;
+    weights.check(&config.decoder)?;
+    let text = text(directory)?;
+    Ok(LoadedModel { id, config: config.decoder, weights, text, generation })
+}
+
+/// The tokenizer and chat template files of a directory.
+pub(super) fn text(directory: &Path) -> Result<TextSource, ModelError> {
+    let path = directory.join(TOKENIZER);
+    let tokenizer = match std::fs::read(&path) {
+        Ok(bytes) => {
+            TokenizerSource::Json { file: path.display().to_string(), bytes: bytes.into() }
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            TokenizerSource::Missing { directory: directory.to_owned() }
+        }
+        Err(source) => return Err(ModelError::Io { path, source }),
+    };
+    let tokenizer_config = read_optional(&directory.join(TOKENIZER_CONFIG))?;
+    let path = directory.join(CHAT_TEMPLATE);
+    let chat_template = match std::fs::read_to_string(&path) {
+        Ok(template) => Some(template),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let older = read_optional(&directory.join(CHAT_TEMPLATE_JSON))?;
+            older
+                .as_ref()
+                .and_then(template)
+                .or_else(|| tokenizer_config.as_ref().and_then(template))
+        }
+        Err(source) => return Err(ModelError::Io { path, source }),
+    };
+    Ok(TextSource { tokenizer, tokenizer_config, chat_template })
+}
+
+/// The `chat_template` of a JSON object: a string, or a list of named ones, of which `default`
+/// is taken.
+pub(crate) fn template(object: &Value) -> Option<String> {
+    match object.get("chat_template")? {
+        Value::String(template) => Some(template.clone()),
+        Value::Array(list) => {
+            let named =
+                |entry: &&Value| entry.get("name").and_then(Value::as_str) == Some("default");
+            let entry = list.iter().find(named).or_else(|| list.first())?;
+            entry.get("template").and_then(Value::as_str).map(str::to_owned)
+        }
+        _ => None,
+    }
+}
+
+/// A JSON file's value, or nothing when there is no such file.
+pub(super) fn read_optional(path: &Path) -> Result<Option<Value>, ModelError> {
+    match read_json(path) {
+        Ok(value) => Ok(Some(value)),
+        Err(ModelError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// No `config.json`: says which GGUF file was perhaps meant.
+fn no_config(directory: &Path) -> ModelError {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let gguf =
+        entries.map(|entry| entry.path()).find(|path| path.extension() == Some("gguf".as_ref()));
+    let expected = match gguf {
+        Some(path) => format!("{CONFIG} (or give the GGUF file itself: {})", path.display()),
+        None => CONFIG.to_owned(),
+    };
+    ModelError::MissingFile { directory: directory.to_owned(), expected }
+}

@@ -1,0 +1,161 @@
+//! One GGUF file, with the text files that may lie beside it.
+
+use std::path::Path;
+
+use super::{GenerationDefaults, GgufTokenizer, LoadedModel, TextSource, TokenizerSource};
+use super::{directory, generation};
+use crate::config::{self, DecoderConfig, ParsedConfig};
+use crate::error::ModelError;
+use crate::weights::gguf::{self, Header, Value};
+use crate::weights::{Bytes, TensorType, Weights};
+
+/// Reads the file; `id` is the model's name.
+pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
+    let file = path.display().to_string();
+    let bytes = Bytes::map(path)?;
+    let header = gguf::read(&file, &bytes)?;
+    let divisors = divisors(&header, &bytes)?;
+    let config = config::gguf::parse(&header, divisors)?;
+    let weights = weights(&header, &config, bytes)?;
+    weights.check(&config)?;
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let text = text(&header, directory)?;
+    let generation = generation(&header, config.clone(), directory)?;
+    Ok(LoadedModel { id, config, weights, text, generation })
+}
+
+/// The content of Llama 3.1's rope scaling tensor.
+fn divisors(header: &Header, bytes: &[u8]) -> Result<Option<Vec<f32>>, ModelError> {
+    let name = config::gguf::ROPE_FREQS;
+    let Some(info) = header.tensors.get(name) else { return Ok(None) };
+    if info.dtype != Ok(TensorType::F32) {
+        return Err(ModelError::WrongType {
+            file: header.file.clone(),
+            tensor: name.into(),
+            expected: "F32".into(),
+            got: info.dtype.clone().map_or_else(|other| other, |dtype| dtype.name().into()),
+        });
+    }
+    let floats = bytes[info.range.clone()].chunks_exact(4);
+    Ok(Some(floats.map(|f| f32::from_le_bytes([f[0], f[1], f[2], f[3]])).collect()))
+}
+
+fn weights(header: &Header, config: &DecoderConfig, bytes: Bytes) -> Result<Weights, ModelError> {
+    // The rows of q and k can only be put in order if there are as many as the config says.
+    let rows = |name: &str| {
+        let heads = config::gguf::paired_heads(config, name)?;
+        Some((heads, heads * config.head_dim))
+    };
+    for (name, info) in &header.tensors {
+        let Some(name) = config::gguf::tensor_name(config.architecture, name) else { continue };
+        if let Some((_, rows)) = rows(&name)
+            && info.shape.first() != Some(&rows)
+        {
+            let mut expected = info.shape.clone();
+            expected.splice(..1.min(expected.len()), [rows]);
+            return Err(ModelError::WrongShape {
+                file: header.file.clone(),
+                tensor: name,
+                expected,
+                got: info.shape.clone(),
+            });
+        }
+    }
+    header.weights(
+        bytes,
+        |name| config::gguf::tensor_name(config.architecture, name),
+        |name| rows(name).map(|(heads, _)| heads),
+    )
+}
+
+/// A `tokenizer.json` beside the file wins over the file's own vocabulary.
+fn text(header: &Header, directory: &Path) -> Result<TextSource, ModelError> {
+    let mut text = directory::text(directory)?;
+    if let TokenizerSource::Missing { .. } = &text.tokenizer {
+        text.tokenizer = match tokenizer(header)? {
+            Some(tokenizer) => TokenizerSource::Gguf(Box::new(tokenizer)),
+            None => text.tokenizer,
+        };
+    }
+    if text.chat_template.is_none() {
+        let template = header.metadata.get("tokenizer.chat_template").and_then(Value::as_text);
+        text.chat_template = template.map(str::to_owned);
+    }
+    Ok(text)
+}
+
+/// The `tokenizer.ggml.*` keys; nothing when the file has no vocabulary.
+fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelError> {
+    let key = |name: &str| format!("tokenizer.ggml.{name}");
+    let value = |name: &str| header.metadata.get(&key(name));
+    let wrong = |name: &str, expected: &str| {
+        let got = value(name).map_or_else(|| "nothing".into(), Value::shown);
+        ModelError::key(&header.file, &key(name), expected, got)
+    };
+    let tokens = match value("tokens") {
+        None => return Ok(None),
+        Some(Value::Texts(tokens)) => tokens.clone(),
+        Some(_) => return Err(wrong("tokens", "a list of texts")),
+    };
+    let each = format!("{} numbers, one a token", tokens.len());
+    let scores = match value("scores") {
+        None => None,
+        Some(Value::Floats(scores)) if scores.len() == tokens.len() => Some(scores.clone()),
+        Some(_) => return Err(wrong("scores", &each)),
+    };
+    let token_types = match value("token_type") {
+        None => None,
+        Some(Value::Integers(types)) if types.len() == tokens.len() => {
+            Some(types.iter().map(|n| i32::try_from(*n).unwrap_or_default()).collect())
+        }
+        Some(_) => return Err(wrong("token_type", &each)),
+    };
+    let merges = match value("merges") {
+        None => None,
+        Some(Value::Texts(merges)) => Some(merges.clone()),
+        Some(_) => return Err(wrong("merges", "a list of texts")),
+    };
+    let text = |name: &str| value(name).and_then(Value::as_text).map(str::to_owned);
+    let flag = |name: &str| value(name).and_then(Value::as_bool);
+    Ok(Some(GgufTokenizer {
+        file: header.file.clone(),
+        model: text("model").ok_or_else(|| wrong("model", "a text"))?,
+        pre: text("pre"),
+        tokens,
+        scores,
+        token_types,
+        merges,
+        bos_token_id: token_id(header, "bos_token_id"),
+        eos_token_id: token_id(header, "eos_token_id"),
+        unknown_token_id: token_id(header, "unknown_token_id"),
+        padding_token_id: token_id(header, "padding_token_id"),
+        add_bos_token: flag("add_bos_token"),
+        add_eos_token: flag("add_eos_token"),
+        add_space_prefix: flag("add_space_prefix"),
+    }))
+}
+
+fn token_id(header: &Header, name: &str) -> Option<u32> {
+    let value = header.metadata.get(&format!("tokenizer.ggml.{name}"))?;
+    value.as_u64().and_then(|id| u32::try_from(id).ok())
+}
+
+/// A `generation_config.json` beside the file, over the file's own end tokens.
+fn generation(
+    header: &Header,
+    decoder: DecoderConfig,
+    directory: &Path,
+) -> Result<GenerationDefaults, ModelError> {
+    let ends = ["eos_token_id", "eot_token_id", "eom_token_id"];
+    let own = ParsedConfig {
+        decoder,
+        eos_token_ids: ends.iter().filter_map(|name| token_id(header, name)).collect(),
+        bos_token_id: token_id(header, "bos_token_id"),
+    };
+    let path = directory.join(directory::GENERATION);
+    let value = directory::read_optional(&path)?;
+    generation::parse(&path.display().to_string(), value.as_ref(), &own)
+}

@@ -1,0 +1,115 @@
+//! Models with random weights: real shapes without a download, for benchmarks and tests.
+//!
+//! The values depend on the seed and on the tensor's name and shape alone, not on the machine or
+//! the number of threads.
+
+mod normal;
+mod preset;
+
+use std::borrow::Cow;
+
+use half::{bf16, f16};
+use rand::{RngCore, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+pub use preset::{PRESETS, preset};
+
+use crate::config::{DecoderConfig, TensorRole, TensorSpec};
+use crate::error::ModelError;
+use crate::load::{GenerationDefaults, LoadedModel, TextSource, TokenizerSource};
+use crate::weights::{Tensor, TensorType, Weights};
+
+/// Standard deviation of all weights: what models are initialised with before training.
+const DEVIATION: f32 = 0.02;
+
+/// A preset with weights; its text is plain bytes.
+pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
+    let config = preset(name)?;
+    let weights = random_model(&config, seed)?;
+    let tokenizer = TokenizerSource::Bytes { vocab_size: config.vocab_size };
+    Ok(LoadedModel {
+        id: format!("random:{name}"),
+        config,
+        weights,
+        text: TextSource { tokenizer, tokenizer_config: None, chat_template: None },
+        generation: GenerationDefaults::default(),
+    })
+}
+
+/// Random weights for `config`, in its `dtype`: matrices and biases normal with deviation 0.02,
+/// norms the same around the weight that changes nothing. Uses all cores for the time it takes.
+///
+/// # Errors
+/// [`ModelError::Unsupported`] when `config.dtype` is a quantised type, and what
+/// [`DecoderConfig::check`] finds.
+///
+/// # Panics
+/// When a thread cannot be started.
+pub fn random_model(config: &DecoderConfig, seed: u64) -> Result<Weights, ModelError> {
+    const NAME: &str = "random model";
+    if config.dtype.block_len() != 1 {
+        let got = config.dtype.name();
+        return Err(ModelError::unsupported(NAME, "dtype", "F32, F16 or BF16", got));
+    }
+    config.check(NAME)?;
+    let specs = config.tensors();
+    let norm_mean = 1.0 - config.norm_offset;
+    let quantiles = normal::quantiles();
+    let fill = |spec: &TensorSpec| {
+        let mean = if spec.role == TensorRole::Norm { norm_mean } else { 0.0 };
+        let values = Values { mean, quantiles: &quantiles };
+        Tensor {
+            name: spec.name.clone(),
+            dtype: config.dtype,
+            shape: spec.shape.clone(),
+            bytes: Cow::Owned(values.fill(spec, config.dtype, seed)),
+        }
+    };
+    let workers = std::thread::available_parallelism().map_or(1, usize::from).min(specs.len());
+    let (specs, fill) = (&specs, &fill);
+    let tensors: Vec<Tensor<'static>> = std::thread::scope(|scope| {
+        let work = |first| move || specs.iter().skip(first).step_by(workers).map(fill).collect();
+        let threads: Vec<_> = (0..workers).map(|first| scope.spawn(work(first))).collect();
+        threads
+            .into_iter()
+            .flat_map(|thread| -> Vec<_> { thread.join().expect("filling does not panic") })
+            .collect()
+    });
+    Weights::from_tensors(NAME, tensors)
+}
+
+/// How one tensor's values are drawn.
+struct Values<'a> {
+    mean: f32,
+    /// The standard normal distribution in 65,536 equally likely values.
+    quantiles: &'a [f32],
+}
+
+impl Values<'_> {
+    fn fill(&self, spec: &TensorSpec, dtype: TensorType, seed: u64) -> Vec<u8> {
+        let mut random = ChaCha8Rng::seed_from_u64(seed ^ name_hash(&spec.name));
+        let elements: usize = spec.shape.iter().product();
+        let mut values = std::iter::from_fn(|| Some(random.next_u64()))
+            .flat_map(|bits| [0, 16, 32, 48].map(|shift| (bits >> shift) as u16))
+            .map(|index| self.mean + DEVIATION * self.quantiles[usize::from(index)]);
+        let mut bytes = Vec::with_capacity(elements * dtype.block_bytes());
+        for value in values.by_ref().take(elements) {
+            match dtype {
+                TensorType::F16 => bytes.extend_from_slice(&f16::from_f32(value).to_le_bytes()),
+                TensorType::Bf16 => bytes.extend_from_slice(&bf16::from_f32(value).to_le_bytes()),
+                _ => bytes.extend_from_slice(&value.to_le_bytes()),
+            }
+        }
+        bytes
+    }
+}
+
+/// FNV-1a: a fixed function of the name, the same in every build.
+fn name_hash(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests;

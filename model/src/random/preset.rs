@@ -1,0 +1,84 @@
+//! The shapes that random models come in.
+
+use serde_json::{Value, json};
+
+use crate::config::DecoderConfig;
+use crate::error::ModelError;
+
+/// Names of the shapes that [`ModelSource::Random`](crate::ModelSource::Random) knows, smallest
+/// first: `tiny` (about 0.1 M parameters, f32), `20m`, `100m` (Llama shapes, bf16), and the
+/// shapes of published models (bf16).
+pub const PRESETS: [&str; 8] =
+    ["tiny", "20m", "100m", "qwen2.5-0.5b", "qwen3-0.6b", "gemma3-1b", "llama3.2-1b", "mistral-7b"];
+
+/// The decoder of a preset.
+///
+/// # Errors
+/// [`ModelError::InvalidOption`] when there is no preset of that name.
+pub fn preset(name: &str) -> Result<DecoderConfig, ModelError> {
+    let value = preset_json(name).ok_or_else(|| ModelError::InvalidOption {
+        name: "random model".into(),
+        expected: format!("one of {}", PRESETS.join(", ")),
+        got: format!("`{name}`"),
+    })?;
+    DecoderConfig::from_json(&format!("random:{name}"), &value)
+}
+
+/// The preset as a `config.json` would put it.
+fn preset_json(name: &str) -> Option<Value> {
+    let llama =
+        |vocab: usize, hidden: usize, mlp: usize, layers: usize, heads: usize, kv: usize| {
+            json!({
+                "model_type": "llama", "vocab_size": vocab, "hidden_size": hidden,
+                "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads,
+                "num_key_value_heads": kv, "max_position_embeddings": 8192, "rope_theta": 500_000.0,
+                "tie_word_embeddings": true, "dtype": "bfloat16",
+            })
+        };
+    let value = match name {
+        "tiny" => {
+            let mut tiny = llama(320, 64, 128, 2, 4, 2);
+            tiny["dtype"] = "float32".into();
+            tiny
+        }
+        "20m" => llama(8192, 384, 1024, 8, 6, 2),
+        "100m" => llama(32_000, 768, 2048, 12, 12, 4),
+        "qwen2.5-0.5b" => json!({
+            "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896,
+            "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+            "num_key_value_heads": 2, "max_position_embeddings": 32_768,
+            "rope_theta": 1_000_000.0, "tie_word_embeddings": true, "dtype": "bfloat16",
+        }),
+        "qwen3-0.6b" => json!({
+            "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 1024,
+            "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+            "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40_960,
+            "rope_theta": 1_000_000.0, "tie_word_embeddings": true, "dtype": "bfloat16",
+        }),
+        "gemma3-1b" => json!({
+            "model_type": "gemma3_text", "vocab_size": 262_144, "hidden_size": 1152,
+            "intermediate_size": 6912, "num_hidden_layers": 26, "num_attention_heads": 4,
+            "num_key_value_heads": 1, "head_dim": 256, "max_position_embeddings": 32_768,
+            "sliding_window": 512, "dtype": "bfloat16",
+        }),
+        "llama3.2-1b" => json!({
+            "model_type": "llama", "vocab_size": 128_256, "hidden_size": 2048,
+            "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": true,
+            "rope_scaling": {
+                "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+            },
+            "dtype": "bfloat16",
+        }),
+        "mistral-7b" => json!({
+            "model_type": "mistral", "vocab_size": 32_000, "hidden_size": 4096,
+            "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "max_position_embeddings": 32_768,
+            "sliding_window": 4096, "dtype": "bfloat16",
+        }),
+        _ => return None,
+    };
+    Some(value)
+}

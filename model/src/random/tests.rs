@@ -1,0 +1,63 @@
+use super::*;
+
+/// The table is a standard normal distribution: known quantiles, mean, deviation, symmetry.
+#[test]
+fn quantiles_are_normal() {
+    let table = normal::quantiles();
+    assert_eq!(table.len(), 65_536);
+    assert!(table.is_sorted());
+    let at = |share: f64| table[(share * 65_536.0) as usize];
+    assert!((at(0.975) - 1.959_96).abs() < 1e-3, "{}", at(0.975));
+    assert!((at(0.841_344_7) - 1.0).abs() < 1e-3);
+    let mean: f64 = table.iter().map(|x| f64::from(*x)).sum::<f64>() / 65_536.0;
+    let square: f64 = table.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / 65_536.0;
+    assert!(mean.abs() < 1e-6, "{mean}");
+    assert!((square - 1.0).abs() < 1e-3, "{square}");
+}
+
+/// The same seed gives the same bytes; another seed and another tensor give others.
+#[test]
+fn seeds_decide() {
+    let config = preset("tiny").unwrap();
+    let bytes = |seed, name: &str| {
+        let weights = random_model(&config, seed).unwrap();
+        let shape = weights.shape(name).unwrap().to_vec();
+        weights.tensor(name, &shape).unwrap().bytes.into_owned()
+    };
+    let q = "model.layers.0.self_attn.q_proj.weight";
+    assert_eq!(bytes(7, q), bytes(7, q));
+    assert_ne!(bytes(7, q), bytes(8, q));
+    assert_ne!(bytes(7, q), bytes(7, "model.layers.1.self_attn.q_proj.weight"));
+}
+
+/// Every preset is a valid configuration of about the size its name says, and an unknown name
+/// is an error that lists them.
+#[test]
+fn presets_are_valid() {
+    let millions = |name: &str| preset(name).unwrap().parameter_count() / 1_000_000;
+    for name in PRESETS {
+        assert!(preset(name).is_ok(), "{name}");
+    }
+    assert_eq!(millions("100m"), 100);
+    assert_eq!(millions("qwen3-0.6b"), 596);
+    assert_eq!(millions("gemma3-1b"), 999);
+    assert_eq!(millions("llama3.2-1b"), 1235);
+    let error = preset("200m").unwrap_err().to_string();
+    assert!(error.contains("`200m`") && error.contains("qwen3-0.6b"), "{error}");
+}
+
+/// A random model has exactly the tensors its configuration asks for, in its type.
+#[test]
+fn weights_fit_the_config() {
+    let mut config = preset("tiny").unwrap();
+    for dtype in [TensorType::F32, TensorType::F16, TensorType::Bf16] {
+        config.dtype = dtype;
+        let weights = random_model(&config, 1).unwrap();
+        weights.check(&config).unwrap();
+        assert_eq!(weights.names().count(), config.tensors().len());
+        let bytes = config.parameter_count() * dtype.block_bytes() as u64;
+        assert_eq!(weights.total_bytes(), bytes);
+    }
+    config.dtype = TensorType::Q8_0;
+    assert!(matches!(random_model(&config, 1), Err(ModelError::Unsupported { .. })));
+}

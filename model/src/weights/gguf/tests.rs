@@ -1,0 +1,133 @@
+use super::*;
+
+#[path = "../../../tests/support/gguf_writer.rs"]
+#[allow(dead_code, unreachable_pub, missing_docs, reason = "shared with the behaviour tests")]
+mod gguf_writer;
+use gguf_writer::{GgufWriter, Meta};
+
+/// A file with one value of each kind and two tensors.
+fn small() -> GgufWriter {
+    let mut file = GgufWriter::default();
+    file.set("general.architecture", Meta::Text("llama".into()));
+    file.set("n", Meta::U32(7));
+    file.set("f", Meta::F32(0.5));
+    file.set("flag", Meta::Bool(true));
+    file.set("texts", Meta::Texts(vec!["a".into(), "bc".into()]));
+    file.set("floats", Meta::Floats(vec![1.0, 2.0]));
+    file.set("ints", Meta::I32s(vec![-1, 2]));
+    file.set("flags", Meta::Bools(vec![true, false]));
+    file.tensors.push(("a".into(), vec![2, 3], 0, (0..24).collect()));
+    file.tensors.push(("b".into(), vec![2, 32], 8, (0..68).collect()));
+    file
+}
+
+/// What was written is what is read: values, shapes (outermost first), types and bytes.
+#[test]
+fn round_trip() {
+    let bytes = small().bytes();
+    let header = read("f.gguf", &bytes).unwrap();
+    let value = |key: &str| header.metadata[key].clone();
+    assert_eq!(value("general.architecture").as_text(), Some("llama"));
+    assert_eq!(value("n"), Value::Unsigned(7));
+    assert_eq!(value("f"), Value::Float(0.5));
+    assert_eq!(value("flag").as_bool(), Some(true));
+    assert_eq!(value("texts"), Value::Texts(vec!["a".into(), "bc".into()]));
+    assert_eq!(value("floats"), Value::Floats(vec![1.0, 2.0]));
+    assert_eq!(value("ints"), Value::Integers(vec![-1, 2]));
+    assert_eq!(value("flags"), Value::Bools(vec![true, false]));
+    let a = &header.tensors["a"];
+    assert_eq!((a.shape.as_slice(), a.dtype.clone()), (&[2, 3][..], Ok(TensorType::F32)));
+    assert_eq!(&bytes[a.range.clone()], (0..24).collect::<Vec<u8>>());
+    let b = &header.tensors["b"];
+    assert_eq!((b.shape.as_slice(), b.dtype.clone()), (&[2, 32][..], Ok(TensorType::Q8_0)));
+    assert_eq!(&bytes[b.range.clone()], (0..68).collect::<Vec<u8>>());
+}
+
+/// Cut anywhere, a file is an error that says how long it is, and never a panic.
+#[test]
+fn every_truncation_is_an_error() {
+    let bytes = small().bytes();
+    for length in 0..bytes.len() {
+        let error = read("f.gguf", &bytes[..length]).expect_err("truncated");
+        assert!(matches!(error, ModelError::Truncated { .. }), "{length}: {error}");
+        assert!(error.to_string().contains(&format!("has {length}")), "{length}: {error}");
+    }
+}
+
+/// What is wrong with a header is said.
+#[test]
+fn malformed_headers() {
+    let check = |change: &dyn Fn(&mut GgufWriter), part: &str| {
+        let mut file = small();
+        change(&mut file);
+        let error = read("f.gguf", &file.bytes()).expect_err(part).to_string();
+        assert!(error.starts_with("f.gguf: ") && error.contains(part), "`{error}` lacks `{part}`");
+    };
+    check(&|f| f.tensors[1].1 = vec![2, 31], "`b`: Q8_0: rows of 31");
+    check(&|f| f.tensors[1].1 = vec![1 << 30, 1 << 30, 1 << 30, 32], "overflows");
+    check(&|f| f.tensors[1].1 = vec![1 << 20, 1 << 20], "tensor `b` needs");
+    check(&|f| f.tensors[1].1 = vec![1; 5], "at most 4 dimensions, got 5");
+    check(&|f| f.tensors[1].0 = "a".into(), "`a` is there twice");
+    check(&|f| f.metadata.push(("n".into(), Meta::U32(1))), "`n` is there twice");
+    check(&|f| f.set("general.alignment", Meta::U32(24)), "power of two, got 24");
+
+    let with = |at: usize, bytes: &[u8]| {
+        let mut file = small().bytes();
+        file[at..at + bytes.len()].copy_from_slice(bytes);
+        read("f.gguf", &file).unwrap_err().to_string()
+    };
+    assert!(with(0, b"ggml").contains("no GGUF file"));
+    assert!(with(4, &1_u32.to_le_bytes()).contains("2 or 3"));
+    assert!(with(4, &3_u32.to_be_bytes()).contains("big-endian"));
+    // Counts and lengths that the file cannot hold are refused before anything is made.
+    assert!(with(8, &u64::MAX.to_le_bytes()).contains("truncated"));
+    assert!(with(16, &u64::MAX.to_le_bytes()).contains("truncated"));
+    assert!(with(24, &(1_u64 << 40).to_le_bytes()).contains("at most"));
+}
+
+/// A type that is not supported is known by its name, and is an error only when it is used.
+#[test]
+fn unsupported_types_are_named() {
+    let mut file = small();
+    file.tensors[1].2 = 2;
+    let bytes = file.bytes();
+    let header = read("f.gguf", &bytes).unwrap();
+    assert_eq!(header.tensors["b"].dtype, Err("Q4_0".into()));
+    let weights = header.weights(Bytes::Owned(bytes), |n| Some(n.to_owned()), |_| None).unwrap();
+    assert!(weights.tensor("a", &[2, 3]).is_ok());
+    let error = weights.tensor("b", &[2, 32]).unwrap_err().to_string();
+    assert!(error.contains("`b`") && error.contains("Q6_K") && error.ends_with("got Q4_0"));
+}
+
+proptest::proptest! {
+    /// Random bytes after a good start never make the reader panic or allocate without bound.
+    #[test]
+    fn random_bytes_never_panic(
+        rest in proptest::collection::vec(proptest::num::u8::ANY, 0..300),
+        counts in proptest::collection::vec(0_u64..4, 2),
+    ) {
+        let _ = read("f", &rest);
+        let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+        counts.iter().for_each(|n| bytes.extend(n.to_le_bytes()));
+        bytes.extend(rest);
+        let _ = read("f", &bytes);
+    }
+
+    /// Changing bytes of a good file gives a good file or an error; what it says is in bounds.
+    #[test]
+    fn changed_bytes_never_panic(
+        changes in proptest::collection::vec((0_usize..400, proptest::num::u8::ANY), 1..4),
+    ) {
+        let mut bytes = small().bytes();
+        let length = bytes.len();
+        for (at, to) in changes {
+            bytes[at % length] = to;
+        }
+        if let Ok(header) = read("f", &bytes) {
+            for info in header.tensors.values() {
+                assert!(info.range.end <= length);
+            }
+            let _ = crate::config::gguf::parse(&header, None);
+        }
+    }
+}

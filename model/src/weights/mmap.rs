@@ -1,0 +1,61 @@
+//! The bytes that weights are read from: a mapped file, the binary itself, or a buffer.
+//!
+//! The only file of the loader with unsafe code. A map lives as long as the [`Bytes`] that holds
+//! it, which the model's [`Weights`](super::Weights) own.
+#![allow(unsafe_code, reason = "mapping a file into memory")]
+
+use std::fs::File;
+use std::ops::Deref;
+use std::path::Path;
+
+use memmap2::Mmap;
+
+use crate::error::ModelError;
+
+/// Bytes that stay where they are.
+#[derive(Debug)]
+pub(crate) enum Bytes {
+    /// A file, mapped read-only; pages are read when they are first touched.
+    Mapped(Mmap),
+    /// Part of the binary.
+    #[cfg_attr(not(feature = "demo-model"), allow(dead_code, reason = "the demo model's"))]
+    Static(&'static [u8]),
+    /// Made in memory.
+    Owned(Vec<u8>),
+}
+
+impl Bytes {
+    /// Maps the file at `path`. An empty file gives empty bytes.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`].
+    pub(crate) fn map(path: &Path) -> Result<Self, ModelError> {
+        let io = |source| ModelError::Io { path: path.to_owned(), source };
+        let file = File::open(path).map_err(io)?;
+        let metadata = file.metadata().map_err(io)?;
+        if !metadata.is_file() {
+            return Err(io(std::io::Error::other("expected a regular file")));
+        }
+        if metadata.len() == 0 {
+            return Ok(Self::Owned(Vec::new()));
+        }
+        // SAFETY: the map is read-only and private to this process. What no program can rule
+        // out is that another one cuts the file short meanwhile (the access then faults), as
+        // with every mapped model file; downloads go to a new file that is renamed when
+        // complete, so ordinary updates do not do that.
+        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        Ok(Self::Mapped(map))
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) => map,
+            Self::Static(bytes) => bytes,
+            Self::Owned(bytes) => bytes,
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Small random models, written as Hugging Face would save them.
+
+use std::path::Path;
+
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
+use stolon_model::random::random_model;
+use stolon_model::{DecoderConfig, TensorType, Weights};
+
+/// A small `config.json`; rows are long enough for every quantised type.
+pub(crate) fn config_json(architecture: &str) -> Value {
+    let mut config = json!({
+        "model_type": architecture, "vocab_size": 40, "hidden_size": 256,
+        "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5, "rope_theta": 50_000.0, "tie_word_embeddings": false,
+        "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2,
+    });
+    if architecture == "gemma3_text" {
+        config["query_pre_attn_scalar"] = 32.into();
+        config["sliding_window"] = 16.into();
+        config["layer_types"] = json!(["sliding_attention", "full_attention"]);
+        config["tie_word_embeddings"] = true.into();
+    }
+    config
+}
+
+/// The decoder and random weights of a `config.json`.
+pub(crate) fn model(config: &Value, seed: u64) -> (DecoderConfig, Weights) {
+    let decoder = DecoderConfig::from_json("config.json", config).unwrap();
+    let weights = random_model(&decoder, seed).unwrap();
+    (decoder, weights)
+}
+
+pub(crate) fn write_json(dir: &Path, name: &str, value: &Value) {
+    std::fs::write(dir.join(name), value.to_string()).unwrap();
+}
+
+/// The model's tensors as one safetensors file, each under the name that `rename` gives it;
+/// those it gives none are left out.
+pub(crate) fn safetensors_of(
+    weights: &Weights,
+    rename: impl Fn(&str) -> Option<String>,
+) -> Vec<u8> {
+    let tensors: Vec<_> = weights
+        .names()
+        .filter_map(|name| {
+            let tensor = weights.tensor(name, weights.shape(name).unwrap()).unwrap();
+            Some((rename(name)?, tensor))
+        })
+        .collect();
+    let views = tensors.iter().map(|(name, tensor)| {
+        let dtype = match tensor.dtype {
+            TensorType::F32 => Dtype::F32,
+            TensorType::F16 => Dtype::F16,
+            TensorType::Bf16 => Dtype::BF16,
+            other => panic!("{other:?} is no safetensors type"),
+        };
+        (name, TensorView::new(dtype, tensor.shape.clone(), &tensor.bytes).unwrap())
+    });
+    safetensors::serialize(views, None).unwrap()
+}
+
+/// Writes `config.json` and `model.safetensors`.
+pub(crate) fn write_model(dir: &Path, config: &Value, seed: u64) -> (DecoderConfig, Weights) {
+    let (decoder, weights) = model(config, seed);
+    write_json(dir, "config.json", config);
+    let file = safetensors_of(&weights, |name| Some(name.to_owned()));
+    std::fs::write(dir.join("model.safetensors"), file).unwrap();
+    (decoder, weights)
+}
+
+/// Both hold the same tensors, to the last byte.
+pub(crate) fn assert_same(left: &Weights, right: &Weights, config: &DecoderConfig) {
+    for spec in config.tensors() {
+        let (l, r) = (left.tensor(&spec.name, &spec.shape), right.tensor(&spec.name, &spec.shape));
+        let (l, r) = (l.unwrap(), r.unwrap());
+        assert!(l.dtype == r.dtype && l.bytes == r.bytes, "{} differs", spec.name);
+    }
+}
