@@ -9,6 +9,12 @@ mod request;
 mod stats;
 mod stream;
 
+/// A handbook, and questions about it, for the model that ships with the crate.
+#[cfg(feature = "demo-model")]
+pub mod demo {
+    pub use stolon_model::demo::{Handbook, Question, handbook};
+}
+
 pub use builder::{EngineBuilder, ModelArg};
 pub use engine::Engine;
 pub use error::Error;

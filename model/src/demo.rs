@@ -12,6 +12,10 @@ use crate::error::ModelError;
 use crate::load::{LoadedModel, TextSource, TokenizerSource, directory, generation};
 use crate::weights::{Bytes, Weights};
 
+mod handbook;
+
+pub use handbook::{Handbook, Question, handbook};
+
 /// The model's name.
 pub const ID: &str = "stolon-demo";
 

@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 
 use crate::bench::BenchCommand;
 use crate::chat::ChatArgs;
+#[cfg(feature = "demo-model")]
 use crate::demo::DemoArgs;
 use crate::generate::GenerateArgs;
 use crate::serve::ServeArgs;
@@ -21,6 +22,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Ask a small built-in model about a long handbook and watch the cache at work; no network.
+    #[cfg(feature = "demo-model")]
     Demo(DemoArgs),
     /// Continue one or several prompts.
     Generate(GenerateArgs),
@@ -40,6 +42,7 @@ impl Cli {
     /// Whatever stops it, in words for the person at the terminal.
     pub async fn run(self) -> anyhow::Result<()> {
         match self.command {
+            #[cfg(feature = "demo-model")]
             Command::Demo(args) => args.run().await,
             Command::Generate(args) => args.run().await,
             Command::Chat(args) => args.run().await,

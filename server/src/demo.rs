@@ -6,15 +6,12 @@ use std::time::Duration;
 
 use clap::Args;
 use futures::StreamExt;
+use stolon::demo::{Handbook, handbook};
 use stolon::{ChatMessage, Engine, Event, Finish, Request};
 
 use crate::args::EngineArgs;
 use crate::bench::metrics::median;
 use crate::terminal;
-
-mod book;
-
-use book::{Handbook, handbook};
 
 /// Arguments of `stolon demo`; none is needed.
 #[derive(Debug, Args)]

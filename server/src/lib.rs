@@ -7,6 +7,7 @@ pub mod args;
 pub mod bench;
 pub mod chat;
 pub mod cli;
+#[cfg(feature = "demo-model")]
 pub mod demo;
 pub mod generate;
 pub mod memory;
