@@ -2,7 +2,8 @@
 
 A handbook is plain prose about a place that does not exist. Among its sentences stand facts, each of the form
 `The <adjective> <noun> <relation> <value> <tail>.`; a question asks for one value and the answer is the fact,
-word for word. Adjectives are unique within a handbook, so every question has one right answer.
+word for word. No two subjects of a handbook share an adjective, though they may share a noun, and a subject may have
+several facts; every question has one right answer.
 
 Every word of the pools below is one token (`train_tokenizer` asserts it), which keeps a value one prediction.
 """
@@ -19,6 +20,8 @@ SPECIAL_TOKENS = [PAD, END, SYSTEM, USER, ASSISTANT]
 VOCAB_SIZE = 2432
 TOKENIZER_HANDBOOKS = 1500
 POOL_REPEATS = 400
+# The article as tokens: at the start of a text, after a space, and within a sentence.
+ARTICLES = ["The", "\u0120The", "\u0120the"]
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -62,6 +65,22 @@ KINDS = """inn school museum harbour theatre lighthouse observatory monastery ba
 market hotel mill""".split()
 
 
+THINGS = """tent cabin boat bicycle lantern kite puzzle basket blanket saddle canoe umbrella scarf piano violin desk
+sledge cloak chair telescope cart""".split()
+HEAVY = "anchor bell statue chest stove cannon barrel trunk".split()
+OLD = "tapestry portrait fountain map mirror clock organ cupboard".split()
+CREATURES = "cat goose pony owl parrot donkey goat dog".split()
+HALLS = "hall barn theatre chapel tavern gallery ballroom".split()
+SHOPS = "kitchen workshop bakery pool pantry greenhouse dairy laundry shop kiosk archive studio salon smithy".split()
+STAIRS = "tower stair ladder terrace bridge lighthouse".split()
+ROOMS = "parlour cellar corridor attic closet bedroom shrine".split()
+SCENTED = "tea soap soup candle cake".split()
+OUTLOOKS = "window balcony bench porch".split()
+WAYS = "path tunnel lane trail road passage canal".split()
+EATERIES = "cafe counter diner table buffet".split()
+FIELDS = "field plot farm hothouse allotment".split()
+
+
 @dataclass(frozen=True)
 class Relation:
     """One kind of fact: `stem` comes between subject and value, `tail` after the value."""
@@ -74,39 +93,43 @@ class Relation:
 
 
 RELATIONS = [
-    Relation("costs", " crowns", NUMBERS,
-             "tent cabin boat bicycle lantern kite puzzle ticket basket blanket saddle canoe umbrella scarf".split(),
-             ["How much does the {s} cost?", "What is the price of the {s}?"]),
-    Relation("weighs", " pounds", NUMBERS, "anchor bell statue chest stove cannon barrel trunk".split(),
-             ["How heavy is the {s}?", "How much does the {s} weigh?"]),
-    Relation("holds", " guests", NUMBERS, "hall barn ferry carriage theatre chapel tavern wagon".split(),
-             ["How many guests does the {s} hold?", "How many people fit in the {s}?"]),
-    Relation("has", " steps", NUMBERS, "tower stair ladder terrace bridge lighthouse".split(),
+    Relation("costs", " crowns", NUMBERS, THINGS,
+             ["How much does the {s} cost?", "What is the price of the {s}?", "What do I pay for the {s}?"]),
+    Relation("weighs", " pounds", NUMBERS, HEAVY + CREATURES,
+             ["How heavy is the {s}?", "How much does the {s} weigh?", "What is the weight of the {s}?"]),
+    Relation("holds", " guests", NUMBERS, HALLS + EATERIES,
+             ["How many guests does the {s} hold?", "How many people fit in the {s}?",
+              "For how many guests is there room in the {s}?"]),
+    Relation("has", " steps", NUMBERS, STAIRS,
              ["How many steps does the {s} have?", "How many steps are there on the {s}?"]),
-    Relation("needs", " candles", NUMBERS, "shrine parlour ballroom cellar corridor".split(),
-             ["How many candles does the {s} need?"]),
-    Relation("dates from", "", YEARS, "tapestry portrait fountain map mirror clock organ cupboard".split(),
-             ["What year is the {s} from?", "From which year does the {s} date?"]),
-    Relation("opens at", " o'clock", HOURS,
-             "gate kitchen gallery workshop bakery pool pantry greenhouse dairy laundry".split(),
-             ["When does the {s} open?", "At what time does the {s} open?"]),
-    Relation("closes on", "", DAYS, "shop kiosk archive studio salon smithy".split(),
-             ["On which day does the {s} close?", "Which day is the {s} closed?"]),
-    Relation("belongs to", "", PEOPLE, "piano violin desk sledge cloak chair cottage telescope cart".split(),
-             ["Who owns the {s}?", "Whom does the {s} belong to?"]),
-    Relation("is called", "", PETS, "cat goose pony owl parrot donkey goat dog".split(),
+    Relation("needs", " candles", NUMBERS, ROOMS + HALLS,
+             ["How many candles does the {s} need?", "How many candles should I bring to the {s}?"]),
+    Relation("dates from", "", YEARS, OLD + STAIRS,
+             ["What year is the {s} from?", "From which year does the {s} date?", "How old is the {s}?"]),
+    Relation("opens at", " o'clock", HOURS, SHOPS + EATERIES + HALLS,
+             ["When does the {s} open?", "At what time does the {s} open?", "At which hour can I enter the {s}?"]),
+    Relation("closes on", "", DAYS, SHOPS + EATERIES + HALLS,
+             ["On which day does the {s} close?", "Which day is the {s} closed?", "When is the {s} closed?"]),
+    Relation("belongs to", "", PEOPLE, THINGS + HEAVY + CREATURES + FIELDS + OLD,
+             ["Who owns the {s}?", "Whom does the {s} belong to?", "Whose is the {s}?"]),
+    Relation("is called", "", PETS, CREATURES,
              ["What is the {s} called?", "What is the name of the {s}?"]),
-    Relation("leads to", "", TOWNS, "path tunnel lane trail road passage canal".split(),
-             ["Where does the {s} lead?", "Where do I get by the {s}?"]),
-    Relation("smells of", "", SCENTS, "tea soap soup candle attic cake closet".split(),
+    Relation("leads to", "", TOWNS, WAYS,
+             ["Where does the {s} lead?", "Where do I get by the {s}?", "To which town does the {s} go?"]),
+    Relation("smells of", "", SCENTS, SCENTED + ROOMS,
              ["What does the {s} smell of?", "Which smell has the {s}?"]),
-    Relation("faces the", "", VIEWS, "window balcony bench porch room bedroom".split(),
-             ["What does the {s} face?", "What can I see from the {s}?"]),
-    Relation("serves", "", DISHES, "cafe counter diner table buffet".split(),
-             ["What does the {s} serve?", "What can I eat at the {s}?"]),
-    Relation("grows", "", CROPS, "field plot farm hothouse allotment".split(),
+    Relation("faces the", "", VIEWS, OUTLOOKS + ROOMS,
+             ["What does the {s} face?", "What can I see from the {s}?", "Where does the {s} look?"]),
+    Relation("serves", "", DISHES, EATERIES,
+             ["What does the {s} serve?", "What can I eat at the {s}?", "Which dish comes from the {s}?"]),
+    Relation("grows", "", CROPS, FIELDS,
              ["What does the {s} grow?", "Which crop is on the {s}?"]),
 ]
+
+PREFIXES = ["Excuse me, ", "Please tell me, ", "And ", "Do you know, "]
+PREFIX_SHARE = 0.3
+# How often a fact is about the subject of the fact before it, where another relation fits the noun.
+SAME_SUBJECT_SHARE = 0.3
 
 SLOTS = {
     "weather": "rain fog snow sunshine thunder drizzle wind frost".split(),
@@ -242,20 +265,34 @@ def fill(rng: random.Random, template: str, kind: str) -> str:
     return re.sub(r"\{(\w+)\}", draw, template)
 
 
+def ask(rng: random.Random, relation: Relation, subject: str) -> str:
+    """One of the relation's questions, at times with a polite beginning."""
+    question = rng.choice(relation.questions).format(s=subject)
+    if rng.random() < PREFIX_SHARE:
+        question = rng.choice(PREFIXES) + question[0].lower() + question[1:]
+    return question
+
+
 def make_facts(rng: random.Random, count: int, any_words: list[str] | None) -> list[tuple[str, str]]:
     """Draws `count` facts as (question, fact). With `any_words` the subjects and values come from that list
     instead of the pools, so that looking up is the only way to answer."""
-    adjectives = rng.sample(any_words or ADJECTIVES, count)
-    used_values: set[str] = set()
-    facts = []
-    for adjective in adjectives:
-        relation = rng.choice(RELATIONS)
-        subject = f"{adjective} {rng.choice(any_words or relation.nouns)}"
-        fresh = [v for v in (any_words or relation.values) if v not in used_values]
-        value = rng.choice(fresh or relation.values)
-        used_values.add(value)
-        fact = f"The {subject} {relation.stem} {value}{relation.tail}."
-        facts.append((rng.choice(relation.questions).format(s=subject), fact))
+    adjectives = iter(rng.sample(any_words or ADJECTIVES, count))
+    values = {relation.stem: rng.sample(relation.values, len(relation.values)) for relation in RELATIONS}
+    facts: list[tuple[str, str]] = []
+    subject, possible = "", []
+    while len(facts) < count:
+        if not possible or rng.random() >= SAME_SUBJECT_SHARE:
+            noun = rng.choice(rng.choice(RELATIONS).nouns)
+            possible = [relation for relation in RELATIONS if noun in relation.nouns]
+            subject = f"{next(adjectives)} {rng.choice(any_words) if any_words else noun}"
+        relation = possible.pop(rng.randrange(len(possible)))
+        if not values[relation.stem]:
+            continue
+        value = values[relation.stem].pop()
+        if any_words:
+            value = rng.choice(any_words)
+        facts.append((ask(rng, relation, subject), f"The {subject} {relation.stem} {value}{relation.tail}."))
+    rng.shuffle(facts)
     return facts
 
 

@@ -4,12 +4,13 @@
 embeddings). `initialise` writes an induction circuit into the first two layers, which training then refines:
 
 1. The token embedding fills the first half of the residual stream (block T).
-2. Layer 0 has three heads whose query and key are constant biases. Under RoPE their score depends on the distance
-   alone, and it peaks at distance 1, 2 and 3. They copy the embeddings of the last three tokens into the blocks
-   P1, P2 and P3.
-3. Layer 1 has two heads whose query reads (T, P1, P2) and whose key reads (P1, P2, P3) through the same random maps,
-   in the slowly turning RoPE dimensions only. They find the place where the last three tokens stood before, and copy
-   the token that followed there back into block T, where the tied unembedding reads it.
+2. Layer 0 has four heads whose query and key are constant biases. Under RoPE their score depends on the distance
+   alone, and it peaks at distance 1, 2, 3 and 4. They copy the embeddings of the last four tokens, the farther the
+   more compressed, into the blocks P1, P2, P3 and P4.
+3. Layer 1 has two heads whose query reads (T, P1, P2, P3) and whose key reads (P1, P2, P3, P4) through the same random
+   maps, in the slowly turning RoPE dimensions only. They find the place where the last four tokens stood before, and copy
+   the token that followed there back into block T, where the tied unembedding reads it. Two more heads share their
+   keys and values; they ask for the last token alone and prefer near places, which leads to the question.
 
 Everything else starts as small Gaussian noise.
 """
@@ -27,10 +28,19 @@ FINAL_NORM_GAIN = 0.4
 SHIFT_BIAS = 10.4
 SHIFT_PAIRS = 8
 MATCH_SCALE = 1.73
+# How much the last token and the three before it count in a match.
+MATCH_WEIGHTS = (1.3, 1.0, 0.8, 0.7)
 COPY_GAIN = 2.0
+NEAR_COPY_GAIN = 1.5
+NEAR_BIAS = 4.0
+# RoPE pairs whose common bias makes the near heads prefer the last few dozen tokens.
+NEAR_PAIRS = slice(5, 11)
+# Tokens that are the same word to a reader start with this share of their embedding in common.
+ALIKE_SHARE = 0.75
 # RoPE pairs turning slower than this many radians a token carry content.
 CONTENT_FREQUENCY_MAX = 6e-4
-BLOCK_T, BLOCK_P1, BLOCK_P2, BLOCK_P3 = slice(0, 128), slice(128, 192), slice(192, 224), slice(224, 256)
+BLOCK_T = slice(0, 112)
+BLOCKS_P = (slice(112, 176), slice(176, 208), slice(208, 232), slice(232, 256))
 
 
 @dataclass(frozen=True)
@@ -39,8 +49,8 @@ class Shape:
 
     vocab_size: int
     hidden_size: int = 256
-    intermediate_size: int = 512
-    num_hidden_layers: int = 4
+    intermediate_size: int = 384
+    num_hidden_layers: int = 3
     num_attention_heads: int = 4
     num_key_value_heads: int = 2
     head_dim: int = 64
@@ -154,8 +164,9 @@ def orthonormal(rows: int, columns: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def initialise(model: Llama) -> None:
-    """Fills `model` with noise and writes the induction circuit of the module's description into it."""
+def initialise(model: Llama, alike: list[list[int]]) -> None:
+    """Fills `model` with noise and writes the induction circuit of the module's description into it. The tokens of
+    each list in `alike` start with similar embeddings."""
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.fill_(1.0)
@@ -165,51 +176,68 @@ def initialise(model: Llama) -> None:
             parameter.normal_(0.0, NOISE_STD)
     model.norm.weight.fill_(FINAL_NORM_GAIN)
     model.embed_tokens.weight[:, BLOCK_T].normal_(0.0, EMBED_STD)
-    halves = orthonormal(128, 128)
-    first, second = halves[:64], halves[64:]
-    narrow = orthonormal(32, 64)
-    write_shift_heads(model.shape, model.layers[0].self_attn, first, narrow)
-    write_match_heads(model.shape, model.layers[1].self_attn, first, second, narrow)
+    for ids in alike:
+        own = model.embed_tokens.weight[ids, BLOCK_T]
+        model.embed_tokens.weight[ids, BLOCK_T] = (math.sqrt(ALIKE_SHARE) * own[:1]
+                                                   + math.sqrt(1.0 - ALIKE_SHARE) * own)
+    halves = orthonormal(112, 112)
+    first, second = halves[:64], F.pad(halves[64:], (0, 0, 0, 16))
+    medium = orthonormal(32, 64)
+    narrow = orthonormal(24, 32) @ medium
+    compress = (torch.eye(64), medium, narrow, narrow)
+    write_shift_heads(model.shape, model.layers[0].self_attn, first, compress)
+    write_match_heads(model.shape, model.layers[1].self_attn, (first, second), compress)
 
 
-def write_shift_heads(shape: Shape, attention: Attention, first: torch.Tensor, narrow: torch.Tensor) -> None:
-    """Heads 0, 1 and 2 attend one, two and three tokens back, and write to P1, P2 and P3."""
+def write_shift_heads(shape: Shape, attention: Attention, first: torch.Tensor,
+                      compress: tuple[torch.Tensor, ...]) -> None:
+    """Head n attends n + 1 tokens back and writes compress[n] @ first of that token's embedding to BLOCKS_P[n]."""
     dim, half = shape.head_dim, shape.head_dim // 2
     frequencies = rope_frequencies(shape)[:SHIFT_PAIRS]
     for kv_head in range(2):
         rows = slice(kv_head * dim, (kv_head + 1) * dim)
         attention.k_proj.bias[rows][:SHIFT_PAIRS] = SHIFT_BIAS
-        # Block T alone is filled here, so that the norm scales it by sqrt(2).
+        # Block T alone is filled here, so the norm divides it by its share of the whole width.
         attention.v_proj.weight[rows] = 0.0
-        attention.v_proj.weight[rows, BLOCK_T] = first / math.sqrt(2.0)
-    targets = [(1, BLOCK_P1, torch.eye(64)), (2, BLOCK_P2, narrow), (3, BLOCK_P3, narrow)]
-    for head, (distance, block, projection) in enumerate(targets):
+        attention.v_proj.weight[rows, BLOCK_T] = first * math.sqrt(BLOCK_T.stop / shape.hidden_size)
+    for head, (block, projection) in enumerate(zip(BLOCKS_P, compress, strict=True)):
         bias = attention.q_proj.bias[head * dim:(head + 1) * dim]
-        bias[:SHIFT_PAIRS] = SHIFT_BIAS * torch.cos(distance * frequencies)
-        bias[half:half + SHIFT_PAIRS] = -SHIFT_BIAS * torch.sin(distance * frequencies)
-        attention.o_proj.weight[:, head * dim:(head + 1) * dim] = 0.0
-        attention.o_proj.weight[block, head * dim:(head + 1) * dim] = EMBED_STD * projection
-
-
-def write_match_heads(shape: Shape, attention: Attention, first: torch.Tensor, second: torch.Tensor,
-                      narrow: torch.Tensor) -> None:
-    """Heads 0 and 2 (one for each key-value head) find the last three tokens and copy the token that followed."""
-    dim, half = shape.head_dim, shape.head_dim // 2
-    slow = [i for i, f in enumerate(rope_frequencies(shape).tolist()) if f < CONTENT_FREQUENCY_MAX]
-    content = slow + [i + half for i in slow]
-    for kv_head, copied in ((0, first), (1, second)):
-        head = 2 * kv_head
-        near, middle, far = orthonormal(len(content), 64), orthonormal(len(content), 32), orthonormal(len(content), 32)
-        q_rows = torch.tensor([head * dim + i for i in content])
-        k_rows = torch.tensor([kv_head * dim + i for i in content])
-        key = torch.zeros(len(content), shape.hidden_size)
-        key[:, BLOCK_P1], key[:, BLOCK_P2], key[:, BLOCK_P3] = near, middle, far
-        query = torch.zeros(len(content), shape.hidden_size)
-        query[:, BLOCK_T], query[:, BLOCK_P1], query[:, BLOCK_P2] = near @ first, middle @ narrow, far
-        attention.q_proj.weight[q_rows] = MATCH_SCALE * query
-        attention.k_proj.weight[k_rows] = MATCH_SCALE * key
-        attention.v_proj.weight[kv_head * dim:(kv_head + 1) * dim] = 0.0
-        attention.v_proj.weight[kv_head * dim:(kv_head + 1) * dim, BLOCK_T] = copied
+        bias[:SHIFT_PAIRS] = SHIFT_BIAS * torch.cos((head + 1) * frequencies)
+        bias[half:half + SHIFT_PAIRS] = -SHIFT_BIAS * torch.sin((head + 1) * frequencies)
         columns = slice(head * dim, (head + 1) * dim)
         attention.o_proj.weight[:, columns] = 0.0
-        attention.o_proj.weight[BLOCK_T, columns] = COPY_GAIN * EMBED_STD * copied.T
+        attention.o_proj.weight[block, columns] = EMBED_STD * projection
+
+
+def write_match_heads(shape: Shape, attention: Attention, copies: tuple[torch.Tensor, torch.Tensor],
+                      compress: tuple[torch.Tensor, ...]) -> None:
+    """Heads 0 and 2 (one for each key-value head) find the last four tokens and copy the token that followed;
+    heads 1 and 3 do so for the last token alone, near by."""
+    dim, half = shape.head_dim, shape.head_dim // 2
+    slow = [i for i, f in enumerate(rope_frequencies(shape).tolist()) if f < CONTENT_FREQUENCY_MAX]
+    content = torch.tensor(slow + [i + half for i in slow])
+    size, first = len(content), copies[0]
+    for kv_head, copied in enumerate(copies):
+        maps = [weight * orthonormal(size, len(p)) for weight, p in zip(MATCH_WEIGHTS, compress, strict=True)]
+        key = torch.zeros(size, shape.hidden_size)
+        for block, random_map in zip(BLOCKS_P, maps, strict=True):
+            key[:, block] = random_map
+        last = torch.zeros(size, shape.hidden_size)
+        last[:, BLOCK_T] = maps[0] @ first
+        last_four = last.clone()
+        # The same token sits one block nearer in the query, where it is compressed less.
+        for n in range(1, len(maps)):
+            last_four[:, BLOCKS_P[n - 1]] = maps[n] @ compress[n] @ compress[n - 1].T
+        rows = slice(kv_head * dim, (kv_head + 1) * dim)
+        attention.k_proj.weight[kv_head * dim + content] = MATCH_SCALE * key
+        attention.k_proj.bias[rows][NEAR_PAIRS] = NEAR_BIAS
+        attention.v_proj.weight[rows] = 0.0
+        attention.v_proj.weight[rows, BLOCK_T] = copied
+        match_head, near_head = 2 * kv_head, 2 * kv_head + 1
+        attention.q_proj.weight[match_head * dim + content] = MATCH_SCALE * last_four
+        attention.q_proj.weight[near_head * dim + content] = MATCH_SCALE * last
+        attention.q_proj.bias[near_head * dim:(near_head + 1) * dim][NEAR_PAIRS] = NEAR_BIAS
+        for head, gain in ((match_head, COPY_GAIN), (near_head, NEAR_COPY_GAIN)):
+            columns = slice(head * dim, (head + 1) * dim)
+            attention.o_proj.weight[:, columns] = 0.0
+            attention.o_proj.weight[BLOCK_T, columns] = gain * EMBED_STD * copied.T

@@ -34,7 +34,7 @@ PROSE_WEIGHT = 0.2
 SCRAMBLED_SHARE = 0.3
 GAP_SHARE = 0.5
 GAP_MAX = 1400
-ADVANCE_AT = 0.96
+ADVANCE_AT = 0.94
 EMA_KEEP = 0.9
 LOG_STEPS = 20
 CHECKPOINT_SECONDS = 180
@@ -55,13 +55,13 @@ class Stage:
 
 
 STAGES = [
-    Stage((3, 4), (0, 1), 4, 64),
-    Stage((4, 8), (0, 6), 6, 32),
-    Stage((8, 14), (4, 20), 8, 20),
-    Stage((12, 20), (20, 40), 10, 10),
-    Stage((16, 24), (40, 68), 12, 8),
+    Stage((3, 4), (0, 1), 4, 32),
+    Stage((4, 8), (0, 6), 6, 16),
+    Stage((8, 14), (4, 20), 10, 8),
+    Stage((12, 20), (20, 40), 14, 5),
+    Stage((16, 24), (40, 68), 16, 4),
 ]
-HELDOUT_STAGE = Stage((18, 24), (58, 68), HELDOUT_QUESTIONS, 1)
+HELDOUT_STAGE = Stage((20, 24), (62, 68), HELDOUT_QUESTIONS, 1)
 SHORT_HELDOUT_STAGE = Stage((4, 6), (4, 8), 4, 1)
 
 
@@ -187,6 +187,7 @@ def export(model: Llama, encoder: Encoder, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     weights = {"model." + name: p.detach().bfloat16().contiguous() for name, p in model.state_dict().items()}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)
     write_json(out / "config.json", model.shape.hf_config(encoder.end, encoder.pad))
     write_json(out / "generation_config.json",
                {"do_sample": False, "eos_token_id": encoder.end, "pad_token_id": encoder.pad, "max_new_tokens": 64})
@@ -215,11 +216,10 @@ def make_optimizer(model: Llama) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, fused=True)
 
 
-def train_step(model: Llama, run: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) \
-        -> tuple[float, int, int]:
+def train_step(model: Llama, optimizer: torch.optim.Optimizer, batch: Batch) -> tuple[float, int, int]:
     """One update; returns the loss, the answers that were right before it, and the answers in all."""
     chosen = (batch.weights.view(-1) > 0).nonzero().squeeze(1)
-    hidden = run(batch.ids, batch.positions).flatten(0, 1)[chosen]
+    hidden = model(batch.ids, batch.positions).flatten(0, 1)[chosen]
     logits = model.logits(hidden)
     weights = batch.weights.view(-1)[chosen]
     losses = F.cross_entropy(logits, batch.targets.view(-1)[chosen], reduction="none")
@@ -243,7 +243,7 @@ def train(arguments: argparse.Namespace) -> None:
     encoder = Encoder(corpus.train_tokenizer(arguments.seed))
     words = corpus.single_token_words(encoder.tokenizer)
     model = Llama(Shape(vocab_size=encoder.tokenizer.get_vocab_size()))
-    initialise(model)
+    initialise(model, [[encoder.tokenizer.token_to_id(token) for token in corpus.ARTICLES]])
     optimizer = make_optimizer(model)
     arguments.work.mkdir(parents=True, exist_ok=True)
     checkpoint = arguments.work / "checkpoint.pt"
@@ -259,8 +259,11 @@ def train(arguments: argparse.Namespace) -> None:
         print(line, flush=True)
         log_file.write(line + "\n")
 
+    def save() -> None:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step,
+                    "reached": reached, "spent": spent + time.time() - started}, checkpoint)
+
     log(f"parameters {sum(p.numel() for p in model.parameters())}, vocabulary {model.shape.vocab_size}")
-    run = torch.compile(model, dynamic=True) if arguments.compile else model
     short_books, long_books = heldout_books(SHORT_HELDOUT_STAGE), heldout_books(HELDOUT_STAGE)
     accuracy, tokens, started = 0.0, 0, time.time()
     window = saved = evaluated = started
@@ -271,7 +274,7 @@ def train(arguments: argparse.Namespace) -> None:
         batch = make_batch(rng, encoder, STAGES[stage], words)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, progress)
-        loss, right, total = train_step(model, run, optimizer, batch)
+        loss, right, total = train_step(model, optimizer, batch)
         tokens += batch.tokens
         step += 1
         if stage == reached:
@@ -285,13 +288,13 @@ def train(arguments: argparse.Namespace) -> None:
             reached, accuracy = reached + 1, 0.0
             log(f"step {step}: on to stage {reached}")
         if now - saved > CHECKPOINT_SECONDS:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step,
-                        "reached": reached, "spent": spent + now - started}, checkpoint)
+            save()
             saved = now
         if now - evaluated > EVAL_SECONDS:
             log(f"step {step}: held out, short {evaluate(model, encoder, short_books, 4, False):.3f}, "
                 f"long {evaluate(model, encoder, long_books, HELDOUT_QUESTIONS, False):.3f}")
             evaluated = time.time()
+    save()
     shipped = rounded(model)
     log(f"final, bfloat16 weights: held out in one conversation "
         f"{evaluate(shipped, encoder, long_books, HELDOUT_QUESTIONS, False):.3f}, each question apart "
@@ -307,7 +310,6 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="training time on the wall clock")
     parser.add_argument("--seed", type=int, default=1, help="seed of tokenizer, weights and text")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --work")
-    parser.add_argument("--compile", action="store_true", help="fuse the model with torch.compile")
     train(parser.parse_args())
 
 
