@@ -24,6 +24,8 @@ mod exp;
 mod logprob;
 mod penalties;
 mod select;
+#[cfg(test)]
+mod tests;
 
 pub use logprob::{TokenLogprob, prompt_logprob};
 

@@ -1,0 +1,377 @@
+//! The sampler against a reference that does what the documentation says, slowly, in double
+//! precision, with a full sort.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+
+/// Every token's probability under `params`, given what was seen. Slow and obvious.
+fn reference(logits: &[f32], params: &SamplingParams, prompt: &[u32], output: &[u32]) -> Vec<f64> {
+    let mut logits: Vec<f64> = logits.iter().map(|&logit| f64::from(logit)).collect();
+    for &(token, bias) in &params.logit_bias {
+        logits[token as usize] += f64::from(bias);
+    }
+    for (index, logit) in logits.iter_mut().enumerate() {
+        let token = index as u32;
+        let count = output.iter().filter(|&&seen| seen == token).count();
+        if count > 0 || prompt.contains(&token) {
+            let penalty = f64::from(params.repetition_penalty);
+            *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+        }
+        if count > 0 {
+            *logit -= f64::from(params.frequency_penalty) * count as f64;
+            *logit -= f64::from(params.presence_penalty);
+        }
+    }
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+    let mut probabilities = vec![0.0; logits.len()];
+    if params.is_greedy() {
+        probabilities[order[0]] = 1.0;
+        return probabilities;
+    }
+    let best = logits[order[0]];
+    let weight = |index: usize| ((logits[index] - best) / f64::from(params.temperature)).exp();
+    let mut kept = order;
+    kept.truncate(params.top_k.unwrap_or(usize::MAX));
+    let sum: f64 = kept.iter().map(|&index| weight(index)).sum();
+    let mut so_far = 0.0;
+    let nucleus = kept.iter().position(|&index| {
+        so_far += weight(index);
+        so_far >= f64::from(params.top_p) * sum
+    });
+    kept.truncate(nucleus.map_or(kept.len(), |index| index + 1));
+    kept.retain(|&index| weight(index) >= f64::from(params.min_p));
+    let sum: f64 = kept.iter().map(|&index| weight(index)).sum();
+    for index in kept {
+        probabilities[index] = weight(index) / sum;
+    }
+    probabilities
+}
+
+fn params_strategy(vocab_size: u32) -> impl Strategy<Value = SamplingParams> {
+    let shape = (
+        prop_oneof![Just(0.0_f32), 0.1_f32..3.0],
+        prop_oneof![Just(None), (1_usize..80).prop_map(Some)],
+        prop_oneof![Just(1.0_f32), 0.05_f32..1.0],
+        prop_oneof![Just(0.0_f32), 0.0_f32..0.9],
+    );
+    let penalties = (
+        prop_oneof![Just(1.0_f32), 0.5_f32..2.0],
+        prop_oneof![Just(0.0_f32), -2.0_f32..2.0],
+        prop_oneof![Just(0.0_f32), -2.0_f32..2.0],
+    );
+    (shape, penalties, vec((0..vocab_size, -10.0_f32..10.0), 0..4), any::<u64>()).prop_map(
+        |((temperature, top_k, top_p, min_p), penalties, logit_bias, seed)| SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty: penalties.0,
+            presence_penalty: penalties.1,
+            frequency_penalty: penalties.2,
+            logit_bias,
+            seed: Some(seed),
+            logprobs: None,
+        },
+    )
+}
+
+const VOCAB: u32 = 67;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(250))]
+
+    /// Goal: whatever the parameters, the chance of each token is the reference's. Walking the
+    /// draw over a fine grid of uniform numbers measures the chances.
+    #[test]
+    fn chances_match_the_reference(
+        logits in vec(-8.0_f32..8.0, VOCAB as usize),
+        params in params_strategy(VOCAB),
+        prompt in vec(0..VOCAB, 0..10),
+        output in vec(0..VOCAB, 0..10),
+    ) {
+        const GRID: usize = 1000;
+        params.validate(VOCAB as usize).expect("the strategy keeps to the ranges");
+        let expected = reference(&logits, &params, &prompt, &output);
+        let mut state = SamplerState::new(params.clone(), &prompt);
+        for &token in &output {
+            state.observe(token);
+        }
+        let mut changed = logits;
+        state.transform(&mut changed);
+        let best = select::best(&changed).expect("all are finite");
+        let mut counts = vec![0; VOCAB as usize];
+        for step in 0..GRID {
+            let uniform = (step as f64 + 0.5) / GRID as f64;
+            let token = if params.is_greedy() {
+                best
+            } else {
+                select::draw(&changed, best, &params, uniform)
+            };
+            counts[token as usize] += 1;
+        }
+        // A token at the very edge of a cut may be kept by one rounding and dropped by the other;
+        // then every other chance is off by that token's share.
+        let rank_of_edge = expected.iter().copied().filter(|&p| p > 0.0).fold(1.0, f64::min);
+        let slack = 1.5 / GRID as f64 + 1e-5;
+        let fits = |slack: f64| {
+            counts.iter().zip(&expected).all(|(&count, &expected)| {
+                (count as f64 / GRID as f64 - expected).abs() <= slack
+            })
+        };
+        let edges = edge_distance(&changed, &params);
+        prop_assert!(
+            fits(slack) || (edges < 1e-5 && fits(slack + 2.0 * rank_of_edge)),
+            "expected {expected:?}, counted {counts:?} of {GRID}"
+        );
+    }
+
+    /// Goal: the k largest, in order, whatever k and however many are equal, as a full sort has
+    /// them.
+    #[test]
+    fn largest_matches_a_full_sort(
+        logits in vec(prop_oneof![
+            (-4_i32..4).prop_map(|value| value as f32),
+            -4.0_f32..4.0,
+            Just(f32::NEG_INFINITY),
+        ], 1..400),
+        count in 0_usize..450,
+    ) {
+        let mut sorted: Vec<(f32, u32)> = (0..).zip(&logits).map(|(id, &l)| (l, id)).collect();
+        sorted.retain(|(logit, _)| *logit > f32::NEG_INFINITY);
+        sorted.sort_by(|a, b| b.0.partial_cmp(&a.0).expect("no NaN").then(a.1.cmp(&b.1)));
+        sorted.truncate(count);
+        prop_assert_eq!(select::largest(&logits, count), sorted);
+    }
+
+    /// Goal: log-probabilities are those of the raw logits, whatever the transforms.
+    #[test]
+    fn logprobs_are_of_the_raw_logits(
+        logits in vec(-30.0_f32..30.0, VOCAB as usize),
+        params in params_strategy(VOCAB),
+        top in 0_usize..10,
+    ) {
+        let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+        let expected = |token: u32| f64::from(logits[token as usize]) - sum.ln();
+        let params = SamplingParams { logprobs: Some(top), ..params };
+        let sampled = SamplerState::new(params, &[1, 2]).sample(&mut logits.clone()).expect("fine");
+        let logprob = sampled.logprob.expect("asked for");
+        prop_assert_eq!(logprob.token_id, sampled.token);
+        prop_assert!((f64::from(logprob.logprob) - expected(sampled.token)).abs() < 1e-5);
+        prop_assert_eq!(logprob.top.len(), top);
+        for &(token, value) in &logprob.top {
+            prop_assert!((f64::from(value) - expected(token)).abs() < 1e-5);
+        }
+        prop_assert!(logprob.top.is_sorted_by(|a, b| a.1 >= b.1));
+        let alone = prompt_logprob(&logits, sampled.token, top).expect("fine");
+        prop_assert_eq!(alone, logprob);
+    }
+}
+
+/// How near the row is to a different cut by top-p or min-p, as a difference of shares.
+fn edge_distance(logits: &[f32], params: &SamplingParams) -> f64 {
+    let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let temperature = f64::from(params.temperature);
+    let mut weights: Vec<f64> =
+        logits.iter().map(|&logit| (f64::from(logit - best) / temperature).exp()).collect();
+    weights.sort_by(|a, b| b.total_cmp(a));
+    weights.truncate(params.top_k.unwrap_or(usize::MAX));
+    let sum: f64 = weights.iter().sum();
+    let mut so_far = 0.0;
+    weights.iter().fold(f64::INFINITY, |nearest, weight| {
+        so_far += weight;
+        let to_top_p = (so_far / sum - f64::from(params.top_p)).abs();
+        nearest.min(to_top_p).min((weight - f64::from(params.min_p)).abs())
+    })
+}
+
+/// A row as of a model: a few likely tokens among very many unlikely ones.
+fn wide_row(vocab_size: usize) -> Vec<f32> {
+    (0..vocab_size).map(|index| 12.0 * draw::uniform(7, index as u64).powi(20) as f32).collect()
+}
+
+fn frequencies(row: &[f32], params: &SamplingParams, draws: usize) -> Vec<usize> {
+    let mut state = SamplerState::new(params.clone(), &[]);
+    let mut counts = vec![0; row.len()];
+    let mut logits = row.to_vec();
+    for _ in 0..draws {
+        logits.copy_from_slice(row);
+        counts[state.sample(&mut logits).expect("fine").token as usize] += 1;
+    }
+    counts
+}
+
+/// Goal: many draws of one seed are distributed as the reference says (chi-square, at about the
+/// 1 in 10,000 level; the seed is fixed, so the outcome is too).
+#[test]
+fn draws_have_the_right_distribution() {
+    const DRAWS: usize = 20_000;
+    let row: Vec<f32> = (0..40).map(|index| (index % 13) as f32 * 0.4 - 2.0).collect();
+    let base = SamplingParams { temperature: 0.8, seed: Some(11), ..Default::default() };
+    let cases = [
+        base.clone(),
+        SamplingParams { top_k: Some(12), ..base.clone() },
+        SamplingParams { top_p: 0.7, ..base.clone() },
+        SamplingParams { min_p: 0.1, ..base.clone() },
+        SamplingParams { top_k: Some(20), top_p: 0.9, min_p: 0.05, ..base },
+    ];
+    for params in cases {
+        let expected = reference(&row, &params, &[], &[]);
+        let counts = frequencies(&row, &params, DRAWS);
+        let (mut chi_square, mut kinds) = (0.0, 0.0_f64);
+        for (&count, &probability) in counts.iter().zip(&expected) {
+            if probability == 0.0 {
+                assert_eq!(count, 0, "{params:?}: a token that was cut came up");
+                continue;
+            }
+            let mean = probability * DRAWS as f64;
+            chi_square += (count as f64 - mean).powi(2) / mean;
+            kinds += 1.0;
+        }
+        // Mean and spread of the chi-square distribution; 4 spreads up.
+        let freedom = kinds - 1.0;
+        let limit = freedom + 4.0 * (2.0 * freedom).sqrt();
+        assert!(chi_square < limit, "{params:?}: {chi_square} of at most {limit}");
+    }
+}
+
+/// Goal: a vocabulary of many blocks gives the same as one looked at whole: every path over the
+/// row finds the token that the sorted reference finds to within rounding.
+#[test]
+fn wide_rows_are_drawn_from_all_over() {
+    let row = wide_row(50_000);
+    for (temperature, top_p) in [(1.0, 1.0), (1.0, 0.9), (5.0, 0.999)] {
+        let params = SamplingParams { temperature, top_p, seed: Some(3), ..Default::default() };
+        let expected = reference(&row, &params, &[], &[]);
+        let counts = frequencies(&row, &params, 2_000);
+        let kept = |index: usize| expected[index] > 0.0;
+        assert!(counts.iter().enumerate().all(|(index, &count)| count == 0 || kept(index)));
+        // Upper and lower half of the ids come up as often as they should.
+        let lower: f64 = expected[..25_000].iter().sum();
+        let drawn = counts[..25_000].iter().sum::<usize>() as f64 / 2_000.0;
+        assert!((lower - drawn).abs() < 0.05, "{params:?}: lower half {drawn}, expected {lower}");
+    }
+}
+
+/// Goal: the n-th token depends on seed, n and the row alone. A state made anew and told the
+/// output so far goes on as if nothing had happened; other seeds differ.
+#[test]
+fn draws_depend_on_seed_and_count_alone() {
+    let row = wide_row(500);
+    let params = SamplingParams {
+        temperature: 1.5,
+        presence_penalty: 0.5,
+        seed: Some(42),
+        ..Default::default()
+    };
+    let run = |state: &mut SamplerState, count: usize| -> Vec<u32> {
+        (0..count).map(|_| state.sample(&mut row.clone()).expect("fine").token).collect()
+    };
+    let whole = run(&mut SamplerState::new(params.clone(), &[]), 60);
+    for cut in [0, 1, 17, 59] {
+        let mut state = SamplerState::new(params.clone(), &[]);
+        whole[..cut].iter().for_each(|&token| state.observe(token));
+        assert_eq!(run(&mut state, 60 - cut), whole[cut..], "resumed after {cut}");
+    }
+    let other = SamplingParams { seed: Some(43), ..params.clone() };
+    assert_ne!(run(&mut SamplerState::new(other, &[]), 60), whole);
+    let unseeded = SamplingParams { seed: None, ..params };
+    let (a, b) = (SamplerState::new(unseeded.clone(), &[]), SamplerState::new(unseeded, &[]));
+    assert_ne!(a.seed(), b.seed());
+}
+
+/// Goal: the draws themselves never change from version to version: a seed is a promise.
+#[test]
+fn draws_of_a_seed_are_pinned() {
+    let drawn: Vec<u64> =
+        (0..3).map(|n| (draw::uniform(1, n) * (1_u64 << 53) as f64) as u64).collect();
+    assert_eq!(drawn, PINNED);
+}
+
+const PINNED: [u64; 3] = [3_436_151_158_611_243, 2_121_443_954_071_855, 2_970_119_433_488_894];
+
+/// Goal: greedy takes the lowest id of equal logits, wherever in the row they are.
+#[test]
+fn greedy_ties_go_to_the_lowest_id() {
+    for vocab_size in [1, 5, 16, 17, 1000] {
+        for first in [0, vocab_size / 2, vocab_size - 1] {
+            let mut row = vec![-1.0; vocab_size];
+            row[first..].fill(2.5);
+            let sampled = SamplerState::new(SamplingParams::default(), &[]).sample(&mut row);
+            assert_eq!(sampled, Ok(Sampled { token: first as u32, logprob: None }));
+        }
+    }
+}
+
+/// Goal: extreme but valid values end in a token that is possible, not in NaN.
+#[test]
+fn extremes_stay_sane() {
+    let row = [-1e30, 3.0, f32::NEG_INFINITY, 2.9, 3.4e38, -3.4e38];
+    let hot = SamplingParams { temperature: f32::MAX, seed: Some(1), ..Default::default() };
+    let cold = SamplingParams { temperature: f32::MIN_POSITIVE / 8.0, ..hot.clone() };
+    let narrow = SamplingParams { top_p: f32::MIN_POSITIVE, ..hot.clone() };
+    let likely = SamplingParams { min_p: 1.0, temperature: 0.5, ..hot.clone() };
+    for params in [cold, narrow, likely] {
+        assert_eq!(params.validate(row.len()), Ok(()));
+        let sampled = SamplerState::new(params, &[]).sample(&mut row.clone());
+        assert_eq!(sampled.expect("fine").token, 4);
+    }
+    for _ in 0..100 {
+        let token = SamplerState::new(hot.clone(), &[]).sample(&mut row.clone()).expect("fine");
+        assert_ne!(token.token, 2, "an impossible token came up");
+    }
+}
+
+/// Goal: broken logits are an error that names the token, and the state can go on after it.
+#[test]
+fn broken_logits_are_errors() {
+    for params in [
+        SamplingParams::default(),
+        SamplingParams { temperature: 1.0, logprobs: Some(2), ..Default::default() },
+    ] {
+        let mut state = SamplerState::new(params, &[]);
+        let mut row = vec![0.0; 40];
+        row[33] = f32::INFINITY;
+        let infinite = SamplingError::BadLogit { token: 33, value: f32::INFINITY };
+        assert_eq!(state.sample(&mut row), Err(infinite));
+        row[33] = f32::NAN;
+        let error = state.sample(&mut row).expect_err("NaN is no logit");
+        assert_eq!(error.to_string(), "expected a finite logit for token 33, got NaN");
+        let none = SamplingError::NoCandidate { vocab_size: 3 };
+        assert_eq!(state.sample(&mut [f32::NEG_INFINITY; 3]), Err(none.clone()));
+        assert_eq!(prompt_logprob(&[f32::NEG_INFINITY; 3], 0, 1), Err(none));
+        assert_eq!(state.sample(&mut []), Err(SamplingError::NoCandidate { vocab_size: 0 }));
+        assert!(state.sample(&mut vec![0.0; 40]).is_ok());
+    }
+}
+
+/// Goal: each parameter out of its range is refused by name, with what was expected and what came.
+#[test]
+fn values_out_of_range_are_refused() {
+    let check = |name: &str, got: &str, change: fn(&mut SamplingParams)| {
+        let mut params = SamplingParams::default();
+        change(&mut params);
+        let error = params.validate(100).expect_err(name).to_string();
+        assert!(error.starts_with(&format!("invalid {name}: expected ")), "{error}");
+        assert!(error.ends_with(&format!(", got {got}")), "{error}");
+    };
+    assert_eq!(SamplingParams::default().validate(100), Ok(()));
+    check("temperature", "-0.1", |params| params.temperature = -0.1);
+    check("temperature", "NaN", |params| params.temperature = f32::NAN);
+    check("temperature", "inf", |params| params.temperature = f32::INFINITY);
+    check("top_k", "0", |params| params.top_k = Some(0));
+    check("top_p", "0", |params| params.top_p = 0.0);
+    check("top_p", "1.1", |params| params.top_p = 1.1);
+    check("top_p", "NaN", |params| params.top_p = f32::NAN);
+    check("min_p", "-0.5", |params| params.min_p = -0.5);
+    check("min_p", "1.5", |params| params.min_p = 1.5);
+    check("repetition_penalty", "0", |params| params.repetition_penalty = 0.0);
+    check("repetition_penalty", "inf", |params| params.repetition_penalty = f32::INFINITY);
+    check("presence_penalty", "2.5", |params| params.presence_penalty = 2.5);
+    check("frequency_penalty", "NaN", |params| params.frequency_penalty = f32::NAN);
+    check("logit_bias", "100", |params| params.logit_bias = vec![(5, 1.0), (100, 0.0)]);
+    check("logit_bias", "101 for token 5", |params| params.logit_bias = vec![(5, 101.0)]);
+    check("logprobs", "101", |params| params.logprobs = Some(101));
+}
