@@ -1,6 +1,7 @@
 //! Models, their KV store and their text: everything the Stolon engine computes with.
 
 pub mod backend;
+pub mod chat_template;
 pub mod config;
 #[cfg(feature = "demo-model")]
 pub mod demo;
@@ -12,12 +13,17 @@ pub mod load;
 pub mod random;
 pub mod sampling;
 pub mod source;
+pub mod stop_strings;
+pub mod text;
 pub mod tokenizer;
 pub mod weights;
 pub mod kernels;
 
 pub use backend::{
     Backend, BackendError, BackendSpec, LogitRows, SequenceSlice, StepBatch, StepOutput,
+};
+pub use chat_template::{
+    ChatMessage, ChatOptions, ChatTemplate, ChatTemplateError, MessageContent,
 };
 pub use config::{Activation, Architecture, DecoderConfig, LayerConfig, Rope, RopeScaling};
 pub use detokenizer::Detokenizer;
@@ -32,5 +38,7 @@ pub use sampling::{
     Sampled, SamplerState, SamplingError, SamplingParams, TokenLogprob, prompt_logprob,
 };
 pub use source::ModelSource;
+pub use stop_strings::{StopScan, StopStrings};
+pub use text::{ChatError, TextModel};
 pub use tokenizer::{Tokenizer, TokenizerError};
 pub use weights::{Tensor, TensorType, Weights};

@@ -1,0 +1,246 @@
+//! Values as Python has them: printed, as JSON, their methods. Used by the environment of
+//! [`ChatTemplate`](super::ChatTemplate) only.
+
+use std::fmt::Write;
+
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Error, ErrorKind, State, Value};
+use minijinja_contrib::pycompat;
+use serde_json::Value as Json;
+
+/// Writes a value as Python's `str` gives it: what `{{ value }}` prints.
+pub(super) fn write_str(value: &Value, out: &mut String) {
+    match value.kind() {
+        ValueKind::Undefined => {}
+        ValueKind::String => out.push_str(value.as_str().unwrap_or_default()),
+        _ => write_repr(value, out),
+    }
+}
+
+/// Writes a value as Python's `repr` gives it: how it looks inside a printed list.
+fn write_repr(value: &Value, out: &mut String) {
+    match value.kind() {
+        ValueKind::Undefined => out.push_str("Undefined"),
+        ValueKind::None => out.push_str("None"),
+        ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
+        ValueKind::Number if !value.is_integer() => match f64::try_from(value.clone()) {
+            Ok(number) => out.push_str(&float(number)),
+            Err(_) => out.push_str(&value.to_string()),
+        },
+        ValueKind::String => write_quoted(value.as_str().unwrap_or_default(), out),
+        ValueKind::Seq => {
+            out.push('[');
+            for (index, item) in value.try_iter().into_iter().flatten().enumerate() {
+                out.push_str(if index > 0 { ", " } else { "" });
+                write_repr(&item, out);
+            }
+            out.push(']');
+        }
+        ValueKind::Map => {
+            out.push('{');
+            for (index, key) in value.try_iter().into_iter().flatten().enumerate() {
+                out.push_str(if index > 0 { ", " } else { "" });
+                write_repr(&key, out);
+                out.push_str(": ");
+                write_repr(&value.get_item(&key).unwrap_or_default(), out);
+            }
+            out.push('}');
+        }
+        _ => out.push_str(&value.to_string()),
+    }
+}
+
+/// Python prefers single quotes, and double ones for a text that has only single ones in it.
+fn write_quoted(text: &str, out: &mut String) {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    out.push(quote);
+    for char in text.chars() {
+        match char {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            char if char == quote => out.extend(['\\', quote]),
+            char if u32::from(char) < 0x20 || (0x7f..0xa0).contains(&u32::from(char)) => {
+                out.push_str(&format!("\\x{:02x}", u32::from(char)));
+            }
+            char => out.push(char),
+        }
+    }
+    out.push(quote);
+}
+
+/// Python's `repr` of a float: the shortest digits, as Rust's, but `1e+16` and `1e-05`.
+fn float(number: f64) -> String {
+    if number.is_nan() {
+        return "nan".to_owned();
+    }
+    let text = format!("{number:?}");
+    match text.split_once('e') {
+        Some((digits, exponent)) => {
+            let (sign, exponent) = match exponent.strip_prefix('-') {
+                Some(exponent) => ('-', exponent),
+                None => ('+', exponent),
+            };
+            format!("{digits}e{sign}{exponent:0>2}")
+        }
+        None => text,
+    }
+}
+
+/// True for what Python can index and measure: strings, lists, mappings. (minijinja's own test
+/// leaves strings out.)
+pub(super) fn is_sequence(value: &Value) -> bool {
+    matches!(
+        value.kind(),
+        ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable
+    )
+}
+
+/// Methods of strings, lists and mappings that minijinja itself does not know.
+pub(super) fn call_method(
+    state: &State<'_, '_>,
+    value: &Value,
+    method: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
+    if let (Some(text), [argument]) = (value.as_str(), arguments)
+        && let Some(affix) = argument.as_str()
+    {
+        match method {
+            "removeprefix" => return Ok(text.strip_prefix(affix).unwrap_or(text).into()),
+            "removesuffix" => return Ok(text.strip_suffix(affix).unwrap_or(text).into()),
+            _ => {}
+        }
+    }
+    pycompat::unknown_method_callback(state, value, method, arguments)
+}
+
+/// How JSON is written; the names are those of Python's `json.dumps`.
+struct JsonStyle {
+    /// What a level is indented by; `None` writes all on one line.
+    indent: Option<String>,
+    item_separator: String,
+    key_separator: String,
+    ensure_ascii: bool,
+    sort_keys: bool,
+}
+
+/// The filter `tojson` as transformers defines it: `json.dumps` with `ensure_ascii=False`, nothing
+/// escaped for HTML.
+pub(super) fn to_json(
+    value: &Value,
+    ensure_ascii: Option<bool>,
+    arguments: Kwargs,
+) -> Result<String, Error> {
+    if value.is_undefined() {
+        let reason = "tojson: expected a value, got an undefined one";
+        return Err(Error::new(ErrorKind::UndefinedError, reason));
+    }
+    let ensure_ascii = ensure_ascii.or(arguments.get("ensure_ascii")?).unwrap_or(false);
+    let indent = match arguments.get::<Option<Value>>("indent")? {
+        Some(indent) if !indent.is_none() => Some(match indent.as_str() {
+            Some(text) => text.to_owned(),
+            None => " ".repeat(usize::try_from(indent)?),
+        }),
+        _ => None,
+    };
+    let (item_separator, key_separator) =
+        match arguments.get::<Option<Vec<String>>>("separators")? {
+            Some(separators) => <[String; 2]>::try_from(separators)
+                .map(|[item, key]| (item, key))
+                .map_err(|got| {
+                    let reason = format!("tojson: expected 2 separators, got {}", got.len());
+                    Error::new(ErrorKind::InvalidOperation, reason)
+                })?,
+            None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
+            None => (", ".to_owned(), ": ".to_owned()),
+        };
+    let sort_keys = arguments.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    arguments.assert_all_used()?;
+    let json = serde_json::to_value(value).map_err(|error| {
+        Error::new(ErrorKind::InvalidOperation, "tojson: cannot be JSON").with_source(error)
+    })?;
+    let style = JsonStyle { indent, item_separator, key_separator, ensure_ascii, sort_keys };
+    let mut text = String::new();
+    style.write(&json, 0, &mut text);
+    Ok(text)
+}
+
+impl JsonStyle {
+    fn write(&self, json: &Json, depth: usize, out: &mut String) {
+        match json {
+            Json::Null => out.push_str("null"),
+            Json::Bool(value) => out.push_str(if *value { "true" } else { "false" }),
+            Json::Number(number) => match number.as_f64() {
+                Some(value) if number.is_f64() => out.push_str(&float(value)),
+                _ => out.push_str(&number.to_string()),
+            },
+            Json::String(text) => self.write_string(text, out),
+            Json::Array(items) => {
+                self.write_items(items, ['[', ']'], depth, out, |item, out| {
+                    self.write(item, depth + 1, out);
+                });
+            }
+            Json::Object(map) => {
+                let mut entries: Vec<_> = map.iter().collect();
+                if self.sort_keys {
+                    entries.sort_by(|a, b| a.0.cmp(b.0));
+                }
+                self.write_items(&entries, ['{', '}'], depth, out, |(key, value), out| {
+                    self.write_string(key, out);
+                    out.push_str(&self.key_separator);
+                    self.write(value, depth + 1, out);
+                });
+            }
+        }
+    }
+
+    fn write_items<T>(
+        &self,
+        items: &[T],
+        [open, close]: [char; 2],
+        depth: usize,
+        out: &mut String,
+        write_item: impl Fn(&T, &mut String),
+    ) {
+        out.push(open);
+        for (index, item) in items.iter().enumerate() {
+            if index > 0 {
+                out.push_str(&self.item_separator);
+            }
+            self.break_line(depth + 1, out);
+            write_item(item, out);
+        }
+        if !items.is_empty() {
+            self.break_line(depth, out);
+        }
+        out.push(close);
+    }
+
+    fn break_line(&self, depth: usize, out: &mut String) {
+        if let Some(indent) = &self.indent {
+            out.push('\n');
+            out.push_str(&indent.repeat(depth));
+        }
+    }
+
+    fn write_string(&self, text: &str, out: &mut String) {
+        // The escapes of a JSON text are the same in serde_json and in Python.
+        let quoted = Json::from(text).to_string();
+        if !self.ensure_ascii {
+            out.push_str(&quoted);
+            return;
+        }
+        for char in quoted.chars() {
+            if char.is_ascii() {
+                out.push(char);
+                continue;
+            }
+            for unit in char.encode_utf16(&mut [0; 2]) {
+                // Writing to a string cannot fail.
+                let _ = write!(out, "\\u{unit:04x}");
+            }
+        }
+    }
+}
