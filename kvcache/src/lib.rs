@@ -23,5 +23,8 @@ pub use namespace::{Namespace, NamespaceBuilder};
 pub use policy::{EvictionPolicy, LeafInfo, Policy, Rank};
 pub use pool::{BlockLease, BlockPool, PoolCounts, StepFence, StepTicket};
 pub use reader::TreeReader;
+#[cfg(loom)]
+#[doc(hidden)]
+pub use sync::planted;
 pub use tree::{TreeBuilder, prefix_tree};
 pub use writer::{TreeCounts, TreeWriter};

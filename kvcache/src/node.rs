@@ -14,7 +14,8 @@ pub(crate) mod edge;
 pub(crate) mod table;
 
 use crate::hash;
-use crate::sync::{AtomicPtr, Ordering};
+use crate::reclaim::Retired;
+use crate::sync::{AtomicPtr, Ordering, Witness, publish_order};
 use edge::Edge;
 use std::ptr;
 use table::ChildTable;
@@ -47,11 +48,18 @@ pub(crate) struct Node {
     /// The children, null when there are none. Stored by the writer with Release, loaded by
     /// readers with Acquire. The node does not own the table.
     children: AtomicPtr<ChildTable>,
+    witness: Witness,
+}
+
+impl Retired for Node {
+    fn mark_freed(&self) {
+        self.witness.free();
+    }
 }
 
 impl Node {
     pub(crate) fn new(edge: Edge, id: NodeId, children: *mut ChildTable) -> Node {
-        Node { edge, id, children: AtomicPtr::new(children) }
+        Node { edge, id, children: AtomicPtr::new(children), witness: Witness::new() }
     }
 
     /// The table now. Pairs with [`Node::set_children`]: who sees the pointer sees the table.
@@ -62,7 +70,7 @@ impl Node {
 
     /// Publishes another table. Writer only.
     pub(crate) fn set_children(&self, table: *mut ChildTable) {
-        self.children.store(table, Ordering::Release);
+        self.children.store(table, publish_order());
     }
 
     /// The child under `key` whose edge `measure` gives more than 0 for, and what it gave.
@@ -80,10 +88,12 @@ impl Node {
         let table = ptr::NonNull::new(self.children())?;
         // SAFETY: loaded from a reachable node, so alive for 'g by this function's contract.
         let table: &'g ChildTable = unsafe { table.as_ref() };
+        table.witness.look();
         let mut found = None;
         table.candidates(key, |candidate| {
             // SAFETY: loaded from a slot of a live table, so alive for 'g as well.
             let node: &'g Node = unsafe { candidate.as_ref() };
+            node.witness.look();
             let measured = measure(&node.edge);
             if measured > 0 {
                 found = Some((node, measured));

@@ -3,6 +3,12 @@
 //! models put a smaller one in its place where several readers would make the real one explode.
 #![allow(unsafe_code, reason = "deferred frees of nodes and child tables")]
 
+/// What a tree gives to its reclaimer.
+pub trait Retired: Send + 'static {
+    /// Called instead of a free by reclaimers that check rather than free; see the loom models.
+    fn mark_freed(&self);
+}
+
 /// Frees what the writer has unlinked once no reader can hold it any more.
 ///
 /// # Safety
@@ -22,7 +28,7 @@ pub unsafe trait Reclaimer: Clone + Send + Sync + 'static {
     ///
     /// `item` came from `Box::into_raw`, can no longer be reached by a reader that pins from now
     /// on, and is retired once.
-    unsafe fn retire<T: Send + 'static>(&self, guard: &Self::Guard, item: *mut T);
+    unsafe fn retire<T: Retired>(&self, guard: &Self::Guard, item: *mut T);
 }
 
 /// crossbeam-epoch's default collector: pinning costs a few nanoseconds and writes only memory of
@@ -39,12 +45,12 @@ unsafe impl Reclaimer for Epoch {
         crossbeam_epoch::pin()
     }
 
-    unsafe fn retire<T: Send + 'static>(&self, guard: &Self::Guard, item: *mut T) {
+    unsafe fn retire<T: Retired>(&self, guard: &Self::Guard, item: *mut T) {
         let free = move || {
             // SAFETY: by the contract of `retire`, `item` is a box that nobody reaches any more.
             drop(unsafe { Box::from_raw(item) });
         };
-        // SAFETY: `T: Send + 'static`, so the drop may run on any thread at any later time.
+        // SAFETY: `T: Retired` is `Send + 'static`, so the drop may run on any thread at any later time.
         unsafe { guard.defer_unchecked(free) };
     }
 }

@@ -21,3 +21,94 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         Err(poisoned) => poisoned.into_inner(),
     }
 }
+
+/// The order of stores that make something reachable for readers.
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) fn publish_order() -> Ordering {
+    Ordering::Release
+}
+#[cfg(loom)]
+pub(crate) fn publish_order() -> Ordering {
+    match planted::is(planted::Bug::RelaxedPublish) {
+        true => Ordering::Relaxed,
+        false => Ordering::Release,
+    }
+}
+
+/// Stands in an object that readers reach through raw pointers. Nothing in real builds; under
+/// loom it reports a look at an object that was not properly published, or was freed already.
+#[derive(Debug)]
+pub(crate) struct Witness {
+    #[cfg(loom)]
+    cell: loom::cell::UnsafeCell<()>,
+    #[cfg(loom)]
+    freed: std::sync::atomic::AtomicBool,
+}
+
+#[cfg(not(loom))]
+impl Witness {
+    pub(crate) fn new() -> Witness {
+        Witness {}
+    }
+
+    #[inline(always)]
+    pub(crate) fn look(&self) {}
+
+    pub(crate) fn free(&self) {}
+}
+
+#[cfg(loom)]
+impl Witness {
+    pub(crate) fn new() -> Witness {
+        let cell = loom::cell::UnsafeCell::new(());
+        cell.with_mut(|_| ());
+        Witness { cell, freed: std::sync::atomic::AtomicBool::new(false) }
+    }
+
+    /// A reader looks: the making must have happened before, the freeing must not.
+    pub(crate) fn look(&self) {
+        assert!(!self.freed.load(std::sync::atomic::Ordering::Relaxed), "looked at freed memory");
+        self.cell.with(|_| ());
+    }
+
+    /// The object is freed: every look must have happened before.
+    pub(crate) fn free(&self) {
+        self.cell.with_mut(|_| ());
+        let freed = self.freed.swap(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(!freed, "freed twice");
+    }
+}
+
+/// Defects that the loom models plant on purpose, to show that they would be caught.
+#[cfg(loom)]
+pub mod planted {
+    use std::cell::Cell;
+
+    /// One defect.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Bug {
+        /// Nodes and tables are published with relaxed stores.
+        RelaxedPublish,
+        /// A split leaves the children behind.
+        SplitDropsChildren,
+        /// Eviction takes locked leaves.
+        EvictLocked,
+        /// The pool hands out blocks that a running step may touch.
+        NoStepFence,
+    }
+
+    thread_local! {
+        static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
+    }
+
+    /// Plants `bug` in all models that this test thread runs from now on. (Loom runs all threads
+    /// of a model on the thread that calls it.)
+    pub fn plant(bug: Bug) {
+        PLANTED.with(|planted| planted.set(Some(bug)));
+    }
+
+    pub(crate) fn is(bug: Bug) -> bool {
+        PLANTED.with(|planted| planted.get() == Some(bug))
+    }
+}

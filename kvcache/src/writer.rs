@@ -16,6 +16,8 @@ use crate::node::NodeId;
 use crate::policy::{EvictionPolicy, LeafInfo, Rank};
 use crate::reclaim::{Epoch, Reclaimer};
 use crate::sync::Arc;
+#[cfg(loom)]
+use crate::sync::planted;
 use crate::{BlockId, Namespace, PrefixLease, TreeReader, atom};
 use arena::Arena;
 use std::collections::BTreeSet;
@@ -205,6 +207,12 @@ impl<R: Reclaimer> TreeWriter<R> {
             && !self.arena.is_root(id)
             && self.arena.child_count(id) == 0
             && self.records[id.index()].locks == 0;
+        #[cfg(loom)]
+        let evictable = evictable
+            || planted::is(planted::Bug::EvictLocked)
+                && self.arena.is_live(id)
+                && !self.arena.is_root(id)
+                && self.arena.child_count(id) == 0;
         if let Some(rank) = self.records[id.index()].rank.take() {
             self.order.remove(&(rank, id));
         }

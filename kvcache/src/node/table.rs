@@ -8,7 +8,8 @@
 //! within a table.
 
 use super::Node;
-use crate::sync::{AtomicPtr, AtomicU64, Ordering};
+use crate::reclaim::Retired;
+use crate::sync::{AtomicPtr, AtomicU64, Ordering, Witness, publish_order};
 use std::ptr::{self, NonNull};
 
 /// The largest number of children kept in a table that is replaced whole.
@@ -22,6 +23,13 @@ pub(crate) const SMALL_MAX: usize = 1;
 #[derive(Debug)]
 pub(crate) struct ChildTable {
     slots: Box<[Slot]>,
+    pub(super) witness: Witness,
+}
+
+impl Retired for ChildTable {
+    fn mark_freed(&self) {
+        self.witness.free();
+    }
 }
 
 #[derive(Debug)]
@@ -43,11 +51,11 @@ impl ChildTable {
     pub(crate) fn new(children: &[(u64, *mut Node)]) -> ChildTable {
         if children.len() <= SMALL_MAX {
             let slots = children.iter().map(|&(key, node)| Slot::new(key, node)).collect();
-            return ChildTable { slots };
+            return ChildTable { slots, witness: Witness::new() };
         }
         let capacity = (children.len() * 2).next_power_of_two();
         let slots = (0..capacity).map(|_| Slot::new(0, ptr::null_mut())).collect();
-        let table = ChildTable { slots };
+        let table = ChildTable { slots, witness: Witness::new() };
         for &(key, node) in children {
             table.insert(key, node);
         }
@@ -95,7 +103,7 @@ impl ChildTable {
             if slot.node.load(Ordering::Relaxed).is_null() {
                 let fresh = slot.key.load(Ordering::Relaxed) == 0;
                 slot.key.store(key, Ordering::Release);
-                slot.node.store(node, Ordering::Release);
+                slot.node.store(node, publish_order());
                 return fresh;
             }
             at = (at + 1) & mask;
@@ -108,7 +116,7 @@ impl ChildTable {
         for step in 0..self.slots.len() {
             let slot = &self.slots[(start + step) % self.slots.len()];
             if slot.node.load(Ordering::Relaxed) == old {
-                slot.node.store(new, Ordering::Release);
+                slot.node.store(new, publish_order());
                 return;
             }
         }

@@ -11,6 +11,8 @@ use crate::node::table::{ChildTable, SMALL_MAX};
 use crate::node::{Node, NodeId};
 use crate::reclaim::Reclaimer;
 use crate::sync::Arc;
+#[cfg(loom)]
+use crate::sync::planted;
 use std::ptr::{self, NonNull};
 
 /// All live nodes of one tree, by number. There is one arena a tree, owned by the writer.
@@ -190,6 +192,11 @@ impl<R: Reclaimer> Arena<R> {
         let rear_edge = old.edge.part(at, old.edge.block_count(), block_size);
         let (key, rear_key) = (front_edge.first_hash(), rear_edge.first_hash());
         let children = old.children();
+        #[cfg(loom)]
+        let children = match planted::is(planted::Bug::SplitDropsChildren) {
+            true => ptr::null_mut(),
+            false => children,
+        };
         let old = self.entries[id.index()].node.expect("the number of a live node");
 
         let rear = self.make(id, rear_edge, children);

@@ -1,0 +1,239 @@
+//! The tree's readers against each kind of change that the writer can publish. Blocks hold one
+//! position; tables are wide from two children on.
+#![cfg(loom)]
+
+use loom::thread;
+use stolon_kvcache::planted::{Bug, plant};
+use stolon_kvcache::reclaim::Reclaimer;
+use stolon_kvcache::{BlockId, Namespace, TreeReader, TreeWriter};
+use stolon_loom_tests::{Checked, explore, must_fail, put, tree};
+
+/// Runs `write` beside a reader for each of `queries`; the answers have to be among `allowed`.
+fn race<R: Reclaimer>(
+    reclaimer: R,
+    prepare: fn(&mut TreeWriter<R>),
+    write: fn(&mut TreeWriter<R>),
+    queries: &[(&'static [u32], &'static [usize])],
+) {
+    let (mut writer, reader) = tree(reclaimer);
+    prepare(&mut writer);
+    let readers: Vec<_> = queries
+        .iter()
+        .map(|&(positions, allowed)| {
+            let reader: TreeReader<R> = reader.clone();
+            thread::spawn(move || {
+                let got = reader.query_match_len(&Namespace::default(), positions);
+                assert!(allowed.contains(&got), "expected one of {allowed:?}, got {got}");
+            })
+        })
+        .collect();
+    write(&mut writer);
+    for reader in readers {
+        reader.join().expect("the reader saw what it may see");
+    }
+    writer.audit().expect("consistent");
+}
+
+/// Goal: a new leaf is seen whole or not at all.
+#[test]
+fn publish_against_read() {
+    explore(3, || race(Checked::default(), |_| (), |w| put(w, &[1, 2], 0), &[(&[1, 2], &[0, 2])]));
+}
+
+/// Goal: a commit that extends a leaf in place of a new child never shows less than before.
+#[test]
+fn growth_of_a_leaf_against_read() {
+    fn grow<R: Reclaimer>(writer: &mut TreeWriter<R>) {
+        let mut lease = writer.acquire(&Namespace::default(), &[1]);
+        writer.commit(&mut lease, &[1, 2], &[BlockId(1)]);
+    }
+    explore(3, || race(Checked::default(), |w| put(w, &[1], 0), grow, &[(&[1, 2], &[1, 2])]));
+}
+
+/// Goal: while a run is split, at every border, nobody sees less of it than was there.
+#[test]
+fn split_against_read_at_every_border() {
+    fn prepare<R: Reclaimer>(writer: &mut TreeWriter<R>) {
+        put(writer, &[1, 2, 3], 0);
+    }
+    explore(3, || {
+        race(Checked::default(), prepare, |w| put(w, &[1, 9], 7), &[(&[1, 2, 3], &[3])]);
+    });
+    explore(3, || {
+        race(Checked::default(), prepare, |w| put(w, &[1, 2, 9], 7), &[(&[1, 2, 3], &[3])]);
+    });
+    explore(3, || {
+        race(Checked::default(), prepare, |w| put(w, &[1, 2, 9], 7), &[(&[1, 2, 9], &[2, 3])]);
+    });
+}
+
+/// Goal: a split hands the children on: what is below the run stays visible.
+#[test]
+fn split_above_children_against_read() {
+    fn prepare<R: Reclaimer>(writer: &mut TreeWriter<R>) {
+        put(writer, &[1, 2, 3], 0);
+        put(writer, &[1, 2, 4], 10);
+    }
+    explore(3, || {
+        race(Checked::default(), prepare, |w| put(w, &[1, 8], 20), &[(&[1, 2, 3], &[3])]);
+    });
+}
+
+/// Goal: an evicted leaf is seen or not; what it hung on stays; nothing is freed under a reader.
+#[test]
+fn evict_and_reclaim_against_read() {
+    fn prepare<R: Reclaimer>(writer: &mut TreeWriter<R>) {
+        put(writer, &[1, 2], 0);
+        put(writer, &[1, 3], 10);
+    }
+    fn evict<R: Reclaimer>(writer: &mut TreeWriter<R>) {
+        assert_eq!(writer.evict(1), [BlockId(1)]);
+    }
+    explore(3, || race(Checked::default(), prepare, evict, &[(&[1, 2], &[1, 2])]));
+    explore(3, || race(Checked::default(), prepare, evict, &[(&[1, 3], &[2])]));
+}
+
+/// Goal: trimming the tail of a leaf shows the old or the new length.
+#[test]
+fn trim_against_read() {
+    let trim = |w: &mut TreeWriter<Checked>| assert_eq!(w.evict(1), [BlockId(2)]);
+    explore(3, move || {
+        race(Checked::default(), |w| put(w, &[1, 2, 3], 0), trim, &[(&[1, 2, 3], &[2, 3])]);
+    });
+}
+
+/// Goal: a chain that is merged stays whole for every reader.
+#[test]
+fn merge_against_read() {
+    fn prepare<R: Reclaimer>(writer: &mut TreeWriter<R>) {
+        put(writer, &[1, 2], 0);
+        put(writer, &[1, 3], 10);
+    }
+    // Evicting [1, 2] leaves [1] with one child; the two become one node.
+    let merge = |w: &mut TreeWriter<Checked>| {
+        w.evict(1);
+        assert_eq!(w.counts().nodes, 1);
+    };
+    explore(3, move || race(Checked::default(), prepare, merge, &[(&[1, 3], &[2])]));
+}
+
+/// Goal: a table that grows, or gets a child in place, hides none of the others meanwhile.
+#[test]
+fn table_growth_and_insertion_in_place_against_read() {
+    fn one<R: Reclaimer>(writer: &mut TreeWriter<R>) {
+        put(writer, &[1], 0);
+    }
+    fn two<R: Reclaimer>(writer: &mut TreeWriter<R>) {
+        one(writer);
+        put(writer, &[2], 1);
+    }
+    // From one child to two: the small table gives way to a wide one.
+    explore(3, || race(Checked::default(), one, |w| put(w, &[2], 1), &[(&[1], &[1])]));
+    // From two to three: in place.
+    explore(3, || race(Checked::default(), two, |w| put(w, &[3], 2), &[(&[3], &[0, 1])]));
+    explore(3, || race(Checked::default(), two, |w| put(w, &[3], 2), &[(&[2], &[1])]));
+}
+
+/// Goal: a slot that is cleared and taken over by another child never shows a wrong one.
+#[test]
+fn a_tombstone_used_again_against_read() {
+    fn prepare<R: Reclaimer>(writer: &mut TreeWriter<R>) {
+        put(writer, &[1], 0);
+        put(writer, &[2], 1);
+        put(writer, &[3], 2);
+    }
+    fn replace<R: Reclaimer>(writer: &mut TreeWriter<R>) {
+        writer.evict(1);
+        put(writer, &[4], 3);
+        writer.evict(1);
+        put(writer, &[1], 4);
+    }
+    explore(3, || race(Checked::default(), prepare, replace, &[(&[1], &[0, 1])]));
+    explore(3, || race(Checked::default(), prepare, replace, &[(&[3], &[1])]));
+}
+
+/// Goal: a namespace that comes and goes is there or not; its pruning frees nothing early.
+#[test]
+fn namespace_prune_against_read() {
+    explore(3, || {
+        let (mut writer, reader) = tree(Checked::default());
+        let salted = Namespace::builder().salt("a").build();
+        let mut lease = writer.acquire(&salted, &[1]);
+        writer.commit(&mut lease, &[1], &[BlockId(0)]);
+        drop(lease);
+        let namespace = salted.clone();
+        let query = thread::spawn(move || {
+            let got = reader.query_match_len(&namespace, &[1]);
+            assert!(got <= 1);
+        });
+        assert_eq!(writer.evict(1), [BlockId(0)]);
+        assert_eq!(writer.counts().namespaces, 0);
+        let mut lease = writer.acquire(&salted, &[1]);
+        writer.commit(&mut lease, &[1], &[BlockId(0)]);
+        query.join().expect("the reader saw what it may see");
+    });
+}
+
+/// Goal: two readers beside a split and an eviction, at once.
+#[test]
+fn two_readers_against_split_and_evict() {
+    fn write<R: Reclaimer>(writer: &mut TreeWriter<R>) {
+        put(writer, &[1, 9], 7);
+        writer.evict(1);
+    }
+    explore(2, || {
+        let queries: [(&'static [u32], &'static [usize]); 2] =
+            [(&[1, 2], &[1, 2]), (&[1, 9], &[1, 2])];
+        race(Checked::default(), |w| put(w, &[1, 2], 0), write, &queries);
+    });
+}
+
+/// Goal: a reader that stays pinned across many changes keeps what it could reach, and what it
+/// holds back is bounded by what was retired meanwhile; afterwards all of it is freed.
+#[test]
+fn a_pinned_reader_keeps_what_it_could_reach() {
+    explore(3, || {
+        let checked = Checked::default();
+        let (mut writer, reader) = tree(checked.clone());
+        put(&mut writer, &[1, 2], 0);
+        let query = thread::spawn(move || reader.query_match_len(&Namespace::default(), &[1, 2]));
+        for round in 0..2 {
+            writer.evict(1);
+            put(&mut writer, &[1, 2], 10 + round);
+        }
+        assert!((0..=2).contains(&query.join().expect("no look at freed memory")));
+        let (waiting, most) = checked.limbo();
+        assert_eq!(waiting, 0, "nothing waits when no guard is left");
+        assert!(most <= 8, "at most two items a change wait, got {most}");
+    });
+}
+
+/// Goal: the models see a publication without release.
+#[test]
+fn planted_relaxed_publish_is_caught() {
+    plant(Bug::RelaxedPublish);
+    must_fail("planted_relaxed_publish_is_caught", "Causality violation", 2, || {
+        race(Checked::default(), |_| (), |w| put(w, &[1], 0), &[(&[1], &[0, 1])]);
+    });
+}
+
+/// Goal: the models see a node that is freed under a reader.
+#[test]
+fn planted_eager_free_is_caught() {
+    must_fail("planted_eager_free_is_caught", "Causality violation", 2, || {
+        race(Checked::eager(), |w| put(w, &[1, 2], 0), |w| put(w, &[1, 9], 7), &[(&[1, 2], &[2])]);
+    });
+}
+
+/// Goal: the models see a split that loses what is below.
+#[test]
+fn planted_split_without_children_is_caught() {
+    plant(Bug::SplitDropsChildren);
+    must_fail("planted_split_without_children_is_caught", "expected one of [3]", 2, || {
+        let prepare = |w: &mut TreeWriter<Checked>| {
+            put(w, &[1, 2, 3], 0);
+            put(w, &[1, 2, 4], 10);
+        };
+        race(Checked::default(), prepare, |w| put(w, &[1, 8], 20), &[(&[1, 2, 3], &[3])]);
+    });
+}

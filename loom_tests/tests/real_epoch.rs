@@ -1,0 +1,39 @@
+//! Models through crossbeam-epoch itself, with one reader. Needs `--cfg crossbeam_loom` beside
+//! `--cfg loom`: it makes crossbeam-epoch run on loom's atomics.
+#![cfg(all(loom, crossbeam_loom))]
+
+use loom::thread;
+use stolon_kvcache::reclaim::Epoch;
+use stolon_kvcache::{BlockId, Namespace, TreeWriter};
+use stolon_loom_tests::{explore, put, tree};
+
+fn race(prepare: fn(&mut TreeWriter), write: fn(&mut TreeWriter), allowed: &'static [usize]) {
+    explore(2, move || {
+        let (mut writer, reader) = tree(Epoch);
+        prepare(&mut writer);
+        let query = thread::spawn(move || {
+            let got = reader.query_match_len(&Namespace::default(), &[1, 2]);
+            assert!(allowed.contains(&got), "expected one of {allowed:?}, got {got}");
+        });
+        write(&mut writer);
+        query.join().expect("the reader saw what it may see");
+    });
+}
+
+/// Goal: publication through the real collector.
+#[test]
+fn publish_against_read() {
+    race(|_| (), |w| put(w, &[1, 2], 0), &[0, 2]);
+}
+
+/// Goal: a split through the real collector.
+#[test]
+fn split_against_read() {
+    race(|w| put(w, &[1, 2], 0), |w| put(w, &[1, 9], 7), &[2]);
+}
+
+/// Goal: eviction and reclamation through the real collector.
+#[test]
+fn evict_against_read() {
+    race(|w| put(w, &[1, 2], 0), |w| assert_eq!(w.evict(2), [BlockId(0), BlockId(1)]), &[0, 2]);
+}
