@@ -9,6 +9,7 @@ pub mod detokenizer;
 pub mod error;
 pub mod fake;
 pub mod hub;
+pub mod kernels;
 pub mod load;
 pub mod random;
 pub mod sampling;
@@ -17,7 +18,6 @@ pub mod stop_strings;
 pub mod text;
 pub mod tokenizer;
 pub mod weights;
-pub mod kernels;
 
 pub use backend::{
     Backend, BackendError, BackendSpec, LogitRows, SequenceSlice, StepBatch, StepOutput,

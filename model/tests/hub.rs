@@ -1,0 +1,206 @@
+//! Models from a hub: what is fetched, what is kept, and what is said when it fails. The hub is a
+//! small server in this process, on loopback.
+
+#[path = "support/hub_server.rs"]
+mod hub_server;
+#[path = "support/model_dir.rs"]
+#[allow(dead_code, reason = "shared between tests")]
+mod model_dir;
+
+use std::path::Path;
+
+use hub_server::{Hub, Repository};
+use model_dir::{assert_same, config_json, model, safetensors_of};
+use serde_json::json;
+use stolon_model::{HubOptions, LoadOptions, LoadedModel, ModelError, ModelSource, load};
+
+const ID: &str = "org/tiny-model";
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+fn options(hub: &Hub, home: &Path) -> HubOptions {
+    let home = home.to_str().unwrap().to_owned();
+    let endpoint = hub.endpoint.clone();
+    let options = HubOptions::from_variables(|name| match name {
+        "HF_HOME" => Some(home.clone()),
+        "HF_ENDPOINT" => Some(endpoint.clone()),
+        _ => None,
+    });
+    HubOptions { progress: false, ..options }
+}
+
+fn open(text: &str, hub: &HubOptions) -> Result<LoadedModel, ModelError> {
+    let source: ModelSource = text.parse()?;
+    load(&source, &LoadOptions { hub: hub.clone() })
+}
+
+/// A repository with a model in one file, and with what an engine has no use for.
+fn repository(seed: u64, commit: &str) -> Repository {
+    let config = config_json("llama");
+    let (_, weights) = model(&config, seed);
+    let mut repository = Repository { commit: commit.into(), ..Repository::default() };
+    let mut put = |name: &str, bytes: Vec<u8>| repository.files.insert(name.into(), bytes);
+    put("config.json", config.to_string().into_bytes());
+    put("generation_config.json", json!({ "eos_token_id": [3, 4] }).to_string().into_bytes());
+    put("tokenizer.json", b"{}".to_vec());
+    put("tokenizer_config.json", b"{}".to_vec());
+    put("chat_template.jinja", b"template".to_vec());
+    put("model.safetensors", safetensors_of(&weights, |name| Some(name.to_owned())));
+    put("pytorch_model.bin", vec![0; 1000]);
+    put("README.md", b"# hello".to_vec());
+    put("onnx/model.onnx", vec![0; 1000]);
+    repository
+}
+
+/// What was fetched, by the last part of the path, sorted.
+fn fetched(hub: &Hub) -> Vec<String> {
+    let requests = hub.take_requests();
+    let resolve = requests.iter().filter(|path| path.contains("/resolve/"));
+    let mut names: Vec<_> =
+        resolve.map(|path| path.rsplit('/').next().unwrap_or_default().to_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Only what is needed is fetched, once; afterwards the cache does, also without a hub.
+#[test]
+fn fetched_once_then_cached() {
+    let hub = Hub::start();
+    hub.put(ID, "main", &repository(1, COMMIT));
+    let home = tempfile::tempdir().unwrap();
+    let mut options = options(&hub, home.path());
+    let loaded = open(ID, &options).unwrap();
+    assert_eq!(loaded.id, ID);
+    assert_eq!(loaded.generation.eos_token_ids, [3, 4]);
+    assert_eq!(loaded.text.chat_template.as_deref(), Some("template"));
+    assert_same(&loaded.weights, &model(&config_json("llama"), 1).1, &loaded.config);
+    assert_eq!(
+        fetched(&hub),
+        [
+            "chat_template.jinja",
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json"
+        ]
+    );
+    // The layout is the one that other tools share.
+    let snapshot = home.path().join("hub/models--org--tiny-model/snapshots").join(COMMIT);
+    assert!(snapshot.join("model.safetensors").exists());
+
+    open(ID, &options).unwrap();
+    assert_eq!(fetched(&hub), [] as [&str; 0]);
+
+    options.offline = true;
+    open(ID, &options).unwrap();
+    open(&format!("{ID}@{COMMIT}"), &options).unwrap();
+    assert!(hub.take_requests().is_empty());
+
+    options.offline = false;
+    drop(hub);
+    open(ID, &options).unwrap();
+}
+
+/// A model in several files is fetched by its index; a file cut off on the way is not kept.
+#[test]
+fn sharded() {
+    let hub = Hub::start();
+    let config = config_json("qwen2");
+    let (_, weights) = model(&config, 2);
+    let mut repository = Repository { commit: COMMIT.into(), ..Repository::default() };
+    repository.files.insert("config.json".into(), config.to_string().into_bytes());
+    let mut map = json!({});
+    for (shard, layer) in [("model-1-of-2.safetensors", false), ("model-2-of-2.safetensors", true)]
+    {
+        let pick = |name: &str| (name.contains("layers.0.") == layer).then(|| name.to_owned());
+        repository.files.insert(shard.into(), safetensors_of(&weights, pick));
+        weights.names().filter_map(pick).for_each(|name| map[name] = shard.into());
+    }
+    let index = json!({ "weight_map": map }).to_string().into_bytes();
+    repository.files.insert("model.safetensors.index.json".into(), index);
+    repository.files.insert("model-3-of-3.safetensors".into(), vec![0; 10]);
+    hub.put(ID, "main", &repository);
+    let home = tempfile::tempdir().unwrap();
+    let loaded = open(ID, &options(&hub, home.path())).unwrap();
+    assert_same(&loaded.weights, &weights, &loaded.config);
+    let names = fetched(&hub);
+    assert_eq!(names.len(), 4, "{names:?}");
+    assert!(!names.contains(&"model-3-of-3.safetensors".to_owned()));
+}
+
+/// A branch, and a branch that moves: each commit is its own snapshot.
+#[test]
+fn revisions() {
+    let hub = Hub::start();
+    let second = "f".repeat(40);
+    hub.put(ID, "main", &repository(3, COMMIT));
+    hub.put(ID, "refs/pr/1", &repository(4, &second));
+    let home = tempfile::tempdir().unwrap();
+    let options = options(&hub, home.path());
+    let config = config_json("llama");
+    let check = |text: &str, seed: u64| {
+        let loaded = open(text, &options).unwrap();
+        assert_same(&loaded.weights, &model(&config, seed).1, &loaded.config);
+    };
+    check(ID, 3);
+    check(&format!("{ID}@refs/pr/1"), 4);
+    check(&format!("{ID}@{second}"), 4);
+    hub.put(ID, "main", &repository(5, &"e".repeat(40)));
+    check(ID, 5);
+}
+
+/// A private repository wants the token; without one, or with a wrong one, the error says what
+/// to set. The token itself is in no message.
+#[test]
+fn private() {
+    let hub = Hub::start();
+    let private = Repository { token: Some("hf_secret".into()), ..repository(6, COMMIT) };
+    hub.put(ID, "main", &private);
+    let home = tempfile::tempdir().unwrap();
+    let mut options = options(&hub, home.path());
+    let error = open(ID, &options).unwrap_err().to_string();
+    assert!(error.contains(ID) && error.contains("401") && error.contains("HF_TOKEN"), "{error}");
+    options.token = Some("hf_wrong".into());
+    let error = open(ID, &options).unwrap_err().to_string();
+    assert!(error.contains("no access") && !error.contains("hf_wrong"), "{error}");
+    options.token = Some("hf_secret".into());
+    assert!(open(ID, &options).is_ok());
+}
+
+/// What is not there: the repository, the revision, the model, the hub, the cache.
+#[test]
+fn not_there() {
+    let hub = Hub::start();
+    hub.put(ID, "main", &repository(7, COMMIT));
+    let home = tempfile::tempdir().unwrap();
+    let mut options = options(&hub, home.path());
+    let fails = |text: &str, options: &HubOptions, parts: &[&str]| {
+        let error = open(text, options).expect_err(text);
+        assert!(matches!(error, ModelError::Hub { .. }), "{error}");
+        for part in parts {
+            assert!(error.to_string().contains(part), "`{error}` lacks `{part}`");
+        }
+    };
+    fails("org/other", &options, &["org/other@main", "404", "mistyped"]);
+    fails(&format!("{ID}@v9"), &options, &["org/tiny-model@v9", "404"]);
+
+    let mut other = repository(7, &"a".repeat(40));
+    other.files.remove("model.safetensors");
+    hub.put("org/bin", "main", &other);
+    fails("org/bin", &options, &["no safetensors weights"]);
+    other.files.remove("config.json");
+    other.files.insert("q4.gguf".into(), vec![]);
+    hub.put("org/gguf", "main", &other);
+    fails("org/gguf", &options, &["config.json", "q4.gguf"]);
+
+    let mut escaping = repository(7, COMMIT);
+    escaping.commit = "../../../x".into();
+    hub.put("org/escaping", "main", &escaping);
+    fails("org/escaping", &options, &["expected a commit", "../../../x"]);
+
+    options.offline = true;
+    fails(ID, &options, &["offline", home.path().to_str().unwrap()]);
+    options.offline = false;
+    drop(hub);
+    fails(ID, &options, &["HF_HUB_OFFLINE", &options.endpoint]);
+}
