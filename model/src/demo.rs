@@ -48,3 +48,21 @@ pub(crate) fn load() -> Result<LoadedModel, ModelError> {
     let text = TextSource { tokenizer, tokenizer_config: Some(tokenizer_config), chat_template };
     Ok(LoadedModel { id: ID.into(), config: config.decoder, weights, text, generation })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The embedded files are a whole model, and its weights are read where they lie.
+    #[test]
+    fn loads_without_copying() {
+        let model = load().unwrap();
+        assert_eq!(model.id, ID);
+        for spec in model.config.tensors() {
+            let tensor = model.weights.tensor(&spec.name, &spec.shape).unwrap();
+            assert!(matches!(tensor.bytes, Cow::Borrowed(_)), "{}", spec.name);
+        }
+        assert!(!model.generation.eos_token_ids.is_empty());
+        assert!(model.text.chat_template.is_some());
+    }
+}

@@ -85,7 +85,7 @@ impl TensorType {
     /// blocks or the number overflows.
     #[must_use]
     pub fn bytes_of(self, elements: usize) -> Option<usize> {
-        if elements % self.block_len() != 0 {
+        if !elements.is_multiple_of(self.block_len()) {
             return None;
         }
         (elements / self.block_len()).checked_mul(self.block_bytes())

@@ -1,5 +1,6 @@
 //! Models from a hub: what is fetched, what is kept, and what is said when it fails. The hub is a
 //! small server in this process, on loopback.
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
 #[path = "support/hub_server.rs"]
 mod hub_server;
@@ -101,7 +102,27 @@ fn fetched_once_then_cached() {
     open(ID, &options).unwrap();
 }
 
-/// A model in several files is fetched by its index; a file cut off on the way is not kept.
+/// A download that breaks off is an error and leaves no half file to be taken for a model; the
+/// next attempt completes it.
+#[test]
+fn broken_download() {
+    let hub = Hub::start();
+    let whole = repository(8, COMMIT);
+    let cut = Repository { cut: Some("model.safetensors".into()), ..whole.clone() };
+    hub.put(ID, "main", &cut);
+    let home = tempfile::tempdir().unwrap();
+    let mut options = options(&hub, home.path());
+    let error = open(ID, &options).unwrap_err().to_string();
+    assert!(error.contains("model.safetensors"), "{error}");
+    options.offline = true;
+    assert!(open(ID, &options).is_err());
+    options.offline = false;
+    hub.put(ID, "main", &whole);
+    let loaded = open(ID, &options).unwrap();
+    assert_same(&loaded.weights, &model(&config_json("llama"), 8).1, &loaded.config);
+}
+
+/// A model in several files is fetched by its index, and nothing beside it.
 #[test]
 fn sharded() {
     let hub = Hub::start();

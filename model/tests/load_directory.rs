@@ -1,5 +1,6 @@
 //! Model directories: everything a Hugging Face model directory can be, and what is wrong with
 //! those that are none.
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
 #[path = "support/model_dir.rs"]
 mod model_dir;
@@ -83,7 +84,7 @@ fn prefixes() {
     let plain = |name: &str| Some(name.strip_prefix("model.").unwrap_or(name).to_owned());
     let older = |name: &str| Some(format!("language_model.{name}"));
     let newer = |name: &str| Some(name.replacen("model.", "model.language_model.", 1));
-    let renames: [&dyn Fn(&str) -> Option<String>; 3] = [&plain, &older, &newer];
+    let renames: [fn(&str) -> Option<String>; 3] = [plain, older, newer];
     for rename in renames {
         let dir = tempfile::tempdir().unwrap();
         let config = config_json("gemma3_text");

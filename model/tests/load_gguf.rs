@@ -1,6 +1,7 @@
 //! GGUF files: the same model as safetensors and as GGUF is the same model.
 //!
 //! The files are written here, from random models, in the way llama.cpp's converter writes them.
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
 #[path = "support/gguf_writer.rs"]
 mod gguf_writer;

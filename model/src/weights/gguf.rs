@@ -150,7 +150,7 @@ impl RawInfo {
         };
         let shape: Vec<usize> =
             self.sizes.iter().rev().map(|n| usize::try_from(*n).unwrap_or(usize::MAX)).collect();
-        if self.offset % alignment != 0 {
+        if !self.offset.is_multiple_of(alignment) {
             return Err(malformed(format!("offset {} is no multiple of {alignment}", self.offset)));
         }
         let overflow = || malformed(format!("the size of {shape:?} overflows"));
@@ -161,7 +161,7 @@ impl RawInfo {
         let size = match &dtype {
             Ok(dtype) => {
                 let row = shape.last().copied().unwrap_or(1);
-                if row % dtype.block_len() != 0 {
+                if !row.is_multiple_of(dtype.block_len()) {
                     let blocks = dtype.block_len();
                     let reason = format!("rows of {row} are no whole blocks of {blocks}");
                     return Err(malformed(format!("{}: {reason}", dtype.name())));

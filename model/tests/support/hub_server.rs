@@ -13,6 +13,8 @@ pub(crate) struct Repository {
     pub(crate) commit: String,
     pub(crate) files: BTreeMap<String, Vec<u8>>,
     pub(crate) token: Option<String>,
+    /// The connection breaks in the middle of this file.
+    pub(crate) cut: Option<String>,
 }
 
 #[derive(Default)]
@@ -113,15 +115,22 @@ fn head(stream: &TcpStream) -> std::io::Result<Head> {
 
 fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     let head = head(&stream)?;
-    let (status, headers, body) = respond(&head, &mut state.lock().unwrap());
+    let (status, headers, mut body) = respond(&head, &mut state.lock().unwrap());
+    let length = body.len();
+    if headers.iter().any(|(name, _)| *name == CUT) {
+        body.truncate(length / 2);
+    }
     let mut response = format!("HTTP/1.1 {status} x\r\nConnection: close\r\n");
     for (name, value) in headers {
         response += &format!("{name}: {value}\r\n");
     }
-    response += &format!("Content-Length: {}\r\n\r\n", body.len());
+    response += &format!("Content-Length: {}\r\n\r\n", length);
     stream.write_all(response.as_bytes())?;
     stream.write_all(&body)
 }
+
+/// Marks a response whose body is to break off.
+const CUT: &str = "x-cut";
 
 type Response = (u16, Vec<(&'static str, String)>, Vec<u8>);
 
@@ -158,10 +167,13 @@ fn respond(head: &Head, state: &mut State) -> Response {
     let end = if head.probe { 1.min(content.len()) } else { content.len() };
     let range = format!("bytes {}-{}/{}", head.start, end.max(1) - 1, content.len());
     let etag = format!("\"{}-{}\"", repository.commit, file.replace(['/', '.'], "-"));
-    let headers = vec![
+    let mut headers = vec![
         ("x-repo-commit", repository.commit.clone()),
         ("etag", etag),
         ("Content-Range", range),
     ];
+    if !head.probe && repository.cut.as_deref() == Some(file) {
+        headers.push((CUT, "yes".into()));
+    }
     (206, headers, content[head.start..end].to_vec())
 }

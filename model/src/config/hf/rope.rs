@@ -37,12 +37,11 @@ pub(super) fn parse(
 /// Gemma 3: a global rope (index 0), which `rope_scaling` is about, and a local one.
 fn gemma(keys: &Keys<'_>, max_positions: usize) -> Result<Vec<Rope>, ModelError> {
     let nested = keys.object("rope_parameters")?;
-    if let Some(nested) = &nested {
-        if let Some(other) =
+    if let Some(nested) = &nested
+        && let Some(other) =
             nested.names().find(|name| !matches!(*name, "full_attention" | "sliding_attention"))
-        {
-            return Err(nested.invalid(other, "only full_attention and sliding_attention here"));
-        }
+    {
+        return Err(nested.invalid(other, "only full_attention and sliding_attention here"));
     }
     let theta_global = keys.positive("rope_theta")?.unwrap_or(1_000_000.0);
     let theta_local = keys.positive("rope_local_base_freq")?.unwrap_or(10_000.0);

@@ -287,3 +287,77 @@ fn frequencies_are_those_of_transformers() {
         &[0.333_333_34, 0.015_471_961, 0.000_718_144_76],
     );
 }
+
+/// A value that no configuration should have, or should.
+fn any_value() -> impl proptest::strategy::Strategy<Value = Value> {
+    use proptest::prelude::*;
+    prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        (0_u64..300).prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        "[a-z_0-9]{0,12}".prop_map(Value::from),
+        Just(json!([])),
+        Just(json!(["full_attention", 3])),
+        Just(json!({ "rope_type": "llama3", "factor": 1e300 })),
+        Just(json!({ "full_attention": { "type": "linear" }, "sliding_attention": null })),
+    ]
+}
+
+proptest::proptest! {
+    /// Whatever stands at whatever key, reading ends in an error or in a configuration that is
+    /// consistent and small; it never panics.
+    #[test]
+    fn any_value_at_any_key(
+        architecture in proptest::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3"]),
+        changes in proptest::collection::vec((proptest::sample::select(KEYS.to_vec()), any_value()), 1..4),
+    ) {
+        let mut value = json!({ "model_type": architecture });
+        for (key, entry) in changes {
+            value[key] = entry;
+        }
+        if let Ok(parsed) = read(value) {
+            parsed.decoder.check("again").unwrap();
+            assert!(parsed.decoder.layers.len() <= crate::config::LAYERS_MAX);
+        }
+    }
+}
+
+const KEYS: [&str; 34] = [
+    "architectures",
+    "attention_bias",
+    "attn_logit_softcapping",
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "final_logit_softcapping",
+    "head_dim",
+    "hidden_act",
+    "hidden_activation",
+    "hidden_size",
+    "intermediate_size",
+    "layer_types",
+    "max_position_embeddings",
+    "max_window_layers",
+    "mlp_bias",
+    "model_type",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "partial_rotary_factor",
+    "quantization_config",
+    "query_pre_attn_scalar",
+    "rms_norm_eps",
+    "rope_local_base_freq",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "sliding_window",
+    "sliding_window_pattern",
+    "text_config",
+    "tie_word_embeddings",
+    "torch_dtype",
+    "use_sliding_window",
+];
