@@ -7,10 +7,11 @@ embeddings). `initialise` writes an induction circuit into the first two layers,
 2. Layer 0 has four heads whose query and key are constant biases. Under RoPE their score depends on the distance
    alone, and it peaks at distance 1, 2, 3 and 4. They copy the embeddings of the last four tokens, the farther the
    more compressed, into the blocks P1, P2, P3 and P4.
-3. Layer 1 has two heads whose query reads (T, P1, P2, P3) and whose key reads (P1, P2, P3, P4) through the same random
-   maps, in the slowly turning RoPE dimensions only. They find the place where the last four tokens stood before, and copy
-   the token that followed there back into block T, where the tied unembedding reads it. Two more heads share their
-   keys and values; they ask for the last token alone and prefer near places, which leads to the question.
+3. Layer 1 has two heads whose query reads (T, P1, P2, P3) and whose key reads (P1, P2, P3, P4) through the same
+   random maps, in the slowly turning RoPE dimensions only. They find the place where the last four tokens stood
+   before, and copy the token that followed there back into block T, where the tied unembedding reads it. Two more
+   heads share their keys and values; they ask for the last token alone and prefer near places, which leads to the
+   question.
 
 Everything else starts as small Gaussian noise.
 """
