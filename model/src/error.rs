@@ -5,6 +5,9 @@
 
 use std::path::PathBuf;
 
+use crate::kernels::KernelError;
+use crate::kv_store::KvStoreError;
+
 /// Why a model could not be found, read or understood.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -136,6 +139,17 @@ pub enum ModelError {
         /// What came instead, and what may help.
         reason: String,
     },
+    /// A tensor's bytes cannot be packed for the kernels.
+    #[error("tensor `{tensor}`: {source}")]
+    Unpackable {
+        /// The tensor.
+        tensor: String,
+        /// What does not fit.
+        source: KernelError,
+    },
+    /// The KV store asked for cannot be had.
+    #[error(transparent)]
+    KvStore(#[from] KvStoreError),
     /// An option given by the caller is out of range.
     #[error("{name}: expected {expected}, got {got}")]
     InvalidOption {

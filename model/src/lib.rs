@@ -3,6 +3,8 @@
 pub mod backend;
 pub mod chat_template;
 pub mod config;
+pub mod cpu;
+mod decoder;
 #[cfg(feature = "demo-model")]
 pub mod demo;
 pub mod detokenizer;
@@ -10,6 +12,7 @@ pub mod error;
 pub mod fake;
 pub mod hub;
 pub mod kernels;
+pub mod kv_store;
 pub mod load;
 pub mod random;
 pub mod sampling;
@@ -26,10 +29,12 @@ pub use chat_template::{
     ChatMessage, ChatOptions, ChatTemplate, ChatTemplateError, MessageContent,
 };
 pub use config::{Activation, Architecture, DecoderConfig, LayerConfig, Rope, RopeScaling};
+pub use cpu::{CpuBackend, CpuOptions};
 pub use detokenizer::Detokenizer;
 pub use error::ModelError;
 pub use fake::{FakeBackend, FakeFault, FakeHandle, FakeLatency, FakeOptions};
 pub use hub::HubOptions;
+pub use kv_store::{KvBudget, KvStoreError, KvType};
 pub use load::{
     GenerationDefaults, GgufTokenizer, LoadOptions, LoadedModel, TextSource, TokenizerSource, load,
 };

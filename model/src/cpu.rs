@@ -1,0 +1,165 @@
+//! The CPU backend: the decoder, its paged KV store and its threads behind [`Backend`].
+//!
+//! Life: made once from a loaded model; moved to the executor's thread; steps until it is dropped,
+//! which frees the weights, the store and the threads. Two backends in a process share nothing.
+
+use crate::backend::{Backend, BackendError, BackendSpec, BatchChecker, StepBatch, StepOutput};
+use crate::config::DecoderConfig;
+use crate::decoder::{Decoder, Workers};
+use crate::error::ModelError;
+use crate::kernels::{Path, Threads};
+use crate::kv_store::{KvBudget, KvShape, KvStore, KvType, check_block_size};
+use crate::weights::{TensorType, Weights};
+
+/// How a [`CpuBackend`] is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Positions a KV block holds, a power of two from 1 to 256.
+    pub block_size: usize,
+    /// Size of the KV store.
+    pub kv_budget: KvBudget,
+    /// Element type of the KV store; by default f32 for f32 weights and bf16 for all others.
+    pub kv_type: Option<KvType>,
+    /// Threads that compute, the executor's own included; by default as many as the process may
+    /// use. At least 1.
+    pub threads: Option<usize>,
+    /// Instruction set; by default the best of this machine.
+    pub path: Option<Path>,
+}
+
+impl Default for CpuOptions {
+    fn default() -> Self {
+        Self { block_size: 16, kv_budget: KvBudget::Auto, kv_type: None, threads: None, path: None }
+    }
+}
+
+/// Computes on the CPU. See the module's documentation.
+#[derive(Debug)]
+pub struct CpuBackend {
+    spec: BackendSpec,
+    checker: BatchChecker,
+    decoder: Decoder,
+    kv: KvStore,
+    workers: Workers,
+    path: Path,
+}
+
+impl CpuBackend {
+    /// Packs the weights and reserves the KV store. The weights' file is not needed afterwards.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or does not fit, for a block size that is no
+    /// power of two from 1 to 256, for no threads, and for a KV store that the budget or the
+    /// system does not allow.
+    pub fn new(
+        config: DecoderConfig,
+        weights: Weights,
+        options: CpuOptions,
+    ) -> Result<Self, ModelError> {
+        check_block_size(options.block_size)?;
+        let thread_count = options.threads.unwrap_or_else(Threads::default_count);
+        if thread_count == 0 {
+            return Err(ModelError::InvalidOption {
+                name: "threads".to_owned(),
+                expected: "at least 1".to_owned(),
+                got: "0".to_owned(),
+            });
+        }
+        let path = match options.path {
+            Some(path) => path,
+            None => Path::detect().map_err(|source| ModelError::InvalidOption {
+                name: "CPU path".to_owned(),
+                expected: "one that this machine supports".to_owned(),
+                got: source.to_string(),
+            })?,
+        };
+        let shape = KvShape {
+            layer_count: config.layers.len(),
+            block_size: options.block_size,
+            kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            kv_type: options.kv_type.unwrap_or_else(|| default_kv_type(config.dtype)),
+        };
+        // Explicit budgets are refused before the long work, the default one looks at what the
+        // weights leave.
+        if options.kv_budget != KvBudget::Auto {
+            options.kv_budget.block_count(shape.block_bytes())?;
+        }
+        let decoder = Decoder::load(config, &weights, path)?;
+        drop(weights);
+        let block_count = options.kv_budget.block_count(shape.block_bytes())?;
+        let kv = KvStore::new(shape, block_count)?;
+        let spec = BackendSpec {
+            vocab_size: decoder.config().vocab_size,
+            max_positions: decoder.config().max_positions,
+            block_size: shape.block_size,
+            block_count,
+            block_bytes: shape.block_bytes(),
+        };
+        tracing::info!(
+            path = path.name(),
+            threads = thread_count,
+            weight_bytes = decoder.weight_bytes(),
+            kv_blocks = block_count,
+            kv_bytes = block_count * shape.block_bytes(),
+            kv_type = ?shape.kv_type,
+            "the CPU backend is ready"
+        );
+        let checker = BatchChecker::new(block_count);
+        Ok(Self { spec, checker, decoder, kv, workers: Workers::new(thread_count), path })
+    }
+
+    /// The decoder's configuration.
+    #[must_use]
+    pub fn config(&self) -> &DecoderConfig {
+        self.decoder.config()
+    }
+
+    /// Element type of the KV store.
+    #[must_use]
+    pub fn kv_type(&self) -> KvType {
+        self.kv.shape().kv_type
+    }
+
+    /// The instruction set in use.
+    #[must_use]
+    pub fn path(&self) -> Path {
+        self.path
+    }
+
+    /// Threads that compute, the executor's own included.
+    #[must_use]
+    pub fn thread_count(&self) -> usize {
+        self.workers.count()
+    }
+
+    /// Bytes of the packed weights.
+    #[must_use]
+    pub fn weight_bytes(&self) -> usize {
+        self.decoder.weight_bytes()
+    }
+}
+
+impl Backend for CpuBackend {
+    fn spec(&self) -> &BackendSpec {
+        &self.spec
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError> {
+        self.checker.check(batch, &self.spec)?;
+        if batch.sequences.is_empty() {
+            return Ok(StepOutput::default());
+        }
+        let logits = self.decoder.forward(batch, &mut self.kv, &self.workers);
+        Ok(StepOutput { logits })
+    }
+}
+
+/// What keys and values are stored in where nothing else is asked for: no more exact than the
+/// weights that they come from.
+fn default_kv_type(weights: TensorType) -> KvType {
+    match weights {
+        TensorType::F32 => KvType::F32,
+        _ => KvType::Bf16,
+    }
+}

@@ -1,0 +1,75 @@
+//! Cosines and sines of the rotary embedding, computed once a position and kept.
+
+use crate::config::Rope;
+
+/// Fewest positions a table grows to: a short conversation never grows it twice.
+const POSITIONS_MIN: usize = 256;
+
+/// One rotary embedding's table. It grows with the positions in use, so that a model made for
+/// very long contexts costs no more than the contexts it is given.
+#[derive(Debug)]
+pub(super) struct RopeTable {
+    /// `head_dim / 2` radians a position.
+    frequencies: Vec<f32>,
+    max_positions: usize,
+    /// `[positions, head_dim / 2]`.
+    cos: Vec<f32>,
+    /// `[positions, head_dim / 2]`.
+    sin: Vec<f32>,
+}
+
+impl RopeTable {
+    pub(super) fn new(rope: &Rope, head_dim: usize, max_positions: usize) -> Self {
+        let frequencies = rope.inverse_frequencies(head_dim);
+        Self { frequencies, max_positions, cos: Vec::new(), sin: Vec::new() }
+    }
+
+    /// Makes sure that positions `0..count` are there.
+    pub(super) fn grow(&mut self, count: usize) {
+        let half = self.frequencies.len();
+        let known = self.cos.len() / half;
+        if count <= known {
+            return;
+        }
+        let wanted =
+            count.next_power_of_two().max(POSITIONS_MIN).min(self.max_positions.max(count));
+        for position in known..wanted {
+            // In f32, product first, as transformers does.
+            let angles = self.frequencies.iter().map(|frequency| position as f32 * frequency);
+            for angle in angles {
+                self.cos.push(angle.cos());
+                self.sin.push(angle.sin());
+            }
+        }
+    }
+
+    /// Cosines and sines of a position, `[head_dim / 2]` each.
+    pub(super) fn at(&self, position: u32) -> (&[f32], &[f32]) {
+        let half = self.frequencies.len();
+        let range = position as usize * half..(position as usize + 1) * half;
+        (&self.cos[range.clone()], &self.sin[range])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RopeScaling;
+
+    /// Goal: a table that grew in steps equals one made at once, and growth stops at the maximum.
+    #[test]
+    fn growing_changes_nothing() {
+        let rope = Rope { theta: 10000.0, scaling: RopeScaling::None };
+        let mut grown = RopeTable::new(&rope, 6, 1000);
+        for count in [1, 3, 300, 299, 1000] {
+            grown.grow(count);
+        }
+        let mut whole = RopeTable::new(&rope, 6, 1000);
+        whole.grow(1000);
+        assert_eq!((&grown.cos, &grown.sin), (&whole.cos, &whole.sin));
+        assert_eq!(whole.cos.len(), 1000 * 3);
+        let (cos, sin) = whole.at(7);
+        assert_eq!(cos[0], 7f32.cos());
+        assert_eq!(sin[0], 7f32.sin());
+    }
+}

@@ -1,0 +1,82 @@
+//! Reads the models of `tests/fixtures`, and what transformers says of them.
+
+use std::path::PathBuf;
+
+use safetensors::SafeTensors;
+use stolon_model::kernels::Path;
+use stolon_model::{
+    CpuBackend, CpuOptions, KvBudget, KvType, LoadOptions, LoadedModel, ModelSource, load,
+};
+
+/// All fixtures: one a model family at least.
+pub(super) const NAMES: [&str; 6] = ["llama", "llama3", "mistral", "qwen2", "qwen3", "gemma3"];
+
+/// What transformers says of a model.
+pub(super) struct Expected {
+    /// Token ids.
+    pub(super) prompt: Vec<u32>,
+    /// Positions of the prompt that `logits` are for.
+    pub(super) rows: Vec<usize>,
+    /// A row for each of `rows`.
+    pub(super) logits: Vec<Vec<f32>>,
+    /// The greedy continuation.
+    pub(super) greedy: Vec<u32>,
+}
+
+fn directory(name: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "tests", "fixtures", name].iter().collect()
+}
+
+/// The model called `name`.
+pub(super) fn model(name: &str) -> LoadedModel {
+    load(&ModelSource::Directory(directory(name)), &LoadOptions::default()).expect("a good model")
+}
+
+/// What is expected of the model called `name`.
+pub(super) fn expected(name: &str) -> Expected {
+    let bytes = std::fs::read(directory(name).join("expected.safetensors")).expect("a fixture");
+    let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let integers = |key: &str| -> Vec<u32> {
+        let data = file.tensor(key).expect("a tensor of the script").data().chunks_exact(8);
+        data.map(|b| i64::from_le_bytes(b.try_into().expect("8 bytes")) as u32).collect()
+    };
+    let logits = file.tensor("logits").expect("a tensor of the script");
+    let values: Vec<f32> = logits
+        .data()
+        .chunks_exact(4)
+        .map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes")))
+        .collect();
+    Expected {
+        prompt: integers("prompt"),
+        rows: integers("rows").into_iter().map(|row| row as usize).collect(),
+        logits: values.chunks_exact(logits.shape()[1]).map(<[f32]>::to_vec).collect(),
+        greedy: integers("greedy"),
+    }
+}
+
+/// How a test's backend differs from the default.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setup {
+    pub(super) block_size: usize,
+    pub(super) threads: usize,
+    pub(super) kv_type: KvType,
+    pub(super) path: Option<Path>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self { block_size: 16, threads: 1, kv_type: KvType::F32, path: None }
+    }
+}
+
+/// A backend of `model` with room for some 1,000 positions.
+pub(super) fn backend(model: LoadedModel, setup: Setup) -> CpuBackend {
+    let options = CpuOptions {
+        block_size: setup.block_size,
+        kv_budget: KvBudget::Blocks(1024 / setup.block_size + 16),
+        kv_type: Some(setup.kv_type),
+        threads: Some(setup.threads),
+        path: setup.path,
+    };
+    CpuBackend::new(model.config, model.weights, options).expect("a good model")
+}

@@ -1,0 +1,224 @@
+//! A row's logits depend on its sequence's tokens alone, to the last bit.
+
+use stolon_model::kernels::Path;
+use stolon_model::{
+    Backend, CpuBackend, DecoderConfig, KvType, LoadedModel, LogitRows, TensorType, random_model,
+};
+
+use super::fixture::{self, Setup};
+use super::run::{self, Part};
+
+/// A model to check, made anew for each backend.
+struct Subject {
+    name: String,
+    make: Box<dyn Fn(Setup) -> CpuBackend>,
+    /// A sequence, and another that shares its first positions.
+    tokens: Vec<u32>,
+    other: Vec<u32>,
+    setup: Setup,
+}
+
+impl Subject {
+    fn fixture(name: &str, kv_type: KvType, path: Path) -> Self {
+        let expected = fixture::expected(name);
+        let mut tokens = expected.prompt;
+        tokens.extend(&expected.greedy[..20]);
+        let name = name.to_owned();
+        let label = format!("{name}, {kv_type:?}, {path:?}");
+        let make = move |setup| fixture::backend(fixture::model(&name), setup);
+        Self::new(label, Box::new(make), tokens, kv_type, path)
+    }
+
+    /// A model wide enough for its products to be shared out over threads.
+    fn wide(dtype: TensorType, path: Path) -> Self {
+        let LoadedModel { config, .. } = fixture::model("qwen3");
+        let config = DecoderConfig {
+            vocab_size: 500,
+            hidden_size: 256,
+            intermediate_size: 600,
+            num_heads: 6,
+            num_kv_heads: 2,
+            head_dim: 64,
+            attention_scale: 0.125,
+            dtype,
+            ..config
+        };
+        let kv_type = if dtype == TensorType::F32 { KvType::F32 } else { KvType::Bf16 };
+        let make = move |setup| {
+            let mut model = fixture::model("qwen3");
+            model.weights = random_model(&config, 7).expect("a good configuration");
+            model.config = config.clone();
+            fixture::backend(model, setup)
+        };
+        let tokens = (0..90).map(|i| i * i % 499).collect();
+        Self::new(format!("wide, {dtype:?}, {path:?}"), Box::new(make), tokens, kv_type, path)
+    }
+
+    fn new(
+        name: String,
+        make: Box<dyn Fn(Setup) -> CpuBackend>,
+        tokens: Vec<u32>,
+        kv_type: KvType,
+        path: Path,
+    ) -> Self {
+        let mut other = tokens.clone();
+        other[34..].rotate_left(9);
+        other.truncate(61);
+        let setup = Setup { kv_type, path: Some(path), ..Setup::default() };
+        Self { name, make, tokens, other, setup }
+    }
+
+    fn backend(&self, block_size: usize, threads: usize) -> CpuBackend {
+        (self.make)(Setup { block_size, threads, ..self.setup })
+    }
+
+    /// What all others must equal: everything at once, alone.
+    fn reference(&self, tokens: &[u32]) -> Vec<Vec<f32>> {
+        let table = run::table(0, tokens.len(), 16);
+        let rows = run::rows(&mut self.backend(16, 1), tokens, 0, tokens.len(), &table);
+        assert!(rows.iter().flatten().all(|logit| logit.is_finite()), "{}", self.name);
+        rows
+    }
+
+    #[track_caller]
+    fn same(&self, what: &str, rows: &[Vec<f32>], expected: &[Vec<f32>]) {
+        assert_eq!(rows.len(), expected.len(), "{}: {what}", self.name);
+        for (index, (row, expected)) in rows.iter().zip(expected).enumerate() {
+            let same = row.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{}: {what}: row {index} differs", self.name);
+        }
+    }
+
+    /// Block sizes, chunk sizes, threads.
+    fn check_cuts(&self, expected: &[Vec<f32>]) {
+        for block_size in [1, 4, 16, 32] {
+            for threads in [1, 2] {
+                let mut backend = self.backend(block_size, threads);
+                for chunk in [1, 7, 64, self.tokens.len()] {
+                    let table = run::table(2, self.tokens.len(), block_size);
+                    let rows = run::rows(&mut backend, &self.tokens, 0, chunk, &table);
+                    let what = format!("blocks of {block_size}, chunks of {chunk}, {threads}");
+                    self.same(&what, &rows, expected);
+                }
+            }
+        }
+    }
+
+    /// Two sequences in one batch, each in chunks of its own, the second starting late.
+    fn check_mixed_batch(&self, expected: &[Vec<f32>], others: &[Vec<f32>]) {
+        for threads in [1, 2] {
+            let mut backend = self.backend(4, threads);
+            let tables = [run::table(0, self.tokens.len(), 4), run::table(40, self.other.len(), 4)];
+            let mut got = [Vec::new(), Vec::new()];
+            let mut at = [0, 0];
+            for round in 0.. {
+                let mut parts: Vec<Part> = Vec::new();
+                let mut who = Vec::new();
+                for (index, tokens) in [&self.tokens, &self.other].into_iter().enumerate() {
+                    let chunk = [[7, 1, 19], [30, 1, 2]][index][round % 3];
+                    let to = tokens.len().min(at[index] + chunk);
+                    if at[index] < to && (index == 0 || round >= 2) {
+                        parts.push(run::part(tokens, at[index], to, &tables[index]));
+                        who.push(index);
+                        at[index] = to;
+                    }
+                }
+                if parts.is_empty() {
+                    break;
+                }
+                if round % 2 == 1 {
+                    parts.reverse();
+                    who.reverse();
+                }
+                for (index, rows) in who.into_iter().zip(run::step(&mut backend, &parts)) {
+                    got[index].extend(rows);
+                }
+            }
+            self.same("mixed batch, first", &got[0], expected);
+            self.same("mixed batch, second", &got[1], others);
+        }
+    }
+
+    /// A second sequence reads the first one's blocks; a full hit reads its own last position.
+    fn check_shared_blocks(&self, expected: &[Vec<f32>], others: &[Vec<f32>]) {
+        let mut backend = self.backend(4, 1);
+        let table = run::table(0, self.tokens.len(), 4);
+        run::rows(&mut backend, &self.tokens, 0, 33, &table);
+        let shared = 32;
+        let mut mixed = table[..shared / 4].to_vec();
+        mixed.extend(run::table(50, self.other.len() - shared, 4));
+        let rows = run::rows(&mut backend, &self.other, shared, 64, &mixed);
+        self.same("shared blocks", &rows, &others[shared..]);
+        for end in [4, 32, 60] {
+            let mut hit = run::part(&self.tokens, end - 1, end, &table[..end / 4]);
+            hit.slice.write_from = end;
+            let rows = run::step(&mut backend, &[hit]).remove(0);
+            self.same("full hit", &rows, &expected[end - 1..end]);
+        }
+        let rest = run::rows(&mut backend, &self.tokens, 60, 5, &table);
+        self.same("after full hits", &rest, &expected[60..]);
+    }
+
+    /// Fewer rows asked for changes nothing in those that are.
+    fn check_logit_rows(&self, expected: &[Vec<f32>], others: &[Vec<f32>]) {
+        let mut backend = self.backend(16, 2);
+        let tables = [run::table(0, 90, 16), run::table(6, 90, 16)];
+        let mut first = run::part(&self.tokens, 0, 50, &tables[0]);
+        first.slice.logit_rows = LogitRows::None;
+        let mut second = run::part(&self.other, 0, 40, &tables[1]);
+        second.slice.logit_rows = LogitRows::Last;
+        let rows = run::step(&mut backend, &[first.clone(), second]);
+        assert!(rows[0].is_empty());
+        self.same("last row", &rows[1], &others[39..40]);
+        assert_eq!(run::step(&mut backend, &[first]), [Vec::<Vec<f32>>::new()]);
+        let rows = run::step(
+            &mut backend,
+            &[
+                run::part(&self.other, 40, 61, &tables[1]),
+                run::part(&self.tokens, 50, 51, &tables[0]),
+            ],
+        );
+        self.same("all rows", &rows[0], &others[40..]);
+        self.same("after a chunk without logits", &rows[1], &expected[50..51]);
+    }
+
+    fn check(&self) {
+        let expected = self.reference(&self.tokens);
+        let others = self.reference(&self.other);
+        self.same("a common prefix", &others[..34], &expected[..34]);
+        assert_ne!(others[40], expected[40], "{}: the sequences must differ", self.name);
+        self.check_cuts(&expected);
+        self.check_mixed_batch(&expected, &others);
+        self.check_shared_blocks(&expected, &others);
+        self.check_logit_rows(&expected, &others);
+    }
+}
+
+/// Goal: every architecture, with an exact KV store and with a rounded one.
+#[test]
+fn architectures() {
+    let paths = Path::supported();
+    for name in fixture::NAMES {
+        for kv_type in [KvType::F32, KvType::Bf16] {
+            Subject::fixture(name, kv_type, paths[paths.len() - 1]).check();
+        }
+    }
+}
+
+/// Goal: every path, with products large enough to be shared out over threads.
+#[test]
+fn paths() {
+    for path in Path::supported() {
+        for dtype in [TensorType::F32, TensorType::Bf16] {
+            Subject::wide(dtype, path).check();
+        }
+    }
+}
+
+/// Goal: an empty batch is computed, not an error.
+#[test]
+fn an_empty_batch() {
+    let mut backend = fixture::backend(fixture::model("llama"), Setup::default());
+    let output = backend.step(&stolon_model::StepBatch::default()).expect("nothing to do");
+    assert!(output.logits.is_empty());
+}

@@ -1,0 +1,92 @@
+//! Drives a backend the way an executor does: tables, chunks, batches.
+
+use stolon_kvcache::BlockId;
+use stolon_model::{Backend, LogitRows, SequenceSlice, StepBatch};
+
+/// A sequence's slice of a step, with its tokens.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub(super) tokens: Vec<u32>,
+    pub(super) slice: SequenceSlice,
+}
+
+/// Blocks `first, first + 1, ..` for `positions` positions.
+pub(super) fn table(first: u32, positions: usize, block_size: usize) -> Vec<BlockId> {
+    (first..).take(positions.div_ceil(block_size)).map(BlockId).collect()
+}
+
+/// Positions `start..end` of `tokens`, all written, all with logits.
+pub(super) fn part(tokens: &[u32], start: usize, end: usize, table: &[BlockId]) -> Part {
+    Part {
+        tokens: tokens[start..end].to_vec(),
+        slice: SequenceSlice {
+            token_count: end - start,
+            start,
+            write_from: start,
+            block_table: table.to_vec(),
+            logit_rows: LogitRows::All,
+        },
+    }
+}
+
+/// Runs the parts as one batch; returns each part's logit rows.
+pub(super) fn step(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32>>> {
+    let batch = StepBatch {
+        tokens: parts.iter().flat_map(|part| part.tokens.clone()).collect(),
+        sequences: parts.iter().map(|part| part.slice.clone()).collect(),
+    };
+    let logits = backend.step(&batch).expect("a good batch").logits;
+    let mut rows = logits.chunks_exact(backend.spec().vocab_size).map(<[f32]>::to_vec);
+    let counts = parts.iter().map(|part| match part.slice.logit_rows {
+        LogitRows::None => 0,
+        LogitRows::Last => 1,
+        LogitRows::All => part.tokens.len(),
+    });
+    let rows = counts.map(|count| rows.by_ref().take(count).collect()).collect();
+    assert_eq!(logits.len() % backend.spec().vocab_size, 0);
+    rows
+}
+
+/// All rows of `tokens` from position `start` on, computed in chunks of `chunk`.
+pub(super) fn rows(
+    backend: &mut dyn Backend,
+    tokens: &[u32],
+    start: usize,
+    chunk: usize,
+    table: &[BlockId],
+) -> Vec<Vec<f32>> {
+    let mut rows = Vec::new();
+    let mut from = start;
+    while from < tokens.len() {
+        let to = tokens.len().min(from + chunk);
+        rows.extend(step(backend, &[part(tokens, from, to, table)]).remove(0));
+        from = to;
+    }
+    rows
+}
+
+/// The index of the largest logit, the first of equals.
+pub(super) fn argmax(logits: &[f32]) -> u32 {
+    let mut best = 0;
+    for (index, logit) in logits.iter().enumerate() {
+        if *logit > logits[best] {
+            best = index;
+        }
+    }
+    best as u32
+}
+
+/// Appends `count` greedy tokens to `prompt`, one step each after the prompt's.
+pub(super) fn greedy(backend: &mut dyn Backend, prompt: &[u32], count: usize) -> Vec<u32> {
+    let block_size = backend.spec().block_size;
+    let mut tokens = prompt.to_vec();
+    let table = table(3, prompt.len() + count, block_size);
+    let mut start = 0;
+    for _ in 0..count {
+        let mut part = part(&tokens, start, tokens.len(), &table);
+        part.slice.logit_rows = LogitRows::Last;
+        start = tokens.len();
+        tokens.push(argmax(&step(backend, &[part])[0][0]));
+    }
+    tokens.split_off(prompt.len())
+}
