@@ -11,7 +11,6 @@ pub struct Handbook {
     /// Its text, more than 1,024 tokens: the system prompt of a conversation.
     pub system: String,
     /// What can be asked about it.
-    #[serde(alias = "qa")]
     pub questions: Vec<Question>,
 }
 
@@ -31,8 +30,8 @@ pub struct Question {
 /// # Errors
 /// [`ModelError::Malformed`] when the file is not what it should be: a broken build.
 pub fn handbook() -> Result<Handbook, ModelError> {
-    let first = include_str!("../../demo/heldout.jsonl").lines().next().unwrap_or_default();
-    serde_json::from_str(first).map_err(|e| ModelError::malformed("demo/heldout.jsonl", e))
+    let json = include_str!("../../demo/handbook.json");
+    serde_json::from_str(json).map_err(|e| ModelError::malformed("demo/handbook.json", e))
 }
 
 #[cfg(test)]
