@@ -9,6 +9,7 @@ pub(crate) mod generation;
 mod gguf;
 
 use std::borrow::Cow;
+use std::fmt;
 use std::path::PathBuf;
 
 use serde_json::Value;
@@ -48,7 +49,7 @@ pub struct TextSource {
 }
 
 /// Where the tokenizer is.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub enum TokenizerSource {
     /// A `tokenizer.json`.
     Json {
@@ -70,6 +71,18 @@ pub enum TokenizerSource {
         /// Ids of the model; those from 256 on stand for nothing.
         vocab_size: usize,
     },
+}
+
+impl fmt::Debug for TokenizerSource {
+    /// Which it is and how large, not some megabytes of vocabulary.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Json { file, bytes } => write!(f, "Json({file}, {} bytes)", bytes.len()),
+            Self::Gguf(gguf) => write!(f, "Gguf({}, {} tokens)", gguf.file, gguf.tokens.len()),
+            Self::Missing { directory } => write!(f, "Missing({})", directory.display()),
+            Self::Bytes { vocab_size } => write!(f, "Bytes({vocab_size})"),
+        }
+    }
 }
 
 /// The `tokenizer.ggml.*` metadata of a GGUF file, as it stands there.

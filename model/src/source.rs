@@ -1,5 +1,6 @@
 //! Where a model comes from: the text a user gives (`--model`), parsed.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -68,6 +69,20 @@ impl FromStr for ModelSource {
     }
 }
 
+impl fmt::Display for ModelSource {
+    /// Text that parses back to the same source.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Directory(path) | Self::Gguf(path) => path.display().fmt(f),
+            Self::Hub { id, revision } if revision == "main" => f.write_str(id),
+            Self::Hub { id, revision } => write!(f, "{id}@{revision}"),
+            #[cfg(feature = "demo-model")]
+            Self::Demo => f.write_str("demo"),
+            Self::Random { preset, seed } => write!(f, "random:{preset}@{seed}"),
+        }
+    }
+}
+
 impl From<&Path> for ModelSource {
     /// A `.gguf` file, or else a directory; nothing is looked up.
     fn from(path: &Path) -> Self {
@@ -130,6 +145,9 @@ mod tests {
         let random = |preset: &str, seed| ModelSource::Random { preset: preset.into(), seed };
         assert_eq!(parse("random:100m").unwrap(), random("100m", 0));
         assert_eq!(parse("random:100m@9").unwrap(), random("100m", 9));
+        for text in ["org/name", "org/name@refs/pr/3", "random:tiny@7"] {
+            assert_eq!(parse(text).unwrap().to_string(), text);
+        }
     }
 
     /// What is on the disk wins over a hub id of the same name.

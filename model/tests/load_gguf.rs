@@ -3,6 +3,8 @@
 //! The files are written here, from random models, in the way llama.cpp's converter writes them.
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
+#[path = "support/gguf_model.rs"]
+mod gguf_model;
 #[path = "support/gguf_writer.rs"]
 mod gguf_writer;
 #[path = "support/model_dir.rs"]
@@ -11,164 +13,20 @@ mod model_dir;
 
 use std::path::Path;
 
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Tensor as CandleTensor};
+use gguf_model::{floats, gguf_of, quantised};
 use gguf_writer::{GgufWriter, Meta};
 use model_dir::{config_json, model, write_json};
-use serde_json::json;
+use serde_json::{Value, json};
+use stolon_kvcache::BlockId;
 use stolon_model::config::TensorRole;
+use stolon_model::kv_store::{KvBudget, KvType};
 use stolon_model::{
-    Architecture, DecoderConfig, LoadOptions, LoadedModel, ModelError, ModelSource, RopeScaling,
-    TensorType, TokenizerSource, Weights, load,
+    Backend, CpuBackend, CpuOptions, DecoderConfig, LoadOptions, LoadedModel, LogitRows,
+    ModelError, ModelSource, SequenceSlice, StepBatch, TensorType, TokenizerSource, Weights, load,
 };
 
 fn open(path: &Path) -> Result<LoadedModel, ModelError> {
     load(&ModelSource::Gguf(path.to_owned()), &LoadOptions::default())
-}
-
-fn candle_type(dtype: TensorType) -> (GgmlDType, u32) {
-    match dtype {
-        TensorType::F32 => (GgmlDType::F32, 0),
-        TensorType::F16 => (GgmlDType::F16, 1),
-        TensorType::Bf16 => (GgmlDType::BF16, 30),
-        TensorType::Q8_0 => (GgmlDType::Q8_0, 8),
-        TensorType::Q4K => (GgmlDType::Q4K, 12),
-        TensorType::Q5K => (GgmlDType::Q5K, 13),
-        TensorType::Q6K => (GgmlDType::Q6K, 14),
-    }
-}
-
-/// The bytes of `values` in the type.
-fn quantised(values: &[f32], shape: &[usize], dtype: TensorType) -> Vec<u8> {
-    let tensor = CandleTensor::from_slice(values, shape, &Device::Cpu).unwrap();
-    let quantised = QTensor::quantize(&tensor, candle_type(dtype).0).unwrap();
-    quantised.data().unwrap().into_owned()
-}
-
-fn floats(weights: &Weights, name: &str, shape: &[usize]) -> Vec<f32> {
-    let tensor = weights.tensor(name, shape).unwrap();
-    assert_eq!(tensor.dtype, TensorType::F32);
-    tensor.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
-}
-
-/// The converter's order of llama's q and k rows: within each head, row `i` of the first half
-/// and row `i` of the second stand side by side.
-fn interleaved(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
-    let width = values.len() / rows;
-    let (head_rows, half) = (rows / heads, rows / heads / 2);
-    let mut out = Vec::new();
-    for head in 0..heads {
-        for i in 0..half {
-            for second in [0, half] {
-                let row = head * head_rows + second + i;
-                out.extend_from_slice(&values[row * width..(row + 1) * width]);
-            }
-        }
-    }
-    out
-}
-
-/// The GGUF name of a tensor.
-fn gguf_name(name: &str, gemma: bool) -> String {
-    let top = [
-        ("model.embed_tokens.weight", "token_embd.weight"),
-        ("model.norm.weight", "output_norm.weight"),
-        ("lm_head.weight", "output.weight"),
-    ];
-    if let Some((_, gguf)) = top.iter().find(|(hf, _)| *hf == name) {
-        return (*gguf).to_owned();
-    }
-    let (layer, rest) = name.strip_prefix("model.layers.").unwrap().split_once('.').unwrap();
-    let (module, kind) = rest.rsplit_once('.').unwrap();
-    let gguf = match module {
-        "input_layernorm" => "attn_norm",
-        "self_attn.q_proj" => "attn_q",
-        "self_attn.k_proj" => "attn_k",
-        "self_attn.v_proj" => "attn_v",
-        "self_attn.o_proj" => "attn_output",
-        "self_attn.q_norm" => "attn_q_norm",
-        "self_attn.k_norm" => "attn_k_norm",
-        "post_attention_layernorm" if gemma => "post_attention_norm",
-        "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
-        "post_feedforward_layernorm" => "post_ffw_norm",
-        "mlp.gate_proj" => "ffn_gate",
-        "mlp.up_proj" => "ffn_up",
-        "mlp.down_proj" => "ffn_down",
-        other => panic!("{other}"),
-    };
-    format!("blk.{layer}.{gguf}.{kind}")
-}
-
-/// The metadata of a decoder.
-fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
-    let prefix = match config.architecture {
-        Architecture::Gemma3 => "gemma3",
-        Architecture::Mistral => "llama",
-        other => other.name(),
-    };
-    file.set("general.architecture", Meta::Text(prefix.into()));
-    let numbers = [
-        ("context_length", config.max_positions),
-        ("embedding_length", config.hidden_size),
-        ("block_count", config.layers.len()),
-        ("feed_forward_length", config.intermediate_size),
-        ("attention.head_count", config.num_heads),
-        ("attention.head_count_kv", config.num_kv_heads),
-        ("attention.key_length", config.head_dim),
-        ("attention.value_length", config.head_dim),
-        ("rope.dimension_count", config.head_dim),
-    ];
-    for (key, number) in numbers {
-        file.set(&format!("{prefix}.{key}"), Meta::U32(number as u32));
-    }
-    file.set(&format!("{prefix}.rope.freq_base"), Meta::F32(config.ropes[0].theta as f32));
-    let epsilon = format!("{prefix}.attention.layer_norm_rms_epsilon");
-    file.set(&epsilon, Meta::F32(config.rms_norm_eps));
-    if let Some(window) = config.layers[0].sliding_window {
-        file.set(&format!("{prefix}.attention.sliding_window"), Meta::U32(window as u32));
-        let pattern = config.layers.iter().map(|l| l.sliding_window.is_some()).collect();
-        file.set(&format!("{prefix}.attention.sliding_window_pattern"), Meta::Bools(pattern));
-    }
-    match config.ropes[0].scaling {
-        RopeScaling::Linear { factor } => {
-            file.set(&format!("{prefix}.rope.scaling.type"), Meta::Text("linear".into()));
-            file.set(&format!("{prefix}.rope.scaling.factor"), Meta::F32(factor as f32));
-        }
-        RopeScaling::Llama3 { .. } => {
-            let plain =
-                stolon_model::Rope { scaling: RopeScaling::None, ..config.ropes[0].clone() };
-            let plain = plain.inverse_frequencies(config.head_dim);
-            let scaled = config.ropes[0].inverse_frequencies(config.head_dim);
-            let divisors = plain.iter().zip(&scaled).flat_map(|(p, s)| (p / s).to_le_bytes());
-            let shape = vec![config.head_dim / 2];
-            file.tensors.push(("rope_freqs.weight".into(), shape, 0, divisors.collect()));
-        }
-        _ => {}
-    }
-}
-
-/// The model as a GGUF file, matrices in `dtype`.
-fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> GgufWriter {
-    let mut file = GgufWriter::default();
-    metadata(config, &mut file);
-    let llama = matches!(config.architecture, Architecture::Llama | Architecture::Mistral);
-    for spec in config.tensors() {
-        let mut values = floats(weights, &spec.name, &spec.shape);
-        if llama && spec.name.contains("q_proj") {
-            values = interleaved(&values, spec.shape[0], config.num_heads);
-        }
-        if llama && spec.name.contains("k_proj") {
-            values = interleaved(&values, spec.shape[0], config.num_kv_heads);
-        }
-        if spec.role == TensorRole::Norm {
-            values.iter_mut().for_each(|value| *value += config.norm_offset);
-        }
-        let dtype = if spec.role == TensorRole::Matrix { dtype } else { TensorType::F32 };
-        let bytes = quantised(&values, &spec.shape, dtype);
-        let name = gguf_name(&spec.name, config.architecture == Architecture::Gemma3);
-        file.tensors.push((name, spec.shape, candle_type(dtype).1, bytes));
-    }
-    file
 }
 
 fn write(dir: &Path, file: &GgufWriter) -> std::path::PathBuf {
@@ -212,6 +70,60 @@ fn same_model_in_every_type() {
                 let same = *got.bytes == quantised(&values, &spec.shape, dtype);
                 assert!(same, "{} {dtype:?} {}", json["model_type"], spec.name);
             }
+        }
+    }
+}
+
+/// The logits of 24 tokens, all rows.
+fn logits(config: &DecoderConfig, weights: Weights) -> Vec<f32> {
+    let options = CpuOptions {
+        kv_budget: KvBudget::Blocks(2),
+        kv_type: Some(KvType::F32),
+        threads: Some(1),
+        ..CpuOptions::default()
+    };
+    let mut backend = CpuBackend::new(config.clone(), weights, options).unwrap();
+    let tokens: Vec<u32> = (0..24).map(|i| (i * 7) % 40).collect();
+    let slice = SequenceSlice {
+        token_count: tokens.len(),
+        start: 0,
+        write_from: 0,
+        block_table: vec![BlockId(0), BlockId(1)],
+        logit_rows: LogitRows::All,
+    };
+    backend.step(&StepBatch { tokens, sequences: vec![slice] }).unwrap().logits
+}
+
+/// What the decoder computes from a GGUF is what it computes from safetensors: the same to the
+/// last bit where the numbers are the same, nearby where they were rounded. A wrong order of
+/// rows, a wrong rope or a wrong norm would not come near.
+#[test]
+fn same_logits() {
+    for architecture in ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"] {
+        let mut json = config_json(architecture);
+        json["sliding_window"] = if architecture == "mistral" { Value::Null } else { 16.into() };
+        let (config, weights) = model(&json, 16);
+        let files = TensorType::ALL.map(|dtype| (dtype, gguf_of(&config, &weights, dtype)));
+        let expected = logits(&config, weights);
+        let mean_square =
+            |list: &[f32]| list.iter().map(|x| f64::from(x * x)).sum::<f64>() / list.len() as f64;
+        for (dtype, file) in files {
+            let dir = tempfile::tempdir().unwrap();
+            let loaded = open(&write(dir.path(), &file)).unwrap();
+            let got = logits(&loaded.config, loaded.weights);
+            let difference: Vec<f32> = got.iter().zip(&expected).map(|(g, e)| g - e).collect();
+            let error = (mean_square(&difference) / mean_square(&expected)).sqrt();
+            let allowed = match dtype {
+                // Gemma's norms are rounded when their offset is added.
+                TensorType::F32 if architecture == "gemma3_text" => 1e-5,
+                TensorType::F32 => 0.0,
+                TensorType::F16 => 2e-3,
+                TensorType::Bf16 | TensorType::Q8_0 => 0.03,
+                TensorType::Q6K => 0.1,
+                TensorType::Q5K => 0.2,
+                TensorType::Q4K => 0.4,
+            };
+            assert!(error <= allowed, "{architecture} {dtype:?}: {error}");
         }
     }
 }

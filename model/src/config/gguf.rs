@@ -50,7 +50,7 @@ pub(crate) fn parse(
         return Err(keys.invalid("block_count", &expected, layer_count));
     }
     let score_dim = if gemma && layer_count == GEMMA_27B_LAYERS {
-        hidden_size as f32 / num_heads as f32
+        (hidden_size / num_heads) as f32
     } else {
         head_dim as f32
     };
@@ -163,7 +163,7 @@ impl Metadata<'_> {
         self.float(key)?.ok_or_else(|| self.invalid(key, "a number", "nothing"))
     }
 
-    /// What would change the output if it were ignored. Zero stands for "off".
+    /// What would change the output if it were ignored.
     fn refuse_options(&self) -> Result<(), ModelError> {
         for key in [
             "expert_count",
@@ -173,8 +173,9 @@ impl Metadata<'_> {
             "logit_scale",
             "rope.scaling.attn_factor",
         ] {
+            let neutral = if key == "rope.scaling.attn_factor" { 1.0 } else { 0.0 };
             if let Some(value) = self.value(key)
-                && value.as_f64() != Some(0.0)
+                && value.as_f64() != Some(neutral)
             {
                 return Err(self.unsupported(key, "nothing", value.shown()));
             }
@@ -202,6 +203,9 @@ impl Metadata<'_> {
             if let Some(window) = window {
                 return Err(self.unsupported("attention.sliding_window", "nothing", window));
             }
+            return Ok((ropes, vec![full; count]));
+        }
+        if window.is_none() {
             return Ok((ropes, vec![full; count]));
         }
         let theta = self.float("rope.freq_base_swa")?.unwrap_or(10_000.0);

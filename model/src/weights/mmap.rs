@@ -4,6 +4,7 @@
 //! it, which the model's [`Weights`](super::Weights) own.
 #![allow(unsafe_code, reason = "mapping a file into memory")]
 
+use std::fmt;
 use std::fs::File;
 use std::ops::Deref;
 use std::path::Path;
@@ -13,7 +14,6 @@ use memmap2::Mmap;
 use crate::error::ModelError;
 
 /// Bytes that stay where they are.
-#[derive(Debug)]
 pub(crate) enum Bytes {
     /// A file, mapped read-only; pages are read when they are first touched.
     Mapped(Mmap),
@@ -57,5 +57,17 @@ impl Deref for Bytes {
             Self::Static(bytes) => bytes,
             Self::Owned(bytes) => bytes,
         }
+    }
+}
+
+impl fmt::Debug for Bytes {
+    /// Where the bytes are and how many, not the bytes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = match self {
+            Self::Mapped(_) => "Mapped",
+            Self::Static(_) => "Static",
+            Self::Owned(_) => "Owned",
+        };
+        write!(f, "{place}({} bytes)", self.len())
     }
 }

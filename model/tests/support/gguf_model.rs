@@ -1,0 +1,153 @@
+//! A model as GGUF, in the way llama.cpp's converter writes it.
+
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor as CandleTensor};
+use stolon_model::config::TensorRole;
+use stolon_model::{Architecture, DecoderConfig, RopeScaling, TensorType, Weights};
+
+use crate::gguf_writer::{GgufWriter, Meta};
+
+fn candle_type(dtype: TensorType) -> (GgmlDType, u32) {
+    match dtype {
+        TensorType::F32 => (GgmlDType::F32, 0),
+        TensorType::F16 => (GgmlDType::F16, 1),
+        TensorType::Bf16 => (GgmlDType::BF16, 30),
+        TensorType::Q8_0 => (GgmlDType::Q8_0, 8),
+        TensorType::Q4K => (GgmlDType::Q4K, 12),
+        TensorType::Q5K => (GgmlDType::Q5K, 13),
+        TensorType::Q6K => (GgmlDType::Q6K, 14),
+    }
+}
+
+/// The bytes of `values` in the type.
+pub(crate) fn quantised(values: &[f32], shape: &[usize], dtype: TensorType) -> Vec<u8> {
+    let tensor = CandleTensor::from_slice(values, shape, &Device::Cpu).unwrap();
+    let quantised = QTensor::quantize(&tensor, candle_type(dtype).0).unwrap();
+    quantised.data().unwrap().into_owned()
+}
+
+pub(crate) fn floats(weights: &Weights, name: &str, shape: &[usize]) -> Vec<f32> {
+    let tensor = weights.tensor(name, shape).unwrap();
+    assert_eq!(tensor.dtype, TensorType::F32);
+    tensor.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+/// The converter's order of llama's q and k rows: within each head, row `i` of the first half
+/// and row `i` of the second stand side by side.
+fn interleaved(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
+    let width = values.len() / rows;
+    let (head_rows, half) = (rows / heads, rows / heads / 2);
+    let mut out = Vec::new();
+    for head in 0..heads {
+        for i in 0..half {
+            for second in [0, half] {
+                let row = head * head_rows + second + i;
+                out.extend_from_slice(&values[row * width..(row + 1) * width]);
+            }
+        }
+    }
+    out
+}
+
+/// The GGUF name of a tensor.
+fn gguf_name(name: &str, gemma: bool) -> String {
+    let top = [
+        ("model.embed_tokens.weight", "token_embd.weight"),
+        ("model.norm.weight", "output_norm.weight"),
+        ("lm_head.weight", "output.weight"),
+    ];
+    if let Some((_, gguf)) = top.iter().find(|(hf, _)| *hf == name) {
+        return (*gguf).to_owned();
+    }
+    let (layer, rest) = name.strip_prefix("model.layers.").unwrap().split_once('.').unwrap();
+    let (module, kind) = rest.rsplit_once('.').unwrap();
+    let gguf = match module {
+        "input_layernorm" => "attn_norm",
+        "self_attn.q_proj" => "attn_q",
+        "self_attn.k_proj" => "attn_k",
+        "self_attn.v_proj" => "attn_v",
+        "self_attn.o_proj" => "attn_output",
+        "self_attn.q_norm" => "attn_q_norm",
+        "self_attn.k_norm" => "attn_k_norm",
+        "post_attention_layernorm" if gemma => "post_attention_norm",
+        "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
+        "post_feedforward_layernorm" => "post_ffw_norm",
+        "mlp.gate_proj" => "ffn_gate",
+        "mlp.up_proj" => "ffn_up",
+        "mlp.down_proj" => "ffn_down",
+        other => panic!("{other}"),
+    };
+    format!("blk.{layer}.{gguf}.{kind}")
+}
+
+/// The metadata of a decoder.
+fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
+    let prefix = match config.architecture {
+        Architecture::Gemma3 => "gemma3",
+        Architecture::Mistral => "llama",
+        other => other.name(),
+    };
+    file.set("general.architecture", Meta::Text(prefix.into()));
+    let numbers = [
+        ("context_length", config.max_positions),
+        ("embedding_length", config.hidden_size),
+        ("block_count", config.layers.len()),
+        ("feed_forward_length", config.intermediate_size),
+        ("attention.head_count", config.num_heads),
+        ("attention.head_count_kv", config.num_kv_heads),
+        ("attention.key_length", config.head_dim),
+        ("attention.value_length", config.head_dim),
+        ("rope.dimension_count", config.head_dim),
+    ];
+    for (key, number) in numbers {
+        file.set(&format!("{prefix}.{key}"), Meta::U32(number as u32));
+    }
+    file.set(&format!("{prefix}.rope.freq_base"), Meta::F32(config.ropes[0].theta as f32));
+    let epsilon = format!("{prefix}.attention.layer_norm_rms_epsilon");
+    file.set(&epsilon, Meta::F32(config.rms_norm_eps));
+    if let Some(window) = config.layers[0].sliding_window {
+        file.set(&format!("{prefix}.attention.sliding_window"), Meta::U32(window as u32));
+        let pattern = config.layers.iter().map(|l| l.sliding_window.is_some()).collect();
+        file.set(&format!("{prefix}.attention.sliding_window_pattern"), Meta::Bools(pattern));
+    }
+    match config.ropes[0].scaling {
+        RopeScaling::Linear { factor } => {
+            file.set(&format!("{prefix}.rope.scaling.type"), Meta::Text("linear".into()));
+            file.set(&format!("{prefix}.rope.scaling.factor"), Meta::F32(factor as f32));
+        }
+        RopeScaling::Llama3 { .. } => {
+            let plain =
+                stolon_model::Rope { scaling: RopeScaling::None, ..config.ropes[0].clone() };
+            let plain = plain.inverse_frequencies(config.head_dim);
+            let scaled = config.ropes[0].inverse_frequencies(config.head_dim);
+            let divisors = plain.iter().zip(&scaled).flat_map(|(p, s)| (p / s).to_le_bytes());
+            let shape = vec![config.head_dim / 2];
+            file.tensors.push(("rope_freqs.weight".into(), shape, 0, divisors.collect()));
+        }
+        _ => {}
+    }
+}
+
+/// The model as a GGUF file, matrices in `dtype`.
+pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> GgufWriter {
+    let mut file = GgufWriter::default();
+    metadata(config, &mut file);
+    let llama = matches!(config.architecture, Architecture::Llama | Architecture::Mistral);
+    for spec in config.tensors() {
+        let mut values = floats(weights, &spec.name, &spec.shape);
+        if llama && spec.name.contains("q_proj") {
+            values = interleaved(&values, spec.shape[0], config.num_heads);
+        }
+        if llama && spec.name.contains("k_proj") {
+            values = interleaved(&values, spec.shape[0], config.num_kv_heads);
+        }
+        if spec.role == TensorRole::Norm {
+            values.iter_mut().for_each(|value| *value += config.norm_offset);
+        }
+        let dtype = if spec.role == TensorRole::Matrix { dtype } else { TensorType::F32 };
+        let bytes = quantised(&values, &spec.shape, dtype);
+        let name = gguf_name(&spec.name, config.architecture == Architecture::Gemma3);
+        file.tensors.push((name, spec.shape, candle_type(dtype).1, bytes));
+    }
+    file
+}
