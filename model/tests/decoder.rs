@@ -5,6 +5,7 @@ mod decoder {
     mod fixture;
     mod invariance;
     mod parity;
+    mod quantised;
     mod refusals;
     mod run;
 }

@@ -1,0 +1,125 @@
+//! Weights in every stored type: the same answers as their values in f32.
+
+use std::borrow::Cow;
+
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor as CandleTensor};
+use stolon_model::config::TensorRole;
+use stolon_model::kernels::{Path, PathKind};
+use stolon_model::{DecoderConfig, KvType, Tensor, TensorType, Weights, random_model};
+
+use super::fixture::{self, Setup};
+use super::run;
+
+/// A model whose rows are whole super-blocks of 256.
+fn config() -> DecoderConfig {
+    DecoderConfig {
+        vocab_size: 300,
+        hidden_size: 256,
+        intermediate_size: 512,
+        num_heads: 4,
+        num_kv_heads: 2,
+        head_dim: 64,
+        attention_scale: 0.125,
+        dtype: TensorType::F32,
+        ..fixture::model("qwen3").config
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    let quads = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes")));
+    quads.collect()
+}
+
+/// All tensors of the f32 `weights`, matrices in `dtype`; and the same with the matrices' values
+/// widened back to f32.
+fn in_type(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> (Weights, Weights) {
+    let candle_type = match dtype {
+        TensorType::F32 => GgmlDType::F32,
+        TensorType::F16 => GgmlDType::F16,
+        TensorType::Bf16 => GgmlDType::BF16,
+        TensorType::Q8_0 => GgmlDType::Q8_0,
+        TensorType::Q4K => GgmlDType::Q4K,
+        TensorType::Q5K => GgmlDType::Q5K,
+        TensorType::Q6K => GgmlDType::Q6K,
+    };
+    let mut stored = Vec::new();
+    let mut widened = Vec::new();
+    for spec in config.tensors() {
+        let tensor = weights.tensor(&spec.name, &spec.shape).expect("a tensor of the model");
+        let name = spec.name.clone();
+        let plain = Tensor {
+            name,
+            dtype: TensorType::F32,
+            shape: spec.shape.clone(),
+            bytes: Cow::Owned(tensor.bytes.to_vec()),
+        };
+        if spec.role != TensorRole::Matrix {
+            stored.push(plain.clone());
+            widened.push(plain);
+            continue;
+        }
+        let values = floats(&tensor.bytes);
+        let values =
+            CandleTensor::from_vec(values, &spec.shape[..], &Device::Cpu).expect("a shape");
+        let packed = QTensor::quantize(&values, candle_type).expect("whole blocks");
+        let back = packed.dequantize(&Device::Cpu).and_then(|t| t.flatten_all()?.to_vec1::<f32>());
+        let back = back.expect("f32 values").into_iter().flat_map(f32::to_le_bytes).collect();
+        let bytes = packed.data().expect("bytes").into_owned();
+        stored.push(Tensor { dtype, bytes: Cow::Owned(bytes), ..plain.clone() });
+        widened.push(Tensor { bytes: Cow::Owned(back), ..plain });
+    }
+    let weights = |tensors| Weights::from_tensors("memory", tensors).expect("good tensors");
+    (weights(stored), weights(widened))
+}
+
+/// Logits of some tokens, computed whole and in chunks, which must agree to the last bit.
+fn logits(config: &DecoderConfig, weights: Weights, path: Path) -> Vec<f32> {
+    let mut model = fixture::model("qwen3");
+    model.config = config.clone();
+    model.weights = weights;
+    let setup = Setup { path: Some(path), threads: 2, kv_type: KvType::F32, ..Setup::default() };
+    let mut backend = fixture::backend(model, setup);
+    let tokens: Vec<u32> = (0..40).map(|i| i * 37 % 300).collect();
+    let table = run::table(0, tokens.len(), 16);
+    let whole = run::rows(&mut backend, &tokens, 0, tokens.len(), &table);
+    for chunk in [1, 7] {
+        assert_eq!(run::rows(&mut backend, &tokens, 0, chunk, &table), whole, "{path:?}, {chunk}");
+    }
+    whole.concat()
+}
+
+/// The difference's size against `expected`'s, both as root mean squares.
+fn error(got: &[f32], expected: &[f32]) -> f32 {
+    let differences = got.iter().zip(expected).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
+    (differences / expected.iter().map(|value| value.powi(2)).sum::<f32>()).sqrt()
+}
+
+/// Goal: on every path each type computes what its values say, as closely as that path multiplies
+/// (bf16 hardware rounds activations), and stays as near the f32 model as its bits allow.
+#[test]
+fn every_type_on_every_path() {
+    let config = config();
+    let weights = || random_model(&config, 3).expect("a good configuration");
+    let exact = logits(&config, weights(), Path::PORTABLE);
+    for (dtype, far) in [
+        (TensorType::F16, 0.001),
+        (TensorType::Bf16, 0.01),
+        (TensorType::Q8_0, 0.02),
+        (TensorType::Q6K, 0.1),
+        (TensorType::Q5K, 0.2),
+        (TensorType::Q4K, 0.4),
+    ] {
+        let (_, widened) = in_type(&config, &weights(), dtype);
+        let expected = logits(&config, widened, Path::PORTABLE);
+        let distance = error(&expected, &exact);
+        assert!(distance < far, "{dtype:?}: {distance} from f32");
+        for path in Path::supported() {
+            let rounds = matches!(path.kind(), PathKind::Avx512Bf16 | PathKind::Amx);
+            let near = if rounds { 0.02 } else { 1e-4 };
+            let (stored, _) = in_type(&config, &weights(), dtype);
+            let distance = error(&logits(&config, stored, path), &expected);
+            assert!(distance < near, "{dtype:?}, {path:?}: {distance} from its own values");
+        }
+    }
+}
