@@ -257,6 +257,11 @@ fn environment() -> Environment<'static> {
         python::write_str(value, &mut text);
         text
     });
+    for name in ["length", "count"] {
+        environment.add_filter(name, python::length);
+    }
+    environment.add_filter("int", python::to_int);
+    environment.add_filter("float", python::to_float);
     environment.add_test("sequence", python::is_sequence);
     environment.add_test("iterable", python::is_sequence);
     environment.add_function("raise_exception", |message: Jinja| -> Result<Jinja, _> {

@@ -87,7 +87,9 @@ pub(super) fn format_utc(now: SystemTime, format: &str) -> String {
 /// Year, month and day of the month (both from 1) and day of the year (from 1) of a day counted
 /// from the first of January 1970.
 fn date(mut days: u64) -> (u64, u64, u64, u64) {
-    let is_leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let is_leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
     let mut year = 1970;
     while days >= 365 + u64::from(is_leap(year)) {
         days -= 365 + u64::from(is_leap(year));

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Error, ErrorKind, State, Value};
+use minijinja::{Error, ErrorKind, State, Value, filters};
 use minijinja_contrib::pycompat;
 use serde_json::Value as Json;
 
@@ -95,6 +95,21 @@ pub(super) fn is_sequence(value: &Value) -> bool {
         value.kind(),
         ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable
     )
+}
+
+/// The filter `length`; what is not there has none.
+pub(super) fn length(value: &Value) -> Result<usize, Error> {
+    if value.is_undefined() { Ok(0) } else { filters::length(value) }
+}
+
+/// The filter `int`; what is no number gives the default.
+pub(super) fn to_int(state: &State<'_, '_>, value: &Value, default: Option<Value>) -> Value {
+    filters::int(state, value).unwrap_or_else(|_| default.unwrap_or_else(|| Value::from(0)))
+}
+
+/// The filter `float`; what is no number gives the default.
+pub(super) fn to_float(state: &State<'_, '_>, value: &Value, default: Option<Value>) -> Value {
+    filters::float(state, value).unwrap_or_else(|_| default.unwrap_or_else(|| Value::from(0.0)))
 }
 
 /// Methods of strings, lists and mappings that minijinja itself does not know.

@@ -24,7 +24,7 @@ pub(super) fn best(logits: &[f32]) -> Result<u32, SamplingError> {
         let (token, &value) = logits
             .iter()
             .enumerate()
-            .find(|(_, logit)| !(**logit < f32::INFINITY))
+            .find(|(_, logit)| logit.is_nan() || **logit == f32::INFINITY)
             .expect("one was just seen");
         return Err(SamplingError::BadLogit { token: token as u32, value });
     }

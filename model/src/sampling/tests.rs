@@ -343,7 +343,7 @@ fn broken_logits_are_errors() {
         assert_eq!(state.sample(&mut [f32::NEG_INFINITY; 3]), Err(none.clone()));
         assert_eq!(prompt_logprob(&[f32::NEG_INFINITY; 3], 0, 1), Err(none));
         assert_eq!(state.sample(&mut []), Err(SamplingError::NoCandidate { vocab_size: 0 }));
-        assert!(state.sample(&mut vec![0.0; 40]).is_ok());
+        assert!(state.sample(&mut [0.0; 40]).is_ok());
     }
 }
 
