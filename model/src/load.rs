@@ -1,4 +1,4 @@
-//! Loading: from a [`ModelSource`](crate::source::ModelSource) to everything a backend and the
+//! Loading: from a [`ModelSource`] to everything a backend and the
 //! text side start from.
 //!
 //! What comes out is plain data. The backend takes the configuration and the weights, the text

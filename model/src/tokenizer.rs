@@ -1,7 +1,7 @@
 //! From text to token ids and back.
 //!
 //! A [`Tokenizer`] is read-only and cheap to clone: one a model, shared by every request. Text
-//! that arrives token by token goes through a [`Detokenizer`](crate::detokenizer::Detokenizer);
+//! that arrives token by token goes through a [`Detokenizer`];
 //! [`Tokenizer::decode`] is the same machine run to its end, so streamed and whole text agree.
 
 mod decoding;
