@@ -1,14 +1,140 @@
-//! Atoms: things other than text that stand in a prompt, an image for example. Their positions
-//! are numbers above all token ids, and a match never ends inside one.
+//! Atoms: things other than text that stand in a prompt, an image for example. Each is written as
+//! as many positions as its KV takes, all numbers above every token id, and a match never ends
+//! inside one.
+//!
+//! A position of an atom has bit 31 set. Bit 30 says that more of the same atom follows, so that
+//! a border between atoms can be seen without looking at what comes next. The other 30 bits name
+//! the atom: its kind and its value, or a number given to its value by an [`AtomInterner`].
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use thiserror::Error;
 
 /// Set in every position of an atom; token ids stay below it.
-pub(crate) const ATOM: u32 = 1 << 31;
+const ATOM: u32 = 1 << 31;
 /// Set in all positions of an atom but its last: more of it follows.
-pub(crate) const MORE: u32 = 1 << 30;
+const MORE: u32 = 1 << 30;
+/// Bits for the value, below two bits for the kind.
+const VALUE_BITS: u32 = 28;
+const KIND_IMAGE: u32 = 0;
+const KIND_COORDINATE: u32 = 1;
+const KIND_SIZE: u32 = 2;
+
+/// Something in a prompt that is no text token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Atom {
+    /// A quantised coordinate; takes one position.
+    Coordinate {
+        /// The bin, below 2^28.
+        bin: u32,
+    },
+    /// A quantised size; takes one position.
+    Size {
+        /// The bin of the width, below 2^14.
+        width_bin: u32,
+        /// The bin of the height, below 2^14.
+        height_bin: u32,
+    },
+    /// An image, known by its content.
+    Image {
+        /// A 128-bit hash of everything that its KV depends on.
+        content_hash: u128,
+        /// KV positions that it takes, at least 1. The same content in another length is another
+        /// atom.
+        kv_len: u32,
+    },
+}
+
+/// An atom or a token cannot be written as positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum AtomError {
+    /// A bin is too large.
+    #[error("{what}: expected a value below {limit}, got {got}")]
+    OutOfRange {
+        /// What the value is.
+        what: &'static str,
+        /// The first value that is too large.
+        limit: u32,
+        /// The value.
+        got: u32,
+    },
+    /// An image without positions.
+    #[error("image: expected at least 1 KV position, got 0")]
+    EmptyImage,
+    /// As many different images as the interner may hold are in it.
+    #[error("image: expected at most {capacity} different ones, got one more")]
+    Full {
+        /// What the interner may hold.
+        capacity: usize,
+    },
+}
+
+/// Gives each different image a number. One an engine, shared by all that build prompts for one
+/// tree; numbers are never used again, since the tree may still hold positions with them.
+#[derive(Debug)]
+pub struct AtomInterner {
+    images: Mutex<HashMap<(u128, u32), u32>>,
+    capacity: usize,
+}
+
+impl AtomInterner {
+    /// The most images that any interner holds.
+    pub const CAPACITY_MAX: usize = 1 << VALUE_BITS;
+
+    /// An interner for up to `capacity` different images, about 64 bytes each.
+    pub fn new(capacity: usize) -> AtomInterner {
+        let capacity = capacity.min(Self::CAPACITY_MAX);
+        AtomInterner { images: Mutex::new(HashMap::new()), capacity }
+    }
+
+    /// Appends the positions of `atom` to `positions`.
+    ///
+    /// # Errors
+    ///
+    /// When a value is out of its range or the interner is full; nothing is appended then.
+    pub fn append(&self, atom: Atom, positions: &mut Vec<u32>) -> Result<(), AtomError> {
+        let (kind, value, kv_len) = match atom {
+            Atom::Coordinate { bin } => {
+                check("coordinate bin", bin, 1 << VALUE_BITS)?;
+                (KIND_COORDINATE, bin, 1)
+            }
+            Atom::Size { width_bin, height_bin } => {
+                check("width bin", width_bin, 1 << (VALUE_BITS / 2))?;
+                check("height bin", height_bin, 1 << (VALUE_BITS / 2))?;
+                (KIND_SIZE, width_bin << (VALUE_BITS / 2) | height_bin, 1)
+            }
+            Atom::Image { kv_len: 0, .. } => return Err(AtomError::EmptyImage),
+            Atom::Image { content_hash, kv_len } => {
+                (KIND_IMAGE, self.image_number(content_hash, kv_len)?, kv_len)
+            }
+        };
+        let last = ATOM | kind << VALUE_BITS | value;
+        positions.extend((1..kv_len).map(|_| last | MORE));
+        positions.push(last);
+        Ok(())
+    }
+
+    fn image_number(&self, content_hash: u128, kv_len: u32) -> Result<u32, AtomError> {
+        let mut images = self.images.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = images.len();
+        match images.get(&(content_hash, kv_len)) {
+            Some(&number) => Ok(number),
+            None if next >= self.capacity => Err(AtomError::Full { capacity: self.capacity }),
+            None => {
+                images.insert((content_hash, kv_len), next as u32);
+                Ok(next as u32)
+            }
+        }
+    }
+}
+
+fn check(what: &'static str, got: u32, limit: u32) -> Result<(), AtomError> {
+    if got < limit { Ok(()) } else { Err(AtomError::OutOfRange { what, limit, got }) }
+}
 
 /// Whether the sequence may be cut right after `position`.
 #[inline(always)]
-pub(crate) fn ends_atom(position: u32) -> bool {
+fn ends_atom(position: u32) -> bool {
     position & (ATOM | MORE) != ATOM | MORE
 }
 
@@ -20,4 +146,54 @@ pub(crate) fn whole_atoms(positions: &[u32], matched: usize, block_size: usize) 
         length -= block_size;
     }
     length
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: different atoms, and atoms and tokens, never have the same positions.
+    #[test]
+    fn atoms_are_told_apart() {
+        let interner = AtomInterner::new(100);
+        let atoms = [
+            Atom::Coordinate { bin: 1 },
+            Atom::Coordinate { bin: 2 },
+            Atom::Size { width_bin: 0, height_bin: 1 },
+            Atom::Size { width_bin: 1, height_bin: 0 },
+            Atom::Image { content_hash: 1, kv_len: 1 },
+            Atom::Image { content_hash: 2, kv_len: 1 },
+            Atom::Image { content_hash: 1, kv_len: 729 },
+            Atom::Image { content_hash: 1 << 100, kv_len: 729 },
+        ];
+        let mut firsts = std::collections::HashSet::new();
+        for atom in atoms {
+            let mut positions = Vec::new();
+            interner.append(atom, &mut positions).expect("in range");
+            let length = if let Atom::Image { kv_len, .. } = atom { kv_len as usize } else { 1 };
+            assert_eq!(positions.len(), length);
+            assert!(positions.iter().all(|&position| position >= ATOM));
+            assert!(firsts.insert(positions[0] & !MORE), "told apart by any of its positions");
+            let ends = (1..=length).filter(|&end| whole_atoms(&positions, end, 1) == end);
+            assert_eq!(ends.collect::<Vec<_>>(), [length]);
+        }
+    }
+
+    /// Goal: bad values are refused by name and leave nothing behind.
+    #[test]
+    fn bad_atoms_are_refused() {
+        let interner = AtomInterner::new(1);
+        let mut positions = vec![7];
+        let mut append = |atom| interner.append(atom, &mut positions);
+        let limit = 1 << 28;
+        let error = AtomError::OutOfRange { what: "coordinate bin", limit, got: limit };
+        assert_eq!(append(Atom::Coordinate { bin: limit }), Err(error));
+        assert!(append(Atom::Size { width_bin: 1 << 14, height_bin: 0 }).is_err());
+        let image = |content_hash, kv_len| Atom::Image { content_hash, kv_len };
+        assert_eq!(append(image(1, 0)), Err(AtomError::EmptyImage));
+        assert_eq!(append(image(1, 2)), Ok(()));
+        assert_eq!(append(image(2, 2)), Err(AtomError::Full { capacity: 1 }));
+        assert_eq!(append(image(1, 2)), Ok(()), "a known one is no new one");
+        assert_eq!(positions.len(), 5);
+    }
 }

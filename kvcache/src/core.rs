@@ -2,12 +2,12 @@
 //! last of them is gone.
 #![allow(unsafe_code, reason = "reads under a guard; frees the tree when nobody can reach it")]
 
-use crate::Namespace;
 use crate::node::edge::Edge;
 use crate::node::table::ChildTable;
 use crate::node::{Node, NodeId};
 use crate::reclaim::Reclaimer;
 use crate::sync::{AtomicU64, Ordering};
+use crate::{Namespace, NodeDump, TreeDump};
 use std::ptr;
 
 /// The shared part of one tree.
@@ -98,5 +98,73 @@ impl<R: Reclaimer> Core<R> {
     /// Counts one published change.
     pub(crate) fn bump(&self) {
         self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// As [`Core::match_len`], for all of `prompts` under one guard.
+    pub(crate) fn match_lens(
+        &self,
+        namespace: &Namespace,
+        prompts: &[&[u32]],
+        out: &mut Vec<usize>,
+    ) {
+        let _guard = self.reclaimer.pin();
+        // SAFETY: the guard lives to the end of this function.
+        let root = unsafe { self.root(namespace) };
+        let root_hash = namespace.root_hash(self.seed);
+        out.extend(prompts.iter().map(|positions| {
+            let Some(root) = root else { return 0 };
+            // SAFETY: as above.
+            let raw = unsafe { root.walk(root_hash, positions, self.block_size, |_, _| ()) };
+            crate::atom::whole_atoms(positions, raw, self.block_size)
+        }));
+    }
+
+    /// How many of the leading blocks with these chained hashes are cached.
+    #[inline]
+    pub(crate) fn match_hashes(&self, namespace: &Namespace, hashes: &[u64]) -> usize {
+        let _guard = self.reclaimer.pin();
+        // SAFETY: the guard lives to the end of this function.
+        let Some(root) = (unsafe { self.root(namespace) }) else { return 0 };
+        // SAFETY: as above.
+        unsafe { root.walk_hashes(hashes) }
+    }
+
+    /// A picture of the tree.
+    pub(crate) fn dump(&self) -> TreeDump {
+        let _guard = self.reclaimer.pin();
+        let version = self.version.load(Ordering::Acquire);
+        let mut dump = TreeDump { version, nodes: Vec::new() };
+        let mut pending: Vec<(&Node, Option<usize>, Namespace)> = Vec::new();
+        let mut namespaces: Vec<(&Node, Namespace)> = vec![(&self.base, Namespace::default())];
+        // SAFETY: the guard lives to the end of this function.
+        unsafe {
+            self.directory.each_child(|root| {
+                namespaces.push((root, Namespace::from_words(root.edge.positions())));
+            });
+        }
+        for (root, namespace) in namespaces {
+            // SAFETY: as above.
+            unsafe { root.each_child(|node| pending.push((node, None, namespace.clone()))) };
+        }
+        while let Some((node, parent, namespace)) = pending.pop() {
+            let index = dump.nodes.len();
+            // SAFETY: as above.
+            unsafe {
+                node.each_child(|child| pending.push((child, Some(index), namespace.clone())))
+            };
+            let positions = node.edge.positions();
+            let (locks, hits, last_use) = node.shown.get();
+            dump.nodes.push(NodeDump {
+                parent,
+                namespace,
+                block_count: node.edge.block_count(),
+                position_count: positions.len(),
+                first_positions: positions[..positions.len().min(8)].to_vec(),
+                locks,
+                hits,
+                last_use,
+            });
+        }
+        dump
     }
 }

@@ -18,6 +18,7 @@ use crate::reclaim::Retired;
 use crate::sync::{AtomicPtr, Ordering, Witness, publish_order};
 use edge::Edge;
 use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use table::ChildTable;
 
 /// The writer's number of a node: an index into its arena. Numbers are used again; inside the
@@ -48,7 +49,31 @@ pub(crate) struct Node {
     /// The children, null when there are none. Stored by the writer with Release, loaded by
     /// readers with Acquire. The node does not own the table.
     children: AtomicPtr<ChildTable>,
+    /// What the writer shows of its records. Relaxed stores by the writer, relaxed loads by dumps:
+    /// numbers to look at, on which nothing depends.
+    pub(crate) shown: Shown,
     witness: Witness,
+}
+
+/// The writer's records of a node, for dumps.
+#[derive(Debug, Default)]
+pub(crate) struct Shown {
+    locks: AtomicU32,
+    hits: AtomicU32,
+    last_use: std::sync::atomic::AtomicU64,
+}
+
+impl Shown {
+    pub(crate) fn set(&self, locks: u32, hits: u32, last_use: u64) {
+        self.locks.store(locks, Relaxed);
+        self.hits.store(hits, Relaxed);
+        self.last_use.store(last_use, Relaxed);
+    }
+
+    /// Locks, hits and the tick of the last use.
+    pub(crate) fn get(&self) -> (u32, u32, u64) {
+        (self.locks.load(Relaxed), self.hits.load(Relaxed), self.last_use.load(Relaxed))
+    }
 }
 
 impl Retired for Node {
@@ -59,7 +84,8 @@ impl Retired for Node {
 
 impl Node {
     pub(crate) fn new(edge: Edge, id: NodeId, children: *mut ChildTable) -> Node {
-        Node { edge, id, children: AtomicPtr::new(children), witness: Witness::new() }
+        let children = AtomicPtr::new(children);
+        Node { edge, id, children, shown: Shown::default(), witness: Witness::new() }
     }
 
     /// The table now. Pairs with [`Node::set_children`]: who sees the pointer sees the table.
@@ -138,5 +164,45 @@ impl Node {
             node = child;
         }
         matched
+    }
+
+    /// As [`Node::walk`], for a caller that has the blocks' hashes already and trusts them.
+    /// Returns the blocks matched.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Node::child`].
+    #[inline(always)]
+    pub(crate) unsafe fn walk_hashes<'g>(&'g self, hashes: &[u64]) -> usize {
+        let mut node = self;
+        let mut matched = 0;
+        while let Some(&key) = hashes.get(matched) {
+            let measure = |edge: &Edge| edge.common_hashes(&hashes[matched..]);
+            // SAFETY: the caller keeps everything reachable alive for 'g.
+            let Some((child, blocks)) = (unsafe { node.child(key, measure) }) else {
+                break;
+            };
+            matched += blocks;
+            if blocks < child.edge.block_count() {
+                break;
+            }
+            node = child;
+        }
+        matched
+    }
+
+    /// The children at this instant, in no order.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Node::child`].
+    pub(crate) unsafe fn each_child<'g>(&'g self, mut visit: impl FnMut(&'g Node)) {
+        let Some(table) = ptr::NonNull::new(self.children()) else { return };
+        // SAFETY: loaded from a reachable node, so alive for 'g by this function's contract.
+        let table: &'g ChildTable = unsafe { table.as_ref() };
+        for (_, child) in table.children() {
+            // SAFETY: loaded from a slot of a live table, so alive for 'g as well.
+            visit(unsafe { child.as_ref() });
+        }
     }
 }

@@ -145,11 +145,13 @@ impl BlockPool {
         let ready = self.fenced.iter().take_while(|&&(step, _)| step <= passed).count();
         counts.free += ready;
         counts.fenced -= ready;
+        // What has just come back is free at once when no step runs.
+        let idle = passed == self.fence.begun();
         for returned in lock(&self.queue).iter() {
             match returned {
                 Returned::Dropped(blocks) => {
                     counts.reserved -= blocks.len();
-                    counts.fenced += blocks.len();
+                    *(if idle { &mut counts.free } else { &mut counts.fenced }) += blocks.len();
                 }
                 Returned::Committed(blocks) => {
                     counts.reserved -= blocks.len();

@@ -1,9 +1,9 @@
 //! The reader's handle. Any number of them, on any thread.
 
-use crate::Namespace;
 use crate::core::Core;
 use crate::reclaim::{Epoch, Reclaimer};
 use crate::sync::{Arc, Ordering};
+use crate::{Namespace, TreeDump, hash};
 
 /// Asks the tree what is cached, lock-free, while the writer changes it.
 ///
@@ -27,6 +27,37 @@ impl<R: Reclaimer> TreeReader<R> {
     #[inline]
     pub fn query_match_len(&self, namespace: &Namespace, positions: &[u32]) -> usize {
         self.core.match_len(namespace, positions)
+    }
+
+    /// As [`query_match_len`](TreeReader::query_match_len) for many prompts of one namespace: one
+    /// guard for all, and `out` gets one length a prompt appended.
+    pub fn query_match_lens(
+        &self,
+        namespace: &Namespace,
+        prompts: &[&[u32]],
+        out: &mut Vec<usize>,
+    ) {
+        self.core.match_lens(namespace, prompts, out);
+    }
+
+    /// The chained hashes of the whole blocks of `positions`, as this tree computes them: for
+    /// [`query_match_hashes`](TreeReader::query_match_hashes), and to compare with events.
+    pub fn block_hashes(&self, namespace: &Namespace, positions: &[u32]) -> Vec<u64> {
+        let root_hash = namespace.root_hash(self.core.seed);
+        hash::block_hashes(root_hash, positions, self.core.block_size)
+    }
+
+    /// How many of the leading blocks are cached, for a caller that has their hashes already: an
+    /// eighth of the memory to compare. Trusts the hashes instead of comparing positions, and
+    /// knows nothing of atoms: good for routing, while `acquire` still verifies.
+    #[inline]
+    pub fn query_match_hashes(&self, namespace: &Namespace, hashes: &[u64]) -> usize {
+        self.core.match_hashes(namespace, hashes)
+    }
+
+    /// A picture of the tree, taken without stopping the writer.
+    pub fn dump(&self) -> TreeDump {
+        self.core.dump()
     }
 
     /// Counts the changes published so far. Two equal answers: nothing changed between them.

@@ -24,14 +24,16 @@ pub struct TreeBuilder {
     block_size: usize,
     policy: Box<dyn EvictionPolicy>,
     hash_seed: u64,
+    pin_budget: usize,
 }
 
 impl TreeBuilder {
     /// Starts with blocks of `block_size` positions (a power of two from 1 to 256), LRU, the
-    /// common hash seed.
+    /// common hash seed and no limit to pins.
     pub fn new(block_size: usize) -> TreeBuilder {
         let policy = Policy::default().build();
-        TreeBuilder { block_size, policy, hash_seed: hash::DEFAULT_SEED }
+        let (hash_seed, pin_budget) = (hash::DEFAULT_SEED, usize::MAX);
+        TreeBuilder { block_size, policy, hash_seed, pin_budget }
     }
 
     /// One of the policies that come with the crate.
@@ -49,6 +51,12 @@ impl TreeBuilder {
     /// keeps others from choosing prompts that fall into one slot.
     pub fn hash_seed(mut self, seed: u64) -> TreeBuilder {
         self.hash_seed = seed;
+        self
+    }
+
+    /// How many blocks pins may hold together.
+    pub fn pin_budget(mut self, block_count: usize) -> TreeBuilder {
+        self.pin_budget = block_count;
         self
     }
 
@@ -75,6 +83,6 @@ impl TreeBuilder {
         }
         let core = Arc::new(Core::new(self.block_size, self.hash_seed, reclaimer));
         let reader = TreeReader { core: core.clone() };
-        Ok((TreeWriter::new(core, self.policy), reader))
+        Ok((TreeWriter::new(core, self.policy, self.pin_budget), reader))
     }
 }

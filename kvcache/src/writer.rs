@@ -8,19 +8,24 @@ pub(crate) mod arena;
 mod audit;
 mod commit;
 mod evict;
+mod feed;
 mod locks;
+mod pins;
 
 use crate::core::Core;
+use crate::events::EventLog;
 use crate::lease::ReturnQueue;
 use crate::node::NodeId;
+use crate::pin::Pins;
 use crate::policy::{EvictionPolicy, LeafInfo, Rank};
 use crate::reclaim::{Epoch, Reclaimer};
 use crate::sync::Arc;
 #[cfg(loom)]
 use crate::sync::planted;
-use crate::{BlockId, Namespace, PrefixLease, TreeReader, atom};
+use crate::{BlockId, Namespace, PrefixLease, TreeReader, TreeStats, atom};
 use arena::Arena;
-use std::collections::BTreeSet;
+pub use feed::Snapshot;
+use std::collections::{BTreeSet, HashMap};
 
 /// Changes the tree. There is one a tree: it is neither cloned nor shared.
 #[derive(Debug)]
@@ -38,12 +43,18 @@ pub struct TreeWriter<R: Reclaimer = Epoch> {
     cached: usize,
     /// Of these, blocks in nodes with a lock.
     locked: usize,
-    /// Blocks that a flush took out of the index while they were locked.
-    detached: usize,
+    /// Blocks that a flush took out of the index while they were locked, by the number that their
+    /// node had: it stays taken until the last lock is gone.
+    detached: HashMap<NodeId, Vec<BlockId>>,
+    /// How many blocks these are.
+    detached_blocks: usize,
     /// Blocks of detached nodes whose last lock is gone, to be given back.
     freed: Vec<BlockId>,
     /// The nodes of the walk at hand, kept for its memory.
     path: Vec<(NodeId, usize)>,
+    pins: Pins,
+    events: EventLog,
+    stats: TreeStats,
 }
 
 /// What the writer knows about a node.
@@ -56,11 +67,10 @@ struct Record {
     created: u64,
     last_use: u64,
     /// Blocks on the way from the root to this node.
-    start_block: usize,
-    /// Its place in the order of eviction while it is evictable.
-    rank: Option<Rank>,
-    /// The node's blocks once a flush has taken it out of the index.
-    detached: Option<Vec<BlockId>>,
+    start_block: u32,
+    /// Whether the node is evictable, and so in the order of eviction under `rank`.
+    ranked: bool,
+    rank: Rank,
 }
 
 /// How many blocks are in which state, in the tree.
@@ -71,8 +81,10 @@ pub struct TreeCounts {
     pub cached: usize,
     /// Of these, blocks that an eviction could take now or after other blocks.
     pub evictable: usize,
-    /// Of these, blocks that leases hold.
+    /// Of these, blocks that leases and pins hold.
     pub locked: usize,
+    /// Blocks that pins hold; those of several pins count for each.
+    pub pinned: usize,
     /// Blocks out of the index since a flush, still held by leases or about to be given back.
     pub detached: usize,
     /// Nodes with an edge, namespace roots not counted.
@@ -82,7 +94,11 @@ pub struct TreeCounts {
 }
 
 impl<R: Reclaimer> TreeWriter<R> {
-    pub(crate) fn new(core: Arc<Core<R>>, policy: Box<dyn EvictionPolicy>) -> TreeWriter<R> {
+    pub(crate) fn new(
+        core: Arc<Core<R>>,
+        policy: Box<dyn EvictionPolicy>,
+        pin_budget: usize,
+    ) -> TreeWriter<R> {
         TreeWriter {
             arena: Arena::new(core),
             records: vec![Record::default(); 2],
@@ -92,9 +108,13 @@ impl<R: Reclaimer> TreeWriter<R> {
             tick: 0,
             cached: 0,
             locked: 0,
-            detached: 0,
+            detached: HashMap::new(),
+            detached_blocks: 0,
             freed: Vec::new(),
             path: Vec::new(),
+            pins: Pins::new(pin_budget),
+            events: EventLog::default(),
+            stats: TreeStats::default(),
         }
     }
 
@@ -124,6 +144,10 @@ impl<R: Reclaimer> TreeWriter<R> {
             record.last_use = self.tick;
             blocks.extend(self.arena.edge(id).blocks());
         }
+        self.stats.acquires += 1;
+        self.stats.acquires_hit += u64::from(length > 0);
+        self.stats.positions_asked += positions.len() as u64;
+        self.stats.positions_hit += length as u64;
         self.lock_up(end, NodeId::NONE);
         let queue = self.returns.clone();
         PrefixLease { namespace: namespace.clone(), blocks, block_size, end, queue }
@@ -137,10 +161,16 @@ impl<R: Reclaimer> TreeWriter<R> {
             cached: self.cached,
             evictable: self.cached - self.locked,
             locked: self.locked,
-            detached: self.detached + self.freed.len(),
+            pinned: self.pins.blocks,
+            detached: self.detached_blocks + self.freed.len(),
             nodes: self.arena.ids().count() - roots,
             namespaces: roots,
         }
+    }
+
+    /// What was counted since the tree was made.
+    pub fn stats(&self) -> &TreeStats {
+        &self.stats
     }
 
     /// Bytes on the heap that the index takes: nodes, tables and the writer's records.
@@ -159,6 +189,12 @@ impl<R: Reclaimer> TreeWriter<R> {
         self.drain();
     }
 
+    /// Shows a node's record to dumps.
+    fn show(&self, id: NodeId) {
+        let record = &self.records[id.index()];
+        self.arena.show(id, record.locks, record.hits, record.last_use);
+    }
+
     /// Walks down from the namespace's root and leaves the nodes met in `path`. Returns the
     /// positions matched, atoms not considered.
     fn find(&mut self, namespace: &Namespace, positions: &[u32]) -> usize {
@@ -173,7 +209,7 @@ impl<R: Reclaimer> TreeWriter<R> {
     /// Returns the last node of the path.
     fn end_path_at(&mut self, block_count: usize) -> NodeId {
         while let Some(&(id, _)) = self.path.last() {
-            let start = self.records[id.index()].start_block;
+            let start = self.records[id.index()].start_block as usize;
             if start < block_count {
                 let blocks = block_count - start;
                 if blocks == self.arena.edge(id).block_count() {
@@ -198,6 +234,7 @@ impl<R: Reclaimer> TreeWriter<R> {
     }
 
     fn new_record(&self, start_block: usize) -> Record {
+        let start_block = start_block as u32;
         Record { created: self.tick, last_use: self.tick, start_block, ..Record::default() }
     }
 
@@ -213,9 +250,7 @@ impl<R: Reclaimer> TreeWriter<R> {
                 && self.arena.is_live(id)
                 && !self.arena.is_root(id)
                 && self.arena.child_count(id) == 0;
-        if let Some(rank) = self.records[id.index()].rank.take() {
-            self.order.remove(&(rank, id));
-        }
+        self.leave_order(id);
         if !evictable {
             return;
         }
@@ -226,10 +261,18 @@ impl<R: Reclaimer> TreeWriter<R> {
             hits: record.hits,
             priority: record.priority,
             block_count: self.arena.edge(id).block_count(),
-            start_block: record.start_block,
+            start_block: record.start_block as usize,
         });
-        record.rank = Some(rank);
+        (record.ranked, record.rank) = (true, rank);
         self.order.insert((rank, id));
+    }
+
+    /// Takes a node out of the order of eviction, if it is in it.
+    fn leave_order(&mut self, id: NodeId) {
+        let record = &mut self.records[id.index()];
+        if std::mem::take(&mut record.ranked) {
+            self.order.remove(&(record.rank, id));
+        }
     }
 
     /// Cuts a node in two; see [`Arena::split`]. Locks, uses and priority hold for both parts.
@@ -241,14 +284,17 @@ impl<R: Reclaimer> TreeWriter<R> {
     ) -> (NodeId, Option<NodeId>) {
         let (front, sibling) = self.arena.split(id, at, sibling);
         let mut record = self.records[id.index()].clone();
-        self.records[id.index()].start_block += at;
-        record.rank = None;
-        let start_block = record.start_block + at;
+        self.records[id.index()].start_block += at as u32;
+        record.ranked = false;
+        let start_block = record.start_block as usize + at;
         self.set_record(front, record);
         if let Some(sibling) = sibling {
             let record = self.new_record(start_block);
             self.set_record(sibling, record);
+            self.show(sibling);
         }
+        self.show(front);
+        self.show(id);
         (front, sibling)
     }
 }

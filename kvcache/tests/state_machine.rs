@@ -4,7 +4,8 @@
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
 use stolon_kvcache::{
-    BlockId, Namespace, Policy, PrefixLease, TreeBuilder, TreeReader, TreeWriter,
+    BlockId, Event, EventReceiver, Namespace, PinId, Policy, PrefixLease, TreeBuilder, TreeReader,
+    TreeWriter,
 };
 
 /// A cached block is named by its namespace and all positions up to its end.
@@ -24,6 +25,11 @@ struct Model {
     namespaces: Vec<Namespace>,
     cached: HashMap<Prefix, BlockId>,
     leases: Vec<Held>,
+    /// Pins and the prefixes that they hold.
+    pins: Vec<(PinId, Prefix)>,
+    events: EventReceiver,
+    /// The blocks' hashes, from events alone.
+    copy: HashSet<u64>,
     free: Vec<BlockId>,
     next: u32,
     writer: TreeWriter,
@@ -32,14 +38,18 @@ struct Model {
 
 impl Model {
     fn new(block_size: usize, policy: Policy) -> Model {
-        let (writer, reader) =
+        let (mut writer, reader) =
             TreeBuilder::new(block_size).policy(policy).build().expect("valid block size");
+        let events = writer.subscribe(100).expect("a capacity");
         let salted = |salt: &str| Namespace::builder().salt(salt).build();
         Model {
             block_size,
             namespaces: vec![Namespace::default(), salted("a"), salted("b")],
             cached: HashMap::new(),
             leases: Vec::new(),
+            pins: Vec::new(),
+            events,
+            copy: HashSet::new(),
             free: Vec::new(),
             next: 0,
             writer,
@@ -55,9 +65,12 @@ impl Model {
 
     fn locked(&self) -> HashSet<Prefix> {
         let mut locked = HashSet::new();
-        for held in self.leases.iter().filter(|held| !held.detached) {
-            for end in (self.block_size..=held.positions.len()).step_by(self.block_size) {
-                locked.insert((held.namespace, held.positions[..end].to_vec()));
+        let leases = self.leases.iter().filter(|held| !held.detached);
+        let leases = leases.map(|held| (held.namespace, &held.positions));
+        let pins = self.pins.iter().map(|(_, (namespace, positions))| (*namespace, positions));
+        for (namespace, positions) in leases.chain(pins) {
+            for end in (self.block_size..=positions.len()).step_by(self.block_size) {
+                locked.insert((namespace, positions[..end].to_vec()));
             }
         }
         locked
@@ -146,7 +159,35 @@ impl Model {
         self.free.extend(out);
     }
 
+    fn pin(&mut self, namespace: usize, positions: &[u32]) {
+        let expected = self.match_len(namespace, positions);
+        match self.writer.pin(&self.namespaces[namespace], positions, None) {
+            Ok(id) => self.pins.push((id, (namespace, positions[..expected].to_vec()))),
+            Err(_) => assert_eq!(expected, 0, "what is cached can be pinned"),
+        }
+    }
+
+    fn unpin(&mut self, which: usize) {
+        let (id, _) = self.pins.swap_remove(which);
+        assert!(self.writer.unpin(id));
+    }
+
+    fn evict_namespace(&mut self, namespace: usize) {
+        self.pins.retain(|(_, (pinned, _))| *pinned != namespace);
+        let locked = self.locked().into_iter().filter(|(n, _)| *n == namespace).count();
+        let freed = self.freed();
+        let out = self.writer.evict_namespace(&self.namespaces[namespace]);
+        let there = self.cached.keys().filter(|(n, _)| *n == namespace).count();
+        assert_eq!(out.len(), there - locked + freed);
+        self.free.extend(out);
+        self.cached.retain(|(n, _), _| *n != namespace);
+        for held in self.leases.iter_mut().filter(|held| held.namespace == namespace) {
+            held.detached |= !held.lease.is_empty();
+        }
+    }
+
     fn flush(&mut self) {
+        self.pins.clear();
         let locked = self.locked();
         let freed = self.freed();
         let out = self.writer.flush();
@@ -160,6 +201,19 @@ impl Model {
 
     fn check(&mut self) {
         self.writer.audit().expect("the tree keeps its rules");
+        for numbered in self.events.drain() {
+            match numbered.event {
+                Event::Stored { hashes, .. } => self.copy.extend(hashes),
+                Event::Removed { hashes } => self.copy.retain(|hash| !hashes.contains(hash)),
+                Event::Cleared => self.copy.clear(),
+                Event::Reset { .. } => unreachable!("the queue is drained after each operation"),
+            }
+        }
+        let hashes = self.cached.keys().map(|(namespace, positions)| {
+            let hashes = self.reader.block_hashes(&self.namespaces[*namespace], positions);
+            *hashes.last().expect("at least one block")
+        });
+        assert_eq!(hashes.collect::<HashSet<_>>(), self.copy, "the events tell what is cached");
         let locked = self.locked().len();
         let counts = self.writer.counts();
         assert_eq!(counts.cached, self.cached.len());
@@ -177,6 +231,9 @@ enum Op {
     Commit(usize, Vec<u32>),
     Drop(usize),
     Evict(usize),
+    Pin(usize, Vec<u32>),
+    Unpin(usize),
+    EvictNamespace(usize),
     Flush,
 }
 
@@ -195,12 +252,15 @@ fn op() -> impl Strategy<Value = Op> {
         6 => (0usize..6, positions()).prop_map(|(n, p)| Op::Commit(n, p)),
         3 => (0usize..6).prop_map(Op::Drop),
         3 => (0usize..12).prop_map(Op::Evict),
+        1 => (0usize..3, positions()).prop_map(|(n, p)| Op::Pin(n, p)),
+        1 => (0usize..3).prop_map(Op::Unpin),
+        1 => (0usize..3).prop_map(Op::EvictNamespace),
         1 => Just(Op::Flush),
     ]
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
 
     /// Goal: every answer of the tree equals the model's, for all block sizes and policies.
     #[test]
@@ -222,12 +282,18 @@ proptest! {
                 Op::Commit(n, p) if n < model.leases.len() => model.commit(n, &p),
                 Op::Drop(n) if n < model.leases.len() => model.drop_lease(n),
                 Op::Evict(n) => model.evict(n),
+                Op::Pin(n, p) => model.pin(n, &p),
+                Op::Unpin(n) if n < model.pins.len() => model.unpin(n),
+                Op::EvictNamespace(n) => model.evict_namespace(n),
                 Op::Flush => model.flush(),
                 _ => {}
             }
             model.check();
         }
         model.leases.clear();
+        while !model.pins.is_empty() {
+            model.unpin(0);
+        }
         let all = model.next as usize;
         model.evict(usize::MAX);
         model.check();

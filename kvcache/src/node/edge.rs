@@ -75,6 +75,19 @@ impl Edge {
         equal / block_size + same.count()
     }
 
+    /// How many hashes `rest` and this edge have in common from the start.
+    #[inline(always)]
+    pub(crate) fn common_hashes(&self, rest: &[u64]) -> usize {
+        const CHUNK: usize = 64;
+        let shorter = self.hashes.len().min(rest.len());
+        let (own, rest) = (&self.hashes[..shorter], &rest[..shorter]);
+        let mut equal = 0;
+        while shorter - equal >= CHUNK && own[equal..equal + CHUNK] == rest[equal..equal + CHUNK] {
+            equal += CHUNK;
+        }
+        equal + own[equal..].iter().zip(&rest[equal..]).take_while(|(a, b)| a == b).count()
+    }
+
     /// The blocks `from..to` as an edge of their own.
     pub(crate) fn part(&self, from: usize, to: usize, block_size: usize) -> Edge {
         let blocks: Vec<BlockId> = self.blocks().skip(from).take(to - from).collect();

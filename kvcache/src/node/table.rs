@@ -23,6 +23,8 @@ pub(crate) const SMALL_MAX: usize = 1;
 #[derive(Debug)]
 pub(crate) struct ChildTable {
     slots: Box<[Slot]>,
+    /// Slots of a wide table that were ever used. Only the writer looks at it.
+    used: std::sync::atomic::AtomicU32,
     pub(super) witness: Witness,
 }
 
@@ -50,16 +52,26 @@ impl ChildTable {
     /// A table of `children` with room to grow in place if they are many.
     pub(crate) fn new(children: &[(u64, *mut Node)]) -> ChildTable {
         if children.len() <= SMALL_MAX {
-            let slots = children.iter().map(|&(key, node)| Slot::new(key, node)).collect();
-            return ChildTable { slots, witness: Witness::new() };
+            return ChildTable::of(children.iter().map(|&(key, node)| Slot::new(key, node)));
         }
         let capacity = (children.len() * 2).next_power_of_two();
-        let slots = (0..capacity).map(|_| Slot::new(0, ptr::null_mut())).collect();
-        let table = ChildTable { slots, witness: Witness::new() };
+        let table = ChildTable::of((0..capacity).map(|_| Slot::new(0, ptr::null_mut())));
         for &(key, node) in children {
             table.insert(key, node);
         }
         table
+    }
+
+    fn of(slots: impl Iterator<Item = Slot>) -> ChildTable {
+        let used = std::sync::atomic::AtomicU32::new(0);
+        ChildTable { slots: slots.collect(), used, witness: Witness::new() }
+    }
+
+    /// Whether the table is wide and has an unused slot to spare: a quarter of the slots is never
+    /// used, so that probes end soon. Writer only.
+    pub(crate) fn has_room(&self) -> bool {
+        let used = self.used.load(std::sync::atomic::Ordering::Relaxed) as usize;
+        self.is_wide() && (used + 1) * 4 <= self.slots.len() * 3
     }
 
     /// Whether the table is changed in place.
@@ -92,19 +104,19 @@ impl ChildTable {
         }
     }
 
-    /// Adds a child to a wide table that has a free slot, in place. Returns whether a slot was
-    /// used that had never been used before. Writer only.
-    pub(crate) fn insert(&self, key: u64, node: *mut Node) -> bool {
+    /// Adds a child to a wide table that has room, in place. Writer only.
+    pub(crate) fn insert(&self, key: u64, node: *mut Node) {
         debug_assert!(self.is_wide(), "small tables are replaced whole");
         let mask = self.slots.len() - 1;
         let mut at = key as usize & mask;
         loop {
             let slot = &self.slots[at];
             if slot.node.load(Ordering::Relaxed).is_null() {
-                let fresh = slot.key.load(Ordering::Relaxed) == 0;
+                let fresh = u32::from(slot.key.load(Ordering::Relaxed) == 0);
+                self.used.fetch_add(fresh, std::sync::atomic::Ordering::Relaxed);
                 slot.key.store(key, Ordering::Release);
                 slot.node.store(node, publish_order());
-                return fresh;
+                return;
             }
             at = (at + 1) & mask;
         }

@@ -31,8 +31,6 @@ struct Entry {
     parent: NodeId,
     /// Children in the node's table.
     children: u32,
-    /// Slots of a wide table that were ever used.
-    used: u32,
 }
 
 // SAFETY: the pointers lead to nodes that the arena owns together with `core`; nodes are `Send`
@@ -45,7 +43,6 @@ impl<R: Reclaimer> Arena<R> {
             node: Some(NonNull::from(root)),
             parent: NodeId::NONE,
             children: 0,
-            used: 0,
         });
         Arena { core, entries: entries.into(), free: Vec::new() }
     }
@@ -133,6 +130,11 @@ impl<R: Reclaimer> Arena<R> {
         unsafe { node.walk(root_hash, positions, self.core.block_size, visit) }
     }
 
+    /// The namespace whose root `id` is.
+    pub(crate) fn namespace_of(&self, id: NodeId) -> Namespace {
+        Namespace::from_words(self.edge(id).positions())
+    }
+
     /// Bytes that the live nodes and tables take on the heap, and those of the arena itself.
     pub(crate) fn heap_bytes(&self) -> usize {
         let nodes = (0..self.entries.len() as u32).map(NodeId).filter(|&id| self.is_live(id));
@@ -144,6 +146,11 @@ impl<R: Reclaimer> Arena<R> {
         each.sum::<usize>()
             + self.entries.capacity() * size_of::<Entry>()
             + self.free.capacity() * size_of::<NodeId>()
+    }
+
+    /// Shows the writer's records of a node to dumps.
+    pub(crate) fn show(&self, id: NodeId, locks: u32, hits: u32, last_use: u64) {
+        self.node(id).shown.set(locks, hits, last_use);
     }
 
     // ---- changing ----
@@ -209,9 +216,7 @@ impl<R: Reclaimer> Arena<R> {
             sibling_id
         });
         let table = Box::into_raw(Box::new(ChildTable::new(&below)));
-        let entry = &mut self.entries[front_id.index()];
-        entry.children = below.len() as u32;
-        entry.used = below.len() as u32;
+        self.entries[front_id.index()].children = below.len() as u32;
         let front = self.make(front_id, front_edge, table);
         self.swap_child(parent, key, old.as_ptr(), front);
         self.core.bump();
@@ -270,8 +275,7 @@ impl<R: Reclaimer> Arena<R> {
         let table = self.node(root).children();
         self.node(root).set_children(ptr::null_mut());
         self.core.bump();
-        let entry = &mut self.entries[root.index()];
-        (entry.children, entry.used) = (0, 0);
+        self.entries[root.index()].children = 0;
         let mut tables = vec![table];
         while let Some(table) = tables.pop() {
             let Some(live) = NonNull::new(table) else { continue };
@@ -313,7 +317,7 @@ impl<R: Reclaimer> Arena<R> {
     // ---- inside ----
 
     fn new_id(&mut self, parent: NodeId) -> NodeId {
-        let entry = Entry { node: None, parent, children: 0, used: 0 };
+        let entry = Entry { node: None, parent, children: 0 };
         if let Some(id) = self.free.pop() {
             self.entries[id.index()] = entry;
             return id;
@@ -336,20 +340,11 @@ impl<R: Reclaimer> Arena<R> {
     }
 
     fn add_child(&mut self, parent: NodeId, key: u64, child: *mut Node) {
-        let entry = &self.entries[parent.index()];
-        let (children, used) = (entry.children as usize + 1, entry.used as usize);
-        let in_place = self.table(parent).filter(|table| {
-            // A quarter of the slots is never used, so that probes end soon.
-            table.is_wide() && (used + 1) * 4 <= table.capacity() * 3
-        });
-        match in_place {
-            Some(table) => {
-                let fresh = table.insert(key, child);
-                self.entries[parent.index()].used += u32::from(fresh);
-            }
+        match self.table(parent).filter(|table| table.has_room()) {
+            Some(table) => table.insert(key, child),
             None => self.rebuild(parent, |all| all.push((key, child))),
         }
-        self.entries[parent.index()].children = children as u32;
+        self.entries[parent.index()].children += 1;
     }
 
     fn remove_child(&mut self, parent: NodeId, key: u64, child: *mut Node) {
@@ -377,7 +372,6 @@ impl<R: Reclaimer> Arena<R> {
             false => Box::into_raw(Box::new(ChildTable::new(&all))),
         };
         self.node(parent).set_children(table);
-        self.entries[parent.index()].used = all.len() as u32;
         self.retire_table(old);
     }
 

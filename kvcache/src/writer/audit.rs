@@ -35,9 +35,9 @@ impl<R: Reclaimer> TreeWriter<R> {
             let length = self.arena.edge(id).block_count();
             cached += length;
             locked += if record.locks > 0 { length } else { 0 };
-            leaves += usize::from(record.rank.is_some());
+            leaves += usize::from(record.ranked);
         }
-        for blocks in self.records.iter().filter_map(|record| record.detached.as_ref()) {
+        for blocks in self.detached.values() {
             detached += blocks.len();
             for &block in blocks {
                 if !owned.insert(block) {
@@ -52,7 +52,7 @@ impl<R: Reclaimer> TreeWriter<R> {
         }
         same("cached blocks", cached, self.cached)?;
         same("locked blocks", locked, self.locked)?;
-        same("detached blocks", detached, self.detached)?;
+        same("detached blocks", detached, self.detached_blocks)?;
         same("evictable leaves", leaves, self.order.len())
     }
 
@@ -81,13 +81,15 @@ impl<R: Reclaimer> TreeWriter<R> {
         check(record.locks >= below, "at least the locks of its children")?;
         let start = match arena.is_root(parent) {
             true => 0,
-            false => self.records[parent.index()].start_block + arena.edge(parent).block_count(),
+            false => {
+                self.records[parent.index()].start_block as usize + arena.edge(parent).block_count()
+            }
         };
-        check(record.start_block == start, "to start where its parent ends")?;
+        check(record.start_block as usize == start, "to start where its parent ends")?;
         let evictable = children.is_empty() && record.locks == 0;
-        check(record.rank.is_some() == evictable, "a place in the order exactly if evictable")?;
-        if let Some(rank) = record.rank {
-            check(self.order.contains(&(rank, id)), "its place in the order")?;
+        check(record.ranked == evictable, "a place in the order exactly if evictable")?;
+        if record.ranked {
+            check(self.order.contains(&(record.rank, id)), "its place in the order")?;
         }
         let mut firsts: Vec<&[u32]> =
             children.iter().map(|&child| &arena.edge(child).positions()[..block_size]).collect();

@@ -5,7 +5,7 @@ use crate::node::NodeId;
 use crate::node::edge::Edge;
 use crate::reclaim::Reclaimer;
 use crate::sync::Arc;
-use crate::{BlockId, Commit, PrefixLease, atom, hash};
+use crate::{BlockId, Commit, Event, PrefixLease, atom, hash};
 
 impl<R: Reclaimer> TreeWriter<R> {
     /// Publishes blocks whose KV has been written, and extends `lease` over them.
@@ -52,6 +52,8 @@ impl<R: Reclaimer> TreeWriter<R> {
             self.records[id.index()].last_use = self.tick;
         }
         let fresh = &blocks[matched - have..];
+        self.stats.blocks_committed += fresh.len() as u64;
+        self.stats.blocks_duplicate += commit.duplicates.len() as u64;
         commit.blocks.extend_from_slice(fresh);
         let end = self.insert(lease, &positions[matched * block_size..], matched, fresh);
         self.lock_up(end, lease.end);
@@ -81,6 +83,14 @@ impl<R: Reclaimer> TreeWriter<R> {
         let hashes = hash::block_hashes(parent_hash, positions, self.block_size());
         let edge = (!fresh.is_empty()).then(|| Edge::new(positions, fresh, &hashes));
         self.cached += fresh.len();
+        if edge.is_some() {
+            self.events.report(|| Event::Stored {
+                namespace: lease.namespace.clone(),
+                parent: last.map(|_| parent_hash),
+                hashes: hashes.clone(),
+                positions: positions.to_vec(),
+            });
+        }
 
         if let Some((id, count)) = last
             && count < self.arena.edge(id).block_count()
@@ -150,9 +160,9 @@ impl<R: Reclaimer> TreeWriter<R> {
     /// back when it ends.
     fn commit_detached(&mut self, lease: &mut PrefixLease, blocks: &[BlockId]) -> Commit {
         let id = self.arena.take_id(lease.end);
-        let record = Record { locks: 1, detached: Some(blocks.to_vec()), ..self.new_record(0) };
-        self.set_record(id, record);
-        self.detached += blocks.len();
+        self.set_record(id, Record { locks: 1, ..self.new_record(0) });
+        self.detached.insert(id, blocks.to_vec());
+        self.detached_blocks += blocks.len();
         lease.end = id;
         lease.blocks.extend_from_slice(blocks);
         Commit { blocks: blocks.to_vec(), duplicates: Vec::new() }

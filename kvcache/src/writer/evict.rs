@@ -1,10 +1,10 @@
-//! Giving blocks back: the least wanted first, or all.
+//! Giving blocks back: the least wanted first, a namespace, or all.
 
 use super::{Record, TreeWriter};
-use crate::BlockId;
 use crate::core::Core;
 use crate::node::NodeId;
 use crate::reclaim::Reclaimer;
+use crate::{BlockId, Event, Namespace};
 
 impl<R: Reclaimer> TreeWriter<R> {
     /// Takes up to `block_count` blocks out of the index and gives them back: from unlocked
@@ -18,59 +18,104 @@ impl<R: Reclaimer> TreeWriter<R> {
             let Some(&(rank, id)) = self.order.first() else { break };
             self.policy.evicted(rank);
             let length = self.arena.edge(id).block_count();
-            let wanted = block_count - out.len();
-            if length <= wanted {
-                out.extend(self.arena.edge(id).blocks());
-                self.cached -= length;
+            let taken = length.min(block_count - out.len());
+            let edge = self.arena.edge(id);
+            out.extend(edge.blocks().skip(length - taken));
+            let hashes = || edge.hashes()[length - taken..].iter().rev().copied().collect();
+            self.events.report(|| Event::Removed { hashes: hashes() });
+            self.cached -= taken;
+            self.stats.evicted_for_room += taken as u64;
+            self.stats.lived(self.tick - self.records[id.index()].created);
+            if taken == length {
                 self.remove_leaf(id);
             } else {
-                let edge = self.arena.edge(id);
-                out.extend(edge.blocks().skip(length - wanted));
-                let kept = edge.part(0, length - wanted, self.block_size());
-                self.cached -= wanted;
+                let kept = edge.part(0, length - taken, self.arena.core.block_size);
                 self.arena.replace_run(&[id], kept);
+                self.show(id);
                 self.refresh(id);
             }
         }
         out
     }
 
-    /// Empties the index. Blocks that no lease holds are given back at once; those of leases in
-    /// use leave the index too and are given back by a later `evict` or `flush`, after the last
-    /// lease on them has ended.
+    /// Empties the index and ends all pins. Blocks that no lease holds are given back at once;
+    /// those of leases in use leave the index too and are given back by a later `evict` or
+    /// `flush`, after the last lease on them has ended.
     pub fn flush(&mut self) -> Vec<BlockId> {
         self.begin_operation();
-        let mut out = std::mem::take(&mut self.freed);
-        for id in self.arena.ids().collect::<Vec<_>>() {
-            if self.arena.is_root(id) {
-                continue;
-            }
-            let blocks = self.arena.edge(id).blocks();
-            let record = &mut self.records[id.index()];
-            record.rank = None;
-            if record.locks > 0 {
-                self.detached += blocks.len();
-                record.detached = Some(blocks.collect());
-            } else {
-                out.extend(blocks);
-            }
+        for pin in self.pins.infos().map(|pin| pin.id).collect::<Vec<_>>() {
+            self.end_pin(pin);
         }
-        self.order.clear();
-        (self.cached, self.locked) = (0, 0);
-        let records = &self.records;
-        let keep = |id: NodeId| records[id.index()].detached.is_some();
+        let mut out = std::mem::take(&mut self.freed);
+        self.stats.evicted_by_flush += self.cached as u64;
+        self.events.report(|| Event::Cleared);
+        let mut roots = self.arena.children(Core::<R>::DIRECTORY);
+        roots.push(Core::<R>::BASE);
+        for root in roots {
+            self.take_out_below(root, &mut out);
+        }
+        let detached = &self.detached;
+        let keep = |id: NodeId| detached.contains_key(&id);
         self.arena.clear_below(Core::<R>::BASE, keep);
         self.arena.clear_below(Core::<R>::DIRECTORY, keep);
         out
+    }
+
+    /// Takes everything of one namespace out of the index, as [`flush`](TreeWriter::flush) does
+    /// for all: after an adapter was unloaded, or a tenant has left.
+    pub fn evict_namespace(&mut self, namespace: &Namespace) -> Vec<BlockId> {
+        self.begin_operation();
+        let pins = self.pins.infos().filter(|pin| pin.namespace == *namespace);
+        for pin in pins.map(|pin| pin.id).collect::<Vec<_>>() {
+            self.end_pin(pin);
+        }
+        let mut out = std::mem::take(&mut self.freed);
+        let Some(root) = self.arena.root(namespace) else { return out };
+        let before = self.cached;
+        let hashes = self.take_out_below(root, &mut out);
+        self.stats.evicted_by_namespace += (before - self.cached) as u64;
+        self.events.report(|| Event::Removed { hashes });
+        let detached = &self.detached;
+        self.arena.clear_below(root, |id| detached.contains_key(&id));
+        if root != Core::<R>::BASE {
+            self.arena.remove_leaf(root);
+        }
+        out
+    }
+
+    /// Moves the records of everything below `root` out of the index, ahead of the nodes: `out`
+    /// gets the blocks that nobody holds, the others become detached. Returns the blocks' hashes,
+    /// descendants first.
+    fn take_out_below(&mut self, root: NodeId, out: &mut Vec<BlockId>) -> Vec<u64> {
+        let mut hashes = Vec::new();
+        let mut pending = self.arena.children(root);
+        while let Some(id) = pending.pop() {
+            pending.extend(self.arena.children(id));
+            let edge = self.arena.edge(id);
+            let record = &mut self.records[id.index()];
+            hashes.extend_from_slice(edge.hashes());
+            self.stats.lived(self.tick - record.created);
+            self.cached -= edge.block_count();
+            if std::mem::take(&mut record.ranked) {
+                self.order.remove(&(record.rank, id));
+            }
+            if record.locks > 0 {
+                self.locked -= edge.block_count();
+                self.detached_blocks += edge.block_count();
+                self.detached.insert(id, edge.blocks().collect());
+            } else {
+                out.extend(edge.blocks());
+            }
+        }
+        hashes.reverse();
+        hashes
     }
 
     /// Takes a leaf out, and what its absence leaves without purpose: an empty namespace, a
     /// border between two nodes.
     fn remove_leaf(&mut self, id: NodeId) {
         let parent = self.arena.parent(id);
-        if let Some(rank) = self.records[id.index()].rank.take() {
-            self.order.remove(&(rank, id));
-        }
+        self.leave_order(id);
         self.arena.remove_leaf(id);
         self.set_record(id, Record::default());
         match (self.arena.is_root(parent), self.arena.child_count(parent)) {

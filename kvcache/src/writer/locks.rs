@@ -6,8 +6,9 @@ use crate::node::edge::Edge;
 use crate::reclaim::Reclaimer;
 
 impl<R: Reclaimer> TreeWriter<R> {
-    /// Takes back the leases dropped since the last operation.
+    /// Takes back the leases dropped since the last operation, and the pins whose time is over.
     pub(super) fn drain(&mut self) {
+        self.expire_pins();
         for end in self.returns.take() {
             self.unlock_up(end);
         }
@@ -22,6 +23,9 @@ impl<R: Reclaimer> TreeWriter<R> {
                 self.locked += self.arena.edge(id).block_count();
                 self.refresh(id);
             }
+            if self.arena.is_live(id) {
+                self.show(id);
+            }
             id = self.arena.parent(id);
         }
     }
@@ -35,9 +39,9 @@ impl<R: Reclaimer> TreeWriter<R> {
             debug_assert!(record.locks > 0, "a lease holds a lock on its whole path");
             record.locks -= 1;
             if record.locks == 0 {
-                match record.detached.take() {
+                match self.detached.remove(&id) {
                     Some(blocks) => {
-                        self.detached -= blocks.len();
+                        self.detached_blocks -= blocks.len();
                         self.freed.extend(blocks);
                         self.arena.release_id(id);
                     }
@@ -46,6 +50,9 @@ impl<R: Reclaimer> TreeWriter<R> {
                         self.refresh(id);
                     }
                 }
+            }
+            if self.arena.is_live(id) {
+                self.show(id);
             }
             id = parent;
         }
@@ -90,12 +97,13 @@ impl<R: Reclaimer> TreeWriter<R> {
         merged.start_block = self.records[top.index()].start_block;
         for id in run {
             let record = &self.records[id.index()];
-            debug_assert!(record.rank.is_none() || *id == bottom, "inner nodes are no leaves");
+            debug_assert!(!record.ranked || *id == bottom, "inner nodes are no leaves");
             merged.hits = merged.hits.max(record.hits);
             merged.priority = merged.priority.max(record.priority);
             merged.last_use = merged.last_use.max(record.last_use);
         }
         self.arena.replace_run(run, edge);
         self.set_record(bottom, merged);
+        self.show(bottom);
     }
 }
