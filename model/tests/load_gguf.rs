@@ -277,3 +277,42 @@ fn truncated() {
     let missing = open(&dir.path().join("no.gguf")).unwrap_err();
     assert!(matches!(missing, ModelError::Io { .. }), "{missing}");
 }
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(300))]
+
+    /// A real file with some bytes of its header changed is an error, or a model whose every
+    /// tensor can be read; never a panic, never a huge allocation.
+    #[test]
+    fn changed_headers(changes in proptest::collection::vec((0_usize..1 << 20, 0_u8..), 1..4)) {
+        let mut bytes = SMALL_FILE.with(Clone::clone);
+        // About as long as the header is.
+        let header = bytes.len().min(2500);
+        for (at, to) in changes {
+            bytes[at % header] = to;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.gguf");
+        std::fs::write(&path, bytes).unwrap();
+        if let Ok(loaded) = open(&path) {
+            for spec in loaded.config.tensors() {
+                loaded.weights.tensor(&spec.name, &spec.shape).unwrap();
+            }
+        }
+    }
+}
+
+thread_local! {
+    static SMALL_FILE: Vec<u8> = {
+        let mut json = config_json("llama");
+        json["hidden_size"] = 64.into();
+        json["intermediate_size"] = 64.into();
+        json["num_attention_heads"] = 4.into();
+        json["head_dim"] = 16.into();
+        let (config, weights) = model(&json, 17);
+        let mut file = gguf_of(&config, &weights, TensorType::Q8_0);
+        file.set("tokenizer.ggml.model", Meta::Text("gpt2".into()));
+        file.set("tokenizer.ggml.tokens", Meta::Texts(vec!["a".into(); config.vocab_size]));
+        file.bytes()
+    };
+}

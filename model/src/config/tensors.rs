@@ -66,11 +66,12 @@ impl DecoderConfig {
         }
     }
 
-    /// Numbers in all tensors together.
+    /// Numbers in all tensors together; `u64::MAX` when there are more.
     #[must_use]
     pub fn parameter_count(&self) -> u64 {
-        let elements = |spec: &TensorSpec| spec.shape.iter().map(|d| *d as u64).product::<u64>();
-        self.tensors().iter().map(elements).sum()
+        let elements =
+            |spec: &TensorSpec| spec.shape.iter().fold(1_u64, |n, d| n.saturating_mul(*d as u64));
+        self.tensors().iter().map(elements).fold(0, u64::saturating_add)
     }
 }
 

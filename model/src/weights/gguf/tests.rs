@@ -43,6 +43,22 @@ fn round_trip() {
     assert_eq!(&bytes[b.range.clone()], (0..68).collect::<Vec<u8>>());
 }
 
+/// Another reader sees the same file: the tests' writer writes GGUF, not a dialect of its own.
+#[test]
+fn candle_reads_the_same() {
+    let bytes = small().bytes();
+    let ours = read("f.gguf", &bytes).unwrap();
+    let mut cursor = std::io::Cursor::new(&bytes);
+    let theirs = candle_core::quantized::gguf_file::Content::read(&mut cursor).unwrap();
+    assert_eq!(theirs.metadata.len(), ours.metadata.len());
+    assert_eq!(theirs.tensor_infos.len(), ours.tensors.len());
+    for (name, info) in &theirs.tensor_infos {
+        let ours = &ours.tensors[name];
+        assert_eq!(ours.shape, info.shape.dims());
+        assert_eq!(ours.range.start as u64, theirs.tensor_data_offset + info.offset);
+    }
+}
+
 /// Cut anywhere, a file is an error that says how long it is, and never a panic.
 #[test]
 fn every_truncation_is_an_error() {
