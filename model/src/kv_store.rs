@@ -7,8 +7,6 @@
 //! Memory is reserved zeroed at the start and becomes resident where blocks are written, so a
 //! large budget costs nothing before it is used. It is given back when the store is dropped.
 
-use half::bf16;
-
 use crate::kernels::KvSlice;
 
 pub use capacity::{
@@ -239,8 +237,12 @@ fn zeroes<T: Clone + Default>(len: usize) -> Option<Vec<T>> {
 /// If the two differ in size.
 pub fn round_to_bf16(from: &[f32], to: &mut [u16]) {
     assert_eq!(from.len(), to.len(), "both must be of one size");
-    for (value, bits) in from.iter().zip(to) {
-        *bits = bf16::from_f32(*value).to_bits();
+    for (value, rounded) in from.iter().zip(to) {
+        let bits = value.to_bits();
+        // Written without a branch, so that it is compiled to vector code.
+        let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        let quiet_nan = bits >> 16 | 0x40;
+        *rounded = if value.is_nan() { quiet_nan } else { nearest } as u16;
     }
 }
 

@@ -37,6 +37,35 @@ fn bf16_rounds_to_nearest_even() {
     assert_eq!(plane[30..], [8; 10]);
 }
 
+/// Goal: rounding is that of the `half` crate, for every kind of value.
+#[test]
+fn bf16_rounds_as_half_does() {
+    let from: Vec<f32> = (0..=u32::MAX).step_by(4099).map(f32::from_bits).collect();
+    let mut to = vec![0; from.len()];
+    round_to_bf16(&from, &mut to);
+    for (value, bits) in from.iter().zip(to) {
+        assert_eq!(bits, half::bf16::from_f32(*value).to_bits(), "{value}");
+    }
+}
+
+/// Goal: a store's memory becomes resident when it is written, not before.
+#[cfg(target_os = "linux")]
+#[test]
+fn unused_blocks_cost_no_memory() {
+    fn resident_pages() -> usize {
+        let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux has it");
+        statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("a number")
+    }
+    let shape = shape(KvType::Bf16);
+    let block_count = (1 << 30) / shape.block_bytes();
+    let before = resident_pages();
+    let mut store = KvStore::new(shape, block_count).expect("1 GiB of address space");
+    store.write(2, block_count - 1, 0, KvRows::Bf16(&[1; 10]), KvRows::Bf16(&[2; 10]));
+    // Pages are of 4 KiB at least; other tests may take some meanwhile.
+    let taken = resident_pages().saturating_sub(before) * 4096;
+    assert!(taken < 1 << 29, "expected a few pages, got {taken} bytes");
+}
+
 /// Goal: rows that would run over a block's end never reach the next block.
 #[test]
 #[should_panic(expected = "out of range")]

@@ -29,7 +29,7 @@ impl Subject {
         Self::new(label, Box::new(make), tokens, kv_type, path)
     }
 
-    /// A model wide enough for its products to be shared out over threads.
+    /// A model and a sequence large enough for all work to be shared out over threads.
     fn wide(dtype: TensorType, path: Path) -> Self {
         let LoadedModel { config, .. } = fixture::model("qwen3");
         let config = DecoderConfig {
@@ -50,7 +50,7 @@ impl Subject {
             model.config = config.clone();
             fixture::backend(model, setup)
         };
-        let tokens = (0..90).map(|i| i * i % 499).collect();
+        let tokens = (0..140).map(|i| i * i % 499).collect();
         Self::new(format!("wide, {dtype:?}, {path:?}"), Box::new(make), tokens, kv_type, path)
     }
 
