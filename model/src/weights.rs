@@ -157,10 +157,14 @@ impl Weights {
             }
             safetensors::check_index(&weights, &index, directory)?;
         } else {
-            return Err(ModelError::MissingFile {
-                directory: directory.to_owned(),
-                expected: format!("{} or {}", safetensors::SINGLE, safetensors::INDEX),
-            });
+            let mut expected = format!("{} or {}", safetensors::SINGLE, safetensors::INDEX);
+            if ["pytorch_model.bin", "pytorch_model.bin.index.json"]
+                .iter()
+                .any(|name| directory.join(name).exists())
+            {
+                expected += " (pytorch_model.bin is not read: save the model as safetensors)";
+            }
+            return Err(ModelError::MissingFile { directory: directory.to_owned(), expected });
         }
         Ok(weights)
     }

@@ -145,6 +145,9 @@ fn missing_files() {
     write_json(dir.path(), "config.json", &config_json("llama"));
     let error = open(dir.path()).unwrap_err().to_string();
     assert!(error.contains("model.safetensors or model.safetensors.index.json"), "{error}");
+    std::fs::write(dir.path().join("pytorch_model.bin"), "").unwrap();
+    let error = open(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("pytorch_model.bin is not read"), "{error}");
     std::fs::write(dir.path().join("model.safetensors"), "").unwrap();
     assert!(matches!(open(dir.path()), Err(ModelError::Truncated { got: 0, .. })));
     let file = dir.path().join("config.json");
@@ -212,4 +215,20 @@ fn unsupported_dtype() {
     std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
     let error = open(dir.path()).unwrap_err();
     assert!(matches!(&error, ModelError::WrongType { got, .. } if got.contains("F8")), "{error}");
+}
+
+/// A preset is a model like any other, made on the spot; its text is plain bytes.
+#[test]
+fn random_models() {
+    let open = |text: &str| load(&text.parse().unwrap(), &LoadOptions::default());
+    let loaded = open("random:tiny@5").unwrap();
+    assert_eq!(loaded.id, "random:tiny");
+    loaded.weights.check(&loaded.config).unwrap();
+    let vocab_size = loaded.config.vocab_size;
+    assert!(
+        matches!(loaded.text.tokenizer, TokenizerSource::Bytes { vocab_size: n } if n == vocab_size)
+    );
+    assert!(loaded.generation.eos_token_ids.is_empty());
+    let error = open("random:huge").unwrap_err().to_string();
+    assert!(error.contains("`huge`") && error.contains("100m"), "{error}");
 }

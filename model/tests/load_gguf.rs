@@ -219,6 +219,7 @@ fn refusals() {
         |name: &'static str| move |f: &mut GgufWriter| f.tensors.retain(|t| t.0 != name);
 
     check("llama", &set("general.architecture", text("mamba")), &["`mamba`", "gemma3"]);
+    check("llama", &set("split.count", Meta::U32(3)), &["`split.count`: 3", "one file"]);
     check("llama", &drop_key("general.architecture"), &["nothing", "qwen2"]);
     check("llama", &drop_key("llama.block_count"), &["`llama.block_count`", "got nothing"]);
     check("llama", &set("llama.block_count", Meta::U32(3)), &["missing tensor `model.layers.2."]);
