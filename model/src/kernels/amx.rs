@@ -30,7 +30,14 @@ const TILE: usize = ROWS * DEPTH;
 const TILE_ROW_BYTES: usize = 2 * DEPTH;
 /// Tiles along the inner dimension in a block, when many rows share the weights: two panels of
 /// them (16 KiB) then stay in the nearest cache while the rows pass by.
-const BLOCK_DEPTH: usize = 8;
+const BLOCK_DEPTH: usize = 16;
+
+/// Values of a block of one panel.
+const BLOCK: usize = BLOCK_DEPTH * TILE;
+/// Panels that pass by the same block of activations before the next one.
+const NEAR: usize = 2;
+/// Weights that a step along the depth of a block fetches ahead: four cache lines.
+const AHEAD: usize = 128;
 
 /// What `ldtilecfg` reads.
 #[repr(C, align(64))]
@@ -103,12 +110,16 @@ struct Block {
     b_panel: usize,
     /// Tiles of depth; at least 1.
     depth: usize,
-    /// Sums of the first row and panel.
+    /// Where sums begin: those of the first row and panel, or null to begin with zero.
+    begin: *const f32,
+    /// Values between two rows of `begin`.
+    begin_row: usize,
+    /// Where sums go.
     c: *mut f32,
-    /// Values between two rows of sums.
+    /// Values between two rows of `c`.
     c_row: usize,
-    /// Whether sums begin with what stands in `c`, or with zero.
-    accumulate: bool,
+    /// Weights of which each step along the depth fetches [`AHEAD`] values to the second cache.
+    ahead: *const u16,
 }
 
 /// Two row tiles times two panels.
@@ -120,13 +131,15 @@ unsafe fn block_2x2(block: &Block) {
     unsafe {
         let lower = block.c.add(ROWS * block.c_row);
         let c_bytes = block.c_row * size_of::<f32>();
-        if block.accumulate {
+        if !block.begin.is_null() {
             asm!(
                 "tileloadd tmm0, [{upper} + {row}]",
                 "tileloadd tmm1, [{upper} + {row} + 64]",
                 "tileloadd tmm2, [{lower} + {row}]",
                 "tileloadd tmm3, [{lower} + {row} + 64]",
-                upper = in(reg) block.c, lower = in(reg) lower, row = in(reg) c_bytes,
+                upper = in(reg) block.begin,
+                lower = in(reg) block.begin.add(ROWS * block.begin_row),
+                row = in(reg) block.begin_row * size_of::<f32>(),
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 options(nostack, preserves_flags, readonly),
             );
@@ -146,7 +159,18 @@ unsafe fn block_2x2(block: &Block) {
             "tdpbf16ps tmm1, tmm4, tmm7",
             "tileloadd tmm5, [{a1} + {tile_row}]",
             "tdpbf16ps tmm2, tmm5, tmm6",
+            "prefetcht1 [{ahead}]",
+            "prefetcht1 [{ahead} + 64]",
+            "prefetcht1 [{ahead} + 128]",
+            "prefetcht1 [{ahead} + 192]",
             "tdpbf16ps tmm3, tmm5, tmm7",
+            "prefetchw [{upper}]",
+            "prefetchw [{upper} + 64]",
+            "prefetchw [{lower}]",
+            "prefetchw [{lower} + 64]",
+            "add {ahead}, 256",
+            "add {upper}, {c_row}",
+            "add {lower}, {c_row}",
             "add {a0}, 1024",
             "add {a1}, 1024",
             "add {b0}, 1024",
@@ -157,6 +181,10 @@ unsafe fn block_2x2(block: &Block) {
             a1 = inout(reg) block.a.add(block.a_tile) => _,
             b0 = inout(reg) block.b => _,
             b1 = inout(reg) block.b.add(block.b_panel) => _,
+            ahead = inout(reg) block.ahead => _,
+            upper = inout(reg) block.c => _,
+            lower = inout(reg) lower => _,
+            c_row = in(reg) c_bytes,
             depth = inout(reg) block.depth => _,
             tile_row = in(reg) TILE_ROW_BYTES,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
@@ -174,7 +202,7 @@ unsafe fn block_2x2(block: &Block) {
     }
 }
 
-/// One row tile times four panels.
+/// One row tile times four panels; sums begin with zero.
 ///
 /// # Safety
 /// Tiles are configured as `single`; the operands are valid for the rows configured.
@@ -182,23 +210,11 @@ unsafe fn block_1x4(block: &Block) {
     // SAFETY: the caller's promise; the asm reads and writes the operands and tile registers only.
     unsafe {
         let c_bytes = block.c_row * size_of::<f32>();
-        if block.accumulate {
-            asm!(
-                "tileloadd tmm0, [{c} + {row}]",
-                "tileloadd tmm1, [{c} + {row} + 64]",
-                "tileloadd tmm2, [{c} + {row} + 128]",
-                "tileloadd tmm3, [{c} + {row} + 192]",
-                c = in(reg) block.c, row = in(reg) c_bytes,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                options(nostack, preserves_flags, readonly),
-            );
-        } else {
-            asm!(
-                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                options(nostack, preserves_flags, nomem),
-            );
-        }
+        asm!(
+            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            options(nostack, preserves_flags, nomem),
+        );
         asm!(
             "2:",
             "tileloadd tmm4, [{a} + {tile_row}]",
@@ -239,7 +255,7 @@ unsafe fn block_1x4(block: &Block) {
     }
 }
 
-/// One row tile times one panel.
+/// One row tile times one panel; sums begin with zero.
 ///
 /// # Safety
 /// Tiles are configured as `single`; the operands are valid for the rows configured.
@@ -247,16 +263,7 @@ unsafe fn block_1x1(block: &Block) {
     // SAFETY: the caller's promise; the asm reads and writes the operands and tile registers only.
     unsafe {
         let c_bytes = block.c_row * size_of::<f32>();
-        if block.accumulate {
-            asm!(
-                "tileloadd tmm0, [{c} + {row}]",
-                c = in(reg) block.c, row = in(reg) c_bytes,
-                out("tmm0") _,
-                options(nostack, preserves_flags, readonly),
-            );
-        } else {
-            asm!("tilezero tmm0", out("tmm0") _, options(nostack, preserves_flags, nomem));
-        }
+        asm!("tilezero tmm0", out("tmm0") _, options(nostack, preserves_flags, nomem));
         asm!(
             "2:",
             "tileloadd tmm4, [{a} + {tile_row}]",
@@ -324,6 +331,11 @@ pub(super) unsafe fn pack_row_tile(
     }
 }
 
+/// Sums that wait between two blocks of the inner dimension, for a task of `rows` rows.
+pub(super) fn waiting_len(rows: usize) -> usize {
+    rows * NEAR * LANES
+}
+
 /// A task: some rows times a chunk of panels.
 pub(super) struct TileArgs {
     /// Packed activations of the first row, which begins a row tile.
@@ -338,6 +350,8 @@ pub(super) struct TileArgs {
     pub out_features: usize,
     /// Features of the chunk; the last panel may be less than full.
     pub features: usize,
+    /// Room for [`waiting_len`] sums, where they wait between two blocks of the inner dimension.
+    pub waiting: *mut f32,
 }
 
 /// Computes a task.
@@ -372,9 +386,11 @@ unsafe fn chunk_of_one_tile(args: &TileArgs) {
             b: args.panels,
             b_panel: panel_len,
             depth: args.padded_inner / DEPTH,
+            begin: std::ptr::null(),
+            begin_row: 0,
             c: args.out,
             c_row: args.out_features,
-            accumulate: false,
+            ahead: args.panels,
         };
         while panel < full {
             let count = if full - panel >= 4 { 4 } else { 1 };
@@ -400,7 +416,7 @@ unsafe fn last_panel(args: &TileArgs, block: &Block, rows: usize, full: usize) {
     let mut spare = [0.0_f32; ROWS * LANES];
     // SAFETY: as in `chunk`; the spare tile takes 16 rows of 16 sums.
     unsafe {
-        block_1x1(&Block { c: spare.as_mut_ptr(), c_row: LANES, accumulate: false, ..*block });
+        block_1x1(&Block { c: spare.as_mut_ptr(), c_row: LANES, ..*block });
         for row in 0..rows {
             let from = spare.as_ptr().add(row * LANES);
             std::ptr::copy_nonoverlapping(from, block.c.add(row * block.c_row), live);
@@ -416,47 +432,76 @@ unsafe fn chunk_of_pairs(args: &TileArgs) {
     let full = args.features / LANES;
     let pair_rows = args.rows / (2 * ROWS) * (2 * ROWS);
     let rest = args.rows - pair_rows;
-    let at = |row: usize, panel: usize, from: usize| {
-        // SAFETY: `row` begins a row tile and `panel` and `from` are below what the task has.
+    let whole = |row: usize, panel: usize| {
+        // SAFETY: `row` begins a row tile and `panel` is below what the task has.
         unsafe {
             Block {
-                a: args.packed.add(row * args.padded_inner + from * TILE),
+                a: args.packed.add(row * args.padded_inner),
                 a_tile: row_tile_len,
-                b: args.panels.add(panel * panel_len + from * TILE),
+                b: args.panels.add(panel * panel_len),
                 b_panel: panel_len,
-                depth: BLOCK_DEPTH.min(depth - from),
+                depth,
+                begin: std::ptr::null(),
+                begin_row: 0,
                 c: args.out.add(row * args.out_features + panel * LANES),
                 c_row: args.out_features,
-                accumulate: from > 0,
+                ahead: args.panels,
             }
         }
     };
-    let whole = |row, panel| Block { depth, ..at(row, panel, 0) };
-    // SAFETY: as in `chunk`.
+    // SAFETY: as in `chunk`; `waiting` has 32 sums for each of the task's rows.
     unsafe {
         configure(ROWS, ROWS, false);
-        for panel in (0..full / 2 * 2).step_by(2) {
+        let paired = full / 2 * 2;
+        for near in (0..paired).step_by(NEAR) {
+            let near_end = paired.min(near + NEAR);
             for from in (0..depth).step_by(BLOCK_DEPTH) {
-                for row in (0..pair_rows).step_by(2 * ROWS) {
-                    block_2x2(&at(row, panel, from));
+                for panel in (near..near_end).step_by(2) {
+                    // What comes after this block of the two panels, for fetching it ahead.
+                    let next = if panel + 2 < near_end {
+                        (panel + 2) * panel_len + from * TILE
+                    } else if from + BLOCK_DEPTH < depth {
+                        near * panel_len + (from + BLOCK_DEPTH) * TILE
+                    } else {
+                        near_end * panel_len
+                    };
+                    for row in (0..pair_rows).step_by(2 * ROWS) {
+                        let mut block = whole(row, panel);
+                        let sums = ((panel - near) / 2 * args.rows + row) * 2 * LANES;
+                        let sums = args.waiting.add(sums);
+                        block.a = block.a.add(from * TILE);
+                        block.b = block.b.add(from * TILE);
+                        block.depth = BLOCK_DEPTH.min(depth - from);
+                        if from > 0 {
+                            (block.begin, block.begin_row) = (sums, 2 * LANES);
+                        }
+                        if from + BLOCK_DEPTH < depth {
+                            (block.c, block.c_row) = (sums, 2 * LANES);
+                        }
+                        // Each pair of row tiles fetches a part, the first panel's first.
+                        let step = row / (2 * ROWS) * BLOCK_DEPTH * AHEAD;
+                        let (of, at) = (step / BLOCK, step % BLOCK);
+                        block.ahead = args.panels.wrapping_add(next + of * panel_len + at);
+                        block_2x2(&block);
+                    }
                 }
             }
         }
         if rest > ROWS {
             configure(ROWS, rest - ROWS, false);
-            for panel in (0..full / 2 * 2).step_by(2) {
+            for panel in (0..paired).step_by(2) {
                 block_2x2(&whole(pair_rows, panel));
             }
         } else if rest > 0 {
             configure(rest, rest, true);
-            for panel in 0..full / 2 * 2 {
+            for panel in 0..paired {
                 block_1x1(&whole(pair_rows, panel));
             }
         }
         // What is left: a panel without a partner, and one that is not full.
         for row in (0..args.rows).step_by(ROWS) {
             let rows = ROWS.min(args.rows - row);
-            if full % 2 == 0 && args.features == full * LANES {
+            if full.is_multiple_of(2) && args.features == full * LANES {
                 break;
             }
             configure(rows, rows, true);

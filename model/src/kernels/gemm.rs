@@ -8,6 +8,8 @@
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
 
 use super::lanes::{LANES, Lanes, dispatch};
+use super::matrix::WeightType;
+use super::quant;
 
 /// How a panel's weights stand in memory.
 pub(super) trait Form {
@@ -126,17 +128,17 @@ pub(super) unsafe fn tile<L: Lanes, F: Form, const R: usize, const P: usize>(
                 for p in 0..P {
                     (firsts[p], seconds[p]) = F::load_pairs(b.add(p * args.b_panel));
                 }
-                for r in 0..R {
+                for (r, row) in sums.iter_mut().enumerate() {
                     let x = L::splat(*a.add(r * args.a_row));
-                    for p in 0..P {
-                        sums[r][p] = firsts[p].mul_add(x, sums[r][p]);
+                    for (sum, weight) in row.iter_mut().zip(firsts) {
+                        *sum = weight.mul_add(x, *sum);
                     }
                 }
                 a = a.add(args.a_inner);
-                for r in 0..R {
+                for (r, row) in sums.iter_mut().enumerate() {
                     let x = L::splat(*a.add(r * args.a_row));
-                    for p in 0..P {
-                        sums[r][p] = seconds[p].mul_add(x, sums[r][p]);
+                    for (sum, weight) in row.iter_mut().zip(seconds) {
+                        *sum = weight.mul_add(x, *sum);
                     }
                 }
                 a = a.add(args.a_inner);
@@ -147,10 +149,10 @@ pub(super) unsafe fn tile<L: Lanes, F: Form, const R: usize, const P: usize>(
                 for (p, weight) in weights.iter_mut().enumerate() {
                     *weight = F::load(b.add(p * args.b_panel));
                 }
-                for r in 0..R {
+                for (r, row) in sums.iter_mut().enumerate() {
                     let x = L::splat(*a.add(r * args.a_row));
-                    for p in 0..P {
-                        sums[r][p] = weights[p].mul_add(x, sums[r][p]);
+                    for (sum, weight) in row.iter_mut().zip(weights) {
+                        *sum = weight.mul_add(x, *sum);
                     }
                 }
                 a = a.add(args.a_inner);
@@ -263,7 +265,6 @@ pub(super) fn pack_group(
 }
 
 /// A task: all rows of some groups times a chunk of panels.
-#[derive(Clone, Copy)]
 pub(super) struct ChunkArgs<Raw> {
     /// Packed activations of the first group.
     pub packed: *const f32,
@@ -362,6 +363,77 @@ dispatch! {
     /// # Safety
     /// The pointers of `args` are valid for its sizes.
     pub(super) unsafe fn chunk_bf16(args: &ChunkArgs<u16>) = chunk_bf16_lanes
+}
+
+/// A task whose weights are blocks: a part of a few panels at a time is dequantised next to the
+/// registers, and all rows pass by. `args.panels` are packed as [`quant`] says; `spare` takes 16
+/// sums a row where the chunk's last panel is not full.
+#[inline(always)]
+unsafe fn chunk_quantised_lanes<L: Lanes>(
+    args: &ChunkArgs<u8>,
+    dtype: WeightType,
+    spare: *mut f32,
+) {
+    const NEAR: usize = 4;
+    const PART_LEN: usize = quant::PART * LANES;
+    let (block_len, block_bytes) = dtype.block();
+    let panel_bytes = args.padded_inner / block_len * block_bytes * LANES;
+    let full_panels = args.features / LANES;
+    let mut weights = [0.0_f32; NEAR * PART_LEN];
+    let mut panel = 0;
+    while panel < args.panel_count {
+        let full = full_panels > panel;
+        let count = if full { NEAR.min(full_panels - panel) } else { 1 };
+        for from in (0..args.padded_inner).step_by(quant::PART) {
+            let (block, part) = (from / block_len, from % block_len / quant::PART);
+            // SAFETY: blocks, activations and sums are in what the caller promised.
+            unsafe {
+                for near in 0..count {
+                    let block = block * block_bytes * LANES + (panel + near) * panel_bytes;
+                    let to = weights.as_mut_ptr().add(near * PART_LEN);
+                    quant::part::<L>(dtype, args.panels.add(block), part, to);
+                }
+                let mut row = 0;
+                while row < args.rows {
+                    let group = group_rows(args.rows - row, L::GROUP_MAX);
+                    let out = args.out.add(row * args.out_features + panel * LANES);
+                    let tile = TileArgs {
+                        inner: quant::PART,
+                        a: args.packed.add(row * args.padded_inner + from * group),
+                        a_inner: group,
+                        a_row: 1,
+                        b: weights.as_ptr(),
+                        b_inner: LANES,
+                        b_panel: PART_LEN,
+                        c: if full { out } else { spare.add(row * LANES) },
+                        c_row: if full { args.out_features } else { LANES },
+                        rows: group.min(args.rows - row),
+                        accumulate: from > 0,
+                    };
+                    tile_group::<L, F32>(tile, group, count);
+                    row += group;
+                }
+            }
+        }
+        if !full {
+            let live = args.features - panel * LANES;
+            for row in 0..args.rows {
+                // SAFETY: as above.
+                unsafe {
+                    let to = args.out.add(row * args.out_features + panel * LANES);
+                    std::ptr::copy_nonoverlapping(spare.add(row * LANES), to, live);
+                }
+            }
+        }
+        panel += count;
+    }
+}
+dispatch! {
+    /// # Safety
+    /// The pointers of `args` are valid for its sizes; `spare` takes 16 values a row.
+    pub(super) unsafe fn chunk_quantised(
+        args: &ChunkArgs<u8>, dtype: WeightType, spare: *mut f32,
+    ) = chunk_quantised_lanes
 }
 
 /// Rows of the largest group on the path.

@@ -42,6 +42,10 @@ pub(super) trait Lanes: Copy {
     unsafe fn load_f16(from: *const u16) -> Self;
     /// Sixteen pairs of bf16: the firsts and the seconds, widened.
     unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self);
+    /// Sixteen unsigned bytes.
+    unsafe fn load_u8(from: *const u8) -> Self;
+    /// Sixteen signed bytes.
+    unsafe fn load_i8(from: *const u8) -> Self;
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn sub(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;

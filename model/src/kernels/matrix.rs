@@ -9,8 +9,9 @@
 //! | `F32` | `[panel][in][16]` | f32 |
 //! | `F16` | `[panel][in][16]` | f32, weights widened |
 //! | `Bf16` | `[panel][in / 2][16][2]`, `in` padded to 32 | see [`kernels`](super) on precision |
-//! | quantised | the file's blocks, row by row | f32, dequantised a few panels at a time |
+//! | quantised | `[panel][block][byte][16]`: the file's blocks, 16 rows side by side | f32 |
 #![allow(unsafe_code, reason = "tasks write disjoint parts of one output")]
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: own part")]
 
 #[cfg(target_arch = "x86_64")]
 use super::amx;
@@ -131,8 +132,8 @@ impl Matrix {
                 data
             }
             WeightType::Q8_0 | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => {
-                let mut data = Buffer::zeroed::<u8>(bytes.len());
-                data.slice_mut::<u8>().copy_from_slice(bytes);
+                let mut data = Buffer::zeroed::<u8>(panels * row_bytes * LANES);
+                quant::pack(data.slice_mut(), row_bytes, bytes);
                 data
             }
         };
@@ -193,16 +194,18 @@ impl Matrix {
                 }
             }
             WeightType::Q8_0 | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => {
-                quant::dequantise(self.dtype, self.blocks(index), out);
+                let panel = &self.data.slice::<u8>()[panel * self.row_bytes() * LANES..];
+                let runs = panel.chunks_exact(LANES).take(self.row_bytes());
+                let blocks: Vec<u8> = runs.map(|run| run[lane]).collect();
+                quant::dequantise(self.dtype, &blocks, out);
             }
         }
     }
 
-    /// The file's blocks of a quantised row.
-    fn blocks(&self, row: usize) -> &[u8] {
+    /// Bytes of a row in the file.
+    fn row_bytes(&self) -> usize {
         let (block_len, block_bytes) = self.dtype.block();
-        let row_bytes = self.in_features / block_len * block_bytes;
-        &self.data.slice::<u8>()[row * row_bytes..][..row_bytes]
+        self.in_features / block_len * block_bytes
     }
 
     /// `out[r, o] = sum over k of x[r, k] * w[o, k]`.
@@ -269,6 +272,7 @@ impl Matrix {
         let sums = SharedMut::new(out);
         threads.for_each(cut.task_count(), |task| {
             let part = cut.task(task);
+            let mut waiting = threads.scratch::<f32>(amx::waiting_len(part.rows));
             let args = amx::TileArgs {
                 packed: packed[part.first_row * padded_inner..].as_ptr(),
                 rows: part.rows,
@@ -279,6 +283,7 @@ impl Matrix {
                     .wrapping_add(part.first_row * self.out_features + part.first_panel * LANES),
                 out_features: self.out_features,
                 features: part.features,
+                waiting: waiting.slice_mut::<f32>().as_mut_ptr(),
             };
             // SAFETY: the path proves that AMX may be used; `matmul` has checked all sizes, and
             // tasks write disjoint rows or features.
@@ -346,43 +351,13 @@ impl Matrix {
                 unsafe { gemm::chunk_bf16(self.path, &args) }
             }
             WeightType::Q8_0 | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => {
-                self.quantised_chunk(threads, args, first_panel);
+                let start = first_panel * self.row_bytes() * LANES;
+                let args = with_panels(args, &self.data.slice::<u8>()[start..]);
+                let mut spare = threads.scratch::<f32>(args.rows * LANES);
+                let spare = spare.slice_mut::<f32>().as_mut_ptr();
+                // SAFETY: as above; `spare` has 16 values a row.
+                unsafe { gemm::chunk_quantised(self.path, &args, self.dtype, spare) }
             }
-        }
-    }
-
-    /// As [`Matrix::chunk`]: dequantises a few panels at a time into scratch.
-    fn quantised_chunk(&self, threads: &Threads, args: &ChunkArgs<u8>, first_panel: usize) {
-        const NEAR: usize = 2;
-        let panel_len = self.padded_inner * LANES;
-        let mut weights = threads.scratch::<f32>((NEAR + 1) * panel_len);
-        let (rows_scratch, weights) = weights.slice_mut::<f32>().split_at_mut(panel_len);
-        for panel in (0..args.panel_count).step_by(NEAR) {
-            let count = NEAR.min(args.panel_count - panel);
-            for near in 0..count {
-                let first = (first_panel + panel + near) * LANES;
-                let live = LANES.min(self.out_features - first);
-                let to = &mut weights[near * panel_len..][..panel_len];
-                if live < LANES {
-                    to.fill(0.0);
-                }
-                for lane in 0..live {
-                    let row = &mut rows_scratch[..self.in_features];
-                    quant::dequantise(self.dtype, self.blocks(first + lane), row);
-                    for (k, value) in row.iter().enumerate() {
-                        to[k * LANES + lane] = *value;
-                    }
-                }
-            }
-            let part = ChunkArgs {
-                panel_count: count,
-                out: args.out.wrapping_add(panel * LANES),
-                features: (count * LANES).min(args.features - panel * LANES),
-                ..*args
-            };
-            let part = with_panels(&part, &*weights);
-            // SAFETY: `matmul` has checked all sizes and gives each task its own sums.
-            unsafe { gemm::chunk_f32(self.path, &part) }
         }
     }
 }
@@ -436,7 +411,6 @@ impl Cut {
 
 /// `args` with the weights put in.
 fn with_panels<Raw>(args: &ChunkArgs<u8>, panels: &[Raw]) -> ChunkArgs<Raw> {
-    debug_assert!(panels.len() >= args.panel_count * args.padded_inner * LANES);
     ChunkArgs {
         packed: args.packed,
         rows: args.rows,

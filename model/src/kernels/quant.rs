@@ -1,6 +1,129 @@
 //! Dequantisation of GGUF blocks to f32. The formats are ggml's; all integers little-endian.
+//!
+//! Two forms give the same bits: [`dequantise`] for the blocks of one row as they stand in a file,
+//! and [`part`] for a packed panel, in which byte `j` of a block is a run of 16, one a row:
+//! `[block][byte][16]`. A part is 32 successive weights, the unit all formats share.
+#![allow(unsafe_code, reason = "runs on lanes, whose methods are unsafe")]
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: a whole block")]
 
+use super::lanes::{LANES, Lanes};
 use super::matrix::WeightType;
+
+/// Weights of a part.
+pub(super) const PART: usize = 32;
+
+/// Packs rows of blocks into panels; missing rows of the last panel are zero, scales included.
+pub(super) fn pack(packed: &mut [u8], row_bytes: usize, bytes: &[u8]) {
+    let mut rows = bytes.chunks_exact(row_bytes);
+    for panel in packed.chunks_exact_mut(row_bytes * LANES) {
+        for (lane, row) in rows.by_ref().take(LANES).enumerate() {
+            for (run, byte) in panel.chunks_exact_mut(LANES).zip(row) {
+                run[lane] = *byte;
+            }
+        }
+    }
+}
+
+/// Sixteen bytes, one a row of the panel.
+#[inline(always)]
+unsafe fn run(block: *const u8, byte: usize) -> [u8; LANES] {
+    // SAFETY: the caller gives a whole packed block.
+    unsafe { block.add(byte * LANES).cast::<[u8; LANES]>().read() }
+}
+
+/// The f16 whose low byte is `byte`, of each row.
+#[inline(always)]
+unsafe fn halves<L: Lanes>(block: *const u8, byte: usize) -> L {
+    // SAFETY: the caller gives a whole packed block.
+    unsafe {
+        let (low, high) = (run(block, byte), run(block, byte + 1));
+        let bits: [u16; LANES] = std::array::from_fn(|i| u16::from_le_bytes([low[i], high[i]]));
+        L::load_f16(bits.as_ptr())
+    }
+}
+
+/// Dequantises part `index` of a packed block to `[32][16]`.
+///
+/// # Safety
+/// The set of `L` is available, `block` is a whole packed block of `dtype` with that part, and
+/// `out` takes 512 values.
+#[inline(always)]
+pub(super) unsafe fn part<L: Lanes>(
+    dtype: WeightType,
+    block: *const u8,
+    index: usize,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            WeightType::Q8_0 => {
+                let scale = halves::<L>(block, 0);
+                for i in 0..PART {
+                    let quants = L::load_i8(block.add((2 + i) * LANES));
+                    quants.mul(scale).store(out.add(i * LANES));
+                }
+            }
+            WeightType::Q4K | WeightType::Q5K => {
+                let five = dtype == WeightType::Q5K;
+                let (scale, min) = scales_and_mins::<L>(block, index);
+                let pairs = if five { 48 } else { 16 } + index / 2 * 32;
+                let shift = index % 2 * 4;
+                for i in 0..PART {
+                    let mut quants = run(block, pairs + i).map(|byte| (byte >> shift) & 15);
+                    if five {
+                        let high = run(block, 16 + i);
+                        for (quant, high) in quants.iter_mut().zip(high) {
+                            *quant |= (high >> index & 1) << 4;
+                        }
+                    }
+                    let value = scale.mul(L::load_u8(quants.as_ptr())).sub(min);
+                    value.store(out.add(i * LANES));
+                }
+            }
+            WeightType::Q6K => {
+                let (half, quarter) = (index / 4, index % 4);
+                let d = halves::<L>(block, 208);
+                let scales = block.add((192 + index * 2) * LANES);
+                let scales = [scales, scales.add(LANES)].map(|run| d.mul(L::load_i8(run)));
+                for i in 0..PART {
+                    let low = run(block, half * 64 + quarter % 2 * 32 + i);
+                    let high = run(block, 128 + half * 32 + i);
+                    let quants: [u8; LANES] = std::array::from_fn(|lane| {
+                        let nibble = (low[lane] >> (quarter / 2 * 4)) & 15;
+                        nibble | (high[lane] >> (quarter * 2) & 3) << 4
+                    });
+                    let value = L::load_u8(quants.as_ptr()).sub(L::splat(32.0));
+                    scales[i / 16].mul(value).store(out.add(i * LANES));
+                }
+            }
+            WeightType::F32 | WeightType::F16 | WeightType::Bf16 => {
+                unreachable!("{dtype:?} weights have no blocks")
+            }
+        }
+    }
+}
+
+/// As [`scale_and_min`] for each row, times the block's own scales.
+#[inline(always)]
+unsafe fn scales_and_mins<L: Lanes>(block: *const u8, index: usize) -> (L, L) {
+    // SAFETY: the caller gives a whole packed block of 256 weights with 12 bytes of scales.
+    unsafe {
+        let packed = |byte| run(block, 4 + byte);
+        let (scale, min): ([u8; LANES], [u8; LANES]) = if index < 4 {
+            (packed(index).map(|byte| byte & 63), packed(index + 4).map(|byte| byte & 63))
+        } else {
+            let low = packed(index + 4);
+            let (high_scale, high_min) = (packed(index - 4), packed(index));
+            (
+                std::array::from_fn(|i| (low[i] & 15) | (high_scale[i] >> 6 << 4)),
+                std::array::from_fn(|i| (low[i] >> 4) | (high_min[i] >> 6 << 4)),
+            )
+        };
+        let d = halves::<L>(block, 0).mul(L::load_u8(scale.as_ptr()));
+        (d, halves::<L>(block, 2).mul(L::load_u8(min.as_ptr())))
+    }
+}
 
 /// Dequantises a row of whole blocks. `out` takes one value a weight.
 ///

@@ -220,10 +220,6 @@ pub(super) struct Scratch<'a> {
 }
 
 impl Scratch<'_> {
-    pub(super) fn slice<T: Plain>(&self) -> &[T] {
-        self.buffer.as_ref().map_or(&[], Buffer::slice)
-    }
-
     pub(super) fn slice_mut<T: Plain>(&mut self) -> &mut [T] {
         self.buffer.as_mut().map_or(&mut [], Buffer::slice_mut)
     }

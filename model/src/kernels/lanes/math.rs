@@ -58,7 +58,7 @@ pub(in crate::kernels) unsafe fn sigmoid<L: Lanes>(x: L) -> L {
 /// The instruction set of `L` is available.
 #[inline(always)]
 pub(in crate::kernels) unsafe fn gelu_tanh<L: Lanes>(x: L) -> L {
-    const TWICE_C: f32 = 1.595_769_1;
+    const TWICE_C: f32 = 1.595_769;
     // SAFETY: the caller's promise is all that lanes need.
     unsafe {
         let cubic = x.mul(x).mul(x).mul_add(L::splat(0.044_715), x);

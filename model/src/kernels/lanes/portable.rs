@@ -57,6 +57,16 @@ impl Lanes for Portable {
         (Portable(raw.map(|pair| widen(pair[0]))), Portable(raw.map(|pair| widen(pair[1]))))
     }
     #[inline(always)]
+    unsafe fn load_u8(from: *const u8) -> Self {
+        // SAFETY: the caller gives 16 readable values.
+        Portable(unsafe { from.cast::<[u8; LANES]>().read_unaligned() }.map(f32::from))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const u8) -> Self {
+        // SAFETY: the caller gives 16 readable values.
+        Portable(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from))
+    }
+    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         self.zip(other, |a, b| a + b)
     }

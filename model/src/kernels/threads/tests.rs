@@ -92,9 +92,9 @@ fn pool_of_one() {
 #[test]
 fn scratch_is_reused() {
     let threads = Threads::new(1);
-    let first = threads.scratch::<f32>(1000).slice::<f32>().as_ptr();
+    let first = threads.scratch::<f32>(1000).slice_mut::<f32>().as_ptr();
     let mut again = threads.scratch::<f32>(900);
-    assert_eq!(again.slice::<f32>().as_ptr(), first);
-    assert!(threads.scratch::<f32>(50_000).slice::<f32>().len() >= 50_000);
+    assert_eq!(again.slice_mut::<f32>().as_ptr(), first);
+    assert!(threads.scratch::<f32>(50_000).slice_mut::<f32>().len() >= 50_000);
     assert!(again.slice_mut::<f32>().len() >= 900);
 }
