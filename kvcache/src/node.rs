@@ -173,7 +173,7 @@ impl Node {
     ///
     /// As for [`Node::child`].
     #[inline(always)]
-    pub(crate) unsafe fn walk_hashes<'g>(&'g self, hashes: &[u64]) -> usize {
+    pub(crate) unsafe fn walk_hashes(&self, hashes: &[u64]) -> usize {
         let mut node = self;
         let mut matched = 0;
         while let Some(&key) = hashes.get(matched) {

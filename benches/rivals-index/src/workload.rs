@@ -1,0 +1,66 @@
+//! The prompts: random tokens from a fixed seed.
+
+/// Tokens a block.
+pub const BLOCK: usize = 16;
+
+/// Cached prompts, and queries of each kind.
+pub struct Workload {
+    /// What is cached.
+    pub prompts: Vec<Vec<u32>>,
+    /// Begin like the cached prompts and part from them after the shared blocks.
+    pub partial: Vec<Vec<u32>>,
+    /// Share nothing with what is cached.
+    pub miss: Vec<Vec<u32>>,
+    /// Tokens that the partial ones share with what is cached.
+    pub shared: usize,
+}
+
+pub struct Random(u64);
+
+impl Random {
+    pub fn token(&mut self) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 33) as u32 % 150_000
+    }
+
+    fn blocks(&mut self, count: usize) -> Vec<u32> {
+        (0..count * BLOCK).map(|_| self.token()).collect()
+    }
+}
+
+pub fn random() -> Random {
+    Random(0x9e37_79b9_7f4a_7c15)
+}
+
+impl Workload {
+    /// 200 prompts of 512 blocks that share their first 128.
+    pub fn shared_prefix() -> Workload {
+        let mut random = random();
+        let system = random.blocks(128);
+        let mut with_tail = || {
+            let mut prompt = system.clone();
+            prompt.extend(random.blocks(384));
+            prompt
+        };
+        let prompts = (0..200).map(|_| with_tail()).collect();
+        let partial = (0..200).map(|_| with_tail()).collect();
+        let miss = (0..200).map(|_| random.blocks(512)).collect();
+        Workload { prompts, partial, miss, shared: system.len() }
+    }
+
+    /// 10,000 prompts of 100 blocks that share nothing: a million blocks, and as many children at
+    /// the root as prompts.
+    pub fn wide() -> Workload {
+        let mut random = random();
+        let prompts: Vec<Vec<u32>> = (0..10_000).map(|_| random.blocks(100)).collect();
+        let mut parted = |prompt: &Vec<u32>| {
+            let tail = random.blocks(75);
+            prompt.iter().copied().take(25 * BLOCK).chain(tail).collect()
+        };
+        let partial = prompts.iter().map(&mut parted).collect();
+        let miss = (0..10_000).map(|_| random.blocks(100)).collect();
+        Workload { prompts, partial, miss, shared: 25 * BLOCK }
+    }
+}
