@@ -3,8 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Which waiting request runs next. Under each, a request that later ones have overtaken by
-/// more than [`CoreConfig::max_overtake_tokens`] goes first.
+use crate::error::CoreError;
+
+/// Which waiting request runs next. Under each, no request is overtaken by more than
+/// [`CoreConfig::max_overtake_tokens`] of later work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AdmissionPolicy {
@@ -49,5 +51,70 @@ impl FromStr for AdmissionPolicy {
             "priority" => Ok(AdmissionPolicy::Priority),
             other => Err(UnknownPolicy { got: other.to_owned() }),
         }
+    }
+}
+
+/// Settings of the core.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CoreConfig {
+    /// Most tokens one step computes, prompt chunks and decodes together; at least 1.
+    pub max_batched_tokens: usize,
+    /// Most requests that run at the same time; at least 1.
+    pub max_running: usize,
+    /// Most requests that wait; at least 1.
+    pub max_queued_requests: usize,
+    /// Most uncached prompt tokens that wait; one request is let in whatever it needs.
+    pub max_queued_tokens: usize,
+    /// Whether computed positions are kept and shared.
+    pub prefix_caching: bool,
+    /// The policy at the start.
+    pub policy: AdmissionPolicy,
+    /// Charge whole prompts and whole `max_tokens`, as if nothing were cached.
+    pub conservative: bool,
+    /// How many waiting requests are tried past one that does not fit; at least 1.
+    pub look_ahead: usize,
+    /// Uncached prompt tokens of later requests that may be admitted before an earlier one.
+    pub max_overtake_tokens: usize,
+    /// Events a stream holds before its sequence pauses; at least 8.
+    pub event_capacity: usize,
+}
+
+impl Default for CoreConfig {
+    fn default() -> CoreConfig {
+        CoreConfig {
+            max_batched_tokens: 512,
+            max_running: 32,
+            max_queued_requests: 1024,
+            max_queued_tokens: 1 << 20,
+            prefix_caching: true,
+            policy: AdmissionPolicy::default(),
+            conservative: false,
+            look_ahead: 16,
+            max_overtake_tokens: 16_384,
+            event_capacity: 256,
+        }
+    }
+}
+
+impl CoreConfig {
+    /// Checks every setting.
+    ///
+    /// # Errors
+    /// [`CoreError::InvalidParameter`] names the first that is impossible.
+    pub fn validate(&self) -> Result<(), CoreError> {
+        let at_least = [
+            ("max_batched_tokens", self.max_batched_tokens, 1),
+            ("max_running", self.max_running, 1),
+            ("max_queued_requests", self.max_queued_requests, 1),
+            ("max_queued_tokens", self.max_queued_tokens, 1),
+            ("look_ahead", self.look_ahead, 1),
+            ("event_capacity", self.event_capacity, 8),
+        ];
+        for (name, got, least) in at_least {
+            if got < least {
+                return Err(CoreError::invalid(name, format!("at least {least}"), got));
+            }
+        }
+        Ok(())
     }
 }

@@ -1,5 +1,41 @@
 //! The core of the Stolon engine: four actors, a supervisor, and the decisions they make.
+//!
+//! ```text
+//!  caller's task        AdmissionActor        PrefixTreeActor   BlockAllocatorActor   ExecutorActor + thread
+//!  CoreHandle::submit ─► queue, policy,  ───► acquire, commit
+//!  (checks, the door)    budget, plan    ─────────────────────► reserve (evicts) ─┐
+//!                                             evict, counts ◄─────────────────────┘
+//!                                        ──────────────────────────────────────────► a step
+//!  SequenceStream ◄───── events          ◄────────────────────────────────────────── its results
+//! ```
+//!
+//! Calls that wait for an answer go one way only (admission to tree, admission to allocator,
+//! allocator to tree); all else is a cast, so no cycle can deadlock. Token ids in, token ids
+//! out: text is the facade's business.
+//!
+//! The actors are shells. What they decide is in plain functions on plain data beside them, and
+//! [`CoreHandle`] is all that callers see.
 
+mod admission;
+mod block_allocator;
 mod config;
+mod door;
+mod error;
+mod executor;
+mod fault;
+mod gauges;
+mod handle;
+mod memory;
+mod prefix_tree;
+mod request;
+mod stream;
+mod supervisor;
 
-pub use config::{AdmissionPolicy, UnknownPolicy};
+pub use config::{AdmissionPolicy, CoreConfig, UnknownPolicy};
+pub use error::{CoreError, LengthBound};
+pub use fault::{Fault, Part};
+pub use gauges::CoreStats;
+pub use handle::CoreHandle;
+pub use memory::CoreAudit;
+pub use request::{SequenceEnd, SequenceEvent, SequenceFinish, SequenceRequest};
+pub use stream::SequenceStream;

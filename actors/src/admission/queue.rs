@@ -1,0 +1,176 @@
+//! The waiting requests, in order of arrival, with what is known of each.
+
+use std::time::Instant;
+
+use super::policy::Candidate;
+use super::sequence::Sequence;
+use super::sharing::Follow;
+use crate::door::Permit;
+
+/// A waiting request.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) sequence: Sequence,
+    /// Order of arrival; kept over a preemption.
+    pub(crate) arrival: u64,
+    /// Its place at the door; a preempted one gave it up when it first ran.
+    pub(crate) permit: Option<Permit>,
+    /// Tokens cached, as of `version`.
+    pub(crate) matched: usize,
+    /// The tree's version at the last query; `None` before the first.
+    pub(crate) version: Option<u64>,
+    /// Cost of later requests admitted before it.
+    pub(crate) overtaken: usize,
+    /// The running sequence whose blocks it waits for.
+    pub(crate) follow: Option<Follow>,
+    /// The set of running sequences that was last searched for a leader.
+    pub(crate) leaders_seen: Option<u64>,
+    /// It has waited in vain for a leader and computes for itself.
+    pub(crate) follows_no_more: bool,
+}
+
+impl Waiting {
+    pub(crate) fn new(sequence: Sequence, arrival: u64, permit: Option<Permit>) -> Waiting {
+        Waiting {
+            sequence,
+            arrival,
+            permit,
+            matched: 0,
+            version: None,
+            overtaken: 0,
+            follow: None,
+            leaders_seen: None,
+            follows_no_more: false,
+        }
+    }
+
+    /// When it is to be looked at for a timeout.
+    fn deadline(&self) -> Option<Instant> {
+        let times = &self.sequence.times;
+        // One that has run before is no longer in the queue in its caller's eyes.
+        let queue = if times.started.is_none() { times.queue_deadline } else { None };
+        [queue, times.deadline].into_iter().flatten().min()
+    }
+}
+
+/// The waiting requests.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    /// In order of arrival.
+    entries: Vec<Waiting>,
+    next_arrival: u64,
+    /// Where the next round of queries goes on.
+    query_cursor: usize,
+}
+
+impl Queue {
+    /// Adds a new request at the end.
+    pub(crate) fn push(&mut self, sequence: Sequence, permit: Permit) {
+        let arrival = self.next_arrival;
+        self.next_arrival += 1;
+        self.entries.push(Waiting::new(sequence, arrival, Some(permit)));
+    }
+
+    /// Puts a preempted request back to its place by arrival.
+    pub(crate) fn put_back(&mut self, waiting: Waiting) {
+        let place = self.entries.partition_point(|other| other.arrival < waiting.arrival);
+        self.entries.insert(place, waiting);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(crate) fn entries(&self) -> &[Waiting] {
+        &self.entries
+    }
+
+    pub(crate) fn entries_mut(&mut self) -> &mut [Waiting] {
+        &mut self.entries
+    }
+
+    pub(crate) fn remove(&mut self, index: usize) -> Waiting {
+        self.entries.remove(index)
+    }
+
+    /// Removes a request by its id.
+    pub(crate) fn take(&mut self, id: u64) -> Option<Waiting> {
+        let index = self.entries.iter().position(|waiting| waiting.sequence.id == id)?;
+        Some(self.entries.remove(index))
+    }
+
+    /// Removes those whose time is up, or whose reader is gone.
+    pub(crate) fn take_overdue(&mut self, now: Instant) -> Vec<Waiting> {
+        let mut overdue = Vec::new();
+        let mut index = 0;
+        while index < self.entries.len() {
+            let waiting = &self.entries[index];
+            let late = waiting.deadline().is_some_and(|deadline| deadline <= now);
+            if late || waiting.sequence.end.is_some() {
+                overdue.push(self.entries.remove(index));
+            } else {
+                index += 1;
+            }
+        }
+        overdue
+    }
+
+    /// The next moment at which [`Queue::take_overdue`] has something to do.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.entries.iter().filter_map(Waiting::deadline).min()
+    }
+
+    /// Charges the cost of an admitted request to all that came before it.
+    pub(crate) fn note_overtaking(&mut self, arrival: u64, cost: usize) {
+        for waiting in self.entries.iter_mut().take_while(|waiting| waiting.arrival < arrival) {
+            waiting.overtaken = waiting.overtaken.saturating_add(cost);
+        }
+    }
+
+    /// What the policy needs to know.
+    pub(crate) fn candidates(&self, max_overtake: usize) -> Vec<Candidate> {
+        let candidate = |waiting: &Waiting| {
+            let follows = waiting.follow.is_some() && waiting.overtaken < max_overtake;
+            let paused = waiting.sequence.is_paused();
+            Candidate {
+                arrival: waiting.arrival,
+                priority: waiting.sequence.priority,
+                tokens: waiting.sequence.tokens.len(),
+                matched: waiting.matched,
+                // One that its own reader holds back has no claim on the others' turns.
+                overtaken: if paused { 0 } else { waiting.overtaken },
+                ready: !paused && !follows,
+            }
+        };
+        self.entries.iter().map(candidate).collect()
+    }
+
+    /// Queries again up to `limit` requests whose match may have changed since the tree had
+    /// another version, going round the queue from call to call.
+    pub(crate) fn refresh_matches(
+        &mut self,
+        version: u64,
+        limit: usize,
+        mut query: impl FnMut(&Sequence) -> usize,
+    ) {
+        let mut left = limit;
+        for step in 0..self.entries.len() {
+            let index = (self.query_cursor + step) % self.entries.len();
+            let waiting = &mut self.entries[index];
+            if waiting.version == Some(version) {
+                continue;
+            }
+            if left == 0 {
+                self.query_cursor = index;
+                return;
+            }
+            left -= 1;
+            waiting.matched = query(&waiting.sequence);
+            waiting.version = Some(version);
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! The scheduler on the real tree and pool, without actors, threads or clocks: random schedules
+//! of arrivals, cancels, slow readers, failures and steps, with all books checked after each.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use futures::executor::block_on;
+use proptest::prelude::*;
+use stolon_kvcache::{BlockPool, Namespace, prefix_tree};
+use stolon_model::fake::expected_next;
+use stolon_model::sampling::{SamplerState, SamplingParams};
+use stolon_model::{Backend, FakeBackend, FakeOptions};
+
+use super::scheduler::{Scheduler, Surroundings};
+use super::sequence::{Held, Sequence, Times};
+use crate::config::{AdmissionPolicy, CoreConfig};
+use crate::door::Door;
+use crate::error::CoreError;
+use crate::executor::plan::{StepDone, StepPlan};
+use crate::executor::thread::compute;
+use crate::gauges::Gauges;
+use crate::memory::direct::DirectMemory;
+use crate::request::SequenceEvent;
+use crate::stream::{EventReceiver, event_channel};
+
+const VOCAB_SIZE: usize = 16;
+
+/// A scheduler, a backend, and the callers' ends of all streams.
+struct World {
+    scheduler: Scheduler<DirectMemory>,
+    around: Surroundings,
+    backend: FakeBackend,
+    in_flight: Option<StepPlan>,
+    callers: Vec<Caller>,
+    now: Instant,
+}
+
+/// One request from its caller's side.
+struct Caller {
+    prompt: Vec<u32>,
+    max_tokens: usize,
+    events: Option<EventReceiver>,
+    tokens: Vec<u32>,
+    end: Option<Result<(), CoreError>>,
+    slow: bool,
+}
+
+impl World {
+    fn new(block_size: usize, block_count: usize, config: CoreConfig) -> World {
+        let backend = FakeBackend::new(FakeOptions {
+            vocab_size: VOCAB_SIZE,
+            max_positions: 512,
+            block_size,
+            block_count,
+            ..FakeOptions::default()
+        });
+        let (writer, reader) = prefix_tree(block_size).expect("a power of two");
+        let (pool, fence) = BlockPool::new(block_count);
+        let around = Surroundings {
+            policy: Arc::new(ArcSwap::from_pointee(config.policy)),
+            door: Arc::new(Door::new(config.max_queued_requests, config.max_queued_tokens)),
+            config: Arc::new(config),
+            gauges: Arc::new(Gauges::default()),
+            spec: backend.spec().clone(),
+        };
+        let memory = DirectMemory { writer, pool };
+        let scheduler = Scheduler::new(around.clone(), memory, reader, fence);
+        let now = Instant::now();
+        World { scheduler, around, backend, in_flight: None, callers: Vec::new(), now }
+    }
+
+    fn submit(&mut self, prompt: Vec<u32>, max_tokens: usize, timeout: Option<Duration>) {
+        let spec = &self.around.spec;
+        let pool = spec.block_count * spec.block_size;
+        let max_tokens = max_tokens.min(pool + 1 - prompt.len());
+        let Ok(permit) = self.around.door.enter(prompt.len()) else { return };
+        let (sender, receiver) = event_channel(self.around.config.event_capacity);
+        self.scheduler.submit(
+            Sequence {
+                id: self.callers.len() as u64,
+                prompt_len: prompt.len(),
+                tokens: prompt.clone(),
+                namespace: Namespace::default(),
+                sampler: Some(SamplerState::new(SamplingParams::default(), &prompt)),
+                max_tokens,
+                stop_ids: Vec::new(),
+                priority: prompt[0] as i32,
+                prompt_logprobs: None,
+                events: sender,
+                times: Times {
+                    submitted: self.now,
+                    queue_deadline: None,
+                    deadline: timeout.map(|timeout| self.now + timeout),
+                    started: None,
+                    first_token: None,
+                },
+                cached_tokens: None,
+                held: Held::default(),
+                in_step: false,
+                end: None,
+            },
+            permit,
+        );
+        self.callers.push(Caller {
+            prompt,
+            max_tokens,
+            events: Some(receiver),
+            tokens: Vec::new(),
+            end: None,
+            slow: false,
+        });
+        self.advance();
+    }
+
+    fn cancel(&mut self, caller: usize) {
+        if let Some(events) = self.callers[caller].events.take() {
+            drop(events);
+            self.scheduler.cancel(caller as u64);
+            self.advance();
+        }
+    }
+
+    /// Computes the step in flight and takes its result; false when there is none.
+    fn step(&mut self, fail: bool) -> bool {
+        let Some(plan) = self.in_flight.take() else { return false };
+        let injected = if fail { Err("a step failed".to_owned()) } else { Ok(()) };
+        let done = compute(&mut self.backend, plan, injected);
+        assert!(fail || done.outcome.is_ok(), "{:?}", done.outcome);
+        self.complete(done);
+        true
+    }
+
+    fn complete(&mut self, done: StepDone) {
+        self.now += Duration::from_millis(1);
+        block_on(self.scheduler.complete(done, self.now)).expect("nothing is gone");
+        self.advance();
+    }
+
+    fn advance(&mut self) {
+        let plan = block_on(self.scheduler.advance(self.now)).expect("nothing is gone");
+        if let Some(plan) = plan {
+            assert!(self.in_flight.is_none(), "one step at a time");
+            self.in_flight = Some(plan);
+        }
+        block_on(self.scheduler.audit()).expect("nothing is gone").expect("clean books");
+    }
+
+    /// Lets callers read what is there.
+    fn read(&mut self, also_slow: bool) {
+        let mut resume = false;
+        let mut context = Context::from_waker(Waker::noop());
+        for caller in &mut self.callers {
+            if caller.slow && !also_slow {
+                continue;
+            }
+            let Some(events) = &mut caller.events else { continue };
+            while let Poll::Ready((event, goes_on)) = events.poll(&mut context) {
+                resume |= goes_on;
+                match event {
+                    Some(Ok(SequenceEvent::Token { id, .. })) => caller.tokens.push(id),
+                    Some(Ok(SequenceEvent::Finished(_))) => caller.end = Some(Ok(())),
+                    Some(Err(error)) => caller.end = Some(Err(error)),
+                    Some(Ok(_)) => {}
+                    None => break,
+                }
+            }
+        }
+        if resume {
+            self.scheduler.resume();
+            self.advance();
+        }
+    }
+
+    /// Runs everything to its end and checks every answer and every block.
+    fn finish(&mut self) {
+        for _ in 0..20_000 {
+            self.read(true);
+            if !self.step(false) && self.callers.iter().all(Caller::is_done) {
+                break;
+            }
+        }
+        for (index, caller) in self.callers.iter().enumerate() {
+            assert!(caller.is_done(), "request {index} hangs");
+            let mut tokens = caller.prompt.clone();
+            for &token in &caller.tokens {
+                assert_eq!(token, expected_next(&tokens, VOCAB_SIZE), "request {index}");
+                tokens.push(token);
+            }
+            if let Some(Ok(())) = caller.end {
+                assert_eq!(caller.tokens.len(), caller.max_tokens, "request {index}");
+            }
+        }
+        self.advance();
+        let audit = block_on(self.scheduler.audit()).expect("not gone").expect("clean books");
+        assert_eq!((audit.running, audit.waiting, audit.blocks_reserved), (0, 0, 0));
+        assert_eq!(audit.blocks_evictable, audit.blocks_committed);
+        assert_eq!(self.around.door.waiting(), 0, "every permit is back");
+    }
+}
+
+impl Caller {
+    fn is_done(&self) -> bool {
+        self.events.is_none() || self.end.is_some()
+    }
+}
+
+/// One thing that happens.
+#[derive(Clone, Debug)]
+enum Move {
+    Submit { seed: u32, len: usize, max_tokens: usize, timeout: Option<u64> },
+    Cancel(usize),
+    Step { fail: bool },
+    Read,
+    Slow(usize, bool),
+    Flush,
+    Policy(AdmissionPolicy),
+}
+
+fn moves() -> impl Strategy<Value = Move> {
+    prop_oneof![
+        6 => (0u32..4, 1usize..60, 1usize..30, prop::option::weighted(0.1, 1u64..40)).prop_map(
+            |(seed, len, max_tokens, timeout)| Move::Submit { seed, len, max_tokens, timeout }
+        ),
+        2 => (0usize..40).prop_map(Move::Cancel),
+        20 => Just(Move::Step { fail: false }),
+        1 => Just(Move::Step { fail: true }),
+        8 => Just(Move::Read),
+        2 => (0usize..40, any::<bool>()).prop_map(|(caller, slow)| Move::Slow(caller, slow)),
+        1 => Just(Move::Flush),
+        1 => prop::sample::select(vec![
+            AdmissionPolicy::Fcfs,
+            AdmissionPolicy::LongestPrefix,
+            AdmissionPolicy::Cost,
+            AdmissionPolicy::Priority,
+        ])
+        .prop_map(Move::Policy),
+    ]
+}
+
+/// Prompts of few seeds, so that many share prefixes of any length.
+fn prompt(seed: u32, len: usize) -> Vec<u32> {
+    (0..len as u32).map(|n| (seed + n * n / 3 + n * seed) % VOCAB_SIZE as u32).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Goal: whatever happens in whatever order, every request ends, every answer is the one
+    /// of a lone request, no block is lost, and nothing is read that was not written.
+    #[test]
+    fn any_schedule_ends_well(
+        moves in prop::collection::vec(moves(), 1..150),
+        block_size in prop::sample::select(vec![1usize, 4, 16]),
+        pool in 64usize..200,
+        max_batched_tokens in 1usize..70,
+        max_running in 1usize..6,
+        prefix_caching in prop::bool::weighted(0.8),
+        conservative in prop::bool::weighted(0.2),
+        max_overtake_tokens in prop::sample::select(vec![0usize, 50, 10_000]),
+    ) {
+        let mut world = World::new(block_size, pool.div_ceil(block_size), CoreConfig {
+            max_batched_tokens,
+            max_running,
+            prefix_caching,
+            conservative,
+            max_overtake_tokens,
+            max_queued_requests: 20,
+            event_capacity: 8,
+            look_ahead: 4,
+            ..CoreConfig::default()
+        });
+        for step in moves {
+            match step {
+                Move::Submit { seed, len, max_tokens, timeout } => {
+                    let timeout = timeout.map(Duration::from_millis);
+                    world.submit(prompt(seed, len), max_tokens, timeout);
+                }
+                Move::Cancel(caller) if caller < world.callers.len() => world.cancel(caller),
+                Move::Step { fail } => drop(world.step(fail)),
+                Move::Read => world.read(false),
+                Move::Slow(caller, slow) if caller < world.callers.len() => {
+                    world.callers[caller].slow = slow;
+                }
+                Move::Flush => {
+                    block_on(world.scheduler.flush()).expect("nothing is gone");
+                    world.advance();
+                }
+                Move::Policy(policy) => world.around.policy.store(Arc::new(policy)),
+                Move::Cancel(_) | Move::Slow(..) => {}
+            }
+        }
+        world.finish();
+    }
+}
+
+/// Goal: the conservative form admits by whole prompts, the default by what is not cached.
+#[test]
+fn admission_by_cost_runs_more_at_once_than_the_conservative_form() {
+    let most_running = |conservative| {
+        let config = CoreConfig { conservative, max_batched_tokens: 256, ..CoreConfig::default() };
+        // 20 blocks of 16: the shared prompt takes 8 of them.
+        let mut world = World::new(16, 20, config);
+        world.submit(prompt(1, 128), 1, None);
+        while world.step(false) {}
+        for tail in 0..8 {
+            let mut tokens = prompt(1, 128);
+            tokens.extend([tail, tail, 3]);
+            world.submit(tokens, 8, None);
+        }
+        let mut most = 0;
+        while world.step(false) {
+            world.read(true);
+            most = most.max(world.around.gauges.running.get());
+        }
+        world.finish();
+        most
+    };
+    assert_eq!(most_running(true), 1);
+    assert_eq!(most_running(false), 8);
+}

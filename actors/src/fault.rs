@@ -1,0 +1,81 @@
+//! Fault injection: makes a part of the core fail on demand, to test that the rest survives.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// A part of the core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The admission actor.
+    Admission,
+    /// The prefix tree's actor.
+    PrefixTree,
+    /// The block allocator's actor.
+    BlockAllocator,
+    /// The actor in front of the executor's thread.
+    Executor,
+    /// The executor's thread, outside the backend.
+    ExecutorThread,
+}
+
+/// How it fails at its next message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It panics.
+    Panic,
+    /// It returns an error.
+    Error,
+    /// Its thread sleeps before it goes on.
+    Stall(Duration),
+}
+
+/// An injected error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an error was injected into {0:?}")]
+pub(crate) struct Injected(Part);
+
+/// Faults waiting to strike; empty outside tests.
+#[derive(Debug, Default)]
+pub(crate) struct FaultPlan {
+    armed: std::sync::atomic::AtomicBool,
+    faults: Mutex<Vec<(Part, Fault)>>,
+}
+
+impl FaultPlan {
+    /// Makes a part fail at its next message.
+    pub(crate) fn arm(&self, part: Part, fault: Fault) {
+        self.lock().push((part, fault));
+        self.armed.store(true, std::sync::atomic::Ordering::Release);
+    }
+
+    /// Called by each part at each message.
+    pub(crate) fn strike(&self, part: Part) -> Result<(), Injected> {
+        // Pairs with the store in `arm`; the list itself is behind its lock.
+        if !self.armed.load(std::sync::atomic::Ordering::Acquire) {
+            return Ok(());
+        }
+        let fault = {
+            let mut faults = self.lock();
+            let found = faults.iter().position(|&(at, _)| at == part);
+            let fault = found.map(|index| faults.remove(index).1);
+            self.armed.store(!faults.is_empty(), std::sync::atomic::Ordering::Release);
+            fault
+        };
+        match fault {
+            None => Ok(()),
+            Some(Fault::Stall(time)) => {
+                std::thread::sleep(time);
+                Ok(())
+            }
+            Some(Fault::Error) => Err(Injected(part)),
+            Some(Fault::Panic) => {
+                std::panic::panic_any(format!("a panic was injected into {part:?}"))
+            }
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Part, Fault)>> {
+        // The list is whole at every moment, so a panic elsewhere has not spoiled it.
+        self.faults.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}

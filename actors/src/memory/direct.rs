@@ -1,0 +1,67 @@
+//! [`Memory`] without actors: the tree and the pool in one value, for tests of the scheduler.
+
+use stolon_kvcache::{BlockId, BlockLease, BlockPool, Namespace, TreeWriter};
+
+use super::{Acquired, BlockCounts, CommitItem, Committed, CoreAudit, Gone, Memory, pool};
+use crate::prefix_tree::commit;
+
+/// The tree and the pool.
+#[derive(Debug)]
+pub(crate) struct DirectMemory {
+    pub(crate) writer: TreeWriter,
+    pub(crate) pool: BlockPool,
+}
+
+impl Memory for DirectMemory {
+    async fn acquire(
+        &mut self,
+        namespace: &Namespace,
+        tokens: Vec<u32>,
+        limit: usize,
+    ) -> Result<Acquired, Gone> {
+        let lease = self.writer.acquire(namespace, &tokens[..limit]);
+        Ok(Acquired { tokens, lease, evictable: self.writer.counts().evictable })
+    }
+
+    async fn commit(&mut self, items: Vec<CommitItem>) -> Result<Vec<Committed>, Gone> {
+        Ok(items.into_iter().map(|item| commit(&mut self.writer, item)).collect())
+    }
+
+    async fn reserve(&mut self, count: usize) -> Result<Option<BlockLease>, Gone> {
+        let missing = match self.pool.reserve(count) {
+            Ok(lease) => return Ok(Some(lease)),
+            Err(shortage) => shortage.missing(),
+        };
+        let tree = self.writer.counts();
+        if missing == 0 || tree.evictable + tree.detached < missing {
+            return Ok(None);
+        }
+        self.pool.release(self.writer.evict(missing));
+        Ok(self.pool.reserve(count).ok())
+    }
+
+    fn release(&mut self, blocks: Vec<BlockId>) -> Result<(), Gone> {
+        self.pool.release(blocks);
+        Ok(())
+    }
+
+    async fn counts(&mut self) -> Result<BlockCounts, Gone> {
+        Ok(pool::counts(&self.pool, &self.writer.counts()))
+    }
+
+    async fn settle(&mut self) -> Result<(), Gone> {
+        let flushed = self.writer.counts().detached;
+        self.pool.release(self.writer.evict(flushed));
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> Result<(), Gone> {
+        self.pool.release(self.writer.flush());
+        Ok(())
+    }
+
+    async fn audit(&mut self) -> Result<Result<CoreAudit, String>, Gone> {
+        let checked = self.writer.audit().map_err(|error| error.to_string());
+        Ok(checked.and_then(|_| pool::audit(&mut self.pool, &self.writer.counts())))
+    }
+}
