@@ -24,6 +24,8 @@ pub(crate) struct Gauges {
     pub(crate) restarts: Counter,
     pub(crate) follows: Counter,
     pub(crate) running: Gauge,
+    /// Preempted sequences that wait to run again; they passed the door long ago.
+    pub(crate) preempted: Gauge,
     pub(crate) blocks_free: Gauge,
     pub(crate) blocks_reserved: Gauge,
     pub(crate) blocks_cached: Gauge,
@@ -111,6 +113,7 @@ pub struct CoreStats {
 }
 
 impl Gauges {
+    /// `waiting` is the count at the door.
     pub(crate) fn snapshot(&self, waiting: usize, blocks_total: usize) -> CoreStats {
         CoreStats {
             requests: self.requests.get(),
@@ -130,7 +133,7 @@ impl Gauges {
             restarts: self.restarts.get(),
             follows: self.follows.get(),
             running: self.running.get(),
-            waiting,
+            waiting: waiting + self.preempted.get(),
             blocks_total,
             blocks_free: self.blocks_free.get(),
             blocks_reserved: self.blocks_reserved.get(),

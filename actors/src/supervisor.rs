@@ -156,6 +156,7 @@ impl SupervisorActor {
         let (pool, fence) = BlockPool::new(spec.block_count);
         let gauges = Arc::clone(&around.gauges);
         gauges.running.set(0);
+        gauges.preempted.set(0);
         gauges.blocks_free.set(spec.block_count);
         gauges.blocks_reserved.set(0);
         gauges.blocks_cached.set(0);

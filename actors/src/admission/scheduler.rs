@@ -164,7 +164,7 @@ impl<M: Memory> Scheduler<M> {
             self.grow().await?;
             self.plan()
         };
-        self.around.gauges.running.set(self.running.len());
+        self.publish();
         Ok(plan)
     }
 
@@ -275,6 +275,15 @@ impl<M: Memory> Scheduler<M> {
             }
         }
         Ok(Ok(report))
+    }
+
+    fn publish(&self) {
+        let gauges = &self.around.gauges;
+        if gauges.preemptions.get() > 0 {
+            let waits_again = |waiting: &&Waiting| waiting.permit.is_none();
+            gauges.preempted.set(self.queue.entries().iter().filter(waits_again).count());
+        }
+        gauges.running.set(self.running.len());
     }
 
     fn find(&self, slice: &InFlight) -> Option<usize> {
@@ -596,7 +605,6 @@ impl<M: Memory> Scheduler<M> {
     /// Moves a request from waiting to running.
     fn start(&mut self, waiting: Waiting, held: Held, now: Instant) {
         let Waiting { mut sequence, arrival, permit, overtaken, .. } = waiting;
-        drop(permit);
         let matched = held.computed;
         let cost = sequence.tokens.len().saturating_sub(matched).max(1);
         self.queue.note_overtaking(arrival, cost);
@@ -616,6 +624,9 @@ impl<M: Memory> Scheduler<M> {
         self.running.push(Running { sequence, arrival, overtaken });
         self.running_version += 1;
         self.try_admission = true;
+        // Counted as running before it is no longer counted as waiting: whoever looks sees it.
+        self.around.gauges.running.set(self.running.len());
+        drop(permit);
     }
 
     /// Reserves the blocks that the next positions of running sequences need; where there are
@@ -689,6 +700,7 @@ impl<M: Memory> Scheduler<M> {
         let mut waiting = Waiting::new(sequence, arrival, None);
         waiting.overtaken = overtaken;
         self.queue.put_back(waiting);
+        self.around.gauges.preempted.set(1);
         self.try_admission = true;
     }
 
