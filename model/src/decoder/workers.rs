@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::kernels::{Matrix, Threads};
 
 /// Multiply-adds from which a product is shared out.
-const PRODUCT_MIN: usize = 1 << 16;
+const PRODUCT_MIN: usize = 1 << 17;
 /// Elements from which a pass over rows is shared out.
 const PASS_MIN: usize = 1 << 15;
 
