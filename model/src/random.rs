@@ -55,14 +55,17 @@ pub fn random_model(config: &DecoderConfig, seed: u64) -> Result<Weights, ModelE
     let specs = config.tensors();
     let norm_mean = 1.0 - config.norm_offset;
     let quantiles = normal::quantiles();
+    let (matrices, norms) = (
+        Values::new(&quantiles, 0.0, config.dtype),
+        Values::new(&quantiles, norm_mean, config.dtype),
+    );
     let fill = |spec: &TensorSpec| {
-        let mean = if spec.role == TensorRole::Norm { norm_mean } else { 0.0 };
-        let values = Values { mean, quantiles: &quantiles };
+        let values = if spec.role == TensorRole::Norm { &norms } else { &matrices };
         Tensor {
             name: spec.name.clone(),
             dtype: config.dtype,
             shape: spec.shape.clone(),
-            bytes: Cow::Owned(values.fill(spec, config.dtype, seed)),
+            bytes: Cow::Owned(values.fill(spec, seed)),
         }
     };
     let workers = std::thread::available_parallelism().map_or(1, usize::from).min(specs.len());
@@ -78,26 +81,40 @@ pub fn random_model(config: &DecoderConfig, seed: u64) -> Result<Weights, ModelE
     Weights::from_tensors(NAME, tensors)
 }
 
-/// How one tensor's values are drawn.
-struct Values<'a> {
-    mean: f32,
-    /// The standard normal distribution in 65,536 equally likely values.
-    quantiles: &'a [f32],
+/// What tensors are filled from: 65,536 equally likely values, in the bytes they are stored in.
+struct Values {
+    table: Vec<u8>,
+    /// Bytes of one value.
+    width: usize,
 }
 
-impl Values<'_> {
-    fn fill(&self, spec: &TensorSpec, dtype: TensorType, seed: u64) -> Vec<u8> {
+impl Values {
+    fn new(quantiles: &[f32], mean: f32, dtype: TensorType) -> Self {
+        let mut table = Vec::with_capacity(quantiles.len() * dtype.block_bytes());
+        for quantile in quantiles {
+            let value = mean + DEVIATION * quantile;
+            match dtype {
+                TensorType::F16 => table.extend_from_slice(&f16::from_f32(value).to_le_bytes()),
+                TensorType::Bf16 => table.extend_from_slice(&bf16::from_f32(value).to_le_bytes()),
+                _ => table.extend_from_slice(&value.to_le_bytes()),
+            }
+        }
+        Self { table, width: dtype.block_bytes() }
+    }
+
+    /// One tensor's bytes; 16 random bits choose each value.
+    fn fill(&self, spec: &TensorSpec, seed: u64) -> Vec<u8> {
         let mut random = ChaCha8Rng::seed_from_u64(seed ^ name_hash(&spec.name));
         let elements: usize = spec.shape.iter().product();
-        let mut values = std::iter::from_fn(|| Some(random.next_u64()))
-            .flat_map(|bits| [0, 16, 32, 48].map(|shift| (bits >> shift) as u16))
-            .map(|index| self.mean + DEVIATION * self.quantiles[usize::from(index)]);
-        let mut bytes = Vec::with_capacity(elements * dtype.block_bytes());
-        for value in values.by_ref().take(elements) {
-            match dtype {
-                TensorType::F16 => bytes.extend_from_slice(&f16::from_f32(value).to_le_bytes()),
-                TensorType::Bf16 => bytes.extend_from_slice(&bf16::from_f32(value).to_le_bytes()),
-                _ => bytes.extend_from_slice(&value.to_le_bytes()),
+        let mut bytes = Vec::with_capacity(elements * self.width);
+        let mut chosen = [0; 4096];
+        while bytes.len() < elements * self.width {
+            let left = elements - bytes.len() / self.width;
+            let chosen = &mut chosen[..(2 * left).min(4096)];
+            random.fill_bytes(chosen);
+            for index in chosen.chunks_exact(2) {
+                let start = usize::from(u16::from_le_bytes([index[0], index[1]])) * self.width;
+                bytes.extend_from_slice(&self.table[start..start + self.width]);
             }
         }
         bytes
