@@ -1,6 +1,12 @@
 //! Configures and starts an engine.
 
-use crate::{AdmissionPolicy, Engine, Error, ModelSource};
+use stolon_actors::{CoreConfig, CoreHandle};
+use stolon_model::{
+    Backend, CpuBackend, CpuOptions, KvBudget, LoadOptions, LoadedModel, ModelError, TextModel,
+};
+
+use crate::text::Text;
+use crate::{AdmissionPolicy, Engine, Error, ModelInfo, ModelSource};
 
 /// A model as a caller names it: text to be parsed when the engine is built, or a source.
 #[derive(Clone, Debug)]
@@ -30,15 +36,42 @@ impl From<ModelSource> for ModelArg {
     }
 }
 
+/// A backend of the caller's own, with what goes with it.
+struct Custom {
+    id: String,
+    backend: Box<dyn Backend>,
+    text: Text,
+}
+
 /// Settings of an engine to be started; see each setter for its default.
-#[derive(Debug)]
+#[derive(Default)]
 pub struct EngineBuilder {
     model: Option<ModelArg>,
+    custom: Option<Custom>,
+    kv_memory: Option<u64>,
+    num_blocks: Option<usize>,
+    block_size: Option<usize>,
+    threads: Option<usize>,
+    config: CoreConfig,
+}
+
+impl std::fmt::Debug for EngineBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineBuilder")
+            .field("model", &self.model)
+            .field("custom", &self.custom.as_ref().map(|custom| &custom.id))
+            .field("kv_memory", &self.kv_memory)
+            .field("num_blocks", &self.num_blocks)
+            .field("block_size", &self.block_size)
+            .field("threads", &self.threads)
+            .field("config", &self.config)
+            .finish()
+    }
 }
 
 impl EngineBuilder {
     pub(crate) fn new() -> EngineBuilder {
-        EngineBuilder { model: None }
+        EngineBuilder::default()
     }
 
     /// The model: a [`ModelSource`], or text: a model directory, a `.gguf` file, a hub id
@@ -48,81 +81,167 @@ impl EngineBuilder {
         self
     }
 
-    /// Bytes for the KV cache. Default: a quarter of the memory that is free after the model is
-    /// loaded, at most what 64 requests of the model's full context need.
-    pub fn kv_memory(self, bytes: u64) -> Self {
-        let _ = bytes;
+    /// Computes with a backend of the caller's own instead of a model: another device, or a fake
+    /// for tests. `id` is its name in [`ModelInfo`]. Without a `text` side, prompts are token ids
+    /// and events carry no text. The block settings are the backend's own.
+    pub fn backend(
+        mut self,
+        id: impl Into<String>,
+        backend: Box<dyn Backend>,
+        text: Option<TextModel>,
+    ) -> Self {
+        self.custom = Some(Custom { id: id.into(), backend, text: Text::new(text) });
+        self
+    }
+
+    /// Bytes for the KV cache. Default: a share of the memory that is free after the model is
+    /// loaded, see [`KvBudget::Auto`](stolon_model::KvBudget); the log says how much it took.
+    pub fn kv_memory(mut self, bytes: u64) -> Self {
+        self.kv_memory = Some(bytes);
         self
     }
 
     /// KV blocks, instead of bytes.
-    pub fn num_blocks(self, count: usize) -> Self {
-        let _ = count;
+    pub fn num_blocks(mut self, count: usize) -> Self {
+        self.num_blocks = Some(count);
         self
     }
 
     /// Positions a KV block holds: a power of two from 1 to 256. Default 16.
-    pub fn block_size(self, positions: usize) -> Self {
-        let _ = positions;
+    pub fn block_size(mut self, positions: usize) -> Self {
+        self.block_size = Some(positions);
         self
     }
 
     /// Most tokens one forward pass computes, prompt chunks and decodes together. Default 512.
-    pub fn max_batched_tokens(self, tokens: usize) -> Self {
-        let _ = tokens;
+    pub fn max_batched_tokens(mut self, tokens: usize) -> Self {
+        self.config.max_batched_tokens = tokens;
         self
     }
 
     /// Most requests that run at the same time. Default 32.
-    pub fn max_running(self, requests: usize) -> Self {
-        let _ = requests;
+    pub fn max_running(mut self, requests: usize) -> Self {
+        self.config.max_running = requests;
         self
     }
 
     /// Most requests that wait; more are refused with [`Error::Overloaded`]. Default 1,024.
-    pub fn max_queued_requests(self, requests: usize) -> Self {
-        let _ = requests;
+    pub fn max_queued_requests(mut self, requests: usize) -> Self {
+        self.config.max_queued_requests = requests;
         self
     }
 
     /// Most uncached prompt tokens that wait; more are refused with [`Error::Overloaded`],
     /// unless nothing waits. Default 1,048,576.
-    pub fn max_queued_tokens(self, tokens: usize) -> Self {
-        let _ = tokens;
+    pub fn max_queued_tokens(mut self, tokens: usize) -> Self {
+        self.config.max_queued_tokens = tokens;
+        self
+    }
+
+    /// Most uncached prompt tokens of later requests that may be admitted before an earlier one,
+    /// under any policy. Default 16,384; 0 is strictly in order of arrival.
+    pub fn max_overtake_tokens(mut self, tokens: usize) -> Self {
+        self.config.max_overtake_tokens = tokens;
+        self
+    }
+
+    /// Events a stream holds for a slow reader before its request pauses; at least 8. Default 256.
+    pub fn event_capacity(mut self, events: usize) -> Self {
+        self.config.event_capacity = events;
         self
     }
 
     /// Keeps computed prompts and answers for requests that start the same way. Default on.
-    pub fn prefix_caching(self, on: bool) -> Self {
-        let _ = on;
+    pub fn prefix_caching(mut self, on: bool) -> Self {
+        self.config.prefix_caching = on;
         self
     }
 
     /// Which waiting request runs next. Default [`AdmissionPolicy::Cost`].
-    pub fn admission(self, policy: AdmissionPolicy) -> Self {
-        let _ = policy;
+    pub fn admission(mut self, policy: AdmissionPolicy) -> Self {
+        self.config.policy = policy;
         self
     }
 
     /// Charges a request's whole prompt and its whole `max_tokens` before it runs, as if
     /// nothing were cached: a baseline to compare with. Default off.
-    pub fn conservative_admission(self, on: bool) -> Self {
-        let _ = on;
+    pub fn conservative_admission(mut self, on: bool) -> Self {
+        self.config.conservative = on;
         self
     }
 
-    /// Threads that compute. Default: the machine's physical cores.
-    pub fn threads(self, count: usize) -> Self {
-        let _ = count;
+    /// Threads that compute. Default: as many as the process may use.
+    pub fn threads(mut self, count: usize) -> Self {
+        self.threads = Some(count);
         self
     }
 
-    /// Loads the model and starts the engine on the current tokio runtime. The log (`tracing`,
-    /// level info) says how many KV blocks it took and why.
+    /// Loads the model (on a thread that may block) and starts the engine on the current tokio
+    /// runtime. The log (`tracing`, level info) says how many KV blocks there are.
     ///
     /// # Errors
-    /// [`Error::Load`], [`Error::InvalidParameter`], [`Error::OutOfMemory`].
+    /// [`Error::Load`] for a model that cannot be loaded or KV memory that cannot be had,
+    /// [`Error::InvalidParameter`] for a setting that cannot work.
     pub async fn build(self) -> Result<Engine, Error> {
-        Err(Error::EngineStopped)
+        self.config.validate()?;
+        let EngineBuilder { model, custom, kv_memory, num_blocks, block_size, threads, config } =
+            self;
+        let Custom { id, backend, text } = match (custom, model) {
+            (Some(custom), _) => custom,
+            (None, Some(model)) => {
+                let kv_budget = match (num_blocks, kv_memory) {
+                    (Some(blocks), _) => KvBudget::Blocks(blocks),
+                    (None, Some(bytes)) => KvBudget::Bytes(bytes),
+                    (None, None) => KvBudget::Auto,
+                };
+                let options = CpuOptions {
+                    block_size: block_size.unwrap_or(16),
+                    kv_budget,
+                    threads,
+                    ..CpuOptions::default()
+                };
+                let load = tokio::task::spawn_blocking(move || load(model, options));
+                load.await.map_err(|error| Error::Interrupted { reason: error.to_string() })??
+            }
+            (None, None) => {
+                let got = "neither `model` nor `backend`";
+                return Err(Error::invalid("model", "a model or a backend", got));
+            }
+        };
+        let prefix_caching = config.prefix_caching;
+        let core = CoreHandle::start(backend, config).await?;
+        let spec = core.spec();
+        let info = ModelInfo {
+            id,
+            vocab_size: spec.vocab_size,
+            max_positions: spec.max_positions,
+            block_size: spec.block_size,
+            num_blocks: spec.block_count,
+            kv_bytes: spec.block_count * spec.block_bytes,
+            eos_token_ids: text.eos_token_ids().to_vec(),
+            has_chat_template: text.has_chat_template(),
+            prefix_caching,
+        };
+        tracing::info!(
+            model = info.id,
+            num_blocks = info.num_blocks,
+            block_size = info.block_size,
+            kv_bytes = info.kv_bytes,
+            "the engine is ready"
+        );
+        Ok(Engine::new(core, text, info))
     }
+}
+
+/// Reads a model and makes its backend. Blocks.
+fn load(model: ModelArg, options: CpuOptions) -> Result<Custom, ModelError> {
+    let source = match model {
+        ModelArg::Source(source) => source,
+        ModelArg::Text(text) => text.parse()?,
+    };
+    let LoadedModel { id, config, weights, text, generation } =
+        stolon_model::load(&source, &LoadOptions::default())?;
+    let text = Text::new(Some(TextModel::new(&text, &generation)?));
+    let backend = CpuBackend::new(config, weights, options)?;
+    Ok(Custom { id, backend: Box::new(backend), text })
 }

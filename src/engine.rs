@@ -1,16 +1,41 @@
 //! The handle an embedding program holds.
 
-use crate::stats::AuditReport;
-use crate::{ChatMessage, EngineBuilder, EngineStats, Error, ModelInfo, Request, TokenStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// A running engine. Clones share it; the last one dropped, together with the last stream,
-/// shuts it down.
+use stolon_actors::{CoreHandle, SequenceRequest};
+use stolon_kvcache::Namespace;
+use stolon_model::{Detokenizer, StopStrings};
+
+use crate::stream::StreamParts;
+use crate::text::Text;
+use crate::{
+    AdmissionPolicy, AuditReport, ChatMessage, EngineBuilder, EngineStats, Error, ModelInfo,
+    Request, SamplingParams, TokenStream,
+};
+
+/// A running engine. Clones share it; when the last clone and the last stream are gone, it stops
+/// by itself.
+///
+/// An engine runs on the tokio runtime it was built on, which must outlive it, and on threads of
+/// its own. It has no global state: several engines in one process know nothing of each other.
 #[derive(Clone, Debug)]
 pub struct Engine {
-    info: std::sync::Arc<ModelInfo>,
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    core: CoreHandle,
+    text: Text,
+    info: ModelInfo,
 }
 
 impl Engine {
+    pub(crate) fn new(core: CoreHandle, text: Text, info: ModelInfo) -> Engine {
+        Engine { inner: Arc::new(Inner { core, text, info }) }
+    }
+
     /// Starts configuring an engine.
     pub fn builder() -> EngineBuilder {
         EngineBuilder::new()
@@ -18,81 +43,146 @@ impl Engine {
 
     /// Lets a request in and returns its events.
     ///
-    /// Tokenises, checks and counts the uncached part in the calling task, without waiting; so
-    /// an engine that is full says so at once.
+    /// Renders, tokenises, checks and counts the uncached part in the calling task, without
+    /// waiting; so an engine that is full says so at once.
     ///
     /// # Errors
     /// Every way a request can be wrong, [`Error::Overloaded`] and [`Error::EngineStopped`].
     pub fn generate(&self, request: Request) -> Result<TokenStream, Error> {
-        let _ = request;
-        Err(Error::EngineStopped)
+        let submitted = Instant::now();
+        let Inner { core, text, info } = &*self.inner;
+        let tokens = text.prompt_tokens(&request)?;
+        if !request.stop.is_empty() {
+            // Stop strings are found in text, so there must be some.
+            text.tokenizer()?;
+        }
+        if let Some(max_tokens) = request.max_tokens.filter(|&max_tokens| max_tokens == 0) {
+            return Err(Error::invalid("max_tokens", "at least 1", max_tokens));
+        }
+        let stop_strings = StopStrings::new(request.stop.iter().cloned(), false)?;
+        let eos_token_ids =
+            if request.ignore_eos { Vec::new() } else { text.eos_token_ids().to_vec() };
+        let mut stop_ids = eos_token_ids.clone();
+        stop_ids.extend(&request.stop_ids);
+        let mut sampling = request.sampling;
+        sampling.logprobs = request.logprobs.or(sampling.logprobs);
+        let prompt_tokens = tokens.len();
+        let sequence = core.submit(SequenceRequest {
+            tokens,
+            namespace: namespace(request.cache_salt.as_deref()),
+            sampling,
+            max_tokens: request.max_tokens.unwrap_or(Request::DEFAULT_MAX_TOKENS),
+            stop_ids,
+            prompt_logprobs: request.prompt_logprobs,
+            priority: request.priority,
+            queue_timeout: request.queue_timeout,
+            timeout: request.timeout,
+        })?;
+        debug_assert!(prompt_tokens < info.max_positions);
+        let detokenizer = text.tokenizer().ok().cloned();
+        Ok(TokenStream::new(
+            sequence,
+            StreamParts {
+                detokenizer: detokenizer.map(|t| Detokenizer::continuing(t, true)),
+                stops: request.stop,
+                stop_strings,
+                eos_token_ids,
+                stop_ids: request.stop_ids,
+                prompt_tokens,
+                submitted,
+            },
+        ))
     }
 
     /// How many of the request's prompt tokens are in the cache now: lock-free, and without any
     /// effect on the cache. A hint: it may change before the request runs.
     ///
     /// # Errors
-    /// Those of tokenising and rendering the prompt.
+    /// Those of rendering and tokenising the prompt.
     pub fn query_match_len(&self, request: &Request) -> Result<usize, Error> {
-        let _ = request;
-        Ok(0)
+        let tokens = self.prompt_tokens(request)?;
+        let namespace = namespace(request.cache_salt.as_deref());
+        Ok(self.inner.core.query_match_len(&namespace, &tokens))
     }
 
     /// The prompt's tokens, as [`Engine::generate`] would compute them.
     ///
     /// # Errors
-    /// Those of tokenising and rendering the prompt.
+    /// Those of rendering and tokenising the prompt.
     pub fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>, Error> {
-        let _ = request;
-        Ok(Vec::new())
+        self.inner.text.prompt_tokens(request)
     }
 
     /// Counts and gauges, without waiting.
     pub fn stats(&self) -> EngineStats {
-        EngineStats::default()
+        self.inner.core.stats().into()
     }
 
     /// What the engine runs.
     pub fn model_info(&self) -> &ModelInfo {
-        &self.info
+        &self.inner.info
+    }
+
+    /// The sampling that the model's makers recommend; greedy where they say nothing. Requests
+    /// are greedy unless told otherwise.
+    pub fn recommended_sampling(&self) -> SamplingParams {
+        let model = self.inner.text.model();
+        model.map(|model| model.recommended_sampling().clone()).unwrap_or_default()
+    }
+
+    /// The admission policy in use.
+    pub fn admission(&self) -> AdmissionPolicy {
+        self.inner.core.policy()
+    }
+
+    /// Changes the admission policy; what waits is ordered by it from now on.
+    pub fn set_admission(&self, policy: AdmissionPolicy) {
+        self.inner.core.set_policy(policy);
     }
 
     /// Checks all bookkeeping: blocks, tree, leases.
     ///
     /// # Errors
-    /// [`Error::Audit`] with what is wrong, [`Error::EngineStopped`].
+    /// [`Error::Audit`] with what is wrong, [`Error::Interrupted`], [`Error::EngineStopped`].
     pub async fn audit(&self) -> Result<AuditReport, Error> {
-        Ok(AuditReport::default())
+        Ok(self.inner.core.audit().await?.into())
     }
 
     /// Empties the prefix cache, except what running requests use.
     ///
     /// # Errors
-    /// [`Error::EngineStopped`].
+    /// [`Error::Interrupted`], [`Error::EngineStopped`].
     pub async fn flush(&self) -> Result<(), Error> {
-        Ok(())
+        Ok(self.inner.core.flush().await?)
     }
 
-    /// Stops the engine: running requests end with [`Error::EngineStopped`], and the model's
+    /// Stops the engine: what runs or waits ends with [`Error::EngineStopped`], and the model's
     /// memory is given back before this returns.
-    pub async fn shutdown(&self) {}
+    pub async fn shutdown(&self) {
+        self.inner.core.shutdown().await;
+    }
+
+    /// Waits until nothing runs or waits, for at most `limit`; then stops the engine. Stop
+    /// sending requests before.
+    pub async fn drain(&self, limit: Duration) {
+        self.inner.core.idle(limit).await;
+        self.inner.core.shutdown().await;
+    }
 
     /// Token ids of a text, with the tokens the model wants around a text if `add_special`.
     ///
     /// # Errors
     /// [`Error::NoTokenizer`], [`Error::Tokenizer`].
     pub fn tokenize(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
-        let _ = (text, add_special);
-        Ok(Vec::new())
+        Ok(self.inner.text.tokenizer()?.encode(text, add_special)?)
     }
 
     /// Text of token ids; special tokens are left out if `skip_special`.
     ///
     /// # Errors
-    /// [`Error::NoTokenizer`], [`Error::Tokenizer`].
+    /// [`Error::NoTokenizer`].
     pub fn detokenize(&self, ids: &[u32], skip_special: bool) -> Result<String, Error> {
-        let _ = (ids, skip_special);
-        Ok(String::new())
+        Ok(self.inner.text.tokenizer()?.decode(ids, skip_special))
     }
 
     /// The prompt text of a conversation, rendered with the model's chat template, up to where
@@ -105,7 +195,13 @@ impl Engine {
         messages: &[ChatMessage],
         tools: Option<&serde_json::Value>,
     ) -> Result<String, Error> {
-        let _ = (messages, tools);
-        Ok(String::new())
+        self.inner.text.render(messages, tools)
+    }
+}
+
+fn namespace(salt: Option<&str>) -> Namespace {
+    match salt {
+        Some(salt) => Namespace::builder().salt(salt).build(),
+        None => Namespace::default(),
     }
 }

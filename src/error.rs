@@ -2,19 +2,23 @@
 
 use std::time::Duration;
 
+use stolon_actors::CoreError;
+use stolon_model::ModelError;
+use stolon_model::sampling::SamplingError;
+
 /// Everything that can go wrong, as far as a caller can act on it.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The prompt has no token.
     #[error("the prompt is empty: expected at least 1 token")]
     EmptyPrompt,
     /// The prompt does not fit the model's context or the KV pool, even alone.
-    #[error("the prompt is too long: it has {got} tokens, at most {limit} fit ({bound})")]
+    #[error("the prompt is too long: expected at most {limit} tokens, got {got} ({bound})")]
     PromptTooLong {
         /// Tokens of the prompt.
         got: usize,
-        /// Most tokens a prompt may have, with room for one generated token.
+        /// Most tokens a prompt may have.
         limit: usize,
         /// What sets the limit: the model's context or the KV pool, with its size.
         bound: String,
@@ -41,7 +45,8 @@ pub enum Error {
     },
     /// The engine has as much waiting work as it was told to hold.
     #[error(
-        "overloaded: {queued_requests} requests with {queued_tokens} uncached tokens wait; try again in {retry_after:?}"
+        "overloaded: {queued_requests} requests with {queued_tokens} uncached tokens wait; try \
+         again in {retry_after:?}"
     )]
     Overloaded {
         /// When it may be worth trying again.
@@ -65,7 +70,7 @@ pub enum Error {
     },
     /// A part of the engine failed while the request was in flight. The engine starts again by
     /// itself; the request may be sent again.
-    #[error("the engine failed while the request was in flight and is starting again: {reason}")]
+    #[error("the engine failed while the request was in flight and starts again: {reason}")]
     Interrupted {
         /// What failed.
         reason: String,
@@ -73,31 +78,70 @@ pub enum Error {
     /// The engine was shut down.
     #[error("the engine has stopped")]
     EngineStopped,
-    /// The model could not be loaded.
+    /// The model could not be loaded, or its KV cache not be allocated.
     #[error("cannot load the model: {0}")]
-    Load(String),
-    /// The KV cache does not fit.
-    #[error(
-        "no room for the KV cache: {needed} bytes needed for {blocks} blocks, {available} there"
-    )]
-    OutOfMemory {
-        /// Bytes needed.
-        needed: u64,
-        /// Blocks they would hold.
-        blocks: usize,
-        /// Bytes there are.
-        available: u64,
-    },
-    /// The model has no chat template, or the template refuses the conversation.
-    #[error("chat template: {0}")]
-    ChatTemplate(String),
+    Load(#[from] ModelError),
+    /// The chat template refuses the conversation, or there is none.
+    #[error(transparent)]
+    ChatTemplate(#[from] stolon_model::chat_template::ChatTemplateError),
     /// The text could not be tokenised.
-    #[error("tokenizer: {0}")]
-    Tokenizer(String),
-    /// The model was asked for text and there is no tokenizer: a custom backend without one.
-    #[error("this engine has no tokenizer: expected a prompt of token ids, got text")]
+    #[error(transparent)]
+    Tokenizer(#[from] stolon_model::TokenizerError),
+    /// Text was given to, or asked of, an engine on a custom backend without a tokenizer.
+    #[error("this engine has no tokenizer: expected token ids, got text")]
     NoTokenizer,
     /// The engine's bookkeeping is wrong: a bug, worth a report.
     #[error("audit failed: {0}")]
     Audit(String),
+}
+
+impl Error {
+    pub(crate) fn invalid(
+        name: impl Into<String>,
+        expected: impl Into<String>,
+        got: impl ToString,
+    ) -> Error {
+        Error::InvalidParameter {
+            name: name.into(),
+            expected: expected.into(),
+            got: got.to_string(),
+        }
+    }
+}
+
+impl From<CoreError> for Error {
+    fn from(error: CoreError) -> Error {
+        match error {
+            CoreError::EmptyPrompt => Error::EmptyPrompt,
+            CoreError::PromptTooLong { got, limit, bound } => {
+                Error::PromptTooLong { got, limit, bound: bound.to_string() }
+            }
+            CoreError::TokenOutOfRange { index, got, vocab_size } => {
+                Error::TokenOutOfRange { index, got, vocab_size }
+            }
+            CoreError::InvalidParameter { name, expected, got } => {
+                Error::invalid(name, expected, got)
+            }
+            CoreError::Overloaded { retry_after, queued_requests, queued_tokens } => {
+                Error::Overloaded { retry_after, queued_requests, queued_tokens }
+            }
+            CoreError::QueueTimeout { waited } => Error::QueueTimeout { waited },
+            CoreError::Timeout { elapsed } => Error::Timeout { elapsed },
+            CoreError::Interrupted { reason } => Error::Interrupted { reason },
+            CoreError::Stopped => Error::EngineStopped,
+            CoreError::Audit(problem) => Error::Audit(problem),
+            other => Error::Interrupted { reason: other.to_string() },
+        }
+    }
+}
+
+impl From<SamplingError> for Error {
+    fn from(error: SamplingError) -> Error {
+        match error {
+            SamplingError::InvalidParameter { name, expected, got } => {
+                Error::invalid(name, expected, got)
+            }
+            other => Error::invalid("sampling", "usable parameters", other),
+        }
+    }
 }

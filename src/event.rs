@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::TokenLogprob;
+
 /// One thing that happened to a request, in order: `Started`, then `PromptLogprobs` if asked
 /// for, then `Token`s, then `Finished`.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,18 +35,6 @@ pub struct TokenEvent {
     pub text: String,
     /// Present when [`Request::logprobs`](crate::Request::logprobs) asked for it.
     pub logprob: Option<TokenLogprob>,
-}
-
-/// A token's log-probability (natural logarithm, at most 0) under the model, before
-/// temperature and penalties.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TokenLogprob {
-    /// The token.
-    pub token_id: u32,
-    /// Its log-probability.
-    pub logprob: f32,
-    /// The likeliest tokens at this place with theirs, likeliest first.
-    pub top: Vec<(u32, f32)>,
 }
 
 /// Why a generation ended.

@@ -1,13 +1,39 @@
 //! Stolon: an LLM inference engine for async Rust programs, centred on a shared prefix cache.
+//!
+//! The KV of every prompt prefix that was computed once is kept in blocks, indexed by a radix
+//! tree, and shared by all later requests that start the same way. Any task can ask, without a
+//! lock and without a side effect, how much of a prompt is cached; admission goes by what a
+//! request will really cost.
+//!
+//! ```no_run
+//! # async fn embed() -> Result<(), stolon::Error> {
+//! use stolon::{Engine, Event, Request};
+//!
+//! let engine = Engine::builder().model("Qwen/Qwen3-0.6B").kv_memory(512 << 20).build().await?;
+//! let request = Request::text("A stolon is").max_tokens(64).stop(["\n"]);
+//! println!("cached: {} tokens", engine.query_match_len(&request)?);
+//! let mut stream = engine.generate(request)?; // owned and 'static; dropping it cancels
+//! while let Some(event) = stream.next().await {
+//!     if let Event::Token(token) = event? {
+//!         print!("{}", token.text);
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Engine`] is `Clone + Send + Sync + 'static`: keep it in your web framework's state, call it
+//! from any task. [`EngineBuilder`] has the settings, [`Request`] what can be asked for,
+//! [`TokenStream`] what comes back, [`EngineStats`] and [`Engine::audit`] what goes on inside.
 
 mod builder;
 mod engine;
 mod error;
 mod event;
-mod pending;
 mod request;
 mod stats;
 mod stream;
+mod text;
 
 /// A handbook, and questions about it, for the model that ships with the crate.
 #[cfg(feature = "demo-model")]
@@ -18,11 +44,12 @@ pub mod demo {
 pub use builder::{EngineBuilder, ModelArg};
 pub use engine::Engine;
 pub use error::Error;
-pub use event::{
-    Completion, Event, Finish, FinishReason, Timings, TokenEvent, TokenLogprob, Usage,
-};
-pub use pending::{ChatMessage, ModelSource, SamplingParams};
+pub use event::{Completion, Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 pub use request::{Prompt, Request};
 pub use stats::{AuditReport, EngineStats, ModelInfo};
-pub use stolon_actors::AdmissionPolicy;
 pub use stream::TokenStream;
+
+pub use stolon_actors::AdmissionPolicy;
+pub use stolon_model::chat_template::{ChatMessage, MessageContent};
+pub use stolon_model::sampling::{SamplingParams, TokenLogprob};
+pub use stolon_model::{Backend, ModelError, ModelSource, TextModel};

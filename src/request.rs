@@ -99,8 +99,8 @@ impl Request {
         self
     }
 
-    /// Strings that end the text when they appear in it; they are not part of the text. At
-    /// most 16, none empty.
+    /// Strings that end the text when they appear in it; they are not part of the text. None may
+    /// be empty.
     pub fn stop<S: Into<String>>(mut self, stop: impl IntoIterator<Item = S>) -> Request {
         self.stop = stop.into_iter().map(Into::into).collect();
         self
@@ -119,14 +119,14 @@ impl Request {
     }
 
     /// Reports the log-probability of each generated token, and of the `top` likeliest ones
-    /// (0 to 20).
+    /// (0 for the token's own alone).
     pub fn logprobs(mut self, top: usize) -> Request {
         self.logprobs = Some(top);
         self
     }
 
-    /// Reports the log-probability of each prompt token, and of the `top` likeliest ones (0 to
-    /// 20) at its place. Such a request computes its whole prompt: what is cached has no logits.
+    /// Reports the log-probability of each prompt token, and of the `top` likeliest ones (0 for the
+    /// token's own alone) at its place. Such a request computes its whole prompt: what is cached has no logits.
     pub fn prompt_logprobs(mut self, top: usize) -> Request {
         self.prompt_logprobs = Some(top);
         self

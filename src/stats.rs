@@ -1,6 +1,7 @@
 //! Numbers about an engine, taken at one moment without disturbing it.
 
 use serde::Serialize;
+use stolon_actors::{CoreAudit, CoreStats};
 
 /// What a running engine is and how large.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -50,12 +51,16 @@ pub struct EngineStats {
     pub cached_tokens: u64,
     /// Tokens generated.
     pub completion_tokens: u64,
+    /// Positions computed: prompts, generated tokens, and those computed again after a preemption.
+    pub computed_tokens: u64,
     /// Requests that began to run and found some of their prompt cached.
     pub requests_hit: u64,
     /// Requests that began to run (a preempted one counts once).
     pub requests_started: u64,
     /// Forward passes.
     pub steps: u64,
+    /// Times a waiting request waited for a running one that was computing the same prefix.
+    pub follows: u64,
     /// Running requests that had to give up their blocks and start again.
     pub preemptions: u64,
     /// Blocks taken from the cache for other use.
@@ -86,6 +91,36 @@ impl EngineStats {
     }
 }
 
+impl From<CoreStats> for EngineStats {
+    fn from(core: CoreStats) -> EngineStats {
+        EngineStats {
+            requests: core.requests,
+            finished: core.finished,
+            cancelled: core.cancelled,
+            failed: core.failed,
+            rejected: core.rejected,
+            running: core.running,
+            waiting: core.waiting,
+            prompt_tokens: core.prompt_tokens,
+            cached_tokens: core.cached_tokens,
+            completion_tokens: core.completion_tokens,
+            computed_tokens: core.computed_tokens,
+            requests_hit: core.hits,
+            requests_started: core.started,
+            steps: core.steps,
+            follows: core.follows,
+            preemptions: core.preemptions,
+            evictions: core.evictions,
+            restarts: core.restarts,
+            blocks_total: core.blocks_total,
+            blocks_free: core.blocks_free,
+            blocks_reserved: core.blocks_reserved,
+            blocks_cached: core.blocks_cached,
+            blocks_evictable: core.blocks_evictable,
+        }
+    }
+}
+
 fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
@@ -109,4 +144,18 @@ pub struct AuditReport {
     pub running: usize,
     /// Requests waiting at the time.
     pub waiting: usize,
+}
+
+impl From<CoreAudit> for AuditReport {
+    fn from(core: CoreAudit) -> AuditReport {
+        AuditReport {
+            blocks_total: core.blocks_total,
+            blocks_free: core.blocks_free,
+            blocks_reserved: core.blocks_reserved,
+            blocks_committed: core.blocks_committed,
+            blocks_evictable: core.blocks_evictable,
+            running: core.running,
+            waiting: core.waiting,
+        }
+    }
 }

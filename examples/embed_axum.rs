@@ -1,0 +1,70 @@
+//! An engine inside an axum application of one's own: it is state like any other.
+//!
+//! ```sh
+//! cargo run --release --example embed_axum -- path/to/model
+//! curl -N localhost:3000/ask -d 'Once upon a time'
+//! ```
+
+use std::convert::Infallible;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::sse::{self, Sse};
+use axum::routing::{get, post};
+use futures::{Stream, StreamExt};
+use stolon::{Engine, Error, Event, Request};
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let model = std::env::args().nth(1).unwrap_or_else(|| "random:tiny".to_owned());
+    let engine = Engine::builder().model(model).build().await?;
+    let app = Router::new()
+        .route("/ask", post(ask))
+        .route("/stats", get(stats))
+        .with_state(engine.clone());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    println!("http://{}/ask", listener.local_addr()?);
+    axum::serve(listener, app).with_graceful_shutdown(async { ctrl_c().await }).await?;
+    engine.shutdown().await;
+    Ok(())
+}
+
+/// Streams the answer piece by piece. A client that goes away drops the stream, which cancels
+/// the request and frees what it held.
+async fn ask(
+    State(engine): State<Engine>,
+    prompt: String,
+) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, (StatusCode, String)> {
+    let stream = engine.generate(Request::text(prompt).max_tokens(64)).map_err(refused)?;
+    Ok(Sse::new(stream.map(|event| {
+        Ok(match event {
+            Ok(Event::Token(token)) => sse::Event::default().data(token.text),
+            Ok(Event::Finished(end)) => sse::Event::default().event("end").data(format!(
+                "{} of {} prompt tokens were cached",
+                end.usage.cached_tokens, end.usage.prompt_tokens
+            )),
+            Ok(_) => sse::Event::default().comment(""),
+            Err(error) => sse::Event::default().event("error").data(error.to_string()),
+        })
+    })))
+}
+
+async fn stats(State(engine): State<Engine>) -> String {
+    format!("{:#?}\n", engine.stats())
+}
+
+fn refused(error: Error) -> (StatusCode, String) {
+    let status = match error {
+        Error::Overloaded { .. } => StatusCode::SERVICE_UNAVAILABLE,
+        Error::EngineStopped | Error::Interrupted { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        _ => StatusCode::BAD_REQUEST,
+    };
+    (status, error.to_string())
+}
+
+async fn ctrl_c() {
+    if let Err(error) = tokio::signal::ctrl_c().await {
+        eprintln!("cannot listen for ctrl-c: {error}");
+    }
+}

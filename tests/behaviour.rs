@@ -1,0 +1,353 @@
+//! The engine's behaviour through its public API, on the fake backend.
+
+#[path = "support/fake.rs"]
+mod fake;
+
+use std::time::Duration;
+
+use fake::builder;
+use stolon::{AdmissionPolicy, Engine, Error, Event, FinishReason, Request, SamplingParams};
+use stolon_model::fake::expected_next;
+use stolon_model::{FakeFault, FakeHandle};
+
+/// An engine on a fake backend of so many blocks.
+async fn engine(block_count: usize) -> (Engine, FakeHandle) {
+    let (builder, handle) = builder(block_count);
+    (builder.build().await.expect("valid settings"), handle)
+}
+
+/// The greedy continuation of `prompt` by the plain definition.
+fn expected(prompt: &[u8], count: usize) -> Vec<u32> {
+    let mut tokens: Vec<u32> = prompt.iter().map(|&byte| u32::from(byte)).collect();
+    for _ in 0..count {
+        tokens.push(expected_next(&tokens, 256));
+    }
+    tokens.split_off(prompt.len())
+}
+
+/// Goal: the handles can be used from anywhere in an async program.
+#[test]
+fn handles_are_send_sync_and_owned() {
+    fn check<T: Send + Sync + 'static>() {}
+    fn check_stream<T: futures::Stream + Send + Unpin + 'static>() {}
+    check::<Engine>();
+    check::<Error>();
+    check::<Request>();
+    check::<Event>();
+    check_stream::<stolon::TokenStream>();
+}
+
+/// Goal: events come in order and add up.
+#[tokio::test]
+async fn a_stream_tells_start_tokens_and_end() {
+    let (engine, _) = engine(64).await;
+    let prompt = "a prompt of some length, for more than one block";
+    let mut stream = engine.generate(Request::text(prompt).max_tokens(5)).expect("it fits");
+    assert_eq!(stream.prompt_tokens(), prompt.len());
+    let first = stream.next().await.expect("a start").expect("no error");
+    assert_eq!(first, Event::Started { prompt_tokens: prompt.len(), cached_tokens: 0 });
+    let mut ids = Vec::new();
+    loop {
+        match stream.next().await.expect("an end").expect("no error") {
+            Event::Token(token) => ids.extend(token.id),
+            Event::Finished(end) => {
+                assert_eq!(end.reason, FinishReason::Length);
+                assert_eq!(end.usage.prompt_tokens, prompt.len());
+                assert_eq!(end.usage.completion_tokens, 5);
+                assert!(end.timings.queue <= end.timings.ttft);
+                assert!(end.timings.ttft <= end.timings.total);
+                break;
+            }
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+    assert_eq!(ids, expected(prompt.as_bytes(), 5));
+    assert!(stream.next().await.is_none());
+}
+
+/// Goal: a shared prefix is found, asked about without effect, counted, and changes no token.
+#[tokio::test]
+async fn a_shared_prefix_is_computed_once() {
+    let (engine, _) = engine(64).await;
+    let shared = "x".repeat(100) + "yz";
+    let ask = |tail: &str| Request::text(format!("{shared}{tail}")).max_tokens(4);
+    let cold = engine.generate(ask("one")).expect("it fits").collect_text().await.expect("ends");
+    assert_eq!(cold.finish.usage.cached_tokens, 0);
+    for _ in 0..3 {
+        assert_eq!(engine.query_match_len(&ask("two")).expect("text"), 96);
+    }
+    let warm = engine.generate(ask("two")).expect("it fits").collect_text().await.expect("ends");
+    assert_eq!(warm.finish.usage.cached_tokens, 96);
+    assert_eq!(warm.token_ids, expected(format!("{shared}two").as_bytes(), 4));
+    let salted = ask("two").cache_salt("tenant");
+    assert_eq!(engine.query_match_len(&salted).expect("text"), 0);
+    let stats = engine.stats();
+    assert_eq!((stats.requests, stats.finished, stats.requests_hit), (2, 2, 1));
+    assert_eq!(stats.cached_tokens, 96);
+    assert!(stats.token_hit_rate() > 0.4 && stats.request_hit_rate() == 0.5);
+    engine.audit().await.expect("clean books");
+}
+
+/// Goal: a stop string ends the text before it, even across tokens, and frees the request.
+#[tokio::test]
+async fn a_stop_string_ends_the_text() {
+    let (engine, _) = engine(64).await;
+    let free = engine.generate(Request::text("abc").max_tokens(40)).expect("it fits");
+    let free = free.collect_text().await.expect("it ends");
+    // Two characters from the middle of what the model says anyway.
+    let stop: String = free.text.chars().skip(6).take(2).collect();
+    let place = free.text.find(&stop).expect("it is there");
+    let request = Request::text("abc").max_tokens(40).stop([stop.clone(), "never".to_owned()]);
+    let stopped = engine.generate(request).expect("it fits").collect_text().await.expect("ends");
+    assert_eq!(stopped.text, free.text[..place]);
+    assert_eq!(stopped.finish.reason, FinishReason::StopString(stop));
+    assert!(stopped.token_ids.len() < 40);
+    while engine.stats().running > 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(engine.audit().await.expect("clean books").blocks_reserved, 0);
+}
+
+/// Goal: text that might have become a stop string comes out when it did not.
+#[tokio::test]
+async fn held_back_text_comes_out_at_the_end() {
+    let (engine, _) = engine(64).await;
+    let run = async |request: Request| {
+        engine.generate(request).expect("it fits").collect_text().await.expect("it ends")
+    };
+    let free = run(Request::text("abc").max_tokens(8)).await;
+    let last = free.text.chars().last().expect("some text");
+    let held = run(Request::text("abc").max_tokens(8).stop([format!("{last}never")])).await;
+    assert_eq!(held.text, free.text);
+    assert_eq!(held.finish.reason, FinishReason::Length);
+}
+
+/// Goal: end-of-sequence and stop ids end a generation, are counted and are no text; told to
+/// ignore them, the engine goes on.
+#[tokio::test]
+async fn end_ids_end_and_can_be_ignored() {
+    let said = expected(b"abc", 20);
+    let eos = said[7];
+    let first = said.iter().position(|&id| id == eos).expect("it is there");
+    let backend = stolon_model::FakeBackend::new(stolon_model::FakeOptions::default());
+    let engine = Engine::builder()
+        .backend("fake", Box::new(backend), Some(fake::bytes(&[eos])))
+        .build()
+        .await
+        .expect("valid settings");
+    let run = async |request: Request| {
+        engine.generate(request).expect("it fits").collect_text().await.expect("it ends")
+    };
+    let ended = run(Request::text("abc").max_tokens(20)).await;
+    assert_eq!(ended.finish.reason, FinishReason::Stop);
+    assert_eq!(ended.token_ids, said[..=first]);
+    let ignored = run(Request::text("abc").max_tokens(20).ignore_eos(true)).await;
+    assert_eq!((ignored.token_ids.len(), ignored.finish.reason), (20, FinishReason::Length));
+    let stop = said[3];
+    let place = said.iter().position(|&id| id == stop).expect("it is there");
+    let request = Request::text("abc").max_tokens(20).ignore_eos(true).stop_ids([stop]);
+    let stopped = run(request).await;
+    assert_eq!(stopped.finish.reason, FinishReason::StopToken(stop));
+    assert_eq!(stopped.token_ids.len(), place + 1);
+}
+
+/// Goal: the same seed gives the same text, alone and among others.
+#[tokio::test]
+async fn a_seed_gives_the_same_text_in_any_company() {
+    let (engine, _) = engine(256).await;
+    let sampling = SamplingParams { temperature: 1.5, seed: Some(7), ..SamplingParams::default() };
+    let request = || Request::text("seeded").max_tokens(30).sampling(sampling.clone());
+    let alone = engine.generate(request()).expect("it fits").collect_text().await.expect("ends");
+    let others: Vec<_> = (0..6)
+        .map(|n| engine.generate(Request::text(format!("other {n}")).max_tokens(40)))
+        .collect::<Result<_, _>>()
+        .expect("they fit");
+    let again = engine.generate(request()).expect("it fits").collect_text().await.expect("ends");
+    assert_eq!(alone.token_ids, again.token_ids);
+    drop(others);
+}
+
+/// Goal: log-probabilities come when asked for, one a token, with as many others as asked for.
+#[tokio::test]
+async fn logprobs_come_when_asked_for() {
+    let (engine, _) = engine(64).await;
+    let request = Request::text("abcdef").max_tokens(6).logprobs(3).prompt_logprobs(1);
+    let told = engine.generate(request).expect("it fits").collect_text().await.expect("ends");
+    assert_eq!((told.logprobs.len(), told.prompt_logprobs.len()), (6, 6));
+    for (id, entry) in told.token_ids.iter().zip(&told.logprobs) {
+        assert_eq!((entry.token_id, entry.top.len()), (*id, 3));
+        assert_eq!(entry.top[0].0, *id, "greedy takes the likeliest");
+    }
+    assert!(told.prompt_logprobs[0].is_none());
+    assert_eq!(told.prompt_logprobs[3].as_ref().map(|entry| entry.token_id), Some(u32::from(b'd')));
+}
+
+/// Goal: what is wrong with a request is said, with what was expected and what came, and takes
+/// nothing.
+#[tokio::test]
+async fn bad_requests_are_refused_with_the_numbers() {
+    let (engine, _) = engine(4).await;
+    let sampled = |change: &dyn Fn(&mut SamplingParams)| {
+        let mut sampling = SamplingParams::default();
+        change(&mut sampling);
+        Request::text("abc").sampling(sampling)
+    };
+    let cases: Vec<(Request, &[&str])> = vec![
+        (Request::tokens(vec![]), &["empty", "at least 1"]),
+        (Request::text(""), &["empty"]),
+        (Request::tokens(vec![1; 65]), &["at most 64", "got 65", "4 blocks of 16"]),
+        (Request::tokens(vec![1; 5000]), &["at most 64", "got 5000"]),
+        (Request::tokens(vec![1, 256]), &["256 at index 1", "below 256"]),
+        (Request::text("abc").max_tokens(0), &["max_tokens", "at least 1", "got 0"]),
+        (Request::text("abc").stop([""]), &["stop", "at least one character"]),
+        (sampled(&|s| s.temperature = f32::NAN), &["temperature", "NaN"]),
+        (sampled(&|s| s.temperature = -0.5), &["temperature", "-0.5"]),
+        (sampled(&|s| s.top_p = 0.0), &["top_p", "above 0"]),
+        (sampled(&|s| s.top_k = Some(0)), &["top_k", "got 0"]),
+        (sampled(&|s| s.min_p = 2.0), &["min_p", "0 to 1"]),
+        (sampled(&|s| s.repetition_penalty = 0.0), &["repetition_penalty"]),
+        (sampled(&|s| s.logit_bias = vec![(999, 1.0)]), &["logit_bias", "999"]),
+        (Request::text("abc").logprobs(1000), &["logprobs", "256"]),
+        (Request::text("abc").prompt_logprobs(1000), &["prompt_logprobs", "256"]),
+        (Request::chat(vec![stolon::ChatMessage::user("hi")]), &["chat template"]),
+    ];
+    for (request, expected) in cases {
+        let shown = format!("{request:?}");
+        let error = engine.generate(request).expect_err("a bad request").to_string();
+        for part in expected {
+            assert!(error.contains(part), "{shown}: {error}");
+        }
+    }
+    assert_eq!(engine.stats().requests, 0);
+    assert_eq!(engine.audit().await.expect("clean books").blocks_free, 4);
+}
+
+/// Goal: what is wrong with a builder's settings is said.
+#[tokio::test]
+async fn bad_settings_are_refused() {
+    let error = async |builder: stolon::EngineBuilder| {
+        builder.build().await.expect_err("bad settings").to_string()
+    };
+    let nothing = error(Engine::builder()).await;
+    assert!(nothing.contains("a model or a backend"), "{nothing}");
+    assert!(error(Engine::builder().model("/no/such/dir/")).await.contains("/no/such/dir"));
+    let tiny = || Engine::builder().model("random:tiny");
+    assert!(error(tiny().num_blocks(0)).await.contains("block"));
+    assert!(error(tiny().block_size(12).num_blocks(4)).await.contains("12"));
+    assert!(error(tiny().block_size(512).num_blocks(4)).await.contains("512"));
+    assert!(error(tiny().kv_memory(10)).await.contains("10"));
+    assert!(error(tiny().threads(0).num_blocks(4)).await.contains("threads"));
+    assert!(error(builder(4).0.max_running(0)).await.contains("max_running"));
+    assert!(error(builder(4).0.max_batched_tokens(0)).await.contains("max_batched_tokens"));
+}
+
+/// Goal: an engine whose backend panics or fails tells those in flight, starts again, and
+/// answers as before.
+#[tokio::test]
+async fn a_failing_backend_takes_nobody_down() {
+    let (engine, handle) = engine(64).await;
+    let request = || Request::text("some prompt that fills a block").max_tokens(6);
+    let run = async || engine.generate(request())?.collect_text().await;
+    let before = run().await.expect("it ends");
+    for fault in [FakeFault::Panic, FakeFault::Fail] {
+        handle.inject_next(fault);
+        let error = run().await.expect_err("it was interrupted");
+        assert!(matches!(error, Error::Interrupted { .. }), "{error}");
+        let again = loop {
+            match run().await {
+                Ok(again) => break again,
+                Err(Error::Interrupted { .. }) => {
+                    tokio::time::sleep(Duration::from_millis(1)).await
+                }
+                Err(other) => panic!("{other}"),
+            }
+        };
+        assert_eq!(again.token_ids, before.token_ids);
+        assert_eq!(again.finish.usage.cached_tokens, 0, "the cache is not trusted");
+        engine.audit().await.expect("clean books");
+    }
+    assert_eq!(engine.stats().restarts, 1, "an error needs no restart");
+}
+
+/// Goal: two engines in one process know nothing of each other.
+#[tokio::test]
+async fn two_engines_do_not_disturb_each_other() {
+    let (one, _) = engine(64).await;
+    let (two, handle) = engine(32).await;
+    let prompt = "the same prompt for both, of some length";
+    let run = async |engine: &Engine| {
+        let stream = engine.generate(Request::text(prompt).max_tokens(8))?;
+        stream.collect_text().await
+    };
+    let first = run(&one).await.expect("it ends");
+    let second = run(&two).await.expect("it ends");
+    assert_eq!(second.finish.usage.cached_tokens, 0);
+    assert_eq!(first.token_ids, second.token_ids);
+    handle.inject_next(FakeFault::Panic);
+    run(&two).await.expect_err("it panics");
+    assert_eq!(run(&one).await.expect("it ends").finish.usage.cached_tokens, 32);
+    two.shutdown().await;
+    assert!(matches!(run(&two).await, Err(Error::EngineStopped)));
+    run(&one).await.expect("it goes on");
+    assert_eq!(one.stats().restarts, 0);
+}
+
+/// Goal: a stream outlives the handle it came from, and the engine stops after both.
+#[tokio::test]
+async fn a_stream_keeps_its_engine_alive() {
+    let (engine, handle) = engine(64).await;
+    let stream = engine.generate(Request::text("abc").max_tokens(20)).expect("it fits");
+    drop(engine);
+    assert_eq!(stream.collect_text().await.expect("it ends").token_ids.len(), 20);
+    let steps = handle.step_count();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(handle.step_count(), steps);
+}
+
+/// Goal: a drained engine finishes what runs.
+#[tokio::test]
+async fn drain_finishes_what_runs() {
+    let (engine, _) = engine(64).await;
+    let stream = engine.generate(Request::text("abc").max_tokens(30)).expect("it fits");
+    let reader = tokio::spawn(stream.collect_text());
+    engine.drain(Duration::from_secs(20)).await;
+    assert_eq!(reader.await.expect("no panic").expect("it ends").token_ids.len(), 30);
+}
+
+/// Goal: the order of admission is the policy's, and can be changed while the engine runs.
+#[tokio::test]
+async fn the_policy_orders_the_queue() {
+    for (policy, expected) in [
+        (AdmissionPolicy::Fcfs, [0, 1, 2]),
+        (AdmissionPolicy::Cost, [2, 1, 0]),
+        (AdmissionPolicy::Priority, [1, 0, 2]),
+    ] {
+        let (builder, handle) = builder(64);
+        let engine = builder.max_running(1).build().await.expect("valid settings");
+        engine.set_admission(policy);
+        assert_eq!(engine.admission(), policy);
+        let hold = handle.hold();
+        let blocker = engine.generate(Request::text("blocker").max_tokens(2)).expect("it fits");
+        while handle.step_count() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let (sender, mut order) = tokio::sync::mpsc::unbounded_channel();
+        for (index, len) in [90, 60, 30].into_iter().enumerate() {
+            let prompt = vec![index as u32; len];
+            let request = Request::tokens(prompt).max_tokens(2).priority(i32::from(index == 1));
+            let stream = engine.generate(request).expect("it fits");
+            let sender = sender.clone();
+            tokio::spawn(async move {
+                stream.collect_text().await.expect("it ends");
+                sender.send(index).expect("somebody listens");
+            });
+        }
+        drop(hold);
+        blocker.collect_text().await.expect("it ends");
+        let mut got = [0; 3];
+        for place in &mut got {
+            *place = order.recv().await.expect("three of them");
+        }
+        assert_eq!(got, expected, "{policy}");
+    }
+}
