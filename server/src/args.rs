@@ -148,16 +148,18 @@ impl SamplingArgs {
     /// Puts these flags into a request.
     #[must_use]
     pub fn apply(&self, request: Request) -> Request {
+        let off = SamplingParams::default();
         let sampling = SamplingParams {
             temperature: self.temperature,
             top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
+            top_p: self.top_p.unwrap_or(off.top_p),
+            min_p: self.min_p.unwrap_or(off.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(off.repetition_penalty),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
-            logit_bias: self.logit_bias.iter().copied().collect(),
+            logit_bias: self.logit_bias.clone(),
             seed: self.seed,
+            ..off
         };
         request
             .max_tokens(self.max_tokens)

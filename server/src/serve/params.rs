@@ -14,6 +14,9 @@ pub(super) const MAX_CHOICES: usize = 128;
 /// Most likely tokens that can be asked for at a place.
 pub(super) const MAX_LOGPROBS: usize = 20;
 
+/// OpenAI's default.
+const DEFAULT_TEMPERATURE: f32 = 1.0;
+
 /// The parameters, checked as far as it needs no engine. Values out of an engine's range are
 /// refused by the engine, before it does any work.
 #[derive(Debug)]
@@ -109,15 +112,19 @@ impl Common {
 }
 
 fn sampling(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
+    let off = SamplingParams::default();
     Ok(SamplingParams {
-        temperature: fields.take_f32("temperature")?.unwrap_or(1.0),
+        temperature: fields.take_f32("temperature")?.unwrap_or(DEFAULT_TEMPERATURE),
         top_k: fields.take_count("top_k", 0, u32::MAX as usize)?.filter(|&k| k > 0),
-        top_p: fields.take_f32("top_p")?,
-        min_p: fields.take_f32("min_p")?,
-        repetition_penalty: fields.take_f32("repetition_penalty")?,
-        presence_penalty: fields.take_f32("presence_penalty")?.unwrap_or(0.0),
-        frequency_penalty: fields.take_f32("frequency_penalty")?.unwrap_or(0.0),
-        logit_bias: fields.take_logit_bias("logit_bias")?.into_iter().collect(),
+        top_p: fields.take_f32("top_p")?.unwrap_or(off.top_p),
+        min_p: fields.take_f32("min_p")?.unwrap_or(off.min_p),
+        repetition_penalty: fields
+            .take_f32("repetition_penalty")?
+            .unwrap_or(off.repetition_penalty),
+        presence_penalty: fields.take_f32("presence_penalty")?.unwrap_or(off.presence_penalty),
+        frequency_penalty: fields.take_f32("frequency_penalty")?.unwrap_or(off.frequency_penalty),
+        logit_bias: fields.take_logit_bias("logit_bias")?,
         seed: fields.take_seed("seed")?,
+        ..off
     })
 }
