@@ -5,7 +5,6 @@
 use std::time::Duration;
 
 use clap::Args;
-use futures::StreamExt;
 use stolon::demo::{Handbook, handbook};
 use stolon::{ChatMessage, Engine, Event, Finish, Request};
 

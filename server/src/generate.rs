@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use futures::StreamExt;
 use futures::future::try_join_all;
 use serde_json::{Value, json};
 use stolon::{ChatMessage, Completion, Engine, Event, Finish, Request, TokenLogprob};

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
-use stolon::{ChatMessage, Completion, Engine, Request, TokenLogprob};
+use stolon::{ChatMessage, Completion, Engine, MessageContent, Request, TokenLogprob};
 
 use super::App;
 use super::api::{self, Api, Piece};
@@ -100,21 +100,26 @@ fn parse_message(index: usize, value: &Value) -> Result<ChatMessage, ApiError> {
             return Err(ApiError::expected(&at(".role"), expected, field("role")));
         }
     };
-    let content = text_of(field("content")).ok_or_else(|| {
+    let content = content_of(field("content")).ok_or_else(|| {
         let expected = "a string or a list of parts of type `text`";
         ApiError::expected(&at(".content"), expected, field("content"))
     })?;
-    Ok(ChatMessage::new(role, content))
+    let mut message = ChatMessage::new(role, "");
+    message.content = Some(content);
+    if let Some(name) = object.get("name").filter(|name| !name.is_null()) {
+        message.extra.insert("name".to_owned(), name.clone());
+    }
+    Ok(message)
 }
 
-/// A message's content: a string, or the texts of its parts.
-fn text_of(content: &Value) -> Option<String> {
-    let part = |part: &Value| -> Option<String> {
-        (part["type"] == "text").then(|| part["text"].as_str().map(str::to_owned))?
-    };
+/// A message's content: a string, or parts that hold text, which the template puts together.
+fn content_of(content: &Value) -> Option<MessageContent> {
+    let is_text = |part: &Value| part["type"] == "text" && part["text"].is_string();
     match content {
-        Value::String(text) => Some(text.clone()),
-        Value::Array(parts) => parts.iter().map(part).collect(),
+        Value::String(text) => Some(MessageContent::Text(text.clone())),
+        Value::Array(parts) if parts.iter().all(is_text) => {
+            Some(MessageContent::Parts(parts.clone()))
+        }
         _ => None,
     }
 }
@@ -183,13 +188,14 @@ mod tests {
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
             {"role": "assistant", "content": "c", "refusal": null, "tool_calls": null},
         ])));
-        let pairs: Vec<(String, String)> = messages
-            .expect("messages")
-            .into_iter()
-            .map(|message| (message.role, message.content))
-            .collect();
-        let expected = [("system", "be brief"), ("user", "ab"), ("assistant", "c")];
-        assert_eq!(pairs, expected.map(|(role, text)| (role.to_owned(), text.to_owned())));
+        let messages = messages.expect("messages");
+        let roles: Vec<&str> = messages.iter().map(|message| message.role.as_str()).collect();
+        assert_eq!(roles, ["system", "user", "assistant"]);
+        assert_eq!(messages[0], ChatMessage::system("be brief"));
+        let parts =
+            vec![json!({"type": "text", "text": "a"}), json!({"type": "text", "text": "b"})];
+        assert_eq!(messages[1].content, Some(MessageContent::Parts(parts)));
+        assert_eq!(messages[2], ChatMessage::assistant("c"));
     }
 
     /// Goal: what cannot be answered is refused, and the message at fault is named.
