@@ -25,9 +25,11 @@ pub(super) const ROWS: usize = 16;
 /// Products that one instruction adds to a sum.
 pub(super) const DEPTH: usize = 32;
 /// Values (bf16) of a tile.
-const TILE: usize = ROWS * DEPTH;
+pub(super) const TILE: usize = ROWS * DEPTH;
+/// Bytes of a tile.
+pub(super) const TILE_BYTES: usize = 2 * TILE;
 /// Bytes between the rows of a packed tile.
-const TILE_ROW_BYTES: usize = 2 * DEPTH;
+pub(super) const TILE_ROW_BYTES: usize = 2 * DEPTH;
 /// Tiles along the inner dimension in a block, when many rows share the weights: two panels of
 /// them (16 KiB) then stay in the nearest cache while the rows pass by.
 const BLOCK_DEPTH: usize = 16;
@@ -56,7 +58,7 @@ struct Config {
 /// # Safety
 /// The process may use AMX.
 #[target_feature(enable = "avx512f")]
-unsafe fn configure(upper: usize, lower: usize, single: bool) {
+pub(super) unsafe fn configure(upper: usize, lower: usize, single: bool) {
     debug_assert!((1..=ROWS).contains(&upper) && (1..=ROWS).contains(&lower));
     #[allow(clippy::cast_possible_truncation, reason = "at most 16")]
     let (upper, lower) = (upper as u8, lower as u8);
@@ -85,7 +87,7 @@ unsafe fn configure(upper: usize, lower: usize, single: bool) {
 ///
 /// # Safety
 /// The process may use AMX.
-unsafe fn release() {
+pub(super) unsafe fn release() {
     // SAFETY: clears the tile registers, which are ours.
     unsafe {
         asm!(
@@ -99,27 +101,32 @@ unsafe fn release() {
 
 /// The operands of a block of tiles.
 #[derive(Clone, Copy)]
-struct Block {
-    /// Packed activations of the first row tile, at the block's first tile of depth.
-    a: *const u16,
+pub(super) struct Block {
+    /// Activations of the first row tile, at the block's first tile of depth.
+    pub a: *const u16,
     /// Values between two row tiles.
-    a_tile: usize,
+    pub a_tile: usize,
+    /// Bytes between two rows of a tile of activations (2 x 2: always [`TILE_ROW_BYTES`]).
+    pub a_row_bytes: usize,
+    /// Bytes between two tiles of activations along the depth (2 x 2: always a packed tile's).
+    pub a_step_bytes: usize,
     /// Weights of the first panel, at the block's first tile of depth.
-    b: *const u16,
+    pub b: *const u16,
     /// Values between two panels.
-    b_panel: usize,
+    pub b_panel: usize,
     /// Tiles of depth; at least 1.
-    depth: usize,
+    pub depth: usize,
     /// Where sums begin: those of the first row and panel, or null to begin with zero.
-    begin: *const f32,
+    pub begin: *const f32,
     /// Values between two rows of `begin`.
-    begin_row: usize,
+    pub begin_row: usize,
     /// Where sums go.
-    c: *mut f32,
+    pub c: *mut f32,
     /// Values between two rows of `c`.
-    c_row: usize,
-    /// Weights of which each step along the depth fetches [`AHEAD`] values to the second cache.
-    ahead: *const u16,
+    pub c_row: usize,
+    /// Weights of which each step along the depth of a 2 x 2 block fetches [`AHEAD`] values to the
+    /// second cache.
+    pub ahead: *const u16,
 }
 
 /// Two row tiles times two panels.
@@ -202,22 +209,35 @@ unsafe fn block_2x2(block: &Block) {
     }
 }
 
-/// One row tile times four panels; sums begin with zero.
+/// One row tile times four panels.
 ///
 /// # Safety
 /// Tiles are configured as `single`; the operands are valid for the rows configured.
-unsafe fn block_1x4(block: &Block) {
+#[inline]
+pub(super) unsafe fn block_1x4(block: &Block) {
     // SAFETY: the caller's promise; the asm reads and writes the operands and tile registers only.
     unsafe {
         let c_bytes = block.c_row * size_of::<f32>();
-        asm!(
-            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            options(nostack, preserves_flags, nomem),
-        );
+        if block.begin.is_null() {
+            asm!(
+                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                options(nostack, preserves_flags, nomem),
+            );
+        } else {
+            asm!(
+                "tileloadd tmm0, [{c} + {row}]",
+                "tileloadd tmm1, [{c} + {row} + 64]",
+                "tileloadd tmm2, [{c} + {row} + 128]",
+                "tileloadd tmm3, [{c} + {row} + 192]",
+                c = in(reg) block.begin, row = in(reg) block.begin_row * size_of::<f32>(),
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                options(nostack, preserves_flags, readonly),
+            );
+        }
         asm!(
             "2:",
-            "tileloadd tmm4, [{a} + {tile_row}]",
+            "tileloadd tmm4, [{a} + {a_row}]",
             "tileloadd tmm5, [{b} + {tile_row}]",
             "tdpbf16ps tmm0, tmm4, tmm5",
             "tileloadd tmm6, [{b1} + {tile_row}]",
@@ -226,7 +246,7 @@ unsafe fn block_1x4(block: &Block) {
             "tdpbf16ps tmm2, tmm4, tmm7",
             "tileloadd tmm5, [{b3} + {tile_row}]",
             "tdpbf16ps tmm3, tmm4, tmm5",
-            "add {a}, 1024",
+            "add {a}, {a_step}",
             "add {b}, 1024",
             "add {b1}, 1024",
             "add {b2}, 1024",
@@ -234,6 +254,8 @@ unsafe fn block_1x4(block: &Block) {
             "dec {depth}",
             "jnz 2b",
             a = inout(reg) block.a => _,
+            a_row = in(reg) block.a_row_bytes,
+            a_step = in(reg) block.a_step_bytes,
             b = inout(reg) block.b => _,
             b1 = inout(reg) block.b.add(block.b_panel) => _,
             b2 = inout(reg) block.b.add(2 * block.b_panel) => _,
@@ -255,25 +277,37 @@ unsafe fn block_1x4(block: &Block) {
     }
 }
 
-/// One row tile times one panel; sums begin with zero.
+/// One row tile times one panel.
 ///
 /// # Safety
 /// Tiles are configured as `single`; the operands are valid for the rows configured.
-unsafe fn block_1x1(block: &Block) {
+#[inline]
+pub(super) unsafe fn block_1x1(block: &Block) {
     // SAFETY: the caller's promise; the asm reads and writes the operands and tile registers only.
     unsafe {
         let c_bytes = block.c_row * size_of::<f32>();
-        asm!("tilezero tmm0", out("tmm0") _, options(nostack, preserves_flags, nomem));
+        if block.begin.is_null() {
+            asm!("tilezero tmm0", out("tmm0") _, options(nostack, preserves_flags, nomem));
+        } else {
+            asm!(
+                "tileloadd tmm0, [{c} + {row}]",
+                c = in(reg) block.begin, row = in(reg) block.begin_row * size_of::<f32>(),
+                out("tmm0") _,
+                options(nostack, preserves_flags, readonly),
+            );
+        }
         asm!(
             "2:",
-            "tileloadd tmm4, [{a} + {tile_row}]",
+            "tileloadd tmm4, [{a} + {a_row}]",
             "tileloadd tmm6, [{b} + {tile_row}]",
             "tdpbf16ps tmm0, tmm4, tmm6",
-            "add {a}, 1024",
+            "add {a}, {a_step}",
             "add {b}, 1024",
             "dec {depth}",
             "jnz 2b",
             a = inout(reg) block.a => _,
+            a_row = in(reg) block.a_row_bytes,
+            a_step = in(reg) block.a_step_bytes,
             b = inout(reg) block.b => _,
             depth = inout(reg) block.depth => _,
             tile_row = in(reg) TILE_ROW_BYTES,
@@ -383,6 +417,8 @@ unsafe fn chunk_of_one_tile(args: &TileArgs) {
         let mut block = Block {
             a: args.packed,
             a_tile: 0,
+            a_row_bytes: TILE_ROW_BYTES,
+            a_step_bytes: TILE_BYTES,
             b: args.panels,
             b_panel: panel_len,
             depth: args.padded_inner / DEPTH,
@@ -438,6 +474,8 @@ unsafe fn chunk_of_pairs(args: &TileArgs) {
             Block {
                 a: args.packed.add(row * args.padded_inner),
                 a_tile: row_tile_len,
+                a_row_bytes: TILE_ROW_BYTES,
+                a_step_bytes: TILE_BYTES,
                 b: args.panels.add(panel * panel_len),
                 b_panel: panel_len,
                 depth,

@@ -8,9 +8,14 @@
 //! at fixed absolute positions. A query's softmax runs tile by tile within a span and the spans'
 //! results are merged in order. So its bits depend on its position and the context alone: not on
 //! the chunk it came in, on the block size, or on which thread took which part.
+//!
+//! **Precision.** Scores, weights and sums are f32, and so are the products on lanes. With keys and
+//! values in bf16 on the AMX path (see [`tiles`]) queries and weights are rounded to bf16.
 #![allow(unsafe_code, reason = "tasks write disjoint parts of one output")]
 
 mod task;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use stolon_kvcache::BlockId;
 
@@ -171,6 +176,11 @@ pub fn attention(threads: &Threads, args: &AttentionArgs<'_>, out: &mut [f32]) {
     let out = SharedMut::new(out);
     threads.for_each(tasks.len(), |index| {
         let task = tasks[index];
+        #[cfg(target_arch = "x86_64")]
+        if tiles::apply(args) {
+            // SAFETY: as below; the path is AMX and keys and values are bf16.
+            return unsafe { tiles::run(args, &task, threads, out.get()) };
+        }
         // SAFETY: `check` has shown that all sizes fit; tasks have disjoint rows or heads of `out`.
         unsafe { task::run(args.path, args, &task, threads, out.get()) }
     });

@@ -13,6 +13,8 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+#[cfg(target_arch = "x86_64")]
+pub(super) use math::exp_rough;
 pub(super) use math::{exp, gelu_tanh, sigmoid};
 pub(super) use portable::Portable;
 #[cfg(target_arch = "x86_64")]

@@ -327,7 +327,7 @@ unsafe fn weigh<L: Lanes>(
 }
 
 /// The factor that brings what was relative to `old` to `new`, the larger one.
-fn correction(old: f32, new: f32) -> f32 {
+pub(super) fn correction(old: f32, new: f32) -> f32 {
     if old == f32::NEG_INFINITY { 0.0 } else { (old - new).exp() }
 }
 

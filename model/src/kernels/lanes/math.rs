@@ -38,6 +38,28 @@ pub(in crate::kernels) unsafe fn exp<L: Lanes>(x: L) -> L {
     }
 }
 
+/// e^x for weights that are rounded to bf16 next: relative error below 4e-6. 0 below -87.3, `x` at
+/// most about 88, NaN for NaN. Two thirds of the work of [`exp`].
+///
+/// # Safety
+/// The instruction set of `L` is available.
+#[inline(always)]
+pub(in crate::kernels) unsafe fn exp_rough<L: Lanes>(x: L) -> L {
+    /// Powers of ln 2 over factorials: the Taylor polynomial of 2^r, highest first.
+    const TAYLOR: [f32; 5] = [0.009_618_13, 0.055_504_11, 0.240_226_5, 0.693_147_2, 1.0];
+    // SAFETY: the caller's promise is all that lanes need.
+    unsafe {
+        let log2_e = L::splat(std::f32::consts::LOG2_E);
+        let shifted = x.mul_add(log2_e, L::splat(ROUND));
+        let r = x.mul_add(log2_e, L::splat(ROUND).sub(shifted));
+        let mut sum = L::splat(0.001_333_356);
+        for coefficient in TAYLOR {
+            sum = sum.mul_add(r, L::splat(coefficient));
+        }
+        sum.scale_by_power(shifted).keep_where_ge(x, L::splat(EXP_MIN))
+    }
+}
+
 /// 1 / (1 + e^-x), lane by lane.
 ///
 /// # Safety
