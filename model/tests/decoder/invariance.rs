@@ -22,7 +22,7 @@ impl Subject {
     fn fixture(name: &str, kv_type: KvType, path: Path) -> Self {
         let expected = fixture::expected(name);
         let mut tokens = expected.prompt;
-        tokens.extend(&expected.greedy[..20]);
+        tokens.extend(&expected.greedy[..30]);
         let name = name.to_owned();
         let label = format!("{name}, {kv_type:?}, {path:?}");
         let make = move |setup| fixture::backend(fixture::model(&name), setup);
@@ -155,8 +155,18 @@ impl Subject {
             let rows = run::step(&mut backend, &[hit]).remove(0);
             self.same("full hit", &rows, &expected[end - 1..end]);
         }
+        // Foreign tokens that must not be written, and a slice of which only the end is.
+        let mut foreign = run::part(&[7; 60], 57, 60, &table[..15]);
+        foreign.slice.write_from = 60;
+        run::step(&mut backend, &[foreign]);
         let rest = run::rows(&mut backend, &self.tokens, 60, 5, &table);
         self.same("after full hits", &rest, &expected[60..]);
+        let mut half = run::part(&self.tokens, 57, 63, &table);
+        half.slice.write_from = 60;
+        let rows = run::step(&mut backend, &[half]).remove(0);
+        self.same("half a hit", &rows, &expected[57..63]);
+        let rest = run::rows(&mut backend, &self.tokens, 63, 5, &table);
+        self.same("after half a hit", &rest, &expected[63..]);
     }
 
     /// Fewer rows asked for changes nothing in those that are.
@@ -167,9 +177,11 @@ impl Subject {
         first.slice.logit_rows = LogitRows::None;
         let mut second = run::part(&self.other, 0, 40, &tables[1]);
         second.slice.logit_rows = LogitRows::Last;
-        let rows = run::step(&mut backend, &[first.clone(), second]);
+        let rows = run::step(&mut backend, &[first.clone(), second.clone()]);
         assert!(rows[0].is_empty());
         self.same("last row", &rows[1], &others[39..40]);
+        let rows = run::step(&mut backend, &[second, first.clone()]);
+        self.same("last row, first in the batch", &rows[0], &others[39..40]);
         assert_eq!(run::step(&mut backend, &[first]), [Vec::<Vec<f32>>::new()]);
         let rows = run::step(
             &mut backend,
