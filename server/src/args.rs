@@ -107,19 +107,19 @@ pub struct SamplingArgs {
     #[arg(long, default_value_t = Request::DEFAULT_MAX_TOKENS)]
     pub max_tokens: usize,
     /// 0 takes the likeliest token each time
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     pub temperature: f32,
     /// Choose among the K likeliest tokens
     #[arg(long, value_name = "K")]
     pub top_k: Option<usize>,
     /// Choose among the likeliest tokens that together have this probability
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub top_p: Option<f32>,
     /// Choose among tokens at least this fraction as likely as the likeliest
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub min_p: Option<f32>,
     /// Make tokens that occurred already less likely; 1 changes nothing
-    #[arg(long, value_name = "FACTOR")]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub repetition_penalty: Option<f32>,
     /// Subtract this from the logits of tokens that were generated already
     #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]

@@ -111,7 +111,7 @@ impl Conversation {
             Err(error) if crate::cli::is_broken_pipe(&error) => return Err(error),
             Err(error) => {
                 self.messages.pop();
-                terminal::line(terminal::dim(format!("[{error:#}]")))?;
+                terminal::line(terminal::dim(format!("[{}]", crate::cli::in_words(&error))))?;
             }
         }
         Ok(())

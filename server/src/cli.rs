@@ -60,11 +60,34 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }
 
+/// An error and its causes on one line. Some messages repeat their cause already; a cause that
+/// the line ends with is not said twice.
+#[must_use]
+pub fn in_words(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |line, cause| {
+        let cause = cause.to_string();
+        match line.as_str() {
+            "" => cause,
+            said if said.ends_with(&cause) => line,
+            _ => format!("{line}: {cause}"),
+        }
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use anyhow::anyhow;
     use clap::CommandFactory;
 
     use super::*;
+
+    /// Goal: causes are told in order, and none twice.
+    #[test]
+    fn causes_are_told_once() {
+        let error = anyhow!("no such file").context("cannot read x: no such file").context("stop");
+        assert_eq!(in_words(&error), "stop: cannot read x: no such file");
+        assert_eq!(in_words(&anyhow!("b").context("a")), "a: b");
+    }
 
     /// Goal: the command line is well-formed (clap checks ids, conflicts and defaults).
     #[test]

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         Err(error) => {
             use std::io::Write;
             // Nothing is left to tell if standard error is closed, too.
-            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            let _ = writeln!(std::io::stderr(), "error: {}", stolon_server::cli::in_words(&error));
             ExitCode::FAILURE
         }
     }

@@ -107,8 +107,8 @@ fn wrong_arguments_are_refused_in_words() {
     check(&["--prompt", "x", "--temperature", "-1"], &["temperature", "-1"]);
     check(&["--prompt", "x", "--top-p", "2"], &["top_p", "2"]);
     check(&["--prompt", "x", "--max-tokens", "0"], &["max_tokens", "0"]);
-    check(&["--prompt", "x", "--block-size", "3"], &["block_size", "power of two", "3"]);
-    check(&["--prompt", "x", "--num-blocks", "0"], &["num_blocks", "0"]);
+    check(&["--prompt", "x", "--block-size", "3"], &["block size", "power of two", "3"]);
+    check(&["--prompt", "x", "--num-blocks", "0"], &["KV blocks", "got 0"]);
     check(&["--prompt", "x", "--kv-memory", "lots"], &["expected a size", "lots"]);
     check(&["--prompt", "x", "--admission", "dice"], &["admission policy", "dice"]);
     check(&["--prompt-file", "/nowhere/to/be/found"], &["/nowhere/to/be/found"]);

@@ -68,7 +68,10 @@ pub(crate) struct Server {
 impl Server {
     /// Starts a server on a free port.
     pub(crate) fn start(model: &str, args: &[&str]) -> Self {
-        let mut child = stolon(&["serve", "--port", "0", "--num-blocks", "512", "--model", model])
+        let pool: &[&str] =
+            if args.contains(&"--num-blocks") { &[] } else { &["--num-blocks", "512"] };
+        let mut child = stolon(&["serve", "--port", "0", "--model", model])
+            .args(pool)
             .args(args)
             .stdout(Stdio::piped())
             .spawn()
