@@ -107,8 +107,8 @@ pub struct SamplingArgs {
     #[arg(long, default_value_t = Request::DEFAULT_MAX_TOKENS)]
     pub max_tokens: usize,
     /// 0 takes the likeliest token each time
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
-    pub temperature: f32,
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
     /// Choose among the K likeliest tokens
     #[arg(long, value_name = "K")]
     pub top_k: Option<usize>,
@@ -122,11 +122,11 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub repetition_penalty: Option<f32>,
     /// Subtract this from the logits of tokens that were generated already
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
-    pub presence_penalty: f32,
+    #[arg(long, value_name = "AMOUNT", allow_negative_numbers = true)]
+    pub presence_penalty: Option<f32>,
     /// Subtract this for each time a token was generated
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
-    pub frequency_penalty: f32,
+    #[arg(long, value_name = "AMOUNT", allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f32>,
     /// Add BIAS to a token's logit; may be given several times
     #[arg(long, value_name = "ID=BIAS", value_parser = parse_bias)]
     pub logit_bias: Vec<(u32, f32)>,
@@ -145,22 +145,20 @@ pub struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// Puts these flags into a request.
+    /// Puts these flags into a request; what no flag says is as in `base`.
     #[must_use]
-    pub fn apply(&self, request: Request) -> Request {
-        let off = SamplingParams::default();
-        let sampling = SamplingParams {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p.unwrap_or(off.top_p),
-            min_p: self.min_p.unwrap_or(off.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(off.repetition_penalty),
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            logit_bias: self.logit_bias.clone(),
-            seed: self.seed,
-            ..off
-        };
+    pub fn apply(&self, request: Request, base: &SamplingParams) -> Request {
+        let mut sampling = base.clone();
+        let set = |value: &mut f32, flag: Option<f32>| *value = flag.unwrap_or(*value);
+        set(&mut sampling.temperature, self.temperature);
+        set(&mut sampling.top_p, self.top_p);
+        set(&mut sampling.min_p, self.min_p);
+        set(&mut sampling.repetition_penalty, self.repetition_penalty);
+        set(&mut sampling.presence_penalty, self.presence_penalty);
+        set(&mut sampling.frequency_penalty, self.frequency_penalty);
+        sampling.top_k = self.top_k.or(sampling.top_k);
+        sampling.logit_bias.extend(&self.logit_bias);
+        sampling.seed = self.seed.or(sampling.seed);
         request
             .max_tokens(self.max_tokens)
             .sampling(sampling)

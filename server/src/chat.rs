@@ -119,7 +119,8 @@ impl Conversation {
 
     /// The answer, streamed to standard output; `None` when it was interrupted.
     async fn answer(&self) -> anyhow::Result<Option<String>> {
-        let request = self.sampling.apply(Request::chat(self.messages.clone()));
+        let request = Request::chat(self.messages.clone());
+        let request = self.sampling.apply(request, &self.engine.recommended_sampling());
         let mut stream = self.engine.generate(request)?;
         let mut answer = String::new();
         loop {

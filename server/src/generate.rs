@@ -7,7 +7,9 @@ use anyhow::Context;
 use clap::Args;
 use futures::future::try_join_all;
 use serde_json::{Value, json};
-use stolon::{ChatMessage, Completion, Engine, Event, Finish, Request, TokenLogprob};
+use stolon::{
+    ChatMessage, Completion, Engine, Event, Finish, Request, SamplingParams, TokenLogprob,
+};
 
 use crate::args::{EngineArgs, SamplingArgs};
 use crate::terminal;
@@ -90,7 +92,8 @@ impl GenerateArgs {
         let ids = self.prompt_tokens.iter().map(|ids| Request::tokens(ids.0.clone()));
         // The JSON form always says how likely each token was.
         let logprobs = self.logprobs.or(self.json.then_some(0));
-        let finish = |request| match (self.sampling.apply(request), logprobs) {
+        let greedy = SamplingParams::default();
+        let finish = |request| match (self.sampling.apply(request, &greedy), logprobs) {
             (request, Some(top)) => request.logprobs(top),
             (request, None) => request,
         };

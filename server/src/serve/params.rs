@@ -14,9 +14,6 @@ pub(super) const MAX_CHOICES: usize = 128;
 /// Most likely tokens that can be asked for at a place.
 pub(super) const MAX_LOGPROBS: usize = 20;
 
-/// OpenAI's default.
-const DEFAULT_TEMPERATURE: f32 = 1.0;
-
 /// The parameters, checked as far as it needs no engine. Values out of an engine's range are
 /// refused by the engine, before it does any work.
 #[derive(Debug)]
@@ -78,7 +75,7 @@ impl Common {
             include_usage,
             max_tokens: None,
             logprobs: None,
-            sampling: sampling(fields)?,
+            sampling: sampling(fields, app.engine.recommended_sampling())?,
             stop: fields.take_strings("stop", 16)?,
             stop_ids: fields.take_token_ids("stop_token_ids")?,
             ignore_eos: fields.take_bool("ignore_eos")?.unwrap_or(false),
@@ -111,20 +108,23 @@ impl Common {
     }
 }
 
-fn sampling(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
-    let off = SamplingParams::default();
-    Ok(SamplingParams {
-        temperature: fields.take_f32("temperature")?.unwrap_or(DEFAULT_TEMPERATURE),
-        top_k: fields.take_count("top_k", 0, u32::MAX as usize)?.filter(|&k| k > 0),
-        top_p: fields.take_f32("top_p")?.unwrap_or(off.top_p),
-        min_p: fields.take_f32("min_p")?.unwrap_or(off.min_p),
-        repetition_penalty: fields
-            .take_f32("repetition_penalty")?
-            .unwrap_or(off.repetition_penalty),
-        presence_penalty: fields.take_f32("presence_penalty")?.unwrap_or(off.presence_penalty),
-        frequency_penalty: fields.take_f32("frequency_penalty")?.unwrap_or(off.frequency_penalty),
-        logit_bias: fields.take_logit_bias("logit_bias")?,
-        seed: fields.take_seed("seed")?,
-        ..off
-    })
+/// How tokens are chosen; what the client does not say is as the model's makers recommend.
+fn sampling(fields: &mut Fields, base: SamplingParams) -> Result<SamplingParams, ApiError> {
+    let mut number =
+        |name: &str, base: f32| Ok::<_, ApiError>(fields.take_f32(name)?.unwrap_or(base));
+    let sampling = SamplingParams {
+        temperature: number("temperature", base.temperature)?,
+        top_p: number("top_p", base.top_p)?,
+        min_p: number("min_p", base.min_p)?,
+        repetition_penalty: number("repetition_penalty", base.repetition_penalty)?,
+        presence_penalty: number("presence_penalty", base.presence_penalty)?,
+        frequency_penalty: number("frequency_penalty", base.frequency_penalty)?,
+        ..base
+    };
+    let top_k = match fields.take_count("top_k", 0, u32::MAX as usize)? {
+        None => sampling.top_k,
+        Some(k) => (k > 0).then_some(k), // 0 keeps all.
+    };
+    let logit_bias = fields.take_logit_bias("logit_bias")?;
+    Ok(SamplingParams { top_k, logit_bias, seed: fields.take_seed("seed")?, ..sampling })
 }
