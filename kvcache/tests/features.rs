@@ -22,6 +22,22 @@ fn tree(policy: Policy) -> TreeWriter {
     TreeBuilder::new(1).policy(policy).build().expect("a block size").0
 }
 
+/// Goal: who may move where: readers everywhere, the writer and leases to another thread.
+#[test]
+fn handles_move_between_threads() {
+    fn sent<T: Send>() {}
+    fn shared<T: Send + Sync + Clone>() {}
+    sent::<TreeWriter>();
+    sent::<stolon_kvcache::PrefixLease>();
+    sent::<stolon_kvcache::BlockLease>();
+    sent::<stolon_kvcache::BlockPool>();
+    sent::<stolon_kvcache::EventReceiver>();
+    sent::<stolon_kvcache::StepTicket>();
+    shared::<stolon_kvcache::TreeReader>();
+    shared::<stolon_kvcache::StepFence>();
+    shared::<Namespace>();
+}
+
 /// Goal: bad configurations are refused with what was expected and what came.
 #[test]
 fn bad_configurations_are_refused() {

@@ -174,6 +174,38 @@ fn namespace_prune_against_read() {
     });
 }
 
+/// Goal: a flush is seen whole or not at all, also where a lease keeps blocks from coming back.
+#[test]
+fn flush_against_read() {
+    fn flush_and_start_anew<R: Reclaimer>(writer: &mut TreeWriter<R>) {
+        let lease = writer.acquire(&Namespace::default(), &[1]);
+        assert_eq!(writer.flush(), [BlockId(1)]);
+        drop(lease);
+        assert_eq!(writer.evict(1), [BlockId(0)]);
+        put(writer, &[1], 5);
+    }
+    let queries: [(&'static [u32], &'static [usize]); 1] = [(&[1, 2], &[0, 1, 2])];
+    explore(3, move || {
+        race(Checked::default(), |w| put(w, &[1, 2], 0), flush_and_start_anew, &queries)
+    });
+}
+
+/// Goal: a query by hashes while a run is split, and while its tail is trimmed.
+#[test]
+fn hashes_against_split_and_trim() {
+    explore(3, || {
+        let (mut writer, reader) = tree(Checked::default());
+        put(&mut writer, &[1, 2, 3], 0);
+        let hashes = reader.block_hashes(&Namespace::default(), &[1, 2, 3]);
+        let query =
+            thread::spawn(move || reader.query_match_hashes(&Namespace::default(), &hashes));
+        put(&mut writer, &[1, 9], 7);
+        assert_eq!(writer.evict(1), [BlockId(2)]);
+        let got = query.join().expect("no look at freed memory");
+        assert!([2, 3].contains(&got), "expected 2 or 3 blocks, got {got}");
+    });
+}
+
 /// Goal: two readers beside a split and an eviction, at once.
 #[test]
 fn two_readers_against_split_and_evict() {

@@ -8,17 +8,16 @@ mod rivals;
 mod stolon;
 mod workload;
 
-use measure::{Row, print_table};
 use workload::Workload;
 
 fn main() {
     let workload = Workload::shared_prefix();
-    println!("## Lookups: {} prompts of {} blocks, {} shared\n", workload.prompts.len(), 512, 128);
-    let mut rows: Vec<Row> = Vec::new();
-    rows.push(measure::memcmp_floor(&workload));
-    rows.extend(stolon::lookups(&workload));
-    rows.extend(rivals::lookups(&workload));
-    print_table(&rows);
+    println!("### Lookups: 200 prompts of 512 blocks, 128 shared\n");
+    let mut entries = vec![measure::memcmp_floor(&workload)];
+    entries.extend(stolon::entries(&workload));
+    entries.extend(rivals::entries(&workload));
+    measure::compare(&entries);
+    drop(entries);
     stolon::beside_a_writer(&workload);
     stolon::writer_costs();
     stolon::wide(&Workload::wide());

@@ -1,4 +1,5 @@
-//! Timing: medians of batches, so that short calls are not drowned in the clock.
+//! Timing. All indexes take turns in short batches, so that whatever else the machine does falls
+//! on all of them alike; a figure is the median of an index's batches.
 
 use crate::workload::Workload;
 use std::hint::black_box;
@@ -6,82 +7,103 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-/// Nanoseconds a lookup, with one thread and with two at once.
-pub struct Row {
+/// An index as it is measured: `lookup(kind, i)` looks the prompt `i` of a kind up: 0 a full hit,
+/// 1 a partial one, 2 a miss.
+pub struct Entry<'a> {
     pub name: &'static str,
-    pub full: [f64; 2],
-    pub partial: [f64; 2],
-    pub miss: [f64; 2],
-    pub hot: [f64; 2],
+    pub lookup: Box<dyn Fn(usize, usize) + Sync + 'a>,
+}
+
+/// The kinds of lookups: name, kind of prompt, whether it is always the same prompt.
+const KINDS: [(&str, usize, bool); 4] = [
+    ("full 512 of 512", 0, false),
+    ("partial 128 of 512", 1, false),
+    ("miss", 2, false),
+    ("one hot prompt", 0, true),
+];
+
+/// Nanoseconds a call of `call(0..count)`.
+fn batch(count: usize, call: impl Fn(usize)) -> f64 {
+    let start = Instant::now();
+    for index in 0..count {
+        call(index);
+    }
+    start.elapsed().as_nanos() as f64 / count as f64
+}
+
+/// The value at this share of `times`, 0 to 1.
+pub fn quantile(times: &mut [f64], share: f64) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[((times.len() - 1) as f64 * share) as usize]
 }
 
 /// Median over batches of the nanoseconds a call, `call(i)` for i below `count`.
 pub fn median(count: usize, call: impl Fn(usize)) -> f64 {
-    const BATCHES: usize = 41;
-    let batch = count.max(1000);
-    for index in 0..batch {
-        call(index % count);
-    }
-    let mut times: Vec<f64> = (0..BATCHES)
-        .map(|_| {
-            let start = Instant::now();
-            for index in 0..batch {
-                call(index % count);
+    let mut times: Vec<f64> = (0..41).map(|_| batch(count, &call)).collect();
+    quantile(&mut times, 0.5)
+}
+
+/// All batches of all entries for one kind of lookup.
+fn take_turns(entries: &[Entry<'_>], kind: usize, hot: bool, barrier: &Barrier) -> Vec<Vec<f64>> {
+    const ROUNDS: usize = 101;
+    const COUNT: usize = 200;
+    let mut times = vec![Vec::with_capacity(ROUNDS); entries.len()];
+    for round in 0..ROUNDS {
+        for (entry, times) in entries.iter().zip(&mut times) {
+            barrier.wait();
+            let lookup = |i: usize| (entry.lookup)(kind, if hot { 7 } else { i });
+            // Short lookups need longer batches than one pass over the prompts.
+            let turns = if kind == 0 { 1 } else { 10 };
+            batch(20, lookup);
+            let time = batch(turns * COUNT, |i| lookup(i % COUNT));
+            if round > 0 {
+                times.push(time);
             }
-            start.elapsed().as_nanos() as f64 / batch as f64
-        })
-        .collect();
-    times.sort_by(f64::total_cmp);
-    times[BATCHES / 2]
+        }
+    }
+    times
 }
 
-/// As [`median`], with one thread, and the mean of two that run at once.
-pub fn one_and_two(count: usize, call: impl Fn(usize) + Sync) -> [f64; 2] {
-    let one = median(count, &call);
-    let barrier = Barrier::new(2);
-    let two = thread::scope(|scope| {
-        let threads = [0, 1].map(|_| {
-            scope.spawn(|| {
-                barrier.wait();
-                median(count, &call)
-            })
-        });
-        threads.map(|thread| thread.join().expect("measured")).iter().sum::<f64>() / 2.0
-    });
-    [one, two]
-}
-
-/// The row of an index: `lookup(kind, i)` looks the prompt `i` of a kind up (0 full, 1 partial,
-/// 2 miss).
-pub fn row(name: &'static str, workload: &Workload, lookup: impl Fn(usize, usize) + Sync) -> Row {
-    let count = workload.prompts.len();
-    Row {
-        name,
-        full: one_and_two(count, |i| lookup(0, i)),
-        partial: one_and_two(count, |i| lookup(1, i)),
-        miss: one_and_two(count, |i| lookup(2, i)),
-        hot: one_and_two(count, |_| lookup(0, 7)),
+/// Measures all entries with one thread and with two at once, and prints the tables.
+pub fn compare(entries: &[Entry<'_>]) {
+    let mut cells = vec![vec![[[0.0; 2]; 2]; KINDS.len()]; entries.len()];
+    for (column, &(_, kind, hot)) in KINDS.iter().enumerate() {
+        for threads in [1, 2] {
+            let barrier = Barrier::new(threads);
+            let all: Vec<Vec<Vec<f64>>> = thread::scope(|scope| {
+                let take = || take_turns(entries, kind, hot, &barrier);
+                let running: Vec<_> = (0..threads).map(|_| scope.spawn(take)).collect();
+                running.into_iter().map(|thread| thread.join().expect("measured")).collect()
+            });
+            for (index, row) in cells.iter_mut().enumerate() {
+                let times = all.iter().flat_map(|one| &one[index]).copied();
+                let mut times: Vec<f64> = times.collect();
+                for (which, share) in [0.5, 0.1].into_iter().enumerate() {
+                    row[column][which][threads - 1] = quantile(&mut times, share);
+                }
+            }
+        }
+    }
+    for (which, title) in ["Medians", "Quietest tenth of the batches"].iter().enumerate() {
+        let kinds = KINDS.map(|(name, ..)| name).join(" | ");
+        println!("{title}, ns a lookup, 1 thread -> 2 threads:\n");
+        println!("| | {kinds} |\n|---|---|---|---|---|");
+        for (entry, row) in entries.iter().zip(&cells) {
+            let cell =
+                |kind: &[[f64; 2]; 2]| format!("{:.0} -> {:.0}", kind[which][0], kind[which][1]);
+            let row: Vec<String> = row.iter().map(cell).collect();
+            println!("| {} | {} |", entry.name, row.join(" | "));
+        }
+        println!();
     }
 }
 
 /// Comparing each prompt with a copy of it: what any index that verifies tokens has to do.
-pub fn memcmp_floor(workload: &Workload) -> Row {
+pub fn memcmp_floor<'a>(workload: &'a Workload) -> Entry<'a> {
     let copies = workload.prompts.clone();
-    row("floor: memcmp with a copy", workload, |kind, i| {
+    let lookup = move |kind: usize, i: usize| {
         let length = [copies[i].len(), workload.shared, 16][kind];
         black_box(black_box(&workload.prompts[i][..length]) == &copies[i][..length]);
-    })
-}
-
-pub fn print_table(rows: &[Row]) {
-    println!(
-        "| ns a lookup, 1 thread -> 2 threads | full 512 of 512 | partial 128 of 512 | miss | one hot prompt |"
-    );
-    println!("|---|---|---|---|---|");
-    for row in rows {
-        let cell = |[one, two]: [f64; 2]| format!("{one:.0} -> {two:.0}");
-        let cells = [row.full, row.partial, row.miss, row.hot].map(cell);
-        println!("| {} | {} |", row.name, cells.join(" | "));
-    }
-    println!();
+    };
+    Entry { name: "floor: memcmp with a copy", lookup: Box::new(lookup) }
 }

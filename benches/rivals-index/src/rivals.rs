@@ -1,6 +1,6 @@
 //! dynamo-kv-router and kv-index, filled with the same prompts.
 
-use crate::measure::{Row, row};
+use crate::measure::Entry;
 use crate::workload::{BLOCK, Workload};
 use dynamo_kv_router::protocols::{
     BlockHashOptions, ExternalSequenceBlockHash, KvCacheEvent, KvCacheEventData, KvCacheStoreData,
@@ -9,6 +9,7 @@ use dynamo_kv_router::protocols::{
 };
 use dynamo_kv_router::{ConcurrentRadixTreeCompressed, ThreadPoolIndexer};
 use std::hint::black_box;
+use std::sync::Arc;
 
 fn hashes(prompt: &[u32]) -> Vec<LocalBlockHash> {
     compute_block_hash_for_seq(prompt, BLOCK as u32, BlockHashOptions::default())
@@ -28,14 +29,14 @@ fn stored(event_id: u64, prompt: &[u32]) -> RouterEvent {
     RouterEvent::new(1, KvCacheEvent { event_id, dp_rank: 0, data })
 }
 
-pub fn lookups(workload: &Workload) -> Vec<Row> {
-    let mut rows = dynamo(workload);
-    rows.push(chain_index(workload));
-    rows.push(token_tree(workload));
-    rows
+pub fn entries(workload: &Workload) -> Vec<Entry<'_>> {
+    let mut entries = dynamo(workload);
+    entries.push(chain_index(workload));
+    entries.push(token_tree(workload));
+    entries
 }
 
-fn dynamo(workload: &Workload) -> Vec<Row> {
+fn dynamo(workload: &Workload) -> Vec<Entry<'_>> {
     let index = ThreadPoolIndexer::new(ConcurrentRadixTreeCompressed::new(), 1, BLOCK as u32);
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     for (event_id, prompt) in workload.prompts.iter().enumerate() {
@@ -48,20 +49,26 @@ fn dynamo(workload: &Workload) -> Vec<Row> {
         let scores = index.backend().find_matches_impl(&hashed[kind][3], false).scores;
         assert_eq!(scores.values().next().map(|&score| score as usize), expected);
     }
-    let counted = row("dynamo CRTC: hashing included", workload, |kind, i| {
+    let index = Arc::new(index);
+    let shared = index.clone();
+    let counted = move |kind: usize, i: usize| {
         let hashed = hashes(&queries[kind][i]);
-        black_box(index.backend().find_matches_impl(&hashed, false));
-    });
-    let given = row("dynamo CRTC: hashed before", workload, |kind, i| {
+        black_box(shared.backend().find_matches_impl(&hashed, false));
+    };
+    let given = move |kind: usize, i: usize| {
         black_box(index.backend().find_matches_impl(&hashed[kind][i], false));
-    });
-    let only = row("hashing alone (XXH3)", workload, |kind, i| {
+    };
+    let only = move |kind: usize, i: usize| {
         black_box(hashes(&queries[kind][i]));
-    });
-    vec![only, counted, given]
+    };
+    vec![
+        Entry { name: "hashing alone (XXH3)", lookup: Box::new(only) },
+        Entry { name: "dynamo CRTC: hashing included", lookup: Box::new(counted) },
+        Entry { name: "dynamo CRTC: hashed before", lookup: Box::new(given) },
+    ]
 }
 
-fn chain_index(workload: &Workload) -> Row {
+fn chain_index(workload: &Workload) -> Entry<'_> {
     let index = kv_index::ChainIndex::with_max_workers(64);
     let worker = index.intern_worker("w0").expect("room");
     let mut map = kv_index::ChainBlockMap::new();
@@ -83,21 +90,23 @@ fn chain_index(workload: &Workload) -> Row {
             .collect();
         index.apply_stored(worker, &blocks, None, &mut map).expect("stored");
     }
-    row("kv-index ChainIndex: hashed before", workload, |kind, i| {
+    let lookup = move |kind: usize, i: usize| {
         let key = |hash: &kv_index::ContentHash| hash.0;
         index.score_into(&hashed[kind][i], key, false, |worker, score| {
             black_box((worker, score));
         });
-    })
+    };
+    Entry { name: "kv-index ChainIndex: hashed before", lookup: Box::new(lookup) }
 }
 
-fn token_tree(workload: &Workload) -> Row {
+fn token_tree(workload: &Workload) -> Entry<'_> {
     let index = kv_index::TokenTree::new();
     for prompt in &workload.prompts {
         index.insert_tokens(prompt, "w0");
     }
     let queries = [&workload.prompts, &workload.partial, &workload.miss];
-    row("kv-index TokenTree: tokens in", workload, |kind, i| {
+    let lookup = move |kind: usize, i: usize| {
         black_box(index.match_prefix_with_counts(&queries[kind][i]));
-    })
+    };
+    Entry { name: "kv-index TokenTree: tokens in", lookup: Box::new(lookup) }
 }

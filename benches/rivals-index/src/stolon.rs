@@ -1,6 +1,6 @@
 //! Our own tree, lock-free and behind a lock.
 
-use crate::measure::{Row, median, row};
+use crate::measure::{Entry, median, quantile};
 use crate::workload::{BLOCK, Workload, random};
 use std::hint::black_box;
 use std::sync::RwLock;
@@ -31,24 +31,35 @@ fn filled(workload: &Workload) -> (TreeWriter, TreeReader) {
     (writer, reader)
 }
 
-pub fn lookups(workload: &Workload) -> Vec<Row> {
-    let (_writer, reader) = filled(workload);
-    let base = Namespace::default();
+pub fn entries(workload: &Workload) -> Vec<Entry<'_>> {
+    // The tree stays as it is when its writer is gone.
+    let (_, reader) = filled(workload);
     let queries = [&workload.prompts, &workload.partial, &workload.miss];
-    let tokens = row("stolon: tokens in", workload, |kind, i| {
-        black_box(reader.query_match_len(&base, &queries[kind][i]));
-    });
+    let base = Namespace::default();
     let hashed = queries
         .map(|all| all.iter().map(|prompt| reader.block_hashes(&base, prompt)).collect::<Vec<_>>());
-    let hashes = row("stolon: hashes given", workload, |kind, i| {
-        black_box(reader.query_match_hashes(&base, &hashed[kind][i]));
-    });
+    let tokens = {
+        let (reader, base) = (reader.clone(), base.clone());
+        move |kind: usize, i: usize| {
+            black_box(reader.query_match_len(&base, &queries[kind][i]));
+        }
+    };
+    let hashes = {
+        let (reader, base) = (reader.clone(), base.clone());
+        move |kind: usize, i: usize| {
+            black_box(reader.query_match_hashes(&base, &hashed[kind][i]));
+        }
+    };
     let lock = RwLock::new(());
-    let locked = row("stolon behind RwLock: tokens in", workload, |kind, i| {
+    let locked = move |kind: usize, i: usize| {
         let _held = lock.read().expect("no panic under the lock");
         black_box(reader.query_match_len(&base, &queries[kind][i]));
-    });
-    vec![tokens, hashes, locked]
+    };
+    vec![
+        Entry { name: "stolon: tokens in", lookup: Box::new(tokens) },
+        Entry { name: "stolon: hashes given", lookup: Box::new(hashes) },
+        Entry { name: "stolon behind RwLock: tokens in", lookup: Box::new(locked) },
+    ]
 }
 
 /// Percentiles of single lookups of full hits, while `beside` runs on another thread.
@@ -72,7 +83,7 @@ fn churn(writer: &mut TreeWriter, prompts: &[Vec<u32>], round: usize) {
 }
 
 pub fn beside_a_writer(workload: &Workload) {
-    println!("## One reader beside a writer that inserts and evicts without pause\n");
+    println!("### One reader beside a writer that inserts and evicts without pause\n");
     println!("| full hits, ns: p50, p99 | alone | beside the writer |");
     println!("|---|---|---|");
     let base = Namespace::default();
@@ -147,12 +158,11 @@ fn evict_ten(leaves: usize) -> f64 {
             start.elapsed().as_nanos() as f64
         })
         .collect();
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+    quantile(&mut times, 0.5)
 }
 
 pub fn writer_costs() {
-    println!("## The writer\n");
+    println!("### The writer\n");
     let workload = Workload::shared_prefix();
     let mut times: Vec<f64> = (0..9)
         .map(|_| {
@@ -164,8 +174,10 @@ pub fn writer_costs() {
             start.elapsed().as_nanos() as f64 / (128.0 + 200.0 * 384.0)
         })
         .collect();
-    times.sort_by(f64::total_cmp);
-    println!("- insert: {:.1} ns a block (acquire, commit and release included)", times[4]);
+    println!(
+        "- insert: {:.1} ns a block (acquire, commit and release included)",
+        quantile(&mut times, 0.5)
+    );
     println!("- evicting 10 nodes: {:.0} ns at 1,000 leaves", evict_ten(1000));
     println!("- evicting 10 nodes: {:.0} ns at 1,000,000 leaves", evict_ten(1_000_000));
     println!("- 1,000 nodes of one block: {} bytes", bushy(1000).index_bytes());
@@ -175,7 +187,7 @@ pub fn writer_costs() {
 }
 
 pub fn wide(workload: &Workload) {
-    println!("## A million cached blocks, 10,000 children at the root\n");
+    println!("### A million cached blocks, 10,000 children at the root\n");
     let (writer, reader) = filled_wide(workload);
     let base = Namespace::default();
     let queries = [&workload.prompts, &workload.partial, &workload.miss];

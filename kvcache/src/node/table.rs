@@ -135,6 +135,12 @@ impl ChildTable {
         debug_assert!(false, "the child to swap is in its parent's table");
     }
 
+    /// The key in the slot at which a look-up of `key` starts. Writer only.
+    pub(crate) fn key_near(&self, key: u64) -> u64 {
+        let start = if self.is_wide() { key as usize & (self.slots.len() - 1) } else { 0 };
+        self.slots.get(start).map_or(0, |slot| slot.key.load(Ordering::Relaxed))
+    }
+
     /// All children with their keys, in no order.
     pub(crate) fn children(&self) -> impl Iterator<Item = (u64, NonNull<Node>)> + '_ {
         self.slots.iter().filter_map(|slot| {

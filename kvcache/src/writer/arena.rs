@@ -153,6 +153,13 @@ impl<R: Reclaimer> Arena<R> {
         self.node(id).shown.set(locks, hits, last_use);
     }
 
+    /// Loads the memory that taking the leaf `id` out will need, and nothing else. The loads of
+    /// several leaves do not depend on each other, so their cache misses overlap.
+    pub(crate) fn warm(&self, id: NodeId) -> u64 {
+        let key = self.edge(id).first_hash();
+        self.table(self.parent(id)).map_or(key, |table| table.key_near(key))
+    }
+
     // ---- changing ----
 
     /// Adds a leaf with `edge` under `parent`.
