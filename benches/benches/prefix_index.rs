@@ -1,6 +1,8 @@
 //! Look-ups in the prefix tree, lock-free and behind an `RwLock`: `cargo bench -p stolon-benches
 //! --bench prefix_index`. The comparison with public indexes is `benches/rivals-index`.
 
+#![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
+
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::sync::RwLock;

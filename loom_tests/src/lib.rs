@@ -7,6 +7,7 @@
 //! moment that the contract of a reclaimer allows, and reports any later look.
 #![cfg(loom)]
 #![allow(unsafe_code, reason = "implements the contract of a reclaimer")]
+#![allow(clippy::missing_panics_doc, reason = "models panic to report")]
 
 use loom::sync::{Arc, Mutex};
 use stolon_kvcache::reclaim::{Reclaimer, Retired};
