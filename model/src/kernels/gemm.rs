@@ -26,6 +26,15 @@ pub(super) trait Form {
     /// # Safety
     /// As [`Lanes::load_bf16_pairs`].
     unsafe fn load_pairs<L: Lanes>(from: *const Self::Raw) -> (L, L);
+    /// Adds one step's products to a sum.
+    ///
+    /// # Safety
+    /// The set of `L` is available.
+    #[inline(always)]
+    unsafe fn accumulate<L: Lanes>(weights: L, x: L, sum: L) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { weights.mul_add(x, sum) }
+    }
 }
 
 /// `[inner][16]` f32.
@@ -34,6 +43,28 @@ pub(super) struct F32;
 pub(super) struct F16;
 /// `[inner / 2][16][2]` bf16.
 pub(super) struct Bf16Pairs;
+
+/// As [`Bf16Pairs`], an f32's place holding a pair, for activations that stand in pairs as well.
+struct Bf16Dots;
+
+impl Form for Bf16Dots {
+    type Raw = f32;
+    const PAIRS: bool = false;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(from: *const f32) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { L::load(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs<L: Lanes>(_: *const f32) -> (L, L) {
+        unreachable!("a pair is one step")
+    }
+    #[inline(always)]
+    unsafe fn accumulate<L: Lanes>(weights: L, x: L, sum: L) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { weights.dot_pairs(x, sum) }
+    }
+}
 
 impl Form for F32 {
     type Raw = f32;
@@ -152,7 +183,7 @@ pub(super) unsafe fn tile<L: Lanes, F: Form, const R: usize, const P: usize>(
                 for (r, row) in sums.iter_mut().enumerate() {
                     let x = L::splat(*a.add(r * args.a_row));
                     for (sum, weight) in row.iter_mut().zip(weights) {
-                        *sum = weight.mul_add(x, *sum);
+                        *sum = F::accumulate(weight, x, *sum);
                     }
                 }
                 a = a.add(args.a_inner);
@@ -264,6 +295,25 @@ pub(super) fn pack_group(
     }
 }
 
+/// As [`pack_group`], rounded to bf16: `[padded_inner / 2][rows of the group]` pairs.
+pub(super) fn pack_group_pairs(
+    x: &[f32],
+    inner: usize,
+    first_row: usize,
+    group: usize,
+    packed: &mut [f32],
+) {
+    let live = group.min(x.len() / inner - first_row);
+    packed.fill(0.0);
+    for row in 0..live {
+        let values = x[(first_row + row) * inner..][..inner].chunks(2);
+        for (k, pair) in values.enumerate() {
+            let second = pair.get(1).copied().unwrap_or(0.0);
+            packed[k * group + row] = pair_bits(pair[0], second);
+        }
+    }
+}
+
 /// A task: all rows of some groups times a chunk of panels.
 pub(super) struct ChunkArgs<Raw> {
     /// Packed activations of the first group.
@@ -363,6 +413,24 @@ dispatch! {
     /// # Safety
     /// The pointers of `args` are valid for its sizes.
     pub(super) unsafe fn chunk_bf16(args: &ChunkArgs<u16>) = chunk_bf16_lanes
+}
+
+/// As [`chunk_bf16`] with activations in bf16: all sizes along the inner dimension, and all places
+/// of values, count pairs.
+///
+/// # Safety
+/// AVX-512 BF16 is available; the pointers of `args` are valid for its sizes.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+pub(super) unsafe fn chunk_bf16_dots(args: &ChunkArgs<f32>) {
+    // SAFETY: the caller's promise.
+    unsafe { chunk::<super::lanes::Avx512, Bf16Dots>(args) }
+}
+
+/// Rounds a pair of activations to bf16, in the place of an f32.
+pub(super) fn pair_bits(first: f32, second: f32) -> f32 {
+    let bits = |value| u32::from(half::bf16::from_f32(value).to_bits());
+    f32::from_bits(bits(first) | bits(second) << 16)
 }
 
 /// A task whose weights are blocks: a part of a few panels at a time is dequantised next to the

@@ -54,6 +54,14 @@ pub(super) trait Lanes: Copy {
     unsafe fn div(self, other: Self) -> Self;
     /// `self * factor + addend`; rounded once where the set has a fused form, twice elsewhere.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// `sum` plus the products of bf16 pairs, given as the bits of lanes: AVX-512 BF16 only.
+    ///
+    /// # Panics
+    /// On lanes that have no such instruction.
+    #[inline(always)]
+    unsafe fn dot_pairs(self, _other: Self, _sum: Self) -> Self {
+        unreachable!("these lanes have no dot products of bf16 pairs")
+    }
     /// The larger; the other's NaN wins, so that `bound.max(x)` keeps x's.
     unsafe fn max(self, other: Self) -> Self;
     /// The smaller; the other's NaN wins.

@@ -238,10 +238,15 @@ impl Matrix {
         self.path.kind() == PathKind::Amx && self.dtype == WeightType::Bf16
     }
 
+    /// Whether the product runs on dot products of bf16 pairs.
+    fn uses_dots(&self) -> bool {
+        self.path.kind() == PathKind::Avx512Bf16 && self.dtype == WeightType::Bf16
+    }
+
     /// Whether products with this matrix round the activations to bf16.
     #[must_use]
     pub fn rounds_activations(&self) -> bool {
-        self.uses_tiles()
+        self.uses_tiles() || self.uses_dots()
     }
 
     /// The product in bf16 on AMX tiles.
@@ -294,7 +299,8 @@ impl Matrix {
     /// The product in f32 on lanes.
     fn matmul_lanes(&self, threads: &Threads, x: &[f32], rows: usize, out: &mut [f32]) {
         let group_max = gemm::group_max(self.path);
-        let padded_inner = self.padded_inner;
+        let dots = self.uses_dots();
+        let padded_inner = if dots { self.padded_inner / 2 } else { self.padded_inner };
         let mut packed = threads.scratch::<f32>(gemm::packed_rows(rows, group_max) * padded_inner);
         let packed = packed.slice_mut::<f32>();
         let groups = SharedMut::new(packed);
@@ -306,7 +312,11 @@ impl Matrix {
                 let start = groups.get().add(first * padded_inner);
                 std::slice::from_raw_parts_mut(start, group * padded_inner)
             };
-            gemm::pack_group(x, self.in_features, padded_inner, first, group, part);
+            if dots {
+                gemm::pack_group_pairs(x, self.in_features, first, group, part);
+            } else {
+                gemm::pack_group(x, self.in_features, padded_inner, first, group, part);
+            }
         });
         let packed = &*packed;
         let row_chunk = (240 / group_max * group_max).max(group_max);
@@ -344,6 +354,12 @@ impl Matrix {
                 let args = with_panels(args, &self.data.slice::<u16>()[start..]);
                 // SAFETY: as above.
                 unsafe { gemm::chunk_f16(self.path, &args) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            WeightType::Bf16 if self.uses_dots() => {
+                let args = with_panels(args, &self.data.slice::<f32>()[start / 2..]);
+                // SAFETY: as above, and the path has the set.
+                unsafe { gemm::chunk_bf16_dots(&args) }
             }
             WeightType::Bf16 => {
                 let args = with_panels(args, &self.data.slice::<u16>()[start..]);

@@ -33,7 +33,9 @@ impl Path {
     /// Plain Rust: supported everywhere.
     pub const PORTABLE: Path = Path(PathKind::Portable);
 
-    /// The best path of this machine, or the one that the environment variable `STOLON_CPU_PATH`
+    /// The best path of this machine: the last of [`Path::supported`], except that on Intel's
+    /// processors without AMX `avx512` comes before `avx512bf16`, whose dot products run there at
+    /// half the rate of two fused multiplications. Or the path that the environment variable `STOLON_CPU_PATH`
     /// (`portable`, `avx2`, `avx512`, `avx512bf16` or `amx`) names.
     ///
     /// # Errors
@@ -80,7 +82,11 @@ impl Path {
     }
 
     fn best() -> Path {
-        Path::supported().last().copied().unwrap_or(Path::PORTABLE)
+        let best = Path::supported().last().copied().unwrap_or(Path::PORTABLE);
+        if best.0 == PathKind::Avx512Bf16 && intel() {
+            return Path(PathKind::Avx512);
+        }
+        best
     }
 
     /// Which instruction set it is.
@@ -106,6 +112,19 @@ impl std::fmt::Display for Path {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())
     }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn intel() -> bool {
+    false
+}
+
+#[cfg(target_arch = "x86_64")]
+fn intel() -> bool {
+    #[allow(unused_unsafe, reason = "a safe function on newer compilers")]
+    // SAFETY: every x86-64 processor has this instruction and its first leaf.
+    let leaf = unsafe { std::arch::x86_64::__cpuid(0) };
+    [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -138,11 +157,16 @@ fn amx_allowed() -> bool {
     const XFEATURE_XTILEDATA: libc::c_long = 18;
     *ALLOWED.get_or_init(|| {
         use std::arch::x86_64::{__cpuid, __cpuid_count};
-        if __cpuid(0).eax < 7 {
+        #[allow(unused_unsafe, reason = "a safe function on newer compilers")]
+        // SAFETY: every x86-64 processor has this instruction and its first leaf.
+        let last_leaf = unsafe { __cpuid(0) }.eax;
+        if last_leaf < 7 {
             return false;
         }
         // Leaf 7, EDX: bit 22 bf16 tiles, bit 24 tiles, bit 25 int8 tiles.
-        let edx = __cpuid_count(7, 0).edx;
+        #[allow(unused_unsafe, reason = "a safe function on newer compilers")]
+        // SAFETY: the leaf exists.
+        let edx = unsafe { __cpuid_count(7, 0) }.edx;
         let wanted = (1 << 22) | (1 << 24) | (1 << 25);
         if edx & wanted != wanted {
             return false;

@@ -17,6 +17,45 @@ dispatch! {
     unsafe fn exp_on(values: &mut [f32]) = exp_all
 }
 
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn exp_rough_all<L: Lanes>(values: &mut [f32]) {
+    for chunk in values.chunks_exact_mut(LANES) {
+        // SAFETY: a chunk holds 16 values; the set is enabled by the dispatcher.
+        unsafe { exp_rough(L::load(chunk.as_ptr())).store(chunk.as_mut_ptr()) };
+    }
+}
+#[cfg(target_arch = "x86_64")]
+dispatch! {
+    /// # Safety
+    /// None beyond the path's.
+    unsafe fn exp_rough_on(values: &mut [f32]) = exp_rough_all
+}
+
+/// Goal: the rough exponential is good to 4e-6 below zero, one at zero, zero far below.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn rough_exponential_is_accurate_enough() {
+    for path in Path::supported() {
+        let x: Vec<f32> = (0..8_000_u16).map(|i| -87.0 + f32::from(i) * 0.010_87).collect();
+        let mut got = x.clone();
+        // SAFETY: no need beyond the path's.
+        unsafe { exp_rough_on(path, &mut got) };
+        for (x, got) in x.iter().zip(&got) {
+            let want = f64::from(*x).exp();
+            assert!((f64::from(*got) / want - 1.0).abs() < 4e-6, "{path}: e^{x} = {got}");
+        }
+        let mut edges = [f32::NEG_INFINITY; LANES];
+        edges[1] = 0.0;
+        edges[2] = f32::NAN;
+        edges[3] = f32::MIN;
+        // SAFETY: no need beyond the path's.
+        unsafe { exp_rough_on(path, &mut edges) };
+        assert_eq!((edges[0], edges[1], edges[3]), (0.0, 1.0, 0.0), "{path}");
+        assert!(edges[2].is_nan(), "{path}");
+    }
+}
+
 #[inline(always)]
 unsafe fn transpose_all<L: Lanes>(values: &mut [f32]) {
     // SAFETY: the caller gives 256 values; the set is enabled by the dispatcher.
