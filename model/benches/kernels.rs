@@ -4,6 +4,8 @@
 //! Products are of one linear layer, 2048 to 6144 features; throughput counts the weights' bytes for
 //! up to 16 rows, where memory is the limit, and multiplications and additions above.
 
+#![allow(missing_docs, reason = "criterion's macro makes a public function")]
+
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -91,9 +93,11 @@ fn attentions(criterion: &mut Criterion) {
     let path = Path::detect().expect("STOLON_CPU_PATH names a path of this machine");
     let mut group = criterion.benchmark_group("attention");
     group.sample_size(20);
-    for (name, start, count) in
-        [("decode at 8192", 8191, 1), ("prefill of 1088", 0, 1088), ("512 after 4096", 4096, 512)]
-    {
+    for (name, start, count) in [
+        ("decode at 8192", 8191_usize, 1),
+        ("prefill of 1088", 0, 1088),
+        ("512 after 4096", 4096, 512),
+    ] {
         let blocks = (start + count).div_ceil(BLOCK_SIZE);
         let store: Vec<u16> = random(blocks * BLOCK_SIZE * KV_HEADS * HEAD_DIM)
             .iter()

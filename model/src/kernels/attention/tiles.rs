@@ -13,11 +13,11 @@
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
 
 use std::arch::x86_64::{
-    __m512, __m512i, _MM_HINT_T1, _mm_prefetch, _mm256_loadu_si256, _mm512_castps_si512,
-    _mm512_castsi512_ps, _mm512_cmple_epi32_mask, _mm512_cvtepu16_epi32, _mm512_cvtneps_pbh,
-    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_mov_ps, _mm512_max_ps, _mm512_or_si512,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_si512, _mm512_slli_epi32, _mm512_storeu_ps,
-    _mm512_storeu_si512,
+    __m256bh, __m256i, __m512, __m512i, _MM_HINT_T1, _mm_prefetch, _mm256_loadu_si256,
+    _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmple_epi32_mask, _mm512_cvtepu16_epi32,
+    _mm512_cvtneps_pbh, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_mov_ps, _mm512_max_ps,
+    _mm512_or_si512, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_si512, _mm512_slli_epi32,
+    _mm512_storeu_ps, _mm512_storeu_si512,
 };
 
 use super::super::amx::{self, Block, DEPTH, ROWS, TILE_BYTES, TILE_ROW_BYTES};
@@ -150,7 +150,8 @@ pub(super) unsafe fn run(args: &AttentionArgs<'_>, task: &Task, threads: &Thread
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 fn rounded(values: __m512) -> __m512i {
     // SAFETY: both types are 256 bits of plain data.
-    _mm512_cvtepu16_epi32(unsafe { std::mem::transmute(_mm512_cvtneps_pbh(values)) })
+    let bits = unsafe { std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(values)) };
+    _mm512_cvtepu16_epi32(bits)
 }
 
 /// Pairs of bf16: `first` in the low halves, `second` in the high ones.

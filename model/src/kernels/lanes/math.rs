@@ -46,7 +46,7 @@ pub(in crate::kernels) unsafe fn exp<L: Lanes>(x: L) -> L {
 #[inline(always)]
 pub(in crate::kernels) unsafe fn exp_rough<L: Lanes>(x: L) -> L {
     /// Powers of ln 2 over factorials: the Taylor polynomial of 2^r, highest first.
-    const TAYLOR: [f32; 5] = [0.009_618_13, 0.055_504_11, 0.240_226_5, 0.693_147_2, 1.0];
+    const TAYLOR: [f32; 5] = [0.009_618_13, 0.055_504_11, 0.240_226_5, std::f32::consts::LN_2, 1.0];
     // SAFETY: the caller's promise is all that lanes need.
     unsafe {
         let log2_e = L::splat(std::f32::consts::LOG2_E);
