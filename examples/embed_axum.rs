@@ -5,6 +5,8 @@
 //! curl -N localhost:3000/ask -d 'Once upon a time'
 //! ```
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example talks to its reader")]
+
 use std::convert::Infallible;
 
 use axum::Router;

@@ -5,6 +5,8 @@
 //! cargo run --release --example multi_turn_chat -- path/to/model
 //! ```
 
+#![allow(clippy::print_stdout, reason = "an example talks to its reader")]
+
 use stolon::{ChatMessage, Engine, Event, Request};
 
 const QUESTIONS: [&str; 3] =

@@ -94,6 +94,18 @@ impl Engine {
         ))
     }
 
+    /// Computes a prompt and keeps it cached, so that requests which start with it find it there.
+    /// Returns its length in tokens. Only whole blocks are kept; they may be evicted like any.
+    ///
+    /// # Errors
+    /// As [`Engine::generate`], and whatever its stream ends with.
+    pub async fn warm(&self, request: Request) -> Result<usize, Error> {
+        let stream = self.generate(request.max_tokens(1))?;
+        let prompt_tokens = stream.prompt_tokens();
+        stream.collect_text().await?;
+        Ok(prompt_tokens)
+    }
+
     /// How many of the request's prompt tokens are in the cache now: lock-free, and without any
     /// effect on the cache. A hint: it may change before the request runs.
     ///

@@ -88,6 +88,16 @@ async fn a_shared_prefix_is_computed_once() {
     engine.audit().await.expect("clean books");
 }
 
+/// Goal: a warmed prompt is there for those that start with it.
+#[tokio::test]
+async fn warming_keeps_a_prompt() {
+    let (engine, _) = engine(64).await;
+    let prompt = "w".repeat(70);
+    assert_eq!(engine.warm(Request::text(prompt.clone())).await.expect("it fits"), 70);
+    let longer = Request::text(prompt + " and more");
+    assert_eq!(engine.query_match_len(&longer).expect("text"), 64);
+}
+
 /// Goal: a stop string ends the text before it, even across tokens, and frees the request.
 #[tokio::test]
 async fn a_stop_string_ends_the_text() {
