@@ -122,6 +122,13 @@ fn rate(run: &[RequestRecord], tokens: impl Fn(&RequestRecord) -> usize) -> Opti
     (end > begin).then(|| total as f64 / (end - begin))
 }
 
+/// Tokens a second of each run, prompt and generated tokens together; 0 for a run without one.
+#[must_use]
+pub fn throughputs(runs: &[Vec<RequestRecord>]) -> Vec<f64> {
+    let all = |record: &RequestRecord| record.prompt_tokens + record.token_times.len();
+    runs.iter().map(|run| rate(run, all).unwrap_or(0.0)).collect()
+}
+
 /// Sums up repeats of a workload. Each run's first request only fills the cache: it is left out
 /// of everything but the throughput, and its times are to be reported apart.
 #[must_use]
