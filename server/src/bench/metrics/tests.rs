@@ -61,7 +61,9 @@ fn the_first_request_counts_for_throughput_only() {
 fn repeats_are_pooled() {
     let run =
         |seconds: f64| vec![record(0.0, &[seconds / 2.0], 10, 0), record(0.0, &[seconds], 9, 8)];
-    let summary = summarise(&[run(1.0), run(4.0), run(2.0)]);
+    let runs = [run(1.0), run(4.0), run(2.0)];
+    assert_eq!(throughputs(&runs), [21.0, 5.25, 10.5]);
+    let summary = summarise(&runs);
     assert_eq!(summary.requests, 3);
     close(summary.throughput_tok_s, 10.5);
     close(summary.ttft_ms.p50, 2_000.0);
