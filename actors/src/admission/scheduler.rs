@@ -32,6 +32,9 @@ use crate::executor::plan::StepPlan;
 use crate::gauges::Gauges;
 use crate::memory::{CoreAudit, Gone, Memory};
 
+/// Rounds of admission without a step to show for them, after which the next event is awaited.
+const ROUNDS_MAX: usize = 4;
+
 /// A running sequence, with its place in the order of arrival.
 #[derive(Debug)]
 struct Running {
@@ -146,17 +149,23 @@ impl<M: Memory> Scheduler<M> {
 
     /// Does all that can be done now; returns the next step when none is in flight.
     pub(crate) async fn advance(&mut self, now: Instant) -> Result<Option<StepPlan>, Gone> {
-        self.end_overdue(now);
-        if self.try_admission && !self.queue.is_empty() {
-            self.try_admission = false;
-            self.admit(now).await?;
-        }
-        let plan = if self.in_flight.is_some() {
-            None
-        } else {
+        let mut plan = None;
+        for _ in 0..ROUNDS_MAX {
+            self.end_overdue(now);
+            if self.try_admission && !self.queue.is_empty() {
+                self.try_admission = false;
+                self.admit(now).await?;
+            }
+            if self.in_flight.is_some() {
+                break;
+            }
             self.grow().await?;
-            self.plan()
-        };
+            plan = self.plan();
+            // Without a step nothing will call again: what growing has set free is tried now.
+            if plan.is_some() || !self.try_admission || self.queue.is_empty() {
+                break;
+            }
+        }
         self.publish();
         Ok(plan)
     }

@@ -245,7 +245,7 @@ fn prompt(seed: u32, len: usize) -> Vec<u32> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     /// Goal: whatever happens in whatever order, every request ends, every answer is the one
     /// of a lone request, no block is lost, and nothing is read that was not written.
@@ -290,6 +290,24 @@ proptest! {
                 Move::Policy(policy) => world.around.policy.store(Arc::new(policy)),
                 Move::Cancel(_) | Move::Slow(..) => {}
             }
+        }
+        world.finish();
+    }
+}
+
+/// Goal: a follower goes on when its leader leaves between two steps: by its deadline, or
+/// because its caller has gone.
+#[test]
+fn a_follower_outlives_its_leader() {
+    for by_deadline in [true, false] {
+        let config = CoreConfig { max_batched_tokens: 1, ..CoreConfig::default() };
+        let mut world = World::new(1, 64, config);
+        let timeout = by_deadline.then_some(Duration::from_millis(1));
+        world.submit(prompt(2, 24), 1, timeout);
+        world.submit(prompt(2, 4), 1, None);
+        assert_eq!(world.around.gauges.follows.get(), 1);
+        if !by_deadline {
+            world.cancel(0);
         }
         world.finish();
     }

@@ -56,9 +56,22 @@ impl<M: Memory> Scheduler<M> {
         }
     }
 
+    /// Lets go those whose leader runs no more: another may lead, or they do.
+    fn release_orphans(&mut self) {
+        for waiting in self.queue.entries_mut() {
+            let Some(follow) = waiting.follow else { continue };
+            if !self.running.iter().any(|running| running.sequence.id == follow.leader) {
+                waiting.follow = None;
+                waiting.leaders_seen = None;
+                waiting.version = None;
+            }
+        }
+    }
+
     /// Lets in what fits, best first, until nothing more does.
     pub(super) async fn admit(&mut self, now: Instant) -> Result<(), Gone> {
         while !self.queue.is_empty() {
+            self.release_orphans();
             if self.running.len() >= self.around.config.max_running && !self.yield_paused() {
                 break;
             }
