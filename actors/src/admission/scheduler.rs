@@ -78,6 +78,8 @@ pub(crate) struct Scheduler<M> {
     step: u64,
     /// Grows whenever a sequence begins to run: there may be new leaders.
     running_version: u64,
+    /// Something has run since the memory was last settled.
+    unsettled: bool,
     /// Something has changed that may let a waiting request in.
     try_admission: bool,
     /// Tokens computed a second, smoothed.
@@ -104,6 +106,7 @@ impl<M: Memory> Scheduler<M> {
             forecast: DecodeForecast::default(),
             step: 0,
             running_version: 0,
+            unsettled: false,
             try_admission: false,
             rate: 0.0,
             has_deadlines: false,
@@ -165,6 +168,9 @@ impl<M: Memory> Scheduler<M> {
             if plan.is_some() || !self.try_admission || self.queue.is_empty() {
                 break;
             }
+        }
+        if self.running.is_empty() && std::mem::take(&mut self.unsettled) {
+            self.memory.settle().await?;
         }
         self.publish();
         Ok(plan)

@@ -271,6 +271,7 @@ impl<M: Memory> Scheduler<M> {
         }
         self.running.push(Running { sequence, arrival, overtaken });
         self.running_version += 1;
+        self.unsettled = true;
         self.try_admission = true;
         // Counted as running before it is no longer counted as waiting: whoever looks sees it.
         self.around.gauges.running.set(self.running.len());

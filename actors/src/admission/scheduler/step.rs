@@ -72,9 +72,6 @@ impl<M: Memory> Scheduler<M> {
         }
         self.look_after_followers();
         self.end_overdue(now);
-        if self.running.is_empty() {
-            self.memory.settle().await?;
-        }
         Ok(())
     }
 
