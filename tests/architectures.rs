@@ -1,0 +1,132 @@
+//! Warm equals cold, for every architecture: whatever the cache holds and however the work is
+//! cut, a prompt gets the same greedy tokens. The models are the small random ones that the
+//! parity tests of `stolon-model` compare with transformers.
+
+use std::path::Path;
+
+use stolon::{Engine, Request};
+
+/// Tokens each request generates.
+const ANSWER_LEN: usize = 10;
+
+/// The fixtures' vocabulary.
+const VOCAB_SIZE: u32 = 96;
+
+/// Tokens that differ from seed to seed.
+fn prompt(seed: u32, len: u32) -> Vec<u32> {
+    (0..len).map(|n| (n * n * 31 + n * seed + seed) % VOCAB_SIZE).collect()
+}
+
+/// The greedy tokens after a prompt, and how many of its positions were cached.
+async fn run(engine: &Engine, tokens: &[u32]) -> (Vec<u32>, usize) {
+    let request = Request::tokens(tokens.to_vec()).max_tokens(ANSWER_LEN).ignore_eos(true);
+    let answer = engine.generate(request).expect("it fits").collect_text().await.expect("ends");
+    (answer.token_ids, answer.finish.usage.cached_tokens)
+}
+
+/// One engine, its block size and chunk size and whether it caches, against `expected`.
+async fn check(model: &str, block_size: usize, chunk: usize, caching: bool, expected: &Answers) {
+    let engine = engine(model, block_size, chunk, caching).await;
+    let case = format!("{model}, block size {block_size}, chunk {chunk}, caching {caching}");
+    let hit = |len: usize| if caching { len / block_size * block_size } else { 0 };
+
+    let (cold, cached) = run(&engine, &expected.prompt).await;
+    assert_eq!((&cold, cached), (&expected.answer, 0), "cold: {case}");
+    let (warm, cached) = run(&engine, &expected.longer).await;
+    assert_eq!((&warm, cached), (&expected.longer_answer, hit(64)), "warm: {case}");
+    let (full, cached) = run(&engine, &expected.prompt).await;
+    assert_eq!((&full, cached), (&expected.answer, hit(64)), "full hit: {case}");
+
+    // Others push it out; then it is computed again, among still others.
+    for seed in 10..16 {
+        run(&engine, &prompt(seed, 100)).await;
+    }
+    assert_eq!(engine.stats().evictions > 0, caching, "{case}");
+    let others = (20..23).map(|seed| {
+        let engine = engine.clone();
+        async move { run(&engine, &prompt(seed, 50)).await }
+    });
+    let (again, _) =
+        tokio::join!(run(&engine, &expected.longer), futures::future::join_all(others));
+    assert_eq!(again.0, expected.longer_answer, "after eviction, in company: {case}");
+
+    engine.audit().await.expect("clean books");
+    engine.shutdown().await;
+}
+
+/// What an engine without a cache answers, one request at a time, each prompt in one piece.
+struct Answers {
+    prompt: Vec<u32>,
+    answer: Vec<u32>,
+    longer: Vec<u32>,
+    longer_answer: Vec<u32>,
+}
+
+async fn engine(model: &str, block_size: usize, chunk: usize, caching: bool) -> Engine {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/tests/fixtures").join(model);
+    Engine::builder()
+        .model(path.to_str().expect("a path in UTF-8"))
+        .num_blocks(512 / block_size)
+        .block_size(block_size)
+        .max_batched_tokens(chunk)
+        .prefix_caching(caching)
+        .build()
+        .await
+        .expect("the fixture loads")
+}
+
+async fn warm_equals_cold(model: &str) {
+    let tokens = prompt(3, 64);
+    let longer: Vec<u32> = tokens.iter().copied().chain(prompt(5, 30)).collect();
+    let reference = engine(model, 16, 512, false).await;
+    let expected = Answers {
+        answer: run(&reference, &tokens).await.0,
+        longer_answer: run(&reference, &longer).await.0,
+        prompt: tokens,
+        longer,
+    };
+    assert_ne!(expected.answer, expected.longer_answer, "the test must be able to tell them apart");
+    for block_size in [1, 4, 16, 32] {
+        for chunk in [7, 64, 512] {
+            check(model, block_size, chunk, true, &expected).await;
+        }
+    }
+    check(model, 16, 7, false, &expected).await;
+    reference.shutdown().await;
+}
+
+/// Goal: the property for Llama with biases everywhere.
+#[tokio::test]
+async fn llama() {
+    warm_equals_cold("llama").await;
+}
+
+/// Goal: the property with Llama 3's rope scaling.
+#[tokio::test]
+async fn llama3() {
+    warm_equals_cold("llama3").await;
+}
+
+/// Goal: the property with a sliding window shorter than the prompt.
+#[tokio::test]
+async fn mistral() {
+    warm_equals_cold("mistral").await;
+}
+
+/// Goal: the property with biases on queries, keys and values.
+#[tokio::test]
+async fn qwen2() {
+    warm_equals_cold("qwen2").await;
+}
+
+/// Goal: the property with norms on queries and keys.
+#[tokio::test]
+async fn qwen3() {
+    warm_equals_cold("qwen3").await;
+}
+
+/// Goal: the property with local and global layers and two rope bases.
+#[tokio::test]
+async fn gemma3() {
+    warm_equals_cold("gemma3").await;
+}
