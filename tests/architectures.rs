@@ -4,7 +4,8 @@
 
 use std::path::Path;
 
-use stolon::{Engine, Request};
+use stolon::{Engine, ModelSource, Request};
+use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions};
 
 /// Tokens each request generates.
 const ANSWER_LEN: usize = 10;
@@ -64,15 +65,22 @@ struct Answers {
 
 async fn engine(model: &str, block_size: usize, chunk: usize, caching: bool) -> Engine {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/tests/fixtures").join(model);
+    let loaded = stolon_model::load(&ModelSource::Directory(path), &LoadOptions::default())
+        .expect("the fixture loads");
+    let options = CpuOptions {
+        block_size,
+        kv_budget: KvBudget::Blocks(512 / block_size),
+        ..CpuOptions::default()
+    };
+    let backend = CpuBackend::new(loaded.config, loaded.weights, options).expect("it fits");
+    // The fixtures have no tokenizer; token ids are all that is needed.
     Engine::builder()
-        .model(path.to_str().expect("a path in UTF-8"))
-        .num_blocks(512 / block_size)
-        .block_size(block_size)
+        .backend(model, Box::new(backend), None)
         .max_batched_tokens(chunk)
         .prefix_caching(caching)
         .build()
         .await
-        .expect("the fixture loads")
+        .expect("the engine starts")
 }
 
 async fn warm_equals_cold(model: &str) {
