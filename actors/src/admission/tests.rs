@@ -14,7 +14,7 @@ use stolon_model::sampling::{SamplerState, SamplingParams};
 use stolon_model::{Backend, FakeBackend, FakeOptions};
 
 use super::scheduler::{Scheduler, Surroundings};
-use super::sequence::{Held, Sequence, Times};
+use super::sequence::{Held, PromptLogprobs, Sequence, Times};
 use crate::config::{AdmissionPolicy, CoreConfig};
 use crate::door::Door;
 use crate::error::CoreError;
@@ -43,6 +43,10 @@ struct Caller {
     max_tokens: usize,
     events: Option<EventReceiver>,
     tokens: Vec<u32>,
+    /// It asked for its prompt's log-probabilities.
+    logprobs: bool,
+    /// Prompt log-probabilities it was told.
+    told: usize,
     end: Option<Result<(), CoreError>>,
     slow: bool,
 }
@@ -72,6 +76,16 @@ impl World {
     }
 
     fn submit(&mut self, prompt: Vec<u32>, max_tokens: usize, timeout: Option<Duration>) {
+        self.submit_with(prompt, max_tokens, timeout, false);
+    }
+
+    fn submit_with(
+        &mut self,
+        prompt: Vec<u32>,
+        max_tokens: usize,
+        timeout: Option<Duration>,
+        logprobs: bool,
+    ) {
         let spec = &self.around.spec;
         let pool = spec.block_count * spec.block_size;
         let max_tokens = max_tokens.min(pool + 1 - prompt.len());
@@ -87,7 +101,7 @@ impl World {
                 max_tokens,
                 stop_ids: Vec::new(),
                 priority: prompt[0] as i32,
-                prompt_logprobs: None,
+                prompt_logprobs: logprobs.then(|| PromptLogprobs { top: 1, gathered: Vec::new() }),
                 events: sender,
                 times: Times {
                     submitted: self.now,
@@ -108,6 +122,8 @@ impl World {
             max_tokens,
             events: Some(receiver),
             tokens: Vec::new(),
+            logprobs,
+            told: 0,
             end: None,
             slow: false,
         });
@@ -162,7 +178,11 @@ impl World {
                     Some(Ok(SequenceEvent::Token { id, .. })) => caller.tokens.push(id),
                     Some(Ok(SequenceEvent::Finished(_))) => caller.end = Some(Ok(())),
                     Some(Err(error)) => caller.end = Some(Err(error)),
-                    Some(Ok(_)) => {}
+                    Some(Ok(SequenceEvent::PromptLogprobs(rows))) => {
+                        assert!(caller.tokens.is_empty() && caller.told == 0, "told once, first");
+                        caller.told = rows.len();
+                    }
+                    Some(Ok(SequenceEvent::Started { .. })) => {}
                     None => break,
                 }
             }
@@ -190,6 +210,8 @@ impl World {
             }
             if let Some(Ok(())) = caller.end {
                 assert_eq!(caller.tokens.len(), caller.max_tokens, "request {index}");
+                let expected = if caller.logprobs { caller.prompt.len() } else { 0 };
+                assert_eq!(caller.told, expected, "request {index}");
             }
         }
         self.advance();
@@ -209,7 +231,7 @@ impl Caller {
 /// One thing that happens.
 #[derive(Clone, Debug)]
 enum Move {
-    Submit { seed: u32, len: usize, max_tokens: usize, timeout: Option<u64> },
+    Submit { seed: u32, len: usize, max_tokens: usize, timeout: Option<u64>, logprobs: bool },
     Cancel(usize),
     Step { fail: bool },
     Read,
@@ -220,9 +242,16 @@ enum Move {
 
 fn moves() -> impl Strategy<Value = Move> {
     prop_oneof![
-        6 => (0u32..4, 1usize..60, 1usize..30, prop::option::weighted(0.1, 1u64..40)).prop_map(
-            |(seed, len, max_tokens, timeout)| Move::Submit { seed, len, max_tokens, timeout }
-        ),
+        6 => (
+            0u32..4,
+            1usize..60,
+            1usize..30,
+            prop::option::weighted(0.1, 1u64..40),
+            prop::bool::weighted(0.1),
+        )
+            .prop_map(|(seed, len, max_tokens, timeout, logprobs)| {
+                Move::Submit { seed, len, max_tokens, timeout, logprobs }
+            }),
         2 => (0usize..40).prop_map(Move::Cancel),
         20 => Just(Move::Step { fail: false }),
         1 => Just(Move::Step { fail: true }),
@@ -273,9 +302,9 @@ proptest! {
         });
         for step in moves {
             match step {
-                Move::Submit { seed, len, max_tokens, timeout } => {
+                Move::Submit { seed, len, max_tokens, timeout, logprobs } => {
                     let timeout = timeout.map(Duration::from_millis);
-                    world.submit(prompt(seed, len), max_tokens, timeout);
+                    world.submit_with(prompt(seed, len), max_tokens, timeout, logprobs);
                 }
                 Move::Cancel(caller) if caller < world.callers.len() => world.cancel(caller),
                 Move::Step { fail } => drop(world.step(fail)),
