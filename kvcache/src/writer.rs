@@ -163,7 +163,7 @@ impl<R: Reclaimer> TreeWriter<R> {
             locked: self.locked,
             pinned: self.pins.blocks,
             detached: self.detached_blocks + self.freed.len(),
-            nodes: self.arena.ids().count() - roots,
+            nodes: self.arena.node_count() - roots,
             namespaces: roots,
         }
     }

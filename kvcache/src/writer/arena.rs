@@ -22,6 +22,8 @@ pub(crate) struct Arena<R: Reclaimer> {
     entries: Vec<Entry>,
     /// Numbers to use again.
     free: Vec<NodeId>,
+    /// Numbers that have a node, the base and the directory not counted.
+    node_count: usize,
 }
 
 #[derive(Debug)]
@@ -44,7 +46,7 @@ impl<R: Reclaimer> Arena<R> {
             parent: NodeId::NONE,
             children: 0,
         });
-        Arena { core, entries: entries.into(), free: Vec::new() }
+        Arena { core, entries: entries.into(), free: Vec::new(), node_count: 0 }
     }
 
     // ---- reading ----
@@ -97,6 +99,11 @@ impl<R: Reclaimer> Arena<R> {
                 unsafe { node.as_ref() }.id
             })
             .collect()
+    }
+
+    /// How many nodes [`Arena::ids`] tells.
+    pub(crate) fn node_count(&self) -> usize {
+        self.node_count
     }
 
     /// All live nodes but the base and the directory.
@@ -295,8 +302,8 @@ impl<R: Reclaimer> Arena<R> {
                 tables.push(shared.children());
                 if keep(id) {
                     let parent = self.parent(id);
+                    self.forget_node(id);
                     let entry = &mut self.entries[id.index()];
-                    entry.node = None;
                     entry.children = 0;
                     if !keep(parent) {
                         entry.parent = NodeId::NONE;
@@ -317,11 +324,15 @@ impl<R: Reclaimer> Arena<R> {
 
     /// Gives a number without a node back.
     pub(crate) fn release_id(&mut self, id: NodeId) {
-        self.entries[id.index()].node = None;
+        self.forget_node(id);
         self.free.push(id);
     }
 
     // ---- inside ----
+
+    fn forget_node(&mut self, id: NodeId) {
+        self.node_count -= usize::from(self.entries[id.index()].node.take().is_some());
+    }
 
     fn new_id(&mut self, parent: NodeId) -> NodeId {
         let entry = Entry { node: None, parent, children: 0 };
@@ -336,7 +347,8 @@ impl<R: Reclaimer> Arena<R> {
     /// Builds a node and makes it the one that `id` names; it is not published yet.
     fn make(&mut self, id: NodeId, edge: Edge, children: *mut ChildTable) -> *mut Node {
         let node = Box::into_raw(Box::new(Node::new(edge, id, children)));
-        self.entries[id.index()].node = NonNull::new(node);
+        let former = std::mem::replace(&mut self.entries[id.index()].node, NonNull::new(node));
+        self.node_count += usize::from(former.is_none());
         node
     }
 

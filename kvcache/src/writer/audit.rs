@@ -50,6 +50,7 @@ impl<R: Reclaimer> TreeWriter<R> {
                 return Err(AuditError::SharedBlock { block });
             }
         }
+        same("nodes", self.arena.ids().count(), self.arena.node_count())?;
         same("cached blocks", cached, self.cached)?;
         same("locked blocks", locked, self.locked)?;
         same("detached blocks", detached, self.detached_blocks)?;
