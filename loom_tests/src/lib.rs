@@ -3,7 +3,7 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p stolon-loom-tests --release`; with
 //! `--cfg crossbeam_loom` beside it, the models of `tests/real_epoch.rs` run through
-//! crossbeam-epoch itself. The other models put [`Checked`] in its place: it frees at the earliest
+//! crossbeam-epoch itself. The other models put `Checked` in its place: it frees at the earliest
 //! moment that the contract of a reclaimer allows, and reports any later look.
 #![cfg(loom)]
 #![allow(unsafe_code, reason = "implements the contract of a reclaimer")]
