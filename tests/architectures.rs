@@ -8,9 +8,9 @@ use stolon::{Engine, ModelSource, Request};
 use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions};
 
 /// Tokens each request generates.
-const ANSWER_LEN: usize = 10;
+const ANSWER_LEN: usize = 12;
 
-/// The fixtures' vocabulary.
+/// The fixtures' vocabulary, smaller than that of the preset.
 const VOCAB_SIZE: u32 = 96;
 
 /// Tokens that differ from seed to seed.
@@ -27,11 +27,12 @@ async fn run(engine: &Engine, tokens: &[u32]) -> (Vec<u32>, usize) {
 
 /// One engine, its block size and chunk size and whether it caches, against `expected`.
 async fn check(model: &str, block_size: usize, chunk: usize, caching: bool, expected: &Answers) {
-    let engine = engine(model, block_size, chunk, caching).await;
+    let engine = start(model, block_size, chunk, caching).await;
     let case = format!("{model}, block size {block_size}, chunk {chunk}, caching {caching}");
     let hit = |len: usize| if caching { len / block_size * block_size } else { 0 };
 
     let (cold, cached) = run(&engine, &expected.prompt).await;
+    assert_eq!(cold.len(), ANSWER_LEN, "{case}");
     assert_eq!((&cold, cached), (&expected.answer, 0), "cold: {case}");
     let (warm, cached) = run(&engine, &expected.longer).await;
     assert_eq!((&warm, cached), (&expected.longer_answer, hit(64)), "warm: {case}");
@@ -39,17 +40,18 @@ async fn check(model: &str, block_size: usize, chunk: usize, caching: bool, expe
     assert_eq!((&full, cached), (&expected.answer, hit(64)), "full hit: {case}");
 
     // Others push it out; then it is computed again, among still others.
-    for seed in 10..16 {
+    for seed in 10..18 {
         run(&engine, &prompt(seed, 100)).await;
     }
     assert_eq!(engine.stats().evictions > 0, caching, "{case}");
-    let others = (20..23).map(|seed| {
+    let others = (20..24).map(|seed| {
         let engine = engine.clone();
         async move { run(&engine, &prompt(seed, 50)).await }
     });
-    let (again, _) =
+    let (again, others) =
         tokio::join!(run(&engine, &expected.longer), futures::future::join_all(others));
     assert_eq!(again.0, expected.longer_answer, "after eviction, in company: {case}");
+    assert_eq!(others.len(), 4, "{case}");
 
     engine.audit().await.expect("clean books");
     engine.shutdown().await;
@@ -63,7 +65,25 @@ struct Answers {
     longer_answer: Vec<u32>,
 }
 
-async fn engine(model: &str, block_size: usize, chunk: usize, caching: bool) -> Engine {
+/// An engine with 512 cached positions: of a preset through the builder, else of a fixture.
+async fn start(model: &str, block_size: usize, chunk: usize, caching: bool) -> Engine {
+    let builder = match model.starts_with("random:") {
+        true => Engine::builder()
+            .model(model)
+            .num_blocks(512 / block_size)
+            .block_size(block_size)
+            .threads(1),
+        false => {
+            let backend = Box::new(fixture(model, block_size));
+            // The fixtures have no tokenizer; token ids are all that is needed.
+            Engine::builder().backend(model, backend, None)
+        }
+    };
+    let builder = builder.max_batched_tokens(chunk).prefix_caching(caching);
+    builder.build().await.expect("the engine starts")
+}
+
+fn fixture(model: &str, block_size: usize) -> CpuBackend {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/tests/fixtures").join(model);
     let loaded = stolon_model::load(&ModelSource::Directory(path), &LoadOptions::default())
         .expect("the fixture loads");
@@ -72,21 +92,13 @@ async fn engine(model: &str, block_size: usize, chunk: usize, caching: bool) -> 
         kv_budget: KvBudget::Blocks(512 / block_size),
         ..CpuOptions::default()
     };
-    let backend = CpuBackend::new(loaded.config, loaded.weights, options).expect("it fits");
-    // The fixtures have no tokenizer; token ids are all that is needed.
-    Engine::builder()
-        .backend(model, Box::new(backend), None)
-        .max_batched_tokens(chunk)
-        .prefix_caching(caching)
-        .build()
-        .await
-        .expect("the engine starts")
+    CpuBackend::new(loaded.config, loaded.weights, options).expect("it fits")
 }
 
 async fn warm_equals_cold(model: &str) {
     let tokens = prompt(3, 64);
     let longer: Vec<u32> = tokens.iter().copied().chain(prompt(5, 30)).collect();
-    let reference = engine(model, 16, 512, false).await;
+    let reference = start(model, 16, 512, false).await;
     let expected = Answers {
         answer: run(&reference, &tokens).await.0,
         longer_answer: run(&reference, &longer).await.0,
@@ -137,4 +149,10 @@ async fn qwen3() {
 #[tokio::test]
 async fn gemma3() {
     warm_equals_cold("gemma3").await;
+}
+
+/// Goal: the property for a preset, whose engine is configured through the builder.
+#[tokio::test]
+async fn preset() {
+    warm_equals_cold("random:tiny").await;
 }
