@@ -11,7 +11,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use stolon_kvcache::BlockId;
 use stolon_model::kernels::{
-    AttentionArgs, AttentionSequence, KvSlice, Matrix, Path, Threads, WeightType, attention,
+    AttentionArgs, AttentionSequence, KvSlice, Matrix, Path, TensorType, Threads, attention,
 };
 
 const INNER: usize = 2048;
@@ -33,12 +33,12 @@ fn products(criterion: &mut Criterion) {
         let tensor = candle_core::quantized::QTensor::quantize(&tensor, dtype);
         tensor.expect("the inner size is a whole number of blocks")
     };
-    let bytes_of = |dtype: WeightType| -> Vec<u8> {
+    let bytes_of = |dtype: TensorType| -> Vec<u8> {
         use candle_core::quantized::GgmlDType;
         let ggml = match dtype {
-            WeightType::Q8_0 => GgmlDType::Q8_0,
-            WeightType::Q4K => GgmlDType::Q4K,
-            WeightType::Bf16 => {
+            TensorType::Q8_0 => GgmlDType::Q8_0,
+            TensorType::Q4K => GgmlDType::Q4K,
+            TensorType::Bf16 => {
                 return weights
                     .iter()
                     .flat_map(|&w| half::bf16::from_f32(w).to_le_bytes())
@@ -53,7 +53,7 @@ fn products(criterion: &mut Criterion) {
         let mut out = vec![0.0; rows * FEATURES];
         let mut group = criterion.benchmark_group(format!("product/{rows}"));
         group.sample_size(20);
-        for dtype in [WeightType::F32, WeightType::Bf16, WeightType::Q8_0, WeightType::Q4K] {
+        for dtype in [TensorType::F32, TensorType::Bf16, TensorType::Q8_0, TensorType::Q4K] {
             let matrix = Matrix::pack(dtype, FEATURES, INNER, &bytes_of(dtype), path)
                 .expect("the bytes fit the shape");
             group.throughput(if rows <= 16 {

@@ -35,11 +35,12 @@ mod threads;
 #[cfg(test)]
 mod reference;
 
+pub use crate::tensor_type::TensorType;
 pub use attention::{AttentionArgs, AttentionSequence, KvSlice, attention};
 pub use elementwise::{
     add, add_bias, gelu_tanh_mul, log_sum_exp, rms_norm, rms_norm_in_place, rope, silu_mul, softmax,
 };
 pub use error::KernelError;
-pub use matrix::{Matrix, WeightType};
+pub use matrix::Matrix;
 pub use path::{Path, PathKind};
 pub use threads::Threads;

@@ -18,6 +18,7 @@ pub mod random;
 pub mod sampling;
 pub mod source;
 pub mod stop_strings;
+mod tensor_type;
 pub mod text;
 pub mod tokenizer;
 pub mod weights;

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::workers::Workers;
 use crate::error::ModelError;
-use crate::kernels::{Matrix, Path, WeightType};
+use crate::kernels::{Matrix, Path};
 use crate::weights::{Tensor, TensorType, Weights};
 
 /// A product with a matrix, `[out, in]`, and perhaps a bias, `[out]`, added by the pass after it.
@@ -55,16 +55,7 @@ pub(super) fn load_matrix(
     path: Path,
 ) -> Result<Matrix, ModelError> {
     let tensor = weights.tensor(name, &[out, input])?;
-    let dtype = match tensor.dtype {
-        TensorType::F32 => WeightType::F32,
-        TensorType::F16 => WeightType::F16,
-        TensorType::Bf16 => WeightType::Bf16,
-        TensorType::Q8_0 => WeightType::Q8_0,
-        TensorType::Q4K => WeightType::Q4K,
-        TensorType::Q5K => WeightType::Q5K,
-        TensorType::Q6K => WeightType::Q6K,
-    };
-    Matrix::pack(dtype, out, input, &tensor.bytes, path)
+    Matrix::pack(tensor.dtype, out, input, &tensor.bytes, path)
         .map_err(|source| ModelError::Unpackable { tensor: name.to_owned(), source })
 }
 

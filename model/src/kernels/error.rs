@@ -1,6 +1,6 @@
 //! What can be wrong with a request to the kernels. All of it is found before any work is done.
 
-use super::matrix::WeightType;
+use crate::tensor_type::TensorType;
 
 /// Why weights could not be packed or a path not be chosen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,7 +28,7 @@ pub enum KernelError {
     )]
     WrongByteCount {
         /// Type of the weights.
-        dtype: WeightType,
+        dtype: TensorType,
         /// Rows of the weights.
         out_features: usize,
         /// Columns of the weights.
@@ -42,7 +42,7 @@ pub enum KernelError {
     #[error("{dtype:?} weights: expected a multiple of {expected} columns, got {got}")]
     PartialBlock {
         /// Type of the weights.
-        dtype: WeightType,
+        dtype: TensorType,
         /// Weights in a block.
         expected: usize,
         /// Columns given.

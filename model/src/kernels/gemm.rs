@@ -8,8 +8,8 @@
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
 
 use super::lanes::{LANES, Lanes, dispatch};
-use super::matrix::WeightType;
 use super::quant;
+use crate::tensor_type::TensorType;
 
 /// How a panel's weights stand in memory.
 pub(super) trait Form {
@@ -439,12 +439,12 @@ pub(super) fn pair_bits(first: f32, second: f32) -> f32 {
 #[inline(always)]
 unsafe fn chunk_quantised_lanes<L: Lanes>(
     args: &ChunkArgs<u8>,
-    dtype: WeightType,
+    dtype: TensorType,
     spare: *mut f32,
 ) {
     const NEAR: usize = 4;
     const PART_LEN: usize = quant::PART * LANES;
-    let (block_len, block_bytes) = dtype.block();
+    let (block_len, block_bytes) = (dtype.block_len(), dtype.block_bytes());
     let panel_bytes = args.padded_inner / block_len * block_bytes * LANES;
     let full_panels = args.features / LANES;
     let mut weights = [0.0_f32; NEAR * PART_LEN];
@@ -500,7 +500,7 @@ dispatch! {
     /// # Safety
     /// The pointers of `args` are valid for its sizes; `spare` takes 16 values a row.
     pub(super) unsafe fn chunk_quantised(
-        args: &ChunkArgs<u8>, dtype: WeightType, spare: *mut f32,
+        args: &ChunkArgs<u8>, dtype: TensorType, spare: *mut f32,
     ) = chunk_quantised_lanes
 }
 

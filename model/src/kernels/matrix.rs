@@ -21,48 +21,15 @@ use super::gemm::{self, ChunkArgs};
 use super::lanes::LANES;
 use super::quant;
 use super::{Path, PathKind, Threads};
+use crate::tensor_type::TensorType;
 
 /// Inner dimension of bf16 weights is padded to a multiple of this: one AMX tile.
 const BF16_INNER: usize = 32;
 
-/// How the bytes of a weight are to be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WeightType {
-    /// IEEE single precision.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// The upper half of an f32.
-    Bf16,
-    /// GGUF: blocks of 32 bytes-wide integers and one f16 scale.
-    Q8_0,
-    /// GGUF: blocks of 256 4-bit integers with 6-bit scales and minima.
-    Q4K,
-    /// GGUF: blocks of 256 5-bit integers with 6-bit scales and minima.
-    Q5K,
-    /// GGUF: blocks of 256 6-bit integers with 8-bit scales.
-    Q6K,
-}
-
-impl WeightType {
-    /// Weights in a block (1 for plain types) and a block's bytes.
-    #[must_use]
-    pub fn block(self) -> (usize, usize) {
-        match self {
-            WeightType::F32 => (1, 4),
-            WeightType::F16 | WeightType::Bf16 => (1, 2),
-            WeightType::Q8_0 => (32, 34),
-            WeightType::Q4K => (256, 144),
-            WeightType::Q5K => (256, 176),
-            WeightType::Q6K => (256, 210),
-        }
-    }
-}
-
 /// A packed weight matrix of logical shape `[out_features, in_features]`.
 #[derive(Debug)]
 pub struct Matrix {
-    dtype: WeightType,
+    dtype: TensorType,
     out_features: usize,
     in_features: usize,
     /// `in_features`, padded as the layout wants it.
@@ -81,7 +48,7 @@ impl Matrix {
     /// [`KernelError`] if the bytes do not fit the shape, or the shape is empty or no whole number
     /// of blocks.
     pub fn pack(
-        dtype: WeightType,
+        dtype: TensorType,
         out_features: usize,
         in_features: usize,
         bytes: &[u8],
@@ -90,7 +57,7 @@ impl Matrix {
         if out_features == 0 || in_features == 0 {
             return Err(KernelError::Empty { out_features, in_features });
         }
-        let (block_len, block_bytes) = dtype.block();
+        let (block_len, block_bytes) = (dtype.block_len(), dtype.block_bytes());
         if !in_features.is_multiple_of(block_len) {
             return Err(KernelError::PartialBlock { dtype, expected: block_len, got: in_features });
         }
@@ -107,12 +74,12 @@ impl Matrix {
             });
         }
         let padded_inner = match dtype {
-            WeightType::Bf16 => in_features.next_multiple_of(BF16_INNER),
+            TensorType::Bf16 => in_features.next_multiple_of(BF16_INNER),
             _ => in_features,
         };
         let panels = out_features.div_ceil(LANES);
         let data = match dtype {
-            WeightType::F32 => {
+            TensorType::F32 => {
                 let mut data = Buffer::zeroed::<f32>(panels * padded_inner * LANES);
                 let read = |at: usize| {
                     f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
@@ -120,18 +87,18 @@ impl Matrix {
                 pack_singles(data.slice_mut(), out_features, in_features, |index| read(4 * index));
                 data
             }
-            WeightType::F16 => {
+            TensorType::F16 => {
                 let mut data = Buffer::zeroed::<u16>(panels * padded_inner * LANES);
                 let read = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
                 pack_singles(data.slice_mut(), out_features, in_features, |index| read(2 * index));
                 data
             }
-            WeightType::Bf16 => {
+            TensorType::Bf16 => {
                 let mut data = Buffer::zeroed::<u16>(panels * padded_inner * LANES);
                 pack_pairs(data.slice_mut(), in_features, padded_inner, bytes);
                 data
             }
-            WeightType::Q8_0 | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => {
+            TensorType::Q8_0 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
                 let mut data = Buffer::zeroed::<u8>(panels * row_bytes * LANES);
                 quant::pack(data.slice_mut(), row_bytes, bytes);
                 data
@@ -154,7 +121,7 @@ impl Matrix {
 
     /// Type of the weights.
     #[must_use]
-    pub fn dtype(&self) -> WeightType {
+    pub fn dtype(&self) -> TensorType {
         self.dtype
     }
 
@@ -174,26 +141,26 @@ impl Matrix {
         let (panel, lane) = (index / LANES, index % LANES);
         let start = panel * self.padded_inner * LANES;
         match self.dtype {
-            WeightType::F32 => {
+            TensorType::F32 => {
                 let panel = &self.data.slice::<f32>()[start..];
                 for (k, value) in out.iter_mut().enumerate() {
                     *value = panel[k * LANES + lane];
                 }
             }
-            WeightType::F16 => {
+            TensorType::F16 => {
                 let panel = &self.data.slice::<u16>()[start..];
                 for (k, value) in out.iter_mut().enumerate() {
                     *value = half::f16::from_bits(panel[k * LANES + lane]).to_f32();
                 }
             }
-            WeightType::Bf16 => {
+            TensorType::Bf16 => {
                 let panel = &self.data.slice::<u16>()[start..];
                 for (k, value) in out.iter_mut().enumerate() {
                     let at = (k / 2 * LANES + lane) * 2 + k % 2;
                     *value = half::bf16::from_bits(panel[at]).to_f32();
                 }
             }
-            WeightType::Q8_0 | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => {
+            TensorType::Q8_0 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
                 let panel = &self.data.slice::<u8>()[panel * self.row_bytes() * LANES..];
                 let runs = panel.chunks_exact(LANES).take(self.row_bytes());
                 let blocks: Vec<u8> = runs.map(|run| run[lane]).collect();
@@ -204,7 +171,7 @@ impl Matrix {
 
     /// Bytes of a row in the file.
     fn row_bytes(&self) -> usize {
-        let (block_len, block_bytes) = self.dtype.block();
+        let (block_len, block_bytes) = (self.dtype.block_len(), self.dtype.block_bytes());
         self.in_features / block_len * block_bytes
     }
 
@@ -235,12 +202,12 @@ impl Matrix {
 
     /// Whether the product runs on AMX tiles.
     fn uses_tiles(&self) -> bool {
-        self.path.kind() == PathKind::Amx && self.dtype == WeightType::Bf16
+        self.path.kind() == PathKind::Amx && self.dtype == TensorType::Bf16
     }
 
     /// Whether the product runs on dot products of bf16 pairs.
     fn uses_dots(&self) -> bool {
-        self.path.kind() == PathKind::Avx512Bf16 && self.dtype == WeightType::Bf16
+        self.path.kind() == PathKind::Avx512Bf16 && self.dtype == TensorType::Bf16
     }
 
     /// Whether products with this matrix round the activations to bf16.
@@ -345,28 +312,28 @@ impl Matrix {
     fn chunk(&self, threads: &Threads, args: &ChunkArgs<u8>, first_panel: usize) {
         let start = first_panel * self.padded_inner * LANES;
         match self.dtype {
-            WeightType::F32 => {
+            TensorType::F32 => {
                 let args = with_panels(args, &self.data.slice::<f32>()[start..]);
                 // SAFETY: `matmul` has checked all sizes and gives each task its own sums.
                 unsafe { gemm::chunk_f32(self.path, &args) }
             }
-            WeightType::F16 => {
+            TensorType::F16 => {
                 let args = with_panels(args, &self.data.slice::<u16>()[start..]);
                 // SAFETY: as above.
                 unsafe { gemm::chunk_f16(self.path, &args) }
             }
             #[cfg(target_arch = "x86_64")]
-            WeightType::Bf16 if self.uses_dots() => {
+            TensorType::Bf16 if self.uses_dots() => {
                 let args = with_panels(args, &self.data.slice::<f32>()[start / 2..]);
                 // SAFETY: as above, and the path has the set.
                 unsafe { gemm::chunk_bf16_dots(&args) }
             }
-            WeightType::Bf16 => {
+            TensorType::Bf16 => {
                 let args = with_panels(args, &self.data.slice::<u16>()[start..]);
                 // SAFETY: as above.
                 unsafe { gemm::chunk_bf16(self.path, &args) }
             }
-            WeightType::Q8_0 | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => {
+            TensorType::Q8_0 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
                 let start = first_panel * self.row_bytes() * LANES;
                 let args = with_panels(args, &self.data.slice::<u8>()[start..]);
                 let mut spare = threads.scratch::<f32>(args.rows * LANES);

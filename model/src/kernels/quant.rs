@@ -7,7 +7,7 @@
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: a whole block")]
 
 use super::lanes::{LANES, Lanes};
-use super::matrix::WeightType;
+use crate::tensor_type::TensorType;
 
 /// Weights of a part.
 pub(super) const PART: usize = 32;
@@ -49,7 +49,7 @@ unsafe fn halves<L: Lanes>(block: *const u8, byte: usize) -> L {
 /// `out` takes 512 values.
 #[inline(always)]
 pub(super) unsafe fn part<L: Lanes>(
-    dtype: WeightType,
+    dtype: TensorType,
     block: *const u8,
     index: usize,
     out: *mut f32,
@@ -57,15 +57,15 @@ pub(super) unsafe fn part<L: Lanes>(
     // SAFETY: the caller's promise.
     unsafe {
         match dtype {
-            WeightType::Q8_0 => {
+            TensorType::Q8_0 => {
                 let scale = halves::<L>(block, 0);
                 for i in 0..PART {
                     let quants = L::load_i8(block.add((2 + i) * LANES));
                     quants.mul(scale).store(out.add(i * LANES));
                 }
             }
-            WeightType::Q4K | WeightType::Q5K => {
-                let five = dtype == WeightType::Q5K;
+            TensorType::Q4K | TensorType::Q5K => {
+                let five = dtype == TensorType::Q5K;
                 let (scale, min) = scales_and_mins::<L>(block, index);
                 let pairs = if five { 48 } else { 16 } + index / 2 * 32;
                 let shift = index % 2 * 4;
@@ -81,7 +81,7 @@ pub(super) unsafe fn part<L: Lanes>(
                     value.store(out.add(i * LANES));
                 }
             }
-            WeightType::Q6K => {
+            TensorType::Q6K => {
                 let (half, quarter) = (index / 4, index % 4);
                 let d = halves::<L>(block, 208);
                 let scales = block.add((192 + index * 2) * LANES);
@@ -97,7 +97,7 @@ pub(super) unsafe fn part<L: Lanes>(
                     scales[i / 16].mul(value).store(out.add(i * LANES));
                 }
             }
-            WeightType::F32 | WeightType::F16 | WeightType::Bf16 => {
+            TensorType::F32 | TensorType::F16 | TensorType::Bf16 => {
                 unreachable!("{dtype:?} weights have no blocks")
             }
         }
@@ -129,15 +129,15 @@ unsafe fn scales_and_mins<L: Lanes>(block: *const u8, index: usize) -> (L, L) {
 ///
 /// # Panics
 /// If the blocks do not fill `out` exactly: a bug of the caller. Plain types have no blocks.
-pub(super) fn dequantise(dtype: WeightType, blocks: &[u8], out: &mut [f32]) {
-    let (block_len, block_bytes) = dtype.block();
+pub(super) fn dequantise(dtype: TensorType, blocks: &[u8], out: &mut [f32]) {
+    let (block_len, block_bytes) = (dtype.block_len(), dtype.block_bytes());
     assert_eq!(blocks.len() / block_bytes * block_len, out.len(), "whole blocks fill the row");
     let one: fn(&[u8], &mut [f32]) = match dtype {
-        WeightType::Q8_0 => q8_0,
-        WeightType::Q4K => q4_k,
-        WeightType::Q5K => q5_k,
-        WeightType::Q6K => q6_k,
-        WeightType::F32 | WeightType::F16 | WeightType::Bf16 => {
+        TensorType::Q8_0 => q8_0,
+        TensorType::Q4K => q4_k,
+        TensorType::Q5K => q5_k,
+        TensorType::Q6K => q6_k,
+        TensorType::F32 | TensorType::F16 | TensorType::Bf16 => {
             unreachable!("{dtype:?} weights have no blocks")
         }
     };

@@ -3,21 +3,21 @@
 use super::*;
 use crate::kernels::reference::{product, random, to_bf16, worst};
 
-fn bytes_of(dtype: WeightType, weights: &[f32]) -> Vec<u8> {
+fn bytes_of(dtype: TensorType, weights: &[f32]) -> Vec<u8> {
     match dtype {
-        WeightType::F32 => weights.iter().flat_map(|w| w.to_le_bytes()).collect(),
-        WeightType::F16 => {
+        TensorType::F32 => weights.iter().flat_map(|w| w.to_le_bytes()).collect(),
+        TensorType::F16 => {
             weights.iter().flat_map(|&w| half::f16::from_f32(w).to_le_bytes()).collect()
         }
-        WeightType::Bf16 => {
+        TensorType::Bf16 => {
             weights.iter().flat_map(|&w| half::bf16::from_f32(w).to_le_bytes()).collect()
         }
         _ => {
             use candle_core::quantized::{GgmlDType, QTensor};
             let ggml = match dtype {
-                WeightType::Q8_0 => GgmlDType::Q8_0,
-                WeightType::Q4K => GgmlDType::Q4K,
-                WeightType::Q5K => GgmlDType::Q5K,
+                TensorType::Q8_0 => GgmlDType::Q8_0,
+                TensorType::Q4K => GgmlDType::Q4K,
+                TensorType::Q5K => GgmlDType::Q5K,
                 _ => GgmlDType::Q6K,
             };
             let tensor =
@@ -28,14 +28,14 @@ fn bytes_of(dtype: WeightType, weights: &[f32]) -> Vec<u8> {
     }
 }
 
-const DTYPES: [WeightType; 7] = [
-    WeightType::F32,
-    WeightType::F16,
-    WeightType::Bf16,
-    WeightType::Q8_0,
-    WeightType::Q4K,
-    WeightType::Q5K,
-    WeightType::Q6K,
+const DTYPES: [TensorType; 7] = [
+    TensorType::F32,
+    TensorType::F16,
+    TensorType::Bf16,
+    TensorType::Q8_0,
+    TensorType::Q4K,
+    TensorType::Q5K,
+    TensorType::Q6K,
 ];
 
 /// Rows, output features, inner size; the inner size is rounded up to whole blocks.
@@ -54,10 +54,10 @@ const SHAPES: [(usize, usize, usize); 12] = [
     (250, 90, 64),
 ];
 
-fn shapes(dtype: WeightType) -> impl Iterator<Item = (usize, usize, usize)> {
+fn shapes(dtype: TensorType) -> impl Iterator<Item = (usize, usize, usize)> {
     SHAPES
         .into_iter()
-        .map(move |(rows, out, inner)| (rows, out, inner.next_multiple_of(dtype.block().0)))
+        .map(move |(rows, out, inner)| (rows, out, inner.next_multiple_of(dtype.block_len())))
 }
 
 fn unpacked(matrix: &Matrix) -> Vec<f32> {
@@ -80,7 +80,7 @@ fn multiply(matrix: &Matrix, threads: &Threads, x: &[f32]) -> Vec<f32> {
 fn rows_unpack_to_what_was_packed() {
     for (_, out, inner) in SHAPES {
         let weights = random(1, out * inner);
-        for dtype in [WeightType::F32, WeightType::F16, WeightType::Bf16] {
+        for dtype in [TensorType::F32, TensorType::F16, TensorType::Bf16] {
             let bytes = bytes_of(dtype, &weights);
             let matrix = Matrix::pack(dtype, out, inner, &bytes, Path::PORTABLE).unwrap();
             let got = bytes_of(dtype, &unpacked(&matrix));
@@ -123,7 +123,7 @@ fn bits_do_not_depend_on_the_batch_or_the_threads() {
     let (one, three) = (Threads::new(1), Threads::new(3));
     for path in Path::supported() {
         for dtype in DTYPES {
-            let (rows, out, inner) = (70, 83, 173_usize.next_multiple_of(dtype.block().0));
+            let (rows, out, inner) = (70, 83, 173_usize.next_multiple_of(dtype.block_len()));
             let weights = random(4, out * inner);
             let matrix = Matrix::pack(dtype, out, inner, &bytes_of(dtype, &weights), path).unwrap();
             let x = random(5, rows * inner);
@@ -149,14 +149,14 @@ fn wrong_sizes_are_errors() {
     let pack = |dtype, out, inner, len: usize| {
         Matrix::pack(dtype, out, inner, &vec![0; len], Path::PORTABLE).map(|_| ()).unwrap_err()
     };
-    assert!(pack(WeightType::F32, 2, 3, 23).to_string().contains("expected 24 bytes, got 23"));
-    assert!(pack(WeightType::Q4K, 2, 100, 1).to_string().contains("a multiple of 256 columns"));
-    assert!(matches!(pack(WeightType::F32, 0, 3, 0), KernelError::Empty { .. }));
+    assert!(pack(TensorType::F32, 2, 3, 23).to_string().contains("expected 24 bytes, got 23"));
+    assert!(pack(TensorType::Q4K, 2, 100, 1).to_string().contains("a multiple of 256 columns"));
+    assert!(matches!(pack(TensorType::F32, 0, 3, 0), KernelError::Empty { .. }));
 }
 
 /// Goal: a product of no rows is nothing.
 #[test]
 fn no_rows() {
-    let matrix = Matrix::pack(WeightType::F32, 2, 2, &[0; 16], Path::PORTABLE).unwrap();
+    let matrix = Matrix::pack(TensorType::F32, 2, 2, &[0; 16], Path::PORTABLE).unwrap();
     assert!(multiply(&matrix, &Threads::new(2), &[]).is_empty());
 }

@@ -12,10 +12,10 @@ fn dequantised_values_match_candle() {
     let weights: Vec<f32> = random(1, 4096).iter().map(|w| w * w * w).collect();
     let tensor = Tensor::from_slice(&weights, weights.len(), &Device::Cpu).unwrap();
     for (dtype, ggml) in [
-        (WeightType::Q8_0, GgmlDType::Q8_0),
-        (WeightType::Q4K, GgmlDType::Q4K),
-        (WeightType::Q5K, GgmlDType::Q5K),
-        (WeightType::Q6K, GgmlDType::Q6K),
+        (TensorType::Q8_0, GgmlDType::Q8_0),
+        (TensorType::Q4K, GgmlDType::Q4K),
+        (TensorType::Q5K, GgmlDType::Q5K),
+        (TensorType::Q6K, GgmlDType::Q6K),
     ] {
         let quantised = QTensor::quantize(&tensor, ggml).unwrap();
         let want: Vec<f32> = quantised.dequantize(&Device::Cpu).unwrap().to_vec1().unwrap();
