@@ -5,6 +5,11 @@
 //! A position of an atom has bit 31 set. Bit 30 says that more of the same atom follows, so that
 //! a border between atoms can be seen without looking at what comes next. The other 30 bits name
 //! the atom: its kind and its value, or a number given to its value by an [`AtomInterner`].
+//!
+//! Prompts that part in the block in which an image ends share the blocks before it, so the border
+//! between two nodes may lie inside the image. That is a matter of storage alone: matches, leases,
+//! pins and commits all end where [`whole_atoms`] says. Where an eviction has cut an atom, the rest
+//! of it goes before anything else, since no match can reach its end.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -61,37 +66,47 @@ pub enum AtomError {
     /// An image without positions.
     #[error("image: expected at least 1 KV position, got 0")]
     EmptyImage,
-    /// As many different images as the interner may hold are in it.
-    #[error("image: expected at most {capacity} different ones, got one more")]
-    Full {
-        /// What the interner may hold.
-        capacity: usize,
+    /// The numbers for different images are used up, 2^28 of them. A new tree with a new interner
+    /// starts from none.
+    #[error("image: expected at most {limit} different ones in an interner's life, got one more")]
+    Exhausted {
+        /// How many there are.
+        limit: u32,
     },
 }
 
 /// Gives each different image a number. One an engine, shared by all that build prompts for one
-/// tree; numbers are never used again, since the tree may still hold positions with them.
+/// tree.
+///
+/// It remembers at least the `capacity` images that were used last. One that was forgotten gets
+/// a new number when it comes again, so that what is cached of it is not found and is evicted in
+/// time; no number is given twice, since the tree may still hold positions with it.
 #[derive(Debug)]
 pub struct AtomInterner {
-    images: Mutex<HashMap<(u128, u32), u32>>,
+    images: Mutex<Images>,
     capacity: usize,
 }
 
-impl AtomInterner {
-    /// The most images that any interner holds.
-    pub const CAPACITY_MAX: usize = 1 << VALUE_BITS;
+/// Numbers by content hash and length, in two generations: when the recent one is full, the
+/// earlier one is forgotten and the recent one takes its place.
+#[derive(Debug, Default)]
+struct Images {
+    recent: HashMap<(u128, u32), u32>,
+    earlier: HashMap<(u128, u32), u32>,
+    next: u32,
+}
 
-    /// An interner for up to `capacity` different images, about 64 bytes each.
+impl AtomInterner {
+    /// An interner that remembers `capacity` to twice as many images, about 64 bytes each.
     pub fn new(capacity: usize) -> AtomInterner {
-        let capacity = capacity.min(Self::CAPACITY_MAX);
-        AtomInterner { images: Mutex::new(HashMap::new()), capacity }
+        AtomInterner { images: Mutex::default(), capacity: capacity.max(1) }
     }
 
     /// Appends the positions of `atom` to `positions`.
     ///
     /// # Errors
     ///
-    /// When a value is out of its range or the interner is full; nothing is appended then.
+    /// When a value is out of its range or no number is left; nothing is appended then.
     pub fn append(&self, atom: Atom, positions: &mut Vec<u32>) -> Result<(), AtomError> {
         let (kind, value, kv_len) = match atom {
             Atom::Coordinate { bin } => {
@@ -115,16 +130,26 @@ impl AtomInterner {
     }
 
     fn image_number(&self, content_hash: u128, kv_len: u32) -> Result<u32, AtomError> {
-        let mut images = self.images.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = images.len();
-        match images.get(&(content_hash, kv_len)) {
-            Some(&number) => Ok(number),
-            None if next >= self.capacity => Err(AtomError::Full { capacity: self.capacity }),
-            None => {
-                images.insert((content_hash, kv_len), next as u32);
-                Ok(next as u32)
-            }
+        const LIMIT: u32 = 1 << VALUE_BITS;
+        let image = (content_hash, kv_len);
+        let mut guard = self.images.lock().unwrap_or_else(PoisonError::into_inner);
+        let images = &mut *guard;
+        if let Some(&number) = images.recent.get(&image) {
+            return Ok(number);
         }
+        let number = match images.earlier.remove(&image) {
+            Some(number) => number,
+            None if images.next == LIMIT => return Err(AtomError::Exhausted { limit: LIMIT }),
+            None => {
+                images.next += 1;
+                images.next - 1
+            }
+        };
+        if images.recent.len() == self.capacity {
+            images.earlier = std::mem::take(&mut images.recent);
+        }
+        images.recent.insert(image, number);
+        Ok(number)
     }
 }
 
@@ -191,9 +216,37 @@ mod tests {
         assert!(append(Atom::Size { width_bin: 1 << 14, height_bin: 0 }).is_err());
         let image = |content_hash, kv_len| Atom::Image { content_hash, kv_len };
         assert_eq!(append(image(1, 0)), Err(AtomError::EmptyImage));
-        assert_eq!(append(image(1, 2)), Ok(()));
-        assert_eq!(append(image(2, 2)), Err(AtomError::Full { capacity: 1 }));
-        assert_eq!(append(image(1, 2)), Ok(()), "a known one is no new one");
-        assert_eq!(positions.len(), 5);
+        assert_eq!(positions, [7]);
+    }
+
+    /// Goal: memory is bounded; an image that was forgotten comes back under a number of its own,
+    /// one that was used lately keeps its number.
+    #[test]
+    fn old_images_are_forgotten() {
+        let interner = AtomInterner::new(4);
+        let number = |content_hash| interner.image_number(content_hash, 9).expect("numbers left");
+        let first = number(0);
+        for content_hash in 1..1000 {
+            assert_eq!(number(content_hash), content_hash as u32, "a new number for a new image");
+            assert_eq!(number(0), first, "in use all the time");
+            let images = interner.images.lock().expect("no panic");
+            assert!(images.recent.len() + images.earlier.len() <= 8);
+        }
+        assert_eq!(number(1), 1000, "forgotten, so new");
+        for content_hash in [998, 999, 0] {
+            assert_eq!(number(content_hash), content_hash as u32, "used lately");
+        }
+    }
+
+    /// Goal: when the numbers are used up, new images are refused and known ones are not.
+    #[test]
+    fn numbers_run_out_without_being_reused() {
+        let interner = AtomInterner::new(4);
+        interner.images.lock().expect("no panic").next = (1 << VALUE_BITS) - 1;
+        let last = interner.image_number(1, 9);
+        assert_eq!(last, Ok((1 << VALUE_BITS) - 1));
+        let exhausted = AtomError::Exhausted { limit: 1 << VALUE_BITS };
+        assert_eq!(interner.image_number(2, 9), Err(exhausted));
+        assert_eq!(interner.image_number(1, 9), last);
     }
 }

@@ -8,6 +8,7 @@
 use crate::Namespace;
 use crate::sync::{Arc, Mutex, lock};
 use std::collections::VecDeque;
+use std::task::{Context, Poll, Waker};
 
 /// One change of the index. Splits and merges of nodes are no changes: blocks stay what they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,8 +53,10 @@ pub struct Numbered {
 struct Queue {
     events: VecDeque<Numbered>,
     capacity: usize,
-    /// Whether the receiver is gone.
+    /// Whether the receiver or the tree is gone.
     closed: bool,
+    /// Who waits for the next event.
+    waiting: Option<Waker>,
 }
 
 /// The receiving end of one subscription. May live on any thread.
@@ -66,6 +69,20 @@ impl EventReceiver {
     /// Takes the oldest event that waits.
     pub fn try_next(&self) -> Option<Numbered> {
         lock(&self.queue).events.pop_front()
+    }
+
+    /// The next event, for async callers: `None` when the tree's writer is gone and nothing waits.
+    /// Only the task that polled last is woken.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Numbered>> {
+        let mut queue = lock(&self.queue);
+        if let Some(event) = queue.events.pop_front() {
+            return Poll::Ready(Some(event));
+        }
+        if queue.closed {
+            return Poll::Ready(None);
+        }
+        queue.waiting = Some(context.waker().clone());
+        Poll::Pending
     }
 
     /// Takes all events that wait, oldest first.
@@ -89,7 +106,7 @@ pub(crate) struct EventLog {
 
 impl EventLog {
     pub(crate) fn subscribe(&mut self, capacity: usize) -> EventReceiver {
-        let queue = Queue { events: VecDeque::new(), capacity, closed: false };
+        let queue = Queue { events: VecDeque::new(), capacity, closed: false, waiting: None };
         let queue = Arc::new(Mutex::new(queue));
         self.queues.push(queue.clone());
         EventReceiver { queue }
@@ -113,8 +130,24 @@ impl EventLog {
                 return false;
             }
             queue.push(Numbered { number, event: event.clone() });
+            let waiting = queue.waiting.take();
+            drop(queue);
+            // Without the lock, since a waker may run the task at once.
+            waiting.into_iter().for_each(Waker::wake);
             true
         });
+    }
+}
+
+impl Drop for EventLog {
+    fn drop(&mut self) {
+        for queue in &self.queues {
+            let mut queue = lock(queue);
+            queue.closed = true;
+            let waiting = queue.waiting.take();
+            drop(queue);
+            waiting.into_iter().for_each(Waker::wake);
+        }
     }
 }
 

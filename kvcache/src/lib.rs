@@ -109,7 +109,7 @@ pub use events::{Event, EventReceiver, Numbered};
 pub use lease::{Commit, PrefixLease};
 pub use namespace::{Namespace, NamespaceBuilder};
 pub use pin::{PinError, PinId, PinInfo};
-pub use policy::{EvictionPolicy, LeafInfo, Policy, Rank};
+pub use policy::{EvictionPolicy, LeafInfo, Policy, Rank, UnknownPolicy};
 pub use pool::{BlockLease, BlockPool, PoolCounts, StepFence, StepTicket};
 pub use reader::TreeReader;
 pub use stats::TreeStats;

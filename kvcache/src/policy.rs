@@ -2,6 +2,8 @@
 //! writer keeps the ranks in one ordered index and never recomputes them in between.
 
 use std::fmt;
+use std::str::FromStr;
+use thiserror::Error;
 
 /// Where a leaf stands in the order of eviction: the smallest goes first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,11 +74,48 @@ impl Policy {
         Policy::CostAware,
     ];
 
+    /// Its name, as in configurations: `lru`, `cost-aware`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Lru => "lru",
+            Policy::Lfu => "lfu",
+            Policy::Fifo => "fifo",
+            Policy::Mru => "mru",
+            Policy::Filo => "filo",
+            Policy::Priority => "priority",
+            Policy::Slru => "slru",
+            Policy::CostAware => "cost-aware",
+        }
+    }
+
     pub(crate) fn build(self) -> Box<dyn EvictionPolicy> {
         match self {
             Policy::CostAware => Box::new(CostAware { clock: 0 }),
             plain => Box::new(plain),
         }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that is no policy's.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("eviction policy: expected one of {}, got `{got}`", Policy::ALL.map(Policy::name).join(", "))]
+pub struct UnknownPolicy {
+    /// The name.
+    pub got: String,
+}
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(text: &str) -> Result<Policy, UnknownPolicy> {
+        let named = Policy::ALL.into_iter().find(|policy| policy.name() == text);
+        named.ok_or_else(|| UnknownPolicy { got: text.to_owned() })
     }
 }
 

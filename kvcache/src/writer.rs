@@ -254,17 +254,30 @@ impl<R: Reclaimer> TreeWriter<R> {
         if !evictable {
             return;
         }
+        let block_count = self.arena.edge(id).block_count();
+        let is_whole = self.whole_blocks(id) == block_count;
         let record = &mut self.records[id.index()];
-        let rank = self.policy.rank(&LeafInfo {
-            created: record.created,
-            last_use: record.last_use,
-            hits: record.hits,
-            priority: record.priority,
-            block_count: self.arena.edge(id).block_count(),
-            start_block: record.start_block as usize,
-        });
+        let rank = match is_whole {
+            true => self.policy.rank(&LeafInfo {
+                created: record.created,
+                last_use: record.last_use,
+                hits: record.hits,
+                priority: record.priority,
+                block_count,
+                start_block: record.start_block as usize,
+            }),
+            // The rest of an atom that an eviction has cut: no match can end in it any more.
+            false => Rank::default(),
+        };
         (record.ranked, record.rank) = (true, rank);
         self.order.insert((rank, id));
+    }
+
+    /// How many of a node's blocks come before the atom that its end cuts; all, if it cuts none.
+    fn whole_blocks(&self, id: NodeId) -> usize {
+        let positions = self.arena.edge(id).positions();
+        let block_size = self.block_size();
+        atom::whole_atoms(positions, positions.len(), block_size) / block_size
     }
 
     /// Takes a node out of the order of eviction, if it is in it.

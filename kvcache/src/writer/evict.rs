@@ -12,7 +12,8 @@ const WARM: usize = 16;
 impl<R: Reclaimer> TreeWriter<R> {
     /// Takes up to `block_count` blocks out of the index and gives them back: from unlocked
     /// leaves, in the order of the policy, from the tail of a leaf that is longer than needed.
-    /// Gives fewer only when everything left is locked.
+    /// What was left of an atom that is no longer whole goes before all else. Gives fewer only when
+    /// everything left is locked.
     pub fn evict(&mut self, block_count: usize) -> Vec<BlockId> {
         self.begin_operation();
         let at_hand = self.freed.len().min(block_count);
@@ -23,10 +24,16 @@ impl<R: Reclaimer> TreeWriter<R> {
         std::hint::black_box(warm);
         while out.len() < block_count {
             let Some(&(rank, id)) = self.order.first() else { break };
-            self.policy.evicted(rank);
-            let length = self.arena.edge(id).block_count();
-            let taken = length.min(block_count - out.len());
             let edge = self.arena.edge(id);
+            let length = edge.block_count();
+            let most = match length - self.whole_blocks(id) {
+                0 => {
+                    self.policy.evicted(rank);
+                    length
+                }
+                rest_of_atom => rest_of_atom,
+            };
+            let taken = most.min(block_count - out.len());
             out.extend(edge.blocks().skip(length - taken));
             let hashes = || edge.hashes()[length - taken..].iter().rev().copied().collect();
             self.events.report(|| Event::Removed { hashes: hashes() });

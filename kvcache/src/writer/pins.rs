@@ -58,12 +58,12 @@ impl<R: Reclaimer> TreeWriter<R> {
         priority: i32,
     ) -> usize {
         self.begin_operation();
-        let length = self.find(namespace, positions);
+        let raw = self.find(namespace, positions);
         for (id, _) in self.path.clone() {
             self.records[id.index()].priority = priority;
             self.refresh(id);
         }
-        length
+        atom::whole_atoms(positions, raw, self.block_size())
     }
 
     /// Lets `ticks` pass without an operation: pins may expire.
