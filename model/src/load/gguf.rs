@@ -87,6 +87,20 @@ fn text(header: &Header, directory: &Path) -> Result<TextSource, ModelError> {
     Ok(text)
 }
 
+impl GgufTokenizer {
+    /// Reads the vocabulary of a GGUF file, which need not hold anything else.
+    ///
+    /// # Errors
+    /// [`ModelError`] when the file cannot be read, is malformed or has no vocabulary.
+    pub fn read(path: &Path) -> Result<Self, ModelError> {
+        let file = path.display().to_string();
+        let header = gguf::read(&file, &Bytes::map(path)?)?;
+        tokenizer(&header)?.ok_or_else(|| {
+            ModelError::key(&file, "tokenizer.ggml.tokens", "a list of texts", "nothing")
+        })
+    }
+}
+
 /// The `tokenizer.ggml.*` keys; nothing when the file has no vocabulary.
 fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelError> {
     let key = |name: &str| format!("tokenizer.ggml.{name}");
