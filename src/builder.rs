@@ -6,7 +6,7 @@ use stolon_model::{
 };
 
 use crate::text::Text;
-use crate::{AdmissionPolicy, Engine, Error, ModelInfo, ModelSource};
+use crate::{AdmissionPolicy, Engine, Error, EvictionPolicy, ModelInfo, ModelSource};
 
 /// A model as a caller names it: text to be parsed when the engine is built, or a source.
 #[derive(Clone, Debug)]
@@ -154,6 +154,21 @@ impl EngineBuilder {
     /// Keeps computed prompts and answers for requests that start the same way. Default on.
     pub fn prefix_caching(mut self, on: bool) -> Self {
         self.config.prefix_caching = on;
+        self
+    }
+
+    /// Which cached blocks are given up first when room is needed. Default
+    /// [`EvictionPolicy::Lru`].
+    pub fn eviction_policy(mut self, policy: EvictionPolicy) -> Self {
+        self.config.eviction_policy = policy;
+        self
+    }
+
+    /// Most KV blocks that pins may hold together; below the number of blocks there are. A
+    /// request can have so many fewer, since it must be able to end whatever is pinned.
+    /// Default 0: nothing can be pinned.
+    pub fn pin_budget(mut self, blocks: usize) -> Self {
+        self.config.pin_budget = blocks;
         self
     }
 

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stolon_actors::{CoreHandle, SequenceRequest};
-use stolon_kvcache::Namespace;
+use stolon_kvcache::{Namespace, PinId, TreeDump};
 use stolon_model::{Detokenizer, StopStrings};
 
 use crate::stream::StreamParts;
 use crate::text::Text;
 use crate::{
-    AdmissionPolicy, AuditReport, ChatMessage, EngineBuilder, EngineStats, Error, ModelInfo,
-    Request, SamplingParams, TokenStream,
+    AdmissionPolicy, AuditReport, CacheEvents, CacheStats, ChatMessage, EngineBuilder, EngineStats,
+    Error, ModelInfo, Pin, Request, SamplingParams, TokenStream,
 };
 
 /// A running engine. Clones share it; when the last clone and the last stream are gone, it stops
@@ -117,6 +117,63 @@ impl Engine {
         Ok(self.inner.core.query_match_len(&namespace, &tokens))
     }
 
+    /// Keeps what is cached of the request's prompt from being evicted, for `ttl` or until
+    /// [`Engine::unpin`]; [`Engine::warm`] computes it first. A flush ends all pins, and so does
+    /// a failure after which the engine starts again.
+    ///
+    /// # Errors
+    /// Those of rendering and tokenising the prompt, [`Error::Pin`] when nothing of it is cached
+    /// or [`EngineBuilder::pin_budget`] would be exceeded, [`Error::Interrupted`],
+    /// [`Error::EngineStopped`].
+    pub async fn pin(&self, request: &Request, ttl: Option<Duration>) -> Result<PinId, Error> {
+        let tokens = self.prompt_tokens(request)?;
+        let namespace = namespace(request.cache_salt.as_deref());
+        Ok(self.inner.core.pin(namespace, tokens, ttl).await?)
+    }
+
+    /// Ends a pin; whether there was one of this name.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`], [`Error::EngineStopped`].
+    pub async fn unpin(&self, id: PinId) -> Result<bool, Error> {
+        Ok(self.inner.core.unpin(id).await?)
+    }
+
+    /// All pins, oldest first.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`], [`Error::EngineStopped`].
+    pub async fn pins(&self) -> Result<Vec<Pin>, Error> {
+        Ok(self.inner.core.pins().await?.into_iter().map(Pin::from).collect())
+    }
+
+    /// What is cached, and every change from now on, in a queue of at most `capacity` events. The
+    /// engine never waits for its reader.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] when `capacity` is 0, [`Error::Interrupted`],
+    /// [`Error::EngineStopped`].
+    pub async fn events(&self, capacity: usize) -> Result<CacheEvents, Error> {
+        Ok(CacheEvents::new(self.inner.core.events(capacity).await?))
+    }
+
+    /// Numbers about the prefix cache.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`], [`Error::EngineStopped`].
+    pub async fn cache_stats(&self) -> Result<CacheStats, Error> {
+        Ok(self.inner.core.cache_report().await?.into())
+    }
+
+    /// A picture of the prefix tree, taken beside the running engine, in time and memory in
+    /// proportion to its nodes; [`TreeDump::to_graphviz`] draws it.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`], [`Error::EngineStopped`].
+    pub fn dump(&self) -> Result<TreeDump, Error> {
+        Ok(self.inner.core.dump()?)
+    }
+
     /// The prompt's tokens, as [`Engine::generate`] would compute them.
     ///
     /// # Errors
@@ -160,7 +217,7 @@ impl Engine {
         Ok(self.inner.core.audit().await?.into())
     }
 
-    /// Empties the prefix cache, except what running requests use.
+    /// Empties the prefix cache, except what running requests use, and ends all pins.
     ///
     /// # Errors
     /// [`Error::Interrupted`], [`Error::EngineStopped`].

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use stolon_actors::CoreError;
+use stolon_kvcache::PinError;
 use stolon_model::ModelError;
 use stolon_model::sampling::SamplingError;
 
@@ -90,6 +91,9 @@ pub enum Error {
     /// Text was given to, or asked of, an engine on a custom backend without a tokenizer.
     #[error("this engine has no tokenizer: expected token ids, got text")]
     NoTokenizer,
+    /// A prompt could not be pinned.
+    #[error(transparent)]
+    Pin(#[from] PinError),
     /// The engine's bookkeeping is wrong: a bug, worth a report.
     #[error("audit failed: {0}")]
     Audit(String),
@@ -129,6 +133,7 @@ impl From<CoreError> for Error {
             CoreError::Timeout { elapsed } => Error::Timeout { elapsed },
             CoreError::Interrupted { reason } => Error::Interrupted { reason },
             CoreError::Stopped => Error::EngineStopped,
+            CoreError::Pin(error) => Error::Pin(error),
             CoreError::Audit(problem) => Error::Audit(problem),
             other => Error::Interrupted { reason: other.to_string() },
         }

@@ -27,6 +27,7 @@
 //! [`TokenStream`] what comes back, [`EngineStats`] and [`Engine::audit`] what goes on inside.
 
 mod builder;
+mod cache;
 mod engine;
 mod error;
 mod event;
@@ -42,6 +43,7 @@ pub mod demo {
 }
 
 pub use builder::{EngineBuilder, ModelArg};
+pub use cache::{CacheEvents, CacheStats, Pin};
 pub use engine::Engine;
 pub use error::Error;
 pub use event::{Completion, Event, Finish, FinishReason, Timings, TokenEvent, Usage};
@@ -50,6 +52,10 @@ pub use stats::{AuditReport, EngineStats, ModelInfo};
 pub use stream::TokenStream;
 
 pub use stolon_actors::AdmissionPolicy;
+pub use stolon_kvcache::{
+    Event as CacheEvent, Namespace, NodeDump, Numbered, PinError, PinId, Policy as EvictionPolicy,
+    Snapshot, TreeDump,
+};
 pub use stolon_model::chat_template::{ChatMessage, MessageContent};
 pub use stolon_model::sampling::{SamplingParams, TokenLogprob};
 pub use stolon_model::{Backend, ModelError, ModelSource, TextModel};

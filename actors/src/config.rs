@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use stolon_kvcache::Policy;
+
 use crate::error::CoreError;
 
 /// Which waiting request runs next. Under each, no request is overtaken by more than
@@ -67,6 +69,11 @@ pub struct CoreConfig {
     pub max_queued_tokens: usize,
     /// Whether computed positions are kept and shared.
     pub prefix_caching: bool,
+    /// Which cached blocks are given up first when room is needed.
+    pub eviction_policy: Policy,
+    /// Most blocks that pins may hold together. So many fewer are there for a request, since a
+    /// request that was let in must be able to end.
+    pub pin_budget: usize,
     /// The policy at the start.
     pub policy: AdmissionPolicy,
     /// Charge whole prompts and whole `max_tokens`, as if nothing were cached.
@@ -87,6 +94,8 @@ impl Default for CoreConfig {
             max_queued_requests: 1024,
             max_queued_tokens: 1 << 20,
             prefix_caching: true,
+            eviction_policy: Policy::default(),
+            pin_budget: 0,
             policy: AdmissionPolicy::default(),
             conservative: false,
             look_ahead: 16,

@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
+use stolon_kvcache::PinError;
+
 /// What limits a prompt's length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LengthBound {
     /// The model's context, in positions.
     Context(usize),
-    /// All blocks of the KV pool together.
+    /// All blocks of the KV pool together, those kept for pins left out.
     Pool {
-        /// Blocks in the pool.
+        /// Blocks for requests.
         blocks: usize,
         /// Positions a block.
         block_size: usize,
@@ -102,6 +104,9 @@ pub enum CoreError {
     /// The core was shut down.
     #[error("the engine has stopped")]
     Stopped,
+    /// A prefix could not be pinned.
+    #[error(transparent)]
+    Pin(#[from] PinError),
     /// The core's bookkeeping is wrong: a bug.
     #[error("audit failed: {0}")]
     Audit(String),

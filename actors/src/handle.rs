@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use ractor::{Actor, ActorRef, RpcReplyPort};
-use stolon_kvcache::{Namespace, prefix_tree};
+use stolon_kvcache::{Namespace, PinId, TreeDump, prefix_tree};
 use stolon_model::sampling::{SamplerState, SamplingError};
 use stolon_model::{Backend, BackendSpec};
 
@@ -20,6 +20,7 @@ use crate::fault::{Fault, FaultPlan, Part};
 use crate::gauges::{CoreStats, Gauges};
 use crate::memory::CoreAudit;
 use crate::memory::actors::ask;
+use crate::prefix_tree::{CacheEvents, CacheReport, CorePin, TreeMessage};
 use crate::request::SequenceRequest;
 use crate::stream::{SequenceStream, event_channel};
 use crate::supervisor::{Common, Generation, SupervisorActor, SupervisorMessage};
@@ -66,7 +67,7 @@ impl CoreHandle {
     ) -> Result<CoreHandle, CoreError> {
         config.validate()?;
         let spec = backend.spec().clone();
-        check_spec(&spec)?;
+        check_spec(&spec, &config)?;
         let policy = Arc::new(ArcSwap::from_pointee(config.policy));
         let door = Arc::new(Door::new(config.max_queued_requests, config.max_queued_tokens));
         let config = Arc::new(config);
@@ -98,7 +99,7 @@ impl CoreHandle {
     pub fn submit(&self, request: SequenceRequest) -> Result<SequenceStream, CoreError> {
         let common = &self.shared.common;
         let around = &common.around;
-        let max_tokens = check(&request, &around.spec)?;
+        let max_tokens = check(&request, &around.spec, around.config.pin_budget)?;
         let generation = common.current()?;
         let matched = if around.config.prefix_caching && request.prompt_logprobs.is_none() {
             generation.reader.query_match_len(&request.namespace, &request.tokens)
@@ -176,7 +177,65 @@ impl CoreHandle {
         self.ask(AdmissionMessage::Audit).await?.map_err(CoreError::Audit)
     }
 
-    /// Empties the cache, except what running requests use.
+    /// Keeps what is cached of the tokens from being evicted, for `ttl` or until
+    /// [`unpin`](CoreHandle::unpin). A flush ends all pins, and so does a restart.
+    ///
+    /// # Errors
+    /// [`CoreError::Pin`] when nothing of it is cached or [`CoreConfig::pin_budget`] would be
+    /// exceeded, [`CoreError::Interrupted`], [`CoreError::Stopped`].
+    pub async fn pin(
+        &self,
+        namespace: Namespace,
+        tokens: Vec<u32>,
+        ttl: Option<Duration>,
+    ) -> Result<PinId, CoreError> {
+        Ok(self.ask_tree(|reply| TreeMessage::Pin { namespace, tokens, ttl, reply }).await??)
+    }
+
+    /// Ends a pin; whether there was one.
+    ///
+    /// # Errors
+    /// [`CoreError::Interrupted`], [`CoreError::Stopped`].
+    pub async fn unpin(&self, id: PinId) -> Result<bool, CoreError> {
+        self.ask_tree(|reply| TreeMessage::Unpin(id, reply)).await
+    }
+
+    /// All pins, oldest first.
+    ///
+    /// # Errors
+    /// [`CoreError::Interrupted`], [`CoreError::Stopped`].
+    pub async fn pins(&self) -> Result<Vec<CorePin>, CoreError> {
+        self.ask_tree(TreeMessage::Pins).await
+    }
+
+    /// What is cached, and every change from now on, in a queue of `capacity` events. It ends when
+    /// the core stops or starts again.
+    ///
+    /// # Errors
+    /// [`CoreError::InvalidParameter`] when `capacity` is 0, [`CoreError::Interrupted`],
+    /// [`CoreError::Stopped`].
+    pub async fn events(&self, capacity: usize) -> Result<CacheEvents, CoreError> {
+        let events = self.ask_tree(|reply| TreeMessage::Subscribe(capacity, reply)).await?;
+        events.map_err(|_| CoreError::invalid("capacity", "at least 1 event", capacity))
+    }
+
+    /// Numbers about the cache.
+    ///
+    /// # Errors
+    /// [`CoreError::Interrupted`], [`CoreError::Stopped`].
+    pub async fn cache_report(&self) -> Result<CacheReport, CoreError> {
+        self.ask_tree(TreeMessage::Report).await
+    }
+
+    /// A picture of the tree, taken without a message to anybody.
+    ///
+    /// # Errors
+    /// [`CoreError::Interrupted`], [`CoreError::Stopped`].
+    pub fn dump(&self) -> Result<TreeDump, CoreError> {
+        Ok(self.shared.common.current()?.reader.dump())
+    }
+
+    /// Empties the cache, except what running requests use, and ends all pins.
     ///
     /// # Errors
     /// [`CoreError::Interrupted`], [`CoreError::Stopped`].
@@ -206,6 +265,15 @@ impl CoreHandle {
         answer.map_err(|_| self.shared.why_gone(&generation))
     }
 
+    async fn ask_tree<T: Send + 'static>(
+        &self,
+        message: impl FnOnce(RpcReplyPort<T>) -> TreeMessage,
+    ) -> Result<T, CoreError> {
+        let generation = self.shared.common.current()?;
+        let answer = ask(&generation.tree, message, "the prefix tree").await;
+        answer.map_err(|_| self.shared.why_gone(&generation))
+    }
+
     /// Waits until nothing runs or waits, at most so long; whether that came to be.
     pub async fn idle(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
@@ -223,18 +291,20 @@ impl CoreHandle {
 }
 
 /// Checks a request against the backend; returns how many tokens it can generate at most.
-fn check(request: &SequenceRequest, spec: &BackendSpec) -> Result<usize, CoreError> {
+/// `pinned` blocks may never come free.
+fn check(request: &SequenceRequest, spec: &BackendSpec, pinned: usize) -> Result<usize, CoreError> {
     let got = request.tokens.len();
     if got == 0 {
         return Err(CoreError::EmptyPrompt);
     }
-    let pool = spec.block_count * spec.block_size;
+    let blocks = spec.block_count - pinned;
+    let pool = blocks * spec.block_size;
     let context = spec.max_positions - 1;
     if got > context.min(pool) {
         let bound = if context <= pool {
             LengthBound::Context(spec.max_positions)
         } else {
-            LengthBound::Pool { blocks: spec.block_count, block_size: spec.block_size }
+            LengthBound::Pool { blocks, block_size: spec.block_size }
         };
         return Err(CoreError::PromptTooLong { got, limit: context.min(pool), bound });
     }
@@ -260,13 +330,17 @@ fn check(request: &SequenceRequest, spec: &BackendSpec) -> Result<usize, CoreErr
     Ok(request.max_tokens.min(spec.max_positions - got).min(pool - got + 1))
 }
 
-/// Checks what a backend says of itself.
-fn check_spec(spec: &BackendSpec) -> Result<(), CoreError> {
+/// Checks what a backend says of itself, and the settings that depend on it.
+fn check_spec(spec: &BackendSpec, config: &CoreConfig) -> Result<(), CoreError> {
     prefix_tree(spec.block_size).map_err(|_| {
         CoreError::invalid("block_size", "a power of two from 1 to 256", spec.block_size)
     })?;
     if spec.block_count == 0 {
         return Err(CoreError::invalid("num_blocks", "at least 1", 0));
+    }
+    if config.pin_budget >= spec.block_count {
+        let expected = format!("fewer than the pool's {} blocks", spec.block_count);
+        return Err(CoreError::invalid("pin_budget", expected, config.pin_budget));
     }
     if spec.max_positions < 2 {
         return Err(CoreError::invalid("max_positions", "at least 2", spec.max_positions));

@@ -37,5 +37,6 @@ pub use fault::{Fault, Part};
 pub use gauges::CoreStats;
 pub use handle::CoreHandle;
 pub use memory::CoreAudit;
+pub use prefix_tree::{CacheEvents, CacheReport, CorePin};
 pub use request::{SequenceEnd, SequenceEvent, SequenceFinish, SequenceRequest};
 pub use stream::SequenceStream;

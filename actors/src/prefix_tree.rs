@@ -2,10 +2,15 @@
 //!
 //! It calls nobody. Readers query the tree beside it, without a message.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
-use stolon_kvcache::{BlockId, Namespace, TreeCounts, TreeWriter};
+use stolon_kvcache::{
+    BlockId, ConfigError, EventReceiver, Namespace, PinError, PinId, PinInfo, Snapshot, TreeCounts,
+    TreeStats, TreeWriter,
+};
 
 use crate::fault::{FaultPlan, Part};
 use crate::gauges::Gauges;
@@ -26,9 +31,63 @@ pub(crate) enum TreeMessage {
     Counts(RpcReplyPort<TreeCounts>),
     /// Check everything, then count.
     Audit(RpcReplyPort<Result<TreeCounts, String>>),
+    /// Keep what is cached of these tokens, for so long or until told otherwise.
+    Pin {
+        namespace: Namespace,
+        tokens: Vec<u32>,
+        ttl: Option<Duration>,
+        reply: RpcReplyPort<Result<PinId, PinError>>,
+    },
+    /// End a pin; whether there was one.
+    Unpin(PinId, RpcReplyPort<bool>),
+    /// A pin's time is over.
+    Expire(PinId),
+    /// All pins.
+    Pins(RpcReplyPort<Vec<CorePin>>),
+    /// Report all changes from now on, with what is there already.
+    Subscribe(usize, RpcReplyPort<Result<CacheEvents, ConfigError>>),
+    /// What was counted.
+    Report(RpcReplyPort<CacheReport>),
 }
 
-/// The actor; its state is the writer.
+/// A pinned prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CorePin {
+    /// What it holds.
+    pub info: PinInfo,
+    /// When it ends by itself, if it does.
+    pub ends: Option<Instant>,
+}
+
+/// What is cached, and a queue of what changes.
+#[derive(Debug)]
+pub struct CacheEvents {
+    /// The cache at the moment of the subscription.
+    pub snapshot: Snapshot,
+    /// Every change since.
+    pub receiver: EventReceiver,
+}
+
+/// Numbers about the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheReport {
+    /// Blocks and nodes at this moment.
+    pub counts: TreeCounts,
+    /// Counts since the tree was made.
+    pub stats: TreeStats,
+    /// Bytes of the index itself.
+    pub index_bytes: usize,
+}
+
+/// What the actor owns.
+#[derive(Debug)]
+pub(crate) struct TreeState {
+    writer: TreeWriter,
+    /// When pins end by themselves. The tree knows no wall clock, so the actor sends itself word.
+    ends: HashMap<PinId, Instant>,
+}
+
+/// The actor.
 pub(crate) struct PrefixTreeActor {
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) faults: Arc<FaultPlan>,
@@ -36,24 +95,25 @@ pub(crate) struct PrefixTreeActor {
 
 impl Actor for PrefixTreeActor {
     type Msg = TreeMessage;
-    type State = TreeWriter;
+    type State = TreeState;
     type Arguments = TreeWriter;
 
     async fn pre_start(
         &self,
         _: ActorRef<TreeMessage>,
         writer: TreeWriter,
-    ) -> Result<TreeWriter, ActorProcessingErr> {
-        Ok(writer)
+    ) -> Result<TreeState, ActorProcessingErr> {
+        Ok(TreeState { writer, ends: HashMap::new() })
     }
 
     async fn handle(
         &self,
-        _: ActorRef<TreeMessage>,
+        myself: ActorRef<TreeMessage>,
         message: TreeMessage,
-        writer: &mut TreeWriter,
+        state: &mut TreeState,
     ) -> Result<(), ActorProcessingErr> {
         self.faults.strike(Part::PrefixTree)?;
+        let writer = &mut state.writer;
         // A caller that has gone needs no answer; dropping what it asked for returns it.
         match message {
             TreeMessage::Acquire { namespace, tokens, limit, reply } => {
@@ -74,6 +134,7 @@ impl Actor for PrefixTreeActor {
             }
             TreeMessage::Flush(reply) => {
                 let flushed = writer.flush();
+                state.ends.clear();
                 self.publish(writer);
                 let _ = reply.send(flushed);
             }
@@ -84,12 +145,58 @@ impl Actor for PrefixTreeActor {
                 let checked = writer.audit().map_err(|error| error.to_string());
                 let _ = reply.send(checked.map(|_| self.publish(writer)));
             }
+            TreeMessage::Pin { namespace, tokens, ttl, reply } => {
+                let pinned = writer.pin(&namespace, &tokens, None);
+                self.publish(writer);
+                if let (Ok(id), Some(ttl)) = (pinned, ttl)
+                    && let Some(end) = Instant::now().checked_add(ttl)
+                {
+                    state.ends.insert(id, end);
+                    // If this actor is gone by then, so is the pin.
+                    drop(myself.send_after(ttl, move || TreeMessage::Expire(id)));
+                }
+                let _ = reply.send(pinned);
+            }
+            TreeMessage::Unpin(id, reply) => {
+                let _ = reply.send(self.unpin(state, id));
+            }
+            TreeMessage::Expire(id) => {
+                self.unpin(state, id);
+            }
+            TreeMessage::Pins(reply) => {
+                let pins = writer.pins().into_iter();
+                let _ = reply.send(pins.map(|info| state.pin(info)).collect());
+            }
+            TreeMessage::Subscribe(capacity, reply) => {
+                let receiver = writer.subscribe(capacity);
+                let with_snapshot =
+                    |receiver| CacheEvents { snapshot: writer.snapshot(), receiver };
+                let _ = reply.send(receiver.map(with_snapshot));
+            }
+            TreeMessage::Report(reply) => {
+                let counts = self.publish(writer);
+                let (stats, index_bytes) = (writer.stats().clone(), writer.index_bytes());
+                let _ = reply.send(CacheReport { counts, stats, index_bytes });
+            }
         }
         Ok(())
     }
 }
 
+impl TreeState {
+    fn pin(&self, info: PinInfo) -> CorePin {
+        CorePin { ends: self.ends.get(&info.id).copied(), info }
+    }
+}
+
 impl PrefixTreeActor {
+    fn unpin(&self, state: &mut TreeState, id: PinId) -> bool {
+        state.ends.remove(&id);
+        let was_there = state.writer.unpin(id);
+        self.publish(&mut state.writer);
+        was_there
+    }
+
     fn publish(&self, writer: &mut TreeWriter) -> TreeCounts {
         let counts = writer.counts();
         self.gauges.blocks_cached.set(counts.cached + counts.detached);

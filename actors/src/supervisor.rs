@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent};
-use stolon_kvcache::{BlockPool, TreeReader, prefix_tree};
+use stolon_kvcache::{BlockPool, TreeBuilder, TreeReader};
 use stolon_model::Backend;
 use tokio::sync::oneshot;
 
@@ -25,12 +25,13 @@ use crate::error::CoreError;
 use crate::executor::{ExecutorActor, ExecutorArguments};
 use crate::fault::FaultPlan;
 use crate::memory::actors::ActorMemory;
-use crate::prefix_tree::PrefixTreeActor;
+use crate::prefix_tree::{PrefixTreeActor, TreeMessage};
 
 /// One set of actors, as callers see it.
 #[derive(Debug)]
 pub(crate) struct Generation {
     pub(crate) admission: ActorRef<AdmissionMessage>,
+    pub(crate) tree: ActorRef<TreeMessage>,
     pub(crate) reader: TreeReader,
     /// Why it ended.
     pub(crate) fault: OnceLock<String>,
@@ -152,7 +153,10 @@ impl SupervisorActor {
         let common = &self.common;
         let around = common.around.clone();
         let spec = &around.spec;
-        let (writer, reader) = prefix_tree(spec.block_size)?;
+        let (writer, reader) = TreeBuilder::new(spec.block_size)
+            .policy(around.config.eviction_policy)
+            .pin_budget(around.config.pin_budget)
+            .build()?;
         let (pool, fence) = BlockPool::new(spec.block_count);
         let gauges = Arc::clone(&around.gauges);
         gauges.running.set(0);
@@ -183,7 +187,7 @@ impl SupervisorActor {
         let (admission, _) = Actor::spawn_linked(None, AdmissionActor, arguments, me).await?;
         let cells =
             vec![admission.get_cell(), executor.get_cell(), allocator.get_cell(), tree.get_cell()];
-        let generation = Arc::new(Generation { admission, reader, fault: OnceLock::new() });
+        let generation = Arc::new(Generation { admission, tree, reader, fault: OnceLock::new() });
         common.generation.store(Some(Arc::clone(&generation)));
         Ok(Parts { cells, generation, backend: backend_back })
     }

@@ -2,7 +2,9 @@
 
 use anyhow::Context;
 use clap::Args;
-use stolon::{AdmissionPolicy, Engine, EngineBuilder, ModelSource, Request, SamplingParams};
+use stolon::{
+    AdmissionPolicy, Engine, EngineBuilder, EvictionPolicy, ModelSource, Request, SamplingParams,
+};
 
 use crate::memory::parse_bytes;
 
@@ -38,6 +40,13 @@ pub struct EngineArgs {
     /// Compute every prompt from scratch
     #[arg(long)]
     pub no_prefix_caching: bool,
+    /// Which cached blocks are given up first: lru, lfu, fifo, mru, filo, priority, slru or
+    /// cost-aware
+    #[arg(long, default_value_t)]
+    pub eviction_policy: EvictionPolicy,
+    /// Most KV blocks that pins may hold together; requests have so many fewer
+    #[arg(long, default_value_t = 0, value_name = "BLOCKS")]
+    pub pin_budget: usize,
     /// Which waiting request runs next: fcfs, longest-prefix, cost or priority
     #[arg(long, default_value_t)]
     pub admission: AdmissionPolicy,
@@ -57,6 +66,8 @@ impl EngineArgs {
             .max_batched_tokens(self.max_batched_tokens)
             .max_running(self.max_running)
             .prefix_caching(!self.no_prefix_caching)
+            .eviction_policy(self.eviction_policy)
+            .pin_budget(self.pin_budget)
             .admission(self.admission);
         builder = if self.model == DEMO {
             builder.model(demo_model()?)

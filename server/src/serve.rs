@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use clap::Args;
 use stolon::Engine;
 use tokio::net::TcpListener;
@@ -24,6 +24,7 @@ use crate::terminal;
 
 mod admin;
 mod api;
+mod cache;
 mod chat;
 mod completions;
 mod error;
@@ -80,7 +81,7 @@ struct App {
 }
 
 /// OpenAI's API over an engine: `/v1/completions`, `/v1/chat/completions`, `/v1/models`, and
-/// besides it `/health`, `/admin/stats` and `/admin/audit`.
+/// besides it `/health`, `/admin/stats`, `/admin/audit`, `/admin/tree` and `/admin/pins`.
 pub fn router(engine: Engine, options: RouterOptions) -> Router {
     let app = Arc::new(App { engine, served_names: options.served_names, started: unix_seconds() });
     Router::new()
@@ -91,6 +92,9 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .route("/health", get(admin::health))
         .route("/admin/stats", get(admin::stats))
         .route("/admin/audit", get(admin::audit))
+        .route("/admin/tree", get(cache::tree))
+        .route("/admin/pins", get(cache::pins).post(cache::pin))
+        .route("/admin/pins/{id}", delete(cache::unpin))
         .fallback(admin::not_found)
         .method_not_allowed_fallback(admin::method_not_allowed)
         .layer(DefaultBodyLimit::max(options.body_limit))

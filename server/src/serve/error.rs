@@ -108,6 +108,7 @@ impl From<Error> for ApiError {
             Error::InvalidParameter { name, .. } => {
                 Self::invalid(Some(&name), message).code("invalid_value")
             }
+            Error::Pin(_) => Self::new(StatusCode::CONFLICT, message),
             Error::ChatTemplate(_) => Self::invalid(Some("messages"), message),
             Error::Overloaded { retry_after, .. } => {
                 let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("overloaded");

@@ -2,6 +2,7 @@
 //! HTTP server over real sockets. Models are random ones made on the spot, or the demo model.
 
 mod bench;
+mod cache_api;
 mod chat_api;
 mod commands;
 mod completions_api;

@@ -1,0 +1,210 @@
+//! What an embedding program can do with the prefix cache: choose what goes first, pin, listen,
+//! look.
+
+#[path = "support/fake.rs"]
+mod fake;
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use fake::builder;
+use stolon::{CacheEvent, Engine, Error, EvictionPolicy, PinError, Request};
+use stolon_model::FakeFault;
+
+/// A prompt of one block that begins with `first` and generates nothing worth keeping.
+fn prompt(first: u32) -> Request {
+    Request::tokens((0..16).map(|n| (first + n) % 256).collect::<Vec<_>>()).max_tokens(1)
+}
+
+fn blocks(first: u32, count: u32) -> Request {
+    Request::tokens((0..16 * count).map(|n| (first + n * 7) % 256).collect::<Vec<_>>())
+        .max_tokens(1)
+}
+
+fn cached(engine: &Engine, request: &Request) -> usize {
+    engine.query_match_len(request).expect("tokens")
+}
+
+/// Goal: the policy chosen decides what goes first.
+#[tokio::test]
+async fn the_eviction_policy_can_be_chosen() {
+    for (policy, survivor) in [(EvictionPolicy::Lru, 0), (EvictionPolicy::Mru, 100)] {
+        let (builder, _) = builder(4);
+        let builder = builder.eviction_policy(policy);
+        let engine = builder.build().await.expect("valid settings");
+        for first in [0, 100, 0] {
+            engine.warm(prompt(first)).await.expect("it fits");
+        }
+        // Two blocks are cached and two free: room for three takes one of the two.
+        engine.warm(blocks(200, 3)).await.expect("it fits");
+        for first in [0, 100] {
+            let expected = if first == survivor { 16 } else { 0 };
+            assert_eq!(cached(&engine, &prompt(first)), expected, "{policy}: {first}");
+        }
+    }
+    for policy in EvictionPolicy::ALL {
+        assert_eq!(policy.to_string().parse(), Ok(policy));
+    }
+    let unknown = "newest".parse::<EvictionPolicy>().expect_err("no such policy").to_string();
+    assert!(unknown.contains("`newest`") && unknown.contains("cost-aware"), "{unknown}");
+}
+
+/// Goal: a pinned prompt outlives pressure, until it is let go; the list tells what is held.
+#[tokio::test]
+async fn pins_hold_what_is_cached() {
+    let (builder, _) = builder(8);
+    let engine = builder.pin_budget(2).build().await.expect("valid settings");
+    let system = blocks(3, 2);
+    assert!(matches!(engine.pin(&system, None).await, Err(Error::Pin(PinError::NotCached))));
+    engine.warm(system.clone()).await.expect("it fits");
+    let pin = engine.pin(&system, None).await.expect("cached, within the budget");
+    let pins = engine.pins().await.expect("it runs");
+    assert_eq!((pins[0].id, pins[0].tokens, pins[0].blocks, pins[0].ends_in), (pin, 32, 2, None));
+    let error = engine.pin(&system, None).await.expect_err("over the budget");
+    assert!(matches!(error, Error::Pin(PinError::OverBudget { budget: 2, pinned: 2, .. })));
+    for first in 50..60 {
+        engine.warm(blocks(first, 6)).await.expect("it fits beside what is pinned");
+    }
+    assert_eq!(cached(&engine, &system), 32);
+    assert_eq!(engine.cache_stats().await.expect("it runs").blocks_pinned, 2);
+    assert!(engine.unpin(pin).await.expect("it runs"));
+    assert!(!engine.unpin(pin).await.expect("it runs"), "it is gone");
+    engine.warm(blocks(99, 6)).await.expect("it fits");
+    engine.warm(blocks(88, 6)).await.expect("it fits");
+    assert_eq!(cached(&engine, &system), 0);
+    engine.audit().await.expect("clean books");
+}
+
+/// Goal: a pin with a time to live ends by itself, and a flush ends all of them.
+#[tokio::test]
+async fn pins_end_by_time_and_by_a_flush() {
+    let (builder, _) = builder(8);
+    let engine = builder.pin_budget(4).build().await.expect("valid settings");
+    engine.warm(prompt(0)).await.expect("it fits");
+    engine.pin(&prompt(0), Some(Duration::from_millis(30))).await.expect("cached");
+    engine.pin(&prompt(0), Some(Duration::from_secs(3600))).await.expect("cached");
+    let ends_in = engine.pins().await.expect("it runs")[1].ends_in.expect("a time to live");
+    assert!(ends_in <= Duration::from_secs(3600) && ends_in > Duration::from_secs(3500));
+    while engine.pins().await.expect("it runs").len() == 2 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert_eq!(engine.audit().await.expect("clean books").blocks_evictable, 0);
+    engine.flush().await.expect("it runs");
+    assert!(engine.pins().await.expect("it runs").is_empty());
+    assert_eq!(engine.audit().await.expect("clean books").blocks_free, 8);
+}
+
+/// Goal: whatever is pinned, a request that was let in ends; one that could not is refused.
+#[tokio::test]
+async fn pins_starve_nobody() {
+    let (builder, _) = builder(8);
+    let engine = builder.pin_budget(3).build().await.expect("valid settings");
+    engine.warm(blocks(3, 3)).await.expect("it fits");
+    engine.pin(&blocks(3, 3), None).await.expect("cached, within the budget");
+    let error = engine.generate(blocks(7, 6)).expect_err("five blocks are left");
+    assert!(matches!(error, Error::PromptTooLong { got: 96, limit: 80, .. }), "{error}");
+    let answer = engine.generate(Request::tokens(vec![9; 70]).max_tokens(1000)).expect("it fits");
+    assert_eq!(answer.collect_text().await.expect("it ends").token_ids.len(), 11);
+    let all = fake::builder(8).0.pin_budget(8);
+    let refused = all.build().await.expect_err("nothing would be left").to_string();
+    assert!(refused.contains("pin_budget") && refused.contains("got 8"), "{refused}");
+}
+
+/// A copy of the cache, kept from events alone: the hashes of all blocks.
+fn apply(copy: &mut HashSet<u64>, event: &CacheEvent) {
+    match event {
+        CacheEvent::Stored { parent, hashes, .. } => {
+            assert!(parent.is_none_or(|parent| copy.contains(&parent)), "parents come first");
+            copy.extend(hashes);
+        }
+        CacheEvent::Removed { hashes } => {
+            assert!(hashes.iter().all(|hash| copy.remove(hash)), "removed once");
+        }
+        CacheEvent::Cleared => copy.clear(),
+        CacheEvent::Reset { .. } => panic!("the queue was large enough"),
+    }
+}
+
+/// Goal: a snapshot and the events after it rebuild the cache; the stream ends with the engine.
+#[tokio::test]
+async fn events_rebuild_the_cache() {
+    let (builder, _) = builder(16);
+    let engine = builder.build().await.expect("valid settings");
+    engine.warm(blocks(1, 4)).await.expect("it fits");
+    let mut events = engine.events(1000).await.expect("it runs");
+    let mut copy = HashSet::new();
+    events.snapshot().events.iter().for_each(|event| apply(&mut copy, event));
+    assert_eq!(copy.len(), 4);
+    let mut last = events.snapshot().number;
+    let listener = tokio::spawn(async move {
+        while let Some(next) = events.next().await {
+            assert_eq!(next.number, last + 1, "no gap");
+            last = next.number;
+            apply(&mut copy, &next.event);
+        }
+        copy
+    });
+    for first in 2..12 {
+        engine.warm(blocks(first, 5)).await.expect("it fits");
+    }
+    engine.warm(blocks(1, 4).cache_salt("tenant")).await.expect("it fits");
+    assert!(engine.stats().evictions > 0);
+    let expected = engine.cache_stats().await.expect("it runs").blocks;
+    engine.shutdown().await;
+    assert_eq!(listener.await.expect("no panic").len(), expected);
+}
+
+/// Goal: a reader that is too slow is told how much it missed; the engine did not wait for it.
+#[tokio::test]
+async fn a_slow_subscriber_gets_a_reset() {
+    let (builder, _) = builder(16);
+    let engine = builder.build().await.expect("valid settings");
+    let mut events = engine.events(2).await.expect("it runs");
+    for first in 0..5 {
+        engine.warm(prompt(first)).await.expect("it fits");
+    }
+    let mut counted = 0;
+    while counted < 5 {
+        match events.next().await.expect("the engine runs").event {
+            CacheEvent::Reset { missed } => counted += missed,
+            _ => counted += 1,
+        }
+    }
+    assert_eq!(counted, 5);
+    let refused = engine.events(0).await.expect_err("no queue").to_string();
+    assert!(refused.contains("capacity") && refused.contains("got 0"), "{refused}");
+}
+
+/// Goal: a failure ends the pins and the events of the cache that it ended.
+#[tokio::test]
+async fn a_restart_ends_pins_and_events() {
+    let (builder, handle) = builder(16);
+    let engine = builder.pin_budget(4).build().await.expect("valid settings");
+    engine.warm(prompt(0)).await.expect("it fits");
+    engine.pin(&prompt(0), None).await.expect("cached");
+    let mut events = engine.events(100).await.expect("it runs");
+    handle.inject_next(FakeFault::Panic);
+    engine.warm(prompt(1)).await.expect_err("it is interrupted");
+    assert!(events.next().await.is_none());
+    while engine.stats().restarts == 0 || engine.pins().await.is_err() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(engine.pins().await.expect("it runs again").is_empty());
+    assert_eq!(cached(&engine, &prompt(0)), 0);
+}
+
+/// Goal: the tree can be looked at and drawn while the engine runs.
+#[tokio::test]
+async fn a_dump_shows_the_tree() {
+    let (builder, _) = builder(16);
+    let engine = builder.build().await.expect("valid settings");
+    engine.warm(blocks(1, 3)).await.expect("it fits");
+    engine.warm(blocks(1, 3)).await.expect("it fits");
+    let dump = engine.dump().expect("it runs");
+    assert_eq!((dump.nodes.len(), dump.nodes[0].block_count), (1, 3));
+    assert_eq!(dump.nodes[0].hits, 1, "the second request found it");
+    assert!(dump.to_graphviz().contains("3 blocks"));
+    let stats = engine.cache_stats().await.expect("it runs");
+    assert_eq!((stats.blocks, stats.nodes, stats.blocks_committed), (3, 1, 3));
+    assert!(stats.index_bytes > 0 && stats.average_match > 0.0);
+}
