@@ -1,0 +1,102 @@
+//! Any operations on the block pool and its fence: every block has one owner, and none comes back
+//! under a step that was running when it was given up.
+#![no_main]
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use std::collections::HashSet;
+use stolon_kvcache::{BlockId, BlockLease, BlockPool, StepTicket};
+
+const BLOCKS: usize = 24;
+
+#[derive(Arbitrary, Debug)]
+enum Op {
+    Reserve(u8),
+    Drop(u8),
+    Split(u8, u8),
+    Append(u8, u8),
+    Commit(u8, u8),
+    Release(u8),
+    Begin,
+    End(u8),
+}
+
+/// A step of the executor.
+struct Running {
+    ticket: StepTicket,
+    /// Blocks that were given up while it ran.
+    given_up: HashSet<BlockId>,
+}
+
+fn pick<T>(all: &mut Vec<T>, which: u8) -> Option<T> {
+    (!all.is_empty()).then(|| all.swap_remove(usize::from(which) % all.len()))
+}
+
+fuzz_target!(|ops: Vec<Op>| {
+    let (mut pool, fence) = BlockPool::new(BLOCKS);
+    let mut leases: Vec<BlockLease> = Vec::new();
+    let mut committed: Vec<BlockId> = Vec::new();
+    let mut running: Vec<Running> = Vec::new();
+    let give_up = |running: &mut Vec<Running>, blocks: &[BlockId]| {
+        running.iter_mut().for_each(|step| step.given_up.extend(blocks));
+    };
+    for op in ops {
+        match op {
+            Op::Reserve(count) => {
+                let free = pool.free_count();
+                let lease = pool.reserve(count.into());
+                assert_eq!(lease.is_ok(), usize::from(count) <= free);
+                for block in lease.iter().flat_map(BlockLease::blocks) {
+                    assert!(running.iter().all(|step| !step.given_up.contains(block)));
+                }
+                leases.extend(lease);
+            }
+            Op::Drop(which) => {
+                if let Some(lease) = pick(&mut leases, which) {
+                    give_up(&mut running, lease.blocks());
+                }
+            }
+            Op::Split(which, count) => {
+                if let Some(mut lease) = pick(&mut leases, which) {
+                    leases.push(lease.split(count.into()));
+                    leases.push(lease);
+                }
+            }
+            Op::Append(left, right) => {
+                if leases.len() >= 2
+                    && let Some(right) = pick(&mut leases, right)
+                    && let Some(mut left) = pick(&mut leases, left)
+                {
+                    left.append(right);
+                    leases.push(left);
+                }
+            }
+            Op::Commit(which, count) => {
+                if let Some(mut lease) = pick(&mut leases, which) {
+                    committed.extend(lease.commit_front(count.into()));
+                    leases.push(lease);
+                }
+            }
+            Op::Release(which) => {
+                if let Some(block) = pick(&mut committed, which) {
+                    give_up(&mut running, &[block]);
+                    pool.release(vec![block]);
+                }
+            }
+            Op::Begin => running.push(Running { ticket: fence.begin(), given_up: HashSet::new() }),
+            Op::End(which) => {
+                if let Some(step) = pick(&mut running, which) {
+                    drop(step.ticket);
+                }
+            }
+        }
+        let reserved = leases.iter().map(BlockLease::len).sum::<usize>();
+        let counts = pool.counts();
+        assert_eq!((counts.reserved, counts.committed), (reserved, committed.len()));
+        assert_eq!(counts.free + counts.fenced + reserved + committed.len(), BLOCKS);
+        pool.audit().expect("the pool keeps its rules");
+        let owned: HashSet<BlockId> =
+            leases.iter().flat_map(BlockLease::blocks).chain(&committed).copied().collect();
+        assert_eq!(owned.len(), reserved + committed.len(), "one owner a block");
+    }
+});

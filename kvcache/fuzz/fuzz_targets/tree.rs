@@ -1,0 +1,17 @@
+//! Any operations on the tree, beside its model.
+#![no_main]
+
+#[path = "../../tests/support/model.rs"]
+mod model;
+
+use libfuzzer_sys::fuzz_target;
+use model::{Model, Op};
+use stolon_kvcache::Policy;
+
+fuzz_target!(|input: (u8, u8, Vec<Op>)| {
+    let (log_block_size, policy, ops) = input;
+    let policy = Policy::ALL[usize::from(policy) % Policy::ALL.len()];
+    let mut model = Model::new(1 << (log_block_size % 6), policy);
+    ops.into_iter().for_each(|op| model.run(op));
+    model.finish();
+});

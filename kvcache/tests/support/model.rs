@@ -1,0 +1,288 @@
+//! The tree beside a slow, obvious model of it: a map from every cached prefix to its block. After
+//! each operation both must tell the same, or the operation panics.
+
+use std::collections::{HashMap, HashSet};
+use stolon_kvcache::{
+    BlockId, Event, EventReceiver, Namespace, PinId, Policy, PrefixLease, TreeBuilder, TreeReader,
+    TreeWriter,
+};
+
+/// A cached block is named by its namespace and all positions up to its end.
+type Prefix = (usize, Vec<u32>);
+
+struct Held {
+    lease: PrefixLease,
+    namespace: usize,
+    /// The positions that the lease covers.
+    positions: Vec<u32>,
+    /// Whether a flush has cut it off.
+    detached: bool,
+}
+
+pub(crate) struct Model {
+    block_size: usize,
+    namespaces: [Namespace; 3],
+    cached: HashMap<Prefix, BlockId>,
+    leases: Vec<Held>,
+    /// Pins and the prefixes that they hold.
+    pins: Vec<(PinId, Prefix)>,
+    events: EventReceiver,
+    /// The blocks' hashes, from events alone.
+    copy: HashSet<u64>,
+    free: Vec<BlockId>,
+    next: u32,
+    writer: TreeWriter,
+    reader: TreeReader,
+}
+
+/// An operation on both. Namespaces, leases and pins are named by their place in the model's
+/// lists, positions by bytes; all of them wrap around.
+#[derive(Clone, Debug)]
+#[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
+pub(crate) enum Op {
+    Query(u8, Vec<u8>),
+    Acquire(u8, Vec<u8>),
+    Commit(u8, Vec<u8>),
+    Drop(u8),
+    Evict(u8),
+    Pin(u8, Vec<u8>),
+    Unpin(u8),
+    EvictNamespace(u8),
+    Flush,
+}
+
+/// Few different positions, so that prompts share prefixes and part anywhere.
+fn positions(bytes: &[u8]) -> Vec<u32> {
+    bytes.iter().map(|&byte| u32::from(byte % 3)).collect()
+}
+
+impl Model {
+    /// An empty tree and an empty model.
+    pub(crate) fn new(block_size: usize, policy: Policy) -> Model {
+        let (mut writer, reader) =
+            TreeBuilder::new(block_size).policy(policy).build().expect("valid block size");
+        let events = writer.subscribe(100).expect("a capacity");
+        let salted = |salt: &str| Namespace::builder().salt(salt).build();
+        Model {
+            block_size,
+            namespaces: [Namespace::default(), salted("a"), salted("b")],
+            cached: HashMap::new(),
+            leases: Vec::new(),
+            pins: Vec::new(),
+            events,
+            copy: HashSet::new(),
+            free: Vec::new(),
+            next: 0,
+            writer,
+            reader,
+        }
+    }
+
+    fn match_len(&self, namespace: usize, positions: &[u32]) -> usize {
+        let ends = (1..=positions.len() / self.block_size).map(|n| n * self.block_size);
+        let hit = |&end: &usize| self.cached.contains_key(&(namespace, positions[..end].to_vec()));
+        ends.take_while(hit).last().unwrap_or(0)
+    }
+
+    fn locked(&self) -> HashSet<Prefix> {
+        let mut locked = HashSet::new();
+        let leases = self.leases.iter().filter(|held| !held.detached);
+        let leases = leases.map(|held| (held.namespace, &held.positions));
+        let pins = self.pins.iter().map(|(_, (namespace, positions))| (*namespace, positions));
+        for (namespace, positions) in leases.chain(pins) {
+            for end in (self.block_size..=positions.len()).step_by(self.block_size) {
+                locked.insert((namespace, positions[..end].to_vec()));
+            }
+        }
+        locked
+    }
+
+    fn fresh_block(&mut self) -> BlockId {
+        self.free.pop().unwrap_or_else(|| {
+            self.next += 1;
+            BlockId(self.next - 1)
+        })
+    }
+
+    fn query(&self, namespace: usize, positions: &[u32]) {
+        let before = self.reader.tree_version();
+        let got = self.reader.query_match_len(&self.namespaces[namespace], positions);
+        assert_eq!(got, self.match_len(namespace, positions));
+        assert_eq!(before, self.reader.tree_version());
+    }
+
+    fn acquire(&mut self, namespace: usize, positions: &[u32]) {
+        let expected = self.match_len(namespace, positions);
+        let lease = self.writer.acquire(&self.namespaces[namespace], positions);
+        assert_eq!(lease.len(), expected, "the longest cached prefix is locked");
+        for (index, block) in lease.blocks().iter().enumerate() {
+            let end = (index + 1) * self.block_size;
+            assert_eq!(self.cached[&(namespace, positions[..end].to_vec())], *block);
+        }
+        let positions = positions[..expected].to_vec();
+        self.leases.push(Held { lease, namespace, positions, detached: false });
+    }
+
+    fn commit(&mut self, which: usize, tail: &[u32]) {
+        let mut held = self.leases.swap_remove(which);
+        let mut positions = held.positions.clone();
+        positions.extend_from_slice(tail);
+        let have = held.lease.blocks().len();
+        let total = positions.len() / self.block_size;
+        let offered: Vec<BlockId> = (have..total).map(|_| self.fresh_block()).collect();
+        let commit = self.writer.commit(&mut held.lease, &positions, &offered);
+        assert_eq!(commit.blocks.len(), offered.len(), "text is committed whole");
+        let mut duplicates = Vec::new();
+        for (index, &block) in offered.iter().enumerate() {
+            let end = (have + index + 1) * self.block_size;
+            let prefix = (held.namespace, positions[..end].to_vec());
+            let canonical = match self.cached.get(&prefix) {
+                Some(&known) if !held.detached => {
+                    duplicates.push(block);
+                    known
+                }
+                _ if held.detached => block,
+                _ => *self.cached.entry(prefix).or_insert(block),
+            };
+            assert_eq!(commit.blocks[index], canonical);
+        }
+        assert_eq!(commit.duplicates, duplicates);
+        self.free.extend(duplicates);
+        held.positions = positions[..total * self.block_size].to_vec();
+        assert_eq!(held.lease.len(), held.positions.len());
+        self.leases.push(held);
+    }
+
+    fn drop_lease(&mut self, which: usize) {
+        self.leases.swap_remove(which);
+    }
+
+    /// Blocks that left the index while locked and that no lease holds any more.
+    fn freed(&mut self) -> usize {
+        let mut held: HashSet<BlockId> = HashSet::new();
+        for lease in self.leases.iter().filter(|held| held.detached) {
+            held.extend(lease.lease.blocks());
+        }
+        self.writer.counts().detached - held.len()
+    }
+
+    fn evict(&mut self, count: usize) {
+        let locked = self.locked();
+        let evictable = self.cached.len() - locked.len();
+        let freed = self.freed();
+        let out = self.writer.evict(count);
+        assert_eq!(out.len(), count.min(evictable + freed), "exactly as many as asked, if any");
+        let out: HashSet<BlockId> = out.into_iter().collect();
+        let before = self.cached.len();
+        self.cached.retain(|_, block| !out.contains(block));
+        assert_eq!(before - self.cached.len(), out.len() - freed.min(count));
+        for prefix in &locked {
+            assert!(self.cached.contains_key(prefix), "a locked block was evicted");
+        }
+        for (namespace, positions) in self.cached.keys() {
+            let parent = positions[..positions.len() - self.block_size].to_vec();
+            let rooted = parent.is_empty() || self.cached.contains_key(&(*namespace, parent));
+            assert!(rooted, "leaves go first");
+        }
+        self.free.extend(out);
+    }
+
+    fn pin(&mut self, namespace: usize, positions: &[u32]) {
+        let expected = self.match_len(namespace, positions);
+        match self.writer.pin(&self.namespaces[namespace], positions, None) {
+            Ok(id) => self.pins.push((id, (namespace, positions[..expected].to_vec()))),
+            Err(_) => assert_eq!(expected, 0, "what is cached can be pinned"),
+        }
+    }
+
+    fn unpin(&mut self, which: usize) {
+        let (id, _) = self.pins.swap_remove(which);
+        assert!(self.writer.unpin(id));
+    }
+
+    fn evict_namespace(&mut self, namespace: usize) {
+        self.pins.retain(|(_, (pinned, _))| *pinned != namespace);
+        let locked = self.locked().into_iter().filter(|(n, _)| *n == namespace).count();
+        let freed = self.freed();
+        let out = self.writer.evict_namespace(&self.namespaces[namespace]);
+        let there = self.cached.keys().filter(|(n, _)| *n == namespace).count();
+        assert_eq!(out.len(), there - locked + freed);
+        self.free.extend(out);
+        self.cached.retain(|(n, _), _| *n != namespace);
+        for held in self.leases.iter_mut().filter(|held| held.namespace == namespace) {
+            held.detached |= !held.lease.is_empty();
+        }
+    }
+
+    fn flush(&mut self) {
+        self.pins.clear();
+        let locked = self.locked();
+        let freed = self.freed();
+        let out = self.writer.flush();
+        assert_eq!(out.len(), self.cached.len() - locked.len() + freed);
+        self.free.extend(out);
+        self.cached.clear();
+        for held in &mut self.leases {
+            held.detached |= !held.lease.is_empty();
+        }
+    }
+
+    fn check(&mut self) {
+        self.writer.audit().expect("the tree keeps its rules");
+        for numbered in self.events.drain() {
+            match numbered.event {
+                Event::Stored { hashes, .. } => self.copy.extend(hashes),
+                Event::Removed { hashes } => self.copy.retain(|hash| !hashes.contains(hash)),
+                Event::Cleared => self.copy.clear(),
+                Event::Reset { .. } => unreachable!("the queue is drained after each operation"),
+            }
+        }
+        let hashes = self.cached.keys().map(|(namespace, positions)| {
+            let hashes = self.reader.block_hashes(&self.namespaces[*namespace], positions);
+            *hashes.last().expect("at least one block")
+        });
+        assert_eq!(hashes.collect::<HashSet<_>>(), self.copy, "the events tell what is cached");
+        let locked = self.locked().len();
+        let counts = self.writer.counts();
+        assert_eq!(counts.cached, self.cached.len());
+        assert_eq!(counts.locked, locked);
+        assert_eq!(counts.evictable, self.cached.len() - locked);
+        let used: HashSet<usize> = self.cached.keys().map(|(n, _)| *n).filter(|n| *n > 0).collect();
+        assert_eq!(counts.namespaces, used.len(), "empty namespaces are pruned, others stay");
+    }
+
+    /// Carries `op` out on both; one on a lease or a pin does nothing when there is none.
+    pub(crate) fn run(&mut self, op: Op) {
+        let wrap = |n: u8, count: usize| usize::from(n).checked_rem(count);
+        let (leases, pins) = (self.leases.len(), self.pins.len());
+        let namespace = |n: u8| usize::from(n % 3);
+        match op {
+            Op::Query(n, bytes) => self.query(namespace(n), &positions(&bytes)),
+            Op::Acquire(n, bytes) => self.acquire(namespace(n), &positions(&bytes)),
+            Op::Commit(n, bytes) => {
+                wrap(n, leases).into_iter().for_each(|n| self.commit(n, &positions(&bytes)));
+            }
+            Op::Drop(n) => wrap(n, leases).into_iter().for_each(|n| self.drop_lease(n)),
+            Op::Evict(count) => self.evict(count.into()),
+            Op::Pin(n, bytes) => self.pin(namespace(n), &positions(&bytes)),
+            Op::Unpin(n) => wrap(n, pins).into_iter().for_each(|n| self.unpin(n)),
+            Op::EvictNamespace(n) => self.evict_namespace(namespace(n)),
+            Op::Flush => self.flush(),
+        }
+        self.check();
+    }
+
+    /// Ends everything: every block comes back, once.
+    pub(crate) fn finish(mut self) {
+        self.leases.clear();
+        while !self.pins.is_empty() {
+            self.unpin(0);
+        }
+        let all = self.next as usize;
+        self.evict(usize::MAX);
+        self.check();
+        let free: HashSet<BlockId> = self.free.iter().copied().collect();
+        assert_eq!((self.free.len(), free.len()), (all, all), "every block is back, once");
+        assert_eq!(self.writer.counts().nodes, 0);
+    }
+}
