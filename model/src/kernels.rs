@@ -26,6 +26,7 @@ mod buffer;
 mod elementwise;
 mod error;
 mod gemm;
+mod int8;
 mod lanes;
 mod matrix;
 mod path;
@@ -43,4 +44,5 @@ pub use elementwise::{
 pub use error::KernelError;
 pub use matrix::Matrix;
 pub use path::{Path, PathKind};
+pub(crate) use quant::widen;
 pub use threads::Threads;

@@ -4,8 +4,10 @@
 //! [`Threads`](super::Threads) and go back to it, so a step allocates nothing once warm.
 #![allow(unsafe_code, reason = "views aligned memory as slices of plain numbers")]
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
+
+use memmap2::MmapMut;
 
 /// Bytes of a cache line, and of an AVX-512 register.
 pub(super) const ALIGN: usize = 64;
@@ -45,6 +47,9 @@ unsafe impl Plain for f32 {}
 pub(super) struct Buffer {
     start: NonNull<u8>,
     len: usize,
+    /// What a large buffer lies in: memory that the system fills with zeroes page by page, when a
+    /// page is first touched, by whichever thread does.
+    map: Option<MmapMut>,
 }
 
 // SAFETY: the buffer owns its memory and hands it out under the usual borrow rules.
@@ -63,23 +68,31 @@ impl Buffer {
     pub(super) fn zeroed<T: Plain>(count: usize) -> Buffer {
         let len = count.checked_mul(size_of::<T>()).expect("a buffer's size fits in memory");
         if len == 0 {
-            return Buffer { start: NonNull::<u8>::dangling(), len: 0 };
+            return Buffer { start: NonNull::<u8>::dangling(), len: 0, map: None };
+        }
+        if len >= HUGE_PAGE
+            && let Some(buffer) = Self::mapped(len)
+        {
+            return buffer;
         }
         let layout = Self::layout(len);
         // SAFETY: the layout's size is not zero.
-        let start = unsafe { alloc(layout) };
+        let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        if layout.align() == HUGE_PAGE {
-            prefer_huge_pages(start, len);
-        }
-        // SAFETY: the allocation has `len` bytes.
-        unsafe { start.as_ptr().write_bytes(0, len) };
-        Buffer { start, len }
+        Buffer { start, len, map: None }
+    }
+
+    /// A buffer that begins with a huge page.
+    fn mapped(len: usize) -> Option<Buffer> {
+        let mut map = MmapMut::map_anon(len.checked_add(HUGE_PAGE)?).ok()?;
+        let skipped = map.as_ptr().align_offset(HUGE_PAGE);
+        let start = NonNull::from(map.get_mut(skipped..skipped + len)?).cast::<u8>();
+        prefer_huge_pages(start, len);
+        Some(Buffer { start, len, map: Some(map) })
     }
 
     fn layout(len: usize) -> Layout {
-        let align = if len >= HUGE_PAGE { HUGE_PAGE } else { ALIGN };
-        Layout::from_size_align(len, align).expect("a buffer's size fits in memory")
+        Layout::from_size_align(len, ALIGN).expect("a buffer's size fits in memory")
     }
 
     /// Bytes it holds.
@@ -111,7 +124,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.len > 0 {
+        if self.len > 0 && self.map.is_none() {
             // SAFETY: allocated in `zeroed` with this very layout, and freed only here.
             unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) }
         }

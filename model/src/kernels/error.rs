@@ -56,4 +56,12 @@ pub enum KernelError {
         /// Columns given.
         in_features: usize,
     },
+    /// Weights of one type cannot be rounded to the other.
+    #[error("expected {to:?} weights, or F32, F16 or BF16 to round to Q8_0, got {from:?}")]
+    NotRounded {
+        /// Type of what was given.
+        from: TensorType,
+        /// Type of the matrix.
+        to: TensorType,
+    },
 }

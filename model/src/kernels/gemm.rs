@@ -1,4 +1,4 @@
-//! The matrix product on lanes: register tiles, and the loop over a chunk of panels.
+//! The matrix product on lanes: forms of weights, and register tiles.
 //!
 //! Weights stand in panels of 16 output features: `[panel][inner][16]`. Activations are packed in
 //! groups of rows: `[group][inner][rows of the group]`. A register tile keeps the sums of R rows
@@ -7,9 +7,15 @@
 #![allow(unsafe_code, reason = "register tiles work on raw pointers")]
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
 
+mod chunk;
+mod pack;
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use chunk::chunk_bf16_dots;
+pub(super) use chunk::{ChunkArgs, chunk_bf16, chunk_f16, chunk_f32};
+pub(super) use pack::{pack_group, pack_group_pairs, packed_rows};
+
 use super::lanes::{LANES, Lanes, dispatch};
-use super::quant;
-use crate::tensor_type::TensorType;
 
 /// How a panel's weights stand in memory.
 pub(super) trait Form {
@@ -259,249 +265,6 @@ pub(super) unsafe fn tile_group<L: Lanes, F: Form>(
 #[inline]
 pub(super) fn group_rows(left: usize, group_max: usize) -> usize {
     [1, 2, 4, 6, 8].into_iter().find(|&rows| rows >= left).map_or(group_max, |r| r.min(group_max))
-}
-
-/// Packed activations, padded to whole groups, needed for `rows` rows.
-pub(super) fn packed_rows(rows: usize, group_max: usize) -> usize {
-    let full = rows / group_max * group_max;
-    if full == rows { rows } else { full + group_rows(rows - full, group_max) }
-}
-
-/// Packs group `index` of `x`: `[rows, inner]` into `[padded_inner][rows of the group]`, zeroes where
-/// there is no row or column.
-pub(super) fn pack_group(
-    x: &[f32],
-    inner: usize,
-    padded_inner: usize,
-    first_row: usize,
-    group: usize,
-    packed: &mut [f32],
-) {
-    let rows = x.len() / inner;
-    debug_assert_eq!(packed.len(), group * padded_inner);
-    let live = group.min(rows - first_row);
-    if live < group || padded_inner > inner {
-        packed.fill(0.0);
-    }
-    // By short runs of columns, so that the lines being filled stay in the nearest cache.
-    for from in (0..inner).step_by(64) {
-        let to = inner.min(from + 64);
-        for row in 0..live {
-            let start = (first_row + row) * inner;
-            for (k, value) in (from..to).zip(&x[start + from..start + to]) {
-                packed[k * group + row] = *value;
-            }
-        }
-    }
-}
-
-/// As [`pack_group`], rounded to bf16: `[padded_inner / 2][rows of the group]` pairs.
-pub(super) fn pack_group_pairs(
-    x: &[f32],
-    inner: usize,
-    first_row: usize,
-    group: usize,
-    packed: &mut [f32],
-) {
-    let live = group.min(x.len() / inner - first_row);
-    packed.fill(0.0);
-    for row in 0..live {
-        let values = x[(first_row + row) * inner..][..inner].chunks(2);
-        for (k, pair) in values.enumerate() {
-            let second = pair.get(1).copied().unwrap_or(0.0);
-            packed[k * group + row] = pair_bits(pair[0], second);
-        }
-    }
-}
-
-/// A task: all rows of some groups times a chunk of panels.
-pub(super) struct ChunkArgs<Raw> {
-    /// Packed activations of the first group.
-    pub packed: *const f32,
-    pub rows: usize,
-    pub padded_inner: usize,
-    /// The chunk's first panel.
-    pub panels: *const Raw,
-    pub panel_count: usize,
-    /// Where the first row's sum for the chunk's first feature goes.
-    pub out: *mut f32,
-    /// Values between two rows of `out`.
-    pub out_features: usize,
-    /// Features of the chunk; less than 16 a panel if the last one is not full.
-    pub features: usize,
-}
-
-/// # Safety
-/// The set of `L` is available; `packed` holds [`packed_rows`] rows, `panels` the panels, and `out`
-/// takes `features` values in each of `rows` rows, touched by nobody else.
-#[inline(always)]
-unsafe fn chunk<L: Lanes, F: Form>(args: &ChunkArgs<F::Raw>) {
-    let full_panels = args.features / LANES;
-    // Panels whose weights stay near while all rows pass by.
-    let near = if args.rows > 8 { 2 } else { 4 };
-    let mut panel = 0;
-    while panel < args.panel_count {
-        let full = full_panels > panel;
-        let count = if full { near.min(full_panels - panel) } else { 1 };
-        let mut row = 0;
-        while row < args.rows {
-            let group = group_rows(args.rows - row, L::GROUP_MAX);
-            let rows = group.min(args.rows - row);
-            // The last panel's sums beyond the features must not be written to `out`.
-            let mut spill = [0.0_f32; 12 * LANES];
-            // SAFETY: the group's activations, the panels' weights and the sums' places are in
-            // what the caller promised; a panel that is not full goes to `spill`.
-            unsafe {
-                let out = args.out.add(row * args.out_features + panel * LANES);
-                let panel_len = args.padded_inner * LANES;
-                let tile = TileArgs {
-                    inner: args.padded_inner,
-                    a: args.packed.add(row * args.padded_inner),
-                    a_inner: group,
-                    a_row: 1,
-                    b: args.panels.add(panel * panel_len),
-                    b_inner: LANES,
-                    b_panel: panel_len,
-                    c: if full { out } else { spill.as_mut_ptr() },
-                    c_row: if full { args.out_features } else { LANES },
-                    rows,
-                    accumulate: false,
-                };
-                tile_group::<L, F>(tile, group, count);
-                if !full {
-                    for r in 0..rows {
-                        let from = spill.as_ptr().add(r * LANES);
-                        let live = args.features - panel * LANES;
-                        std::ptr::copy_nonoverlapping(from, out.add(r * args.out_features), live);
-                    }
-                }
-            }
-            row += group;
-        }
-        panel += count;
-    }
-}
-
-#[inline(always)]
-unsafe fn chunk_f32_lanes<L: Lanes>(args: &ChunkArgs<f32>) {
-    // SAFETY: the caller's promise.
-    unsafe { chunk::<L, F32>(args) }
-}
-dispatch! {
-    /// # Safety
-    /// The pointers of `args` are valid for its sizes.
-    pub(super) unsafe fn chunk_f32(args: &ChunkArgs<f32>) = chunk_f32_lanes
-}
-
-#[inline(always)]
-unsafe fn chunk_f16_lanes<L: Lanes>(args: &ChunkArgs<u16>) {
-    // SAFETY: the caller's promise.
-    unsafe { chunk::<L, F16>(args) }
-}
-dispatch! {
-    /// # Safety
-    /// The pointers of `args` are valid for its sizes.
-    pub(super) unsafe fn chunk_f16(args: &ChunkArgs<u16>) = chunk_f16_lanes
-}
-
-#[inline(always)]
-unsafe fn chunk_bf16_lanes<L: Lanes>(args: &ChunkArgs<u16>) {
-    // SAFETY: the caller's promise.
-    unsafe { chunk::<L, Bf16Pairs>(args) }
-}
-dispatch! {
-    /// # Safety
-    /// The pointers of `args` are valid for its sizes.
-    pub(super) unsafe fn chunk_bf16(args: &ChunkArgs<u16>) = chunk_bf16_lanes
-}
-
-/// As [`chunk_bf16`] with activations in bf16: all sizes along the inner dimension, and all places
-/// of values, count pairs.
-///
-/// # Safety
-/// AVX-512 BF16 is available; the pointers of `args` are valid for its sizes.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-pub(super) unsafe fn chunk_bf16_dots(args: &ChunkArgs<f32>) {
-    // SAFETY: the caller's promise.
-    unsafe { chunk::<super::lanes::Avx512, Bf16Dots>(args) }
-}
-
-/// Rounds a pair of activations to bf16, in the place of an f32.
-pub(super) fn pair_bits(first: f32, second: f32) -> f32 {
-    let bits = |value| u32::from(half::bf16::from_f32(value).to_bits());
-    f32::from_bits(bits(first) | bits(second) << 16)
-}
-
-/// A task whose weights are blocks: a part of a few panels at a time is dequantised next to the
-/// registers, and all rows pass by. `args.panels` are packed as [`quant`] says; `spare` takes 16
-/// sums a row where the chunk's last panel is not full.
-#[inline(always)]
-unsafe fn chunk_quantised_lanes<L: Lanes>(
-    args: &ChunkArgs<u8>,
-    dtype: TensorType,
-    spare: *mut f32,
-) {
-    const NEAR: usize = 4;
-    const PART_LEN: usize = quant::PART * LANES;
-    let (block_len, block_bytes) = (dtype.block_len(), dtype.block_bytes());
-    let panel_bytes = args.padded_inner / block_len * block_bytes * LANES;
-    let full_panels = args.features / LANES;
-    let mut weights = [0.0_f32; NEAR * PART_LEN];
-    let mut panel = 0;
-    while panel < args.panel_count {
-        let full = full_panels > panel;
-        let count = if full { NEAR.min(full_panels - panel) } else { 1 };
-        for from in (0..args.padded_inner).step_by(quant::PART) {
-            let (block, part) = (from / block_len, from % block_len / quant::PART);
-            // SAFETY: blocks, activations and sums are in what the caller promised.
-            unsafe {
-                for near in 0..count {
-                    let block = block * block_bytes * LANES + (panel + near) * panel_bytes;
-                    let to = weights.as_mut_ptr().add(near * PART_LEN);
-                    quant::part::<L>(dtype, args.panels.add(block), part, to);
-                }
-                let mut row = 0;
-                while row < args.rows {
-                    let group = group_rows(args.rows - row, L::GROUP_MAX);
-                    let out = args.out.add(row * args.out_features + panel * LANES);
-                    let tile = TileArgs {
-                        inner: quant::PART,
-                        a: args.packed.add(row * args.padded_inner + from * group),
-                        a_inner: group,
-                        a_row: 1,
-                        b: weights.as_ptr(),
-                        b_inner: LANES,
-                        b_panel: PART_LEN,
-                        c: if full { out } else { spare.add(row * LANES) },
-                        c_row: if full { args.out_features } else { LANES },
-                        rows: group.min(args.rows - row),
-                        accumulate: from > 0,
-                    };
-                    tile_group::<L, F32>(tile, group, count);
-                    row += group;
-                }
-            }
-        }
-        if !full {
-            let live = args.features - panel * LANES;
-            for row in 0..args.rows {
-                // SAFETY: as above.
-                unsafe {
-                    let to = args.out.add(row * args.out_features + panel * LANES);
-                    std::ptr::copy_nonoverlapping(spare.add(row * LANES), to, live);
-                }
-            }
-        }
-        panel += count;
-    }
-}
-dispatch! {
-    /// # Safety
-    /// The pointers of `args` are valid for its sizes; `spare` takes 16 values a row.
-    pub(super) unsafe fn chunk_quantised(
-        args: &ChunkArgs<u8>, dtype: TensorType, spare: *mut f32,
-    ) = chunk_quantised_lanes
 }
 
 /// Rows of the largest group on the path.

@@ -1,6 +1,7 @@
 //! Weights packed for the kernels, and the product with rows of activations.
 //!
-//! Life: [`Matrix::pack`] at load, from the bytes of the file; read by every step; never changed.
+//! Life: packed at load from the bytes of the file, a run of rows at a time, so that a file's pages
+//! can be given back meanwhile; then read by every step and never changed.
 //! Packed weights take the size of the file's (padded to whole panels): there is no second copy,
 //! so [`Matrix::row`] unpacks one where a row itself is needed (an embedding that is tied).
 //!
@@ -9,15 +10,22 @@
 //! | `F32` | `[panel][in][16]` | f32 |
 //! | `F16` | `[panel][in][16]` | f32, weights widened |
 //! | `Bf16` | `[panel][in / 2][16][2]`, `in` padded to 32 | see [`kernels`](super) on precision |
-//! | quantised | `[panel][block][byte][16]`: the file's blocks, 16 rows side by side | f32 |
+//! | quantised | the blocks of 16 rows side by side, see [`quant`] | integers, see [`int8`] |
 #![allow(unsafe_code, reason = "tasks write disjoint parts of one output")]
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: own part")]
+
+mod cut;
+mod pack;
+
+pub(super) use cut::Cut;
+use pack::Layout;
 
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::buffer::{Buffer, SharedMut};
 use super::error::KernelError;
 use super::gemm::{self, ChunkArgs};
+use super::int8::{self, DotSet};
 use super::lanes::LANES;
 use super::quant;
 use super::{Path, PathKind, Threads};
@@ -35,6 +43,7 @@ pub struct Matrix {
     /// `in_features`, padded as the layout wants it.
     padded_inner: usize,
     path: Path,
+    dots: DotSet,
     data: Buffer,
 }
 
@@ -54,57 +63,106 @@ impl Matrix {
         bytes: &[u8],
         path: Path,
     ) -> Result<Matrix, KernelError> {
+        let mut matrix = Matrix::zeroed(dtype, out_features, in_features, path)?;
+        matrix.fill(&Threads::new(1), 0, dtype, bytes)?;
+        if bytes.len() < matrix.layout().row_bytes * out_features {
+            return Err(matrix.wrong_bytes(dtype, 0, bytes));
+        }
+        Ok(matrix)
+    }
+
+    /// A matrix of zeroes, to be [filled](Matrix::fill).
+    ///
+    /// # Errors
+    /// [`KernelError`] if the shape is empty or no whole number of blocks.
+    pub fn zeroed(
+        dtype: TensorType,
+        out_features: usize,
+        in_features: usize,
+        path: Path,
+    ) -> Result<Matrix, KernelError> {
         if out_features == 0 || in_features == 0 {
             return Err(KernelError::Empty { out_features, in_features });
         }
-        let (block_len, block_bytes) = (dtype.block_len(), dtype.block_bytes());
-        if !in_features.is_multiple_of(block_len) {
-            return Err(KernelError::PartialBlock { dtype, expected: block_len, got: in_features });
-        }
-        let row_bytes = in_features / block_len * block_bytes;
-        let expected = out_features.saturating_mul(row_bytes);
-        if bytes.len() != expected {
-            let got = bytes.len();
-            return Err(KernelError::WrongByteCount {
-                dtype,
-                out_features,
-                in_features,
-                expected,
-                got,
-            });
+        let expected = dtype.block_len();
+        if !in_features.is_multiple_of(expected) {
+            return Err(KernelError::PartialBlock { dtype, expected, got: in_features });
         }
         let padded_inner = match dtype {
             TensorType::Bf16 => in_features.next_multiple_of(BF16_INNER),
             _ => in_features,
         };
-        let panels = out_features.div_ceil(LANES);
-        let data = match dtype {
-            TensorType::F32 => {
-                let mut data = Buffer::zeroed::<f32>(panels * padded_inner * LANES);
-                let read = |at: usize| {
-                    f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-                };
-                pack_singles(data.slice_mut(), out_features, in_features, |index| read(4 * index));
-                data
+        let panel_bytes = Layout::new(dtype, in_features, padded_inner).panel_bytes;
+        let data = Buffer::zeroed::<u8>(out_features.div_ceil(LANES) * panel_bytes);
+        let dots = DotSet::of(path);
+        Ok(Matrix { dtype, out_features, in_features, padded_inner, path, dots, data })
+    }
+
+    /// Packs rows from `first_row` on, a multiple of [`ROWS_STEP`](Matrix::ROWS_STEP): `bytes` are
+    /// whole rows of `source`, a multiple of that many but at the matrix's end. A Q8_0 matrix also
+    /// takes rows of f32, f16 and bf16, and rounds them.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the bytes are no such rows.
+    pub fn fill(
+        &mut self,
+        threads: &Threads,
+        first_row: usize,
+        source: TensorType,
+        bytes: &[u8],
+    ) -> Result<(), KernelError> {
+        let layout = self.layout();
+        let row_bytes = self.in_features / source.block_len() * source.block_bytes();
+        let left = self.out_features.saturating_sub(first_row);
+        let rows = left.min(bytes.len() / row_bytes);
+        let ends = rows == left || rows.is_multiple_of(LANES);
+        if rows * row_bytes != bytes.len() || !ends || !first_row.is_multiple_of(LANES) {
+            return Err(self.wrong_bytes(source, first_row, bytes));
+        }
+        let rounds = source != self.dtype;
+        if rounds && (self.dtype != TensorType::Q8_0 || source.block_len() > 1) {
+            return Err(KernelError::NotRounded { from: source, to: self.dtype });
+        }
+        let first_panel = first_row / LANES;
+        let panels = SharedMut::new(self.data.slice_mut::<u8>());
+        threads.for_each(rows.div_ceil(LANES), |index| {
+            let end = bytes.len().min((index + 1) * LANES * row_bytes);
+            let rows = &bytes[index * LANES * row_bytes..end];
+            // SAFETY: the panel is in the buffer, since its first row is a row of the matrix, and
+            // only this task writes it.
+            let panel = unsafe {
+                let start = panels.get().add((first_panel + index) * layout.panel_bytes);
+                std::slice::from_raw_parts_mut(start, layout.panel_bytes)
+            };
+            if rounds {
+                let blocks = quant::round_to_q8_0(source, self.in_features, rows);
+                layout.pack(&blocks, panel);
+            } else {
+                layout.pack(rows, panel);
             }
-            TensorType::F16 => {
-                let mut data = Buffer::zeroed::<u16>(panels * padded_inner * LANES);
-                let read = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-                pack_singles(data.slice_mut(), out_features, in_features, |index| read(2 * index));
-                data
-            }
-            TensorType::Bf16 => {
-                let mut data = Buffer::zeroed::<u16>(panels * padded_inner * LANES);
-                pack_pairs(data.slice_mut(), in_features, padded_inner, bytes);
-                data
-            }
-            TensorType::Q8_0 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
-                let mut data = Buffer::zeroed::<u8>(panels * row_bytes * LANES);
-                quant::pack(data.slice_mut(), row_bytes, bytes);
-                data
-            }
-        };
-        Ok(Matrix { dtype, out_features, in_features, padded_inner, path, data })
+        });
+        Ok(())
+    }
+
+    /// Says which bytes were expected from `first_row` on.
+    fn wrong_bytes(&self, dtype: TensorType, first_row: usize, bytes: &[u8]) -> KernelError {
+        let out_features = self.out_features.saturating_sub(first_row);
+        let row_bytes = self.in_features / dtype.block_len() * dtype.block_bytes();
+        KernelError::WrongByteCount {
+            dtype,
+            out_features,
+            in_features: self.in_features,
+            expected: out_features * row_bytes,
+            got: bytes.len(),
+        }
+    }
+
+    /// Rows that are packed together.
+    pub const ROWS_STEP: usize = LANES;
+
+    /// How its panels stand in memory.
+    fn layout(&self) -> Layout {
+        Layout::new(self.dtype, self.in_features, self.padded_inner)
     }
 
     /// Rows of the weights: values of an output row.
@@ -138,41 +196,11 @@ impl Matrix {
     pub fn row(&self, index: usize, out: &mut [f32]) {
         assert!(index < self.out_features, "row {index} of {}", self.out_features);
         assert_eq!(out.len(), self.in_features, "a row has {} values", self.in_features);
-        let (panel, lane) = (index / LANES, index % LANES);
-        let start = panel * self.padded_inner * LANES;
-        match self.dtype {
-            TensorType::F32 => {
-                let panel = &self.data.slice::<f32>()[start..];
-                for (k, value) in out.iter_mut().enumerate() {
-                    *value = panel[k * LANES + lane];
-                }
-            }
-            TensorType::F16 => {
-                let panel = &self.data.slice::<u16>()[start..];
-                for (k, value) in out.iter_mut().enumerate() {
-                    *value = half::f16::from_bits(panel[k * LANES + lane]).to_f32();
-                }
-            }
-            TensorType::Bf16 => {
-                let panel = &self.data.slice::<u16>()[start..];
-                for (k, value) in out.iter_mut().enumerate() {
-                    let at = (k / 2 * LANES + lane) * 2 + k % 2;
-                    *value = half::bf16::from_bits(panel[at]).to_f32();
-                }
-            }
-            TensorType::Q8_0 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
-                let panel = &self.data.slice::<u8>()[panel * self.row_bytes() * LANES..];
-                let runs = panel.chunks_exact(LANES).take(self.row_bytes());
-                let blocks: Vec<u8> = runs.map(|run| run[lane]).collect();
-                quant::dequantise(self.dtype, &blocks, out);
-            }
-        }
-    }
-
-    /// Bytes of a row in the file.
-    fn row_bytes(&self) -> usize {
-        let (block_len, block_bytes) = (self.dtype.block_len(), self.dtype.block_bytes());
-        self.in_features / block_len * block_bytes
+        let layout = self.layout();
+        let panel = &self.data.slice::<u8>()[index / LANES * layout.panel_bytes..];
+        let mut row = vec![0; layout.row_bytes];
+        layout.unpack(&panel[..layout.panel_bytes], index % LANES, &mut row);
+        quant::widen(self.dtype, &row, out);
     }
 
     /// `out[r, o] = sum over k of x[r, k] * w[o, k]`.
@@ -193,11 +221,24 @@ impl Matrix {
         if rows == 0 {
             return;
         }
+        if self.dtype.block_len() > 1 {
+            return int8::matmul(self.dots, self.quantised(), threads, x, rows, out);
+        }
         #[cfg(target_arch = "x86_64")]
         if self.uses_tiles() {
             return self.matmul_tiles(threads, x, rows, out);
         }
         self.matmul_lanes(threads, x, rows, out);
+    }
+
+    /// The weights as integer products take them.
+    pub(super) fn quantised(&self) -> int8::Weights<'_> {
+        int8::Weights {
+            dtype: self.dtype,
+            in_features: self.in_features,
+            out_features: self.out_features,
+            panels: self.data.slice::<u8>(),
+        }
     }
 
     /// Whether the product runs on AMX tiles.
@@ -304,12 +345,12 @@ impl Matrix {
                 out_features: self.out_features,
                 features: part.features,
             };
-            self.chunk(threads, &args, part.first_panel);
+            self.chunk(&args, part.first_panel);
         });
     }
 
     /// One task of the product: `args` but for the weights, which begin at `first_panel`.
-    fn chunk(&self, threads: &Threads, args: &ChunkArgs<u8>, first_panel: usize) {
+    fn chunk(&self, args: &ChunkArgs<u8>, first_panel: usize) {
         let start = first_panel * self.padded_inner * LANES;
         match self.dtype {
             TensorType::F32 => {
@@ -334,60 +375,8 @@ impl Matrix {
                 unsafe { gemm::chunk_bf16(self.path, &args) }
             }
             TensorType::Q8_0 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
-                let start = first_panel * self.row_bytes() * LANES;
-                let args = with_panels(args, &self.data.slice::<u8>()[start..]);
-                let mut spare = threads.scratch::<f32>(args.rows * LANES);
-                let spare = spare.slice_mut::<f32>().as_mut_ptr();
-                // SAFETY: as above; `spare` has 16 values a row.
-                unsafe { gemm::chunk_quantised(self.path, &args, self.dtype, spare) }
+                unreachable!("quantised weights are multiplied as integers")
             }
-        }
-    }
-}
-
-/// How a product is cut into tasks: chunks of rows, which share their activations, times chunks of
-/// panels, which share their weights.
-struct Cut {
-    rows: usize,
-    row_chunk: usize,
-    out_features: usize,
-    panel_chunk: usize,
-}
-
-/// One task of a [`Cut`].
-struct Part {
-    first_row: usize,
-    rows: usize,
-    first_panel: usize,
-    features: usize,
-}
-
-impl Cut {
-    /// At most `row_chunk` rows a task, at most 32 panels, and some tasks for each thread.
-    fn new(threads: &Threads, rows: usize, row_chunk: usize, out_features: usize) -> Cut {
-        let panels = out_features.div_ceil(LANES);
-        let wanted = (threads.count() * 8).div_ceil(rows.div_ceil(row_chunk));
-        let panel_chunk = panels.div_ceil(wanted).next_multiple_of(4).min(32);
-        Cut { rows, row_chunk, out_features, panel_chunk }
-    }
-
-    fn row_chunks(&self) -> usize {
-        self.rows.div_ceil(self.row_chunk)
-    }
-
-    fn task_count(&self) -> usize {
-        self.row_chunks() * self.out_features.div_ceil(self.panel_chunk * LANES)
-    }
-
-    /// Tasks that share weights follow each other.
-    fn task(&self, index: usize) -> Part {
-        let first_row = index % self.row_chunks() * self.row_chunk;
-        let first_panel = index / self.row_chunks() * self.panel_chunk;
-        Part {
-            first_row,
-            rows: self.row_chunk.min(self.rows - first_row),
-            first_panel,
-            features: (self.panel_chunk * LANES).min(self.out_features - first_panel * LANES),
         }
     }
 }
@@ -406,36 +395,5 @@ fn with_panels<Raw>(args: &ChunkArgs<u8>, panels: &[Raw]) -> ChunkArgs<Raw> {
     }
 }
 
-/// Fills `[panel][in][16]` from a row-major source.
-fn pack_singles<T: Copy>(
-    packed: &mut [T],
-    out_features: usize,
-    in_features: usize,
-    read: impl Fn(usize) -> T,
-) {
-    for (index, panel) in packed.chunks_exact_mut(in_features * LANES).enumerate() {
-        let live = LANES.min(out_features - index * LANES);
-        for lane in 0..live {
-            let row = (index * LANES + lane) * in_features;
-            for k in 0..in_features {
-                panel[k * LANES + lane] = read(row + k);
-            }
-        }
-    }
-}
-
-/// Fills `[panel][in / 2][16][2]` from row-major bf16 bytes.
-fn pack_pairs(packed: &mut [u16], in_features: usize, padded_inner: usize, bytes: &[u8]) {
-    let mut rows = bytes.chunks_exact(2 * in_features);
-    for panel in packed.chunks_exact_mut(padded_inner * LANES) {
-        for (lane, row) in rows.by_ref().take(LANES).enumerate() {
-            for (k, value) in row.chunks_exact(2).enumerate() {
-                let at = (k / 2 * LANES + lane) * 2 + k % 2;
-                panel[at] = u16::from_le_bytes([value[0], value[1]]);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

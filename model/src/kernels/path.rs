@@ -2,7 +2,7 @@
 //!
 //! A [`Path`] can only be made for a set that this processor *and* this operating system allow, so
 //! holding one is the proof that the kernels' `unsafe` code relies on.
-#![allow(unsafe_code, reason = "asks the operating system for the AMX tile state")]
+#![allow(unsafe_code, reason = "asks the processor for its maker")]
 
 use super::error::KernelError;
 
@@ -21,7 +21,7 @@ pub enum PathKind {
     Avx512,
     /// AVX-512 with dot products of bf16 pairs.
     Avx512Bf16,
-    /// Tiles of bf16 and int8 (Advanced Matrix Extensions).
+    /// Tiles of bf16, and of int8 where they do not trap (Advanced Matrix Extensions).
     Amx,
 }
 
@@ -143,44 +143,8 @@ fn detected() -> [(PathKind, bool); 4] {
             has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq"),
         ),
         (PathKind::Avx512Bf16, has!("avx512bf16")),
-        (PathKind::Amx, amx_allowed()),
+        (PathKind::Amx, super::amx::probe::allowed().bf16),
     ]
-}
-
-/// Whether the processor has bf16 tiles and the kernel lets this process use them. Asking is what
-/// turns them on, once for the process and all threads it starts later.
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-fn amx_allowed() -> bool {
-    use std::sync::OnceLock;
-    static ALLOWED: OnceLock<bool> = OnceLock::new();
-    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
-    const XFEATURE_XTILEDATA: libc::c_long = 18;
-    *ALLOWED.get_or_init(|| {
-        use std::arch::x86_64::{__cpuid, __cpuid_count};
-        #[allow(unused_unsafe, reason = "a safe function on newer compilers")]
-        // SAFETY: every x86-64 processor has this instruction and its first leaf.
-        let last_leaf = unsafe { __cpuid(0) }.eax;
-        if last_leaf < 7 {
-            return false;
-        }
-        // Leaf 7, EDX: bit 22 bf16 tiles, bit 24 tiles, bit 25 int8 tiles.
-        #[allow(unused_unsafe, reason = "a safe function on newer compilers")]
-        // SAFETY: the leaf exists.
-        let edx = unsafe { __cpuid_count(7, 0) }.edx;
-        let wanted = (1 << 22) | (1 << 24) | (1 << 25);
-        if edx & wanted != wanted {
-            return false;
-        }
-        // SAFETY: this system call reads its two integers only; an old kernel answers an error.
-        let answer =
-            unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) };
-        answer == 0
-    })
-}
-
-#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
-fn amx_allowed() -> bool {
-    false
 }
 
 #[cfg(test)]

@@ -1,127 +1,152 @@
-//! Dequantisation of GGUF blocks to f32. The formats are ggml's; all integers little-endian.
+//! The GGUF block formats: their bytes in a file, in a packed panel, and as f32. They are ggml's;
+//! all integers little-endian.
 //!
-//! Two forms give the same bits: [`dequantise`] for the blocks of one row as they stand in a file,
-//! and [`part`] for a packed panel, in which byte `j` of a block is a run of 16, one a row:
-//! `[block][byte][16]`. A part is 32 successive weights, the unit all formats share.
-#![allow(unsafe_code, reason = "runs on lanes, whose methods are unsafe")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: a whole block")]
+//! A block has scales and *words*, 4 bytes of small integers each. A panel holds 16 rows:
+//!
+//! * `[block][word][16]`, 4 bytes a word: as dot products and tiles of bytes read them;
+//! * `[block][byte][16]`: the bytes that are no words.
+//!
+//! So packing moves bytes and changes none, and a packed row can be put together again.
 
-use super::lanes::{LANES, Lanes};
+use std::ops::Range;
+
+use super::lanes::LANES;
 use crate::tensor_type::TensorType;
 
-/// Weights of a part.
+/// Weights of a Q8_0 block, and of the parts that all formats divide into.
 pub(super) const PART: usize = 32;
 
-/// Packs rows of blocks into panels; missing rows of the last panel are zero, scales included.
-pub(super) fn pack(packed: &mut [u8], row_bytes: usize, bytes: &[u8]) {
-    let mut rows = bytes.chunks_exact(row_bytes);
-    for panel in packed.chunks_exact_mut(row_bytes * LANES) {
-        for (lane, row) in rows.by_ref().take(LANES).enumerate() {
-            for (run, byte) in panel.chunks_exact_mut(LANES).zip(row) {
-                run[lane] = *byte;
-            }
+/// Which bytes of a block are words. The others are scales.
+pub(super) fn words(dtype: TensorType) -> Range<usize> {
+    match dtype {
+        TensorType::Q8_0 => 2..34,
+        TensorType::Q4K => 16..144,
+        TensorType::Q5K => 16..176,
+        TensorType::Q6K => 0..192,
+        TensorType::F32 | TensorType::F16 | TensorType::Bf16 => {
+            unreachable!("{dtype:?} weights have no blocks")
         }
     }
 }
 
-/// Sixteen bytes, one a row of the panel.
+/// Calls `copy` with where each piece of a row stands: its place in the row, its place in the panel,
+/// and whether it is a word or a byte.
 #[inline(always)]
-unsafe fn run(block: *const u8, byte: usize) -> [u8; LANES] {
-    // SAFETY: the caller gives a whole packed block.
-    unsafe { block.add(byte * LANES).cast::<[u8; LANES]>().read() }
-}
-
-/// The f16 whose low byte is `byte`, of each row.
-#[inline(always)]
-unsafe fn halves<L: Lanes>(block: *const u8, byte: usize) -> L {
-    // SAFETY: the caller gives a whole packed block.
-    unsafe {
-        let (low, high) = (run(block, byte), run(block, byte + 1));
-        let bits: [u16; LANES] = std::array::from_fn(|i| u16::from_le_bytes([low[i], high[i]]));
-        L::load_f16(bits.as_ptr())
-    }
-}
-
-/// Dequantises part `index` of a packed block to `[32][16]`.
-///
-/// # Safety
-/// The set of `L` is available, `block` is a whole packed block of `dtype` with that part, and
-/// `out` takes 512 values.
-#[inline(always)]
-pub(super) unsafe fn part<L: Lanes>(
+fn each_piece(
     dtype: TensorType,
-    block: *const u8,
-    index: usize,
-    out: *mut f32,
+    row_bytes: usize,
+    lane: usize,
+    mut copy: impl FnMut(usize, usize, bool),
 ) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match dtype {
-            TensorType::Q8_0 => {
-                let scale = halves::<L>(block, 0);
-                for i in 0..PART {
-                    let quants = L::load_i8(block.add((2 + i) * LANES));
-                    quants.mul(scale).store(out.add(i * LANES));
-                }
-            }
-            TensorType::Q4K | TensorType::Q5K => {
-                let five = dtype == TensorType::Q5K;
-                let (scale, min) = scales_and_mins::<L>(block, index);
-                let pairs = if five { 48 } else { 16 } + index / 2 * 32;
-                let shift = index % 2 * 4;
-                for i in 0..PART {
-                    let mut quants = run(block, pairs + i).map(|byte| (byte >> shift) & 15);
-                    if five {
-                        let high = run(block, 16 + i);
-                        for (quant, high) in quants.iter_mut().zip(high) {
-                            *quant |= (high >> index & 1) << 4;
-                        }
-                    }
-                    let value = scale.mul(L::load_u8(quants.as_ptr())).sub(min);
-                    value.store(out.add(i * LANES));
-                }
-            }
-            TensorType::Q6K => {
-                let (half, quarter) = (index / 4, index % 4);
-                let d = halves::<L>(block, 208);
-                let scales = block.add((192 + index * 2) * LANES);
-                let scales = [scales, scales.add(LANES)].map(|run| d.mul(L::load_i8(run)));
-                for i in 0..PART {
-                    let low = run(block, half * 64 + quarter % 2 * 32 + i);
-                    let high = run(block, 128 + half * 32 + i);
-                    let quants: [u8; LANES] = std::array::from_fn(|lane| {
-                        let nibble = (low[lane] >> (quarter / 2 * 4)) & 15;
-                        nibble | (high[lane] >> (quarter * 2) & 3) << 4
-                    });
-                    let value = L::load_u8(quants.as_ptr()).sub(L::splat(32.0));
-                    scales[i / 16].mul(value).store(out.add(i * LANES));
-                }
-            }
-            TensorType::F32 | TensorType::F16 | TensorType::Bf16 => {
-                unreachable!("{dtype:?} weights have no blocks")
-            }
+    let block_bytes = dtype.block_bytes();
+    let words = words(dtype);
+    let mut word = 4 * lane;
+    let mut byte = row_bytes / block_bytes * words.len() * LANES + lane;
+    for block in (0..row_bytes).step_by(block_bytes) {
+        for place in words.clone().step_by(4) {
+            copy(block + place, word, true);
+            word += 4 * LANES;
+        }
+        for place in (0..words.start).chain(words.end..block_bytes) {
+            copy(block + place, byte, false);
+            byte += LANES;
         }
     }
 }
 
-/// As [`scale_and_min`] for each row, times the block's own scales.
+/// Copies a word or a byte.
 #[inline(always)]
-unsafe fn scales_and_mins<L: Lanes>(block: *const u8, index: usize) -> (L, L) {
-    // SAFETY: the caller gives a whole packed block of 256 weights with 12 bytes of scales.
-    unsafe {
-        let packed = |byte| run(block, 4 + byte);
-        let (scale, min): ([u8; LANES], [u8; LANES]) = if index < 4 {
-            (packed(index).map(|byte| byte & 63), packed(index + 4).map(|byte| byte & 63))
-        } else {
-            let low = packed(index + 4);
-            let (high_scale, high_min) = (packed(index - 4), packed(index));
-            (
-                std::array::from_fn(|i| (low[i] & 15) | (high_scale[i] >> 6 << 4)),
-                std::array::from_fn(|i| (low[i] >> 4) | (high_min[i] >> 6 << 4)),
-            )
-        };
-        let d = halves::<L>(block, 0).mul(L::load_u8(scale.as_ptr()));
-        (d, halves::<L>(block, 2).mul(L::load_u8(min.as_ptr())))
+fn copy_piece(source: &[u8], target: &mut [u8], is_word: bool) {
+    match (source.first_chunk::<4>(), target.first_chunk_mut::<4>()) {
+        (Some(source), Some(target)) if is_word => *target = *source,
+        _ => target[0] = source[0],
+    }
+}
+
+/// Packs at most 16 rows of blocks into a panel; missing rows stay as they are.
+pub(super) fn pack(dtype: TensorType, row_bytes: usize, rows: &[u8], panel: &mut [u8]) {
+    for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
+        each_piece(dtype, row_bytes, lane, |in_row, in_panel, is_word| {
+            copy_piece(&row[in_row..], &mut panel[in_panel..], is_word);
+        });
+    }
+}
+
+/// Undoes [`pack`] for the row in `lane` of `panel`.
+pub(super) fn unpack(dtype: TensorType, panel: &[u8], lane: usize, row: &mut [u8]) {
+    each_piece(dtype, row.len(), lane, |in_row, in_panel, is_word| {
+        copy_piece(&panel[in_panel..], &mut row[in_row..], is_word);
+    });
+}
+
+/// The values of a row as it is in a file, in f32.
+///
+/// # Panics
+/// If `row` and `out` are not of the same number of values.
+pub(crate) fn widen(dtype: TensorType, row: &[u8], out: &mut [f32]) {
+    assert_eq!(row.len() / dtype.block_bytes() * dtype.block_len(), out.len(), "a row's values");
+    let pairs = row.as_chunks::<2>().0;
+    match dtype {
+        TensorType::F32 => {
+            for (value, bytes) in out.iter_mut().zip(row.as_chunks::<4>().0) {
+                *value = f32::from_le_bytes(*bytes);
+            }
+        }
+        TensorType::F16 => {
+            for (value, bytes) in out.iter_mut().zip(pairs) {
+                *value = half::f16::from_le_bytes(*bytes).to_f32();
+            }
+        }
+        TensorType::Bf16 => {
+            for (value, bytes) in out.iter_mut().zip(pairs) {
+                *value = half::bf16::from_le_bytes(*bytes).to_f32();
+            }
+        }
+        TensorType::Q8_0 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
+            dequantise(dtype, row, out);
+        }
+    }
+}
+
+/// Rows of `inner` plain values as Q8_0 blocks.
+pub(super) fn round_to_q8_0(dtype: TensorType, inner: usize, rows: &[u8]) -> Vec<u8> {
+    let mut values = vec![0.0; rows.len() / dtype.block_bytes()];
+    widen(dtype, rows, &mut values);
+    let mut blocks = vec![0; values.len() / PART * TensorType::Q8_0.block_bytes()];
+    debug_assert!(inner.is_multiple_of(PART), "rows are whole blocks");
+    quantise_q8_0(&values, &mut blocks);
+    blocks
+}
+
+/// The nearest integer, ties to even, of a number from -127 to 127.
+#[inline(always)]
+pub(super) fn round_to_byte(value: f32) -> i8 {
+    /// Added to a small number, leaves it rounded in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    #[allow(clippy::cast_possible_truncation, reason = "the low byte is what is wanted")]
+    let low = (value + ROUND).to_bits() as u8;
+    low.cast_signed()
+}
+
+/// Rounds values to Q8_0 blocks: the scale is the largest magnitude's 127th part, rounded to f16.
+/// A block with a value that is NaN, or too large for such a scale, becomes NaN.
+///
+/// # Panics
+/// If the values are no whole blocks, or `blocks` is not 34 bytes for each.
+pub(super) fn quantise_q8_0(values: &[f32], blocks: &mut [u8]) {
+    let block_bytes = TensorType::Q8_0.block_bytes();
+    assert_eq!(values.len() / PART * block_bytes, blocks.len(), "whole blocks take the values");
+    let values = values.as_chunks::<PART>().0.iter();
+    for (values, block) in values.zip(blocks.chunks_exact_mut(block_bytes)) {
+        // As integers, so that what is no number is the largest.
+        let largest = values.iter().fold(0, |max, value| max.max(value.to_bits() & 0x7fff_ffff));
+        let scale = half::f16::from_f32(f32::from_bits(largest) / 127.0);
+        let inverse = if scale.to_f32() > 0.0 { 1.0 / scale.to_f32() } else { 0.0 };
+        block[..2].copy_from_slice(&scale.to_le_bytes());
+        for (byte, value) in block[2..].iter_mut().zip(values) {
+            // A scale that is very small is rounded so much that values can lie beyond 127 of it.
+            *byte = round_to_byte((value * inverse).clamp(-127.0, 127.0)).cast_unsigned();
+        }
     }
 }
 

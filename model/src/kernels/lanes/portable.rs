@@ -6,7 +6,7 @@ use super::{LANES, Lanes};
 
 /// Sixteen values the compiler may keep in registers.
 #[derive(Clone, Copy)]
-pub(in crate::kernels) struct Portable([f32; LANES]);
+pub(in crate::kernels) struct Portable(pub(in crate::kernels) [f32; LANES]);
 
 impl Portable {
     #[inline(always)]

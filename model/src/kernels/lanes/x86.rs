@@ -27,7 +27,7 @@ pub(in crate::kernels) struct Avx512(pub(in crate::kernels) __m512);
 
 /// Two 256-bit registers.
 #[derive(Clone, Copy)]
-pub(in crate::kernels) struct Avx2(__m256, __m256);
+pub(in crate::kernels) struct Avx2(pub(in crate::kernels) __m256, pub(in crate::kernels) __m256);
 
 /// The high halves of 32-bit lanes: the second of a bf16 pair, as an f32's bits.
 const HIGH: i32 = 0xffff_0000_u32.cast_signed();

@@ -3,7 +3,7 @@
 use super::*;
 use crate::kernels::reference::{product, random, to_bf16, worst};
 
-fn bytes_of(dtype: TensorType, weights: &[f32]) -> Vec<u8> {
+pub(in crate::kernels) fn bytes_of(dtype: TensorType, weights: &[f32]) -> Vec<u8> {
     match dtype {
         TensorType::F32 => weights.iter().flat_map(|w| w.to_le_bytes()).collect(),
         TensorType::F16 => {
@@ -101,8 +101,13 @@ fn product_matches_f64_on_odd_shapes() {
                     Matrix::pack(dtype, out, inner, &bytes_of(dtype, &weights), path).unwrap();
                 let x = random(3, rows * inner);
                 let got = multiply(&matrix, &threads, &x);
-                let rounds = matrix.rounds_activations();
-                let seen = if rounds { to_bf16(&x) } else { x };
+                let seen = if dtype.block_len() > 1 {
+                    int8::rounded(&x)
+                } else if matrix.rounds_activations() {
+                    to_bf16(&x)
+                } else {
+                    x
+                };
                 let (difference, at) =
                     worst(&got, &product(&seen, &unpacked(&matrix), rows, inner));
                 // Products of values below one, added one after the other.
@@ -152,6 +157,51 @@ fn wrong_sizes_are_errors() {
     assert!(pack(TensorType::F32, 2, 3, 23).to_string().contains("expected 24 bytes, got 23"));
     assert!(pack(TensorType::Q4K, 2, 100, 1).to_string().contains("a multiple of 256 columns"));
     assert!(matches!(pack(TensorType::F32, 0, 3, 0), KernelError::Empty { .. }));
+}
+
+/// Goal: a Q8_0 matrix rounds plain rows to the nearest step of their block, and packing rows run
+/// by run, on several threads, gives what packing all of them gives.
+#[test]
+fn plain_rows_are_rounded_to_q8_0() {
+    let (out, inner) = (83, 96);
+    let weights = random(6, out * inner);
+    for source in [TensorType::F32, TensorType::F16, TensorType::Bf16] {
+        let bytes = bytes_of(source, &weights);
+        let run = 32 * bytes.len() / out;
+        let mut matrix = Matrix::zeroed(TensorType::Q8_0, out, inner, Path::PORTABLE).unwrap();
+        for (index, rows) in bytes.chunks(run).enumerate() {
+            matrix.fill(&Threads::new(3), 32 * index, source, rows).unwrap();
+        }
+        let mut whole = Matrix::zeroed(TensorType::Q8_0, out, inner, Path::PORTABLE).unwrap();
+        whole.fill(&Threads::new(1), 0, source, &bytes).unwrap();
+        assert_eq!(unpacked(&matrix), unpacked(&whole), "{source:?}");
+        let mut values = vec![0.0; out * inner];
+        quant::widen(source, &bytes, &mut values);
+        for (values, got) in values.chunks(32).zip(unpacked(&matrix).chunks(32)) {
+            let largest = values.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
+            // Half a step, and what rounding the step itself to f16 costs at its 127th multiple.
+            let bound = largest / 127.0 * (0.5 + 127.0 / 2048.0);
+            for (value, got) in values.iter().zip(got) {
+                assert!((value - got).abs() <= bound, "{source:?}: {value} became {got}");
+            }
+        }
+    }
+}
+
+/// Goal: rows that cannot be packed where they are to go, or as what they are, are refused.
+#[test]
+fn rows_that_do_not_fit_are_refused() {
+    let mut matrix = Matrix::zeroed(TensorType::Q4K, 40, 256, Path::PORTABLE).unwrap();
+    let mut fill = |first, source: TensorType, rows: usize| {
+        let bytes = vec![0; source.bytes_of(rows * 256).unwrap()];
+        matrix.fill(&Threads::new(1), first, source, &bytes).map_err(|error| error.to_string())
+    };
+    assert_eq!(fill(0, TensorType::Q4K, 32), Ok(()));
+    assert_eq!(fill(32, TensorType::Q4K, 8), Ok(()));
+    for (first, rows) in [(8, 16), (0, 8), (32, 16), (48, 16)] {
+        assert!(fill(first, TensorType::Q4K, rows).unwrap_err().contains("bytes, got"));
+    }
+    assert!(fill(0, TensorType::F32, 40).unwrap_err().contains("expected Q4K weights"));
 }
 
 /// Goal: a product of no rows is nothing.

@@ -1,0 +1,121 @@
+//! The product of a chunk of panels with all rows of a task, on register tiles.
+#![allow(unsafe_code, reason = "walks packed weights and activations by pointer")]
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
+
+#[cfg(target_arch = "x86_64")]
+use super::Bf16Dots;
+use super::{Bf16Pairs, F16, F32, Form, TileArgs, group_rows, tile_group};
+use crate::kernels::lanes::{LANES, Lanes, dispatch};
+
+/// A task: all rows of some groups times a chunk of panels.
+pub(in crate::kernels) struct ChunkArgs<Raw> {
+    /// Packed activations of the first group.
+    pub packed: *const f32,
+    pub rows: usize,
+    pub padded_inner: usize,
+    /// The chunk's first panel.
+    pub panels: *const Raw,
+    pub panel_count: usize,
+    /// Where the first row's sum for the chunk's first feature goes.
+    pub out: *mut f32,
+    /// Values between two rows of `out`.
+    pub out_features: usize,
+    /// Features of the chunk; less than 16 a panel if the last one is not full.
+    pub features: usize,
+}
+
+/// # Safety
+/// The set of `L` is available; `packed` holds [`packed_rows`] rows, `panels` the panels, and `out`
+/// takes `features` values in each of `rows` rows, touched by nobody else.
+#[inline(always)]
+unsafe fn chunk<L: Lanes, F: Form>(args: &ChunkArgs<F::Raw>) {
+    let full_panels = args.features / LANES;
+    // Panels whose weights stay near while all rows pass by.
+    let near = if args.rows > 8 { 2 } else { 4 };
+    let mut panel = 0;
+    while panel < args.panel_count {
+        let full = full_panels > panel;
+        let count = if full { near.min(full_panels - panel) } else { 1 };
+        let mut row = 0;
+        while row < args.rows {
+            let group = group_rows(args.rows - row, L::GROUP_MAX);
+            let rows = group.min(args.rows - row);
+            // The last panel's sums beyond the features must not be written to `out`.
+            let mut spill = [0.0_f32; 12 * LANES];
+            // SAFETY: the group's activations, the panels' weights and the sums' places are in
+            // what the caller promised; a panel that is not full goes to `spill`.
+            unsafe {
+                let out = args.out.add(row * args.out_features + panel * LANES);
+                let panel_len = args.padded_inner * LANES;
+                let tile = TileArgs {
+                    inner: args.padded_inner,
+                    a: args.packed.add(row * args.padded_inner),
+                    a_inner: group,
+                    a_row: 1,
+                    b: args.panels.add(panel * panel_len),
+                    b_inner: LANES,
+                    b_panel: panel_len,
+                    c: if full { out } else { spill.as_mut_ptr() },
+                    c_row: if full { args.out_features } else { LANES },
+                    rows,
+                    accumulate: false,
+                };
+                tile_group::<L, F>(tile, group, count);
+                if !full {
+                    for r in 0..rows {
+                        let from = spill.as_ptr().add(r * LANES);
+                        let live = args.features - panel * LANES;
+                        std::ptr::copy_nonoverlapping(from, out.add(r * args.out_features), live);
+                    }
+                }
+            }
+            row += group;
+        }
+        panel += count;
+    }
+}
+
+#[inline(always)]
+unsafe fn chunk_f32_lanes<L: Lanes>(args: &ChunkArgs<f32>) {
+    // SAFETY: the caller's promise.
+    unsafe { chunk::<L, F32>(args) }
+}
+dispatch! {
+    /// # Safety
+    /// The pointers of `args` are valid for its sizes.
+    pub(in crate::kernels) unsafe fn chunk_f32(args: &ChunkArgs<f32>) = chunk_f32_lanes
+}
+
+#[inline(always)]
+unsafe fn chunk_f16_lanes<L: Lanes>(args: &ChunkArgs<u16>) {
+    // SAFETY: the caller's promise.
+    unsafe { chunk::<L, F16>(args) }
+}
+dispatch! {
+    /// # Safety
+    /// The pointers of `args` are valid for its sizes.
+    pub(in crate::kernels) unsafe fn chunk_f16(args: &ChunkArgs<u16>) = chunk_f16_lanes
+}
+
+#[inline(always)]
+unsafe fn chunk_bf16_lanes<L: Lanes>(args: &ChunkArgs<u16>) {
+    // SAFETY: the caller's promise.
+    unsafe { chunk::<L, Bf16Pairs>(args) }
+}
+dispatch! {
+    /// # Safety
+    /// The pointers of `args` are valid for its sizes.
+    pub(in crate::kernels) unsafe fn chunk_bf16(args: &ChunkArgs<u16>) = chunk_bf16_lanes
+}
+
+/// As [`chunk_bf16`] with activations in bf16: all sizes along the inner dimension, and all places
+/// of values, count pairs.
+///
+/// # Safety
+/// AVX-512 BF16 is available; the pointers of `args` are valid for its sizes.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+pub(in crate::kernels) unsafe fn chunk_bf16_dots(args: &ChunkArgs<f32>) {
+    // SAFETY: the caller's promise.
+    unsafe { chunk::<crate::kernels::lanes::Avx512, Bf16Dots>(args) }
+}

@@ -1,0 +1,188 @@
+//! Which dot products of bytes a path has: one more step of detection below [`Path`].
+#![allow(unsafe_code, reason = "runs what was detected")]
+
+use super::activations::{self, Packed, Rows};
+use super::chunk::{self, ChunkArgs};
+use super::dots::{Dots, PlainDots};
+#[cfg(target_arch = "x86_64")]
+use super::x86::{Avx2Pairs, Avx512Pairs, Avx512Vnni, AvxVnni};
+use crate::kernels::Path;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::PathKind;
+use crate::tensor_type::TensorType;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+    #[cfg(target_arch = "x86_64")]
+    Tiles,
+}
+
+/// A set of instructions for products of bytes. A value is the proof that this machine has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::kernels) struct DotSet(Kind);
+
+/// Makes a method that runs `body::<D>(args...)` compiled for the set.
+macro_rules! dispatch_dots {
+    ($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) = $body:path) => {
+        $(#[$doc])*
+        pub(super) unsafe fn $name(self, $($arg: $type),*) {
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2,fma,f16c")]
+                unsafe fn avx2($($arg: $type),*) {
+                    // SAFETY: the set is enabled; the rest is the caller's promise.
+                    unsafe { $body($($arg),*, Avx2Pairs) }
+                }
+                #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+                unsafe fn avx_vnni($($arg: $type),*) {
+                    // SAFETY: as above.
+                    unsafe { $body($($arg),*, AvxVnni) }
+                }
+                #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+                unsafe fn avx512($($arg: $type),*) {
+                    // SAFETY: as above.
+                    unsafe { $body($($arg),*, Avx512Pairs) }
+                }
+                #[target_feature(
+                    enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"
+                )]
+                unsafe fn avx512_vnni($($arg: $type),*) {
+                    // SAFETY: as above.
+                    unsafe { $body($($arg),*, Avx512Vnni) }
+                }
+                // SAFETY: a set is only made where it is available; the rest is the caller's
+                // promise.
+                unsafe {
+                    match self.0 {
+                        Kind::Plain => {}
+                        Kind::Avx2 => return avx2($($arg),*),
+                        Kind::AvxVnni => return avx_vnni($($arg),*),
+                        Kind::Avx512 => return avx512($($arg),*),
+                        Kind::Avx512Vnni | Kind::Tiles => return avx512_vnni($($arg),*),
+                    }
+                }
+            }
+            // SAFETY: plain Rust runs everywhere; the rest is the caller's promise.
+            unsafe { $body($($arg),*, PlainDots) }
+        }
+    };
+}
+
+impl DotSet {
+    /// The best set that belongs to a path.
+    #[cfg(target_arch = "x86_64")]
+    pub(in crate::kernels) fn of(path: Path) -> DotSet {
+        use std::arch::is_x86_feature_detected as has;
+        let kind = match path.kind() {
+            PathKind::Portable => Kind::Plain,
+            PathKind::Avx2 if has!("avxvnni") => Kind::AvxVnni,
+            PathKind::Avx2 => Kind::Avx2,
+            _ if !has!("avx512vnni") => Kind::Avx512,
+            PathKind::Amx if crate::kernels::amx::probe::allowed().int8 => Kind::Tiles,
+            PathKind::Avx512 | PathKind::Avx512Bf16 | PathKind::Amx => Kind::Avx512Vnni,
+        };
+        DotSet(kind)
+    }
+
+    /// The best set that belongs to a path.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(in crate::kernels) fn of(_: Path) -> DotSet {
+        DotSet(Kind::Plain)
+    }
+
+    /// Every set of this machine, for the tests.
+    #[cfg(test)]
+    pub(super) fn supported() -> Vec<DotSet> {
+        let mut sets = vec![DotSet(Kind::Plain)];
+        #[cfg(target_arch = "x86_64")]
+        for path in Path::supported() {
+            let plain = match path.kind() {
+                PathKind::Portable => Kind::Plain,
+                PathKind::Avx2 => Kind::Avx2,
+                _ => Kind::Avx512,
+            };
+            for set in [DotSet(plain), DotSet::of(path)] {
+                if !sets.contains(&set) {
+                    sets.push(set);
+                }
+            }
+        }
+        sets
+    }
+
+    /// Whether many rows are multiplied on tiles.
+    pub(super) fn has_tiles(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.0 == Kind::Tiles;
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
+    /// Most rows of a group.
+    pub(super) fn group_max(self) -> usize {
+        match self.0 {
+            Kind::Plain => PlainDots::GROUP_MAX,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => Avx2Pairs::GROUP_MAX,
+            #[cfg(target_arch = "x86_64")]
+            Kind::AvxVnni => AvxVnni::GROUP_MAX,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => Avx512Pairs::GROUP_MAX,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vnni | Kind::Tiles => Avx512Vnni::GROUP_MAX,
+        }
+    }
+
+    /// Bytes of four activations of a row.
+    pub(super) fn word_bytes(self) -> usize {
+        match self.0 {
+            Kind::Plain => PlainDots::WORD,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => Avx2Pairs::WORD,
+            #[cfg(target_arch = "x86_64")]
+            Kind::AvxVnni => AvxVnni::WORD,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => Avx512Pairs::WORD,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vnni | Kind::Tiles => Avx512Vnni::WORD,
+        }
+    }
+
+    dispatch_dots! {
+        /// Packs a group of rows.
+        ///
+        /// # Safety
+        /// `packed` has room for the group.
+        fn pack(rows: Rows<'_>, packed: Packed) = pack_with
+    }
+
+    dispatch_dots! {
+        /// Computes a task.
+        ///
+        /// # Safety
+        /// The pointers of `args` are valid for its sizes, and what is written is touched by
+        /// nobody else.
+        fn chunk(args: &ChunkArgs, dtype: TensorType) = chunk_with
+    }
+}
+
+#[inline(always)]
+unsafe fn pack_with<D: Dots>(rows: Rows<'_>, packed: Packed, _: D) {
+    // SAFETY: the caller's promise.
+    unsafe { activations::pack::<D>(rows, packed) }
+}
+
+#[inline(always)]
+unsafe fn chunk_with<D: Dots>(args: &ChunkArgs, dtype: TensorType, _: D) {
+    // SAFETY: the caller's promise.
+    unsafe { chunk::chunk::<D>(args, dtype) }
+}
