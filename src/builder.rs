@@ -3,6 +3,7 @@
 use stolon_actors::{CoreConfig, CoreHandle};
 use stolon_model::{
     Backend, CpuBackend, CpuOptions, KvBudget, LoadOptions, LoadedModel, ModelError, TextModel,
+    WeightType,
 };
 
 use crate::text::Text;
@@ -52,6 +53,7 @@ pub struct EngineBuilder {
     num_blocks: Option<usize>,
     block_size: Option<usize>,
     threads: Option<usize>,
+    weights: WeightType,
     config: CoreConfig,
 }
 
@@ -64,6 +66,7 @@ impl std::fmt::Debug for EngineBuilder {
             .field("num_blocks", &self.num_blocks)
             .field("block_size", &self.block_size)
             .field("threads", &self.threads)
+            .field("weights", &self.weights)
             .field("config", &self.config)
             .finish()
     }
@@ -191,6 +194,12 @@ impl EngineBuilder {
         self
     }
 
+    /// What the model's matrices are held in. Default: as the file stores them.
+    pub fn weights(mut self, weights: WeightType) -> Self {
+        self.weights = weights;
+        self
+    }
+
     /// Loads the model (on a thread that may block) and starts the engine on the current tokio
     /// runtime. The log (`tracing`, level info) says how many KV blocks there are.
     ///
@@ -199,8 +208,16 @@ impl EngineBuilder {
     /// [`Error::InvalidParameter`] for a setting that cannot work.
     pub async fn build(self) -> Result<Engine, Error> {
         self.config.validate()?;
-        let EngineBuilder { model, custom, kv_memory, num_blocks, block_size, threads, config } =
-            self;
+        let EngineBuilder {
+            model,
+            custom,
+            kv_memory,
+            num_blocks,
+            block_size,
+            threads,
+            weights,
+            config,
+        } = self;
         let Custom { id, backend, text } = match (custom, model) {
             (Some(custom), _) => custom,
             (None, Some(model)) => {
@@ -213,6 +230,7 @@ impl EngineBuilder {
                     block_size: block_size.unwrap_or(16),
                     kv_budget,
                     threads,
+                    weight_type: weights,
                     ..CpuOptions::default()
                 };
                 let load = tokio::task::spawn_blocking(move || load(model, options));

@@ -1,6 +1,6 @@
 //! Tokens a second of the CPU backend on random models.
 //!
-//! `cargo bench -p stolon-model --bench decoder [-- PRESET ... | --threads=N]`; without `--bench`
+//! `cargo bench -p stolon-model --bench decoder [-- PRESET ... | --threads=N | --work=decode]`; without `--bench`
 //! and presets (as under `cargo test`) only the smallest model runs, once, to see that it works.
 #![allow(clippy::print_stdout, reason = "prints its figures")]
 
@@ -28,10 +28,11 @@ fn main() -> Result<(), ModelError> {
     let threads = arguments.iter().find_map(|argument| argument.strip_prefix("--threads="));
     let threads = threads.and_then(|count| count.parse().ok());
     let time = if full { Duration::from_secs(2) } else { Duration::ZERO };
+    let work = arguments.iter().find_map(|argument| argument.strip_prefix("--work="));
     println!("| model | path | threads | weights MB | work | ms a step | tokens/s |");
     println!("|---|---|---|---|---|---|---|");
     for preset in presets {
-        measure(preset, threads, time)?;
+        measure(preset, threads, work.unwrap_or(""), time)?;
     }
     Ok(())
 }
@@ -49,7 +50,12 @@ fn slice(sequence: usize, start: usize, count: usize, block_size: usize) -> Sequ
     }
 }
 
-fn measure(preset: &str, threads: Option<usize>, time: Duration) -> Result<(), ModelError> {
+fn measure(
+    preset: &str,
+    threads: Option<usize>,
+    work: &str,
+    time: Duration,
+) -> Result<(), ModelError> {
     const SEQUENCES: usize = 8;
     let source = ModelSource::Random { preset: preset.to_owned(), seed: 1 };
     let model = load(&source, &LoadOptions::default())?;
@@ -80,7 +86,7 @@ fn measure(preset: &str, threads: Option<usize>, time: Duration) -> Result<(), M
             ),
         ),
     ];
-    for (name, batch) in works {
+    for (name, batch) in works.into_iter().filter(|(name, _)| name.starts_with(work)) {
         let step_ms = step_time(&mut backend, &batch, time) * 1e3;
         println!(
             "| {preset} | {} | {} | {:.1} | {name} | {step_ms:.3} | {:.0} |",

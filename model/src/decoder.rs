@@ -9,6 +9,7 @@
 
 use crate::backend::{LogitRows, StepBatch};
 use crate::config::DecoderConfig;
+use crate::cpu::WeightType;
 use crate::error::ModelError;
 use crate::kernels::{AttentionSequence, Matrix, Path};
 use crate::kv_store::{KvStore, KvType};
@@ -24,6 +25,7 @@ mod workers;
 
 use activations::Activations;
 use layer::Layer;
+use linear::Loader;
 use passes::Norm;
 use plan::StepPlan;
 use rope::RopeTable;
@@ -55,20 +57,22 @@ impl Decoder {
     /// [`ModelError`] naming the tensor that is missing, or of a wrong shape or type.
     pub(crate) fn load(
         config: DecoderConfig,
-        weights: &Weights,
+        weights: Weights,
+        weight_type: WeightType,
         path: Path,
+        workers: &Workers,
     ) -> Result<Self, ModelError> {
+        let mut loader = Loader { weights, weight_type, path, workers };
         let shape = [config.vocab_size, config.hidden_size];
-        let embedding = linear::load_matrix(weights, "model.embed_tokens.weight", shape, path)?;
-        let head = if config.tie_word_embeddings {
-            None
-        } else {
-            Some(linear::load_matrix(weights, "lm_head.weight", shape, path)?)
+        let embedding = loader.matrix("model.embed_tokens.weight", shape)?;
+        let head = match config.tie_word_embeddings {
+            true => None,
+            false => Some(loader.matrix("lm_head.weight", shape)?),
         };
         let layers = (0..config.layers.len())
-            .map(|index| Layer::load(&config, index, weights, path))
+            .map(|index| Layer::load(&config, index, &mut loader))
             .collect::<Result<_, _>>()?;
-        let final_norm = linear::load_vector(weights, "model.norm.weight", config.hidden_size)?;
+        let final_norm = loader.vector("model.norm.weight", config.hidden_size)?;
         let ropes = config
             .ropes
             .iter()

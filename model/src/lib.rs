@@ -30,7 +30,7 @@ pub use chat_template::{
     ChatMessage, ChatOptions, ChatTemplate, ChatTemplateError, MessageContent,
 };
 pub use config::{Activation, Architecture, DecoderConfig, LayerConfig, Rope, RopeScaling};
-pub use cpu::{CpuBackend, CpuOptions};
+pub use cpu::{CpuBackend, CpuOptions, WeightType};
 pub use detokenizer::Detokenizer;
 pub use error::ModelError;
 pub use fake::{FakeBackend, FakeFault, FakeHandle, FakeLatency, FakeOptions};

@@ -183,6 +183,22 @@ impl Weights {
         Ok(Tensor { name: name.into(), dtype, shape: stored.shape.clone(), bytes })
     }
 
+    /// Gives back the memory of a part of a mapped tensor's bytes. They stay readable: the system
+    /// reads them from the file again.
+    pub(crate) fn release(&self, bytes: &[u8]) {
+        self.regions.iter().for_each(|region| region.bytes.release(bytes));
+    }
+
+    /// Forgets a tensor and gives its memory back.
+    pub(crate) fn remove(&mut self, name: &str) {
+        let Some(Stored { region, range, .. }) = self.tensors.remove(name) else { return };
+        let alone = self.tensors.values().all(|other| other.region != region);
+        match &mut self.regions[region].bytes {
+            bytes @ Bytes::Owned(_) if alone => *bytes = Bytes::Owned(Vec::new()),
+            bytes => bytes.release(&bytes[range]),
+        }
+    }
+
     /// The type of a stored tensor, if it and the shape are what is asked for.
     fn checked(
         &self,

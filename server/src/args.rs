@@ -4,6 +4,7 @@ use anyhow::Context;
 use clap::Args;
 use stolon::{
     AdmissionPolicy, Engine, EngineBuilder, EvictionPolicy, ModelSource, Request, SamplingParams,
+    WeightType,
 };
 
 use crate::memory::parse_bytes;
@@ -53,6 +54,9 @@ pub struct EngineArgs {
     /// Threads that compute; the machine's cores if not given
     #[arg(long)]
     pub threads: Option<usize>,
+    /// What matrices are held in: `stored`, as in the file, or `q8_0`, rounded while they are loaded
+    #[arg(long, default_value_t)]
+    pub weights: WeightType,
 }
 
 impl EngineArgs {
@@ -68,7 +72,8 @@ impl EngineArgs {
             .prefix_caching(!self.no_prefix_caching)
             .eviction_policy(self.eviction_policy)
             .pin_budget(self.pin_budget)
-            .admission(self.admission);
+            .admission(self.admission)
+            .weights(self.weights);
         builder = if self.model == DEMO {
             builder.model(demo_model()?)
         } else {

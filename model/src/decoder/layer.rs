@@ -1,10 +1,8 @@
 //! One layer's weights.
 
-use super::linear::{Linear, load_vector};
+use super::linear::{Linear, Loader};
 use crate::config::DecoderConfig;
 use crate::error::ModelError;
-use crate::kernels::Path;
-use crate::weights::Weights;
 
 /// One layer. Norm weights are `[hidden_size]` but for those of heads.
 #[derive(Debug)]
@@ -35,38 +33,38 @@ impl Layer {
     pub(super) fn load(
         config: &DecoderConfig,
         index: usize,
-        weights: &Weights,
-        path: Path,
+        loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let prefix = format!("model.layers.{index}");
-        let linear = |name: &str, shape, bias| {
-            Linear::load(weights, &format!("{prefix}.{name}_proj"), shape, bias, path)
-        };
-        let norm = |name: &str, len| load_vector(weights, &format!("{prefix}.{name}.weight"), len);
-        let optional = |wanted: bool, name: &str, len| match wanted {
-            true => norm(name, len).map(Some),
-            false => Ok(None),
-        };
+        let name = |part: &str| format!("model.layers.{index}.{part}");
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let queries = config.num_heads * config.head_dim;
         let keys = config.num_kv_heads * config.head_dim;
+        let (qkv, mlp) = (config.qkv_bias, config.mlp_bias);
         let sandwich = config.sandwich_norms;
         let mlp_norm =
             if sandwich { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+        let mut norm = |part: &str, len| loader.vector(&name(&format!("{part}.weight")), len);
+        let (input_norm, mlp_norm) = (norm("input_layernorm", hidden)?, norm(mlp_norm, hidden)?);
+        let mut optional = |wanted: bool, part, len| wanted.then(|| norm(part, len)).transpose();
+        let q_norm = optional(config.qk_norm, "self_attn.q_norm", config.head_dim)?;
+        let k_norm = optional(config.qk_norm, "self_attn.k_norm", config.head_dim)?;
+        let post_attention_norm = optional(sandwich, "post_attention_layernorm", hidden)?;
+        let post_mlp_norm = optional(sandwich, "post_feedforward_layernorm", hidden)?;
+        let mut linear = |part: &str, shape, bias| loader.linear(&name(part), shape, bias);
         Ok(Self {
-            input_norm: norm("input_layernorm", hidden)?,
-            q: linear("self_attn.q", [queries, hidden], config.qkv_bias)?,
-            k: linear("self_attn.k", [keys, hidden], config.qkv_bias)?,
-            v: linear("self_attn.v", [keys, hidden], config.qkv_bias)?,
-            o: linear("self_attn.o", [hidden, queries], config.output_bias)?,
-            q_norm: optional(config.qk_norm, "self_attn.q_norm", config.head_dim)?,
-            k_norm: optional(config.qk_norm, "self_attn.k_norm", config.head_dim)?,
-            post_attention_norm: optional(sandwich, "post_attention_layernorm", hidden)?,
-            mlp_norm: norm(mlp_norm, hidden)?,
-            gate: linear("mlp.gate", [inner, hidden], config.mlp_bias)?,
-            up: linear("mlp.up", [inner, hidden], config.mlp_bias)?,
-            down: linear("mlp.down", [hidden, inner], config.mlp_bias)?,
-            post_mlp_norm: optional(sandwich, "post_feedforward_layernorm", hidden)?,
+            input_norm,
+            q: linear("self_attn.q_proj", [queries, hidden], qkv)?,
+            k: linear("self_attn.k_proj", [keys, hidden], qkv)?,
+            v: linear("self_attn.v_proj", [keys, hidden], qkv)?,
+            o: linear("self_attn.o_proj", [hidden, queries], config.output_bias)?,
+            q_norm,
+            k_norm,
+            post_attention_norm,
+            mlp_norm,
+            gate: linear("mlp.gate_proj", [inner, hidden], mlp)?,
+            up: linear("mlp.up_proj", [inner, hidden], mlp)?,
+            down: linear("mlp.down_proj", [hidden, inner], mlp)?,
+            post_mlp_norm,
         })
     }
 

@@ -1,11 +1,81 @@
 //! Weights as the decoder holds them: packed matrices with biases, and vectors in f32.
 
-use half::{bf16, f16};
-
 use super::workers::Workers;
+use crate::cpu::WeightType;
 use crate::error::ModelError;
 use crate::kernels::{Matrix, Path};
-use crate::weights::{Tensor, TensorType, Weights};
+use crate::weights::Weights;
+
+/// Bytes of a matrix that are packed before their pages are given back.
+const RUN_BYTES: usize = 8 << 20;
+
+/// Packs a model's weights, and gives each one's memory back as soon as it is packed, so that no
+/// second copy of a model is ever in memory.
+#[derive(Debug)]
+pub(super) struct Loader<'a> {
+    pub(super) weights: Weights,
+    pub(super) weight_type: WeightType,
+    pub(super) path: Path,
+    pub(super) workers: &'a Workers,
+}
+
+impl Loader<'_> {
+    /// Packs the matrix called `name`.
+    pub(super) fn matrix(
+        &mut self,
+        name: &str,
+        [out, input]: [usize; 2],
+    ) -> Result<Matrix, ModelError> {
+        let unpackable = |source| ModelError::Unpackable { tensor: name.to_owned(), source };
+        let tensor = self.weights.tensor(name, &[out, input])?;
+        let dtype = self.weight_type.of(tensor.dtype, input);
+        let mut matrix = Matrix::zeroed(dtype, out, input, self.path).map_err(unpackable)?;
+        let row_bytes = tensor.bytes.len() / out;
+        let run_rows = (RUN_BYTES / row_bytes).max(1).next_multiple_of(Matrix::ROWS_STEP);
+        for (index, rows) in tensor.bytes.chunks(run_rows * row_bytes).enumerate() {
+            matrix
+                .fill(self.workers.pool(), index * run_rows, tensor.dtype, rows)
+                .map_err(unpackable)?;
+            self.weights.release(rows);
+        }
+        drop(tensor);
+        self.weights.remove(name);
+        Ok(matrix)
+    }
+
+    /// Reads the vector called `name` (a norm or a bias), widened to f32.
+    pub(super) fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.weights.tensor(name, &[len])?;
+        if tensor.dtype.block_len() > 1 {
+            return Err(ModelError::WrongType {
+                file: "weights".to_owned(),
+                tensor: name.to_owned(),
+                expected: "F32, F16 or BF16".to_owned(),
+                got: tensor.dtype.name().to_owned(),
+            });
+        }
+        let mut vector = vec![0.0; len];
+        crate::kernels::widen(tensor.dtype, &tensor.bytes, &mut vector);
+        drop(tensor);
+        self.weights.remove(name);
+        Ok(vector)
+    }
+
+    /// Loads `{name}.weight` and, if there is to be one, `{name}.bias`.
+    pub(super) fn linear(
+        &mut self,
+        name: &str,
+        [out, input]: [usize; 2],
+        bias: bool,
+    ) -> Result<Linear, ModelError> {
+        let matrix = self.matrix(&format!("{name}.weight"), [out, input])?;
+        let bias = match bias {
+            true => Some(self.vector(&format!("{name}.bias"), out)?),
+            false => None,
+        };
+        Ok(Linear { matrix, bias })
+    }
+}
 
 /// A product with a matrix, `[out, in]`, and perhaps a bias, `[out]`, added by the pass after it.
 #[derive(Debug)]
@@ -15,22 +85,6 @@ pub(super) struct Linear {
 }
 
 impl Linear {
-    /// Loads `{name}.weight` and, if there is to be one, `{name}.bias`.
-    pub(super) fn load(
-        weights: &Weights,
-        name: &str,
-        [out, input]: [usize; 2],
-        bias: bool,
-        path: Path,
-    ) -> Result<Self, ModelError> {
-        let matrix = load_matrix(weights, &format!("{name}.weight"), [out, input], path)?;
-        let bias = match bias {
-            true => Some(load_vector(weights, &format!("{name}.bias"), out)?),
-            false => None,
-        };
-        Ok(Self { matrix, bias })
-    }
-
     /// `out = x * weight^T`, without the bias: `[rows, in]` to `[rows, out]`.
     pub(super) fn product(&self, x: &[f32], rows: usize, out: &mut [f32], workers: &Workers) {
         self.matrix.matmul(workers.for_product(&self.matrix, rows), x, rows, out);
@@ -44,41 +98,5 @@ impl Linear {
     /// Bytes of the packed matrix.
     pub(super) fn bytes(&self) -> usize {
         self.matrix.bytes()
-    }
-}
-
-/// Packs the matrix called `name`.
-pub(super) fn load_matrix(
-    weights: &Weights,
-    name: &str,
-    [out, input]: [usize; 2],
-    path: Path,
-) -> Result<Matrix, ModelError> {
-    let tensor = weights.tensor(name, &[out, input])?;
-    Matrix::pack(tensor.dtype, out, input, &tensor.bytes, path)
-        .map_err(|source| ModelError::Unpackable { tensor: name.to_owned(), source })
-}
-
-/// Reads the vector called `name` (a norm or a bias), widened to f32.
-pub(super) fn load_vector(
-    weights: &Weights,
-    name: &str,
-    len: usize,
-) -> Result<Vec<f32>, ModelError> {
-    let Tensor { dtype, bytes, .. } = weights.tensor(name, &[len])?;
-    let pairs = || bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
-    match dtype {
-        TensorType::F32 => {
-            let quads = bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
-            Ok(quads.map(f32::from_le_bytes).collect())
-        }
-        TensorType::F16 => Ok(pairs().map(|b| f16::from_le_bytes(b).to_f32()).collect()),
-        TensorType::Bf16 => Ok(pairs().map(|b| bf16::from_le_bytes(b).to_f32()).collect()),
-        quantised => Err(ModelError::WrongType {
-            file: "weights".to_owned(),
-            tensor: name.to_owned(),
-            expected: "F32, F16 or BF16".to_owned(),
-            got: quantised.name().to_owned(),
-        }),
     }
 }

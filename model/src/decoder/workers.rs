@@ -30,6 +30,11 @@ impl Workers {
         self.pool.count()
     }
 
+    /// All threads.
+    pub(super) fn pool(&self) -> &Threads {
+        &self.pool
+    }
+
     /// The threads for a product of `rows` rows with `matrix`.
     pub(super) fn for_product(&self, matrix: &Matrix, rows: usize) -> &Threads {
         self.for_work(rows * matrix.out_features() * matrix.in_features())

@@ -6,10 +6,19 @@ use crate::config::DecoderConfig;
 use crate::error::ModelError;
 
 /// Names of the shapes that [`ModelSource::Random`](crate::ModelSource::Random) knows, smallest
-/// first: `tiny` (about 0.1 M parameters, f32), `20m`, `100m` (Llama shapes, bf16), and the
-/// shapes of published models (bf16).
-pub const PRESETS: [&str; 8] =
-    ["tiny", "20m", "100m", "qwen2.5-0.5b", "qwen3-0.6b", "gemma3-1b", "llama3.2-1b", "mistral-7b"];
+/// first: `tiny` (about 0.1 M parameters, f32), `20m`, `100m` (Llama shapes, bf16), `474m` (Qwen3
+/// 0.6B with a vocabulary of 32,768), and the shapes of published models (bf16).
+pub const PRESETS: [&str; 9] = [
+    "tiny",
+    "20m",
+    "100m",
+    "474m",
+    "qwen2.5-0.5b",
+    "qwen3-0.6b",
+    "gemma3-1b",
+    "llama3.2-1b",
+    "mistral-7b",
+];
 
 /// The decoder of a preset.
 ///
@@ -49,8 +58,9 @@ fn preset_json(name: &str) -> Option<Value> {
             "num_key_value_heads": 2, "max_position_embeddings": 32_768,
             "rope_theta": 1_000_000.0, "tie_word_embeddings": true, "dtype": "bfloat16",
         }),
-        "qwen3-0.6b" => json!({
-            "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 1024,
+        "474m" | "qwen3-0.6b" => json!({
+            "model_type": "qwen3", "hidden_size": 1024,
+            "vocab_size": if name == "474m" { 32_768 } else { 151_936 },
             "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
             "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40_960,
             "rope_theta": 1_000_000.0, "tie_word_embeddings": true, "dtype": "bfloat16",

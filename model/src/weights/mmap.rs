@@ -48,6 +48,34 @@ impl Bytes {
     }
 }
 
+impl Bytes {
+    /// If `part` is a part of a mapped file, gives the memory of its pages back. They are read again
+    /// when they are touched again.
+    pub(super) fn release(&self, part: &[u8]) {
+        #[cfg(unix)]
+        if let Self::Mapped(map) = self {
+            let ends = part.as_ptr_range();
+            let all = map.as_ptr_range();
+            if part.is_empty() || ends.start < all.start || ends.end > all.end {
+                return;
+            }
+            let offset = ends.start.addr() - all.start.addr();
+            // SAFETY: the map is read-only and of a file, so that a page that was given back
+            // reads the same the next time; borrowed slices stay valid.
+            let advised = unsafe {
+                let advice = memmap2::UncheckedAdvice::DontNeed;
+                map.unchecked_advise_range(advice, offset, part.len())
+            };
+            // A refusal costs memory only.
+            if let Err(error) = advised {
+                tracing::debug!(%error, "the pages of weights that are packed were not given back");
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = part;
+    }
+}
+
 impl Deref for Bytes {
     type Target = [u8];
 

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use safetensors::SafeTensors;
 use stolon_model::kernels::Path;
 use stolon_model::{
-    CpuBackend, CpuOptions, KvBudget, KvType, LoadOptions, LoadedModel, ModelSource, load,
+    CpuBackend, CpuOptions, KvBudget, KvType, LoadOptions, LoadedModel, ModelSource, WeightType,
+    load,
 };
 
 /// All fixtures: one a model family at least.
@@ -61,11 +62,18 @@ pub(super) struct Setup {
     pub(super) threads: usize,
     pub(super) kv_type: KvType,
     pub(super) path: Option<Path>,
+    pub(super) weight_type: WeightType,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { block_size: 16, threads: 1, kv_type: KvType::F32, path: None }
+        Self {
+            block_size: 16,
+            threads: 1,
+            kv_type: KvType::F32,
+            path: None,
+            weight_type: WeightType::Stored,
+        }
     }
 }
 
@@ -77,6 +85,7 @@ pub(super) fn backend(model: LoadedModel, setup: Setup) -> CpuBackend {
         kv_type: Some(setup.kv_type),
         threads: Some(setup.threads),
         path: setup.path,
+        weight_type: setup.weight_type,
     };
     CpuBackend::new(model.config, model.weights, options).expect("a good model")
 }
