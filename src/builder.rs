@@ -141,8 +141,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Most uncached prompt tokens of later requests that may be admitted before an earlier one,
-    /// under any policy. Default 16,384; 0 is strictly in order of arrival.
+    /// Under any policy, at most so many uncached prompt tokens of later requests are admitted
+    /// before an earlier one, and as many again as waited when that one came. Default 16,384; 0
+    /// is strictly in order of arrival.
     pub fn max_overtake_tokens(mut self, tokens: usize) -> Self {
         self.config.max_overtake_tokens = tokens;
         self
@@ -172,6 +173,13 @@ impl EngineBuilder {
     /// Default 0: nothing can be pinned.
     pub fn pin_budget(mut self, blocks: usize) -> Self {
         self.config.pin_budget = blocks;
+        self
+    }
+
+    /// Bytes for the last rows of logits of cached prompts: a prompt repeated to its last token
+    /// then needs no forward pass for its first token. Default 32 MiB; 0 keeps none.
+    pub fn kept_logit_bytes(mut self, bytes: usize) -> Self {
+        self.config.kept_logit_bytes = bytes;
         self
     }
 

@@ -49,8 +49,31 @@ impl Engine {
     /// # Errors
     /// Every way a request can be wrong, [`Error::Overloaded`] and [`Error::EngineStopped`].
     pub fn generate(&self, request: Request) -> Result<TokenStream, Error> {
+        let (sequence, parts) = self.prepare(request)?;
+        Ok(TokenStream::new(self.inner.core.submit(sequence)?, parts))
+    }
+
+    /// Lets `count` requests for the same answer in: their prompt is computed once, and what is
+    /// cached of it is shared. Where the sampling has a seed, each draws from the seed after its
+    /// predecessor's.
+    ///
+    /// # Errors
+    /// As [`Engine::generate`]; then none of them is let in.
+    pub fn generate_choices(
+        &self,
+        request: Request,
+        count: usize,
+    ) -> Result<Vec<TokenStream>, Error> {
+        let (sequence, parts) = self.prepare(request)?;
+        let sequences = self.inner.core.submit_choices(sequence, count)?;
+        let stream = |sequence| TokenStream::new(sequence, parts.clone());
+        Ok(sequences.into_iter().map(stream).collect())
+    }
+
+    /// Turns a request into what the core takes and what its stream needs.
+    fn prepare(&self, request: Request) -> Result<(SequenceRequest, StreamParts), Error> {
         let submitted = Instant::now();
-        let Inner { core, text, info } = &*self.inner;
+        let text = &self.inner.text;
         let tokens = text.prompt_tokens(&request)?;
         if !request.stop.is_empty() {
             // Stop strings are found in text, so there must be some.
@@ -67,7 +90,7 @@ impl Engine {
         let mut sampling = request.sampling;
         sampling.logprobs = request.logprobs.or(sampling.logprobs);
         let prompt_tokens = tokens.len();
-        let sequence = core.submit(SequenceRequest {
+        let sequence = SequenceRequest {
             tokens,
             namespace: namespace(request.cache_salt.as_deref()),
             sampling,
@@ -77,21 +100,18 @@ impl Engine {
             priority: request.priority,
             queue_timeout: request.queue_timeout,
             timeout: request.timeout,
-        })?;
-        debug_assert!(prompt_tokens < info.max_positions);
+        };
         let detokenizer = text.tokenizer().ok().cloned();
-        Ok(TokenStream::new(
-            sequence,
-            StreamParts {
-                detokenizer: detokenizer.map(|t| Detokenizer::continuing(t, true)),
-                stops: request.stop,
-                stop_strings,
-                eos_token_ids,
-                stop_ids: request.stop_ids,
-                prompt_tokens,
-                submitted,
-            },
-        ))
+        let parts = StreamParts {
+            detokenizer: detokenizer.map(|t| Detokenizer::continuing(t, true)),
+            stops: request.stop,
+            stop_strings,
+            eos_token_ids,
+            stop_ids: request.stop_ids,
+            prompt_tokens,
+            submitted,
+        };
+        Ok((sequence, parts))
     }
 
     /// Computes a prompt and keeps it cached, so that requests which start with it find it there.

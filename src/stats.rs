@@ -41,6 +41,8 @@ pub struct EngineStats {
     pub failed: u64,
     /// Requests turned away at the door because the engine was full.
     pub rejected: u64,
+    /// Uncached prompt tokens of later requests that were admitted before an earlier one, at most.
+    pub most_overtaken_tokens: usize,
     /// Requests being computed now.
     pub running: usize,
     /// Requests waiting now.
@@ -49,6 +51,8 @@ pub struct EngineStats {
     pub prompt_tokens: u64,
     /// Those of them that were found in the cache.
     pub cached_tokens: u64,
+    /// Requests whose first token came from a kept row of logits, without a forward pass.
+    pub first_tokens_kept: u64,
     /// Tokens generated.
     pub completion_tokens: u64,
     /// Positions computed: prompts, generated tokens, and those computed again after a preemption.
@@ -99,10 +103,12 @@ impl From<CoreStats> for EngineStats {
             cancelled: core.cancelled,
             failed: core.failed,
             rejected: core.rejected,
+            most_overtaken_tokens: core.most_overtaken_tokens,
             running: core.running,
             waiting: core.waiting,
             prompt_tokens: core.prompt_tokens,
             cached_tokens: core.cached_tokens,
+            first_tokens_kept: core.first_tokens_kept,
             completion_tokens: core.completion_tokens,
             computed_tokens: core.computed_tokens,
             requests_hit: core.hits,

@@ -44,7 +44,7 @@ struct Progress {
 }
 
 /// What a stream is made from, besides the core's own stream.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct StreamParts {
     pub(crate) detokenizer: Option<Detokenizer>,
     pub(crate) stops: Vec<String>,

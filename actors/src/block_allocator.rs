@@ -1,15 +1,17 @@
 //! The block allocator's actor: owns the [`BlockPool`] and makes room by asking the tree to evict.
+//! Every block that leaves the tree comes by here, so what is kept with such blocks is here too.
 //!
 //! It calls the tree's actor; nobody it is called by is called by it.
 
 use std::sync::Arc;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
-use stolon_kvcache::{BlockId, BlockLease, BlockPool};
+use stolon_kvcache::{BlockId, BlockLease, BlockPool, Namespace};
 
 use crate::fault::{FaultPlan, Part};
 use crate::gauges::Gauges;
-use crate::memory::{BlockCounts, CoreAudit, Gone, pool};
+use crate::kept_rows::{KeptRows, PromptRow};
+use crate::memory::{BlockCounts, CoreAudit, FoundRow, Gone, pool};
 use crate::prefix_tree::TreeMessage;
 
 /// What the actor is told.
@@ -19,6 +21,15 @@ pub(crate) enum AllocatorMessage {
     Reserve(usize, RpcReplyPort<Option<BlockLease>>),
     /// Blocks that the tree did not take.
     Release(Vec<BlockId>),
+    /// Keep a prompt's last row of logits while its block is in the tree.
+    KeepRow(Box<PromptRow>),
+    /// Look for the last row of logits of the prompt `tokens`.
+    FindRow {
+        block: BlockId,
+        namespace: Namespace,
+        tokens: Vec<u32>,
+        reply: RpcReplyPort<FoundRow>,
+    },
     /// Empty the cache.
     Flush(RpcReplyPort<()>),
     /// Count blocks, after everything dropped has come back.
@@ -27,6 +38,20 @@ pub(crate) enum AllocatorMessage {
     Settle(RpcReplyPort<()>),
     /// Check the pool, the tree, and one against the other.
     Audit(RpcReplyPort<Result<CoreAudit, String>>),
+}
+
+/// The blocks, and what is kept with those in the tree.
+pub(crate) struct AllocatorState {
+    pool: BlockPool,
+    rows: KeptRows,
+}
+
+impl AllocatorState {
+    /// Takes blocks back that have left the tree.
+    fn take_back(&mut self, blocks: Vec<BlockId>) {
+        self.rows.forget(&blocks);
+        self.pool.release(blocks);
+    }
 }
 
 /// The actor.
@@ -38,59 +63,66 @@ pub(crate) struct BlockAllocatorActor {
 
 impl Actor for BlockAllocatorActor {
     type Msg = AllocatorMessage;
-    type State = BlockPool;
-    type Arguments = BlockPool;
+    type State = AllocatorState;
+    type Arguments = (BlockPool, KeptRows);
 
     async fn pre_start(
         &self,
         _: ActorRef<AllocatorMessage>,
-        pool: BlockPool,
-    ) -> Result<BlockPool, ActorProcessingErr> {
-        Ok(pool)
+        (pool, rows): (BlockPool, KeptRows),
+    ) -> Result<AllocatorState, ActorProcessingErr> {
+        Ok(AllocatorState { pool, rows })
     }
 
     async fn handle(
         &self,
         _: ActorRef<AllocatorMessage>,
         message: AllocatorMessage,
-        pool: &mut BlockPool,
+        state: &mut AllocatorState,
     ) -> Result<(), ActorProcessingErr> {
         self.faults.strike(Part::BlockAllocator)?;
         // A caller that has gone needs no answer; dropping a lease returns its blocks.
         match message {
             AllocatorMessage::Reserve(count, reply) => {
-                let lease = self.reserve(pool, count).await?;
-                self.publish(pool);
+                let lease = self.reserve(state, count).await?;
+                self.publish(&mut state.pool);
                 let _ = reply.send(lease);
             }
             AllocatorMessage::Release(blocks) => {
-                pool.release(blocks);
-                self.publish(pool);
+                state.pool.release(blocks);
+                self.publish(&mut state.pool);
+            }
+            AllocatorMessage::KeepRow(row) => state.rows.keep(*row),
+            AllocatorMessage::FindRow { block, namespace, tokens, reply } => {
+                let logits = state.rows.get(block, &namespace, &tokens);
+                let _ = reply.send(FoundRow { tokens, logits });
             }
             AllocatorMessage::Flush(reply) => {
-                pool.release(self.ask_tree(TreeMessage::Flush).await?);
-                self.publish(pool);
+                state.rows.clear();
+                state.pool.release(self.ask_tree(TreeMessage::Flush).await?);
+                self.publish(&mut state.pool);
                 let _ = reply.send(());
             }
             AllocatorMessage::Counts(reply) => {
                 let tree = self.ask_tree(TreeMessage::Counts).await?;
-                self.publish(pool);
-                let _ = reply.send(pool::counts(pool, &tree));
+                self.publish(&mut state.pool);
+                let _ = reply.send(pool::counts(&state.pool, &tree));
             }
             AllocatorMessage::Settle(reply) => {
                 // What was flushed while it was in use comes back by eviction, before anything
                 // that is still in the index.
                 let flushed = self.ask_tree(TreeMessage::Counts).await?.detached;
                 if flushed > 0 {
-                    pool.release(self.ask_tree(|reply| TreeMessage::Evict(flushed, reply)).await?);
+                    let evict = |reply| TreeMessage::Evict(flushed, reply);
+                    state.take_back(self.ask_tree(evict).await?);
                 }
-                self.publish(pool);
+                self.publish(&mut state.pool);
                 let _ = reply.send(());
             }
             AllocatorMessage::Audit(reply) => {
                 let tree = self.ask_tree(TreeMessage::Audit).await?;
-                self.publish(pool);
-                let _ = reply.send(tree.and_then(|tree| pool::audit(pool, &tree)));
+                self.publish(&mut state.pool);
+                let _ = reply.send(tree.and_then(|tree| pool::audit(&mut state.pool, &tree)));
             }
         }
         Ok(())
@@ -101,10 +133,10 @@ impl BlockAllocatorActor {
     /// Reserves blocks, evicting only if that gives enough.
     async fn reserve(
         &self,
-        pool: &mut BlockPool,
+        state: &mut AllocatorState,
         count: usize,
     ) -> Result<Option<BlockLease>, Gone> {
-        let missing = match pool.reserve(count) {
+        let missing = match state.pool.reserve(count) {
             Ok(lease) => return Ok(Some(lease)),
             Err(shortage) => shortage.missing(),
         };
@@ -116,8 +148,8 @@ impl BlockAllocatorActor {
         if tree.evictable + tree.detached < missing {
             return Ok(None);
         }
-        pool.release(self.ask_tree(|reply| TreeMessage::Evict(missing, reply)).await?);
-        Ok(pool.reserve(count).ok())
+        state.take_back(self.ask_tree(|reply| TreeMessage::Evict(missing, reply)).await?);
+        Ok(state.pool.reserve(count).ok())
     }
 
     async fn ask_tree<T: Send + 'static>(

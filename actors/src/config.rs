@@ -7,8 +7,8 @@ use stolon_kvcache::Policy;
 
 use crate::error::CoreError;
 
-/// Which waiting request runs next. Under each, no request is overtaken by more than
-/// [`CoreConfig::max_overtake_tokens`] of later work.
+/// Which waiting request runs next. Under each, no request is overtaken by more later work than
+/// waited when it came, and [`CoreConfig::max_overtake_tokens`] beside.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AdmissionPolicy {
@@ -80,8 +80,12 @@ pub struct CoreConfig {
     pub conservative: bool,
     /// How many waiting requests are tried past one that does not fit; at least 1.
     pub look_ahead: usize,
-    /// Uncached prompt tokens of later requests that may be admitted before an earlier one.
+    /// Uncached prompt tokens of later requests that may be admitted before an earlier one, over
+    /// and above what waited when that one came; 0 is strictly in order of arrival.
     pub max_overtake_tokens: usize,
+    /// Bytes for the last rows of logits of cached prompts, which give the first token of a
+    /// repeated prompt without a forward pass; 0 keeps none.
+    pub kept_logit_bytes: usize,
     /// Events a stream holds before its sequence pauses; at least 8.
     pub event_capacity: usize,
 }
@@ -100,6 +104,7 @@ impl Default for CoreConfig {
             conservative: false,
             look_ahead: 16,
             max_overtake_tokens: 16_384,
+            kept_logit_bytes: 32 << 20,
             event_capacity: 256,
         }
     }

@@ -26,6 +26,15 @@ pub(crate) struct Door {
 pub(crate) struct Permit {
     door: Arc<Door>,
     tokens: usize,
+    /// Uncached tokens that waited when it was given.
+    ahead: usize,
+}
+
+impl Permit {
+    /// Uncached tokens of the requests that waited when this one came.
+    pub(crate) fn ahead(&self) -> usize {
+        self.ahead
+    }
 }
 
 impl Door {
@@ -47,7 +56,7 @@ impl Door {
         // memory, so relaxed order does.
         let requests = self.requests.fetch_add(1, Ordering::Relaxed);
         let queued = self.tokens.fetch_add(tokens, Ordering::Relaxed);
-        let permit = Permit { door: Arc::clone(self), tokens };
+        let permit = Permit { door: Arc::clone(self), tokens, ahead: queued };
         let full = requests >= self.max_requests
             || (requests > 0 && queued.saturating_add(tokens) > self.max_tokens);
         if full {

@@ -23,6 +23,8 @@ pub(crate) struct Gauges {
     pub(crate) evictions: Counter,
     pub(crate) restarts: Counter,
     pub(crate) follows: Counter,
+    pub(crate) first_tokens_kept: Counter,
+    pub(crate) most_overtaken: Gauge,
     pub(crate) running: Gauge,
     /// Preempted sequences that wait to run again; they passed the door long ago.
     pub(crate) preempted: Gauge,
@@ -55,6 +57,11 @@ impl Gauge {
         self.0.store(n, Ordering::Relaxed);
     }
 
+    /// Sets it to `n` if it is less.
+    pub(crate) fn raise(&self, n: usize) {
+        self.0.fetch_max(n, Ordering::Relaxed);
+    }
+
     pub(crate) fn get(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
@@ -82,6 +89,8 @@ pub struct CoreStats {
     pub prompt_tokens: u64,
     /// Those of them that were cached.
     pub cached_tokens: u64,
+    /// Requests whose first token came from a kept row of logits, without a forward pass.
+    pub first_tokens_kept: u64,
     /// Tokens generated.
     pub completion_tokens: u64,
     /// Positions computed, those after a preemption included.
@@ -96,6 +105,8 @@ pub struct CoreStats {
     pub restarts: u64,
     /// Times a waiting request waited for a running one's blocks instead of computing its own.
     pub follows: u64,
+    /// Uncached prompt tokens of later requests that were admitted before an earlier one, at most.
+    pub most_overtaken_tokens: usize,
     /// Requests running.
     pub running: usize,
     /// Requests waiting.
@@ -125,6 +136,7 @@ impl Gauges {
             hits: self.hits.get(),
             prompt_tokens: self.prompt_tokens.get(),
             cached_tokens: self.cached_tokens.get(),
+            first_tokens_kept: self.first_tokens_kept.get(),
             completion_tokens: self.completion_tokens.get(),
             computed_tokens: self.computed_tokens.get(),
             steps: self.steps.get(),
@@ -132,6 +144,7 @@ impl Gauges {
             evictions: self.evictions.get(),
             restarts: self.restarts.get(),
             follows: self.follows.get(),
+            most_overtaken_tokens: self.most_overtaken.get(),
             running: self.running.get(),
             waiting: waiting + self.preempted.get(),
             blocks_total,

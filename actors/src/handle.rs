@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use ractor::{Actor, ActorRef, RpcReplyPort};
 use stolon_kvcache::{Namespace, PinId, TreeDump, prefix_tree};
-use stolon_model::sampling::{SamplerState, SamplingError};
+use stolon_model::sampling::SamplingError;
 use stolon_model::{Backend, BackendSpec};
 
 use crate::admission::AdmissionMessage;
 use crate::admission::scheduler::Surroundings;
-use crate::admission::sequence::{Held, PromptLogprobs, Sequence, Times};
+use crate::admission::sequence::Sequence;
 use crate::config::{AdmissionPolicy, CoreConfig};
 use crate::door::Door;
 use crate::error::{CoreError, LengthBound};
@@ -97,52 +97,71 @@ impl CoreHandle {
     /// Every way a request can be wrong, [`CoreError::Overloaded`] when too much is waiting,
     /// [`CoreError::Interrupted`] and [`CoreError::Stopped`].
     pub fn submit(&self, request: SequenceRequest) -> Result<SequenceStream, CoreError> {
-        let common = &self.shared.common;
-        let around = &common.around;
-        let max_tokens = check(&request, &around.spec, around.config.pin_budget)?;
-        let generation = common.current()?;
-        let matched = if around.config.prefix_caching && request.prompt_logprobs.is_none() {
-            generation.reader.query_match_len(&request.namespace, &request.tokens)
-        } else {
-            0
+        let max_tokens = check(&request, self.spec(), self.common().around.config.pin_budget)?;
+        self.enter(request, max_tokens, self.common().current()?, false)
+    }
+
+    /// Lets `count` requests for the same prompt in. The prompt is computed once, and counts once
+    /// at the door. Where the sampling has a seed, each has the one after its predecessor's.
+    ///
+    /// # Errors
+    /// As [`CoreHandle::submit`]; then none of them is let in.
+    pub fn submit_choices(
+        &self,
+        request: SequenceRequest,
+        count: usize,
+    ) -> Result<Vec<SequenceStream>, CoreError> {
+        if count == 0 {
+            return Err(CoreError::invalid("choices", "at least 1", count));
+        }
+        let max_tokens = check(&request, self.spec(), self.common().around.config.pin_budget)?;
+        let generation = self.common().current()?;
+        let choice = |index: usize| {
+            let mut request = request.clone();
+            let seed = &mut request.sampling.seed;
+            *seed = seed.map(|seed| seed.wrapping_add(index as u64));
+            self.enter(request, max_tokens, Arc::clone(&generation), index > 0)
         };
-        let uncached = request.tokens.len().saturating_sub(matched).max(1);
+        // A refusal drops the streams made so far, which cancels them.
+        (0..count).map(choice).collect()
+    }
+
+    /// Takes a checked request through the door; one that `repeats` the prompt of the one before
+    /// finds that computed.
+    fn enter(
+        &self,
+        request: SequenceRequest,
+        max_tokens: usize,
+        generation: Arc<Generation>,
+        repeats: bool,
+    ) -> Result<SequenceStream, CoreError> {
+        let around = &self.common().around;
+        let shares = around.config.prefix_caching && request.prompt_logprobs.is_none();
+        let uncached = match shares {
+            true if repeats => 1,
+            true => {
+                let matched =
+                    generation.reader.query_match_len(&request.namespace, &request.tokens);
+                request.tokens.len().saturating_sub(matched).max(1)
+            }
+            false => request.tokens.len(),
+        };
         let permit = around.door.enter(uncached).inspect_err(|_| around.gauges.rejected.add(1))?;
         let (events, receiver) = event_channel(around.config.event_capacity);
-        let submitted = Instant::now();
         // Ids only tell sequences apart.
         let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
-        let sequence = Sequence {
-            id,
-            prompt_len: request.tokens.len(),
-            sampler: Some(SamplerState::new(request.sampling, &request.tokens)),
-            tokens: request.tokens,
-            namespace: request.namespace,
-            max_tokens,
-            stop_ids: request.stop_ids,
-            priority: request.priority,
-            prompt_logprobs: request
-                .prompt_logprobs
-                .map(|top| PromptLogprobs { top, gathered: Vec::new() }),
-            events,
-            times: Times {
-                submitted,
-                queue_deadline: request.queue_timeout.and_then(|t| submitted.checked_add(t)),
-                deadline: request.timeout.and_then(|t| submitted.checked_add(t)),
-                started: None,
-                first_token: None,
-            },
-            cached_tokens: None,
-            held: Held::default(),
-            in_step: false,
-            end: None,
-        };
+        let sequence =
+            Sequence::new(id, request, max_tokens, around.spec.block_size, events, Instant::now());
         let message = AdmissionMessage::Submit(Box::new(sequence), permit);
         if generation.admission.cast(message).is_err() {
             return Err(self.shared.why_gone(&generation));
         }
         around.gauges.requests.add(1);
         Ok(SequenceStream::new(id, receiver, generation, Arc::clone(&self.shared)))
+    }
+
+    fn common(&self) -> &Common {
+        &self.shared.common
     }
 
     /// How many of the tokens are cached now: lock-free and without any effect. A hint.
@@ -292,7 +311,11 @@ impl CoreHandle {
 
 /// Checks a request against the backend; returns how many tokens it can generate at most.
 /// `pinned` blocks may never come free.
-fn check(request: &SequenceRequest, spec: &BackendSpec, pinned: usize) -> Result<usize, CoreError> {
+pub(crate) fn check(
+    request: &SequenceRequest,
+    spec: &BackendSpec,
+    pinned: usize,
+) -> Result<usize, CoreError> {
     let got = request.tokens.len();
     if got == 0 {
         return Err(CoreError::EmptyPrompt);
@@ -331,7 +354,7 @@ fn check(request: &SequenceRequest, spec: &BackendSpec, pinned: usize) -> Result
 }
 
 /// Checks what a backend says of itself, and the settings that depend on it.
-fn check_spec(spec: &BackendSpec, config: &CoreConfig) -> Result<(), CoreError> {
+pub(crate) fn check_spec(spec: &BackendSpec, config: &CoreConfig) -> Result<(), CoreError> {
     prefix_tree(spec.block_size).map_err(|_| {
         CoreError::invalid("block_size", "a power of two from 1 to 256", spec.block_size)
     })?;

@@ -25,9 +25,11 @@ mod executor;
 mod fault;
 mod gauges;
 mod handle;
+mod kept_rows;
 mod memory;
 mod prefix_tree;
 mod request;
+mod simulation;
 mod stream;
 mod supervisor;
 
@@ -39,4 +41,5 @@ pub use handle::CoreHandle;
 pub use memory::CoreAudit;
 pub use prefix_tree::{CacheEvents, CacheReport, CorePin};
 pub use request::{SequenceEnd, SequenceEvent, SequenceFinish, SequenceRequest};
+pub use simulation::{Simulation, Told};
 pub use stream::SequenceStream;

@@ -2,13 +2,15 @@
 //! the engine and directly on the data in tests and simulations.
 
 pub(crate) mod actors;
-#[cfg(test)]
 pub(crate) mod direct;
 pub(crate) mod pool;
 
 use std::future::Future;
+use std::sync::Arc;
 
 use stolon_kvcache::{BlockId, BlockLease, Namespace, PrefixLease};
+
+use crate::kept_rows::PromptRow;
 
 /// A part of the core that did not answer: it has failed, and its generation ends with it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +26,15 @@ pub(crate) struct Acquired {
     pub(crate) lease: PrefixLease,
     /// Blocks that can be evicted now that it is locked.
     pub(crate) evictable: usize,
+}
+
+/// What looking for a prompt's last row of logits gave.
+#[derive(Debug)]
+pub(crate) struct FoundRow {
+    /// The tokens, handed back.
+    pub(crate) tokens: Vec<u32>,
+    /// `[vocab_size]`.
+    pub(crate) logits: Option<Arc<[f32]>>,
 }
 
 /// One sequence's full blocks, on their way into the tree.
@@ -104,6 +115,18 @@ pub(crate) trait Memory: Send {
         &mut self,
         count: usize,
     ) -> impl Future<Output = Result<Option<BlockLease>, Gone>> + Send;
+
+    /// Keeps a prompt's last row of logits for as long as its block stays in the tree.
+    fn keep_row(&mut self, row: PromptRow) -> Result<(), Gone>;
+
+    /// The last row of logits of the prompt `tokens`, whose last whole block is `block`; the
+    /// tokens are handed back.
+    fn find_row(
+        &mut self,
+        block: BlockId,
+        namespace: &Namespace,
+        tokens: Vec<u32>,
+    ) -> impl Future<Output = Result<FoundRow, Gone>> + Send;
 
     /// Gives back blocks that the tree did not take.
     fn release(&mut self, blocks: Vec<BlockId>) -> Result<(), Gone>;

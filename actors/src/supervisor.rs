@@ -24,6 +24,7 @@ use crate::block_allocator::BlockAllocatorActor;
 use crate::error::CoreError;
 use crate::executor::{ExecutorActor, ExecutorArguments};
 use crate::fault::FaultPlan;
+use crate::kept_rows::KeptRows;
 use crate::memory::actors::ActorMemory;
 use crate::prefix_tree::{PrefixTreeActor, TreeMessage};
 
@@ -158,6 +159,7 @@ impl SupervisorActor {
             .pin_budget(around.config.pin_budget)
             .build()?;
         let (pool, fence) = BlockPool::new(spec.block_count);
+        let rows = KeptRows::new(around.config.kept_logit_bytes);
         let gauges = Arc::clone(&around.gauges);
         gauges.running.set(0);
         gauges.preempted.set(0);
@@ -171,7 +173,7 @@ impl SupervisorActor {
         let (tree, _) = Actor::spawn_linked(None, tree, writer, me.clone()).await?;
         let allocator =
             BlockAllocatorActor { tree: tree.clone(), gauges, faults: Arc::clone(&faults) };
-        let (allocator, _) = Actor::spawn_linked(None, allocator, pool, me.clone()).await?;
+        let (allocator, _) = Actor::spawn_linked(None, allocator, (pool, rows), me.clone()).await?;
         let (hand_back, backend_back) = oneshot::channel();
         let executor = ExecutorActor { faults: Arc::clone(&faults) };
         let arguments = ExecutorArguments { backend, hand_back };

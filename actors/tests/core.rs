@@ -32,7 +32,8 @@ async fn warm_equals_cold() {
 /// Goal: a prompt that is cached whole costs one position, which is written nowhere.
 #[tokio::test]
 async fn a_full_hit_computes_one_position() {
-    let bench = bench(options(16, 64), config()).await;
+    let config = CoreConfig { kept_logit_bytes: 0, ..config() };
+    let bench = bench(options(16, 64), config).await;
     let tokens = prompt(2, 96);
     bench.check(&tokens, 1).await;
     let before = bench.fake.token_count();
@@ -46,6 +47,60 @@ async fn a_full_hit_computes_one_position() {
     assert_eq!(slice.logit_rows, LogitRows::Last);
     // And it can go on generating after such a start.
     bench.check(&tokens, 40).await;
+    bench.check_clean().await;
+}
+
+/// Goal: a prompt repeated to its last token says the same from the kept row as from a forward
+/// pass: sampled tokens of a seed, penalties and log-probabilities included.
+#[tokio::test]
+async fn a_kept_row_says_what_a_forward_pass_says() {
+    let mut answers = Vec::new();
+    for kept_logit_bytes in [0, 1 << 20] {
+        let config = CoreConfig { kept_logit_bytes, ..config() };
+        let bench = bench(options(16, 64), config).await;
+        let mut said = Vec::new();
+        for len in [96, 100] {
+            for seed in [None, Some(7), Some(7), Some(8)] {
+                let mut request = SequenceRequest::new(prompt(2, len), 12);
+                request.sampling.temperature = if seed.is_some() { 1.0 } else { 0.0 };
+                request.sampling.seed = seed;
+                request.sampling.repetition_penalty = 1.3;
+                request.sampling.logprobs = Some(3);
+                let mut stream = bench.core.submit(request).expect("it fits");
+                while let Some(event) = stream.next().await {
+                    if let SequenceEvent::Token { id, logprob } = event.expect("no error") {
+                        said.push((id, logprob));
+                    }
+                }
+            }
+        }
+        let kept = if kept_logit_bytes > 0 { 6 } else { 0 };
+        assert_eq!(bench.core.stats().first_tokens_kept, kept);
+        bench.check_clean().await;
+        answers.push(said);
+    }
+    assert_eq!(answers[0].len(), 8 * 12);
+    assert_eq!(answers[0], answers[1]);
+}
+
+/// Goal: several answers to one prompt cost its computation, and its place at the door, once.
+#[tokio::test]
+async fn choices_share_their_prompt() {
+    let config = CoreConfig { max_queued_tokens: 230, ..config() };
+    let bench = bench(options(16, 64), config).await;
+    let request = SequenceRequest::new(prompt(2, 200), 5);
+    let hold = bench.fake.hold();
+    let streams = bench.core.submit_choices(request.clone(), 4).expect("they fit");
+    drop(hold);
+    assert_eq!(streams.len(), 4);
+    for stream in streams {
+        bench.compare(&prompt(2, 200), &read(stream).await.expect("it ends"));
+    }
+    // 12 whole blocks and 8 positions; those 8 are each one's own.
+    let decodes = 4 * 4;
+    assert_eq!(bench.fake.token_count(), 200 + 3 * 8 + decodes);
+    let refused = bench.core.submit_choices(request, 0).expect_err("none");
+    assert!(refused.to_string().contains("at least 1"), "{refused}");
     bench.check_clean().await;
 }
 
@@ -103,8 +158,9 @@ async fn a_prompt_in_flight_is_computed_once() {
     let stats = bench.core.stats();
     assert_eq!(stats.follows, 7);
     assert_eq!(stats.cached_tokens, 7 * 320);
-    // The prompt once, one position for each of the others, and 3 decodes for each.
-    assert_eq!(bench.fake.token_count(), 320 + 7 + 8 * 3);
+    // The prompt once, and 3 decodes for each.
+    assert_eq!(stats.first_tokens_kept, 7);
+    assert_eq!(bench.fake.token_count(), 320 + 8 * 3);
     bench.check_clean().await;
 }
 

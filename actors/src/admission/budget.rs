@@ -27,26 +27,26 @@ pub(crate) struct Demand {
     pub(crate) later: usize,
 }
 
+impl Demand {
+    /// All of it.
+    pub(crate) fn blocks(self) -> usize {
+        self.now + self.later
+    }
+}
+
 /// What a request with `tokens` to have, `matched` of them cached (whole blocks), and
-/// `decode` more tokens expected will take. `conservative` charges it as if nothing were cached.
-pub(crate) fn demand(
-    block_size: usize,
-    tokens: usize,
-    matched: usize,
-    decode: usize,
-    conservative: bool,
-) -> Demand {
+/// `decode` more tokens expected will take.
+pub(crate) fn demand(block_size: usize, tokens: usize, matched: usize, decode: usize) -> Demand {
     let held = matched / block_size;
     let now = blocks_for(block_size, tokens).saturating_sub(held);
     // The last token generated is never computed, so it takes no place.
     let total = blocks_for(block_size, tokens + decode.saturating_sub(1));
-    let later = total.saturating_sub(held).saturating_sub(now);
-    Demand { now, later: if conservative { later + held } else { later } }
+    Demand { now, later: total.saturating_sub(held).saturating_sub(now) }
 }
 
 /// Whether the demand fits beside what running requests were promised.
 pub(crate) fn fits(capacity: Capacity, promised: usize, demand: Demand) -> bool {
-    demand.now + demand.later + promised <= capacity.available()
+    demand.blocks() + promised <= capacity.available()
 }
 
 /// How much of their `max_tokens` requests really use, learnt from those that finished: bold
@@ -88,24 +88,16 @@ mod tests {
 
     #[test]
     fn cached_blocks_are_not_charged() {
-        let cold = demand(16, 100, 0, 29, false);
+        let cold = demand(16, 100, 0, 29);
         assert_eq!(cold, Demand { now: 7, later: 1 });
-        let warm = demand(16, 100, 96, 29, false);
+        let warm = demand(16, 100, 96, 29);
         assert_eq!(warm, Demand { now: 1, later: 1 });
     }
 
     #[test]
     fn a_full_hit_takes_no_block_until_it_generates() {
-        assert_eq!(demand(16, 96, 96, 1, false), Demand { now: 0, later: 0 });
-        assert_eq!(demand(16, 96, 96, 2, false), Demand { now: 0, later: 1 });
-    }
-
-    #[test]
-    fn the_conservative_form_charges_the_same_cold_and_warm() {
-        let cold = demand(16, 100, 0, 64, true);
-        let warm = demand(16, 100, 96, 64, true);
-        assert_eq!(cold.now + cold.later, warm.now + warm.later);
-        assert_eq!(warm.now, 1, "what is reserved at once is still the uncached part");
+        assert_eq!(demand(16, 96, 96, 1), Demand { now: 0, later: 0 });
+        assert_eq!(demand(16, 96, 96, 2), Demand { now: 0, later: 1 });
     }
 
     #[test]

@@ -17,10 +17,14 @@ pub(crate) struct Candidate {
     pub(crate) tokens: usize,
     /// How many of them are cached, as far as known.
     pub(crate) matched: usize,
-    /// Cost of later requests that were admitted before this one.
-    pub(crate) overtaken: usize,
+    /// Requests, waiting or running, that begin with the same block, itself included.
+    pub(crate) company: usize,
+    /// What later requests may still cost that are admitted before this one.
+    pub(crate) slack: usize,
     /// False while it waits for something else: a leader's blocks, its own slow reader.
     pub(crate) ready: bool,
+    /// Its own slow reader keeps it waiting: it has no claim on the others' turns.
+    pub(crate) held_back: bool,
 }
 
 impl Candidate {
@@ -35,20 +39,14 @@ impl Candidate {
 pub(crate) fn order(
     policy: AdmissionPolicy,
     candidates: &[Candidate],
-    max_overtake: usize,
     look_ahead: usize,
 ) -> Vec<usize> {
     debug_assert!(candidates.is_sorted_by_key(|candidate| candidate.arrival));
     let mut eligible = Vec::with_capacity(candidates.len());
-    // The least that any earlier candidate may still be overtaken by.
-    let mut slack = usize::MAX;
-    for (index, candidate) in candidates.iter().enumerate() {
+    for (index, slack) in slacks(candidates).enumerate() {
+        let candidate = &candidates[index];
         if candidate.ready && candidate.cost() <= slack {
             eligible.push(index);
-        }
-        slack = slack.min(max_overtake.saturating_sub(candidate.overtaken));
-        if slack == 0 {
-            break;
         }
     }
     let key = |&index: &usize| sort_key(policy, &candidates[index]);
@@ -60,15 +58,38 @@ pub(crate) fn order(
     eligible
 }
 
-/// Smaller goes first; arrival breaks ties.
-fn sort_key(policy: AdmissionPolicy, candidate: &Candidate) -> (i64, u64) {
-    let rank = match policy {
-        AdmissionPolicy::Fcfs => 0,
-        AdmissionPolicy::LongestPrefix => -(candidate.matched as i64),
-        AdmissionPolicy::Cost => candidate.cost() as i64,
-        AdmissionPolicy::Priority => -i64::from(candidate.priority),
+/// What each candidate may cost without pushing an earlier one past the bound: the least that
+/// any of those may still be overtaken by. Ends where it is 0.
+pub(crate) fn slacks(candidates: &[Candidate]) -> impl Iterator<Item = usize> + '_ {
+    let mut slack = usize::MAX;
+    let before_each = candidates.iter().map(move |candidate| {
+        let before = slack;
+        if !candidate.held_back {
+            slack = slack.min(candidate.slack);
+        }
+        before
+    });
+    before_each.take_while(|&slack| slack > 0)
+}
+
+/// What decides between two candidates: smaller goes first.
+pub(crate) type SortKey = (i64, i64, i64, u64);
+
+/// The key of a candidate. Where it costs no fairness, those of about equal cost go by company,
+/// so that requests which share a prefix run at the same time and hold its blocks once. Arrival
+/// breaks ties.
+pub(crate) fn sort_key(policy: AdmissionPolicy, candidate: &Candidate) -> SortKey {
+    let company = -(candidate.company as i64);
+    let (first, second, third) = match policy {
+        AdmissionPolicy::Fcfs => (0, 0, 0),
+        AdmissionPolicy::LongestPrefix => (-(candidate.matched as i64), company, 0),
+        // Costs within the same power of two are about equal.
+        AdmissionPolicy::Cost => {
+            (i64::from(candidate.cost().ilog2()), company, candidate.cost() as i64)
+        }
+        AdmissionPolicy::Priority => (-i64::from(candidate.priority), 0, 0),
     };
-    (rank, candidate.arrival)
+    (first, second, third, candidate.arrival)
 }
 
 #[cfg(test)]
@@ -78,11 +99,20 @@ mod tests {
     use super::*;
 
     fn candidate(arrival: u64, tokens: usize, matched: usize) -> Candidate {
-        Candidate { arrival, priority: 0, tokens, matched, overtaken: 0, ready: true }
+        Candidate {
+            arrival,
+            priority: 0,
+            tokens,
+            matched,
+            company: 1,
+            slack: 1000,
+            ready: true,
+            held_back: false,
+        }
     }
 
     fn check(policy: AdmissionPolicy, candidates: &[Candidate], expected: &[usize]) {
-        assert_eq!(order(policy, candidates, 1000, 16), expected, "{policy}");
+        assert_eq!(order(policy, candidates, 16), expected, "{policy}");
     }
 
     #[test]
@@ -96,11 +126,21 @@ mod tests {
     }
 
     #[test]
+    fn of_about_equal_cost_those_with_more_company_go_first() {
+        let mut candidates = [candidate(0, 70, 0), candidate(1, 100, 0), candidate(2, 40, 0)];
+        candidates[1].company = 3;
+        check(AdmissionPolicy::Cost, &candidates, &[2, 1, 0]);
+        check(AdmissionPolicy::LongestPrefix, &candidates, &[1, 0, 2]);
+        check(AdmissionPolicy::Fcfs, &candidates, &[0, 1, 2]);
+        check(AdmissionPolicy::Priority, &candidates, &[0, 1, 2]);
+    }
+
+    #[test]
     fn nothing_passes_a_request_at_its_bound() {
         let mut candidates = [candidate(0, 900, 0), candidate(1, 10, 0), candidate(2, 1, 0)];
-        candidates[0].overtaken = 995;
+        candidates[0].slack = 5;
         check(AdmissionPolicy::Cost, &candidates, &[2, 0]);
-        candidates[0].overtaken = 1000;
+        candidates[0].slack = 0;
         check(AdmissionPolicy::Cost, &candidates, &[0]);
     }
 
@@ -109,15 +149,23 @@ mod tests {
         let mut candidates = [candidate(0, 900, 0), candidate(1, 10, 0)];
         candidates[0].ready = false;
         check(AdmissionPolicy::Fcfs, &candidates, &[1]);
-        candidates[0].overtaken = 1000;
+        candidates[0].slack = 0;
         check(AdmissionPolicy::Fcfs, &candidates, &[]);
+    }
+
+    #[test]
+    fn one_that_its_reader_holds_back_holds_nobody_back() {
+        let mut candidates = [candidate(0, 10, 0), candidate(1, 5000, 0)];
+        check(AdmissionPolicy::Cost, &candidates, &[0]);
+        (candidates[0].ready, candidates[0].held_back) = (false, true);
+        check(AdmissionPolicy::Cost, &candidates, &[1]);
     }
 
     #[test]
     fn look_ahead_keeps_the_best() {
         let candidates: Vec<Candidate> =
             (0..100).map(|n| candidate(n, 101 - n as usize, 0)).collect();
-        assert_eq!(order(AdmissionPolicy::Cost, &candidates, 100_000, 3), [99, 98, 97]);
+        assert_eq!(order(AdmissionPolicy::Cost, &candidates, 3), [99, 98, 97]);
     }
 
     proptest! {
@@ -135,7 +183,8 @@ mod tests {
             const BOUND: usize = 300;
             let mut waiting: Vec<Candidate> = Vec::new();
             let mut coming = costs.iter().enumerate().map(|(n, &cost)| {
-                Candidate { priority: cost as i32 % 7, ..candidate(n as u64, cost, cost / 3) }
+                let candidate = candidate(n as u64, cost, cost / 3);
+                Candidate { priority: cost as i32 % 7, slack: BOUND, ..candidate }
             });
             let mut admitted = 0;
             loop {
@@ -143,12 +192,12 @@ mod tests {
                 if waiting.is_empty() {
                     break;
                 }
-                let order = order(policy, &waiting, BOUND, 16);
+                let order = order(policy, &waiting, 16);
                 prop_assert!(!order.is_empty(), "the earliest is always eligible");
                 let chosen = waiting.remove(order[0]);
                 for earlier in waiting.iter_mut().filter(|c| c.arrival < chosen.arrival) {
-                    earlier.overtaken += chosen.cost();
-                    prop_assert!(earlier.overtaken <= BOUND);
+                    prop_assert!(chosen.cost() <= earlier.slack);
+                    earlier.slack -= chosen.cost();
                 }
                 admitted += 1;
             }

@@ -1,6 +1,9 @@
 //! The waiting requests, in order of arrival, with what is known of each.
 
+use std::collections::HashMap;
 use std::time::Instant;
+
+use stolon_kvcache::PrefixLease;
 
 use super::policy::Candidate;
 use super::sequence::Sequence;
@@ -21,6 +24,10 @@ pub(crate) struct Waiting {
     pub(crate) version: Option<u64>,
     /// Cost of later requests admitted before it.
     pub(crate) overtaken: usize,
+    /// What `overtaken` never exceeds.
+    pub(crate) bound: usize,
+    /// Keeps its match from being evicted while others are tried past it.
+    pub(crate) shield: Option<PrefixLease>,
     /// The running sequence whose blocks it waits for.
     pub(crate) follow: Option<Follow>,
     /// The set of running sequences that was last searched for a leader.
@@ -30,7 +37,12 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    pub(crate) fn new(sequence: Sequence, arrival: u64, permit: Option<Permit>) -> Waiting {
+    pub(crate) fn new(
+        sequence: Sequence,
+        arrival: u64,
+        bound: usize,
+        permit: Option<Permit>,
+    ) -> Waiting {
         Waiting {
             sequence,
             arrival,
@@ -38,10 +50,22 @@ impl Waiting {
             matched: 0,
             version: None,
             overtaken: 0,
+            bound,
+            shield: None,
             follow: None,
             leaders_seen: None,
             follows_no_more: false,
         }
+    }
+
+    /// What later requests may still cost that are admitted before it.
+    pub(crate) fn slack(&self) -> usize {
+        self.bound.saturating_sub(self.overtaken)
+    }
+
+    /// Tokens that must be computed before its next one is sampled, as far as known; at least 1.
+    pub(crate) fn cost(&self) -> usize {
+        self.sequence.tokens.len().saturating_sub(self.matched).max(1)
     }
 
     /// When it is to be looked at for a timeout.
@@ -64,11 +88,16 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Adds a new request at the end.
-    pub(crate) fn push(&mut self, sequence: Sequence, permit: Permit) {
+    /// Adds a new request at the end. It may be overtaken by `max_overtake` tokens and as many
+    /// again as waited when it came; by none if that is 0.
+    pub(crate) fn push(&mut self, sequence: Sequence, permit: Permit, max_overtake: usize) {
         let arrival = self.next_arrival;
         self.next_arrival += 1;
-        self.entries.push(Waiting::new(sequence, arrival, Some(permit)));
+        let bound = match max_overtake {
+            0 => 0,
+            more => permit.ahead().saturating_add(more),
+        };
+        self.entries.push(Waiting::new(sequence, arrival, bound, Some(permit)));
     }
 
     /// Puts a preempted request back to its place by arrival.
@@ -124,26 +153,43 @@ impl Queue {
         self.entries.iter().filter_map(Waiting::deadline).min()
     }
 
-    /// Charges the cost of an admitted request to all that came before it.
+    /// Charges the cost of an admitted request to all that came before it, but for those whose
+    /// own readers hold them back.
     pub(crate) fn note_overtaking(&mut self, arrival: u64, cost: usize) {
         for waiting in self.entries.iter_mut().take_while(|waiting| waiting.arrival < arrival) {
-            waiting.overtaken = waiting.overtaken.saturating_add(cost);
+            if !waiting.sequence.is_paused() {
+                waiting.overtaken = waiting.overtaken.saturating_add(cost);
+            }
         }
     }
 
-    /// What the policy needs to know.
-    pub(crate) fn candidates(&self, max_overtake: usize) -> Vec<Candidate> {
+    /// Drops every shield; whether there was one.
+    pub(crate) fn drop_shields(&mut self) -> bool {
+        let mut dropped = false;
+        for waiting in &mut self.entries {
+            dropped |= waiting.shield.take().is_some();
+        }
+        dropped
+    }
+
+    /// What the policy needs to know, beside the families of the `running` sequences.
+    pub(crate) fn candidates(&self, running: impl Iterator<Item = u64>) -> Vec<Candidate> {
+        let mut families: HashMap<u64, usize> = HashMap::new();
+        for family in running.chain(self.entries.iter().map(|waiting| waiting.sequence.family)) {
+            *families.entry(family).or_default() += 1;
+        }
         let candidate = |waiting: &Waiting| {
-            let follows = waiting.follow.is_some() && waiting.overtaken < max_overtake;
+            let follows = waiting.follow.is_some() && waiting.slack() > 0;
             let paused = waiting.sequence.is_paused();
             Candidate {
                 arrival: waiting.arrival,
                 priority: waiting.sequence.priority,
                 tokens: waiting.sequence.tokens.len(),
                 matched: waiting.matched,
-                // One that its own reader holds back has no claim on the others' turns.
-                overtaken: if paused { 0 } else { waiting.overtaken },
+                company: families[&waiting.sequence.family],
+                slack: waiting.slack(),
                 ready: !paused && !follows,
+                held_back: paused,
             }
         };
         self.entries.iter().map(candidate).collect()

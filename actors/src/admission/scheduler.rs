@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use stolon_kvcache::{StepFence, TreeReader};
+use stolon_kvcache::{Namespace, StepFence, TreeReader};
 use stolon_model::BackendSpec;
 
 use super::budget::DecodeForecast;
@@ -41,6 +41,7 @@ struct Running {
     sequence: Sequence,
     arrival: u64,
     overtaken: usize,
+    bound: usize,
 }
 
 /// One slice of the step in flight.
@@ -117,7 +118,7 @@ impl<M: Memory> Scheduler<M> {
     pub(crate) fn submit(&mut self, sequence: Sequence, permit: Permit) {
         let times = &sequence.times;
         self.has_deadlines |= times.deadline.is_some() || times.queue_deadline.is_some();
-        self.queue.push(sequence, permit);
+        self.queue.push(sequence, permit, self.around.config.max_overtake_tokens);
         self.try_admission = true;
     }
 
@@ -136,6 +137,27 @@ impl<M: Memory> Scheduler<M> {
     /// A slow reader wants more.
     pub(crate) fn resume(&mut self) {
         self.try_admission = true;
+    }
+
+    /// How much of a prompt is cached: a hint, as at the door.
+    pub(crate) fn query_match_len(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
+        self.reader.query_match_len(namespace, tokens)
+    }
+
+    /// The sequences of the step in flight, in the order of its slices.
+    pub(crate) fn ids_in_flight(&self) -> Vec<u64> {
+        self.in_flight.iter().flatten().map(|slice| slice.id).collect()
+    }
+
+    /// What waits, in order of arrival.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> &[Waiting] {
+        self.queue.entries()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn waiting_mut(&mut self) -> &mut [Waiting] {
+        self.queue.entries_mut()
     }
 
     /// The next moment at which [`Scheduler::advance`] has something to do by itself.
@@ -205,6 +227,12 @@ impl<M: Memory> Scheduler<M> {
             return Ok(Err(format!(
                 "reserved blocks: running sequences hold {reserved}, the pool counts {}",
                 report.blocks_reserved
+            )));
+        }
+        if let Some(waiting) = self.queue.entries().iter().find(|w| w.overtaken > w.bound) {
+            return Ok(Err(format!(
+                "sequence {}: overtaken by {} tokens, expected at most {}",
+                waiting.sequence.id, waiting.overtaken, waiting.bound
             )));
         }
         for running in &self.running {

@@ -7,6 +7,7 @@
 //!    computed; nothing that was told to the caller is told again.
 //! 4. **Ended**: dropped. Dropping returns every lease, on every path.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
 
 use stolon_kvcache::{BlockId, BlockLease, Namespace, PrefixLease};
@@ -15,7 +16,7 @@ use stolon_model::sampling::{SamplerState, TokenLogprob};
 use super::schedule::View;
 use crate::error::CoreError;
 use crate::executor::plan::{PromptTargets, RowTask};
-use crate::request::{SequenceEnd, SequenceEvent, SequenceFinish};
+use crate::request::{SequenceEnd, SequenceEvent, SequenceFinish, SequenceRequest};
 use crate::stream::EventSender;
 
 /// Rows of logits a step computes at most of a sequence whose every row has logits: a row is
@@ -32,6 +33,8 @@ pub(crate) struct Sequence {
     /// How many of them are the prompt.
     pub(crate) prompt_len: usize,
     pub(crate) namespace: Namespace,
+    /// Equal for requests of one namespace that begin with the same block; a hint.
+    pub(crate) family: u64,
     /// Away with the step plan while a token is being sampled.
     pub(crate) sampler: Option<SamplerState>,
     /// Most tokens to generate, such that they fit context and pool.
@@ -120,6 +123,45 @@ impl Held {
 }
 
 impl Sequence {
+    /// A request that waits. `max_tokens` is what context and pool leave of those asked for.
+    pub(crate) fn new(
+        id: u64,
+        request: SequenceRequest,
+        max_tokens: usize,
+        block_size: usize,
+        events: EventSender,
+        submitted: Instant,
+    ) -> Sequence {
+        let mut family = DefaultHasher::new();
+        request.namespace.hash(&mut family);
+        request.tokens[..request.tokens.len().min(block_size)].hash(&mut family);
+        let gathered = |top| PromptLogprobs { top, gathered: Vec::new() };
+        Sequence {
+            id,
+            prompt_len: request.tokens.len(),
+            sampler: Some(SamplerState::new(request.sampling, &request.tokens)),
+            tokens: request.tokens,
+            namespace: request.namespace,
+            family: family.finish(),
+            max_tokens,
+            stop_ids: request.stop_ids,
+            priority: request.priority,
+            prompt_logprobs: request.prompt_logprobs.map(gathered),
+            events,
+            times: Times {
+                submitted,
+                queue_deadline: request.queue_timeout.and_then(|t| submitted.checked_add(t)),
+                deadline: request.timeout.and_then(|t| submitted.checked_add(t)),
+                started: None,
+                first_token: None,
+            },
+            cached_tokens: None,
+            held: Held::default(),
+            in_step: false,
+            end: None,
+        }
+    }
+
     /// Tokens generated so far.
     pub(crate) fn generated(&self) -> usize {
         self.tokens.len() - self.prompt_len
@@ -155,14 +197,16 @@ impl Sequence {
     }
 
     /// The task that goes with its tokens `start..start + count`.
-    pub(crate) fn row_task(&mut self, start: usize, count: usize) -> RowTask {
+    /// `keep_row` asks for the prompt's last row back.
+    pub(crate) fn row_task(&mut self, start: usize, count: usize, keep_row: bool) -> RowTask {
         let end = start + count;
+        let keep_row = keep_row && end == self.prompt_len && self.generated() == 0;
         let sampler = if end == self.tokens.len() { self.sampler.take() } else { None };
         let prompt = self.prompt_logprobs.as_ref().map(|wanted| PromptTargets {
             tokens: self.tokens[start + 1..self.tokens.len().min(end + 1)].to_vec(),
             top: wanted.top,
         });
-        RowTask { sampler, prompt }
+        RowTask { sampler, keep_row, prompt }
     }
 
     /// Gathers a chunk's prompt log-probabilities and tells them when the prompt is complete.

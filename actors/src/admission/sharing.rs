@@ -8,6 +8,8 @@ pub(crate) struct Leader<'a> {
     pub(crate) id: u64,
     /// Its tokens so far, from position 0.
     pub(crate) tokens: &'a [u32],
+    /// How many of them are its prompt.
+    pub(crate) prompt_len: usize,
     /// Positions of it that others can match already.
     pub(crate) committed: usize,
 }
@@ -19,6 +21,9 @@ pub(crate) struct Follow {
     pub(crate) leader: u64,
     /// Positions it will share with the leader once those are committed.
     pub(crate) shared: usize,
+    /// Positions the leader will have computed by then: `shared`, or its whole prompt where that
+    /// is the follower's too, whose last row of logits is kept then.
+    pub(crate) until: usize,
     /// The leader's progress when last looked at.
     pub(crate) seen: usize,
     /// Rounds without progress so far.
@@ -46,10 +51,17 @@ pub(crate) fn choose<'a>(
         if own != its {
             continue;
         }
-        let shared = common_prefix(tokens, leader.tokens) / block_size * block_size;
+        let common = common_prefix(tokens, leader.tokens);
+        let shared = common / block_size * block_size;
+        let equal = common == tokens.len() && common == leader.prompt_len;
         if shared > floor {
-            best =
-                Some(Follow { leader: leader.id, shared, seen: leader.committed, idle_rounds: 0 });
+            best = Some(Follow {
+                leader: leader.id,
+                shared,
+                until: if equal { common } else { shared },
+                seen: leader.committed,
+                idle_rounds: 0,
+            });
         }
     }
     best
@@ -59,7 +71,7 @@ pub(crate) fn choose<'a>(
 /// `committed` is what others can match of it.
 pub(crate) fn keep_waiting(follow: &mut Follow, leader: Option<(usize, usize)>) -> bool {
     let Some((computed, committed)) = leader else { return false };
-    if committed >= follow.shared {
+    if committed >= follow.shared && computed >= follow.until {
         return false;
     }
     if computed != follow.seen {
@@ -88,7 +100,7 @@ mod tests {
     use super::*;
 
     fn leader(id: u64, tokens: &[u32], committed: usize) -> Leader<'_> {
-        Leader { id, tokens, committed }
+        Leader { id, tokens, prompt_len: tokens.len(), committed }
     }
 
     #[test]
@@ -110,8 +122,20 @@ mod tests {
     }
 
     #[test]
+    fn the_same_prompt_is_waited_for_to_its_last_token() {
+        let tokens: Vec<u32> = (0..50).collect();
+        let follow = |leader| choose(&tokens, 0, 8, [leader].into_iter()).expect("it leads");
+        let mut same = follow(leader(1, &tokens, 0));
+        assert_eq!((same.shared, same.until), (48, 50));
+        assert!(keep_waiting(&mut same, Some((48, 48))));
+        assert!(!keep_waiting(&mut same, Some((50, 48))));
+        let longer: Vec<u32> = (0..60).collect();
+        assert_eq!(follow(leader(1, &longer, 0)).until, 48);
+    }
+
+    #[test]
     fn a_follower_stops_when_served_when_led_by_nobody_and_when_nothing_moves() {
-        let mut follow = Follow { leader: 1, shared: 32, seen: 0, idle_rounds: 0 };
+        let mut follow = Follow { leader: 1, shared: 32, until: 32, seen: 0, idle_rounds: 0 };
         assert!(keep_waiting(&mut follow, Some((16, 16))));
         assert!(!keep_waiting(&mut follow, Some((40, 32))));
         assert!(!keep_waiting(&mut follow, None));

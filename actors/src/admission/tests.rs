@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use futures::executor::block_on;
 use proptest::prelude::*;
-use stolon_kvcache::{BlockPool, Namespace, prefix_tree};
+use stolon_kvcache::{BlockPool, prefix_tree};
 use stolon_model::fake::expected_next;
-use stolon_model::sampling::{SamplerState, SamplingParams};
 use stolon_model::{Backend, FakeBackend, FakeOptions};
 
 use super::scheduler::{Scheduler, Surroundings};
-use super::sequence::{Held, PromptLogprobs, Sequence, Times};
+use super::sequence::Sequence;
 use crate::config::{AdmissionPolicy, CoreConfig};
 use crate::door::Door;
 use crate::error::CoreError;
 use crate::executor::plan::{StepDone, StepPlan};
 use crate::executor::thread::compute;
 use crate::gauges::Gauges;
+use crate::kept_rows::KeptRows;
 use crate::memory::direct::DirectMemory;
-use crate::request::SequenceEvent;
+use crate::request::{SequenceEvent, SequenceRequest};
 use crate::stream::{EventReceiver, event_channel};
 
 const VOCAB_SIZE: usize = 16;
@@ -43,6 +43,8 @@ struct Caller {
     max_tokens: usize,
     events: Option<EventReceiver>,
     tokens: Vec<u32>,
+    /// Positions found cached when it began to run.
+    cached: Option<usize>,
     /// It asked for its prompt's log-probabilities.
     logprobs: bool,
     /// Prompt log-probabilities it was told.
@@ -62,6 +64,7 @@ impl World {
         });
         let (writer, reader) = prefix_tree(block_size).expect("a power of two");
         let (pool, fence) = BlockPool::new(block_count);
+        let rows = KeptRows::new(config.kept_logit_bytes);
         let around = Surroundings {
             policy: Arc::new(ArcSwap::from_pointee(config.policy)),
             door: Arc::new(Door::new(config.max_queued_requests, config.max_queued_tokens)),
@@ -69,7 +72,7 @@ impl World {
             gauges: Arc::new(Gauges::default()),
             spec: backend.spec().clone(),
         };
-        let memory = DirectMemory { writer, pool };
+        let memory = DirectMemory { writer, pool, rows };
         let scheduler = Scheduler::new(around.clone(), memory, reader, fence);
         let now = Instant::now();
         World { scheduler, around, backend, in_flight: None, callers: Vec::new(), now }
@@ -91,37 +94,19 @@ impl World {
         let max_tokens = max_tokens.min(pool + 1 - prompt.len());
         let Ok(permit) = self.around.door.enter(prompt.len()) else { return };
         let (sender, receiver) = event_channel(self.around.config.event_capacity);
-        self.scheduler.submit(
-            Sequence {
-                id: self.callers.len() as u64,
-                prompt_len: prompt.len(),
-                tokens: prompt.clone(),
-                namespace: Namespace::default(),
-                sampler: Some(SamplerState::new(SamplingParams::default(), &prompt)),
-                max_tokens,
-                stop_ids: Vec::new(),
-                priority: prompt[0] as i32,
-                prompt_logprobs: logprobs.then(|| PromptLogprobs { top: 1, gathered: Vec::new() }),
-                events: sender,
-                times: Times {
-                    submitted: self.now,
-                    queue_deadline: None,
-                    deadline: timeout.map(|timeout| self.now + timeout),
-                    started: None,
-                    first_token: None,
-                },
-                cached_tokens: None,
-                held: Held::default(),
-                in_step: false,
-                end: None,
-            },
-            permit,
-        );
+        let mut request = SequenceRequest::new(prompt.clone(), max_tokens);
+        request.priority = prompt[0] as i32;
+        request.prompt_logprobs = logprobs.then_some(1);
+        request.timeout = timeout;
+        let id = self.callers.len() as u64;
+        let sequence = Sequence::new(id, request, max_tokens, spec.block_size, sender, self.now);
+        self.scheduler.submit(sequence, permit);
         self.callers.push(Caller {
             prompt,
             max_tokens,
             events: Some(receiver),
             tokens: Vec::new(),
+            cached: None,
             logprobs,
             told: 0,
             end: None,
@@ -182,7 +167,9 @@ impl World {
                         assert!(caller.tokens.is_empty() && caller.told == 0, "told once, first");
                         caller.told = rows.len();
                     }
-                    Some(Ok(SequenceEvent::Started { .. })) => {}
+                    Some(Ok(SequenceEvent::Started { cached_tokens })) => {
+                        caller.cached = Some(cached_tokens);
+                    }
                     None => break,
                 }
             }
@@ -288,6 +275,7 @@ proptest! {
         prefix_caching in prop::bool::weighted(0.8),
         conservative in prop::bool::weighted(0.2),
         max_overtake_tokens in prop::sample::select(vec![0usize, 50, 10_000]),
+        kept_logit_bytes in prop::sample::select(vec![0usize, 1000, 1 << 20]),
     ) {
         let mut world = World::new(block_size, pool.div_ceil(block_size), CoreConfig {
             max_batched_tokens,
@@ -295,6 +283,7 @@ proptest! {
             prefix_caching,
             conservative,
             max_overtake_tokens,
+            kept_logit_bytes,
             max_queued_requests: 20,
             event_capacity: 8,
             look_ahead: 4,
@@ -342,6 +331,71 @@ fn a_follower_outlives_its_leader() {
     }
 }
 
+/// Goal: a prompt repeated to its last token gets its first token from the kept row, without a
+/// step, whole blocks or not; when its block is evicted the row is gone, too.
+#[test]
+fn a_repeated_prompt_needs_no_step_for_its_first_token() {
+    for len in [16, 18] {
+        let mut world = warmed(16, CoreConfig::default(), &[family(1, len)]);
+        world.submit(family(1, len), 1, None);
+        world.read(true);
+        assert_eq!(world.callers[1].tokens.len(), 1, "before any step");
+        assert!(world.in_flight.is_none());
+        world.submit(family(1, len), 6, None);
+        world.finish();
+        assert_eq!(world.around.gauges.first_tokens_kept.get(), 2);
+        // Fills the pool, so that all else is evicted.
+        world.submit(family(2, 60), 1, None);
+        world.finish();
+        world.submit(family(1, len), 3, None);
+        world.finish();
+        assert_eq!(world.around.gauges.first_tokens_kept.get(), 2);
+    }
+}
+
+/// Goal: prompts that are equal to the last token are computed once between them, a partial
+/// block at their end included.
+#[test]
+fn equal_prompts_are_computed_once() {
+    let config = CoreConfig { max_batched_tokens: 16, ..CoreConfig::default() };
+    let mut world = World::new(4, 64, config);
+    for _ in 0..4 {
+        world.submit(family(1, 38), 3, None);
+    }
+    world.finish();
+    // Four decodes of the second and third token; those of the followers go with the two
+    // positions after the last whole block.
+    assert_eq!(world.around.gauges.computed_tokens.get(), 38 + 2 + 3 * (2 + 2));
+    assert_eq!(world.around.gauges.first_tokens_kept.get(), 3);
+}
+
+/// Goal: blocks that followers will take once their leader is done are not given to others that
+/// cost more.
+#[test]
+fn followers_blocks_are_not_given_away() {
+    // 40 blocks: a family of four takes 10 and 4 times 3.
+    let config = CoreConfig { max_batched_tokens: 8, ..CoreConfig::default() };
+    let mut world = World::new(4, 40, config);
+    let of = |group, own: u32| [family(group, 40), vec![own; 8]].concat();
+    world.submit(of(1, 1), 4, None);
+    world.submit(of(2, 1), 4, None);
+    for own in 2..5 {
+        world.submit(of(1, own), 4, None);
+    }
+    for own in 2..5 {
+        world.submit(of(2, own), 4, None);
+    }
+    let mut most = 0;
+    while world.step(false) {
+        world.read(true);
+        most = most.max(world.around.gauges.running.get());
+    }
+    world.finish();
+    assert!(most >= 4, "{most} ran at once");
+    // Each family's beginning was computed once.
+    assert_eq!(world.around.gauges.computed_tokens.get(), 2 * 40 + 8 * (8 + 3));
+}
+
 /// Goal: the conservative form admits by whole prompts, the default by what is not cached.
 #[test]
 fn admission_by_cost_runs_more_at_once_than_the_conservative_form() {
@@ -364,6 +418,67 @@ fn admission_by_cost_runs_more_at_once_than_the_conservative_form() {
         world.finish();
         most
     };
-    assert_eq!(most_running(true), 1);
+    // 138 positions each, 9 blocks: two of them fill 20.
+    assert_eq!(most_running(true), 2);
     assert_eq!(most_running(false), 8);
+}
+
+/// A world of 4-position blocks whose cache holds `prompts`, computed one after the other.
+fn warmed(block_count: usize, config: CoreConfig, prompts: &[Vec<u32>]) -> World {
+    let mut world = World::new(4, block_count, config);
+    for prompt in prompts {
+        world.submit(prompt.clone(), 1, None);
+        while world.step(false) {}
+    }
+    world
+}
+
+/// A prompt that starts with `family` and shares nothing with another family's.
+fn family(family: u32, len: usize) -> Vec<u32> {
+    (0..len as u32).map(|n| if n == 0 { family } else { (n * 5 + family) % 16 }).collect()
+}
+
+/// Goal: the match of the request that is next but does not fit is not evicted by what is tried
+/// past it.
+#[test]
+fn what_is_next_keeps_its_match_while_others_pass() {
+    let config = CoreConfig {
+        max_batched_tokens: 64,
+        policy: AdmissionPolicy::Fcfs,
+        ..CoreConfig::default()
+    };
+    // Of 32 blocks each family's prefix takes 8, and the first request 11 of the others.
+    let mut world = warmed(32, config, &[family(1, 32), family(2, 32)]);
+    world.submit(family(3, 40), 8, None);
+    let mut head = family(1, 32);
+    head.extend([9; 84]);
+    world.submit(head, 4, None);
+    assert_eq!(world.scheduler.waiting().len(), 1, "it needs 21 more blocks");
+    world.submit(family(4, 60), 1, None);
+    assert_eq!(world.scheduler.waiting().len(), 2, "its 15 blocks are there, but not to be had");
+    world.submit(family(5, 40), 1, None);
+    // What is evicted beside a step can be had when that has ended.
+    world.step(false);
+    assert_eq!(world.scheduler.waiting().len(), 2, "10 blocks are free or another family's");
+    world.finish();
+    assert_eq!(world.callers[3].cached, Some(32), "it found its prefix where it was");
+}
+
+/// Goal: a request whose match is not what it was does not pass others at the price it had.
+#[test]
+fn a_stale_match_does_not_break_the_bound() {
+    let config = CoreConfig { max_overtake_tokens: 16, ..CoreConfig::default() };
+    let mut world = World::new(4, 32, config);
+    world.submit(family(1, 16), 8, None);
+    world.submit(family(2, 110), 1, None);
+    world.submit(family(3, 65), 1, None);
+    assert_eq!(world.scheduler.waiting().len(), 2, "one does not fit, one is too much to pass");
+    let version = world.scheduler.waiting()[1].version;
+    let waiting = world.scheduler.waiting_mut();
+    (waiting[1].matched, waiting[1].version) = (64, version);
+    world.scheduler.resume();
+    world.advance();
+    assert_eq!(world.scheduler.waiting().len(), 2, "it passed at a price it no longer has");
+    world.finish();
+    assert!(world.around.gauges.most_overtaken.get() <= 16);
 }

@@ -1,5 +1,6 @@
 //! What goes to the executor's thread and what comes back: plain data, moved, never shared.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use stolon_kvcache::StepTicket;
@@ -22,6 +23,8 @@ pub(crate) struct StepPlan {
 pub(crate) struct RowTask {
     /// Samples from the last row; travels here and back.
     pub(crate) sampler: Option<SamplerState>,
+    /// The last row is to be brought back as it is.
+    pub(crate) keep_row: bool,
     /// Prompt log-probabilities: every row has logits.
     pub(crate) prompt: Option<PromptTargets>,
 }
@@ -42,6 +45,8 @@ pub(crate) struct RowResult {
     pub(crate) sampler: Option<SamplerState>,
     /// The next token, where one was asked for.
     pub(crate) sampled: Option<Sampled>,
+    /// The last row, where it was asked for.
+    pub(crate) row: Option<Arc<[f32]>>,
     /// One entry a target.
     pub(crate) prompt: Vec<TokenLogprob>,
     /// Logits that cannot be used: this sequence cannot go on.

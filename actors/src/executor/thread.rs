@@ -1,6 +1,7 @@
 //! The executor's thread: forward pass, then sampling, step by step.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
@@ -95,7 +96,7 @@ pub(crate) fn compute(
 
 /// Turns one slice's rows into tokens and log-probabilities.
 fn finish_rows(rows: &mut [f32], vocab_size: usize, task: RowTask) -> RowResult {
-    let RowTask { mut sampler, prompt } = task;
+    let RowTask { mut sampler, keep_row, prompt } = task;
     let mut result = RowResult::default();
     match prompt.map(|prompt| prompt_rows(rows, vocab_size, &prompt)).transpose() {
         Ok(told) => result.prompt = told.unwrap_or_default(),
@@ -106,6 +107,8 @@ fn finish_rows(rows: &mut [f32], vocab_size: usize, task: RowTask) -> RowResult 
         && result.failure.is_none()
     {
         let last = rows.len() - vocab_size;
+        // Sampling overwrites the row.
+        result.row = keep_row.then(|| Arc::from(&rows[last..]));
         match sampler.sample(&mut rows[last..]) {
             Ok(sampled) => result.sampled = Some(sampled),
             Err(error) => result.failure = Some(error),

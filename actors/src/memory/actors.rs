@@ -4,8 +4,9 @@ use ractor::rpc::CallResult;
 use ractor::{ActorRef, Message, RpcReplyPort};
 use stolon_kvcache::{BlockId, BlockLease, Namespace};
 
-use super::{Acquired, BlockCounts, CommitItem, Committed, CoreAudit, Gone, Memory};
+use super::{Acquired, BlockCounts, CommitItem, Committed, CoreAudit, FoundRow, Gone, Memory};
 use crate::block_allocator::AllocatorMessage;
+use crate::kept_rows::PromptRow;
 use crate::prefix_tree::TreeMessage;
 
 /// The two actors.
@@ -60,6 +61,22 @@ impl Memory for ActorMemory {
 
     async fn reserve(&mut self, count: usize) -> Result<Option<BlockLease>, Gone> {
         self.ask_allocator(move |reply| AllocatorMessage::Reserve(count, reply)).await
+    }
+
+    fn keep_row(&mut self, row: PromptRow) -> Result<(), Gone> {
+        let gone = |_| Gone("the block allocator");
+        self.allocator.cast(AllocatorMessage::KeepRow(Box::new(row))).map_err(gone)
+    }
+
+    async fn find_row(
+        &mut self,
+        block: BlockId,
+        namespace: &Namespace,
+        tokens: Vec<u32>,
+    ) -> Result<FoundRow, Gone> {
+        let namespace = namespace.clone();
+        let find = move |reply| AllocatorMessage::FindRow { block, namespace, tokens, reply };
+        self.ask_allocator(find).await
     }
 
     fn release(&mut self, blocks: Vec<BlockId>) -> Result<(), Gone> {

@@ -1,8 +1,12 @@
-//! [`Memory`] without actors: the tree and the pool in one value, for tests of the scheduler.
+//! [`Memory`] without actors: the tree and the pool in one value, for simulations and
+//! for tests of the scheduler.
 
 use stolon_kvcache::{BlockId, BlockLease, BlockPool, Namespace, TreeWriter};
 
-use super::{Acquired, BlockCounts, CommitItem, Committed, CoreAudit, Gone, Memory, pool};
+use super::{
+    Acquired, BlockCounts, CommitItem, Committed, CoreAudit, FoundRow, Gone, Memory, pool,
+};
+use crate::kept_rows::{KeptRows, PromptRow};
 use crate::prefix_tree::commit;
 
 /// The tree and the pool.
@@ -10,6 +14,15 @@ use crate::prefix_tree::commit;
 pub(crate) struct DirectMemory {
     pub(crate) writer: TreeWriter,
     pub(crate) pool: BlockPool,
+    pub(crate) rows: KeptRows,
+}
+
+impl DirectMemory {
+    /// Takes blocks back that have left the tree.
+    fn take_back(&mut self, blocks: Vec<BlockId>) {
+        self.rows.forget(&blocks);
+        self.pool.release(blocks);
+    }
 }
 
 impl Memory for DirectMemory {
@@ -36,8 +49,24 @@ impl Memory for DirectMemory {
         if missing == 0 || tree.evictable + tree.detached < missing {
             return Ok(None);
         }
-        self.pool.release(self.writer.evict(missing));
+        let evicted = self.writer.evict(missing);
+        self.take_back(evicted);
         Ok(self.pool.reserve(count).ok())
+    }
+
+    fn keep_row(&mut self, row: PromptRow) -> Result<(), Gone> {
+        self.rows.keep(row);
+        Ok(())
+    }
+
+    async fn find_row(
+        &mut self,
+        block: BlockId,
+        namespace: &Namespace,
+        tokens: Vec<u32>,
+    ) -> Result<FoundRow, Gone> {
+        let logits = self.rows.get(block, namespace, &tokens);
+        Ok(FoundRow { tokens, logits })
     }
 
     fn release(&mut self, blocks: Vec<BlockId>) -> Result<(), Gone> {
@@ -51,11 +80,13 @@ impl Memory for DirectMemory {
 
     async fn settle(&mut self) -> Result<(), Gone> {
         let flushed = self.writer.counts().detached;
-        self.pool.release(self.writer.evict(flushed));
+        let evicted = self.writer.evict(flushed);
+        self.take_back(evicted);
         Ok(())
     }
 
     async fn flush(&mut self) -> Result<(), Gone> {
+        self.rows.clear();
         self.pool.release(self.writer.flush());
         Ok(())
     }

@@ -113,10 +113,8 @@ pub(super) async fn respond<A: Api>(
 ) -> Result<Response, ApiError> {
     let mut streams = Vec::with_capacity(prompts.len() * common.choice_count);
     for prompt in prompts {
-        for choice in 0..common.choice_count {
-            // A refusal drops the streams made so far, which cancels them.
-            streams.push(app.engine.generate(common.apply(prompt.clone(), choice))?);
-        }
+        // A refusal drops the streams made so far, which cancels them.
+        streams.extend(app.engine.generate_choices(common.apply(prompt), common.choice_count)?);
     }
     let envelope = Envelope::new::<A>(common.model);
     let engine = app.engine.clone();

@@ -84,13 +84,10 @@ impl Common {
         })
     }
 
-    /// Puts the parameters into the request of one choice. Choices of a seeded call draw from
-    /// seeds that follow each other, or they would all be the same.
-    pub(super) fn apply(&self, request: Request, choice: usize) -> Request {
-        let mut sampling = self.sampling.clone();
-        sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(choice as u64));
+    /// Puts the parameters into a request.
+    pub(super) fn apply(&self, request: Request) -> Request {
         let mut request = request
-            .sampling(sampling)
+            .sampling(self.sampling.clone())
             .stop(self.stop.iter().cloned())
             .stop_ids(self.stop_ids.iter().copied())
             .ignore_eos(self.ignore_eos)

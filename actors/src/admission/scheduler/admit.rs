@@ -5,11 +5,15 @@ use std::time::Instant;
 
 use super::ending::end_early;
 use super::{Running, Scheduler};
+use stolon_kvcache::PrefixLease;
+
 use crate::admission::budget::{self, Capacity};
+use crate::admission::policy::Candidate;
 use crate::admission::queue::Waiting;
 use crate::admission::sequence::{Ending, Held, Sequence};
 use crate::admission::sharing::{self, Leader};
 use crate::admission::{blocks_for, policy};
+use crate::config::AdmissionPolicy;
 use crate::error::CoreError;
 use crate::memory::{Gone, Memory};
 use crate::request::SequenceEvent;
@@ -26,6 +30,8 @@ enum Attempt {
     Follows,
     /// It was ended.
     Ended,
+    /// Less of it is cached than was thought, and it would push an earlier one past its bound.
+    Costlier,
     /// It does not fit now.
     NoRoom,
 }
@@ -71,6 +77,10 @@ impl<M: Memory> Scheduler<M> {
     /// Lets in what fits, best first, until nothing more does.
     pub(super) async fn admit(&mut self, now: Instant) -> Result<(), Gone> {
         while !self.queue.is_empty() {
+            if self.running.is_empty() {
+                // What runs alone is to find every other block free or evictable.
+                self.queue.drop_shields();
+            }
             self.release_orphans();
             if self.running.len() >= self.around.config.max_running && !self.yield_paused() {
                 break;
@@ -78,19 +88,23 @@ impl<M: Memory> Scheduler<M> {
             self.refresh_matches();
             let config = Arc::clone(&self.around.config);
             let policy = **self.around.policy.load();
-            let candidates = self.queue.candidates(config.max_overtake_tokens);
-            let order =
-                policy::order(policy, &candidates, config.max_overtake_tokens, config.look_ahead);
+            let candidates = self.queue.candidates(self.running.iter().map(|r| r.sequence.family));
+            let order = policy::order(policy, &candidates, config.look_ahead);
             if order.is_empty() {
                 break;
             }
+            let slacks: Vec<usize> = policy::slacks(&candidates).collect();
+            let round = Round { policy, candidates, slacks };
             let counts = self.memory.counts().await?;
-            let capacity = Capacity { free: counts.free, evictable: counts.evictable };
+            let mut capacity = Capacity { free: counts.free, evictable: counts.evictable };
             let mut outcome = Attempt::NoRoom;
-            for index in order {
-                outcome = self.try_start(index, capacity, now).await?;
+            for (rank, &index) in order.iter().enumerate() {
+                outcome = self.try_start(index, &round, capacity, now).await?;
                 if outcome != Attempt::NoRoom {
                     break;
+                }
+                if rank == 0 && order.len() > 1 {
+                    capacity.evictable = self.shield(index, capacity.evictable).await?;
                 }
             }
             if outcome == Attempt::NoRoom && !self.yield_paused() {
@@ -114,10 +128,33 @@ impl<M: Memory> Scheduler<M> {
         });
     }
 
+    /// Locks what is cached of the request that is next but does not fit, so that those tried
+    /// past it do not evict it. Returns the blocks that can be evicted then.
+    async fn shield(&mut self, index: usize, evictable: usize) -> Result<usize, Gone> {
+        let waiting = &self.queue.entries()[index];
+        if waiting.shield.is_some() {
+            return Ok(evictable);
+        }
+        self.queue.drop_shields();
+        let waiting = &mut self.queue.entries_mut()[index];
+        if waiting.matched == 0 {
+            return Ok(evictable);
+        }
+        let tokens = std::mem::take(&mut waiting.sequence.tokens);
+        let namespace = waiting.sequence.namespace.clone();
+        let limit = waiting.matched;
+        let acquired = self.memory.acquire(&namespace, tokens, limit).await?;
+        let waiting = &mut self.queue.entries_mut()[index];
+        waiting.sequence.tokens = acquired.tokens;
+        waiting.shield = Some(acquired.lease);
+        Ok(acquired.evictable)
+    }
+
     /// Tries to let one waiting request run.
     async fn try_start(
         &mut self,
         index: usize,
+        round: &Round,
         capacity: Capacity,
         now: Instant,
     ) -> Result<Attempt, Gone> {
@@ -126,10 +163,10 @@ impl<M: Memory> Scheduler<M> {
         }
         let caching = self.around.config.prefix_caching;
         let block_size = self.around.spec.block_size;
-        let promised = self.promised();
+        let promised = self.promised() + self.promised_to_followers(index, round);
         let alone = self.running.is_empty();
         let hint = self.queue.entries()[index].matched;
-        if !alone && !budget::fits(capacity, promised, self.demand(index, hint)) {
+        if !alone && !self.fits(index, capacity, promised, hint) {
             return Ok(Attempt::NoRoom);
         }
         // The hint was good enough; from here on what counts is what is locked.
@@ -144,14 +181,18 @@ impl<M: Memory> Scheduler<M> {
             let waiting = &mut self.queue.entries_mut()[index];
             waiting.sequence.tokens = acquired.tokens;
             waiting.matched = acquired.lease.len();
+            waiting.version = Some(self.reader.tree_version());
             capacity.evictable = acquired.evictable;
             lease = Some(acquired.lease);
         }
         let matched = lease.as_ref().map_or(0, |lease| lease.len());
-        let demand = self.demand(index, matched);
-        if !alone && !budget::fits(capacity, promised, demand) {
+        if self.queue.entries()[index].cost() > round.slacks[index] {
+            return Ok(Attempt::Costlier);
+        }
+        if !alone && !self.fits(index, capacity, promised, matched) {
             return Ok(Attempt::NoRoom);
         }
+        let demand = self.demand(index, matched);
         let mut reserved = None;
         if demand.now > 0 {
             reserved = self.memory.reserve(demand.now).await?;
@@ -163,9 +204,33 @@ impl<M: Memory> Scheduler<M> {
             matched / block_size + demand.now,
             blocks_for(block_size, self.queue.entries()[index].sequence.tokens.len())
         );
+        let row = self.find_row(index, lease.as_ref()).await?;
         let waiting = self.queue.remove(index);
-        self.start(waiting, Held { lease, reserved, computed: matched, ..Held::default() }, now);
+        let held = Held { lease, reserved, computed: matched, ..Held::default() };
+        self.start(waiting, held, row, now);
         Ok(Attempt::Started)
+    }
+
+    /// The last row of logits of a waiting request of which every whole block is cached, if it
+    /// was kept.
+    async fn find_row(
+        &mut self,
+        index: usize,
+        lease: Option<&PrefixLease>,
+    ) -> Result<Option<Arc<[f32]>>, Gone> {
+        let sequence = &mut self.queue.entries_mut()[index].sequence;
+        let Some((lease, &block)) = lease.and_then(|l| Some((l, l.blocks().last()?))) else {
+            return Ok(None);
+        };
+        let whole = sequence.tokens.len() - lease.len() < self.around.spec.block_size;
+        if !whole || self.around.config.kept_logit_bytes == 0 {
+            return Ok(None);
+        }
+        let tokens = std::mem::take(&mut sequence.tokens);
+        let namespace = sequence.namespace.clone();
+        let found = self.memory.find_row(block, &namespace, tokens).await?;
+        self.queue.entries_mut()[index].sequence.tokens = found.tokens;
+        Ok(found.logits)
     }
 
     /// Blocks were counted as available and could not be had. While a step is in flight that
@@ -186,76 +251,111 @@ impl<M: Memory> Scheduler<M> {
 
     /// Ties a waiting request to a running one that is computing its prefix, if there is one.
     fn follow_a_leader(&mut self, index: usize) -> bool {
-        let config = &self.around.config;
-        let block_size = self.around.spec.block_size;
         let waiting = &self.queue.entries()[index];
-        let seen = waiting.leaders_seen == Some(self.running_version);
-        let patient = waiting.overtaken < config.max_overtake_tokens && !waiting.follows_no_more;
-        if !config.prefix_caching || seen || !patient || waiting.sequence.bypasses_match() {
+        if waiting.leaders_seen == Some(self.running_version) || !self.may_follow(waiting) {
             return false;
         }
-        let leaders = self.running.iter().map(|r| &r.sequence).filter(|leader| {
-            let to_commit = leader.prompt_len / block_size * block_size;
-            leader.held.committed() < to_commit
-                && leader.end.is_none()
-                && leader.namespace == waiting.sequence.namespace
-        });
-        let leaders = leaders.map(|leader| Leader {
-            id: leader.id,
-            tokens: &leader.tokens,
-            committed: leader.held.committed(),
-        });
+        let block_size = self.around.spec.block_size;
+        let leaders = self.running.iter().map(|running| &running.sequence);
+        let leaders = leaders.filter_map(|leader| leads(leader, waiting, block_size));
         let follow =
             sharing::choose(&waiting.sequence.tokens, waiting.matched, block_size, leaders);
         let waiting = &mut self.queue.entries_mut()[index];
         waiting.leaders_seen = Some(self.running_version);
         waiting.follow = follow;
-        if follow.is_some() {
-            self.around.gauges.follows.add(1);
-        }
+        self.around.gauges.follows.add(usize::from(follow.is_some()));
         follow.is_some()
+    }
+
+    /// Ties to the sequence that has just begun to run all that wait and will share its prefix.
+    fn gather_followers(&mut self) {
+        let Some(leader) = self.running.last() else { return };
+        let leader = &leader.sequence;
+        let block_size = self.around.spec.block_size;
+        let mut found = Vec::new();
+        for (index, waiting) in self.queue.entries().iter().enumerate() {
+            if waiting.follow.is_none() && self.may_follow(waiting) {
+                let leaders = leads(leader, waiting, block_size).into_iter();
+                let tokens = &waiting.sequence.tokens;
+                let follow = sharing::choose(tokens, waiting.matched, block_size, leaders);
+                found.extend(follow.map(|follow| (index, follow)));
+            }
+        }
+        self.around.gauges.follows.add(found.len());
+        for (index, follow) in found {
+            self.queue.entries_mut()[index].follow = Some(follow);
+        }
+    }
+
+    /// Whether a waiting request may wait for a leader.
+    fn may_follow(&self, waiting: &Waiting) -> bool {
+        self.around.config.prefix_caching
+            && waiting.slack() > 0
+            && !waiting.follows_no_more
+            && !waiting.sequence.bypasses_match()
+    }
+
+    /// Whether a waiting request fits, if `matched` of its tokens are cached.
+    fn fits(&self, index: usize, capacity: Capacity, promised: usize, matched: usize) -> bool {
+        if !self.around.config.conservative {
+            return budget::fits(capacity, promised, self.demand(index, matched));
+        }
+        let block_size = self.around.spec.block_size;
+        let whole = |sequence: &Sequence| {
+            let most = sequence.prompt_len + sequence.max_tokens;
+            blocks_for(block_size, most.saturating_sub(1))
+        };
+        let running: usize = self.running.iter().map(|running| whole(&running.sequence)).sum();
+        running + whole(&self.queue.entries()[index].sequence) <= self.around.spec.block_count
     }
 
     /// A waiting request's demand, if `matched` of its tokens are cached.
     fn demand(&self, index: usize, matched: usize) -> budget::Demand {
         let sequence = &self.queue.entries()[index].sequence;
-        budget::demand(
-            self.around.spec.block_size,
-            sequence.tokens.len(),
-            matched,
-            self.expected_decode(sequence),
-            self.around.config.conservative,
-        )
-    }
-
-    fn expected_decode(&self, sequence: &Sequence) -> usize {
-        if self.around.config.conservative {
-            sequence.remaining()
-        } else {
-            self.forecast.remaining(sequence.max_tokens, sequence.generated())
-        }
+        let decode = self.forecast.remaining(sequence.max_tokens, sequence.generated());
+        budget::demand(self.around.spec.block_size, sequence.tokens.len(), matched, decode)
     }
 
     /// Blocks that running sequences are expected to take beyond those they hold.
     fn promised(&self) -> usize {
         let block_size = self.around.spec.block_size;
-        let conservative = self.around.config.conservative;
         let promise = |running: &Running| {
             let sequence = &running.sequence;
-            let tokens = sequence.tokens.len() + self.expected_decode(sequence).saturating_sub(1);
-            let shared = sequence.held.committed() / block_size;
-            let held = sequence.held.table.len() - if conservative { shared } else { 0 };
-            blocks_for(block_size, tokens).saturating_sub(held)
+            let decode = self.forecast.remaining(sequence.max_tokens, sequence.generated());
+            let tokens = sequence.tokens.len() + decode.saturating_sub(1);
+            blocks_for(block_size, tokens).saturating_sub(sequence.held.table.len())
         };
         self.running.iter().map(promise).sum()
     }
 
+    /// Blocks that followers are expected to take, those of them that will go before the request
+    /// at `index` once their leaders have committed what they wait for.
+    fn promised_to_followers(&self, index: usize, round: &Round) -> usize {
+        let key = policy::sort_key(round.policy, &round.candidates[index]);
+        let mut promised = 0;
+        for (other, &slack) in round.slacks.iter().enumerate() {
+            let Some(follow) = self.queue.entries()[other].follow else { continue };
+            let then = Candidate { matched: follow.shared, ..round.candidates[other] };
+            if other != index
+                && !then.ready
+                && !then.held_back
+                && then.cost() <= slack
+                && policy::sort_key(round.policy, &then) < key
+            {
+                promised += self.demand(other, follow.shared).blocks();
+            }
+        }
+        promised
+    }
+
     /// Moves a request from waiting to running.
-    fn start(&mut self, waiting: Waiting, held: Held, now: Instant) {
-        let Waiting { mut sequence, arrival, permit, overtaken, .. } = waiting;
+    /// With its last row of logits at hand its next token is sampled at once.
+    fn start(&mut self, waiting: Waiting, held: Held, row: Option<Arc<[f32]>>, now: Instant) {
+        let cost = waiting.cost();
+        let Waiting { mut sequence, arrival, permit, overtaken, bound, .. } = waiting;
         let matched = held.computed;
-        let cost = sequence.tokens.len().saturating_sub(matched).max(1);
         self.queue.note_overtaking(arrival, cost);
+        self.around.gauges.most_overtaken.raise(overtaken);
         sequence.held = held;
         sequence.held.rebuild_table();
         sequence.held.last_step = self.step;
@@ -269,12 +369,56 @@ impl<M: Memory> Scheduler<M> {
             gauges.cached_tokens.add(matched);
             sequence.tell(SequenceEvent::Started { cached_tokens: matched });
         }
-        self.running.push(Running { sequence, arrival, overtaken });
+        let id = sequence.id;
+        let mut end = None;
+        if let Some((row, sampler)) = row.zip(sequence.sampler.as_mut()) {
+            self.around.gauges.first_tokens_kept.add(1);
+            match sampler.sample(&mut row.to_vec()) {
+                Ok(sampled) => {
+                    self.around.gauges.completion_tokens.add(1);
+                    end = sequence.push(sampled.token, sampled.logprob, now);
+                }
+                Err(failure) => {
+                    let reason = format!("sampling: {failure}");
+                    sequence.end = Some(Ending::Failed(CoreError::Interrupted { reason }));
+                }
+            }
+        }
+        self.running.push(Running { sequence, arrival, overtaken, bound });
         self.running_version += 1;
+        self.gather_followers();
         self.unsettled = true;
         self.try_admission = true;
         // Counted as running before it is no longer counted as waiting: whoever looks sees it.
         self.around.gauges.running.set(self.running.len());
         drop(permit);
+        if let Some(end) = end {
+            self.finish(id, end, now);
+        }
     }
+}
+
+/// One round of trying.
+#[derive(Debug)]
+struct Round {
+    policy: AdmissionPolicy,
+    /// In order of arrival, as the queue is.
+    candidates: Vec<Candidate>,
+    /// What each of the first of them may cost; see [`policy::slacks`].
+    slacks: Vec<usize>,
+}
+
+/// A running sequence as a leader of a waiting one: while it has prompt blocks to commit.
+fn leads<'a>(leader: &'a Sequence, waiting: &Waiting, block_size: usize) -> Option<Leader<'a>> {
+    let to_commit = leader.prompt_len / block_size * block_size;
+    let committed = leader.held.committed();
+    let may = committed < to_commit
+        && leader.end.is_none()
+        && leader.namespace == waiting.sequence.namespace;
+    may.then_some(Leader {
+        id: leader.id,
+        tokens: &leader.tokens,
+        prompt_len: leader.prompt_len,
+        committed,
+    })
 }

@@ -82,7 +82,11 @@ impl<M: Memory> Scheduler<M> {
             return Ok(());
         }
         let total: usize = wanting.iter().map(|(_, count)| count).sum();
-        if let Some(mut blocks) = self.memory.reserve(total).await? {
+        let mut reserved = self.memory.reserve(total).await?;
+        if reserved.is_none() && self.queue.drop_shields() {
+            reserved = self.memory.reserve(total).await?;
+        }
+        if let Some(mut blocks) = reserved {
             for (id, count) in wanting {
                 let share = blocks.split(count);
                 let running = self.running.iter_mut().find(|r| r.sequence.id == id);
@@ -124,11 +128,11 @@ impl<M: Memory> Scheduler<M> {
     /// Takes a sequence's blocks away. Its full ones are in the tree, where they may last until
     /// it comes back.
     pub(super) fn preempt(&mut self, index: usize) {
-        let Running { mut sequence, arrival, overtaken } = self.running.remove(index);
+        let Running { mut sequence, arrival, overtaken, bound } = self.running.remove(index);
         sequence.surrender();
         self.around.gauges.preemptions.add(1);
         self.forecast.preempted();
-        let mut waiting = Waiting::new(sequence, arrival, None);
+        let mut waiting = Waiting::new(sequence, arrival, bound, None);
         waiting.overtaken = overtaken;
         self.queue.put_back(waiting);
         self.around.gauges.preempted.set(1);

@@ -11,6 +11,7 @@ use crate::admission::schedule;
 use crate::admission::sequence::Ending;
 use crate::error::CoreError;
 use crate::executor::plan::{StepDone, StepPlan};
+use crate::kept_rows::PromptRow;
 use crate::memory::{Gone, Memory};
 use crate::request::SequenceEnd;
 
@@ -21,6 +22,7 @@ impl<M: Memory> Scheduler<M> {
         let gauges = Arc::clone(&self.around.gauges);
         gauges.steps.add(1);
         let mut finished: Vec<(u64, SequenceEnd)> = Vec::new();
+        let mut rows: Vec<(u64, Arc<[f32]>)> = Vec::new();
         match done.outcome {
             Ok(results) => {
                 debug_assert_eq!(results.len(), slices.len());
@@ -43,6 +45,7 @@ impl<M: Memory> Scheduler<M> {
                         sequence.sampler = result.sampler;
                     }
                     sequence.gather_prompt_logprobs(result.prompt);
+                    rows.extend(result.row.map(|row| (sequence.id, row)));
                     if sequence.end.is_some() {
                         continue;
                     }
@@ -54,6 +57,7 @@ impl<M: Memory> Scheduler<M> {
                     }
                 }
                 self.commit().await?;
+                self.keep_rows(rows)?;
             }
             Err(reason) => {
                 for slice in &slices {
@@ -75,6 +79,26 @@ impl<M: Memory> Scheduler<M> {
         Ok(())
     }
 
+    /// Keeps the last rows of prompts whose whole blocks are all in the tree.
+    fn keep_rows(&mut self, rows: Vec<(u64, Arc<[f32]>)>) -> Result<(), Gone> {
+        let block_size = self.around.spec.block_size;
+        for (id, logits) in rows {
+            let Some(running) = self.running.iter().find(|r| r.sequence.id == id) else { continue };
+            let sequence = &running.sequence;
+            let last_whole = (sequence.prompt_len / block_size).checked_sub(1);
+            let blocks = sequence.held.lease.as_ref().map(|lease| lease.blocks());
+            let (Some(last_whole), Some(blocks)) = (last_whole, blocks) else { continue };
+            let Some(&block) = blocks.get(last_whole) else { continue };
+            self.memory.keep_row(PromptRow {
+                block,
+                namespace: sequence.namespace.clone(),
+                tokens: sequence.tokens[..sequence.prompt_len].to_vec(),
+                logits,
+            })?;
+        }
+        Ok(())
+    }
+
     /// Makes the next step of what is running.
     pub(super) fn plan(&mut self) -> Option<StepPlan> {
         let block_size = self.around.spec.block_size;
@@ -84,6 +108,8 @@ impl<M: Memory> Scheduler<M> {
             return None;
         }
         self.step += 1;
+        let config = &self.around.config;
+        let keep_rows = config.prefix_caching && config.kept_logit_bytes > 0;
         let mut batch = StepBatch::default();
         let mut tasks = Vec::with_capacity(slices.len());
         let mut in_flight = Vec::with_capacity(slices.len());
@@ -98,7 +124,8 @@ impl<M: Memory> Scheduler<M> {
                 block_table: sequence.held.table[..blocks_for(block_size, end)].to_vec(),
                 logit_rows: slice.rows,
             });
-            tasks.push(sequence.row_task(slice.start, slice.count));
+            let keep_row = keep_rows && sequence.prompt_len >= block_size;
+            tasks.push(sequence.row_task(slice.start, slice.count, keep_row));
             sequence.in_step = true;
             sequence.held.last_step = self.step;
             in_flight.push(InFlight {

@@ -1,0 +1,293 @@
+//! What a step costs: a model of five measured parts, and how each is measured.
+//!
+//! A step's time is the sum of
+//!
+//! 1. what its tokens cost in the layers, by a table over their number: weights are read once a
+//!    step whatever its size, so this is anything but a straight line;
+//! 2. for each decode, what one more row of logits, its sampling included, costs;
+//! 3. for each decode, the keys and values that it reads;
+//! 4. for each prompt chunk, the pairs of query and key;
+//! 5. what happens outside the backend, a part of it for each sequence in the step.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use stolon::{Engine, Request};
+use stolon_kvcache::BlockId;
+use stolon_model::{Backend, FakeBackend, FakeOptions, LogitRows, SequenceSlice, StepBatch};
+
+/// The measured parts. All times are microseconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CostModel {
+    /// The model it was measured on.
+    pub model: String,
+    /// The machine it was measured on, in words.
+    pub machine: String,
+    /// `(tokens of a step, time)`, ascending; straight lines between and beyond.
+    pub layers: Vec<(usize, f64)>,
+    /// A row of logits.
+    pub row: f64,
+    /// A key and value that a decode reads.
+    pub decode_position: f64,
+    /// A pair of query and key in a prompt chunk.
+    pub prefill_pair: f64,
+    /// A step outside the backend.
+    pub overhead: f64,
+    /// The same for each sequence in the step.
+    pub overhead_sequence: f64,
+}
+
+impl CostModel {
+    /// A calibration: one of those that are kept with the code, `demo` or `100m`, or a file.
+    ///
+    /// # Errors
+    /// When the file cannot be read or does not hold a cost model.
+    pub fn named(name: &str) -> anyhow::Result<CostModel> {
+        let text = match name {
+            "demo" => include_str!("../calibration/demo.json").to_owned(),
+            "100m" => include_str!("../calibration/100m.json").to_owned(),
+            path => std::fs::read_to_string(path).with_context(|| path.to_owned())?,
+        };
+        serde_json::from_str(&text).with_context(|| format!("the calibration `{name}`"))
+    }
+
+    /// How long a step takes.
+    #[must_use]
+    pub fn step(&self, batch: &StepBatch) -> Duration {
+        let mut micros = self.overhead + self.layers_at(batch.tokens.len());
+        for slice in &batch.sequences {
+            micros += self.overhead_sequence;
+            if slice.logit_rows != LogitRows::None {
+                micros += self.row;
+            }
+            micros += match slice.token_count {
+                1 => self.decode_position * (slice.start + 1) as f64,
+                _ => self.prefill_pair * pairs(slice.start, slice.token_count),
+            };
+        }
+        Duration::from_secs_f64(micros / 1e6)
+    }
+
+    fn layers_at(&self, tokens: usize) -> f64 {
+        let upper = self.layers.partition_point(|&(knot, _)| knot < tokens);
+        let upper = upper.clamp(1, self.layers.len().max(2) - 1);
+        let (Some(&(x0, y0)), Some(&(x1, y1))) =
+            (self.layers.get(upper - 1), self.layers.get(upper))
+        else {
+            return self.layers.first().map_or(0.0, |&(_, time)| time);
+        };
+        let share = (tokens as f64 - x0 as f64) / (x1 - x0).max(1) as f64;
+        (y0 + (y1 - y0) * share).max(0.0)
+    }
+}
+
+/// Pairs of query and key of `count` tokens after `start` others.
+fn pairs(start: usize, count: usize) -> f64 {
+    let (start, count) = (start as f64, count as f64);
+    count * start + count * (count + 1.0) / 2.0
+}
+
+/// Sizes at which the layers are measured.
+const KNOTS: [usize; 12] = [1, 2, 4, 8, 16, 24, 32, 64, 128, 256, 384, 512];
+/// Contexts that the attention is measured between.
+const NEAR: usize = 64;
+const FAR: usize = 2048;
+/// Steps a measurement takes; the median counts.
+const REPEATS: usize = 15;
+
+/// Sequences that the decode's attention is measured with.
+const SEQUENCES: usize = 16;
+
+/// Measures a backend's steps. Its store must hold 18 sequences of 2,048 positions.
+///
+/// # Errors
+/// When a step fails or the store is too small.
+pub fn measure(
+    backend: &mut dyn Backend,
+    model: String,
+    machine: String,
+) -> anyhow::Result<CostModel> {
+    let spec = backend.spec().clone();
+    let needed = (SEQUENCES + 2) * FAR.div_ceil(spec.block_size);
+    anyhow::ensure!(
+        spec.block_count >= needed && spec.max_positions > FAR + 512,
+        "expected at least {needed} blocks and {} positions, got {} and {}",
+        FAR + 513,
+        spec.block_count,
+        spec.max_positions
+    );
+    fill(backend)?;
+    let mut time = |slices: &[(usize, usize)]| median_micros(backend, slices);
+    let decodes = |count: usize, context: usize| vec![(context - 1, 1); count];
+    let (near, far) = (time(&decodes(SEQUENCES, NEAR))?, time(&decodes(SEQUENCES, FAR))?);
+    let decode_position = (far - near).max(0.0) / (SEQUENCES * (FAR - NEAR)) as f64;
+    let (near, far) = (time(&[(0, 256)])?, time(&[(FAR, 256)])?);
+    let prefill_pair = (far - near).max(0.0) / (pairs(FAR, 256) - pairs(0, 256));
+    // A row of logits: sixteen short prompts with and without one.
+    let short: Vec<_> = vec![(0, 2); 16];
+    let with = time(&short)?;
+    let without = median_micros_of(backend, &short, LogitRows::None)?;
+    let row = (with - without).max(0.0) / 16.0;
+    let mut layers = Vec::with_capacity(KNOTS.len());
+    for tokens in KNOTS {
+        let micros = if tokens <= 32 {
+            let attention = decode_position * (NEAR * tokens) as f64;
+            median_micros(backend, &decodes(tokens, NEAR))? - attention - row * tokens as f64
+        } else {
+            median_micros(backend, &[(0, tokens)])? - prefill_pair * pairs(0, tokens) - row
+        };
+        layers.push((tokens, micros.max(0.0)));
+    }
+    let (overhead, overhead_sequence) = measure_overhead()?;
+    Ok(CostModel {
+        model,
+        machine,
+        layers,
+        row,
+        decode_position,
+        prefill_pair,
+        overhead,
+        overhead_sequence,
+    })
+}
+
+/// Writes to every position that is read later: memory never written is not there to be read.
+fn fill(backend: &mut dyn Backend) -> anyhow::Result<()> {
+    const CHUNK: usize = 512;
+    let block_size = backend.spec().block_size;
+    let blocks = FAR.div_ceil(block_size) as u32;
+    for sequence in 0..(SEQUENCES + 2) as u32 {
+        let table: Vec<BlockId> =
+            (sequence * blocks..(sequence + 1) * blocks).map(BlockId).collect();
+        for start in (0..FAR).step_by(CHUNK) {
+            let slice = SequenceSlice {
+                token_count: CHUNK,
+                start,
+                write_from: start,
+                block_table: table.clone(),
+                logit_rows: LogitRows::None,
+            };
+            let tokens = (0..CHUNK).map(|index| index as u32 % 97).collect();
+            backend.step(&StepBatch { tokens, sequences: vec![slice] })?;
+        }
+    }
+    Ok(())
+}
+
+fn median_micros(backend: &mut dyn Backend, slices: &[(usize, usize)]) -> anyhow::Result<f64> {
+    median_micros_of(backend, slices, LogitRows::Last)
+}
+
+/// The median time of a step of `(start, token count)` slices.
+fn median_micros_of(
+    backend: &mut dyn Backend,
+    slices: &[(usize, usize)],
+    logit_rows: LogitRows,
+) -> anyhow::Result<f64> {
+    let block_size = backend.spec().block_size;
+    let mut batch = StepBatch::default();
+    let mut next_block = 0;
+    for &(start, token_count) in slices {
+        let blocks = (start + token_count).div_ceil(block_size) as u32;
+        batch.tokens.extend((0..token_count).map(|index| index as u32 % 97));
+        batch.sequences.push(SequenceSlice {
+            token_count,
+            start,
+            write_from: start,
+            block_table: (next_block..next_block + blocks).map(BlockId).collect(),
+            logit_rows,
+        });
+        next_block += blocks;
+    }
+    let mut times = Vec::with_capacity(REPEATS);
+    for _ in 0..REPEATS {
+        let begun = Instant::now();
+        backend.step(&batch)?;
+        times.push(begun.elapsed().as_secs_f64() * 1e6);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[REPEATS / 2])
+}
+
+/// What a step costs outside the backend, and each sequence in it: an engine on a backend that
+/// computes next to nothing.
+fn measure_overhead() -> anyhow::Result<(f64, f64)> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let one = runtime.block_on(step_micros(1))?;
+    let many = runtime.block_on(step_micros(32))?;
+    let each = (many - one).max(0.0) / 31.0;
+    Ok(((one - each).max(0.0), each))
+}
+
+async fn step_micros(streams: u32) -> anyhow::Result<f64> {
+    const TOKENS: usize = 200;
+    let options = FakeOptions { block_count: 4096, strict: false, ..FakeOptions::default() };
+    let backend = Box::new(FakeBackend::new(options));
+    let engine = Engine::builder().backend("fake", backend, None).build().await?;
+    let begun = Instant::now();
+    let mut readers = Vec::new();
+    for stream in 0..streams {
+        let request = Request::tokens(vec![stream; 16]).max_tokens(TOKENS);
+        readers.push(tokio::spawn(engine.generate(request)?.collect_text()));
+    }
+    for reader in readers {
+        reader.await??;
+    }
+    Ok(begun.elapsed().as_secs_f64() * 1e6 / engine.stats().steps as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model() -> CostModel {
+        CostModel {
+            model: String::new(),
+            machine: String::new(),
+            layers: vec![(1, 100.0), (16, 130.0), (256, 1000.0)],
+            row: 2.0,
+            decode_position: 0.01,
+            prefill_pair: 0.001,
+            overhead: 30.0,
+            overhead_sequence: 1.0,
+        }
+    }
+
+    fn slice(start: usize, token_count: usize) -> SequenceSlice {
+        SequenceSlice {
+            token_count,
+            start,
+            write_from: start,
+            block_table: Vec::new(),
+            logit_rows: LogitRows::Last,
+        }
+    }
+
+    #[test]
+    fn a_step_is_the_sum_of_its_parts() {
+        let batch =
+            StepBatch { tokens: vec![0; 16], sequences: vec![slice(999, 1), slice(100, 15)] };
+        let expected = 30.0 + 130.0 + 2.0 * 1.0 + 2.0 * 2.0 + 10.0 + 0.001 * (1500.0 + 120.0);
+        let micros = model().step(&batch).as_secs_f64() * 1e6;
+        assert!((micros - expected).abs() < 1e-6, "{micros} {expected}");
+    }
+
+    #[test]
+    fn the_table_goes_on_beyond_its_ends() {
+        let model = model();
+        for (tokens, expected) in [(1, 100.0), (6, 110.0), (16, 130.0), (136, 565.0), (496, 1870.0)]
+        {
+            assert!((model.layers_at(tokens) - expected).abs() < 1e-9, "{tokens}");
+        }
+    }
+
+    #[test]
+    fn the_kept_calibrations_are_read() {
+        for name in ["demo", "100m"] {
+            let model = CostModel::named(name).expect("it is well-formed");
+            assert!(model.layers.is_sorted_by_key(|&(tokens, _)| tokens), "{name}");
+            assert!(model.layers.len() > 2 && model.decode_position > 0.0, "{name}");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Runs conversations on a simulated scheduler, or on a real engine, and notes what each request
+//! saw. Open loop: a conversation begins at its time, whatever became of the others; its later
+//! turns follow the answers.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use stolon::{Engine, Event, Request};
+use stolon_actors::{CoreConfig, CoreStats, SequenceEvent, SequenceRequest, Simulation};
+use stolon_model::BackendSpec;
+
+use crate::cost::CostModel;
+use crate::workload::Conversation;
+
+/// What one request saw. Times are seconds from the start of the run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Record {
+    /// When it was sent.
+    pub sent: f64,
+    /// When its first token came.
+    pub first: f64,
+    /// When its last token came.
+    pub last: f64,
+    /// Tokens of its prompt.
+    pub prompt: usize,
+    /// Those of them that were found in the cache.
+    pub cached: usize,
+    /// Tokens generated.
+    pub output: usize,
+}
+
+/// What a run gave.
+#[derive(Clone, Debug, Default)]
+pub struct Run {
+    /// The requests that finished, in the order in which they did.
+    pub records: Vec<Record>,
+    /// `(time, requests running, whether others waited)` at each change.
+    pub running: Vec<(f64, usize, bool)>,
+    /// The scheduler's own counts.
+    pub stats: CoreStats,
+    /// Requests turned away at the door.
+    pub rejected: usize,
+}
+
+/// A conversation under way.
+#[derive(Debug)]
+struct Talk<'a> {
+    plan: &'a Conversation,
+    /// All that was said.
+    tokens: Vec<u32>,
+    /// Turns begun.
+    turns: usize,
+}
+
+/// A request under way.
+#[derive(Debug)]
+struct Flying {
+    talk: usize,
+    record: Record,
+}
+
+/// Runs the conversations on a scheduler in virtual time.
+///
+/// # Errors
+/// Settings that cannot work, requests that can never fit, and books that do not balance at the
+/// end.
+pub fn simulate(
+    conversations: &[Conversation],
+    spec: BackendSpec,
+    config: CoreConfig,
+    cost: &CostModel,
+) -> anyhow::Result<Run> {
+    let mut simulation = Simulation::new(spec, config, |batch| cost.step(batch))?;
+    let mut talks: Vec<Talk<'_>> =
+        conversations.iter().map(|plan| Talk { plan, tokens: Vec::new(), turns: 0 }).collect();
+    let moment = |seconds: f64| Duration::from_secs_f64(seconds);
+    let mut arrivals: BinaryHeap<Reverse<(Duration, usize)>> = conversations
+        .iter()
+        .enumerate()
+        .map(|(index, plan)| Reverse((moment(plan.at), index)))
+        .collect();
+    let mut flying: HashMap<u64, Flying> = HashMap::new();
+    let mut run = Run::default();
+    loop {
+        let next_arrival = arrivals.peek().map(|Reverse((at, _))| *at);
+        match (next_arrival, simulation.step_end()) {
+            (None, None) => break,
+            (Some(at), end) if end.is_none_or(|end| at < end) => {
+                arrivals.pop().into_iter().for_each(|Reverse((_, index))| {
+                    simulation.wait_until(at);
+                    let sent = at.as_secs_f64();
+                    match submit(&mut simulation, &mut talks[index]) {
+                        Some(id) => {
+                            let record = Record { sent, ..Record::new() };
+                            flying.insert(id, Flying { talk: index, record });
+                        }
+                        None => run.rejected += 1,
+                    }
+                });
+            }
+            _ => {
+                for told in simulation.finish_step()? {
+                    let now = simulation.now();
+                    let Some(request) = flying.get_mut(&told.request) else { continue };
+                    let talk = &mut talks[request.talk];
+                    if request.record.take(&told.event?, now.as_secs_f64(), &mut talk.tokens) {
+                        run.records.push(request.record);
+                        if talk.turns < talk.plan.turns.len() {
+                            arrivals.push(Reverse((now + moment(talk.plan.think), request.talk)));
+                        }
+                        flying.remove(&told.request);
+                    }
+                }
+            }
+        }
+        let stats = simulation.stats();
+        let (running, waited) = (stats.running, stats.waiting > 0);
+        if run.running.last().is_none_or(|&(_, last, before)| (last, before) != (running, waited)) {
+            run.running.push((simulation.now().as_secs_f64(), running, waited));
+        }
+    }
+    anyhow::ensure!(flying.is_empty(), "{} requests never ended", flying.len());
+    let audit = simulation.audit()?;
+    anyhow::ensure!(audit.blocks_reserved == 0 && audit.running == 0, "{audit:?}");
+    run.stats = simulation.stats();
+    Ok(run)
+}
+
+/// Sends a conversation's next turn; `None` when the door refuses it, which ends it.
+fn submit<C: FnMut(&stolon_model::StepBatch) -> Duration>(
+    simulation: &mut Simulation<C>,
+    talk: &mut Talk<'_>,
+) -> Option<u64> {
+    let turn = &talk.plan.turns[talk.turns];
+    talk.turns += 1;
+    talk.tokens.extend_from_slice(&turn.tokens);
+    let mut request = SequenceRequest::new(talk.tokens.clone(), turn.output);
+    request.priority = talk.plan.priority;
+    simulation.submit(request).ok()
+}
+
+impl Record {
+    fn new() -> Record {
+        Record { sent: 0.0, first: 0.0, last: 0.0, prompt: 0, cached: 0, output: 0 }
+    }
+
+    /// Notes an event; whether it was the last.
+    fn take(&mut self, event: &SequenceEvent, now: f64, tokens: &mut Vec<u32>) -> bool {
+        match event {
+            SequenceEvent::Started { .. } | SequenceEvent::PromptLogprobs(_) => {}
+            SequenceEvent::Token { id, .. } => {
+                if self.output == 0 {
+                    self.first = now;
+                }
+                self.last = now;
+                self.output += 1;
+                tokens.push(*id);
+            }
+            SequenceEvent::Finished(finish) => {
+                self.prompt = finish.prompt_tokens;
+                self.cached = finish.cached_tokens;
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Runs the conversations on an engine, in real time.
+///
+/// # Errors
+/// The first error of any request.
+pub async fn real(engine: &Engine, conversations: &[Conversation]) -> anyhow::Result<Run> {
+    let begun = Instant::now();
+    let mut talks: futures::stream::FuturesUnordered<_> = conversations
+        .iter()
+        .map(|plan| tokio::spawn(talk(engine.clone(), plan.clone(), begun)))
+        .collect();
+    let mut run = Run::default();
+    while let Some(records) = talks.next().await {
+        run.records.extend(records??);
+    }
+    run.records.sort_by(|a, b| a.last.total_cmp(&b.last));
+    Ok(run)
+}
+
+async fn talk(engine: Engine, plan: Conversation, begun: Instant) -> anyhow::Result<Vec<Record>> {
+    tokio::time::sleep_until((begun + Duration::from_secs_f64(plan.at)).into()).await;
+    let mut tokens = Vec::new();
+    let mut records = Vec::with_capacity(plan.turns.len());
+    for (index, turn) in plan.turns.iter().enumerate() {
+        if index > 0 {
+            tokio::time::sleep(Duration::from_secs_f64(plan.think)).await;
+        }
+        tokens.extend_from_slice(&turn.tokens);
+        let mut record = Record { sent: begun.elapsed().as_secs_f64(), ..Record::new() };
+        let request = Request::tokens(tokens.clone())
+            .max_tokens(turn.output)
+            .priority(plan.priority)
+            .ignore_eos(true);
+        let mut stream = engine.generate(request)?;
+        while let Some(event) = stream.next().await {
+            match event? {
+                Event::Token(token) => {
+                    let Some(id) = token.id else { continue };
+                    record.last = begun.elapsed().as_secs_f64();
+                    if record.output == 0 {
+                        record.first = record.last;
+                    }
+                    record.output += 1;
+                    tokens.push(id);
+                }
+                Event::Finished(finish) => {
+                    record.prompt = finish.usage.prompt_tokens;
+                    record.cached = finish.usage.cached_tokens;
+                }
+                _ => {}
+            }
+        }
+        records.push(record);
+    }
+    Ok(records)
+}

@@ -1,0 +1,86 @@
+//! Plots of runs, as SVG.
+
+use std::path::Path;
+
+use plotters::coord::ranged1d::ValueFormatter;
+use plotters::coord::types::RangedCoordf64;
+use plotters::prelude::*;
+
+/// One line of a plot.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// Its name in the legend.
+    pub name: String,
+    /// `(x, y)`, ascending in x.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// A plot's words.
+#[derive(Clone, Copy, Debug)]
+pub struct Words<'a> {
+    /// Above the plot.
+    pub title: &'a str,
+    /// Below the x axis.
+    pub x: &'a str,
+    /// Beside the y axis.
+    pub y: &'a str,
+}
+
+static COLOURS: [RGBColor; 5] = [
+    RGBColor(120, 120, 120),
+    RGBColor(31, 119, 180),
+    RGBColor(44, 160, 44),
+    RGBColor(214, 39, 40),
+    RGBColor(148, 103, 189),
+];
+
+/// Draws lines; with `log_x` over a logarithmic x axis, which begins at `from_x`.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn lines(path: &Path, words: Words<'_>, lines: &[Line], log_x: bool) -> anyhow::Result<()> {
+    let root = SVGBackend::new(path, (820, 420)).into_drawing_area();
+    let points = || lines.iter().flat_map(|line| &line.points);
+    let x_max = points().map(|&(x, _)| x).fold(1.0, f64::max);
+    let x_min = points().map(|&(x, _)| x).filter(|&x| x > 0.0).fold(x_max, f64::min);
+    let y_max = points().map(|&(_, y)| y).fold(f64::MIN_POSITIVE, f64::max) * 1.05;
+    root.fill(&WHITE)?;
+    let mut builder = ChartBuilder::on(&root);
+    builder
+        .caption(words.title, ("sans-serif", 18))
+        .margin(12)
+        .x_label_area_size(40)
+        .y_label_area_size(56);
+    if log_x {
+        let mut chart = builder.build_cartesian_2d((x_min..x_max).log_scale(), 0.0..y_max)?;
+        draw(&mut chart, words, lines)?;
+    } else {
+        let mut chart = builder.build_cartesian_2d(0.0..x_max, 0.0..y_max)?;
+        draw(&mut chart, words, lines)?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+fn draw<'a, X>(
+    chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, RangedCoordf64>>,
+    words: Words<'_>,
+    lines: &[Line],
+) -> anyhow::Result<()>
+where
+    X: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    chart.configure_mesh().x_desc(words.x).y_desc(words.y).light_line_style(WHITE).draw()?;
+    for (line, colour) in lines.iter().zip(COLOURS.iter().cycle()) {
+        chart
+            .draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)))?
+            .label(&line.name)
+            .legend(|(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::LowerRight)
+        .background_style(WHITE.mix(0.8))
+        .draw()?;
+    Ok(())
+}
