@@ -1,5 +1,7 @@
 //! Configures and starts an engine.
 
+use std::time::Duration;
+
 use stolon_actors::{CoreConfig, CoreHandle};
 use stolon_model::{
     Backend, CpuBackend, CpuOptions, KvBudget, LoadOptions, LoadedModel, ModelError, TextModel,
@@ -180,6 +182,14 @@ impl EngineBuilder {
     /// then needs no forward pass for its first token. Default 32 MiB; 0 keeps none.
     pub fn kept_logit_bytes(mut self, bytes: usize) -> Self {
         self.config.kept_logit_bytes = bytes;
+        self
+    }
+
+    /// Longest time that one forward pass may take. One that takes longer counts as hung: the
+    /// requests in flight, and those that come, end with [`Error::BackendHung`], until the backend
+    /// comes back. Default: for ever. Needs a runtime with its time driver on.
+    pub fn step_timeout(mut self, limit: Duration) -> Self {
+        self.config.step_timeout = Some(limit);
         self
     }
 

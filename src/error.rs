@@ -76,6 +76,13 @@ pub enum Error {
         /// What failed.
         reason: String,
     },
+    /// A forward pass took longer than [`EngineBuilder::step_timeout`](crate::EngineBuilder::step_timeout).
+    /// The engine serves again when, and if, the backend comes back.
+    #[error("the backend hangs: a step took more than {limit:?}")]
+    BackendHung {
+        /// The longest time a step may take.
+        limit: Duration,
+    },
     /// The engine was shut down.
     #[error("the engine has stopped")]
     EngineStopped,
@@ -132,6 +139,7 @@ impl From<CoreError> for Error {
             CoreError::QueueTimeout { waited } => Error::QueueTimeout { waited },
             CoreError::Timeout { elapsed } => Error::Timeout { elapsed },
             CoreError::Interrupted { reason } => Error::Interrupted { reason },
+            CoreError::BackendHung { limit } => Error::BackendHung { limit },
             CoreError::Stopped => Error::EngineStopped,
             CoreError::Pin(error) => Error::Pin(error),
             CoreError::Audit(problem) => Error::Audit(problem),

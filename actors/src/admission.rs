@@ -16,8 +16,8 @@ pub(crate) mod sharing;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use stolon_kvcache::{StepFence, TreeReader};
@@ -25,6 +25,7 @@ use stolon_kvcache::{StepFence, TreeReader};
 use self::scheduler::{Scheduler, Surroundings};
 use self::sequence::Sequence;
 use crate::door::Permit;
+use crate::error::CoreError;
 use crate::executor::ExecutorMessage;
 use crate::executor::plan::StepDone;
 use crate::fault::FaultPlan;
@@ -66,6 +67,8 @@ pub(crate) struct AdmissionArguments {
     pub(crate) fence: StepFence,
     pub(crate) executor: ActorRef<ExecutorMessage>,
     pub(crate) faults: Arc<FaultPlan>,
+    /// Why the generation ended, for its streams.
+    pub(crate) fault: Arc<OnceLock<CoreError>>,
 }
 
 /// The scheduler, and where its plans go.
@@ -75,6 +78,11 @@ pub(crate) struct AdmissionState {
     faults: Arc<FaultPlan>,
     /// The moment for which a tick is on its way.
     tick_at: Option<Instant>,
+    /// Longest time a step may take.
+    step_timeout: Option<Duration>,
+    /// When the step in flight counts as hung.
+    hung_at: Option<Instant>,
+    fault: Arc<OnceLock<CoreError>>,
 }
 
 impl Actor for AdmissionActor {
@@ -87,10 +95,20 @@ impl Actor for AdmissionActor {
         myself: ActorRef<AdmissionMessage>,
         arguments: AdmissionArguments,
     ) -> Result<AdmissionState, ActorProcessingErr> {
-        let AdmissionArguments { around, memory, reader, fence, executor, faults } = arguments;
+        let AdmissionArguments { around, memory, reader, fence, executor, faults, fault } =
+            arguments;
+        let step_timeout = around.config.step_timeout;
         executor.cast(ExecutorMessage::Attach(myself))?;
         let scheduler = Scheduler::new(around, memory, reader, fence);
-        Ok(AdmissionState { scheduler, executor, faults, tick_at: None })
+        Ok(AdmissionState {
+            scheduler,
+            executor,
+            faults,
+            tick_at: None,
+            step_timeout,
+            hung_at: None,
+            fault,
+        })
     }
 
     async fn handle(
@@ -106,7 +124,10 @@ impl Actor for AdmissionActor {
             AdmissionMessage::Submit(sequence, permit) => scheduler.submit(*sequence, permit),
             AdmissionMessage::Cancel(id) => scheduler.cancel(id),
             AdmissionMessage::Resume => scheduler.resume(),
-            AdmissionMessage::StepDone(done) => scheduler.complete(*done, now).await?,
+            AdmissionMessage::StepDone(done) => {
+                state.hung_at = None;
+                scheduler.complete(*done, now).await?;
+            }
             AdmissionMessage::Tick => state.tick_at = None,
             AdmissionMessage::Flush(reply) => {
                 scheduler.flush().await?;
@@ -119,7 +140,9 @@ impl Actor for AdmissionActor {
                 let _ = reply.send(report);
             }
         }
-        if let Some(plan) = scheduler.advance(now).await? {
+        state.check_backend(now)?;
+        if let Some(plan) = state.scheduler.advance(now).await? {
+            state.hung_at = state.step_timeout.and_then(|limit| now.checked_add(limit));
             state.executor.cast(ExecutorMessage::Step(Box::new(plan)))?;
         }
         state.schedule_tick(&myself, now);
@@ -139,14 +162,29 @@ impl Actor for AdmissionActor {
 }
 
 impl AdmissionState {
+    /// Ends the generation when the step in flight has taken too long: its streams then end, and
+    /// whatever the backend still does is not waited for.
+    fn check_backend(&mut self, now: Instant) -> Result<(), CoreError> {
+        let (Some(limit), Some(hung_at)) = (self.step_timeout, self.hung_at) else { return Ok(()) };
+        if now < hung_at {
+            return Ok(());
+        }
+        let hung = CoreError::BackendHung { limit };
+        // The reason stands before the streams see their channels close.
+        let _ = self.fault.set(hung.clone());
+        self.scheduler.close();
+        Err(hung)
+    }
+
     /// Sees to it that a tick comes when the next deadline passes.
     fn schedule_tick(&mut self, myself: &ActorRef<AdmissionMessage>, now: Instant) {
-        let Some(deadline) = self.scheduler.next_deadline() else { return };
+        let next = [self.scheduler.next_deadline(), self.hung_at].into_iter().flatten().min();
+        let Some(deadline) = next else { return };
         if self.tick_at.is_some_and(|tick| tick <= deadline) {
             return;
         }
         self.tick_at = Some(deadline);
-        let wait = deadline.saturating_duration_since(now) + std::time::Duration::from_millis(1);
+        let wait = deadline.saturating_duration_since(now) + Duration::from_millis(1);
         myself.send_after(wait, || AdmissionMessage::Tick);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use stolon_kvcache::Policy;
 
@@ -86,6 +87,9 @@ pub struct CoreConfig {
     /// Bytes for the last rows of logits of cached prompts, which give the first token of a
     /// repeated prompt without a forward pass; 0 keeps none.
     pub kept_logit_bytes: usize,
+    /// Longest time that one step may take: a backend that takes longer counts as hung. `None`
+    /// waits for ever. Needs a runtime with its time driver on.
+    pub step_timeout: Option<Duration>,
     /// Events a stream holds before its sequence pauses; at least 8.
     pub event_capacity: usize,
 }
@@ -105,6 +109,7 @@ impl Default for CoreConfig {
             look_ahead: 16,
             max_overtake_tokens: 16_384,
             kept_logit_bytes: 32 << 20,
+            step_timeout: None,
             event_capacity: 256,
         }
     }

@@ -101,6 +101,13 @@ pub enum CoreError {
         /// What failed.
         reason: String,
     },
+    /// A step took longer than the backend was given. The core starts again when, and if, the
+    /// backend comes back.
+    #[error("the backend hangs: a step took more than {limit:?}")]
+    BackendHung {
+        /// The longest time a step may take.
+        limit: Duration,
+    },
     /// The core was shut down.
     #[error("the engine has stopped")]
     Stopped,

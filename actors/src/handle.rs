@@ -45,8 +45,8 @@ impl Shared {
         if self.common.stopped.load(Ordering::Acquire) {
             return CoreError::Stopped;
         }
-        let reason = generation.fault.get().map_or("a part of it failed", String::as_str);
-        CoreError::Interrupted { reason: reason.to_owned() }
+        let unknown = || CoreError::Interrupted { reason: "a part of it failed".to_owned() };
+        generation.fault.get().cloned().unwrap_or_else(unknown)
     }
 }
 
@@ -76,6 +76,7 @@ impl CoreHandle {
             around: Surroundings { config, policy, door, gauges, spec },
             faults: Arc::new(FaultPlan::default()),
             generation: ArcSwapOption::empty(),
+            down: ArcSwapOption::empty(),
             stopped: false.into(),
         });
         let supervisor = SupervisorActor { common: Arc::clone(&common) };
@@ -263,7 +264,8 @@ impl CoreHandle {
     }
 
     /// Stops the core: what runs or waits ends with [`CoreError::Stopped`], and the backend is
-    /// dropped before this returns.
+    /// dropped before this returns, unless it hangs: then that is waited for no longer than
+    /// [`CoreConfig::step_timeout`].
     pub async fn shutdown(&self) {
         // If it is gone already, it has stopped.
         let _ = ask(&self.shared.supervisor, SupervisorMessage::Shutdown, "the supervisor").await;

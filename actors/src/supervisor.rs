@@ -5,7 +5,8 @@
 //!
 //! 1. it is taken out of sight, so that no request enters it;
 //! 2. its actors are stopped; every stream sees its channel close and ends with an error;
-//! 3. the executor's thread finishes its step and hands the backend back;
+//! 3. the executor's thread finishes its step and hands the backend back; a backend that hangs is
+//!    not waited for by anybody, and requests are refused until it comes back;
 //! 4. a new generation starts on that backend with an empty tree and an empty pool: what a
 //!    failed part may have left in the cache is never read again.
 
@@ -35,7 +36,7 @@ pub(crate) struct Generation {
     pub(crate) tree: ActorRef<TreeMessage>,
     pub(crate) reader: TreeReader,
     /// Why it ended.
-    pub(crate) fault: OnceLock<String>,
+    pub(crate) fault: Arc<OnceLock<CoreError>>,
 }
 
 /// What the supervisor and the callers share.
@@ -45,14 +46,17 @@ pub(crate) struct Common {
     pub(crate) faults: Arc<FaultPlan>,
     /// `None` while a new one is being started, and after the end.
     pub(crate) generation: ArcSwapOption<Generation>,
+    /// Why there is no generation, while its backend has not come back.
+    pub(crate) down: ArcSwapOption<CoreError>,
     pub(crate) stopped: AtomicBool,
 }
 
 /// What the supervisor is told.
-#[derive(Debug)]
 pub(crate) enum SupervisorMessage {
     /// Stop everything, give the backend up, answer.
     Shutdown(RpcReplyPort<()>),
+    /// The backend of a generation that has failed is back, or lost.
+    Backend(Option<Box<dyn Backend>>),
 }
 
 /// The actor.
@@ -91,12 +95,23 @@ impl Actor for SupervisorActor {
         message: SupervisorMessage,
         state: &mut SupervisorState,
     ) -> Result<(), ActorProcessingErr> {
-        let SupervisorMessage::Shutdown(reply) = message;
-        self.common.stopped.store(true, Ordering::Release);
-        drop(self.stop(state.parts.take()).await);
-        // Whoever asked may have gone.
-        let _ = reply.send(());
-        myself.stop(None);
+        match message {
+            SupervisorMessage::Shutdown(reply) => {
+                self.common.stopped.store(true, Ordering::Release);
+                self.give_up(state.parts.take()).await;
+                // Whoever asked may have gone.
+                let _ = reply.send(());
+                myself.stop(None);
+            }
+            SupervisorMessage::Backend(Some(backend)) => {
+                self.common.around.gauges.restarts.add(1);
+                state.parts = Some(self.start(&myself, backend).await?);
+            }
+            SupervisorMessage::Backend(None) => {
+                self.common.stopped.store(true, Ordering::Release);
+                tracing::error!("the backend was lost; the engine has stopped");
+            }
+        }
         Ok(())
     }
 
@@ -106,30 +121,31 @@ impl Actor for SupervisorActor {
         event: SupervisionEvent,
         state: &mut SupervisorState,
     ) -> Result<(), ActorProcessingErr> {
-        let (cell, reason) = match event {
-            SupervisionEvent::ActorFailed(cell, error) => (cell, error.to_string()),
+        let interrupted = |reason: String| CoreError::Interrupted { reason };
+        let (cell, fault) = match event {
+            SupervisionEvent::ActorFailed(cell, error) => {
+                let known = error.downcast_ref::<CoreError>().cloned();
+                (cell, known.unwrap_or_else(|| interrupted(error.to_string())))
+            }
             SupervisionEvent::ActorTerminated(cell, _, reason) => {
-                (cell, reason.unwrap_or_else(|| "it stopped".to_owned()))
+                (cell, interrupted(reason.unwrap_or_else(|| "it stopped".to_owned())))
             }
             _ => return Ok(()),
         };
         let is_current = |parts: &Parts| parts.cells.iter().any(|c| c.get_id() == cell.get_id());
-        if !state.parts.as_ref().is_some_and(is_current) {
-            return Ok(());
+        let Some(parts) = state.parts.take_if(|parts| is_current(parts)) else { return Ok(()) };
+        tracing::error!(%fault, "a part of the engine failed; starting again with an empty cache");
+        // Only the first reason is kept: the others follow from it.
+        let _ = parts.generation.fault.set(fault.clone());
+        if matches!(fault, CoreError::BackendHung { .. }) {
+            self.common.down.store(Some(Arc::new(fault)));
         }
-        tracing::error!(%reason, "a part of the engine failed; starting again with an empty cache");
-        let parts = state.parts.take();
-        if let Some(parts) = &parts {
-            // Only the first reason is kept: the others follow from it.
-            let _ = parts.generation.fault.set(reason);
-        }
-        let Some(backend) = self.stop(parts).await else {
-            self.common.stopped.store(true, Ordering::Release);
-            tracing::error!("the backend was lost; the engine has stopped");
-            return Ok(());
-        };
-        self.common.around.gauges.restarts.add(1);
-        state.parts = Some(self.start(&myself, backend).await?);
+        let backend = self.stop(parts).await;
+        // It comes when its thread is done with its step, which may be never.
+        tokio::spawn(async move {
+            // A supervisor that is gone has no use for it.
+            let _ = myself.cast(SupervisorMessage::Backend(backend.await.ok()));
+        });
         Ok(())
     }
 
@@ -139,7 +155,7 @@ impl Actor for SupervisorActor {
         state: &mut SupervisorState,
     ) -> Result<(), ActorProcessingErr> {
         self.common.stopped.store(true, Ordering::Release);
-        drop(self.stop(state.parts.take()).await);
+        self.give_up(state.parts.take()).await;
         Ok(())
     }
 }
@@ -178,6 +194,7 @@ impl SupervisorActor {
         let executor = ExecutorActor { faults: Arc::clone(&faults) };
         let arguments = ExecutorArguments { backend, hand_back };
         let (executor, _) = Actor::spawn_linked(None, executor, arguments, me.clone()).await?;
+        let fault = Arc::new(OnceLock::new());
         let arguments = AdmissionArguments {
             around: around.clone(),
             memory: ActorMemory { tree: tree.clone(), allocator: allocator.clone() },
@@ -185,19 +202,21 @@ impl SupervisorActor {
             fence,
             executor: executor.clone(),
             faults,
+            fault: Arc::clone(&fault),
         };
         let (admission, _) = Actor::spawn_linked(None, AdmissionActor, arguments, me).await?;
         let cells =
             vec![admission.get_cell(), executor.get_cell(), allocator.get_cell(), tree.get_cell()];
-        let generation = Arc::new(Generation { admission, tree, reader, fault: OnceLock::new() });
+        let generation = Arc::new(Generation { admission, tree, reader, fault });
         common.generation.store(Some(Arc::clone(&generation)));
+        common.down.store(None);
         Ok(Parts { cells, generation, backend: backend_back })
     }
 
-    /// Ends a generation; returns its backend, once the thread is done with it.
-    async fn stop(&self, parts: Option<Parts>) -> Option<Box<dyn Backend>> {
+    /// Ends a generation; returns where its backend comes when the thread is done with it.
+    async fn stop(&self, parts: Parts) -> oneshot::Receiver<Box<dyn Backend>> {
         self.common.generation.store(None);
-        let Parts { cells, generation, backend } = parts?;
+        let Parts { cells, backend, .. } = parts;
         for cell in &cells {
             cell.stop(None);
         }
@@ -205,8 +224,18 @@ impl SupervisorActor {
             // Without a time limit this cannot fail.
             let _ = cell.wait(None).await;
         }
-        drop(generation);
-        backend.await.ok()
+        backend
+    }
+
+    /// Ends a generation and drops its backend; one that hangs drops itself if it comes back.
+    async fn give_up(&self, parts: Option<Parts>) {
+        self.common.generation.store(None);
+        let Some(parts) = parts else { return };
+        let backend = self.stop(parts).await;
+        match self.common.around.config.step_timeout {
+            Some(limit) => drop(tokio::time::timeout(limit, backend).await),
+            None => drop(backend.await),
+        }
     }
 }
 
@@ -216,6 +245,8 @@ impl Common {
         self.generation.load_full().ok_or_else(|| {
             if self.stopped.load(Ordering::Acquire) {
                 CoreError::Stopped
+            } else if let Some(down) = self.down.load_full() {
+                (*down).clone()
             } else {
                 CoreError::Interrupted { reason: "it is starting again after a failure".to_owned() }
             }

@@ -106,3 +106,46 @@ async fn dropping_the_handle_stops_the_core() {
     tokio::time::sleep(Duration::from_millis(30)).await;
     assert_eq!(fake.step_count(), steps);
 }
+
+/// Goal: with a backend that hangs nobody waits for ever: what is in flight and what comes ends
+/// with the right error, and when the backend comes back the engine serves again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backend_that_hangs_keeps_nobody_waiting() {
+    let limit = Duration::from_millis(60);
+    let config = CoreConfig { step_timeout: Some(limit), ..CoreConfig::default() };
+    let bench = bench(options(16, 64), config).await;
+    bench.check(&prompt(1, 60), 8).await;
+    let hold = bench.fake.hold();
+    let streams: Vec<_> = (0..4).map(|n| bench.submit(&prompt(n, 60), 8)).collect();
+    let begun = Instant::now();
+    for stream in streams {
+        let error = read(stream).await.expect_err("the backend hangs");
+        assert_eq!(error, CoreError::BackendHung { limit });
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    // Between the streams' end and the supervisor's word the old generation is still in sight.
+    let refused = match bench.core.submit(SequenceRequest::new(prompt(9, 20), 1)) {
+        Ok(stream) => read(stream).await.expect_err("it has ended"),
+        Err(error) => error,
+    };
+    assert_eq!(refused, CoreError::BackendHung { limit });
+    drop(hold);
+    loop {
+        match bench.core.submit(SequenceRequest::new(prompt(9, 50), 8)) {
+            Ok(stream) => {
+                bench.compare(&prompt(9, 50), &read(stream).await.expect("it is back"));
+                break;
+            }
+            Err(error) => assert_eq!(error, CoreError::BackendHung { limit }),
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    bench.check_clean().await;
+    assert_eq!(bench.core.stats().restarts, 1);
+    // Shutting down does not wait for a hanging backend either.
+    let hold = bench.fake.hold();
+    let stream = bench.submit(&prompt(3, 60), 8);
+    tokio::time::timeout(Duration::from_secs(5), bench.core.shutdown()).await.expect("in time");
+    assert!(read(stream).await.is_err());
+    drop(hold);
+}

@@ -12,7 +12,7 @@ use stolon_actors::{CoreConfig, CoreStats, SequenceEvent, SequenceRequest, Simul
 use stolon_model::BackendSpec;
 
 use crate::cost::CostModel;
-use crate::workload::Conversation;
+use crate::workload::{Conversation, Shape};
 
 /// What one request saw. Times are seconds from the start of the run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -126,6 +126,24 @@ pub fn simulate(
     anyhow::ensure!(audit.blocks_reserved == 0 && audit.running == 0, "{audit:?}");
     run.stats = simulation.stats();
     Ok(run)
+}
+
+/// Conversations a second that can be served: those of the shape, all sent at once, over the time
+/// that the scheduler takes for them.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn capacity(
+    shape: Shape,
+    spec: &BackendSpec,
+    config: &CoreConfig,
+    cost: &CostModel,
+    seed: u64,
+) -> anyhow::Result<f64> {
+    let burst = shape.conversations(f64::INFINITY, spec.vocab_size, seed);
+    let run = simulate(&burst, spec.clone(), config.clone(), cost)?;
+    let end = run.records.iter().map(|record| record.last).fold(0.0, f64::max);
+    Ok(burst.len() as f64 / end)
 }
 
 /// Sends a conversation's next turn; `None` when the door refuses it, which ends it.

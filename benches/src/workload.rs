@@ -1,6 +1,8 @@
 //! The standard workloads as plain data: conversations of one or more turns, with the times they
 //! begin at. The seed determines everything.
 
+use stolon_model::BackendSpec;
+
 use crate::random::Dice;
 
 /// A conversation: each turn's prompt is all that was said before and the turn's own tokens.
@@ -74,6 +76,19 @@ impl Shape {
             Shape::MultiTurn => 500 + 18 * (160 + 120),
             Shape::NothingShared => 1024 + 128,
             Shape::ThinLeaves => 512 + 40 + 16,
+        }
+    }
+
+    /// A backend whose pool holds `pool` requests that share nothing.
+    #[must_use]
+    pub fn spec(self, pool: usize, vocab_size: usize) -> BackendSpec {
+        const BLOCK_SIZE: usize = 16;
+        BackendSpec {
+            vocab_size,
+            max_positions: 8192,
+            block_size: BLOCK_SIZE,
+            block_count: pool * self.positions_max().div_ceil(BLOCK_SIZE),
+            block_bytes: 1,
         }
     }
 

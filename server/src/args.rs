@@ -1,5 +1,7 @@
 //! Flags that several commands share: which model, how large an engine, how tokens are chosen.
 
+use std::time::Duration;
+
 use anyhow::Context;
 use clap::Args;
 use stolon::{
@@ -51,6 +53,9 @@ pub struct EngineArgs {
     /// Which waiting request runs next: fcfs, longest-prefix, cost or priority
     #[arg(long, default_value_t)]
     pub admission: AdmissionPolicy,
+    /// Seconds after which a forward pass counts as hung; requests then fail instead of waiting
+    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    pub step_timeout: u64,
     /// Threads that compute; the machine's cores if not given
     #[arg(long)]
     pub threads: Option<usize>,
@@ -72,6 +77,7 @@ impl EngineArgs {
             .prefix_caching(!self.no_prefix_caching)
             .eviction_policy(self.eviction_policy)
             .pin_budget(self.pin_budget)
+            .step_timeout(Duration::from_secs(self.step_timeout))
             .admission(self.admission)
             .weights(self.weights);
         builder = if self.model == DEMO {

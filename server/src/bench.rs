@@ -3,6 +3,7 @@
 
 use clap::Subcommand;
 
+mod load;
 pub mod metrics;
 mod prefix;
 mod progress;
@@ -15,6 +16,8 @@ pub mod workload;
 pub enum BenchCommand {
     /// Many requests with one long common beginning: prefix caching off against on
     Prefix(prefix::PrefixArgs),
+    /// Many clients at once against one after another; then half, all and twice what can be served
+    Load(load::LoadArgs),
     /// Thousands of requests of mixed lengths, some cancelled: memory stays flat, books balance
     Soak(soak::SoakArgs),
 }
@@ -27,6 +30,7 @@ impl BenchCommand {
     pub async fn run(self) -> anyhow::Result<()> {
         match self {
             Self::Prefix(args) => args.run().await,
+            Self::Load(args) => args.run().await,
             Self::Soak(args) => args.run().await,
         }
     }

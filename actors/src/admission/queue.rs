@@ -159,6 +159,7 @@ impl Queue {
         for waiting in self.entries.iter_mut().take_while(|waiting| waiting.arrival < arrival) {
             if !waiting.sequence.is_paused() {
                 waiting.overtaken = waiting.overtaken.saturating_add(cost);
+                debug_assert!(waiting.overtaken <= waiting.bound, "the bound on overtaking");
             }
         }
     }

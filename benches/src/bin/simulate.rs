@@ -11,14 +11,12 @@ use std::path::PathBuf;
 use clap::Parser;
 use stolon_actors::{AdmissionPolicy, CoreConfig};
 use stolon_benches::cost::CostModel;
-use stolon_benches::drive::{Run, simulate};
+use stolon_benches::drive::{Run, capacity, simulate};
 use stolon_benches::plot::{self, Line, Words};
 use stolon_benches::report::Summary;
 use stolon_benches::workload::Shape;
-use stolon_model::BackendSpec;
 
 const VOCAB_SIZE: usize = 32_000;
-const BLOCK_SIZE: usize = 16;
 
 #[derive(Debug, Parser)]
 struct Args {
@@ -50,16 +48,6 @@ struct Args {
 }
 
 impl Args {
-    fn spec(&self, shape: Shape) -> BackendSpec {
-        BackendSpec {
-            vocab_size: VOCAB_SIZE,
-            max_positions: 8192,
-            block_size: BLOCK_SIZE,
-            block_count: self.pool * shape.positions_max().div_ceil(BLOCK_SIZE),
-            block_bytes: 1,
-        }
-    }
-
     fn config(&self, policy: AdmissionPolicy, conservative: bool) -> CoreConfig {
         let default = CoreConfig::default();
         CoreConfig {
@@ -81,18 +69,16 @@ fn main() -> anyhow::Result<()> {
         if args.only.as_ref().is_some_and(|only| !shape.name().starts_with(only.as_str())) {
             continue;
         }
-        // What can be served: the rate at which the default policy works off everything at once.
-        let burst = shape.conversations(1e9, VOCAB_SIZE, args.seed);
+        let spec = shape.spec(args.pool, VOCAB_SIZE);
         let config = args.config(AdmissionPolicy::Cost, false);
-        let run = simulate(&burst, args.spec(shape), config, &cost)?;
-        let end = run.records.iter().map(|record| record.last).fold(0.0, f64::max);
-        let rate = burst.len() as f64 / end * args.load.unwrap_or(shape.load());
+        let rate =
+            args.load.unwrap_or(shape.load()) * capacity(shape, &spec, &config, &cost, args.seed)?;
         let plan = shape.conversations(rate, VOCAB_SIZE, args.seed);
         println!(
             "\n#### {}: {} conversations, {rate:.2} a second, {} blocks\n\n{}",
             shape.name(),
             plan.len(),
-            args.spec(shape).block_count,
+            spec.block_count,
             Summary::TABLE_HEAD
         );
         let mut runs: Vec<(&str, Run)> = Vec::new();
@@ -104,7 +90,7 @@ fn main() -> anyhow::Result<()> {
             ("priority", AdmissionPolicy::Priority, false),
         ] {
             let config = args.config(policy, conservative);
-            let run = simulate(&plan, args.spec(shape), config, &cost)?;
+            let run = simulate(&plan, spec.clone(), config, &cost)?;
             println!("{}", Summary::of(&run).row(name));
             runs.push((name, run));
         }

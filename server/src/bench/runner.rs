@@ -51,7 +51,7 @@ pub async fn run(
 }
 
 /// Reads a stream to its end, noting the time of each token.
-async fn observe(
+pub(super) async fn observe(
     mut stream: TokenStream,
     seconds: impl Fn(Instant) -> f64,
 ) -> Result<RequestRecord, Error> {

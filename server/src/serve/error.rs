@@ -114,7 +114,7 @@ impl From<Error> for ApiError {
                 let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("overloaded");
                 Self { retry_after: Some(retry_after), ..error }
             }
-            Error::QueueTimeout { .. } | Error::Interrupted { .. } => {
+            Error::QueueTimeout { .. } | Error::Interrupted { .. } | Error::BackendHung { .. } => {
                 let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
                 Self { retry_after: Some(Duration::from_secs(1)), ..error }
             }

@@ -74,3 +74,37 @@ fn soak_ends_with_clean_books() {
         assert_eq!(report["samples"].as_array().map(Vec::len), Some(10));
     }
 }
+
+/// Goal: every request of an offered load is finished or turned away, and at several times the
+/// capacity some are turned away.
+#[test]
+fn load_accounts_for_every_request() {
+    let report = bench(&[
+        "load",
+        "--clients",
+        "4",
+        "--each",
+        "4",
+        "--loads",
+        "0.5,8",
+        "--seconds",
+        "0.5",
+        "--max-queued",
+        "4",
+        "--max-running",
+        "2",
+        "--output-tokens",
+        "8",
+        "--num-blocks",
+        "256",
+    ]);
+    assert!(report["speedup"].as_f64() > Some(0.0), "{report}");
+    let levels = report["levels"].as_array().expect("a list");
+    assert_eq!(levels.len(), 2);
+    for level in levels {
+        let count = |name: &str| level[name].as_u64().expect("a count");
+        assert_eq!(count("sent"), count("finished") + count("rejected"), "{level}");
+        assert!(level["goodput_tok_s"].as_f64() > Some(0.0), "{level}");
+    }
+    assert!(levels[1]["rejected"].as_u64() > Some(0), "{report}");
+}
