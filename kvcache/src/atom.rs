@@ -11,8 +11,8 @@
 //! pins and commits all end where [`whole_atoms`] says. Where an eviction has cut an atom, the rest
 //! of it goes before anything else, since no match can reach its end.
 
+use crate::sync::{Mutex, lock};
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use thiserror::Error;
 
 /// Set in every position of an atom; token ids stay below it.
@@ -99,7 +99,7 @@ struct Images {
 impl AtomInterner {
     /// An interner that remembers `capacity` to twice as many images, about 64 bytes each.
     pub fn new(capacity: usize) -> AtomInterner {
-        AtomInterner { images: Mutex::default(), capacity: capacity.max(1) }
+        AtomInterner { images: Mutex::new(Images::default()), capacity: capacity.max(1) }
     }
 
     /// Appends the positions of `atom` to `positions`.
@@ -132,7 +132,7 @@ impl AtomInterner {
     fn image_number(&self, content_hash: u128, kv_len: u32) -> Result<u32, AtomError> {
         const LIMIT: u32 = 1 << VALUE_BITS;
         let image = (content_hash, kv_len);
-        let mut guard = self.images.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = lock(&self.images);
         let images = &mut *guard;
         if let Some(&number) = images.recent.get(&image) {
             return Ok(number);
@@ -229,7 +229,7 @@ mod tests {
         for content_hash in 1..1000 {
             assert_eq!(number(content_hash), content_hash as u32, "a new number for a new image");
             assert_eq!(number(0), first, "in use all the time");
-            let images = interner.images.lock().expect("no panic");
+            let images = lock(&interner.images);
             assert!(images.recent.len() + images.earlier.len() <= 8);
         }
         assert_eq!(number(1), 1000, "forgotten, so new");
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn numbers_run_out_without_being_reused() {
         let interner = AtomInterner::new(4);
-        interner.images.lock().expect("no panic").next = (1 << VALUE_BITS) - 1;
+        lock(&interner.images).next = (1 << VALUE_BITS) - 1;
         let last = interner.image_number(1, 9);
         assert_eq!(last, Ok((1 << VALUE_BITS) - 1));
         let exhausted = AtomError::Exhausted { limit: 1 << VALUE_BITS };

@@ -1,6 +1,7 @@
 //! The one switch between std's synchronisation types and loom's. Every atomic, lock and
-//! reference count that two threads can meet on is taken from here, so that the models in
-//! `loom_tests` see all of them.
+//! reference count by which two threads synchronise is taken from here, so that the models in
+//! `loom_tests` see all of them. Not among these are numbers that are only looked at, in dumps,
+//! and the count of a namespace's words, which never change.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{

@@ -441,3 +441,35 @@ fn a_dump_shows_the_tree() {
     assert_eq!(graph.matches(" -> ").count(), dump.nodes.len());
     drop(lease);
 }
+
+/// Goal: a task that waits for events is woken by one, and by the end of the writer.
+#[test]
+fn waiting_subscribers_are_woken() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Poll, Wake};
+    struct Wakes(AtomicUsize);
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let wakes = Arc::new(Wakes(AtomicUsize::new(0)));
+    let waker = wakes.clone().into();
+    let mut context = Context::from_waker(&waker);
+    let mut writer = tree(Policy::Lru);
+    let mut events = writer.subscribe(10).expect("a capacity");
+    assert!(events.poll_next(&mut context).is_pending());
+    put(&mut writer, &base(), &[1], 0);
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
+    put(&mut writer, &base(), &[2], 1);
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 1, "nobody waits");
+    for number in [1, 2] {
+        let Poll::Ready(Some(event)) = events.poll_next(&mut context) else { panic!("an event") };
+        assert_eq!(event.number, number);
+    }
+    assert!(events.poll_next(&mut context).is_pending());
+    drop(writer);
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 2);
+    assert_eq!(events.poll_next(&mut context), Poll::Ready(None));
+}

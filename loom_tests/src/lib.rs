@@ -127,10 +127,12 @@ pub fn put<R: Reclaimer>(writer: &mut TreeWriter<R>, positions: &[u32], first: u
     writer.commit(&mut lease, positions, &blocks);
 }
 
-/// Runs `model` over all interleavings with at most `preemptions` preemptions.
+/// Runs `model` over all interleavings with at most `preemptions` preemptions, or as many as
+/// `LOOM_MAX_PREEMPTIONS` says if that is more.
 pub fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
+    let asked = builder.preemption_bound.unwrap_or(0);
+    builder.preemption_bound = Some(preemptions.max(asked));
     builder.check(model);
 }
 

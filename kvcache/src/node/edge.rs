@@ -40,7 +40,9 @@ impl Edge {
         &self.words[..self.words.len() - self.hashes.len()]
     }
 
-    pub(crate) fn blocks(&self) -> impl ExactSizeIterator<Item = BlockId> + '_ {
+    pub(crate) fn blocks(
+        &self,
+    ) -> impl ExactSizeIterator<Item = BlockId> + DoubleEndedIterator + '_ {
         self.words[self.words.len() - self.hashes.len()..].iter().map(|&id| BlockId(id))
     }
 

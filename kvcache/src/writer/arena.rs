@@ -163,8 +163,11 @@ impl<R: Reclaimer> Arena<R> {
     /// Loads the memory that taking the leaf `id` out will need, and nothing else. The loads of
     /// several leaves do not depend on each other, so their cache misses overlap.
     pub(crate) fn warm(&self, id: NodeId) -> u64 {
-        let key = self.edge(id).first_hash();
-        self.table(self.parent(id)).map_or(key, |table| table.key_near(key))
+        let edge = self.edge(id);
+        let (key, last) = (edge.first_hash(), edge.blocks().next_back());
+        let near = self.table(self.parent(id)).map_or(0, |table| table.key_near(key));
+        let below = self.node(id).children().addr() as u64;
+        near ^ below ^ last.map_or(0, |block| u64::from(block.0))
     }
 
     // ---- changing ----

@@ -20,7 +20,8 @@ impl<R: Reclaimer> TreeWriter<R> {
         let mut out = self.freed.split_off(self.freed.len() - at_hand);
         // In a large tree each victim costs a few cache misses; take those of a batch together.
         let next = self.order.iter().take(block_count.saturating_sub(out.len()).min(WARM));
-        let warm = next.fold(0, |sum, &(_, id)| sum ^ self.arena.warm(id));
+        let warm = next
+            .fold(0, |sum, &(_, id)| sum ^ self.arena.warm(id) ^ self.records[id.index()].created);
         std::hint::black_box(warm);
         while out.len() < block_count {
             let Some(&(rank, id)) = self.order.first() else { break };
