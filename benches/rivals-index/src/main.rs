@@ -1,24 +1,44 @@
 //! Prefix indexes side by side, in one run: stolon-kvcache, dynamo-kv-router, kv-index.
 //!
-//! `cargo run --release` in this folder prints the tables of `benches/RESULTS.md`. Every index
-//! answers every query of the workload correctly before it is timed.
+//! `cargo run --release` in this folder prints the tables of `benches/RESULTS.md` and draws
+//! `benches/throughput.svg`; with the names of parts (`lookups`, `wide`, `writer`, `plot`) only
+//! those. Every index answers every kind of query correctly before it is timed.
 
 mod measure;
+mod plot;
 mod rivals;
 mod stolon;
 mod workload;
 
+use measure::Entry;
 use workload::Workload;
 
+fn entries(workload: &Workload) -> Vec<Entry<'_>> {
+    let mut entries = vec![measure::memcmp_floor(workload)];
+    entries.extend(stolon::entries(workload));
+    entries.extend(rivals::entries(workload));
+    entries
+}
+
 fn main() {
+    let parts: Vec<String> = std::env::args().skip(1).collect();
+    let wanted = |part: &str| parts.is_empty() || parts.iter().any(|wanted| wanted == part);
     let workload = Workload::shared_prefix();
-    println!("### Lookups: 200 prompts of 512 blocks, 128 shared\n");
-    let mut entries = vec![measure::memcmp_floor(&workload)];
-    entries.extend(stolon::entries(&workload));
-    entries.extend(rivals::entries(&workload));
-    measure::compare(&entries);
-    drop(entries);
-    stolon::beside_a_writer(&workload);
-    stolon::writer_costs();
-    stolon::wide(&Workload::wide());
+    if wanted("lookups") {
+        println!("### Lookups: 200 prompts of 512 blocks, 128 shared\n");
+        measure::compare(&workload, &entries(&workload));
+    }
+    if wanted("writer") {
+        stolon::beside_a_writer(&workload);
+        stolon::writer_costs();
+    }
+    if wanted("plot") {
+        plot::draw(&workload, &entries(&workload));
+    }
+    if wanted("wide") {
+        let workload = Workload::wide();
+        println!("### A million cached blocks, 10,000 children at the root\n");
+        measure::compare(&workload, &entries(&workload));
+        stolon::index_memory(&workload);
+    }
 }

@@ -1,11 +1,11 @@
 //! Timing. All indexes take turns in short batches, so that whatever else the machine does falls
 //! on all of them alike; a figure is the median of an index's batches.
 
-use crate::workload::Workload;
+use crate::workload::{BLOCK, Workload};
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// An index as it is measured: `lookup(kind, i)` looks the prompt `i` of a kind up: 0 a full hit,
 /// 1 a partial one, 2 a miss.
@@ -13,14 +13,6 @@ pub struct Entry<'a> {
     pub name: &'static str,
     pub lookup: Box<dyn Fn(usize, usize) + Sync + 'a>,
 }
-
-/// The kinds of lookups: name, kind of prompt, whether it is always the same prompt.
-const KINDS: [(&str, usize, bool); 4] = [
-    ("full 512 of 512", 0, false),
-    ("partial 128 of 512", 1, false),
-    ("miss", 2, false),
-    ("one hot prompt", 0, true),
-];
 
 /// Nanoseconds a call of `call(0..count)`.
 fn batch(count: usize, call: impl Fn(usize)) -> f64 {
@@ -37,25 +29,28 @@ pub fn quantile(times: &mut [f64], share: f64) -> f64 {
     times[((times.len() - 1) as f64 * share) as usize]
 }
 
-/// Median over batches of the nanoseconds a call, `call(i)` for i below `count`.
-pub fn median(count: usize, call: impl Fn(usize)) -> f64 {
-    let mut times: Vec<f64> = (0..41).map(|_| batch(count, &call)).collect();
-    quantile(&mut times, 0.5)
-}
-
-/// All batches of all entries for one kind of lookup.
-fn take_turns(entries: &[Entry<'_>], kind: usize, hot: bool, barrier: &Barrier) -> Vec<Vec<f64>> {
+/// All batches of all entries for one kind of lookup, over `count` prompts in turn or always the
+/// same one.
+fn take_turns(
+    entries: &[Entry<'_>],
+    kind: usize,
+    hot: bool,
+    count: usize,
+    barrier: &Barrier,
+) -> Vec<Vec<f64>> {
     const ROUNDS: usize = 101;
-    const COUNT: usize = 200;
+    const LOOKUPS: usize = 200;
     let mut times = vec![Vec::with_capacity(ROUNDS); entries.len()];
     for round in 0..ROUNDS {
-        for (entry, times) in entries.iter().zip(&mut times) {
+        for (index, (entry, times)) in entries.iter().zip(&mut times).enumerate() {
             barrier.wait();
-            let lookup = |i: usize| (entry.lookup)(kind, if hot { 7 } else { i });
-            // Short lookups need longer batches than one pass over the prompts.
+            // Where there are more prompts, each entry asks for others than the one before it.
+            let first = (round * entries.len() + index) * LOOKUPS;
+            let lookup = |i: usize| (entry.lookup)(kind, if hot { 7 } else { (first + i) % count });
+            // Short lookups need longer batches.
             let turns = if kind == 0 { 1 } else { 10 };
             batch(20, lookup);
-            let time = batch(turns * COUNT, |i| lookup(i % COUNT));
+            let time = batch(turns * LOOKUPS, |i| lookup(i % LOOKUPS));
             if round > 0 {
                 times.push(time);
             }
@@ -65,13 +60,17 @@ fn take_turns(entries: &[Entry<'_>], kind: usize, hot: bool, barrier: &Barrier) 
 }
 
 /// Measures all entries with one thread and with two at once, and prints the tables.
-pub fn compare(entries: &[Entry<'_>]) {
-    let mut cells = vec![vec![[[0.0; 2]; 2]; KINDS.len()]; entries.len()];
-    for (column, &(_, kind, hot)) in KINDS.iter().enumerate() {
+pub fn compare(workload: &Workload, entries: &[Entry<'_>]) {
+    let [full, partial, miss] = workload.names;
+    let kinds =
+        [(full, 0, false), (partial, 1, false), (miss, 2, false), ("one hot prompt", 0, true)];
+    let count = workload.prompts.len();
+    let mut cells = vec![vec![[[0.0; 2]; 2]; kinds.len()]; entries.len()];
+    for (column, &(_, kind, hot)) in kinds.iter().enumerate() {
         for threads in [1, 2] {
             let barrier = Barrier::new(threads);
             let all: Vec<Vec<Vec<f64>>> = thread::scope(|scope| {
-                let take = || take_turns(entries, kind, hot, &barrier);
+                let take = || take_turns(entries, kind, hot, count, &barrier);
                 let running: Vec<_> = (0..threads).map(|_| scope.spawn(take)).collect();
                 running.into_iter().map(|thread| thread.join().expect("measured")).collect()
             });
@@ -85,9 +84,9 @@ pub fn compare(entries: &[Entry<'_>]) {
         }
     }
     for (which, title) in ["Medians", "Quietest tenth of the batches"].iter().enumerate() {
-        let kinds = KINDS.map(|(name, ..)| name).join(" | ");
+        let names = kinds.map(|(name, ..)| name).join(" | ");
         println!("{title}, ns a lookup, 1 thread -> 2 threads:\n");
-        println!("| | {kinds} |\n|---|---|---|---|---|");
+        println!("| | {names} |\n|---|---|---|---|---|");
         for (entry, row) in entries.iter().zip(&cells) {
             let cell =
                 |kind: &[[f64; 2]; 2]| format!("{:.0} -> {:.0}", kind[which][0], kind[which][1]);
@@ -98,11 +97,32 @@ pub fn compare(entries: &[Entry<'_>]) {
     }
 }
 
+/// Full hits a second by `readers` threads together, in millions.
+pub fn throughput(entry: &Entry<'_>, readers: usize, count: usize) -> f64 {
+    const TIME: Duration = Duration::from_millis(250);
+    let barrier = Barrier::new(readers);
+    let read = |reader: usize| {
+        barrier.wait();
+        let (start, mut lookups) = (Instant::now(), 0);
+        while start.elapsed() < TIME {
+            (0..64).for_each(|i| (entry.lookup)(0, (reader * 37 + lookups + i) % count));
+            lookups += 64;
+        }
+        lookups as f64 / start.elapsed().as_secs_f64() / 1e6
+    };
+    let read = &read;
+    let rates: Vec<f64> = thread::scope(|scope| {
+        let running: Vec<_> = (0..readers).map(|r| scope.spawn(move || read(r))).collect();
+        running.into_iter().map(|thread| thread.join().expect("measured")).collect()
+    });
+    rates.iter().sum()
+}
+
 /// Comparing each prompt with a copy of it: what any index that verifies tokens has to do.
 pub fn memcmp_floor<'a>(workload: &'a Workload) -> Entry<'a> {
     let copies = workload.prompts.clone();
     let lookup = move |kind: usize, i: usize| {
-        let length = [copies[i].len(), workload.shared, 16][kind];
+        let length = [copies[i].len(), workload.shared, BLOCK][kind];
         black_box(black_box(&workload.prompts[i][..length]) == &copies[i][..length]);
     };
     Entry { name: "floor: memcmp with a copy", lookup: Box::new(lookup) }

@@ -45,7 +45,9 @@ fn dynamo(workload: &Workload) -> Vec<Entry<'_>> {
     runtime.block_on(index.flush());
     let queries = [&workload.prompts, &workload.partial, &workload.miss];
     let hashed = queries.map(|all| all.iter().map(|p| hashes(p)).collect::<Vec<_>>());
-    for (kind, expected) in [(0, Some(512)), (1, Some(128)), (2, None)] {
+    let blocks = |tokens: usize| Some(tokens / BLOCK);
+    let expected = [blocks(workload.prompts[3].len()), blocks(workload.shared), None];
+    for (kind, expected) in expected.into_iter().enumerate() {
         let scores = index.backend().find_matches_impl(&hashed[kind][3], false).scores;
         assert_eq!(scores.values().next().map(|&score| score as usize), expected);
     }

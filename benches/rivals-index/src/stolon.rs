@@ -1,6 +1,6 @@
 //! Our own tree, lock-free and behind a lock.
 
-use crate::measure::{Entry, median, quantile};
+use crate::measure::{Entry, quantile, throughput};
 use crate::workload::{BLOCK, Workload, random};
 use std::hint::black_box;
 use std::sync::RwLock;
@@ -18,8 +18,10 @@ fn insert(writer: &mut TreeWriter, prompt: &[u32], first: u32) {
 
 fn filled(workload: &Workload) -> (TreeWriter, TreeReader) {
     let (mut writer, reader) = prefix_tree(BLOCK).expect("a block size");
-    for (index, prompt) in workload.prompts.iter().enumerate() {
-        insert(&mut writer, prompt, index as u32 * 512);
+    let mut first = 0;
+    for prompt in &workload.prompts {
+        insert(&mut writer, prompt, first);
+        first += (prompt.len() / BLOCK) as u32;
     }
     let base = Namespace::default();
     for index in 0..workload.prompts.len() {
@@ -82,58 +84,118 @@ fn churn(writer: &mut TreeWriter, prompts: &[Vec<u32>], round: usize) {
     black_box(gone);
 }
 
-pub fn beside_a_writer(workload: &Workload) {
-    println!("### One reader beside a writer that inserts and evicts without pause\n");
-    println!("| full hits, ns: p50, p99 | alone | beside the writer |");
-    println!("|---|---|---|");
-    let base = Namespace::default();
-    let (mut writer, reader) = filled(workload);
-    // The cached prompts stay: only what the writer adds is evicted.
-    for prompt in &workload.prompts {
-        writer.pin(&base, prompt, None).expect("cached");
-    }
-    let lookup = |i: usize| {
-        black_box(reader.query_match_len(&base, &workload.prompts[i]));
-    };
-    let alone = percentiles(lookup);
+/// Runs `read` beside a writer that inserts and evicts without pause, behind `lock` if given.
+/// Returns also how many thousand times a second the writer did so.
+fn beside<T>(
+    writer: &mut TreeWriter,
+    workload: &Workload,
+    lock: Option<&RwLock<()>>,
+    read: impl FnOnce() -> T,
+) -> (T, f64) {
     let stop = AtomicBool::new(false);
-    let beside = thread::scope(|scope| {
-        scope.spawn(|| {
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let start = Instant::now();
             let mut round = 0;
             while !stop.load(Ordering::Relaxed) {
-                churn(&mut writer, &workload.partial, round);
+                let _held = lock.map(|lock| lock.write().expect("no panic under the lock"));
+                churn(writer, &workload.partial, round);
                 round += 1;
             }
+            round as f64 / start.elapsed().as_secs_f64() / 1e3
         });
         thread::sleep(Duration::from_millis(20));
-        let beside = percentiles(lookup);
+        let result = read();
         stop.store(true, Ordering::Relaxed);
-        beside
-    });
-    println!("| stolon | {alone:?} | {beside:?} |");
+        (result, writer.join().expect("no panic"))
+    })
+}
 
+/// A tree whose cached prompts stay: only what the writer adds is evicted.
+fn pinned(workload: &Workload) -> (TreeWriter, TreeReader) {
+    let (mut writer, reader) = filled(workload);
+    for prompt in &workload.prompts {
+        writer.pin(&Namespace::default(), prompt, None).expect("cached");
+    }
+    (writer, reader)
+}
+
+pub fn beside_a_writer(workload: &Workload) {
+    const TURNS: usize = 7;
+    println!("### One reader beside a writer that inserts and evicts without pause\n");
+    println!("Medians of {TURNS} turns:\n");
+    println!(
+        "| full hits, ns | p50 alone | p99 alone | p50 beside | p99 beside | p99 ratio | \
+         writer, thousand rounds a second |\n|---|---|---|---|---|---|---|"
+    );
+    let base = Namespace::default();
+    let (mut writer, reader) = pinned(workload);
     let lock = RwLock::new(());
-    let lookup = |i: usize| {
+    let free = |i: usize| {
+        black_box(reader.query_match_len(&base, &workload.prompts[i]));
+    };
+    let locked = |i: usize| {
         let _held = lock.read().expect("no panic under the lock");
         black_box(reader.query_match_len(&base, &workload.prompts[i]));
     };
-    let alone = percentiles(lookup);
-    let stop = AtomicBool::new(false);
-    let beside = thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut round = 0;
-            while !stop.load(Ordering::Relaxed) {
-                let _held = lock.write().expect("no panic under the lock");
-                churn(&mut writer, &workload.partial, round);
-                round += 1;
-            }
-        });
-        thread::sleep(Duration::from_millis(20));
-        let beside = percentiles(lookup);
-        stop.store(true, Ordering::Relaxed);
-        beside
-    });
-    println!("| stolon behind RwLock | {alone:?} | {beside:?} |\n");
+    let mut times = vec![[const { Vec::new() }; 6]; 2];
+    for _ in 0..TURNS {
+        for (behind, times) in times.iter_mut().enumerate() {
+            let read = || if behind == 0 { percentiles(free) } else { percentiles(locked) };
+            let alone = read();
+            let held = (behind == 1).then_some(&lock);
+            let (beside, rounds) = beside(&mut writer, workload, held, read);
+            let ratio = beside[1] as f64 / alone[1] as f64;
+            let [alone, beside] = [alone, beside].map(|times| times.map(|time| time as f64));
+            let row = [alone[0], alone[1], beside[0], beside[1], ratio, rounds];
+            times.iter_mut().zip(row).for_each(|(column, time)| column.push(time));
+        }
+    }
+    for (name, mut times) in ["stolon", "stolon behind RwLock"].into_iter().zip(times) {
+        let [p50, p99, p50_beside, p99_beside, ratio, rounds] =
+            times.each_mut().map(|column| quantile(column, 0.5));
+        println!(
+            "| {name} | {p50:.0} | {p99:.0} | {p50_beside:.0} | {p99_beside:.0} | {ratio:.2} | \
+             {rounds:.1} |"
+        );
+    }
+    println!();
+}
+
+/// Full hits a second for each number of readers beside a writer, lock-free and behind a lock.
+pub fn throughput_beside_a_writer(
+    workload: &Workload,
+    readers: &[usize],
+    turns: usize,
+) -> Vec<(&'static str, Vec<f64>)> {
+    let (mut writer, _) = pinned(workload);
+    let reader = writer.reader();
+    let lock = RwLock::new(());
+    let base = Namespace::default();
+    let free = |_: usize, i: usize| {
+        black_box(reader.query_match_len(&base, &workload.prompts[i]));
+    };
+    let locked = |_: usize, i: usize| {
+        let _held = lock.read().expect("no panic under the lock");
+        black_box(reader.query_match_len(&base, &workload.prompts[i]));
+    };
+    let entries = [
+        (Entry { name: "stolon: tokens in", lookup: Box::new(free) }, None),
+        (Entry { name: "stolon behind RwLock: tokens in", lookup: Box::new(locked) }, Some(&lock)),
+    ];
+    let count = workload.prompts.len();
+    let mut rate = |entry: &Entry<'_>, lock, readers| {
+        let mut rates: Vec<f64> = (0..turns)
+            .map(|_| beside(&mut writer, workload, lock, || throughput(entry, readers, count)).0)
+            .collect();
+        quantile(&mut rates, 0.5)
+    };
+    entries
+        .iter()
+        .map(|(entry, lock)| {
+            (entry.name, readers.iter().map(|&readers| rate(entry, *lock, readers)).collect())
+        })
+        .collect()
 }
 
 /// A tree of `leaves` leaves of one block.
@@ -186,29 +248,10 @@ pub fn writer_costs() {
     println!("- index memory: {:.1} bytes a block\n", writer.index_bytes() as f64 / blocks as f64);
 }
 
-pub fn wide(workload: &Workload) {
-    println!("### A million cached blocks, 10,000 children at the root\n");
-    let (writer, reader) = filled_wide(workload);
-    let base = Namespace::default();
-    let queries = [&workload.prompts, &workload.partial, &workload.miss];
-    for (name, prompts) in ["full 100 of 100", "partial 25 of 100", "miss"].iter().zip(queries) {
-        let time = median(prompts.len(), |i| {
-            black_box(reader.query_match_len(&base, &prompts[i]));
-        });
-        println!("- {name}: {time:.0} ns");
-    }
-    let copies = workload.prompts.clone();
-    let floor = median(copies.len(), |i| {
-        black_box(black_box(&workload.prompts[i]) == &copies[i]);
-    });
-    println!("- floor (memcmp of a full hit): {floor:.0} ns");
-    println!("- index memory: {:.1} bytes a block", writer.index_bytes() as f64 / 1e6);
-}
-
-fn filled_wide(workload: &Workload) -> (TreeWriter, TreeReader) {
-    let (mut writer, reader) = prefix_tree(BLOCK).expect("a block size");
-    for (index, prompt) in workload.prompts.iter().enumerate() {
-        insert(&mut writer, prompt, index as u32 * 100);
-    }
-    (writer, reader)
+/// What the index of a large workload takes, per block.
+pub fn index_memory(workload: &Workload) {
+    let (mut writer, _) = filled(workload);
+    let blocks = writer.counts().cached;
+    let bytes = writer.index_bytes() as f64 / blocks as f64;
+    println!("Index memory: {bytes:.1} bytes a block, {blocks} blocks.\n");
 }

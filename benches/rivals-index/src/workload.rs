@@ -13,6 +13,8 @@ pub struct Workload {
     pub miss: Vec<Vec<u32>>,
     /// Tokens that the partial ones share with what is cached.
     pub shared: usize,
+    /// What the kinds of queries are called in tables: full, partial, miss.
+    pub names: [&'static str; 3],
 }
 
 pub struct Random(u64);
@@ -47,7 +49,8 @@ impl Workload {
         let prompts = (0..200).map(|_| with_tail()).collect();
         let partial = (0..200).map(|_| with_tail()).collect();
         let miss = (0..200).map(|_| random.blocks(512)).collect();
-        Workload { prompts, partial, miss, shared: system.len() }
+        let names = ["full 512 of 512", "partial 128 of 512", "miss"];
+        Workload { prompts, partial, miss, shared: system.len(), names }
     }
 
     /// 10,000 prompts of 100 blocks that share nothing: a million blocks, and as many children at
@@ -61,6 +64,7 @@ impl Workload {
         };
         let partial = prompts.iter().map(&mut parted).collect();
         let miss = (0..10_000).map(|_| random.blocks(100)).collect();
-        Workload { prompts, partial, miss, shared: 25 * BLOCK }
+        let names = ["full 100 of 100", "partial 25 of 100", "miss"];
+        Workload { prompts, partial, miss, shared: 25 * BLOCK, names }
     }
 }
