@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use stolon_actors::{CoreConfig, CoreHandle};
 use stolon_model::{
-    Backend, CpuBackend, CpuOptions, KvBudget, LoadOptions, LoadedModel, ModelError, TextModel,
-    WeightType,
+    Backend, CpuBackend, CpuOptions, KvBudget, KvType, LoadOptions, LoadedModel, ModelError,
+    TextModel, WeightType,
 };
 
 use crate::text::Text;
@@ -54,6 +54,7 @@ pub struct EngineBuilder {
     kv_memory: Option<u64>,
     num_blocks: Option<usize>,
     block_size: Option<usize>,
+    kv_type: Option<KvType>,
     threads: Option<usize>,
     weights: WeightType,
     config: CoreConfig,
@@ -67,6 +68,7 @@ impl std::fmt::Debug for EngineBuilder {
             .field("kv_memory", &self.kv_memory)
             .field("num_blocks", &self.num_blocks)
             .field("block_size", &self.block_size)
+            .field("kv_type", &self.kv_type)
             .field("threads", &self.threads)
             .field("weights", &self.weights)
             .field("config", &self.config)
@@ -115,6 +117,12 @@ impl EngineBuilder {
     /// Positions a KV block holds: a power of two from 1 to 256. Default 16.
     pub fn block_size(mut self, positions: usize) -> Self {
         self.block_size = Some(positions);
+        self
+    }
+
+    /// What keys and values are stored as. Default: f32 for a model in f32, bf16 for all others.
+    pub fn kv_type(mut self, kv_type: KvType) -> Self {
+        self.kv_type = Some(kv_type);
         self
     }
 
@@ -232,6 +240,7 @@ impl EngineBuilder {
             kv_memory,
             num_blocks,
             block_size,
+            kv_type,
             threads,
             weights,
             config,
@@ -247,6 +256,7 @@ impl EngineBuilder {
                 let options = CpuOptions {
                     block_size: block_size.unwrap_or(16),
                     kv_budget,
+                    kv_type,
                     threads,
                     weight_type: weights,
                     ..CpuOptions::default()

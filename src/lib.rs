@@ -58,4 +58,4 @@ pub use stolon_kvcache::{
 };
 pub use stolon_model::chat_template::{ChatMessage, MessageContent};
 pub use stolon_model::sampling::{SamplingParams, TokenLogprob};
-pub use stolon_model::{Backend, ModelError, ModelSource, TextModel, WeightType};
+pub use stolon_model::{Backend, KvType, ModelError, ModelSource, TextModel, WeightType};

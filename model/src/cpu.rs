@@ -5,7 +5,7 @@
 
 use crate::backend::{Backend, BackendError, BackendSpec, BatchChecker, StepBatch, StepOutput};
 use crate::config::DecoderConfig;
-use crate::decoder::{Decoder, Workers};
+use crate::decoder::{Decoder, StageTimes, Workers};
 use crate::error::ModelError;
 use crate::kernels::{Path, Threads};
 use crate::kv_store::{KvBudget, KvShape, KvStore, KvType, check_block_size};
@@ -157,11 +157,17 @@ impl CpuBackend {
             weight_bytes = decoder.weight_bytes(),
             kv_blocks = block_count,
             kv_bytes = block_count * shape.block_bytes(),
-            kv_type = ?shape.kv_type,
+            kv_type = shape.kv_type.name(),
             "the CPU backend is ready"
         );
         let checker = BatchChecker::new(block_count);
         Ok(Self { spec, checker, decoder, kv, workers, path })
+    }
+
+    /// Where the time of all steps so far went.
+    #[must_use]
+    pub fn stage_times(&self) -> StageTimes {
+        self.decoder.stage_times()
     }
 
     /// The decoder's configuration.

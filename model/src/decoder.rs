@@ -12,7 +12,7 @@ use crate::config::DecoderConfig;
 use crate::cpu::WeightType;
 use crate::error::ModelError;
 use crate::kernels::{AttentionSequence, Matrix, Path};
-use crate::kv_store::{KvStore, KvType};
+use crate::kv_store::{KvStore, Plane};
 use crate::weights::Weights;
 
 mod activations;
@@ -20,6 +20,7 @@ mod layer;
 mod linear;
 mod passes;
 mod plan;
+mod profile;
 mod rope;
 mod workers;
 
@@ -28,8 +29,10 @@ use layer::Layer;
 use linear::Loader;
 use passes::Norm;
 use plan::StepPlan;
+use profile::Profile;
 use rope::RopeTable;
 
+pub use profile::{Stage, StageTimes};
 pub(crate) use workers::Workers;
 
 /// A model ready to compute. See the module's documentation.
@@ -48,6 +51,7 @@ pub(crate) struct Decoder {
     ropes: Vec<RopeTable>,
     plan: StepPlan,
     activations: Activations,
+    profile: Profile,
 }
 
 impl Decoder {
@@ -88,12 +92,18 @@ impl Decoder {
             ropes,
             plan: StepPlan::default(),
             activations: Activations::default(),
+            profile: Profile::new(),
         })
     }
 
     /// The configuration it was loaded with.
     pub(crate) fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    /// Where the time of all steps went.
+    pub(crate) fn stage_times(&self) -> StageTimes {
+        self.profile.times()
     }
 
     /// Bytes of all packed matrices.
@@ -110,19 +120,22 @@ impl Decoder {
         kv: &mut KvStore,
         workers: &Workers,
     ) -> Vec<f32> {
+        self.profile.begin();
         self.plan.fill(batch, kv.shape().block_size);
         let mut rows = self.plan.positions.len();
-        self.activations.reserve(&self.config, rows, kv.shape().kv_type);
+        self.activations.reserve(&self.config, rows);
         let context = self.plan.positions.iter().max().map_or(0, |&last| last as usize + 1);
         self.ropes.iter_mut().for_each(|rope| rope.grow(context));
         let mut sequences = whole_slices(batch);
 
         self.embed(&batch.tokens, workers);
+        self.profile.mark(Stage::Batch);
         for index in 0..self.layers.len() {
             self.keys_and_values(index, rows, kv, workers);
             if index + 1 == self.layers.len() {
                 // Nothing reads the other rows after their keys and values are written.
                 rows = self.keep_output_rows(rows);
+                self.profile.mark(Stage::Batch);
                 if rows == 0 {
                     return Vec::new();
                 }
@@ -135,6 +148,7 @@ impl Decoder {
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         let normed = &self.activations.normed[..rows * self.config.hidden_size];
         head.matmul(workers.for_product(head, rows), normed, rows, &mut logits);
+        self.profile.mark(Stage::Logits);
         logits
     }
 
@@ -165,12 +179,13 @@ impl Decoder {
     /// Computes the layer's keys and values of all rows and stores those that are to be written.
     fn keys_and_values(&mut self, index: usize, rows: usize, kv: &mut KvStore, workers: &Workers) {
         let layer = &self.layers[index];
-        let Activations { normed, k, v, k16, v16, .. } = &mut self.activations;
+        let Activations { normed, k, v, .. } = &mut self.activations;
         let width = self.config.num_kv_heads * self.config.head_dim;
         let normed = &normed[..rows * self.config.hidden_size];
         let (k, v) = (&mut k[..rows * width], &mut v[..rows * width]);
         layer.k.product(normed, rows, k, workers);
         layer.v.product(normed, rows, v, workers);
+        self.profile.mark(Stage::Qkv);
         let heads = passes::Heads {
             path: self.path,
             head_dim: self.config.head_dim,
@@ -179,17 +194,21 @@ impl Decoder {
             rope: &self.ropes[self.config.layers[index].rope],
         };
         let positions = &self.plan.positions;
-        match kv.shape().kv_type {
-            KvType::F32 => passes::keys_and_values(layer, &heads, positions, k, v, workers),
-            KvType::Bf16 => {
-                let staged = (&mut k16[..rows * width], &mut v16[..rows * width]);
-                passes::rounded_keys_and_values(layer, &heads, positions, (k, v), staged, workers);
+        passes::keys_and_values(layer, &heads, positions, k, v, workers);
+        let writes = &self.plan.writes;
+        let write = |(plane, rows): (&mut Plane, &[f32])| {
+            for run in writes {
+                let from = run.row * width..(run.row + run.count) * width;
+                plane.write(run.block, run.offset, &rows[from]);
             }
+        };
+        let planes = kv.layer_mut(index).into_iter().zip([&*k, &*v]);
+        if workers.chunk_rows(rows, 2 * width) < rows {
+            workers.run(planes, write);
+        } else {
+            planes.for_each(write);
         }
-        for run in &self.plan.writes {
-            let (keys, values) = self.activations.kv_rows(kv.shape(), run.row, run.count);
-            kv.write(index, run.block, run.offset, keys, values);
-        }
+        self.profile.mark(Stage::Heads);
     }
 
     /// Moves the rows that get logits to the front of the residual stream and of the normed
@@ -224,6 +243,7 @@ impl Decoder {
         let q = &mut q[..rows * config.num_heads * config.head_dim];
         let normed = &mut normed[..rows * config.hidden_size];
         layer.q.product(normed, rows, q, workers);
+        self.profile.mark(Stage::Qkv);
         let heads = passes::Heads {
             path: self.path,
             head_dim: config.head_dim,
@@ -232,10 +252,13 @@ impl Decoder {
             rope: &self.ropes[config.layers[index].rope],
         };
         passes::queries(layer, &heads, &self.plan.positions, q, workers);
+        self.profile.mark(Stage::Heads);
         let attended = &mut attended[..q.len()];
         passes::attend(config, index, self.path, kv, q, sequences, attended, workers);
+        self.profile.mark(Stage::Attention);
         let projected = &mut projected[..rows * config.hidden_size];
         layer.o.product(attended, rows, projected, workers);
+        self.profile.mark(Stage::Output);
         let residual = passes::Residual {
             bias: layer.o.bias(),
             own_norm: layer.post_attention_norm.as_deref(),
@@ -243,6 +266,7 @@ impl Decoder {
         };
         let x = &mut x[..rows * config.hidden_size];
         residual.add(config, self.path, x, projected, normed, workers);
+        self.profile.mark(Stage::Residual);
     }
 
     /// The MLP of `rows` normed rows, added to the residual stream; norms it for what follows.
@@ -255,9 +279,12 @@ impl Decoder {
         let (gate, up) = (&mut gate[..inner], &mut up[..inner]);
         layer.gate.product(normed, rows, gate, workers);
         layer.up.product(normed, rows, up, workers);
+        self.profile.mark(Stage::GateUp);
         passes::gate(config, layer, self.path, gate, up, workers);
+        self.profile.mark(Stage::Gate);
         let projected = &mut projected[..rows * config.hidden_size];
         layer.down.product(gate, rows, projected, workers);
+        self.profile.mark(Stage::Down);
         let next = self.layers.get(index + 1).map_or(&self.final_norm, |next| &next.input_norm);
         let residual = passes::Residual {
             bias: layer.down.bias(),
@@ -266,6 +293,7 @@ impl Decoder {
         };
         let x = &mut x[..rows * config.hidden_size];
         residual.add(config, self.path, x, projected, normed, workers);
+        self.profile.mark(Stage::Residual);
     }
 }
 

@@ -1,39 +1,25 @@
 //! The paged KV store: keys and values of all layers, in blocks that block tables point into.
 //!
 //! Layout of each layer's keys, and of its values: `[block_count, block_size, kv_heads, head_dim]`.
+//! Integers have scales besides, `[block_count, block_size, kv_heads]`: one a position and head, so
+//! that a position's bits depend on itself alone, whenever and with whatever it is written.
 //! The store belongs to one backend and is written by its steps alone; who owns which block is
 //! not its business.
 //!
 //! Memory is reserved zeroed at the start and becomes resident where blocks are written, so a
 //! large budget costs nothing before it is used. It is given back when the store is dropped.
 
-use crate::kernels::KvSlice;
+use crate::kernels::{KvSlice, prefer_huge_pages};
 
 pub use capacity::{
     DEFAULT_BUDGET_MAX, FREE_MEMORY_SHARE, KvBudget, default_kv_budget, free_memory, kv_capacity,
 };
+pub use kv_type::KvType;
+pub(crate) use plane::Plane;
 
 mod capacity;
-
-/// Element type of stored keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvType {
-    /// Single precision: exact, twice the memory.
-    F32,
-    /// The upper half of an f32, rounded to nearest even.
-    Bf16,
-}
-
-impl KvType {
-    /// Bytes of one element.
-    #[must_use]
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::Bf16 => 2,
-        }
-    }
-}
+mod kv_type;
+mod plane;
 
 /// Sizes of a store, all at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +46,8 @@ impl KvShape {
     /// Bytes of one block over all layers, keys and values together.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
-        2 * self.layer_count * self.block_size * self.position_len() * self.kv_type.bytes()
+        let heads = 2 * self.layer_count * self.block_size * self.kv_heads;
+        heads * self.kv_type.head_bytes(self.head_dim)
     }
 }
 
@@ -104,14 +91,6 @@ pub enum KvStoreError {
     },
 }
 
-/// Keys or values of one layer.
-#[derive(Debug)]
-enum Plane {
-    F32(Vec<f32>),
-    /// The bits of bf16 values.
-    Bf16(Vec<u16>),
-}
-
 /// Keys and values of all layers. See the module's documentation.
 #[derive(Debug)]
 pub struct KvStore {
@@ -119,15 +98,6 @@ pub struct KvStore {
     block_count: usize,
     /// Two a layer: keys, values.
     planes: Vec<Plane>,
-}
-
-/// Rows of keys or values on their way into the store: `[rows, kv_heads, head_dim]`.
-#[derive(Clone, Copy, Debug)]
-pub enum KvRows<'a> {
-    /// For a store of [`KvType::F32`].
-    F32(&'a [f32]),
-    /// For a store of [`KvType::Bf16`]: bits of bf16 values.
-    Bf16(&'a [u16]),
 }
 
 impl KvStore {
@@ -146,14 +116,8 @@ impl KvStore {
             block_bytes: shape.block_bytes(),
             free: free_memory(),
         };
-        let plane_len = (shape.block_size * shape.position_len())
-            .checked_mul(block_count)
-            .ok_or_else(out_of_memory)?;
         let planes = (0..2 * shape.layer_count)
-            .map(|_| match shape.kv_type {
-                KvType::F32 => zeroes(plane_len).map(Plane::F32),
-                KvType::Bf16 => zeroes(plane_len).map(Plane::Bf16),
-            })
+            .map(|_| Plane::new(&shape, block_count))
             .collect::<Option<Vec<_>>>()
             .ok_or_else(out_of_memory)?;
         Ok(Self { shape, block_count, planes })
@@ -183,44 +147,12 @@ impl KvStore {
         self.planes[2 * layer + 1].slice()
     }
 
-    /// Writes successive positions of one block: the first at `offset` in `block`.
-    ///
-    /// # Panics
-    /// If the rows are of the other type or do not lie within the block: bugs of the caller.
-    pub fn write(
-        &mut self,
-        layer: usize,
-        block: usize,
-        offset: usize,
-        keys: KvRows<'_>,
-        values: KvRows<'_>,
-    ) {
-        let position_len = self.shape.position_len();
-        let room = (self.shape.block_size - offset) * position_len;
-        let at = (block * self.shape.block_size + offset) * position_len;
-        self.planes[2 * layer].write(at, room, keys);
-        self.planes[2 * layer + 1].write(at, room, values);
-    }
-}
-
-impl Plane {
-    fn slice(&self) -> KvSlice<'_> {
-        match self {
-            Self::F32(values) => KvSlice::F32(values),
-            Self::Bf16(values) => KvSlice::Bf16(values),
-        }
-    }
-
-    fn write(&mut self, at: usize, room: usize, rows: KvRows<'_>) {
-        match (self, rows) {
-            (Self::F32(plane), KvRows::F32(rows)) => {
-                plane[at..at + room][..rows.len()].copy_from_slice(rows);
-            }
-            (Self::Bf16(plane), KvRows::Bf16(rows)) => {
-                plane[at..at + room][..rows.len()].copy_from_slice(rows);
-            }
-            (plane, rows) => panic!("rows {rows:?} do not fit a store of {plane:?}"),
-        }
+    /// Keys and values of a layer, to be written; both at once, so that two threads can.
+    pub(crate) fn layer_mut(&mut self, layer: usize) -> [&mut Plane; 2] {
+        let [keys, values] = &mut self.planes[2 * layer..2 * layer + 2] else {
+            unreachable!("there are two planes a layer");
+        };
+        [keys, values]
     }
 }
 
@@ -228,22 +160,9 @@ impl Plane {
 fn zeroes<T: Clone + Default>(len: usize) -> Option<Vec<T>> {
     // A zeroed vector aborts the process where memory is refused, so ask first.
     Vec::<T>::new().try_reserve_exact(len).ok()?;
-    Some(vec![T::default(); len])
-}
-
-/// Rounds to the bits of bf16, to nearest even.
-///
-/// # Panics
-/// If the two differ in size.
-pub fn round_to_bf16(from: &[f32], to: &mut [u16]) {
-    assert_eq!(from.len(), to.len(), "both must be of one size");
-    for (value, rounded) in from.iter().zip(to) {
-        let bits = value.to_bits();
-        // Written without a branch, so that it is compiled to vector code.
-        let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-        let quiet_nan = bits >> 16 | 0x40;
-        *rounded = if value.is_nan() { quiet_nan } else { nearest } as u16;
-    }
+    let zeroes = vec![T::default(); len];
+    prefer_huge_pages(&zeroes);
+    Some(zeroes)
 }
 
 /// Checks that `block_size` is a power of two from 1 to 256.

@@ -31,6 +31,7 @@ pub use chat_template::{
 };
 pub use config::{Activation, Architecture, DecoderConfig, LayerConfig, Rope, RopeScaling};
 pub use cpu::{CpuBackend, CpuOptions, WeightType};
+pub use decoder::{Stage, StageTimes};
 pub use detokenizer::Detokenizer;
 pub use error::ModelError;
 pub use fake::{FakeBackend, FakeFault, FakeHandle, FakeLatency, FakeOptions};

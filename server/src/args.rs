@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use stolon::{
-    AdmissionPolicy, Engine, EngineBuilder, EvictionPolicy, ModelSource, Request, SamplingParams,
-    WeightType,
+    AdmissionPolicy, Engine, EngineBuilder, EvictionPolicy, KvType, ModelSource, Request,
+    SamplingParams, WeightType,
 };
 
 use crate::memory::parse_bytes;
@@ -31,6 +31,10 @@ pub struct EngineArgs {
     /// Positions a KV block holds: a power of two from 1 to 256
     #[arg(long, default_value_t = 16)]
     pub block_size: usize,
+    /// What keys and values are stored as: f32, bf16, f16 or int8; f32 for a model in f32 and bf16 for
+    /// all others if not given
+    #[arg(long, value_name = "TYPE")]
+    pub kv_dtype: Option<KvType>,
     /// Most tokens that one forward pass computes, prompt chunks and decodes together
     #[arg(long, default_value_t = 512)]
     pub max_batched_tokens: usize,
@@ -90,6 +94,9 @@ impl EngineArgs {
         }
         if let Some(count) = self.num_blocks {
             builder = builder.num_blocks(count);
+        }
+        if let Some(kv_type) = self.kv_dtype {
+            builder = builder.kv_type(kv_type);
         }
         if let Some(count) = self.max_queued {
             builder = builder.max_queued_requests(count);

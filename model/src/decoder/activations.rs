@@ -1,7 +1,6 @@
 //! The buffers a step computes in. They grow to the largest batch seen and are reused.
 
 use crate::config::DecoderConfig;
-use crate::kv_store::{KvRows, KvShape, KvType};
 
 /// Each holds at least as many rows as the step has.
 #[derive(Debug, Default)]
@@ -16,10 +15,6 @@ pub(super) struct Activations {
     pub(super) k: Vec<f32>,
     /// `[rows, num_kv_heads, head_dim]`.
     pub(super) v: Vec<f32>,
-    /// Keys rounded for a bf16 store; empty for an f32 one.
-    pub(super) k16: Vec<u16>,
-    /// Values rounded for a bf16 store; empty for an f32 one.
-    pub(super) v16: Vec<u16>,
     /// What attention gives, `[rows, num_heads, head_dim]`.
     pub(super) attended: Vec<f32>,
     /// What goes back into the residual stream, `[rows, hidden_size]`.
@@ -32,7 +27,7 @@ pub(super) struct Activations {
 
 impl Activations {
     /// Makes room for `rows` rows.
-    pub(super) fn reserve(&mut self, config: &DecoderConfig, rows: usize, kv_type: KvType) {
+    pub(super) fn reserve(&mut self, config: &DecoderConfig, rows: usize) {
         let queries = rows * config.num_heads * config.head_dim;
         let keys = rows * config.num_kv_heads * config.head_dim;
         for (buffer, len) in [
@@ -48,26 +43,6 @@ impl Activations {
         ] {
             if buffer.len() < len {
                 buffer.resize(len, 0.0);
-            }
-        }
-        if kv_type == KvType::Bf16 && self.k16.len() < keys {
-            self.k16.resize(keys, 0);
-            self.v16.resize(keys, 0);
-        }
-    }
-
-    /// Keys and values of `count` rows from `row` on, as the store takes them.
-    pub(super) fn kv_rows(
-        &self,
-        shape: &KvShape,
-        row: usize,
-        count: usize,
-    ) -> (KvRows<'_>, KvRows<'_>) {
-        let range = row * shape.position_len()..(row + count) * shape.position_len();
-        match shape.kv_type {
-            KvType::F32 => (KvRows::F32(&self.k[range.clone()]), KvRows::F32(&self.v[range])),
-            KvType::Bf16 => {
-                (KvRows::Bf16(&self.k16[range.clone()]), KvRows::Bf16(&self.v16[range]))
             }
         }
     }

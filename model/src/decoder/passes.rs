@@ -6,7 +6,7 @@ use super::rope::RopeTable;
 use super::workers::Workers;
 use crate::config::{Activation, DecoderConfig};
 use crate::kernels::{self, AttentionArgs, AttentionSequence, Path};
-use crate::kv_store::{KvStore, round_to_bf16};
+use crate::kv_store::KvStore;
 
 /// An RMS norm over rows of the residual stream.
 #[derive(Clone, Copy, Debug)]
@@ -95,30 +95,6 @@ pub(super) fn keys_and_values(
     workers.run(parts, |((k, v), positions)| {
         heads.finish(layer.k.bias(), layer.k_norm.as_deref(), positions, k);
         add_bias(heads.path, v, layer.v.bias());
-    });
-}
-
-/// As [`keys_and_values`], and rounds both to bf16.
-pub(super) fn rounded_keys_and_values(
-    layer: &Layer,
-    heads: &Heads<'_>,
-    positions: &[u32],
-    (k, v): (&mut [f32], &mut [f32]),
-    (k16, v16): (&mut [u16], &mut [u16]),
-    workers: &Workers,
-) {
-    let width = k.len() / positions.len();
-    let chunk = workers.chunk_rows(positions.len(), 2 * width);
-    let parts = k
-        .chunks_mut(chunk * width)
-        .zip(v.chunks_mut(chunk * width))
-        .zip(k16.chunks_mut(chunk * width).zip(v16.chunks_mut(chunk * width)))
-        .zip(positions.chunks(chunk));
-    workers.run(parts, |(((k, v), (k16, v16)), positions)| {
-        heads.finish(layer.k.bias(), layer.k_norm.as_deref(), positions, k);
-        add_bias(heads.path, v, layer.v.bias());
-        round_to_bf16(k, k16);
-        round_to_bf16(v, v16);
     });
 }
 

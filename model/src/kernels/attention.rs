@@ -9,10 +9,15 @@
 //! results are merged in order. So its bits depend on its position and the context alone: not on
 //! the chunk it came in, on the block size, or on which thread took which part.
 //!
-//! **Precision.** Scores, weights and sums are f32, and so are the products on lanes. With keys and
-//! values in bf16 on the AMX path (see [`tiles`]) queries and weights are rounded to bf16.
+//! **Precision.** Scores, weights and sums are f32, and so are the products on lanes, to which keys
+//! and values of other types are widened. With keys and values in bf16 on the AMX path (see
+//! [`tiles`]) queries and weights are rounded to bf16.
 #![allow(unsafe_code, reason = "tasks write disjoint parts of one output")]
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: own parts")]
 
+mod load;
+mod plan;
+mod state;
 mod task;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -20,14 +25,15 @@ mod tiles;
 use stolon_kvcache::BlockId;
 
 use super::buffer::SharedMut;
+use super::lanes::{LANES, Lanes, dispatch};
 use super::{Path, Threads};
+use plan::{Part, Plan, Task};
+use state::{Output, State};
 
 /// Positions whose scores are computed together.
 pub(super) const TILE: usize = 64;
 /// Positions that share one running softmax; a multiple of [`TILE`].
 pub(super) const SPAN: usize = 512;
-/// Query vectors (rows times heads of a group) a task holds, about.
-const TASK_QUERIES: usize = 96;
 
 /// Keys or values of one layer: `[block_count, block_size, kv_heads, head_dim]`.
 #[derive(Clone, Copy, Debug)]
@@ -36,13 +42,29 @@ pub enum KvSlice<'a> {
     F32(&'a [f32]),
     /// The bits of bf16 values.
     Bf16(&'a [u16]),
+    /// The bits of f16 values.
+    F16(&'a [u16]),
+    /// Integers of 8 bits, which the scale of their position and head multiplies.
+    Int8 {
+        /// The integers.
+        values: &'a [i8],
+        /// `[block_count, block_size, kv_heads]`.
+        scales: &'a [f32],
+    },
 }
 
 impl KvSlice<'_> {
     fn len(&self) -> usize {
         match self {
             KvSlice::F32(values) => values.len(),
-            KvSlice::Bf16(values) => values.len(),
+            KvSlice::Bf16(values) | KvSlice::F16(values) => values.len(),
+            KvSlice::Int8 { values, .. } => values.len(),
+        }
+    }
+
+    fn check(&self, head_dim: usize) {
+        if let KvSlice::Int8 { values, scales } = self {
+            assert_eq!(scales.len() * head_dim, values.len(), "attention: one scale a head");
         }
     }
 }
@@ -96,6 +118,15 @@ impl AttentionArgs<'_> {
         self.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
+    /// Number of the head in the store that holds a position's keys or values for the task: it
+    /// begins at `head_dim` times that.
+    #[inline]
+    fn stored_head(&self, task: &Task, position: usize) -> usize {
+        let table = self.sequences[task.sequence].block_table;
+        let block = table[position / self.block_size].0 as usize;
+        (block * self.block_size + position % self.block_size) * self.kv_heads + task.kv_head
+    }
+
     fn check(&self, out: &[f32]) {
         assert!(
             self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads),
@@ -115,6 +146,13 @@ impl AttentionArgs<'_> {
         );
         assert_eq!(out.len(), self.q.len(), "attention: out must be as large as q");
         assert_eq!(self.keys.len(), self.values.len(), "attention: keys and values must match");
+        assert_eq!(
+            std::mem::discriminant(&self.keys),
+            std::mem::discriminant(&self.values),
+            "attention: keys and values must be of one type"
+        );
+        self.keys.check(self.head_dim);
+        self.values.check(self.head_dim);
         let block_count = self.keys.len() / (self.block_size * self.position_len());
         for sequence in self.sequences {
             let blocks = (sequence.start + sequence.count).div_ceil(self.block_size);
@@ -134,18 +172,6 @@ impl AttentionArgs<'_> {
     }
 }
 
-/// Some queries of a sequence and one kv head.
-#[derive(Clone, Copy, Debug)]
-struct Task {
-    sequence: usize,
-    /// Row of `q` that holds the task's first query.
-    row: usize,
-    /// That query's position.
-    position: usize,
-    count: usize,
-    kv_head: usize,
-}
-
 /// Attention of every query over the positions it sees; `out` is `[rows, heads, head_dim]`.
 ///
 /// # Panics
@@ -153,37 +179,76 @@ struct Task {
 /// exist: bugs of the caller, found before anything is written.
 pub fn attention(threads: &Threads, args: &AttentionArgs<'_>, out: &mut [f32]) {
     args.check(out);
-    let group = args.heads / args.kv_heads;
-    let task_rows = (TASK_QUERIES / group).max(1);
-    let mut tasks = Vec::new();
-    let mut row = 0;
-    for (index, sequence) in args.sequences.iter().enumerate() {
-        for from in (0..sequence.count).step_by(task_rows) {
-            for kv_head in 0..args.kv_heads {
-                tasks.push(Task {
-                    sequence: index,
-                    row: row + from,
-                    position: sequence.start + from,
-                    count: task_rows.min(sequence.count - from),
-                    kv_head,
-                });
-            }
-        }
-        row += sequence.count;
-    }
-    // The long ones first, so that no thread is left alone with one at the end.
-    tasks.sort_by_key(|task| std::cmp::Reverse((task.position + task.count) * task.count));
+    let plan = Plan::new(args, threads.count());
+    let mut memory = threads.scratch::<f32>(plan.state_len);
+    let states = SharedMut::new(memory.slice_mut());
     let out = SharedMut::new(out);
-    threads.for_each(tasks.len(), |index| {
-        let task = tasks[index];
-        #[cfg(target_arch = "x86_64")]
-        if tiles::apply(args) {
-            // SAFETY: as below; the path is AMX and keys and values are bf16.
-            return unsafe { tiles::run(args, &task, threads, out.get()) };
+    let output = || Output { out: out.get(), states: states.get() };
+    threads.for_each(plan.jobs.len(), |index| {
+        for part in &plan.parts[plan.jobs[index].clone()] {
+            let task = &plan.tasks[part.task];
+            // SAFETY: `check` has shown that all sizes fit; tasks have disjoint rows or heads of
+            // `out`, and parts disjoint states.
+            unsafe { run(args, task, part, threads, &output()) };
         }
-        // SAFETY: `check` has shown that all sizes fit; tasks have disjoint rows or heads of `out`.
-        unsafe { task::run(args.path, args, &task, threads, out.get()) }
     });
+    threads.for_each(plan.cut.len(), |index| {
+        let (task, at) = &plan.cut[index];
+        // SAFETY: all parts of the task have left their states, and the task's part of `out` is its own.
+        unsafe { merge_spans(args.path, args, &plan.tasks[*task], *at, threads, &output()) }
+    });
+}
+
+/// Computes a part.
+///
+/// # Safety
+/// As [`task::run`].
+unsafe fn run(
+    args: &AttentionArgs<'_>,
+    task: &Task,
+    part: &Part,
+    threads: &Threads,
+    output: &Output,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if tiles::apply(args) {
+        // SAFETY: the caller's promise.
+        return unsafe { tiles::run(args, task, part, threads, output) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { task::run(args.path, args, task, part, threads, output) }
+}
+
+#[inline(always)]
+unsafe fn merge_spans_lanes<L: Lanes>(
+    args: &AttentionArgs<'_>,
+    task: &Task,
+    states: usize,
+    threads: &Threads,
+    output: &Output,
+) {
+    let (queries, width) = (task.queries(args), args.head_dim.next_multiple_of(LANES));
+    let len = State::len(queries, width);
+    let mut scratch = threads.scratch::<f32>(len);
+    // SAFETY: the caller's promise; scratch has room for one state of each query.
+    unsafe {
+        let all = State::at(scratch.slice_mut().as_mut_ptr(), queries, width);
+        all.reset();
+        for index in 0..task.spans().len() {
+            all.merge::<L>(&State::at(output.states.add(states + index * len), queries, width));
+        }
+        all.write::<L>(args, task, output.out);
+    }
+}
+dispatch! {
+    /// Merges what the spans of a task have left from `states` on, and writes the task's rows and
+    /// heads of the output.
+    ///
+    /// # Safety
+    /// The states are there, and nobody else touches the task's rows and heads.
+    unsafe fn merge_spans(
+        args: &AttentionArgs<'_>, task: &Task, states: usize, threads: &Threads, output: &Output,
+    ) = merge_spans_lanes
 }
 
 #[cfg(test)]

@@ -17,16 +17,22 @@ const HUGE_PAGE: usize = 2 << 20;
 
 /// Asks for huge pages, before the memory is touched: the kernels walk through weights faster than
 /// small pages can be looked up, above all in a virtual machine. A refusal costs only that speed.
-fn prefer_huge_pages(start: NonNull<u8>, len: usize) {
+///
+/// The ends that do not fill a page stay as they are, so that no memory beyond the slice is taken.
+pub(crate) fn prefer_huge_pages<T>(memory: &[T]) {
     #[cfg(target_os = "linux")]
     {
-        // The last page stays small, so that no memory beyond the buffer is taken.
-        let whole = len / HUGE_PAGE * HUGE_PAGE;
-        // SAFETY: the range is a part of one allocation; the advice changes no content.
-        let _ = unsafe { libc::madvise(start.as_ptr().cast(), whole, libc::MADV_HUGEPAGE) };
+        let bytes = memory.as_ptr().cast::<u8>();
+        let before = bytes.align_offset(HUGE_PAGE).min(size_of_val(memory));
+        let whole = (size_of_val(memory) - before) / HUGE_PAGE * HUGE_PAGE;
+        if whole > 0 {
+            let start = bytes.wrapping_add(before).cast_mut();
+            // SAFETY: the range is a part of one allocation; the advice changes no content.
+            let _ = unsafe { libc::madvise(start.cast(), whole, libc::MADV_HUGEPAGE) };
+        }
     }
     #[cfg(not(target_os = "linux"))]
-    let _ = (start, len);
+    let _ = memory;
 }
 
 /// Plain numbers for which every bit pattern, zero included, is a value.
@@ -86,8 +92,9 @@ impl Buffer {
     fn mapped(len: usize) -> Option<Buffer> {
         let mut map = MmapMut::map_anon(len.checked_add(HUGE_PAGE)?).ok()?;
         let skipped = map.as_ptr().align_offset(HUGE_PAGE);
-        let start = NonNull::from(map.get_mut(skipped..skipped + len)?).cast::<u8>();
-        prefer_huge_pages(start, len);
+        let part = map.get_mut(skipped..skipped + len)?;
+        prefer_huge_pages(part);
+        let start = NonNull::from(part).cast::<u8>();
         Some(Buffer { start, len, map: Some(map) })
     }
 

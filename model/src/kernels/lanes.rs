@@ -14,8 +14,8 @@ mod portable;
 mod x86;
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use math::exp_rough;
-pub(super) use math::{exp, gelu_tanh, sigmoid};
+pub(super) use math::exp2_rough;
+pub(super) use math::{exp, exp2, gelu_tanh, sigmoid};
 pub(super) use portable::Portable;
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::{Avx2, Avx512};

@@ -24,7 +24,7 @@ impl Subject {
         let mut tokens = expected.prompt;
         tokens.extend(&expected.greedy[..30]);
         let name = name.to_owned();
-        let label = format!("{name}, {kv_type:?}, {path:?}");
+        let label = format!("{name}, {kv_type}, {path:?}");
         let make = move |setup| fixture::backend(fixture::model(&name), setup);
         Self::new(label, Box::new(make), tokens, kv_type, path)
     }
@@ -206,12 +206,12 @@ impl Subject {
     }
 }
 
-/// Goal: every architecture, with an exact KV store and with a rounded one.
+/// Goal: every architecture, with every kind of KV store.
 #[test]
 fn architectures() {
     let paths = Path::supported();
     for name in fixture::NAMES {
-        for kv_type in [KvType::F32, KvType::Bf16] {
+        for kv_type in KvType::ALL {
             Subject::fixture(name, kv_type, paths[paths.len() - 1]).check();
         }
     }

@@ -19,39 +19,71 @@ dispatch! {
 
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn exp_rough_all<L: Lanes>(values: &mut [f32]) {
+unsafe fn exp2_rough_all<L: Lanes>(values: &mut [f32]) {
     for chunk in values.chunks_exact_mut(LANES) {
         // SAFETY: a chunk holds 16 values; the set is enabled by the dispatcher.
-        unsafe { exp_rough(L::load(chunk.as_ptr())).store(chunk.as_mut_ptr()) };
+        unsafe { exp2_rough(L::load(chunk.as_ptr())).store(chunk.as_mut_ptr()) };
     }
 }
 #[cfg(target_arch = "x86_64")]
 dispatch! {
     /// # Safety
     /// None beyond the path's.
-    unsafe fn exp_rough_on(values: &mut [f32]) = exp_rough_all
+    unsafe fn exp2_rough_on(values: &mut [f32]) = exp2_rough_all
 }
 
-/// Goal: the rough exponential is good to 1e-5 below zero, one at zero, zero far below.
+#[inline(always)]
+unsafe fn exp2_all<L: Lanes>(values: &mut [f32]) {
+    for chunk in values.chunks_exact_mut(LANES) {
+        // SAFETY: a chunk holds 16 values; the set is enabled by the dispatcher.
+        unsafe { exp2(L::load(chunk.as_ptr())).store(chunk.as_mut_ptr()) };
+    }
+}
+dispatch! {
+    /// # Safety
+    /// None beyond the path's.
+    unsafe fn exp2_on(values: &mut [f32]) = exp2_all
+}
+
+/// The values' powers of two, by `power_of_two`, agree with f64's to `tolerance`.
+fn check_powers(tolerance: f64, power_of_two: impl Fn(&mut [f32])) {
+    let x: Vec<f32> = (0..16_000_u16).map(|i| -125.9 + f32::from(i) * 0.010_87).collect();
+    let mut got = x.clone();
+    power_of_two(&mut got);
+    for (x, got) in x.iter().zip(&got) {
+        let want = f64::from(*x).exp2();
+        assert!((f64::from(*got) / want - 1.0).abs() < tolerance, "2^{x} = {got}");
+    }
+}
+
+/// Goal: powers of two are good to 2e-7, exactly 1 at zero, zero far below, NaN for NaN.
+#[test]
+fn powers_of_two_are_accurate() {
+    for path in Path::supported() {
+        // SAFETY: no need beyond the path's.
+        check_powers(2e-7, |values| unsafe { exp2_on(path, values) });
+        let mut edges = [f32::NEG_INFINITY; LANES];
+        edges[1..4].copy_from_slice(&[0.0, f32::NAN, f32::MIN]);
+        // SAFETY: no need beyond the path's.
+        unsafe { exp2_on(path, &mut edges) };
+        assert_eq!((edges[0], edges[1], edges[3]), (0.0, 1.0, 0.0), "{path}");
+        assert!(edges[2].is_nan(), "{path}");
+    }
+}
+
+/// Goal: the rough powers are good to 1.1e-4, exactly 1 at zero, next to nothing far below, NaN for NaN.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn rough_exponential_is_accurate_enough() {
+fn rough_powers_of_two_are_accurate_enough() {
     for path in Path::supported() {
-        let x: Vec<f32> = (0..8_000_u16).map(|i| -87.0 + f32::from(i) * 0.010_87).collect();
-        let mut got = x.clone();
         // SAFETY: no need beyond the path's.
-        unsafe { exp_rough_on(path, &mut got) };
-        for (x, got) in x.iter().zip(&got) {
-            let want = f64::from(*x).exp();
-            assert!((f64::from(*got) / want - 1.0).abs() < 1e-5, "{path}: e^{x} = {got}");
-        }
+        check_powers(1.1e-4, |values| unsafe { exp2_rough_on(path, values) });
         let mut edges = [f32::NEG_INFINITY; LANES];
-        edges[1] = 0.0;
-        edges[2] = f32::NAN;
-        edges[3] = f32::MIN;
+        edges[1..4].copy_from_slice(&[0.0, f32::NAN, f32::MIN]);
         // SAFETY: no need beyond the path's.
-        unsafe { exp_rough_on(path, &mut edges) };
-        assert_eq!((edges[0], edges[1], edges[3]), (0.0, 1.0, 0.0), "{path}");
+        unsafe { exp2_rough_on(path, &mut edges) };
+        let smallest = f32::MIN_POSITIVE;
+        assert_eq!((edges[0], edges[1], edges[3]), (smallest, 1.0, smallest), "{path}");
         assert!(edges[2].is_nan(), "{path}");
     }
 }

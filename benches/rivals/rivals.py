@@ -1,0 +1,129 @@
+"""Stolon beside llama.cpp and PyTorch, on random weights of the shape of Qwen3-0.6B.
+
+Not part of the build or of CI. Wants Python 3.10 or later and about 3 GB of disk:
+
+    python3 -m venv venv
+    venv/bin/pip install torch transformers safetensors gguf numpy
+    CMAKE_ARGS="-DGGML_NATIVE=ON" venv/bin/pip install --no-binary llama-cpp-python llama-cpp-python
+    cargo build --release
+    venv/bin/python rivals.py --rounds 5
+
+Every engine is a process of its own that waits while the others run. In each round all take their turns with
+each piece of work, so what else the machine does meets them alike; the table gives medians, and the
+fastest in brackets.
+
+Where a virtual machine traps llama.cpp's int8 tiles, leave `llama-q8` out of --engines and take
+`llama-q8-plain`; where it traps PyTorch's tiles, set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16.
+"""
+
+import argparse
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+import weights
+
+HERE = pathlib.Path(__file__).resolve().parent
+# Command, heading, tokens a run answers for.
+WORKS = [
+    ("prefill 512", "prefill 512", 512),
+    ("prefill 1088", "prefill 1,088", 1088),
+    ("decode 1 16", "decode of 1", 1),
+    ("decode 8 16", "decode of 8", 8),
+]
+
+
+class Engine:
+    """A worker process. It answers each line with seconds."""
+
+    def __init__(self, name, command, environment):
+        self.name = name
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if "RIVALS_VERBOSE" in os.environ else subprocess.DEVNULL,
+            env={**os.environ, **environment},
+            text=True,
+        )
+        answer = self.process.stdout.readline().split(maxsplit=2)
+        if not answer or answer[0] != "ready":
+            raise SystemExit(f"{name} did not start: {' '.join(map(str, command))}")
+        self.load, self.description = float(answer[1]), answer[2].strip()
+
+    def ask(self, work):
+        self.process.stdin.write(work + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"{self.name} ended in `{work}`: {self.process.wait()}")
+        return float(answer)
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def engines(folder, stolon, threads, names):
+    python = [sys.executable]
+    llama = lambda kind: [*python, HERE / "worker_llama.py", folder / f"{kind}.gguf", threads]
+    own = lambda model: [stolon, folder / model, threads]
+    known = {
+        "stolon": (own("hf"), {}),
+        "stolon-avx512": (own("hf"), {"STOLON_CPU_PATH": "avx512"}),
+        "stolon-avx2": (own("hf"), {"STOLON_CPU_PATH": "avx2"}),
+        "stolon-q8": (own("Q8_0.gguf"), {}),
+        "torch": ([*python, HERE / "worker_torch.py", folder / "hf", threads], {}),
+        "llama-bf16": (llama("BF16"), {}),
+        "llama-q8": (llama("Q8_0"), {}),
+        "llama-q8-plain": ([*llama("Q8_0"), "plain"], {}),
+    }
+    for name in names or [name for name in known if name != "llama-q8-plain"]:
+        command, environment = known[name]
+        yield Engine(name, [str(word) for word in command], environment)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=pathlib.Path, default=HERE / "weights")
+    parser.add_argument("--stolon", type=pathlib.Path, default=HERE / "target/release/stolon-rivals")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", default=str(len(os.sched_getaffinity(0))))
+    parser.add_argument("--engines", nargs="*", help="all but llama-q8-plain if not given")
+    parser.add_argument("--works", nargs="*", help="the first words of the works to do")
+    options = parser.parse_args()
+
+    weights.make(options.folder)
+    chosen = options.works or [""]
+    works = [work for work in WORKS if any(work[0].startswith(start) for start in chosen)]
+    running = list(engines(options.folder, options.stolon, options.threads, options.engines))
+    for engine in running:
+        print(f"{engine.name}: ready after {engine.load:.1f} s; {engine.description}")
+    times = {(engine.name, work[0]): [] for engine in running for work in works}
+    # The first round warms everything up and is not counted.
+    for round in range(options.rounds + 1):
+        for work, _, _ in works:
+            for engine in running:
+                time.sleep(0.05)
+                seconds = engine.ask(work)
+                if round > 0:
+                    times[engine.name, work].append(seconds)
+    for engine in running:
+        engine.close()
+
+    print(f"\nTokens a second, {options.threads} threads, median of {options.rounds} (best):\n")
+    print("| |" + "".join(f" {heading} |" for _, heading, _ in works))
+    print("|---|" + "---|" * len(works))
+    for engine in running:
+        cells = []
+        for work, _, tokens in works:
+            seconds = times[engine.name, work]
+            cells.append(f" {tokens / statistics.median(seconds):.1f} ({tokens / min(seconds):.1f}) |")
+        print(f"| {engine.name} |" + "".join(cells))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+//! The Stolon worker of `rivals.py`: `stolon-rivals MODEL THREADS` reads one command a line from standard
+//! input and answers with the seconds it took.
+//!
+//! * `prefill N`: a prompt of N tokens, logits of the last.
+//! * `decode S N`: S sequences of 512 cached tokens, each continued greedily by N; seconds a step.
+//!
+//! The first line it writes is `ready`, the seconds that loading took and the instruction set.
+
+use std::io::{BufRead, Write};
+use std::time::Instant;
+
+use stolon_kvcache::BlockId;
+use stolon_model::{
+    Backend, CpuBackend, CpuOptions, KvBudget, LoadOptions, LogitRows, ModelSource, SequenceSlice,
+    StepBatch, load,
+};
+
+/// Positions in the cache when decoding begins.
+const CONTEXT: usize = 512;
+/// Most positions of a sequence, and most sequences.
+const POSITIONS: usize = 2048;
+const SEQUENCES: usize = 8;
+
+type Error = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), Error> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let [_, model, threads] = arguments.as_slice() else {
+        return Err("expected: stolon-rivals MODEL THREADS".into());
+    };
+    let begun = Instant::now();
+    let model = load(&ModelSource::from(std::path::Path::new(model)), &LoadOptions::default())?;
+    let options = CpuOptions {
+        kv_budget: KvBudget::Blocks(SEQUENCES * POSITIONS / CpuOptions::default().block_size),
+        threads: Some(threads.parse()?),
+        ..CpuOptions::default()
+    };
+    let mut backend = CpuBackend::new(model.config, model.weights, options)?;
+    println!("ready {:.3} {}", begun.elapsed().as_secs_f64(), backend.path());
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let seconds = match words.as_slice() {
+            ["prefill", count] => prefill(&mut backend, count.parse()?)?,
+            ["decode", sequences, steps] => {
+                decode(&mut backend, sequences.parse()?, steps.parse()?)?
+            }
+            _ => return Err(format!("no such command: {line}").into()),
+        };
+        println!("{seconds:.6}");
+        std::io::stdout().flush()?;
+    }
+    Ok(())
+}
+
+/// `count` tokens of a sequence from `start` on, with the logits of the last.
+fn slice(backend: &CpuBackend, sequence: usize, start: usize, count: usize) -> SequenceSlice {
+    let blocks = POSITIONS / backend.spec().block_size;
+    let first = sequence * blocks;
+    let ids = (first..first + blocks).filter_map(|id| u32::try_from(id).ok());
+    SequenceSlice {
+        token_count: count,
+        start,
+        write_from: start,
+        block_table: ids.map(BlockId).collect(),
+        logit_rows: LogitRows::Last,
+    }
+}
+
+fn prefill(backend: &mut CpuBackend, count: usize) -> Result<f64, Error> {
+    let vocab_size = backend.spec().vocab_size;
+    let batch = StepBatch {
+        tokens: (0..count).map(|index| (index * 31 % vocab_size) as u32).collect(),
+        sequences: vec![slice(backend, 0, 0, count)],
+    };
+    let begun = Instant::now();
+    let output = backend.step(&batch)?;
+    let seconds = begun.elapsed().as_secs_f64();
+    assert_eq!(output.logits.len(), vocab_size);
+    Ok(seconds)
+}
+
+fn decode(backend: &mut CpuBackend, sequences: usize, steps: usize) -> Result<f64, Error> {
+    let vocab_size = backend.spec().vocab_size;
+    // The cache holds what the last prefill left, or zeroes: either costs the same to read.
+    let mut tokens: Vec<u32> = (0..sequences as u32).collect();
+    let begun = Instant::now();
+    for step in 0..steps {
+        let slices = (0..sequences).map(|s| slice(backend, s, CONTEXT + step, 1)).collect();
+        let output = backend.step(&StepBatch { tokens: tokens.clone(), sequences: slices })?;
+        for (token, logits) in tokens.iter_mut().zip(output.logits.chunks(vocab_size)) {
+            let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+            *token = best.map_or(0, |(id, _)| id as u32);
+        }
+    }
+    Ok(begun.elapsed().as_secs_f64() / steps as f64)
+}

@@ -1,0 +1,87 @@
+"""The llama.cpp worker of rivals.py: MODEL.gguf THREADS [plain]. Commands as in src/main.rs.
+
+`plain` leaves weights in the file's layout, which keeps llama.cpp off its int8 tiles.
+"""
+
+import ctypes
+import sys
+import time
+
+import llama_cpp as lc
+import numpy
+
+CONTEXT, POSITIONS, SEQUENCES, BATCH = 512, 2048, 8, 2048
+
+
+class Worker:
+    def __init__(self, path, threads, plain):
+        self.quiet = lc.llama_log_callback(lambda *_: None)
+        lc.llama_log_set(self.quiet, ctypes.c_void_p(0))
+        lc.llama_backend_init()
+        params = lc.llama_model_default_params()
+        params.use_extra_bufts = not plain
+        self.model = lc.llama_model_load_from_file(path.encode(), params)
+        params = lc.llama_context_default_params()
+        params.n_ctx = SEQUENCES * POSITIONS
+        params.n_batch = BATCH
+        params.n_seq_max = SEQUENCES
+        params.n_threads = params.n_threads_batch = threads
+        self.context = lc.llama_init_from_model(self.model, params)
+        self.memory = lc.llama_get_memory(self.context)
+        self.vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(self.model))
+        self.batch = lc.llama_batch_init(BATCH, 0, 1)
+        self.cached = 0
+
+    def step(self, entries):
+        """Computes (token, position, sequence, logits?) entries; waits for the result."""
+        self.batch.n_tokens = len(entries)
+        for i, (token, position, sequence, logits) in enumerate(entries):
+            self.batch.token[i] = token
+            self.batch.pos[i] = position
+            self.batch.n_seq_id[i] = 1
+            self.batch.seq_id[i][0] = sequence
+            self.batch.logits[i] = logits
+        if lc.llama_decode(self.context, self.batch) != 0:
+            raise RuntimeError("llama_decode failed")
+        lc.llama_synchronize(self.context)
+
+    def prompt(self, count, sequence):
+        return [(i * 31 % self.vocab, i, sequence, i + 1 == count) for i in range(count)]
+
+    def prefill(self, count):
+        lc.llama_memory_clear(self.memory, True)
+        self.cached = 0
+        entries = self.prompt(count, 0)
+        begun = time.perf_counter()
+        self.step(entries)
+        return time.perf_counter() - begun
+
+    def decode(self, sequences, steps):
+        if self.cached < sequences:
+            lc.llama_memory_clear(self.memory, True)
+            for sequence in range(sequences):
+                self.step(self.prompt(CONTEXT, sequence))
+            self.cached = sequences
+        for sequence in range(self.cached):
+            lc.llama_memory_seq_rm(self.memory, sequence, CONTEXT, -1)
+        tokens = list(range(sequences))
+        begun = time.perf_counter()
+        for step in range(steps):
+            self.step([(tokens[s], CONTEXT + step, s, True) for s in range(sequences)])
+            for s in range(sequences):
+                row = lc.llama_get_logits_ith(self.context, s)
+                tokens[s] = int(numpy.ctypeslib.as_array(row, (self.vocab,)).argmax())
+        return (time.perf_counter() - begun) / steps
+
+
+def main():
+    begun = time.perf_counter()
+    worker = Worker(sys.argv[1], int(sys.argv[2]), "plain" in sys.argv)
+    seconds = time.perf_counter() - begun
+    print(f"ready {seconds:.3f} {lc.llama_print_system_info().decode()}", flush=True)
+    for line in sys.stdin:
+        name, *numbers = line.split()
+        print(f"{getattr(worker, name)(*map(int, numbers)):.6f}", flush=True)
+
+
+main()

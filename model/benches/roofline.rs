@@ -1,0 +1,214 @@
+//! Where the time of a step goes, and how near each stage is to the machine's limits.
+//!
+//! `cargo bench --workspace --bench roofline [-- PRESET | --vocab=N | --threads=N]`; the default is the
+//! shape of Qwen3-0.6B with a vocabulary of 32,768, in random bf16 weights. A stage's limit is the
+//! longer of two times: what it must read from memory, at the rate at which all threads
+//! together read a large array, and its multiplications, at the rate of the widest product that this
+//! program measures. Without `--bench` (as under `cargo test`) only the smallest preset runs, once.
+#![allow(clippy::print_stdout, reason = "prints its figures")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use stolon_kvcache::BlockId;
+use stolon_model::kernels::{Matrix, Path, TensorType, Threads};
+use stolon_model::{
+    Backend, CpuBackend, CpuOptions, DecoderConfig, KvBudget, LoadOptions, LogitRows, ModelError,
+    ModelSource, SequenceSlice, Stage, StageTimes, StepBatch, load, random_model,
+};
+
+/// What the machine can do, with all threads.
+struct Limits {
+    /// Bytes a second.
+    read: f64,
+    /// Multiplications and additions a second.
+    compute: f64,
+}
+
+/// A step to measure.
+struct Work {
+    name: &'static str,
+    /// Sequences, each with so many cached positions and so many new ones.
+    sequences: usize,
+    cached: usize,
+    new: usize,
+}
+
+const WORKS: [Work; 5] = [
+    Work { name: "prefill of 512", sequences: 1, cached: 0, new: 512 },
+    Work { name: "prefill of 1,088", sequences: 1, cached: 0, new: 1088 },
+    Work { name: "decode of 1 at 512", sequences: 1, cached: 512, new: 1 },
+    Work { name: "decode of 8 at 512", sequences: 8, cached: 512, new: 1 },
+    Work { name: "decode of 1 at 8,191", sequences: 1, cached: 8191, new: 1 },
+];
+
+fn main() -> Result<(), ModelError> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let full = arguments.iter().any(|argument| argument == "--bench");
+    let option = |name: &str| arguments.iter().find_map(|argument| argument.strip_prefix(name));
+    let preset = arguments.iter().find(|argument| !argument.starts_with('-'));
+    let preset = preset.map_or(if full { "qwen3-0.6b" } else { "tiny" }, String::as_str);
+    let vocab = option("--vocab=").map_or(Some(32_768), |count| count.parse().ok());
+    let threads = option("--threads=").and_then(|count| count.parse().ok());
+    let threads = threads.unwrap_or_else(Threads::default_count);
+
+    let source = ModelSource::Random { preset: preset.to_owned(), seed: 1 };
+    let small = load(&source, &LoadOptions::default())?.config;
+    let mut config = small;
+    if full {
+        config.vocab_size = vocab.unwrap_or(config.vocab_size);
+    }
+    let weights = random_model(&config, 1)?;
+    let works = if full { &WORKS[..] } else { &WORKS[2..3] };
+    let positions = works.iter().map(|work| work.sequences * (work.cached + work.new)).max();
+    let blocks =
+        positions.unwrap_or(0).div_ceil(CpuOptions::default().block_size) + works.len() + 8;
+    let options = CpuOptions {
+        kv_budget: KvBudget::Blocks(blocks),
+        threads: Some(threads),
+        ..CpuOptions::default()
+    };
+    let mut backend = CpuBackend::new(config.clone(), weights, options)?;
+    let limits = limits(&Threads::new(threads), backend.path(), full);
+    println!(
+        "{preset}, path {}, {threads} threads: reads {:.1} GB/s, multiplies {:.0} GFLOP/s",
+        backend.path(),
+        limits.read / 1e9,
+        limits.compute / 1e9,
+    );
+    for work in works {
+        let (seconds, times) = measure(&mut backend, work, if full { 9 } else { 1 });
+        print_table(&config, &backend, work, seconds, &times, &limits);
+    }
+    Ok(())
+}
+
+/// The step's median time, and that step's stages.
+fn measure(backend: &mut CpuBackend, work: &Work, repeats: usize) -> (f64, StageTimes) {
+    let spec = backend.spec().clone();
+    let blocks = (work.cached + work.new).div_ceil(spec.block_size);
+    let slices = (0..work.sequences).map(|sequence| SequenceSlice {
+        token_count: work.new,
+        start: work.cached,
+        write_from: work.cached,
+        // 7919 is prime: the blocks lie about in disorder.
+        block_table: (0..blocks)
+            .map(|i| BlockId(((sequence * blocks + i) * 7919 % spec.block_count) as u32))
+            .collect(),
+        logit_rows: LogitRows::Last,
+    });
+    let batch = StepBatch {
+        sequences: slices.collect(),
+        tokens: (0..work.sequences * work.new).map(|i| (i * 31 % spec.vocab_size) as u32).collect(),
+    };
+    let mut steps: Vec<(f64, StageTimes)> = (0..repeats + 1)
+        .map(|_| {
+            let before = backend.stage_times();
+            let begun = Instant::now();
+            backend.step(&batch).expect("a good batch");
+            (begun.elapsed().as_secs_f64(), backend.stage_times().since(&before))
+        })
+        .skip(1)
+        .collect();
+    steps.sort_by(|a, b| a.0.total_cmp(&b.0));
+    steps[steps.len() / 2]
+}
+
+/// What a stage multiplies and must read: (operations, bytes).
+fn needs(config: &DecoderConfig, backend: &CpuBackend, work: &Work, stage: Stage) -> (f64, f64) {
+    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+    let (queries, keys) =
+        (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
+    let layers = config.layers.len();
+    let rows = work.sequences * work.new;
+    let weight_bytes = config.dtype.block_bytes() as f64 / config.dtype.block_len() as f64;
+    let product = |rows: usize, weights: usize| {
+        (2.0 * rows as f64 * weights as f64, weights as f64 * weight_bytes)
+    };
+    match stage {
+        Stage::Qkv => product(rows, layers * hidden * (queries + 2 * keys)),
+        Stage::Output => product(rows, layers * hidden * queries),
+        Stage::GateUp => product(rows, layers * 2 * hidden * inner),
+        Stage::Down => product(rows, layers * hidden * inner),
+        Stage::Logits => product(work.sequences, config.vocab_size * hidden),
+        Stage::Attention => {
+            // The last layer computes the rows that get logits only.
+            let end = work.cached + work.new;
+            let pairs: usize = (work.cached + 1..=end).sum();
+            let pairs = work.sequences * ((layers - 1) * pairs + end);
+            let head_bytes = backend.kv_type().head_bytes(config.head_dim);
+            let bytes = 2 * work.sequences * layers * end * config.num_kv_heads * head_bytes;
+            (4.0 * (pairs * queries) as f64, bytes as f64)
+        }
+        _ => (0.0, 0.0),
+    }
+}
+
+fn print_table(
+    config: &DecoderConfig,
+    backend: &CpuBackend,
+    work: &Work,
+    seconds: f64,
+    times: &StageTimes,
+    limits: &Limits,
+) {
+    let layers = config.layers.len() as f64;
+    println!("\n{}: {:.2} ms a step", work.name, seconds * 1e3);
+    println!("| stage | us a layer | share of the step | GFLOP/s | GB/s | of the limit |");
+    println!("|---|---|---|---|---|---|");
+    let mut kernels = 0.0;
+    for stage in Stage::ALL {
+        let time = times.of(stage).as_secs_f64();
+        let (operations, bytes) = needs(config, backend, work, stage);
+        let layer = match stage {
+            Stage::Batch | Stage::Logits => "-".to_owned(),
+            _ => format!("{:.0}", time / layers * 1e6),
+        };
+        print!("| {stage:?} | {layer} | {:.1} % |", time / seconds * 100.0);
+        if operations == 0.0 {
+            println!(" | | |");
+            continue;
+        }
+        kernels += time;
+        let least = (operations / limits.compute).max(bytes / limits.read);
+        let rates = (operations / time / 1e9, bytes / time / 1e9);
+        println!(" {:.0} | {:.1} | {:.0} % |", rates.0, rates.1, least / time * 100.0);
+    }
+    println!("Outside products and attention: {:.1} %", (1.0 - kernels / seconds) * 100.0);
+}
+
+fn limits(threads: &Threads, path: Path, full: bool) -> Limits {
+    let words = if full { 64 << 20 } else { 1 << 10 };
+    let memory = vec![1_u64; words];
+    let part = words / threads.count();
+    let read = best(5, || {
+        let sum = AtomicU64::new(0);
+        threads.for_each(threads.count(), |index| {
+            let mut sums = [0_u64; 16];
+            for line in memory[index * part..(index + 1) * part].chunks_exact(16) {
+                for (sum, word) in sums.iter_mut().zip(line) {
+                    *sum = sum.wrapping_add(*word);
+                }
+            }
+            sum.fetch_add(sums.iter().sum(), Ordering::Relaxed);
+        });
+        assert!(sum.into_inner() > 0);
+    });
+    let (size, rows) = if full { (2048, 1024) } else { (64, 16) };
+    let weights = vec![0x3c_u8; 2 * size * size];
+    let matrix = Matrix::pack(TensorType::Bf16, size, size, &weights, path).expect("a good shape");
+    let x = vec![0.5; rows * size];
+    let mut out = vec![0.0; rows * size];
+    let product = best(9, || matrix.matmul(threads, &x, rows, &mut out));
+    Limits { read: (8 * words) as f64 / read, compute: (2 * rows * size * size) as f64 / product }
+}
+
+/// The shortest time in seconds.
+fn best(repeats: usize, mut run: impl FnMut()) -> f64 {
+    let times = (0..repeats).map(|_| {
+        let begun = Instant::now();
+        run();
+        begun.elapsed().as_secs_f64()
+    });
+    times.fold(f64::INFINITY, f64::min)
+}
