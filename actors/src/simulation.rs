@@ -12,7 +12,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -222,13 +221,11 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
 
     fn read(&mut self) -> Vec<Told> {
         let mut told = Vec::new();
-        let mut context = Context::from_waker(Waker::noop());
         let mut resume = false;
         let scheduler = &mut self.scheduler;
         self.streams.retain(|&request, stream| {
-            while let Poll::Ready((event, goes_on)) = stream.events.poll(&mut context) {
+            while let Some((event, goes_on)) = stream.events.try_next() {
                 resume |= goes_on;
-                let Some(event) = event else { return false };
                 let last = matches!(event, Err(_) | Ok(SequenceEvent::Finished(_)));
                 told.push(Told { request, event });
                 if last {
@@ -328,5 +325,18 @@ mod tests {
         let (_, end) = run(&mut simulation);
         assert_eq!(end, Duration::from_micros(170));
         assert_eq!(simulation.stats().cached_tokens, 160);
+    }
+
+    /// Goal: a task that never yields to its runtime, and so runs out of what that lets it receive
+    /// at a time, is told of every request all the same.
+    #[tokio::test]
+    async fn a_whole_run_fits_one_task() {
+        let cost = |_: &StepBatch| Duration::from_micros(10);
+        let mut simulation = Simulation::new(spec(), CoreConfig::default(), cost).expect("valid");
+        for seed in 0..400 {
+            simulation.submit(SequenceRequest::new(vec![seed; 20], 2)).expect("it fits");
+        }
+        let (firsts, _) = run(&mut simulation);
+        assert_eq!(firsts.len(), 400);
     }
 }

@@ -81,14 +81,20 @@ impl EventReceiver {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<(Option<Result<SequenceEvent, CoreError>>, bool)> {
-        self.channel.poll_recv(context).map(|event| {
-            fence(Ordering::SeqCst);
-            let drained = self.channel.len() <= self.channel.max_capacity() / 2;
-            let resume = drained
-                && self.paused.load(Ordering::Relaxed)
-                && self.paused.swap(false, Ordering::Relaxed);
-            (event, resume)
-        })
+        self.channel.poll_recv(context).map(|event| (event, self.resumes()))
+    }
+
+    /// The next event if there is one, and whether the sequence is to be told to go on. Unlike
+    /// [`EventReceiver::poll`] it gives all there is to a task that never yields to its runtime.
+    pub(crate) fn try_next(&mut self) -> Option<(Result<SequenceEvent, CoreError>, bool)> {
+        let event = self.channel.try_recv().ok()?;
+        Some((event, self.resumes()))
+    }
+
+    fn resumes(&self) -> bool {
+        fence(Ordering::SeqCst);
+        let drained = self.channel.len() <= self.channel.max_capacity() / 2;
+        drained && self.paused.load(Ordering::Relaxed) && self.paused.swap(false, Ordering::Relaxed)
     }
 }
 
