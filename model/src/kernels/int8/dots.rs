@@ -36,7 +36,7 @@ pub(super) trait Dots: Copy {
     type Lanes: Lanes;
     /// Sixteen words of signed weights in the form that [`Dots::dot`] takes.
     type Weights: Copy;
-    /// Sixteen i32.
+    /// Sixteen integers.
     type Sums: Copy;
     /// Bytes that four activations of a row take.
     const WORD: usize;
@@ -99,42 +99,50 @@ impl Bytes for PlainBytes {
 #[derive(Clone, Copy)]
 pub(super) struct PlainDots;
 
+// Sums of bytes' products are below 2^24, so f32 holds them exactly, and every target has vectors
+// of it.
 impl Dots for PlainDots {
     type Bytes = PlainBytes;
     type Lanes = Portable;
-    type Weights = PlainBytes;
-    type Sums = [i32; LANES];
-    const WORD: usize = 4;
+    /// The first bytes of all words, the second ones, and so on.
+    type Weights = [Portable; 4];
+    type Sums = Portable;
+    const WORD: usize = 4 * size_of::<f32>();
     const GROUP_MAX: usize = 4;
 
     #[inline(always)]
     unsafe fn put(x: [i8; 4], to: *mut u8) {
         // SAFETY: see above.
-        unsafe { to.cast::<[u8; 4]>().write(x.map(i8::cast_unsigned)) }
+        unsafe { to.cast::<[f32; 4]>().write_unaligned(x.map(f32::from)) }
     }
     #[inline(always)]
-    unsafe fn weights(bytes: PlainBytes) -> PlainBytes {
-        bytes
+    unsafe fn weights(bytes: PlainBytes) -> [Portable; 4] {
+        let mut weights = [Portable([0.0; LANES]); 4];
+        for (place, weights) in weights.iter_mut().enumerate() {
+            for (weight, word) in weights.0.iter_mut().zip(bytes.0.as_chunks::<4>().0) {
+                *weight = f32::from(word[place].cast_signed());
+            }
+        }
+        weights
     }
     #[inline(always)]
-    unsafe fn begin(_: &[PlainBytes]) -> [i32; LANES] {
-        [0; LANES]
+    unsafe fn begin(_: &[[Portable; 4]]) -> Portable {
+        Portable([0.0; LANES])
     }
     #[inline(always)]
-    unsafe fn dot(mut sums: [i32; LANES], weights: PlainBytes, x: *const u8) -> [i32; LANES] {
+    unsafe fn dot(mut sums: Portable, weights: [Portable; 4], x: *const u8) -> Portable {
         // SAFETY: see above.
-        let x = unsafe { x.cast::<[i8; 4]>().read() }.map(i32::from);
-        for (sum, word) in sums.iter_mut().zip(weights.0.as_chunks::<4>().0) {
-            let products = word.iter().zip(x).map(|(w, x)| i32::from(w.cast_signed()) * x);
-            *sum += products.sum::<i32>();
+        let x = unsafe { x.cast::<[f32; 4]>().read_unaligned() };
+        for (weights, x) in weights.iter().zip(x) {
+            for (sum, weight) in sums.0.iter_mut().zip(weights.0) {
+                *sum += weight * x;
+            }
         }
         sums
     }
     #[inline(always)]
-    unsafe fn widen(sums: [i32; LANES]) -> Portable {
-        // Every sum is below 2^24.
-        #[allow(clippy::cast_precision_loss, reason = "exact, as said")]
-        Portable(sums.map(|sum| sum as f32))
+    unsafe fn widen(sums: Portable) -> Portable {
+        sums
     }
     #[inline(always)]
     unsafe fn fused(a: Portable, b: Portable, c: Portable) -> Portable {
