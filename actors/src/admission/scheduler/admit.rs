@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::ending::end_early;
-use super::{Running, Scheduler};
 use stolon_kvcache::PrefixLease;
 
+use super::ending::end_early;
+use super::{Running, Scheduler};
 use crate::admission::budget::{self, Capacity};
 use crate::admission::policy::Candidate;
 use crate::admission::queue::Waiting;
@@ -348,8 +348,8 @@ impl<M: Memory> Scheduler<M> {
         promised
     }
 
-    /// Moves a request from waiting to running.
-    /// With its last row of logits at hand its next token is sampled at once.
+    /// Moves a request from waiting to running. With its last row of logits at hand its next
+    /// token is sampled at once.
     fn start(&mut self, waiting: Waiting, held: Held, row: Option<Arc<[f32]>>, now: Instant) {
         let cost = waiting.cost();
         let Waiting { mut sequence, arrival, permit, overtaken, bound, .. } = waiting;
