@@ -79,7 +79,9 @@ async fn start(model: &str, block_size: usize, chunk: usize, caching: bool) -> E
             Engine::builder().backend(model, backend, None)
         }
     };
-    let builder = builder.max_batched_tokens(chunk).prefix_caching(caching);
+    // A full hit goes both ways: with its row of logits kept, and with one position computed.
+    let kept = if chunk == 7 { 0 } else { 1 << 20 };
+    let builder = builder.max_batched_tokens(chunk).prefix_caching(caching).kept_logit_bytes(kept);
     builder.build().await.expect("the engine starts")
 }
 
