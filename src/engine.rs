@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::future::try_join_all;
 use stolon_actors::{CoreHandle, SequenceRequest};
 use stolon_kvcache::{Namespace, PinId, TreeDump};
 use stolon_model::{Detokenizer, StopStrings};
@@ -10,8 +11,8 @@ use stolon_model::{Detokenizer, StopStrings};
 use crate::stream::StreamParts;
 use crate::text::Text;
 use crate::{
-    AdmissionPolicy, AuditReport, CacheEvents, CacheStats, ChatMessage, EngineBuilder, EngineStats,
-    Error, ModelInfo, Pin, Request, SamplingParams, TokenStream,
+    AdmissionPolicy, AuditReport, BestOf, CacheEvents, CacheStats, ChatMessage, EngineBuilder,
+    EngineStats, Error, ModelInfo, Pin, Request, SamplingParams, TokenStream,
 };
 
 /// A running engine. Clones share it; when the last clone and the last stream are gone, it stops
@@ -68,6 +69,37 @@ impl Engine {
         let sequences = self.inner.core.submit_choices(sequence, count)?;
         let stream = |sequence| TokenStream::new(sequence, parts.clone());
         Ok(sequences.into_iter().map(stream).collect())
+    }
+
+    /// Generates `candidates` answers to one request and keeps the `count` best of them: those
+    /// with the highest log-probability per token, as the model gives it before temperature,
+    /// penalties and bias. Of equal ones the earlier is the better. The prompt is computed once.
+    ///
+    /// Candidates only differ where the sampling has a temperature.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] when `count` is 0 or above `candidates`, those of
+    /// [`Engine::generate_choices`], and whatever a candidate ends with; the others are then
+    /// cancelled.
+    pub async fn best_of(
+        &self,
+        mut request: Request,
+        candidates: usize,
+        count: usize,
+    ) -> Result<BestOf, Error> {
+        if count == 0 || count > candidates {
+            let expected = format!("from 1 to {candidates}, the number of candidates");
+            return Err(Error::invalid("count", expected, count));
+        }
+        let asked = request.logprobs.or(request.sampling.logprobs);
+        request.logprobs = Some(asked.unwrap_or(0));
+        let streams = self.generate_choices(request, candidates)?;
+        let told = try_join_all(streams.into_iter().map(TokenStream::collect_text)).await?;
+        let mut best = BestOf::choose(told, count);
+        if asked.is_none() {
+            best.completions.iter_mut().for_each(|kept| kept.logprobs = Vec::new());
+        }
+        Ok(best)
     }
 
     /// Turns a request into what the core takes and what its stream needs.

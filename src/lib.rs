@@ -26,6 +26,7 @@
 //! from any task. [`EngineBuilder`] has the settings, [`Request`] what can be asked for,
 //! [`TokenStream`] what comes back, [`EngineStats`] and [`Engine::audit`] what goes on inside.
 
+mod best;
 mod builder;
 mod cache;
 mod engine;
@@ -42,6 +43,7 @@ pub mod demo {
     pub use stolon_model::demo::{Handbook, Question, handbook};
 }
 
+pub use best::BestOf;
 pub use builder::{EngineBuilder, ModelArg};
 pub use cache::{CacheEvents, CacheStats, Pin};
 pub use engine::Engine;

@@ -192,6 +192,35 @@ async fn logprobs_come_when_asked_for() {
     assert_eq!(told.prompt_logprobs[3].as_ref().map(|entry| entry.token_id), Some(u32::from(b'd')));
 }
 
+/// Goal: the best of several answers come best first; log-probabilities only when asked for; what
+/// all candidates took is told.
+#[tokio::test]
+async fn the_best_of_several_answers_are_kept() {
+    let (engine, _) = engine(256).await;
+    let sampling = SamplingParams { temperature: 1.0, seed: Some(3), ..SamplingParams::default() };
+    let prompt = "a prompt of two blocks and of a few more tokens";
+    let request = Request::text(prompt).max_tokens(8).ignore_eos(true).sampling(sampling);
+    let asked = request.clone().logprobs(0);
+    let all = engine.best_of(asked.clone(), 6, 6).await.expect("it ends");
+    let mean = |kept: &stolon::Completion| {
+        kept.logprobs.iter().map(|entry| f64::from(entry.logprob)).sum::<f64>() / 8.0
+    };
+    assert!(all.completions.is_sorted_by(|a, b| mean(a) >= mean(b)));
+    assert!(all.completions.windows(2).any(|pair| pair[0].token_ids != pair[1].token_ids));
+    assert_eq!((all.usage.prompt_tokens, all.usage.completion_tokens), (prompt.len(), 48));
+    let kept = engine.best_of(request, 6, 2).await.expect("it ends");
+    for (kept, best) in kept.completions.iter().zip(&all.completions) {
+        assert_eq!(kept.token_ids, best.token_ids);
+        assert!(kept.logprobs.is_empty() && best.logprobs.len() == 8);
+    }
+    assert_eq!((kept.completions.len(), kept.usage.completion_tokens), (2, 48));
+    for (candidates, count) in [(0, 0), (4, 0), (2, 3)] {
+        let refused = engine.best_of(asked.clone(), candidates, count).await;
+        assert!(matches!(refused, Err(Error::InvalidParameter { .. })), "{refused:?}");
+    }
+    assert_eq!(engine.audit().await.expect("clean").running, 0);
+}
+
 /// Goal: what is wrong with a request is said, with what was expected and what came, and takes
 /// nothing.
 #[tokio::test]

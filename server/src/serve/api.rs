@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
+use futures::future::try_join_all;
 use serde_json::{Value, json};
-use stolon::{Completion, Engine, Request, TokenLogprob};
+use stolon::{Completion, Engine, Request, TokenLogprob, TokenStream};
 
 use super::error::ApiError;
 use super::fields::Fields;
 use super::params::Common;
+use super::reply::UsageSum;
 use super::{App, reply, unix_seconds};
 
 /// One of the two text endpoints: how its choices look.
@@ -111,16 +113,34 @@ pub(super) async fn respond<A: Api>(
     common: Common,
     prompts: Vec<Request>,
 ) -> Result<Response, ApiError> {
-    let mut streams = Vec::with_capacity(prompts.len() * common.choice_count);
-    for prompt in prompts {
+    let engine = app.engine.clone();
+    let mut usage = UsageSum::new(common.choice_count, api.prompt_only());
+    let requests = prompts.into_iter().map(|prompt| common.apply(prompt));
+    if let Some(candidates) = common.candidate_count {
+        // All prompts are let in before the first is waited for. An error cancels the others.
+        let asked =
+            requests.map(|request| engine.best_of(request, candidates, common.choice_count));
+        let mut completions = Vec::new();
+        for best in try_join_all(asked).await? {
+            usage.add_prompt(best.usage);
+            completions.extend(best.completions);
+        }
+        let envelope = Envelope::new::<A>(common.model);
+        return Ok(reply::whole(&engine, &api, &envelope, usage, &completions));
+    }
+    let mut streams = Vec::new();
+    for request in requests {
         // A refusal drops the streams made so far, which cancels them.
-        streams.extend(app.engine.generate_choices(common.apply(prompt), common.choice_count)?);
+        streams.extend(engine.generate_choices(request, common.choice_count)?);
     }
     let envelope = Envelope::new::<A>(common.model);
-    let engine = app.engine.clone();
-    let usage = reply::UsageSum::new(common.choice_count, api.prompt_only());
     if common.stream {
         return Ok(reply::stream(engine, api, envelope, usage, streams, common.include_usage));
     }
-    reply::whole(engine, api, envelope, usage, streams).await
+    // The first error is the reply; the other choices are then cancelled.
+    let completions = try_join_all(streams.into_iter().map(TokenStream::collect_text)).await?;
+    for (choice, completion) in completions.iter().enumerate() {
+        usage.add(choice, completion.finish.usage);
+    }
+    Ok(reply::whole(&engine, &api, &envelope, usage, &completions))
 }

@@ -51,10 +51,12 @@ pub(super) async fn create(
     let mut fields = api::parse_body(body)?;
     let mut common = Common::take(&mut fields, &app)?;
     let prompts = parse_prompts(fields.take("prompt"))?;
-    let choices = prompts.len() * common.choice_count;
-    if choices > MAX_CHOICES {
-        let message =
-            format!("expected at most {MAX_CHOICES} choices (prompts x `n`), got {choices}");
+    common.candidate_count = best_of(&mut fields, &common)?;
+    let answers = prompts.len() * common.candidate_count.unwrap_or(common.choice_count);
+    if answers > MAX_CHOICES {
+        let message = format!(
+            "expected at most {MAX_CHOICES} answers (prompts x `n`, or x `best_of`), got {answers}"
+        );
         return Err(ApiError::invalid(Some("prompt"), message));
     }
     common.logprobs = fields.take_count("logprobs", 0, MAX_LOGPROBS)?;
@@ -66,7 +68,11 @@ pub(super) async fn create(
     }
     // One token is generated even then, because the engine does so; it is not shown.
     common.max_tokens = Some(max_tokens.max(1));
-    refuse_unsupported(fields, common.choice_count)?;
+    if prompt_only && common.candidate_count.is_some() {
+        let message = "`best_of` is not possible with `max_tokens`: 0, which generates nothing";
+        return Err(ApiError::invalid(Some("best_of"), message));
+    }
+    refuse_unsupported(fields)?;
 
     let mut requests: Vec<Request> = prompts.iter().map(Prompt::to_request).collect();
     let mut echoes = Vec::new();
@@ -87,9 +93,20 @@ pub(super) async fn create(
     api::respond(&app, completions, common, requests).await
 }
 
+/// `best_of`, unless it is 1: then there is nothing to choose from.
+fn best_of(fields: &mut Fields, common: &Common) -> Result<Option<usize>, ApiError> {
+    let least = common.choice_count; // `n`
+    let candidates = fields.take_count("best_of", least, MAX_CHOICES)?.filter(|&count| count > 1);
+    if candidates.is_some() && common.stream {
+        let message = "`best_of` is not possible with `stream`: true, since it takes whole answers \
+                       to say which are the best";
+        return Err(ApiError::invalid(Some("best_of"), message));
+    }
+    Ok(candidates)
+}
+
 /// Refuses whatever is left, except values that ask for nothing.
-fn refuse_unsupported(mut fields: Fields, choice_count: usize) -> Result<(), ApiError> {
-    fields.accept_only("best_of", &[json!(choice_count)])?;
+fn refuse_unsupported(mut fields: Fields) -> Result<(), ApiError> {
     fields.accept_only("suffix", &[json!("")])?;
     fields.finish()
 }

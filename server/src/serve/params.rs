@@ -8,7 +8,7 @@ use super::App;
 use super::error::ApiError;
 use super::fields::Fields;
 
-/// Most choices of one call: prompts times `n`.
+/// Most answers that one call generates: prompts times `n`, or times `best_of`.
 pub(super) const MAX_CHOICES: usize = 128;
 
 /// Most likely tokens that can be asked for at a place.
@@ -22,6 +22,9 @@ pub(super) struct Common {
     pub(super) model: String,
     /// `n`.
     pub(super) choice_count: usize,
+    /// `best_of`: how many answers to generate of each prompt, of which the best `choice_count`
+    /// are told, best first; `None` tells all, in the order of their seeds.
+    pub(super) candidate_count: Option<usize>,
     /// Whether to reply piece by piece.
     pub(super) stream: bool,
     /// Whether a streamed reply ends with the usage.
@@ -39,8 +42,8 @@ pub(super) struct Common {
 }
 
 impl Common {
-    /// Takes the common parameters out of a request. `max_tokens` and `logprobs` differ between
-    /// the endpoints and are set by them.
+    /// Takes the common parameters out of a request. `max_tokens`, `logprobs` and `best_of` differ
+    /// between the endpoints and are set by them.
     pub(super) fn take(fields: &mut Fields, app: &App) -> Result<Self, ApiError> {
         let model = match fields.take_string("model")? {
             Some(name) => {
@@ -71,6 +74,7 @@ impl Common {
         Ok(Self {
             model,
             choice_count,
+            candidate_count: None,
             stream,
             include_usage,
             max_tokens: None,

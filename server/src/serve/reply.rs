@@ -3,11 +3,10 @@
 use axum::Json;
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use futures::future::try_join_all;
 use futures::stream::{self, SelectAll};
 use futures::{Stream, StreamExt};
 use serde_json::{Value, json};
-use stolon::{Engine, Error, Event, TokenLogprob, TokenStream, Usage};
+use stolon::{Completion, Engine, Error, Event, TokenLogprob, TokenStream, Usage};
 
 use super::api::{Api, Envelope, Piece};
 use super::error::ApiError;
@@ -27,11 +26,18 @@ impl UsageSum {
         Self { choices_per_prompt, prompt_only, sum: Usage::default() }
     }
 
-    fn add(&mut self, choice: usize, usage: Usage) {
-        if choice.is_multiple_of(self.choices_per_prompt) {
-            self.sum.prompt_tokens += usage.prompt_tokens;
-            self.sum.cached_tokens += usage.cached_tokens;
+    /// Adds a choice, numbered over all prompts.
+    pub(super) fn add(&mut self, choice: usize, mut usage: Usage) {
+        if !choice.is_multiple_of(self.choices_per_prompt) {
+            (usage.prompt_tokens, usage.cached_tokens) = (0, 0);
         }
+        self.add_prompt(usage);
+    }
+
+    /// Adds a prompt with all that was generated for it.
+    pub(super) fn add_prompt(&mut self, usage: Usage) {
+        self.sum.prompt_tokens += usage.prompt_tokens;
+        self.sum.cached_tokens += usage.cached_tokens;
         if !self.prompt_only {
             self.sum.completion_tokens += usage.completion_tokens;
         }
@@ -48,23 +54,19 @@ impl UsageSum {
     }
 }
 
-/// Waits for all choices. The first error is the reply; the other choices are then cancelled.
-pub(super) async fn whole<A: Api>(
-    engine: Engine,
-    api: A,
-    envelope: Envelope,
-    mut usage: UsageSum,
-    streams: Vec<TokenStream>,
-) -> Result<Response, ApiError> {
-    let completions = try_join_all(streams.into_iter().map(TokenStream::collect_text)).await?;
-    let mut choices = Vec::with_capacity(completions.len());
-    for (choice, completion) in completions.iter().enumerate() {
-        usage.add(choice, completion.finish.usage);
-        choices.push(api.whole(&engine, choice, completion));
-    }
-    let mut reply = envelope.wrap(A::OBJECT, choices);
+/// Replies with all choices at once.
+pub(super) fn whole<A: Api>(
+    engine: &Engine,
+    api: &A,
+    envelope: &Envelope,
+    usage: UsageSum,
+    completions: &[Completion],
+) -> Response {
+    let choices = completions.iter().enumerate();
+    let choices = choices.map(|(choice, completion)| api.whole(engine, choice, completion));
+    let mut reply = envelope.wrap(A::OBJECT, choices.collect());
     reply["usage"] = usage.to_json();
-    Ok(Json(reply).into_response())
+    Json(reply).into_response()
 }
 
 /// One choice's stream, its events numbered by the choice.

@@ -1,5 +1,7 @@
 //! `/v1/completions`, and the small endpoints around it.
 
+use std::time::Duration;
+
 use futures::StreamExt;
 use serde_json::{Value, json};
 
@@ -133,6 +135,61 @@ async fn seeds_repeat_and_choices_differ() {
     assert_eq!(different.len(), 3);
     assert_eq!(first["usage"]["prompt_tokens"], 6, "a prompt counts once: {first}");
     assert_eq!(first["usage"]["completion_tokens"], 48);
+}
+
+/// Goal: `best_of` tells the likeliest per token of the answers that `n` would tell, best first;
+/// all of them are paid for, their prompt is computed once.
+#[tokio::test]
+async fn best_of_tells_the_likeliest() {
+    let server = Server::tiny();
+    let mut body = json!({"prompt": [prompt(100, 1), prompt(100, 2)], "seed": 11, "temperature": 1,
+                          "max_tokens": 12, "ignore_eos": true, "logprobs": 0, "n": 6});
+    let all = server.complete(body.clone()).await;
+    (body["n"], body["best_of"]) = (json!(2), json!(6));
+    let best = server.complete(body.clone()).await;
+    let choices = |reply: &Value| reply["choices"].as_array().expect("a list").clone();
+    let score = |choice: &Value| {
+        let logprobs = choice["logprobs"]["token_logprobs"].as_array().expect("a list");
+        logprobs.iter().filter_map(Value::as_f64).sum::<f64>() / logprobs.len() as f64
+    };
+    for (index, told) in choices(&best).iter().enumerate() {
+        let mut candidates = choices(&all)[index / 2 * 6..][..6].to_vec();
+        candidates.sort_by(|a, b| score(b).total_cmp(&score(a)));
+        assert_eq!(told["index"], index);
+        assert_eq!(told["text"], candidates[index % 2]["text"], "{best} {all}");
+    }
+    assert_eq!(choices(&best).len(), 4);
+    assert_eq!(best["usage"]["prompt_tokens"], 216);
+    assert_eq!(best["usage"]["completion_tokens"], 2 * 6 * 12);
+
+    body["logprobs"] = Value::Null;
+    let plain = server.complete(body).await;
+    assert_eq!(texts(&plain), texts(&best));
+    assert!(plain["choices"][0]["logprobs"].is_null(), "they were not asked for: {plain}");
+    server.settled_audit().await;
+    let (_, stats) = server.get("/admin/stats").await;
+    // Of 36 answers only one computed the 96 tokens that all prompts share in whole blocks.
+    assert_eq!(stats["stats"]["cached_tokens"], 35 * 96, "{stats}");
+}
+
+/// Goal: a `best_of` of 1 asks for nothing, streamed or not, and a client that goes away cancels
+/// all candidates.
+#[tokio::test]
+async fn best_of_one_and_best_of_nobody() {
+    let server = Server::tiny();
+    let body = json!({"prompt": "alone", "best_of": 1, "max_tokens": 4});
+    let whole = server.complete(body.clone()).await;
+    let streamed = server.events("/v1/completions", body).await;
+    assert_eq!(whole["usage"]["completion_tokens"], 4);
+    assert_eq!(streamed[0]["object"], "text_completion");
+
+    let body = json!({"prompt": "endless", "best_of": 4, "max_tokens": 4_000, "ignore_eos": true,
+                      "temperature": 1});
+    let asked = server.send("/v1/completions", body.to_string());
+    assert!(tokio::time::timeout(Duration::from_millis(300), asked).await.is_err());
+    server.settled_audit().await;
+    let (_, stats) = server.get("/admin/stats").await;
+    assert_eq!(stats["stats"]["cancelled"], 4, "{stats}");
 }
 
 /// Goal: sampling parameters reach the engine: a bias can force a token, and a stop string ends
