@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use stolon_kvcache::{StepFence, TreeReader};
 
-use self::scheduler::{Scheduler, Surroundings};
+use self::scheduler::Scheduler;
 use self::sequence::Sequence;
 use crate::door::Permit;
 use crate::error::CoreError;
@@ -31,6 +31,7 @@ use crate::executor::plan::StepDone;
 use crate::fault::FaultPlan;
 use crate::memory::CoreAudit;
 use crate::memory::actors::ActorMemory;
+use crate::surroundings::Surroundings;
 
 /// Blocks that hold so many positions.
 pub(crate) fn blocks_for(block_size: usize, positions: usize) -> usize {

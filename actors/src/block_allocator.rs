@@ -10,8 +10,9 @@ use stolon_kvcache::{BlockId, BlockLease, BlockPool, Namespace};
 
 use crate::fault::{FaultPlan, Part};
 use crate::gauges::Gauges;
-use crate::kept_rows::{KeptRows, PromptRow};
-use crate::memory::{BlockCounts, CoreAudit, FoundRow, Gone, pool};
+use crate::kept_rows::PromptRow;
+use crate::memory::pool::{self, Blocks};
+use crate::memory::{BlockCounts, CoreAudit, FoundRow, Gone};
 use crate::prefix_tree::TreeMessage;
 
 /// What the actor is told.
@@ -40,20 +41,6 @@ pub(crate) enum AllocatorMessage {
     Audit(RpcReplyPort<Result<CoreAudit, String>>),
 }
 
-/// The blocks, and what is kept with those in the tree.
-pub(crate) struct AllocatorState {
-    pool: BlockPool,
-    rows: KeptRows,
-}
-
-impl AllocatorState {
-    /// Takes blocks back that have left the tree.
-    fn take_back(&mut self, blocks: Vec<BlockId>) {
-        self.rows.forget(&blocks);
-        self.pool.release(blocks);
-    }
-}
-
 /// The actor.
 pub(crate) struct BlockAllocatorActor {
     pub(crate) tree: ActorRef<TreeMessage>,
@@ -63,22 +50,22 @@ pub(crate) struct BlockAllocatorActor {
 
 impl Actor for BlockAllocatorActor {
     type Msg = AllocatorMessage;
-    type State = AllocatorState;
-    type Arguments = (BlockPool, KeptRows);
+    type State = Blocks;
+    type Arguments = Blocks;
 
     async fn pre_start(
         &self,
         _: ActorRef<AllocatorMessage>,
-        (pool, rows): (BlockPool, KeptRows),
-    ) -> Result<AllocatorState, ActorProcessingErr> {
-        Ok(AllocatorState { pool, rows })
+        blocks: Blocks,
+    ) -> Result<Blocks, ActorProcessingErr> {
+        Ok(blocks)
     }
 
     async fn handle(
         &self,
         _: ActorRef<AllocatorMessage>,
         message: AllocatorMessage,
-        state: &mut AllocatorState,
+        state: &mut Blocks,
     ) -> Result<(), ActorProcessingErr> {
         self.faults.strike(Part::BlockAllocator)?;
         // A caller that has gone needs no answer; dropping a lease returns its blocks.
@@ -131,11 +118,7 @@ impl Actor for BlockAllocatorActor {
 
 impl BlockAllocatorActor {
     /// Reserves blocks, evicting only if that gives enough.
-    async fn reserve(
-        &self,
-        state: &mut AllocatorState,
-        count: usize,
-    ) -> Result<Option<BlockLease>, Gone> {
+    async fn reserve(&self, state: &mut Blocks, count: usize) -> Result<Option<BlockLease>, Gone> {
         let missing = match state.pool.reserve(count) {
             Ok(lease) => return Ok(Some(lease)),
             Err(shortage) => shortage.missing(),

@@ -4,26 +4,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwapOption;
 use ractor::{Actor, ActorRef, RpcReplyPort};
-use stolon_kvcache::{Namespace, PinId, TreeDump, prefix_tree};
-use stolon_model::sampling::SamplingError;
+use stolon_kvcache::{Namespace, PinId, TreeDump};
 use stolon_model::{Backend, BackendSpec};
 
 use crate::admission::AdmissionMessage;
-use crate::admission::scheduler::Surroundings;
-use crate::admission::sequence::Sequence;
 use crate::config::{AdmissionPolicy, CoreConfig};
-use crate::door::Door;
-use crate::error::{CoreError, LengthBound};
+use crate::error::CoreError;
 use crate::fault::{Fault, FaultPlan, Part};
-use crate::gauges::{CoreStats, Gauges};
+use crate::gauges::CoreStats;
 use crate::memory::CoreAudit;
 use crate::memory::actors::ask;
 use crate::prefix_tree::{CacheEvents, CacheReport, CorePin, TreeMessage};
 use crate::request::SequenceRequest;
-use crate::stream::{SequenceStream, event_channel};
+use crate::stream::SequenceStream;
 use crate::supervisor::{Common, Generation, SupervisorActor, SupervisorMessage};
+use crate::surroundings::{Entered, Surroundings};
 
 /// A running core. Clones share it; when the last clone and the last stream are gone, it stops.
 #[derive(Clone, Debug)]
@@ -65,15 +62,8 @@ impl CoreHandle {
         backend: Box<dyn Backend>,
         config: CoreConfig,
     ) -> Result<CoreHandle, CoreError> {
-        config.validate()?;
-        let spec = backend.spec().clone();
-        check_spec(&spec, &config)?;
-        let policy = Arc::new(ArcSwap::from_pointee(config.policy));
-        let door = Arc::new(Door::new(config.max_queued_requests, config.max_queued_tokens));
-        let config = Arc::new(config);
-        let gauges = Arc::new(Gauges::default());
         let common = Arc::new(Common {
-            around: Surroundings { config, policy, door, gauges, spec },
+            around: Surroundings::new(config, backend.spec().clone())?,
             faults: Arc::new(FaultPlan::default()),
             generation: ArcSwapOption::empty(),
             down: ArcSwapOption::empty(),
@@ -98,7 +88,7 @@ impl CoreHandle {
     /// Every way a request can be wrong, [`CoreError::Overloaded`] when too much is waiting,
     /// [`CoreError::Interrupted`] and [`CoreError::Stopped`].
     pub fn submit(&self, request: SequenceRequest) -> Result<SequenceStream, CoreError> {
-        let max_tokens = check(&request, self.spec(), self.common().around.config.pin_budget)?;
+        let max_tokens = self.common().around.check(&request)?;
         self.enter(request, max_tokens, self.common().current()?, false)
     }
 
@@ -115,7 +105,7 @@ impl CoreHandle {
         if count == 0 {
             return Err(CoreError::invalid("choices", "at least 1", count));
         }
-        let max_tokens = check(&request, self.spec(), self.common().around.config.pin_budget)?;
+        let max_tokens = self.common().around.check(&request)?;
         let generation = self.common().current()?;
         let choice = |index: usize| {
             let mut request = request.clone();
@@ -138,27 +128,21 @@ impl CoreHandle {
     ) -> Result<SequenceStream, CoreError> {
         let around = &self.common().around;
         let shares = around.config.prefix_caching && request.prompt_logprobs.is_none();
-        let uncached = match shares {
-            true if repeats => 1,
-            true => {
-                let matched =
-                    generation.reader.query_match_len(&request.namespace, &request.tokens);
-                request.tokens.len().saturating_sub(matched).max(1)
-            }
-            false => request.tokens.len(),
+        let matched = match shares {
+            true if repeats => request.tokens.len(),
+            true => generation.reader.query_match_len(&request.namespace, &request.tokens),
+            false => 0,
         };
-        let permit = around.door.enter(uncached).inspect_err(|_| around.gauges.rejected.add(1))?;
-        let (events, receiver) = event_channel(around.config.event_capacity);
         // Ids only tell sequences apart.
         let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
-        let sequence =
-            Sequence::new(id, request, max_tokens, around.spec.block_size, events, Instant::now());
+        let entered = around.enter(id, request, max_tokens, matched, Instant::now())?;
+        let Entered { sequence, permit, events } = entered;
         let message = AdmissionMessage::Submit(Box::new(sequence), permit);
         if generation.admission.cast(message).is_err() {
             return Err(self.shared.why_gone(&generation));
         }
         around.gauges.requests.add(1);
-        Ok(SequenceStream::new(id, receiver, generation, Arc::clone(&self.shared)))
+        Ok(SequenceStream::new(id, events, generation, Arc::clone(&self.shared)))
     }
 
     fn common(&self) -> &Common {
@@ -175,8 +159,7 @@ impl CoreHandle {
 
     /// Counts and gauges, without waiting.
     pub fn stats(&self) -> CoreStats {
-        let around = &self.shared.common.around;
-        around.gauges.snapshot(around.door.waiting(), around.spec.block_count)
+        self.shared.common.around.stats()
     }
 
     /// The policy in use.
@@ -309,69 +292,4 @@ impl CoreHandle {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
-}
-
-/// Checks a request against the backend; returns how many tokens it can generate at most.
-/// `pinned` blocks may never come free.
-pub(crate) fn check(
-    request: &SequenceRequest,
-    spec: &BackendSpec,
-    pinned: usize,
-) -> Result<usize, CoreError> {
-    let got = request.tokens.len();
-    if got == 0 {
-        return Err(CoreError::EmptyPrompt);
-    }
-    let blocks = spec.block_count - pinned;
-    let pool = blocks * spec.block_size;
-    let context = spec.max_positions - 1;
-    if got > context.min(pool) {
-        let bound = if context <= pool {
-            LengthBound::Context(spec.max_positions)
-        } else {
-            LengthBound::Pool { blocks, block_size: spec.block_size }
-        };
-        return Err(CoreError::PromptTooLong { got, limit: context.min(pool), bound });
-    }
-    let vocab_size = spec.vocab_size;
-    let outside = |&(_, &id): &(usize, &u32)| id as usize >= vocab_size;
-    if let Some((index, &got)) = request.tokens.iter().enumerate().find(outside) {
-        return Err(CoreError::TokenOutOfRange { index, got, vocab_size });
-    }
-    if request.max_tokens == 0 {
-        return Err(CoreError::invalid("max_tokens", "at least 1", 0));
-    }
-    if let Some(top) = request.prompt_logprobs.filter(|&top| top > vocab_size) {
-        let expected = format!("at most the vocabulary's {vocab_size}");
-        return Err(CoreError::invalid("prompt_logprobs", expected, top));
-    }
-    request.sampling.validate(vocab_size).map_err(|error| match error {
-        SamplingError::InvalidParameter { name, expected, got } => {
-            CoreError::InvalidParameter { name, expected, got }
-        }
-        other => CoreError::invalid("sampling", "usable parameters", other),
-    })?;
-    // The last token generated is never computed, so it needs no place in the pool.
-    Ok(request.max_tokens.min(spec.max_positions - got).min(pool - got + 1))
-}
-
-/// Checks what a backend says of itself, and the settings that depend on it.
-pub(crate) fn check_spec(spec: &BackendSpec, config: &CoreConfig) -> Result<(), CoreError> {
-    prefix_tree(spec.block_size).map_err(|_| {
-        CoreError::invalid("block_size", "a power of two from 1 to 256", spec.block_size)
-    })?;
-    if spec.block_count == 0 {
-        return Err(CoreError::invalid("num_blocks", "at least 1", 0));
-    }
-    if config.pin_budget >= spec.block_count {
-        let expected = format!("fewer than the pool's {} blocks", spec.block_count);
-        return Err(CoreError::invalid("pin_budget", expected, config.pin_budget));
-    }
-    if spec.max_positions < 2 {
-        return Err(CoreError::invalid("max_positions", "at least 2", spec.max_positions));
-    }
-    if spec.vocab_size == 0 {
-        return Err(CoreError::invalid("vocab_size", "at least 1", 0));
-    }
-    Ok(())
 }

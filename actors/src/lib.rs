@@ -32,6 +32,7 @@ mod request;
 mod simulation;
 mod stream;
 mod supervisor;
+mod surroundings;
 
 pub use config::{AdmissionPolicy, CoreConfig, UnknownPolicy};
 pub use error::{CoreError, LengthBound};

@@ -11,28 +11,22 @@
 //! of prompts are not to be had.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
 use futures::executor::block_on;
-use stolon_kvcache::{BlockPool, TreeBuilder};
 use stolon_model::sampling::Sampled;
 use stolon_model::{BackendSpec, StepBatch};
 
-use crate::admission::scheduler::{Scheduler, Surroundings};
-use crate::admission::sequence::Sequence;
+use crate::admission::scheduler::Scheduler;
 use crate::config::CoreConfig;
-use crate::door::Door;
 use crate::error::CoreError;
 use crate::executor::plan::{RowResult, StepDone, StepPlan};
-use crate::gauges::{CoreStats, Gauges};
-use crate::handle::{check, check_spec};
-use crate::kept_rows::KeptRows;
+use crate::gauges::CoreStats;
 use crate::memory::direct::DirectMemory;
 use crate::memory::{CoreAudit, Gone};
 use crate::request::{SequenceEvent, SequenceRequest};
-use crate::stream::{EventReceiver, event_channel};
+use crate::stream::EventReceiver;
+use crate::surroundings::{EmptyCache, Entered, Surroundings};
 
 /// A scheduler, its cache, and a clock that only its owner moves. See the module's documentation.
 #[derive(Debug)]
@@ -81,23 +75,9 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
     /// # Errors
     /// [`CoreError::InvalidParameter`] for sizes or settings that cannot work.
     pub fn new(spec: BackendSpec, config: CoreConfig, cost: C) -> Result<Simulation<C>, CoreError> {
-        config.validate()?;
-        check_spec(&spec, &config)?;
-        let (writer, reader) = TreeBuilder::new(spec.block_size)
-            .policy(config.eviction_policy)
-            .pin_budget(config.pin_budget)
-            .build()
-            .map_err(|error| CoreError::invalid("block_size", "a power of two", error))?;
-        let (pool, fence) = BlockPool::new(spec.block_count);
-        let rows = KeptRows::new(config.kept_logit_bytes);
-        let around = Surroundings {
-            policy: Arc::new(ArcSwap::from_pointee(config.policy)),
-            door: Arc::new(Door::new(config.max_queued_requests, config.max_queued_tokens)),
-            config: Arc::new(config),
-            gauges: Arc::new(Gauges::default()),
-            spec,
-        };
-        let memory = DirectMemory { writer, pool, rows };
+        let around = Surroundings::new(config, spec)?;
+        let EmptyCache { writer, reader, blocks, fence } = around.empty_cache()?;
+        let memory = DirectMemory { writer, blocks };
         Ok(Simulation {
             scheduler: Scheduler::new(around.clone(), memory, reader, fence),
             around,
@@ -121,20 +101,16 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
     /// As [`CoreHandle::submit`](crate::CoreHandle::submit).
     pub fn submit(&mut self, mut request: SequenceRequest) -> Result<u64, CoreError> {
         request.prompt_logprobs = None;
-        let Surroundings { config, door, gauges, spec, .. } = &self.around;
-        let max_tokens = check(&request, spec, config.pin_budget)?;
-        let matched = match config.prefix_caching {
+        let max_tokens = self.around.check(&request)?;
+        let matched = match self.around.config.prefix_caching {
             true => self.scheduler.query_match_len(&request.namespace, &request.tokens),
             false => 0,
         };
-        let uncached = request.tokens.len().saturating_sub(matched).max(1);
-        let permit = door.enter(uncached).inspect_err(|_| gauges.rejected.add(1))?;
-        let (sender, events) = event_channel(config.event_capacity);
-        gauges.requests.add(1);
-        let block_size = spec.block_size;
-        let id = self.next_id;
+        let (id, now) = (self.next_id, self.instant());
+        let entered = self.around.enter(id, request, max_tokens, matched, now)?;
+        let Entered { sequence, permit, events } = entered;
         self.next_id += 1;
-        let sequence = Sequence::new(id, request, max_tokens, block_size, sender, self.instant());
+        self.around.gauges.requests.add(1);
         self.streams.insert(id, Stream { events, generated: 0 });
         self.scheduler.submit(sequence, permit);
         self.advance()?;
@@ -199,7 +175,7 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
 
     /// Counts and gauges; those of blocks are in [`Simulation::audit`].
     pub fn stats(&self) -> CoreStats {
-        self.around.gauges.snapshot(self.around.door.waiting(), self.around.spec.block_count)
+        self.around.stats()
     }
 
     /// Checks all bookkeeping.

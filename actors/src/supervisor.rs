@@ -15,19 +15,18 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent};
-use stolon_kvcache::{BlockPool, TreeBuilder, TreeReader};
+use stolon_kvcache::TreeReader;
 use stolon_model::Backend;
 use tokio::sync::oneshot;
 
-use crate::admission::scheduler::Surroundings;
 use crate::admission::{AdmissionActor, AdmissionArguments, AdmissionMessage};
 use crate::block_allocator::BlockAllocatorActor;
 use crate::error::CoreError;
 use crate::executor::{ExecutorActor, ExecutorArguments};
 use crate::fault::FaultPlan;
-use crate::kept_rows::KeptRows;
 use crate::memory::actors::ActorMemory;
 use crate::prefix_tree::{PrefixTreeActor, TreeMessage};
+use crate::surroundings::{EmptyCache, Surroundings};
 
 /// One set of actors, as callers see it.
 #[derive(Debug)]
@@ -169,17 +168,11 @@ impl SupervisorActor {
     ) -> Result<Parts, ActorProcessingErr> {
         let common = &self.common;
         let around = common.around.clone();
-        let spec = &around.spec;
-        let (writer, reader) = TreeBuilder::new(spec.block_size)
-            .policy(around.config.eviction_policy)
-            .pin_budget(around.config.pin_budget)
-            .build()?;
-        let (pool, fence) = BlockPool::new(spec.block_count);
-        let rows = KeptRows::new(around.config.kept_logit_bytes);
+        let EmptyCache { writer, reader, blocks, fence } = around.empty_cache()?;
         let gauges = Arc::clone(&around.gauges);
         gauges.running.set(0);
         gauges.preempted.set(0);
-        gauges.blocks_free.set(spec.block_count);
+        gauges.blocks_free.set(around.spec.block_count);
         gauges.blocks_reserved.set(0);
         gauges.blocks_cached.set(0);
         gauges.blocks_evictable.set(0);
@@ -189,7 +182,7 @@ impl SupervisorActor {
         let (tree, _) = Actor::spawn_linked(None, tree, writer, me.clone()).await?;
         let allocator =
             BlockAllocatorActor { tree: tree.clone(), gauges, faults: Arc::clone(&faults) };
-        let (allocator, _) = Actor::spawn_linked(None, allocator, (pool, rows), me.clone()).await?;
+        let (allocator, _) = Actor::spawn_linked(None, allocator, blocks, me.clone()).await?;
         let (hand_back, backend_back) = oneshot::channel();
         let executor = ExecutorActor { faults: Arc::clone(&faults) };
         let arguments = ExecutorArguments { backend, hand_back };

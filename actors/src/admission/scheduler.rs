@@ -16,21 +16,17 @@ mod blocks;
 mod ending;
 mod step;
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use arc_swap::ArcSwap;
 use stolon_kvcache::{Namespace, StepFence, TreeReader};
-use stolon_model::BackendSpec;
 
 use super::budget::DecodeForecast;
 use super::queue::{Queue, Waiting};
 use super::sequence::{Ending, Sequence};
-use crate::config::{AdmissionPolicy, CoreConfig};
-use crate::door::{Door, Permit};
+use crate::door::Permit;
 use crate::executor::plan::StepPlan;
-use crate::gauges::Gauges;
 use crate::memory::{CoreAudit, Gone, Memory};
+use crate::surroundings::Surroundings;
 
 /// Rounds of admission without a step to show for them, after which the next event is awaited.
 const ROUNDS_MAX: usize = 4;
@@ -52,16 +48,6 @@ struct InFlight {
     index: usize,
     start: usize,
     count: usize,
-}
-
-/// What outlives a scheduler and is shared with the door.
-#[derive(Clone, Debug)]
-pub(crate) struct Surroundings {
-    pub(crate) config: Arc<CoreConfig>,
-    pub(crate) policy: Arc<ArcSwap<AdmissionPolicy>>,
-    pub(crate) door: Arc<Door>,
-    pub(crate) gauges: Arc<Gauges>,
-    pub(crate) spec: BackendSpec,
 }
 
 /// The state. See the module's documentation.

@@ -5,25 +5,21 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
 use futures::executor::block_on;
 use proptest::prelude::*;
-use stolon_kvcache::{BlockPool, prefix_tree};
 use stolon_model::fake::expected_next;
 use stolon_model::{Backend, FakeBackend, FakeOptions};
 
-use super::scheduler::{Scheduler, Surroundings};
+use super::scheduler::Scheduler;
 use super::sequence::Sequence;
 use crate::config::{AdmissionPolicy, CoreConfig};
-use crate::door::Door;
 use crate::error::CoreError;
 use crate::executor::plan::{StepDone, StepPlan};
 use crate::executor::thread::compute;
-use crate::gauges::Gauges;
-use crate::kept_rows::KeptRows;
 use crate::memory::direct::DirectMemory;
 use crate::request::{SequenceEvent, SequenceRequest};
 use crate::stream::{EventReceiver, event_channel};
+use crate::surroundings::{EmptyCache, Surroundings};
 
 const VOCAB_SIZE: usize = 16;
 
@@ -62,17 +58,9 @@ impl World {
             block_count,
             ..FakeOptions::default()
         });
-        let (writer, reader) = prefix_tree(block_size).expect("a power of two");
-        let (pool, fence) = BlockPool::new(block_count);
-        let rows = KeptRows::new(config.kept_logit_bytes);
-        let around = Surroundings {
-            policy: Arc::new(ArcSwap::from_pointee(config.policy)),
-            door: Arc::new(Door::new(config.max_queued_requests, config.max_queued_tokens)),
-            config: Arc::new(config),
-            gauges: Arc::new(Gauges::default()),
-            spec: backend.spec().clone(),
-        };
-        let memory = DirectMemory { writer, pool, rows };
+        let around = Surroundings::new(config, backend.spec().clone()).expect("valid settings");
+        let EmptyCache { writer, reader, blocks, fence } = around.empty_cache().expect("valid");
+        let memory = DirectMemory { writer, blocks };
         let scheduler = Scheduler::new(around.clone(), memory, reader, fence);
         let now = Instant::now();
         World { scheduler, around, backend, in_flight: None, callers: Vec::new(), now }

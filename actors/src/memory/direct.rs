@@ -1,28 +1,18 @@
 //! [`Memory`] without actors: the tree and the pool in one value, for simulations and
 //! for tests of the scheduler.
 
-use stolon_kvcache::{BlockId, BlockLease, BlockPool, Namespace, TreeWriter};
+use stolon_kvcache::{BlockId, BlockLease, Namespace, TreeWriter};
 
-use super::{
-    Acquired, BlockCounts, CommitItem, Committed, CoreAudit, FoundRow, Gone, Memory, pool,
-};
-use crate::kept_rows::{KeptRows, PromptRow};
+use super::pool::{self, Blocks};
+use super::{Acquired, BlockCounts, CommitItem, Committed, CoreAudit, FoundRow, Gone, Memory};
+use crate::kept_rows::PromptRow;
 use crate::prefix_tree::commit;
 
 /// The tree and the pool.
 #[derive(Debug)]
 pub(crate) struct DirectMemory {
     pub(crate) writer: TreeWriter,
-    pub(crate) pool: BlockPool,
-    pub(crate) rows: KeptRows,
-}
-
-impl DirectMemory {
-    /// Takes blocks back that have left the tree.
-    fn take_back(&mut self, blocks: Vec<BlockId>) {
-        self.rows.forget(&blocks);
-        self.pool.release(blocks);
-    }
+    pub(crate) blocks: Blocks,
 }
 
 impl Memory for DirectMemory {
@@ -41,7 +31,7 @@ impl Memory for DirectMemory {
     }
 
     async fn reserve(&mut self, count: usize) -> Result<Option<BlockLease>, Gone> {
-        let missing = match self.pool.reserve(count) {
+        let missing = match self.blocks.pool.reserve(count) {
             Ok(lease) => return Ok(Some(lease)),
             Err(shortage) => shortage.missing(),
         };
@@ -50,12 +40,12 @@ impl Memory for DirectMemory {
             return Ok(None);
         }
         let evicted = self.writer.evict(missing);
-        self.take_back(evicted);
-        Ok(self.pool.reserve(count).ok())
+        self.blocks.take_back(evicted);
+        Ok(self.blocks.pool.reserve(count).ok())
     }
 
     fn keep_row(&mut self, row: PromptRow) -> Result<(), Gone> {
-        self.rows.keep(row);
+        self.blocks.rows.keep(row);
         Ok(())
     }
 
@@ -65,34 +55,34 @@ impl Memory for DirectMemory {
         namespace: &Namespace,
         tokens: Vec<u32>,
     ) -> Result<FoundRow, Gone> {
-        let logits = self.rows.get(block, namespace, &tokens);
+        let logits = self.blocks.rows.get(block, namespace, &tokens);
         Ok(FoundRow { tokens, logits })
     }
 
     fn release(&mut self, blocks: Vec<BlockId>) -> Result<(), Gone> {
-        self.pool.release(blocks);
+        self.blocks.pool.release(blocks);
         Ok(())
     }
 
     async fn counts(&mut self) -> Result<BlockCounts, Gone> {
-        Ok(pool::counts(&self.pool, &self.writer.counts()))
+        Ok(pool::counts(&self.blocks.pool, &self.writer.counts()))
     }
 
     async fn settle(&mut self) -> Result<(), Gone> {
         let flushed = self.writer.counts().detached;
         let evicted = self.writer.evict(flushed);
-        self.take_back(evicted);
+        self.blocks.take_back(evicted);
         Ok(())
     }
 
     async fn flush(&mut self) -> Result<(), Gone> {
-        self.rows.clear();
-        self.pool.release(self.writer.flush());
+        self.blocks.rows.clear();
+        self.blocks.pool.release(self.writer.flush());
         Ok(())
     }
 
     async fn audit(&mut self) -> Result<Result<CoreAudit, String>, Gone> {
         let checked = self.writer.audit().map_err(|error| error.to_string());
-        Ok(checked.and_then(|_| pool::audit(&mut self.pool, &self.writer.counts())))
+        Ok(checked.and_then(|_| pool::audit(&mut self.blocks.pool, &self.writer.counts())))
     }
 }

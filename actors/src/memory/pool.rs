@@ -1,8 +1,24 @@
-//! Plain functions on the block pool and the tree's counts.
+//! The blocks and what is kept with them, and plain functions on them and the tree's counts.
 
-use stolon_kvcache::{BlockPool, TreeCounts};
+use stolon_kvcache::{BlockId, BlockPool, TreeCounts};
 
 use super::{BlockCounts, CoreAudit};
+use crate::kept_rows::KeptRows;
+
+/// The blocks, and what is kept with those in the tree.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    pub(crate) pool: BlockPool,
+    pub(crate) rows: KeptRows,
+}
+
+impl Blocks {
+    /// Takes blocks back that have left the tree.
+    pub(crate) fn take_back(&mut self, blocks: Vec<BlockId>) {
+        self.rows.forget(&blocks);
+        self.pool.release(blocks);
+    }
+}
 
 /// Blocks as they stand.
 pub(crate) fn counts(pool: &BlockPool, tree: &TreeCounts) -> BlockCounts {
