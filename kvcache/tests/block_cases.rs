@@ -2,89 +2,21 @@
 //! of eviction, allocation, pins, and how much it saves. What needs a model is tested where there
 //! is one.
 
-use stolon_kvcache::{
-    BlockId, BlockLease, BlockPool, Namespace, PrefixLease, Shortage, StepFence, TreeReader,
-    TreeWriter, prefix_tree,
-};
+#[path = "support/cache.rs"]
+mod support;
+
+use stolon_kvcache::{BlockId, Namespace, Shortage};
+use support::Cache;
 
 const BLOCK: usize = 16;
 
-/// A tree and a pool, as an engine has them.
-struct Cache {
-    writer: TreeWriter,
-    reader: TreeReader,
-    pool: BlockPool,
-    _fence: StepFence,
-    base: Namespace,
+fn holds(cache: &mut Cache, prompt: &[u32], block: BlockId) -> bool {
+    cache.writer.acquire(&cache.base, prompt).blocks().contains(&block)
 }
 
-/// One request: its locked prefix and its private blocks.
-struct Slot {
-    lease: PrefixLease,
-    private: BlockLease,
-}
-
-impl Cache {
-    fn new(block_count: usize) -> Cache {
-        let (writer, reader) = prefix_tree(BLOCK).expect("a block size");
-        let (pool, fence) = BlockPool::new(block_count);
-        Cache { writer, reader, pool, _fence: fence, base: Namespace::default() }
-    }
-
-    /// Locks the match and reserves blocks for the rest, a partial block included.
-    fn allocate(&mut self, prompt: &[u32]) -> Result<Slot, Shortage> {
-        let lease = self.writer.acquire(&self.base, prompt);
-        let need = prompt.len().div_ceil(BLOCK) - lease.blocks().len();
-        let private = match self.pool.reserve(need) {
-            Ok(private) => private,
-            Err(shortage) => {
-                self.evict(shortage.missing());
-                self.pool.reserve(need)?
-            }
-        };
-        Ok(Slot { lease, private })
-    }
-
-    /// The last chunk of the prompt is computed: its full blocks enter the tree.
-    fn insert(&mut self, slot: &mut Slot, prompt: &[u32]) {
-        let full = prompt.len() / BLOCK - slot.lease.blocks().len();
-        let blocks = slot.private.commit_front(full);
-        let commit = self.writer.commit(&mut slot.lease, prompt, &blocks);
-        self.pool.release(commit.duplicates);
-    }
-
-    fn run(&mut self, prompt: &[u32]) {
-        let mut slot = self.allocate(prompt).expect("fits");
-        self.insert(&mut slot, prompt);
-    }
-
-    fn match_len(&self, prompt: &[u32]) -> usize {
-        self.reader.query_match_len(&self.base, prompt)
-    }
-
-    fn holds(&mut self, prompt: &[u32], block: BlockId) -> bool {
-        self.writer.acquire(&self.base, prompt).blocks().contains(&block)
-    }
-
-    fn evict(&mut self, count: usize) -> Vec<BlockId> {
-        let evicted = self.writer.evict(count);
-        self.pool.release(evicted.clone());
-        evicted
-    }
-
-    /// Tokens that a request could have now: free blocks, and those that eviction would free.
-    fn token_capacity(&mut self) -> usize {
-        (self.pool.free_count() + self.writer.counts().evictable) * BLOCK
-    }
-
-    fn audit(&mut self) {
-        self.writer.audit().expect("consistent tree");
-        self.pool.audit().expect("consistent pool");
-        let (tree, pool) = (self.writer.counts(), self.pool.counts());
-        assert_eq!(pool.committed, tree.cached + tree.detached, "the tree owns what is committed");
-        let all = pool.free + pool.fenced + pool.reserved + pool.committed;
-        assert_eq!(all, self.pool.block_count(), "no block is lost");
-    }
+/// Tokens that a request could have now: free blocks, and those that eviction would free.
+fn token_capacity(cache: &mut Cache) -> usize {
+    (cache.pool.free_count() + cache.writer.counts().evictable) * BLOCK
 }
 
 /// Blocks of tokens, one letter a block.
@@ -94,7 +26,7 @@ fn blocks(letters: &str) -> Vec<u32> {
 
 #[test]
 fn empty_tree_matches_nothing() {
-    let mut cache = Cache::new(4);
+    let mut cache = Cache::new(BLOCK, 4);
     assert_eq!(cache.match_len(&blocks("ABCD")), 0);
     assert_eq!(cache.match_len(&[]), 0);
     let lease = cache.writer.acquire(&cache.base, &blocks("ABCD"));
@@ -104,7 +36,7 @@ fn empty_tree_matches_nothing() {
 
 #[test]
 fn insert_and_match() {
-    let mut cache = Cache::new(4);
+    let mut cache = Cache::new(BLOCK, 4);
     cache.run(&blocks("ABCD"));
     let lease = cache.writer.acquire(&cache.base, &blocks("ABCDE"));
     assert_eq!((lease.len(), lease.blocks()), (64, &[0, 1, 2, 3].map(BlockId)[..]));
@@ -112,7 +44,7 @@ fn insert_and_match() {
 
 #[test]
 fn partial_match_returns_the_common_blocks() {
-    let mut cache = Cache::new(4);
+    let mut cache = Cache::new(BLOCK, 4);
     cache.run(&blocks("ABCD"));
     assert_eq!(cache.match_len(&blocks("ABXY")), 32);
     let lease = cache.writer.acquire(&cache.base, &blocks("ABXY"));
@@ -124,7 +56,7 @@ fn partial_match_returns_the_common_blocks() {
 
 #[test]
 fn full_match_of_an_aligned_prompt() {
-    let mut cache = Cache::new(4);
+    let mut cache = Cache::new(BLOCK, 4);
     let prompt = blocks("ABCD");
     cache.run(&prompt);
     assert_eq!((prompt.len(), cache.match_len(&prompt)), (64, 64));
@@ -133,7 +65,7 @@ fn full_match_of_an_aligned_prompt() {
 
 #[test]
 fn full_match_of_a_prompt_that_is_not_aligned() {
-    let mut cache = Cache::new(67);
+    let mut cache = Cache::new(BLOCK, 67);
     let prompt: Vec<u32> = (0..1060).collect();
     cache.run(&prompt);
     assert_eq!(cache.match_len(&prompt), 1056);
@@ -144,7 +76,7 @@ fn full_match_of_a_prompt_that_is_not_aligned() {
 
 #[test]
 fn short_prompt_is_neither_matched_nor_inserted() {
-    let mut cache = Cache::new(4);
+    let mut cache = Cache::new(BLOCK, 4);
     let prompt = &blocks("A")[..15];
     cache.run(prompt);
     assert_eq!(cache.match_len(prompt), 0);
@@ -154,7 +86,7 @@ fn short_prompt_is_neither_matched_nor_inserted() {
 
 #[test]
 fn refcount_lifecycle() {
-    let mut cache = Cache::new(4);
+    let mut cache = Cache::new(BLOCK, 4);
     let prompt = blocks("AB");
     cache.run(&prompt);
     assert_eq!(cache.writer.counts().evictable, 2);
@@ -173,7 +105,7 @@ fn refcount_lifecycle() {
 
 #[test]
 fn evictable_count_tracks_locks() {
-    let mut cache = Cache::new(8);
+    let mut cache = Cache::new(BLOCK, 8);
     cache.run(&blocks("ABC"));
     cache.run(&blocks("ABD"));
     for (letters, evictable) in [("AB", 2), ("ABC", 1), ("ABCX", 1), ("X", 4)] {
@@ -186,7 +118,7 @@ fn evictable_count_tracks_locks() {
 
 #[test]
 fn lru_eviction_takes_the_older_one() {
-    let mut cache = Cache::new(4);
+    let mut cache = Cache::new(BLOCK, 4);
     cache.run(&blocks("A"));
     cache.run(&blocks("B"));
     drop(cache.writer.acquire(&cache.base, &blocks("A")));
@@ -196,7 +128,7 @@ fn lru_eviction_takes_the_older_one() {
 
 #[test]
 fn cascading_eviction_reaches_the_parent() {
-    let mut cache = Cache::new(4);
+    let mut cache = Cache::new(BLOCK, 4);
     cache.run(&blocks("A"));
     cache.run(&blocks("AB"));
     cache.run(&blocks("AC"));
@@ -208,43 +140,43 @@ fn cascading_eviction_reaches_the_parent() {
 
 #[test]
 fn contains_block_and_cached_block_count() {
-    let mut cache = Cache::new(4);
+    let mut cache = Cache::new(BLOCK, 4);
     let prompt = blocks("ABC");
     cache.run(&prompt);
     assert_eq!(cache.writer.counts().cached, 3);
-    assert!((0..3).all(|id| cache.holds(&prompt, BlockId(id))));
-    assert!(!cache.holds(&prompt, BlockId(3)));
+    assert!((0..3).all(|id| holds(&mut cache, &prompt, BlockId(id))));
+    assert!(!holds(&mut cache, &prompt, BlockId(3)));
     assert_eq!(cache.evict(1), [BlockId(2)]);
-    assert!(!cache.holds(&prompt, BlockId(2)));
+    assert!(!holds(&mut cache, &prompt, BlockId(2)));
     assert_eq!(cache.writer.counts().cached, 2);
 }
 
 #[test]
 fn eviction_with_everything_locked_gives_nothing() {
-    let mut cache = Cache::new(4);
+    let mut cache = Cache::new(BLOCK, 4);
     cache.run(&blocks("ABCD"));
     let lease = cache.writer.acquire(&cache.base, &blocks("ABCD"));
     assert!(cache.evict(4).is_empty());
     let shortage = Shortage { requested: 1, free: 0, fenced: 0 };
-    assert_eq!(cache.allocate(&blocks("X")).err(), Some(shortage), "an allocation fails normally");
+    assert_eq!(cache.start(&blocks("X")).err(), Some(shortage), "an allocation fails normally");
     drop(lease);
-    assert!(cache.allocate(&blocks("X")).is_ok());
+    assert!(cache.start(&blocks("X")).is_ok());
     cache.audit();
 }
 
 #[test]
 fn allocation_with_an_empty_tree_reserves_all_blocks() {
-    let mut cache = Cache::new(8);
-    let slot = cache.allocate(&blocks("ABC")).expect("fits");
+    let mut cache = Cache::new(BLOCK, 8);
+    let slot = cache.start(&blocks("ABC")).expect("fits");
     assert_eq!((slot.lease.len(), slot.private.len()), (0, 3));
 }
 
 #[test]
 fn allocation_reuses_a_cached_prefix() {
-    let mut cache = Cache::new(8);
-    let mut first = cache.allocate(&blocks("ABC")).expect("fits");
-    cache.insert(&mut first, &blocks("ABC"));
-    let second = cache.allocate(&blocks("ABX")).expect("fits");
+    let mut cache = Cache::new(BLOCK, 8);
+    let mut first = cache.start(&blocks("ABC")).expect("fits");
+    cache.publish(&mut first, &blocks("ABC"));
+    let second = cache.start(&blocks("ABX")).expect("fits");
     assert_eq!((second.lease.len(), second.private.len()), (32, 1));
     assert_eq!(second.lease.blocks(), &first.lease.blocks()[..2]);
     cache.audit();
@@ -252,10 +184,10 @@ fn allocation_reuses_a_cached_prefix() {
 
 #[test]
 fn freeing_a_slot_keeps_the_trees_blocks() {
-    let mut cache = Cache::new(8);
+    let mut cache = Cache::new(BLOCK, 8);
     let prompt = &blocks("ABC")[..40];
-    let mut slot = cache.allocate(prompt).expect("fits");
-    cache.insert(&mut slot, prompt);
+    let mut slot = cache.start(prompt).expect("fits");
+    cache.publish(&mut slot, prompt);
     assert_eq!((cache.pool.free_count(), cache.writer.counts().locked), (5, 2));
     drop(slot);
     assert_eq!(cache.pool.free_count(), 6, "the partial block is free again");
@@ -265,12 +197,12 @@ fn freeing_a_slot_keeps_the_trees_blocks() {
 
 #[test]
 fn a_failed_request_gives_everything_back() {
-    let mut cache = Cache::new(4);
+    let mut cache = Cache::new(BLOCK, 4);
     cache.run(&blocks("AB"));
-    let slot = cache.allocate(&blocks("ABCD")).expect("fits");
+    let slot = cache.start(&blocks("ABCD")).expect("fits");
     drop(slot);
     assert_eq!((cache.pool.free_count(), cache.writer.counts().locked), (2, 0));
-    let shortage = cache.allocate(&blocks("ABCDE")).err().expect("5 blocks do not fit");
+    let shortage = cache.start(&blocks("ABCDE")).err().expect("5 blocks do not fit");
     assert_eq!(shortage.requested, 3, "its own match is not evicted to make room for it");
     assert_eq!((cache.pool.free_count(), cache.writer.counts().locked), (2, 0));
     assert_eq!(cache.match_len(&blocks("AB")), 32);
@@ -279,22 +211,22 @@ fn a_failed_request_gives_everything_back() {
 
 #[test]
 fn free_token_capacity_includes_evictable_blocks() {
-    let mut cache = Cache::new(8);
-    assert_eq!(cache.token_capacity(), 128);
+    let mut cache = Cache::new(BLOCK, 8);
+    assert_eq!(token_capacity(&mut cache), 128);
     cache.run(&blocks("ABC"));
-    assert_eq!(cache.token_capacity(), 128, "nobody uses what is cached");
+    assert_eq!(token_capacity(&mut cache), 128, "nobody uses what is cached");
     let lease = cache.writer.acquire(&cache.base, &blocks("AB"));
-    assert_eq!(cache.token_capacity(), 96);
+    assert_eq!(token_capacity(&mut cache), 96);
     drop(lease);
-    assert_eq!(cache.token_capacity(), 128);
+    assert_eq!(token_capacity(&mut cache), 128);
 }
 
 #[test]
 fn eviction_under_pressure_makes_room() {
-    let mut cache = Cache::new(4);
+    let mut cache = Cache::new(BLOCK, 4);
     cache.run(&blocks("ABCD"));
     assert_eq!(cache.pool.free_count(), 0);
-    let slot = cache.allocate(&blocks("XYZ")).expect("three can be evicted");
+    let slot = cache.start(&blocks("XYZ")).expect("three can be evicted");
     assert_eq!(slot.private.len(), 3);
     assert_eq!(cache.match_len(&blocks("ABCD")), 16, "only as much as was needed");
     cache.audit();
@@ -303,7 +235,7 @@ fn eviction_under_pressure_makes_room() {
 /// 48 requests with one system prompt of 1,024 tokens and a tail of 32 to 128 of their own.
 #[test]
 fn a_shared_system_prompt_is_computed_once() {
-    let mut cache = Cache::new(1000);
+    let mut cache = Cache::new(BLOCK, 1000);
     let (mut asked, mut found, mut hits) = (0, 0, 0);
     for request in 0..48u32 {
         let mut prompt: Vec<u32> = (0..1024).collect();
@@ -326,7 +258,7 @@ fn a_shared_system_prompt_is_computed_once() {
 /// Tenants of their own namespaces that share nothing, with one pinned system prompt each.
 #[test]
 fn a_pinned_system_prompt_outlives_pressure() {
-    let mut cache = Cache::new(12);
+    let mut cache = Cache::new(BLOCK, 12);
     let tenants = ["one", "two"].map(|salt| Namespace::builder().salt(salt).build());
     let mut pins = Vec::new();
     for tenant in &tenants {

@@ -2,77 +2,13 @@
 //! splits, atoms, locks, ownership of blocks, idempotence, conservation, namespaces. What needs a
 //! model (logits, generated tokens) is tested where there is one.
 
-use stolon_kvcache::{
-    Atom, AtomInterner, BlockId, BlockPool, Commit, Namespace, PrefixLease, Shortage, StepFence,
-    TreeReader, TreeWriter, prefix_tree,
-};
+#[path = "support/cache.rs"]
+mod support;
+
+use stolon_kvcache::{Atom, AtomInterner, BlockId, Commit, Namespace, Shortage, prefix_tree};
+use support::{Cache, Running};
 
 const IMAGE: Atom = Atom::Image { content_hash: 12345, kv_len: 729 };
-
-/// A tree and a pool, as an engine has them, with one position a block.
-struct Cache {
-    writer: TreeWriter,
-    reader: TreeReader,
-    pool: BlockPool,
-    _fence: StepFence,
-    base: Namespace,
-}
-
-/// One request: its locked prefix and its private blocks.
-struct Running {
-    lease: PrefixLease,
-    private: stolon_kvcache::BlockLease,
-}
-
-impl Cache {
-    fn new(block_count: usize) -> Cache {
-        let (writer, reader) = prefix_tree(1).expect("1 is a block size");
-        let (pool, fence) = BlockPool::new(block_count);
-        Cache { writer, reader, pool, _fence: fence, base: Namespace::default() }
-    }
-
-    /// Locks the match and reserves the rest, evicting if short.
-    fn start(&mut self, prompt: &[u32]) -> Result<Running, Shortage> {
-        let lease = self.writer.acquire(&self.base, prompt);
-        let need = prompt.len() - lease.len();
-        let private = match self.pool.reserve(need) {
-            Ok(private) => private,
-            Err(shortage) => {
-                let evicted = self.writer.evict(shortage.missing());
-                self.pool.release(evicted);
-                self.pool.reserve(need)?
-            }
-        };
-        Ok(Running { lease, private })
-    }
-
-    /// The prompt's KV is written: publish it.
-    fn publish(&mut self, running: &mut Running, prompt: &[u32]) -> Commit {
-        let blocks = running.private.commit_front(prompt.len() - running.lease.len());
-        let commit = self.writer.commit(&mut running.lease, prompt, &blocks);
-        self.pool.release(commit.duplicates.clone());
-        commit
-    }
-
-    fn run(&mut self, prompt: &[u32]) {
-        let mut running = self.start(prompt).expect("fits");
-        self.publish(&mut running, prompt);
-    }
-
-    fn match_len(&self, positions: &[u32]) -> usize {
-        self.reader.query_match_len(&self.base, positions)
-    }
-
-    /// Nothing is lost and nothing is owned twice.
-    fn check(&mut self) {
-        self.writer.audit().expect("consistent tree");
-        self.pool.audit().expect("consistent pool");
-        let (tree, pool) = (self.writer.counts(), self.pool.counts());
-        assert_eq!(pool.committed, tree.cached + tree.detached, "the tree owns what is committed");
-        let all = pool.free + pool.fenced + pool.reserved + pool.committed;
-        assert_eq!(all, self.pool.block_count());
-    }
-}
 
 fn prompt_with_image(atoms: &AtomInterner, tail: &[u32]) -> Vec<u32> {
     let mut prompt = vec![0];
@@ -84,7 +20,7 @@ fn prompt_with_image(atoms: &AtomInterner, tail: &[u32]) -> Vec<u32> {
 /// Case 1: a match that ends inside a run splits it there; both parts keep their blocks.
 #[test]
 fn case_01_split_correctness() {
-    let mut cache = Cache::new(8);
+    let mut cache = Cache::new(1, 8);
     cache.run(&[1, 2, 3, 4]);
     let lease = cache.writer.acquire(&cache.base, &[1, 2, 9]);
     assert_eq!(lease.len(), 2);
@@ -92,14 +28,14 @@ fn case_01_split_correctness() {
     assert_eq!(cache.writer.counts().nodes, 2);
     let whole = cache.writer.acquire(&cache.base, &[1, 2, 3, 4]);
     assert_eq!(whole.blocks(), [0, 1, 2, 3].map(BlockId));
-    cache.check();
+    cache.audit();
 }
 
 /// Case 2: an image counts as all its positions, and only as a whole.
 #[test]
 fn case_02_image_kv_length() {
     let atoms = AtomInterner::new(8);
-    let mut cache = Cache::new(1000);
+    let mut cache = Cache::new(1, 1000);
     let prompt = prompt_with_image(&atoms, &[1, 2]);
     cache.run(&prompt);
     assert_eq!(cache.match_len(&prompt), 732);
@@ -116,7 +52,7 @@ fn case_02_image_kv_length() {
 /// Case 3: a lock holds on all ancestors and ends with its lease, exactly once.
 #[test]
 fn case_03_lock_invariants() {
-    let mut cache = Cache::new(8);
+    let mut cache = Cache::new(1, 8);
     cache.run(&[1, 2]);
     cache.run(&[1, 2, 3]);
     let lease = cache.writer.acquire(&cache.base, &[1, 2, 3]);
@@ -124,26 +60,26 @@ fn case_03_lock_invariants() {
     assert!(cache.writer.evict(8).is_empty());
     drop(lease);
     assert_eq!(cache.writer.counts().locked, 0);
-    cache.check();
+    cache.audit();
 }
 
 /// Case 4: after a miss the prompt's blocks belong to the tree until they are evicted.
 #[test]
 fn case_04_cache_miss_page_ownership() {
-    let mut cache = Cache::new(100);
+    let mut cache = Cache::new(1, 100);
     let prompt: Vec<u32> = (0..10).collect();
     cache.run(&prompt);
     assert_eq!(cache.pool.free_count(), 90);
     let evicted = cache.writer.evict(10);
     cache.pool.release(evicted);
     assert_eq!(cache.pool.free_count(), 100);
-    cache.check();
+    cache.audit();
 }
 
 /// Case 5: after a partial hit all blocks of the prompt are the tree's, only the rest being new.
 #[test]
 fn case_05_partial_hit_page_ownership() {
-    let mut cache = Cache::new(100);
+    let mut cache = Cache::new(1, 100);
     let prompt: Vec<u32> = (0..10).collect();
     cache.run(&prompt[..5]);
     let mut running = cache.start(&prompt).expect("fits");
@@ -152,13 +88,13 @@ fn case_05_partial_hit_page_ownership() {
     drop(running);
     assert_eq!(cache.writer.counts().cached, 10);
     assert_eq!(cache.pool.free_count(), 90);
-    cache.check();
+    cache.audit();
 }
 
 /// Case 6: two requests that computed the same prompt leave one copy in the tree.
 #[test]
 fn case_06_insert_idempotency() {
-    let mut cache = Cache::new(8);
+    let mut cache = Cache::new(1, 8);
     let mut first = cache.start(&[1, 2, 3]).expect("fits");
     let mut second = cache.start(&[1, 2, 3]).expect("fits");
     let one = cache.publish(&mut first, &[1, 2, 3]);
@@ -168,13 +104,13 @@ fn case_06_insert_idempotency() {
     assert_eq!(cache.writer.counts().cached, 3);
     assert_eq!(cache.pool.free_count(), 5);
     drop((first, second));
-    cache.check();
+    cache.audit();
 }
 
 /// Case 7: committing what the lease covers already keeps exactly one lock.
 #[test]
 fn case_07_lock_transfer_identity() {
-    let mut cache = Cache::new(8);
+    let mut cache = Cache::new(1, 8);
     cache.run(&[1, 2, 3]);
     let mut running = cache.start(&[1, 2, 3]).expect("fits");
     assert_eq!(cache.publish(&mut running, &[1, 2, 3]), Commit::default());
@@ -182,14 +118,14 @@ fn case_07_lock_transfer_identity() {
     assert_eq!(cache.writer.counts().locked, 3);
     drop(running);
     assert_eq!(cache.writer.counts().locked, 0);
-    cache.check();
+    cache.audit();
 }
 
 /// Case 8 and 10: a full match is used but for its last position, which goes to a private block;
 /// that block comes back, the cached ones stay.
 #[test]
 fn case_08_and_10_full_match_recomputes_its_last_position() {
-    let mut cache = Cache::new(100);
+    let mut cache = Cache::new(1, 100);
     let prompt = [0, 1, 2, 3];
     cache.run(&prompt);
     let free = cache.pool.free_count();
@@ -199,14 +135,14 @@ fn case_08_and_10_full_match_recomputes_its_last_position() {
     assert!(!lease.blocks().contains(&private.blocks()[0]));
     drop((lease, private));
     assert_eq!(cache.pool.free_count(), free);
-    cache.check();
+    cache.audit();
 }
 
 /// Case 9: requests that run at once read the same prefix and write to blocks of their own.
 #[test]
 fn case_09_multi_batch_shared_pages() {
     let atoms = AtomInterner::new(8);
-    let mut cache = Cache::new(2000);
+    let mut cache = Cache::new(1, 2000);
     let prompt = prompt_with_image(&atoms, &[1]);
     let mut first = cache.start(&prompt).expect("fits");
     cache.publish(&mut first, &prompt);
@@ -215,20 +151,20 @@ fn case_09_multi_batch_shared_pages() {
     let (one, two) = (cache.pool.reserve(10).expect("free"), cache.pool.reserve(10).expect("free"));
     assert!(one.blocks().iter().all(|block| !two.blocks().contains(block)));
     drop((first, second, one, two));
-    cache.check();
+    cache.audit();
 }
 
 /// Case 11: a hit of one position loses no block.
 #[test]
 fn case_11_tiny_hit() {
-    let mut cache = Cache::new(99);
+    let mut cache = Cache::new(1, 99);
     let prompt: Vec<u32> = (0..10).collect();
     cache.run(&prompt);
     let mut running = cache.start(&[0, 100, 101]).expect("fits");
     assert_eq!(running.lease.len(), 1);
     assert_eq!(cache.publish(&mut running, &[0, 100, 101]).blocks.len(), 2);
     drop(running);
-    cache.check();
+    cache.audit();
     assert_eq!(cache.writer.evict(99).len(), 12);
 }
 
@@ -236,7 +172,7 @@ fn case_11_tiny_hit() {
 /// room.
 #[test]
 fn case_13_memory_pressure() {
-    let mut cache = Cache::new(100);
+    let mut cache = Cache::new(1, 100);
     let mut running: Vec<Running> = (0..100)
         .map(|i| {
             let mut running = cache.start(&[i]).expect("fits");
@@ -249,32 +185,32 @@ fn case_13_memory_pressure() {
     assert_eq!(shortage, Shortage { requested: 10, free: 0, fenced: 0 });
     running.truncate(50);
     assert_eq!(cache.start(&prompt).expect("50 can be evicted").private.len(), 10);
-    cache.check();
+    cache.audit();
 }
 
 /// Cases 14 and 15: over many requests with all kinds of matches no block is lost or owned twice.
 #[test]
 fn case_14_and_15_page_conservation() {
-    let mut cache = Cache::new(99);
+    let mut cache = Cache::new(1, 99);
     for round in 0u32..1000 {
         let length = round % 10 + 1;
         let prompt: Vec<u32> = (0..length).map(|i| i * (1 + round / 7 % 3)).collect();
         cache.run(&prompt);
         if round % 50 == 0 {
-            cache.check();
+            cache.audit();
         }
     }
     let evicted = cache.writer.evict(99);
     cache.pool.release(evicted);
     assert_eq!(cache.pool.free_count(), 99);
     assert_eq!(cache.writer.counts().nodes, 0);
-    cache.check();
+    cache.audit();
 }
 
 /// Case 16: namespaces that hold nothing are gone, and come back when needed.
 #[test]
 fn case_16_namespace_pruning() {
-    let mut cache = Cache::new(100);
+    let mut cache = Cache::new(1, 100);
     let of = |i: u32| Namespace::builder().image(u128::from(i)).build();
     for i in 0..10 {
         cache.base = of(i);
@@ -287,13 +223,13 @@ fn case_16_namespace_pruning() {
     cache.base = of(0);
     cache.run(&[0, 1]);
     assert_eq!(cache.writer.counts().namespaces, 1);
-    cache.check();
+    cache.audit();
 }
 
 /// Case 17: queries, and acquires that find nothing, make no namespace.
 #[test]
 fn case_17_match_only_creates_no_root() {
-    let mut cache = Cache::new(8);
+    let mut cache = Cache::new(1, 8);
     for i in 0..100u128 {
         let namespace = Namespace::builder().image(i).build();
         assert_eq!(cache.reader.query_match_len(&namespace, &[0, 1, 2]), 0);
@@ -303,14 +239,14 @@ fn case_17_match_only_creates_no_root() {
     cache.base = Namespace::builder().image(42).build();
     cache.run(&[0, 1, 2]);
     assert_eq!(cache.match_len(&[0, 1, 2]), 3);
-    cache.check();
+    cache.audit();
 }
 
 /// Case 18: after an image, blocks are counted in positions and not in atoms.
 #[test]
 fn case_18_blocks_align_after_an_image() {
     let atoms = AtomInterner::new(8);
-    let mut cache = Cache::new(1000);
+    let mut cache = Cache::new(1, 1000);
     let tail: Vec<u32> = (0..10).collect();
     let full = prompt_with_image(&atoms, &tail);
     cache.run(&full[..730]);

@@ -1,0 +1,79 @@
+//! A tree and a pool used as an engine uses them: lock the match, reserve the rest, publish.
+
+use stolon_kvcache::{
+    BlockId, BlockLease, BlockPool, Commit, Namespace, PrefixLease, Shortage, StepFence,
+    TreeReader, TreeWriter, prefix_tree,
+};
+
+/// The tree and the pool.
+pub(crate) struct Cache {
+    pub(crate) writer: TreeWriter,
+    pub(crate) reader: TreeReader,
+    pub(crate) pool: BlockPool,
+    pub(crate) base: Namespace,
+    block_size: usize,
+    _fence: StepFence,
+}
+
+/// One request: its locked prefix and its private blocks.
+pub(crate) struct Running {
+    pub(crate) lease: PrefixLease,
+    pub(crate) private: BlockLease,
+}
+
+impl Cache {
+    pub(crate) fn new(block_size: usize, block_count: usize) -> Cache {
+        let (writer, reader) = prefix_tree(block_size).expect("a block size");
+        let (pool, fence) = BlockPool::new(block_count);
+        let base = Namespace::default();
+        Cache { writer, reader, pool, base, block_size, _fence: fence }
+    }
+
+    /// Locks the match and reserves blocks for the rest, a partial block included; evicts if short.
+    pub(crate) fn start(&mut self, prompt: &[u32]) -> Result<Running, Shortage> {
+        let lease = self.writer.acquire(&self.base, prompt);
+        let need = prompt.len().div_ceil(self.block_size) - lease.blocks().len();
+        let private = match self.pool.reserve(need) {
+            Ok(private) => private,
+            Err(shortage) => {
+                self.evict(shortage.missing());
+                self.pool.reserve(need)?
+            }
+        };
+        Ok(Running { lease, private })
+    }
+
+    /// The prompt's KV is written: its full blocks enter the tree.
+    pub(crate) fn publish(&mut self, running: &mut Running, prompt: &[u32]) -> Commit {
+        let full = prompt.len() / self.block_size - running.lease.blocks().len();
+        let blocks = running.private.commit_front(full);
+        let commit = self.writer.commit(&mut running.lease, prompt, &blocks);
+        self.pool.release(commit.duplicates.clone());
+        commit
+    }
+
+    pub(crate) fn run(&mut self, prompt: &[u32]) {
+        let mut running = self.start(prompt).expect("fits");
+        self.publish(&mut running, prompt);
+    }
+
+    pub(crate) fn match_len(&self, positions: &[u32]) -> usize {
+        self.reader.query_match_len(&self.base, positions)
+    }
+
+    pub(crate) fn evict(&mut self, count: usize) -> Vec<BlockId> {
+        let evicted = self.writer.evict(count);
+        self.pool.release(evicted.clone());
+        evicted
+    }
+
+    /// Nothing is lost and nothing is owned twice.
+    pub(crate) fn audit(&mut self) {
+        self.writer.audit().expect("consistent tree");
+        self.pool.audit().expect("consistent pool");
+        let (tree, pool) = (self.writer.counts(), self.pool.counts());
+        assert_eq!(pool.committed, tree.cached + tree.detached, "the tree owns what is committed");
+        let all = pool.free + pool.fenced + pool.reserved + pool.committed;
+        assert_eq!(all, self.pool.block_count(), "no block is lost");
+    }
+}
