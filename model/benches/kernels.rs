@@ -83,39 +83,55 @@ fn products(criterion: &mut Criterion) {
     }
 }
 
-/// One layer of a model with 16 heads on 8 kv heads of 128, blocks of 16 dealt out in disorder.
-fn attentions(criterion: &mut Criterion) {
-    const HEADS: usize = 16;
-    const KV_HEADS: usize = 8;
-    const HEAD_DIM: usize = 128;
-    const BLOCK_SIZE: usize = 16;
-    let threads = Threads::new(Threads::default_count());
-    let path = Path::detect().expect("STOLON_CPU_PATH names a path of this machine");
-    let mut group = criterion.benchmark_group("attention");
-    group.sample_size(20);
-    for (name, start, count) in [
-        ("decode at 8192", 8191_usize, 1),
-        ("prefill of 1088", 0, 1088),
-        ("512 after 4096", 4096, 512),
-    ] {
-        let blocks = (start + count).div_ceil(BLOCK_SIZE);
-        let store: Vec<u16> = random(blocks * BLOCK_SIZE * KV_HEADS * HEAD_DIM)
+const HEADS: usize = 16;
+const KV_HEADS: usize = 8;
+const HEAD_DIM: usize = 128;
+const BLOCK_SIZE: usize = 16;
+
+/// One layer's queries, keys and values: 16 heads on 8 kv heads of 128, in bf16, in blocks of 16.
+struct Layer {
+    /// Each with the position of its first query.
+    tables: Vec<(usize, Vec<BlockId>)>,
+    /// Queries of each sequence.
+    count: usize,
+    q: Vec<f32>,
+    keys: Vec<u16>,
+    values: Vec<u16>,
+}
+
+impl Layer {
+    /// `sequences` of `start` positions, of which all share the first `shared`, and `count` queries each.
+    fn new(sequences: usize, start: usize, count: usize, shared: usize) -> Layer {
+        let (own, shared) = ((start + count).div_ceil(BLOCK_SIZE), shared / BLOCK_SIZE);
+        let blocks = shared + sequences * (own - shared);
+        let keys: Vec<u16> = random(blocks * BLOCK_SIZE * KV_HEADS * HEAD_DIM)
             .iter()
             .map(|&v| half::bf16::from_f32(v).to_bits())
             .collect();
-        let values = store.clone();
         // 7919 is prime, so this is a permutation of the blocks.
-        let table: Vec<BlockId> = (0..blocks)
-            .map(|index| BlockId(u32::try_from(index * 7919 % blocks).expect("few blocks")))
-            .collect();
-        let q = random(count * HEADS * HEAD_DIM);
-        let mut out = vec![0.0; q.len()];
+        let block = |index: usize| BlockId(u32::try_from(index * 7919 % blocks).expect("few"));
+        let table = |sequence: usize| {
+            let place =
+                |index| if index < shared { index } else { sequence * (own - shared) + index };
+            (start, (0..own).map(|index| block(place(index))).collect())
+        };
+        let tables = (0..sequences).map(table).collect();
+        let q = random(sequences * count * HEADS * HEAD_DIM);
+        Layer { tables, count, q, values: keys.clone(), keys }
+    }
+
+    fn attend(&self, path: Path, threads: &Threads, out: &mut [f32]) {
+        let sequences = self.tables.iter().map(|(start, block_table)| AttentionSequence {
+            start: *start,
+            count: self.count,
+            block_table,
+        });
         let args = AttentionArgs {
             path,
-            q: &q,
-            sequences: &[AttentionSequence { start, count, block_table: &table }],
-            keys: KvSlice::Bf16(&store),
-            values: KvSlice::Bf16(&values),
+            q: &self.q,
+            sequences: &sequences.collect::<Vec<_>>(),
+            keys: KvSlice::Bf16(&self.keys),
+            values: KvSlice::Bf16(&self.values),
             block_size: BLOCK_SIZE,
             heads: HEADS,
             kv_heads: KV_HEADS,
@@ -123,14 +139,36 @@ fn attentions(criterion: &mut Criterion) {
             scale: 1.0 / (HEAD_DIM as f32).sqrt(),
             sliding_window: None,
         };
+        attention(threads, &args, out);
+    }
+}
+
+fn attentions(criterion: &mut Criterion) {
+    let threads = Threads::new(Threads::default_count());
+    let path = Path::detect().expect("STOLON_CPU_PATH names a path of this machine");
+    let mut group = criterion.benchmark_group("attention");
+    group.sample_size(20);
+    for (name, sequences, start, count, shared) in [
+        ("decode at 8192", 1, 8191, 1, 0),
+        ("8 decodes at 513", 8, 512, 1, 0),
+        ("8 decodes at 2176", 8, 2175, 1, 0),
+        ("8 decodes at 2176, 2048 shared", 8, 2175, 1, 2048),
+        ("16 decodes at 2176", 16, 2175, 1, 0),
+        ("16 decodes at 2176, 2048 shared", 16, 2175, 1, 2048),
+        ("prefill of 1088", 1, 0, 1088, 0),
+        ("512 after 4096", 1, 4096, 512, 0),
+    ] {
+        let layer = Layer::new(sequences, start, count, shared);
+        let mut out = vec![0.0; layer.q.len()];
         let pairs: usize = (start + 1..=start + count).sum();
+        // Decodes that share a prefix are counted as if each read it for itself.
         group.throughput(if count == 1 {
-            Throughput::Bytes((4 * (start + 1) * KV_HEADS * HEAD_DIM) as u64)
+            Throughput::Bytes((4 * sequences * (start + 1) * KV_HEADS * HEAD_DIM) as u64)
         } else {
             Throughput::Elements((4 * pairs * HEADS * HEAD_DIM) as u64)
         });
         group.bench_function(BenchmarkId::new(path.name(), name), |bencher| {
-            bencher.iter(|| attention(&threads, &args, &mut out));
+            bencher.iter(|| layer.attend(path, &threads, &mut out));
         });
     }
     group.finish();

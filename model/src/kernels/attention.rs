@@ -2,12 +2,13 @@
 //!
 //! Queries of any number of sequences, prefill chunks and decodes mixed, read keys and values of
 //! one layer through their block tables. Heads that share keys and values (grouped queries) are
-//! computed together, so a tile of the cache is read and converted once for all of them.
+//! computed together, so a tile of the cache is read and converted once for all of them. So are decodes
+//! of sequences that share a prefix: what they have in the same blocks is read once (see [`share`]).
 //!
 //! **Order of sums.** The context is cut into tiles of [`TILE`] positions and spans of [`SPAN`], both
 //! at fixed absolute positions. A query's softmax runs tile by tile within a span and the spans'
 //! results are merged in order. So its bits depend on its position and the context alone: not on
-//! the chunk it came in, on the block size, or on which thread took which part.
+//! the chunk it came in, on the block size, on who reads with it, or on which thread took which part.
 //!
 //! **Precision.** Scores, weights and sums are f32, and so are the products on lanes, to which keys
 //! and values of other types are widened. With keys and values in bf16 on the AMX path (see
@@ -17,6 +18,7 @@
 
 mod load;
 mod plan;
+mod share;
 mod state;
 mod task;
 #[cfg(target_arch = "x86_64")]
@@ -28,6 +30,7 @@ use super::buffer::SharedMut;
 use super::lanes::{LANES, Lanes, dispatch};
 use super::{Path, Threads};
 use plan::{Part, Plan, Task};
+pub use share::positions_read;
 use state::{Output, State};
 
 /// Positions whose scores are computed together.
@@ -118,13 +121,13 @@ impl AttentionArgs<'_> {
         self.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
-    /// Number of the head in the store that holds a position's keys or values for the task: it
+    /// Number of the head in the store that holds a position's keys or values of the task's sequence: it
     /// begins at `head_dim` times that.
     #[inline]
-    fn stored_head(&self, task: &Task, position: usize) -> usize {
+    fn stored_head(&self, task: &Task, kv_head: usize, position: usize) -> usize {
         let table = self.sequences[task.sequence].block_table;
         let block = table[position / self.block_size].0 as usize;
-        (block * self.block_size + position % self.block_size) * self.kv_heads + task.kv_head
+        (block * self.block_size + position % self.block_size) * self.kv_heads + kv_head
     }
 
     fn check(&self, out: &[f32]) {
@@ -179,24 +182,32 @@ impl AttentionArgs<'_> {
 /// exist: bugs of the caller, found before anything is written.
 pub fn attention(threads: &Threads, args: &AttentionArgs<'_>, out: &mut [f32]) {
     args.check(out);
-    let plan = Plan::new(args, threads.count());
+    let plan = Plan::new(args, threads.count(), !on_tiles(args));
     let mut memory = threads.scratch::<f32>(plan.state_len);
     let states = SharedMut::new(memory.slice_mut());
     let out = SharedMut::new(out);
     let output = || Output { out: out.get(), states: states.get() };
-    threads.for_each(plan.jobs.len(), |index| {
-        for part in &plan.parts[plan.jobs[index].clone()] {
-            let task = &plan.tasks[part.task];
-            // SAFETY: `check` has shown that all sizes fit; tasks have disjoint rows or heads of
-            // `out`, and parts disjoint states.
-            unsafe { run(args, task, part, threads, &output()) };
-        }
+    threads.for_each(plan.parts.len(), |index| {
+        // SAFETY: `check` has shown that all sizes fit; parts have disjoint rows, heads or spans, and
+        // with them disjoint places in `out` or among the states.
+        unsafe { run(args, &plan, &plan.parts[index], threads, &output()) };
     });
-    threads.for_each(plan.cut.len(), |index| {
-        let (task, at) = &plan.cut[index];
-        // SAFETY: all parts of the task have left their states, and the task's part of `out` is its own.
-        unsafe { merge_spans(args.path, args, &plan.tasks[*task], *at, threads, &output()) }
+    threads.for_each(plan.cut.len() * args.kv_heads, |index| {
+        let (task, kv_head) = (plan.cut[index / args.kv_heads], index % args.kv_heads);
+        // SAFETY: all spans of the task have left their states, and its rows and heads of `out` are its own.
+        unsafe { merge_spans(args.path, args, &plan.tasks[task], kv_head, threads, &output()) }
     });
+}
+
+/// Whether parts run on AMX tiles, where every sequence reads for itself.
+fn on_tiles(args: &AttentionArgs<'_>) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return tiles::apply(args);
+    #[cfg(not(target_arch = "x86_64"))]
+    return {
+        _ = args;
+        false
+    };
 }
 
 /// Computes a part.
@@ -205,49 +216,56 @@ pub fn attention(threads: &Threads, args: &AttentionArgs<'_>, out: &mut [f32]) {
 /// As [`task::run`].
 unsafe fn run(
     args: &AttentionArgs<'_>,
-    task: &Task,
+    plan: &Plan,
     part: &Part,
     threads: &Threads,
     output: &Output,
 ) {
     #[cfg(target_arch = "x86_64")]
     if tiles::apply(args) {
-        // SAFETY: the caller's promise.
-        return unsafe { tiles::run(args, task, part, threads, output) };
+        debug_assert_eq!(part.readers.len(), 1, "on tiles nothing is shared");
+        for kv_head in part.kv_heads.clone() {
+            let (task, spans) = (plan.task(part, 0), part.spans.clone());
+            // SAFETY: the caller's promise.
+            unsafe { tiles::run(args, task, kv_head, spans, threads, output) };
+        }
+        return;
     }
     // SAFETY: the caller's promise.
-    unsafe { task::run(args.path, args, task, part, threads, output) }
+    unsafe { task::run(args.path, args, plan, part, threads, output) }
 }
 
 #[inline(always)]
 unsafe fn merge_spans_lanes<L: Lanes>(
     args: &AttentionArgs<'_>,
     task: &Task,
-    states: usize,
+    kv_head: usize,
     threads: &Threads,
     output: &Output,
 ) {
     let (queries, width) = (task.queries(args), args.head_dim.next_multiple_of(LANES));
     let len = State::len(queries, width);
     let mut scratch = threads.scratch::<f32>(len);
+    let Some(states) = task.states else { return };
     // SAFETY: the caller's promise; scratch has room for one state of each query.
     unsafe {
         let all = State::at(scratch.slice_mut().as_mut_ptr(), queries, width);
         all.reset();
         for index in 0..task.spans().len() {
-            all.merge::<L>(&State::at(output.states.add(states + index * len), queries, width));
+            let at = states + (index * args.kv_heads + kv_head) * len;
+            all.merge::<L>(&State::at(output.states.add(at), queries, width));
         }
-        all.write::<L>(args, task, output.out);
+        all.write::<L>(args, task, kv_head, output.out);
     }
 }
 dispatch! {
-    /// Merges what the spans of a task have left from `states` on, and writes the task's rows and
+    /// Merges what the spans of a task that is cut have left for a kv head, and writes its rows and
     /// heads of the output.
     ///
     /// # Safety
     /// The states are there, and nobody else touches the task's rows and heads.
     unsafe fn merge_spans(
-        args: &AttentionArgs<'_>, task: &Task, states: usize, threads: &Threads, output: &Output,
+        args: &AttentionArgs<'_>, task: &Task, kv_head: usize, threads: &Threads, output: &Output,
     ) = merge_spans_lanes
 }
 

@@ -87,17 +87,19 @@ impl<E: Element> Heads<'_, E> {
     }
 }
 
-/// Loads keys, `[panel of 16 positions][head_dim][16]`, and values, `[position][padded_dim]`, of the
-/// positions `seen` of the tile that begins at `begin`; zeroes in the rest of the last panel
+/// Loads keys, `[panel of 16 positions][head_dim][16]`, and values, `[position][padded_dim]`, of a head and
+/// the positions `seen` of the tile that begins at `begin`; zeroes in the rest of the last panel
 /// and before `seen`.
 ///
 /// # Safety
 /// The check has seen the blocks of `seen`; `keys` and `values` have room for a tile; the set of
 /// `L` is available.
 #[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "what to read, and where to")]
 pub(super) unsafe fn load_tile<L: Lanes>(
     args: &AttentionArgs<'_>,
     task: &Task,
+    kv_head: usize,
     begin: usize,
     seen: Range<usize>,
     keys: *mut f32,
@@ -113,7 +115,9 @@ pub(super) unsafe fn load_tile<L: Lanes>(
                 Heads::<$element> { values: $values, scales: value_scales, head_dim },
             );
             // SAFETY: the caller's promise.
-            unsafe { load_heads::<L, $element>(args, task, begin, seen, &from, keys, values) }
+            unsafe {
+                load_heads::<L, $element>(args, task, kv_head, begin, seen, &from, keys, values)
+            }
         }};
     }
     match (args.keys, args.values) {
@@ -130,9 +134,11 @@ pub(super) unsafe fn load_tile<L: Lanes>(
 
 /// As [`load_tile`].
 #[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "as above")]
 unsafe fn load_heads<L: Lanes, E: Element>(
     args: &AttentionArgs<'_>,
     task: &Task,
+    kv_head: usize,
     begin: usize,
     seen: Range<usize>,
     (from_keys, from_values): &(Heads<'_, E>, Heads<'_, E>),
@@ -145,7 +151,7 @@ unsafe fn load_heads<L: Lanes, E: Element>(
         let mut heads = [None; LANES];
         for (lane, head) in heads.iter_mut().enumerate() {
             let position = begin + panel * LANES + lane;
-            *head = seen.contains(&position).then(|| args.stored_head(task, position));
+            *head = seen.contains(&position).then(|| args.stored_head(task, kv_head, position));
         }
         for d in (0..dim).step_by(LANES) {
             // SAFETY: the caller's promise; the tile's memory is used within its size.

@@ -5,9 +5,11 @@
 #![allow(unsafe_code, reason = "works on raw pointers, on lanes")]
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
 
+use std::ops::Range;
+
 use super::super::lanes::{LANES, Lanes};
 use super::AttentionArgs;
-use super::plan::{Part, Task};
+use super::plan::Task;
 
 /// A view of states in memory that somebody else owns.
 #[derive(Clone, Copy)]
@@ -45,6 +47,18 @@ impl State {
         // SAFETY: the caller's promise.
         let (sums, values) = unsafe { (start.add(line), start.add(2 * line)) };
         State { queries, width, largest: start, sums, values }
+    }
+
+    /// The states of some of its queries.
+    pub(super) unsafe fn part(&self, queries: Range<usize>) -> State {
+        debug_assert!(queries.end <= self.queries);
+        let State { width, largest, sums, values, .. } = *self;
+        let (first, queries) = (queries.start, queries.len());
+        // SAFETY: see above the impl.
+        unsafe {
+            let (largest, sums) = (largest.add(first), sums.add(first));
+            State { queries, width, largest, sums, values: values.add(first * width) }
+        }
     }
 
     /// Forgets everything.
@@ -96,17 +110,18 @@ impl State {
         }
     }
 
-    /// Writes the averages to the task's rows and heads of `out`.
+    /// Writes the averages to the task's rows of `out`, to the heads that share `kv_head`.
     #[inline(always)]
     pub(super) unsafe fn write<L: Lanes>(
         &self,
         args: &AttentionArgs<'_>,
         task: &Task,
+        kv_head: usize,
         out: *mut f32,
     ) {
         let group = args.heads / args.kv_heads;
         for query in 0..self.queries {
-            let head = task.kv_head * group + query % group;
+            let head = kv_head * group + query % group;
             let to = ((task.row + query / group) * args.heads + head) * args.head_dim;
             // SAFETY: see above the impl; the task's part of `out` is ours.
             unsafe {
@@ -137,23 +152,26 @@ pub(super) struct Output {
     pub(super) states: *mut f32,
 }
 
-// SAFETY of both methods: nobody else touches the part's states, or the task's rows and heads; the
-// set of `L` is available.
+// SAFETY of both methods: nobody else touches the states or the rows and heads; the set of `L` is
+// available.
 impl Output {
     /// Takes a span's state: into that of all spans before, or, where the task is cut, into its own
     /// place.
     #[inline(always)]
     pub(super) unsafe fn close_span<L: Lanes>(
         &self,
-        part: &Part,
+        args: &AttentionArgs<'_>,
+        task: &Task,
+        kv_head: usize,
         index: usize,
         span: &State,
         all: &State,
     ) {
         // SAFETY: see above the impl.
         unsafe {
-            let Some(states) = part.states else { return all.merge::<L>(span) };
-            let at = states + (index - part.spans.start) * State::len(all.queries, all.width);
+            let Some(states) = task.states else { return all.merge::<L>(span) };
+            let number = (index - task.spans().start) * args.kv_heads + kv_head;
+            let at = states + number * State::len(all.queries, all.width);
             let own = State::at(self.states.add(at), all.queries, all.width);
             own.reset();
             own.merge::<L>(span);
@@ -166,12 +184,12 @@ impl Output {
         &self,
         args: &AttentionArgs<'_>,
         task: &Task,
-        part: &Part,
+        kv_head: usize,
         all: &State,
     ) {
-        if part.states.is_none() {
+        if task.states.is_none() {
             // SAFETY: see above the impl.
-            unsafe { all.write::<L>(args, task, self.out) };
+            unsafe { all.write::<L>(args, task, kv_head, self.out) };
         }
     }
 }

@@ -6,6 +6,8 @@
 //! rounded to bf16 and turned, 32 positions times 16 queries at a time, and multiply the values,
 //! of which two successive positions are brought side by side.
 //!
+//! Every sequence reads the cache for itself here, those that share a prefix too.
+//!
 //! **Order of sums.** Scores take a head's values 32 at a time. The positions of a tile ([`TILE`])
 //! are summed in ascending order; so is the weighted sum of values, 32 positions at a time from the
 //! tile's first. Positions that a query does not see weigh zero and change nothing.
@@ -25,7 +27,7 @@ use super::super::amx::{self, DEPTH, ROWS};
 use super::super::lanes::Avx512;
 use super::super::threads::Threads;
 use super::super::{Path, PathKind};
-use super::plan::{Part, Task};
+use super::plan::Task;
 use super::state::{Output, State};
 use super::task::carve;
 use super::{AttentionArgs, KvSlice, SPAN};
@@ -45,6 +47,7 @@ pub(super) fn apply(args: &AttentionArgs<'_>) -> bool {
 struct Work<'a> {
     args: &'a AttentionArgs<'a>,
     task: &'a Task,
+    kv_head: usize,
     keys: &'a [u16],
     values: &'a [u16],
     /// Query vectors.
@@ -68,16 +71,18 @@ struct Work<'a> {
     span: State,
 }
 
-/// Computes a part: leaves its spans' states, or writes the task's rows and heads of the output.
+/// Computes a kv head of successive spans of a task: leaves their states, or writes the task's rows and
+/// heads of the output.
 ///
 /// # Safety
 /// [`apply`] holds; `args` has passed its check with an output of the size of `q`, of which no one
-/// else touches the task's part, nor what the part's spans leave.
+/// else touches the task's rows and the head's part of them, nor what the spans leave.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn run(
     args: &AttentionArgs<'_>,
     task: &Task,
-    part: &Part,
+    kv_head: usize,
+    spans: Range<usize>,
     threads: &Threads,
     output: &Output,
 ) {
@@ -108,6 +113,7 @@ pub(super) unsafe fn run(
         let work = Work {
             args,
             task,
+            kv_head,
             keys,
             values,
             live,
@@ -125,17 +131,17 @@ pub(super) unsafe fn run(
         work.pack_queries();
         all.reset();
         amx::configure(ROWS, ROWS, true);
-        for index in part.spans.clone() {
+        for index in spans {
             span.reset();
             let from = task.first.max(index * SPAN);
             let until = task.end().min((index + 1) * SPAN);
             for begin in (from / TILE * TILE..until).step_by(TILE) {
                 work.add_tile(begin, from.max(begin)..until.min(begin + TILE));
             }
-            output.close_span::<Avx512>(part, index, &span, &all);
+            output.close_span::<Avx512>(args, task, kv_head, index, &span, &all);
         }
         amx::release();
-        output.close_part::<Avx512>(args, task, part, &all);
+        output.close_part::<Avx512>(args, task, kv_head, &all);
     }
 }
 
@@ -176,7 +182,7 @@ impl Work<'_> {
     /// Where the keys or values of a position and the task's head begin.
     #[inline]
     fn place(&self, position: usize) -> usize {
-        self.args.stored_head(self.task, position) * self.args.head_dim
+        self.args.stored_head(self.task, self.kv_head, position) * self.args.head_dim
     }
 }
 

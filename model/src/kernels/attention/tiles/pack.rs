@@ -40,7 +40,7 @@ impl Work<'_> {
                 let mut square = [Avx512(_mm512_castsi512_ps(_mm512_setzero_si512())); LANES];
                 let live = ROWS.min(self.live - first);
                 for (query, lanes) in (first..).zip(&mut square).take(live) {
-                    let head = task.kv_head * group + query % group;
+                    let head = self.kv_head * group + query % group;
                     let from = ((task.row + query / group) * args.heads + head) * dim + d;
                     // SAFETY: the query has 32 values from d on; the types are 512 bits of plain data.
                     unsafe {
