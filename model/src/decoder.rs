@@ -11,8 +11,8 @@ use crate::backend::{LogitRows, StepBatch};
 use crate::config::DecoderConfig;
 use crate::cpu::WeightType;
 use crate::error::ModelError;
-use crate::kernels::{AttentionSequence, Matrix, Path};
-use crate::kv_store::{KvStore, Plane};
+use crate::kernels::{self, AttentionSequence, Finish, KvRows, Matrix, Path, Product, Sink, Sums};
+use crate::kv_store::KvStore;
 use crate::weights::Weights;
 
 mod activations;
@@ -129,106 +129,131 @@ impl Decoder {
         let mut sequences = whole_slices(batch);
 
         self.embed(&batch.tokens, workers);
+        self.norm_for(0, rows, workers);
         self.profile.mark(Stage::Batch);
         for index in 0..self.layers.len() {
-            self.keys_and_values(index, rows, kv, workers);
-            if index + 1 == self.layers.len() {
+            let last = index + 1 == self.layers.len();
+            self.heads(
+                index,
+                if last { &[Part::Keys, Part::Values] } else { &Part::ALL },
+                kv,
+                workers,
+            );
+            if last {
                 // Nothing reads the other rows after their keys and values are written.
-                rows = self.keep_output_rows(rows);
+                rows = self.keep_output_rows(rows, workers);
                 self.profile.mark(Stage::Batch);
                 if rows == 0 {
                     return Vec::new();
                 }
                 sequences = output_slices(batch);
+                self.heads(index, &[Part::Queries], kv, workers);
             }
             self.attend(index, rows, kv, &sequences, workers);
             self.mlp(index, rows, workers);
         }
         let mut logits = vec![0.0; rows * self.config.vocab_size];
         let head = self.head.as_ref().unwrap_or(&self.embedding);
-        let normed = &self.activations.normed[..rows * self.config.hidden_size];
-        head.matmul(workers.for_product(head, rows), normed, rows, &mut logits);
+        let product =
+            Product { matrices: &[head], step: 1, finish: None, sink: Sink::Rows(&mut logits) };
+        let threads = workers.for_products(&[head], rows);
+        kernels::multiply(self.path, threads, &self.activations.normed, &mut [product]);
         self.profile.mark(Stage::Logits);
         logits
     }
 
-    /// Fills the residual stream, and norms it for the first layer.
+    /// Fills the residual stream.
     fn embed(&mut self, tokens: &[u32], workers: &Workers) {
-        let Activations { x, normed, .. } = &mut self.activations;
         let width = self.config.hidden_size;
-        let len = tokens.len() * width;
-        let first = self.layers.first().map_or(&self.final_norm, |layer| &layer.input_norm);
-        let norm = Norm::of(&self.config, first, self.path);
         let (embedding, scale) = (&self.embedding, self.config.embedding_scale);
         let chunk = workers.chunk_rows(tokens.len(), width);
-        let parts = x[..len]
-            .chunks_mut(chunk * width)
-            .zip(normed[..len].chunks_mut(chunk * width))
-            .zip(tokens.chunks(chunk));
-        workers.run(parts, |((x, normed), tokens)| {
+        let x = &mut self.activations.x[..tokens.len() * width];
+        let parts = x.chunks_mut(chunk * width).zip(tokens.chunks(chunk));
+        workers.run(parts, |(x, tokens)| {
             for (row, &token) in x.chunks_exact_mut(width).zip(tokens) {
                 embedding.row(token as usize, row);
                 if let Some(scale) = scale {
                     row.iter_mut().for_each(|value| *value *= scale);
                 }
             }
-            norm.apply(x, normed);
         });
     }
 
-    /// Computes the layer's keys and values of all rows and stores those that are to be written.
-    fn keys_and_values(&mut self, index: usize, rows: usize, kv: &mut KvStore, workers: &Workers) {
-        let layer = &self.layers[index];
-        let Activations { normed, k, v, .. } = &mut self.activations;
-        let width = self.config.num_kv_heads * self.config.head_dim;
-        let normed = &normed[..rows * self.config.hidden_size];
-        let (k, v) = (&mut k[..rows * width], &mut v[..rows * width]);
-        layer.k.product(normed, rows, k, workers);
-        layer.v.product(normed, rows, v, workers);
-        self.profile.mark(Stage::Qkv);
-        let heads = passes::Heads {
-            path: self.path,
-            head_dim: self.config.head_dim,
-            eps: self.config.rms_norm_eps,
-            norm_offset: self.config.norm_offset,
-            rope: &self.ropes[self.config.layers[index].rope],
-        };
-        let positions = &self.plan.positions;
-        passes::keys_and_values(layer, &heads, positions, k, v, workers);
-        let writes = &self.plan.writes;
-        let write = |(plane, rows): (&mut Plane, &[f32])| {
-            for run in writes {
-                let from = run.row * width..(run.row + run.count) * width;
-                plane.write(run.block, run.offset, &rows[from]);
+    /// Norms the residual stream for layer `index`, or for the logits after the last one.
+    fn norm_for(&mut self, index: usize, rows: usize, workers: &Workers) {
+        let Activations { x, normed, .. } = &mut self.activations;
+        let weight = match self.layers.get(index) {
+            Some(layer) => {
+                normed.reset(rows, &[&layer.q.matrix, &layer.k.matrix, &layer.v.matrix]);
+                &layer.input_norm
+            }
+            None => {
+                normed.reset(rows, &[self.head.as_ref().unwrap_or(&self.embedding)]);
+                &self.final_norm
             }
         };
-        let planes = kv.layer_mut(index).into_iter().zip([&*k, &*v]);
-        if workers.chunk_rows(rows, 2 * width) < rows {
-            workers.run(planes, write);
-        } else {
-            planes.for_each(write);
-        }
-        self.profile.mark(Stage::Heads);
+        let norm = Norm::of(&self.config, weight, self.path);
+        norm.pack(&x[..rows * self.config.hidden_size], normed, workers);
     }
 
-    /// Moves the rows that get logits to the front of the residual stream and of the normed
-    /// rows; returns how many they are.
-    fn keep_output_rows(&mut self, rows: usize) -> usize {
+    /// Computes queries, or keys and values, which go to the cache, or all of them.
+    fn heads(&mut self, index: usize, parts: &[Part], kv: &mut KvStore, workers: &Workers) {
+        let (config, path) = (&self.config, self.path);
+        let (layer, plan) = (&self.layers[index], &self.plan);
+        let Activations { normed, q, .. } = &mut self.activations;
+        let heads = passes::Heads {
+            path,
+            head_dim: config.head_dim,
+            eps: config.rms_norm_eps,
+            norm_offset: config.norm_offset,
+            rope: &self.ropes[config.layers[index].rope],
+            positions: &plan.positions,
+        };
+        let finish_q = |sums: Sums<'_>| heads.finish(&layer.q, layer.q_norm.as_deref(), sums);
+        let finish_k = |sums: Sums<'_>| heads.finish(&layer.k, layer.k_norm.as_deref(), sums);
+        let finish_v = |sums: Sums<'_>| layer.v.add_bias(path, sums.feature, sums.first);
+        let matrices = [[&layer.q.matrix], [&layer.k.matrix], [&layer.v.matrix]];
+        let q = &mut q[..normed.rows() * config.num_heads * config.head_dim];
+        let [keys, values] = kv.layer_mut(index).map(|plane| {
+            let (store, places) = (plane.slice_mut(), &plan.places);
+            Sink::Cache(KvRows::new(path, store, places, config.num_kv_heads, config.head_dim))
+        });
+        let finishes: [Finish<'_>; 3] = [&finish_q, &finish_k, &finish_v];
+        let sinks = [Sink::Rows(q), keys, values];
+        let all = Part::ALL.into_iter().zip(&matrices).zip(finishes).zip(sinks);
+        let mut products: Vec<Product<'_>> = all
+            .filter(|(((part, _), _), _)| parts.contains(part))
+            .map(|(((_, matrices), finish), sink)| Product {
+                matrices,
+                step: config.head_dim,
+                finish: Some(finish),
+                sink,
+            })
+            .collect();
+        let matrices: Vec<&Matrix> = products.iter().map(|product| product.matrices[0]).collect();
+        let threads = workers.for_products(&matrices, normed.rows());
+        let finishing = kernels::multiply(path, threads, normed, &mut products);
+        self.profile.mark_with(Stage::Qkv, finishing, Stage::Heads);
+    }
+
+    /// Moves the rows that get logits to the front of the residual stream, and norms them again for
+    /// the last layer's queries if they are not all; returns how many they are.
+    fn keep_output_rows(&mut self, rows: usize, workers: &Workers) -> usize {
         let kept = self.plan.output_rows.len();
         if kept < rows {
             let width = self.config.hidden_size;
-            let Activations { x, normed, .. } = &mut self.activations;
+            let x = &mut self.activations.x;
             for (to, &from) in self.plan.output_rows.iter().enumerate() {
                 x.copy_within(from * width..(from + 1) * width, to * width);
-                normed.copy_within(from * width..(from + 1) * width, to * width);
                 self.plan.positions[to] = self.plan.positions[from];
             }
+            self.plan.positions.truncate(kept);
+            self.norm_for(self.layers.len() - 1, kept, workers);
         }
-        self.plan.positions.truncate(kept);
         kept
     }
 
-    /// Attention of `rows` normed rows, added to the residual stream; norms it for the MLP.
+    /// Attention of `rows` rows, added to the residual stream; norms it for the MLP.
     fn attend(
         &mut self,
         index: usize,
@@ -239,62 +264,70 @@ impl Decoder {
     ) {
         let config = &self.config;
         let layer = &self.layers[index];
-        let Activations { x, normed, q, attended, projected, .. } = &mut self.activations;
-        let q = &mut q[..rows * config.num_heads * config.head_dim];
-        let normed = &mut normed[..rows * config.hidden_size];
-        layer.q.product(normed, rows, q, workers);
-        self.profile.mark(Stage::Qkv);
-        let heads = passes::Heads {
-            path: self.path,
-            head_dim: config.head_dim,
-            eps: config.rms_norm_eps,
-            norm_offset: config.norm_offset,
-            rope: &self.ropes[config.layers[index].rope],
-        };
-        passes::queries(layer, &heads, &self.plan.positions, q, workers);
-        self.profile.mark(Stage::Heads);
-        let attended = &mut attended[..q.len()];
+        let Activations { x, normed, q, attended, attended_packed, projected, .. } =
+            &mut self.activations;
+        let width = config.num_heads * config.head_dim;
+        let q = &q[..rows * width];
+        let attended = &mut attended[..rows * width];
         passes::attend(config, index, self.path, kv, q, sequences, attended, workers);
         self.profile.mark(Stage::Attention);
-        let projected = &mut projected[..rows * config.hidden_size];
-        layer.o.product(attended, rows, projected, workers);
-        self.profile.mark(Stage::Output);
-        let residual = passes::Residual {
-            bias: layer.o.bias(),
-            own_norm: layer.post_attention_norm.as_deref(),
-            next_norm: &layer.mlp_norm,
-        };
+        attended_packed.reset(rows, &[&layer.o.matrix]);
+        attended_packed.pack(workers.for_pass(rows, width), attended);
         let x = &mut x[..rows * config.hidden_size];
-        residual.add(config, self.path, x, projected, normed, workers);
+        let residual = passes::Residual {
+            config,
+            path: self.path,
+            linear: &layer.o,
+            own_norm: layer.post_attention_norm.as_deref(),
+        };
+        let finishing = residual.add(attended_packed, x, projected, workers);
+        self.profile.mark_with(Stage::Output, finishing, Stage::Residual);
+        normed.reset(rows, &[&layer.gate.matrix, &layer.up.matrix]);
+        Norm::of(config, &layer.mlp_norm, self.path).pack(x, normed, workers);
         self.profile.mark(Stage::Residual);
     }
 
     /// The MLP of `rows` normed rows, added to the residual stream; norms it for what follows.
     fn mlp(&mut self, index: usize, rows: usize, workers: &Workers) {
-        let config = &self.config;
+        let (config, path) = (&self.config, self.path);
         let layer = &self.layers[index];
-        let Activations { x, normed, gate, up, projected, .. } = &mut self.activations;
-        let normed = &mut normed[..rows * config.hidden_size];
-        let inner = rows * config.intermediate_size;
-        let (gate, up) = (&mut gate[..inner], &mut up[..inner]);
-        layer.gate.product(normed, rows, gate, workers);
-        layer.up.product(normed, rows, up, workers);
-        self.profile.mark(Stage::GateUp);
-        passes::gate(config, layer, self.path, gate, up, workers);
-        self.profile.mark(Stage::Gate);
-        let projected = &mut projected[..rows * config.hidden_size];
-        layer.down.product(gate, rows, projected, workers);
-        self.profile.mark(Stage::Down);
-        let next = self.layers.get(index + 1).map_or(&self.final_norm, |next| &next.input_norm);
+        let Activations { x, normed, inner, projected, .. } = &mut self.activations;
+        inner.reset(rows, &[&layer.down.matrix]);
+        let matrices = [&layer.gate.matrix, &layer.up.matrix];
+        let finish = |sums: Sums<'_>| passes::gate(config.activation, layer, path, sums);
+        let product = Product {
+            matrices: &matrices,
+            step: 1,
+            finish: Some(&finish),
+            sink: Sink::Operands(inner),
+        };
+        let threads = workers.for_products(&matrices, rows);
+        let finishing = kernels::multiply(path, threads, normed, &mut [product]);
+        self.profile.mark_with(Stage::GateUp, finishing, Stage::Gate);
         let residual = passes::Residual {
-            bias: layer.down.bias(),
+            config,
+            path,
+            linear: &layer.down,
             own_norm: layer.post_mlp_norm.as_deref(),
-            next_norm: next,
         };
         let x = &mut x[..rows * config.hidden_size];
-        residual.add(config, self.path, x, projected, normed, workers);
+        let finishing = residual.add(inner, x, projected, workers);
+        self.profile.mark_with(Stage::Down, finishing, Stage::Residual);
+        self.norm_for(index + 1, rows, workers);
         self.profile.mark(Stage::Residual);
     }
+}
+
+/// What [`Decoder::heads`] computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Queries,
+    Keys,
+    Values,
+}
+
+impl Part {
+    const ALL: [Self; 3] = [Self::Queries, Self::Keys, Self::Values];
 }
 
 /// Every slice as attention sees it.

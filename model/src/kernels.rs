@@ -1,13 +1,15 @@
 //! The CPU's compute: packed matrix products, paged attention and the elementwise steps between.
 //!
 //! Everything here works on plain `f32` slices and is reached through safe functions that check
-//! their sizes. Four things make up the room:
+//! their sizes. Five things make up the room:
 //!
 //! * [`Path`]: which instruction set is used. A value of it proves that the processor and the
 //!   operating system allow that set, which is what makes the functions taking one safe.
 //! * [`Threads`]: the engine's own pool. No global one exists, so two engines in a process do
 //!   not disturb each other.
 //! * [`Matrix`]: weights packed once at load into the layout the kernels read.
+//! * [`multiply`]: products of packed rows ([`Operands`]) with several matrices at once, their sums
+//!   finished and passed on while they are in the nearest caches.
 //! * [`attention`]: ragged causal attention that reads keys and values through block tables.
 //!
 //! **Invariant: batch invariance.** Every output element is summed in an order that depends on the
@@ -26,10 +28,14 @@ mod buffer;
 mod elementwise;
 mod error;
 mod gemm;
+mod heads;
 mod int8;
+mod kv_rows;
 mod lanes;
 mod matrix;
+mod operand;
 mod path;
+mod product;
 mod quant;
 mod threads;
 
@@ -43,7 +49,11 @@ pub use elementwise::{
     add, add_bias, gelu_tanh_mul, log_sum_exp, rms_norm, rms_norm_in_place, rope, silu_mul, softmax,
 };
 pub use error::KernelError;
+pub use heads::{HeadNorm, norm_and_rope};
+pub use kv_rows::{KvPlaces, KvRows, KvSliceMut};
 pub use matrix::Matrix;
+pub use operand::Operands;
 pub use path::{Path, PathKind};
+pub use product::{Finish, Product, Sink, Sums, multiply};
 pub(crate) use quant::widen;
 pub use threads::Threads;

@@ -3,7 +3,7 @@
 use super::workers::Workers;
 use crate::cpu::WeightType;
 use crate::error::ModelError;
-use crate::kernels::{Matrix, Path};
+use crate::kernels::{self, Matrix, Path};
 use crate::weights::Weights;
 
 /// Bytes of a matrix that are packed before their pages are given back.
@@ -77,22 +77,19 @@ impl Loader<'_> {
     }
 }
 
-/// A product with a matrix, `[out, in]`, and perhaps a bias, `[out]`, added by the pass after it.
+/// A matrix, `[out, in]`, and perhaps a bias, `[out]`, added when its products are finished.
 #[derive(Debug)]
 pub(super) struct Linear {
-    matrix: Matrix,
+    pub(super) matrix: Matrix,
     bias: Option<Vec<f32>>,
 }
 
 impl Linear {
-    /// `out = x * weight^T`, without the bias: `[rows, in]` to `[rows, out]`.
-    pub(super) fn product(&self, x: &[f32], rows: usize, out: &mut [f32], workers: &Workers) {
-        self.matrix.matmul(workers.for_product(&self.matrix, rows), x, rows, out);
-    }
-
-    /// What is to be added to each row of the product.
-    pub(super) fn bias(&self) -> Option<&[f32]> {
-        self.bias.as_deref()
+    /// Adds the bias, from feature `first` on, to sums of a row.
+    pub(super) fn add_bias(&self, path: Path, first: usize, sums: &mut [f32]) {
+        if let Some(bias) = &self.bias {
+            kernels::add(path, sums, &bias[first..first + sums.len()]);
+        }
     }
 
     /// Bytes of the packed matrix.

@@ -1,11 +1,16 @@
-//! What happens between products: biases, norms, rope, gates and residuals, in passes over rows
-//! that are shared out over the threads where there is enough to do.
+//! What happens between products: biases, norms, rotation, gates and residuals. Most of it is done to
+//! the sums of a product row by row, while they are near; norms of whole rows are passes of their own.
+
+use std::time::Duration;
 
 use super::layer::Layer;
+use super::linear::Linear;
 use super::rope::RopeTable;
 use super::workers::Workers;
 use crate::config::{Activation, DecoderConfig};
-use crate::kernels::{self, AttentionArgs, AttentionSequence, Path};
+use crate::kernels::{
+    self, AttentionArgs, AttentionSequence, Finish, HeadNorm, Operands, Path, Product, Sink, Sums,
+};
 use crate::kv_store::KvStore;
 
 /// An RMS norm over rows of the residual stream.
@@ -22,9 +27,13 @@ impl<'a> Norm<'a> {
         Self { weight, eps: config.rms_norm_eps, offset: config.norm_offset, path }
     }
 
-    /// Norms rows of `x` into `out`.
-    pub(super) fn apply(&self, x: &[f32], out: &mut [f32]) {
-        kernels::rms_norm(self.path, x, self.weight, self.eps, self.offset, out);
+    /// Norms rows of `x` and packs them for the products that `out` was made for.
+    pub(super) fn pack(&self, x: &[f32], out: &mut Operands, workers: &Workers) {
+        let width = self.weight.len();
+        out.fill(workers.for_pass(x.len() / width, width), |first, rows| {
+            let x = &x[first * width..][..rows.len()];
+            kernels::rms_norm(self.path, x, self.weight, self.eps, self.offset, rows);
+        });
     }
 
     fn apply_in_place(&self, x: &mut [f32]) {
@@ -40,62 +49,75 @@ pub(super) struct Heads<'a> {
     pub(super) eps: f32,
     pub(super) norm_offset: f32,
     pub(super) rope: &'a RopeTable,
+    /// Position of each row.
+    pub(super) positions: &'a [u32],
 }
 
 impl Heads<'_> {
-    /// Finishes rows of queries or keys: bias, norm of each head, rotation.
-    fn finish(&self, bias: Option<&[f32]>, norm: Option<&[f32]>, positions: &[u32], x: &mut [f32]) {
-        let width = x.len() / positions.len();
-        add_bias(self.path, x, bias);
-        if let Some(weight) = norm {
-            kernels::rms_norm_in_place(self.path, x, weight, self.eps, self.norm_offset);
-        }
-        for (row, &position) in x.chunks_exact_mut(width).zip(positions) {
-            let (cos, sin) = self.rope.at(position);
-            kernels::rope(self.path, row, self.head_dim, cos, sin);
-        }
+    /// Finishes heads of a row of queries or keys: bias, norm, rotation.
+    pub(super) fn finish(&self, linear: &Linear, norm: Option<&[f32]>, sums: Sums<'_>) {
+        linear.add_bias(self.path, sums.feature, sums.first);
+        let (eps, offset) = (self.eps, self.norm_offset);
+        let norm = norm.map(|weight| HeadNorm { weight, eps, offset });
+        let turn = self.rope.at(self.positions[sums.row]);
+        kernels::norm_and_rope(self.path, sums.first, self.head_dim, norm, turn);
     }
 }
 
-fn add_bias(path: Path, x: &mut [f32], bias: Option<&[f32]>) {
-    if let Some(bias) = bias {
-        kernels::add_bias(path, x, bias);
+/// Finishes sums of gate and up of a row: what becomes of them stands in gate's place.
+pub(super) fn gate(activation: Activation, layer: &Layer, path: Path, sums: Sums<'_>) {
+    layer.gate.add_bias(path, sums.feature, sums.first);
+    layer.up.add_bias(path, sums.feature, sums.second);
+    match activation {
+        Activation::Silu => kernels::silu_mul(path, sums.first, sums.second),
+        Activation::GeluTanh => kernels::gelu_tanh_mul(path, sums.first, sums.second),
     }
 }
 
-/// Finishes queries, `[rows, num_heads, head_dim]`.
-pub(super) fn queries(
-    layer: &Layer,
-    heads: &Heads<'_>,
-    positions: &[u32],
-    q: &mut [f32],
-    workers: &Workers,
-) {
-    let width = q.len() / positions.len();
-    let chunk = workers.chunk_rows(positions.len(), width);
-    let parts = q.chunks_mut(chunk * width).zip(positions.chunks(chunk));
-    workers.run(parts, |(q, positions)| {
-        heads.finish(layer.q.bias(), layer.q_norm.as_deref(), positions, q);
-    });
+/// A product that goes back into the residual stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Residual<'a> {
+    pub(super) config: &'a DecoderConfig,
+    pub(super) path: Path,
+    pub(super) linear: &'a Linear,
+    /// Norm of the product before it is added.
+    pub(super) own_norm: Option<&'a [f32]>,
 }
 
-/// Finishes keys and values, `[rows, num_kv_heads, head_dim]`.
-pub(super) fn keys_and_values(
-    layer: &Layer,
-    heads: &Heads<'_>,
-    positions: &[u32],
-    k: &mut [f32],
-    v: &mut [f32],
-    workers: &Workers,
-) {
-    let width = k.len() / positions.len();
-    let chunk = workers.chunk_rows(positions.len(), 2 * width);
-    let parts =
-        k.chunks_mut(chunk * width).zip(v.chunks_mut(chunk * width)).zip(positions.chunks(chunk));
-    workers.run(parts, |((k, v), positions)| {
-        heads.finish(layer.k.bias(), layer.k_norm.as_deref(), positions, k);
-        add_bias(heads.path, v, layer.v.bias());
-    });
+impl Residual<'_> {
+    /// Adds the product of `rows` to `x`, `[rows, hidden_size]`, by way of `projected` where it is normed before;
+    /// returns the time that adding took if it was done within the product.
+    pub(super) fn add(
+        &self,
+        rows: &Operands,
+        x: &mut [f32],
+        projected: &mut [f32],
+        workers: &Workers,
+    ) -> Duration {
+        let (linear, path) = (self.linear, self.path);
+        let matrices = [&linear.matrix];
+        let threads = workers.for_products(&matrices, rows.rows());
+        let finish = |sums: Sums<'_>| linear.add_bias(path, sums.feature, sums.first);
+        let multiply = |sink: Sink<'_>| {
+            let finish = Some(&finish as Finish<'_>);
+            let product = Product { matrices: &matrices, step: 1, finish, sink };
+            kernels::multiply(path, threads, rows, &mut [product])
+        };
+        let Some(weight) = self.own_norm else {
+            return multiply(Sink::Add(x));
+        };
+        let projected = &mut projected[..x.len()];
+        multiply(Sink::Rows(projected));
+        let norm = Norm::of(self.config, weight, path);
+        let width = weight.len();
+        let chunk = workers.chunk_rows(x.len() / width, 2 * width);
+        let parts = x.chunks_mut(chunk * width).zip(projected.chunks_mut(chunk * width));
+        workers.run(parts, |(x, projected)| {
+            norm.apply_in_place(projected);
+            kernels::add(path, x, projected);
+        });
+        Duration::ZERO
+    }
 }
 
 /// Paged attention of one layer: `q` and `out` are `[rows, num_heads, head_dim]`.
@@ -130,68 +152,4 @@ pub(super) fn attend(
         sliding_window,
     };
     kernels::attention(workers.for_work(2 * products), &args, out);
-}
-
-/// Turns gate and up, `[rows, intermediate_size]`, into the MLP's inner rows, in place of gate.
-pub(super) fn gate(
-    config: &DecoderConfig,
-    layer: &Layer,
-    path: Path,
-    gate: &mut [f32],
-    up: &mut [f32],
-    workers: &Workers,
-) {
-    let width = config.intermediate_size;
-    // The gate function costs about as much as four other elements.
-    let chunk = workers.chunk_rows(gate.len() / width, 4 * width);
-    let parts = gate.chunks_mut(chunk * width).zip(up.chunks_mut(chunk * width));
-    workers.run(parts, |(gate, up)| {
-        add_bias(path, gate, layer.gate.bias());
-        add_bias(path, up, layer.up.bias());
-        match config.activation {
-            Activation::Silu => kernels::silu_mul(path, gate, up),
-            Activation::GeluTanh => kernels::gelu_tanh_mul(path, gate, up),
-        }
-    });
-}
-
-/// How a product goes back into the residual stream.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Residual<'a> {
-    /// Added to the product.
-    pub(super) bias: Option<&'a [f32]>,
-    /// Norm of the product before it is added.
-    pub(super) own_norm: Option<&'a [f32]>,
-    /// Norm of the residual stream for what reads it next.
-    pub(super) next_norm: &'a [f32],
-}
-
-impl Residual<'_> {
-    /// Adds `projected` to `x` and norms the sum into `normed`; all are `[rows, hidden_size]`.
-    pub(super) fn add(
-        &self,
-        config: &DecoderConfig,
-        path: Path,
-        x: &mut [f32],
-        projected: &mut [f32],
-        normed: &mut [f32],
-        workers: &Workers,
-    ) {
-        let width = config.hidden_size;
-        let own = self.own_norm.map(|weight| Norm::of(config, weight, path));
-        let next = Norm::of(config, self.next_norm, path);
-        let chunk = workers.chunk_rows(x.len() / width, 2 * width);
-        let parts = x
-            .chunks_mut(chunk * width)
-            .zip(projected.chunks_mut(chunk * width))
-            .zip(normed.chunks_mut(chunk * width));
-        workers.run(parts, |((x, projected), normed)| {
-            add_bias(path, projected, self.bias);
-            if let Some(own) = own {
-                own.apply_in_place(projected);
-            }
-            kernels::add(path, x, projected);
-            next.apply(x, normed);
-        });
-    }
 }

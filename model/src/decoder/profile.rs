@@ -3,13 +3,16 @@
 use std::time::{Duration, Instant};
 
 /// A part of a step. Stages of layers count over all layers.
+///
+/// What is done to sums of a product before they leave the cache counts as the stage that it is, by the
+/// threads' mean time, in steps of 64 rows or more; in smaller ones it counts as the product's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Row by row plan of the batch, embedding, first norm, rows that get no logits taken out.
     Batch,
     /// Products for queries, keys and values.
     Qkv,
-    /// Biases, norms and rotation of heads; keys and values into the store.
+    /// Biases, norms and rotation of heads; keys and values into the cache.
     Heads,
     /// Attention.
     Attention,
@@ -21,7 +24,7 @@ pub enum Stage {
     Gate,
     /// Product of down.
     Down,
-    /// Both additions to the residual stream, with the norms after them.
+    /// Both additions to the residual stream, and the norms after them.
     Residual,
     /// Product for logits.
     Logits,
@@ -93,6 +96,14 @@ impl Profile {
         let now = Instant::now();
         self.times.0[stage as usize] += now - self.last;
         self.last = now;
+    }
+
+    /// What ran since the last mark was this stage's, but for `part` of it, which was another's.
+    pub(super) fn mark_with(&mut self, stage: Stage, part: Duration, other: Stage) {
+        self.mark(stage);
+        let part = part.min(self.times.0[stage as usize]);
+        self.times.0[stage as usize] -= part;
+        self.times.0[other as usize] += part;
     }
 
     pub(super) fn times(&self) -> StageTimes {

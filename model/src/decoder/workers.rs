@@ -35,9 +35,15 @@ impl Workers {
         &self.pool
     }
 
-    /// The threads for a product of `rows` rows with `matrix`.
-    pub(super) fn for_product(&self, matrix: &Matrix, rows: usize) -> &Threads {
-        self.for_work(rows * matrix.out_features() * matrix.in_features())
+    /// The threads for products of `rows` rows with these matrices.
+    pub(super) fn for_products(&self, matrices: &[&Matrix], rows: usize) -> &Threads {
+        let weights = matrices.iter().map(|matrix| matrix.out_features() * matrix.in_features());
+        self.for_work(rows * weights.sum::<usize>())
+    }
+
+    /// The threads for a pass over rows.
+    pub(super) fn for_pass(&self, rows: usize, width: usize) -> &Threads {
+        if rows * width < PASS_MIN { &self.alone } else { &self.pool }
     }
 
     /// The threads for about so many multiply-adds.

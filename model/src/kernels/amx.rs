@@ -18,7 +18,7 @@
 mod chunk;
 pub(super) mod probe;
 
-pub(super) use chunk::{TileArgs, chunk, pack_row_tile, packed_len, waiting_len};
+pub(super) use chunk::{TileArgs, chunk, pack_row_tile, waiting_len};
 
 use super::lanes::LANES;
 

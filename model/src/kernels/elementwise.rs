@@ -115,7 +115,7 @@ fn rows_of(len: usize, dim: usize) -> usize {
 
 /// Reads lanes `from..from + min(16, left)`, the rest filled with `fill`.
 #[inline(always)]
-unsafe fn load_some<L: Lanes>(from: *const f32, left: usize, fill: f32) -> L {
+pub(super) unsafe fn load_some<L: Lanes>(from: *const f32, left: usize, fill: f32) -> L {
     // SAFETY: the caller's promise: `left` values are readable.
     unsafe {
         if left >= LANES {
@@ -129,7 +129,7 @@ unsafe fn load_some<L: Lanes>(from: *const f32, left: usize, fill: f32) -> L {
 
 /// Writes the first `min(16, left)` lanes.
 #[inline(always)]
-unsafe fn store_some<L: Lanes>(value: L, to: *mut f32, left: usize) {
+pub(super) unsafe fn store_some<L: Lanes>(value: L, to: *mut f32, left: usize) {
     // SAFETY: the caller's promise: `left` values are writable.
     unsafe {
         if left >= LANES {

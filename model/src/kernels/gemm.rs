@@ -13,7 +13,7 @@ mod pack;
 #[cfg(target_arch = "x86_64")]
 pub(super) use chunk::chunk_bf16_dots;
 pub(super) use chunk::{ChunkArgs, chunk_bf16, chunk_f16, chunk_f32};
-pub(super) use pack::{pack_group, pack_group_pairs, packed_rows};
+pub(super) use pack::{pack_group, pack_group_pairs};
 
 use super::lanes::{LANES, Lanes, dispatch};
 
@@ -22,6 +22,29 @@ pub(super) trait Form {
     type Raw;
     /// Whether two successive weights of a feature stand side by side: `[inner / 2][16][2]`.
     const PAIRS: bool;
+    /// Whether weights become f32, by [`Form::widen`], before they are multiplied.
+    const WIDENS: bool;
+    /// Writes `inner` steps of a panel as f32, `[inner][16]`. Only for forms that widen.
+    ///
+    /// # Safety
+    /// The set of `L` is available; both are valid for so many steps.
+    #[inline(always)]
+    unsafe fn widen<L: Lanes>(from: *const Self::Raw, inner: usize, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if Self::PAIRS {
+                for k in (0..inner).step_by(2) {
+                    let (first, second) = Self::load_pairs::<L>(from.add(k * LANES));
+                    first.store(to.add(k * LANES));
+                    second.store(to.add((k + 1) * LANES));
+                }
+            } else {
+                for k in 0..inner {
+                    Self::load::<L>(from.add(k * LANES)).store(to.add(k * LANES));
+                }
+            }
+        }
+    }
     /// The 16 weights at `from`, one a feature. Unused for pairs.
     ///
     /// # Safety
@@ -56,6 +79,7 @@ struct Bf16Dots;
 impl Form for Bf16Dots {
     type Raw = f32;
     const PAIRS: bool = false;
+    const WIDENS: bool = false;
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const f32) -> L {
         // SAFETY: the caller's promise.
@@ -75,6 +99,7 @@ impl Form for Bf16Dots {
 impl Form for F32 {
     type Raw = f32;
     const PAIRS: bool = false;
+    const WIDENS: bool = true;
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const f32) -> L {
         // SAFETY: the caller's promise.
@@ -89,6 +114,7 @@ impl Form for F32 {
 impl Form for F16 {
     type Raw = u16;
     const PAIRS: bool = false;
+    const WIDENS: bool = true;
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const u16) -> L {
         // SAFETY: the caller's promise.
@@ -103,6 +129,7 @@ impl Form for F16 {
 impl Form for Bf16Pairs {
     type Raw = u16;
     const PAIRS: bool = true;
+    const WIDENS: bool = true;
     #[inline(always)]
     unsafe fn load<L: Lanes>(_: *const u16) -> L {
         unreachable!("bf16 weights stand in pairs")

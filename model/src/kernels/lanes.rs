@@ -52,6 +52,12 @@ pub(super) trait Lanes: Copy {
     unsafe fn sub(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;
     unsafe fn div(self, other: Self) -> Self;
+    /// 1 / self, off by at most two units of the last place; NaN where self is infinite.
+    #[inline(always)]
+    unsafe fn reciprocal(self) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::splat(1.0).div(self) }
+    }
     /// `self * factor + addend`; rounded once where the set has a fused form, twice elsewhere.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
     /// `sum` plus the products of bf16 pairs, given as the bits of lanes: AVX-512 BF16 only.

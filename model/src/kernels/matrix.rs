@@ -17,16 +17,17 @@
 mod cut;
 mod pack;
 
-pub(super) use cut::Cut;
+pub(super) use cut::{Cut, Part, Shape};
 use pack::Layout;
 
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::buffer::{Buffer, SharedMut};
 use super::error::KernelError;
-use super::gemm::{self, ChunkArgs};
+use super::gemm;
 use super::int8::{self, DotSet};
 use super::lanes::LANES;
+use super::operand::{Packed, Packing};
 use super::quant;
 use super::{Path, PathKind, Threads};
 use crate::tensor_type::TensorType;
@@ -160,6 +161,14 @@ impl Matrix {
     /// Rows that are packed together.
     pub const ROWS_STEP: usize = LANES;
 
+    /// The same matrix, multiplied by another set of instructions.
+    #[cfg(test)]
+    pub(super) fn with_set(&self, dots: DotSet) -> Matrix {
+        let mut data = Buffer::zeroed::<u8>(self.data.len());
+        data.slice_mut::<u8>().copy_from_slice(self.data.slice::<u8>());
+        Matrix { dots, data, ..*self }
+    }
+
     /// How its panels stand in memory.
     fn layout(&self) -> Layout {
         Layout::new(self.dtype, self.in_features, self.padded_inner)
@@ -221,24 +230,19 @@ impl Matrix {
         if rows == 0 {
             return;
         }
-        if self.dtype.block_len() > 1 {
-            return int8::matmul(self.dots, self.quantised(), threads, x, rows, out);
-        }
-        #[cfg(target_arch = "x86_64")]
-        if self.uses_tiles() {
-            return self.matmul_tiles(threads, x, rows, out);
-        }
-        self.matmul_lanes(threads, x, rows, out);
-    }
-
-    /// The weights as integer products take them.
-    pub(super) fn quantised(&self) -> int8::Weights<'_> {
-        int8::Weights {
-            dtype: self.dtype,
-            in_features: self.in_features,
-            out_features: self.out_features,
-            panels: self.data.slice::<u8>(),
-        }
+        let packing = self.packing(rows);
+        let mut memory = threads.scratch::<u8>(packing.bytes(rows));
+        let packed = Packed::new(packing, rows, memory.slice_mut::<u8>());
+        packed.pack_all(threads, x);
+        let cut = Cut::new(threads, rows, self.out_features, &Shape::of(&[packing]));
+        let sums = SharedMut::new(out);
+        threads.for_each(cut.task_count(), |task| {
+            let part = cut.task(task);
+            let to = part.first_row * self.out_features + part.first_panel * LANES;
+            let to = sums.get().wrapping_add(to);
+            // SAFETY: the sizes were checked, and tasks write disjoint rows or features.
+            unsafe { self.multiply_part(threads, &packed, &part, to, self.out_features) }
+        });
     }
 
     /// Whether the product runs on AMX tiles.
@@ -257,133 +261,144 @@ impl Matrix {
         self.uses_tiles() || self.uses_dots()
     }
 
-    /// The product in bf16 on AMX tiles.
-    #[cfg(target_arch = "x86_64")]
-    fn matmul_tiles(&self, threads: &Threads, x: &[f32], rows: usize, out: &mut [f32]) {
-        let padded_inner = self.padded_inner;
-        let row_tile_len = amx::ROWS * padded_inner;
-        let mut packed = threads.scratch::<u16>(amx::packed_len(rows, padded_inner));
-        let packed = packed.slice_mut::<u16>();
-        let row_tiles = SharedMut::new(packed);
-        let pack = |index: usize| {
-            // SAFETY: tile `index` of `packed`, which only this task writes; the path has the set.
-            unsafe {
-                let start = row_tiles.get().add(index * row_tile_len);
-                let part = std::slice::from_raw_parts_mut(start, row_tile_len);
-                amx::pack_row_tile(x, self.in_features, padded_inner, index, part);
-            }
-        };
-        let tiles = rows.div_ceil(amx::ROWS);
-        if tiles <= 2 {
-            (0..tiles).for_each(pack);
-        } else {
-            threads.for_each(tiles, pack);
+    /// How the kernels read activations, `rows` rows of them together.
+    pub(super) fn packing(&self, rows: usize) -> Packing {
+        let inner = self.padded_inner;
+        if self.dtype.block_len() > 1 {
+            return Packing::Bytes { inner, groups: int8::Groups::new(self.dots, rows) };
         }
-        let packed = &*packed;
-        let weights = self.data.slice::<u16>();
-        let cut = Cut::new(threads, rows, 256, self.out_features);
-        let sums = SharedMut::new(out);
-        threads.for_each(cut.task_count(), |task| {
-            let part = cut.task(task);
-            let mut waiting = threads.scratch::<f32>(amx::waiting_len(part.rows));
-            let args = amx::TileArgs {
-                packed: packed[part.first_row * padded_inner..].as_ptr(),
-                rows: part.rows,
-                padded_inner,
-                panels: weights[part.first_panel * LANES * padded_inner..].as_ptr(),
-                out: sums
-                    .get()
-                    .wrapping_add(part.first_row * self.out_features + part.first_panel * LANES),
-                out_features: self.out_features,
-                features: part.features,
-                waiting: waiting.slice_mut::<f32>().as_mut_ptr(),
-            };
-            // SAFETY: the path proves that AMX may be used; `matmul` has checked all sizes, and
-            // tasks write disjoint rows or features.
-            unsafe { amx::chunk(&args) }
-        });
-    }
-
-    /// The product in f32 on lanes.
-    fn matmul_lanes(&self, threads: &Threads, x: &[f32], rows: usize, out: &mut [f32]) {
+        #[cfg(target_arch = "x86_64")]
+        if self.uses_tiles() {
+            return Packing::Tiles { inner };
+        }
         let group_max = gemm::group_max(self.path);
-        let dots = self.uses_dots();
-        let padded_inner = if dots { self.padded_inner / 2 } else { self.padded_inner };
-        let mut packed = threads.scratch::<f32>(gemm::packed_rows(rows, group_max) * padded_inner);
-        let packed = packed.slice_mut::<f32>();
-        let groups = SharedMut::new(packed);
-        threads.for_each(rows.div_ceil(group_max), |group_index| {
-            let first = group_index * group_max;
-            let group = gemm::group_rows(rows - first, group_max);
-            // SAFETY: groups lie one after the other in `packed`, each written by its task only.
-            let part = unsafe {
-                let start = groups.get().add(first * padded_inner);
-                std::slice::from_raw_parts_mut(start, group * padded_inner)
-            };
-            if dots {
-                gemm::pack_group_pairs(x, self.in_features, first, group, part);
-            } else {
-                gemm::pack_group(x, self.in_features, padded_inner, first, group, part);
-            }
-        });
-        let packed = &*packed;
-        let row_chunk = (240 / group_max * group_max).max(group_max);
-        let cut = Cut::new(threads, rows, row_chunk, self.out_features);
-        let sums = SharedMut::new(out);
-        threads.for_each(cut.task_count(), |task| {
-            let part = cut.task(task);
-            let args = ChunkArgs {
-                packed: packed[part.first_row * padded_inner..].as_ptr(),
-                rows: part.rows,
-                padded_inner,
-                panels: std::ptr::null(),
-                panel_count: part.features.div_ceil(LANES),
-                // Tasks write disjoint rows or features.
-                out: sums
-                    .get()
-                    .wrapping_add(part.first_row * self.out_features + part.first_panel * LANES),
-                out_features: self.out_features,
-                features: part.features,
-            };
-            self.chunk(&args, part.first_panel);
-        });
+        match self.uses_dots() {
+            true => Packing::Pairs { inner, group_max },
+            false => Packing::Lanes { inner, group_max },
+        }
     }
 
-    /// One task of the product: `args` but for the weights, which begin at `first_panel`.
-    fn chunk(&self, args: &ChunkArgs<u8>, first_panel: usize) {
-        let start = first_panel * self.padded_inner * LANES;
-        match self.dtype {
-            TensorType::F32 => {
-                let args = with_panels(args, &self.data.slice::<f32>()[start..]);
-                // SAFETY: `matmul` has checked all sizes and gives each task its own sums.
-                unsafe { gemm::chunk_f32(self.path, &args) }
-            }
-            TensorType::F16 => {
-                let args = with_panels(args, &self.data.slice::<u16>()[start..]);
-                // SAFETY: as above.
-                unsafe { gemm::chunk_f16(self.path, &args) }
+    /// The sums of one part of a product, rows of them `out_row` values apart.
+    ///
+    /// # Safety
+    /// `x` holds the part's rows in this matrix's packing; `out` takes the part's features in each
+    /// of its rows, touched by nobody else.
+    pub(super) unsafe fn multiply_part(
+        &self,
+        threads: &Threads,
+        x: &Packed,
+        part: &Part,
+        out: *mut f32,
+        out_row: usize,
+    ) {
+        let (rows, features) = (part.rows, part.features);
+        let values = x.values(part.first_row);
+        match x.packing() {
+            Packing::Bytes { inner, groups } => {
+                let args = int8::ChunkArgs {
+                    words: values,
+                    scales: x.scales(part.first_row),
+                    sums: x.sums(part.first_row),
+                    rows,
+                    inner,
+                    panels: self.data.slice::<u8>()[self.panel_start(part, 1)..].as_ptr(),
+                    out,
+                    out_features: out_row,
+                    features,
+                };
+                // SAFETY: the caller's promise.
+                unsafe { groups.chunk(threads, &args, self.dtype) }
             }
             #[cfg(target_arch = "x86_64")]
-            TensorType::Bf16 if self.uses_dots() => {
-                let args = with_panels(args, &self.data.slice::<f32>()[start / 2..]);
-                // SAFETY: as above, and the path has the set.
-                unsafe { gemm::chunk_bf16_dots(&args) }
+            Packing::Tiles { inner } => {
+                let mut waiting = threads.scratch::<f32>(amx::waiting_len(rows));
+                let args = amx::TileArgs {
+                    packed: values.cast::<u16>(),
+                    rows,
+                    padded_inner: inner,
+                    panels: self.data.slice::<u16>()[self.panel_start(part, 2)..].as_ptr(),
+                    out,
+                    out_features: out_row,
+                    features,
+                    waiting: waiting.slice_mut::<f32>().as_mut_ptr(),
+                };
+                // SAFETY: the caller's promise; the path proves that AMX may be used.
+                unsafe { amx::chunk(&args) }
             }
-            TensorType::Bf16 => {
-                let args = with_panels(args, &self.data.slice::<u16>()[start..]);
-                // SAFETY: as above.
-                unsafe { gemm::chunk_bf16(self.path, &args) }
+            Packing::Pairs { inner, .. } => {
+                let args = lane_args(values, inner / 2, part, out, out_row);
+                // SAFETY: the caller's promise.
+                unsafe { self.multiply_lanes(&args, part) }
             }
-            TensorType::Q8_0 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
-                unreachable!("quantised weights are multiplied as integers")
+            Packing::Lanes { inner, .. } => {
+                let args = lane_args(values, inner, part, out, out_row);
+                // SAFETY: the caller's promise.
+                unsafe { self.multiply_lanes(&args, part) }
+            }
+        }
+    }
+
+    /// Where a part's first panel begins, in units of so many bytes.
+    fn panel_start(&self, part: &Part, unit: usize) -> usize {
+        part.first_panel * self.layout().panel_bytes / unit
+    }
+
+    /// The product on lanes: `args` but for the weights.
+    ///
+    /// # Safety
+    /// The pointers of `args` are valid for its sizes; nobody else touches its sums.
+    unsafe fn multiply_lanes(&self, args: &gemm::ChunkArgs<u8>, part: &Part) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.dtype {
+                TensorType::F32 => {
+                    let panels = &self.data.slice::<f32>()[self.panel_start(part, 4)..];
+                    gemm::chunk_f32(self.path, &with_panels(args, panels));
+                }
+                TensorType::F16 => {
+                    let panels = &self.data.slice::<u16>()[self.panel_start(part, 2)..];
+                    gemm::chunk_f16(self.path, &with_panels(args, panels));
+                }
+                #[cfg(target_arch = "x86_64")]
+                TensorType::Bf16 if self.uses_dots() => {
+                    let panels = &self.data.slice::<f32>()[self.panel_start(part, 4)..];
+                    gemm::chunk_bf16_dots(&with_panels(args, panels));
+                }
+                TensorType::Bf16 => {
+                    let panels = &self.data.slice::<u16>()[self.panel_start(part, 2)..];
+                    gemm::chunk_bf16(self.path, &with_panels(args, panels));
+                }
+                TensorType::Q8_0 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
+                    unreachable!("quantised weights are multiplied as integers")
+                }
             }
         }
     }
 }
 
+/// What products on lanes have in common; the weights are put in later.
+fn lane_args(
+    values: *const u8,
+    padded_inner: usize,
+    part: &Part,
+    out: *mut f32,
+    out_row: usize,
+) -> gemm::ChunkArgs<u8> {
+    gemm::ChunkArgs {
+        packed: values.cast::<f32>(),
+        rows: part.rows,
+        padded_inner,
+        panels: std::ptr::null(),
+        panel_count: part.features.div_ceil(LANES),
+        out,
+        out_features: out_row,
+        features: part.features,
+    }
+}
+
 /// `args` with the weights put in.
-fn with_panels<Raw>(args: &ChunkArgs<u8>, panels: &[Raw]) -> ChunkArgs<Raw> {
-    ChunkArgs {
+fn with_panels<Raw>(args: &gemm::ChunkArgs<u8>, panels: &[Raw]) -> gemm::ChunkArgs<Raw> {
+    gemm::ChunkArgs {
         packed: args.packed,
         rows: args.rows,
         padded_inner: args.padded_inner,

@@ -1,14 +1,24 @@
 use super::*;
+use crate::kernels::{KvPlaces, KvRows, Path};
 
 fn shape(kv_type: KvType) -> KvShape {
     KvShape { layer_count: 3, block_size: 4, kv_heads: 2, head_dim: 5, kv_type }
 }
 
 impl KvStore {
+    /// Writes rows to successive places, the first at `offset` in `block`.
     fn write(&mut self, layer: usize, block: usize, offset: usize, keys: &[f32], values: &[f32]) {
-        let [key_plane, value_plane] = self.layer_mut(layer);
-        key_plane.write(block, offset, keys);
-        value_plane.write(block, offset, values);
+        let KvShape { block_size, kv_heads, head_dim, .. } = *self.shape();
+        let first = block * block_size + offset;
+        let mut places = KvPlaces::default();
+        places.fill((0..keys.len() / (kv_heads * head_dim)).map(|row| Some(first + row)));
+        for (plane, rows) in self.layer_mut(layer).into_iter().zip([keys, values]) {
+            let store = plane.slice_mut();
+            let mut to = KvRows::new(Path::PORTABLE, store, &places, kv_heads, head_dim);
+            for (index, row) in rows.chunks_exact(kv_heads * head_dim).enumerate() {
+                to.write_row(index, row);
+            }
+        }
     }
 }
 
@@ -81,12 +91,19 @@ fn unused_blocks_cost_no_memory() {
     assert!(taken < 1 << 29, "expected a few pages, got {taken} bytes");
 }
 
-/// Goal: rows that would run over a block's end never reach the next block.
+/// Goal: rows that would run over the store's end are refused.
 #[test]
 #[should_panic(expected = "out of range")]
-fn rows_stay_in_their_block() {
+fn rows_stay_in_the_store() {
     let mut store = KvStore::new(shape(KvType::F32), 6).expect("a small store");
-    store.write(0, 0, 3, &[0.0; 20], &[0.0; 20]);
+    store.write(0, 5, 3, &[0.0; 20], &[0.0; 20]);
+}
+
+/// Goal: two rows never go to one place.
+#[test]
+#[should_panic(expected = "one place")]
+fn places_are_distinct() {
+    KvPlaces::default().fill([Some(3), None, Some(4), Some(3)].into_iter());
 }
 
 /// Goal: a block's bytes are all layers' keys and values; budgets become block counts.

@@ -9,6 +9,7 @@ use super::{
     configure, release,
 };
 use crate::kernels::lanes::LANES;
+use crate::kernels::operand::Source;
 
 /// Tiles along the inner dimension in a block, when many rows share the weights: two panels of
 /// them (16 KiB) then stay in the nearest cache while the rows pass by.
@@ -21,28 +22,17 @@ const NEAR: usize = 2;
 /// Weights that a step along the depth of a block fetches ahead: four cache lines.
 const AHEAD: usize = 128;
 
-/// Values of packed activations of `rows` rows.
-pub(in crate::kernels) fn packed_len(rows: usize, padded_inner: usize) -> usize {
-    rows.div_ceil(ROWS) * ROWS * padded_inner
-}
-
-/// Packs row tile `index` of `x`, `[rows, inner]`, rounded to bf16 (to nearest, ties to even).
-/// `packed` is the tile's `[padded_inner / 32][16][32]`; rows that do not exist are left as they are.
+/// Packs a row tile, rounded to bf16 (to nearest, ties to even): `[columns / 32][16][32]`, zeroes
+/// where there is no column; rows that do not exist are left as they are.
 ///
 /// # Safety
 /// AVX-512 BF16 is available.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(in crate::kernels) unsafe fn pack_row_tile(
-    x: &[f32],
-    inner: usize,
-    padded_inner: usize,
-    index: usize,
-    packed: &mut [u16],
-) {
-    debug_assert_eq!(packed.len(), ROWS * padded_inner);
-    let rows = ROWS.min(x.len() / inner - index * ROWS);
-    for row in 0..rows {
-        let from = &x[(index * ROWS + row) * inner..][..inner];
+pub(in crate::kernels) unsafe fn pack_row_tile(source: Source<'_>, packed: &mut [u16]) {
+    debug_assert!(source.rows <= ROWS && packed.len() >= ROWS * source.columns);
+    let padded_inner = packed.len() / ROWS;
+    for row in 0..source.rows {
+        let from = source.row(row);
         for k in (0..padded_inner).step_by(LANES) {
             let to = &mut packed[k / DEPTH * TILE + row * DEPTH + k % DEPTH..][..LANES];
             let mut tail = [0.0; LANES];

@@ -4,6 +4,7 @@
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
 
 use super::dots::Dots;
+use crate::kernels::operand::Source;
 use crate::kernels::quant::{PART, round_to_byte};
 
 /// Thirty-two values as bytes.
@@ -45,9 +46,9 @@ impl Part {
     }
 }
 
-/// Where a group of rows goes.
+/// Where a part of a group's columns goes.
 #[derive(Clone, Copy)]
-pub(super) struct Packed {
+pub(in crate::kernels) struct PackedGroup {
     /// `[inner / 4][rows]` words, or `[inner / 32][rows][32]` bytes.
     pub words: *mut u8,
     /// `[inner / 32][rows]`.
@@ -56,12 +57,11 @@ pub(super) struct Packed {
     pub sums: *mut f32,
 }
 
-/// Rows of `x`, `[rows, inner]`, that become a group.
+/// Rows that become a group.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
-    pub x: &'a [f32],
-    pub inner: usize,
-    pub first: usize,
+pub(in crate::kernels) struct Rows<'a> {
+    /// At most `size` rows, a multiple of 32 columns.
+    pub source: Source<'a>,
     /// Rows of the group. Those that do not exist are zero.
     pub size: usize,
 }
@@ -69,14 +69,14 @@ pub(super) struct Rows<'a> {
 impl Rows<'_> {
     /// Calls `put` with each part, its place and its row in the group.
     #[inline(always)]
-    fn each(&self, packed: &Packed, mut put: impl FnMut(&[i8; PART], usize, usize)) {
-        let live = self.size.min(self.x.len() / self.inner - self.first);
-        for index in 0..self.inner / PART {
+    fn each(&self, packed: &PackedGroup, mut put: impl FnMut(&[i8; PART], usize, usize)) {
+        for index in 0..self.source.columns / PART {
             for row in 0..self.size {
-                let start = (self.first + row) * self.inner + index * PART;
-                let part = match self.x.get(start..).and_then(|x| x.first_chunk()) {
-                    Some(values) if row < live => Part::of(values),
-                    _ => Part::ZERO,
+                let part = if row < self.source.rows {
+                    let values = self.source.row(row)[index * PART..].first_chunk();
+                    values.map_or(Part::ZERO, Part::of)
+                } else {
+                    Part::ZERO
                 };
                 let at = index * self.size + row;
                 // SAFETY: whoever made `packed` gives room for the group.
@@ -95,7 +95,7 @@ impl Rows<'_> {
 /// # Safety
 /// The set of `D` is available; `packed` has room for the group.
 #[inline(always)]
-pub(super) unsafe fn pack<D: Dots>(rows: Rows<'_>, packed: Packed) {
+pub(super) unsafe fn pack<D: Dots>(rows: Rows<'_>, packed: PackedGroup) {
     rows.each(&packed, |bytes, index, row| {
         for (i, word) in bytes.as_chunks::<4>().0.iter().enumerate() {
             let at = (index * PART / 4 + i) * rows.size + row;
@@ -111,7 +111,7 @@ pub(super) unsafe fn pack<D: Dots>(rows: Rows<'_>, packed: Packed) {
 /// `packed` has room for the group.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(super) unsafe fn pack_tiles(rows: Rows<'_>, packed: Packed) {
+pub(super) unsafe fn pack_tiles(rows: Rows<'_>, packed: PackedGroup) {
     rows.each(&packed, |bytes, index, row| {
         let at = (index * rows.size + row) * PART;
         // SAFETY: the caller's promise.

@@ -13,7 +13,7 @@ use crate::tensor_type::TensorType;
 
 /// A task: some rows times a chunk of panels.
 #[derive(Clone, Copy)]
-pub(super) struct ChunkArgs {
+pub(in crate::kernels) struct ChunkArgs {
     /// Activations of the first row, which begins a group: `[group][inner / 4][rows of the group]`
     /// words.
     pub words: *const u8,

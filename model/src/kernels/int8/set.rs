@@ -1,7 +1,7 @@
 //! Which dot products of bytes a path has: one more step of detection below [`Path`].
 #![allow(unsafe_code, reason = "runs what was detected")]
 
-use super::activations::{self, Packed, Rows};
+use super::activations::{self, PackedGroup, Rows};
 use super::chunk::{self, ChunkArgs};
 use super::dots::{Dots, PlainDots};
 #[cfg(target_arch = "x86_64")]
@@ -162,7 +162,7 @@ impl DotSet {
         ///
         /// # Safety
         /// `packed` has room for the group.
-        fn pack(rows: Rows<'_>, packed: Packed) = pack_with
+        fn pack(rows: Rows<'_>, packed: PackedGroup) = pack_with
     }
 
     dispatch_dots! {
@@ -176,7 +176,7 @@ impl DotSet {
 }
 
 #[inline(always)]
-unsafe fn pack_with<D: Dots>(rows: Rows<'_>, packed: Packed, _: D) {
+unsafe fn pack_with<D: Dots>(rows: Rows<'_>, packed: PackedGroup, _: D) {
     // SAFETY: the caller's promise.
     unsafe { activations::pack::<D>(rows, packed) }
 }

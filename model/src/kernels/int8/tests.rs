@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::kernels::matrix::tests::bytes_of;
+use crate::kernels::quant::PART;
 use crate::kernels::reference::{product, random, worst};
-use crate::kernels::{Matrix, Path, quant};
+use crate::kernels::{Matrix, Path, Threads, quant};
 
 const DTYPES: [TensorType; 4] =
     [TensorType::Q8_0, TensorType::Q4K, TensorType::Q5K, TensorType::Q6K];
@@ -33,7 +34,7 @@ fn weights(dtype: TensorType, out: usize, inner: usize) -> (Matrix, Vec<f32>) {
 fn multiply(set: DotSet, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
     let rows = x.len() / matrix.in_features();
     let mut out = vec![f32::NAN; rows * matrix.out_features()];
-    matmul(set, matrix.quantised(), &Threads::new(2), x, rows, &mut out);
+    matrix.with_set(set).matmul(&Threads::new(2), x, rows, &mut out);
     out
 }
 

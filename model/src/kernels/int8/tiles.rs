@@ -11,7 +11,7 @@ use std::arch::x86_64::{
     _mm512_mask_storeu_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_ps,
 };
 
-use super::activations::{self, Packed, Rows};
+use super::activations::{self, PackedGroup, Rows};
 use super::chunk::{ChunkArgs, Panel, expand};
 use super::dots::RUN;
 use super::format::WORDS;
@@ -27,7 +27,7 @@ use crate::tensor_type::TensorType;
 /// # Safety
 /// AVX-512 is available; `packed` has room for the group.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-pub(super) unsafe fn pack(rows: Rows<'_>, packed: Packed) {
+pub(super) unsafe fn pack(rows: Rows<'_>, packed: PackedGroup) {
     // SAFETY: the caller's promise.
     unsafe { activations::pack_tiles(rows, packed) }
 }
