@@ -23,6 +23,7 @@ mod state;
 mod task;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
+mod walk;
 
 use stolon_kvcache::BlockId;
 

@@ -70,6 +70,8 @@ pub(super) trait Form {
 pub(super) struct F32;
 /// `[inner][16]` f16.
 pub(super) struct F16;
+/// `[inner][16]` bf16.
+pub(super) struct Bf16;
 /// `[inner / 2][16][2]` bf16.
 pub(super) struct Bf16Pairs;
 
@@ -123,6 +125,21 @@ impl Form for F16 {
     #[inline(always)]
     unsafe fn load_pairs<L: Lanes>(_: *const u16) -> (L, L) {
         unreachable!("f16 weights stand alone")
+    }
+}
+
+impl Form for Bf16 {
+    type Raw = u16;
+    const PAIRS: bool = false;
+    const WIDENS: bool = true;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(from: *const u16) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { L::load_bf16(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs<L: Lanes>(_: *const u16) -> (L, L) {
+        unreachable!("these weights stand alone")
     }
 }
 

@@ -1,13 +1,11 @@
-//! Reads a tile of keys and values through the block table, widened to f32: keys transposed, as
-//! the product of scores wants them, values as they stand.
+//! Reads a tile of keys and values through the block table: keys transposed, as the product of
+//! scores wants them, values as they stand; widened to f32, or keys of bf16 as they are.
 #![allow(unsafe_code, reason = "lanes work on raw pointers")]
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
 
-use std::ops::Range;
-
 use super::super::lanes::{LANES, Lanes};
-use super::plan::Task;
-use super::{AttentionArgs, KvSlice};
+use super::KvSlice;
+use super::walk::Walk;
 
 /// An element type of the store.
 trait Element {
@@ -55,119 +53,185 @@ impl Element for I8 {
     }
 }
 
-/// Heads of keys or values, each with a scale or all without.
-struct Heads<'a, E: Element> {
-    values: &'a [E::Raw],
-    scales: Option<&'a [f32]>,
-    head_dim: usize,
-}
-
-impl<E: Element> Heads<'_, E> {
-    /// Sixteen values of a head from `d` on; zeroes beyond its end.
-    ///
-    /// # Safety
-    /// There is such a head, `d` lies in it, and the set of `L` is available.
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(&self, head: usize, d: usize) -> L {
-        let (at, live) = (head * self.head_dim + d, self.head_dim - d);
-        // SAFETY: the caller's promise; a full vector is read only where the head has it.
-        unsafe {
-            let stored = if live >= LANES {
-                E::load::<L>(self.values.as_ptr().add(at))
-            } else {
-                let mut padded = [E::Raw::default(); LANES];
-                padded[..live].copy_from_slice(&self.values[at..at + live]);
-                E::load(padded.as_ptr())
-            };
-            match self.scales {
-                Some(scales) => stored.mul(L::splat(scales[head])),
-                None => stored,
-            }
-        }
-    }
-}
-
-/// Loads keys, `[panel of 16 positions][head_dim][16]`, and values, `[position][padded_dim]`, of a head and
-/// the positions `seen` of the tile that begins at `begin`; zeroes in the rest of the last panel
-/// and before `seen`.
+/// The sixteen values at `from`, of which there are `live`; zeroes beyond.
 ///
 /// # Safety
-/// The check has seen the blocks of `seen`; `keys` and `values` have room for a tile; the set of
-/// `L` is available.
+/// There are `live` values at `from`; the set of `L` is available.
 #[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "what to read, and where to")]
-pub(super) unsafe fn load_tile<L: Lanes>(
-    args: &AttentionArgs<'_>,
-    task: &Task,
-    kv_head: usize,
-    begin: usize,
-    seen: Range<usize>,
-    keys: *mut f32,
-    values: *mut f32,
-) {
-    let dim = args.head_dim;
-    let plain = |head_dim| (None, None, head_dim);
-    macro_rules! load {
-        ($element:ty, $keys:expr, $values:expr, $scales:expr) => {{
-            let (key_scales, value_scales, head_dim) = $scales;
-            let from = (
-                Heads::<$element> { values: $keys, scales: key_scales, head_dim },
-                Heads::<$element> { values: $values, scales: value_scales, head_dim },
-            );
-            // SAFETY: the caller's promise.
-            unsafe {
-                load_heads::<L, $element>(args, task, kv_head, begin, seen, &from, keys, values)
-            }
-        }};
-    }
-    match (args.keys, args.values) {
-        (KvSlice::F32(k), KvSlice::F32(v)) => load!(F32, k, v, plain(dim)),
-        (KvSlice::Bf16(k), KvSlice::Bf16(v)) => load!(Bf16, k, v, plain(dim)),
-        (KvSlice::F16(k), KvSlice::F16(v)) => load!(F16, k, v, plain(dim)),
-        (
-            KvSlice::Int8 { values: k, scales: key_scales },
-            KvSlice::Int8 { values: v, scales: value_scales },
-        ) => load!(I8, k, v, (Some(key_scales), Some(value_scales), dim)),
-        _ => unreachable!("the check has found keys and values of one type"),
+unsafe fn load_part<L: Lanes, E: Element>(from: *const E::Raw, live: usize) -> L {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if live >= LANES {
+            return E::load(from);
+        }
+        let mut padded = [E::Raw::default(); LANES];
+        std::ptr::copy_nonoverlapping(from, padded.as_mut_ptr(), live);
+        E::load(padded.as_ptr())
     }
 }
 
-/// As [`load_tile`].
+/// As [`load_part`], for f32.
+///
+/// # Safety
+/// As [`load_part`].
 #[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "as above")]
-unsafe fn load_heads<L: Lanes, E: Element>(
-    args: &AttentionArgs<'_>,
-    task: &Task,
-    kv_head: usize,
-    begin: usize,
-    seen: Range<usize>,
-    (from_keys, from_values): &(Heads<'_, E>, Heads<'_, E>),
-    keys: *mut f32,
-    values: *mut f32,
+pub(super) unsafe fn load_live<L: Lanes>(from: *const f32, live: usize) -> L {
+    // SAFETY: the caller's promise.
+    unsafe { load_part::<L, F32>(from, live) }
+}
+
+/// Calls a function with the element type of keys or values, their slice and scales.
+macro_rules! by_element {
+    ($slice:expr, $call:ident::<$lanes:ident>($($arg:expr),*)) => {
+        match $slice {
+            KvSlice::F32(from) => $call::<$lanes, F32>($($arg),*, from, None),
+            KvSlice::Bf16(from) => $call::<$lanes, Bf16>($($arg),*, from, None),
+            KvSlice::F16(from) => $call::<$lanes, F16>($($arg),*, from, None),
+            KvSlice::Int8 { values, scales } => {
+                $call::<$lanes, I8>($($arg),*, values, Some(scales))
+            }
+        }
+    };
+}
+
+/// Loads keys, `[panel of 16 positions][head_dim][16]`; zeroes in the rest of the last panel and
+/// before what is seen. Meanwhile fetches `ahead`.
+///
+/// # Safety
+/// The check has seen the blocks; there are `head_dim` `zeroes`, `to` has room for a tile; the set of `L`
+/// is available.
+#[inline(always)]
+pub(super) unsafe fn load_keys<L: Lanes>(
+    walk: &Walk<'_>,
+    ahead: Option<&Walk<'_>>,
+    zeroes: *const f32,
+    to: *mut f32,
 ) {
-    let dim = args.head_dim;
-    let padded_dim = dim.next_multiple_of(LANES);
-    for panel in 0..(seen.end - begin).div_ceil(LANES) {
-        let mut heads = [None; LANES];
-        for (lane, head) in heads.iter_mut().enumerate() {
-            let position = begin + panel * LANES + lane;
-            *head = seen.contains(&position).then(|| args.stored_head(task, kv_head, position));
+    // SAFETY: the caller's promise.
+    unsafe { by_element!(walk.args.keys, turn::<L>(walk, ahead, zeroes, to)) }
+}
+
+#[inline(always)]
+unsafe fn turn<L: Lanes, E: Element>(
+    walk: &Walk<'_>,
+    ahead: Option<&Walk<'_>>,
+    zeroes: *const f32,
+    to: *mut f32,
+    from: &[E::Raw],
+    scales: Option<&[f32]>,
+) {
+    let dim = walk.args.head_dim;
+    for panel in 0..walk.panels() {
+        let rows = walk.rows(panel, from, zeroes.cast());
+        let scales = scales.map(|scales| walk.scales(panel, scales));
+        if let Some(ahead) = ahead {
+            ahead.fetch(panel);
         }
         for d in (0..dim).step_by(LANES) {
             // SAFETY: the caller's promise; the tile's memory is used within its size.
             unsafe {
                 let mut square = [L::splat(0.0); LANES];
-                for (lane, head) in heads.iter().enumerate() {
-                    let mut value = L::splat(0.0);
-                    if let Some(head) = *head {
-                        square[lane] = from_keys.load(head, d);
-                        value = from_values.load(head, d);
-                    }
-                    value.store(values.add((panel * LANES + lane) * padded_dim + d));
+                for lane in 0..LANES {
+                    square[lane] = load_part::<L, E>(rows[lane].add(d), dim - d);
                 }
                 L::transpose(&mut square);
-                for (i, column) in square.iter().enumerate().take(dim - d) {
-                    column.store(keys.add((panel * dim + d + i) * LANES));
+                for (i, column) in square.into_iter().enumerate().take(dim - d) {
+                    let column = match &scales {
+                        Some(scales) => column.mul(L::load(scales.as_ptr())),
+                        None => column,
+                    };
+                    column.store(to.add((panel * dim + d + i) * LANES));
+                }
+            }
+        }
+    }
+}
+
+/// Loads keys of bf16 with half the work: as they are, two values of a head side by side, `[panel of 16
+/// positions][head_dim / 2][16]` pairs, each in an f32's place; or, if `WIDEN`, as [`load_keys`].
+///
+/// # Safety
+/// As [`load_keys`], for an even `head_dim`; `from` are the keys.
+#[inline(always)]
+pub(super) unsafe fn load_key_pairs<L: Lanes, const WIDEN: bool>(
+    walk: &Walk<'_>,
+    ahead: Option<&Walk<'_>>,
+    zeroes: *const f32,
+    to: *mut f32,
+    from: &[u16],
+) {
+    let dim = walk.args.head_dim;
+    for panel in 0..walk.panels() {
+        let rows = walk.rows(panel, from, zeroes.cast());
+        if let Some(ahead) = ahead {
+            ahead.fetch(panel);
+        }
+        for d in (0..dim).step_by(2 * LANES) {
+            let live = (dim - d).min(2 * LANES);
+            // SAFETY: the caller's promise; a full vector is read only where the head has it.
+            unsafe {
+                let mut square = [L::splat(0.0); LANES];
+                for lane in 0..LANES {
+                    let from = rows[lane].add(d);
+                    square[lane] = if live == 2 * LANES {
+                        L::load(from.cast())
+                    } else {
+                        let mut padded = [0_u16; 2 * LANES];
+                        std::ptr::copy_nonoverlapping(from, padded.as_mut_ptr(), live);
+                        L::load(padded.as_ptr().cast())
+                    };
+                }
+                L::transpose(&mut square);
+                for (i, column) in square.iter().enumerate().take(live / 2) {
+                    if WIDEN {
+                        let mut pairs = [0.0; LANES];
+                        column.store(pairs.as_mut_ptr());
+                        let (first, second) = L::load_bf16_pairs(pairs.as_ptr().cast());
+                        let at = to.add((panel * dim + d + 2 * i) * LANES);
+                        first.store(at);
+                        second.store(at.add(LANES));
+                    } else {
+                        column.store(to.add(((panel * dim + d) / 2 + i) * LANES));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Loads values, `[position][padded_dim]`; zeroes where [`load_keys`] has them.
+///
+/// # Safety
+/// As [`load_keys`].
+#[inline(always)]
+pub(super) unsafe fn load_values<L: Lanes>(walk: &Walk<'_>, zeroes: *const f32, to: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe { by_element!(walk.args.values, copy::<L>(walk, zeroes, to)) }
+}
+
+#[inline(always)]
+unsafe fn copy<L: Lanes, E: Element>(
+    walk: &Walk<'_>,
+    zeroes: *const f32,
+    to: *mut f32,
+    from: &[E::Raw],
+    scales: Option<&[f32]>,
+) {
+    let dim = walk.args.head_dim;
+    let padded_dim = dim.next_multiple_of(LANES);
+    for panel in 0..walk.panels() {
+        let rows = walk.rows(panel, from, zeroes.cast());
+        let scales = scales.map(|scales| walk.scales(panel, scales));
+        for (lane, row) in rows.into_iter().enumerate() {
+            for d in (0..dim).step_by(LANES) {
+                // SAFETY: the caller's promise; the tile's memory is used within its size.
+                unsafe {
+                    let stored = load_part::<L, E>(row.add(d), dim - d);
+                    let value = match scales {
+                        Some(scales) => stored.mul(L::splat(scales[lane])),
+                        None => stored,
+                    };
+                    value.store(to.add((panel * LANES + lane) * padded_dim + d));
                 }
             }
         }

@@ -3,19 +3,26 @@
 //! Scratch of a part: its queries packed for register tiles; a tile of keys, transposed; a tile of
 //! values; the scores; and the softmax's states of the span that runs and of all spans before.
 //!
-//! A part walks through its positions tile by tile. Readers that share a tile have it loaded once
-//! and computed for all of them; those that do not, each for itself.
+//! A part walks through its positions tile by tile, and through its kv heads within a tile. Readers that
+//! share a tile have it loaded once and computed for all of them; those that do not, each for itself.
+//! While a head's tile is loaded, the next head's, or the next tile's first, is fetched towards the processor:
+//! memory answers too slowly to be asked only when the answer is needed.
 #![allow(unsafe_code, reason = "register tiles and lanes work on raw pointers")]
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
 
+mod products;
+
 use std::ops::Range;
 
-use super::super::gemm::{F32, TileArgs, group_rows, tile_group};
-use super::super::lanes::{self, LANES, Lanes, dispatch};
+use products::FEW_QUERIES;
+
+use super::super::gemm::group_rows;
+use super::super::lanes::{LANES, Lanes, dispatch};
 use super::super::threads::Threads;
-use super::load::load_tile;
+use super::load::{load_key_pairs, load_keys, load_live, load_values};
 use super::plan::{PART_QUERIES, Part, Plan};
-use super::state::{Output, State, correction};
+use super::state::{Output, State};
+use super::walk::Walk;
 use super::{AttentionArgs, SPAN, TILE};
 
 /// Most rows that the last group of packed queries has beyond them.
@@ -39,6 +46,8 @@ struct Work<'a> {
     values: *mut f32,
     /// `[queries of a run, padded to a group][TILE]`.
     scores: *mut f32,
+    /// `[head_dim]`: a key or value that is not there.
+    zeroes: *mut f32,
     /// `[head]` states of all readers' queries: of the span that runs.
     span: *mut f32,
     /// The same of all spans before.
@@ -47,6 +56,15 @@ struct Work<'a> {
 
 /// Readers that share a tile, as numbers within a part.
 type Run = Range<usize>;
+
+/// A tile of the cache, and who reads it.
+struct Tile {
+    run: Run,
+    /// Its first position.
+    begin: usize,
+    /// Positions of it that are read, not empty: all where the run is of several.
+    seen: Range<usize>,
+}
 
 dispatch! {
     /// Computes a part: leaves its spans' states, or writes the tasks' rows and heads of the output.
@@ -75,13 +93,15 @@ unsafe fn run_lanes<L: Lanes>(
         TILE * padded_dim,
         TILE * padded_dim,
         (readers * queries + SPARE_ROWS) * TILE,
+        args.head_dim,
         heads * State::len(readers * queries, padded_dim),
         heads * State::len(readers * queries, padded_dim),
     ]
     .map(|size| size.next_multiple_of(LANES));
     let mut scratch = threads.scratch::<f32>(sizes.iter().sum());
-    let [q, keys, values, scores, span, all] = carve(scratch.slice_mut(), sizes);
-    let work = Work { args, plan, part, queries, padded_dim, q, keys, values, scores, span, all };
+    let [q, keys, values, scores, zeroes, span, all] = carve(scratch.slice_mut(), sizes);
+    let work =
+        Work { args, plan, part, queries, padded_dim, q, keys, values, scores, zeroes, span, all };
     let mut packed = [0; PART_QUERIES];
     // SAFETY: every piece of scratch is used within its size.
     unsafe { work.run::<L>(&mut packed[..readers], output) }
@@ -101,32 +121,50 @@ impl Work<'_> {
     /// Computes the part. `packed` has a zero for each reader.
     #[inline(always)]
     unsafe fn run<L: Lanes>(&self, packed: &mut [usize], output: &Output) {
-        let readers = &self.plan.readers[self.part.readers.clone()];
+        let readers = 0..self.part.readers.len();
         let heads = self.part.kv_heads.len();
         // SAFETY: see above the impl.
         unsafe {
+            self.zeroes.write_bytes(0, self.args.head_dim);
             for head in 0..heads {
-                self.state(self.all, head, 0..readers.len()).reset();
+                self.state(self.all, head, readers.clone()).reset();
             }
             for index in self.part.spans.clone() {
                 for head in 0..heads {
-                    self.state(self.span, head, 0..readers.len()).reset();
+                    self.state(self.span, head, readers.clone()).reset();
                 }
-                for begin in (index * SPAN..(index + 1) * SPAN).step_by(TILE) {
-                    let mut next = 0;
-                    while next < readers.len() {
-                        let later = readers[next + 1..].iter();
-                        let run = next..next + 1 + later.take_while(|r| r.shares(begin)).count();
-                        next = run.end;
-                        let seen = self.plan.task(self.part, run.start).seen(begin..begin + TILE);
-                        if !seen.is_empty() {
-                            self.add_tile::<L>(run, begin, seen, packed);
-                        }
-                    }
+                let mut tiles = self.tiles(index).peekable();
+                while let Some(tile) = tiles.next() {
+                    self.add_tile::<L>(&tile, tiles.peek(), packed);
                 }
                 self.close_span::<L>(index, output);
             }
         }
+    }
+
+    /// The tiles of a span, in order of position, each for all that share it.
+    fn tiles(&self, span: usize) -> impl Iterator<Item = Tile> {
+        let readers = &self.plan.readers[self.part.readers.clone()];
+        let begins = (span * SPAN..(span + 1) * SPAN).step_by(TILE);
+        begins.flat_map(move |begin| {
+            let mut next = 0;
+            let runs = std::iter::from_fn(move || {
+                let first = next;
+                let later = readers.get(first + 1..)?.iter();
+                next += 1 + later.take_while(|reader| reader.shares(begin)).count();
+                Some(first..next)
+            });
+            runs.filter_map(move |run| {
+                let seen = self.plan.task(self.part, run.start).seen(begin..begin + TILE);
+                (!seen.is_empty()).then_some(Tile { run, begin, seen })
+            })
+        })
+    }
+
+    /// The way through a tile of one kv head.
+    fn walk(&self, tile: &Tile, kv_head: usize) -> Walk<'_> {
+        let task = self.plan.task(self.part, tile.run.start);
+        Walk { args: self.args, task, kv_head, begin: tile.begin, seen: tile.seen.clone() }
     }
 
     /// The states of some readers' queries of a head.
@@ -160,34 +198,43 @@ impl Work<'_> {
         }
     }
 
-    /// Adds the positions `seen`, not empty, of the tile that begins at `begin` to the readers of a run,
-    /// which see all of it if they are several.
+    /// Adds a tile to its readers' states; fetches `next`, the one to come, on the way.
     #[inline(always)]
-    unsafe fn add_tile<L: Lanes>(
-        &self,
-        run: Run,
-        begin: usize,
-        seen: Range<usize>,
-        packed: &mut [usize],
-    ) {
-        let task = self.plan.task(self.part, run.start);
+    unsafe fn add_tile<L: Lanes>(&self, tile: &Tile, next: Option<&Tile>, packed: &mut [usize]) {
+        let run = &tile.run;
         let as_packed = packed[run.start] == run.len();
         packed[run.clone()].fill(0);
         packed[run.start] = run.len();
-        let place = self.part.readers.len() * (self.queries + SPARE_ROWS) * self.args.head_dim;
-        for (head, kv_head) in self.part.kv_heads.clone().enumerate() {
-            let at = head * place + run.start * (self.queries + SPARE_ROWS) * self.args.head_dim;
+        let room = (self.queries + SPARE_ROWS) * self.args.head_dim;
+        let kv_heads = self.part.kv_heads.clone();
+        for (head, kv_head) in kv_heads.clone().enumerate() {
+            let walk = self.walk(tile, kv_head);
+            let ahead = if kv_head + 1 < kv_heads.end {
+                Some(self.walk(tile, kv_head + 1))
+            } else {
+                next.map(|next| self.walk(next, kv_heads.start))
+            };
             // SAFETY: see above the impl. Several readers have one row each, so that a run's queries
             // and their spare rows fit in the readers' places.
             unsafe {
-                let q = self.q.add(at);
+                let q = self.q.add((head * self.part.readers.len() + run.start) * room);
                 if !as_packed {
                     self.pack_queries::<L>(run.clone(), kv_head, q);
                 }
-                let (keys, values) = (self.keys, self.values);
-                load_tile::<L>(self.args, task, kv_head, begin, seen.clone(), keys, values);
+                let queries = run.len() * self.queries;
+                let (ahead, zeroes, keys) = (ahead.as_ref(), self.zeroes, self.keys);
+                match self.key_pairs() {
+                    Some(from) if queries <= FEW_QUERIES => {
+                        load_key_pairs::<L, false>(&walk, ahead, zeroes, keys, from);
+                    }
+                    Some(from) => load_key_pairs::<L, true>(&walk, ahead, zeroes, keys, from),
+                    None => load_keys::<L>(&walk, ahead, zeroes, keys),
+                }
+                if self.stored_values(queries).is_none() {
+                    load_values::<L>(&walk, self.zeroes, self.values);
+                }
                 let state = self.state(self.span, head, run.clone());
-                self.add_products::<L>(run.clone(), begin, seen.end - begin, q, &state);
+                self.add_products::<L>(run.clone(), &walk, q, &state);
             }
         }
     }
@@ -202,125 +249,36 @@ impl Work<'_> {
         let mut first = 0;
         while first < queries {
             let rows = group_rows(queries - first, L::GROUP_MAX);
-            for r in 0..rows {
+            let mut from = [std::ptr::null(); LANES];
+            for (r, from) in from.iter_mut().enumerate() {
                 let query = (first + r).min(queries - 1);
                 let task = self.plan.task(self.part, run.start + query / self.queries);
                 let own = query % self.queries;
                 let head = kv_head * group + own % group;
-                let from = ((task.row + own / group) * args.heads + head) * dim;
-                for d in 0..dim {
-                    let value = args.q[from + d] * factor;
-                    // SAFETY: see above the impl.
-                    unsafe { *to.add(first * dim + d * rows + r) = value };
+                *from = &raw const args.q[((task.row + own / group) * args.heads + head) * dim];
+            }
+            for d in (0..dim).step_by(LANES) {
+                // SAFETY: see above the impl. A column's lanes beyond its rows go to the columns after it,
+                // which are written later.
+                unsafe {
+                    let mut square = [L::splat(0.0); LANES];
+                    for r in 0..LANES {
+                        square[r] = load_live::<L>(from[r].add(d), dim - d).mul(L::splat(factor));
+                    }
+                    L::transpose(&mut square);
+                    for (d, column) in (d..dim).zip(square) {
+                        let at = to.add((first * dim) + d * rows);
+                        if (dim - d) * rows >= LANES {
+                            column.store(at);
+                        } else {
+                            let mut lanes = [0.0; LANES];
+                            column.store(lanes.as_mut_ptr());
+                            std::ptr::copy_nonoverlapping(lanes.as_ptr(), at, rows);
+                        }
+                    }
                 }
             }
             first += rows;
         }
-    }
-
-    /// Scores, softmax and weighted values of a loaded tile, of which `count` positions are there, for
-    /// a run's queries of one head.
-    #[inline(always)]
-    unsafe fn add_products<L: Lanes>(
-        &self,
-        run: Run,
-        begin: usize,
-        count: usize,
-        q: *const f32,
-        state: &State,
-    ) {
-        let (args, dim) = (self.args, self.args.head_dim);
-        let task = self.plan.task(self.part, run.start);
-        let group = args.heads / args.kv_heads;
-        let queries = run.len() * self.queries;
-        let panels = count.div_ceil(LANES);
-        let mut first = 0;
-        while first < queries {
-            let rows = group_rows(queries - first, L::GROUP_MAX);
-            let live = rows.min(queries - first);
-            // SAFETY: see above the impl; scratch has room for a padded last group.
-            unsafe {
-                let scores = self.scores.add(first * TILE);
-                let product = TileArgs {
-                    inner: dim,
-                    a: q.add(first * dim),
-                    a_inner: rows,
-                    a_row: 1,
-                    b: self.keys.cast_const(),
-                    b_inner: LANES,
-                    b_panel: dim * LANES,
-                    c: scores,
-                    c_row: TILE,
-                    rows: live,
-                    accumulate: false,
-                };
-                tile_group::<L, F32>(product, rows, panels);
-                for query in first..first + live {
-                    let seen = if run.len() > 1 {
-                        0..TILE
-                    } else {
-                        let position = task.position + query / group;
-                        let from = args.first_seen(position).max(begin) - begin;
-                        from..(position + 1).min(begin + count).saturating_sub(begin)
-                    };
-                    weigh::<L>(self.scores.add(query * TILE), state, query, seen, panels);
-                }
-                let product = TileArgs {
-                    inner: panels * LANES,
-                    a: scores.cast_const(),
-                    a_inner: 1,
-                    a_row: TILE,
-                    b: self.values.cast_const(),
-                    b_inner: self.padded_dim,
-                    b_panel: LANES,
-                    c: state.values.add(first * self.padded_dim),
-                    c_row: self.padded_dim,
-                    rows: live,
-                    accumulate: true,
-                };
-                tile_group::<L, F32>(product, rows, self.padded_dim / LANES);
-            }
-            first += rows;
-        }
-    }
-}
-
-/// Turns a query's scores of a tile into weights: positions outside `seen` get zero. Brings the query's
-/// state of the running span to the new largest score.
-#[inline(always)]
-unsafe fn weigh<L: Lanes>(
-    scores: *mut f32,
-    state: &State,
-    query: usize,
-    seen: Range<usize>,
-    panels: usize,
-) {
-    // SAFETY: the query's own parts of scratch.
-    unsafe {
-        if seen.is_empty() {
-            scores.write_bytes(0, panels * LANES);
-            return;
-        }
-        for outside in (0..seen.start).chain(seen.end..panels * LANES) {
-            *scores.add(outside) = f32::NEG_INFINITY;
-        }
-        let mut max = L::splat(f32::NEG_INFINITY);
-        for panel in 0..panels {
-            max = max.max(L::load(scores.add(panel * LANES)));
-        }
-        let largest = state.largest.add(query);
-        let new = (*largest).max(max.reduce_max());
-        let factor = correction(*largest, new);
-        let mut sum = L::splat(0.0);
-        for panel in 0..panels {
-            let at = scores.add(panel * LANES);
-            let weight = lanes::exp2(L::load(at).sub(L::splat(new)));
-            weight.store(at);
-            sum = sum.add(weight);
-        }
-        *largest = new;
-        let sums = state.sums.add(query);
-        *sums = *sums * factor + sum.reduce_add();
-        state.scale::<L>(query, factor);
     }
 }

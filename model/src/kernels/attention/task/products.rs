@@ -1,0 +1,231 @@
+//! The two products of a tile, scores and weighted values, and the softmax between them.
+//!
+//! For few queries, keys of bf16 stand transposed in pairs and are widened as they are multiplied, and values
+//! of bf16 are multiplied where they stand in the cache, block by block: each sum goes on from block to
+//! block, so its order is that of positions either way. Everything else has been widened before.
+#![allow(unsafe_code, reason = "register tiles and lanes work on raw pointers")]
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
+
+use std::ops::Range;
+
+use super::super::super::gemm::{Bf16, Bf16Pairs, F32, TileArgs, group_rows, tile_group};
+use super::super::super::lanes::{self, LANES, Lanes};
+use super::super::state::{State, correction};
+use super::super::walk::Walk;
+use super::super::{KvSlice, TILE};
+use super::{Run, Work};
+
+/// Query vectors up to which keys and values of bf16 are widened as often as they are multiplied.
+pub(super) const FEW_QUERIES: usize = 16;
+
+// SAFETY of all methods: the conditions of `run`; scratch is used within its sizes.
+impl Work<'_> {
+    /// The keys, if they are loaded in pairs.
+    #[inline(always)]
+    pub(super) fn key_pairs(&self) -> Option<&[u16]> {
+        match self.args.keys {
+            KvSlice::Bf16(keys) if self.args.head_dim.is_multiple_of(2) => Some(keys),
+            _ => None,
+        }
+    }
+
+    /// The values, if so many queries multiply them where they stand.
+    #[inline(always)]
+    pub(super) fn stored_values(&self, queries: usize) -> Option<&[u16]> {
+        let whole = |size: usize| size.is_multiple_of(LANES);
+        match self.args.values {
+            KvSlice::Bf16(values)
+                if queries <= FEW_QUERIES
+                    && whole(self.args.head_dim)
+                    && whole(self.args.block_size) =>
+            {
+                Some(values)
+            }
+            _ => None,
+        }
+    }
+
+    /// Scores, softmax and weighted values of a loaded tile for a run's queries of one head.
+    #[inline(always)]
+    pub(super) unsafe fn add_products<L: Lanes>(
+        &self,
+        run: Run,
+        walk: &Walk<'_>,
+        q: *const f32,
+        state: &State,
+    ) {
+        let queries = run.len() * self.queries;
+        let mut first = 0;
+        while first < queries {
+            let rows = group_rows(queries - first, L::GROUP_MAX);
+            let live = rows.min(queries - first);
+            // SAFETY: see above the impl; scratch has room for a padded last group.
+            unsafe {
+                let scores = self.scores.add(first * TILE);
+                let q = q.add(first * self.args.head_dim);
+                let pairs = queries <= FEW_QUERIES && self.key_pairs().is_some();
+                self.score::<L>(walk, q, rows, live, pairs, scores);
+                for query in first..first + live {
+                    let seen = self.seen(&run, query, walk);
+                    weigh::<L>(self.scores.add(query * TILE), state, query, seen, walk.panels());
+                }
+                let sums = state.values.add(first * self.padded_dim);
+                match self.stored_values(queries) {
+                    Some(from) => self.add_stored::<L>(walk, from, rows, live, scores, sums),
+                    None => self.add_loaded::<L>(walk, rows, live, scores, sums),
+                }
+            }
+            first += rows;
+        }
+    }
+
+    /// What a query of a run sees of its tile, counted from the tile's first position.
+    #[inline(always)]
+    fn seen(&self, run: &Run, query: usize, walk: &Walk<'_>) -> Range<usize> {
+        if run.len() > 1 {
+            return 0..TILE;
+        }
+        let group = self.args.heads / self.args.kv_heads;
+        let position = walk.task.position + query / group;
+        let from = self.args.first_seen(position).max(walk.begin) - walk.begin;
+        from..(position + 1).min(walk.seen.end).saturating_sub(walk.begin)
+    }
+
+    #[inline(always)]
+    unsafe fn score<L: Lanes>(
+        &self,
+        walk: &Walk<'_>,
+        q: *const f32,
+        rows: usize,
+        live: usize,
+        pairs: bool,
+        scores: *mut f32,
+    ) {
+        let dim = self.args.head_dim;
+        macro_rules! product {
+            () => {
+                TileArgs {
+                    inner: dim,
+                    a: q,
+                    a_inner: rows,
+                    a_row: 1,
+                    b: self.keys.cast_const().cast(),
+                    b_inner: LANES,
+                    b_panel: dim * LANES,
+                    c: scores,
+                    c_row: TILE,
+                    rows: live,
+                    accumulate: false,
+                }
+            };
+        }
+        // SAFETY: see above the impl.
+        unsafe {
+            if pairs {
+                tile_group::<L, Bf16Pairs>(product!(), rows, walk.panels());
+            } else {
+                tile_group::<L, F32>(product!(), rows, walk.panels());
+            }
+        }
+    }
+
+    /// Adds values that were loaded.
+    #[inline(always)]
+    unsafe fn add_loaded<L: Lanes>(
+        &self,
+        walk: &Walk<'_>,
+        rows: usize,
+        live: usize,
+        weights: *const f32,
+        sums: *mut f32,
+    ) {
+        let product = TileArgs {
+            inner: walk.panels() * LANES,
+            a: weights,
+            a_inner: 1,
+            a_row: TILE,
+            b: self.values.cast_const(),
+            b_inner: self.padded_dim,
+            b_panel: LANES,
+            c: sums,
+            c_row: self.padded_dim,
+            rows: live,
+            accumulate: true,
+        };
+        // SAFETY: see above the impl.
+        unsafe { tile_group::<L, F32>(product, rows, self.padded_dim / LANES) };
+    }
+
+    /// Adds values where they stand. Positions that are not there would weigh zero.
+    #[inline(always)]
+    unsafe fn add_stored<L: Lanes>(
+        &self,
+        walk: &Walk<'_>,
+        from: &[u16],
+        rows: usize,
+        live: usize,
+        weights: *const f32,
+        sums: *mut f32,
+    ) {
+        let dim = self.args.head_dim;
+        for stretch in walk.stretches(walk.seen.clone()) {
+            // SAFETY: see above the impl; whole vectors, since a head is a number of them.
+            unsafe {
+                let product = TileArgs {
+                    inner: stretch.len,
+                    a: weights.add(stretch.position - walk.begin),
+                    a_inner: 1,
+                    a_row: TILE,
+                    b: from.as_ptr().add(stretch.head * dim),
+                    b_inner: self.args.kv_heads * dim,
+                    b_panel: LANES,
+                    c: sums,
+                    c_row: dim,
+                    rows: live,
+                    accumulate: true,
+                };
+                tile_group::<L, Bf16>(product, rows, dim / LANES);
+            }
+        }
+    }
+}
+
+/// Turns a query's scores of a tile into weights: positions outside `seen` get zero. Brings the query's
+/// state of the running span to the new largest score.
+#[inline(always)]
+unsafe fn weigh<L: Lanes>(
+    scores: *mut f32,
+    state: &State,
+    query: usize,
+    seen: Range<usize>,
+    panels: usize,
+) {
+    // SAFETY: the query's own parts of scratch.
+    unsafe {
+        if seen.is_empty() {
+            scores.write_bytes(0, panels * LANES);
+            return;
+        }
+        for outside in (0..seen.start).chain(seen.end..panels * LANES) {
+            *scores.add(outside) = f32::NEG_INFINITY;
+        }
+        let mut max = L::splat(f32::NEG_INFINITY);
+        for panel in 0..panels {
+            max = max.max(L::load(scores.add(panel * LANES)));
+        }
+        let largest = state.largest.add(query);
+        let new = (*largest).max(max.reduce_max());
+        let factor = correction(*largest, new);
+        let mut sum = L::splat(0.0);
+        for panel in 0..panels {
+            let at = scores.add(panel * LANES);
+            let weight = lanes::exp2(L::load(at).sub(L::splat(new)));
+            weight.store(at);
+            sum = sum.add(weight);
+        }
+        *largest = new;
+        let sums = state.sums.add(query);
+        *sums = *sums * factor + sum.reduce_add();
+        state.scale::<L>(query, factor);
+    }
+}

@@ -1,0 +1,113 @@
+//! Where positions stand in the store, block by block, and a hint to fetch them.
+#![allow(unsafe_code, reason = "prefetching takes a raw pointer")]
+
+use std::ops::Range;
+
+use super::super::lanes::LANES;
+use super::plan::Task;
+use super::{AttentionArgs, KvSlice};
+
+/// Successive positions in one block.
+pub(super) struct Stretch {
+    pub(super) position: usize,
+    pub(super) len: usize,
+    /// Number of the head in the store that holds the first position's keys or values: it begins at
+    /// `head_dim` times that. The next position's stands `kv_heads` further.
+    pub(super) head: usize,
+}
+
+/// One kv head's keys and values of some positions of a task's sequence.
+#[derive(Clone)]
+pub(super) struct Walk<'a> {
+    pub(super) args: &'a AttentionArgs<'a>,
+    pub(super) task: &'a Task,
+    pub(super) kv_head: usize,
+    /// First position of their tile.
+    pub(super) begin: usize,
+    /// The positions, all in that tile; not empty.
+    pub(super) seen: Range<usize>,
+}
+
+impl Walk<'_> {
+    /// Panels of 16 positions from the tile's first on.
+    #[inline]
+    pub(super) fn panels(&self) -> usize {
+        (self.seen.end - self.begin).div_ceil(LANES)
+    }
+
+    /// The stretches of `positions` that are there.
+    #[inline]
+    pub(super) fn stretches(&self, positions: Range<usize>) -> impl Iterator<Item = Stretch> {
+        let (mut position, end) =
+            (positions.start.max(self.seen.start), positions.end.min(self.seen.end));
+        std::iter::from_fn(move || {
+            let left = end.checked_sub(position).filter(|&left| left > 0)?;
+            let head = self.args.stored_head(self.task, self.kv_head, position);
+            let len = left.min(self.args.block_size - position % self.args.block_size);
+            position += len;
+            Some(Stretch { position: position - len, len, head })
+        })
+    }
+
+    /// Where the stored head of each position of a panel begins; at `zeroes`, where there is none.
+    #[inline(always)]
+    pub(super) fn rows<T>(&self, panel: usize, from: &[T], zeroes: *const T) -> [*const T; LANES] {
+        let first = self.begin + panel * LANES;
+        let mut rows = [zeroes; LANES];
+        for stretch in self.stretches(first..first + LANES) {
+            let lanes = &mut rows[stretch.position - first..][..stretch.len];
+            for (index, row) in lanes.iter_mut().enumerate() {
+                let head = stretch.head + index * self.args.kv_heads;
+                *row = &raw const from[head * self.args.head_dim];
+            }
+        }
+        rows
+    }
+
+    /// The scale of each position of a panel, one where there is no position.
+    #[inline(always)]
+    pub(super) fn scales(&self, panel: usize, from: &[f32]) -> [f32; LANES] {
+        let first = self.begin + panel * LANES;
+        let mut scales = [1.0; LANES];
+        for stretch in self.stretches(first..first + LANES) {
+            for index in 0..stretch.len {
+                let head = stretch.head + index * self.args.kv_heads;
+                scales[stretch.position - first + index] = from[head];
+            }
+        }
+        scales
+    }
+
+    /// Asks for the keys and values of a panel, so that they are near when they are read.
+    #[inline(always)]
+    pub(super) fn fetch(&self, panel: usize) {
+        let first = self.begin + panel * LANES;
+        for stretch in self.stretches(first..first + LANES) {
+            for index in 0..stretch.len {
+                let head = stretch.head + index * self.args.kv_heads;
+                fetch_head(self.args.keys, head, self.args.head_dim);
+                fetch_head(self.args.values, head, self.args.head_dim);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn fetch_head(from: KvSlice<'_>, head: usize, head_dim: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        let (start, size) = match from {
+            KvSlice::F32(values) => (values.as_ptr().cast::<i8>(), 4),
+            KvSlice::Bf16(values) | KvSlice::F16(values) => (values.as_ptr().cast(), 2),
+            KvSlice::Int8 { values, .. } => (values.as_ptr().cast(), 1),
+        };
+        for byte in (0..head_dim * size).step_by(64) {
+            let at = start.wrapping_add(head * head_dim * size + byte);
+            // SAFETY: a hint; no memory is accessed that the program could see.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(at) };
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (from, head, head_dim);
+}
