@@ -152,7 +152,7 @@ impl EngineBuilder {
     }
 
     /// Under any policy, at most so many uncached prompt tokens of later requests are admitted
-    /// before an earlier one, and as many again as waited when that one came. Default 16,384; 0
+    /// before an earlier one, and as many again as waited when that one came. Default 4,096; 0
     /// is strictly in order of arrival.
     pub fn max_overtake_tokens(mut self, tokens: usize) -> Self {
         self.config.max_overtake_tokens = tokens;

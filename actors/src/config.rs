@@ -107,7 +107,7 @@ impl Default for CoreConfig {
             policy: AdmissionPolicy::default(),
             conservative: false,
             look_ahead: 16,
-            max_overtake_tokens: 16_384,
+            max_overtake_tokens: 4_096,
             kept_logit_bytes: 32 << 20,
             step_timeout: None,
             event_capacity: 256,

@@ -1,13 +1,15 @@
-//! What a step costs: a model of five measured parts, and how each is measured.
+//! What a step costs: a model of six measured parts, and how each is measured.
 //!
 //! A step's time is the sum of
 //!
 //! 1. what its tokens cost in the layers, by a table over their number: weights are read once a
 //!    step whatever its size, so this is anything but a straight line;
 //! 2. for each decode, what one more row of logits, its sampling included, costs;
-//! 3. for each decode, the keys and values that it reads;
-//! 4. for each prompt chunk, the pairs of query and key;
-//! 5. what happens outside the backend, a part of it for each sequence in the step.
+//! 3. for each decode, the keys and values that it attends to;
+//! 4. for all decodes together, the keys and values that they read, those that several have in the
+//!    same blocks once;
+//! 5. for each prompt chunk, the pairs of query and key;
+//! 6. what happens outside the backend, a part of it for each sequence in the step.
 
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,7 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use stolon::{Engine, Request};
 use stolon_kvcache::BlockId;
+use stolon_model::kernels::{AttentionSequence, positions_read};
 use stolon_model::{Backend, FakeBackend, FakeOptions, LogitRows, SequenceSlice, StepBatch};
 
 /// The measured parts. All times are microseconds.
@@ -28,8 +31,12 @@ pub struct CostModel {
     pub layers: Vec<(usize, f64)>,
     /// A row of logits.
     pub row: f64,
-    /// A key and value that a decode reads.
+    /// A key and value that a decode attends to.
     pub decode_position: f64,
+    /// A key and value that is read for decodes. 0 where each reads for itself, as on AMX tiles:
+    /// then what a decode attends to is what it reads.
+    #[serde(default)]
+    pub decode_read: f64,
     /// A pair of query and key in a prompt chunk.
     pub prefill_pair: f64,
     /// A step outside the backend.
@@ -39,7 +46,8 @@ pub struct CostModel {
 }
 
 impl CostModel {
-    /// A calibration: one of those that are kept with the code, `demo` or `100m`, or a file.
+    /// A calibration: one of those that are kept with the code, `demo`, `100m`, and from another
+    /// machine `demo-amx` and `100m-amx`, or a file.
     ///
     /// # Errors
     /// When the file cannot be read or does not hold a cost model.
@@ -47,14 +55,16 @@ impl CostModel {
         let text = match name {
             "demo" => include_str!("../calibration/demo.json").to_owned(),
             "100m" => include_str!("../calibration/100m.json").to_owned(),
+            "demo-amx" => include_str!("../calibration/demo-amx.json").to_owned(),
+            "100m-amx" => include_str!("../calibration/100m-amx.json").to_owned(),
             path => std::fs::read_to_string(path).with_context(|| path.to_owned())?,
         };
         serde_json::from_str(&text).with_context(|| format!("the calibration `{name}`"))
     }
 
-    /// How long a step takes.
+    /// How long a step takes on blocks of so many positions.
     #[must_use]
-    pub fn step(&self, batch: &StepBatch) -> Duration {
+    pub fn step(&self, batch: &StepBatch, block_size: usize) -> Duration {
         let mut micros = self.overhead + self.layers_at(batch.tokens.len());
         for slice in &batch.sequences {
             micros += self.overhead_sequence;
@@ -65,6 +75,11 @@ impl CostModel {
                 1 => self.decode_position * (slice.start + 1) as f64,
                 _ => self.prefill_pair * pairs(slice.start, slice.token_count),
             };
+        }
+        if self.decode_read > 0.0 {
+            let decodes = batch.sequences.iter().filter(|slice| slice.token_count == 1);
+            let decodes: Vec<_> = decodes.map(attention_sequence).collect();
+            micros += self.decode_read * positions_read(&decodes, block_size) as f64;
         }
         Duration::from_secs_f64(micros / 1e6)
     }
@@ -79,6 +94,14 @@ impl CostModel {
         };
         let share = (tokens as f64 - x0 as f64) / (x1 - x0).max(1) as f64;
         (y0 + (y1 - y0) * share).max(0.0)
+    }
+}
+
+fn attention_sequence(slice: &SequenceSlice) -> AttentionSequence<'_> {
+    AttentionSequence {
+        start: slice.start,
+        count: slice.token_count,
+        block_table: &slice.block_table,
     }
 }
 
@@ -98,6 +121,8 @@ const REPEATS: usize = 15;
 
 /// Sequences that the decode's attention is measured with.
 const SEQUENCES: usize = 16;
+/// Positions that they have in common, of [`FAR`], where it is measured what sharing saves.
+const SHARED: usize = FAR - 128;
 
 /// Measures a backend's steps. Its store must hold 18 sequences of 2,048 positions.
 ///
@@ -121,18 +146,29 @@ pub fn measure(
     let mut time = |slices: &[(usize, usize)]| median_micros(backend, slices);
     let decodes = |count: usize, context: usize| vec![(context - 1, 1); count];
     let (near, far) = (time(&decodes(SEQUENCES, NEAR))?, time(&decodes(SEQUENCES, FAR))?);
-    let decode_position = (far - near).max(0.0) / (SEQUENCES * (FAR - NEAR)) as f64;
+    let both = (far - near).max(0.0) / (SEQUENCES * (FAR - NEAR)) as f64;
+    // The same decodes with all but their ends in the blocks of the first: what is no longer read.
+    let mut shared = batch(&decodes(SEQUENCES, FAR), spec.block_size, LogitRows::Last);
+    let head = shared.sequences[0].block_table[..SHARED / spec.block_size].to_vec();
+    for slice in &mut shared.sequences {
+        slice.block_table[..head.len()].copy_from_slice(&head);
+    }
+    let saved = (far - median_micros_of(backend, &shared)?).max(0.0);
+    let decode_read = (saved / ((SEQUENCES - 1) * SHARED) as f64).min(both);
+    let decode_position = both - decode_read;
+    let mut time = |slices: &[(usize, usize)]| median_micros(backend, slices);
     let (near, far) = (time(&[(0, 256)])?, time(&[(FAR, 256)])?);
     let prefill_pair = (far - near).max(0.0) / (pairs(FAR, 256) - pairs(0, 256));
     // A row of logits: sixteen short prompts with and without one.
     let short: Vec<_> = vec![(0, 2); 16];
     let with = time(&short)?;
-    let without = median_micros_of(backend, &short, LogitRows::None)?;
+    let silent = batch(&short, spec.block_size, LogitRows::None);
+    let without = median_micros_of(backend, &silent)?;
     let row = (with - without).max(0.0) / 16.0;
     let mut layers = Vec::with_capacity(KNOTS.len());
     for tokens in KNOTS {
         let micros = if tokens <= 32 {
-            let attention = decode_position * (NEAR * tokens) as f64;
+            let attention = both * (NEAR * tokens) as f64;
             median_micros(backend, &decodes(tokens, NEAR))? - attention - row * tokens as f64
         } else {
             median_micros(backend, &[(0, tokens)])? - prefill_pair * pairs(0, tokens) - row
@@ -146,6 +182,7 @@ pub fn measure(
         layers,
         row,
         decode_position,
+        decode_read,
         prefill_pair,
         overhead,
         overhead_sequence,
@@ -175,17 +212,14 @@ fn fill(backend: &mut dyn Backend) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The median time of a step of `(start, token count)` slices.
 fn median_micros(backend: &mut dyn Backend, slices: &[(usize, usize)]) -> anyhow::Result<f64> {
-    median_micros_of(backend, slices, LogitRows::Last)
+    let batch = batch(slices, backend.spec().block_size, LogitRows::Last);
+    median_micros_of(backend, &batch)
 }
 
-/// The median time of a step of `(start, token count)` slices.
-fn median_micros_of(
-    backend: &mut dyn Backend,
-    slices: &[(usize, usize)],
-    logit_rows: LogitRows,
-) -> anyhow::Result<f64> {
-    let block_size = backend.spec().block_size;
+/// A step of `(start, token count)` slices, in blocks of their own.
+fn batch(slices: &[(usize, usize)], block_size: usize, logit_rows: LogitRows) -> StepBatch {
     let mut batch = StepBatch::default();
     let mut next_block = 0;
     for &(start, token_count) in slices {
@@ -200,10 +234,14 @@ fn median_micros_of(
         });
         next_block += blocks;
     }
+    batch
+}
+
+fn median_micros_of(backend: &mut dyn Backend, batch: &StepBatch) -> anyhow::Result<f64> {
     let mut times = Vec::with_capacity(REPEATS);
     for _ in 0..REPEATS {
         let begun = Instant::now();
-        backend.step(&batch)?;
+        backend.step(batch)?;
         times.push(begun.elapsed().as_secs_f64() * 1e6);
     }
     times.sort_by(f64::total_cmp);
@@ -248,6 +286,7 @@ mod tests {
             layers: vec![(1, 100.0), (16, 130.0), (256, 1000.0)],
             row: 2.0,
             decode_position: 0.01,
+            decode_read: 0.0,
             prefill_pair: 0.001,
             overhead: 30.0,
             overhead_sequence: 1.0,
@@ -269,8 +308,28 @@ mod tests {
         let batch =
             StepBatch { tokens: vec![0; 16], sequences: vec![slice(999, 1), slice(100, 15)] };
         let expected = 30.0 + 130.0 + 2.0 * 1.0 + 2.0 * 2.0 + 10.0 + 0.001 * (1500.0 + 120.0);
-        let micros = model().step(&batch).as_secs_f64() * 1e6;
+        let micros = model().step(&batch, 16).as_secs_f64() * 1e6;
         assert!((micros - expected).abs() < 1e-6, "{micros} {expected}");
+    }
+
+    /// Goal: what decodes have in the same blocks is read once, and attended to by each.
+    #[test]
+    fn a_shared_prefix_is_read_once() {
+        let model = CostModel { decode_read: 0.1, ..model() };
+        let decode = |own: u32| SequenceSlice {
+            block_table: (0..8).chain(own..own + 4).map(BlockId).collect(),
+            ..slice(191, 1)
+        };
+        let of = |tables: [u32; 2]| {
+            let sequences = tables.map(decode).to_vec();
+            let batch = StepBatch { tokens: vec![0; 2], sequences };
+            model.step(&batch, 16).as_secs_f64() * 1e6
+        };
+        // Two of 192 positions: eight blocks are in common, then all twelve.
+        let (some, all) = (of([100, 200]), of([100, 100]));
+        let rest = 30.0 + 102.0 + 2.0 + 4.0 + 0.01 * 384.0;
+        assert!((some - rest - 0.1 * (192.0 + 64.0)).abs() < 1e-6, "{some}");
+        assert!((all - rest - 0.1 * 192.0).abs() < 1e-6, "{all}");
     }
 
     #[test]
@@ -284,7 +343,7 @@ mod tests {
 
     #[test]
     fn the_kept_calibrations_are_read() {
-        for name in ["demo", "100m"] {
+        for name in ["demo", "100m", "demo-amx", "100m-amx"] {
             let model = CostModel::named(name).expect("it is well-formed");
             assert!(model.layers.is_sorted_by_key(|&(tokens, _)| tokens), "{name}");
             assert!(model.layers.len() > 2 && model.decode_position > 0.0, "{name}");

@@ -1,13 +1,10 @@
-//! Runs conversations on a simulated scheduler, or on a real engine, and notes what each request
-//! saw. Open loop: a conversation begins at its time, whatever became of the others; its later
+//! Runs conversations on a simulated scheduler and notes what each request saw. Open loop: a conversation begins at its time, whatever became of the others; its later
 //! turns follow the answers.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use futures::StreamExt;
-use stolon::{Engine, Event, Request};
 use stolon_actors::{CoreConfig, CoreStats, SequenceEvent, SequenceRequest, Simulation};
 use stolon_model::BackendSpec;
 
@@ -40,8 +37,10 @@ pub struct Run {
     pub running: Vec<(f64, usize, bool)>,
     /// The scheduler's own counts.
     pub stats: CoreStats,
-    /// Requests turned away at the door.
+    /// Requests turned away at the door; that ended their conversations.
     pub rejected: usize,
+    /// Milliseconds that the slowest of them had to wait for that. On a real engine only.
+    pub slowest_refusal: f64,
 }
 
 /// A conversation under way.
@@ -72,7 +71,8 @@ pub fn simulate(
     config: CoreConfig,
     cost: &CostModel,
 ) -> anyhow::Result<Run> {
-    let mut simulation = Simulation::new(spec, config, |batch| cost.step(batch))?;
+    let block_size = spec.block_size;
+    let mut simulation = Simulation::new(spec, config, |batch| cost.step(batch, block_size))?;
     let mut talks: Vec<Talk<'_>> =
         conversations.iter().map(|plan| Talk { plan, tokens: Vec::new(), turns: 0 }).collect();
     let moment = |seconds: f64| Duration::from_secs_f64(seconds);
@@ -160,7 +160,7 @@ fn submit<C: FnMut(&stolon_model::StepBatch) -> Duration>(
 }
 
 impl Record {
-    fn new() -> Record {
+    pub(crate) fn new() -> Record {
         Record { sent: 0.0, first: 0.0, last: 0.0, prompt: 0, cached: 0, output: 0 }
     }
 
@@ -184,60 +184,4 @@ impl Record {
         }
         false
     }
-}
-
-/// Runs the conversations on an engine, in real time.
-///
-/// # Errors
-/// The first error of any request.
-pub async fn real(engine: &Engine, conversations: &[Conversation]) -> anyhow::Result<Run> {
-    let begun = Instant::now();
-    let mut talks: futures::stream::FuturesUnordered<_> = conversations
-        .iter()
-        .map(|plan| tokio::spawn(talk(engine.clone(), plan.clone(), begun)))
-        .collect();
-    let mut run = Run::default();
-    while let Some(records) = talks.next().await {
-        run.records.extend(records??);
-    }
-    run.records.sort_by(|a, b| a.last.total_cmp(&b.last));
-    Ok(run)
-}
-
-async fn talk(engine: Engine, plan: Conversation, begun: Instant) -> anyhow::Result<Vec<Record>> {
-    tokio::time::sleep_until((begun + Duration::from_secs_f64(plan.at)).into()).await;
-    let mut tokens = Vec::new();
-    let mut records = Vec::with_capacity(plan.turns.len());
-    for (index, turn) in plan.turns.iter().enumerate() {
-        if index > 0 {
-            tokio::time::sleep(Duration::from_secs_f64(plan.think)).await;
-        }
-        tokens.extend_from_slice(&turn.tokens);
-        let mut record = Record { sent: begun.elapsed().as_secs_f64(), ..Record::new() };
-        let request = Request::tokens(tokens.clone())
-            .max_tokens(turn.output)
-            .priority(plan.priority)
-            .ignore_eos(true);
-        let mut stream = engine.generate(request)?;
-        while let Some(event) = stream.next().await {
-            match event? {
-                Event::Token(token) => {
-                    let Some(id) = token.id else { continue };
-                    record.last = begun.elapsed().as_secs_f64();
-                    if record.output == 0 {
-                        record.first = record.last;
-                    }
-                    record.output += 1;
-                    tokens.push(id);
-                }
-                Event::Finished(finish) => {
-                    record.prompt = finish.usage.prompt_tokens;
-                    record.cached = finish.usage.cached_tokens;
-                }
-                _ => {}
-            }
-        }
-        records.push(record);
-    }
-    Ok(records)
 }

@@ -5,5 +5,6 @@ pub mod cost;
 pub mod drive;
 pub mod plot;
 pub mod random;
+pub mod real;
 pub mod report;
 pub mod workload;

@@ -70,7 +70,9 @@ fn draw<'a, X>(
 where
     X: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
-    chart.configure_mesh().x_desc(words.x).y_desc(words.y).max_light_lines(0).draw()?;
+    // Without light lines: a logarithmic axis draws them however few are asked for.
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc(words.x).y_desc(words.y).light_line_style(TRANSPARENT).draw()?;
     for (line, colour) in lines.iter().zip(COLOURS.iter().cycle()) {
         chart
             .draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)))?

@@ -13,6 +13,8 @@ pub struct Summary {
     pub ttft_p99: f64,
     /// Milliseconds to the last token, median.
     pub latency_p50: f64,
+    /// The same, the slowest.
+    pub latency_most: f64,
     /// Generated tokens a second, from the first arrival to the last token.
     pub output_rate: f64,
     /// Requests running, the mean over the time in which others waited; 0 if none ever did.
@@ -52,6 +54,7 @@ impl Summary {
             ttft_p50: percentile(&ttft, 50.0),
             ttft_p99: percentile(&ttft, 99.0),
             latency_p50: percentile(&latency, 50.0),
+            latency_most: latency.last().copied().unwrap_or(0.0),
             output_rate: total(|record| record.output) / span,
             running_mean: if contended_for > 0.0 { area / contended_for } else { 0.0 },
             running_most: run.running.iter().map(|&(_, running, _)| running).max().unwrap_or(0),
@@ -113,6 +116,7 @@ mod tests {
         };
         let summary = Summary::of(&run);
         assert_eq!((summary.ttft_p50, summary.latency_p50), (1000.0, 2500.0));
+        assert_eq!(summary.latency_most, 4000.0);
         assert_eq!((summary.output_rate, summary.hit_rate), (5.0, 0.25));
         assert_eq!((summary.running_mean, summary.running_most), (1.25, 2));
         assert_eq!(Summary::of(&Run::default()).requests, 0);

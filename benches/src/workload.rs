@@ -18,6 +18,21 @@ pub struct Conversation {
     pub priority: i32,
 }
 
+impl Conversation {
+    /// Leaves out the turns that would take the conversation past so many positions.
+    #[must_use]
+    pub fn within(mut self, positions: usize) -> Conversation {
+        let mut taken = 0;
+        let fits = |turn: &&Turn| {
+            taken += turn.tokens.len() + turn.output;
+            taken <= positions
+        };
+        let count = self.turns.iter().take_while(fits).count();
+        self.turns.truncate(count);
+        self
+    }
+}
+
 /// One turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Turn {
@@ -194,6 +209,14 @@ mod tests {
                 let positions: usize =
                     conversation.turns.iter().map(|turn| turn.tokens.len() + turn.output).sum();
                 assert!(positions <= shape.positions_max(), "{}", shape.name());
+                let said = |turns: &[Turn]| -> usize {
+                    turns.iter().map(|turn| turn.tokens.len() + turn.output).sum()
+                };
+                let short = conversation.clone().within(2500);
+                let rest = &conversation.turns[short.turns.len()..];
+                assert_eq!(conversation.turns[..short.turns.len()], short.turns);
+                assert!(said(&short.turns) <= 2500);
+                assert!(rest.is_empty() || said(&short.turns) + said(&rest[..1]) > 2500);
             }
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! The bound on overtaking is strict and holds at any queue depth: a request is eligible only
 //! if admitting it pushes no earlier one past the bound. The earliest is always eligible, so
-//! once it has been overtaken to the bound, nothing passes it.
+//! once it has been overtaken to the bound, nothing passes it. Under order by cost each also ages on
+//! its way there: what has passed it makes it cheaper than it is.
 
 use crate::config::AdmissionPolicy;
 
@@ -21,6 +22,8 @@ pub(crate) struct Candidate {
     pub(crate) company: usize,
     /// What later requests may still cost that are admitted before this one.
     pub(crate) slack: usize,
+    /// What `slack` was when it came.
+    pub(crate) bound: usize,
     /// False while it waits for something else: a leader's blocks, its own slow reader.
     pub(crate) ready: bool,
     /// Its own slow reader keeps it waiting: it has no claim on the others' turns.
@@ -31,6 +34,13 @@ impl Candidate {
     /// Tokens that must be computed; at least 1.
     pub(crate) fn cost(&self) -> usize {
         self.tokens.saturating_sub(self.matched).max(1)
+    }
+
+    /// The cost that decides its turn: less by the square of the share of its bound that is left,
+    /// so that it ages slowly while it can wait, and goes before nearly all when it cannot.
+    fn aged_cost(&self) -> usize {
+        let left = |cost: u128| cost * self.slack as u128 / (self.bound as u128).max(1);
+        (left(left(self.cost() as u128)) as usize).max(1)
     }
 }
 
@@ -85,7 +95,8 @@ pub(crate) fn sort_key(policy: AdmissionPolicy, candidate: &Candidate) -> SortKe
         AdmissionPolicy::LongestPrefix => (-(candidate.matched as i64), company, 0),
         // Costs within the same power of two are about equal.
         AdmissionPolicy::Cost => {
-            (i64::from(candidate.cost().ilog2()), company, candidate.cost() as i64)
+            let cost = candidate.aged_cost();
+            (i64::from(cost.ilog2()), company, cost as i64)
         }
         AdmissionPolicy::Priority => (-i64::from(candidate.priority), 0, 0),
     };
@@ -106,6 +117,7 @@ mod tests {
             matched,
             company: 1,
             slack: 1000,
+            bound: 1000,
             ready: true,
             held_back: false,
         }
@@ -139,8 +151,28 @@ mod tests {
     fn nothing_passes_a_request_at_its_bound() {
         let mut candidates = [candidate(0, 900, 0), candidate(1, 10, 0), candidate(2, 1, 0)];
         candidates[0].slack = 5;
-        check(AdmissionPolicy::Cost, &candidates, &[2, 0]);
+        check(AdmissionPolicy::LongestPrefix, &candidates, &[0, 2]);
         candidates[0].slack = 0;
+        check(AdmissionPolicy::LongestPrefix, &candidates, &[0]);
+        check(AdmissionPolicy::Cost, &candidates, &[0]);
+    }
+
+    #[test]
+    fn a_request_ages_by_what_passes_it() {
+        let mut candidates = [candidate(0, 800, 0), candidate(1, 240, 0), candidate(2, 30, 0)];
+        check(AdmissionPolicy::Cost, &candidates, &[2, 1, 0]);
+        for (slack, expected) in [(700, [2, 1, 0]), (500, [2, 0, 1]), (180, [0, 2, 1])] {
+            candidates[0].slack = slack;
+            let aged = candidates[0].aged_cost();
+            assert_eq!(aged, 800 * slack / 1000 * slack / 1000, "slack {slack}");
+            if slack >= 240 {
+                check(AdmissionPolicy::Cost, &candidates, &expected);
+            } else {
+                check(AdmissionPolicy::Cost, &candidates, &expected[..2]);
+            }
+        }
+        // Nothing may pass it: its cost is of no account.
+        (candidates[0].slack, candidates[0].bound) = (0, 0);
         check(AdmissionPolicy::Cost, &candidates, &[0]);
     }
 
@@ -184,7 +216,7 @@ mod tests {
             let mut waiting: Vec<Candidate> = Vec::new();
             let mut coming = costs.iter().enumerate().map(|(n, &cost)| {
                 let candidate = candidate(n as u64, cost, cost / 3);
-                Candidate { priority: cost as i32 % 7, slack: BOUND, ..candidate }
+                Candidate { priority: cost as i32 % 7, slack: BOUND, bound: BOUND, ..candidate }
             });
             let mut admitted = 0;
             loop {

@@ -189,6 +189,7 @@ impl Queue {
                 matched: waiting.matched,
                 company: families[&waiting.sequence.family],
                 slack: waiting.slack(),
+                bound: waiting.bound,
                 ready: !paused && !follows,
                 held_back: paused,
             }
@@ -219,5 +220,64 @@ impl Queue {
             waiting.matched = query(&waiting.sequence);
             waiting.version = Some(version);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::door::Door;
+    use crate::request::SequenceRequest;
+    use crate::stream::event_channel;
+
+    fn queue(count: u64) -> Queue {
+        let door = Arc::new(Door::new(count as usize, usize::MAX));
+        let mut queue = Queue::default();
+        for id in 0..count {
+            let request = SequenceRequest::new(vec![id as u32; 8], 1);
+            let sequence = Sequence::new(id, request, 1, 4, event_channel(8).0, Instant::now());
+            queue.push(sequence, door.enter(8).expect("there is room"), 100);
+        }
+        queue
+    }
+
+    /// Goal: a match is looked up once for each version of the tree and not again, by so many
+    /// a round, in turn.
+    #[test]
+    fn matches_are_looked_up_once_a_version() {
+        let mut queue = queue(5);
+        let mut round = |version, expected: &[u64]| {
+            let mut asked = Vec::new();
+            queue.refresh_matches(version, 2, |sequence| {
+                asked.push(sequence.id);
+                version as usize
+            });
+            assert_eq!(asked, expected, "version {version}");
+        };
+        for expected in [&[0, 1][..], &[2, 3], &[4], &[], &[]] {
+            round(1, expected);
+        }
+        // A version that moves at each round leaves nobody out.
+        for (version, expected) in [(2, [4, 0]), (3, [1, 2]), (4, [3, 4]), (5, [0, 1])] {
+            round(version, &expected);
+        }
+        let versions: Vec<_> = queue.entries().iter().map(|waiting| waiting.version).collect();
+        assert_eq!(versions, [5, 5, 3, 4, 4].map(Some));
+    }
+
+    /// Goal: the bound is what waited on arrival and so many tokens beside, and 0 is strictly none.
+    #[test]
+    fn the_bound_grows_with_what_waits() {
+        let bounds = |queue: &Queue| queue.entries().iter().map(|w| w.bound).collect::<Vec<_>>();
+        assert_eq!(bounds(&queue(3)), [100, 108, 116]);
+        let door = Arc::new(Door::new(2, usize::MAX));
+        let mut strict = Queue::default();
+        let request = SequenceRequest::new(vec![1; 8], 1);
+        let sequence = Sequence::new(0, request, 1, 4, event_channel(8).0, Instant::now());
+        let _ahead = door.enter(50).expect("there is room");
+        strict.push(sequence, door.enter(8).expect("there is room"), 0);
+        assert_eq!(bounds(&strict), [0]);
     }
 }

@@ -21,6 +21,8 @@ use crate::request::{SequenceEvent, SequenceRequest};
 use crate::stream::{EventReceiver, event_channel};
 use crate::surroundings::{EmptyCache, Surroundings};
 
+mod depth;
+
 const VOCAB_SIZE: usize = 16;
 
 /// A scheduler, a backend, and the callers' ends of all streams.

@@ -18,7 +18,10 @@ use crate::error::CoreError;
 use crate::memory::{Gone, Memory};
 use crate::request::SequenceEvent;
 
-/// Waiting requests whose match is queried again in one round at most.
+/// Waiting requests whose match is queried again in one round at most, so that a round's time does
+/// not grow with the queue: 32 full hits of 8,192 tokens take 60 us. Looking up eight or all of
+/// a thousand waiting ones instead changes no figure of the simulated workloads by more than
+/// their noise, since a request's match is looked up anew when its turn has come.
 const QUERIES_A_ROUND: usize = 32;
 
 /// What came of trying to let a request run.
