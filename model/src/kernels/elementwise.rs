@@ -151,12 +151,34 @@ unsafe fn zip_in_place<L: Lanes>(
 ) {
     let mut i = 0;
     while i < len {
+        // The only call of `f`: inlined, it is compiled for the set like everything around it.
         // SAFETY: i is below len; the caller gives `len` values each.
         unsafe {
             let value = f(load_some(x.add(i), len - i, 0.0), load_some(y.add(i), len - i, 0.0));
             store_some(value, x.add(i), len - i);
         }
         i += LANES;
+    }
+}
+
+/// The sum of squares, in four chains of lanes that are added up at the end.
+#[inline(always)]
+pub(super) unsafe fn sum_of_squares<L: Lanes>(x: *const f32, len: usize) -> f32 {
+    // SAFETY: the caller gives `len` values; lanes run on the enabled set.
+    unsafe {
+        let mut sums = [L::splat(0.0); 4];
+        let whole = len / (4 * LANES) * (4 * LANES);
+        for i in (0..whole).step_by(4 * LANES) {
+            for (chain, sum) in sums.iter_mut().enumerate() {
+                let value = L::load(x.add(i + chain * LANES));
+                *sum = value.mul_add(value, *sum);
+            }
+        }
+        for (i, sum) in (whole..len).step_by(LANES).zip(&mut sums) {
+            let value = load_some::<L>(x.add(i), len - i, 0.0);
+            *sum = value.mul_add(value, *sum);
+        }
+        sums[0].add(sums[1]).add(sums[2].add(sums[3])).reduce_add()
     }
 }
 
@@ -207,15 +229,9 @@ unsafe fn norm_lanes<L: Lanes>(
         // SAFETY: the caller gives `rows * dim` values; lanes run on the enabled set.
         unsafe {
             let (x, out) = (x.add(row * dim), out.add(row * dim));
-            let mut sum = L::splat(0.0);
-            let mut i = 0;
-            while i < dim {
-                let value = load_some::<L>(x.add(i), dim - i, 0.0);
-                sum = value.mul_add(value, sum);
-                i += LANES;
-            }
             #[allow(clippy::cast_precision_loss, reason = "a row is far shorter than 2^24")]
-            let scale = L::splat(1.0 / (sum.reduce_add() / dim as f32 + eps).sqrt());
+            let mean = sum_of_squares::<L>(x, dim) / dim as f32;
+            let scale = L::splat(1.0 / (mean + eps).sqrt());
             let mut i = 0;
             while i < dim {
                 let value = load_some::<L>(x.add(i), dim - i, 0.0);

@@ -6,7 +6,7 @@
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: the path's set")]
 
 use super::Path;
-use super::elementwise::{load_some, store_some};
+use super::elementwise::{load_some, store_some, sum_of_squares};
 use super::lanes::{LANES, Lanes, dispatch};
 
 /// An RMS norm of each head.
@@ -43,7 +43,7 @@ pub fn norm_and_rope(
     unsafe { heads_dispatch(path, x, head_dim, norm, cos, sin) }
 }
 
-/// A factor for each value of a norm.
+/// Values from `i` on, normed.
 #[inline(always)]
 unsafe fn normed<L: Lanes>(
     x: *const f32,
@@ -73,16 +73,9 @@ unsafe fn heads_lanes<L: Lanes>(
         let x = head.as_mut_ptr();
         // SAFETY: a head has `head_dim` values, at least `2 * half`; lanes run on the enabled set.
         unsafe {
-            let mut sum = L::splat(0.0);
-            let mut i = 0;
-            while i < head_dim {
-                let value = load_some::<L>(x.add(i), head_dim - i, 0.0);
-                sum = value.mul_add(value, sum);
-                i += LANES;
-            }
             #[allow(clippy::cast_precision_loss, reason = "a head is far shorter than 2^24")]
-            let scale = 1.0 / (sum.reduce_add() / head_dim as f32 + norm.eps).sqrt();
-            let scale = L::splat(scale);
+            let mean = sum_of_squares::<L>(x, head_dim) / head_dim as f32;
+            let scale = L::splat(1.0 / (mean + norm.eps).sqrt());
             let mut i = 0;
             while i < half {
                 let left = half - i;

@@ -274,7 +274,7 @@ impl Matrix {
         let group_max = gemm::group_max(self.path);
         match self.uses_dots() {
             true => Packing::Pairs { inner, group_max },
-            false => Packing::Lanes { inner, group_max },
+            false => Packing::Lanes { inner, group_max, path: self.path },
         }
     }
 

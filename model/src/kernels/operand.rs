@@ -17,7 +17,7 @@ use super::buffer::Buffer;
 use super::gemm;
 use super::int8;
 use super::quant::PART;
-use super::{Matrix, Threads};
+use super::{Matrix, Path, Threads};
 
 /// Columns of a block begin at a multiple of this: a tile's depth, a part of quantised weights.
 pub(super) const COLUMNS_STEP: usize = 32;
@@ -28,7 +28,7 @@ const BLOCK_ROWS: usize = 48;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
     /// f32, `[group][inner][rows of the group]`.
-    Lanes { inner: usize, group_max: usize },
+    Lanes { inner: usize, group_max: usize, path: Path },
     /// Pairs of bf16, `[group][inner / 2][rows of the group]`.
     Pairs { inner: usize, group_max: usize },
     /// bf16, `[row tile][inner / 32][16][32]`.
@@ -216,10 +216,10 @@ impl Packed {
         // SAFETY: the caller's promise; tiles and sets of bytes are packings of paths that have them.
         unsafe {
             match self.packing {
-                Packing::Lanes { .. } => {
+                Packing::Lanes { path, .. } => {
                     let start = values.cast::<f32>().add(from * group);
                     let block = std::slice::from_raw_parts_mut(start, count * group);
-                    gemm::pack_group(source, group, block);
+                    gemm::pack_group(path, source, group, block);
                 }
                 Packing::Pairs { .. } => {
                     let start = values.cast::<f32>().add(from / 2 * group);

@@ -188,7 +188,8 @@ impl<'a> Job<'a> {
         for row in (0..part.rows).step_by(FINISHED_ROWS) {
             let rows = FINISHED_ROWS.min(part.rows - row);
             for row in row..row + rows {
-                let Some(finish) = self.finish else { break };
+                self.target.fetch(&part, row);
+                let Some(finish) = self.finish else { continue };
                 let columns = row * part.features..(row + 1) * part.features;
                 finish(Sums {
                     row: part.first_row + row,
@@ -206,6 +207,20 @@ impl<'a> Job<'a> {
 }
 
 impl Target<'_> {
+    /// Has the lines of a block's row brought near, to be written: a thread that finishes a row has time for
+    /// the next one's to come.
+    fn fetch(&self, part: &Part, row: usize) {
+        match self {
+            Target::Rows { to, width } | Target::Add { to, width, .. } => {
+                let first = (part.first_row + row) * width + part.first_panel * LANES;
+                for feature in (0..part.features).step_by(LANES) {
+                    prefetch_to_write(to.get().wrapping_add(first + feature));
+                }
+            }
+            Target::Cache(_) | Target::Operands(_) => {}
+        }
+    }
+
     /// Takes finished rows of a block, from its row `first` on.
     ///
     /// # Safety
@@ -245,6 +260,19 @@ impl Target<'_> {
             }
         }
     }
+}
+
+/// A hint: the line will be written.
+#[inline(always)]
+fn prefetch_to_write(at: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which touches no memory as far as the program can tell.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_ET0>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 #[cfg(test)]

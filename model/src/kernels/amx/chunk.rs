@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "walks packed weights and activations by pointer")]
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
 
-use std::arch::x86_64::{__m256i, _mm256_storeu_si256, _mm512_cvtneps_pbh, _mm512_loadu_ps};
+use std::arch::x86_64::{__m512i, _mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_storeu_si512};
 
 use super::{
     Block, DEPTH, ROWS, TILE, TILE_BYTES, TILE_ROW_BYTES, block_1x1, block_1x4, block_2x2,
@@ -30,25 +30,23 @@ const AHEAD: usize = 128;
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(in crate::kernels) unsafe fn pack_row_tile(source: Source<'_>, packed: &mut [u16]) {
     debug_assert!(source.rows <= ROWS && packed.len() >= ROWS * source.columns);
-    let padded_inner = packed.len() / ROWS;
+    let whole = source.columns / DEPTH;
+    let tiles = packed.len() / TILE;
     for row in 0..source.rows {
         let from = source.row(row);
-        for k in (0..padded_inner).step_by(LANES) {
-            let to = &mut packed[k / DEPTH * TILE + row * DEPTH + k % DEPTH..][..LANES];
-            let mut tail = [0.0; LANES];
-            let source = match from.get(k..k + LANES) {
-                Some(source) => source,
-                None => {
-                    let rest = from.get(k..).unwrap_or_default();
-                    tail[..rest.len()].copy_from_slice(rest);
-                    &tail
-                }
-            };
-            // SAFETY: reads and writes 16 values; the set is enabled.
+        let mut tail = [0.0; DEPTH];
+        tail[..from.len() % DEPTH].copy_from_slice(&from[whole * DEPTH..]);
+        let to = packed.as_mut_ptr().wrapping_add(row * DEPTH);
+        for tile in 0..tiles {
+            // SAFETY: a row has `whole` times 32 values, each tile a line for it; the set is enabled.
             unsafe {
-                let rounded = _mm512_cvtneps_pbh(_mm512_loadu_ps(source.as_ptr()));
-                let bits: __m256i = std::mem::transmute(rounded);
-                _mm256_storeu_si256(to.as_mut_ptr().cast(), bits);
+                let (low, to) = match tile < whole {
+                    true => (from.as_ptr().add(tile * DEPTH), to.add(tile * TILE)),
+                    false => (tail.as_ptr(), to.add(tile * TILE)),
+                };
+                let (low, high) = (_mm512_loadu_ps(low), _mm512_loadu_ps(low.add(LANES)));
+                let bits: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+                _mm512_storeu_si512(to.cast(), bits);
             }
         }
     }
@@ -236,6 +234,36 @@ unsafe fn chunk_of_pairs(args: &TileArgs) {
                 block_1x1(&whole(row, full - 1));
             }
             last_panel(args, &whole(row, full), rows, full);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::reference::random;
+
+    /// Goal: rows stand in tiles as bf16, rounded as `half` rounds, with zeroes behind them.
+    #[test]
+    fn rows_are_rounded_into_tiles() {
+        if !std::arch::is_x86_feature_detected!("avx512bf16") {
+            return;
+        }
+        for (rows, columns) in [(1, 1), (3, 31), (16, 32), (16, 33), (7, 100), (16, 320)] {
+            let x = random(1, rows * (columns + 5));
+            let source = Source { x: &x, stride: columns + 5, columns, rows };
+            let mut packed = vec![7; ROWS * columns.next_multiple_of(DEPTH)];
+            // SAFETY: the set was found.
+            unsafe { pack_row_tile(source, &mut packed) }
+            for (at, &got) in packed.iter().enumerate() {
+                let (row, column) = (at % TILE / DEPTH, at / TILE * DEPTH + at % DEPTH);
+                let want = match (row < rows, column < columns) {
+                    (true, true) => half::bf16::from_f32(x[row * (columns + 5) + column]).to_bits(),
+                    (true, false) => 0,
+                    (false, _) => 7,
+                };
+                assert_eq!(got, want, "[{rows}, {columns}], row {row}, column {column}");
+            }
         }
     }
 }
