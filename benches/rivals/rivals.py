@@ -5,7 +5,7 @@ Not part of the build or of CI. Wants Python 3.10 or later and about 3 GB of dis
     python3 -m venv venv
     venv/bin/pip install torch transformers safetensors gguf numpy
     CMAKE_ARGS="-DGGML_NATIVE=ON" venv/bin/pip install --no-binary llama-cpp-python llama-cpp-python
-    cargo build --release
+    cargo build --release --bins
     venv/bin/python rivals.py --rounds 5
 
 Every engine is a process of its own that waits while the others run. In each round all take their turns with
@@ -34,6 +34,13 @@ WORKS = [
     ("decode 1 16", "decode of 1", 1),
     ("decode 8 16", "decode of 8", 8),
 ]
+
+
+LINEAR = [(f"linear {rows}", f"{rows} rows", rows) for rows in (1, 8, 64, 512)]
+LINEAR_ENGINES = ["stolon-bf16", "torch", "stolon-f32", "gemm-f32", "matrixmultiply-f32"]
+
+
+MODEL_ENGINES = ["stolon", "stolon-avx512", "stolon-avx2", "stolon-q8", "torch", "llama-bf16", "llama-q8"]
 
 
 class Engine:
@@ -81,7 +88,10 @@ def engines(folder, stolon, threads, names):
         "llama-q8": (llama("Q8_0"), {}),
         "llama-q8-plain": ([*llama("Q8_0"), "plain"], {}),
     }
-    for name in names or [name for name in known if name != "llama-q8-plain"]:
+    for library in ("stolon-bf16", "stolon-f32", "gemm-f32", "matrixmultiply-f32"):
+        environment = {"MATMUL_NUM_THREADS": threads}
+        known[library] = ([stolon.with_name("linear"), library, threads], environment)
+    for name in names:
         command, environment = known[name]
         yield Engine(name, [str(word) for word in command], environment)
 
@@ -93,13 +103,16 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", default=str(len(os.sched_getaffinity(0))))
     parser.add_argument("--engines", nargs="*", help="all but llama-q8-plain if not given")
+    parser.add_argument("--linear", action="store_true", help="one linear layer instead of a model")
     parser.add_argument("--works", nargs="*", help="the first words of the works to do")
     options = parser.parse_args()
 
     weights.make(options.folder)
     chosen = options.works or [""]
-    works = [work for work in WORKS if any(work[0].startswith(start) for start in chosen)]
-    running = list(engines(options.folder, options.stolon, options.threads, options.engines))
+    all_works = LINEAR if options.linear else WORKS
+    works = [work for work in all_works if any(work[0].startswith(start) for start in chosen)]
+    names = options.engines or (LINEAR_ENGINES if options.linear else MODEL_ENGINES)
+    running = list(engines(options.folder, options.stolon, options.threads, names))
     for engine in running:
         print(f"{engine.name}: ready after {engine.load:.1f} s; {engine.description}")
     times = {(engine.name, work[0]): [] for engine in running for work in works}
@@ -114,6 +127,7 @@ def main():
     for engine in running:
         engine.close()
 
+    # A token of a linear layer is a row.
     print(f"\nTokens a second, {options.threads} threads, median of {options.rounds} (best):\n")
     print("| |" + "".join(f" {heading} |" for _, heading, _ in works))
     print("|---|" + "---|" * len(works))

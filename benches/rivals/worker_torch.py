@@ -17,6 +17,7 @@ class Worker:
         ).eval()
         self.vocab = self.model.config.vocab_size
         self.caches = {}
+        self.layer = None
 
     def run(self, ids, cache):
         with torch.inference_mode():
@@ -44,6 +45,20 @@ class Worker:
         for _ in range(steps):
             ids = self.run(ids, cache)[:, -1].argmax(-1)[:, None]
         return (time.perf_counter() - begun) / steps
+
+    def linear(self, rows):
+        """The layer of src/bin/linear.rs; the fastest of three."""
+        if not self.layer:
+            self.layer = torch.nn.Linear(2048, 6144, bias=False, dtype=torch.bfloat16)
+        x = torch.rand(rows, 2048).to(torch.bfloat16)
+
+        def run():
+            begun = time.perf_counter()
+            self.layer(x)
+            return time.perf_counter() - begun
+
+        with torch.inference_mode():
+            return min(run() for _ in range(3))
 
 
 def main():
