@@ -44,8 +44,8 @@ unsafe fn turn_lanes<L: Lanes>(source: Source<'_>, group: usize, packed: &mut [f
         // what is behind it is written next, or was zero and is written as zero.
         unsafe {
             let mut square = [L::splat(0.0); LANES];
-            for row in 0..source.rows {
-                square[row] = load_some(source.row(row).as_ptr().add(from), count, 0.0);
+            for (row, lanes) in square.iter_mut().enumerate().take(source.rows) {
+                *lanes = load_some(source.row(row).as_ptr().add(from), count, 0.0);
             }
             L::transpose(&mut square);
             for (k, column) in square.iter().enumerate().take(count) {
