@@ -34,8 +34,8 @@ fn compare(shape: Shape, load: f64) -> [Summary; 2] {
 }
 
 /// Goal: a shared system prompt and a pool that holds 8 requests without sharing: with all
-/// requests at once about four times as many run at a time (4.25 is all that fits), and half of them
-/// have their first token in a third of the time or less.
+/// requests at once about four times as many run at a time, and half of them have their first
+/// token in a third of the time or less.
 #[test]
 fn four_times_as_many_run_at_once() {
     let [conservative, aware] = compare(Shape::SharedSystemPrompt, f64::INFINITY);
