@@ -187,16 +187,16 @@ impl<'a> Job<'a> {
         let (first, second) = sums.split_at_mut(len);
         for row in (0..part.rows).step_by(FINISHED_ROWS) {
             let rows = FINISHED_ROWS.min(part.rows - row);
-            for row in row..row + rows {
-                self.target.fetch(&part, row);
-                let Some(finish) = self.finish else { continue };
-                let columns = row * part.features..(row + 1) * part.features;
-                finish(Sums {
-                    row: part.first_row + row,
-                    feature: part.first_panel * LANES,
-                    first: &mut first[columns.clone()],
-                    second: second.get_mut(columns).unwrap_or_default(),
-                });
+            if let Some(finish) = self.finish {
+                for row in row..row + rows {
+                    let columns = row * part.features..(row + 1) * part.features;
+                    finish(Sums {
+                        row: part.first_row + row,
+                        feature: part.first_panel * LANES,
+                        first: &mut first[columns.clone()],
+                        second: second.get_mut(columns).unwrap_or_default(),
+                    });
+                }
             }
             let block = &first[row * part.features..(row + rows) * part.features];
             // SAFETY: the caller's promise: blocks of tasks are disjoint.
@@ -207,20 +207,6 @@ impl<'a> Job<'a> {
 }
 
 impl Target<'_> {
-    /// Has the lines of a block's row brought near, to be written: a thread that finishes a row has time for
-    /// the next one's to come.
-    fn fetch(&self, part: &Part, row: usize) {
-        match self {
-            Target::Rows { to, width } | Target::Add { to, width, .. } => {
-                let first = (part.first_row + row) * width + part.first_panel * LANES;
-                for feature in (0..part.features).step_by(LANES) {
-                    prefetch_to_write(to.get().wrapping_add(first + feature));
-                }
-            }
-            Target::Cache(_) | Target::Operands(_) => {}
-        }
-    }
-
     /// Takes finished rows of a block, from its row `first` on.
     ///
     /// # Safety
@@ -260,19 +246,6 @@ impl Target<'_> {
             }
         }
     }
-}
-
-/// A hint: the line will be written.
-#[inline(always)]
-fn prefetch_to_write(at: *const f32) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, which touches no memory as far as the program can tell.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_ET0>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
 }
 
 #[cfg(test)]
