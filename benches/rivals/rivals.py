@@ -34,12 +34,8 @@ WORKS = [
     ("decode 1 16", "decode of 1", 1),
     ("decode 8 16", "decode of 8", 8),
 ]
-
-
 LINEAR = [(f"linear {rows}", f"{rows} rows", rows) for rows in (1, 8, 64, 512)]
 LINEAR_ENGINES = ["stolon-bf16", "torch", "stolon-f32", "gemm-f32", "matrixmultiply-f32"]
-
-
 MODEL_ENGINES = ["stolon", "stolon-avx512", "stolon-avx2", "stolon-q8", "torch", "llama-bf16", "llama-q8"]
 
 

@@ -1,5 +1,6 @@
-//! Runs conversations on a simulated scheduler and notes what each request saw. Open loop: a conversation begins at its time, whatever became of the others; its later
-//! turns follow the answers.
+//! Runs conversations on a simulated scheduler and notes what each request saw. Open loop: a
+//! conversation begins at its time, whatever became of the others; its later turns follow the
+//! answers.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

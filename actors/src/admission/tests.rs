@@ -11,15 +11,14 @@ use stolon_model::fake::expected_next;
 use stolon_model::{Backend, FakeBackend, FakeOptions};
 
 use super::scheduler::Scheduler;
-use super::sequence::Sequence;
 use crate::config::{AdmissionPolicy, CoreConfig};
 use crate::error::CoreError;
 use crate::executor::plan::{StepDone, StepPlan};
 use crate::executor::thread::compute;
 use crate::memory::direct::DirectMemory;
 use crate::request::{SequenceEvent, SequenceRequest};
-use crate::stream::{EventReceiver, event_channel};
-use crate::surroundings::{EmptyCache, Surroundings};
+use crate::stream::EventReceiver;
+use crate::surroundings::{EmptyCache, Entered, Surroundings};
 
 mod depth;
 
@@ -82,19 +81,18 @@ impl World {
         let spec = &self.around.spec;
         let pool = spec.block_count * spec.block_size;
         let max_tokens = max_tokens.min(pool + 1 - prompt.len());
-        let Ok(permit) = self.around.door.enter(prompt.len()) else { return };
-        let (sender, receiver) = event_channel(self.around.config.event_capacity);
         let mut request = SequenceRequest::new(prompt.clone(), max_tokens);
         request.priority = prompt[0] as i32;
         request.prompt_logprobs = logprobs.then_some(1);
         request.timeout = timeout;
         let id = self.callers.len() as u64;
-        let sequence = Sequence::new(id, request, max_tokens, spec.block_size, sender, self.now);
+        let entered = self.around.enter(id, request, max_tokens, 0, self.now);
+        let Ok(Entered { sequence, permit, events }) = entered else { return };
         self.scheduler.submit(sequence, permit);
         self.callers.push(Caller {
             prompt,
             max_tokens,
-            events: Some(receiver),
+            events: Some(events),
             tokens: Vec::new(),
             cached: None,
             logprobs,

@@ -13,6 +13,9 @@ use stolon_model::kernels::{Matrix, Path, TensorType, Threads};
 
 const INNER: usize = 2048;
 const FEATURES: usize = 6144;
+/// Values from a row of activations or weights to the next, and from one of products to the next.
+const INNER_STRIDE: isize = INNER as isize;
+const FEATURES_STRIDE: isize = FEATURES as isize;
 
 type Error = Box<dyn std::error::Error>;
 /// `[rows, INNER]` and the number of rows to `[rows, FEATURES]`.
@@ -72,7 +75,6 @@ fn product(library: &str, threads: usize, weights: Vec<f32>) -> Result<(Product,
         "gemm-f32" => (
             Box::new(move |x, rows, out| {
                 let parallelism = gemm::Parallelism::Rayon(threads);
-                let [inner, features] = [INNER, FEATURES].map(|size| size as isize);
                 // SAFETY: sizes and strides are those of the slices; weights are `[FEATURES, INNER]`.
                 unsafe {
                     gemm::gemm(
@@ -81,13 +83,13 @@ fn product(library: &str, threads: usize, weights: Vec<f32>) -> Result<(Product,
                         INNER,
                         out.as_mut_ptr(),
                         1,
-                        features,
+                        FEATURES_STRIDE,
                         false,
                         x.as_ptr(),
                         1,
-                        inner,
+                        INNER_STRIDE,
                         weights.as_ptr(),
-                        inner,
+                        INNER_STRIDE,
                         1,
                         0.0,
                         1.0,
@@ -102,7 +104,6 @@ fn product(library: &str, threads: usize, weights: Vec<f32>) -> Result<(Product,
         ),
         "matrixmultiply-f32" => (
             Box::new(move |x, rows, out| {
-                let [inner, features] = [INNER, FEATURES].map(|size| size as isize);
                 // SAFETY: as above.
                 unsafe {
                     matrixmultiply::sgemm(
@@ -111,14 +112,14 @@ fn product(library: &str, threads: usize, weights: Vec<f32>) -> Result<(Product,
                         FEATURES,
                         1.0,
                         x.as_ptr(),
-                        inner,
+                        INNER_STRIDE,
                         1,
                         weights.as_ptr(),
                         1,
-                        inner,
+                        INNER_STRIDE,
                         0.0,
                         out.as_mut_ptr(),
-                        features,
+                        FEATURES_STRIDE,
                         1,
                     );
                 }
