@@ -20,12 +20,12 @@ fn config(policy: AdmissionPolicy, conservative: bool) -> CoreConfig {
 }
 
 /// Conservative order of arrival, and cost-aware admission, at a share of what can be served.
-fn compare(shape: Shape, load: f64) -> [Summary; 2] {
+fn compare(shape: Shape, load: f64, seed: u64) -> [Summary; 2] {
     let cost = CostModel::named("100m").expect("it is kept with the code");
     let spec = shape.spec(8, VOCAB_SIZE);
     let aware = config(AdmissionPolicy::Cost, false);
-    let rate = load * capacity(shape, &spec, &aware, &cost, 0).expect("it runs");
-    let plan = shape.conversations(rate, VOCAB_SIZE, 0);
+    let rate = load * capacity(shape, &spec, &aware, &cost, seed).expect("it runs");
+    let plan = shape.conversations(rate, VOCAB_SIZE, seed);
     [config(AdmissionPolicy::Fcfs, true), aware].map(|config| {
         let run = simulate(&plan, spec.clone(), config, &cost).expect("it runs");
         assert_eq!((run.records.len(), run.rejected), (plan.len(), 0));
@@ -34,14 +34,18 @@ fn compare(shape: Shape, load: f64) -> [Summary; 2] {
 }
 
 /// Goal: a shared system prompt and a pool that holds 8 requests without sharing: with all
-/// requests at once about four times as many run at a time, and half of them have their first
-/// token in a third of the time or less.
+/// requests at once four times as many run at a time, over several seeds, and half of
+/// them have their first token in a third of the time or less.
 #[test]
 fn four_times_as_many_run_at_once() {
-    let [conservative, aware] = compare(Shape::SharedSystemPrompt, f64::INFINITY);
-    let (few, many) = (conservative.running_mean, aware.running_mean);
-    assert!(many >= 3.8 * few, "{many} against {few}");
-    assert!(aware.ttft_p50 * 3.0 <= conservative.ttft_p50, "{aware:?} {conservative:?}");
+    let (mut few, mut many) = (0.0, 0.0);
+    for seed in 0..5 {
+        let [conservative, aware] = compare(Shape::SharedSystemPrompt, f64::INFINITY, seed);
+        few += conservative.running_mean;
+        many += aware.running_mean;
+        assert!(aware.ttft_p50 * 3.0 <= conservative.ttft_p50, "{aware:?} {conservative:?}");
+    }
+    assert!(many >= 4.0 * few, "{many} against {few}");
 }
 
 /// Goal: where little is shared, the slowest first tokens are not much later than in order of
@@ -51,14 +55,22 @@ fn the_slowest_pay_little_for_the_order_by_cost() {
     let cost = CostModel::named("100m").expect("it is kept with the code");
     for shape in [Shape::PrefixRepetition, Shape::NothingShared] {
         let spec = shape.spec(8, VOCAB_SIZE);
-        let aware = config(AdmissionPolicy::Cost, false);
-        let rate = 0.9 * capacity(shape, &spec, &aware, &cost, 0).expect("it runs");
-        let plan = shape.conversations(rate, VOCAB_SIZE, 0);
-        let [arrival, aware] = [config(AdmissionPolicy::Fcfs, false), aware].map(|config| {
-            Summary::of(&simulate(&plan, spec.clone(), config, &cost).expect("it runs"))
-        });
-        assert!(aware.ttft_p99 <= 1.2 * arrival.ttft_p99, "{aware:?} {arrival:?}");
-        assert!(aware.ttft_p50 <= arrival.ttft_p50, "{aware:?} {arrival:?}");
+        let policies = [AdmissionPolicy::Fcfs, AdmissionPolicy::Cost];
+        let configs = policies.map(|policy| config(policy, false));
+        let (mut p50, mut p99) = ([0.0; 2], [0.0; 2]);
+        for seed in 0..3 {
+            let rate = 0.9 * capacity(shape, &spec, &configs[1], &cost, seed).expect("it runs");
+            let plan = shape.conversations(rate, VOCAB_SIZE, seed);
+            for (i, config) in configs.iter().enumerate() {
+                let run = simulate(&plan, spec.clone(), config.clone(), &cost).expect("it runs");
+                let summary = Summary::of(&run);
+                p50[i] += summary.ttft_p50;
+                p99[i] += summary.ttft_p99;
+            }
+        }
+        let [[arrival_p50, p50], [arrival_p99, p99]] = [p50, p99];
+        assert!(p99 <= 1.2 * arrival_p99, "{p99} against {arrival_p99}");
+        assert!(p50 <= arrival_p50, "{p50} against {arrival_p50}");
     }
 }
 
@@ -66,7 +78,7 @@ fn the_slowest_pay_little_for_the_order_by_cost() {
 /// token in a third of the time or less, and the slowest are not slower.
 #[test]
 fn first_tokens_come_in_a_third_of_the_time() {
-    let [conservative, aware] = compare(Shape::SharedSystemPrompt, 0.9);
+    let [conservative, aware] = compare(Shape::SharedSystemPrompt, 0.9, 0);
     assert!(aware.ttft_p50 * 3.0 <= conservative.ttft_p50, "{aware:?} {conservative:?}");
     assert!(aware.ttft_p99 <= conservative.ttft_p99, "{aware:?} {conservative:?}");
 }
@@ -74,7 +86,7 @@ fn first_tokens_come_in_a_third_of_the_time() {
 /// Goal: where nothing is shared, nothing is lost.
 #[test]
 fn nothing_is_lost_where_nothing_is_shared() {
-    let [conservative, aware] = compare(Shape::NothingShared, 0.9);
+    let [conservative, aware] = compare(Shape::NothingShared, 0.9, 0);
     assert!(aware.output_rate >= conservative.output_rate * 0.98);
     assert!(aware.ttft_p50 <= conservative.ttft_p50 * 1.05, "{aware:?} {conservative:?}");
 }

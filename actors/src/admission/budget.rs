@@ -1,4 +1,4 @@
-//! Whether a request fits: blocks there are, blocks promised, blocks it will take.
+//! Whether a request fits: the blocks there are, and the most that will be taken at any time.
 
 use super::blocks_for;
 
@@ -18,35 +18,78 @@ impl Capacity {
     }
 }
 
-/// What a request will take of the blocks available.
+/// A running request's way to its end, or that of one which is to run, in blocks and in steps. In
+/// a step everything that runs generates one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Demand {
-    /// Blocks to reserve at once: those of its uncached tokens.
-    pub(crate) now: usize,
-    /// Blocks it is expected to take while it generates.
-    pub(crate) later: usize,
+pub(crate) struct Course {
+    /// Tokens it has, those included that are still to be computed.
+    pub(crate) tokens: usize,
+    /// Blocks it holds.
+    pub(crate) held: usize,
+    /// Tokens that it is expected to generate yet; at least 1.
+    pub(crate) expected: usize,
+    /// Steps after which it has ended for certain; `None` where it may stand still.
+    pub(crate) steps: Option<usize>,
+    /// How many of its first blocks others may hold beyond its end.
+    pub(crate) shared: usize,
 }
 
-impl Demand {
-    /// All of it.
-    pub(crate) fn blocks(self) -> usize {
-        self.now + self.later
+impl Course {
+    /// Blocks to reserve before it goes on: those of the tokens it has.
+    pub(crate) fn now(&self, block_size: usize) -> usize {
+        blocks_for(block_size, self.tokens).saturating_sub(self.held)
+    }
+
+    /// Blocks it holds in the end. The last token generated is never computed, so it takes no
+    /// place.
+    fn total(&self, block_size: usize) -> usize {
+        blocks_for(block_size, self.tokens + self.expected.saturating_sub(1)).max(self.held)
     }
 }
 
-/// What a request with `tokens` to have, `matched` of them cached (whole blocks), and
-/// `decode` more tokens expected will take.
-pub(crate) fn demand(block_size: usize, tokens: usize, matched: usize, decode: usize) -> Demand {
-    let held = matched / block_size;
-    let now = blocks_for(block_size, tokens).saturating_sub(held);
-    // The last token generated is never computed, so it takes no place.
-    let total = blocks_for(block_size, tokens + decode.saturating_sub(1));
-    Demand { now, later: total.saturating_sub(held).saturating_sub(now) }
-}
-
-/// Whether the demand fits beside what running requests were promised.
-pub(crate) fn fits(capacity: Capacity, promised: usize, demand: Demand) -> bool {
-    demand.blocks() + promised <= capacity.available()
+/// The most blocks that requests will have taken together at any time to come, beyond those they
+/// hold now.
+///
+/// Each takes a block when its tokens fill the last one, and gives its own back at its end: what
+/// many need one after another is there for all of them. Time is counted in as many steps
+/// as a block has tokens; blocks are counted as taken in the first of them and as given back after
+/// the last, so the result is never too small while all get on. Estimating memory at the
+/// coming ends of requests follows Gong et al., "Past-Future Scheduler for LLM Serving under SLA
+/// Guarantees" (ASPLOS 2025).
+pub(crate) fn peak(block_size: usize, courses: impl IntoIterator<Item = Course>) -> usize {
+    // By block of steps: by how much the number of those that take one in each grows, and the
+    // blocks given back.
+    let mut takers: Vec<isize> = vec![0];
+    let mut returned: Vec<usize> = vec![0];
+    let mut taken = 0;
+    for course in courses {
+        let total = course.total(block_size);
+        let now = course.now(block_size);
+        taken += now;
+        let later = total - (course.held + now).min(total);
+        let free = (course.held + now) * block_size - course.tokens;
+        let first = free / block_size;
+        let end = course.steps.map(|steps| steps.div_ceil(block_size).max(first + later));
+        let last = end.unwrap_or(first + later);
+        if takers.len() <= last {
+            takers.resize(last + 1, 0);
+            returned.resize(last + 1, 0);
+        }
+        takers[first] += 1;
+        takers[first + later] -= 1;
+        if let Some(end) = end {
+            returned[end] += total.saturating_sub(course.shared);
+        }
+    }
+    let mut most = taken;
+    let (mut taking, mut given) = (0, 0);
+    for (change, returned) in takers.into_iter().zip(returned) {
+        taking += change;
+        given += returned;
+        taken += taking.unsigned_abs();
+        most = most.max(taken.saturating_sub(given));
+    }
+    most
 }
 
 /// How much of their `max_tokens` requests really use, learnt from those that finished: bold
@@ -84,27 +127,74 @@ impl DecodeForecast {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// A request with `tokens`, `matched` of them cached, that runs alone to its end.
+    fn course(tokens: usize, matched: usize, expected: usize) -> Course {
+        let steps = Some(expected);
+        Course { tokens, held: matched / 16, expected, steps, shared: matched / 16 }
+    }
 
     #[test]
     fn cached_blocks_are_not_charged() {
-        let cold = demand(16, 100, 0, 29);
-        assert_eq!(cold, Demand { now: 7, later: 1 });
-        let warm = demand(16, 100, 96, 29);
-        assert_eq!(warm, Demand { now: 1, later: 1 });
+        assert_eq!(course(100, 0, 29).now(16), 7);
+        assert_eq!(peak(16, [course(100, 0, 29)]), 8);
+        assert_eq!(course(100, 96, 29).now(16), 1);
+        assert_eq!(peak(16, [course(100, 96, 29)]), 2);
     }
 
     #[test]
     fn a_full_hit_takes_no_block_until_it_generates() {
-        assert_eq!(demand(16, 96, 96, 1), Demand { now: 0, later: 0 });
-        assert_eq!(demand(16, 96, 96, 2), Demand { now: 0, later: 1 });
+        assert_eq!(peak(16, [course(96, 96, 1)]), 0);
+        assert_eq!(peak(16, [course(96, 96, 2)]), 1);
     }
 
     #[test]
-    fn promises_count_against_what_is_available() {
-        let capacity = Capacity { free: 3, evictable: 4 };
-        assert!(fits(capacity, 5, Demand { now: 1, later: 1 }));
-        assert!(!fits(capacity, 6, Demand { now: 1, later: 1 }));
+    fn what_goes_together_adds_up_and_what_goes_in_turn_does_not() {
+        let at = |done: usize| Course {
+            tokens: 32 + done,
+            held: blocks_for(16, 32 + done),
+            expected: 160 - done,
+            steps: Some(160 - done),
+            shared: 2,
+        };
+        assert_eq!(peak(16, [at(0), at(0)]), 20);
+        // The other ends after half of the way and gives ten blocks back.
+        assert_eq!(peak(16, [at(0), at(80)]), 10);
+        // One whose reader is slow may keep its blocks for ever.
+        assert_eq!(peak(16, [at(0), Course { steps: None, ..at(80) }]), 15);
+    }
+
+    proptest! {
+        /// Goal: step by step, requests never hold more than was foretold, and never less is
+        /// foretold than by counting all that each will take.
+        #[test]
+        fn nobody_takes_more_than_was_foretold(
+            block_size in 1usize..20,
+            shapes in prop::collection::vec((1usize..60, 0usize..6, 1usize..80, 0usize..3), 1..8),
+        ) {
+            let courses: Vec<Course> = shapes.iter().map(|&(tokens, ahead, expected, shared)| {
+                let held = (tokens / block_size + ahead).saturating_sub(2);
+                Course { tokens, held, expected, steps: Some(expected), shared: shared.min(held) }
+            }).collect();
+            let foretold = peak(block_size, courses.iter().copied());
+            let each = |course: &Course| course.total(block_size) - course.held;
+            prop_assert!(foretold <= courses.iter().map(each).sum());
+            for step in 0..100 {
+                let held = |course: &Course| -> isize {
+                    let begun = course.held as isize;
+                    if step >= course.expected {
+                        return course.shared as isize - begun;
+                    }
+                    let needed = blocks_for(block_size, course.tokens + step);
+                    (needed as isize - begun).max(0)
+                };
+                let held: isize = courses.iter().map(held).sum();
+                prop_assert!(held <= foretold as isize, "step {step}: {held} of {foretold}");
+            }
+        }
     }
 
     #[test]

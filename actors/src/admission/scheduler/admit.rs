@@ -7,7 +7,7 @@ use stolon_kvcache::PrefixLease;
 
 use super::ending::end_early;
 use super::{Running, Scheduler};
-use crate::admission::budget::{self, Capacity};
+use crate::admission::budget::{self, Capacity, Course};
 use crate::admission::policy::Candidate;
 use crate::admission::queue::Waiting;
 use crate::admission::sequence::{Ending, Held, Sequence};
@@ -166,7 +166,7 @@ impl<M: Memory> Scheduler<M> {
         }
         let caching = self.around.config.prefix_caching;
         let block_size = self.around.spec.block_size;
-        let promised = self.promised() + self.promised_to_followers(index, round);
+        let promised = self.promised_to_followers(index, round);
         let alone = self.running.is_empty();
         let hint = self.queue.entries()[index].matched;
         if !alone && !self.fits(index, capacity, promised, hint) {
@@ -195,18 +195,15 @@ impl<M: Memory> Scheduler<M> {
         if !alone && !self.fits(index, capacity, promised, matched) {
             return Ok(Attempt::NoRoom);
         }
-        let demand = self.demand(index, matched);
+        let sequence = &self.queue.entries()[index].sequence;
+        let now_needed = self.course(sequence, matched / block_size).now(block_size);
         let mut reserved = None;
-        if demand.now > 0 {
-            reserved = self.memory.reserve(demand.now).await?;
+        if now_needed > 0 {
+            reserved = self.memory.reserve(now_needed).await?;
             if reserved.is_none() {
                 return Ok(self.short_of_blocks(index, alone));
             }
         }
-        debug_assert_eq!(
-            matched / block_size + demand.now,
-            blocks_for(block_size, self.queue.entries()[index].sequence.tokens.len())
-        );
         let row = self.find_row(index, lease.as_ref()).await?;
         let waiting = self.queue.remove(index);
         let held = Held { lease, reserved, computed: matched, ..Held::default() };
@@ -298,10 +295,11 @@ impl<M: Memory> Scheduler<M> {
             && !waiting.sequence.bypasses_match()
     }
 
-    /// Whether a waiting request fits, if `matched` of its tokens are cached.
+    /// Whether a waiting request fits, if `matched` of its tokens are cached and followers were
+    /// promised blocks.
     fn fits(&self, index: usize, capacity: Capacity, promised: usize, matched: usize) -> bool {
         if !self.around.config.conservative {
-            return budget::fits(capacity, promised, self.demand(index, matched));
+            return self.peak(index, matched) + promised <= capacity.available();
         }
         let block_size = self.around.spec.block_size;
         let whole = |sequence: &Sequence| {
@@ -312,28 +310,43 @@ impl<M: Memory> Scheduler<M> {
         running + whole(&self.queue.entries()[index].sequence) <= self.around.spec.block_count
     }
 
-    /// A waiting request's demand, if `matched` of its tokens are cached.
-    fn demand(&self, index: usize, matched: usize) -> budget::Demand {
+    /// The most blocks that what runs and a waiting request, of which `matched` tokens are cached,
+    /// will have taken at any time to come.
+    fn peak(&self, index: usize, matched: usize) -> usize {
+        let block_size = self.around.spec.block_size;
         let sequence = &self.queue.entries()[index].sequence;
-        let decode = self.forecast.remaining(sequence.max_tokens, sequence.generated());
-        budget::demand(self.around.spec.block_size, sequence.tokens.len(), matched, decode)
+        let running = self.running.iter().map(|running| {
+            let sequence = &running.sequence;
+            (sequence, sequence.held.computed, sequence.held.table.len())
+        });
+        let all = running.chain([(sequence, matched, matched / block_size)]);
+        // Prompts are computed in turn, in what decodes leave of each step.
+        let config = &self.around.config;
+        let step = config.max_batched_tokens.saturating_sub(self.running.len());
+        let step = step.max(config.max_batched_tokens / 4).max(1);
+        let mut pending = 0;
+        budget::peak(
+            block_size,
+            all.map(|(sequence, computed, held)| {
+                pending += sequence.tokens.len() - computed;
+                let steps = pending.div_ceil(step) + sequence.remaining();
+                let steps = (!sequence.is_paused()).then_some(steps);
+                Course { steps, ..self.course(sequence, held) }
+            }),
+        )
     }
 
-    /// Blocks that running sequences are expected to take beyond those they hold.
-    fn promised(&self) -> usize {
-        let block_size = self.around.spec.block_size;
-        let promise = |running: &Running| {
-            let sequence = &running.sequence;
-            let decode = self.forecast.remaining(sequence.max_tokens, sequence.generated());
-            let tokens = sequence.tokens.len() + decode.saturating_sub(1);
-            blocks_for(block_size, tokens).saturating_sub(sequence.held.table.len())
-        };
-        self.running.iter().map(promise).sum()
+    /// The course of a sequence that holds so many blocks, its end left open.
+    fn course(&self, sequence: &Sequence, held: usize) -> Course {
+        let expected = self.forecast.remaining(sequence.max_tokens, sequence.generated());
+        let shared = sequence.prompt_len / self.around.spec.block_size;
+        Course { tokens: sequence.tokens.len(), held, expected, steps: None, shared }
     }
 
     /// Blocks that followers are expected to take, those of them that will go before the request
     /// at `index` once their leaders have committed what they wait for.
     fn promised_to_followers(&self, index: usize, round: &Round) -> usize {
+        let block_size = self.around.spec.block_size;
         let key = policy::sort_key(round.policy, &round.candidates[index]);
         let mut promised = 0;
         for (other, &slack) in round.slacks.iter().enumerate() {
@@ -345,7 +358,9 @@ impl<M: Memory> Scheduler<M> {
                 && then.cost() <= slack
                 && policy::sort_key(round.policy, &then) < key
             {
-                promised += self.demand(other, follow.shared).blocks();
+                let sequence = &self.queue.entries()[other].sequence;
+                let course = self.course(sequence, follow.shared / block_size);
+                promised += budget::peak(block_size, [course]);
             }
         }
         promised

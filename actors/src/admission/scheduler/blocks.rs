@@ -7,9 +7,6 @@ use crate::admission::preempt::{self, Holder};
 use crate::admission::queue::Waiting;
 use crate::memory::{CommitItem, Gone, Memory};
 
-/// Blocks reserved ahead for a sequence that generates, where there is room.
-const BLOCKS_AHEAD: usize = 4;
-
 impl<M: Memory> Scheduler<M> {
     /// Puts the full blocks of every running sequence into the tree.
     pub(super) async fn commit(&mut self) -> Result<(), Gone> {
@@ -72,10 +69,7 @@ impl<M: Memory> Scheduler<M> {
         let mut wanting: Vec<(u64, usize)> = Vec::new();
         for running in &self.running {
             if short(running) > 0 && !running.sequence.is_paused() {
-                let sequence = &running.sequence;
-                let last = sequence.tokens.len() + sequence.remaining().saturating_sub(1);
-                let most = blocks_for(block_size, last).saturating_sub(sequence.held.table.len());
-                wanting.push((sequence.id, most.min(BLOCKS_AHEAD).max(short(running))));
+                wanting.push((running.sequence.id, short(running)));
             }
         }
         if wanting.is_empty() {
