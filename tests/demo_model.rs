@@ -1,10 +1,11 @@
-//! The demo model's answers on handbooks it has never seen, cold and warm. A mixed-up KV shows
-//! here as a wrong answer.
+//! The demo model's answers on handbooks it has never seen, cold and warm, and with weights, keys
+//! and values rounded. A mixed-up KV shows here as a wrong answer.
 
 use std::path::{Path, PathBuf};
 
+use futures::future::join_all;
 use serde_json::Value;
-use stolon::{ChatMessage, Engine, Request};
+use stolon::{ChatMessage, Completion, Engine, EngineBuilder, KvType, Request, WeightType};
 
 /// Questions of the held-out set, and how many of them the model is known to answer.
 const QUESTION_COUNT: usize = 200;
@@ -14,42 +15,54 @@ fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("model/demo")
 }
 
-async fn engine(prefix_caching: bool) -> Engine {
+async fn engine(set: impl FnOnce(EngineBuilder) -> EngineBuilder) -> Engine {
     let path = demo();
-    Engine::builder()
-        .model(path.to_str().expect("a path in UTF-8"))
-        .num_blocks(1024)
-        .prefix_caching(prefix_caching)
-        .build()
-        .await
-        .expect("the demo model loads")
+    let builder = Engine::builder().model(path.to_str().expect("a path in UTF-8")).num_blocks(1024);
+    set(builder).build().await.expect("the demo model loads")
 }
 
-async fn ask(engine: &Engine, handbook: &str, question: &str) -> (String, usize) {
+/// A handbook, and questions with their answers.
+struct Book {
+    text: String,
+    pairs: Vec<(String, String)>,
+}
+
+fn books() -> Vec<Book> {
+    let lines = std::fs::read_to_string(demo().join("heldout.jsonl")).expect("it is committed");
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let book = |line: &str| {
+        let book: Value = serde_json::from_str(line).expect("a JSON object a line");
+        let pairs = book["qa"].as_array().expect("its questions");
+        Book {
+            text: text(&book["system"]),
+            pairs: pairs.iter().map(|pair| (text(&pair["q"]), text(&pair["a"]))).collect(),
+        }
+    };
+    lines.lines().map(book).collect()
+}
+
+async fn ask(engine: &Engine, handbook: &str, question: &str) -> Completion {
     let messages = [ChatMessage::new("system", handbook), ChatMessage::new("user", question)];
-    let request = Request::chat(messages.to_vec()).max_tokens(40);
-    let answer = engine.generate(request).expect("it fits").collect_text().await.expect("ends");
-    (answer.text, answer.finish.usage.cached_tokens)
+    let request = Request::chat(messages.to_vec()).max_tokens(40).logprobs(0);
+    engine.generate(request).expect("it fits").collect_text().await.expect("ends")
 }
 
 /// Goal: at least nine of ten held-out questions are answered to the letter, and every answer is
 /// the same whether the handbook was in the cache or not.
 #[tokio::test]
 async fn held_out_questions_are_answered_cold_and_warm() {
-    let lines = std::fs::read_to_string(demo().join("heldout.jsonl")).expect("it is committed");
-    let (cold, warm) = (engine(false).await, engine(true).await);
+    let cold = engine(|builder| builder.prefix_caching(false)).await;
+    let warm = engine(|builder| builder).await;
     let (mut asked, mut right, mut hits) = (0, 0, 0);
-    for line in lines.lines() {
-        let handbook: Value = serde_json::from_str(line).expect("a JSON object a line");
-        let text = handbook["system"].as_str().expect("the handbook");
-        for pair in handbook["qa"].as_array().expect("its questions") {
-            let question = pair["q"].as_str().expect("a question");
-            let (without, _) = ask(&cold, text, question).await;
-            let (with, cached) = ask(&warm, text, question).await;
-            assert_eq!(without, with, "cold and warm answers to {question:?}");
+    for book in books() {
+        for (question, answer) in &book.pairs {
+            let without = ask(&cold, &book.text, question).await;
+            let with = ask(&warm, &book.text, question).await;
+            assert_eq!(without.text, with.text, "cold and warm answers to {question:?}");
+            assert_eq!(without.logprobs, with.logprobs, "cold and warm answers to {question:?}");
             asked += 1;
-            right += usize::from(Some(with.as_str()) == pair["a"].as_str());
-            hits += usize::from(cached >= 1024);
+            right += usize::from(with.text == *answer);
+            hits += usize::from(with.finish.usage.cached_tokens >= 1024);
         }
     }
     assert_eq!(asked, QUESTION_COUNT);
@@ -57,4 +70,52 @@ async fn held_out_questions_are_answered_cold_and_warm() {
     assert!(hits >= asked * 7 / 8, "the handbook was found {hits} times of {asked}");
     cold.shutdown().await;
     warm.shutdown().await;
+}
+
+/// Answers to all held-out questions, and how many are right.
+async fn answers(kv_type: KvType, weights: WeightType) -> (Vec<Completion>, usize) {
+    let engine = engine(|builder| builder.kv_type(kv_type).weights(weights)).await;
+    let (mut answers, mut right) = (Vec::new(), 0);
+    for book in books() {
+        let asked = book.pairs.iter().map(|(question, _)| ask(&engine, &book.text, question));
+        for (answer, (_, expected)) in join_all(asked).await.into_iter().zip(&book.pairs) {
+            right += usize::from(answer.text == *expected);
+            answers.push(answer);
+        }
+    }
+    engine.shutdown().await;
+    (answers, right)
+}
+
+/// Goal: rounding weights, activations, keys and values costs next to no answer, and moves the
+/// log-probabilities of what is answered by little.
+#[tokio::test]
+async fn rounded_weights_and_caches_answer_as_well() {
+    let (exact, right) = answers(KvType::F32, WeightType::Stored).await;
+    println!("keys and values, weights: right, answers that differ, log-probability off by, most");
+    println!("f32, stored: {right}");
+    for (kv_type, weights, mean_max) in [
+        (KvType::Bf16, WeightType::Stored, 0.002),
+        (KvType::F16, WeightType::Stored, 0.002),
+        (KvType::Int8, WeightType::Stored, 0.002),
+        (KvType::F32, WeightType::Q8_0, 0.01),
+        (KvType::Int8, WeightType::Q8_0, 0.01),
+    ] {
+        let (rounded, right) = answers(kv_type, weights).await;
+        let (mut differ, mut count, mut sum, mut most) = (0, 0, 0.0, 0.0_f64);
+        for (exact, rounded) in exact.iter().zip(&rounded) {
+            if exact.token_ids != rounded.token_ids {
+                differ += 1;
+                continue;
+            }
+            for (exact, rounded) in exact.logprobs.iter().zip(&rounded.logprobs) {
+                let off = f64::from((exact.logprob - rounded.logprob).abs());
+                (count, sum, most) = (count + 1, sum + off, most.max(off));
+            }
+        }
+        let mean = sum / f64::from(count);
+        println!("{kv_type}, {weights:?}: {right}, {differ}, {mean:.5}, {most:.3}");
+        assert!(right >= RIGHT_MIN, "{kv_type}, {weights:?}: {right} right");
+        assert!(count > 1000 && mean <= mean_max, "{kv_type}, {weights:?}: off by {mean}");
+    }
 }
