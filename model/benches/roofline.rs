@@ -1,7 +1,8 @@
 //! Where the time of a step goes, and how near each stage is to the machine's limits.
 //!
-//! `cargo bench --workspace --bench roofline [-- PRESET | --vocab=N | --threads=N]`; the default is the
-//! shape of Qwen3-0.6B with a vocabulary of 32,768, in random bf16 weights. A stage's limit is the
+//! `cargo bench --workspace --bench roofline [-- PRESET | --vocab=N | --threads=N | --weights=q8_0 |
+//! --only=NAME]`; the default is the shape of Qwen3-0.6B with a vocabulary of 32,768, in random bf16
+//! weights, and all steps but those of `--only`'s name are left out with it. A stage's limit is the
 //! longer of two times: what it must read from memory, at the rate at which all threads
 //! together read a large array, and its multiplications, at the rate of the widest product that this
 //! program measures. Without `--bench` (as under `cargo test`) only the smallest preset runs, once.
@@ -14,7 +15,7 @@ use stolon_kvcache::BlockId;
 use stolon_model::kernels::{Matrix, Path, TensorType, Threads};
 use stolon_model::{
     Backend, CpuBackend, CpuOptions, DecoderConfig, KvBudget, LoadOptions, LogitRows, ModelError,
-    ModelSource, SequenceSlice, Stage, StageTimes, StepBatch, load, random_model,
+    ModelSource, SequenceSlice, Stage, StageTimes, StepBatch, WeightType, load, random_model,
 };
 
 /// What the machine can do, with all threads.
@@ -34,11 +35,14 @@ struct Work {
     new: usize,
 }
 
-const WORKS: [Work; 5] = [
+const WORKS: [Work; 8] = [
     Work { name: "prefill of 512", sequences: 1, cached: 0, new: 512 },
     Work { name: "prefill of 1,088", sequences: 1, cached: 0, new: 1088 },
     Work { name: "decode of 1 at 512", sequences: 1, cached: 512, new: 1 },
+    Work { name: "decode of 2 at 512", sequences: 2, cached: 512, new: 1 },
+    Work { name: "decode of 4 at 512", sequences: 4, cached: 512, new: 1 },
     Work { name: "decode of 8 at 512", sequences: 8, cached: 512, new: 1 },
+    Work { name: "decode of 16 at 512", sequences: 16, cached: 512, new: 1 },
     Work { name: "decode of 1 at 8,191", sequences: 1, cached: 8191, new: 1 },
 ];
 
@@ -51,6 +55,7 @@ fn main() -> Result<(), ModelError> {
     let vocab = option("--vocab=").map_or(Some(32_768), |count| count.parse().ok());
     let threads = option("--threads=").and_then(|count| count.parse().ok());
     let threads = threads.unwrap_or_else(Threads::default_count);
+    let weight_type: WeightType = option("--weights=").unwrap_or("stored").parse()?;
 
     let source = ModelSource::Random { preset: preset.to_owned(), seed: 1 };
     let small = load(&source, &LoadOptions::default())?.config;
@@ -59,26 +64,34 @@ fn main() -> Result<(), ModelError> {
         config.vocab_size = vocab.unwrap_or(config.vocab_size);
     }
     let weights = random_model(&config, 1)?;
-    let works = if full { &WORKS[..] } else { &WORKS[2..3] };
-    let positions = works.iter().map(|work| work.sequences * (work.cached + work.new)).max();
-    let blocks =
-        positions.unwrap_or(0).div_ceil(CpuOptions::default().block_size) + works.len() + 8;
+    let only = option("--only=").unwrap_or(if full { "" } else { "decode of 1 at 512" });
+    let works: Vec<&Work> = WORKS.iter().filter(|work| work.name.contains(only)).collect();
+    let block_size = CpuOptions::default().block_size;
+    let of = |work: &&Work| work.sequences * (work.cached + work.new).div_ceil(block_size);
+    let blocks = works.iter().map(of).max().unwrap_or(0);
     let options = CpuOptions {
         kv_budget: KvBudget::Blocks(blocks),
         threads: Some(threads),
+        weight_type,
         ..CpuOptions::default()
     };
     let mut backend = CpuBackend::new(config.clone(), weights, options)?;
     let limits = limits(&Threads::new(threads), backend.path(), full);
     println!(
-        "{preset}, path {}, {threads} threads: reads {:.1} GB/s, multiplies {:.0} GFLOP/s",
+        "{preset}, weights {weight_type}, path {}, {threads} threads: reads {:.1} GB/s, multiplies {:.0} GFLOP/s",
         backend.path(),
         limits.read / 1e9,
         limits.compute / 1e9,
     );
     for work in works {
         let (seconds, times) = measure(&mut backend, work, if full { 9 } else { 1 });
-        print_table(&config, &backend, work, seconds, &times, &limits);
+        let weights = match weight_type {
+            WeightType::Stored => config.dtype,
+            WeightType::Q8_0 => TensorType::Q8_0,
+        };
+        let weight_bytes = weights.block_bytes() as f64 / weights.block_len() as f64;
+        let needs = |stage| needs(&config, &backend, weight_bytes, work, stage);
+        print_table(config.layers.len(), work, seconds, &times, &limits, needs);
     }
     Ok(())
 }
@@ -115,13 +128,18 @@ fn measure(backend: &mut CpuBackend, work: &Work, repeats: usize) -> (f64, Stage
 }
 
 /// What a stage multiplies and must read: (operations, bytes).
-fn needs(config: &DecoderConfig, backend: &CpuBackend, work: &Work, stage: Stage) -> (f64, f64) {
+fn needs(
+    config: &DecoderConfig,
+    backend: &CpuBackend,
+    weight_bytes: f64,
+    work: &Work,
+    stage: Stage,
+) -> (f64, f64) {
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
     let (queries, keys) =
         (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
     let layers = config.layers.len();
     let rows = work.sequences * work.new;
-    let weight_bytes = config.dtype.block_bytes() as f64 / config.dtype.block_len() as f64;
     let product = |rows: usize, weights: usize| {
         (2.0 * rows as f64 * weights as f64, weights as f64 * weight_bytes)
     };
@@ -145,24 +163,23 @@ fn needs(config: &DecoderConfig, backend: &CpuBackend, work: &Work, stage: Stage
 }
 
 fn print_table(
-    config: &DecoderConfig,
-    backend: &CpuBackend,
+    layers: usize,
     work: &Work,
     seconds: f64,
     times: &StageTimes,
     limits: &Limits,
+    needs: impl Fn(Stage) -> (f64, f64),
 ) {
-    let layers = config.layers.len() as f64;
     println!("\n{}: {:.2} ms a step", work.name, seconds * 1e3);
     println!("| stage | us a layer | share of the step | GFLOP/s | GB/s | of the limit |");
     println!("|---|---|---|---|---|---|");
     let mut kernels = 0.0;
     for stage in Stage::ALL {
         let time = times.of(stage).as_secs_f64();
-        let (operations, bytes) = needs(config, backend, work, stage);
+        let (operations, bytes) = needs(stage);
         let layer = match stage {
             Stage::Batch | Stage::Logits => "-".to_owned(),
-            _ => format!("{:.0}", time / layers * 1e6),
+            _ => format!("{:.0}", time / layers as f64 * 1e6),
         };
         print!("| {stage:?} | {layer} | {:.1} % |", time / seconds * 100.0);
         if operations == 0.0 {

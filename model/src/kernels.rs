@@ -27,6 +27,7 @@ mod attention;
 mod buffer;
 mod elementwise;
 mod error;
+mod fetch;
 mod gemm;
 mod heads;
 mod int8;

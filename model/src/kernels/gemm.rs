@@ -15,7 +15,13 @@ pub(super) use chunk::chunk_bf16_dots;
 pub(super) use chunk::{ChunkArgs, chunk_bf16, chunk_f16, chunk_f32};
 pub(super) use pack::{pack_group, pack_group_pairs};
 
+use std::marker::PhantomData;
+
+use super::fetch::fetch_near;
 use super::lanes::{LANES, Lanes, dispatch};
+
+/// Bytes by which weights that come from memory are asked for ahead: as long as memory takes to answer.
+const AHEAD: usize = 2048;
 
 /// How a panel's weights stand in memory.
 pub(super) trait Form {
@@ -24,6 +30,8 @@ pub(super) trait Form {
     const PAIRS: bool;
     /// Whether weights become f32, by [`Form::widen`], before they are multiplied.
     const WIDENS: bool;
+    /// Whether weights are asked for [`AHEAD`] bytes before they are read: where they come from memory.
+    const FAR: bool = false;
     /// Writes `inner` steps of a panel as f32, `[inner][16]`. Only for forms that widen.
     ///
     /// # Safety
@@ -74,6 +82,31 @@ pub(super) struct F16;
 pub(super) struct Bf16;
 /// `[inner / 2][16][2]` bf16.
 pub(super) struct Bf16Pairs;
+
+/// Weights of form `F` that come from memory.
+struct Far<F>(PhantomData<F>);
+
+impl<F: Form> Form for Far<F> {
+    type Raw = F::Raw;
+    const PAIRS: bool = F::PAIRS;
+    const WIDENS: bool = F::WIDENS;
+    const FAR: bool = true;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(from: *const F::Raw) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { F::load(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs<L: Lanes>(from: *const F::Raw) -> (L, L) {
+        // SAFETY: the caller's promise.
+        unsafe { F::load_pairs(from) }
+    }
+    #[inline(always)]
+    unsafe fn accumulate<L: Lanes>(weights: L, x: L, sum: L) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { F::accumulate(weights, x, sum) }
+    }
+}
 
 /// As [`Bf16Pairs`], an f32's place holding a pair, for activations that stand in pairs as well.
 struct Bf16Dots;
@@ -179,6 +212,20 @@ pub(super) struct TileArgs<Raw> {
     pub accumulate: bool,
 }
 
+impl<Raw> TileArgs<Raw> {
+    /// Asks for the weights that P panels have [`AHEAD`] bytes after step `k`, where `b` points: in the same
+    /// panels, or after their end in as many that follow.
+    #[inline(always)]
+    fn fetch<const P: usize>(&self, b: *const Raw, k: usize) {
+        let ahead = AHEAD / size_of::<Raw>();
+        let ends = k + ahead / LANES >= self.inner;
+        let b = b.wrapping_add(ahead + if ends { (P - 1) * self.b_panel } else { 0 });
+        for p in 0..P {
+            fetch_near(b.wrapping_add(p * self.b_panel));
+        }
+    }
+}
+
 /// One register tile of R rows and P panels.
 ///
 /// # Safety
@@ -203,6 +250,9 @@ pub(super) unsafe fn tile<L: Lanes, F: Form, const R: usize, const P: usize>(
         let (mut a, mut b) = (args.a, args.b);
         let mut k = 0;
         while k < args.inner {
+            if F::FAR {
+                args.fetch::<P>(b, k);
+            }
             if F::PAIRS {
                 let mut firsts = [L::splat(0.0); P];
                 let mut seconds = [L::splat(0.0); P];

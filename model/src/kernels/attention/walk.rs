@@ -1,8 +1,8 @@
 //! Where positions stand in the store, block by block, and a hint to fetch them.
-#![allow(unsafe_code, reason = "prefetching takes a raw pointer")]
 
 use std::ops::Range;
 
+use super::super::fetch::fetch_second;
 use super::super::lanes::LANES;
 use super::plan::Task;
 use super::{AttentionArgs, KvSlice};
@@ -94,20 +94,12 @@ impl Walk<'_> {
 
 #[inline(always)]
 fn fetch_head(from: KvSlice<'_>, head: usize, head_dim: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        let (start, size) = match from {
-            KvSlice::F32(values) => (values.as_ptr().cast::<i8>(), 4),
-            KvSlice::Bf16(values) | KvSlice::F16(values) => (values.as_ptr().cast(), 2),
-            KvSlice::Int8 { values, .. } => (values.as_ptr().cast(), 1),
-        };
-        for byte in (0..head_dim * size).step_by(64) {
-            let at = start.wrapping_add(head * head_dim * size + byte);
-            // SAFETY: a hint; no memory is accessed that the program could see.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(at) };
-        }
+    let (start, size) = match from {
+        KvSlice::F32(values) => (values.as_ptr().cast::<u8>(), 4),
+        KvSlice::Bf16(values) | KvSlice::F16(values) => (values.as_ptr().cast(), 2),
+        KvSlice::Int8 { values, .. } => (values.as_ptr().cast(), 1),
+    };
+    for byte in (0..head_dim * size).step_by(64) {
+        fetch_second(start.wrapping_add(head * head_dim * size + byte));
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (from, head, head_dim);
 }

@@ -4,7 +4,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::Bf16Dots;
-use super::{Bf16Pairs, F16, F32, Form, TileArgs, group_rows, tile_group};
+use super::{Bf16Pairs, F16, F32, Far, Form, TileArgs, group_rows, tile_group};
 use crate::kernels::lanes::{LANES, Lanes, dispatch};
 
 /// A task: all rows of some groups times a chunk of panels.
@@ -89,7 +89,7 @@ unsafe fn panels<L: Lanes, F: Form>(
                 rows,
                 accumulate: false,
             };
-            tile_group::<L, F>(tile, group, count);
+            tile_group::<L, Far<F>>(tile, group, count);
             if !full {
                 for r in 0..rows {
                     let from = spill.as_ptr().add(r * LANES);

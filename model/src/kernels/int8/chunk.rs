@@ -6,10 +6,14 @@ use super::dots::Dots;
 #[cfg(target_arch = "x86_64")]
 use super::dots::{Bytes, RUN};
 use super::format::{Format, Q4K, Q5K, Q6K, Q8_0, WORDS};
+use crate::kernels::fetch::fetch_near;
 use crate::kernels::gemm::group_rows;
 use crate::kernels::lanes::{LANES, Lanes};
 use crate::kernels::quant::{self, PART};
 use crate::tensor_type::TensorType;
+
+/// Bytes by which words are asked for ahead: as long as memory takes to answer.
+const AHEAD: usize = 4096;
 
 /// A task: some rows times a chunk of panels.
 #[derive(Clone, Copy)]
@@ -54,6 +58,19 @@ impl Panel {
         Panel { words, scales, blocks, block_words, block_scales }
     }
 
+    /// Asks for a part's share of the words that stand [`AHEAD`] bytes after those of `block`, the first
+    /// that is left: in the panel, or behind its scales in the one after it.
+    #[inline(always)]
+    fn fetch<F: Format>(&self, block: usize, part: usize) {
+        debug_assert_eq!(F::PARTS * F::PART_BYTES, self.block_words);
+        let ends = (block + 1) * self.block_words + AHEAD > self.blocks * self.block_words;
+        let skipped = if ends { self.blocks * self.block_scales } else { 0 };
+        let from = self.words.wrapping_add(AHEAD + part * F::PART_BYTES + skipped);
+        for byte in (0..F::PART_BYTES).step_by(64) {
+            fetch_near(from.wrapping_add(byte));
+        }
+    }
+
     /// The block after the first.
     pub(super) fn advance(&mut self) {
         self.words = self.words.wrapping_add(self.block_words);
@@ -78,25 +95,25 @@ unsafe fn group<D: Dots, F: Format, const R: usize>(
     unsafe {
         let mut totals = [D::Lanes::splat(0.0); R];
         let (mut words, mut scales, mut sums) = (args.words, args.scales, args.sums);
-        for _ in 0..panel.blocks {
+        for block in 0..panel.blocks {
             for part in 0..F::PARTS {
-                let bytes = F::bytes::<D::Bytes>(panel.words, part);
-                let mut weights = [D::weights(bytes[0]); WORDS];
-                for i in 1..WORDS {
-                    weights[i] = D::weights(bytes[i]);
-                }
+                panel.fetch::<F>(block, part);
                 for index in 0..F::SCALES {
                     let count = WORDS / F::SCALES;
-                    let weights = &weights[index * count..][..count];
-                    let scale = F::scale::<D::Lanes>(panel.scales, part * F::SCALES + index);
-                    let begin = D::begin(weights);
-                    for r in 0..R {
-                        let mut dots = begin;
-                        for i in 0..count {
-                            let word = (index * count + i) * R + r;
-                            dots = D::dot(dots, weights[i], words.add(word * D::WORD));
+                    // All rows in step: each sum alone would wait for itself.
+                    let (mut dots, mut excess) = ([D::zero(); R], D::zero());
+                    for i in index * count..(index + 1) * count {
+                        let weights = D::weights(F::word(panel.words, part, i));
+                        excess = D::exceed(excess, weights);
+                        for r in 0..R {
+                            let word = words.add((i * R + r) * D::WORD);
+                            dots[r] = D::dot(dots[r], weights, word);
                         }
-                        let dots = D::widen(dots).mul(D::Lanes::splat(*scales.add(r)));
+                    }
+                    let scale = F::scale::<D::Lanes>(panel.scales, part * F::SCALES + index);
+                    for r in 0..R {
+                        let row_scale = D::Lanes::splat(*scales.add(r));
+                        let dots = D::widen(dots[r], excess).mul(row_scale);
                         totals[r] = D::fused(dots, scale, totals[r]);
                     }
                 }
@@ -218,8 +235,8 @@ unsafe fn expand_of<D: Dots, F: Format>(
     unsafe {
         for _ in 0..panel.blocks {
             for part in 0..F::PARTS {
-                for word in F::bytes::<D::Bytes>(panel.words, part) {
-                    word.store(bytes);
+                for index in 0..WORDS {
+                    F::word::<D::Bytes>(panel.words, part, index).store(bytes);
                     bytes = bytes.add(RUN);
                 }
                 for index in 0..F::SCALES {

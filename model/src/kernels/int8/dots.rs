@@ -46,12 +46,13 @@ pub(super) trait Dots: Copy {
     /// Writes four activations as [`Dots::dot`] reads them, [`Dots::WORD`] bytes.
     unsafe fn put(x: [i8; 4], to: *mut u8);
     unsafe fn weights(bytes: Self::Bytes) -> Self::Weights;
-    /// What the sums of products with `words` have to begin with.
-    unsafe fn begin(words: &[Self::Weights]) -> Self::Sums;
+    unsafe fn zero() -> Self::Sums;
+    /// Adds to `excess` what each sum has too much by [`Dots::dot`] with these weights.
+    unsafe fn exceed(excess: Self::Sums, weights: Self::Weights) -> Self::Sums;
     /// Adds four products to each sum.
     unsafe fn dot(sums: Self::Sums, weights: Self::Weights, x: *const u8) -> Self::Sums;
-    /// The sums as f32.
-    unsafe fn widen(sums: Self::Sums) -> Self::Lanes;
+    /// The sums, less their excess, as f32.
+    unsafe fn widen(sums: Self::Sums, excess: Self::Sums) -> Self::Lanes;
     /// `a * b + c`, rounded once.
     unsafe fn fused(a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes {
         // SAFETY: the caller's promise. Every set but plain Rust has the fused form.
@@ -126,8 +127,12 @@ impl Dots for PlainDots {
         weights
     }
     #[inline(always)]
-    unsafe fn begin(_: &[[Portable; 4]]) -> Portable {
+    unsafe fn zero() -> Portable {
         Portable([0.0; LANES])
+    }
+    #[inline(always)]
+    unsafe fn exceed(excess: Portable, _: [Portable; 4]) -> Portable {
+        excess
     }
     #[inline(always)]
     unsafe fn dot(mut sums: Portable, weights: [Portable; 4], x: *const u8) -> Portable {
@@ -141,7 +146,7 @@ impl Dots for PlainDots {
         sums
     }
     #[inline(always)]
-    unsafe fn widen(sums: Portable) -> Portable {
+    unsafe fn widen(sums: Portable, _: Portable) -> Portable {
         sums
     }
     #[inline(always)]

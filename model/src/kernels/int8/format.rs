@@ -19,12 +19,14 @@ pub(super) const WORDS: usize = 8;
 pub(super) trait Format {
     /// Parts of a block.
     const PARTS: usize;
+    /// Bytes that a part takes of its block's words, one part with another.
+    const PART_BYTES: usize;
     /// Scales of a part.
     const SCALES: usize;
     /// Whether parts have minima.
     const MINS: bool;
-    /// The signed bytes of a part.
-    unsafe fn bytes<B: Bytes>(words: *const u8, part: usize) -> [B; WORDS];
+    /// Word `index` of a part, as signed bytes.
+    unsafe fn word<B: Bytes>(words: *const u8, part: usize, index: usize) -> B;
     /// Scale `index` of the block, of 16 features.
     unsafe fn scale<L: Lanes>(scales: *const u8, index: usize) -> L;
     /// The minimum of a part.
@@ -55,29 +57,24 @@ unsafe fn halves<L: Lanes>(scales: *const u8, byte: usize) -> L {
     }
 }
 
-/// The words of a part from `first` on.
+/// A word of a block.
 #[inline(always)]
-unsafe fn load<B: Bytes>(words: *const u8, first: usize) -> [B; WORDS] {
-    // SAFETY: the caller gives a whole packed block that has these words.
-    unsafe {
-        let mut bytes = [B::load(words.add(first * RUN)); WORDS];
-        for (i, bytes) in bytes.iter_mut().enumerate().skip(1) {
-            *bytes = B::load(words.add((first + i) * RUN));
-        }
-        bytes
-    }
+unsafe fn load<B: Bytes>(words: *const u8, index: usize) -> B {
+    // SAFETY: the caller gives a whole packed block that has this word.
+    unsafe { B::load(words.add(index * RUN)) }
 }
 
 pub(super) struct Q8_0;
 
 impl Format for Q8_0 {
     const PARTS: usize = 1;
+    const PART_BYTES: usize = 32 * LANES;
     const SCALES: usize = 1;
     const MINS: bool = false;
     #[inline(always)]
-    unsafe fn bytes<B: Bytes>(words: *const u8, _: usize) -> [B; WORDS] {
+    unsafe fn word<B: Bytes>(words: *const u8, _: usize, index: usize) -> B {
         // SAFETY: the caller's promise.
-        unsafe { load(words, 0) }
+        unsafe { load(words, index) }
     }
     #[inline(always)]
     unsafe fn scale<L: Lanes>(scales: *const u8, _: usize) -> L {
@@ -125,18 +122,13 @@ pub(super) struct Q4K;
 
 impl Format for Q4K {
     const PARTS: usize = 8;
+    const PART_BYTES: usize = 16 * LANES;
     const SCALES: usize = 1;
     const MINS: bool = true;
     #[inline(always)]
-    unsafe fn bytes<B: Bytes>(words: *const u8, part: usize) -> [B; WORDS] {
+    unsafe fn word<B: Bytes>(words: *const u8, part: usize, index: usize) -> B {
         // SAFETY: the caller's promise.
-        unsafe {
-            let mut bytes: [B; WORDS] = load(words, part / 2 * WORDS);
-            for bytes in &mut bytes {
-                *bytes = bytes.right(part % 2 * 4, 15);
-            }
-            bytes
-        }
+        unsafe { load::<B>(words, part / 2 * WORDS + index).right(part % 2 * 4, 15) }
     }
     #[inline(always)]
     unsafe fn scale<L: Lanes>(scales: *const u8, part: usize) -> L {
@@ -154,20 +146,17 @@ pub(super) struct Q5K;
 
 impl Format for Q5K {
     const PARTS: usize = 8;
+    const PART_BYTES: usize = 20 * LANES;
     const SCALES: usize = 1;
     const MINS: bool = true;
     #[inline(always)]
-    unsafe fn bytes<B: Bytes>(words: *const u8, part: usize) -> [B; WORDS] {
+    unsafe fn word<B: Bytes>(words: *const u8, part: usize, index: usize) -> B {
         // SAFETY: the caller's promise. Eight words of fifth bits come before the pairs; bit n
         // belongs to part n.
         unsafe {
-            let fifths: [B; WORDS] = load(words, 0);
-            let mut bytes: [B; WORDS] = load(words, WORDS + part / 2 * WORDS);
-            for (bytes, fifths) in bytes.iter_mut().zip(fifths) {
-                let fifth = fifths.right(part, 1).left(4, 16);
-                *bytes = bytes.right(part % 2 * 4, 15).or(fifth);
-            }
-            bytes
+            let fifth = load::<B>(words, index).right(part, 1).left(4, 16);
+            let bytes: B = load(words, WORDS + part / 2 * WORDS + index);
+            bytes.right(part % 2 * 4, 15).or(fifth)
         }
     }
     #[inline(always)]
@@ -186,20 +175,18 @@ pub(super) struct Q6K;
 
 impl Format for Q6K {
     const PARTS: usize = 8;
+    const PART_BYTES: usize = 24 * LANES;
     const SCALES: usize = 2;
     const MINS: bool = false;
     #[inline(always)]
-    unsafe fn bytes<B: Bytes>(words: *const u8, part: usize) -> [B; WORDS] {
+    unsafe fn word<B: Bytes>(words: *const u8, part: usize, index: usize) -> B {
         // SAFETY: the caller's promise. Four parts share 16 words of lower 4 bits and 8 of upper 2.
         unsafe {
             let (half, quarter) = (part / 4, part % 4);
-            let mut bytes: [B; WORDS] = load(words, half * 16 + quarter % 2 * WORDS);
-            let upper: [B; WORDS] = load(words, 32 + half * WORDS);
-            for (bytes, upper) in bytes.iter_mut().zip(upper) {
-                let upper = upper.right(quarter * 2, 3).left(4, 48);
-                *bytes = bytes.right(quarter / 2 * 4, 15).or(upper).sub(32);
-            }
-            bytes
+            let upper = load::<B>(words, 32 + half * WORDS + index);
+            let upper = upper.right(quarter * 2, 3).left(4, 48);
+            let bytes: B = load(words, half * 16 + quarter % 2 * WORDS + index);
+            bytes.right(quarter / 2 * 4, 15).or(upper).sub(32)
         }
     }
     #[inline(always)]

@@ -1,8 +1,8 @@
 //! Dot products of bytes on x86-64: with VNNI, which multiplies unsigned by signed bytes, and
 //! without, by pairs of 16-bit integers.
 //!
-//! VNNI takes the activations as unsigned, 128 added to each, and begins its sums with -128 times
-//! the weights. Without it, even and odd bytes are widened to 16 bits; nothing saturates.
+//! VNNI takes the activations as unsigned, 128 added to each, so its sums exceed by 128 times the weights,
+//! which is added up beside them and taken off in the end. Without it, even and odd bytes are widened to 16 bits; nothing saturates.
 #![allow(unsafe_code, reason = "intrinsics")]
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: the set given")]
 
@@ -163,15 +163,14 @@ impl Dots for Avx512Vnni {
         bytes
     }
     #[inline(always)]
-    unsafe fn begin(words: &[One]) -> One {
+    unsafe fn zero() -> One {
         // SAFETY: see above.
-        unsafe {
-            let mut sums = _mm512_setzero_si512();
-            for &word in words {
-                sums = _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(i8::MIN), word);
-            }
-            _mm512_sub_epi32(_mm512_setzero_si512(), sums)
-        }
+        unsafe { _mm512_setzero_si512() }
+    }
+    #[inline(always)]
+    unsafe fn exceed(excess: One, weights: One) -> One {
+        // SAFETY: see above.
+        unsafe { _mm512_dpbusd_epi32(excess, _mm512_set1_epi8(i8::MIN), weights) }
     }
     #[inline(always)]
     unsafe fn dot(sums: One, weights: One, x: *const u8) -> One {
@@ -179,9 +178,9 @@ impl Dots for Avx512Vnni {
         unsafe { _mm512_dpbusd_epi32(sums, _mm512_set1_epi32(word(x)), weights) }
     }
     #[inline(always)]
-    unsafe fn widen(sums: One) -> Avx512 {
+    unsafe fn widen(sums: One, excess: One) -> Avx512 {
         // SAFETY: see above.
-        Avx512(unsafe { _mm512_cvtepi32_ps(sums) })
+        Avx512(unsafe { _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, excess)) })
     }
 }
 
@@ -211,9 +210,13 @@ impl Dots for Avx512Pairs {
         }
     }
     #[inline(always)]
-    unsafe fn begin(_: &[[One; 2]]) -> One {
+    unsafe fn zero() -> One {
         // SAFETY: see above.
         unsafe { _mm512_setzero_si512() }
+    }
+    #[inline(always)]
+    unsafe fn exceed(excess: One, _: [One; 2]) -> One {
+        excess
     }
     #[inline(always)]
     unsafe fn dot(sums: One, weights: [One; 2], x: *const u8) -> One {
@@ -225,7 +228,7 @@ impl Dots for Avx512Pairs {
         }
     }
     #[inline(always)]
-    unsafe fn widen(sums: One) -> Avx512 {
+    unsafe fn widen(sums: One, _: One) -> Avx512 {
         // SAFETY: see above.
         Avx512(unsafe { _mm512_cvtepi32_ps(sums) })
     }
@@ -253,17 +256,19 @@ impl Dots for AvxVnni {
         bytes
     }
     #[inline(always)]
-    unsafe fn begin(words: &[Two]) -> Two {
+    unsafe fn zero() -> Two {
+        // SAFETY: see above.
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+    #[inline(always)]
+    unsafe fn exceed(excess: Two, weights: Two) -> Two {
         // SAFETY: see above.
         unsafe {
-            let mut sums = [_mm256_setzero_si256(); 2];
-            for word in words {
-                for (sum, &half) in sums.iter_mut().zip(word) {
-                    *sum = _mm256_dpbusd_avx_epi32(*sum, _mm256_set1_epi8(i8::MIN), half);
-                }
-            }
-            let zero = _mm256_setzero_si256();
-            [_mm256_sub_epi32(zero, sums[0]), _mm256_sub_epi32(zero, sums[1])]
+            let x = _mm256_set1_epi8(i8::MIN);
+            [
+                _mm256_dpbusd_avx_epi32(excess[0], x, weights[0]),
+                _mm256_dpbusd_avx_epi32(excess[1], x, weights[1]),
+            ]
         }
     }
     #[inline(always)]
@@ -278,9 +283,13 @@ impl Dots for AvxVnni {
         }
     }
     #[inline(always)]
-    unsafe fn widen(sums: Two) -> Avx2 {
+    unsafe fn widen(sums: Two, excess: Two) -> Avx2 {
         // SAFETY: see above.
-        unsafe { Avx2(_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])) }
+        unsafe {
+            let low = _mm256_sub_epi32(sums[0], excess[0]);
+            let high = _mm256_sub_epi32(sums[1], excess[1]);
+            Avx2(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
+        }
     }
 }
 
@@ -314,9 +323,13 @@ impl Dots for Avx2Pairs {
         }
     }
     #[inline(always)]
-    unsafe fn begin(_: &[[Two; 2]]) -> Two {
+    unsafe fn zero() -> Two {
         // SAFETY: see above.
         unsafe { [_mm256_setzero_si256(); 2] }
+    }
+    #[inline(always)]
+    unsafe fn exceed(excess: Two, _: [Two; 2]) -> Two {
+        excess
     }
     #[inline(always)]
     unsafe fn dot(sums: Two, weights: [Two; 2], x: *const u8) -> Two {
@@ -337,7 +350,7 @@ impl Dots for Avx2Pairs {
         }
     }
     #[inline(always)]
-    unsafe fn widen(sums: Two) -> Avx2 {
+    unsafe fn widen(sums: Two, _: Two) -> Avx2 {
         // SAFETY: see above.
         unsafe { Avx2(_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])) }
     }
