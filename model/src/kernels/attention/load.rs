@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "lanes work on raw pointers")]
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
 
+use super::super::fetch::fetch_second;
 use super::super::lanes::{LANES, Lanes};
 use super::KvSlice;
 use super::walk::Walk;
@@ -53,6 +54,19 @@ impl Element for I8 {
     }
 }
 
+/// Asks for the lines of these rows that begin in the `count` values from `from` on.
+#[inline(always)]
+pub(super) fn fetch_rows<T>(rows: &[*const T], from: usize, count: usize) {
+    /// Bytes of a cache line.
+    const LINE: usize = 64;
+    let line = LINE / size_of::<T>();
+    for row in rows {
+        for value in (from.next_multiple_of(line)..from + count).step_by(line) {
+            fetch_second(row.wrapping_add(value));
+        }
+    }
+}
+
 /// The sixteen values at `from`, of which there are `live`; zeroes beyond.
 ///
 /// # Safety
@@ -95,7 +109,7 @@ macro_rules! by_element {
 }
 
 /// Loads keys, `[panel of 16 positions][head_dim][16]`; zeroes in the rest of the last panel and
-/// before what is seen. Meanwhile fetches `ahead`.
+/// before what is seen. Meanwhile asks for the keys of `ahead`.
 ///
 /// # Safety
 /// The check has seen the blocks; there are `head_dim` `zeroes`, `to` has room for a tile; the set of `L`
@@ -103,7 +117,7 @@ macro_rules! by_element {
 #[inline(always)]
 pub(super) unsafe fn load_keys<L: Lanes>(
     walk: &Walk<'_>,
-    ahead: Option<&Walk<'_>>,
+    ahead: &Walk<'_>,
     zeroes: *const f32,
     to: *mut f32,
 ) {
@@ -114,7 +128,7 @@ pub(super) unsafe fn load_keys<L: Lanes>(
 #[inline(always)]
 unsafe fn turn<L: Lanes, E: Element>(
     walk: &Walk<'_>,
-    ahead: Option<&Walk<'_>>,
+    ahead: &Walk<'_>,
     zeroes: *const f32,
     to: *mut f32,
     from: &[E::Raw],
@@ -123,11 +137,10 @@ unsafe fn turn<L: Lanes, E: Element>(
     let dim = walk.args.head_dim;
     for panel in 0..walk.panels() {
         let rows = walk.rows(panel, from, zeroes.cast());
+        let ahead = ahead.rows(panel, from, zeroes.cast());
         let scales = scales.map(|scales| walk.scales(panel, scales));
-        if let Some(ahead) = ahead {
-            ahead.fetch(panel);
-        }
         for d in (0..dim).step_by(LANES) {
+            fetch_rows(&ahead, d, LANES);
             // SAFETY: the caller's promise; the tile's memory is used within its size.
             unsafe {
                 let mut square = [L::splat(0.0); LANES];
@@ -155,7 +168,7 @@ unsafe fn turn<L: Lanes, E: Element>(
 #[inline(always)]
 pub(super) unsafe fn load_key_pairs<L: Lanes, const WIDEN: bool>(
     walk: &Walk<'_>,
-    ahead: Option<&Walk<'_>>,
+    ahead: &Walk<'_>,
     zeroes: *const f32,
     to: *mut f32,
     from: &[u16],
@@ -163,10 +176,9 @@ pub(super) unsafe fn load_key_pairs<L: Lanes, const WIDEN: bool>(
     let dim = walk.args.head_dim;
     for panel in 0..walk.panels() {
         let rows = walk.rows(panel, from, zeroes.cast());
-        if let Some(ahead) = ahead {
-            ahead.fetch(panel);
-        }
+        let ahead = ahead.rows(panel, from, zeroes.cast());
         for d in (0..dim).step_by(2 * LANES) {
+            fetch_rows(&ahead, d, 2 * LANES);
             let live = (dim - d).min(2 * LANES);
             // SAFETY: the caller's promise; a full vector is read only where the head has it.
             unsafe {
@@ -199,19 +211,26 @@ pub(super) unsafe fn load_key_pairs<L: Lanes, const WIDEN: bool>(
     }
 }
 
-/// Loads values, `[position][padded_dim]`; zeroes where [`load_keys`] has them.
+/// Loads values, `[position][padded_dim]`; zeroes where [`load_keys`] has them. Meanwhile asks for the values of
+/// `ahead`.
 ///
 /// # Safety
 /// As [`load_keys`].
 #[inline(always)]
-pub(super) unsafe fn load_values<L: Lanes>(walk: &Walk<'_>, zeroes: *const f32, to: *mut f32) {
+pub(super) unsafe fn load_values<L: Lanes>(
+    walk: &Walk<'_>,
+    ahead: &Walk<'_>,
+    zeroes: *const f32,
+    to: *mut f32,
+) {
     // SAFETY: the caller's promise.
-    unsafe { by_element!(walk.args.values, copy::<L>(walk, zeroes, to)) }
+    unsafe { by_element!(walk.args.values, copy::<L>(walk, ahead, zeroes, to)) }
 }
 
 #[inline(always)]
 unsafe fn copy<L: Lanes, E: Element>(
     walk: &Walk<'_>,
+    ahead: &Walk<'_>,
     zeroes: *const f32,
     to: *mut f32,
     from: &[E::Raw],
@@ -221,8 +240,10 @@ unsafe fn copy<L: Lanes, E: Element>(
     let padded_dim = dim.next_multiple_of(LANES);
     for panel in 0..walk.panels() {
         let rows = walk.rows(panel, from, zeroes.cast());
+        let ahead = ahead.rows(panel, from, zeroes.cast());
         let scales = scales.map(|scales| walk.scales(panel, scales));
         for (lane, row) in rows.into_iter().enumerate() {
+            fetch_rows(&ahead[lane..=lane], 0, dim);
             for d in (0..dim).step_by(LANES) {
                 // SAFETY: the caller's promise; the tile's memory is used within its size.
                 unsafe {

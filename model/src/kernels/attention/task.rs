@@ -5,8 +5,9 @@
 //!
 //! A part walks through its positions tile by tile, and through its kv heads within a tile. Readers that
 //! share a tile have it loaded once and computed for all of them; those that do not, each for itself.
-//! While a head's tile is loaded, the next head's, or the next tile's first, is fetched towards the processor:
-//! memory answers too slowly to be asked only when the answer is needed.
+//! Whoever reads a row of keys or values asks for the one that it will read in its place from the next head, or from the
+//! next tile's first: memory answers too slowly to be asked only when the answer is needed, and no more than a
+//! few lines at a time.
 #![allow(unsafe_code, reason = "register tiles and lanes work on raw pointers")]
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
 
@@ -209,10 +210,10 @@ impl Work<'_> {
         let kv_heads = self.part.kv_heads.clone();
         for (head, kv_head) in kv_heads.clone().enumerate() {
             let walk = self.walk(tile, kv_head);
-            let ahead = if kv_head + 1 < kv_heads.end {
-                Some(self.walk(tile, kv_head + 1))
-            } else {
-                next.map(|next| self.walk(next, kv_heads.start))
+            let ahead = match next {
+                _ if kv_head + 1 < kv_heads.end => self.walk(tile, kv_head + 1),
+                Some(next) => self.walk(next, kv_heads.start),
+                None => walk.clone(),
             };
             // SAFETY: see above the impl. Several readers have one row each, so that a run's queries
             // and their spare rows fit in the readers' places.
@@ -222,7 +223,7 @@ impl Work<'_> {
                     self.pack_queries::<L>(run.clone(), kv_head, q);
                 }
                 let queries = run.len() * self.queries;
-                let (ahead, zeroes, keys) = (ahead.as_ref(), self.zeroes, self.keys);
+                let (ahead, zeroes, keys) = (&ahead, self.zeroes, self.keys);
                 match self.key_pairs() {
                     Some(from) if queries <= FEW_QUERIES => {
                         load_key_pairs::<L, false>(&walk, ahead, zeroes, keys, from);
@@ -231,10 +232,10 @@ impl Work<'_> {
                     None => load_keys::<L>(&walk, ahead, zeroes, keys),
                 }
                 if self.stored_values(queries).is_none() {
-                    load_values::<L>(&walk, self.zeroes, self.values);
+                    load_values::<L>(&walk, ahead, zeroes, self.values);
                 }
                 let state = self.state(self.span, head, run.clone());
-                self.add_products::<L>(run.clone(), &walk, q, &state);
+                self.add_products::<L>(run.clone(), &walk, ahead, q, &state);
             }
         }
     }

@@ -1,11 +1,10 @@
-//! Where positions stand in the store, block by block, and a hint to fetch them.
+//! Where positions stand in the store, block by block.
 
 use std::ops::Range;
 
-use super::super::fetch::fetch_second;
 use super::super::lanes::LANES;
+use super::AttentionArgs;
 use super::plan::Task;
-use super::{AttentionArgs, KvSlice};
 
 /// Successive positions in one block.
 pub(super) struct Stretch {
@@ -76,30 +75,5 @@ impl Walk<'_> {
             }
         }
         scales
-    }
-
-    /// Asks for the keys and values of a panel, so that they are near when they are read.
-    #[inline(always)]
-    pub(super) fn fetch(&self, panel: usize) {
-        let first = self.begin + panel * LANES;
-        for stretch in self.stretches(first..first + LANES) {
-            for index in 0..stretch.len {
-                let head = stretch.head + index * self.args.kv_heads;
-                fetch_head(self.args.keys, head, self.args.head_dim);
-                fetch_head(self.args.values, head, self.args.head_dim);
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn fetch_head(from: KvSlice<'_>, head: usize, head_dim: usize) {
-    let (start, size) = match from {
-        KvSlice::F32(values) => (values.as_ptr().cast::<u8>(), 4),
-        KvSlice::Bf16(values) | KvSlice::F16(values) => (values.as_ptr().cast(), 2),
-        KvSlice::Int8 { values, .. } => (values.as_ptr().cast(), 1),
-    };
-    for byte in (0..head_dim * size).step_by(64) {
-        fetch_second(start.wrapping_add(head * head_dim * size + byte));
     }
 }

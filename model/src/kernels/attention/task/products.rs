@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use super::super::super::gemm::{Bf16, Bf16Pairs, F32, TileArgs, group_rows, tile_group};
 use super::super::super::lanes::{self, LANES, Lanes};
+use super::super::load::fetch_rows;
 use super::super::state::{State, correction};
 use super::super::walk::Walk;
 use super::super::{KvSlice, TILE};
@@ -45,12 +46,14 @@ impl Work<'_> {
         }
     }
 
-    /// Scores, softmax and weighted values of a loaded tile for a run's queries of one head.
+    /// Scores, softmax and weighted values of a loaded tile for a run's queries of one head. Values that are read
+    /// where they stand are asked for of `ahead` meanwhile.
     #[inline(always)]
     pub(super) unsafe fn add_products<L: Lanes>(
         &self,
         run: Run,
         walk: &Walk<'_>,
+        ahead: &Walk<'_>,
         q: *const f32,
         state: &State,
     ) {
@@ -71,7 +74,9 @@ impl Work<'_> {
                 }
                 let sums = state.values.add(first * self.padded_dim);
                 match self.stored_values(queries) {
-                    Some(from) => self.add_stored::<L>(walk, from, rows, live, scores, sums),
+                    Some(from) => {
+                        self.add_stored::<L>(walk, ahead, from, rows, live, scores, sums);
+                    }
                     None => self.add_loaded::<L>(walk, rows, live, scores, sums),
                 }
             }
@@ -158,33 +163,45 @@ impl Work<'_> {
 
     /// Adds values where they stand. Positions that are not there would weigh zero.
     #[inline(always)]
+    #[allow(clippy::too_many_arguments, reason = "places and sizes of one product")]
     unsafe fn add_stored<L: Lanes>(
         &self,
         walk: &Walk<'_>,
+        ahead: &Walk<'_>,
         from: &[u16],
         rows: usize,
         live: usize,
         weights: *const f32,
         sums: *mut f32,
     ) {
+        /// Vectors of a head that are added together.
+        const NEAR: usize = 4;
         let dim = self.args.head_dim;
-        for stretch in walk.stretches(walk.seen.clone()) {
-            // SAFETY: see above the impl; whole vectors, since a head is a number of them.
-            unsafe {
-                let product = TileArgs {
-                    inner: stretch.len,
-                    a: weights.add(stretch.position - walk.begin),
-                    a_inner: 1,
-                    a_row: TILE,
-                    b: from.as_ptr().add(stretch.head * dim),
-                    b_inner: self.args.kv_heads * dim,
-                    b_panel: LANES,
-                    c: sums,
-                    c_row: dim,
-                    rows: live,
-                    accumulate: true,
-                };
-                tile_group::<L, Bf16>(product, rows, dim / LANES);
+        for panel in 0..walk.panels() {
+            let ahead = ahead.rows(panel, from, self.zeroes.cast_const().cast());
+            let first = walk.begin + panel * LANES;
+            for d in (0..dim).step_by(NEAR * LANES) {
+                let count = (dim - d).min(NEAR * LANES);
+                fetch_rows(&ahead, d, count);
+                for stretch in walk.stretches(first..first + LANES) {
+                    // SAFETY: see above the impl; whole vectors, since a head is a number of them.
+                    unsafe {
+                        let product = TileArgs {
+                            inner: stretch.len,
+                            a: weights.add(stretch.position - walk.begin),
+                            a_inner: 1,
+                            a_row: TILE,
+                            b: from.as_ptr().add(stretch.head * dim + d),
+                            b_inner: self.args.kv_heads * dim,
+                            b_panel: LANES,
+                            c: sums.add(d),
+                            c_row: dim,
+                            rows: live,
+                            accumulate: true,
+                        };
+                        tile_group::<L, Bf16>(product, rows, count / LANES);
+                    }
+                }
             }
         }
     }
