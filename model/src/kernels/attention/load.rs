@@ -54,15 +54,15 @@ impl Element for I8 {
     }
 }
 
-/// Asks for the lines of these rows that begin in the `count` values from `from` on.
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Asks for the line of each row that begins with its value `from`, if one does.
 #[inline(always)]
-pub(super) fn fetch_rows<T>(rows: &[*const T], from: usize, count: usize) {
-    /// Bytes of a cache line.
-    const LINE: usize = 64;
-    let line = LINE / size_of::<T>();
-    for row in rows {
-        for value in (from.next_multiple_of(line)..from + count).step_by(line) {
-            fetch_second(row.wrapping_add(value));
+pub(super) fn fetch_line<T>(rows: &[*const T], from: usize) {
+    if (from * size_of::<T>()).is_multiple_of(LINE) {
+        for row in rows {
+            fetch_second(row.wrapping_add(from));
         }
     }
 }
@@ -140,7 +140,7 @@ unsafe fn turn<L: Lanes, E: Element>(
         let ahead = ahead.rows(panel, from, zeroes.cast());
         let scales = scales.map(|scales| walk.scales(panel, scales));
         for d in (0..dim).step_by(LANES) {
-            fetch_rows(&ahead, d, LANES);
+            fetch_line(&ahead, d);
             // SAFETY: the caller's promise; the tile's memory is used within its size.
             unsafe {
                 let mut square = [L::splat(0.0); LANES];
@@ -178,7 +178,7 @@ pub(super) unsafe fn load_key_pairs<L: Lanes, const WIDEN: bool>(
         let rows = walk.rows(panel, from, zeroes.cast());
         let ahead = ahead.rows(panel, from, zeroes.cast());
         for d in (0..dim).step_by(2 * LANES) {
-            fetch_rows(&ahead, d, 2 * LANES);
+            fetch_line(&ahead, d);
             let live = (dim - d).min(2 * LANES);
             // SAFETY: the caller's promise; a full vector is read only where the head has it.
             unsafe {
@@ -243,8 +243,8 @@ unsafe fn copy<L: Lanes, E: Element>(
         let ahead = ahead.rows(panel, from, zeroes.cast());
         let scales = scales.map(|scales| walk.scales(panel, scales));
         for (lane, row) in rows.into_iter().enumerate() {
-            fetch_rows(&ahead[lane..=lane], 0, dim);
             for d in (0..dim).step_by(LANES) {
+                fetch_line(&ahead[lane..=lane], d);
                 // SAFETY: the caller's promise; the tile's memory is used within its size.
                 unsafe {
                     let stored = load_part::<L, E>(row.add(d), dim - d);

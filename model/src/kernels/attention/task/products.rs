@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::super::super::gemm::{Bf16, Bf16Pairs, F32, TileArgs, group_rows, tile_group};
 use super::super::super::lanes::{self, LANES, Lanes};
-use super::super::load::fetch_rows;
+use super::super::load::fetch_line;
 use super::super::state::{State, correction};
 use super::super::walk::Walk;
 use super::super::{KvSlice, TILE};
@@ -182,7 +182,9 @@ impl Work<'_> {
             let first = walk.begin + panel * LANES;
             for d in (0..dim).step_by(NEAR * LANES) {
                 let count = (dim - d).min(NEAR * LANES);
-                fetch_rows(&ahead, d, count);
+                for vector in 0..count / LANES {
+                    fetch_line(&ahead, d + vector * LANES);
+                }
                 for stretch in walk.stretches(first..first + LANES) {
                     // SAFETY: see above the impl; whole vectors, since a head is a number of them.
                     unsafe {
