@@ -76,6 +76,7 @@ fn main() -> Result<(), ModelError> {
         ..CpuOptions::default()
     };
     let mut backend = CpuBackend::new(config.clone(), weights, options)?;
+    fill(&mut backend);
     let limits = limits(&Threads::new(threads), backend.path(), full);
     println!(
         "{preset}, weights {weight_type}, path {}, {threads} threads: reads {:.1} GB/s, multiplies {:.0} GFLOP/s",
@@ -94,6 +95,23 @@ fn main() -> Result<(), ModelError> {
         print_table(config.layers.len(), work, seconds, &times, &limits, needs);
     }
     Ok(())
+}
+
+/// Writes every block of the cache, for memory that was never written is one page of zeroes, however much is
+/// read of it.
+fn fill(backend: &mut CpuBackend) {
+    /// Blocks of a prompt.
+    const BLOCKS: usize = 32;
+    let spec = backend.spec().clone();
+    let blocks: Vec<BlockId> = (0..spec.block_count).map(|block| BlockId(block as u32)).collect();
+    for block_table in blocks.chunks(BLOCKS) {
+        let token_count = block_table.len() * spec.block_size;
+        let block_table = block_table.to_vec();
+        let logit_rows = LogitRows::None;
+        let slice = SequenceSlice { token_count, start: 0, write_from: 0, block_table, logit_rows };
+        let tokens = (0..token_count).map(|i| (i % spec.vocab_size) as u32).collect();
+        backend.step(&StepBatch { sequences: vec![slice], tokens }).expect("a good batch");
+    }
 }
 
 /// The step's median time, and that step's stages.

@@ -45,7 +45,7 @@ mod reference;
 
 pub use crate::tensor_type::TensorType;
 pub use attention::{AttentionArgs, AttentionSequence, KvSlice, attention, positions_read};
-pub(crate) use buffer::prefer_huge_pages;
+pub(crate) use buffer::Buffer;
 pub use elementwise::{
     add, add_bias, gelu_tanh_mul, log_sum_exp, rms_norm, rms_norm_in_place, rope, silu_mul, softmax,
 };

@@ -6,10 +6,11 @@
 //! The store belongs to one backend and is written by its steps alone; who owns which block is
 //! not its business.
 //!
-//! Memory is reserved zeroed at the start and becomes resident where blocks are written, so a
-//! large budget costs nothing before it is used. It is given back when the store is dropped.
+//! Memory is reserved zeroed at the start, mapped anew so that it can lie in huge pages, and becomes
+//! resident where blocks are written, so a large budget costs nothing before it is used. It is given back when the
+//! store is dropped.
 
-use crate::kernels::{KvSlice, prefer_huge_pages};
+use crate::kernels::KvSlice;
 
 pub use capacity::{
     DEFAULT_BUDGET_MAX, FREE_MEMORY_SHARE, KvBudget, default_kv_budget, free_memory, kv_capacity,
@@ -154,15 +155,6 @@ impl KvStore {
         };
         [keys, values]
     }
-}
-
-/// `len` zeroes that become resident when they are first written.
-fn zeroes<T: Clone + Default>(len: usize) -> Option<Vec<T>> {
-    // A zeroed vector aborts the process where memory is refused, so ask first.
-    Vec::<T>::new().try_reserve_exact(len).ok()?;
-    let zeroes = vec![T::default(); len];
-    prefer_huge_pages(&zeroes);
-    Some(zeroes)
 }
 
 /// Checks that `block_size` is a power of two from 1 to 256.

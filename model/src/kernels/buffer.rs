@@ -1,4 +1,4 @@
-//! Cache-line aligned memory for packed weights and scratch.
+//! Cache-line aligned memory for packed weights, scratch, and keys and values.
 //!
 //! A buffer is zeroed when made and never grows. Scratch buffers are lent out by
 //! [`Threads`](super::Threads) and go back to it, so a step allocates nothing once warm.
@@ -19,7 +19,7 @@ const HUGE_PAGE: usize = 2 << 20;
 /// small pages can be looked up, above all in a virtual machine. A refusal costs only that speed.
 ///
 /// The ends that do not fill a page stay as they are, so that no memory beyond the slice is taken.
-pub(crate) fn prefer_huge_pages<T>(memory: &[T]) {
+fn prefer_huge_pages<T>(memory: &[T]) {
     #[cfg(target_os = "linux")]
     {
         let bytes = memory.as_ptr().cast::<u8>();
@@ -39,7 +39,7 @@ pub(crate) fn prefer_huge_pages<T>(memory: &[T]) {
 ///
 /// # Safety
 /// The type has no padding, no invalid bit pattern, no drop, and an alignment of at most [`ALIGN`].
-pub(super) unsafe trait Plain: Copy + 'static {}
+pub(crate) unsafe trait Plain: Copy + 'static {}
 // SAFETY: an integer or float type: no padding, all bit patterns valid.
 unsafe impl Plain for u8 {}
 // SAFETY: as above.
@@ -50,7 +50,7 @@ unsafe impl Plain for u16 {}
 unsafe impl Plain for f32 {}
 
 /// Zero-initialised bytes aligned to [`ALIGN`].
-pub(super) struct Buffer {
+pub(crate) struct Buffer {
     start: NonNull<u8>,
     len: usize,
     /// What a large buffer lies in: memory that the system fills with zeroes page by page, when a
@@ -73,19 +73,27 @@ impl Buffer {
     /// `count` zeroes of `T`.
     pub(super) fn zeroed<T: Plain>(count: usize) -> Buffer {
         let len = count.checked_mul(size_of::<T>()).expect("a buffer's size fits in memory");
+        Self::try_zeroed::<T>(count).unwrap_or_else(|| {
+            let layout = Layout::from_size_align(len, ALIGN);
+            handle_alloc_error(layout.expect("a buffer's size fits in memory"))
+        })
+    }
+
+    /// As [`Buffer::zeroed`]; `None` where the system refuses so much.
+    pub(crate) fn try_zeroed<T: Plain>(count: usize) -> Option<Buffer> {
+        let len = count.checked_mul(size_of::<T>())?;
         if len == 0 {
-            return Buffer { start: NonNull::<u8>::dangling(), len: 0, map: None };
+            return Some(Buffer { start: NonNull::<u8>::dangling(), len: 0, map: None });
         }
         if len >= HUGE_PAGE
             && let Some(buffer) = Self::mapped(len)
         {
-            return buffer;
+            return Some(buffer);
         }
-        let layout = Self::layout(len);
+        let layout = Layout::from_size_align(len, ALIGN).ok()?;
         // SAFETY: the layout's size is not zero.
-        let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Buffer { start, len, map: None }
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Buffer { start, len, map: None })
     }
 
     /// A buffer that begins with a huge page.
@@ -108,7 +116,7 @@ impl Buffer {
     }
 
     /// The memory as `T`s; a remainder too short for one is left out.
-    pub(super) fn slice<T: Plain>(&self) -> &[T] {
+    pub(crate) fn slice<T: Plain>(&self) -> &[T] {
         let count = self.len / size_of::<T>();
         if count == 0 {
             return &[];
@@ -119,7 +127,7 @@ impl Buffer {
     }
 
     /// The memory as mutable `T`s; a remainder too short for one is left out.
-    pub(super) fn slice_mut<T: Plain>(&mut self) -> &mut [T] {
+    pub(crate) fn slice_mut<T: Plain>(&mut self) -> &mut [T] {
         let count = self.len / size_of::<T>();
         if count == 0 {
             return &mut [];

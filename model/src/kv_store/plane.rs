@@ -1,25 +1,15 @@
 //! Keys or values of one layer: the memory, and the way into it.
 
-use super::{KvShape, KvType, zeroes};
-use crate::kernels::{KvSlice, KvSliceMut};
+use super::{KvShape, KvType};
+use crate::kernels::{Buffer, KvSlice, KvSliceMut};
 
 /// Keys or values of one layer.
 #[derive(Debug)]
 pub(crate) struct Plane {
-    memory: Memory,
-}
-
-#[derive(Debug)]
-enum Memory {
-    F32(Vec<f32>),
-    /// The bits of bf16 values.
-    Bf16(Vec<u16>),
-    /// The bits of f16 values.
-    F16(Vec<u16>),
-    Int8 {
-        values: Vec<i8>,
-        scales: Vec<f32>,
-    },
+    kv_type: KvType,
+    values: Buffer,
+    /// Those of integers, in f32; empty for other types.
+    scales: Buffer,
 }
 
 impl Plane {
@@ -27,32 +17,38 @@ impl Plane {
     pub(super) fn new(shape: &KvShape, block_count: usize) -> Option<Self> {
         let heads = (shape.block_size * shape.kv_heads).checked_mul(block_count)?;
         let len = heads.checked_mul(shape.head_dim)?;
-        let memory = match shape.kv_type {
-            KvType::F32 => Memory::F32(zeroes(len)?),
-            KvType::Bf16 => Memory::Bf16(zeroes(len)?),
-            KvType::F16 => Memory::F16(zeroes(len)?),
-            KvType::Int8 => Memory::Int8 { values: zeroes(len)?, scales: zeroes(heads)? },
+        let kv_type = shape.kv_type;
+        let values = match kv_type {
+            KvType::F32 => Buffer::try_zeroed::<f32>(len)?,
+            KvType::Bf16 | KvType::F16 => Buffer::try_zeroed::<u16>(len)?,
+            KvType::Int8 => Buffer::try_zeroed::<i8>(len)?,
         };
-        Some(Self { memory })
+        let scales = if kv_type == KvType::Int8 { heads } else { 0 };
+        Some(Self { kv_type, values, scales: Buffer::try_zeroed::<f32>(scales)? })
     }
 
     /// The plane as the kernels read it.
     pub(super) fn slice(&self) -> KvSlice<'_> {
-        match &self.memory {
-            Memory::F32(values) => KvSlice::F32(values),
-            Memory::Bf16(values) => KvSlice::Bf16(values),
-            Memory::F16(values) => KvSlice::F16(values),
-            Memory::Int8 { values, scales } => KvSlice::Int8 { values, scales },
+        match self.kv_type {
+            KvType::F32 => KvSlice::F32(self.values.slice()),
+            KvType::Bf16 => KvSlice::Bf16(self.values.slice()),
+            KvType::F16 => KvSlice::F16(self.values.slice()),
+            KvType::Int8 => {
+                KvSlice::Int8 { values: self.values.slice(), scales: self.scales.slice() }
+            }
         }
     }
 
     /// The plane as the kernels write it.
     pub(crate) fn slice_mut(&mut self) -> KvSliceMut<'_> {
-        match &mut self.memory {
-            Memory::F32(values) => KvSliceMut::F32(values),
-            Memory::Bf16(values) => KvSliceMut::Bf16(values),
-            Memory::F16(values) => KvSliceMut::F16(values),
-            Memory::Int8 { values, scales } => KvSliceMut::Int8 { values, scales },
+        match self.kv_type {
+            KvType::F32 => KvSliceMut::F32(self.values.slice_mut()),
+            KvType::Bf16 => KvSliceMut::Bf16(self.values.slice_mut()),
+            KvType::F16 => KvSliceMut::F16(self.values.slice_mut()),
+            KvType::Int8 => {
+                let (values, scales) = (&mut self.values, &mut self.scales);
+                KvSliceMut::Int8 { values: values.slice_mut(), scales: scales.slice_mut() }
+            }
         }
     }
 }
