@@ -33,8 +33,8 @@ pub struct CostModel {
     pub row: f64,
     /// A key and value that a decode attends to.
     pub decode_position: f64,
-    /// A key and value that is read for decodes. 0 where each reads for itself, as on AMX tiles:
-    /// then what a decode attends to is what it reads.
+    /// A key and value that is read for decodes. 0 where each read for itself, as on AMX tiles when
+    /// they were measured: then what a decode attends to is what it reads.
     #[serde(default)]
     pub decode_read: f64,
     /// A pair of query and key in a prompt chunk.

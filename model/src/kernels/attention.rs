@@ -183,7 +183,7 @@ impl AttentionArgs<'_> {
 /// exist: bugs of the caller, found before anything is written.
 pub fn attention(threads: &Threads, args: &AttentionArgs<'_>, out: &mut [f32]) {
     args.check(out);
-    let plan = Plan::new(args, threads.count(), !on_tiles(args));
+    let plan = Plan::new(args, threads.count(), tile(args));
     let mut memory = threads.scratch::<f32>(plan.state_len);
     let states = SharedMut::new(memory.slice_mut());
     let out = SharedMut::new(out);
@@ -200,15 +200,14 @@ pub fn attention(threads: &Threads, args: &AttentionArgs<'_>, out: &mut [f32]) {
     });
 }
 
-/// Whether parts run on AMX tiles, where every sequence reads for itself.
-fn on_tiles(args: &AttentionArgs<'_>) -> bool {
+/// Positions of a tile.
+fn tile(args: &AttentionArgs<'_>) -> usize {
     #[cfg(target_arch = "x86_64")]
-    return tiles::apply(args);
-    #[cfg(not(target_arch = "x86_64"))]
-    return {
-        _ = args;
-        false
-    };
+    if tiles::apply(args) {
+        return tiles::TILE;
+    }
+    _ = args;
+    TILE
 }
 
 /// Computes a part.
@@ -224,13 +223,8 @@ unsafe fn run(
 ) {
     #[cfg(target_arch = "x86_64")]
     if tiles::apply(args) {
-        debug_assert_eq!(part.readers.len(), 1, "on tiles nothing is shared");
-        for kv_head in part.kv_heads.clone() {
-            let (task, spans) = (plan.task(part, 0), part.spans.clone());
-            // SAFETY: the caller's promise.
-            unsafe { tiles::run(args, task, kv_head, spans, threads, output) };
-        }
-        return;
+        // SAFETY: the caller's promise.
+        return unsafe { tiles::run(args, plan, part, threads, output) };
     }
     // SAFETY: the caller's promise.
     unsafe { task::run(args.path, args, plan, part, threads, output) }

@@ -98,11 +98,11 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// The plan for so many threads; with `shared`, decodes read together what they share.
-    pub(super) fn new(args: &AttentionArgs<'_>, threads: usize, shared: bool) -> Plan {
+    /// The plan for so many threads and tiles of so many positions, a divisor of [`SPAN`].
+    pub(super) fn new(args: &AttentionArgs<'_>, threads: usize, tile: usize) -> Plan {
         let tasks = tasks(args);
-        let together = |task: &Task| shared && task.count == 1 && task.few(args);
-        let readers = share::readers(args, &tasks, together);
+        let together = |task: &Task| task.count == 1 && task.few(args);
+        let readers = share::readers(args, &tasks, tile, together);
         let mut plan = Plan { tasks, readers, ..Plan::default() };
         let runs = plan.runs(args);
         let wanted = if threads == 1 { 1 } else { PARTS_PER_THREAD * threads };

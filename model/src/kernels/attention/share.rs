@@ -17,8 +17,8 @@ use super::{AttentionArgs, AttentionSequence, SPAN, TILE};
 /// of one query a sequence: all that any of them sees, each once for all sequences whose tables are equal up to
 /// there, but for what is left of a shared beginning beyond whole tiles of 64 positions.
 ///
-/// So it is with all keys and values but bf16 on AMX tiles, where each sequence reads for itself, and as long
-/// as a part has room for all that share: for 128 queries of one kv head.
+/// So it is as long as a part has room for all that share: for 128 queries of one kv head. For bf16 on AMX
+/// tiles, whole tiles are of 128 positions.
 #[must_use]
 pub fn positions_read(decodes: &[AttentionSequence<'_>], block_size: usize) -> usize {
     let end = |decode: &AttentionSequence<'_>| decode.start + decode.count;
@@ -38,7 +38,8 @@ pub fn positions_read(decodes: &[AttentionSequence<'_>], block_size: usize) -> u
 #[derive(Clone, Debug)]
 pub(super) struct Reader {
     pub(super) task: usize,
-    /// Positions that it and the reader before it see in full and have in the same blocks.
+    /// The tiles, one after the other, that it and the reader before it see in full and have in
+    /// the same blocks: their positions.
     pub(super) shared: Range<usize>,
 }
 
@@ -46,21 +47,33 @@ impl Reader {
     /// Whether the tile that begins at `begin` is the one of the reader before it, seen in full.
     #[inline]
     pub(super) fn shares(&self, begin: usize) -> bool {
-        self.shared.start <= begin && begin + TILE <= self.shared.end
+        self.shared.contains(&begin)
     }
 
     /// Whether it shares any tile of a span.
     pub(super) fn shares_in(&self, span: usize) -> bool {
-        let first = self.shared.start.next_multiple_of(TILE).max(span * SPAN);
-        first < (span + 1) * SPAN && self.shares(first)
+        self.shared.start.max(span * SPAN) < self.shared.end.min((span + 1) * SPAN)
     }
 }
 
+/// The runs of readers that share the tile that begins at `begin`, as numbers among `readers`. A run
+/// may be of one.
+pub(super) fn runs(readers: &[Reader], begin: usize) -> impl Iterator<Item = Range<usize>> {
+    let mut next = 0;
+    std::iter::from_fn(move || {
+        let first = next;
+        let later = readers.get(first + 1..)?.iter();
+        next += 1 + later.take_while(|reader| reader.shares(begin)).count();
+        Some(first..next)
+    })
+}
+
 /// One reader a task: first the tasks `together`, of one row each, in the order of their
-/// tables, then the others, which share nothing.
+/// tables, then the others, which share nothing. A tile is so many positions.
 pub(super) fn readers(
     args: &AttentionArgs<'_>,
     tasks: &[Task],
+    tile: usize,
     together: impl Fn(&Task) -> bool,
 ) -> Vec<Reader> {
     let (mut decodes, others): (Vec<usize>, Vec<usize>) =
@@ -78,8 +91,9 @@ pub(super) fn readers(
             Some(before) => {
                 let positions = common(table(before), table(task)) * args.block_size;
                 let (before, own) = (&tasks[before], &tasks[task]);
-                let shared = before.first.max(own.first)..before.end().min(own.end());
-                Reader { task, shared: shared.start..shared.end.min(positions) }
+                let begin = before.first.max(own.first).next_multiple_of(tile);
+                let end = before.end().min(own.end()).min(positions) / tile * tile;
+                Reader { task, shared: begin..end }
             }
         });
     }

@@ -73,6 +73,18 @@ impl State {
         }
     }
 
+    /// Takes another's first queries as they are; as many as either has.
+    pub(super) unsafe fn copy(&self, from: &State) {
+        debug_assert_eq!(self.width, from.width);
+        let queries = self.queries.min(from.queries);
+        // SAFETY: see above the impl; the two do not overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.largest, self.largest, queries);
+            std::ptr::copy_nonoverlapping(from.sums, self.sums, queries);
+            std::ptr::copy_nonoverlapping(from.values, self.values, queries * self.width);
+        }
+    }
+
     /// Multiplies a query's weighted values.
     #[inline(always)]
     pub(super) unsafe fn scale<L: Lanes>(&self, query: usize, factor: f32) {

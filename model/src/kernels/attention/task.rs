@@ -22,6 +22,7 @@ use super::super::lanes::{LANES, Lanes, dispatch};
 use super::super::threads::Threads;
 use super::load::{load_key_pairs, load_keys, load_live, load_values};
 use super::plan::{PART_QUERIES, Part, Plan};
+use super::share;
 use super::state::{Output, State};
 use super::walk::Walk;
 use super::{AttentionArgs, SPAN, TILE};
@@ -148,14 +149,7 @@ impl Work<'_> {
         let readers = &self.plan.readers[self.part.readers.clone()];
         let begins = (span * SPAN..(span + 1) * SPAN).step_by(TILE);
         begins.flat_map(move |begin| {
-            let mut next = 0;
-            let runs = std::iter::from_fn(move || {
-                let first = next;
-                let later = readers.get(first + 1..)?.iter();
-                next += 1 + later.take_while(|reader| reader.shares(begin)).count();
-                Some(first..next)
-            });
-            runs.filter_map(move |run| {
+            share::runs(readers, begin).filter_map(move |run| {
                 let seen = self.plan.task(self.part, run.start).seen(begin..begin + TILE);
                 (!seen.is_empty()).then_some(Tile { run, begin, seen })
             })

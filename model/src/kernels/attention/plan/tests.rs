@@ -47,13 +47,11 @@ fn parts_cover_every_span_once() {
     for sequences in [&long[..], &mixed, &alike, &[mixed[1], alike[0], alike[2], alike[3]]] {
         for window in [None, Some(600)] {
             let args = args(sequences, window);
-            for (threads, shared) in [1, 2, 3, 16].into_iter().flat_map(|n| [(n, true), (n, false)])
-            {
-                let plan = Plan::new(&args, threads, shared);
+            for (threads, tile) in [1, 2, 3, 16].into_iter().flat_map(|n| [(n, 64), (n, 128)]) {
+                let plan = Plan::new(&args, threads, tile);
                 assert!(threads < 3 || window.is_some() || plan.parts.len() >= threads);
                 let mut parts_of = vec![vec![0; 20 * args.kv_heads]; plan.tasks.len()];
                 for part in &plan.parts {
-                    assert!(shared || part.readers.len() == 1);
                     assert!(part.readers.len() == 1 || part.spans.len() == 1);
                     for reader in 0..part.readers.len() {
                         let task = plan.readers[part.readers.start + reader].task;
@@ -102,13 +100,15 @@ fn shared_tiles_are_loaded_once() {
         let saved = [100, 70, 36].map(|blocks| blocks * BLOCK_SIZE / TILE * TILE);
         let want = 4 * end - saved.iter().sum::<usize>();
         assert_eq!(positions_read(&sequences, BLOCK_SIZE), want);
-        assert_eq!(loaded(&Plan::new(&args(&sequences, None), 1, true)), want);
-        assert_eq!(loaded(&Plan::new(&args(&sequences, None), 1, false)), 4 * end);
+        assert_eq!(loaded(&Plan::new(&args(&sequences, None), 1, TILE)), want);
+        let apart: Vec<_> =
+            sequences.iter().map(|&one| Plan::new(&args(&[one], None), 1, TILE)).collect();
+        assert_eq!(apart.iter().map(loaded).sum::<usize>(), 4 * end);
     }
     // What lies beyond the shorter one's end is not shared, nor what a window hides from the longer.
     let sequences = [sequence(0, 999), sequence(3, 1299)];
-    assert_eq!(loaded(&Plan::new(&args(&sequences, None), 1, true)), 1300 + 1000 - 960);
-    assert_eq!(loaded(&Plan::new(&args(&sequences, Some(600)), 1, true)), 1200 - (960 - 704));
+    assert_eq!(loaded(&Plan::new(&args(&sequences, None), 1, TILE)), 1300 + 1000 - 960);
+    assert_eq!(loaded(&Plan::new(&args(&sequences, Some(600)), 1, TILE)), 1200 - (960 - 704));
 }
 
 /// Positions that a plan for one thread loads, of each head.

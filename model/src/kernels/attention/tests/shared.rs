@@ -2,9 +2,10 @@
 
 use super::*;
 
-const SHARED_SHAPES: [Shape; 7] = [
+const SHARED_SHAPES: [Shape; 8] = [
     Shape { heads: 4, kv_heads: 2, head_dim: 32, window: None, stored: Stored::Bf16 },
     Shape { heads: 4, kv_heads: 2, head_dim: 32, window: Some(500), stored: Stored::Bf16 },
+    Shape { heads: 12, kv_heads: 1, head_dim: 64, window: None, stored: Stored::Bf16 },
     Shape { heads: 3, kv_heads: 1, head_dim: 20, window: None, stored: Stored::F32 },
     Shape { heads: 5, kv_heads: 1, head_dim: 33, window: Some(700), stored: Stored::Bf16 },
     Shape { heads: 7, kv_heads: 1, head_dim: 16, window: None, stored: Stored::F16 },
@@ -82,7 +83,12 @@ fn bits_do_not_depend_on_who_shares_a_prefix() {
 /// sequences than a part has room for.
 #[test]
 fn many_decodes_of_one_prefix_match_the_formula() {
-    let shape = Shape { heads: 8, kv_heads: 1, head_dim: 16, window: None, stored: Stored::F32 };
+    for (head_dim, stored) in [(16, Stored::F32), (32, Stored::Bf16)] {
+        check_many_decodes(Shape { heads: 8, kv_heads: 1, head_dim, window: None, stored });
+    }
+}
+
+fn check_many_decodes(shape: Shape) {
     let (block_size, shared, count) = (16, 576, 40);
     let mut sequences: Vec<Sequence> =
         (0..count).map(|index| sequence(shape, shared + 1 + index, 3 * index as u64)).collect();

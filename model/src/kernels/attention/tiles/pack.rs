@@ -32,16 +32,18 @@ impl Work<'_> {
     /// lanes are queries.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
     pub(super) unsafe fn pack_queries(&self) {
-        let (args, task, dim) = (self.args, self.task, self.args.head_dim);
-        let group = args.heads / args.kv_heads;
+        let (args, dim) = (self.args, self.args.head_dim);
+        let (group, all) = (args.heads / args.kv_heads, self.run.len() * self.each);
         let factor = _mm512_set1_ps(args.scale * std::f32::consts::LOG2_E);
         for first in (0..self.queries).step_by(ROWS) {
             for d in (0..dim).step_by(DEPTH) {
                 let mut square = [Avx512(_mm512_castsi512_ps(_mm512_setzero_si512())); LANES];
-                let live = ROWS.min(self.live - first);
+                let live = ROWS.min(all - first);
                 for (query, lanes) in (first..).zip(&mut square).take(live) {
-                    let head = self.kv_head * group + query % group;
-                    let from = ((task.row + query / group) * args.heads + head) * dim + d;
+                    let task = self.plan.task(self.part, self.run.start + query / self.each);
+                    let own = query % self.each;
+                    let head = self.kv_head * group + own % group;
+                    let from = ((task.row + own / group) * args.heads + head) * dim + d;
                     // SAFETY: the query has 32 values from d on; the types are 512 bits of plain data.
                     unsafe {
                         let at = args.q.as_ptr().add(from);
@@ -132,7 +134,7 @@ impl Work<'_> {
     /// Fetches a position's keys or values towards the processor, if the task sees it.
     #[inline]
     pub(super) fn fetch(&self, from: &[u16], position: usize) {
-        if position >= self.task.end() {
+        if position >= self.task().end() {
             return;
         }
         let at = self.place(position);
