@@ -109,8 +109,10 @@ impl<F: Form> Form for Far<F> {
 }
 
 /// As [`Bf16Pairs`], an f32's place holding a pair, for activations that stand in pairs as well.
+#[cfg(target_arch = "x86_64")]
 struct Bf16Dots;
 
+#[cfg(target_arch = "x86_64")]
 impl Form for Bf16Dots {
     type Raw = f32;
     const PAIRS: bool = false;

@@ -13,6 +13,8 @@ mod activations;
 mod chunk;
 mod dots;
 mod format;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod set;
 #[cfg(target_arch = "x86_64")]
 mod tiles;

@@ -9,6 +9,8 @@
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: the path's set")]
 
 mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -16,6 +18,8 @@ mod x86;
 #[cfg(target_arch = "x86_64")]
 pub(super) use math::exp2_rough;
 pub(super) use math::{exp, exp2, gelu_tanh, sigmoid};
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::{Neon, each};
 pub(super) use portable::Portable;
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::{Avx2, Avx512};
@@ -42,6 +46,20 @@ pub(super) trait Lanes: Copy {
     unsafe fn load_bf16(from: *const u16) -> Self;
     /// Sixteen f16 values widened.
     unsafe fn load_f16(from: *const u16) -> Self;
+    /// Sixteen f16 values, given as their low bytes and their high bytes, widened.
+    #[inline(always)]
+    unsafe fn load_f16_bytes(low: *const u8, high: *const u8) -> Self {
+        // SAFETY: the caller gives 16 bytes twice.
+        unsafe {
+            let low = low.cast::<[u8; LANES]>().read();
+            let high = high.cast::<[u8; LANES]>().read();
+            let mut bits = [0_u16; LANES];
+            for (bits, (low, high)) in bits.iter_mut().zip(low.into_iter().zip(high)) {
+                *bits = u16::from_le_bytes([low, high]);
+            }
+            Self::load_f16(bits.as_ptr())
+        }
+    }
     /// Sixteen pairs of bf16: the firsts and the seconds, widened.
     unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self);
     /// Sixteen unsigned bytes.
@@ -64,6 +82,7 @@ pub(super) trait Lanes: Copy {
     ///
     /// # Panics
     /// On lanes that have no such instruction.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn dot_pairs(self, _other: Self, _sum: Self) -> Self {
         unreachable!("these lanes have no dot products of bf16 pairs")
@@ -154,8 +173,13 @@ macro_rules! dispatch {
                         // SAFETY: as above.
                         return unsafe { avx2($($arg),*) };
                     }
-                    PathKind::Portable => {}
+                    PathKind::Portable | PathKind::Neon => {}
                 }
+            }
+            #[cfg(target_arch = "aarch64")]
+            if path.kind() == $crate::kernels::PathKind::Neon {
+                // SAFETY: every aarch64 has the set; the rest is the caller's promise.
+                return unsafe { $body::<$crate::kernels::lanes::Neon>($($arg),*) };
             }
             let _ = path;
             // SAFETY: plain Rust runs everywhere; the rest is the caller's promise.

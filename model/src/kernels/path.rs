@@ -8,13 +8,15 @@ use super::error::KernelError;
 
 /// The environment variable that forces a path.
 pub(super) const VARIABLE: &str = "STOLON_CPU_PATH";
-const NAMES: &str = "portable, avx2, avx512, avx512bf16, amx";
+const NAMES: &str = "portable, neon, avx2, avx512, avx512bf16, amx";
 
-/// The instruction sets, each including those before it.
+/// The instruction sets, each including those of its architecture before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PathKind {
     /// Plain Rust, whatever the compiler makes of it. Every architecture.
     Portable,
+    /// aarch64, all of which have it.
+    Neon,
     /// x86-64 AVX2, FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, VL and DQ.
@@ -36,7 +38,7 @@ impl Path {
     /// The best path of this machine: the last of [`Path::supported`], except that on Intel's
     /// processors without AMX `avx512` comes before `avx512bf16`, whose dot products run there at
     /// half the rate of two fused multiplications. Or the path that the environment variable `STOLON_CPU_PATH`
-    /// (`portable`, `avx2`, `avx512`, `avx512bf16` or `amx`) names.
+    /// (`portable`, `neon`, `avx2`, `avx512`, `avx512bf16` or `amx`) names.
     ///
     /// # Errors
     /// [`KernelError::UnknownPath`] and [`KernelError::UnsupportedPath`] for the variable's value.
@@ -55,6 +57,7 @@ impl Path {
     pub fn named(name: &str) -> Result<Path, KernelError> {
         let kind = match name.trim().to_ascii_lowercase().as_str() {
             "portable" => PathKind::Portable,
+            "neon" => PathKind::Neon,
             "avx2" => PathKind::Avx2,
             "avx512" => PathKind::Avx512,
             "avx512bf16" => PathKind::Avx512Bf16,
@@ -100,6 +103,7 @@ impl Path {
     pub fn name(self) -> &'static str {
         match self.0 {
             PathKind::Portable => "portable",
+            PathKind::Neon => "neon",
             PathKind::Avx2 => "avx2",
             PathKind::Avx512 => "avx512",
             PathKind::Avx512Bf16 => "avx512bf16",
@@ -128,8 +132,8 @@ fn intel() -> bool {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn detected() -> [(PathKind, bool); 0] {
-    []
+fn detected() -> [(PathKind, bool); 1] {
+    [(PathKind::Neon, cfg!(target_arch = "aarch64"))]
 }
 
 /// The paths above portable, in order, and whether each adds what it needs.

@@ -105,10 +105,7 @@ unsafe fn group<D: Dots, F: Format, const R: usize>(
                     for i in index * count..(index + 1) * count {
                         let weights = D::weights(F::word(panel.words, part, i));
                         excess = D::exceed(excess, weights);
-                        for r in 0..R {
-                            let word = words.add((i * R + r) * D::WORD);
-                            dots[r] = D::dot(dots[r], weights, word);
-                        }
+                        D::dot_rows(&mut dots, weights, words.add(i * R * D::WORD));
                     }
                     let scale = F::scale::<D::Lanes>(panel.scales, part * F::SCALES + index);
                     for r in 0..R {

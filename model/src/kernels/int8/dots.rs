@@ -51,6 +51,18 @@ pub(super) trait Dots: Copy {
     unsafe fn exceed(excess: Self::Sums, weights: Self::Weights) -> Self::Sums;
     /// Adds four products to each sum.
     unsafe fn dot(sums: Self::Sums, weights: Self::Weights, x: *const u8) -> Self::Sums;
+    /// The same for each of R rows, whose activations stand side by side.
+    #[inline(always)]
+    unsafe fn dot_rows<const R: usize>(
+        sums: &mut [Self::Sums; R],
+        weights: Self::Weights,
+        x: *const u8,
+    ) {
+        for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *sums = unsafe { Self::dot(*sums, weights, x.add(r * Self::WORD)) };
+        }
+    }
     /// The sums, less their excess, as f32.
     unsafe fn widen(sums: Self::Sums, excess: Self::Sums) -> Self::Lanes;
     /// `a * b + c`, rounded once.

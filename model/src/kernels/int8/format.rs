@@ -47,14 +47,7 @@ unsafe fn run(scales: *const u8, byte: usize) -> [u8; LANES] {
 #[inline(always)]
 unsafe fn halves<L: Lanes>(scales: *const u8, byte: usize) -> L {
     // SAFETY: the caller gives a whole packed block.
-    unsafe {
-        let (low, high) = (run(scales, byte), run(scales, byte + 1));
-        let mut bits = [0_u16; LANES];
-        for (bits, (low, high)) in bits.iter_mut().zip(low.into_iter().zip(high)) {
-            *bits = u16::from_le_bytes([low, high]);
-        }
-        L::load_f16(bits.as_ptr())
-    }
+    unsafe { L::load_f16_bytes(scales.add(byte * LANES), scales.add((byte + 1) * LANES)) }
 }
 
 /// A word of a block.

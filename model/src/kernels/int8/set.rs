@@ -4,16 +4,20 @@
 use super::activations::{self, PackedGroup, Rows};
 use super::chunk::{self, ChunkArgs};
 use super::dots::{Dots, PlainDots};
+#[cfg(target_arch = "aarch64")]
+use super::neon::{NeonDot, NeonPairs};
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2Pairs, Avx512Pairs, Avx512Vnni, AvxVnni};
-use crate::kernels::Path;
-#[cfg(target_arch = "x86_64")]
-use crate::kernels::PathKind;
+use crate::kernels::{Path, PathKind};
 use crate::tensor_type::TensorType;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Plain,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
@@ -71,6 +75,23 @@ macro_rules! dispatch_dots {
                     }
                 }
             }
+            #[cfg(target_arch = "aarch64")]
+            {
+                #[target_feature(enable = "neon,dotprod")]
+                unsafe fn neon_dot($($arg: $type),*) {
+                    // SAFETY: the set is enabled; the rest is the caller's promise.
+                    unsafe { $body($($arg),*, NeonDot) }
+                }
+                // SAFETY: a set is only made where it is available; the rest is the caller's
+                // promise.
+                unsafe {
+                    match self.0 {
+                        Kind::Plain => {}
+                        Kind::Neon => return $body($($arg),*, NeonPairs),
+                        Kind::NeonDot => return neon_dot($($arg),*),
+                    }
+                }
+            }
             // SAFETY: plain Rust runs everywhere; the rest is the caller's promise.
             unsafe { $body($($arg),*, PlainDots) }
         }
@@ -83,7 +104,7 @@ impl DotSet {
     pub(in crate::kernels) fn of(path: Path) -> DotSet {
         use std::arch::is_x86_feature_detected as has;
         let kind = match path.kind() {
-            PathKind::Portable => Kind::Plain,
+            PathKind::Portable | PathKind::Neon => Kind::Plain,
             PathKind::Avx2 if has!("avxvnni") => Kind::AvxVnni,
             PathKind::Avx2 => Kind::Avx2,
             _ if !has!("avx512vnni") => Kind::Avx512,
@@ -95,20 +116,29 @@ impl DotSet {
 
     /// The best set that belongs to a path.
     #[cfg(not(target_arch = "x86_64"))]
-    pub(in crate::kernels) fn of(_: Path) -> DotSet {
-        DotSet(Kind::Plain)
+    pub(in crate::kernels) fn of(path: Path) -> DotSet {
+        DotSet(match path.kind() {
+            #[cfg(target_arch = "aarch64")]
+            PathKind::Neon if std::arch::is_aarch64_feature_detected!("dotprod") => Kind::NeonDot,
+            #[cfg(target_arch = "aarch64")]
+            PathKind::Neon => Kind::Neon,
+            _ => Kind::Plain,
+        })
     }
 
     /// Every set of this machine, for the tests.
     #[cfg(test)]
     pub(super) fn supported() -> Vec<DotSet> {
         let mut sets = vec![DotSet(Kind::Plain)];
-        #[cfg(target_arch = "x86_64")]
         for path in Path::supported() {
             let plain = match path.kind() {
-                PathKind::Portable => Kind::Plain,
+                #[cfg(target_arch = "aarch64")]
+                PathKind::Neon => Kind::Neon,
+                #[cfg(target_arch = "x86_64")]
                 PathKind::Avx2 => Kind::Avx2,
-                _ => Kind::Avx512,
+                #[cfg(target_arch = "x86_64")]
+                PathKind::Avx512 | PathKind::Avx512Bf16 | PathKind::Amx => Kind::Avx512,
+                _ => Kind::Plain,
             };
             for set in [DotSet(plain), DotSet::of(path)] {
                 if !sets.contains(&set) {
@@ -120,17 +150,19 @@ impl DotSet {
     }
 
     /// Whether many rows are multiplied on tiles.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn has_tiles(self) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        return self.0 == Kind::Tiles;
-        #[cfg(not(target_arch = "x86_64"))]
-        false
+        self.0 == Kind::Tiles
     }
 
     /// Most rows of a group.
     pub(super) fn group_max(self) -> usize {
         match self.0 {
             Kind::Plain => PlainDots::GROUP_MAX,
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => NeonPairs::GROUP_MAX,
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonDot => NeonDot::GROUP_MAX,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => Avx2Pairs::GROUP_MAX,
             #[cfg(target_arch = "x86_64")]
@@ -146,6 +178,10 @@ impl DotSet {
     pub(super) fn word_bytes(self) -> usize {
         match self.0 {
             Kind::Plain => PlainDots::WORD,
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => NeonPairs::WORD,
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonDot => NeonDot::WORD,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => Avx2Pairs::WORD,
             #[cfg(target_arch = "x86_64")]

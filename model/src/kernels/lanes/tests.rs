@@ -177,3 +177,77 @@ fn half_floats_widen() {
         }
     }
 }
+
+#[inline(always)]
+unsafe fn widen_f16_all<L: Lanes>(raw: &[u16; LANES], out: &mut [[f32; LANES]; 2]) {
+    let low = raw.map(|bits| bits.to_le_bytes()[0]);
+    let high = raw.map(|bits| bits.to_le_bytes()[1]);
+    // SAFETY: sixteen values everywhere; the set is enabled.
+    unsafe {
+        L::load_f16(raw.as_ptr()).store(out[0].as_mut_ptr());
+        L::load_f16_bytes(low.as_ptr(), high.as_ptr()).store(out[1].as_mut_ptr());
+    }
+}
+dispatch! {
+    /// # Safety
+    /// None beyond the path's.
+    unsafe fn widen_f16_on(raw: &[u16; LANES], out: &mut [[f32; LANES]; 2]) = widen_f16_all
+}
+
+/// Goal: every f16 widens exactly, whether its bytes stand together or not.
+#[test]
+fn all_f16_widen() {
+    for path in Path::supported() {
+        for first in (0..=u16::MAX).step_by(LANES) {
+            let mut raw = [first; LANES];
+            raw.iter_mut().zip(0..).for_each(|(raw, offset)| *raw += offset);
+            let mut got = [[0.0; LANES]; 2];
+            // SAFETY: no need beyond the path's.
+            unsafe { widen_f16_on(path, &raw, &mut got) };
+            let want = raw.map(|bits| half::f16::from_bits(bits).to_f32().to_bits());
+            assert_eq!(got.map(|got| got.map(f32::to_bits)), [want; 2], "{path} from {first:#x}");
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn compare_all<L: Lanes>(a: &[f32; LANES], b: &[f32; LANES], out: &mut [[f32; LANES]; 3]) {
+    // SAFETY: sixteen values everywhere; the set is enabled.
+    unsafe {
+        let (a, b) = (L::load(a.as_ptr()), L::load(b.as_ptr()));
+        a.max(b).store(out[0].as_mut_ptr());
+        a.min(b).store(out[1].as_mut_ptr());
+        a.keep_where_ge(a, b).store(out[2].as_mut_ptr());
+        out[2][0] = a.reduce_max();
+        out[2][1] = b.reduce_add();
+    }
+}
+dispatch! {
+    /// # Safety
+    /// None beyond the path's.
+    unsafe fn compare_on(a: &[f32; LANES], b: &[f32; LANES], out: &mut [[f32; LANES]; 3]) = compare_all
+}
+
+/// Goal: comparisons, sums and what they make of NaN and zeroes are the same on every path.
+#[test]
+fn comparisons_agree() {
+    let mut a = [0.0; LANES];
+    let mut b = [0.0; LANES];
+    a.copy_from_slice(&random(5, LANES));
+    b.copy_from_slice(&random(6, LANES));
+    (a[2], a[3], b[4], a[5]) = (f32::NAN, -0.0, 0.0, f32::INFINITY);
+    (a[6], b[6], a[7], b[7]) = (0.0, -0.0, -0.0, 0.0);
+    let run = |path, b: &[f32; LANES]| {
+        let mut out = [[0.0; LANES]; 3];
+        // SAFETY: no need beyond the path's.
+        unsafe { compare_on(path, &a, b, &mut out) };
+        out.map(|out| out.map(f32::to_bits))
+    };
+    for other in [f32::NAN, 1.0] {
+        b[8] = other;
+        let want = run(Path::PORTABLE, &b);
+        for path in Path::supported() {
+            assert_eq!(run(path, &b), want, "{path}");
+        }
+    }
+}
