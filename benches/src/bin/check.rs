@@ -35,6 +35,9 @@ struct Args {
     /// Requests that may wait at the door, with `--loads`
     #[arg(long, default_value_t = 32)]
     max_queued: usize,
+    /// Uncached prompt tokens that may wait at the door, with `--loads`
+    #[arg(long, default_value_t = usize::MAX)]
+    max_queued_tokens: usize,
     /// Seconds between an answer's end and the next turn, with `--loads`
     #[arg(long, default_value_t = 0.25)]
     think: f64,
@@ -62,12 +65,17 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn engine(args: &Args, shape: Shape, max_queued: usize) -> anyhow::Result<Engine> {
+async fn engine(
+    args: &Args,
+    shape: Shape,
+    max_requests: usize,
+    max_tokens: usize,
+) -> anyhow::Result<Engine> {
     let builder = Engine::builder()
         .model(ModelSource::Demo)
         .num_blocks(shape.spec(args.pool, 1).block_count)
-        .max_queued_requests(max_queued)
-        .max_queued_tokens(usize::MAX);
+        .max_queued_requests(max_requests)
+        .max_queued_tokens(max_tokens);
     Ok(builder.build().await?)
 }
 
@@ -85,7 +93,7 @@ const COMPARE_HEAD: &str = "| | TTFT p50, ms | TTFT p99, ms | whole answer p50, 
 /// The same conversations on both, side by side.
 async fn compare(args: &Args, shape: Shape) -> anyhow::Result<()> {
     let cost = CostModel::named(&args.calibration)?;
-    let engine = engine(args, shape, 1 << 20).await?;
+    let engine = engine(args, shape, 1 << 20, usize::MAX).await?;
     let config = CoreConfig {
         max_queued_requests: 1 << 20,
         max_queued_tokens: usize::MAX,
@@ -117,7 +125,9 @@ const OFFER_HEAD: &str = "| | offered | a second | sent | refused | slowest refu
 
 /// Each load on an empty cache, through a door that lets a few wait.
 async fn offer(args: &Args, shape: Shape) -> anyhow::Result<()> {
-    let engine = engine(args, shape, args.max_queued).await?;
+    // What can be served is measured through a door that refuses nobody.
+    let open = engine(args, shape, args.max_queued, usize::MAX).await?;
+    let engine = engine(args, shape, args.max_queued, args.max_queued_tokens).await?;
     // Four times the 24 conversations, so that a load is there for some while.
     let seeds = if shape == Shape::MultiTurn { 4 } else { 1 };
     let all_at = |rate: f64| {
@@ -137,7 +147,8 @@ async fn offer(args: &Args, shape: Shape) -> anyhow::Result<()> {
         };
         all.into_iter().take_while(fits).collect::<Vec<_>>()
     };
-    let capacity = real::capacity(&engine, &all_at(f64::INFINITY), args.max_queued).await?;
+    let capacity = real::capacity(&open, &all_at(f64::INFINITY), args.max_queued).await?;
+    open.shutdown().await;
     let mut levels = Vec::new();
     for &load in &args.loads {
         engine.flush().await?;
