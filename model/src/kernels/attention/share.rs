@@ -21,17 +21,40 @@ use super::{AttentionArgs, AttentionSequence, SPAN, TILE};
 /// tiles, whole tiles are of 128 positions.
 #[must_use]
 pub fn positions_read(decodes: &[AttentionSequence<'_>], block_size: usize) -> usize {
-    let end = |decode: &AttentionSequence<'_>| decode.start + decode.count;
-    let mut tables: Vec<(&[BlockId], usize)> = decodes
+    let mut decodes: Vec<Seen<'_>> = decodes
         .iter()
-        .map(|decode| (&decode.block_table[..end(decode).div_ceil(block_size)], end(decode)))
+        .map(|decode| Seen::new(decode.block_table, 0..decode.start + decode.count, block_size))
         .collect();
-    tables.sort_unstable_by(|(a, _), (b, _)| order(a, b));
-    let shared = tables.windows(2).map(|pair| {
-        let [(before, end), (own, own_end)] = [pair[0], pair[1]];
-        (common(before, own) * block_size).min(end).min(own_end) / TILE * TILE
-    });
-    decodes.iter().map(end).sum::<usize>() - shared.sum::<usize>()
+    decodes.sort_unstable_by(Seen::order);
+    let shared = decodes.windows(2).map(|pair| pair[0].shared(&pair[1], block_size, TILE).len());
+    decodes.iter().map(|decode| decode.positions.len()).sum::<usize>() - shared.sum::<usize>()
+}
+
+/// What a decode reads.
+struct Seen<'a> {
+    /// Its blocks up to there.
+    table: &'a [BlockId],
+    positions: Range<usize>,
+}
+
+impl<'a> Seen<'a> {
+    fn new(table: &'a [BlockId], positions: Range<usize>, block_size: usize) -> Seen<'a> {
+        Seen { table: &table[..positions.end.div_ceil(block_size)], positions }
+    }
+
+    /// The order in which each stands beside those it has most in common with.
+    fn order(&self, other: &Seen<'_>) -> Ordering {
+        let equal = common(self.table, other.table);
+        self.table.get(equal).cmp(&other.table.get(equal))
+    }
+
+    /// Positions of the tiles that both see in full and have in the same blocks.
+    fn shared(&self, other: &Seen<'_>, block_size: usize, tile: usize) -> Range<usize> {
+        let blocks = common(self.table, other.table);
+        let begin = self.positions.start.max(other.positions.start).next_multiple_of(tile);
+        let end = self.positions.end.min(other.positions.end).min(blocks * block_size);
+        begin..end / tile * tile
+    }
 }
 
 /// A task, as a part reads the cache for it.
@@ -76,28 +99,23 @@ pub(super) fn readers(
     tile: usize,
     together: impl Fn(&Task) -> bool,
 ) -> Vec<Reader> {
-    let (mut decodes, others): (Vec<usize>, Vec<usize>) =
+    let (decodes, others): (Vec<usize>, Vec<usize>) =
         (0..tasks.len()).partition(|&task| together(&tasks[task]));
-    let table = |task: usize| {
-        let task = &tasks[task];
-        &args.sequences[task.sequence].block_table[..task.end().div_ceil(args.block_size)]
+    let seen = |index: usize| {
+        let task = &tasks[index];
+        let table = args.sequences[task.sequence].block_table;
+        (index, Seen::new(table, task.first..task.end(), args.block_size))
     };
-    decodes.sort_unstable_by(|&a, &b| order(table(a), table(b)));
-    let alone = |task| Reader { task, shared: 0..0 };
+    let mut decodes: Vec<(usize, Seen<'_>)> = decodes.into_iter().map(seen).collect();
+    decodes.sort_unstable_by(|(_, a), (_, b)| a.order(b));
     let mut readers = Vec::with_capacity(tasks.len());
-    for (index, &task) in decodes.iter().enumerate() {
-        readers.push(match index.checked_sub(1).map(|before| decodes[before]) {
-            None => alone(task),
-            Some(before) => {
-                let positions = common(table(before), table(task)) * args.block_size;
-                let (before, own) = (&tasks[before], &tasks[task]);
-                let begin = before.first.max(own.first).next_multiple_of(tile);
-                let end = before.end().min(own.end()).min(positions) / tile * tile;
-                Reader { task, shared: begin..end }
-            }
-        });
+    let mut before: Option<&Seen<'_>> = None;
+    for (task, seen) in &decodes {
+        let shared = before.map_or(0..0, |before| before.shared(seen, args.block_size, tile));
+        readers.push(Reader { task: *task, shared });
+        before = Some(seen);
     }
-    readers.extend(others.into_iter().map(alone));
+    readers.extend(others.into_iter().map(|task| Reader { task, shared: 0..0 }));
     readers
 }
 
@@ -111,9 +129,4 @@ fn common(a: &[BlockId], b: &[BlockId]) -> usize {
     let runs = a.chunks_exact(RUN).zip(b.chunks_exact(RUN));
     let whole = RUN * runs.take_while(|pair| !differ(pair)).count();
     whole + a[whole..].iter().zip(&b[whole..]).take_while(|(a, b)| a == b).count()
-}
-
-fn order(a: &[BlockId], b: &[BlockId]) -> Ordering {
-    let equal = common(a, b);
-    a.get(equal).cmp(&b.get(equal))
 }
