@@ -146,6 +146,10 @@ impl EngineBuilder {
 
     /// Most uncached prompt tokens that wait; more are refused with [`Error::Overloaded`],
     /// unless nothing waits. Default 1,048,576.
+    ///
+    /// What is cached does not count, so a limit of a few thousand lets conversations go on whose history is
+    /// there and refuses those whose history is gone, rather than have them drive each other out of a
+    /// cache that is too small for all.
     pub fn max_queued_tokens(mut self, tokens: usize) -> Self {
         self.config.max_queued_tokens = tokens;
         self

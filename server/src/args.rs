@@ -44,6 +44,14 @@ pub struct EngineArgs {
     /// Most requests that wait; more are refused
     #[arg(long)]
     pub max_queued: Option<usize>,
+    /// Most uncached prompt tokens that wait; more are refused. A few thousand keep conversations that do
+    /// not fit in the KV cache together from driving each other out
+    #[arg(long, value_name = "TOKENS")]
+    pub max_queued_tokens: Option<usize>,
+    /// Uncached prompt tokens of later requests that may be admitted before an earlier one, beside as many
+    /// as waited when it came; 0 is strictly in order of arrival
+    #[arg(long, value_name = "TOKENS")]
+    pub max_overtake_tokens: Option<usize>,
     /// Compute every prompt from scratch
     #[arg(long)]
     pub no_prefix_caching: bool,
@@ -100,6 +108,12 @@ impl EngineArgs {
         }
         if let Some(count) = self.max_queued {
             builder = builder.max_queued_requests(count);
+        }
+        if let Some(tokens) = self.max_queued_tokens {
+            builder = builder.max_queued_tokens(tokens);
+        }
+        if let Some(tokens) = self.max_overtake_tokens {
+            builder = builder.max_overtake_tokens(tokens);
         }
         if let Some(count) = self.threads {
             builder = builder.threads(count);

@@ -87,22 +87,24 @@ async fn http_level_errors_have_openais_form() {
 /// Goal: a full server refuses at once with 429 and a hint, and those it took are answered.
 #[tokio::test]
 async fn a_full_server_says_when_to_come_back() {
-    let server = Server::start(TINY, &["--max-running", "1", "--max-queued", "2"]);
-    let ask = async |index: usize| {
-        let body = json!({"prompt": format!("request {index}"), "max_tokens": 200,
-                          "ignore_eos": true, "temperature": 0});
-        let response = server.send("/v1/completions", body.to_string()).await;
-        (response.status().as_u16(), response.headers().get("retry-after").cloned())
-    };
-    let replies = join_all((0..24).map(ask)).await;
-    let count = |wanted: u16| replies.iter().filter(|(status, _)| *status == wanted).count();
-    assert!(count(200) >= 1 && count(429) >= 1, "{replies:?}");
-    assert_eq!(count(200) + count(429), 24, "{replies:?}");
-    for (status, hint) in &replies {
-        let seconds = hint.as_ref().and_then(|hint| hint.to_str().ok()?.parse::<u64>().ok());
-        assert_eq!(seconds.is_some_and(|seconds| seconds >= 1), *status == 429);
+    for limit in [["--max-queued", "2"], ["--max-queued-tokens", "20"]] {
+        let server = Server::start(TINY, &[&["--max-running", "1"][..], &limit].concat());
+        let ask = async |index: usize| {
+            let body = json!({"prompt": format!("request {index}"), "max_tokens": 200,
+                              "ignore_eos": true, "temperature": 0});
+            let response = server.send("/v1/completions", body.to_string()).await;
+            (response.status().as_u16(), response.headers().get("retry-after").cloned())
+        };
+        let replies = join_all((0..24).map(ask)).await;
+        let count = |wanted: u16| replies.iter().filter(|(status, _)| *status == wanted).count();
+        assert!(count(200) >= 1 && count(429) >= 1, "{limit:?}: {replies:?}");
+        assert_eq!(count(200) + count(429), 24, "{limit:?}: {replies:?}");
+        for (status, hint) in &replies {
+            let seconds = hint.as_ref().and_then(|hint| hint.to_str().ok()?.parse::<u64>().ok());
+            assert_eq!(seconds.is_some_and(|seconds| seconds >= 1), *status == 429);
+        }
+        server.settled_audit().await;
     }
-    server.settled_audit().await;
 }
 
 /// Goal: told to stop, the server finishes what runs, takes nothing new, and ends well.
