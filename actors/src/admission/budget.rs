@@ -57,10 +57,9 @@ impl Course {
 /// coming ends of requests follows Gong et al., "Past-Future Scheduler for LLM Serving under SLA
 /// Guarantees" (ASPLOS 2025).
 pub(crate) fn peak(block_size: usize, courses: impl IntoIterator<Item = Course>) -> usize {
-    // By block of steps: by how much the number of those that take one in each grows, and the
+    // By block of steps: how many begin to take one in each, how many have taken their last, and the
     // blocks given back.
-    let mut takers: Vec<isize> = vec![0];
-    let mut returned: Vec<usize> = vec![0];
+    let mut changes: Vec<[usize; 3]> = vec![[0; 3]];
     let mut taken = 0;
     for course in courses {
         let total = course.total(block_size);
@@ -71,22 +70,19 @@ pub(crate) fn peak(block_size: usize, courses: impl IntoIterator<Item = Course>)
         let first = free / block_size;
         let end = course.steps.map(|steps| steps.div_ceil(block_size).max(first + later));
         let last = end.unwrap_or(first + later);
-        if takers.len() <= last {
-            takers.resize(last + 1, 0);
-            returned.resize(last + 1, 0);
-        }
-        takers[first] += 1;
-        takers[first + later] -= 1;
+        changes.resize(changes.len().max(last + 1), [0; 3]);
+        changes[first][0] += 1;
+        changes[first + later][1] += 1;
         if let Some(end) = end {
-            returned[end] += total.saturating_sub(course.shared);
+            changes[end][2] += total.saturating_sub(course.shared);
         }
     }
     let mut most = taken;
     let (mut taking, mut given) = (0, 0);
-    for (change, returned) in takers.into_iter().zip(returned) {
-        taking += change;
+    for [begin, done, returned] in changes {
+        taking = taking + begin - done;
         given += returned;
-        taken += taking.unsigned_abs();
+        taken += taking;
         most = most.max(taken.saturating_sub(given));
     }
     most
