@@ -14,6 +14,7 @@
 mod admit;
 mod blocks;
 mod ending;
+mod room;
 mod step;
 
 use std::time::Instant;

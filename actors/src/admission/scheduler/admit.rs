@@ -6,14 +6,13 @@ use std::time::Instant;
 use stolon_kvcache::PrefixLease;
 
 use super::ending::end_early;
+use super::room::Round;
 use super::{Running, Scheduler};
-use crate::admission::budget::{self, Capacity, Course};
-use crate::admission::policy::Candidate;
+use crate::admission::budget::Capacity;
+use crate::admission::policy;
 use crate::admission::queue::Waiting;
 use crate::admission::sequence::{Ending, Held, Sequence};
 use crate::admission::sharing::{self, Leader};
-use crate::admission::{blocks_for, policy};
-use crate::config::AdmissionPolicy;
 use crate::error::CoreError;
 use crate::memory::{Gone, Memory};
 use crate::request::SequenceEvent;
@@ -295,77 +294,6 @@ impl<M: Memory> Scheduler<M> {
             && !waiting.sequence.bypasses_match()
     }
 
-    /// Whether a waiting request fits, if `matched` of its tokens are cached and followers were
-    /// promised blocks.
-    fn fits(&self, index: usize, capacity: Capacity, promised: usize, matched: usize) -> bool {
-        if !self.around.config.conservative {
-            return self.peak(index, matched) + promised <= capacity.available();
-        }
-        let block_size = self.around.spec.block_size;
-        let whole = |sequence: &Sequence| {
-            let most = sequence.prompt_len + sequence.max_tokens;
-            blocks_for(block_size, most.saturating_sub(1))
-        };
-        let running: usize = self.running.iter().map(|running| whole(&running.sequence)).sum();
-        running + whole(&self.queue.entries()[index].sequence) <= self.around.spec.block_count
-    }
-
-    /// The most blocks that what runs and a waiting request, of which `matched` tokens are cached,
-    /// will have taken at any time to come.
-    fn peak(&self, index: usize, matched: usize) -> usize {
-        let block_size = self.around.spec.block_size;
-        let sequence = &self.queue.entries()[index].sequence;
-        let running = self.running.iter().map(|running| {
-            let sequence = &running.sequence;
-            (sequence, sequence.held.computed, sequence.held.table.len())
-        });
-        let all = running.chain([(sequence, matched, matched / block_size)]);
-        // Prompts are computed in turn, in what decodes leave of each step.
-        let config = &self.around.config;
-        let step = config.max_batched_tokens.saturating_sub(self.running.len());
-        let step = step.max(config.max_batched_tokens / 4).max(1);
-        let mut pending = 0;
-        budget::peak(
-            block_size,
-            all.map(|(sequence, computed, held)| {
-                pending += sequence.tokens.len() - computed;
-                let steps = pending.div_ceil(step) + sequence.remaining();
-                let steps = (!sequence.is_paused()).then_some(steps);
-                Course { steps, ..self.course(sequence, held) }
-            }),
-        )
-    }
-
-    /// The course of a sequence that holds so many blocks, its end left open.
-    fn course(&self, sequence: &Sequence, held: usize) -> Course {
-        let expected = self.forecast.remaining(sequence.max_tokens, sequence.generated());
-        let shared = sequence.prompt_len / self.around.spec.block_size;
-        Course { tokens: sequence.tokens.len(), held, expected, steps: None, shared }
-    }
-
-    /// Blocks that followers are expected to take, those of them that will go before the request
-    /// at `index` once their leaders have committed what they wait for.
-    fn promised_to_followers(&self, index: usize, round: &Round) -> usize {
-        let block_size = self.around.spec.block_size;
-        let key = policy::sort_key(round.policy, &round.candidates[index]);
-        let mut promised = 0;
-        for (other, &slack) in round.slacks.iter().enumerate() {
-            let Some(follow) = self.queue.entries()[other].follow else { continue };
-            let then = Candidate { matched: follow.shared, ..round.candidates[other] };
-            if other != index
-                && !then.ready
-                && !then.held_back
-                && then.cost() <= slack
-                && policy::sort_key(round.policy, &then) < key
-            {
-                let sequence = &self.queue.entries()[other].sequence;
-                let course = self.course(sequence, follow.shared / block_size);
-                promised += budget::peak(block_size, [course]);
-            }
-        }
-        promised
-    }
-
     /// Moves a request from waiting to running. With its last row of logits at hand its next
     /// token is sampled at once.
     fn start(&mut self, waiting: Waiting, held: Held, row: Option<Arc<[f32]>>, now: Instant) {
@@ -414,16 +342,6 @@ impl<M: Memory> Scheduler<M> {
             self.finish(id, end, now);
         }
     }
-}
-
-/// One round of trying.
-#[derive(Debug)]
-struct Round {
-    policy: AdmissionPolicy,
-    /// In order of arrival, as the queue is.
-    candidates: Vec<Candidate>,
-    /// What each of the first of them may cost; see [`policy::slacks`].
-    slacks: Vec<usize>,
 }
 
 /// A running sequence as a leader of a waiting one: while it has prompt blocks to commit.
