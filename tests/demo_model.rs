@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use futures::future::join_all;
-use serde_json::Value;
+use serde::Deserialize;
 use stolon::{ChatMessage, Completion, Engine, EngineBuilder, KvType, Request, WeightType};
 
 /// Questions of the held-out set, and how many of them the model is known to answer.
@@ -22,23 +22,21 @@ async fn engine(set: impl FnOnce(EngineBuilder) -> EngineBuilder) -> Engine {
 }
 
 /// A handbook, and questions with their answers.
+#[derive(Deserialize)]
 struct Book {
-    text: String,
-    pairs: Vec<(String, String)>,
+    system: String,
+    qa: Vec<Question>,
+}
+
+#[derive(Deserialize)]
+struct Question {
+    q: String,
+    a: String,
 }
 
 fn books() -> Vec<Book> {
     let lines = std::fs::read_to_string(demo().join("heldout.jsonl")).expect("it is committed");
-    let text = |value: &Value| value.as_str().expect("a text").to_owned();
-    let book = |line: &str| {
-        let book: Value = serde_json::from_str(line).expect("a JSON object a line");
-        let pairs = book["qa"].as_array().expect("its questions");
-        Book {
-            text: text(&book["system"]),
-            pairs: pairs.iter().map(|pair| (text(&pair["q"]), text(&pair["a"]))).collect(),
-        }
-    };
-    lines.lines().map(book).collect()
+    lines.lines().map(|line| serde_json::from_str(line).expect("a handbook a line")).collect()
 }
 
 async fn ask(engine: &Engine, handbook: &str, question: &str) -> Completion {
@@ -55,9 +53,9 @@ async fn held_out_questions_are_answered_cold_and_warm() {
     let warm = engine(|builder| builder).await;
     let (mut asked, mut right, mut hits) = (0, 0, 0);
     for book in books() {
-        for (question, answer) in &book.pairs {
-            let without = ask(&cold, &book.text, question).await;
-            let with = ask(&warm, &book.text, question).await;
+        for Question { q: question, a: answer } in &book.qa {
+            let without = ask(&cold, &book.system, question).await;
+            let with = ask(&warm, &book.system, question).await;
             assert_eq!(without.text, with.text, "cold and warm answers to {question:?}");
             assert_eq!(without.logprobs, with.logprobs, "cold and warm answers to {question:?}");
             asked += 1;
@@ -77,9 +75,9 @@ async fn answers(kv_type: KvType, weights: WeightType) -> (Vec<Completion>, usiz
     let engine = engine(|builder| builder.kv_type(kv_type).weights(weights)).await;
     let (mut answers, mut right) = (Vec::new(), 0);
     for book in books() {
-        let asked = book.pairs.iter().map(|(question, _)| ask(&engine, &book.text, question));
-        for (answer, (_, expected)) in join_all(asked).await.into_iter().zip(&book.pairs) {
-            right += usize::from(answer.text == *expected);
+        let asked = book.qa.iter().map(|question| ask(&engine, &book.system, &question.q));
+        for (answer, question) in join_all(asked).await.into_iter().zip(&book.qa) {
+            right += usize::from(answer.text == question.a);
             answers.push(answer);
         }
     }
