@@ -72,10 +72,9 @@ impl std::fmt::Debug for Buffer {
 impl Buffer {
     /// `count` zeroes of `T`.
     pub(super) fn zeroed<T: Plain>(count: usize) -> Buffer {
-        let len = count.checked_mul(size_of::<T>()).expect("a buffer's size fits in memory");
         Self::try_zeroed::<T>(count).unwrap_or_else(|| {
-            let layout = Layout::from_size_align(len, ALIGN);
-            handle_alloc_error(layout.expect("a buffer's size fits in memory"))
+            let len = count.checked_mul(size_of::<T>()).expect("a buffer's size fits in memory");
+            handle_alloc_error(Self::layout(len))
         })
     }
 

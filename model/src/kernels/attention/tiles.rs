@@ -153,7 +153,8 @@ impl Work<'_> {
         let readers = &plan.readers[part.readers.clone()];
         let (each, several) = (self.each, readers.len() > 1);
         let of = |run: &Range<usize>| run.start * each..run.end * each;
-        let span = if several { span } else { &self.span.clone() };
+        let alone = self.span;
+        let span = if several { span } else { &alone };
         // SAFETY: see above the impl.
         unsafe {
             all.reset();

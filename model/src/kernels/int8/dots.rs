@@ -47,8 +47,12 @@ pub(super) trait Dots: Copy {
     unsafe fn put(x: [i8; 4], to: *mut u8);
     unsafe fn weights(bytes: Self::Bytes) -> Self::Weights;
     unsafe fn zero() -> Self::Sums;
-    /// Adds to `excess` what each sum has too much by [`Dots::dot`] with these weights.
-    unsafe fn exceed(excess: Self::Sums, weights: Self::Weights) -> Self::Sums;
+    /// Adds to `excess` what each sum has too much by [`Dots::dot`] with these weights: nothing, unless the
+    /// set can only multiply what is shifted.
+    #[inline(always)]
+    unsafe fn exceed(excess: Self::Sums, _weights: Self::Weights) -> Self::Sums {
+        excess
+    }
     /// Adds four products to each sum.
     unsafe fn dot(sums: Self::Sums, weights: Self::Weights, x: *const u8) -> Self::Sums;
     /// The same for each of R rows, whose activations stand side by side.
@@ -141,10 +145,6 @@ impl Dots for PlainDots {
     #[inline(always)]
     unsafe fn zero() -> Portable {
         Portable([0.0; LANES])
-    }
-    #[inline(always)]
-    unsafe fn exceed(excess: Portable, _: [Portable; 4]) -> Portable {
-        excess
     }
     #[inline(always)]
     unsafe fn dot(mut sums: Portable, weights: [Portable; 4], x: *const u8) -> Portable {

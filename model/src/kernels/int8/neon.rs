@@ -68,17 +68,6 @@ unsafe fn shift(bytes: Four, left: i8, mask: u8) -> Four {
     }
 }
 
-/// What both have in common.
-#[inline(always)]
-unsafe fn put(x: [i8; 4], to: *mut u8) {
-    // SAFETY: the caller gives four writable bytes.
-    unsafe { to.cast::<[i8; 4]>().write(x) }
-}
-
-/// FEAT_DotProd.
-#[derive(Clone, Copy)]
-pub(super) struct NeonDot;
-
 /// `sdot` of a word and some rows: the sums of a row, four registers, with its lane of the activations. The
 /// compiler's own intrinsic is not stable.
 ///
@@ -137,55 +126,6 @@ unsafe fn add_rows<const R: usize>(sums: &mut [Sums; R], words: Signed, x: *cons
     }
 }
 
-impl Dots for NeonDot {
-    type Bytes = Four;
-    type Lanes = Neon;
-    type Weights = Signed;
-    type Sums = Sums;
-    const WORD: usize = 4;
-    // Sixteen registers of sums, four of weights, and one of activations.
-    const GROUP_MAX: usize = 4;
-
-    #[inline(always)]
-    unsafe fn put(x: [i8; 4], to: *mut u8) {
-        // SAFETY: see above.
-        unsafe { put(x, to) }
-    }
-    #[inline(always)]
-    unsafe fn weights(bytes: Four) -> Signed {
-        // SAFETY: see above.
-        unsafe { each!(vreinterpretq_s8_u8(bytes)) }
-    }
-    #[inline(always)]
-    unsafe fn zero() -> Sums {
-        // SAFETY: see above.
-        [unsafe { vdupq_n_s32(0) }; 4]
-    }
-    #[inline(always)]
-    unsafe fn exceed(excess: Sums, _: Signed) -> Sums {
-        excess
-    }
-    #[inline(always)]
-    unsafe fn dot(sums: Sums, weights: Signed, x: *const u8) -> Sums {
-        // SAFETY: see above, with FEAT_DotProd.
-        unsafe {
-            let mut sums = [sums];
-            add_rows(&mut sums, weights, x);
-            sums[0]
-        }
-    }
-    #[inline(always)]
-    unsafe fn dot_rows<const R: usize>(sums: &mut [Sums; R], weights: Signed, x: *const u8) {
-        // SAFETY: as above.
-        unsafe { add_rows(sums, weights, x) }
-    }
-    #[inline(always)]
-    unsafe fn widen(sums: Sums, _: Sums) -> Neon {
-        // SAFETY: see above.
-        Neon(unsafe { each!(vcvtq_f32_s32(sums)) })
-    }
-}
-
 /// Adds to four sums the products of four words with four activations, four times over.
 ///
 /// Activations are at least -127 (but beside what is no number, whose sums are dropped), so that two products
@@ -200,22 +140,23 @@ unsafe fn add_pairs(sums: int32x4_t, words: int8x16_t, x: int8x16_t) -> int32x4_
     }
 }
 
-/// NEON as every aarch64 has it.
+/// NEON, and FEAT_DotProd if `SDOT`.
 #[derive(Clone, Copy)]
-pub(super) struct NeonPairs;
+pub(super) struct NeonDots<const SDOT: bool>;
 
-impl Dots for NeonPairs {
+impl<const SDOT: bool> Dots for NeonDots<SDOT> {
     type Bytes = Four;
     type Lanes = Neon;
     type Weights = Signed;
     type Sums = Sums;
     const WORD: usize = 4;
+    // Sixteen registers of sums, four of weights, and one of activations.
     const GROUP_MAX: usize = 4;
 
     #[inline(always)]
     unsafe fn put(x: [i8; 4], to: *mut u8) {
-        // SAFETY: see above.
-        unsafe { put(x, to) }
+        // SAFETY: the caller gives four writable bytes.
+        unsafe { to.cast::<[i8; 4]>().write(x) }
     }
     #[inline(always)]
     unsafe fn weights(bytes: Four) -> Signed {
@@ -228,15 +169,24 @@ impl Dots for NeonPairs {
         [unsafe { vdupq_n_s32(0) }; 4]
     }
     #[inline(always)]
-    unsafe fn exceed(excess: Sums, _: Signed) -> Sums {
-        excess
+    unsafe fn dot(sums: Sums, weights: Signed, x: *const u8) -> Sums {
+        let mut sums = [sums];
+        // SAFETY: see above.
+        unsafe { Self::dot_rows(&mut sums, weights, x) };
+        sums[0]
     }
     #[inline(always)]
-    unsafe fn dot(sums: Sums, weights: Signed, x: *const u8) -> Sums {
-        // SAFETY: see above.
+    unsafe fn dot_rows<const R: usize>(sums: &mut [Sums; R], weights: Signed, x: *const u8) {
+        // SAFETY: see above, with FEAT_DotProd where it is used.
         unsafe {
-            let x = [vreinterpretq_s8_s32(vld1q_dup_s32(x.cast())); 4];
-            each!(add_pairs(sums, weights, x))
+            if SDOT {
+                return add_rows(sums, weights, x);
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let x = x.add(r * Self::WORD).cast();
+                let x = [vreinterpretq_s8_s32(vld1q_dup_s32(x)); 4];
+                *sums = each!(add_pairs(*sums, weights, x));
+            }
         }
     }
     #[inline(always)]

@@ -5,7 +5,7 @@ use super::activations::{self, PackedGroup, Rows};
 use super::chunk::{self, ChunkArgs};
 use super::dots::{Dots, PlainDots};
 #[cfg(target_arch = "aarch64")]
-use super::neon::{NeonDot, NeonPairs};
+use super::neon::NeonDots;
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2Pairs, Avx512Pairs, Avx512Vnni, AvxVnni};
 use crate::kernels::{Path, PathKind};
@@ -80,14 +80,14 @@ macro_rules! dispatch_dots {
                 #[target_feature(enable = "neon,dotprod")]
                 unsafe fn neon_dot($($arg: $type),*) {
                     // SAFETY: the set is enabled; the rest is the caller's promise.
-                    unsafe { $body($($arg),*, NeonDot) }
+                    unsafe { $body($($arg),*, NeonDots::<true>) }
                 }
                 // SAFETY: a set is only made where it is available; the rest is the caller's
                 // promise.
                 unsafe {
                     match self.0 {
                         Kind::Plain => {}
-                        Kind::Neon => return $body($($arg),*, NeonPairs),
+                        Kind::Neon => return $body($($arg),*, NeonDots::<false>),
                         Kind::NeonDot => return neon_dot($($arg),*),
                     }
                 }
@@ -160,9 +160,7 @@ impl DotSet {
         match self.0 {
             Kind::Plain => PlainDots::GROUP_MAX,
             #[cfg(target_arch = "aarch64")]
-            Kind::Neon => NeonPairs::GROUP_MAX,
-            #[cfg(target_arch = "aarch64")]
-            Kind::NeonDot => NeonDot::GROUP_MAX,
+            Kind::Neon | Kind::NeonDot => NeonDots::<true>::GROUP_MAX,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => Avx2Pairs::GROUP_MAX,
             #[cfg(target_arch = "x86_64")]
@@ -179,9 +177,7 @@ impl DotSet {
         match self.0 {
             Kind::Plain => PlainDots::WORD,
             #[cfg(target_arch = "aarch64")]
-            Kind::Neon => NeonPairs::WORD,
-            #[cfg(target_arch = "aarch64")]
-            Kind::NeonDot => NeonDot::WORD,
+            Kind::Neon | Kind::NeonDot => NeonDots::<true>::WORD,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => Avx2Pairs::WORD,
             #[cfg(target_arch = "x86_64")]

@@ -215,10 +215,6 @@ impl Dots for Avx512Pairs {
         unsafe { _mm512_setzero_si512() }
     }
     #[inline(always)]
-    unsafe fn exceed(excess: One, _: [One; 2]) -> One {
-        excess
-    }
-    #[inline(always)]
     unsafe fn dot(sums: One, weights: [One; 2], x: *const u8) -> One {
         // SAFETY: see above.
         unsafe {
@@ -326,10 +322,6 @@ impl Dots for Avx2Pairs {
     unsafe fn zero() -> Two {
         // SAFETY: see above.
         unsafe { [_mm256_setzero_si256(); 2] }
-    }
-    #[inline(always)]
-    unsafe fn exceed(excess: Two, _: [Two; 2]) -> Two {
-        excess
     }
     #[inline(always)]
     unsafe fn dot(sums: Two, weights: [Two; 2], x: *const u8) -> Two {

@@ -3,13 +3,14 @@
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
 
 use std::arch::x86_64::{
-    __m512bh, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_castsi512_ps, _mm512_cvtne2ps_pbh,
-    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi16, _mm512_mul_ps,
-    _mm512_permutex2var_epi16, _mm512_set1_ps, _mm512_setzero_si512, _mm512_storeu_si512,
+    __m512bh, __m512i, _mm512_castsi512_ps, _mm512_cvtne2ps_pbh, _mm512_loadu_ps,
+    _mm512_loadu_si512, _mm512_maskz_loadu_epi16, _mm512_mul_ps, _mm512_permutex2var_epi16,
+    _mm512_set1_ps, _mm512_setzero_si512, _mm512_storeu_si512,
 };
 use std::ops::Range;
 
 use super::super::super::amx::{DEPTH, ROWS};
+use super::super::super::fetch::fetch_second;
 use super::super::super::lanes::{Avx512, LANES, Lanes};
 use super::{TILE, Work};
 
@@ -139,8 +140,7 @@ impl Work<'_> {
         }
         let at = self.place(position);
         for d in (0..self.args.head_dim).step_by(DEPTH) {
-            // SAFETY: a hint; no memory is accessed that the program could see.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(from.as_ptr().wrapping_add(at + d).cast()) };
+            fetch_second(from.as_ptr().wrapping_add(at + d));
         }
     }
 }
