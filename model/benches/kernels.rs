@@ -11,7 +11,8 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use stolon_kvcache::BlockId;
 use stolon_model::kernels::{
-    AttentionArgs, AttentionSequence, KvSlice, Matrix, Path, TensorType, Threads, attention,
+    AttentionArgs, AttentionSequence, KvLayout, KvSlice, Matrix, Path, TensorType, Threads,
+    attention,
 };
 
 const INNER: usize = 2048;
@@ -131,6 +132,7 @@ impl Layer {
             q: &self.q,
             sequences: &sequences.collect::<Vec<_>>(),
             keys: KvSlice::Bf16(&self.keys),
+            key_layout: KvLayout::of_keys(path, true, BLOCK_SIZE, HEAD_DIM),
             values: KvSlice::Bf16(&self.values),
             block_size: BLOCK_SIZE,
             heads: HEADS,

@@ -7,7 +7,7 @@ use crate::backend::{Backend, BackendError, BackendSpec, BatchChecker, StepBatch
 use crate::config::DecoderConfig;
 use crate::decoder::{Decoder, StageTimes, Workers};
 use crate::error::ModelError;
-use crate::kernels::{Path, Threads};
+use crate::kernels::{KvLayout, Path, Threads};
 use crate::kv_store::{KvBudget, KvShape, KvStore, KvType, check_block_size};
 use crate::weights::{TensorType, Weights};
 
@@ -128,12 +128,15 @@ impl CpuBackend {
                 got: source.to_string(),
             })?,
         };
+        let kv_type = options.kv_type.unwrap_or_else(|| default_kv_type(config.dtype));
+        let (block_size, bf16) = (options.block_size, kv_type == KvType::Bf16);
         let shape = KvShape {
             layer_count: config.layers.len(),
-            block_size: options.block_size,
+            block_size,
             kv_heads: config.num_kv_heads,
             head_dim: config.head_dim,
-            kv_type: options.kv_type.unwrap_or_else(|| default_kv_type(config.dtype)),
+            kv_type,
+            key_layout: KvLayout::of_keys(path, bf16, block_size, config.head_dim),
         };
         // Explicit budgets are refused before the long work, the default one looks at what the
         // weights leave.

@@ -11,7 +11,9 @@ use crate::backend::{LogitRows, StepBatch};
 use crate::config::DecoderConfig;
 use crate::cpu::WeightType;
 use crate::error::ModelError;
-use crate::kernels::{self, AttentionSequence, Finish, KvRows, Matrix, Path, Product, Sink, Sums};
+use crate::kernels::{
+    self, AttentionSequence, Finish, KvLayout, KvRows, Matrix, Path, Product, Sink, Sums,
+};
 use crate::kv_store::KvStore;
 use crate::weights::Weights;
 
@@ -214,10 +216,14 @@ impl Decoder {
         let finish_v = |sums: Sums<'_>| layer.v.add_bias(path, sums.feature, sums.first);
         let matrices = [[&layer.q.matrix], [&layer.k.matrix], [&layer.v.matrix]];
         let q = &mut q[..normed.rows() * config.num_heads * config.head_dim];
-        let [keys, values] = kv.layer_mut(index).map(|plane| {
-            let (store, places) = (plane.slice_mut(), &plan.places);
-            Sink::Cache(KvRows::new(path, store, places, config.num_kv_heads, config.head_dim))
-        });
+        let key_layout = kv.shape().key_layout;
+        let [keys, values] = kv.layer_mut(index);
+        let [keys, values] =
+            [(keys, key_layout), (values, KvLayout::Rows)].map(|(plane, layout)| {
+                let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
+                let store = plane.slice_mut();
+                Sink::Cache(KvRows::new(path, store, layout, &plan.places, kv_heads, head_dim))
+            });
         let finishes: [Finish<'_>; 3] = [&finish_q, &finish_k, &finish_v];
         let sinks = [Sink::Rows(q), keys, values];
         let all = Part::ALL.into_iter().zip(&matrices).zip(finishes).zip(sinks);

@@ -31,6 +31,7 @@ mod fetch;
 mod gemm;
 mod heads;
 mod int8;
+mod kv_layout;
 mod kv_rows;
 mod lanes;
 mod matrix;
@@ -51,6 +52,7 @@ pub use elementwise::{
 };
 pub use error::KernelError;
 pub use heads::{HeadNorm, norm_and_rope};
+pub use kv_layout::KvLayout;
 pub use kv_rows::{KvPlaces, KvRows, KvSliceMut};
 pub use matrix::Matrix;
 pub use operand::Operands;

@@ -1,8 +1,8 @@
 //! The paged KV store: keys and values of all layers, in blocks that block tables point into.
 //!
-//! Layout of each layer's keys, and of its values: `[block_count, block_size, kv_heads, head_dim]`.
-//! Integers have scales besides, `[block_count, block_size, kv_heads]`: one a position and head, so
-//! that a position's bits depend on itself alone, whenever and with whatever it is written.
+//! Layout of each layer's values: `[block_count, block_size, kv_heads, head_dim]`; its keys stand as the
+//! shape's [`KvLayout`] says. Integers have scales besides, `[block_count, block_size, kv_heads]`: one a position
+//! and head, so that a position's bits depend on itself alone, whenever and with whatever it is written.
 //! The store belongs to one backend and is written by its steps alone; who owns which block is
 //! not its business.
 //!
@@ -10,7 +10,7 @@
 //! resident where blocks are written, so a large budget costs nothing before it is used. It is given back when the
 //! store is dropped.
 
-use crate::kernels::KvSlice;
+use crate::kernels::{KvLayout, KvSlice};
 
 pub use capacity::{
     DEFAULT_BUDGET_MAX, FREE_MEMORY_SHARE, KvBudget, default_kv_budget, free_memory, kv_capacity,
@@ -35,6 +35,8 @@ pub struct KvShape {
     pub head_dim: usize,
     /// Element type.
     pub kv_type: KvType,
+    /// How keys stand; values stand as rows.
+    pub key_layout: KvLayout,
 }
 
 impl KvShape {

@@ -143,6 +143,7 @@ pub(super) fn attend(
         q,
         sequences,
         keys: kv.keys(index),
+        key_layout: kv.shape().key_layout,
         values: kv.values(index),
         block_size: kv.shape().block_size,
         heads: config.num_heads,

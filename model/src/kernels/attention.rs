@@ -29,7 +29,7 @@ use stolon_kvcache::BlockId;
 
 use super::buffer::SharedMut;
 use super::lanes::{LANES, Lanes, dispatch};
-use super::{Path, Threads};
+use super::{KvLayout, Path, Threads};
 use plan::{Part, Plan, Task};
 pub use share::positions_read;
 use state::{Output, State};
@@ -39,7 +39,7 @@ pub(super) const TILE: usize = 64;
 /// Positions that share one running softmax; a multiple of [`TILE`].
 pub(super) const SPAN: usize = 512;
 
-/// Keys or values of one layer: `[block_count, block_size, kv_heads, head_dim]`.
+/// Keys or values of one layer, in the order that their [`KvLayout`] says.
 #[derive(Clone, Copy, Debug)]
 pub enum KvSlice<'a> {
     /// Single precision.
@@ -95,7 +95,9 @@ pub struct AttentionArgs<'a> {
     pub sequences: &'a [AttentionSequence<'a>],
     /// Keys of the layer.
     pub keys: KvSlice<'a>,
-    /// Values of the layer.
+    /// How they stand there.
+    pub key_layout: KvLayout,
+    /// Values of the layer, as [`KvLayout::Rows`].
     pub values: KvSlice<'a>,
     /// Positions a block holds.
     pub block_size: usize,
@@ -122,13 +124,18 @@ impl AttentionArgs<'_> {
         self.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
-    /// Number of the head in the store that holds a position's keys or values of the task's sequence: it
-    /// begins at `head_dim` times that.
+    /// The block that holds a position of the task's sequence.
+    #[inline]
+    fn block(&self, task: &Task, position: usize) -> usize {
+        self.sequences[task.sequence].block_table[position / self.block_size].0 as usize
+    }
+
+    /// Number of the head in the store that holds a position's values, and its keys unless they are turned:
+    /// it begins at `head_dim` times that.
     #[inline]
     fn stored_head(&self, task: &Task, kv_head: usize, position: usize) -> usize {
-        let table = self.sequences[task.sequence].block_table;
-        let block = table[position / self.block_size].0 as usize;
-        (block * self.block_size + position % self.block_size) * self.kv_heads + kv_head
+        let first = self.block(task, position) * self.block_size;
+        (first + position % self.block_size) * self.kv_heads + kv_head
     }
 
     fn check(&self, out: &[f32]) {
@@ -155,6 +162,14 @@ impl AttentionArgs<'_> {
             std::mem::discriminant(&self.values),
             "attention: keys and values must be of one type"
         );
+        if let KvLayout::Turned { block_size } = self.key_layout {
+            let pairs = matches!(self.keys, KvSlice::Bf16(_)) && self.head_dim % 2 == 1;
+            assert!(
+                block_size == self.block_size && block_size.is_multiple_of(LANES) && !pairs,
+                "attention: {block_size} positions of {} are not turned",
+                self.head_dim
+            );
+        }
         self.keys.check(self.head_dim);
         self.values.check(self.head_dim);
         let block_count = self.keys.len() / (self.block_size * self.position_len());
@@ -208,6 +223,17 @@ fn tile(args: &AttentionArgs<'_>) -> usize {
     }
     _ = args;
     TILE
+}
+
+/// Whether a path computes attention over keys and values in bf16 on tiles.
+pub(super) fn on_tiles(path: Path, head_dim: usize) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return tiles::exist(path, head_dim);
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        _ = (path, head_dim);
+        false
+    }
 }
 
 /// Computes a part.

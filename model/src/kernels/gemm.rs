@@ -15,13 +15,33 @@ pub(super) use chunk::chunk_bf16_dots;
 pub(super) use chunk::{ChunkArgs, chunk_bf16, chunk_f16, chunk_f32};
 pub(super) use pack::{pack_group, pack_group_pairs};
 
-use std::marker::PhantomData;
-
 use super::fetch::fetch_near;
 use super::lanes::{LANES, Lanes, dispatch};
 
 /// Bytes by which weights that come from memory are asked for ahead: as long as memory takes to answer.
 const AHEAD: usize = 2048;
+
+/// Where the panels of a product stand.
+pub(super) trait Panels<Raw>: Copy {
+    /// The first weight of panel `p`.
+    fn at(&self, p: usize) -> *const Raw;
+    /// Asks for what will be read some time after step `k` of panel `p`, which is at `now`, of a tile of P panels.
+    fn fetch<const P: usize>(&self, p: usize, k: usize, now: *const Raw);
+}
+
+/// Panels that stand evenly spaced, in a near cache.
+pub(super) struct Near<Raw> {
+    pub first: *const Raw,
+    /// Values from one to the next.
+    pub step: usize,
+}
+
+/// Panels one after the other that come from memory: asked for [`AHEAD`] bytes before they are read.
+struct Far<Raw> {
+    first: *const Raw,
+    /// Values of one, as many steps of 16 as its sums are long.
+    len: usize,
+}
 
 /// How a panel's weights stand in memory.
 pub(super) trait Form {
@@ -30,8 +50,6 @@ pub(super) trait Form {
     const PAIRS: bool;
     /// Whether weights become f32, by [`Form::widen`], before they are multiplied.
     const WIDENS: bool;
-    /// Whether weights are asked for [`AHEAD`] bytes before they are read: where they come from memory.
-    const FAR: bool = false;
     /// Writes `inner` steps of a panel as f32, `[inner][16]`. Only for forms that widen.
     ///
     /// # Safety
@@ -82,31 +100,8 @@ pub(super) struct F16;
 pub(super) struct Bf16;
 /// `[inner / 2][16][2]` bf16.
 pub(super) struct Bf16Pairs;
-
-/// Weights of form `F` that come from memory.
-struct Far<F>(PhantomData<F>);
-
-impl<F: Form> Form for Far<F> {
-    type Raw = F::Raw;
-    const PAIRS: bool = F::PAIRS;
-    const WIDENS: bool = F::WIDENS;
-    const FAR: bool = true;
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(from: *const F::Raw) -> L {
-        // SAFETY: the caller's promise.
-        unsafe { F::load(from) }
-    }
-    #[inline(always)]
-    unsafe fn load_pairs<L: Lanes>(from: *const F::Raw) -> (L, L) {
-        // SAFETY: the caller's promise.
-        unsafe { F::load_pairs(from) }
-    }
-    #[inline(always)]
-    unsafe fn accumulate<L: Lanes>(weights: L, x: L, sum: L) -> L {
-        // SAFETY: the caller's promise.
-        unsafe { F::accumulate(weights, x, sum) }
-    }
-}
+/// `[inner][16]` signed bytes.
+pub(super) struct I8;
 
 /// As [`Bf16Pairs`], an f32's place holding a pair, for activations that stand in pairs as well.
 #[cfg(target_arch = "x86_64")]
@@ -178,6 +173,21 @@ impl Form for Bf16 {
     }
 }
 
+impl Form for I8 {
+    type Raw = i8;
+    const PAIRS: bool = false;
+    const WIDENS: bool = true;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(from: *const i8) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { L::load_i8(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs<L: Lanes>(_: *const i8) -> (L, L) {
+        unreachable!("bytes stand alone")
+    }
+}
+
 impl Form for Bf16Pairs {
     type Raw = u16;
     const PAIRS: bool = true;
@@ -193,18 +203,54 @@ impl Form for Bf16Pairs {
     }
 }
 
+impl<Raw> Clone for Near<Raw> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<Raw> Copy for Near<Raw> {}
+
+impl<Raw> Panels<Raw> for Near<Raw> {
+    #[inline(always)]
+    fn at(&self, p: usize) -> *const Raw {
+        self.first.wrapping_add(p * self.step)
+    }
+    #[inline(always)]
+    fn fetch<const P: usize>(&self, _: usize, _: usize, _: *const Raw) {}
+}
+
+impl<Raw> Clone for Far<Raw> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<Raw> Copy for Far<Raw> {}
+
+impl<Raw> Panels<Raw> for Far<Raw> {
+    #[inline(always)]
+    fn at(&self, p: usize) -> *const Raw {
+        self.first.wrapping_add(p * self.len)
+    }
+    /// In the same panel, or after its end in the one that is read next in its place.
+    #[inline(always)]
+    fn fetch<const P: usize>(&self, _: usize, k: usize, now: *const Raw) {
+        let ahead = AHEAD / size_of::<Raw>();
+        let ends = (k * LANES) + ahead >= self.len;
+        fetch_near(now.wrapping_add(ahead + if ends { (P - 1) * self.len } else { 0 }));
+    }
+}
+
 /// The operands of one register tile. Strides count values.
-pub(super) struct TileArgs<Raw> {
+pub(super) struct TileArgs<B> {
     /// Length of the sums; even for pairs.
     pub inner: usize,
     /// Activation of row r at k: `a + k * a_inner + r * a_row`.
     pub a: *const f32,
     pub a_inner: usize,
     pub a_row: usize,
-    /// Sixteen weights of panel p at k: `b + p * b_panel + k * b_inner`.
-    pub b: *const Raw,
+    /// Sixteen weights of panel p at k: `b.at(p) + k * b_inner`.
+    pub b: B,
     pub b_inner: usize,
-    pub b_panel: usize,
     /// Sixteen sums of row r and panel p: `c + r * c_row + 16 p`.
     pub c: *mut f32,
     pub c_row: usize,
@@ -214,52 +260,41 @@ pub(super) struct TileArgs<Raw> {
     pub accumulate: bool,
 }
 
-impl<Raw> TileArgs<Raw> {
-    /// Asks for the weights that P panels have [`AHEAD`] bytes after step `k`, where `b` points: in the same
-    /// panels, or after their end in as many that follow.
-    #[inline(always)]
-    fn fetch<const P: usize>(&self, b: *const Raw, k: usize) {
-        let ahead = AHEAD / size_of::<Raw>();
-        let ends = k + ahead / LANES >= self.inner;
-        let b = b.wrapping_add(ahead + if ends { (P - 1) * self.b_panel } else { 0 });
-        for p in 0..P {
-            fetch_near(b.wrapping_add(p * self.b_panel));
-        }
-    }
-}
-
 /// One register tile of R rows and P panels.
 ///
 /// # Safety
-/// The set of `L` is available; `a` is readable for R rows, `b` for P panels, over `inner` steps;
-/// `c` is writable (readable too if `accumulate`) for `rows` rows of P panels.
+/// The set of `L` is available; `a` is readable for R rows, `b` for P panels from `first` on, over `inner` steps;
+/// `c` is writable (readable too if `accumulate`) for `rows` rows of them.
 #[inline(always)]
-pub(super) unsafe fn tile<L: Lanes, F: Form, const R: usize, const P: usize>(
-    args: &TileArgs<F::Raw>,
+unsafe fn tile<L: Lanes, F: Form, B: Panels<F::Raw>, const R: usize, const P: usize>(
+    args: &TileArgs<B>,
+    first: usize,
 ) {
     // SAFETY: all reads and writes stay in what the caller promised.
     unsafe {
+        let c = args.c.add(first * LANES);
         let mut sums = [[L::splat(0.0); P]; R];
         if args.accumulate {
             for (r, row) in sums.iter_mut().enumerate() {
                 if r < args.rows {
                     for (p, sum) in row.iter_mut().enumerate() {
-                        *sum = L::load(args.c.add(r * args.c_row + p * LANES));
+                        *sum = L::load(c.add(r * args.c_row + p * LANES));
                     }
                 }
             }
         }
-        let (mut a, mut b) = (args.a, args.b);
+        let mut a = args.a;
+        let mut b: [*const F::Raw; P] = std::array::from_fn(|p| args.b.at(first + p));
         let mut k = 0;
         while k < args.inner {
-            if F::FAR {
-                args.fetch::<P>(b, k);
+            for (p, now) in b.iter().enumerate() {
+                args.b.fetch::<P>(first + p, k, *now);
             }
             if F::PAIRS {
                 let mut firsts = [L::splat(0.0); P];
                 let mut seconds = [L::splat(0.0); P];
                 for p in 0..P {
-                    (firsts[p], seconds[p]) = F::load_pairs(b.add(p * args.b_panel));
+                    (firsts[p], seconds[p]) = F::load_pairs(b[p]);
                 }
                 for (r, row) in sums.iter_mut().enumerate() {
                     let x = L::splat(*a.add(r * args.a_row));
@@ -275,12 +310,12 @@ pub(super) unsafe fn tile<L: Lanes, F: Form, const R: usize, const P: usize>(
                     }
                 }
                 a = a.add(args.a_inner);
-                b = b.add(2 * args.b_inner);
+                b = b.map(|b| b.add(2 * args.b_inner));
                 k += 2;
             } else {
                 let mut weights = [L::splat(0.0); P];
-                for (p, weight) in weights.iter_mut().enumerate() {
-                    *weight = F::load(b.add(p * args.b_panel));
+                for (weight, b) in weights.iter_mut().zip(b) {
+                    *weight = F::load(b);
                 }
                 for (r, row) in sums.iter_mut().enumerate() {
                     let x = L::splat(*a.add(r * args.a_row));
@@ -289,14 +324,14 @@ pub(super) unsafe fn tile<L: Lanes, F: Form, const R: usize, const P: usize>(
                     }
                 }
                 a = a.add(args.a_inner);
-                b = b.add(args.b_inner);
+                b = b.map(|b| b.add(args.b_inner));
                 k += 1;
             }
         }
         for (r, row) in sums.iter().enumerate() {
             if r < args.rows {
                 for (p, sum) in row.iter().enumerate() {
-                    sum.store(args.c.add(r * args.c_row + p * LANES));
+                    sum.store(c.add(r * args.c_row + p * LANES));
                 }
             }
         }
@@ -306,29 +341,28 @@ pub(super) unsafe fn tile<L: Lanes, F: Form, const R: usize, const P: usize>(
 /// A row of tiles: `panels` panels for at most R rows, as many panels at a time as registers allow.
 ///
 /// # Safety
-/// As [`tile`], for `panels` panels.
+/// As [`tile`], for `panels` panels from the first.
 #[inline(always)]
-unsafe fn tile_row<L: Lanes, F: Form, const R: usize>(
-    mut args: TileArgs<F::Raw>,
-    mut panels: usize,
+unsafe fn tile_row<L: Lanes, F: Form, B: Panels<F::Raw>, const R: usize>(
+    args: &TileArgs<B>,
+    panels: usize,
 ) {
     let fits = |p: usize| R * p + p < L::REGISTERS;
-    while panels > 0 {
-        // SAFETY: at most `panels` panels are touched and then left behind.
+    let mut first = 0;
+    while first < panels {
+        let left = panels - first;
+        // SAFETY: at most the panels that are left are touched.
         unsafe {
-            let done = if fits(4) && panels >= 4 {
-                tile::<L, F, R, 4>(&args);
+            first += if fits(4) && left >= 4 {
+                tile::<L, F, B, R, 4>(args, first);
                 4
-            } else if fits(2) && panels >= 2 {
-                tile::<L, F, R, 2>(&args);
+            } else if fits(2) && left >= 2 {
+                tile::<L, F, B, R, 2>(args, first);
                 2
             } else {
-                tile::<L, F, R, 1>(&args);
+                tile::<L, F, B, R, 1>(args, first);
                 1
             };
-            panels -= done;
-            args.b = args.b.add(done * args.b_panel);
-            args.c = args.c.add(done * LANES);
         }
     }
 }
@@ -338,20 +372,20 @@ unsafe fn tile_row<L: Lanes, F: Form, const R: usize>(
 /// # Safety
 /// As [`tile`], for `group` rows (all readable) and `panels` panels.
 #[inline(always)]
-pub(super) unsafe fn tile_group<L: Lanes, F: Form>(
-    args: TileArgs<F::Raw>,
+pub(super) unsafe fn tile_group<L: Lanes, F: Form, B: Panels<F::Raw>>(
+    args: &TileArgs<B>,
     group: usize,
     panels: usize,
 ) {
     // SAFETY: the caller's promise. Arms beyond the set's largest group fold away.
     unsafe {
         match group {
-            1 => tile_row::<L, F, 1>(args, panels),
-            2 => tile_row::<L, F, 2>(args, panels),
-            4 => tile_row::<L, F, 4>(args, panels),
-            6 if L::GROUP_MAX >= 6 => tile_row::<L, F, 6>(args, panels),
-            8 if L::GROUP_MAX >= 8 => tile_row::<L, F, 8>(args, panels),
-            12 if L::GROUP_MAX >= 12 => tile_row::<L, F, 12>(args, panels),
+            1 => tile_row::<L, F, B, 1>(args, panels),
+            2 => tile_row::<L, F, B, 2>(args, panels),
+            4 => tile_row::<L, F, B, 4>(args, panels),
+            6 if L::GROUP_MAX >= 6 => tile_row::<L, F, B, 6>(args, panels),
+            8 if L::GROUP_MAX >= 8 => tile_row::<L, F, B, 8>(args, panels),
+            12 if L::GROUP_MAX >= 12 => tile_row::<L, F, B, 12>(args, panels),
             _ => unreachable!("no group of {group} rows"),
         }
     }

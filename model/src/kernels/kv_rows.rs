@@ -9,15 +9,18 @@ use std::marker::PhantomData;
 
 use half::slice::HalfFloatSliceExt;
 
-use super::Path;
-use super::lanes::{Lanes, dispatch};
+use super::lanes::{LANES, Lanes, dispatch};
+use super::{KvLayout, Path};
 
 /// The largest finite f16.
 const F16_MAX: f32 = 65_504.0;
 /// Adding it leaves the nearest integer in the low bits of the significand.
 const ROUND: f32 = 12_582_912.0;
 
-/// Keys or values of one layer, to be written: `[block_count, block_size, kv_heads, head_dim]`.
+/// Values of a head that are rounded together before they are turned, even.
+const TOGETHER: usize = 256;
+
+/// Keys or values of one layer, to be written, in the order that their [`KvLayout`] says.
 #[derive(Debug)]
 pub enum KvSliceMut<'a> {
     /// Single precision.
@@ -85,6 +88,7 @@ impl KvPlaces {
 pub struct KvRows<'a> {
     path: Path,
     memory: Memory,
+    layout: KvLayout,
     places: &'a [Option<usize>],
     head_dim: usize,
     /// Values of a row.
@@ -107,7 +111,7 @@ unsafe impl Send for KvRows<'_> {}
 unsafe impl Sync for KvRows<'_> {}
 
 impl<'a> KvRows<'a> {
-    /// The rows that `places` says, in `store`; a row is `[kv_heads, head_dim]`.
+    /// The rows that `places` says, in `store`, which has the layout; a row is `[kv_heads, head_dim]`.
     ///
     /// # Panics
     /// If a place is out of range: a bug of the caller.
@@ -115,12 +119,22 @@ impl<'a> KvRows<'a> {
     pub fn new(
         path: Path,
         store: KvSliceMut<'a>,
+        layout: KvLayout,
         places: &'a KvPlaces,
         kv_heads: usize,
         head_dim: usize,
     ) -> KvRows<'a> {
         let width = kv_heads * head_dim;
-        let (end, len) = (places.end() * width, store.len());
+        let end = match layout {
+            KvLayout::Rows => places.end(),
+            KvLayout::Turned { block_size } => {
+                assert!(block_size.is_multiple_of(LANES), "{block_size} positions are not turned");
+                let pairs = matches!(store, KvSliceMut::Bf16(_));
+                assert!(!pairs || head_dim.is_multiple_of(2), "heads of {head_dim} have no pairs");
+                places.end().next_multiple_of(block_size)
+            }
+        };
+        let (end, len) = (end * width, store.len());
         assert!(end <= len, "{end} values are out of range for a store of {len}");
         if let KvSliceMut::Int8 { scales, .. } = &store {
             assert_eq!(scales.len() * head_dim, len, "one scale a head");
@@ -134,7 +148,7 @@ impl<'a> KvRows<'a> {
             }
         };
         let places = &places.places;
-        KvRows { path, memory, places, head_dim, width, store: PhantomData }
+        KvRows { path, memory, layout, places, head_dim, width, store: PhantomData }
     }
 
     /// Rows there are.
@@ -169,58 +183,106 @@ impl<'a> KvRows<'a> {
         let at = place * self.width + first;
         // SAFETY: places are distinct and in range, so these heads are this call's alone.
         unsafe {
+            if let KvLayout::Turned { block_size } = self.layout {
+                for (index, head) in values.chunks_exact(self.head_dim).enumerate() {
+                    self.write_turned(place, first / self.head_dim + index, head, block_size);
+                }
+                return;
+            }
             let (from, len) = (values.as_ptr(), values.len());
             match self.memory {
                 Memory::F32(to) => std::ptr::copy_nonoverlapping(from, to.add(at), len),
-                Memory::Bf16(to) => bf16_dispatch(self.path, from, to.add(at), len),
+                Memory::Bf16(to) => {
+                    let to = std::slice::from_raw_parts_mut(to.add(at), len);
+                    bf16_dispatch(self.path, values, to);
+                }
                 Memory::F16(to) => {
                     round_to_f16(values, std::slice::from_raw_parts_mut(to.add(at), len));
                 }
                 Memory::Int8(to, scales) => {
                     let scales = scales.add(at / self.head_dim);
-                    int8_dispatch(self.path, from, to.add(at), len, self.head_dim, scales);
+                    for (index, head) in values.chunks_exact(self.head_dim).enumerate() {
+                        let to = std::slice::from_raw_parts_mut(
+                            to.add(at + index * self.head_dim),
+                            self.head_dim,
+                        );
+                        let (scale, inverse) = scale_of(head);
+                        scales.add(index).write(scale);
+                        int8_dispatch(self.path, head, inverse, to);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes one head, turned.
+    ///
+    /// # Safety
+    /// The place and head are there, and this call's alone.
+    unsafe fn write_turned(&self, place: usize, kv_head: usize, head: &[f32], block_size: usize) {
+        let (block, offset, lane) =
+            (place / block_size, place % block_size / LANES * LANES, place % LANES);
+        let kv_heads = self.width / self.head_dim;
+        let panel = ((block * kv_heads + kv_head) * block_size + offset) * self.head_dim;
+        for (index, values) in head.chunks(TOGETHER).enumerate() {
+            let (at, len) = (panel + index * TOGETHER * LANES, values.len());
+            // SAFETY: the caller's promise; a panel is there as a whole.
+            unsafe {
+                match self.memory {
+                    Memory::F32(to) => scatter::<_, 1>(values, to.add(at + lane)),
+                    Memory::Bf16(to) => {
+                        let mut rounded = [0; TOGETHER];
+                        bf16_dispatch(self.path, values, &mut rounded[..len]);
+                        scatter::<_, 2>(&rounded[..len], to.add(at + 2 * lane));
+                    }
+                    Memory::F16(to) => {
+                        let mut rounded = [0; TOGETHER];
+                        round_to_f16(values, &mut rounded[..len]);
+                        scatter::<_, 1>(&rounded[..len], to.add(at + lane));
+                    }
+                    Memory::Int8(to, scales) => {
+                        let (scale, inverse) = scale_of(head);
+                        scales.add(place * kv_heads + kv_head).write(scale);
+                        let mut rounded = [0; TOGETHER];
+                        int8_dispatch(self.path, values, inverse, &mut rounded[..len]);
+                        scatter::<_, 1>(&rounded[..len], to.add(at + lane));
+                    }
                 }
             }
         }
     }
 }
 
+/// Writes values, N at a time, each time one panel's step further.
+///
+/// # Safety
+/// `to` is valid for as many values of a panel's lane.
+unsafe fn scatter<T: Copy, const N: usize>(from: &[T], to: *mut T) {
+    let (groups, _) = from.as_chunks::<N>();
+    for (index, group) in groups.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { to.add(index * N * LANES).cast::<[T; N]>().write_unaligned(*group) }
+    }
+}
+
 #[inline(always)]
-unsafe fn bf16_lanes<L: Lanes>(from: *const f32, to: *mut u16, len: usize) {
-    // SAFETY: the caller's promise.
-    let (from, to) =
-        unsafe { (std::slice::from_raw_parts(from, len), std::slice::from_raw_parts_mut(to, len)) };
+unsafe fn bf16_lanes<L: Lanes>(from: &[f32], to: &mut [u16]) {
     round_to_bf16(from, to);
 }
 dispatch! {
     /// # Safety
-    /// The pointers are valid for `len` values.
-    unsafe fn bf16_dispatch(from: *const f32, to: *mut u16, len: usize) = bf16_lanes
+    /// None.
+    unsafe fn bf16_dispatch(from: &[f32], to: &mut [u16]) = bf16_lanes
 }
 
 #[inline(always)]
-unsafe fn int8_lanes<L: Lanes>(
-    from: *const f32,
-    to: *mut i8,
-    len: usize,
-    head_dim: usize,
-    scales: *mut f32,
-) {
-    for index in 0..len / head_dim {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let from = std::slice::from_raw_parts(from.add(index * head_dim), head_dim);
-            let to = std::slice::from_raw_parts_mut(to.add(index * head_dim), head_dim);
-            scales.add(index).write(quantise(from, to));
-        }
-    }
+unsafe fn int8_lanes<L: Lanes>(from: &[f32], inverse: f32, to: &mut [i8]) {
+    round_to_int8(from, inverse, to);
 }
 dispatch! {
     /// # Safety
-    /// `from` and `to` are valid for `len` values, `scales` for `len / head_dim`.
-    unsafe fn int8_dispatch(
-        from: *const f32, to: *mut i8, len: usize, head_dim: usize, scales: *mut f32,
-    ) = int8_lanes
+    /// None.
+    unsafe fn int8_dispatch(from: &[f32], inverse: f32, to: &mut [i8]) = int8_lanes
 }
 
 /// Rounds to the bits of bf16, to nearest even. Both are of one size.
@@ -252,22 +314,24 @@ fn round_to_f16(from: &[f32], to: &mut [u16]) {
     }
 }
 
-/// Rounds a head to integers from -127 to 127; returns what they are to be multiplied with. Both are of
-/// one size. A head with a NaN or an infinity gets the scale NaN.
-#[inline(always)]
-fn quantise(from: &[f32], to: &mut [i8]) -> f32 {
-    let largest = from.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
-    if from.iter().any(|value| !value.is_finite()) {
-        to.fill(1);
-        return f32::NAN;
+/// What the integers of a head are to be multiplied with, and its values before they are rounded to integers
+/// from -127 to 127. A head with a NaN or an infinity gets the scale NaN.
+fn scale_of(head: &[f32]) -> (f32, f32) {
+    let largest = head.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
+    if head.iter().any(|value| !value.is_finite()) {
+        return (f32::NAN, 0.0);
     }
     // The inverse of a number below 2^-120 or so would overflow: such a head is taken for zero.
-    let inverse = if largest > 1e-36 { 127.0 / largest } else { 0.0 };
+    (largest / 127.0, if largest > 1e-36 { 127.0 / largest } else { 0.0 })
+}
+
+/// Rounds to integers what the inverse brings into their range. Both are of one size.
+#[inline(always)]
+fn round_to_int8(from: &[f32], inverse: f32, to: &mut [i8]) {
     for (value, rounded) in from.iter().zip(to) {
         // The low byte of the sum is the nearest integer, in two's complement.
         *rounded = (value * inverse + ROUND).to_bits() as i8;
     }
-    largest / 127.0
 }
 
 #[cfg(test)]
@@ -305,7 +369,8 @@ mod tests {
         for scale in [1e-42, 1e-30, 0.01, 1.0, 3e4, 1e38] {
             let from: Vec<f32> = (0..64).map(|i| (i as f32 * 0.7).sin() * scale).collect();
             let mut to = vec![0; 64];
-            let factor = quantise(&from, &mut to);
+            let (factor, inverse) = scale_of(&from);
+            round_to_int8(&from, inverse, &mut to);
             let largest = from.iter().fold(0.0, |a: f32, b| a.max(b.abs()));
             for (value, integer) in from.iter().zip(&to) {
                 let error = (f64::from(*value) - f64::from(*integer) * f64::from(factor)).abs();
@@ -314,10 +379,11 @@ mod tests {
             }
         }
         let mut to = [7; 2];
-        assert_eq!((quantise(&[0.0, -0.0], &mut to), to), (0.0, [0, 0]));
+        let (scale, inverse) = scale_of(&[0.0, -0.0]);
+        round_to_int8(&[0.0, -0.0], inverse, &mut to);
+        assert_eq!((scale, to), (0.0, [0, 0]));
         for wild in [f32::NAN, f32::INFINITY] {
-            let scale = quantise(&[1.0, wild], &mut to);
-            assert!((f32::from(to[0]) * scale).is_nan() && (f32::from(to[1]) * scale).is_nan());
+            assert!(scale_of(&[1.0, wild]).0.is_nan(), "a NaN scale makes the whole head NaN");
         }
     }
 }

@@ -2,7 +2,14 @@ use super::*;
 use crate::kernels::{KvPlaces, KvRows, Path};
 
 fn shape(kv_type: KvType) -> KvShape {
-    KvShape { layer_count: 3, block_size: 4, kv_heads: 2, head_dim: 5, kv_type }
+    KvShape {
+        layer_count: 3,
+        block_size: 4,
+        kv_heads: 2,
+        head_dim: 5,
+        kv_type,
+        key_layout: KvLayout::Rows,
+    }
 }
 
 impl KvStore {
@@ -12,9 +19,11 @@ impl KvStore {
         let first = block * block_size + offset;
         let mut places = KvPlaces::default();
         places.fill((0..keys.len() / (kv_heads * head_dim)).map(|row| Some(first + row)));
-        for (plane, rows) in self.layer_mut(layer).into_iter().zip([keys, values]) {
+        let layouts = [self.shape().key_layout, KvLayout::Rows];
+        let planes = self.layer_mut(layer).into_iter().zip(layouts);
+        for ((plane, layout), rows) in planes.zip([keys, values]) {
             let store = plane.slice_mut();
-            let mut to = KvRows::new(Path::PORTABLE, store, &places, kv_heads, head_dim);
+            let mut to = KvRows::new(Path::PORTABLE, store, layout, &places, kv_heads, head_dim);
             for (index, row) in rows.chunks_exact(kv_heads * head_dim).enumerate() {
                 to.write_row(index, row);
             }

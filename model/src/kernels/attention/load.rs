@@ -1,12 +1,14 @@
-//! Reads a tile of keys and values through the block table: keys transposed, as the product of
-//! scores wants them, values as they stand; widened to f32, or keys of bf16 as they are.
+//! Reads a tile of keys and values through the block table and widens them to f32: keys turned, as the product
+//! of scores wants them, unless they stand so; values as they stand.
 #![allow(unsafe_code, reason = "lanes work on raw pointers")]
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
 
+use super::super::KvLayout;
 use super::super::fetch::fetch_second;
+use super::super::gemm::{self, Form, Panels};
 use super::super::lanes::{LANES, Lanes};
 use super::KvSlice;
-use super::walk::Walk;
+use super::walk::{TurnedKeys, Walk};
 
 /// An element type of the store.
 trait Element {
@@ -108,36 +110,41 @@ macro_rules! by_element {
     };
 }
 
-/// Loads keys, `[panel of 16 positions][head_dim][16]`; zeroes in the rest of the last panel and
-/// before what is seen. Meanwhile asks for the keys of `ahead`.
+/// Loads keys, `[panel of 16 positions][head_dim][16]`; where there is no position, whatever. Meanwhile asks
+/// for the keys of `ahead`.
 ///
 /// # Safety
-/// The check has seen the blocks; there are `head_dim` `zeroes`, `to` has room for a tile; the set of `L`
-/// is available.
+/// The check has seen the blocks; `to` has room for a tile; the set of `L` is available.
 #[inline(always)]
-pub(super) unsafe fn load_keys<L: Lanes>(
-    walk: &Walk<'_>,
-    ahead: &Walk<'_>,
-    zeroes: *const f32,
-    to: *mut f32,
-) {
+pub(super) unsafe fn load_keys<L: Lanes>(walk: &Walk<'_>, ahead: &Walk<'_>, to: *mut f32) {
     // SAFETY: the caller's promise.
-    unsafe { by_element!(walk.args.keys, turn::<L>(walk, ahead, zeroes, to)) }
+    unsafe {
+        match walk.args.key_layout {
+            KvLayout::Rows => by_element!(walk.args.keys, turn::<L>(walk, ahead, to)),
+            KvLayout::Turned { .. } => match walk.args.keys {
+                KvSlice::F32(from) => widen::<L, gemm::F32>(walk, ahead, to, from, None),
+                KvSlice::Bf16(from) => widen::<L, gemm::Bf16Pairs>(walk, ahead, to, from, None),
+                KvSlice::F16(from) => widen::<L, gemm::F16>(walk, ahead, to, from, None),
+                KvSlice::Int8 { values, scales } => {
+                    widen::<L, gemm::I8>(walk, ahead, to, values, Some(scales));
+                }
+            },
+        }
+    }
 }
 
 #[inline(always)]
 unsafe fn turn<L: Lanes, E: Element>(
     walk: &Walk<'_>,
     ahead: &Walk<'_>,
-    zeroes: *const f32,
     to: *mut f32,
     from: &[E::Raw],
     scales: Option<&[f32]>,
 ) {
     let dim = walk.args.head_dim;
     for panel in 0..walk.panels() {
-        let rows = walk.rows(panel, from, zeroes.cast());
-        let ahead = ahead.rows(panel, from, zeroes.cast());
+        let rows = walk.rows(panel, from);
+        let ahead = ahead.rows(panel, from);
         let scales = scales.map(|scales| walk.scales(panel, scales));
         for d in (0..dim).step_by(LANES) {
             fetch_line(&ahead, d);
@@ -160,78 +167,51 @@ unsafe fn turn<L: Lanes, E: Element>(
     }
 }
 
-/// Loads keys of bf16 with half the work: as they are, two values of a head side by side, `[panel of 16
-/// positions][head_dim / 2][16]` pairs, each in an f32's place; or, if `WIDEN`, as [`load_keys`].
-///
-/// # Safety
-/// As [`load_keys`], for an even `head_dim`; `from` are the keys.
+/// Widens keys that stand turned.
 #[inline(always)]
-pub(super) unsafe fn load_key_pairs<L: Lanes, const WIDEN: bool>(
+unsafe fn widen<L: Lanes, F: Form>(
     walk: &Walk<'_>,
     ahead: &Walk<'_>,
-    zeroes: *const f32,
     to: *mut f32,
-    from: &[u16],
+    from: &[F::Raw],
+    scales: Option<&[f32]>,
 ) {
     let dim = walk.args.head_dim;
+    let keys = TurnedKeys { now: walk.turned(from), ahead: ahead.turned(from) };
     for panel in 0..walk.panels() {
-        let rows = walk.rows(panel, from, zeroes.cast());
-        let ahead = ahead.rows(panel, from, zeroes.cast());
-        for d in (0..dim).step_by(2 * LANES) {
-            fetch_line(&ahead, d);
-            let live = (dim - d).min(2 * LANES);
-            // SAFETY: the caller's promise; a full vector is read only where the head has it.
-            unsafe {
-                let mut square = [L::splat(0.0); LANES];
-                for lane in 0..LANES {
-                    let from = rows[lane].add(d);
-                    square[lane] = if live == 2 * LANES {
-                        L::load(from.cast())
-                    } else {
-                        let mut padded = [0_u16; 2 * LANES];
-                        std::ptr::copy_nonoverlapping(from, padded.as_mut_ptr(), live);
-                        L::load(padded.as_ptr().cast())
-                    };
-                }
-                L::transpose(&mut square);
-                for (i, column) in square.iter().enumerate().take(live / 2) {
-                    if WIDEN {
-                        let mut pairs = [0.0; LANES];
-                        column.store(pairs.as_mut_ptr());
-                        let (first, second) = L::load_bf16_pairs(pairs.as_ptr().cast());
-                        let at = to.add((panel * dim + d + 2 * i) * LANES);
-                        first.store(at);
-                        second.store(at.add(LANES));
-                    } else {
-                        column.store(to.add(((panel * dim + d) / 2 + i) * LANES));
-                    }
+        let scales = scales.map(|scales| walk.scales(panel, scales));
+        for d in 0..dim {
+            keys.fetch::<1>(panel, d, keys.now[panel]);
+        }
+        // SAFETY: the caller's promise; the panel's memory is used within its size.
+        unsafe {
+            let to = to.add(panel * dim * LANES);
+            F::widen::<L>(keys.now[panel], dim, to);
+            if let Some(scales) = scales {
+                for d in 0..dim {
+                    let column = to.add(d * LANES);
+                    L::load(column).mul(L::load(scales.as_ptr())).store(column);
                 }
             }
         }
     }
 }
 
-/// Loads values, `[position][padded_dim]`; zeroes where [`load_keys`] has them. Meanwhile asks for the values of
-/// `ahead`.
+/// Loads values, `[position][padded_dim]`; where there is no position, those of another one. Meanwhile asks for
+/// the values of `ahead`.
 ///
 /// # Safety
 /// As [`load_keys`].
 #[inline(always)]
-pub(super) unsafe fn load_values<L: Lanes>(
-    walk: &Walk<'_>,
-    ahead: &Walk<'_>,
-    zeroes: *const f32,
-    to: *mut f32,
-) {
+pub(super) unsafe fn load_values<L: Lanes>(walk: &Walk<'_>, ahead: &Walk<'_>, to: *mut f32) {
     // SAFETY: the caller's promise.
-    unsafe { by_element!(walk.args.values, copy::<L>(walk, ahead, zeroes, to)) }
+    unsafe { by_element!(walk.args.values, copy::<L>(walk, ahead, to)) }
 }
 
 #[inline(always)]
 unsafe fn copy<L: Lanes, E: Element>(
     walk: &Walk<'_>,
     ahead: &Walk<'_>,
-    zeroes: *const f32,
     to: *mut f32,
     from: &[E::Raw],
     scales: Option<&[f32]>,
@@ -239,8 +219,8 @@ unsafe fn copy<L: Lanes, E: Element>(
     let dim = walk.args.head_dim;
     let padded_dim = dim.next_multiple_of(LANES);
     for panel in 0..walk.panels() {
-        let rows = walk.rows(panel, from, zeroes.cast());
-        let ahead = ahead.rows(panel, from, zeroes.cast());
+        let rows = walk.rows(panel, from);
+        let ahead = ahead.rows(panel, from);
         let scales = scales.map(|scales| walk.scales(panel, scales));
         for (lane, row) in rows.into_iter().enumerate() {
             for d in (0..dim).step_by(LANES) {

@@ -15,16 +15,14 @@ mod products;
 
 use std::ops::Range;
 
-use products::FEW_QUERIES;
-
 use super::super::gemm::group_rows;
 use super::super::lanes::{LANES, Lanes, dispatch};
 use super::super::threads::Threads;
-use super::load::{load_key_pairs, load_keys, load_live, load_values};
+use super::load::{load_keys, load_live, load_values};
 use super::plan::{PART_QUERIES, Part, Plan};
 use super::share;
 use super::state::{Output, State};
-use super::walk::Walk;
+use super::walk::{Places, Walk};
 use super::{AttentionArgs, SPAN, TILE};
 
 /// Most rows that the last group of packed queries has beyond them.
@@ -48,8 +46,6 @@ struct Work<'a> {
     values: *mut f32,
     /// `[queries of a run, padded to a group][TILE]`.
     scores: *mut f32,
-    /// `[head_dim]`: a key or value that is not there.
-    zeroes: *mut f32,
     /// `[head]` states of all readers' queries: of the span that runs.
     span: *mut f32,
     /// The same of all spans before.
@@ -62,10 +58,8 @@ type Run = Range<usize>;
 /// A tile of the cache, and who reads it.
 struct Tile {
     run: Run,
-    /// Its first position.
-    begin: usize,
-    /// Positions of it that are read, not empty: all where the run is of several.
-    seen: Range<usize>,
+    /// Its positions that are read: all where the run is of several.
+    places: Places,
 }
 
 dispatch! {
@@ -95,15 +89,13 @@ unsafe fn run_lanes<L: Lanes>(
         TILE * padded_dim,
         TILE * padded_dim,
         (readers * queries + SPARE_ROWS) * TILE,
-        args.head_dim,
         heads * State::len(readers * queries, padded_dim),
         heads * State::len(readers * queries, padded_dim),
     ]
     .map(|size| size.next_multiple_of(LANES));
     let mut scratch = threads.scratch::<f32>(sizes.iter().sum());
-    let [q, keys, values, scores, zeroes, span, all] = carve(scratch.slice_mut(), sizes);
-    let work =
-        Work { args, plan, part, queries, padded_dim, q, keys, values, scores, zeroes, span, all };
+    let [q, keys, values, scores, span, all] = carve(scratch.slice_mut(), sizes);
+    let work = Work { args, plan, part, queries, padded_dim, q, keys, values, scores, span, all };
     let mut packed = [0; PART_QUERIES];
     // SAFETY: every piece of scratch is used within its size.
     unsafe { work.run::<L>(&mut packed[..readers], output) }
@@ -127,7 +119,6 @@ impl Work<'_> {
         let heads = self.part.kv_heads.len();
         // SAFETY: see above the impl.
         unsafe {
-            self.zeroes.write_bytes(0, self.args.head_dim);
             for head in 0..heads {
                 self.state(self.all, head, readers.clone()).reset();
             }
@@ -150,16 +141,17 @@ impl Work<'_> {
         let begins = (span * SPAN..(span + 1) * SPAN).step_by(TILE);
         begins.flat_map(move |begin| {
             share::runs(readers, begin).filter_map(move |run| {
-                let seen = self.plan.task(self.part, run.start).seen(begin..begin + TILE);
-                (!seen.is_empty()).then_some(Tile { run, begin, seen })
+                let task = self.plan.task(self.part, run.start);
+                let seen = task.seen(begin..begin + TILE);
+                let places = || Places::new(self.args, task, begin, seen.clone());
+                (!seen.is_empty()).then(|| Tile { run, places: places() })
             })
         })
     }
 
     /// The way through a tile of one kv head.
-    fn walk(&self, tile: &Tile, kv_head: usize) -> Walk<'_> {
-        let task = self.plan.task(self.part, tile.run.start);
-        Walk { args: self.args, task, kv_head, begin: tile.begin, seen: tile.seen.clone() }
+    fn walk<'a>(&'a self, tile: &'a Tile, kv_head: usize) -> Walk<'a> {
+        Walk { args: self.args, places: &tile.places, kv_head }
     }
 
     /// The states of some readers' queries of a head.
@@ -207,7 +199,7 @@ impl Work<'_> {
             let ahead = match next {
                 _ if kv_head + 1 < kv_heads.end => self.walk(tile, kv_head + 1),
                 Some(next) => self.walk(next, kv_heads.start),
-                None => walk.clone(),
+                None => walk,
             };
             // SAFETY: see above the impl. Several readers have one row each, so that a run's queries
             // and their spare rows fit in the readers' places.
@@ -217,19 +209,14 @@ impl Work<'_> {
                     self.pack_queries::<L>(run.clone(), kv_head, q);
                 }
                 let queries = run.len() * self.queries;
-                let (ahead, zeroes, keys) = (&ahead, self.zeroes, self.keys);
-                match self.key_pairs() {
-                    Some(from) if queries <= FEW_QUERIES => {
-                        load_key_pairs::<L, false>(&walk, ahead, zeroes, keys, from);
-                    }
-                    Some(from) => load_key_pairs::<L, true>(&walk, ahead, zeroes, keys, from),
-                    None => load_keys::<L>(&walk, ahead, zeroes, keys),
+                if !self.keys_stay(queries) {
+                    load_keys::<L>(&walk, &ahead, self.keys);
                 }
                 if self.stored_values(queries).is_none() {
-                    load_values::<L>(&walk, ahead, zeroes, self.values);
+                    load_values::<L>(&walk, &ahead, self.values);
                 }
                 let state = self.state(self.span, head, run.clone());
-                self.add_products::<L>(run.clone(), &walk, ahead, q, &state);
+                self.add_products::<L>(run.clone(), &walk, &ahead, q, &state);
             }
         }
     }

@@ -155,6 +155,22 @@ fn cache(shape: Shape, sequences: &[Sequence], block_size: usize) -> Cache {
     Cache { tables, keys, values, block_size }
 }
 
+/// Rows of keys in the order of [`KvLayout::Turned`].
+fn turn<T: Copy>(rows: &[T], shape: Shape, block_size: usize) -> Vec<T> {
+    let Shape { kv_heads, head_dim, .. } = shape;
+    let together = if shape.stored == Stored::Bf16 { 2 } else { 1 };
+    let mut turned = rows.to_vec();
+    for (index, value) in rows.iter().enumerate() {
+        let (d, head) = (index % head_dim, index / head_dim % kv_heads);
+        let (block, offset) =
+            (index / head_dim / kv_heads / block_size, index / head_dim / kv_heads % block_size);
+        let panel = (block * kv_heads + head) * (block_size / LANES) + offset / LANES;
+        let step = panel * (head_dim / together) + d / together;
+        turned[(step * LANES + offset % LANES) * together + d % together] = *value;
+    }
+    turned
+}
+
 /// Runs parts of the sequences (index, start, count) in one call; one output each.
 fn run(
     path: Path,
@@ -171,12 +187,20 @@ fn run(
     let f16 = |values: &[f32]| -> Vec<u16> {
         values.iter().map(|&v| half::f16::from_f32(v).to_bits()).collect()
     };
-    let planes = [&cache.keys, &cache.values];
+    let pairs = shape.stored == Stored::Bf16;
+    let key_layout = KvLayout::of_keys(path, pairs, cache.block_size, shape.head_dim);
+    let turned = key_layout != KvLayout::Rows;
+    let keys = if turned { turn(&cache.keys, shape, cache.block_size) } else { cache.keys.clone() };
+    let planes = [&keys, &cache.values];
     let narrow = planes.map(|plane| match shape.stored {
         Stored::Bf16 => bf16(plane),
         _ => f16(plane),
     });
-    let integers = planes.map(|plane| quantised(plane, shape.head_dim));
+    // Scales stand by position and head in both layouts.
+    let integers = [&cache.keys, &cache.values].map(|plane| quantised(plane, shape.head_dim));
+    let [(keys, key_scales), values] = integers;
+    let keys = if turned { turn(&keys, shape, cache.block_size) } else { keys };
+    let integers = [(keys, key_scales), values];
     let [keys, values] = [0, 1].map(|index| match shape.stored {
         Stored::F32 => KvSlice::F32(planes[index]),
         Stored::Bf16 => KvSlice::Bf16(&narrow[index]),
@@ -202,6 +226,7 @@ fn run(
         q: &q,
         sequences: &described,
         keys,
+        key_layout,
         values,
         block_size: cache.block_size,
         heads: shape.heads,
@@ -332,6 +357,7 @@ fn unknown_block_is_refused() {
         q: &[0.0; 8],
         sequences: &[sequence],
         keys: KvSlice::F32(&store),
+        key_layout: KvLayout::Rows,
         values: KvSlice::F32(&store),
         block_size: 16,
         heads: 1,

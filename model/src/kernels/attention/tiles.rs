@@ -27,7 +27,7 @@ use std::ops::Range;
 use super::super::amx::{self, DEPTH, ROWS};
 use super::super::lanes::Avx512;
 use super::super::threads::Threads;
-use super::super::{Path, PathKind};
+use super::super::{KvLayout, Path, PathKind};
 use super::plan::{Part, Plan, Task};
 use super::share;
 use super::state::{Output, State};
@@ -38,11 +38,15 @@ use super::{AttentionArgs, KvSlice, SPAN};
 pub(super) const TILE: usize = 128;
 const _: () = assert!(SPAN.is_multiple_of(TILE) && TILE.is_multiple_of(DEPTH));
 
+/// Whether a path has tiles that heads of this size fill.
+pub(super) fn exist(path: Path, head_dim: usize) -> bool {
+    path.kind() == PathKind::Amx && head_dim.is_multiple_of(DEPTH)
+}
+
 /// Whether these arguments are computed here. It depends on shapes and types alone.
 pub(super) fn apply(args: &AttentionArgs<'_>) -> bool {
-    let amx = |path: Path| path.kind() == PathKind::Amx;
     let bf16 = matches!((&args.keys, &args.values), (KvSlice::Bf16(_), KvSlice::Bf16(_)));
-    amx(args.path) && bf16 && args.head_dim.is_multiple_of(DEPTH)
+    exist(args.path, args.head_dim) && bf16 && args.key_layout == KvLayout::Rows
 }
 
 /// One kv head of a part, and its scratch, in f32s; pieces that hold bf16 pairs use an f32's place

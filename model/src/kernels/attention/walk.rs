@@ -1,79 +1,124 @@
-//! Where positions stand in the store, block by block.
+//! Where positions stand in the store.
 
 use std::ops::Range;
 
+use super::super::fetch::fetch_second;
+use super::super::gemm::Panels;
 use super::super::lanes::LANES;
-use super::AttentionArgs;
 use super::plan::Task;
+use super::{AttentionArgs, TILE};
 
-/// Successive positions in one block.
-pub(super) struct Stretch {
-    pub(super) position: usize,
-    pub(super) len: usize,
-    /// Number of the head in the store that holds the first position's keys or values: it begins at
-    /// `head_dim` times that. The next position's stands `kv_heads` further.
-    pub(super) head: usize,
+/// Where the keys and values of a tile's positions stand, looked up once for all of its kv heads.
+pub(super) struct Places {
+    /// First position of the tile.
+    pub(super) begin: usize,
+    /// The positions that are there, all in that tile; not empty.
+    pub(super) seen: Range<usize>,
+    /// The number of each position's first head in the store; where there is none, that of another one.
+    first_heads: [usize; TILE],
+    /// Of each panel of 16 positions, the head's length times that is where the turned keys of its first head
+    /// begin; where there is no position, those of another one.
+    panels: [usize; PANELS],
 }
 
-/// One kv head's keys and values of some positions of a task's sequence.
-#[derive(Clone)]
+/// Panels of 16 positions in a tile.
+const PANELS: usize = TILE / LANES;
+
+impl Places {
+    /// The places of `seen` for a task's sequence.
+    #[inline]
+    pub(super) fn new(
+        args: &AttentionArgs<'_>,
+        task: &Task,
+        begin: usize,
+        seen: Range<usize>,
+    ) -> Places {
+        let mut first_heads = [args.stored_head(task, 0, seen.start); TILE];
+        let mut position = seen.start;
+        while position < seen.end {
+            let left = args.block_size - position % args.block_size;
+            let len = left.min(seen.end - position);
+            let first = args.stored_head(task, 0, position);
+            for (index, head) in first_heads[position - begin..][..len].iter_mut().enumerate() {
+                *head = first + index * args.kv_heads;
+            }
+            position += len;
+        }
+        let panels = std::array::from_fn(|panel| {
+            let position = (begin + panel * LANES).clamp(seen.start, seen.end - 1);
+            let offset = position % args.block_size / LANES * LANES;
+            args.block(task, position) * args.block_size * args.kv_heads + offset
+        });
+        Places { begin, seen, first_heads, panels }
+    }
+}
+
+/// One kv head's keys and values of a tile's positions.
+#[derive(Clone, Copy)]
 pub(super) struct Walk<'a> {
     pub(super) args: &'a AttentionArgs<'a>,
-    pub(super) task: &'a Task,
+    pub(super) places: &'a Places,
     pub(super) kv_head: usize,
-    /// First position of their tile.
-    pub(super) begin: usize,
-    /// The positions, all in that tile; not empty.
-    pub(super) seen: Range<usize>,
 }
 
 impl Walk<'_> {
     /// Panels of 16 positions from the tile's first on.
     #[inline]
     pub(super) fn panels(&self) -> usize {
-        (self.seen.end - self.begin).div_ceil(LANES)
+        (self.places.seen.end - self.places.begin).div_ceil(LANES)
     }
 
-    /// The stretches of `positions` that are there.
-    #[inline]
-    pub(super) fn stretches(&self, positions: Range<usize>) -> impl Iterator<Item = Stretch> {
-        let (mut position, end) =
-            (positions.start.max(self.seen.start), positions.end.min(self.seen.end));
-        std::iter::from_fn(move || {
-            let left = end.checked_sub(position).filter(|&left| left > 0)?;
-            let head = self.args.stored_head(self.task, self.kv_head, position);
-            let len = left.min(self.args.block_size - position % self.args.block_size);
-            position += len;
-            Some(Stretch { position: position - len, len, head })
-        })
-    }
-
-    /// Where the stored head of each position of a panel begins; at `zeroes`, where there is none.
+    /// The number in the store of each position's head, of a panel.
     #[inline(always)]
-    pub(super) fn rows<T>(&self, panel: usize, from: &[T], zeroes: *const T) -> [*const T; LANES] {
-        let first = self.begin + panel * LANES;
-        let mut rows = [zeroes; LANES];
-        for stretch in self.stretches(first..first + LANES) {
-            let lanes = &mut rows[stretch.position - first..][..stretch.len];
-            for (index, row) in lanes.iter_mut().enumerate() {
-                let head = stretch.head + index * self.args.kv_heads;
-                *row = &raw const from[head * self.args.head_dim];
-            }
-        }
-        rows
+    fn heads(&self, panel: usize) -> [usize; LANES] {
+        let first_heads = &self.places.first_heads[panel * LANES..][..LANES];
+        std::array::from_fn(|lane| first_heads[lane] + self.kv_head)
     }
 
-    /// The scale of each position of a panel, one where there is no position.
+    /// Where the stored head of each position of a panel begins: of another position, where there is none.
+    #[inline(always)]
+    pub(super) fn rows<T>(&self, panel: usize, from: &[T]) -> [*const T; LANES] {
+        let (from, dim) = (from.as_ptr(), self.args.head_dim);
+        self.heads(panel).map(|head| from.wrapping_add(head * dim))
+    }
+
+    /// Where the turned keys of each panel begin: of another panel, where there is no position.
+    #[inline(always)]
+    pub(super) fn turned<T>(&self, from: &[T]) -> [*const T; PANELS] {
+        let (from, head) = (from.as_ptr(), self.kv_head * self.args.block_size);
+        self.places.panels.map(|first| from.wrapping_add((first + head) * self.args.head_dim))
+    }
+
+    /// The scale of each position of a panel.
     #[inline(always)]
     pub(super) fn scales(&self, panel: usize, from: &[f32]) -> [f32; LANES] {
-        let first = self.begin + panel * LANES;
-        let mut scales = [1.0; LANES];
-        for stretch in self.stretches(first..first + LANES) {
-            for index in 0..stretch.len {
-                let head = stretch.head + index * self.args.kv_heads;
-                scales[stretch.position - first + index] = from[head];
-            }
+        self.heads(panel).map(|head| from[head])
+    }
+}
+
+/// The turned keys of a tile, read where they stand, and the tile that is read next in their place.
+pub(super) struct TurnedKeys<T> {
+    pub(super) now: [*const T; PANELS],
+    pub(super) ahead: [*const T; PANELS],
+}
+
+impl<T> Clone for TurnedKeys<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for TurnedKeys<T> {}
+
+impl<T> Panels<T> for TurnedKeys<T> {
+    #[inline(always)]
+    fn at(&self, p: usize) -> *const T {
+        self.now[p]
+    }
+    #[inline(always)]
+    fn fetch<const P: usize>(&self, p: usize, k: usize, _: *const T) {
+        let from = k * LANES;
+        if (from * size_of::<T>()).is_multiple_of(64) {
+            fetch_second(self.ahead[p].wrapping_add(from));
         }
-        scales
     }
 }

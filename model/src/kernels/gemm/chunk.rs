@@ -4,7 +4,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::Bf16Dots;
-use super::{Bf16Pairs, F16, F32, Far, Form, TileArgs, group_rows, tile_group};
+use super::{Bf16Pairs, F16, F32, Far, Form, Near, TileArgs, group_rows, tile_group};
 use crate::kernels::lanes::{LANES, Lanes, dispatch};
 
 /// A task: all rows of some groups times a chunk of panels.
@@ -81,15 +81,14 @@ unsafe fn panels<L: Lanes, F: Form>(
                 a: args.packed.add(row * args.padded_inner),
                 a_inner: group,
                 a_row: 1,
-                b: args.panels.add(panel * panel_len),
+                b: Far { first: args.panels.add(panel * panel_len), len: panel_len },
                 b_inner: LANES,
-                b_panel: panel_len,
                 c: if full { out } else { spill.as_mut_ptr() },
                 c_row: if full { args.out_features } else { LANES },
                 rows,
                 accumulate: false,
             };
-            tile_group::<L, Far<F>>(tile, group, count);
+            tile_group::<L, F, _>(&tile, group, count);
             if !full {
                 for r in 0..rows {
                     let from = spill.as_ptr().add(r * LANES);
@@ -132,15 +131,14 @@ unsafe fn blocked_panels<L: Lanes, F: Form>(args: &ChunkArgs<F::Raw>) -> usize {
                         a: args.packed.add(row * args.padded_inner + from * group),
                         a_inner: group,
                         a_row: 1,
-                        b: widened.cast_const(),
+                        b: Near { first: widened.cast_const(), step: BLOCK * LANES },
                         b_inner: LANES,
-                        b_panel: BLOCK * LANES,
                         c: args.out.add(row * args.out_features + panel * LANES),
                         c_row: args.out_features,
                         rows: group.min(args.rows - row),
                         accumulate: from > 0,
                     };
-                    tile_group::<L, F32>(tile, group, NEAR);
+                    tile_group::<L, F32, _>(&tile, group, NEAR);
                     row += group;
                 }
             }

@@ -12,13 +12,13 @@ use std::arch::x86_64::{
     _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_set1_epi32, _mm256_set1_ps,
     _mm256_slli_epi32, _mm256_storeu_ps, _mm256_sub_ps, _mm512_add_epi32, _mm512_add_ps,
     _mm512_and_si512, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512,
-    _mm512_castps512_ps256, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32,
-    _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
-    _mm512_div_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_loadu_ps,
-    _mm512_loadu_si512, _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps,
-    _mm512_rcp14_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32,
-    _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd,
-    _mm512_unpacklo_ps,
+    _mm512_castps512_ps256, _mm512_castsi256_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
+    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtph_ps, _mm512_div_ps,
+    _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_maskz_mov_ps, _mm512_maskz_permutexvar_epi16, _mm512_max_ps, _mm512_min_ps,
+    _mm512_mul_ps, _mm512_rcp14_ps, _mm512_reduce_max_ps, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd,
+    _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
 use super::{LANES, Lanes};
@@ -33,6 +33,17 @@ pub(in crate::kernels) struct Avx2(pub(in crate::kernels) __m256, pub(in crate::
 
 /// The high halves of 32-bit lanes: the second of a bf16 pair, as an f32's bits.
 const HIGH: i32 = 0xffff_0000_u32.cast_signed();
+
+/// Which value of sixteen stands in each 16-bit half of their lanes; the low halves are zeroed.
+static TO_HIGH_HALVES: [u16; 2 * LANES] = {
+    let mut order = [0; 2 * LANES];
+    let mut lane = 0;
+    while lane < LANES {
+        order[2 * lane + 1] = lane as u16;
+        lane += 1;
+    }
+    order
+};
 
 // SAFETY of every block below: the caller promises AVX-512 F, BW, VL and DQ, and pointers that are
 // valid for what the method reads or writes.
@@ -59,8 +70,11 @@ impl Lanes for Avx512 {
     unsafe fn load_bf16(from: *const u16) -> Self {
         // SAFETY: see above.
         unsafe {
-            let raw = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast::<__m256i>()));
-            Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(raw)))
+            // Each value into the high half of its lane: one shuffle instead of widening and a shift.
+            let raw = _mm512_castsi256_si512(_mm256_loadu_si256(from.cast::<__m256i>()));
+            let order = _mm512_loadu_si512(TO_HIGH_HALVES.as_ptr().cast());
+            let high = _mm512_maskz_permutexvar_epi16(0xaaaa_aaaa, order, raw);
+            Avx512(_mm512_castsi512_ps(high))
         }
     }
     #[inline(always)]
@@ -167,6 +181,11 @@ impl Lanes for Avx512 {
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
         }
+    }
+    #[inline(always)]
+    unsafe fn reduce_max(self) -> f32 {
+        // SAFETY: see above.
+        unsafe { _mm512_reduce_max_ps(self.0) }
     }
     #[inline(always)]
     unsafe fn transpose(square: &mut [Self; LANES]) {

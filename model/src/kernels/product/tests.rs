@@ -3,7 +3,7 @@
 use super::*;
 use crate::kernels::matrix::tests::bytes_of;
 use crate::kernels::reference::random;
-use crate::kernels::{KvPlaces, KvSliceMut, TensorType, silu_mul};
+use crate::kernels::{KvLayout, KvPlaces, KvSliceMut, TensorType, silu_mul};
 
 const DTYPES: [TensorType; 4] =
     [TensorType::F32, TensorType::F16, TensorType::Bf16, TensorType::Q8_0];
@@ -174,34 +174,36 @@ fn cached_as_row_by_row() {
         operands.reset(rows, &[&matrix]);
         operands.pack(threads, &x);
         let sums = alone(&matrix, &x, rows);
-        let together = |store: KvSliceMut<'_>| {
-            let sink = Sink::Cache(KvRows::new(path, store, &places, kv_heads, head_dim));
+        let together = |store: KvSliceMut<'_>, layout| {
+            let sink = Sink::Cache(KvRows::new(path, store, layout, &places, kv_heads, head_dim));
             let product = Product { matrices: &[&matrix], step: head_dim, finish: None, sink };
             multiply(path, threads, &operands, &mut [product]);
         };
-        let apart = |store: KvSliceMut<'_>| {
-            let mut to = KvRows::new(path, store, &places, kv_heads, head_dim);
+        let apart = |store: KvSliceMut<'_>, layout| {
+            let mut to = KvRows::new(path, store, layout, &places, kv_heads, head_dim);
             for (row, sums) in sums.chunks_exact(width).enumerate() {
                 to.write_row(row, sums);
             }
         };
-        let len = 1000 * width;
-        let mut floats = [vec![0.0; len], vec![0.0; len]];
-        together(KvSliceMut::F32(&mut floats[0]));
-        apart(KvSliceMut::F32(&mut floats[1]));
-        assert!(floats[0] == floats[1], "{what}");
-        let mut halves = [vec![0; len], vec![0; len]];
-        together(KvSliceMut::Bf16(&mut halves[0]));
-        apart(KvSliceMut::Bf16(&mut halves[1]));
-        assert!(halves[0] == halves[1], "{what}");
-        together(KvSliceMut::F16(&mut halves[0]));
-        apart(KvSliceMut::F16(&mut halves[1]));
-        assert!(halves[0] == halves[1], "{what}");
-        let mut bytes = [vec![0; len], vec![0; len]];
-        let mut scales = [vec![0.0; 1000 * kv_heads], vec![0.0; 1000 * kv_heads]];
-        together(KvSliceMut::Int8 { values: &mut bytes[0], scales: &mut scales[0] });
-        apart(KvSliceMut::Int8 { values: &mut bytes[1], scales: &mut scales[1] });
-        assert!(bytes[0] == bytes[1] && scales[0] == scales[1], "{what}");
-        assert!(floats[0].iter().any(|value| *value != 0.0) || rows == 0, "{what}");
+        let len = 1024 * width;
+        for layout in [KvLayout::Rows, KvLayout::Turned { block_size: 32 }] {
+            let mut floats = [vec![0.0; len], vec![0.0; len]];
+            together(KvSliceMut::F32(&mut floats[0]), layout);
+            apart(KvSliceMut::F32(&mut floats[1]), layout);
+            assert!(floats[0] == floats[1], "{what}");
+            assert!(floats[0].iter().any(|value| *value != 0.0) || rows == 0, "{what}");
+            let mut halves = [vec![0; len], vec![0; len]];
+            together(KvSliceMut::Bf16(&mut halves[0]), layout);
+            apart(KvSliceMut::Bf16(&mut halves[1]), layout);
+            assert!(halves[0] == halves[1], "{what}");
+            together(KvSliceMut::F16(&mut halves[0]), layout);
+            apart(KvSliceMut::F16(&mut halves[1]), layout);
+            assert!(halves[0] == halves[1], "{what}");
+            let mut bytes = [vec![0; len], vec![0; len]];
+            let mut scales = [vec![0.0; 1024 * kv_heads], vec![0.0; 1024 * kv_heads]];
+            together(KvSliceMut::Int8 { values: &mut bytes[0], scales: &mut scales[0] }, layout);
+            apart(KvSliceMut::Int8 { values: &mut bytes[1], scales: &mut scales[1] }, layout);
+            assert!(bytes[0] == bytes[1] && scales[0] == scales[1], "{what}");
+        }
     });
 }

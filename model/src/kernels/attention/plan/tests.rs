@@ -2,6 +2,7 @@ use stolon_kvcache::BlockId;
 
 use super::super::{AttentionSequence, KvSlice, TILE, positions_read};
 use super::*;
+use crate::kernels::KvLayout;
 use crate::kernels::Path;
 
 const BLOCK_SIZE: usize = 16;
@@ -15,6 +16,7 @@ fn args<'a>(
         q: &[],
         sequences,
         keys: KvSlice::F32(&[]),
+        key_layout: KvLayout::Rows,
         values: KvSlice::F32(&[]),
         block_size: BLOCK_SIZE,
         heads: 12,

@@ -1,18 +1,21 @@
 //! The two products of a tile, scores and weighted values, and the softmax between them.
 //!
-//! For few queries, keys of bf16 stand transposed in pairs and are widened as they are multiplied, and values
-//! of bf16 are multiplied where they stand in the cache, block by block: each sum goes on from block to
-//! block, so its order is that of positions either way. Everything else has been widened before.
+//! For few queries, keys that stand turned and values of bf16 are widened as they are multiplied, where they
+//! stand in the cache, values block by block: each sum goes on from block to block, so its order is that of
+//! positions either way. Everything else has been widened before.
 #![allow(unsafe_code, reason = "register tiles and lanes work on raw pointers")]
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
 
 use std::ops::Range;
 
-use super::super::super::gemm::{Bf16, Bf16Pairs, F32, TileArgs, group_rows, tile_group};
+use super::super::super::KvLayout;
+use super::super::super::gemm::{
+    Bf16, Bf16Pairs, F16, F32, Form, Near, Panels, TileArgs, group_rows, tile_group,
+};
 use super::super::super::lanes::{self, LANES, Lanes};
 use super::super::load::fetch_line;
 use super::super::state::{State, correction};
-use super::super::walk::Walk;
+use super::super::walk::{TurnedKeys, Walk};
 use super::super::{KvSlice, TILE};
 use super::{Run, Work};
 
@@ -21,13 +24,11 @@ pub(super) const FEW_QUERIES: usize = 16;
 
 // SAFETY of all methods: the conditions of `run`; scratch is used within its sizes.
 impl Work<'_> {
-    /// The keys, if they are loaded in pairs.
+    /// Whether so many queries multiply keys where they stand.
     #[inline(always)]
-    pub(super) fn key_pairs(&self) -> Option<&[u16]> {
-        match self.args.keys {
-            KvSlice::Bf16(keys) if self.args.head_dim.is_multiple_of(2) => Some(keys),
-            _ => None,
-        }
+    pub(super) fn keys_stay(&self, queries: usize) -> bool {
+        let turned = self.args.key_layout != KvLayout::Rows;
+        turned && queries <= FEW_QUERIES && !matches!(self.args.keys, KvSlice::Int8 { .. })
     }
 
     /// The values, if so many queries multiply them where they stand.
@@ -66,8 +67,13 @@ impl Work<'_> {
             unsafe {
                 let scores = self.scores.add(first * TILE);
                 let q = q.add(first * self.args.head_dim);
-                let pairs = queries <= FEW_QUERIES && self.key_pairs().is_some();
-                self.score::<L>(walk, q, rows, live, pairs, scores);
+                if self.keys_stay(queries) {
+                    self.score_stored::<L>(walk, ahead, q, rows, live, scores);
+                } else {
+                    let keys =
+                        Near { first: self.keys.cast_const(), step: self.args.head_dim * LANES };
+                    self.score::<L, F32, _>(walk, keys, q, rows, live, scores);
+                }
                 for query in first..first + live {
                     let seen = self.seen(&run, query, walk);
                     weigh::<L>(self.scores.add(query * TILE), state, query, seen, walk.panels());
@@ -90,48 +96,65 @@ impl Work<'_> {
         if run.len() > 1 {
             return 0..TILE;
         }
+        let (begin, end) = (walk.places.begin, walk.places.seen.end);
         let group = self.args.heads / self.args.kv_heads;
-        let position = walk.task.position + query / group;
-        let from = self.args.first_seen(position).max(walk.begin) - walk.begin;
-        from..(position + 1).min(walk.seen.end).saturating_sub(walk.begin)
+        let position = self.plan.task(self.part, run.start).position + query / group;
+        let from = self.args.first_seen(position).max(begin) - begin;
+        from..(position + 1).min(end).saturating_sub(begin)
     }
 
+    /// Scores of keys that stand turned.
     #[inline(always)]
-    unsafe fn score<L: Lanes>(
+    unsafe fn score_stored<L: Lanes>(
         &self,
         walk: &Walk<'_>,
+        ahead: &Walk<'_>,
         q: *const f32,
         rows: usize,
         live: usize,
-        pairs: bool,
         scores: *mut f32,
     ) {
-        let dim = self.args.head_dim;
-        macro_rules! product {
-            () => {
-                TileArgs {
-                    inner: dim,
-                    a: q,
-                    a_inner: rows,
-                    a_row: 1,
-                    b: self.keys.cast_const().cast(),
-                    b_inner: LANES,
-                    b_panel: dim * LANES,
-                    c: scores,
-                    c_row: TILE,
-                    rows: live,
-                    accumulate: false,
-                }
-            };
+        macro_rules! score {
+            ($form:ty, $from:expr) => {{
+                let keys = TurnedKeys { now: walk.turned($from), ahead: ahead.turned($from) };
+                self.score::<L, $form, _>(walk, keys, q, rows, live, scores)
+            }};
         }
         // SAFETY: see above the impl.
         unsafe {
-            if pairs {
-                tile_group::<L, Bf16Pairs>(product!(), rows, walk.panels());
-            } else {
-                tile_group::<L, F32>(product!(), rows, walk.panels());
+            match self.args.keys {
+                KvSlice::F32(from) => score!(F32, from),
+                KvSlice::Bf16(from) => score!(Bf16Pairs, from),
+                KvSlice::F16(from) => score!(F16, from),
+                KvSlice::Int8 { .. } => unreachable!("integers are widened"),
             }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn score<L: Lanes, F: Form, B: Panels<F::Raw>>(
+        &self,
+        walk: &Walk<'_>,
+        keys: B,
+        q: *const f32,
+        rows: usize,
+        live: usize,
+        scores: *mut f32,
+    ) {
+        let product = TileArgs {
+            inner: self.args.head_dim,
+            a: q,
+            a_inner: rows,
+            a_row: 1,
+            b: keys,
+            b_inner: LANES,
+            c: scores,
+            c_row: TILE,
+            rows: live,
+            accumulate: false,
+        };
+        // SAFETY: see above the impl.
+        unsafe { tile_group::<L, F, _>(&product, rows, walk.panels()) };
     }
 
     /// Adds values that were loaded.
@@ -149,16 +172,15 @@ impl Work<'_> {
             a: weights,
             a_inner: 1,
             a_row: TILE,
-            b: self.values.cast_const(),
+            b: Near { first: self.values.cast_const(), step: LANES },
             b_inner: self.padded_dim,
-            b_panel: LANES,
             c: sums,
             c_row: self.padded_dim,
             rows: live,
             accumulate: true,
         };
         // SAFETY: see above the impl.
-        unsafe { tile_group::<L, F32>(product, rows, self.padded_dim / LANES) };
+        unsafe { tile_group::<L, F32, _>(&product, rows, self.padded_dim / LANES) };
     }
 
     /// Adds values where they stand. Positions that are not there would weigh zero.
@@ -175,34 +197,37 @@ impl Work<'_> {
         sums: *mut f32,
     ) {
         /// Vectors of a head that are added together.
-        const NEAR: usize = 4;
+        const NEAR: usize = 8;
         let dim = self.args.head_dim;
+        let (begin, seen) = (walk.places.begin, &walk.places.seen);
         for panel in 0..walk.panels() {
-            let ahead = ahead.rows(panel, from, self.zeroes.cast_const().cast());
-            let first = walk.begin + panel * LANES;
+            let (places, ahead) = (walk.rows(panel, from), ahead.rows(panel, from));
+            // A block holds whole panels, so what is seen of one stands evenly spaced.
+            let first = begin + panel * LANES;
+            let (from, to) = (first.max(seen.start), (first + LANES).min(seen.end));
+            if from >= to {
+                continue;
+            }
             for d in (0..dim).step_by(NEAR * LANES) {
                 let count = (dim - d).min(NEAR * LANES);
                 for vector in 0..count / LANES {
                     fetch_line(&ahead, d + vector * LANES);
                 }
-                for stretch in walk.stretches(first..first + LANES) {
-                    // SAFETY: see above the impl; whole vectors, since a head is a number of them.
-                    unsafe {
-                        let product = TileArgs {
-                            inner: stretch.len,
-                            a: weights.add(stretch.position - walk.begin),
-                            a_inner: 1,
-                            a_row: TILE,
-                            b: from.as_ptr().add(stretch.head * dim + d),
-                            b_inner: self.args.kv_heads * dim,
-                            b_panel: LANES,
-                            c: sums.add(d),
-                            c_row: dim,
-                            rows: live,
-                            accumulate: true,
-                        };
-                        tile_group::<L, Bf16>(product, rows, count / LANES);
-                    }
+                // SAFETY: see above the impl; whole vectors, since a head is a number of them.
+                unsafe {
+                    let product = TileArgs {
+                        inner: to - from,
+                        a: weights.add(from - begin),
+                        a_inner: 1,
+                        a_row: TILE,
+                        b: Near { first: places[from - first].add(d), step: LANES },
+                        b_inner: self.args.kv_heads * dim,
+                        c: sums.add(d),
+                        c_row: dim,
+                        rows: live,
+                        accumulate: true,
+                    };
+                    tile_group::<L, Bf16, _>(&product, rows, count / LANES);
                 }
             }
         }
