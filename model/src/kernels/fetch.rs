@@ -5,6 +5,9 @@
 //! as long as it computes. So kernels that read weights or a cache once name what they want some time before.
 #![allow(unsafe_code, reason = "a hint takes a raw pointer, which it does not read")]
 
+/// Bytes of a cache line.
+pub(super) const LINE: usize = 64;
+
 /// Asks for the line at `at`, into the nearest cache. Any address will do.
 #[inline(always)]
 pub(super) fn fetch_near<T>(at: *const T) {

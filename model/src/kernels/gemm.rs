@@ -45,7 +45,7 @@ struct Far<Raw> {
 
 /// How a panel's weights stand in memory.
 pub(super) trait Form {
-    type Raw;
+    type Raw: Copy + Default;
     /// Whether two successive weights of a feature stand side by side: `[inner / 2][16][2]`.
     const PAIRS: bool;
     /// Whether weights become f32, by [`Form::widen`], before they are multiplied.

@@ -15,7 +15,7 @@ mod products;
 
 use std::ops::Range;
 
-use super::super::gemm::group_rows;
+use super::super::gemm::{F32, group_rows};
 use super::super::lanes::{LANES, Lanes, dispatch};
 use super::super::threads::Threads;
 use super::load::{load_keys, load_live, load_values};
@@ -212,7 +212,7 @@ impl Work<'_> {
                 if !self.keys_stay(queries) {
                     load_keys::<L>(&walk, &ahead, self.keys);
                 }
-                if self.stored_values(queries).is_none() {
+                if !self.values_stay(queries) {
                     load_values::<L>(&walk, &ahead, self.values);
                 }
                 let state = self.state(self.span, head, run.clone());
@@ -245,7 +245,8 @@ impl Work<'_> {
                 unsafe {
                     let mut square = [L::splat(0.0); LANES];
                     for r in 0..LANES {
-                        square[r] = load_live::<L>(from[r].add(d), dim - d).mul(L::splat(factor));
+                        square[r] =
+                            load_live::<L, F32>(from[r].add(d), dim - d).mul(L::splat(factor));
                     }
                     L::transpose(&mut square);
                     for (d, column) in (d..dim).zip(square) {

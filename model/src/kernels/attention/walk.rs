@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::super::fetch::fetch_second;
+use super::super::fetch::{LINE, fetch_second};
 use super::super::gemm::Panels;
 use super::super::lanes::LANES;
 use super::plan::Task;
-use super::{AttentionArgs, TILE};
+use super::{AttentionArgs, KvSlice, TILE};
 
 /// Where the keys and values of a tile's positions stand, looked up once for all of its kv heads.
 pub(super) struct Places {
@@ -68,18 +68,13 @@ impl Walk<'_> {
         (self.places.seen.end - self.places.begin).div_ceil(LANES)
     }
 
-    /// The number in the store of each position's head, of a panel.
-    #[inline(always)]
-    fn heads(&self, panel: usize) -> [usize; LANES] {
-        let first_heads = &self.places.first_heads[panel * LANES..][..LANES];
-        std::array::from_fn(|lane| first_heads[lane] + self.kv_head)
-    }
-
     /// Where the stored head of each position of a panel begins: of another position, where there is none.
     #[inline(always)]
     pub(super) fn rows<T>(&self, panel: usize, from: &[T]) -> [*const T; LANES] {
-        let (from, dim) = (from.as_ptr(), self.args.head_dim);
-        self.heads(panel).map(|head| from.wrapping_add(head * dim))
+        let first_heads = &self.places.first_heads[panel * LANES..][..LANES];
+        std::array::from_fn(|lane| {
+            from.as_ptr().wrapping_add((first_heads[lane] + self.kv_head) * self.args.head_dim)
+        })
     }
 
     /// Where the turned keys of each panel begin: of another panel, where there is no position.
@@ -89,11 +84,42 @@ impl Walk<'_> {
         self.places.panels.map(|first| from.wrapping_add((first + head) * self.args.head_dim))
     }
 
-    /// The scale of each position of a panel.
+    /// Where the values of the tile's positions from number `index` on stand, up to the block's end; with those
+    /// of `ahead` in the same place.
     #[inline(always)]
-    pub(super) fn scales(&self, panel: usize, from: &[f32]) -> [f32; LANES] {
-        self.heads(panel).map(|head| from[head])
+    pub(super) fn stored_values<T>(
+        &self,
+        ahead: &Walk<'_>,
+        index: usize,
+        from: &[T],
+    ) -> StoredValues<T> {
+        let row = self.args.kv_heads * self.args.head_dim;
+        let first = |walk: &Walk<'_>| {
+            let head = walk.places.first_heads[index] + walk.kv_head;
+            from.as_ptr().wrapping_add(head * self.args.head_dim)
+        };
+        StoredValues { now: first(self), ahead: first(ahead), row }
     }
+
+    /// The scales of the tile's keys and values, if they are integers; where there is no position, of another
+    /// one.
+    #[inline(always)]
+    pub(super) fn scales(&self) -> Option<Scales> {
+        match (self.args.keys, self.args.values) {
+            (KvSlice::Int8 { scales: keys, .. }, KvSlice::Int8 { scales: values, .. }) => {
+                let of =
+                    |from: &[f32]| self.places.first_heads.map(|head| from[head + self.kv_head]);
+                Some(Scales { keys: of(keys), values: of(values) })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What integers of a tile are to be multiplied with, position by position.
+pub(super) struct Scales {
+    pub(super) keys: [f32; TILE],
+    pub(super) values: [f32; TILE],
 }
 
 /// The turned keys of a tile, read where they stand, and the tile that is read next in their place.
@@ -117,8 +143,46 @@ impl<T> Panels<T> for TurnedKeys<T> {
     #[inline(always)]
     fn fetch<const P: usize>(&self, p: usize, k: usize, _: *const T) {
         let from = k * LANES;
-        if (from * size_of::<T>()).is_multiple_of(64) {
+        if (from * size_of::<T>()).is_multiple_of(LINE) {
             fetch_second(self.ahead[p].wrapping_add(from));
+        }
+    }
+}
+
+/// The values of some positions of a block, read where they stand, 16 of a head at a time; and those that are
+/// read next in their place.
+pub(super) struct StoredValues<T> {
+    now: *const T,
+    ahead: *const T,
+    /// Values between two positions.
+    pub(super) row: usize,
+}
+
+impl<T> StoredValues<T> {
+    /// Those of each head from `d` on.
+    #[inline(always)]
+    pub(super) fn from(&self, d: usize) -> StoredValues<T> {
+        let (now, ahead) = (self.now.wrapping_add(d), self.ahead.wrapping_add(d));
+        StoredValues { now, ahead, row: self.row }
+    }
+}
+
+impl<T> Clone for StoredValues<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for StoredValues<T> {}
+
+impl<T> Panels<T> for StoredValues<T> {
+    #[inline(always)]
+    fn at(&self, p: usize) -> *const T {
+        self.now.wrapping_add(p * LANES)
+    }
+    #[inline(always)]
+    fn fetch<const P: usize>(&self, p: usize, k: usize, _: *const T) {
+        if (p * LANES * size_of::<T>()).is_multiple_of(LINE) {
+            fetch_second(self.ahead.wrapping_add(k * self.row + p * LANES));
         }
     }
 }

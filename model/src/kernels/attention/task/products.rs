@@ -1,6 +1,6 @@
 //! The two products of a tile, scores and weighted values, and the softmax between them.
 //!
-//! For few queries, keys that stand turned and values of bf16 are widened as they are multiplied, where they
+//! For few queries, keys that stand turned and values are widened as they are multiplied, where they
 //! stand in the cache, values block by block: each sum goes on from block to block, so its order is that of
 //! positions either way. Everything else has been widened before.
 #![allow(unsafe_code, reason = "register tiles and lanes work on raw pointers")]
@@ -10,12 +10,11 @@ use std::ops::Range;
 
 use super::super::super::KvLayout;
 use super::super::super::gemm::{
-    Bf16, Bf16Pairs, F16, F32, Form, Near, Panels, TileArgs, group_rows, tile_group,
+    Bf16, Bf16Pairs, F16, F32, Form, I8, Near, Panels, TileArgs, group_rows, tile_group,
 };
 use super::super::super::lanes::{self, LANES, Lanes};
-use super::super::load::fetch_line;
 use super::super::state::{State, correction};
-use super::super::walk::{TurnedKeys, Walk};
+use super::super::walk::{Scales, TurnedKeys, Walk};
 use super::super::{KvSlice, TILE};
 use super::{Run, Work};
 
@@ -27,24 +26,15 @@ impl Work<'_> {
     /// Whether so many queries multiply keys where they stand.
     #[inline(always)]
     pub(super) fn keys_stay(&self, queries: usize) -> bool {
-        let turned = self.args.key_layout != KvLayout::Rows;
-        turned && queries <= FEW_QUERIES && !matches!(self.args.keys, KvSlice::Int8 { .. })
+        queries <= FEW_QUERIES && self.args.key_layout != KvLayout::Rows
     }
 
-    /// The values, if so many queries multiply them where they stand.
+    /// Whether so many queries multiply values where they stand: whole vectors of them, whole panels in a
+    /// block.
     #[inline(always)]
-    pub(super) fn stored_values(&self, queries: usize) -> Option<&[u16]> {
+    pub(super) fn values_stay(&self, queries: usize) -> bool {
         let whole = |size: usize| size.is_multiple_of(LANES);
-        match self.args.values {
-            KvSlice::Bf16(values)
-                if queries <= FEW_QUERIES
-                    && whole(self.args.head_dim)
-                    && whole(self.args.block_size) =>
-            {
-                Some(values)
-            }
-            _ => None,
-        }
+        queries <= FEW_QUERIES && whole(self.args.head_dim) && whole(self.args.block_size)
     }
 
     /// Scores, softmax and weighted values of a loaded tile for a run's queries of one head. Values that are read
@@ -59,6 +49,7 @@ impl Work<'_> {
         state: &State,
     ) {
         let queries = run.len() * self.queries;
+        let scales = walk.scales();
         let mut first = 0;
         while first < queries {
             let rows = group_rows(queries - first, L::GROUP_MAX);
@@ -70,20 +61,20 @@ impl Work<'_> {
                 if self.keys_stay(queries) {
                     self.score_stored::<L>(walk, ahead, q, rows, live, scores);
                 } else {
-                    let keys =
-                        Near { first: self.keys.cast_const(), step: self.args.head_dim * LANES };
+                    let step = self.args.head_dim * LANES;
+                    let keys = Near { first: self.keys.cast_const(), step };
                     self.score::<L, F32, _>(walk, keys, q, rows, live, scores);
                 }
                 for query in first..first + live {
                     let seen = self.seen(&run, query, walk);
-                    weigh::<L>(self.scores.add(query * TILE), state, query, seen, walk.panels());
+                    let scores = self.scores.add(query * TILE);
+                    weigh::<L>(scores, scales.as_ref(), state, query, seen, walk.panels());
                 }
                 let sums = state.values.add(first * self.padded_dim);
-                match self.stored_values(queries) {
-                    Some(from) => {
-                        self.add_stored::<L>(walk, ahead, from, rows, live, scores, sums);
-                    }
-                    None => self.add_loaded::<L>(walk, rows, live, scores, sums),
+                if self.values_stay(queries) {
+                    self.add_stored::<L>(walk, ahead, rows, live, scores, sums);
+                } else {
+                    self.add_loaded::<L>(walk, rows, live, scores, sums);
                 }
             }
             first += rows;
@@ -126,7 +117,7 @@ impl Work<'_> {
                 KvSlice::F32(from) => score!(F32, from),
                 KvSlice::Bf16(from) => score!(Bf16Pairs, from),
                 KvSlice::F16(from) => score!(F16, from),
-                KvSlice::Int8 { .. } => unreachable!("integers are widened"),
+                KvSlice::Int8 { values, .. } => score!(I8, values),
             }
         }
     }
@@ -183,51 +174,75 @@ impl Work<'_> {
         unsafe { tile_group::<L, F32, _>(&product, rows, self.padded_dim / LANES) };
     }
 
-    /// Adds values where they stand. Positions that are not there would weigh zero.
+    /// Adds values where they stand.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "places and sizes of one product")]
     unsafe fn add_stored<L: Lanes>(
         &self,
         walk: &Walk<'_>,
         ahead: &Walk<'_>,
-        from: &[u16],
+        rows: usize,
+        live: usize,
+        weights: *const f32,
+        sums: *mut f32,
+    ) {
+        macro_rules! add {
+            ($form:ty, $from:expr) => {
+                self.add_stored_as::<L, $form>(walk, ahead, $from, rows, live, weights, sums)
+            };
+        }
+        // SAFETY: see above the impl.
+        unsafe {
+            match self.args.values {
+                KvSlice::F32(from) => add!(F32, from),
+                KvSlice::Bf16(from) => add!(Bf16, from),
+                KvSlice::F16(from) => add!(F16, from),
+                KvSlice::Int8 { values, .. } => add!(I8, values),
+            }
+        }
+    }
+
+    /// As [`Self::add_stored`]. Positions that are not there would weigh zero.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments, reason = "places and sizes of one product")]
+    unsafe fn add_stored_as<L: Lanes, F: Form>(
+        &self,
+        walk: &Walk<'_>,
+        ahead: &Walk<'_>,
+        from: &[F::Raw],
         rows: usize,
         live: usize,
         weights: *const f32,
         sums: *mut f32,
     ) {
         /// Vectors of a head that are added together.
-        const NEAR: usize = 8;
+        const TOGETHER: usize = 4;
         let dim = self.args.head_dim;
         let (begin, seen) = (walk.places.begin, &walk.places.seen);
         for panel in 0..walk.panels() {
-            let (places, ahead) = (walk.rows(panel, from), ahead.rows(panel, from));
             // A block holds whole panels, so what is seen of one stands evenly spaced.
             let first = begin + panel * LANES;
-            let (from, to) = (first.max(seen.start), (first + LANES).min(seen.end));
-            if from >= to {
+            let positions = first.max(seen.start)..(first + LANES).min(seen.end);
+            if positions.is_empty() {
                 continue;
             }
-            for d in (0..dim).step_by(NEAR * LANES) {
-                let count = (dim - d).min(NEAR * LANES);
-                for vector in 0..count / LANES {
-                    fetch_line(&ahead, d + vector * LANES);
-                }
+            let values = walk.stored_values(ahead, positions.start - begin, from);
+            for d in (0..dim).step_by(TOGETHER * LANES) {
                 // SAFETY: see above the impl; whole vectors, since a head is a number of them.
                 unsafe {
                     let product = TileArgs {
-                        inner: to - from,
-                        a: weights.add(from - begin),
+                        inner: positions.len(),
+                        a: weights.add(positions.start - begin),
                         a_inner: 1,
                         a_row: TILE,
-                        b: Near { first: places[from - first].add(d), step: LANES },
-                        b_inner: self.args.kv_heads * dim,
+                        b: values.from(d),
+                        b_inner: values.row,
                         c: sums.add(d),
                         c_row: dim,
                         rows: live,
                         accumulate: true,
                     };
-                    tile_group::<L, Bf16, _>(&product, rows, count / LANES);
+                    let vectors = ((dim - d) / LANES).min(TOGETHER);
+                    tile_group::<L, F, _>(&product, rows, vectors);
                 }
             }
         }
@@ -235,10 +250,12 @@ impl Work<'_> {
 }
 
 /// Turns a query's scores of a tile into weights: positions outside `seen` get zero. Brings the query's
-/// state of the running span to the new largest score.
+/// state of the running span to the new largest score. The scales of integers are multiplied in here, once a
+/// position: those of keys into scores, those of values into weights.
 #[inline(always)]
 unsafe fn weigh<L: Lanes>(
     scores: *mut f32,
+    scales: Option<&Scales>,
     state: &State,
     query: usize,
     seen: Range<usize>,
@@ -249,6 +266,12 @@ unsafe fn weigh<L: Lanes>(
         if seen.is_empty() {
             scores.write_bytes(0, panels * LANES);
             return;
+        }
+        if let Some(scales) = scales {
+            for panel in (0..panels * LANES).step_by(LANES) {
+                let at = scores.add(panel);
+                L::load(at).mul(L::load(scales.keys.as_ptr().add(panel))).store(at);
+            }
         }
         for outside in (0..seen.start).chain(seen.end..panels * LANES) {
             *scores.add(outside) = f32::NEG_INFINITY;
@@ -264,8 +287,14 @@ unsafe fn weigh<L: Lanes>(
         for panel in 0..panels {
             let at = scores.add(panel * LANES);
             let weight = lanes::exp2(L::load(at).sub(L::splat(new)));
-            weight.store(at);
             sum = sum.add(weight);
+            match scales {
+                Some(scales) => {
+                    let scale = L::load(scales.values.as_ptr().add(panel * LANES));
+                    weight.mul(scale).store(at);
+                }
+                None => weight.store(at),
+            }
         }
         *largest = new;
         let sums = state.sums.add(query);
