@@ -31,3 +31,31 @@ impl KvLayout {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::PathKind;
+
+    /// Goal: keys are turned where whole panels fit a block, and stay rows where tiles read them.
+    #[test]
+    fn keys_are_turned_where_lanes_read_them() {
+        for path in Path::supported() {
+            let tiles = path.kind() == PathKind::Amx;
+            for (bf16, block_size, head_dim, turned) in [
+                (true, 16, 128, !tiles),
+                (true, 16, 80, true),
+                (false, 16, 128, true),
+                (true, 256, 2, true),
+                (true, 16, 33, false),
+                (false, 16, 33, true),
+                (false, 8, 128, false),
+                (true, 24, 128, false),
+            ] {
+                let got = KvLayout::of_keys(path, bf16, block_size, head_dim);
+                let want = if turned { KvLayout::Turned { block_size } } else { KvLayout::Rows };
+                assert_eq!(got, want, "{path} {bf16} {block_size} {head_dim}");
+            }
+        }
+    }
+}

@@ -72,6 +72,46 @@ fn rows_stand_where_the_layout_says() {
     }
 }
 
+/// Goal: turned keys stand at `[block, head, panel, element, lane]`, with bf16 two elements of a lane side by side,
+/// and hold the bits that rows hold.
+#[test]
+fn turned_keys_stand_where_the_layout_says() {
+    for kv_type in KvType::ALL {
+        let (block_size, kv_heads, head_dim) = (32, 2, 300);
+        let shape = KvShape { block_size, kv_heads, head_dim, ..shape(kv_type) };
+        let turned = KvShape { key_layout: KvLayout::Turned { block_size }, ..shape };
+        let [mut rows, mut turned] =
+            [shape, turned].map(|shape| KvStore::new(shape, 3).expect("small"));
+        let keys: Vec<f32> = (0..20 * kv_heads * head_dim).map(|i| (i as f32).sin()).collect();
+        for store in [&mut rows, &mut turned] {
+            store.write(1, 2, 7, &keys, &keys);
+        }
+        // A scale stands by position and head in both.
+        let scale_of = |store: &KvStore, head: usize| match store.keys(1) {
+            KvSlice::Int8 { scales, .. } => scales[head],
+            _ => 1.0,
+        };
+        let elements = |store: &KvStore| match store.keys(1) {
+            KvSlice::Int8 { values, .. } => values.iter().map(|&v| f32::from(v)).collect(),
+            others => widened(others, head_dim),
+        };
+        let (in_rows, in_lanes) = (elements(&rows), elements(&turned));
+        let together = if kv_type == KvType::Bf16 { 2 } else { 1 };
+        for (index, value) in in_rows.iter().enumerate() {
+            let (d, stored_head) = (index % head_dim, index / head_dim);
+            let (head, place) = (stored_head % kv_heads, stored_head / kv_heads);
+            let (block, offset) = (place / block_size, place % block_size);
+            let panel = (block * kv_heads + head) * (block_size / 16) + offset / 16;
+            let step = panel * head_dim / together + d / together;
+            let at = (step * 16 + offset % 16) * together + d % together;
+            assert!(in_lanes[at].to_bits() == value.to_bits(), "{kv_type}: {index}");
+            assert!(scale_of(&turned, stored_head) == scale_of(&rows, stored_head), "{kv_type}");
+        }
+        assert!(in_rows.iter().any(|&value| value != 0.0), "{kv_type}: something was written");
+        assert!(widened(turned.values(1), head_dim) == widened(rows.values(1), head_dim));
+    }
+}
+
 /// Goal: names round-trip, and one that does not exist is refused with those that do.
 #[test]
 fn types_have_names() {

@@ -18,7 +18,7 @@ use super::super::walk::{Scales, TurnedKeys, Walk};
 use super::super::{KvSlice, TILE};
 use super::{Run, Work};
 
-/// Query vectors up to which keys and values of bf16 are widened as often as they are multiplied.
+/// Query vectors up to which keys and values are widened as often as they are multiplied.
 pub(super) const FEW_QUERIES: usize = 16;
 
 // SAFETY of all methods: the conditions of `run`; scratch is used within its sizes.
@@ -37,8 +37,8 @@ impl Work<'_> {
         queries <= FEW_QUERIES && whole(self.args.head_dim) && whole(self.args.block_size)
     }
 
-    /// Scores, softmax and weighted values of a loaded tile for a run's queries of one head. Values that are read
-    /// where they stand are asked for of `ahead` meanwhile.
+    /// Scores, softmax and weighted values of a tile for a run's queries of one head. What is read where it stands
+    /// is asked for of `ahead` meanwhile.
     #[inline(always)]
     pub(super) unsafe fn add_products<L: Lanes>(
         &self,
