@@ -22,7 +22,7 @@ use super::lanes::{LANES, Lanes, dispatch};
 const AHEAD: usize = 2048;
 
 /// Where the panels of a product stand.
-pub(super) trait Panels<Raw>: Copy {
+pub(super) trait Panels<Raw> {
     /// The first weight of panel `p`.
     fn at(&self, p: usize) -> *const Raw;
     /// Asks for what will be read some time after step `k` of panel `p`, which is at `now`, of a tile of P panels.
@@ -203,13 +203,6 @@ impl Form for Bf16Pairs {
     }
 }
 
-impl<Raw> Clone for Near<Raw> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<Raw> Copy for Near<Raw> {}
-
 impl<Raw> Panels<Raw> for Near<Raw> {
     #[inline(always)]
     fn at(&self, p: usize) -> *const Raw {
@@ -218,13 +211,6 @@ impl<Raw> Panels<Raw> for Near<Raw> {
     #[inline(always)]
     fn fetch<const P: usize>(&self, _: usize, _: usize, _: *const Raw) {}
 }
-
-impl<Raw> Clone for Far<Raw> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<Raw> Copy for Far<Raw> {}
 
 impl<Raw> Panels<Raw> for Far<Raw> {
     #[inline(always)]

@@ -128,13 +128,6 @@ pub(super) struct TurnedKeys<T> {
     pub(super) ahead: [*const T; PANELS],
 }
 
-impl<T> Clone for TurnedKeys<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for TurnedKeys<T> {}
-
 impl<T> Panels<T> for TurnedKeys<T> {
     #[inline(always)]
     fn at(&self, p: usize) -> *const T {
@@ -166,13 +159,6 @@ impl<T> StoredValues<T> {
         StoredValues { now, ahead, row: self.row }
     }
 }
-
-impl<T> Clone for StoredValues<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for StoredValues<T> {}
 
 impl<T> Panels<T> for StoredValues<T> {
     #[inline(always)]
