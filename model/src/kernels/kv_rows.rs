@@ -317,8 +317,10 @@ fn round_to_f16(from: &[f32], to: &mut [u16]) {
 /// What the integers of a head are to be multiplied with, and its values before they are rounded to integers
 /// from -127 to 127. A head with a NaN or an infinity gets the scale NaN.
 fn scale_of(head: &[f32]) -> (f32, f32) {
-    let largest = head.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
-    if head.iter().any(|value| !value.is_finite()) {
+    // Without the sign, bits are ordered as what they stand for; infinity and NaN come last.
+    let largest = head.iter().fold(0, |largest, value| largest.max(value.abs().to_bits()));
+    let largest = f32::from_bits(largest);
+    if !largest.is_finite() {
         return (f32::NAN, 0.0);
     }
     // The inverse of a number below 2^-120 or so would overflow: such a head is taken for zero.
