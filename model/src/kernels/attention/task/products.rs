@@ -19,7 +19,7 @@ use super::super::{KvSlice, TILE};
 use super::{Run, Work};
 
 /// Query vectors up to which keys and values are widened as often as they are multiplied.
-pub(super) const FEW_QUERIES: usize = 16;
+pub(super) const FEW_QUERIES: usize = 32;
 
 // SAFETY of all methods: the conditions of `run`; scratch is used within its sizes.
 impl Work<'_> {
