@@ -11,7 +11,7 @@ const UNSAFE: [&str; 8] = [
     "kvcache/src/reclaim.rs",
     "kvcache/src/writer/arena.rs",
     "loom_tests/src/lib.rs",
-    "model/src/kernels/",
+    "kernels/",
     "model/src/weights/mmap.rs",
 ];
 
@@ -31,7 +31,17 @@ const ACTORS: [&str; 9] = [
 /// All sources of the workspace's rooms, with their text.
 fn sources() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let rooms = ["actors", "benches", "kvcache", "loom_tests", "model", "server", "src", "tests"];
+    let rooms = [
+        "actors",
+        "benches",
+        "kernels",
+        "kvcache",
+        "loom_tests",
+        "model",
+        "server",
+        "src",
+        "tests",
+    ];
     let mut folders: Vec<PathBuf> = rooms.iter().map(|room| root.join(room)).collect();
     let mut sources = Vec::new();
     while let Some(folder) = folders.pop() {

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use stolon::{Engine, Request};
+use stolon_kernels::{AttentionSequence, positions_read};
 use stolon_kvcache::BlockId;
-use stolon_model::kernels::{AttentionSequence, positions_read};
 use stolon_model::{Backend, FakeBackend, FakeOptions, LogitRows, SequenceSlice, StepBatch};
 
 /// The measured parts. All times are microseconds.

@@ -11,8 +11,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use stolon_kernels::{Matrix, Path, TensorType, Threads};
 use stolon_kvcache::BlockId;
-use stolon_model::kernels::{Matrix, Path, TensorType, Threads};
 use stolon_model::{
     Backend, CpuBackend, CpuOptions, DecoderConfig, KvBudget, LoadOptions, LogitRows, ModelError,
     ModelSource, SequenceSlice, Stage, StageTimes, StepBatch, WeightType, load, random_model,

@@ -7,9 +7,9 @@ use crate::backend::{Backend, BackendError, BackendSpec, BatchChecker, StepBatch
 use crate::config::DecoderConfig;
 use crate::decoder::{Decoder, StageTimes, Workers};
 use crate::error::ModelError;
-use crate::kernels::{KvLayout, Path, Threads};
 use crate::kv_store::{KvBudget, KvShape, KvStore, KvType, check_block_size};
 use crate::weights::{TensorType, Weights};
+use stolon_kernels::{KvLayout, Path, Threads};
 
 /// What a model's matrices, the embedding included, are held and multiplied in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

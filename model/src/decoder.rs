@@ -11,11 +11,11 @@ use crate::backend::{LogitRows, StepBatch};
 use crate::config::DecoderConfig;
 use crate::cpu::WeightType;
 use crate::error::ModelError;
-use crate::kernels::{
-    self, AttentionSequence, Finish, KvLayout, KvRows, Matrix, Path, Product, Sink, Sums,
-};
 use crate::kv_store::KvStore;
 use crate::weights::Weights;
+use stolon_kernels::{
+    self as kernels, AttentionSequence, Finish, KvLayout, KvRows, Matrix, Path, Product, Sink, Sums,
+};
 
 mod activations;
 mod layer;

@@ -5,8 +5,8 @@
 
 use std::path::PathBuf;
 
-use crate::kernels::KernelError;
 use crate::kv_store::KvStoreError;
+use stolon_kernels::KernelError;
 
 /// Why a model could not be found, read or understood.
 #[derive(Debug, thiserror::Error)]

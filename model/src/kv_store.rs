@@ -10,7 +10,7 @@
 //! resident where blocks are written, so a large budget costs nothing before it is used. It is given back when the
 //! store is dropped.
 
-use crate::kernels::{KvLayout, KvSlice};
+use stolon_kernels::{KvLayout, KvSlice};
 
 pub use capacity::{
     DEFAULT_BUDGET_MAX, FREE_MEMORY_SHARE, KvBudget, default_kv_budget, free_memory, kv_capacity,

@@ -11,14 +11,14 @@ pub mod detokenizer;
 pub mod error;
 pub mod fake;
 pub mod hub;
-pub mod kernels;
+
 pub mod kv_store;
 pub mod load;
 pub mod random;
 pub mod sampling;
 pub mod source;
 pub mod stop_strings;
-mod tensor_type;
+
 pub mod text;
 pub mod tokenizer;
 pub mod weights;

@@ -18,8 +18,8 @@ use serde_json::Value;
 
 use crate::config::DecoderConfig;
 use crate::error::ModelError;
-pub use crate::tensor_type::TensorType;
 pub(crate) use mmap::Bytes;
+pub use stolon_kernels::TensorType;
 
 /// One tensor, row-major (last dimension contiguous), little-endian.
 #[derive(Clone, Debug)]

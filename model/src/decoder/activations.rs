@@ -1,7 +1,7 @@
 //! The buffers a step computes in. They grow to the largest batch seen and are reused.
 
 use crate::config::DecoderConfig;
-use crate::kernels::Operands;
+use stolon_kernels::Operands;
 
 /// Rows of f32 hold at least as many rows as the step has; packed ones are reset where they are made.
 #[derive(Debug, Default)]

@@ -3,8 +3,8 @@
 use super::workers::Workers;
 use crate::cpu::WeightType;
 use crate::error::ModelError;
-use crate::kernels::{self, Matrix, Path};
 use crate::weights::Weights;
+use stolon_kernels::{self as kernels, Matrix, Path};
 
 /// Bytes of a matrix that are packed before their pages are given back.
 const RUN_BYTES: usize = 8 << 20;
@@ -55,7 +55,7 @@ impl Loader<'_> {
             });
         }
         let mut vector = vec![0.0; len];
-        crate::kernels::widen(tensor.dtype, &tensor.bytes, &mut vector);
+        stolon_kernels::widen(tensor.dtype, &tensor.bytes, &mut vector);
         drop(tensor);
         self.weights.remove(name);
         Ok(vector)

@@ -8,10 +8,11 @@ use super::linear::Linear;
 use super::rope::RopeTable;
 use super::workers::Workers;
 use crate::config::{Activation, DecoderConfig};
-use crate::kernels::{
-    self, AttentionArgs, AttentionSequence, Finish, HeadNorm, Operands, Path, Product, Sink, Sums,
-};
 use crate::kv_store::KvStore;
+use stolon_kernels::{
+    self as kernels, AttentionArgs, AttentionSequence, Finish, HeadNorm, Operands, Path, Product,
+    Sink, Sums,
+};
 
 /// An RMS norm over rows of the residual stream.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! What a batch means row by row: positions, where rows are written, which rows get logits.
 
 use crate::backend::{LogitRows, SequenceSlice, StepBatch};
-use crate::kernels::KvPlaces;
+use stolon_kernels::KvPlaces;
 
 /// A batch row by row; reused between steps.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::kernels::{Matrix, Threads};
+use stolon_kernels::{Matrix, Threads};
 
 /// Multiply-adds from which a product is shared out.
 const PRODUCT_MIN: usize = 1 << 17;

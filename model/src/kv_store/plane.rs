@@ -1,7 +1,7 @@
 //! Keys or values of one layer: the memory, and the way into it.
 
 use super::{KvShape, KvType};
-use crate::kernels::{Buffer, KvSlice, KvSliceMut};
+use stolon_kernels::{Buffer, KvSlice, KvSliceMut};
 
 /// Keys or values of one layer.
 #[derive(Debug)]

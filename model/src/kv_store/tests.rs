@@ -1,5 +1,5 @@
 use super::*;
-use crate::kernels::{KvPlaces, KvRows, Path};
+use stolon_kernels::{KvPlaces, KvRows, Path};
 
 fn shape(kv_type: KvType) -> KvShape {
     KvShape {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use safetensors::SafeTensors;
-use stolon_model::kernels::Path;
+use stolon_kernels::Path;
 use stolon_model::{
     CpuBackend, CpuOptions, KvBudget, KvType, LoadOptions, LoadedModel, ModelSource, WeightType,
     load,

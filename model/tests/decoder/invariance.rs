@@ -1,6 +1,6 @@
 //! A row's logits depend on its sequence's tokens alone, to the last bit.
 
-use stolon_model::kernels::Path;
+use stolon_kernels::Path;
 use stolon_model::{
     Backend, CpuBackend, DecoderConfig, KvType, LoadedModel, LogitRows, TensorType, random_model,
 };

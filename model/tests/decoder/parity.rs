@@ -1,6 +1,6 @@
 //! The same numbers as Hugging Face transformers.
 
-use stolon_model::kernels::Path;
+use stolon_kernels::Path;
 
 use super::fixture::{self, Setup};
 use super::run;

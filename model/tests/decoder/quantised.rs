@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor as CandleTensor};
+use stolon_kernels::{Path, PathKind};
 use stolon_model::config::TensorRole;
-use stolon_model::kernels::{Path, PathKind};
 use stolon_model::{DecoderConfig, Tensor, TensorType, WeightType, Weights, random_model};
 
 use super::fixture::{self, Setup};

@@ -9,7 +9,7 @@
 use std::io::{BufRead, Write};
 use std::time::Instant;
 
-use stolon_model::kernels::{Matrix, Path, TensorType, Threads};
+use stolon_kernels::{Matrix, Path, TensorType, Threads};
 
 const INNER: usize = 2048;
 const FEATURES: usize = 6144;

@@ -1,0 +1,182 @@
+//! The kernels against candle's matrix product, which the CPU backend would use without them.
+//!
+//! `cargo bench -p stolon-kernels --bench kernels`; `STOLON_CPU_PATH` forces a lower instruction set.
+//! Products are of one linear layer, 2048 to 6144 features; throughput counts the weights' bytes for
+//! up to 16 rows, where memory is the limit, and multiplications and additions above.
+
+#![allow(missing_docs, reason = "criterion's macro makes a public function")]
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use stolon_kernels::{
+    AttentionArgs, AttentionSequence, KvLayout, KvSlice, Matrix, Path, TensorType, Threads,
+    attention,
+};
+use stolon_kvcache::BlockId;
+
+const INNER: usize = 2048;
+const FEATURES: usize = 6144;
+
+fn random(count: usize) -> Vec<f32> {
+    let mut rng = SmallRng::seed_from_u64(1);
+    (0..count).map(|_| rng.random_range(-1.0..1.0)).collect()
+}
+
+fn products(criterion: &mut Criterion) {
+    let threads = Threads::new(Threads::default_count());
+    let path = Path::detect().expect("STOLON_CPU_PATH names a path of this machine");
+    let weights = random(FEATURES * INNER);
+    let device = candle_core::Device::Cpu;
+    let tensor = candle_core::Tensor::from_slice(&weights, (FEATURES, INNER), &device)
+        .expect("a tensor of the weights");
+    let quantised = |dtype| {
+        let tensor = candle_core::quantized::QTensor::quantize(&tensor, dtype);
+        tensor.expect("the inner size is a whole number of blocks")
+    };
+    let bytes_of = |dtype: TensorType| -> Vec<u8> {
+        use candle_core::quantized::GgmlDType;
+        let ggml = match dtype {
+            TensorType::Q8_0 => GgmlDType::Q8_0,
+            TensorType::Q4K => GgmlDType::Q4K,
+            TensorType::Bf16 => {
+                return weights
+                    .iter()
+                    .flat_map(|&w| half::bf16::from_f32(w).to_le_bytes())
+                    .collect();
+            }
+            _ => return weights.iter().flat_map(|w| w.to_le_bytes()).collect(),
+        };
+        quantised(ggml).data().expect("the bytes of a CPU tensor").to_vec()
+    };
+    for rows in [1, 8, 64, 512] {
+        let x = random(rows * INNER);
+        let mut out = vec![0.0; rows * FEATURES];
+        let mut group = criterion.benchmark_group(format!("product/{rows}"));
+        group.sample_size(20);
+        for dtype in [TensorType::F32, TensorType::Bf16, TensorType::Q8_0, TensorType::Q4K] {
+            let matrix = Matrix::pack(dtype, FEATURES, INNER, &bytes_of(dtype), path)
+                .expect("the bytes fit the shape");
+            group.throughput(if rows <= 16 {
+                Throughput::Bytes(matrix.bytes() as u64)
+            } else {
+                Throughput::Elements((2 * rows * INNER * FEATURES) as u64)
+            });
+            group.bench_function(BenchmarkId::new(path.name(), format!("{dtype:?}")), |bencher| {
+                bencher.iter(|| matrix.matmul(&threads, &x, rows, &mut out));
+            });
+        }
+        let input = candle_core::Tensor::from_slice(&x, (rows, INNER), &device)
+            .expect("a tensor of the activations");
+        let turned = tensor.t().expect("a matrix");
+        group.bench_function("candle/F32", |bencher| {
+            bencher.iter(|| input.matmul(&turned).expect("shapes that fit"));
+        });
+        let q8 = candle_core::quantized::QMatMul::from_qtensor(quantised(
+            candle_core::quantized::GgmlDType::Q8_0,
+        ))
+        .expect("a quantised product");
+        group.bench_function("candle/Q8_0", |bencher| {
+            use candle_core::Module;
+            bencher.iter(|| q8.forward(&input).expect("shapes that fit"));
+        });
+        group.finish();
+    }
+}
+
+const HEADS: usize = 16;
+const KV_HEADS: usize = 8;
+const HEAD_DIM: usize = 128;
+const BLOCK_SIZE: usize = 16;
+
+/// One layer's queries, keys and values: 16 heads on 8 kv heads of 128, in bf16, in blocks of 16.
+struct Layer {
+    /// Each with the position of its first query.
+    tables: Vec<(usize, Vec<BlockId>)>,
+    /// Queries of each sequence.
+    count: usize,
+    q: Vec<f32>,
+    keys: Vec<u16>,
+    values: Vec<u16>,
+}
+
+impl Layer {
+    /// `sequences` of `start` positions, of which all share the first `shared`, and `count` queries each.
+    fn new(sequences: usize, start: usize, count: usize, shared: usize) -> Layer {
+        let (own, shared) = ((start + count).div_ceil(BLOCK_SIZE), shared / BLOCK_SIZE);
+        let blocks = shared + sequences * (own - shared);
+        let keys: Vec<u16> = random(blocks * BLOCK_SIZE * KV_HEADS * HEAD_DIM)
+            .iter()
+            .map(|&v| half::bf16::from_f32(v).to_bits())
+            .collect();
+        // 7919 is prime, so this is a permutation of the blocks.
+        let block = |index: usize| BlockId(u32::try_from(index * 7919 % blocks).expect("few"));
+        let table = |sequence: usize| {
+            let place =
+                |index| if index < shared { index } else { sequence * (own - shared) + index };
+            (start, (0..own).map(|index| block(place(index))).collect())
+        };
+        let tables = (0..sequences).map(table).collect();
+        let q = random(sequences * count * HEADS * HEAD_DIM);
+        Layer { tables, count, q, values: keys.clone(), keys }
+    }
+
+    fn attend(&self, path: Path, threads: &Threads, out: &mut [f32]) {
+        let sequences = self.tables.iter().map(|(start, block_table)| AttentionSequence {
+            start: *start,
+            count: self.count,
+            block_table,
+        });
+        let args = AttentionArgs {
+            path,
+            q: &self.q,
+            sequences: &sequences.collect::<Vec<_>>(),
+            keys: KvSlice::Bf16(&self.keys),
+            key_layout: KvLayout::of_keys(path, true, BLOCK_SIZE, HEAD_DIM),
+            values: KvSlice::Bf16(&self.values),
+            block_size: BLOCK_SIZE,
+            heads: HEADS,
+            kv_heads: KV_HEADS,
+            head_dim: HEAD_DIM,
+            scale: 1.0 / (HEAD_DIM as f32).sqrt(),
+            sliding_window: None,
+        };
+        attention(threads, &args, out);
+    }
+}
+
+fn attentions(criterion: &mut Criterion) {
+    let threads = Threads::new(Threads::default_count());
+    let path = Path::detect().expect("STOLON_CPU_PATH names a path of this machine");
+    let mut group = criterion.benchmark_group("attention");
+    group.sample_size(20);
+    for (name, sequences, start, count, shared) in [
+        // Keys and values of two threads stay in their second caches.
+        ("decode at 512", 1, 511, 1, 0),
+        ("decode at 8192", 1, 8191, 1, 0),
+        ("8 decodes at 513", 8, 512, 1, 0),
+        ("8 decodes at 2176", 8, 2175, 1, 0),
+        ("8 decodes at 2176, 2048 shared", 8, 2175, 1, 2048),
+        ("16 decodes at 2176", 16, 2175, 1, 0),
+        ("16 decodes at 2176, 2048 shared", 16, 2175, 1, 2048),
+        ("prefill of 1088", 1, 0, 1088, 0),
+        ("512 after 4096", 1, 4096, 512, 0),
+    ] {
+        let layer = Layer::new(sequences, start, count, shared);
+        let mut out = vec![0.0; layer.q.len()];
+        let pairs: usize = (start + 1..=start + count).sum();
+        // Decodes that share a prefix are counted as if each read it for itself.
+        group.throughput(if count == 1 {
+            Throughput::Bytes((4 * sequences * (start + 1) * KV_HEADS * HEAD_DIM) as u64)
+        } else {
+            Throughput::Elements((4 * pairs * HEADS * HEAD_DIM) as u64)
+        });
+        group.bench_function(BenchmarkId::new(path.name(), name), |bencher| {
+            bencher.iter(|| layer.attend(path, &threads, &mut out));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, products, attentions);
+criterion_main!(benches);

@@ -1,0 +1,370 @@
+//! Attention against its formula in f64, and its bits against every way to cut the work.
+
+use std::ops::Range;
+
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+use super::*;
+use crate::PathKind;
+use crate::reference::{random, to_bf16, worst};
+
+mod shared;
+mod stored;
+
+/// A layer's sizes.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    window: Option<usize>,
+    stored: Stored,
+}
+
+/// What keys and values are stored as.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stored {
+    F32,
+    Bf16,
+    F16,
+    Int8,
+}
+
+impl Stored {
+    /// What is left of values when they are stored, `[.., head_dim]`.
+    fn rounded(self, values: Vec<f32>, head_dim: usize) -> Vec<f32> {
+        match self {
+            Stored::F32 => values,
+            Stored::Bf16 => to_bf16(&values),
+            Stored::F16 => values.iter().map(|&v| half::f16::from_f32(v).to_f32()).collect(),
+            Stored::Int8 => {
+                let (integers, scales) = quantised(&values, head_dim);
+                let heads = integers.chunks(head_dim).zip(scales);
+                heads
+                    .flat_map(|(head, scale)| head.iter().map(move |&v| f32::from(v) * scale))
+                    .collect()
+            }
+        }
+    }
+}
+
+/// Heads as integers with a scale each. A head of NaN gets the scale NaN.
+fn quantised(values: &[f32], head_dim: usize) -> (Vec<i8>, Vec<f32>) {
+    let heads = values.chunks(head_dim);
+    let scale = |head: &[f32]| head.iter().fold(head[0], |a, b| a.abs().max(b.abs())) / 127.0;
+    let scales: Vec<f32> = heads.clone().map(scale).collect();
+    let integers = heads
+        .zip(&scales)
+        .flat_map(|(head, scale)| head.iter().map(move |v| (v / scale).round() as i8));
+    (integers.collect(), scales)
+}
+
+const SHAPES: [Shape; 10] = [
+    Shape { heads: 4, kv_heads: 2, head_dim: 32, window: None, stored: Stored::F32 },
+    Shape { heads: 4, kv_heads: 2, head_dim: 64, window: None, stored: Stored::Bf16 },
+    Shape { heads: 3, kv_heads: 1, head_dim: 20, window: Some(37), stored: Stored::F32 },
+    Shape { heads: 2, kv_heads: 2, head_dim: 128, window: Some(1), stored: Stored::Bf16 },
+    Shape { heads: 7, kv_heads: 1, head_dim: 8, window: Some(100), stored: Stored::Bf16 },
+    Shape { heads: 16, kv_heads: 2, head_dim: 96, window: None, stored: Stored::Bf16 },
+    Shape { heads: 2, kv_heads: 1, head_dim: 1, window: None, stored: Stored::F32 },
+    Shape { heads: 4, kv_heads: 2, head_dim: 64, window: None, stored: Stored::F16 },
+    Shape { heads: 4, kv_heads: 2, head_dim: 64, window: None, stored: Stored::Int8 },
+    Shape { heads: 3, kv_heads: 1, head_dim: 20, window: Some(37), stored: Stored::Int8 },
+];
+
+/// The queries, keys and values of one sequence, by position.
+struct Sequence {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    len: usize,
+}
+
+fn sequence(shape: Shape, len: usize, seed: u64) -> Sequence {
+    let kv_len = len * shape.kv_heads * shape.head_dim;
+    let wide = |values: Vec<f32>| values.into_iter().map(|v| v * 3.0).collect::<Vec<_>>();
+    let stored = |values: Vec<f32>| shape.stored.rounded(values, shape.head_dim);
+    Sequence {
+        q: wide(random(seed, len * shape.heads * shape.head_dim)),
+        k: stored(random(seed + 1, kv_len)),
+        v: stored(random(seed + 2, kv_len)),
+        len,
+    }
+}
+
+fn expected(shape: Shape, sequence: &Sequence, positions: Range<usize>) -> Vec<f64> {
+    let Shape { heads, kv_heads, head_dim, window, .. } = shape;
+    let mut out = Vec::new();
+    for position in positions {
+        for head in 0..heads {
+            let q = &sequence.q[(position * heads + head) * head_dim..][..head_dim];
+            let kv = |at: usize| (at * kv_heads + head / (heads / kv_heads)) * head_dim;
+            let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+            let scores: Vec<f64> = (first..=position)
+                .map(|at| {
+                    let k = &sequence.k[kv(at)..][..head_dim];
+                    let dot: f64 =
+                        q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                    dot / (head_dim as f64).sqrt()
+                })
+                .collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
+            out.extend((0..head_dim).map(|d| {
+                let weighted = scores
+                    .iter()
+                    .zip(first..)
+                    .map(|(score, at)| (score - max).exp() * f64::from(sequence.v[kv(at) + d]));
+                weighted.sum::<f64>() / sum
+            }));
+        }
+    }
+    out
+}
+
+/// A cache that holds the sequences in blocks dealt out at random; the rest holds NaN.
+struct Cache {
+    tables: Vec<Vec<BlockId>>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    block_size: usize,
+}
+
+fn cache(shape: Shape, sequences: &[Sequence], block_size: usize) -> Cache {
+    let position_len = shape.kv_heads * shape.head_dim;
+    let counts: Vec<usize> = sequences.iter().map(|s| s.len.div_ceil(block_size)).collect();
+    let total: usize = counts.iter().sum::<usize>() + 3;
+    let mut ids: Vec<u32> = (0..u32::try_from(total).unwrap()).collect();
+    ids.shuffle(&mut SmallRng::seed_from_u64(9));
+    let mut keys = vec![f32::NAN; total * block_size * position_len];
+    let mut values = keys.clone();
+    let mut ids = ids.into_iter().map(BlockId);
+    let mut tables = Vec::new();
+    for (sequence, count) in sequences.iter().zip(counts) {
+        let table: Vec<BlockId> = ids.by_ref().take(count).collect();
+        for position in 0..sequence.len {
+            let slot = table[position / block_size].0 as usize * block_size + position % block_size;
+            let (to, from) = (slot * position_len, position * position_len);
+            keys[to..to + position_len].copy_from_slice(&sequence.k[from..from + position_len]);
+            values[to..to + position_len].copy_from_slice(&sequence.v[from..from + position_len]);
+        }
+        tables.push(table);
+    }
+    Cache { tables, keys, values, block_size }
+}
+
+/// Rows of keys in the order of [`KvLayout::Turned`].
+fn turn<T: Copy>(rows: &[T], shape: Shape, block_size: usize) -> Vec<T> {
+    let Shape { kv_heads, head_dim, .. } = shape;
+    let together = if shape.stored == Stored::Bf16 { 2 } else { 1 };
+    let mut turned = rows.to_vec();
+    for (index, value) in rows.iter().enumerate() {
+        let (d, head) = (index % head_dim, index / head_dim % kv_heads);
+        let (block, offset) =
+            (index / head_dim / kv_heads / block_size, index / head_dim / kv_heads % block_size);
+        let panel = (block * kv_heads + head) * (block_size / LANES) + offset / LANES;
+        let step = panel * (head_dim / together) + d / together;
+        turned[(step * LANES + offset % LANES) * together + d % together] = *value;
+    }
+    turned
+}
+
+/// Runs parts of the sequences (index, start, count) in one call; one output each.
+fn run(
+    path: Path,
+    threads: &Threads,
+    shape: Shape,
+    sequences: &[Sequence],
+    cache: &Cache,
+    parts: &[(usize, usize, usize)],
+) -> Vec<Vec<f32>> {
+    let row_len = shape.heads * shape.head_dim;
+    let bf16 = |values: &[f32]| -> Vec<u16> {
+        values.iter().map(|&v| half::bf16::from_f32(v).to_bits()).collect()
+    };
+    let f16 = |values: &[f32]| -> Vec<u16> {
+        values.iter().map(|&v| half::f16::from_f32(v).to_bits()).collect()
+    };
+    let pairs = shape.stored == Stored::Bf16;
+    let key_layout = KvLayout::of_keys(path, pairs, cache.block_size, shape.head_dim);
+    let turned = key_layout != KvLayout::Rows;
+    let keys = if turned { turn(&cache.keys, shape, cache.block_size) } else { cache.keys.clone() };
+    let planes = [&keys, &cache.values];
+    let narrow = planes.map(|plane| match shape.stored {
+        Stored::Bf16 => bf16(plane),
+        _ => f16(plane),
+    });
+    // Scales stand by position and head in both layouts.
+    let integers = [&cache.keys, &cache.values].map(|plane| quantised(plane, shape.head_dim));
+    let [(keys, key_scales), values] = integers;
+    let keys = if turned { turn(&keys, shape, cache.block_size) } else { keys };
+    let integers = [(keys, key_scales), values];
+    let [keys, values] = [0, 1].map(|index| match shape.stored {
+        Stored::F32 => KvSlice::F32(planes[index]),
+        Stored::Bf16 => KvSlice::Bf16(&narrow[index]),
+        Stored::F16 => KvSlice::F16(&narrow[index]),
+        Stored::Int8 => KvSlice::Int8 { values: &integers[index].0, scales: &integers[index].1 },
+    });
+    let q: Vec<f32> = parts
+        .iter()
+        .flat_map(|&(index, start, count)| {
+            sequences[index].q[start * row_len..(start + count) * row_len].to_vec()
+        })
+        .collect();
+    let described: Vec<AttentionSequence<'_>> = parts
+        .iter()
+        .map(|&(index, start, count)| AttentionSequence {
+            start,
+            count,
+            block_table: &cache.tables[index],
+        })
+        .collect();
+    let args = AttentionArgs {
+        path,
+        q: &q,
+        sequences: &described,
+        keys,
+        key_layout,
+        values,
+        block_size: cache.block_size,
+        heads: shape.heads,
+        kv_heads: shape.kv_heads,
+        head_dim: shape.head_dim,
+        scale: 1.0 / (shape.head_dim as f32).sqrt(),
+        sliding_window: shape.window,
+    };
+    let mut out = vec![f32::NAN; q.len()];
+    attention(threads, &args, &mut out);
+    let mut rest = out.as_slice();
+    parts
+        .iter()
+        .map(|&(_, _, count)| {
+            let (part, left) = rest.split_at(count * row_len);
+            rest = left;
+            part.to_vec()
+        })
+        .collect()
+}
+
+/// Goal: three sequences in one call agree with the formula, on every path, shape and block size.
+#[test]
+fn attention_matches_its_formula() {
+    let threads = Threads::new(3);
+    for path in Path::supported() {
+        for shape in SHAPES {
+            let sequences: Vec<Sequence> =
+                [130, 1, 67].into_iter().zip(0..).map(|(len, i)| sequence(shape, len, i)).collect();
+            for block_size in [1, 16, 256] {
+                let cache = cache(shape, &sequences, block_size);
+                let parts: Vec<_> = (0..3).map(|i| (i, 0, sequences[i].len)).collect();
+                let got = run(path, &threads, shape, &sequences, &cache, &parts);
+                for (sequence, got) in sequences.iter().zip(&got) {
+                    let (difference, at) = worst(got, &expected(shape, sequence, 0..sequence.len));
+                    let tolerance = tolerance(path, shape);
+                    assert!(
+                        difference < tolerance,
+                        "{path} {shape:?}: off by {difference} at {at}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// What the arithmetic of the path allows for values below one. Tiles round queries and weights to
+/// bf16: one part in 512 each.
+fn tolerance(path: Path, shape: Shape) -> f64 {
+    let bf16 = shape.stored == Stored::Bf16 && shape.head_dim.is_multiple_of(32);
+    let tiles = path.kind() == PathKind::Amx && bf16;
+    if tiles { 6e-3 } else { 3e-5 }
+}
+
+/// Goal, batch invariance: whatever the chunks, the block size, the other sequences and the threads,
+/// a query's output has the same bits.
+#[test]
+fn bits_do_not_depend_on_chunks_blocks_batch_or_threads() {
+    let mut rng = SmallRng::seed_from_u64(1);
+    let (one, three) = (Threads::new(1), Threads::new(3));
+    for path in Path::supported() {
+        for shape in SHAPES {
+            // One sequence reaches into a third span.
+            let sequences: Vec<Sequence> =
+                [1100, 90].into_iter().zip(5..).map(|(len, i)| sequence(shape, len, i)).collect();
+            let caches = [16, 1, 64].map(|block_size| cache(shape, &sequences, block_size));
+            let want = run(path, &one, shape, &sequences, &caches[0], &[(0, 0, 1100), (1, 0, 90)]);
+            for round in 0..6 {
+                let cache = &caches[round % 3];
+                let (index, threads) = (round % 2, if round < 3 { &three } else { &one });
+                let len = sequences[index].len;
+                let mut start = 0;
+                while start < len {
+                    let count = match round {
+                        0 | 1 => rng.random_range(1..200).min(len - start),
+                        _ => [1, 7, 64, 100][rng.random_range(0..4)].min(len - start),
+                    };
+                    // Single positions of a long sequence are slow: leave most of them out.
+                    if count > 1 || start % 16 < 5 {
+                        let parts = [(index, start, count), (1 - index, 60, 30)];
+                        let got = run(path, threads, shape, &sequences, cache, &parts);
+                        let row_len = shape.heads * shape.head_dim;
+                        let want = &want[index][start * row_len..(start + count) * row_len];
+                        assert!(
+                            got[0].iter().map(|v| v.to_bits()).eq(want.iter().map(|v| v.to_bits())),
+                            "{path} {shape:?} round {round}: {count} from {start}"
+                        );
+                    }
+                    start += count;
+                }
+            }
+        }
+    }
+}
+
+/// Goal: one query over many spans has the same bits whether one thread walks through them or many
+/// take a part each.
+#[test]
+fn bits_do_not_depend_on_how_a_long_context_is_cut() {
+    let pools = [1, 2, 3, 8].map(Threads::new);
+    for path in Path::supported() {
+        for stored in [Stored::Bf16, Stored::F32] {
+            let shape = Shape { heads: 4, kv_heads: 2, head_dim: 32, window: None, stored };
+            for shape in [shape, Shape { window: Some(1300), ..shape }] {
+                let sequences = [sequence(shape, 2600, 3)];
+                let cache = cache(shape, &sequences, 16);
+                for parts in [(0, 2599, 1), (0, 2500, 7)] {
+                    let got = pools
+                        .each_ref()
+                        .map(|pool| run(path, pool, shape, &sequences, &cache, &[parts]));
+                    let bits =
+                        got.map(|got| got[0].iter().map(|v| v.to_bits()).collect::<Vec<_>>());
+                    assert!(bits.iter().all(|other| *other == bits[0]), "{path} {shape:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Goal: a table that names a block beyond the store is refused, not read.
+#[test]
+#[should_panic(expected = "block 99 of 4")]
+fn unknown_block_is_refused() {
+    let store = [0.0; 4 * 16 * 8];
+    let sequence = AttentionSequence { start: 0, count: 1, block_table: &[BlockId(99)] };
+    let args = AttentionArgs {
+        path: Path::PORTABLE,
+        q: &[0.0; 8],
+        sequences: &[sequence],
+        keys: KvSlice::F32(&store),
+        key_layout: KvLayout::Rows,
+        values: KvSlice::F32(&store),
+        block_size: 16,
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 8,
+        scale: 1.0,
+        sliding_window: None,
+    };
+    attention(&Threads::new(1), &args, &mut [0.0; 8]);
+}

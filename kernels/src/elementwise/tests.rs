@@ -1,0 +1,146 @@
+//! Each step against its formula in f64, at sizes that are no multiples of a vector, on each path.
+
+use super::*;
+use crate::reference::{random, worst};
+
+const SIZES: [usize; 7] = [1, 7, 16, 17, 64, 100, 1023];
+
+fn check(tolerance: f64, got: impl Fn(Path, usize) -> Vec<f32>, want: impl Fn(usize) -> Vec<f64>) {
+    for path in Path::supported() {
+        for size in SIZES {
+            let (difference, at) = worst(&got(path, size), &want(size));
+            assert!(difference < tolerance, "{path}, {size} values, at {at}: off by {difference}");
+        }
+    }
+}
+
+fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&value| f64::from(value)).collect()
+}
+
+/// Goal: the norm of rows, with and without the offset of one, in place or not.
+#[test]
+fn rms_norm_matches_its_formula() {
+    for offset in [0.0_f32, 1.0] {
+        let inputs = |size| (random(1, 3 * size), random(2, size));
+        let want = |size: usize| {
+            let (x, weight) = inputs(size);
+            let mut out = Vec::new();
+            for row in wide(&x).chunks_exact(size) {
+                let mean = row.iter().map(|v| v * v).sum::<f64>() / row.len() as f64;
+                let scale = 1.0 / (mean + 1e-5).sqrt();
+                out.extend(
+                    row.iter().zip(&weight).map(|(v, w)| v * scale * f64::from(*w + offset)),
+                );
+            }
+            out
+        };
+        let got = |path, size| {
+            let (x, weight) = inputs(size);
+            let mut out = vec![0.0; x.len()];
+            rms_norm(path, &x, &weight, 1e-5, offset, &mut out);
+            let mut in_place = x;
+            rms_norm_in_place(path, &mut in_place, &weight, 1e-5, offset);
+            assert_eq!(in_place, out);
+            out
+        };
+        check(2e-6, got, want);
+    }
+}
+
+/// Goal: both gates, over a range where the exponential under- and overflows too.
+#[test]
+fn gates_match_their_formulas() {
+    let inputs = |size| {
+        let gate: Vec<f32> = random(3, size).iter().map(|v| v * 12.0).collect();
+        (gate, random(4, size))
+    };
+    let apply = |gate: fn(Path, &mut [f32], &[f32]), path, size| {
+        let (mut g, up) = inputs(size);
+        gate(path, &mut g, &up);
+        g
+    };
+    let formula = |f: fn(f64) -> f64, size| {
+        let (g, up) = inputs(size);
+        wide(&g).into_iter().zip(wide(&up)).map(|(g, u)| f(g) * u).collect()
+    };
+    let silu = |x: f64| x / (1.0 + (-x).exp());
+    let gelu = |x: f64| {
+        let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+        0.5 * x * (1.0 + inner.tanh())
+    };
+    check(3e-6, |path, size| apply(silu_mul, path, size), |size| formula(silu, size));
+    check(3e-6, |path, size| apply(gelu_tanh_mul, path, size), |size| formula(gelu, size));
+    for path in Path::supported() {
+        let mut extremes = [-1000.0, 1000.0, f32::NAN];
+        silu_mul(path, &mut extremes, &[1.0; 3]);
+        assert!(extremes[0].abs() < 1e-30 && extremes[1] == 1000.0, "{path}: {extremes:?}");
+        assert!(extremes[2].is_nan(), "{path}: NaN must stay visible");
+    }
+}
+
+/// Goal: value i turns with value i + half, the values past the rotary part stay.
+#[test]
+fn rope_turns_pairs() {
+    let (heads, head_dim) = (3, 52);
+    for path in Path::supported() {
+        for half in [1, 7, 16, 20, 26] {
+            let x = random(5, heads * head_dim);
+            let angles = random(6, half);
+            let cos: Vec<f32> = angles.iter().map(|a| a.cos()).collect();
+            let sin: Vec<f32> = angles.iter().map(|a| a.sin()).collect();
+            let mut want = wide(&x);
+            for head in want.chunks_exact_mut(head_dim) {
+                for i in 0..half {
+                    let (a, b) = (head[i], head[i + half]);
+                    let (c, s) = (f64::from(cos[i]), f64::from(sin[i]));
+                    head[i] = a * c - b * s;
+                    head[i + half] = b * c + a * s;
+                }
+            }
+            let mut got = x;
+            rope(path, &mut got, head_dim, &cos, &sin);
+            let (difference, at) = worst(&got, &want);
+            assert!(difference < 1e-6, "{path}, half {half}, at {at}: off by {difference}");
+        }
+    }
+}
+
+/// Goal: softmax and log-sum-exp agree with f64, minus infinities included.
+#[test]
+fn softmax_matches_its_formula() {
+    let input = |size| {
+        let mut x: Vec<f32> = random(7, size).iter().map(|v| v * 30.0).collect();
+        if size > 5 {
+            x[3] = f32::NEG_INFINITY;
+        }
+        x
+    };
+    let log_sum = |size| {
+        let max = f64::from(input(size).into_iter().fold(f32::NEG_INFINITY, f32::max));
+        max + wide(&input(size)).iter().map(|v| (v - max).exp()).sum::<f64>().ln()
+    };
+    let got = |path, size| {
+        let mut x = input(size);
+        softmax(path, &mut x);
+        x
+    };
+    let want = |size| wide(&input(size)).into_iter().map(|v| (v - log_sum(size)).exp()).collect();
+    check(1e-6, got, want);
+    check(1e-5, |path, size| vec![log_sum_exp(path, &input(size))], |size| vec![log_sum(size)]);
+    assert_eq!(log_sum_exp(Path::PORTABLE, &[]), f32::NEG_INFINITY);
+}
+
+/// Goal: residual and bias.
+#[test]
+fn additions() {
+    for path in Path::supported() {
+        let (x, bias) = (random(8, 3 * 37), random(9, 37));
+        let mut got = x.clone();
+        add_bias(path, &mut got, &bias);
+        assert!((0..x.len()).all(|i| got[i] == x[i] + bias[i % 37]), "{path}");
+        let mut got = x.clone();
+        add(path, &mut got, &x);
+        assert!((0..x.len()).all(|i| got[i] == 2.0 * x[i]), "{path}");
+    }
+}

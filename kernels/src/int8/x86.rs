@@ -1,0 +1,349 @@
+//! Dot products of bytes on x86-64: with VNNI, which multiplies unsigned by signed bytes, and
+//! without, by pairs of 16-bit integers.
+//!
+//! VNNI takes the activations as unsigned, 128 added to each, so its sums exceed by 128 times the weights,
+//! which is added up beside them and taken off in the end. Without it, even and odd bytes are widened to 16 bits; nothing saturates.
+#![allow(unsafe_code, reason = "intrinsics")]
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: the set given")]
+
+use std::arch::x86_64::{
+    __m256i, __m512i, _mm_cvtsi64_si128, _mm256_add_epi32, _mm256_and_si256, _mm256_cvtepi32_ps,
+    _mm256_dpbusd_avx_epi32, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_or_si256,
+    _mm256_set1_epi8, _mm256_set1_epi32, _mm256_setzero_si256, _mm256_sll_epi16, _mm256_slli_epi16,
+    _mm256_srai_epi16, _mm256_srl_epi16, _mm256_storeu_si256, _mm256_sub_epi8, _mm256_sub_epi32,
+    _mm512_add_epi32, _mm512_and_si512, _mm512_cvtepi32_ps, _mm512_dpbusd_epi32,
+    _mm512_loadu_si512, _mm512_madd_epi16, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32,
+    _mm512_setzero_si512, _mm512_sll_epi16, _mm512_slli_epi16, _mm512_srai_epi16, _mm512_srl_epi16,
+    _mm512_storeu_si512, _mm512_sub_epi8, _mm512_sub_epi32,
+};
+
+use super::dots::{Bytes, Dots};
+use crate::lanes::{Avx2, Avx512};
+
+/// Sixteen words in one register.
+type One = __m512i;
+/// Sixteen words in two registers.
+type Two = [__m256i; 2];
+
+// SAFETY of every block below: the caller promises the instruction set of the type, and pointers
+// that are valid for what the method reads or writes.
+impl Bytes for One {
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        // SAFETY: see above.
+        unsafe { _mm512_storeu_si512(to.cast(), self) }
+    }
+    #[inline(always)]
+    unsafe fn or(self, other: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_or_si512(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, value: u8) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_sub_epi8(self, _mm512_set1_epi8(value.cast_signed())) }
+    }
+    #[inline(always)]
+    unsafe fn right(self, count: usize, mask: u8) -> Self {
+        // SAFETY: see above. What comes in from the neighbouring byte is masked out.
+        unsafe {
+            let shifted = _mm512_srl_epi16(self, _mm_cvtsi64_si128(count as i64));
+            _mm512_and_si512(shifted, _mm512_set1_epi8(mask.cast_signed()))
+        }
+    }
+    #[inline(always)]
+    unsafe fn left(self, count: usize, mask: u8) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            let shifted = _mm512_sll_epi16(self, _mm_cvtsi64_si128(count as i64));
+            _mm512_and_si512(shifted, _mm512_set1_epi8(mask.cast_signed()))
+        }
+    }
+}
+
+impl Bytes for Two {
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        // SAFETY: see above.
+        unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        // SAFETY: see above.
+        unsafe {
+            _mm256_storeu_si256(to.cast(), self[0]);
+            _mm256_storeu_si256(to.add(32).cast(), self[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn or(self, other: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { [_mm256_or_si256(self[0], other[0]), _mm256_or_si256(self[1], other[1])] }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, value: u8) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let value = _mm256_set1_epi8(value.cast_signed());
+            [_mm256_sub_epi8(self[0], value), _mm256_sub_epi8(self[1], value)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn right(self, count: usize, mask: u8) -> Self {
+        // SAFETY: as for one register.
+        unsafe {
+            let (count, mask) = (_mm_cvtsi64_si128(count as i64), mask.cast_signed());
+            let mask = _mm256_set1_epi8(mask);
+            [
+                _mm256_and_si256(_mm256_srl_epi16(self[0], count), mask),
+                _mm256_and_si256(_mm256_srl_epi16(self[1], count), mask),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn left(self, count: usize, mask: u8) -> Self {
+        // SAFETY: as for one register.
+        unsafe {
+            let (count, mask) = (_mm_cvtsi64_si128(count as i64), mask.cast_signed());
+            let mask = _mm256_set1_epi8(mask);
+            [
+                _mm256_and_si256(_mm256_sll_epi16(self[0], count), mask),
+                _mm256_and_si256(_mm256_sll_epi16(self[1], count), mask),
+            ]
+        }
+    }
+}
+
+/// Four bytes that stand side by side, in each lane.
+#[inline(always)]
+unsafe fn word(x: *const u8) -> i32 {
+    // SAFETY: the caller gives four readable bytes.
+    unsafe { x.cast::<i32>().read_unaligned() }
+}
+
+/// 128 added to signed bytes.
+#[inline(always)]
+unsafe fn put_unsigned(x: [i8; 4], to: *mut u8) {
+    // SAFETY: the caller gives four writable bytes.
+    unsafe { to.cast::<[u8; 4]>().write(x.map(|x| x.cast_unsigned() ^ 0x80)) }
+}
+
+/// Even bytes, then odd ones, as 16-bit integers.
+#[inline(always)]
+unsafe fn put_wide(x: [i8; 4], to: *mut u8) {
+    let wide = [x[0], x[2], x[1], x[3]].map(i16::from);
+    // SAFETY: the caller gives eight writable bytes.
+    unsafe { to.cast::<[i16; 4]>().write_unaligned(wide) }
+}
+
+/// AVX-512 VNNI.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512Vnni;
+
+impl Dots for Avx512Vnni {
+    type Bytes = One;
+    type Lanes = Avx512;
+    type Weights = One;
+    type Sums = One;
+    const WORD: usize = 4;
+    const GROUP_MAX: usize = 8;
+
+    #[inline(always)]
+    unsafe fn put(x: [i8; 4], to: *mut u8) {
+        // SAFETY: see above.
+        unsafe { put_unsigned(x, to) }
+    }
+    #[inline(always)]
+    unsafe fn weights(bytes: One) -> One {
+        bytes
+    }
+    #[inline(always)]
+    unsafe fn zero() -> One {
+        // SAFETY: see above.
+        unsafe { _mm512_setzero_si512() }
+    }
+    #[inline(always)]
+    unsafe fn exceed(excess: One, weights: One) -> One {
+        // SAFETY: see above.
+        unsafe { _mm512_dpbusd_epi32(excess, _mm512_set1_epi8(i8::MIN), weights) }
+    }
+    #[inline(always)]
+    unsafe fn dot(sums: One, weights: One, x: *const u8) -> One {
+        // SAFETY: see above.
+        unsafe { _mm512_dpbusd_epi32(sums, _mm512_set1_epi32(word(x)), weights) }
+    }
+    #[inline(always)]
+    unsafe fn widen(sums: One, excess: One) -> Avx512 {
+        // SAFETY: see above.
+        Avx512(unsafe { _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, excess)) })
+    }
+}
+
+/// AVX-512 BW.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512Pairs;
+
+impl Dots for Avx512Pairs {
+    type Bytes = One;
+    type Lanes = Avx512;
+    type Weights = [One; 2];
+    type Sums = One;
+    const WORD: usize = 8;
+    const GROUP_MAX: usize = 8;
+
+    #[inline(always)]
+    unsafe fn put(x: [i8; 4], to: *mut u8) {
+        // SAFETY: see above.
+        unsafe { put_wide(x, to) }
+    }
+    #[inline(always)]
+    unsafe fn weights(bytes: One) -> [One; 2] {
+        // SAFETY: see above.
+        unsafe {
+            let even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes));
+            [even, _mm512_srai_epi16::<8>(bytes)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn zero() -> One {
+        // SAFETY: see above.
+        unsafe { _mm512_setzero_si512() }
+    }
+    #[inline(always)]
+    unsafe fn dot(sums: One, weights: [One; 2], x: *const u8) -> One {
+        // SAFETY: see above.
+        unsafe {
+            let even = _mm512_madd_epi16(weights[0], _mm512_set1_epi32(word(x)));
+            let odd = _mm512_madd_epi16(weights[1], _mm512_set1_epi32(word(x.add(4))));
+            _mm512_add_epi32(sums, _mm512_add_epi32(even, odd))
+        }
+    }
+    #[inline(always)]
+    unsafe fn widen(sums: One, _: One) -> Avx512 {
+        // SAFETY: see above.
+        Avx512(unsafe { _mm512_cvtepi32_ps(sums) })
+    }
+}
+
+/// AVX-VNNI, of processors without AVX-512.
+#[derive(Clone, Copy)]
+pub(super) struct AvxVnni;
+
+impl Dots for AvxVnni {
+    type Bytes = Two;
+    type Lanes = Avx2;
+    type Weights = Two;
+    type Sums = Two;
+    const WORD: usize = 4;
+    const GROUP_MAX: usize = 4;
+
+    #[inline(always)]
+    unsafe fn put(x: [i8; 4], to: *mut u8) {
+        // SAFETY: see above.
+        unsafe { put_unsigned(x, to) }
+    }
+    #[inline(always)]
+    unsafe fn weights(bytes: Two) -> Two {
+        bytes
+    }
+    #[inline(always)]
+    unsafe fn zero() -> Two {
+        // SAFETY: see above.
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+    #[inline(always)]
+    unsafe fn exceed(excess: Two, weights: Two) -> Two {
+        // SAFETY: see above.
+        unsafe {
+            let x = _mm256_set1_epi8(i8::MIN);
+            [
+                _mm256_dpbusd_avx_epi32(excess[0], x, weights[0]),
+                _mm256_dpbusd_avx_epi32(excess[1], x, weights[1]),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot(sums: Two, weights: Two, x: *const u8) -> Two {
+        // SAFETY: see above.
+        unsafe {
+            let x = _mm256_set1_epi32(word(x));
+            [
+                _mm256_dpbusd_avx_epi32(sums[0], x, weights[0]),
+                _mm256_dpbusd_avx_epi32(sums[1], x, weights[1]),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn widen(sums: Two, excess: Two) -> Avx2 {
+        // SAFETY: see above.
+        unsafe {
+            let low = _mm256_sub_epi32(sums[0], excess[0]);
+            let high = _mm256_sub_epi32(sums[1], excess[1]);
+            Avx2(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
+        }
+    }
+}
+
+/// AVX2.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2Pairs;
+
+impl Dots for Avx2Pairs {
+    type Bytes = Two;
+    type Lanes = Avx2;
+    /// Even bytes, odd bytes.
+    type Weights = [Two; 2];
+    type Sums = Two;
+    const WORD: usize = 8;
+    const GROUP_MAX: usize = 4;
+
+    #[inline(always)]
+    unsafe fn put(x: [i8; 4], to: *mut u8) {
+        // SAFETY: see above.
+        unsafe { put_wide(x, to) }
+    }
+    #[inline(always)]
+    unsafe fn weights(bytes: Two) -> [Two; 2] {
+        // SAFETY: see above.
+        unsafe {
+            let (low, high) = (_mm256_slli_epi16::<8>(bytes[0]), _mm256_slli_epi16::<8>(bytes[1]));
+            [
+                [_mm256_srai_epi16::<8>(low), _mm256_srai_epi16::<8>(high)],
+                [_mm256_srai_epi16::<8>(bytes[0]), _mm256_srai_epi16::<8>(bytes[1])],
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn zero() -> Two {
+        // SAFETY: see above.
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+    #[inline(always)]
+    unsafe fn dot(sums: Two, weights: [Two; 2], x: *const u8) -> Two {
+        // SAFETY: see above.
+        unsafe {
+            let even = _mm256_set1_epi32(word(x));
+            let odd = _mm256_set1_epi32(word(x.add(4)));
+            let [[even_low, even_high], [odd_low, odd_high]] = weights;
+            let low = _mm256_add_epi32(
+                _mm256_madd_epi16(even_low, even),
+                _mm256_madd_epi16(odd_low, odd),
+            );
+            let high = _mm256_add_epi32(
+                _mm256_madd_epi16(even_high, even),
+                _mm256_madd_epi16(odd_high, odd),
+            );
+            [_mm256_add_epi32(sums[0], low), _mm256_add_epi32(sums[1], high)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn widen(sums: Two, _: Two) -> Avx2 {
+        // SAFETY: see above.
+        unsafe { Avx2(_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])) }
+    }
+}

@@ -1,0 +1,72 @@
+//! Panels of 16 rows, from the rows of a file.
+
+use crate::lanes::LANES;
+use crate::quant;
+use crate::tensor_type::TensorType;
+
+/// What all panels of a matrix have in common.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    pub(super) dtype: TensorType,
+    /// Bytes of a row in a file.
+    pub(super) row_bytes: usize,
+    /// Bytes of a packed panel.
+    pub(super) panel_bytes: usize,
+}
+
+impl Layout {
+    /// The layout of rows of `padded_inner` weights, of which a file has `inner`.
+    pub(super) fn new(dtype: TensorType, inner: usize, padded_inner: usize) -> Layout {
+        let bytes = |inner: usize| inner / dtype.block_len() * dtype.block_bytes();
+        Layout { dtype, row_bytes: bytes(inner), panel_bytes: bytes(padded_inner) * LANES }
+    }
+
+    /// Packs at most 16 rows into a panel of zeroes.
+    pub(super) fn pack(&self, rows: &[u8], panel: &mut [u8]) {
+        match self.dtype {
+            TensorType::F32 | TensorType::Bf16 => self.pack_units::<4>(rows, panel),
+            TensorType::F16 => self.pack_units::<2>(rows, panel),
+            TensorType::Q8_0 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
+                quant::pack(self.dtype, self.row_bytes, rows, panel);
+            }
+        }
+    }
+
+    /// The row in `lane` of a panel, as it was in the file.
+    pub(super) fn unpack(&self, panel: &[u8], lane: usize, row: &mut [u8]) {
+        match self.dtype {
+            TensorType::F32 | TensorType::Bf16 => unpack_units::<4>(panel, lane, row),
+            TensorType::F16 => unpack_units::<2>(panel, lane, row),
+            TensorType::Q8_0 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
+                quant::unpack(self.dtype, panel, lane, row);
+            }
+        }
+    }
+
+    /// `[in][16]` units: one weight, or a pair of bf16.
+    fn pack_units<const UNIT: usize>(&self, rows: &[u8], panel: &mut [u8]) {
+        /// Units of a row at a time, so that the lines being filled stay in the nearest cache.
+        const RUN: usize = 128;
+        for start in (0..self.row_bytes).step_by(RUN * UNIT) {
+            for (lane, row) in rows.chunks_exact(self.row_bytes).enumerate() {
+                let run = &row[start..self.row_bytes.min(start + RUN * UNIT)];
+                let (units, rest) = run.as_chunks::<UNIT>();
+                let to = panel[start * LANES..].as_chunks_mut::<UNIT>().0;
+                for (unit, to) in units.iter().zip(to.iter_mut().skip(lane).step_by(LANES)) {
+                    *to = *unit;
+                }
+                if !rest.is_empty() {
+                    to[units.len() * LANES + lane][..rest.len()].copy_from_slice(rest);
+                }
+            }
+        }
+    }
+}
+
+/// Undoes [`Layout::pack_units`] for one row.
+fn unpack_units<const UNIT: usize>(panel: &[u8], lane: usize, row: &mut [u8]) {
+    let units = panel.as_chunks::<UNIT>().0.iter().skip(lane).step_by(LANES);
+    for (unit, to) in units.zip(row.chunks_mut(UNIT)) {
+        to.copy_from_slice(&unit[..to.len()]);
+    }
+}

@@ -1,0 +1,212 @@
+//! The product against f64 on odd shapes, and its bits against every way to cut the work.
+
+use super::*;
+use crate::reference::{product, random, to_bf16, worst};
+
+pub(crate) fn bytes_of(dtype: TensorType, weights: &[f32]) -> Vec<u8> {
+    match dtype {
+        TensorType::F32 => weights.iter().flat_map(|w| w.to_le_bytes()).collect(),
+        TensorType::F16 => {
+            weights.iter().flat_map(|&w| half::f16::from_f32(w).to_le_bytes()).collect()
+        }
+        TensorType::Bf16 => {
+            weights.iter().flat_map(|&w| half::bf16::from_f32(w).to_le_bytes()).collect()
+        }
+        _ => {
+            use candle_core::quantized::{GgmlDType, QTensor};
+            let ggml = match dtype {
+                TensorType::Q8_0 => GgmlDType::Q8_0,
+                TensorType::Q4K => GgmlDType::Q4K,
+                TensorType::Q5K => GgmlDType::Q5K,
+                _ => GgmlDType::Q6K,
+            };
+            let tensor =
+                candle_core::Tensor::from_slice(weights, weights.len(), &candle_core::Device::Cpu)
+                    .unwrap();
+            QTensor::quantize(&tensor, ggml).unwrap().data().unwrap().to_vec()
+        }
+    }
+}
+
+const DTYPES: [TensorType; 7] = [
+    TensorType::F32,
+    TensorType::F16,
+    TensorType::Bf16,
+    TensorType::Q8_0,
+    TensorType::Q4K,
+    TensorType::Q5K,
+    TensorType::Q6K,
+];
+
+/// Rows, output features, inner size; the inner size is rounded up to whole blocks.
+const SHAPES: [(usize, usize, usize); 12] = [
+    (1, 1, 1),
+    (1, 16, 32),
+    (1, 70, 100),
+    (2, 33, 65),
+    (3, 64, 257),
+    (5, 130, 31),
+    (8, 17, 64),
+    (13, 48, 96),
+    (16, 64, 128),
+    (17, 31, 33),
+    (61, 100, 77),
+    (250, 90, 64),
+];
+
+fn shapes(dtype: TensorType) -> impl Iterator<Item = (usize, usize, usize)> {
+    SHAPES
+        .into_iter()
+        .map(move |(rows, out, inner)| (rows, out, inner.next_multiple_of(dtype.block_len())))
+}
+
+fn unpacked(matrix: &Matrix) -> Vec<f32> {
+    let mut weights = vec![0.0; matrix.out_features() * matrix.in_features()];
+    for (index, row) in weights.chunks_exact_mut(matrix.in_features()).enumerate() {
+        matrix.row(index, row);
+    }
+    weights
+}
+
+fn multiply(matrix: &Matrix, threads: &Threads, x: &[f32]) -> Vec<f32> {
+    let rows = x.len() / matrix.in_features();
+    let mut out = vec![f32::NAN; rows * matrix.out_features()];
+    matrix.matmul(threads, x, rows, &mut out);
+    out
+}
+
+/// Goal: `row` gives back the weights that were packed, exactly for plain types.
+#[test]
+fn rows_unpack_to_what_was_packed() {
+    for (_, out, inner) in SHAPES {
+        let weights = random(1, out * inner);
+        for dtype in [TensorType::F32, TensorType::F16, TensorType::Bf16] {
+            let bytes = bytes_of(dtype, &weights);
+            let matrix = Matrix::pack(dtype, out, inner, &bytes, Path::PORTABLE).unwrap();
+            let got = bytes_of(dtype, &unpacked(&matrix));
+            assert_eq!(got, bytes, "{dtype:?} [{out}, {inner}]");
+        }
+    }
+}
+
+/// Goal: every type on every path is as near to the f64 product as its arithmetic allows.
+#[test]
+fn product_matches_f64_on_odd_shapes() {
+    let threads = Threads::new(3);
+    for path in Path::supported() {
+        for dtype in DTYPES {
+            for (rows, out, inner) in shapes(dtype) {
+                let weights = random(2, out * inner);
+                let matrix =
+                    Matrix::pack(dtype, out, inner, &bytes_of(dtype, &weights), path).unwrap();
+                let x = random(3, rows * inner);
+                let got = multiply(&matrix, &threads, &x);
+                let seen = if dtype.block_len() > 1 {
+                    int8::rounded(&x)
+                } else if matrix.rounds_activations() {
+                    to_bf16(&x)
+                } else {
+                    x
+                };
+                let (difference, at) =
+                    worst(&got, &product(&seen, &unpacked(&matrix), rows, inner));
+                // Products of values below one, added one after the other.
+                let tolerance = 1e-6 + 6e-8 * inner as f64;
+                assert!(
+                    difference < tolerance,
+                    "{path} {dtype:?} [{rows}, {inner}] x [{out}]: off by {difference} at {at}"
+                );
+            }
+        }
+    }
+}
+
+/// Goal, batch invariance: a row has the same bits alone, among others, at any place, and with any
+/// number of threads.
+#[test]
+fn bits_do_not_depend_on_the_batch_or_the_threads() {
+    let (one, three) = (Threads::new(1), Threads::new(3));
+    for path in Path::supported() {
+        for dtype in DTYPES {
+            let (rows, out, inner) = (70, 83, 173_usize.next_multiple_of(dtype.block_len()));
+            let weights = random(4, out * inner);
+            let matrix = Matrix::pack(dtype, out, inner, &bytes_of(dtype, &weights), path).unwrap();
+            let x = random(5, rows * inner);
+            let whole = multiply(&matrix, &three, &x);
+            assert_eq!(whole, multiply(&matrix, &one, &x), "{path} {dtype:?}: threads");
+            for cut in [1, 2, 3, 4, 5, 7, 11, 12, 15, 16, 17, 31, 32, 33, 47, 48] {
+                let parts: Vec<f32> = x
+                    .chunks(cut * inner)
+                    .flat_map(|part| multiply(&matrix, &three, part))
+                    .collect();
+                assert!(
+                    whole.iter().map(|v| v.to_bits()).eq(parts.iter().map(|v| v.to_bits())),
+                    "{path} {dtype:?}: cut by {cut}"
+                );
+            }
+        }
+    }
+}
+
+/// Goal: bytes that do not fit the shape are refused with what was expected.
+#[test]
+fn wrong_sizes_are_errors() {
+    let pack = |dtype, out, inner, len: usize| {
+        Matrix::pack(dtype, out, inner, &vec![0; len], Path::PORTABLE).map(|_| ()).unwrap_err()
+    };
+    assert!(pack(TensorType::F32, 2, 3, 23).to_string().contains("expected 24 bytes, got 23"));
+    assert!(pack(TensorType::Q4K, 2, 100, 1).to_string().contains("a multiple of 256 columns"));
+    assert!(matches!(pack(TensorType::F32, 0, 3, 0), KernelError::Empty { .. }));
+}
+
+/// Goal: a Q8_0 matrix rounds plain rows to the nearest step of their block, and packing rows run
+/// by run, on several threads, gives what packing all of them gives.
+#[test]
+fn plain_rows_are_rounded_to_q8_0() {
+    let (out, inner) = (83, 96);
+    let weights = random(6, out * inner);
+    for source in [TensorType::F32, TensorType::F16, TensorType::Bf16] {
+        let bytes = bytes_of(source, &weights);
+        let run = 32 * bytes.len() / out;
+        let mut matrix = Matrix::zeroed(TensorType::Q8_0, out, inner, Path::PORTABLE).unwrap();
+        for (index, rows) in bytes.chunks(run).enumerate() {
+            matrix.fill(&Threads::new(3), 32 * index, source, rows).unwrap();
+        }
+        let mut whole = Matrix::zeroed(TensorType::Q8_0, out, inner, Path::PORTABLE).unwrap();
+        whole.fill(&Threads::new(1), 0, source, &bytes).unwrap();
+        assert_eq!(unpacked(&matrix), unpacked(&whole), "{source:?}");
+        let mut values = vec![0.0; out * inner];
+        quant::widen(source, &bytes, &mut values);
+        for (values, got) in values.chunks(32).zip(unpacked(&matrix).chunks(32)) {
+            let largest = values.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
+            // Half a step, and what rounding the step itself to f16 costs at its 127th multiple.
+            let bound = largest / 127.0 * (0.5 + 127.0 / 2048.0);
+            for (value, got) in values.iter().zip(got) {
+                assert!((value - got).abs() <= bound, "{source:?}: {value} became {got}");
+            }
+        }
+    }
+}
+
+/// Goal: rows that cannot be packed where they are to go, or as what they are, are refused.
+#[test]
+fn rows_that_do_not_fit_are_refused() {
+    let mut matrix = Matrix::zeroed(TensorType::Q4K, 40, 256, Path::PORTABLE).unwrap();
+    let mut fill = |first, source: TensorType, rows: usize| {
+        let bytes = vec![0; source.bytes_of(rows * 256).unwrap()];
+        matrix.fill(&Threads::new(1), first, source, &bytes).map_err(|error| error.to_string())
+    };
+    assert_eq!(fill(0, TensorType::Q4K, 32), Ok(()));
+    assert_eq!(fill(32, TensorType::Q4K, 8), Ok(()));
+    for (first, rows) in [(8, 16), (0, 8), (32, 16), (48, 16)] {
+        assert!(fill(first, TensorType::Q4K, rows).unwrap_err().contains("bytes, got"));
+    }
+    assert!(fill(0, TensorType::F32, 40).unwrap_err().contains("expected Q4K weights"));
+}
+
+/// Goal: a product of no rows is nothing.
+#[test]
+fn no_rows() {
+    let matrix = Matrix::pack(TensorType::F32, 2, 2, &[0; 16], Path::PORTABLE).unwrap();
+    assert!(multiply(&matrix, &Threads::new(2), &[]).is_empty());
+}

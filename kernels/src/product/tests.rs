@@ -1,0 +1,209 @@
+//! Sums finished and passed on while they are near, against the same done in passes of their own.
+
+use super::*;
+use crate::matrix::tests::bytes_of;
+use crate::reference::random;
+use crate::{KvLayout, KvPlaces, KvSliceMut, TensorType, silu_mul};
+
+const DTYPES: [TensorType; 4] =
+    [TensorType::F32, TensorType::F16, TensorType::Bf16, TensorType::Q8_0];
+const ROWS: [usize; 8] = [1, 2, 5, 13, 17, 48, 100, 300];
+
+fn matrix(dtype: TensorType, seed: u64, out: usize, inner: usize, path: Path) -> Matrix {
+    let bytes = bytes_of(dtype, &random(seed, out * inner));
+    Matrix::pack(dtype, out, inner, &bytes, path).expect("a good shape")
+}
+
+fn alone(matrix: &Matrix, x: &[f32], rows: usize) -> Vec<f32> {
+    let mut out = vec![f32::NAN; rows * matrix.out_features()];
+    matrix.matmul(&Threads::new(1), x, rows, &mut out);
+    out
+}
+
+#[track_caller]
+fn same(got: &[f32], want: &[f32], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (index, (got, want)) in got.iter().zip(want).enumerate() {
+        assert_eq!(got.to_bits(), want.to_bits(), "{what}: value {index}, {got} for {want}");
+    }
+}
+
+/// Every path, type, number of rows and of threads.
+fn check(each: impl Fn(Path, TensorType, usize, &Threads, &str)) {
+    for threads in [Threads::new(1), Threads::new(3)] {
+        for path in Path::supported() {
+            for dtype in DTYPES {
+                for rows in ROWS {
+                    let what = format!("{path} {dtype:?}, {rows} rows, {}", threads.count());
+                    each(path, dtype, rows, &threads, &what);
+                }
+            }
+        }
+    }
+}
+
+/// Goal: products of several matrices at once, written or added, with features of a head finished
+/// together, equal each product alone and then the same steps over whole rows.
+#[test]
+fn written_and_added_as_in_passes() {
+    check(|path, dtype, rows, threads, what| {
+        let (inner, head, heads) = (96, 20, 5);
+        let first = matrix(dtype, 1, heads * head, inner, path);
+        let second = matrix(dtype, 2, 70, inner, path);
+        let x = random(3, rows * inner);
+        let begin = random(4, rows * 70);
+
+        let mut want = alone(&first, &x, rows);
+        for (row, sums) in want.chunks_exact_mut(heads * head).enumerate() {
+            for head in sums.chunks_exact_mut(head) {
+                head.rotate_left(1);
+                head[0] += row as f32;
+            }
+        }
+        let mut want_added = begin.clone();
+        elementwise::add(path, &mut want_added, &alone(&second, &x, rows));
+
+        let mut operands = Operands::default();
+        operands.reset(rows, &[&first, &second]);
+        operands.pack(threads, &x);
+        let (mut got, mut added) = (vec![f32::NAN; want.len()], begin);
+        let finish = |sums: Sums<'_>| {
+            assert!(sums.feature.is_multiple_of(head) && sums.second.is_empty());
+            for head in sums.first.chunks_exact_mut(head) {
+                head.rotate_left(1);
+                head[0] += sums.row as f32;
+            }
+        };
+        let mut products = [
+            Product {
+                matrices: &[&first],
+                step: head,
+                finish: Some(&finish),
+                sink: Sink::Rows(&mut got),
+            },
+            Product { matrices: &[&second], step: 1, finish: None, sink: Sink::Add(&mut added) },
+        ];
+        multiply(path, threads, &operands, &mut products);
+        same(&got, &want, what);
+        same(&added, &want_added, what);
+    });
+}
+
+/// Goal: gate and up multiplied together, their gate function packed for the next product, equal
+/// three products and the function over whole rows. The readers may be of different packings.
+#[test]
+fn gated_and_packed_as_in_passes() {
+    check(|path, dtype, rows, threads, what| {
+        let (hidden, inner) = (64, 608);
+        let gate = matrix(dtype, 1, inner, hidden, path);
+        let up = matrix(TensorType::F32, 2, inner, hidden, path);
+        let down = matrix(dtype, 3, 40, inner, path);
+        let other = matrix(TensorType::F32, 4, 33, inner, path);
+        let x = random(5, rows * hidden);
+        let mut gated = alone(&gate, &x, rows);
+        silu_mul(path, &mut gated, &alone(&up, &x, rows));
+        let want = [alone(&down, &gated, rows), alone(&other, &gated, rows)];
+
+        let mut operands = Operands::default();
+        operands.reset(rows, &[&gate, &up]);
+        operands.fill(threads, |first, block| {
+            block.copy_from_slice(&x[first * hidden..][..block.len()]);
+        });
+        let mut packed = Operands::default();
+        packed.reset(rows, &[&down, &other]);
+        let finish = |sums: Sums<'_>| silu_mul(path, sums.first, sums.second);
+        let product = Product {
+            matrices: &[&gate, &up],
+            step: 1,
+            finish: Some(&finish),
+            sink: Sink::Operands(&mut packed),
+        };
+        multiply(path, threads, &operands, &mut [product]);
+        for (matrix, want) in [&down, &other].into_iter().zip(&want) {
+            let mut got = vec![f32::NAN; want.len()];
+            let sink = Sink::Rows(&mut got);
+            let product = Product { matrices: &[matrix], step: 1, finish: None, sink };
+            multiply(path, threads, &packed, &mut [product]);
+            same(&got, want, what);
+        }
+    });
+}
+
+/// Goal: an inner size that fills no tile is padded when it is packed block by block, too.
+#[test]
+fn padded_as_in_passes() {
+    check(|path, dtype, rows, threads, what| {
+        if dtype.block_len() > 1 {
+            return;
+        }
+        let (hidden, inner) = (40, 550);
+        let first = matrix(dtype, 1, inner, hidden, path);
+        let second = matrix(dtype, 2, 17, inner, path);
+        let x = random(3, rows * hidden);
+        let want = alone(&second, &alone(&first, &x, rows), rows);
+        let (mut operands, mut packed) = (Operands::default(), Operands::default());
+        // What a larger step left behind must not be read.
+        packed.reset(rows + 40, &[&second]);
+        packed.pack(threads, &vec![f32::NAN; (rows + 40) * inner]);
+        operands.reset(rows, &[&first]);
+        operands.pack(threads, &x);
+        packed.reset(rows, &[&second]);
+        let sink = Sink::Operands(&mut packed);
+        let product = Product { matrices: &[&first], step: 1, finish: None, sink };
+        multiply(path, threads, &operands, &mut [product]);
+        let mut got = vec![f32::NAN; want.len()];
+        let sink = Sink::Rows(&mut got);
+        let product = Product { matrices: &[&second], step: 1, finish: None, sink };
+        multiply(path, threads, &packed, &mut [product]);
+        same(&got, &want, what);
+    });
+}
+
+/// Goal: rows that go into the cache block by block stand there as rows written one after the other
+/// do, and rows without a place nowhere.
+#[test]
+fn cached_as_row_by_row() {
+    check(|path, dtype, rows, threads, what| {
+        let (inner, kv_heads, head_dim) = (32, 7, 24);
+        let width = kv_heads * head_dim;
+        let matrix = matrix(dtype, 1, width, inner, path);
+        let x = random(2, rows * inner);
+        let mut places = KvPlaces::default();
+        places.fill((0..rows).map(|row| (row % 3 != 1).then_some((row * 7 + 5) % 1000)));
+        let mut operands = Operands::default();
+        operands.reset(rows, &[&matrix]);
+        operands.pack(threads, &x);
+        let sums = alone(&matrix, &x, rows);
+        let together = |store: KvSliceMut<'_>, layout| {
+            let sink = Sink::Cache(KvRows::new(path, store, layout, &places, kv_heads, head_dim));
+            let product = Product { matrices: &[&matrix], step: head_dim, finish: None, sink };
+            multiply(path, threads, &operands, &mut [product]);
+        };
+        let apart = |store: KvSliceMut<'_>, layout| {
+            let mut to = KvRows::new(path, store, layout, &places, kv_heads, head_dim);
+            for (row, sums) in sums.chunks_exact(width).enumerate() {
+                to.write_row(row, sums);
+            }
+        };
+        let len = 1024 * width;
+        for layout in [KvLayout::Rows, KvLayout::Turned { block_size: 32 }] {
+            let mut floats = [vec![0.0; len], vec![0.0; len]];
+            together(KvSliceMut::F32(&mut floats[0]), layout);
+            apart(KvSliceMut::F32(&mut floats[1]), layout);
+            assert!(floats[0] == floats[1], "{what}");
+            assert!(floats[0].iter().any(|value| *value != 0.0) || rows == 0, "{what}");
+            let mut halves = [vec![0; len], vec![0; len]];
+            together(KvSliceMut::Bf16(&mut halves[0]), layout);
+            apart(KvSliceMut::Bf16(&mut halves[1]), layout);
+            assert!(halves[0] == halves[1], "{what}");
+            together(KvSliceMut::F16(&mut halves[0]), layout);
+            apart(KvSliceMut::F16(&mut halves[1]), layout);
+            assert!(halves[0] == halves[1], "{what}");
+            let mut bytes = [vec![0; len], vec![0; len]];
+            let mut scales = [vec![0.0; 1024 * kv_heads], vec![0.0; 1024 * kv_heads]];
+            together(KvSliceMut::Int8 { values: &mut bytes[0], scales: &mut scales[0] }, layout);
+            apart(KvSliceMut::Int8 { values: &mut bytes[1], scales: &mut scales[1] }, layout);
+            assert!(bytes[0] == bytes[1] && scales[0] == scales[1], "{what}");
+        }
+    });
+}
