@@ -15,7 +15,7 @@ use axum::http::StatusCode;
 use axum::response::sse::{self, Sse};
 use axum::routing::{get, post};
 use futures::{Stream, StreamExt};
-use stolon::{Engine, Error, Event, Request};
+use stolon::{Engine, EngineError, Error, Event, Request};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -58,8 +58,10 @@ async fn stats(State(engine): State<Engine>) -> String {
 
 fn refused(error: Error) -> (StatusCode, String) {
     let status = match error {
-        Error::Overloaded { .. } => StatusCode::SERVICE_UNAVAILABLE,
-        Error::EngineStopped | Error::Interrupted { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        Error::Engine(EngineError::Overloaded { .. }) => StatusCode::SERVICE_UNAVAILABLE,
+        Error::Engine(EngineError::Stopped | EngineError::Interrupted { .. }) => {
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
         _ => StatusCode::BAD_REQUEST,
     };
     (status, error.to_string())

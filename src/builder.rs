@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
-use stolon_actors::{CoreConfig, CoreHandle};
+use stolon_actors::EngineHandle;
+use stolon_backend::Backend;
 use stolon_model::{
-    Backend, CpuBackend, CpuOptions, KvBudget, KvType, LoadOptions, LoadedModel, ModelError,
-    TextModel, WeightType,
+    CpuBackend, CpuOptions, KvBudget, KvType, LoadOptions, LoadedModel, WeightType,
 };
+use stolon_scheduler::{AdmissionPolicy, EngineConfig, EngineError};
+#[cfg(feature = "text")]
+use stolon_text::TextModel;
 
 use crate::text::Text;
-use crate::{AdmissionPolicy, Engine, Error, EvictionPolicy, ModelInfo, ModelSource};
+use crate::{Engine, Error, EvictionPolicy, ModelInfo, ModelSource, SamplingParams};
 
 /// A model as a caller names it: text to be parsed when the engine is built, or a source.
 #[derive(Clone, Debug)]
@@ -39,32 +42,34 @@ impl From<ModelSource> for ModelArg {
     }
 }
 
-/// A backend of the caller's own, with what goes with it.
-struct Custom {
+/// A backend and what is known about its model.
+struct Loaded {
     id: String,
     backend: Box<dyn Backend>,
     text: Text,
+    recommended_sampling: SamplingParams,
 }
 
 /// Settings of an engine to be started; see each setter for its default.
 #[derive(Default)]
 pub struct EngineBuilder {
     model: Option<ModelArg>,
-    custom: Option<Custom>,
+    backend: Option<(String, Box<dyn Backend>)>,
+    text: Option<Text>,
     kv_memory: Option<u64>,
     num_blocks: Option<usize>,
     block_size: Option<usize>,
     kv_type: Option<KvType>,
     threads: Option<usize>,
     weights: WeightType,
-    config: CoreConfig,
+    config: EngineConfig,
 }
 
 impl std::fmt::Debug for EngineBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("EngineBuilder")
             .field("model", &self.model)
-            .field("custom", &self.custom.as_ref().map(|custom| &custom.id))
+            .field("backend", &self.backend.as_ref().map(|(id, _)| id))
             .field("kv_memory", &self.kv_memory)
             .field("num_blocks", &self.num_blocks)
             .field("block_size", &self.block_size)
@@ -88,16 +93,19 @@ impl EngineBuilder {
         self
     }
 
-    /// Computes with a backend of the caller's own instead of a model: another device, or a fake
-    /// for tests. `id` is its name in [`ModelInfo`]. Without a `text` side, prompts are token ids
-    /// and events carry no text. The block settings are the backend's own.
-    pub fn backend(
-        mut self,
-        id: impl Into<String>,
-        backend: Box<dyn Backend>,
-        text: Option<TextModel>,
-    ) -> Self {
-        self.custom = Some(Custom { id: id.into(), backend, text: Text::new(text) });
+    /// Runs a custom backend instead of loading a model: another device, or a fake for tests. `id`
+    /// is its name in [`ModelInfo`]. The number and size of blocks are the backend's. Prompts are
+    /// token ids, and events carry no text, unless [`text_model`](Self::text_model) is called.
+    pub fn backend(mut self, id: impl Into<String>, backend: Box<dyn Backend>) -> Self {
+        self.backend = Some((id.into(), backend));
+        self
+    }
+
+    /// The tokenizer and chat templates for a custom [`backend`](Self::backend). A loaded model
+    /// brings its own.
+    #[cfg(feature = "text")]
+    pub fn text_model(mut self, model: TextModel) -> Self {
+        self.text = Some(Text::new(model));
         self
     }
 
@@ -192,8 +200,8 @@ impl EngineBuilder {
 
     /// Bytes for the last rows of logits of cached prompts: a prompt repeated to its last token
     /// then needs no forward pass for its first token. Default 32 MiB; 0 keeps none.
-    pub fn kept_logit_bytes(mut self, bytes: usize) -> Self {
-        self.config.kept_logit_bytes = bytes;
+    pub fn logit_cache_bytes(mut self, bytes: usize) -> Self {
+        self.config.logit_cache_bytes = bytes;
         self
     }
 
@@ -240,7 +248,8 @@ impl EngineBuilder {
         self.config.validate()?;
         let EngineBuilder {
             model,
-            custom,
+            backend,
+            text,
             kv_memory,
             num_blocks,
             block_size,
@@ -249,8 +258,13 @@ impl EngineBuilder {
             weights,
             config,
         } = self;
-        let Custom { id, backend, text } = match (custom, model) {
-            (Some(custom), _) => custom,
+        let loaded = match (backend, model) {
+            (Some((id, backend)), _) => Loaded {
+                id,
+                backend,
+                text: text.unwrap_or_default(),
+                recommended_sampling: SamplingParams::default(),
+            },
             (None, Some(model)) => {
                 let kv_budget = match (num_blocks, kv_memory) {
                     (Some(blocks), _) => KvBudget::Blocks(blocks),
@@ -266,16 +280,20 @@ impl EngineBuilder {
                     ..CpuOptions::default()
                 };
                 let load = tokio::task::spawn_blocking(move || load(model, options));
-                load.await.map_err(|error| Error::Interrupted { reason: error.to_string() })??
+                let interrupted = |error: tokio::task::JoinError| EngineError::Interrupted {
+                    reason: error.to_string(),
+                };
+                load.await.map_err(interrupted)??
             }
             (None, None) => {
                 let got = "neither `model` nor `backend`";
                 return Err(Error::invalid("model", "a model or a backend", got));
             }
         };
+        let Loaded { id, backend, text, recommended_sampling } = loaded;
         let prefix_caching = config.prefix_caching;
-        let core = CoreHandle::start(backend, config).await?;
-        let spec = core.spec();
+        let handle = EngineHandle::start(backend, config).await?;
+        let spec = handle.spec();
         let info = ModelInfo {
             id,
             vocab_size: spec.vocab_size,
@@ -283,7 +301,7 @@ impl EngineBuilder {
             block_size: spec.block_size,
             num_blocks: spec.block_count,
             kv_bytes: spec.block_count * spec.block_bytes,
-            eos_token_ids: text.eos_token_ids().to_vec(),
+            eos_token_ids: text.eos_ids().to_vec(),
             has_chat_template: text.has_chat_template(),
             prefix_caching,
         };
@@ -294,19 +312,26 @@ impl EngineBuilder {
             kv_bytes = info.kv_bytes,
             "the engine is ready"
         );
-        Ok(Engine::new(core, text, info))
+        Ok(Engine::new(handle, text, recommended_sampling, info))
     }
 }
 
-/// Reads a model and makes its backend. Blocks.
-fn load(model: ModelArg, options: CpuOptions) -> Result<Custom, ModelError> {
+/// Loads a model and makes its backend. Blocks the calling thread.
+fn load(model: ModelArg, options: CpuOptions) -> Result<Loaded, Error> {
     let source = match model {
         ModelArg::Source(source) => source,
         ModelArg::Text(text) => text.parse()?,
     };
     let LoadedModel { id, config, weights, text, generation } =
         stolon_model::load(&source, &LoadOptions::default())?;
-    let text = Text::new(Some(TextModel::new(&text, &generation)?));
-    let backend = CpuBackend::new(config, weights, options)?;
-    Ok(Custom { id, backend: Box::new(backend), text })
+    #[cfg(feature = "text")]
+    let text = Text::new(TextModel::new(&text, &generation.eos_token_ids)?);
+    #[cfg(not(feature = "text"))]
+    let text = {
+        let _ = text;
+        Text
+    };
+    let backend = Box::new(CpuBackend::new(config, weights, options)?);
+    let recommended_sampling = generation.recommended_sampling();
+    Ok(Loaded { id, backend, text, recommended_sampling })
 }

@@ -1,25 +1,24 @@
-//! The handle an embedding program holds.
+//! The handle that an embedding program holds.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
-use stolon_actors::{CoreHandle, SequenceRequest};
+use stolon_actors::{CacheEvents, EngineHandle, Pin};
 use stolon_kvcache::{Namespace, PinId, TreeDump};
-use stolon_model::{Detokenizer, StopStrings};
+use stolon_scheduler::{AdmissionPolicy, AuditReport, CacheStats, EngineStats, SequenceRequest};
+use stolon_text::StopStrings;
 
 use crate::stream::StreamParts;
 use crate::text::Text;
 use crate::{
-    AdmissionPolicy, AuditReport, BestOf, CacheEvents, CacheStats, ChatMessage, EngineBuilder,
-    EngineStats, Error, ModelInfo, Pin, Request, SamplingParams, TokenStream,
+    BestOf, ChatMessage, EngineBuilder, Error, ModelInfo, Request, SamplingParams, TokenStream,
 };
 
-/// A running engine. Clones share it; when the last clone and the last stream are gone, it stops
-/// by itself.
+/// A running engine. Clones share it. It stops when the last clone and the last stream are dropped.
 ///
-/// An engine runs on the tokio runtime it was built on, which must outlive it, and on threads of
-/// its own. It has no global state: several engines in one process know nothing of each other.
+/// An engine runs on the tokio runtime on which it was built, which must outlive it, and on threads
+/// of its own. It has no global state, so several engines can run in one process.
 #[derive(Clone, Debug)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -27,14 +26,20 @@ pub struct Engine {
 
 #[derive(Debug)]
 struct Inner {
-    core: CoreHandle,
+    handle: EngineHandle,
     text: Text,
+    recommended_sampling: SamplingParams,
     info: ModelInfo,
 }
 
 impl Engine {
-    pub(crate) fn new(core: CoreHandle, text: Text, info: ModelInfo) -> Engine {
-        Engine { inner: Arc::new(Inner { core, text, info }) }
+    pub(crate) fn new(
+        handle: EngineHandle,
+        text: Text,
+        recommended_sampling: SamplingParams,
+        info: ModelInfo,
+    ) -> Engine {
+        Engine { inner: Arc::new(Inner { handle, text, recommended_sampling, info }) }
     }
 
     /// Starts configuring an engine.
@@ -42,45 +47,45 @@ impl Engine {
         EngineBuilder::new()
     }
 
-    /// Lets a request in and returns its events.
+    /// Submits a request and returns its event stream.
     ///
-    /// Renders, tokenises, checks and counts the uncached part in the calling task, without
-    /// waiting; so an engine that is full says so at once.
+    /// The prompt is rendered, tokenised and validated, and its uncached part is counted, in the
+    /// calling task without waiting. An engine whose admission queue is full refuses at once.
     ///
     /// # Errors
-    /// Every way a request can be wrong, [`Error::Overloaded`] and [`Error::EngineStopped`].
+    /// Every way in which a request can be invalid, and [`EngineError`](crate::EngineError)'s
+    /// `Overloaded`, `Interrupted` and `Stopped`.
     pub fn generate(&self, request: Request) -> Result<TokenStream, Error> {
         let (sequence, parts) = self.prepare(request)?;
-        Ok(TokenStream::new(self.inner.core.submit(sequence)?, parts))
+        Ok(TokenStream::new(self.inner.handle.submit(sequence)?, parts))
     }
 
-    /// Lets `count` requests for the same answer in: their prompt is computed once, and what is
-    /// cached of it is shared. Where the sampling has a seed, each draws from the seed after its
-    /// predecessor's.
+    /// Submits `count` requests for the same prompt, which is computed once. If the request has a
+    /// seed, each of the `count` requests uses its predecessor's seed plus 1.
     ///
     /// # Errors
-    /// As [`Engine::generate`]; then none of them is let in.
+    /// As [`Engine::generate`]; then none of them is submitted.
     pub fn generate_choices(
         &self,
         request: Request,
         count: usize,
     ) -> Result<Vec<TokenStream>, Error> {
         let (sequence, parts) = self.prepare(request)?;
-        let sequences = self.inner.core.submit_choices(sequence, count)?;
+        let sequences = self.inner.handle.submit_choices(sequence, count)?;
         let stream = |sequence| TokenStream::new(sequence, parts.clone());
         Ok(sequences.into_iter().map(stream).collect())
     }
 
-    /// Generates `candidates` answers to one request and keeps the `count` best of them: those
-    /// with the highest log-probability per token, as the model gives it before temperature,
-    /// penalties and bias. Of equal ones the earlier is the better. The prompt is computed once.
+    /// Generates `candidates` answers to one request and returns the `count` best: those with the
+    /// highest mean log-probability per token under the model's own distribution, before
+    /// temperature, penalties and bias. Among equals the earlier one wins. The prompt is computed
+    /// once.
     ///
-    /// Candidates only differ where the sampling has a temperature.
+    /// Candidates only differ if the sampling has a temperature above 0.
     ///
     /// # Errors
-    /// [`Error::InvalidParameter`] when `count` is 0 or above `candidates`, those of
-    /// [`Engine::generate_choices`], and whatever a candidate ends with; the others are then
-    /// cancelled.
+    /// `InvalidParameter` if `count` is 0 or above `candidates`, the errors of
+    /// [`Engine::generate_choices`], and the error of any candidate; the others are then cancelled.
     pub async fn best_of(
         &self,
         mut request: Request,
@@ -91,66 +96,49 @@ impl Engine {
             let expected = format!("from 1 to {candidates}, the number of candidates");
             return Err(Error::invalid("count", expected, count));
         }
-        let asked = request.logprobs.or(request.sampling.logprobs);
-        request.logprobs = Some(asked.unwrap_or(0));
+        let requested = request.logprobs.or(request.options.sampling.logprobs);
+        request.logprobs = Some(requested.unwrap_or(0));
         let streams = self.generate_choices(request, candidates)?;
-        let told = try_join_all(streams.into_iter().map(TokenStream::collect_text)).await?;
-        let mut best = BestOf::choose(told, count);
-        if asked.is_none() {
+        let completions = try_join_all(streams.into_iter().map(TokenStream::collect_text)).await?;
+        let mut best = BestOf::choose(completions, count);
+        if requested.is_none() {
             best.completions.iter_mut().for_each(|kept| kept.logprobs = Vec::new());
         }
         Ok(best)
     }
 
-    /// Turns a request into what the core takes and what its stream needs.
+    /// Splits a request into what the engine computes and what its stream needs.
     fn prepare(&self, request: Request) -> Result<(SequenceRequest, StreamParts), Error> {
         let submitted = Instant::now();
         let text = &self.inner.text;
         let tokens = text.prompt_tokens(&request)?;
         if !request.stop.is_empty() {
-            // Stop strings are found in text, so there must be some.
-            text.tokenizer()?;
-        }
-        if let Some(max_tokens) = request.max_tokens.filter(|&max_tokens| max_tokens == 0) {
-            return Err(Error::invalid("max_tokens", "at least 1", max_tokens));
+            // Stop strings are searched in text.
+            text.require_tokenizer()?;
         }
         let stop_strings = StopStrings::new(request.stop.iter().cloned(), false)?;
-        let eos_token_ids =
-            if request.ignore_eos { Vec::new() } else { text.eos_token_ids().to_vec() };
-        let mut stop_ids = eos_token_ids.clone();
-        stop_ids.extend(&request.stop_ids);
-        let mut sampling = request.sampling;
-        sampling.logprobs = request.logprobs.or(sampling.logprobs);
-        let prompt_tokens = tokens.len();
-        let sequence = SequenceRequest {
-            tokens,
-            namespace: namespace(request.cache_salt.as_deref()),
-            sampling,
-            max_tokens: request.max_tokens.unwrap_or(Request::DEFAULT_MAX_TOKENS),
-            stop_ids,
-            prompt_logprobs: request.prompt_logprobs,
-            priority: request.priority,
-            queue_timeout: request.queue_timeout,
-            timeout: request.timeout,
-        };
-        let detokenizer = text.tokenizer().ok().cloned();
+        let eos_ids = if request.ignore_eos { Arc::new([]) } else { text.eos_ids() };
+        let mut options = request.options;
+        options.sampling.logprobs = request.logprobs.or(options.sampling.logprobs);
         let parts = StreamParts {
-            detokenizer: detokenizer.map(|t| Detokenizer::continuing(t, true)),
+            detokenizer: text.detokenizer(),
             stops: request.stop,
             stop_strings,
-            eos_token_ids,
-            stop_ids: request.stop_ids,
-            prompt_tokens,
+            eos_ids: Arc::clone(&eos_ids),
+            stop_ids: options.stop_ids.clone(),
+            prompt_tokens: tokens.len(),
             submitted,
         };
+        let namespace = namespace(request.cache_salt.as_deref());
+        let sequence = SequenceRequest { tokens: Arc::new(tokens), namespace, eos_ids, options };
         Ok((sequence, parts))
     }
 
-    /// Computes a prompt and keeps it cached, so that requests which start with it find it there.
-    /// Returns its length in tokens. Only whole blocks are kept; they may be evicted like any.
+    /// Computes a prompt, so that later requests that start with it find it in the cache. Returns
+    /// its length in tokens. Only full blocks are cached, and they can be evicted like any other.
     ///
     /// # Errors
-    /// As [`Engine::generate`], and whatever its stream ends with.
+    /// As [`Engine::generate`], and the error that its stream ends with.
     pub async fn warm(&self, request: Request) -> Result<usize, Error> {
         let stream = self.generate(request.max_tokens(1))?;
         let prompt_tokens = stream.prompt_tokens();
@@ -158,75 +146,73 @@ impl Engine {
         Ok(prompt_tokens)
     }
 
-    /// How many of the request's prompt tokens are in the cache now: lock-free, and without any
-    /// effect on the cache. A hint: it may change before the request runs.
+    /// The number of the request's prompt tokens that are in the cache now. Lock-free and without
+    /// side effects. The answer is a hint: it may change before a request runs.
     ///
     /// # Errors
     /// Those of rendering and tokenising the prompt.
     pub fn query_match_len(&self, request: &Request) -> Result<usize, Error> {
         let tokens = self.prompt_tokens(request)?;
         let namespace = namespace(request.cache_salt.as_deref());
-        Ok(self.inner.core.query_match_len(&namespace, &tokens))
+        Ok(self.inner.handle.query_match_len(&namespace, &tokens))
     }
 
-    /// Keeps what is cached of the request's prompt from being evicted, for `ttl` or until
-    /// [`Engine::unpin`]; [`Engine::warm`] computes it first. A flush ends all pins, and so does
-    /// a failure after which the engine starts again.
+    /// Protects the cached prefix of the request's prompt from eviction, for `ttl` or until
+    /// [`Engine::unpin`]. [`Engine::warm`] computes it first. A flush or a restart of the engine ends
+    /// all pins.
     ///
     /// # Errors
-    /// Those of rendering and tokenising the prompt, [`Error::Pin`] when nothing of it is cached
-    /// or [`EngineBuilder::pin_budget`] would be exceeded, [`Error::Interrupted`],
-    /// [`Error::EngineStopped`].
+    /// Those of rendering and tokenising the prompt, `Pin` if nothing of it is cached or
+    /// [`EngineBuilder::pin_budget`] would be exceeded, `Interrupted` and `Stopped`.
     pub async fn pin(&self, request: &Request, ttl: Option<Duration>) -> Result<PinId, Error> {
         let tokens = self.prompt_tokens(request)?;
         let namespace = namespace(request.cache_salt.as_deref());
-        Ok(self.inner.core.pin(namespace, tokens, ttl).await?)
+        Ok(self.inner.handle.pin(namespace, tokens, ttl).await?)
     }
 
-    /// Ends a pin; whether there was one of this name.
+    /// Ends a pin. Returns whether it existed.
     ///
     /// # Errors
-    /// [`Error::Interrupted`], [`Error::EngineStopped`].
+    /// `Interrupted` and `Stopped`.
     pub async fn unpin(&self, id: PinId) -> Result<bool, Error> {
-        Ok(self.inner.core.unpin(id).await?)
+        Ok(self.inner.handle.unpin(id).await?)
     }
 
     /// All pins, oldest first.
     ///
     /// # Errors
-    /// [`Error::Interrupted`], [`Error::EngineStopped`].
+    /// `Interrupted` and `Stopped`.
     pub async fn pins(&self) -> Result<Vec<Pin>, Error> {
-        Ok(self.inner.core.pins().await?.into_iter().map(Pin::from).collect())
+        Ok(self.inner.handle.pins().await?)
     }
 
-    /// What is cached, and every change from now on, in a queue of at most `capacity` events. The
-    /// engine never waits for its reader.
+    /// The content of the cache, and every change from now on, in a queue of at most `capacity`
+    /// events. The engine never waits for the reader.
     ///
     /// # Errors
-    /// [`Error::InvalidParameter`] when `capacity` is 0, [`Error::Interrupted`],
-    /// [`Error::EngineStopped`].
+    /// `InvalidParameter` if `capacity` is 0, `Interrupted` and `Stopped`.
     pub async fn events(&self, capacity: usize) -> Result<CacheEvents, Error> {
-        Ok(CacheEvents::new(self.inner.core.events(capacity).await?))
+        Ok(self.inner.handle.events(capacity).await?)
     }
 
-    /// Numbers about the prefix cache.
+    /// Statistics of the prefix cache.
     ///
     /// # Errors
-    /// [`Error::Interrupted`], [`Error::EngineStopped`].
+    /// `Interrupted` and `Stopped`.
     pub async fn cache_stats(&self) -> Result<CacheStats, Error> {
-        Ok(self.inner.core.cache_report().await?.into())
+        Ok(self.inner.handle.cache_stats().await?)
     }
 
-    /// A picture of the prefix tree, taken beside the running engine, in time and memory in
-    /// proportion to its nodes; [`TreeDump::to_graphviz`] draws it.
+    /// A copy of the prefix tree's structure, made concurrently with the running engine. Time and
+    /// memory are proportional to the number of nodes. [`TreeDump::to_graphviz`] draws it.
     ///
     /// # Errors
-    /// [`Error::Interrupted`], [`Error::EngineStopped`].
+    /// `Interrupted` and `Stopped`.
     pub fn dump(&self) -> Result<TreeDump, Error> {
-        Ok(self.inner.core.dump()?)
+        Ok(self.inner.handle.dump()?)
     }
 
-    /// The prompt's tokens, as [`Engine::generate`] would compute them.
+    /// The token ids of the prompt, as [`Engine::generate`] computes them.
     ///
     /// # Errors
     /// Those of rendering and tokenising the prompt.
@@ -234,80 +220,81 @@ impl Engine {
         self.inner.text.prompt_tokens(request)
     }
 
-    /// Counts and gauges, without waiting.
+    /// Counters and gauges, read without waiting.
     pub fn stats(&self) -> EngineStats {
-        self.inner.core.stats().into()
+        self.inner.handle.stats()
     }
 
-    /// What the engine runs.
+    /// The model that the engine runs, and its sizes.
     pub fn model_info(&self) -> &ModelInfo {
         &self.inner.info
     }
 
-    /// The sampling that the model's makers recommend; greedy where they say nothing. Requests
-    /// are greedy unless told otherwise.
+    /// The sampling parameters that the model's authors recommend; greedy if they recommend none.
+    /// They are not applied by default.
     pub fn recommended_sampling(&self) -> SamplingParams {
-        let model = self.inner.text.model();
-        model.map(|model| model.recommended_sampling().clone()).unwrap_or_default()
+        self.inner.recommended_sampling.clone()
     }
 
     /// The admission policy in use.
     pub fn admission(&self) -> AdmissionPolicy {
-        self.inner.core.policy()
+        self.inner.handle.policy()
     }
 
-    /// Changes the admission policy; what waits is ordered by it from now on.
+    /// Changes the admission policy, also for requests that are waiting already.
     pub fn set_admission(&self, policy: AdmissionPolicy) {
-        self.inner.core.set_policy(policy);
+        self.inner.handle.set_policy(policy);
     }
 
-    /// Checks all bookkeeping: blocks, tree, leases.
+    /// Verifies the accounting of blocks, tree and leases.
     ///
     /// # Errors
-    /// [`Error::Audit`] with what is wrong, [`Error::Interrupted`], [`Error::EngineStopped`].
+    /// `Audit` describes the first inconsistency; `Interrupted` and `Stopped`.
     pub async fn audit(&self) -> Result<AuditReport, Error> {
-        Ok(self.inner.core.audit().await?.into())
+        Ok(self.inner.handle.audit().await?)
     }
 
-    /// Empties the prefix cache, except what running requests use, and ends all pins.
+    /// Empties the prefix cache, except for what running requests use, and ends all pins.
     ///
     /// # Errors
-    /// [`Error::Interrupted`], [`Error::EngineStopped`].
+    /// `Interrupted` and `Stopped`.
     pub async fn flush(&self) -> Result<(), Error> {
-        Ok(self.inner.core.flush().await?)
+        Ok(self.inner.handle.flush().await?)
     }
 
-    /// Stops the engine: what runs or waits ends with [`Error::EngineStopped`], and the model's
-    /// memory is given back before this returns.
+    /// Stops the engine. Running and waiting requests end with
+    /// [`EngineError::Stopped`](crate::EngineError::Stopped), and the model's memory is released
+    /// before this returns.
     pub async fn shutdown(&self) {
-        self.inner.core.shutdown().await;
+        self.inner.handle.shutdown().await;
     }
 
-    /// Waits until nothing runs or waits, for at most `limit`; then stops the engine. Stop
-    /// sending requests before.
+    /// Waits until no request runs or waits, for at most `limit`, then stops the engine. Stop
+    /// submitting requests first.
     pub async fn drain(&self, limit: Duration) {
-        self.inner.core.idle(limit).await;
-        self.inner.core.shutdown().await;
+        self.inner.handle.idle(limit).await;
+        self.inner.handle.shutdown().await;
     }
 
-    /// Token ids of a text, with the tokens the model wants around a text if `add_special`.
+    /// The token ids of a text. `add_special` adds the special tokens that the model expects around
+    /// a text.
     ///
     /// # Errors
     /// [`Error::NoTokenizer`], [`Error::Tokenizer`].
     pub fn tokenize(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
-        Ok(self.inner.text.tokenizer()?.encode(text, add_special)?)
+        self.inner.text.encode(text, add_special)
     }
 
-    /// Text of token ids; special tokens are left out if `skip_special`.
+    /// The text of token ids. `skip_special` leaves special tokens out.
     ///
     /// # Errors
     /// [`Error::NoTokenizer`].
     pub fn detokenize(&self, ids: &[u32], skip_special: bool) -> Result<String, Error> {
-        Ok(self.inner.text.tokenizer()?.decode(ids, skip_special))
+        self.inner.text.decode(ids, skip_special)
     }
 
-    /// The prompt text of a conversation, rendered with the model's chat template, up to where
-    /// the assistant is to answer.
+    /// The prompt text of a conversation, rendered with the model's chat template and ending where
+    /// the assistant's answer begins.
     ///
     /// # Errors
     /// [`Error::ChatTemplate`].

@@ -25,16 +25,20 @@
 //! [`Engine`] is `Clone + Send + Sync + 'static`: keep it in your web framework's state, call it
 //! from any task. [`EngineBuilder`] has the settings, [`Request`] what can be asked for,
 //! [`TokenStream`] what comes back, [`EngineStats`] and [`Engine::audit`] what goes on inside.
+#![forbid(unsafe_code)]
 
 mod best;
 mod builder;
-mod cache;
+mod completion;
 mod engine;
 mod error;
-mod event;
+mod model_info;
 mod request;
-mod stats;
 mod stream;
+#[cfg(feature = "text")]
+mod text;
+#[cfg(not(feature = "text"))]
+#[path = "text/absent.rs"]
 mod text;
 
 /// A handbook, and questions about it, for the model that ships with the crate.
@@ -43,21 +47,38 @@ pub mod demo {
     pub use stolon_model::demo::{Handbook, Question, handbook};
 }
 
+/// Everything that an implementation of [`Backend`] needs.
+pub mod backend {
+    pub use stolon_backend::{
+        Backend, BackendError, BackendSpec, BatchChecker, LogitRows, SequenceSlice, StepBatch,
+        StepOutput,
+    };
+    pub use stolon_kvcache::BlockId;
+}
+
 pub use best::BestOf;
 pub use builder::{EngineBuilder, ModelArg};
-pub use cache::{CacheEvents, CacheStats, Pin};
+pub use completion::Completion;
 pub use engine::Engine;
 pub use error::Error;
-pub use event::{Completion, Event, Finish, FinishReason, Timings, TokenEvent, Usage};
+pub use model_info::ModelInfo;
 pub use request::{Prompt, Request};
-pub use stats::{AuditReport, EngineStats, ModelInfo};
 pub use stream::TokenStream;
 
-pub use stolon_actors::AdmissionPolicy;
+pub use futures::{Stream, StreamExt};
+pub use stolon_actors::{CacheEvents, Pin};
+pub use stolon_backend::{Backend, SamplingError, SamplingParams, TokenLogprob};
 pub use stolon_kvcache::{
     Event as CacheEvent, Namespace, NodeDump, Numbered, PinError, PinId, Policy as EvictionPolicy,
     Snapshot, TreeDump,
 };
-pub use stolon_model::chat_template::{ChatMessage, MessageContent};
-pub use stolon_model::sampling::{SamplingParams, TokenLogprob};
-pub use stolon_model::{Backend, KvType, ModelError, ModelSource, TextModel, WeightType};
+pub use stolon_model::{KvBudget, KvStoreError, KvType, ModelError, ModelSource, WeightType};
+pub use stolon_scheduler::{
+    AdmissionPolicy, AuditReport, CacheStats, EngineError, EngineStats, Event, Finish,
+    FinishReason, LengthBound, Timings, TokenEvent, UnknownPolicy, Usage,
+};
+pub use stolon_text::{
+    ChatMessage, ChatTemplateError, MessageContent, TextSource, TokenizerError, TokenizerSource,
+};
+#[cfg(feature = "text")]
+pub use stolon_text::{TextModel, Tokenizer};

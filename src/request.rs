@@ -1,43 +1,39 @@
-//! What a caller asks for: a prompt and how to continue it.
+//! A request: a prompt and how to continue it.
 //!
-//! A [`Request`] is plain data. Nothing is checked while it is built; [`Engine::generate`]
-//! checks all of it before any message is sent or block is taken.
+//! A [`Request`] is plain data. Nothing is validated while it is built; [`Engine::generate`]
+//! validates all of it before it does anything else.
 //!
 //! [`Engine::generate`]: crate::Engine::generate
 
 use std::time::Duration;
 
+use stolon_scheduler::{DEFAULT_MAX_TOKENS, RequestOptions};
+
 use crate::{ChatMessage, SamplingParams};
 
-/// The prompt, in one of the forms the engine understands.
+/// A prompt.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Prompt {
-    /// Text, tokenised as the model wants it (with its beginning-of-sequence token, if any).
+    /// Text. It is tokenised with the model's beginning-of-sequence token, if it has one.
     Text(String),
-    /// Token ids, taken as they are.
+    /// Token ids, used as they are.
     Tokens(Vec<u32>),
-    /// A conversation, rendered with the model's chat template.
+    /// A conversation. It is rendered with the model's chat template.
     Chat(Vec<ChatMessage>),
 }
 
-/// One generation to run. Built from [`Request::text`], [`Request::tokens`] or
-/// [`Request::chat`] and the setters, each of which may be left out.
+/// A request to generate. Make one with [`Request::text`], [`Request::tokens`] or
+/// [`Request::chat`]; every setter is optional.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub(crate) prompt: Prompt,
     pub(crate) tools: Option<serde_json::Value>,
-    pub(crate) max_tokens: Option<usize>,
-    pub(crate) sampling: SamplingParams,
     pub(crate) stop: Vec<String>,
-    pub(crate) stop_ids: Vec<u32>,
     pub(crate) ignore_eos: bool,
     pub(crate) logprobs: Option<usize>,
-    pub(crate) prompt_logprobs: Option<usize>,
     pub(crate) cache_salt: Option<String>,
-    pub(crate) priority: i32,
-    pub(crate) queue_timeout: Option<Duration>,
-    pub(crate) timeout: Option<Duration>,
+    pub(crate) options: RequestOptions,
 }
 
 impl Request {
@@ -46,17 +42,11 @@ impl Request {
         Request {
             prompt,
             tools: None,
-            max_tokens: None,
-            sampling: SamplingParams::default(),
             stop: Vec::new(),
-            stop_ids: Vec::new(),
             ignore_eos: false,
             logprobs: None,
-            prompt_logprobs: None,
             cache_salt: None,
-            priority: 0,
-            queue_timeout: None,
-            timeout: None,
+            options: RequestOptions::default(),
         }
     }
 
@@ -75,87 +65,91 @@ impl Request {
         Request::new(Prompt::Chat(messages.into()))
     }
 
-    /// The chat template's `tools` variable: a list of function schemas. Used by chat prompts only.
+    /// The chat template's variable `tools`: a JSON array of function schemas. Only chat prompts use
+    /// it.
     pub fn tools(mut self, tools: serde_json::Value) -> Request {
         self.tools = Some(tools);
         self
     }
 
-    /// Most tokens to generate, at least 1. Default: [`DEFAULT_MAX_TOKENS`], or less where
-    /// the model's context or the KV pool ends before.
+    /// Maximum number of tokens to generate, at least 1. Default: [`DEFAULT_MAX_TOKENS`]. Fewer are
+    /// generated if the context length or the KV pool is exhausted first (finish reason `length`).
     ///
     /// [`DEFAULT_MAX_TOKENS`]: Request::DEFAULT_MAX_TOKENS
     pub fn max_tokens(mut self, max_tokens: usize) -> Request {
-        self.max_tokens = Some(max_tokens);
+        self.options.max_tokens = Some(max_tokens);
         self
     }
 
-    /// Tokens generated at most when [`Request::max_tokens`] is not called.
-    pub const DEFAULT_MAX_TOKENS: usize = 256;
+    /// Maximum number of tokens to generate if [`Request::max_tokens`] is not called.
+    pub const DEFAULT_MAX_TOKENS: usize = DEFAULT_MAX_TOKENS;
 
-    /// How tokens are chosen. Default: greedy.
+    /// How tokens are sampled. Default: greedy.
     pub fn sampling(mut self, sampling: SamplingParams) -> Request {
-        self.sampling = sampling;
+        self.options.sampling = sampling;
         self
     }
 
-    /// Strings that end the text when they appear in it; they are not part of the text. None may
-    /// be empty.
+    /// Strings that end the generation when they appear in the text. They are not part of the
+    /// returned text. An empty string is an error.
     pub fn stop<S: Into<String>>(mut self, stop: impl IntoIterator<Item = S>) -> Request {
         self.stop = stop.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Token ids that end the generation, besides the model's own end-of-sequence ids.
+    /// Token ids that end the generation, in addition to the model's end-of-sequence ids.
     pub fn stop_ids(mut self, ids: impl IntoIterator<Item = u32>) -> Request {
-        self.stop_ids = ids.into_iter().collect();
+        self.options.stop_ids = ids.into_iter().collect();
         self
     }
 
-    /// Generates on past the model's end-of-sequence ids.
+    /// Whether to continue after the model's end-of-sequence ids. Default: false.
     pub fn ignore_eos(mut self, ignore: bool) -> Request {
         self.ignore_eos = ignore;
         self
     }
 
-    /// Reports the log-probability of each generated token, and of the `top` likeliest ones
-    /// (0 for the token's own alone).
+    /// Reports the log-probability of each generated token and of the `top` most likely ones; 0 for
+    /// the generated token alone.
     pub fn logprobs(mut self, top: usize) -> Request {
         self.logprobs = Some(top);
         self
     }
 
-    /// Reports the log-probability of each prompt token, and of the `top` likeliest ones (0 for the
-    /// token's own alone) at its place. Such a request computes its whole prompt: what is cached has no logits.
+    /// Reports the log-probability of each prompt token and of the `top` most likely ones in its
+    /// place. Such a request computes its whole prompt, because cached positions have no logits.
     pub fn prompt_logprobs(mut self, top: usize) -> Request {
-        self.prompt_logprobs = Some(top);
+        self.options.prompt_logprobs = Some(top);
         self
     }
 
-    /// Shares cached prefixes only with requests of the same salt: keeps tenants from probing
-    /// each other's prompts by timing.
+    /// Shares cached prefixes only with requests of the same salt, so that tenants cannot probe each
+    /// other's prompts by timing.
     pub fn cache_salt(mut self, salt: impl Into<String>) -> Request {
         self.cache_salt = Some(salt.into());
         self
     }
 
-    /// Larger runs earlier under [`AdmissionPolicy::Priority`](crate::AdmissionPolicy). Default 0.
+    /// Requests with a larger value run earlier under
+    /// [`AdmissionPolicy::Priority`](crate::AdmissionPolicy::Priority). Default: 0.
     pub fn priority(mut self, priority: i32) -> Request {
-        self.priority = priority;
+        self.options.priority = priority;
         self
     }
 
-    /// Longest wait in the queue; past it the stream ends with
-    /// [`Error::QueueTimeout`](crate::Error::QueueTimeout). Needs a runtime with its time driver on.
+    /// Maximum time in the admission queue. After that the stream ends with
+    /// [`EngineError::QueueTimeout`](crate::EngineError::QueueTimeout). Requires a tokio runtime with
+    /// a time driver.
     pub fn queue_timeout(mut self, timeout: Duration) -> Request {
-        self.queue_timeout = Some(timeout);
+        self.options.queue_timeout = Some(timeout);
         self
     }
 
-    /// Longest time from submission to the last token; past it the stream ends with
-    /// [`Error::Timeout`](crate::Error::Timeout). Needs a runtime with its time driver on.
+    /// Maximum time from submission to the last token. After that the stream ends with
+    /// [`EngineError::Timeout`](crate::EngineError::Timeout). Requires a tokio runtime with a time
+    /// driver.
     pub fn timeout(mut self, timeout: Duration) -> Request {
-        self.timeout = Some(timeout);
+        self.options.timeout = Some(timeout);
         self
     }
 }

@@ -1,41 +1,45 @@
-//! The owned stream of one request's events: token ids in, text out, in the reader's own task.
+//! The stream of one request's events. Detokenization and stop strings run in the reader's task.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use futures::Stream;
-use stolon_actors::{SequenceEnd, SequenceEvent, SequenceFinish, SequenceStream};
-use stolon_model::{Detokenizer, StopStrings};
+use stolon_actors::SequenceStream;
+use stolon_scheduler::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
+use stolon_text::StopStrings;
 
-use crate::{Completion, Error, Event, Finish, FinishReason, Timings, TokenEvent, Usage};
+use crate::text::Detokenizer;
+use crate::{Completion, EngineError, Error};
 
-/// A running request's events. Owned and `'static`; dropping it cancels the request.
+/// The events of one request. Dropping the stream cancels the request.
 ///
-/// A reader that stops reading pauses its own request and nobody else's; no event is lost.
+/// If the reader stops reading, its request is paused. Other requests are not affected, and no
+/// event is lost.
 #[derive(Debug)]
 pub struct TokenStream {
     /// `None` once the request has ended.
     sequence: Option<SequenceStream>,
-    /// Made but not yet read.
+    /// Events that were produced but not yet read.
     ready: VecDeque<Event>,
     text: Option<TextState>,
-    eos_token_ids: Vec<u32>,
+    eos_ids: Arc<[u32]>,
     stop_ids: Vec<u32>,
     progress: Progress,
 }
 
-/// How tokens become text.
+/// Turns token ids into text and looks for stop strings.
 #[derive(Debug)]
 struct TextState {
     detokenizer: Detokenizer,
     stop_strings: StopStrings,
-    /// As given, for the finish reason.
+    /// The stop strings as given, for the finish reason.
     stops: Vec<String>,
 }
 
-/// What is needed to tell the end of a request that a stop string ended.
+/// What the last event of a request that a stop string ends is made from.
 #[derive(Debug)]
 struct Progress {
     usage: Usage,
@@ -43,13 +47,13 @@ struct Progress {
     timings: Timings,
 }
 
-/// What a stream is made from, besides the core's own stream.
+/// What a stream is made from, in addition to the engine's event stream.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamParts {
     pub(crate) detokenizer: Option<Detokenizer>,
     pub(crate) stops: Vec<String>,
     pub(crate) stop_strings: StopStrings,
-    pub(crate) eos_token_ids: Vec<u32>,
+    pub(crate) eos_ids: Arc<[u32]>,
     pub(crate) stop_ids: Vec<u32>,
     pub(crate) prompt_tokens: usize,
     pub(crate) submitted: Instant,
@@ -62,7 +66,7 @@ impl TokenStream {
             sequence: Some(sequence),
             ready: VecDeque::new(),
             text: detokenizer.map(|detokenizer| TextState { detokenizer, stop_strings, stops }),
-            eos_token_ids: parts.eos_token_ids,
+            eos_ids: parts.eos_ids,
             stop_ids: parts.stop_ids,
             progress: Progress {
                 usage: Usage { prompt_tokens: parts.prompt_tokens, ..Usage::default() },
@@ -72,7 +76,7 @@ impl TokenStream {
         }
     }
 
-    /// Tokens of the prompt, after rendering and tokenising.
+    /// Number of tokens of the prompt.
     pub fn prompt_tokens(&self) -> usize {
         self.progress.usage.prompt_tokens
     }
@@ -85,7 +89,7 @@ impl TokenStream {
     /// Reads the stream to its end.
     ///
     /// # Errors
-    /// The error the stream ended with.
+    /// The error that the stream ended with.
     pub async fn collect_text(mut self) -> Result<Completion, Error> {
         let mut text = String::new();
         let mut token_ids = Vec::new();
@@ -93,8 +97,7 @@ impl TokenStream {
         let mut prompt_logprobs = Vec::new();
         while let Some(event) = self.next().await {
             match event? {
-                Event::Started { .. } => {}
-                Event::PromptLogprobs(told) => prompt_logprobs = told,
+                Event::PromptLogprobs(entries) => prompt_logprobs = entries,
                 Event::Token(token) => {
                     text.push_str(&token.text);
                     token_ids.extend(token.id);
@@ -103,49 +106,50 @@ impl TokenStream {
                 Event::Finished(finish) => {
                     return Ok(Completion { text, token_ids, logprobs, prompt_logprobs, finish });
                 }
+                _ => {}
             }
         }
-        // A stream that was read to its end before has nothing left to collect.
-        Err(Error::EngineStopped)
+        // The stream was read to its end before.
+        Err(EngineError::Stopped.into())
     }
 
-    /// Turns one event of the core into events for the reader.
-    fn take(&mut self, event: SequenceEvent) {
+    /// Adds text to one event of the engine and makes it ready to be read.
+    fn take(&mut self, event: Event) {
+        let progress = &mut self.progress;
         match event {
-            SequenceEvent::Started { cached_tokens } => {
-                self.progress.usage.cached_tokens = cached_tokens;
-                self.progress.timings.queue = self.progress.submitted.elapsed();
-                let prompt_tokens = self.progress.usage.prompt_tokens;
-                self.ready.push_back(Event::Started { prompt_tokens, cached_tokens });
+            Event::Started { cached_tokens, .. } => {
+                progress.usage.cached_tokens = cached_tokens;
+                progress.timings.queue = progress.submitted.elapsed();
             }
-            SequenceEvent::PromptLogprobs(told) => {
-                self.ready.push_back(Event::PromptLogprobs(told));
-            }
-            SequenceEvent::Token { id, logprob } => {
-                if self.progress.usage.completion_tokens == 0 {
-                    self.progress.timings.ttft = self.progress.submitted.elapsed();
-                }
-                self.progress.usage.completion_tokens += 1;
-                // A token that ends the generation is no part of its text.
-                let ends = self.eos_token_ids.contains(&id) || self.stop_ids.contains(&id);
-                let (text, matched) = match &mut self.text {
-                    Some(state) if !ends => {
-                        let piece = state.detokenizer.push(id);
-                        let scan = state.stop_strings.push(&piece);
-                        (scan.text, scan.matched)
-                    }
-                    _ => (String::new(), None),
-                };
-                self.ready.push_back(Event::Token(TokenEvent { id: Some(id), text, logprob }));
-                if let Some(index) = matched {
-                    self.end_at_stop_string(index);
-                }
-            }
-            SequenceEvent::Finished(finish) => self.end(&finish),
+            Event::Token(token) => return self.take_token(token),
+            Event::Finished(finish) => return self.end(finish),
+            _ => {}
+        }
+        self.ready.push_back(event);
+    }
+
+    fn take_token(&mut self, mut token: TokenEvent) {
+        let progress = &mut self.progress;
+        if progress.usage.completion_tokens == 0 {
+            progress.timings.ttft = progress.submitted.elapsed();
+        }
+        progress.usage.completion_tokens += 1;
+        let mut matched = None;
+        // A token that ends the generation is not part of its text.
+        if let (Some(id), Some(state)) = (token.id, &mut self.text)
+            && !self.eos_ids.contains(&id)
+            && !self.stop_ids.contains(&id)
+        {
+            let scan = state.stop_strings.push(&state.detokenizer.push(id));
+            (token.text, matched) = (scan.text, scan.matched);
+        }
+        self.ready.push_back(Event::Token(token));
+        if let Some(index) = matched {
+            self.end_at_stop_string(index);
         }
     }
 
-    /// A stop string is complete: the rest of the sequence is not wanted.
+    /// A stop string is complete. Dropping the engine's stream cancels the rest of the sequence.
     fn end_at_stop_string(&mut self, index: usize) {
         self.sequence = None;
         let stop = self.text.take().and_then(|state| state.stops.into_iter().nth(index));
@@ -157,35 +161,21 @@ impl TokenStream {
         }));
     }
 
-    /// The core is done: what was held back comes out, then the end.
-    fn end(&mut self, finish: &SequenceFinish) {
+    /// The sequence is complete. Text that was withheld for a stop string is emitted first.
+    fn end(&mut self, mut finish: Finish) {
         self.sequence = None;
-        let mut reason = match finish.end {
-            SequenceEnd::StopId(id) if self.eos_token_ids.contains(&id) => FinishReason::Stop,
-            SequenceEnd::StopId(id) => FinishReason::StopToken(id),
-            SequenceEnd::Length => FinishReason::Length,
-        };
         if let Some(TextState { detokenizer, mut stop_strings, stops }) = self.text.take() {
             let scan = stop_strings.push(&detokenizer.finish());
             let mut text = scan.text;
             match scan.matched.and_then(|index| stops.into_iter().nth(index)) {
-                Some(stop) => reason = FinishReason::StopString(stop),
+                Some(stop) => finish.reason = FinishReason::StopString(stop),
                 None => text.push_str(&stop_strings.finish()),
             }
             if !text.is_empty() {
-                let last = TokenEvent { id: None, text, logprob: None };
-                self.ready.push_back(Event::Token(last));
+                self.ready.push_back(Event::Token(TokenEvent { text, ..TokenEvent::default() }));
             }
         }
-        self.ready.push_back(Event::Finished(Finish {
-            reason,
-            usage: Usage {
-                prompt_tokens: finish.prompt_tokens,
-                cached_tokens: finish.cached_tokens,
-                completion_tokens: finish.completion_tokens,
-            },
-            timings: Timings { queue: finish.queue, ttft: finish.ttft, total: finish.total },
-        }));
+        self.ready.push_back(Event::Finished(finish));
     }
 }
 

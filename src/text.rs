@@ -1,33 +1,58 @@
-//! The text side: what stands between a caller's words and the core's token ids.
+//! The text layer: from a caller's words to token ids, and back.
 
-use stolon_model::chat_template::{ChatMessage, ChatOptions};
-use stolon_model::{TextModel, Tokenizer};
+use std::sync::Arc;
+
+use stolon_text::{ChatMessage, ChatOptions, TextModel, Tokenizer};
+
+pub(crate) use stolon_text::Detokenizer;
 
 use crate::request::Prompt;
 use crate::{Error, Request};
 
-/// The model's text side, if there is one. Read-only; shared by all requests.
+/// Tokenizer and chat templates of the model, if it has any. Read-only; shared by all requests.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Text {
     model: Option<TextModel>,
+    eos_ids: Arc<[u32]>,
 }
 
 impl Text {
-    pub(crate) fn new(model: Option<TextModel>) -> Text {
-        Text { model }
+    pub(crate) fn new(model: TextModel) -> Text {
+        let eos_ids = model.eos_token_ids().into();
+        Text { model: Some(model), eos_ids }
     }
 
-    pub(crate) fn model(&self) -> Result<&TextModel, Error> {
+    fn model(&self) -> Result<&TextModel, Error> {
         self.model.as_ref().ok_or(Error::NoTokenizer)
     }
 
-    pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, Error> {
+    fn tokenizer(&self) -> Result<&Tokenizer, Error> {
         self.model().map(TextModel::tokenizer)
     }
 
-    /// Ids that end a text; none without a text side.
-    pub(crate) fn eos_token_ids(&self) -> &[u32] {
-        self.model.as_ref().map_or(&[], TextModel::eos_token_ids)
+    /// # Errors
+    /// [`Error::NoTokenizer`].
+    pub(crate) fn require_tokenizer(&self) -> Result<(), Error> {
+        self.tokenizer().map(|_| ())
+    }
+
+    /// A detokenizer for one answer; `None` without a tokenizer.
+    pub(crate) fn detokenizer(&self) -> Option<Detokenizer> {
+        let tokenizer = self.tokenizer().ok()?;
+        Some(Detokenizer::continuing(tokenizer.clone(), true))
+    }
+
+    pub(crate) fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
+        Ok(self.tokenizer()?.encode(text, add_special)?)
+    }
+
+    pub(crate) fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, Error> {
+        Ok(self.tokenizer()?.decode(ids, skip_special))
+    }
+
+    /// Token ids that end an answer; none without a tokenizer.
+    pub(crate) fn eos_ids(&self) -> Arc<[u32]> {
+        Arc::clone(&self.eos_ids)
     }
 
     pub(crate) fn has_chat_template(&self) -> bool {
@@ -38,16 +63,15 @@ impl Text {
     pub(crate) fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>, Error> {
         match &request.prompt {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
-            Prompt::Text(text) => Ok(self.tokenizer()?.encode(text, true)?),
+            Prompt::Text(text) => self.encode(text, true),
+            // The template has inserted the special tokens already.
             Prompt::Chat(messages) => {
-                let text = self.render(messages, request.tools.as_ref())?;
-                // The template has put the special tokens where they belong.
-                Ok(self.tokenizer()?.encode(&text, false)?)
+                self.encode(&self.render(messages, request.tools.as_ref())?, false)
             }
         }
     }
 
-    /// The text of a conversation, up to where the assistant is to answer.
+    /// The prompt text of a conversation, ending where the assistant's answer begins.
     pub(crate) fn render(
         &self,
         messages: &[ChatMessage],

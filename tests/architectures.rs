@@ -76,12 +76,12 @@ async fn start(model: &str, block_size: usize, chunk: usize, caching: bool) -> E
         false => {
             let backend = Box::new(fixture(model, block_size));
             // The fixtures have no tokenizer; token ids are all that is needed.
-            Engine::builder().backend(model, backend, None)
+            Engine::builder().backend(model, backend)
         }
     };
     // A full hit goes both ways: with its row of logits kept, and with one position computed.
     let kept = if chunk == 7 { 0 } else { 1 << 20 };
-    let builder = builder.max_batched_tokens(chunk).prefix_caching(caching).kept_logit_bytes(kept);
+    let builder = builder.max_batched_tokens(chunk).prefix_caching(caching).logit_cache_bytes(kept);
     builder.build().await.expect("the engine starts")
 }
 

@@ -6,9 +6,11 @@ mod fake;
 use std::time::Duration;
 
 use fake::builder;
-use stolon::{AdmissionPolicy, Engine, Error, Event, FinishReason, Request, SamplingParams};
-use stolon_model::fake::expected_next;
-use stolon_model::{FakeFault, FakeHandle};
+use stolon::{
+    AdmissionPolicy, Engine, EngineError, Error, Event, FinishReason, Request, SamplingParams,
+};
+use stolon_backend::fake::expected_next;
+use stolon_backend::fake::{FakeFault, FakeHandle};
 
 /// An engine on a fake backend of so many blocks.
 async fn engine(block_count: usize) -> (Engine, FakeHandle) {
@@ -139,9 +141,11 @@ async fn end_ids_end_and_can_be_ignored() {
     let said = expected(b"abc", 20);
     let eos = said[7];
     let first = said.iter().position(|&id| id == eos).expect("it is there");
-    let backend = stolon_model::FakeBackend::new(stolon_model::FakeOptions::default());
+    let backend =
+        stolon_backend::fake::FakeBackend::new(stolon_backend::fake::FakeOptions::default());
     let engine = Engine::builder()
-        .backend("fake", Box::new(backend), Some(fake::bytes(&[eos])))
+        .backend("fake", Box::new(backend))
+        .text_model(fake::bytes(&[eos]))
         .build()
         .await
         .expect("valid settings");
@@ -216,7 +220,10 @@ async fn the_best_of_several_answers_are_kept() {
     assert_eq!((kept.completions.len(), kept.usage.completion_tokens), (2, 48));
     for (candidates, count) in [(0, 0), (4, 0), (2, 3)] {
         let refused = engine.best_of(asked.clone(), candidates, count).await;
-        assert!(matches!(refused, Err(Error::InvalidParameter { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(Error::Engine(EngineError::InvalidParameter { .. }))),
+            "{refused:?}"
+        );
     }
     assert_eq!(engine.audit().await.expect("clean").running, 0);
 }
@@ -291,11 +298,11 @@ async fn a_failing_backend_takes_nobody_down() {
     for fault in [FakeFault::Panic, FakeFault::Fail] {
         handle.inject_next(fault);
         let error = run().await.expect_err("it was interrupted");
-        assert!(matches!(error, Error::Interrupted { .. }), "{error}");
+        assert!(matches!(error, Error::Engine(EngineError::Interrupted { .. })), "{error}");
         let again = loop {
             match run().await {
                 Ok(again) => break again,
-                Err(Error::Interrupted { .. }) => {
+                Err(Error::Engine(EngineError::Interrupted { .. })) => {
                     tokio::time::sleep(Duration::from_millis(1)).await
                 }
                 Err(other) => panic!("{other}"),
@@ -326,7 +333,7 @@ async fn two_engines_do_not_disturb_each_other() {
     run(&two).await.expect_err("it panics");
     assert_eq!(run(&one).await.expect("it ends").finish.usage.cached_tokens, 32);
     two.shutdown().await;
-    assert!(matches!(run(&two).await, Err(Error::EngineStopped)));
+    assert!(matches!(run(&two).await, Err(Error::Engine(EngineError::Stopped))));
     run(&one).await.expect("it goes on");
     assert_eq!(one.stats().restarts, 0);
 }

@@ -8,8 +8,8 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use fake::builder;
-use stolon::{CacheEvent, Engine, Error, EvictionPolicy, PinError, Request};
-use stolon_model::FakeFault;
+use stolon::{CacheEvent, Engine, EngineError, Error, EvictionPolicy, PinError, Request};
+use stolon_backend::fake::FakeFault;
 
 /// A prompt of one block that begins with `first` and generates nothing worth keeping.
 fn prompt(first: u32) -> Request {
@@ -55,13 +55,19 @@ async fn pins_hold_what_is_cached() {
     let (builder, _) = builder(8);
     let engine = builder.pin_budget(2).build().await.expect("valid settings");
     let system = blocks(3, 2);
-    assert!(matches!(engine.pin(&system, None).await, Err(Error::Pin(PinError::NotCached))));
+    assert!(matches!(
+        engine.pin(&system, None).await,
+        Err(Error::Engine(EngineError::Pin(PinError::NotCached)))
+    ));
     engine.warm(system.clone()).await.expect("it fits");
     let pin = engine.pin(&system, None).await.expect("cached, within the budget");
     let pins = engine.pins().await.expect("it runs");
     assert_eq!((pins[0].id, pins[0].tokens, pins[0].blocks, pins[0].ends_in), (pin, 32, 2, None));
     let error = engine.pin(&system, None).await.expect_err("over the budget");
-    assert!(matches!(error, Error::Pin(PinError::OverBudget { budget: 2, pinned: 2, .. })));
+    assert!(matches!(
+        error,
+        Error::Engine(EngineError::Pin(PinError::OverBudget { budget: 2, pinned: 2, .. }))
+    ));
     for first in 50..60 {
         engine.warm(blocks(first, 6)).await.expect("it fits beside what is pinned");
     }
@@ -102,7 +108,10 @@ async fn pins_starve_nobody() {
     engine.warm(blocks(3, 3)).await.expect("it fits");
     engine.pin(&blocks(3, 3), None).await.expect("cached, within the budget");
     let error = engine.generate(blocks(7, 6)).expect_err("five blocks are left");
-    assert!(matches!(error, Error::PromptTooLong { got: 96, limit: 80, .. }), "{error}");
+    assert!(
+        matches!(error, Error::Engine(EngineError::PromptTooLong { got: 96, limit: 80, .. })),
+        "{error}"
+    );
     let answer = engine.generate(Request::tokens(vec![9; 70]).max_tokens(1000)).expect("it fits");
     assert_eq!(answer.collect_text().await.expect("it ends").token_ids.len(), 11);
     let all = fake::builder(8).0.pin_budget(8);

@@ -22,7 +22,7 @@ fn prompt(seed: u32, len: u32) -> Vec<u32> {
 async fn tiny(block_size: usize, chunk: usize, caching: bool) -> Engine {
     let builder = Engine::builder().model("random:tiny").threads(1).num_blocks(1024 / block_size);
     let builder = builder.block_size(block_size).max_batched_tokens(chunk).prefix_caching(caching);
-    builder.kept_logit_bytes(0).build().await.expect("the engine starts")
+    builder.logit_cache_bytes(0).build().await.expect("the engine starts")
 }
 
 async fn run(engine: &Engine, request: Request) -> Completion {
@@ -41,7 +41,7 @@ async fn distributions(engine: &Engine, tokens: &[u32]) -> (Vec<TokenLogprob>, u
 #[tokio::test]
 async fn case_08_full_prompt_match_computes_its_last_position() {
     let (builder, handle) = builder(64);
-    let engine = builder.kept_logit_bytes(0).build().await.expect("valid settings");
+    let engine = builder.logit_cache_bytes(0).build().await.expect("valid settings");
     let tokens = prompt(1, 64);
     let first = run(&engine, Request::tokens(tokens.clone()).max_tokens(1)).await;
     drop(handle.take_batches());

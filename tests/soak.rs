@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use stolon::{Engine, Error, Request};
-use stolon_model::fake::expected_next;
+use stolon::{Engine, EngineError, Error, Request};
+use stolon_backend::fake::expected_next;
 
 const REQUESTS: usize = 2000;
 const CLIENTS: usize = 40;
@@ -32,7 +32,9 @@ async fn one_request(engine: &Engine, rng: &mut SmallRng) -> usize {
     let mut stream = loop {
         match engine.generate(request.clone()) {
             Ok(stream) => break stream,
-            Err(Error::Overloaded { .. }) => tokio::time::sleep(Duration::from_millis(2)).await,
+            Err(Error::Engine(EngineError::Overloaded { .. })) => {
+                tokio::time::sleep(Duration::from_millis(2)).await
+            }
             Err(other) => panic!("{other}"),
         }
     };

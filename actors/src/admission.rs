@@ -1,89 +1,67 @@
 //! The admission actor: receives requests and step results, and keeps the executor busy.
 //!
-//! A shell: what is decided is decided in [`scheduler`] and the files of pure functions beside
-//! it. It calls the tree and the allocator, through [`ActorMemory`]; everything else, in both
-//! directions, is a cast.
-
-pub(crate) mod budget;
-pub(crate) mod policy;
-pub(crate) mod preempt;
-pub(crate) mod queue;
-pub(crate) mod schedule;
-pub(crate) mod scheduler;
-pub(crate) mod sequence;
-pub(crate) mod sharing;
-
-#[cfg(test)]
-mod tests;
+//! Everything is decided by the [`Scheduler`]. The actor calls the prefix tree and the block
+//! allocator, through [`ActorMemory`]; all other messages, in both directions, are casts.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use stolon_kvcache::{StepFence, TreeReader};
+use stolon_scheduler::{
+    AdmissionContext, AuditReport, EngineError, QueuePermit, Scheduler, Sequence, StepDone,
+};
 
-use self::scheduler::Scheduler;
-use self::sequence::Sequence;
-use crate::door::Permit;
-use crate::error::CoreError;
 use crate::executor::ExecutorMessage;
-use crate::executor::plan::StepDone;
-use crate::fault::FaultPlan;
-use crate::memory::CoreAudit;
-use crate::memory::actors::ActorMemory;
-use crate::surroundings::Surroundings;
+use crate::fault::{EnginePart, FaultPlan};
+use crate::memory::ActorMemory;
 
-/// Blocks that hold so many positions.
-pub(crate) fn blocks_for(block_size: usize, positions: usize) -> usize {
-    positions.div_ceil(block_size)
-}
-
-/// What the actor is told.
+/// The messages of the admission actor.
 #[derive(Debug)]
 pub(crate) enum AdmissionMessage {
-    /// A request that came through the door.
-    Submit(Box<Sequence>, Permit),
-    /// A stream was dropped.
+    /// A validated request.
+    Submit(Box<Sequence>, QueuePermit),
+    /// The stream of this request was dropped.
     Cancel(u64),
-    /// A slow reader has caught up.
+    /// A slow reader has caught up: its paused sequence can go on.
     Resume,
-    /// The executor is done with a step.
+    /// The result of a step.
     StepDone(Box<StepDone>),
     /// A deadline may have passed.
     Tick,
-    /// Empty the cache.
+    /// Empty the prefix cache.
     Flush(RpcReplyPort<()>),
-    /// Check everything.
-    Audit(RpcReplyPort<Result<CoreAudit, String>>),
+    /// Verify the block accounting.
+    Audit(RpcReplyPort<Result<AuditReport, String>>),
 }
 
-/// The actor; its state is the scheduler.
+/// The actor.
 pub(crate) struct AdmissionActor;
 
-/// What it is started with.
+/// What the actor is started with.
 pub(crate) struct AdmissionArguments {
-    pub(crate) around: Surroundings,
+    pub(crate) context: AdmissionContext,
     pub(crate) memory: ActorMemory,
     pub(crate) reader: TreeReader,
     pub(crate) fence: StepFence,
     pub(crate) executor: ActorRef<ExecutorMessage>,
     pub(crate) faults: Arc<FaultPlan>,
-    /// Why the generation ended, for its streams.
-    pub(crate) fault: Arc<OnceLock<CoreError>>,
+    /// Why this generation failed; read by its streams.
+    pub(crate) fault: Arc<OnceLock<EngineError>>,
 }
 
-/// The scheduler, and where its plans go.
+/// The state of the actor.
 pub(crate) struct AdmissionState {
     scheduler: Scheduler<ActorMemory>,
     executor: ActorRef<ExecutorMessage>,
     faults: Arc<FaultPlan>,
-    /// The moment for which a tick is on its way.
+    /// When the scheduled `Tick` arrives; `None` if none is scheduled.
     tick_at: Option<Instant>,
-    /// Longest time a step may take.
+    /// Maximum duration of a step.
     step_timeout: Option<Duration>,
-    /// When the step in flight counts as hung.
+    /// When the step in flight is treated as hung.
     hung_at: Option<Instant>,
-    fault: Arc<OnceLock<CoreError>>,
+    fault: Arc<OnceLock<EngineError>>,
 }
 
 impl Actor for AdmissionActor {
@@ -96,11 +74,11 @@ impl Actor for AdmissionActor {
         myself: ActorRef<AdmissionMessage>,
         arguments: AdmissionArguments,
     ) -> Result<AdmissionState, ActorProcessingErr> {
-        let AdmissionArguments { around, memory, reader, fence, executor, faults, fault } =
+        let AdmissionArguments { context, memory, reader, fence, executor, faults, fault } =
             arguments;
-        let step_timeout = around.config.step_timeout;
+        let step_timeout = context.config.step_timeout;
         executor.cast(ExecutorMessage::Attach(myself))?;
-        let scheduler = Scheduler::new(around, memory, reader, fence);
+        let scheduler = Scheduler::new(context, memory, reader, fence);
         Ok(AdmissionState {
             scheduler,
             executor,
@@ -118,7 +96,7 @@ impl Actor for AdmissionActor {
         message: AdmissionMessage,
         state: &mut AdmissionState,
     ) -> Result<(), ActorProcessingErr> {
-        state.faults.strike(crate::fault::Part::Admission)?;
+        state.faults.strike(EnginePart::Admission)?;
         let now = Instant::now();
         let scheduler = &mut state.scheduler;
         match message {
@@ -132,12 +110,12 @@ impl Actor for AdmissionActor {
             AdmissionMessage::Tick => state.tick_at = None,
             AdmissionMessage::Flush(reply) => {
                 scheduler.flush().await?;
-                // Whoever asked may have gone.
+                // Fails only if the caller has stopped.
                 let _ = reply.send(());
             }
             AdmissionMessage::Audit(reply) => {
                 let report = scheduler.audit().await?;
-                // Whoever asked may have gone.
+                // Fails only if the caller has stopped.
                 let _ = reply.send(report);
             }
         }
@@ -155,29 +133,29 @@ impl Actor for AdmissionActor {
         _: ActorRef<AdmissionMessage>,
         state: &mut AdmissionState,
     ) -> Result<(), ActorProcessingErr> {
-        // A stopped actor's state lives on in the event that tells its supervisor; the streams
-        // are to end now.
+        // The state of a stopped actor stays alive in the event that is sent to its supervisor, but
+        // the streams should end now.
         state.scheduler.close();
         Ok(())
     }
 }
 
 impl AdmissionState {
-    /// Ends the generation when the step in flight has taken too long: its streams then end, and
-    /// whatever the backend still does is not waited for.
-    fn check_backend(&mut self, now: Instant) -> Result<(), CoreError> {
+    /// Ends the generation if the step in flight has taken too long. Its streams end at once,
+    /// without waiting for the backend.
+    fn check_backend(&mut self, now: Instant) -> Result<(), EngineError> {
         let (Some(limit), Some(hung_at)) = (self.step_timeout, self.hung_at) else { return Ok(()) };
         if now < hung_at {
             return Ok(());
         }
-        let hung = CoreError::BackendHung { limit };
-        // The reason stands before the streams see their channels close.
+        let hung = EngineError::BackendHung { limit };
+        // Set before the streams see their channels close, so that they find it.
         let _ = self.fault.set(hung.clone());
         self.scheduler.close();
         Err(hung)
     }
 
-    /// Sees to it that a tick comes when the next deadline passes.
+    /// Schedules a tick for the next deadline.
     fn schedule_tick(&mut self, myself: &ActorRef<AdmissionMessage>, now: Instant) {
         let next = [self.scheduler.next_deadline(), self.hung_at].into_iter().flatten().min();
         let Some(deadline) = next else { return };

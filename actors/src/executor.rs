@@ -1,40 +1,39 @@
 //! The executor: an actor in front of the one thread that owns the backend.
 //!
-//! 1. The actor starts the thread and hands it the backend.
-//! 2. Plans come from the admission actor, pass through, and are computed in order; the thread
-//!    sends each result straight to the admission actor.
-//! 3. When the actor goes away its end of the plans' channel goes with it: the thread finishes
-//!    the step it is at and hands the backend back.
-//! 4. A backend that panics ends the thread; the actor fails with the panic's words, and the
-//!    supervisor starts anew with the backend handed back.
+//! 1. The actor starts the thread and moves the backend to it.
+//! 2. It forwards step plans from the admission actor to the thread, which executes them in order
+//!    and sends each result directly to the admission actor.
+//! 3. When the actor stops, its end of the channel is dropped. The thread finishes the current step
+//!    and returns the backend.
+//! 4. If the backend panics, the thread ends. The actor fails with the panic's message, and the
+//!    supervisor restarts the engine with the returned backend.
 
-pub(crate) mod plan;
-pub(crate) mod thread;
+mod thread;
 
 use std::sync::Arc;
 use std::sync::mpsc;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
-use stolon_model::Backend;
+use stolon_backend::Backend;
+use stolon_scheduler::StepPlan;
 use tokio::sync::oneshot;
 
-use self::plan::StepPlan;
 use self::thread::Job;
 use crate::admission::AdmissionMessage;
-use crate::fault::{FaultPlan, Part};
+use crate::fault::{EnginePart, FaultPlan};
 
-/// What the actor is told.
+/// The messages of the executor's actor.
 #[derive(Debug)]
 pub(crate) enum ExecutorMessage {
-    /// Where results go; once, before the first plan.
+    /// Where to send results. Sent once, before the first plan.
     Attach(ActorRef<AdmissionMessage>),
-    /// A step to compute.
+    /// A step to execute.
     Step(Box<StepPlan>),
     /// The thread has ended with a panic.
     Died(String),
 }
 
-/// A failure of the executor's thread.
+/// The executor thread panicked.
 #[derive(Debug, thiserror::Error)]
 #[error("the executor's thread failed: {0}")]
 pub(crate) struct ThreadFailed(String);
@@ -44,16 +43,16 @@ pub(crate) struct ExecutorActor {
     pub(crate) faults: Arc<FaultPlan>,
 }
 
-/// What it is started with.
+/// What the actor is started with.
 pub(crate) struct ExecutorArguments {
     pub(crate) backend: Box<dyn Backend>,
-    /// Where the backend goes when the thread ends.
-    pub(crate) hand_back: oneshot::Sender<Box<dyn Backend>>,
+    /// Returns the backend when the thread ends.
+    pub(crate) return_backend: oneshot::Sender<Box<dyn Backend>>,
 }
 
-/// The way to the thread.
+/// The state of the actor.
 pub(crate) struct ExecutorState {
-    /// `None` once the actor has stopped: the thread ends with its last job.
+    /// `None` once the actor has stopped. The thread then ends after its last job.
     jobs: Option<mpsc::Sender<Job>>,
     results: Option<ActorRef<AdmissionMessage>>,
 }
@@ -71,8 +70,8 @@ impl Actor for ExecutorActor {
         let (jobs, queue) = mpsc::channel();
         let faults = Arc::clone(&self.faults);
         std::thread::Builder::new().name("stolon-executor".to_owned()).spawn(move || {
-            thread::run(arguments.backend, &queue, &faults, arguments.hand_back, |died| {
-                // If the actor is gone already, so is everybody who would want to know.
+            thread::run(arguments.backend, &queue, &faults, arguments.return_backend, |died| {
+                // Fails only if the actor has stopped; then nobody needs to know.
                 let _ = myself.cast(ExecutorMessage::Died(died));
             });
         })?;
@@ -85,13 +84,13 @@ impl Actor for ExecutorActor {
         message: ExecutorMessage,
         state: &mut ExecutorState,
     ) -> Result<(), ActorProcessingErr> {
-        self.faults.strike(Part::Executor)?;
+        self.faults.strike(EnginePart::Executor)?;
         match message {
             ExecutorMessage::Attach(results) => state.results = Some(results),
             ExecutorMessage::Step(plan) => {
                 let results = state.results.clone().ok_or("a plan came before Attach")?;
                 let jobs = state.jobs.as_ref().ok_or("a plan came after the end")?;
-                // A thread that is gone has told why before it went; that message is on its way.
+                // Fails only if the thread has ended; its `Died` message is on the way.
                 let _ = jobs.send(Job { plan, results });
             }
             ExecutorMessage::Died(reason) => return Err(Box::new(ThreadFailed(reason))),
@@ -104,8 +103,8 @@ impl Actor for ExecutorActor {
         _: ActorRef<ExecutorMessage>,
         state: &mut ExecutorState,
     ) -> Result<(), ActorProcessingErr> {
-        // A stopped actor's state lives on in the event that tells its supervisor, so what has
-        // to end now is ended here.
+        // The state of a stopped actor stays alive in the event that is sent to its supervisor, but
+        // the thread should end now.
         state.jobs = None;
         Ok(())
     }

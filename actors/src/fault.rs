@@ -1,11 +1,12 @@
-//! Fault injection: makes a part of the core fail on demand, to test that the rest survives.
+//! Fault injection for tests: makes one part of the engine fail, so that a test can check that the
+//! rest survives.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// A part of the core.
+/// A part of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum EnginePart {
     /// The admission actor.
     Admission,
     /// The prefix tree's actor.
@@ -18,38 +19,39 @@ pub enum Part {
     ExecutorThread,
 }
 
-/// How it fails at its next message.
+/// How a part fails at its next message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// It panics.
     Panic,
     /// It returns an error.
     Error,
-    /// Its thread sleeps before it goes on.
+    /// Its thread sleeps for this long, then continues.
     Stall(Duration),
 }
 
 /// An injected error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an error was injected into {0:?}")]
-pub(crate) struct Injected(Part);
+pub(crate) struct Injected(EnginePart);
 
-/// Faults waiting to strike; empty outside tests.
+/// The injected faults that have not struck yet. Empty outside of tests.
 #[derive(Debug, Default)]
 pub(crate) struct FaultPlan {
     armed: std::sync::atomic::AtomicBool,
-    faults: Mutex<Vec<(Part, Fault)>>,
+    faults: Mutex<Vec<(EnginePart, Fault)>>,
 }
 
 impl FaultPlan {
     /// Makes a part fail at its next message.
-    pub(crate) fn arm(&self, part: Part, fault: Fault) {
+    pub(crate) fn arm(&self, part: EnginePart, fault: Fault) {
         self.lock().push((part, fault));
         self.armed.store(true, std::sync::atomic::Ordering::Release);
     }
 
-    /// Called by each part at each message.
-    pub(crate) fn strike(&self, part: Part) -> Result<(), Injected> {
+    /// Applies a fault injected into `part`, if there is one. Every part calls this once per
+    /// message.
+    pub(crate) fn strike(&self, part: EnginePart) -> Result<(), Injected> {
         // Pairs with the store in `arm`; the list itself is behind its lock.
         if !self.armed.load(std::sync::atomic::Ordering::Acquire) {
             return Ok(());
@@ -74,8 +76,8 @@ impl FaultPlan {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Part, Fault)>> {
-        // The list is whole at every moment, so a panic elsewhere has not spoiled it.
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(EnginePart, Fault)>> {
+        // The list is valid between any two statements, so a poisoned lock is no reason to stop.
         self.faults.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }

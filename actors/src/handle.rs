@@ -1,4 +1,4 @@
-//! The handle callers hold: everything that happens in the caller's own task.
+//! The handle that callers hold. Its methods run in the caller's own task.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,29 +6,29 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use ractor::{Actor, ActorRef, RpcReplyPort};
+use stolon_backend::{Backend, BackendSpec};
 use stolon_kvcache::{Namespace, PinId, TreeDump};
-use stolon_model::{Backend, BackendSpec};
+use stolon_scheduler::{
+    AdmissionContext, AdmissionPolicy, AuditReport, CacheStats, EngineConfig, EngineError,
+    EngineStats, SequenceRequest, Submission,
+};
 
 use crate::admission::AdmissionMessage;
-use crate::config::{AdmissionPolicy, CoreConfig};
-use crate::error::CoreError;
-use crate::fault::{Fault, FaultPlan, Part};
-use crate::gauges::CoreStats;
-use crate::memory::CoreAudit;
-use crate::memory::actors::ask;
-use crate::prefix_tree::{CacheEvents, CacheReport, CorePin, TreeMessage};
-use crate::request::SequenceRequest;
+use crate::cache::{CacheEvents, Pin};
+use crate::fault::{EnginePart, Fault, FaultPlan};
+use crate::memory::{PREFIX_TREE, call};
+use crate::prefix_tree::TreeMessage;
 use crate::stream::SequenceStream;
 use crate::supervisor::{Common, Generation, SupervisorActor, SupervisorMessage};
-use crate::surroundings::{Entered, Surroundings};
 
-/// A running core. Clones share it; when the last clone and the last stream are gone, it stops.
+/// A running engine that works on token ids. Clones share it. It stops when the last clone and the
+/// last stream are dropped.
 #[derive(Clone, Debug)]
-pub struct CoreHandle {
+pub struct EngineHandle {
     shared: Arc<Shared>,
 }
 
-/// What keeps a core alive.
+/// What the handle and the streams share. Dropping it stops the engine.
 #[derive(Debug)]
 pub(crate) struct Shared {
     common: Arc<Common>,
@@ -37,12 +37,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Why a generation answers no more.
-    pub(crate) fn why_gone(&self, generation: &Generation) -> CoreError {
+    /// Why a generation no longer answers.
+    pub(crate) fn stop_reason(&self, generation: &Generation) -> EngineError {
         if self.common.stopped.load(Ordering::Acquire) {
-            return CoreError::Stopped;
+            return EngineError::Stopped;
         }
-        let unknown = || CoreError::Interrupted { reason: "a part of it failed".to_owned() };
+        let unknown = || EngineError::Interrupted { reason: "a part of it failed".to_owned() };
         generation.fault.get().cloned().unwrap_or_else(unknown)
     }
 }
@@ -53,17 +53,17 @@ impl Drop for Shared {
     }
 }
 
-impl CoreHandle {
-    /// Starts a core on the current tokio runtime; the backend moves to a thread of its own.
+impl EngineHandle {
+    /// Starts an engine on the current tokio runtime. The backend moves to a thread of its own.
     ///
     /// # Errors
-    /// [`CoreError::InvalidParameter`] for settings or a backend that cannot work.
+    /// [`EngineError::InvalidParameter`] for impossible settings or backend sizes.
     pub async fn start(
         backend: Box<dyn Backend>,
-        config: CoreConfig,
-    ) -> Result<CoreHandle, CoreError> {
+        config: EngineConfig,
+    ) -> Result<EngineHandle, EngineError> {
         let common = Arc::new(Common {
-            around: Surroundings::new(config, backend.spec().clone())?,
+            context: AdmissionContext::new(config, backend.spec().clone())?,
             faults: Arc::new(FaultPlan::default()),
             generation: ArcSwapOption::empty(),
             down: ArcSwapOption::empty(),
@@ -72,76 +72,77 @@ impl CoreHandle {
         let supervisor = SupervisorActor { common: Arc::clone(&common) };
         let (supervisor, _) = Actor::spawn(None, supervisor, backend)
             .await
-            .map_err(|error| CoreError::Interrupted { reason: error.to_string() })?;
+            .map_err(|error| EngineError::Interrupted { reason: error.to_string() })?;
         let shared = Shared { common, supervisor, next_id: AtomicU64::new(0) };
-        Ok(CoreHandle { shared: Arc::new(shared) })
+        Ok(EngineHandle { shared: Arc::new(shared) })
     }
 
-    /// Sizes of the backend.
+    /// The sizes of the backend.
     pub fn spec(&self) -> &BackendSpec {
-        &self.shared.common.around.spec
+        &self.shared.common.context.spec
     }
 
-    /// Lets a request in and returns its events; never waits.
+    /// Submits a request and returns its event stream, without waiting.
     ///
     /// # Errors
-    /// Every way a request can be wrong, [`CoreError::Overloaded`] when too much is waiting,
-    /// [`CoreError::Interrupted`] and [`CoreError::Stopped`].
-    pub fn submit(&self, request: SequenceRequest) -> Result<SequenceStream, CoreError> {
-        let max_tokens = self.common().around.check(&request)?;
-        self.enter(request, max_tokens, self.common().current()?, false)
+    /// Every way in which a request can be invalid, [`EngineError::Overloaded`] if the admission
+    /// queue is full, [`EngineError::Interrupted`] and [`EngineError::Stopped`].
+    pub fn submit(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
+        let max_tokens = self.common().context.check(&request)?;
+        self.send(request, max_tokens, self.common().current()?, false)
     }
 
-    /// Lets `count` requests for the same prompt in. The prompt is computed once, and counts once
-    /// at the door. Where the sampling has a seed, each has the one after its predecessor's.
+    /// Submits `count` requests for the same prompt. The prompt is computed once and counts once
+    /// towards the limits of the admission queue. If the request has a seed, each of the `count`
+    /// requests uses its predecessor's seed plus 1.
     ///
     /// # Errors
-    /// As [`CoreHandle::submit`]; then none of them is let in.
+    /// As [`EngineHandle::submit`]; then none of them is submitted.
     pub fn submit_choices(
         &self,
         request: SequenceRequest,
         count: usize,
-    ) -> Result<Vec<SequenceStream>, CoreError> {
+    ) -> Result<Vec<SequenceStream>, EngineError> {
         if count == 0 {
-            return Err(CoreError::invalid("choices", "at least 1", count));
+            return Err(EngineError::invalid("choices", "at least 1", count));
         }
-        let max_tokens = self.common().around.check(&request)?;
+        let max_tokens = self.common().context.check(&request)?;
         let generation = self.common().current()?;
         let choice = |index: usize| {
             let mut request = request.clone();
-            let seed = &mut request.sampling.seed;
+            let seed = &mut request.options.sampling.seed;
             *seed = seed.map(|seed| seed.wrapping_add(index as u64));
-            self.enter(request, max_tokens, Arc::clone(&generation), index > 0)
+            self.send(request, max_tokens, Arc::clone(&generation), index > 0)
         };
-        // A refusal drops the streams made so far, which cancels them.
+        // If one is refused, the streams made so far are dropped, which cancels their requests.
         (0..count).map(choice).collect()
     }
 
-    /// Takes a checked request through the door; one that `repeats` the prompt of the one before
-    /// finds that computed.
-    fn enter(
+    /// Sends a validated request to the admission actor. `repeats_prompt`: a request submitted just
+    /// before computes the same prompt.
+    fn send(
         &self,
         request: SequenceRequest,
         max_tokens: usize,
         generation: Arc<Generation>,
-        repeats: bool,
-    ) -> Result<SequenceStream, CoreError> {
-        let around = &self.common().around;
-        let shares = around.config.prefix_caching && request.prompt_logprobs.is_none();
+        repeats_prompt: bool,
+    ) -> Result<SequenceStream, EngineError> {
+        let context = &self.common().context;
+        let shares = context.config.prefix_caching && request.options.prompt_logprobs.is_none();
         let matched = match shares {
-            true if repeats => request.tokens.len(),
+            true if repeats_prompt => request.tokens.len(),
             true => generation.reader.query_match_len(&request.namespace, &request.tokens),
             false => 0,
         };
-        // Ids only tell sequences apart.
+        // Ids only need to be unique, so relaxed ordering suffices.
         let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
-        let entered = around.enter(id, request, max_tokens, matched, Instant::now())?;
-        let Entered { sequence, permit, events } = entered;
+        let submission = context.submit(id, request, max_tokens, matched, Instant::now())?;
+        let Submission { sequence, permit, events } = submission;
         let message = AdmissionMessage::Submit(Box::new(sequence), permit);
         if generation.admission.cast(message).is_err() {
-            return Err(self.shared.why_gone(&generation));
+            return Err(self.shared.stop_reason(&generation));
         }
-        around.gauges.requests.add(1);
+        context.gauges.count_request();
         Ok(SequenceStream::new(id, events, generation, Arc::clone(&self.shared)))
     }
 
@@ -149,7 +150,8 @@ impl CoreHandle {
         &self.shared.common
     }
 
-    /// How many of the tokens are cached now: lock-free and without any effect. A hint.
+    /// The number of leading tokens that are cached now. Lock-free and without side effects. The
+    /// answer is a hint: it may change before a request runs.
     pub fn query_match_len(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
         let generation = self.shared.common.generation.load();
         let query =
@@ -157,128 +159,128 @@ impl CoreHandle {
         generation.as_ref().map_or(0, query)
     }
 
-    /// Counts and gauges, without waiting.
-    pub fn stats(&self) -> CoreStats {
-        self.shared.common.around.stats()
+    /// Counters and gauges, read without waiting.
+    pub fn stats(&self) -> EngineStats {
+        self.shared.common.context.stats()
     }
 
-    /// The policy in use.
+    /// The admission policy in use.
     pub fn policy(&self) -> AdmissionPolicy {
-        **self.shared.common.around.policy.load()
+        **self.shared.common.context.policy.load()
     }
 
-    /// Changes the policy; what waits is ordered by it from now on.
+    /// Changes the admission policy, also for requests that are waiting already.
     pub fn set_policy(&self, policy: AdmissionPolicy) {
-        self.shared.common.around.policy.store(Arc::new(policy));
+        self.shared.common.context.policy.store(Arc::new(policy));
     }
 
-    /// Checks all bookkeeping.
+    /// Verifies the accounting of blocks, tree and leases.
     ///
     /// # Errors
-    /// [`CoreError::Audit`] with what is wrong, [`CoreError::Interrupted`], [`CoreError::Stopped`].
-    pub async fn audit(&self) -> Result<CoreAudit, CoreError> {
-        self.ask(AdmissionMessage::Audit).await?.map_err(CoreError::Audit)
+    /// [`EngineError::Audit`] describes the first inconsistency; [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub async fn audit(&self) -> Result<AuditReport, EngineError> {
+        self.call_admission(AdmissionMessage::Audit).await?.map_err(EngineError::Audit)
     }
 
-    /// Keeps what is cached of the tokens from being evicted, for `ttl` or until
-    /// [`unpin`](CoreHandle::unpin). A flush ends all pins, and so does a restart.
+    /// Protects the cached prefix of the tokens from eviction, for `ttl` or until
+    /// [`unpin`](EngineHandle::unpin). A flush or a restart ends all pins.
     ///
     /// # Errors
-    /// [`CoreError::Pin`] when nothing of it is cached or [`CoreConfig::pin_budget`] would be
-    /// exceeded, [`CoreError::Interrupted`], [`CoreError::Stopped`].
+    /// [`EngineError::Pin`] if nothing of it is cached or [`EngineConfig::pin_budget`] would be
+    /// exceeded, [`EngineError::Interrupted`], [`EngineError::Stopped`].
     pub async fn pin(
         &self,
         namespace: Namespace,
         tokens: Vec<u32>,
         ttl: Option<Duration>,
-    ) -> Result<PinId, CoreError> {
-        Ok(self.ask_tree(|reply| TreeMessage::Pin { namespace, tokens, ttl, reply }).await??)
+    ) -> Result<PinId, EngineError> {
+        Ok(self.call_tree(|reply| TreeMessage::Pin { namespace, tokens, ttl, reply }).await??)
     }
 
-    /// Ends a pin; whether there was one.
+    /// Ends a pin. Returns whether it existed.
     ///
     /// # Errors
-    /// [`CoreError::Interrupted`], [`CoreError::Stopped`].
-    pub async fn unpin(&self, id: PinId) -> Result<bool, CoreError> {
-        self.ask_tree(|reply| TreeMessage::Unpin(id, reply)).await
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub async fn unpin(&self, id: PinId) -> Result<bool, EngineError> {
+        self.call_tree(|reply| TreeMessage::Unpin(id, reply)).await
     }
 
     /// All pins, oldest first.
     ///
     /// # Errors
-    /// [`CoreError::Interrupted`], [`CoreError::Stopped`].
-    pub async fn pins(&self) -> Result<Vec<CorePin>, CoreError> {
-        self.ask_tree(TreeMessage::Pins).await
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub async fn pins(&self) -> Result<Vec<Pin>, EngineError> {
+        self.call_tree(TreeMessage::Pins).await
     }
 
-    /// What is cached, and every change from now on, in a queue of `capacity` events. It ends when
-    /// the core stops or starts again.
+    /// The content of the cache, and every change from now on, in a queue of at most `capacity`
+    /// events. The engine never waits for the reader.
     ///
     /// # Errors
-    /// [`CoreError::InvalidParameter`] when `capacity` is 0, [`CoreError::Interrupted`],
-    /// [`CoreError::Stopped`].
-    pub async fn events(&self, capacity: usize) -> Result<CacheEvents, CoreError> {
-        let events = self.ask_tree(|reply| TreeMessage::Subscribe(capacity, reply)).await?;
-        events.map_err(|_| CoreError::invalid("capacity", "at least 1 event", capacity))
+    /// [`EngineError::InvalidParameter`] if `capacity` is 0, [`EngineError::Interrupted`],
+    /// [`EngineError::Stopped`].
+    pub async fn events(&self, capacity: usize) -> Result<CacheEvents, EngineError> {
+        let events = self.call_tree(|reply| TreeMessage::Subscribe(capacity, reply)).await?;
+        events.map_err(|_| EngineError::invalid("capacity", "at least 1 event", capacity))
     }
 
-    /// Numbers about the cache.
+    /// Statistics of the prefix cache.
     ///
     /// # Errors
-    /// [`CoreError::Interrupted`], [`CoreError::Stopped`].
-    pub async fn cache_report(&self) -> Result<CacheReport, CoreError> {
-        self.ask_tree(TreeMessage::Report).await
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub async fn cache_stats(&self) -> Result<CacheStats, EngineError> {
+        self.call_tree(TreeMessage::Stats).await
     }
 
-    /// A picture of the tree, taken without a message to anybody.
+    /// A copy of the tree's structure, made by a reader concurrently with changes.
     ///
     /// # Errors
-    /// [`CoreError::Interrupted`], [`CoreError::Stopped`].
-    pub fn dump(&self) -> Result<TreeDump, CoreError> {
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub fn dump(&self) -> Result<TreeDump, EngineError> {
         Ok(self.shared.common.current()?.reader.dump())
     }
 
-    /// Empties the cache, except what running requests use, and ends all pins.
+    /// Empties the cache, except for what running requests use, and ends all pins.
     ///
     /// # Errors
-    /// [`CoreError::Interrupted`], [`CoreError::Stopped`].
-    pub async fn flush(&self) -> Result<(), CoreError> {
-        self.ask(AdmissionMessage::Flush).await
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub async fn flush(&self) -> Result<(), EngineError> {
+        self.call_admission(AdmissionMessage::Flush).await
     }
 
-    /// Stops the core: what runs or waits ends with [`CoreError::Stopped`], and the backend is
-    /// dropped before this returns, unless it hangs: then that is waited for no longer than
-    /// [`CoreConfig::step_timeout`].
+    /// Stops the engine. Running and waiting requests end with [`EngineError::Stopped`]. The backend
+    /// is dropped before this returns, unless it hangs for longer than
+    /// [`EngineConfig::step_timeout`].
     pub async fn shutdown(&self) {
-        // If it is gone already, it has stopped.
-        let _ = ask(&self.shared.supervisor, SupervisorMessage::Shutdown, "the supervisor").await;
+        // Fails only if the engine has stopped already.
+        let _ = call(&self.shared.supervisor, SupervisorMessage::Shutdown, "the supervisor").await;
     }
 
-    /// Makes a part fail at its next message: for tests of what the rest then does.
+    /// Makes a part of the engine fail at its next message, for tests.
     #[doc(hidden)]
-    pub fn inject(&self, part: Part, fault: Fault) {
+    pub fn inject(&self, part: EnginePart, fault: Fault) {
         self.shared.common.faults.arm(part, fault);
     }
 
-    async fn ask<T: Send + 'static>(
+    async fn call_admission<T: Send + 'static>(
         &self,
         message: impl FnOnce(RpcReplyPort<T>) -> AdmissionMessage,
-    ) -> Result<T, CoreError> {
+    ) -> Result<T, EngineError> {
         let generation = self.shared.common.current()?;
-        let answer = ask(&generation.admission, message, "admission").await;
-        answer.map_err(|_| self.shared.why_gone(&generation))
+        let answer = call(&generation.admission, message, "the admission actor").await;
+        answer.map_err(|_| self.shared.stop_reason(&generation))
     }
 
-    async fn ask_tree<T: Send + 'static>(
+    async fn call_tree<T: Send + 'static>(
         &self,
         message: impl FnOnce(RpcReplyPort<T>) -> TreeMessage,
-    ) -> Result<T, CoreError> {
+    ) -> Result<T, EngineError> {
         let generation = self.shared.common.current()?;
-        let answer = ask(&generation.tree, message, "the prefix tree").await;
-        answer.map_err(|_| self.shared.why_gone(&generation))
+        let answer = call(&generation.tree, message, PREFIX_TREE).await;
+        answer.map_err(|_| self.shared.stop_reason(&generation))
     }
 
-    /// Waits until nothing runs or waits, at most so long; whether that came to be.
+    /// Waits until no request runs or waits, for at most `limit`. Returns whether that happened.
     pub async fn idle(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         loop {

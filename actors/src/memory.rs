@@ -1,145 +1,111 @@
-//! The scheduler's view of the cache and the blocks: a trait, so that it runs behind actors in
-//! the engine and directly on the data in tests and simulations.
+//! [`Memory`] behind the actors of the prefix tree and the block allocator.
 
-pub(crate) mod actors;
-pub(crate) mod direct;
-pub(crate) mod pool;
-
-use std::future::Future;
 use std::sync::Arc;
 
-use stolon_kvcache::{BlockId, BlockLease, Namespace, PrefixLease};
+use ractor::rpc::CallResult;
+use ractor::{ActorRef, Message, RpcReplyPort};
+use stolon_kvcache::{BlockId, BlockLease, Namespace};
+use stolon_scheduler::{
+    Acquired, ActorStopped, AuditReport, BlockCounts, CommitItem, Committed, Memory, PromptLogits,
+};
 
-use crate::kept_rows::PromptRow;
+use crate::block_allocator::AllocatorMessage;
+use crate::prefix_tree::TreeMessage;
 
-/// A part of the core that did not answer: it has failed, and its generation ends with it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0} is gone")]
-pub(crate) struct Gone(pub(crate) &'static str);
+/// The names of actors in errors.
+pub(crate) const PREFIX_TREE: &str = "the prefix tree's actor";
+const BLOCK_ALLOCATOR: &str = "the block allocator's actor";
 
-/// What locking a prefix gave.
-#[derive(Debug)]
-pub(crate) struct Acquired {
-    /// The tokens, handed back.
-    pub(crate) tokens: Vec<u32>,
-    /// The longest match, locked.
-    pub(crate) lease: PrefixLease,
-    /// Blocks that can be evicted now that it is locked.
-    pub(crate) evictable: usize,
+/// The two actors.
+#[derive(Clone, Debug)]
+pub(crate) struct ActorMemory {
+    pub(crate) tree: ActorRef<TreeMessage>,
+    pub(crate) allocator: ActorRef<AllocatorMessage>,
 }
 
-/// What looking for a prompt's last row of logits gave.
-#[derive(Debug)]
-pub(crate) struct FoundRow {
-    /// The tokens, handed back.
-    pub(crate) tokens: Vec<u32>,
-    /// `[vocab_size]`.
-    pub(crate) logits: Option<Arc<[f32]>>,
+/// Calls an actor and waits for its answer. `name` names it in the error.
+pub(crate) async fn call<M: Message, T: Send + 'static>(
+    actor: &ActorRef<M>,
+    message: impl FnOnce(RpcReplyPort<T>) -> M,
+    name: &'static str,
+) -> Result<T, ActorStopped> {
+    match actor.call(message, None).await {
+        Ok(CallResult::Success(answer)) => Ok(answer),
+        _ => Err(ActorStopped(name)),
+    }
 }
 
-/// One sequence's full blocks, on their way into the tree.
-#[derive(Debug)]
-pub(crate) struct CommitItem {
-    /// The sequence's tokens; moved here and back, never copied.
-    pub(crate) tokens: Vec<u32>,
-    /// Positions to be cached, from 0; a multiple of the block size.
-    pub(crate) len: usize,
-    /// What the sequence holds of the tree already.
-    pub(crate) lease: PrefixLease,
-    /// Blocks of the positions after the lease.
-    pub(crate) blocks: Vec<BlockId>,
+impl ActorMemory {
+    async fn call_tree<T: Send + 'static>(
+        &self,
+        message: impl FnOnce(RpcReplyPort<T>) -> TreeMessage,
+    ) -> Result<T, ActorStopped> {
+        call(&self.tree, message, PREFIX_TREE).await
+    }
+
+    async fn call_allocator<T: Send + 'static>(
+        &self,
+        message: impl FnOnce(RpcReplyPort<T>) -> AllocatorMessage,
+    ) -> Result<T, ActorStopped> {
+        call(&self.allocator, message, BLOCK_ALLOCATOR).await
+    }
+
+    fn cast_allocator(&self, message: AllocatorMessage) -> Result<(), ActorStopped> {
+        self.allocator.cast(message).map_err(|_| ActorStopped(BLOCK_ALLOCATOR))
+    }
 }
 
-/// What a commit gave.
-#[derive(Debug)]
-pub(crate) struct Committed {
-    /// The tokens, handed back.
-    pub(crate) tokens: Vec<u32>,
-    /// The lease, extended over the committed positions.
-    pub(crate) lease: PrefixLease,
-    /// Blocks the tree had no use for, because it has the same positions in others.
-    pub(crate) duplicates: Vec<BlockId>,
-}
-
-/// Blocks as they stand.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct BlockCounts {
-    /// Nobody's, ready to be reserved.
-    pub(crate) free: usize,
-    /// Private to sequences.
-    pub(crate) reserved: usize,
-    /// Owned by the tree.
-    pub(crate) cached: usize,
-    /// Those of them that nobody holds.
-    pub(crate) evictable: usize,
-}
-
-/// What an audit checked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CoreAudit {
-    /// Blocks there are: free, reserved and committed ones.
-    pub blocks_total: usize,
-    /// Nobody's.
-    pub blocks_free: usize,
-    /// Private to sequences; 0 when none runs.
-    pub blocks_reserved: usize,
-    /// Owned by the tree.
-    pub blocks_committed: usize,
-    /// Those of them that nobody holds; all of them when nothing runs.
-    pub blocks_evictable: usize,
-    /// Sequences running.
-    pub running: usize,
-    /// Sequences waiting.
-    pub waiting: usize,
-}
-
-/// The cache and the blocks. One caller at a time; each call is answered before the next.
-pub(crate) trait Memory: Send {
-    /// Locks the longest cached prefix of the first `limit` tokens.
-    fn acquire(
+impl Memory for ActorMemory {
+    async fn acquire(
         &mut self,
         namespace: &Namespace,
-        tokens: Vec<u32>,
+        tokens: &Arc<Vec<u32>>,
         limit: usize,
-    ) -> impl Future<Output = Result<Acquired, Gone>> + Send;
+    ) -> Result<Acquired, ActorStopped> {
+        let (namespace, tokens) = (namespace.clone(), Arc::clone(tokens));
+        self.call_tree(move |reply| TreeMessage::Acquire { namespace, tokens, limit, reply }).await
+    }
 
-    /// Puts full blocks into the tree, in order.
-    fn commit(
-        &mut self,
-        items: Vec<CommitItem>,
-    ) -> impl Future<Output = Result<Vec<Committed>, Gone>> + Send;
+    async fn commit(&mut self, items: Vec<CommitItem>) -> Result<Vec<Committed>, ActorStopped> {
+        self.call_tree(move |reply| TreeMessage::Commit(items, reply)).await
+    }
 
-    /// `count` blocks for one sequence, evicting what is needed; `None` when there are not so
-    /// many to be had now.
-    fn reserve(
-        &mut self,
-        count: usize,
-    ) -> impl Future<Output = Result<Option<BlockLease>, Gone>> + Send;
+    async fn reserve(&mut self, count: usize) -> Result<Option<BlockLease>, ActorStopped> {
+        self.call_allocator(move |reply| AllocatorMessage::Reserve(count, reply)).await
+    }
 
-    /// Keeps a prompt's last row of logits for as long as its block stays in the tree.
-    fn keep_row(&mut self, row: PromptRow) -> Result<(), Gone>;
+    fn cache_logits(&mut self, logits: PromptLogits) -> Result<(), ActorStopped> {
+        self.cast_allocator(AllocatorMessage::CacheLogits(Box::new(logits)))
+    }
 
-    /// The last row of logits of the prompt `tokens`, whose last whole block is `block`; the
-    /// tokens are handed back.
-    fn find_row(
+    async fn find_logits(
         &mut self,
         block: BlockId,
         namespace: &Namespace,
-        tokens: Vec<u32>,
-    ) -> impl Future<Output = Result<FoundRow, Gone>> + Send;
+        tokens: &Arc<Vec<u32>>,
+    ) -> Result<Option<Arc<[f32]>>, ActorStopped> {
+        let (namespace, tokens) = (namespace.clone(), Arc::clone(tokens));
+        let find = move |reply| AllocatorMessage::FindLogits { block, namespace, tokens, reply };
+        self.call_allocator(find).await
+    }
 
-    /// Gives back blocks that the tree did not take.
-    fn release(&mut self, blocks: Vec<BlockId>) -> Result<(), Gone>;
+    fn release(&mut self, blocks: Vec<BlockId>) -> Result<(), ActorStopped> {
+        self.cast_allocator(AllocatorMessage::Release(blocks))
+    }
 
-    /// Counts, after everything dropped so far has come back.
-    fn counts(&mut self) -> impl Future<Output = Result<BlockCounts, Gone>> + Send;
+    async fn counts(&mut self) -> Result<BlockCounts, ActorStopped> {
+        self.call_allocator(AllocatorMessage::Counts).await
+    }
 
-    /// Takes in everything that has come back since. Nothing is held at this moment.
-    fn settle(&mut self) -> impl Future<Output = Result<(), Gone>> + Send;
+    async fn settle(&mut self) -> Result<(), ActorStopped> {
+        self.call_allocator(AllocatorMessage::Settle).await
+    }
 
-    /// Empties the tree as far as nobody holds it.
-    fn flush(&mut self) -> impl Future<Output = Result<(), Gone>> + Send;
+    async fn flush(&mut self) -> Result<(), ActorStopped> {
+        self.call_allocator(AllocatorMessage::Flush).await
+    }
 
-    /// Checks the blocks and the tree against each other.
-    fn audit(&mut self) -> impl Future<Output = Result<Result<CoreAudit, String>, Gone>> + Send;
+    async fn audit(&mut self) -> Result<Result<AuditReport, String>, ActorStopped> {
+        self.call_allocator(AllocatorMessage::Audit).await
+    }
 }

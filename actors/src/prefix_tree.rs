@@ -1,6 +1,6 @@
 //! The prefix tree's actor: owns the one [`TreeWriter`] and makes every change to the tree.
 //!
-//! It calls nobody. Readers query the tree beside it, without a message.
+//! It calls no other actor. Readers query the tree concurrently, without a message.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,83 +8,59 @@ use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use stolon_kvcache::{
-    BlockId, ConfigError, EventReceiver, Namespace, PinError, PinId, PinInfo, Snapshot, TreeCounts,
-    TreeStats, TreeWriter,
+    BlockId, ConfigError, Namespace, PinError, PinId, PinInfo, TreeCounts, TreeWriter,
 };
+use stolon_scheduler::{Acquired, CacheStats, CommitItem, Committed, Gauges, commit};
 
-use crate::fault::{FaultPlan, Part};
-use crate::gauges::Gauges;
-use crate::memory::{Acquired, CommitItem, Committed};
+use crate::cache::{CacheEvents, Pin};
+use crate::fault::{EnginePart, FaultPlan};
 
-/// What the actor is told.
+/// The messages of the prefix tree's actor.
 #[derive(Debug)]
 pub(crate) enum TreeMessage {
     /// Lock the longest match of the first `limit` tokens.
-    Acquire { namespace: Namespace, tokens: Vec<u32>, limit: usize, reply: RpcReplyPort<Acquired> },
-    /// Take full blocks in.
+    Acquire {
+        namespace: Namespace,
+        tokens: Arc<Vec<u32>>,
+        limit: usize,
+        reply: RpcReplyPort<Acquired>,
+    },
+    /// Add full blocks.
     Commit(Vec<CommitItem>, RpcReplyPort<Vec<Committed>>),
-    /// Give up to so many blocks.
+    /// Evict up to this many blocks and return them.
     Evict(usize, RpcReplyPort<Vec<BlockId>>),
-    /// Give all blocks that nobody holds.
+    /// Remove everything that nobody holds and return its blocks.
     Flush(RpcReplyPort<Vec<BlockId>>),
     /// Count blocks.
     Counts(RpcReplyPort<TreeCounts>),
-    /// Check everything, then count.
+    /// Verify the tree's invariants, then count blocks.
     Audit(RpcReplyPort<Result<TreeCounts, String>>),
-    /// Keep what is cached of these tokens, for so long or until told otherwise.
+    /// Pin the cached prefix of these tokens, for `ttl` or until it is unpinned.
     Pin {
         namespace: Namespace,
         tokens: Vec<u32>,
         ttl: Option<Duration>,
         reply: RpcReplyPort<Result<PinId, PinError>>,
     },
-    /// End a pin; whether there was one.
+    /// End a pin. Answers whether there was one.
     Unpin(PinId, RpcReplyPort<bool>),
-    /// A pin's time is over.
+    /// A pin's time to live has passed.
     Expire(PinId),
-    /// All pins.
-    Pins(RpcReplyPort<Vec<CorePin>>),
-    /// Report all changes from now on, with what is there already.
+    /// List all pins.
+    Pins(RpcReplyPort<Vec<Pin>>),
+    /// Report all changes from now on, and what is cached already.
     Subscribe(usize, RpcReplyPort<Result<CacheEvents, ConfigError>>),
-    /// What was counted.
-    Report(RpcReplyPort<CacheReport>),
+    /// Report statistics.
+    Stats(RpcReplyPort<CacheStats>),
 }
 
-/// A pinned prefix.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CorePin {
-    /// What it holds.
-    pub info: PinInfo,
-    /// When it ends by itself, if it does.
-    pub ends: Option<Instant>,
-}
-
-/// What is cached, and a queue of what changes.
-#[derive(Debug)]
-pub struct CacheEvents {
-    /// The cache at the moment of the subscription.
-    pub snapshot: Snapshot,
-    /// Every change since.
-    pub receiver: EventReceiver,
-}
-
-/// Numbers about the cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CacheReport {
-    /// Blocks and nodes at this moment.
-    pub counts: TreeCounts,
-    /// Counts since the tree was made.
-    pub stats: TreeStats,
-    /// Bytes of the index itself.
-    pub index_bytes: usize,
-}
-
-/// What the actor owns.
+/// The state of the actor.
 #[derive(Debug)]
 pub(crate) struct TreeState {
     writer: TreeWriter,
-    /// When pins end by themselves. The tree knows no wall clock, so the actor sends itself word.
-    ends: HashMap<PinId, Instant>,
+    /// When pins with a time to live end. The tree knows no wall clock, so the actor sends itself a
+    /// message at that time.
+    deadlines: HashMap<PinId, Instant>,
 }
 
 /// The actor.
@@ -103,7 +79,7 @@ impl Actor for PrefixTreeActor {
         _: ActorRef<TreeMessage>,
         writer: TreeWriter,
     ) -> Result<TreeState, ActorProcessingErr> {
-        Ok(TreeState { writer, ends: HashMap::new() })
+        Ok(TreeState { writer, deadlines: HashMap::new() })
     }
 
     async fn handle(
@@ -112,14 +88,15 @@ impl Actor for PrefixTreeActor {
         message: TreeMessage,
         state: &mut TreeState,
     ) -> Result<(), ActorProcessingErr> {
-        self.faults.strike(Part::PrefixTree)?;
+        self.faults.strike(EnginePart::PrefixTree)?;
         let writer = &mut state.writer;
-        // A caller that has gone needs no answer; dropping what it asked for returns it.
+        // A send fails only if the caller has stopped; dropping a lease returns what it holds.
         match message {
             TreeMessage::Acquire { namespace, tokens, limit, reply } => {
                 let lease = writer.acquire(&namespace, &tokens[..limit]);
                 let evictable = self.publish(writer).evictable;
-                let _ = reply.send(Acquired { tokens, lease, evictable });
+                drop(tokens);
+                let _ = reply.send(Acquired { lease, evictable });
             }
             TreeMessage::Commit(items, reply) => {
                 let committed = items.into_iter().map(|item| commit(writer, item)).collect();
@@ -128,13 +105,13 @@ impl Actor for PrefixTreeActor {
             }
             TreeMessage::Evict(count, reply) => {
                 let evicted = writer.evict(count);
-                self.gauges.evictions.add(evicted.len());
+                self.gauges.count_evictions(evicted.len());
                 self.publish(writer);
                 let _ = reply.send(evicted);
             }
             TreeMessage::Flush(reply) => {
                 let flushed = writer.flush();
-                state.ends.clear();
+                state.deadlines.clear();
                 self.publish(writer);
                 let _ = reply.send(flushed);
             }
@@ -151,8 +128,8 @@ impl Actor for PrefixTreeActor {
                 if let (Ok(id), Some(ttl)) = (pinned, ttl)
                     && let Some(end) = Instant::now().checked_add(ttl)
                 {
-                    state.ends.insert(id, end);
-                    // If this actor is gone by then, so is the pin.
+                    state.deadlines.insert(id, end);
+                    // If this actor has stopped by then, the pin has ended with it.
                     drop(myself.send_after(ttl, move || TreeMessage::Expire(id)));
                 }
                 let _ = reply.send(pinned);
@@ -173,10 +150,10 @@ impl Actor for PrefixTreeActor {
                     |receiver| CacheEvents { snapshot: writer.snapshot(), receiver };
                 let _ = reply.send(receiver.map(with_snapshot));
             }
-            TreeMessage::Report(reply) => {
+            TreeMessage::Stats(reply) => {
                 let counts = self.publish(writer);
-                let (stats, index_bytes) = (writer.stats().clone(), writer.index_bytes());
-                let _ = reply.send(CacheReport { counts, stats, index_bytes });
+                let stats = CacheStats::new(&counts, writer.stats(), writer.index_bytes());
+                let _ = reply.send(stats);
             }
         }
         Ok(())
@@ -184,30 +161,29 @@ impl Actor for PrefixTreeActor {
 }
 
 impl TreeState {
-    fn pin(&self, info: PinInfo) -> CorePin {
-        CorePin { ends: self.ends.get(&info.id).copied(), info }
+    fn pin(&self, info: PinInfo) -> Pin {
+        let deadline = self.deadlines.get(&info.id);
+        Pin {
+            id: info.id,
+            tokens: info.position_count,
+            blocks: info.block_count,
+            ends_in: deadline.map(|end| end.saturating_duration_since(Instant::now())),
+        }
     }
 }
 
 impl PrefixTreeActor {
     fn unpin(&self, state: &mut TreeState, id: PinId) -> bool {
-        state.ends.remove(&id);
+        state.deadlines.remove(&id);
         let was_there = state.writer.unpin(id);
         self.publish(&mut state.writer);
         was_there
     }
 
+    /// Sets the gauges and returns the counts.
     fn publish(&self, writer: &mut TreeWriter) -> TreeCounts {
         let counts = writer.counts();
-        self.gauges.blocks_cached.set(counts.cached + counts.detached);
-        self.gauges.blocks_evictable.set(counts.evictable);
+        self.gauges.set_tree(&counts);
         counts
     }
-}
-
-/// Puts one sequence's full blocks into the tree.
-pub(crate) fn commit(writer: &mut TreeWriter, item: CommitItem) -> Committed {
-    let CommitItem { tokens, len, mut lease, blocks } = item;
-    let commit = writer.commit(&mut lease, &tokens[..len], &blocks);
-    Committed { tokens, lease, duplicates: commit.duplicates }
 }

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use stolon_actors::{CoreConfig, CoreError, SequenceEnd, SequenceEvent, SequenceRequest};
-use stolon_model::fake::expected_logits;
-use stolon_model::{FakeOptions, LogitRows};
+use stolon_backend::LogitRows;
+use stolon_backend::fake::FakeOptions;
+use stolon_backend::fake::expected_logits;
 use support::{bench, options, prompt, read};
 
 fn config() -> CoreConfig {
@@ -429,7 +430,7 @@ async fn shutdown_ends_everything() {
 #[tokio::test]
 async fn bad_settings_are_refused() {
     let start = async |options: FakeOptions, config: CoreConfig| {
-        let backend = Box::new(stolon_model::FakeBackend::new(options));
+        let backend = Box::new(stolon_backend::fake::FakeBackend::new(options));
         let started = stolon_actors::CoreHandle::start(backend, config).await;
         started.expect_err("bad settings").to_string()
     };

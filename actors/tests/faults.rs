@@ -6,7 +6,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use stolon_actors::{CoreConfig, CoreError, Fault, Part, SequenceRequest};
-use stolon_model::FakeFault;
+use stolon_backend::fake::FakeFault;
 use support::{Bench, bench, options, prompt, read};
 
 /// Sends the same request until it is answered; at most a second long.

@@ -12,8 +12,8 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use stolon_actors::{CoreConfig, CoreError, Fault, Part, SequenceEvent, SequenceRequest};
-use stolon_model::fake::expected_next;
-use stolon_model::{FakeFault, FakeOptions};
+use stolon_backend::fake::expected_next;
+use stolon_backend::fake::{FakeFault, FakeOptions};
 use support::{Bench, bench, prompt};
 
 const CLIENTS: usize = 48;

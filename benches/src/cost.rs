@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 use stolon::{Engine, Request};
 use stolon_kernels::{AttentionSequence, positions_read};
 use stolon_kvcache::BlockId;
-use stolon_model::{Backend, FakeBackend, FakeOptions, LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::fake::{FakeBackend, FakeOptions};
 
 /// The measured parts. All times are microseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
 use stolon_actors::{CoreConfig, CoreStats, SequenceEvent, SequenceRequest, Simulation};
-use stolon_model::BackendSpec;
+use stolon_backend::BackendSpec;
 
 use crate::cost::CostModel;
 use crate::workload::{Conversation, Shape};
@@ -148,7 +148,7 @@ pub fn capacity(
 }
 
 /// Sends a conversation's next turn; `None` when the door refuses it, which ends it.
-fn submit<C: FnMut(&stolon_model::StepBatch) -> Duration>(
+fn submit<C: FnMut(&stolon_backend::StepBatch) -> Duration>(
     simulation: &mut Simulation<C>,
     talk: &mut Talk<'_>,
 ) -> Option<u64> {

@@ -1,7 +1,7 @@
 //! The standard workloads as plain data: conversations of one or more turns, with the times they
 //! begin at. The seed determines everything.
 
-use stolon_model::BackendSpec;
+use stolon_backend::BackendSpec;
 
 use crate::random::Dice;
 

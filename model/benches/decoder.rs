@@ -6,11 +6,9 @@
 
 use std::time::{Duration, Instant};
 
+use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
 use stolon_kvcache::BlockId;
-use stolon_model::{
-    Backend, CpuBackend, CpuOptions, KvBudget, LoadOptions, LogitRows, ModelError, ModelSource,
-    SequenceSlice, StepBatch, load,
-};
+use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions, ModelError, ModelSource, load};
 
 /// Positions in the cache when decoding is measured, and of a prompt.
 const CONTEXT: usize = 512;

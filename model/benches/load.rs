@@ -11,11 +11,12 @@ use std::time::Instant;
 
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
+use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
 use stolon_kvcache::BlockId;
 use stolon_model::random::preset;
 use stolon_model::{
-    Backend, CpuBackend, CpuOptions, DecoderConfig, KvBudget, LoadOptions, LogitRows, ModelSource,
-    SequenceSlice, StepBatch, TensorType, load, random_model,
+    CpuBackend, CpuOptions, DecoderConfig, KvBudget, LoadOptions, ModelSource, TensorType, load,
+    random_model,
 };
 
 type Failure = Box<dyn std::error::Error>;

@@ -11,11 +11,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
 use stolon_kernels::{Matrix, Path, TensorType, Threads};
 use stolon_kvcache::BlockId;
 use stolon_model::{
-    Backend, CpuBackend, CpuOptions, DecoderConfig, KvBudget, LoadOptions, LogitRows, ModelError,
-    ModelSource, SequenceSlice, Stage, StageTimes, StepBatch, WeightType, load, random_model,
+    CpuBackend, CpuOptions, DecoderConfig, KvBudget, LoadOptions, ModelError, ModelSource, Stage,
+    StageTimes, WeightType, load, random_model,
 };
 
 /// What the machine can do, with all threads.

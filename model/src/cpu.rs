@@ -3,12 +3,12 @@
 //! Life: made once from a loaded model; moved to the executor's thread; steps until it is dropped,
 //! which frees the weights, the store and the threads. Two backends in a process share nothing.
 
-use crate::backend::{Backend, BackendError, BackendSpec, BatchChecker, StepBatch, StepOutput};
 use crate::config::DecoderConfig;
 use crate::decoder::{Decoder, StageTimes, Workers};
 use crate::error::ModelError;
 use crate::kv_store::{KvBudget, KvShape, KvStore, KvType, check_block_size};
 use crate::weights::{TensorType, Weights};
+use stolon_backend::{Backend, BackendError, BackendSpec, BatchChecker, StepBatch, StepOutput};
 use stolon_kernels::{KvLayout, Path, Threads};
 
 /// What a model's matrices, the embedding included, are held and multiplied in.

@@ -7,12 +7,12 @@
 //! Life: loaded once from [`Weights`]; [`Decoder::forward`] is called once a step by the backend
 //! that owns it.
 
-use crate::backend::{LogitRows, StepBatch};
 use crate::config::DecoderConfig;
 use crate::cpu::WeightType;
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
 use crate::weights::Weights;
+use stolon_backend::{LogitRows, StepBatch};
 use stolon_kernels::{
     self as kernels, AttentionSequence, Finish, KvLayout, KvRows, Matrix, Path, Product, Sink, Sums,
 };

@@ -9,7 +9,9 @@ use serde_json::Value;
 
 use crate::config;
 use crate::error::ModelError;
-use crate::load::{LoadedModel, TextSource, TokenizerSource, directory, generation};
+use stolon_text::{TextSource, TokenizerSource};
+
+use crate::load::{LoadedModel, directory, generation};
 use crate::weights::{Bytes, Weights};
 
 mod handbook;

@@ -8,14 +8,14 @@ pub(crate) mod directory;
 pub(crate) mod generation;
 mod gguf;
 
-use std::borrow::Cow;
-use std::fmt;
-use std::path::PathBuf;
+pub use gguf::read_gguf_tokenizer;
 
-use serde_json::Value;
+use stolon_backend::SamplingParams;
+use stolon_text::TextSource;
 
 use crate::config::DecoderConfig;
 use crate::error::ModelError;
+#[cfg(feature = "hub")]
 use crate::hub::{self, HubOptions};
 use crate::source::ModelSource;
 use crate::weights::Weights;
@@ -34,88 +34,6 @@ pub struct LoadedModel {
     pub text: TextSource,
     /// What the model's makers recommend for generation.
     pub generation: GenerationDefaults,
-}
-
-/// What the text side is made from.
-#[derive(Clone, Debug)]
-pub struct TextSource {
-    /// The tokenizer itself.
-    pub tokenizer: TokenizerSource,
-    /// `tokenizer_config.json`, when there is one.
-    pub tokenizer_config: Option<Value>,
-    /// The chat template's text: from `chat_template.jinja`, else from `tokenizer_config.json`
-    /// (its `default` entry when it holds several), else from the GGUF's metadata.
-    pub chat_template: Option<String>,
-}
-
-/// Where the tokenizer is.
-#[derive(Clone)]
-pub enum TokenizerSource {
-    /// A `tokenizer.json`.
-    Json {
-        /// Its name, for messages.
-        file: String,
-        /// Its content.
-        bytes: Cow<'static, [u8]>,
-    },
-    /// The vocabulary in a GGUF's metadata.
-    Gguf(Box<GgufTokenizer>),
-    /// There is none: the model answers in token ids only, and any text is an error that says
-    /// so.
-    Missing {
-        /// Where a `tokenizer.json` was looked for.
-        directory: PathBuf,
-    },
-    /// Every byte is the token of its value: for random models. `vocab_size` is at least 256.
-    Bytes {
-        /// Ids of the model; those from 256 on stand for nothing.
-        vocab_size: usize,
-    },
-}
-
-impl fmt::Debug for TokenizerSource {
-    /// Which it is and how large, not some megabytes of vocabulary.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Json { file, bytes } => write!(f, "Json({file}, {} bytes)", bytes.len()),
-            Self::Gguf(gguf) => write!(f, "Gguf({}, {} tokens)", gguf.file, gguf.tokens.len()),
-            Self::Missing { directory } => write!(f, "Missing({})", directory.display()),
-            Self::Bytes { vocab_size } => write!(f, "Bytes({vocab_size})"),
-        }
-    }
-}
-
-/// The `tokenizer.ggml.*` metadata of a GGUF file, as it stands there.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct GgufTokenizer {
-    /// The file, for messages.
-    pub file: String,
-    /// `gpt2` (byte-level BPE) or `llama` (SentencePiece).
-    pub model: String,
-    /// Name of the split pattern before BPE, e.g. `llama-bpe`, `qwen2`.
-    pub pre: Option<String>,
-    /// The tokens; the index is the id.
-    pub tokens: Vec<String>,
-    /// A score a token (SentencePiece).
-    pub scores: Option<Vec<f32>>,
-    /// A type a token: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte.
-    pub token_types: Option<Vec<i32>>,
-    /// `left right` pairs in order of rank (BPE).
-    pub merges: Option<Vec<String>>,
-    /// Beginning of a sequence.
-    pub bos_token_id: Option<u32>,
-    /// End of a sequence.
-    pub eos_token_id: Option<u32>,
-    /// Stands for what the vocabulary cannot spell.
-    pub unknown_token_id: Option<u32>,
-    /// Padding.
-    pub padding_token_id: Option<u32>,
-    /// Whether encoding starts with `bos_token_id`.
-    pub add_bos_token: Option<bool>,
-    /// Whether encoding ends with `eos_token_id`.
-    pub add_eos_token: Option<bool>,
-    /// Whether a space is put before the text (SentencePiece).
-    pub add_space_prefix: Option<bool>,
 }
 
 /// `generation_config.json`, as far as it concerns an engine.
@@ -139,10 +57,27 @@ pub struct GenerationDefaults {
     pub repetition_penalty: Option<f32>,
 }
 
+impl GenerationDefaults {
+    /// The sampling parameters that the model's authors recommend. Greedy if they recommend none.
+    #[must_use]
+    pub fn recommended_sampling(&self) -> SamplingParams {
+        let mut params = SamplingParams::default();
+        params.repetition_penalty = self.repetition_penalty.unwrap_or(params.repetition_penalty);
+        if self.do_sample == Some(true) {
+            params.temperature = self.temperature.unwrap_or(1.0);
+            params.top_k = self.top_k.filter(|&count| count > 0).map(|count| count as usize);
+            params.top_p = self.top_p.unwrap_or(params.top_p);
+            params.min_p = self.min_p.unwrap_or(params.min_p);
+        }
+        params
+    }
+}
+
 /// How to load.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
     /// Where models are fetched from; by default what the environment says.
+    #[cfg(feature = "hub")]
     pub hub: HubOptions,
 }
 
@@ -153,14 +88,24 @@ pub struct LoadOptions {
 ///
 /// # Errors
 /// [`ModelError`]; its message names the file, and the key or tensor in it.
+#[cfg_attr(
+    not(feature = "hub"),
+    allow(unused_variables, reason = "the only options are the hub's")
+)]
 pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, ModelError> {
     match source {
         ModelSource::Directory(path) => directory::load(path, file_name(path)),
         ModelSource::Gguf(path) => gguf::load(path, file_name(path)),
+        #[cfg(feature = "hub")]
         ModelSource::Hub { id, revision } => {
             let snapshot = hub::fetch(id, revision, &options.hub)?;
             directory::load(&snapshot, id.clone())
         }
+        #[cfg(not(feature = "hub"))]
+        ModelSource::Hub { .. } => Err(ModelError::UnknownSource {
+            given: source.to_string(),
+            reason: "it looks like a hub id, but this build cannot download (feature `hub`)".into(),
+        }),
         #[cfg(feature = "demo-model")]
         ModelSource::Demo => crate::demo::load(),
         ModelSource::Random { preset, seed } => crate::random::load(preset, *seed),
@@ -171,4 +116,27 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, 
 fn file_name(path: &std::path::Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: recommended values apply if the model's authors recommend sampling, and only then.
+    #[test]
+    fn recommended_sampling_follows_do_sample() {
+        let recommended = |do_sample| {
+            let generation = GenerationDefaults {
+                do_sample,
+                temperature: Some(0.6),
+                top_k: Some(0),
+                top_p: Some(0.95),
+                ..GenerationDefaults::default()
+            };
+            generation.recommended_sampling()
+        };
+        assert_eq!(recommended(None), SamplingParams::default());
+        let sampled = SamplingParams { temperature: 0.6, top_p: 0.95, ..SamplingParams::default() };
+        assert_eq!(recommended(Some(true)), sampled);
+    }
 }

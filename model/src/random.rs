@@ -16,7 +16,9 @@ pub use preset::{PRESETS, preset};
 
 use crate::config::{DecoderConfig, TensorRole, TensorSpec};
 use crate::error::ModelError;
-use crate::load::{GenerationDefaults, LoadedModel, TextSource, TokenizerSource};
+use stolon_text::{TextSource, TokenizerSource};
+
+use crate::load::{GenerationDefaults, LoadedModel};
 use crate::weights::{Tensor, TensorType, Weights};
 
 /// Standard deviation of all weights: what models are initialised with before training.

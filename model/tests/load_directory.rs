@@ -9,7 +9,8 @@ use std::path::Path;
 
 use model_dir::{assert_same, config_json, model, safetensors_of, write_json, write_model};
 use serde_json::{Value, json};
-use stolon_model::{LoadOptions, LoadedModel, ModelError, ModelSource, TokenizerSource, load};
+use stolon_model::{LoadOptions, LoadedModel, ModelError, ModelSource, load};
+use stolon_text::TokenizerSource;
 
 const ARCHITECTURES: [&str; 5] = ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"];
 

@@ -17,13 +17,15 @@ use gguf_model::{floats, gguf_of, quantised};
 use gguf_writer::{GgufWriter, Meta};
 use model_dir::{config_json, model, write_json};
 use serde_json::{Value, json};
+use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
 use stolon_kvcache::BlockId;
 use stolon_model::config::TensorRole;
 use stolon_model::kv_store::{KvBudget, KvType};
 use stolon_model::{
-    Backend, CpuBackend, CpuOptions, DecoderConfig, LoadOptions, LoadedModel, LogitRows,
-    ModelError, ModelSource, SequenceSlice, StepBatch, TensorType, TokenizerSource, Weights, load,
+    CpuBackend, CpuOptions, DecoderConfig, LoadOptions, LoadedModel, ModelError, ModelSource,
+    TensorType, Weights, load,
 };
+use stolon_text::TokenizerSource;
 
 fn open(path: &Path) -> Result<LoadedModel, ModelError> {
     load(&ModelSource::Gguf(path.to_owned()), &LoadOptions::default())

@@ -12,9 +12,10 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value};
-use stolon_model::{
-    ChatMessage, ChatOptions, ChatTemplate, ChatTemplateError, Detokenizer, GenerationDefaults,
-    GgufTokenizer, TextModel, TextSource, Tokenizer, TokenizerSource,
+use stolon_model::read_gguf_tokenizer;
+use stolon_text::{
+    ChatMessage, ChatOptions, ChatTemplate, ChatTemplateError, Detokenizer, TextModel, TextSource,
+    Tokenizer, TokenizerSource,
 };
 
 fn directory() -> PathBuf {
@@ -49,7 +50,7 @@ fn text_model(name: &str) -> TextModel {
         chat_template: config["chat_template"].as_str().map(str::to_owned),
         tokenizer_config: Some(config),
     };
-    TextModel::new(&source, &GenerationDefaults::default()).expect("a tokenizer")
+    TextModel::new(&source, &[]).expect("a tokenizer")
 }
 
 /// Goal: every text has the ids that transformers gives it, and streaming them shows what decoding
@@ -82,7 +83,7 @@ fn gguf_vocabularies_agree_with_llama_cpp() {
             continue;
         }
         files += 1;
-        let metadata = GgufTokenizer::read(&path).expect("a vocabulary");
+        let metadata = read_gguf_tokenizer(&path).expect("a vocabulary");
         let tokenizer = Tokenizer::new(&TokenizerSource::Gguf(Box::new(metadata))).expect("known");
         let beside = |end: &str| {
             let path = format!("{}.{end}", path.display());

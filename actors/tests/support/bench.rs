@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use stolon_actors::{CoreConfig, CoreError, CoreHandle, SequenceEvent, SequenceFinish};
 use stolon_actors::{SequenceRequest, SequenceStream};
-use stolon_model::fake::expected_next;
-use stolon_model::{FakeBackend, FakeHandle, FakeOptions};
+use stolon_backend::fake::expected_next;
+use stolon_backend::fake::{FakeBackend, FakeHandle, FakeOptions};
 
 /// A core and the test's hand on its backend.
 pub(crate) struct Bench {

@@ -10,10 +10,8 @@ use std::io::{BufRead, Write};
 use std::time::Instant;
 
 use stolon_kvcache::BlockId;
-use stolon_model::{
-    Backend, CpuBackend, CpuOptions, KvBudget, LoadOptions, LogitRows, ModelSource, SequenceSlice,
-    StepBatch, load,
-};
+use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
+use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions, ModelSource, load};
 
 /// Positions in the cache when decoding begins.
 const CONTEXT: usize = 512;

@@ -1,6 +1,6 @@
 //! What a batch means row by row: positions, where rows are written, which rows get logits.
 
-use crate::backend::{LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
 use stolon_kernels::KvPlaces;
 
 /// A batch row by row; reused between steps.

@@ -4,7 +4,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{LoadedModel, TextSource, TokenizerSource, generation};
+use stolon_text::{TextSource, TokenizerSource};
+
+use super::{LoadedModel, generation};
 use crate::config;
 use crate::error::ModelError;
 use crate::weights::{Weights, read_json};
@@ -16,7 +18,8 @@ pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
 pub(crate) const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
 
-/// Every file that is read besides the weights.
+/// Every file that is read, except the weights.
+#[cfg(feature = "hub")]
 pub(crate) const SMALL: [&str; 6] =
     [CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, CHAT_TEMPLATE_JSON];
 

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use super::{GenerationDefaults, GgufTokenizer, LoadedModel, TextSource, TokenizerSource};
+use stolon_text::{GgufTokenizer, TextSource, TokenizerSource};
+
+use super::{GenerationDefaults, LoadedModel};
 use super::{directory, generation};
 use crate::config::{self, DecoderConfig, ParsedConfig};
 use crate::error::ModelError;
@@ -87,18 +89,16 @@ fn text(header: &Header, directory: &Path) -> Result<TextSource, ModelError> {
     Ok(text)
 }
 
-impl GgufTokenizer {
-    /// Reads the vocabulary of a GGUF file, which need not hold anything else.
-    ///
-    /// # Errors
-    /// [`ModelError`] when the file cannot be read, is malformed or has no vocabulary.
-    pub fn read(path: &Path) -> Result<Self, ModelError> {
-        let file = path.display().to_string();
-        let header = gguf::read(&file, &Bytes::map(path)?)?;
-        tokenizer(&header)?.ok_or_else(|| {
-            ModelError::key(&file, "tokenizer.ggml.tokens", "a list of texts", "nothing")
-        })
-    }
+/// Reads the vocabulary of a GGUF file. The file may hold nothing else.
+///
+/// # Errors
+/// [`ModelError`] if the file cannot be read, is malformed, or has no vocabulary.
+pub fn read_gguf_tokenizer(path: &Path) -> Result<GgufTokenizer, ModelError> {
+    let file = path.display().to_string();
+    let header = gguf::read(&file, &Bytes::map(path)?)?;
+    tokenizer(&header)?.ok_or_else(|| {
+        ModelError::key(&file, "tokenizer.ggml.tokens", "a list of texts", "nothing")
+    })
 }
 
 /// The `tokenizer.ggml.*` keys; nothing when the file has no vocabulary.

@@ -1,9 +1,8 @@
 //! A row's logits depend on its sequence's tokens alone, to the last bit.
 
+use stolon_backend::{Backend, LogitRows};
 use stolon_kernels::Path;
-use stolon_model::{
-    Backend, CpuBackend, DecoderConfig, KvType, LoadedModel, LogitRows, TensorType, random_model,
-};
+use stolon_model::{CpuBackend, DecoderConfig, KvType, LoadedModel, TensorType, random_model};
 
 use super::fixture::{self, Setup};
 use super::run::{self, Part};
@@ -231,6 +230,6 @@ fn paths() {
 #[test]
 fn an_empty_batch() {
     let mut backend = fixture::backend(fixture::model("llama"), Setup::default());
-    let output = backend.step(&stolon_model::StepBatch::default()).expect("nothing to do");
+    let output = backend.step(&stolon_backend::StepBatch::default()).expect("nothing to do");
     assert!(output.logits.is_empty());
 }

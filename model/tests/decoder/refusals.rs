@@ -1,8 +1,7 @@
 //! What a backend refuses, and that it has changed nothing then.
 
-use stolon_model::{
-    Backend, BackendError, CpuBackend, CpuOptions, KvBudget, ModelError, StepBatch,
-};
+use stolon_backend::{Backend, BackendError, StepBatch};
+use stolon_model::{CpuBackend, CpuOptions, KvBudget, ModelError};
 
 use super::fixture::{self, Setup};
 use super::run;

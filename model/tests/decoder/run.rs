@@ -1,7 +1,7 @@
 //! Drives a backend the way an executor does: tables, chunks, batches.
 
+use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
 use stolon_kvcache::BlockId;
-use stolon_model::{Backend, LogitRows, SequenceSlice, StepBatch};
 
 /// A sequence's slice of a step, with its tokens.
 #[derive(Clone, Debug)]

@@ -1,0 +1,102 @@
+//! The trait [`Backend`] and the plain data that goes in and out of it.
+
+use stolon_kvcache::BlockId;
+
+/// The sizes of a backend, which the engine needs to plan batches and memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendSpec {
+    /// Number of rows of the output matrix. Every token id is below it.
+    pub vocab_size: usize,
+    /// Context length: the maximum number of positions of one sequence, prompt and generated
+    /// tokens together.
+    pub max_positions: usize,
+    /// Positions per KV block: a power of two from 1 to 256.
+    pub block_size: usize,
+    /// Number of blocks in the KV store. Block ids are `0..block_count`.
+    pub block_count: usize,
+    /// Size of one block in bytes: keys and values of all layers.
+    pub block_bytes: usize,
+}
+
+/// For which tokens of a sequence's slice the backend returns a row of logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitRows {
+    /// For none. Used for every prefill chunk of a prompt except the last.
+    None,
+    /// For the slice's last token, which is what sampling needs.
+    Last,
+    /// For every token of the slice, which is what prompt log-probabilities need.
+    All,
+}
+
+/// The part of a step that belongs to one sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SequenceSlice {
+    /// Number of tokens in [`StepBatch::tokens`] that belong to this sequence; at least 1.
+    pub token_count: usize,
+    /// Position of the first of these tokens. Keys and values of the positions `0..start` are in
+    /// the KV store already and are read through `block_table`.
+    pub start: usize,
+    /// First position whose keys and values are written through the block table, from `start` to
+    /// `start + token_count`. It is `start` unless the whole prompt was found in the prefix cache.
+    /// In that case the last position is computed for its logits only: its keys and values are
+    /// already in a shared block, which must not be written to, and `write_from` is
+    /// `start + token_count`.
+    pub write_from: usize,
+    /// The sequence's blocks in order of position: block `i` holds the positions from
+    /// `i * block_size`. The table covers at least `start + token_count` positions.
+    pub block_table: Vec<BlockId>,
+    /// The tokens of this slice that get a row of logits.
+    pub logit_rows: LogitRows,
+}
+
+/// One ragged batch of prefill chunks and decodes, of any lengths and in any order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepBatch {
+    /// Token ids of all slices, concatenated in the order of `sequences`.
+    pub tokens: Vec<u32>,
+    /// The slices. A block that one slice writes is in no other slice's block table.
+    pub sequences: Vec<SequenceSlice>,
+}
+
+/// The logits of a step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepOutput {
+    /// Row-major `[rows, vocab_size]`: the rows requested by each slice's `logit_rows`, in the
+    /// order of the batch's tokens.
+    pub logits: Vec<f32>,
+}
+
+/// Why a step failed. The contents of the positions it should have written are undefined
+/// afterwards.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// The device or a kernel failed.
+    #[error("the backend failed: {0}")]
+    Failed(String),
+    /// The batch violates the contract of [`StepBatch`]. This is a bug of the caller; nothing was
+    /// written.
+    #[error("malformed batch: {0}")]
+    MalformedBatch(String),
+}
+
+/// Computes forward passes.
+///
+/// The engine calls a backend from one thread, the executor's, so that a backend must be `Send`
+/// but need not be `Sync`. If [`Backend::step`] panics or fails, the engine treats every position
+/// that the step should have written as lost; it never reads them again.
+pub trait Backend: Send {
+    /// The backend's sizes. They are constant over its lifetime.
+    fn spec(&self) -> &BackendSpec;
+
+    /// Computes one ragged batch: writes keys and values and returns the requested logits.
+    ///
+    /// **Batch invariance.** A row of logits depends, bit for bit, on the tokens of its own sequence
+    /// only. It does not depend on the other sequences of the batch, on how the prompt was cut
+    /// into chunks, on the block size, or on which positions were read from the cache. The engine
+    /// relies on this to return the same text with a warm and with a cold cache.
+    ///
+    /// # Errors
+    /// Any [`BackendError`]. Positions outside of the step's write ranges are unchanged even then.
+    fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError>;
+}

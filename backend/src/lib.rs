@@ -1,0 +1,29 @@
+//! The interface between the Stolon engine and whatever computes a model's forward pass.
+//!
+//! A [`Backend`] owns the device, the weights and the paged KV store. The engine's executor thread
+//! hands it one [`StepBatch`] at a time, a ragged batch of prefill chunks and decodes, and gets
+//! back rows of logits. Everything else (requests, the prefix tree, scheduling, sampling) happens
+//! outside of it. To run a model of your own under the engine, implement this one trait; the crate
+//! depends on nothing but [`stolon_kvcache`] for [`BlockId`](stolon_kvcache::BlockId) and on a
+//! random number generator.
+//!
+//! * [`batch`](StepBatch): the batch and its parts, the sizes a backend declares, its errors;
+//! * [`BatchChecker`]: validates a batch against the contract before anything is written;
+//! * [`sampling`]: from rows of logits to token ids, as the executor does it;
+//! * `fake` (feature `testing`): a deterministic backend that detects wrong block tables, for
+//!   tests of schedulers and of programs that embed the engine.
+#![forbid(unsafe_code)]
+
+mod batch;
+mod check;
+#[cfg(feature = "testing")]
+pub mod fake;
+pub mod sampling;
+
+pub use batch::{
+    Backend, BackendError, BackendSpec, LogitRows, SequenceSlice, StepBatch, StepOutput,
+};
+pub use check::BatchChecker;
+pub use sampling::{
+    Sampled, SamplerState, SamplingError, SamplingParams, TokenLogprob, prompt_logprob,
+};

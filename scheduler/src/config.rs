@@ -1,0 +1,142 @@
+//! Settings of an engine: sizes and limits, validated once when it starts.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use stolon_kvcache::Policy as EvictionPolicy;
+
+use crate::error::EngineError;
+
+/// Which waiting request is admitted next. Under every policy, the amount of later work that is
+/// admitted before a request is bounded: see [`EngineConfig::max_overtake_tokens`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AdmissionPolicy {
+    /// First come, first served.
+    Fcfs,
+    /// The request with the longest cached prefix first.
+    LongestPrefix,
+    /// The request with the fewest uncached prompt tokens first; requests age while they wait.
+    #[default]
+    Cost,
+    /// The request with the largest priority first, in order of arrival among equals.
+    Priority,
+}
+
+impl fmt::Display for AdmissionPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            AdmissionPolicy::Fcfs => "fcfs",
+            AdmissionPolicy::LongestPrefix => "longest-prefix",
+            AdmissionPolicy::Cost => "cost",
+            AdmissionPolicy::Priority => "priority",
+        })
+    }
+}
+
+/// The name is not one of an admission policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("admission policy: expected fcfs, longest-prefix, cost or priority, got `{got}`")]
+pub struct UnknownPolicy {
+    /// The name that was given.
+    pub got: String,
+}
+
+impl FromStr for AdmissionPolicy {
+    type Err = UnknownPolicy;
+
+    fn from_str(text: &str) -> Result<AdmissionPolicy, UnknownPolicy> {
+        match text {
+            "fcfs" => Ok(AdmissionPolicy::Fcfs),
+            "longest-prefix" => Ok(AdmissionPolicy::LongestPrefix),
+            "cost" => Ok(AdmissionPolicy::Cost),
+            "priority" => Ok(AdmissionPolicy::Priority),
+            other => Err(UnknownPolicy { got: other.to_owned() }),
+        }
+    }
+}
+
+/// Settings of an engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Maximum number of tokens of one step, prefill chunks and decodes together; at least 1.
+    pub max_batched_tokens: usize,
+    /// Maximum number of requests that run at the same time; at least 1.
+    pub max_running: usize,
+    /// Maximum number of requests in the admission queue; at least 1.
+    pub max_queued_requests: usize,
+    /// Maximum number of uncached prompt tokens in the admission queue, at least 1. While the queue
+    /// is empty, a request of any size is accepted.
+    pub max_queued_tokens: usize,
+    /// Whether computed prefixes are cached and shared.
+    pub prefix_caching: bool,
+    /// Which cached blocks are evicted first.
+    pub eviction_policy: EvictionPolicy,
+    /// Maximum number of KV blocks that pinned prefixes may occupy. These blocks are not available
+    /// to running requests, so that every admitted request can complete.
+    pub pin_budget: usize,
+    /// The admission policy at startup.
+    pub policy: AdmissionPolicy,
+    /// Reserve room for the whole prompt and `max_tokens` of every running request, as if nothing
+    /// were cached. For comparisons.
+    pub conservative: bool,
+    /// How many requests are tried in each round if the first ones do not fit; at least 1.
+    pub look_ahead: usize,
+    /// Bound on overtaking: before a request is admitted, at most this many uncached prompt tokens
+    /// of later requests are admitted, plus as many as were waiting when the request arrived. 0
+    /// means strictly in order of arrival.
+    pub max_overtake_tokens: usize,
+    /// Memory in bytes for cached logits of the last position of prompts, which yield the first
+    /// token of a repeated prompt without a forward pass. 0 disables it.
+    pub logit_cache_bytes: usize,
+    /// Maximum duration of one step. A backend that takes longer is treated as hung. `None` means
+    /// no limit. Requires a tokio runtime with a time driver.
+    pub step_timeout: Option<Duration>,
+    /// Number of unread events after which a request is paused; at least 8.
+    pub event_capacity: usize,
+}
+
+impl Default for EngineConfig {
+    fn default() -> EngineConfig {
+        EngineConfig {
+            max_batched_tokens: 512,
+            max_running: 32,
+            max_queued_requests: 1024,
+            max_queued_tokens: 1 << 20,
+            prefix_caching: true,
+            eviction_policy: EvictionPolicy::default(),
+            pin_budget: 0,
+            policy: AdmissionPolicy::default(),
+            conservative: false,
+            look_ahead: 16,
+            max_overtake_tokens: 4_096,
+            logit_cache_bytes: 32 << 20,
+            step_timeout: None,
+            event_capacity: 256,
+        }
+    }
+}
+
+impl EngineConfig {
+    /// Validates every setting that does not depend on the backend.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidParameter`] for the first impossible value.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        let at_least = [
+            ("max_batched_tokens", self.max_batched_tokens, 1),
+            ("max_running", self.max_running, 1),
+            ("max_queued_requests", self.max_queued_requests, 1),
+            ("max_queued_tokens", self.max_queued_tokens, 1),
+            ("look_ahead", self.look_ahead, 1),
+            ("event_capacity", self.event_capacity, 8),
+        ];
+        for (name, got, least) in at_least {
+            if got < least {
+                return Err(EngineError::invalid(name, format!("at least {least}"), got));
+            }
+        }
+        Ok(())
+    }
+}

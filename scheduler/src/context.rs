@@ -1,0 +1,193 @@
+//! What the scheduler shares with the callers: settings, limits, statistics, and the path by which
+//! a request enters the engine (validation, queue permit, event channel).
+//!
+//! The engine, the simulation and the tests all use this one path.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use stolon_backend::BackendSpec;
+use stolon_kvcache::{BlockPool, StepFence, TreeBuilder, TreeReader, TreeWriter, prefix_tree};
+
+use crate::config::{AdmissionPolicy, EngineConfig};
+use crate::error::{EngineError, LengthBound};
+use crate::event_channel::{EventReceiver, event_channel};
+use crate::memory::BlockAllocator;
+use crate::permits::{QueueLimits, QueuePermit};
+use crate::request::{DEFAULT_MAX_TOKENS, SequenceRequest};
+use crate::sequence::Sequence;
+use crate::stats::{EngineStats, Gauges};
+
+/// Everything that outlives a scheduler. Clones share all of it except the sizes, which are
+/// constant.
+#[derive(Clone, Debug)]
+pub struct AdmissionContext {
+    /// The settings.
+    pub config: Arc<EngineConfig>,
+    /// The admission policy in use. It can be changed at any time.
+    pub policy: Arc<ArcSwap<AdmissionPolicy>>,
+    /// Counters and gauges.
+    pub gauges: Arc<Gauges>,
+    /// The backend's sizes.
+    pub spec: BackendSpec,
+    pub(crate) limits: Arc<QueueLimits>,
+}
+
+/// The parts of an empty cache, to be handed to their owners.
+#[derive(Debug)]
+pub struct EmptyCache {
+    /// The writer of the prefix tree.
+    pub writer: TreeWriter,
+    /// A reader of the prefix tree.
+    pub reader: TreeReader,
+    /// The block pool with all blocks free.
+    pub allocator: BlockAllocator,
+    /// Delays the reuse of released blocks until the steps that can still touch them have ended.
+    pub fence: StepFence,
+}
+
+/// A validated request that holds a queue permit.
+#[derive(Debug)]
+pub struct Submission {
+    /// The request's state, for the scheduler.
+    pub sequence: Sequence,
+    /// Its place in the admission queue.
+    pub permit: QueuePermit,
+    /// The caller's end of the event channel.
+    pub events: EventReceiver,
+}
+
+impl AdmissionContext {
+    /// Validates the settings and the backend's sizes.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidParameter`] for the first impossible value.
+    pub fn new(config: EngineConfig, spec: BackendSpec) -> Result<AdmissionContext, EngineError> {
+        config.validate()?;
+        check_spec(&spec, &config)?;
+        Ok(AdmissionContext {
+            policy: Arc::new(ArcSwap::from_pointee(config.policy)),
+            limits: Arc::new(QueueLimits::new(
+                config.max_queued_requests,
+                config.max_queued_tokens,
+            )),
+            config: Arc::new(config),
+            gauges: Arc::new(Gauges::default()),
+            spec,
+        })
+    }
+
+    /// Makes an empty cache with as many blocks as the backend has.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidParameter`] for a block size that the prefix tree does not support.
+    pub fn empty_cache(&self) -> Result<EmptyCache, EngineError> {
+        let (writer, reader) = TreeBuilder::new(self.spec.block_size)
+            .policy(self.config.eviction_policy)
+            .pin_budget(self.config.pin_budget)
+            .build()
+            .map_err(|_| invalid_block_size(self.spec.block_size))?;
+        let (pool, fence) = BlockPool::new(self.spec.block_count);
+        let allocator = BlockAllocator::new(pool, self.config.logit_cache_bytes);
+        Ok(EmptyCache { writer, reader, allocator, fence })
+    }
+
+    /// Validates a request and returns the number of tokens it can generate at most: fewer than
+    /// requested if the context length or the KV pool is exhausted first.
+    ///
+    /// # Errors
+    /// Every way in which a request can be invalid.
+    pub fn check(&self, request: &SequenceRequest) -> Result<usize, EngineError> {
+        check(request, &self.spec, self.config.pin_budget)
+    }
+
+    /// Takes a queue permit for a validated request, of which `matched` positions are cached.
+    /// `max_tokens` is the result of [`AdmissionContext::check`].
+    ///
+    /// # Errors
+    /// [`EngineError::Overloaded`] if the admission queue is full.
+    pub fn submit(
+        &self,
+        id: u64,
+        request: SequenceRequest,
+        max_tokens: usize,
+        matched: usize,
+        now: Instant,
+    ) -> Result<Submission, EngineError> {
+        let uncached = request.tokens.len().saturating_sub(matched).max(1);
+        let permit = self.limits.acquire(uncached).inspect_err(|_| self.gauges.rejected.add(1))?;
+        let (sender, events) = event_channel(self.config.event_capacity);
+        let sequence = Sequence::new(id, request, max_tokens, self.spec.block_size, sender, now);
+        Ok(Submission { sequence, permit, events })
+    }
+
+    /// A copy of all counters and gauges.
+    pub fn stats(&self) -> EngineStats {
+        self.gauges.snapshot(self.limits.waiting(), self.spec.block_count)
+    }
+}
+
+/// Validates a request against the backend's sizes and returns the number of tokens it can generate
+/// at most. `pinned` blocks are not available to requests.
+fn check(
+    request: &SequenceRequest,
+    spec: &BackendSpec,
+    pinned: usize,
+) -> Result<usize, EngineError> {
+    let got = request.tokens.len();
+    if got == 0 {
+        return Err(EngineError::EmptyPrompt);
+    }
+    let blocks = spec.block_count - pinned;
+    let pool = blocks * spec.block_size;
+    let context = spec.max_positions - 1;
+    if got > context.min(pool) {
+        let bound = if context <= pool {
+            LengthBound::Context(spec.max_positions)
+        } else {
+            LengthBound::Pool { blocks, block_size: spec.block_size }
+        };
+        return Err(EngineError::PromptTooLong { got, limit: context.min(pool), bound });
+    }
+    let vocab_size = spec.vocab_size;
+    let outside = |&(_, &id): &(usize, &u32)| id as usize >= vocab_size;
+    if let Some((index, &got)) = request.tokens.iter().enumerate().find(outside) {
+        return Err(EngineError::TokenOutOfRange { index, got, vocab_size });
+    }
+    let options = &request.options;
+    let max_tokens = options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+    if max_tokens == 0 {
+        return Err(EngineError::invalid("max_tokens", "at least 1", 0));
+    }
+    if let Some(top) = options.prompt_logprobs.filter(|&top| top > vocab_size) {
+        let expected = format!("at most the vocabulary's {vocab_size}");
+        return Err(EngineError::invalid("prompt_logprobs", expected, top));
+    }
+    options.sampling.validate(vocab_size)?;
+    // The last generated token is never fed back, so it needs no position in the pool.
+    Ok(max_tokens.min(spec.max_positions - got).min(pool - got + 1))
+}
+
+/// Validates the backend's sizes, and the settings that depend on them.
+fn check_spec(spec: &BackendSpec, config: &EngineConfig) -> Result<(), EngineError> {
+    prefix_tree(spec.block_size).map_err(|_| invalid_block_size(spec.block_size))?;
+    if spec.block_count == 0 {
+        return Err(EngineError::invalid("num_blocks", "at least 1", 0));
+    }
+    if config.pin_budget >= spec.block_count {
+        let expected = format!("fewer than the pool's {} blocks", spec.block_count);
+        return Err(EngineError::invalid("pin_budget", expected, config.pin_budget));
+    }
+    if spec.max_positions < 2 {
+        return Err(EngineError::invalid("max_positions", "at least 2", spec.max_positions));
+    }
+    if spec.vocab_size == 0 {
+        return Err(EngineError::invalid("vocab_size", "at least 1", 0));
+    }
+    Ok(())
+}
+
+fn invalid_block_size(got: usize) -> EngineError {
+    EngineError::invalid("block_size", "a power of two from 1 to 256", got)
+}

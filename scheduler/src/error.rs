@@ -1,0 +1,149 @@
+//! Why the engine could not start, or could not complete a request.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use stolon_backend::SamplingError;
+use stolon_kvcache::PinError;
+
+/// What limits the length of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LengthBound {
+    /// The model's context length, in positions.
+    Context(usize),
+    /// The KV pool without the blocks reserved for pins.
+    Pool {
+        /// Number of blocks that requests can use.
+        blocks: usize,
+        /// Positions per block.
+        block_size: usize,
+    },
+}
+
+impl std::fmt::Display for LengthBound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            LengthBound::Context(positions) => {
+                write!(f, "the model's context has {positions} positions")
+            }
+            LengthBound::Pool { blocks, block_size } => write!(
+                f,
+                "the KV pool has {blocks} blocks of {block_size} positions, {} in all",
+                blocks * block_size
+            ),
+        }
+    }
+}
+
+/// Every error of a running engine.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The prompt has no tokens.
+    #[error("the prompt is empty: expected at least 1 token")]
+    EmptyPrompt,
+    /// The prompt does not fit the context or the KV pool, even if nothing else runs.
+    #[error("the prompt is too long: expected at most {limit} tokens, got {got} ({bound})")]
+    PromptTooLong {
+        /// Number of tokens of the prompt.
+        got: usize,
+        /// Maximum number of tokens of a prompt.
+        limit: usize,
+        /// What sets the limit.
+        bound: LengthBound,
+    },
+    /// The prompt contains a token id that the model does not have.
+    #[error("token id {got} at index {index}: expected an id below {vocab_size}")]
+    TokenOutOfRange {
+        /// Index in the prompt.
+        index: usize,
+        /// The token id.
+        got: u32,
+        /// Size of the vocabulary.
+        vocab_size: usize,
+    },
+    /// A setting of the engine, or a parameter of a request, has an impossible value.
+    #[error("{name}: expected {expected}, got {got}")]
+    InvalidParameter {
+        /// Name of the setting or parameter.
+        name: Cow<'static, str>,
+        /// What is accepted.
+        expected: String,
+        /// What was given.
+        got: String,
+    },
+    /// The admission queue is full.
+    #[error(
+        "overloaded: {queued_requests} requests with {queued_tokens} uncached tokens are waiting; \
+         try again in {retry_after:?}"
+    )]
+    Overloaded {
+        /// Estimated time until a retry can succeed.
+        retry_after: Duration,
+        /// Number of requests in the admission queue.
+        queued_requests: usize,
+        /// Number of uncached prompt tokens in the admission queue.
+        queued_tokens: usize,
+    },
+    /// The request waited in the admission queue for longer than its `queue_timeout`.
+    #[error("timed out in the queue after {waited:?}")]
+    QueueTimeout {
+        /// How long it waited.
+        waited: Duration,
+    },
+    /// The request took longer than its `timeout`.
+    #[error("timed out after {elapsed:?}")]
+    Timeout {
+        /// Time since submission.
+        elapsed: Duration,
+    },
+    /// Part of the engine failed while the request was in flight. The engine restarts with an
+    /// empty cache.
+    #[error("a part of the engine failed while the request was in flight: {reason}")]
+    Interrupted {
+        /// What failed.
+        reason: String,
+    },
+    /// A step took longer than the configured `step_timeout`. The engine restarts if and when the
+    /// backend returns.
+    #[error("the backend hangs: a step took more than {limit:?}")]
+    BackendHung {
+        /// The configured maximum duration of a step.
+        limit: Duration,
+    },
+    /// The engine was shut down.
+    #[error("the engine has stopped")]
+    Stopped,
+    /// A prefix could not be pinned.
+    #[error(transparent)]
+    Pin(#[from] PinError),
+    /// The block accounting is inconsistent. This is a bug.
+    #[error("audit failed: {0}")]
+    Audit(String),
+}
+
+impl EngineError {
+    /// An [`EngineError::InvalidParameter`].
+    pub fn invalid(
+        name: impl Into<Cow<'static, str>>,
+        expected: impl Into<String>,
+        got: impl ToString,
+    ) -> EngineError {
+        EngineError::InvalidParameter {
+            name: name.into(),
+            expected: expected.into(),
+            got: got.to_string(),
+        }
+    }
+}
+
+impl From<SamplingError> for EngineError {
+    fn from(error: SamplingError) -> EngineError {
+        match error {
+            SamplingError::InvalidParameter { name, expected, got } => {
+                EngineError::invalid(name, expected, got)
+            }
+            other => EngineError::invalid("sampling", "usable parameters", other),
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What a request's stream yields, and what is known of the request when it has ended.
+
+use std::time::Duration;
+
+use stolon_backend::TokenLogprob;
+
+/// One event of a request, in this order: `Started`, then `PromptLogprobs` if requested, then any
+/// number of `Token`s, then `Finished`.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The request has left the admission queue and is being computed.
+    Started {
+        /// Number of tokens of the prompt.
+        prompt_tokens: usize,
+        /// How many of them were found in the prefix cache.
+        cached_tokens: usize,
+    },
+    /// One entry per prompt token. The first entry is `None`, because no token precedes it.
+    PromptLogprobs(Vec<Option<TokenLogprob>>),
+    /// A token was generated.
+    Token(TokenEvent),
+    /// The request is complete. No event follows.
+    Finished(Finish),
+}
+
+/// A generated token.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenEvent {
+    /// The token's id. `None` in a final event that only carries text which was withheld until it
+    /// was certain that it does not become a stop string.
+    pub id: Option<u32>,
+    /// The text that became final with this token. It is empty while a character is incomplete,
+    /// while the text may still become a stop string, and on an engine without a tokenizer.
+    pub text: String,
+    /// The token's log-probability, if requested.
+    pub logprob: Option<TokenLogprob>,
+}
+
+/// Why a generation ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FinishReason {
+    /// The model generated an end-of-sequence id.
+    Stop,
+    /// The model generated this id, one of the request's own stop ids.
+    StopToken(u32),
+    /// This stop string of the request appeared in the text.
+    StopString(String),
+    /// `max_tokens`, the context length or the KV pool was exhausted.
+    Length,
+}
+
+impl FinishReason {
+    /// The name in OpenAI's API: `stop` or `length`.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            FinishReason::Length => "length",
+            _ => "stop",
+        }
+    }
+}
+
+/// How many tokens a request used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Number of tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// How many of them were read from the prefix cache.
+    pub cached_tokens: usize,
+    /// Number of generated tokens, including an end-of-sequence token.
+    pub completion_tokens: usize,
+}
+
+/// How long the phases of a request took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timings {
+    /// From submission until the request left the admission queue.
+    pub queue: Duration,
+    /// Time to first token, from submission.
+    pub ttft: Duration,
+    /// From submission to the end.
+    pub total: Duration,
+}
+
+/// The end of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finish {
+    /// Why the generation ended.
+    pub reason: FinishReason,
+    /// Number of tokens it used.
+    pub usage: Usage,
+    /// How long it took.
+    pub timings: Timings,
+}

@@ -1,0 +1,83 @@
+//! Executing one step: the forward pass, then sampling.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use stolon_backend::{Backend, LogitRows, SamplingError, StepBatch, TokenLogprob, prompt_logprob};
+
+use crate::step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
+
+/// Executes a step on `backend`. The step's ticket is dropped before this returns, so that blocks
+/// released during the step can be reused when its result is handled.
+pub fn execute(backend: &mut dyn Backend, plan: StepPlan) -> StepDone {
+    let StepPlan { batch, tasks, ticket } = plan;
+    let begun = Instant::now();
+    let outcome = forward(backend, &batch, tasks);
+    drop(ticket);
+    StepDone { outcome, compute: begun.elapsed() }
+}
+
+/// Runs the forward pass and handles the logits of each slice.
+fn forward(
+    backend: &mut dyn Backend,
+    batch: &StepBatch,
+    tasks: Vec<RowTask>,
+) -> Result<Vec<RowResult>, String> {
+    let vocab_size = backend.spec().vocab_size;
+    let mut output = backend.step(batch).map_err(|error| error.to_string())?;
+    let row_count = |rows, tokens| match rows {
+        LogitRows::None => 0,
+        LogitRows::Last => 1,
+        LogitRows::All => tokens,
+    };
+    let wanted: usize =
+        batch.sequences.iter().map(|slice| row_count(slice.logit_rows, slice.token_count)).sum();
+    if output.logits.len() != wanted * vocab_size {
+        return Err(format!(
+            "the backend returned {} logits, expected {wanted} rows of {vocab_size}",
+            output.logits.len()
+        ));
+    }
+    let mut rest = output.logits.as_mut_slice();
+    let mut results = Vec::with_capacity(tasks.len());
+    for (slice, task) in batch.sequences.iter().zip(tasks) {
+        let rows = row_count(slice.logit_rows, slice.token_count);
+        let (rows, others) = rest.split_at_mut(rows * vocab_size);
+        rest = others;
+        results.push(sample_slice(rows, vocab_size, task));
+    }
+    Ok(results)
+}
+
+/// Samples from one slice's logits and computes its log-probabilities.
+fn sample_slice(rows: &mut [f32], vocab_size: usize, task: RowTask) -> RowResult {
+    let RowTask { mut sampler, return_logits, prompt } = task;
+    let mut result = RowResult::default();
+    match prompt.map(|prompt| prompt_rows(rows, vocab_size, &prompt)).transpose() {
+        Ok(logprobs) => result.prompt = logprobs.unwrap_or_default(),
+        Err(error) => result.failure = Some(error),
+    }
+    if let Some(sampler) = &mut sampler
+        && rows.len() >= vocab_size
+        && result.failure.is_none()
+    {
+        let last = rows.len() - vocab_size;
+        // Copied before sampling, which overwrites the row.
+        result.logits = return_logits.then(|| Arc::from(&rows[last..]));
+        match sampler.sample(&mut rows[last..]) {
+            Ok(sampled) => result.sampled = Some(sampled),
+            Err(error) => result.failure = Some(error),
+        }
+    }
+    result.sampler = sampler;
+    result
+}
+
+fn prompt_rows(
+    rows: &[f32],
+    vocab_size: usize,
+    prompt: &PromptTargets,
+) -> Result<Vec<TokenLogprob>, SamplingError> {
+    let rows = rows.chunks_exact(vocab_size);
+    rows.zip(&prompt.tokens).map(|(row, &token)| prompt_logprob(row, token, prompt.top)).collect()
+}

@@ -1,0 +1,69 @@
+//! The decisions of the Stolon engine: which request runs next, what each step computes, whose
+//! blocks are released when there are too few.
+//!
+//! Nothing here depends on an async runtime or an actor library, so every decision is a plain
+//! function of plain data and runs the same way in the engine, in a simulation with virtual time
+//! and in tests. `stolon-actors` puts actors around it.
+//!
+//! * [`AdmissionContext`] validates a request and takes a queue permit for it, in the caller's task;
+//! * [`Scheduler`] holds the admission queue, the running sequences and the step in flight. It
+//!   reaches the prefix tree and the block pool through the trait [`Memory`] and returns
+//!   [`StepPlan`]s to be executed;
+//! * [`BlockAllocator`] reserves blocks and decides when cached ones are evicted;
+//! * [`event_channel`] carries a request's events to its caller and pauses the sequence of a caller
+//!   that does not read;
+//! * [`Simulation`] runs the scheduler in virtual time.
+//!
+//! Errors, events and statistics that a user of the engine sees are defined here, once, and
+//! re-exported by the facade crate `stolon`.
+#![forbid(unsafe_code)]
+
+mod budget;
+mod cached_logits;
+mod config;
+mod context;
+mod error;
+mod event;
+mod event_channel;
+mod execute;
+mod memory;
+mod permits;
+mod policy;
+mod preempt;
+mod queue;
+mod request;
+mod schedule;
+mod scheduler;
+mod sequence;
+mod sharing;
+mod simulation;
+mod stats;
+mod step_plan;
+mod sync;
+
+#[cfg(test)]
+mod tests;
+
+pub use cached_logits::PromptLogits;
+pub use config::{AdmissionPolicy, EngineConfig, UnknownPolicy};
+pub use context::{AdmissionContext, EmptyCache, Submission};
+pub use error::{EngineError, LengthBound};
+pub use event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
+pub use event_channel::{EventReceiver, EventSender, RESERVED_EVENTS, Received, event_channel};
+pub use execute::execute;
+pub use memory::{
+    Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, DirectMemory,
+    Memory, TreeAccess, commit,
+};
+pub use permits::QueuePermit;
+pub use request::{DEFAULT_MAX_TOKENS, RequestOptions, SequenceRequest};
+pub use scheduler::Scheduler;
+pub use sequence::Sequence;
+pub use simulation::{Simulation, SimulationEvent};
+pub use stats::{AuditReport, CacheStats, EngineStats, Gauges};
+pub use step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
+
+/// Number of blocks that hold `positions` positions.
+pub(crate) fn blocks_for(block_size: usize, positions: usize) -> usize {
+    positions.div_ceil(block_size)
+}

@@ -1,0 +1,131 @@
+//! The scheduler's view of the prefix tree and the block pool.
+//!
+//! [`Memory`] is a trait, so that the same scheduler runs in front of two actors in the engine and
+//! directly on the data in simulations and tests. What the implementations do is written once:
+//! [`BlockAllocator`] reserves, evicts, settles and flushes, [`commit`] adds blocks to the tree.
+
+mod allocator;
+mod direct;
+
+use std::future::Future;
+use std::sync::Arc;
+
+use stolon_kvcache::{BlockId, BlockLease, Namespace, PrefixLease, TreeWriter};
+
+pub use allocator::{BlockAllocator, TreeAccess};
+pub use direct::DirectMemory;
+
+use crate::cached_logits::PromptLogits;
+use crate::stats::AuditReport;
+
+/// The actor that owns part of the memory has stopped; the engine restarts.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} has stopped")]
+pub struct ActorStopped(pub &'static str);
+
+/// A locked prefix.
+#[derive(Debug)]
+pub struct Acquired {
+    /// The longest match, locked.
+    pub lease: PrefixLease,
+    /// Number of blocks that can still be evicted now that the match is locked.
+    pub evictable: usize,
+}
+
+/// Full blocks of one sequence, to be added to the tree.
+#[derive(Debug)]
+pub struct CommitItem {
+    /// The sequence's tokens.
+    pub tokens: Arc<Vec<u32>>,
+    /// Number of positions to be cached, from position 0; a multiple of the block size.
+    pub len: usize,
+    /// The prefix that the sequence has locked.
+    pub lease: PrefixLease,
+    /// The blocks of the positions from the end of the lease to `len`.
+    pub blocks: Vec<BlockId>,
+}
+
+/// The result of a commit.
+#[derive(Debug)]
+pub struct Committed {
+    /// The lease, extended over the committed positions.
+    pub lease: PrefixLease,
+    /// Blocks that the tree did not take because it has the same positions in other blocks.
+    pub duplicates: Vec<BlockId>,
+}
+
+/// Number of blocks in each state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockCounts {
+    /// Blocks that can be reserved now.
+    pub free: usize,
+    /// Blocks reserved by sequences.
+    pub reserved: usize,
+    /// Blocks in the tree.
+    pub cached: usize,
+    /// Blocks in the tree that nobody holds.
+    pub evictable: usize,
+}
+
+/// The prefix tree and the block pool. There is one caller, and each call is answered before the
+/// next one is made.
+pub trait Memory: Send {
+    /// Locks the longest cached prefix of the first `limit` tokens.
+    fn acquire(
+        &mut self,
+        namespace: &Namespace,
+        tokens: &Arc<Vec<u32>>,
+        limit: usize,
+    ) -> impl Future<Output = Result<Acquired, ActorStopped>> + Send;
+
+    /// Adds full blocks to the tree, in this order.
+    fn commit(
+        &mut self,
+        items: Vec<CommitItem>,
+    ) -> impl Future<Output = Result<Vec<Committed>, ActorStopped>> + Send;
+
+    /// Reserves `count` blocks, evicting cached ones if necessary. Returns `None` and evicts
+    /// nothing if fewer than `count` are available now.
+    fn reserve(
+        &mut self,
+        count: usize,
+    ) -> impl Future<Output = Result<Option<BlockLease>, ActorStopped>> + Send;
+
+    /// Caches the logits of a prompt's last position for as long as its block stays in the tree.
+    fn cache_logits(&mut self, logits: PromptLogits) -> Result<(), ActorStopped>;
+
+    /// Looks up the logits of the last position of the prompt `tokens`, whose last full block is
+    /// `block`. Returns `[vocab_size]` values.
+    fn find_logits(
+        &mut self,
+        block: BlockId,
+        namespace: &Namespace,
+        tokens: &Arc<Vec<u32>>,
+    ) -> impl Future<Output = Result<Option<Arc<[f32]>>, ActorStopped>> + Send;
+
+    /// Releases blocks that the tree did not take.
+    fn release(&mut self, blocks: Vec<BlockId>) -> Result<(), ActorStopped>;
+
+    /// Counts blocks, after everything that was dropped so far has been returned.
+    fn counts(&mut self) -> impl Future<Output = Result<BlockCounts, ActorStopped>> + Send;
+
+    /// Returns flushed blocks that were still in use at the flush to the pool. Called when nothing
+    /// runs.
+    fn settle(&mut self) -> impl Future<Output = Result<(), ActorStopped>> + Send;
+
+    /// Removes everything from the tree that nobody holds.
+    fn flush(&mut self) -> impl Future<Output = Result<(), ActorStopped>> + Send;
+
+    /// Verifies the accounting of the pool and of the tree, and one against the other. The inner
+    /// error describes the first inconsistency.
+    fn audit(
+        &mut self,
+    ) -> impl Future<Output = Result<Result<AuditReport, String>, ActorStopped>> + Send;
+}
+
+/// Adds one sequence's full blocks to the tree.
+pub fn commit(writer: &mut TreeWriter, item: CommitItem) -> Committed {
+    let CommitItem { tokens, len, mut lease, blocks } = item;
+    let commit = writer.commit(&mut lease, &tokens[..len], &blocks);
+    Committed { lease, duplicates: commit.duplicates }
+}

@@ -1,0 +1,189 @@
+//! Reserving and returning blocks: the one place that decides when the tree has to evict.
+//!
+//! The allocator owns the [`BlockPool`] and reaches the prefix tree through [`TreeAccess`]. It
+//! does no I/O and knows no actor: the block allocator's actor implements [`TreeAccess`] with
+//! messages, [`DirectMemory`](super::DirectMemory) with plain calls, and the loom models with a
+//! lock, so all three run this code. Between two calls to the tree, others may change it; nothing
+//! here relies on an earlier answer being still exact.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use stolon_kvcache::{BlockId, BlockLease, BlockPool, Namespace, PoolCounts, TreeCounts};
+
+use super::BlockCounts;
+use crate::cached_logits::{CachedLogits, PromptLogits};
+use crate::stats::AuditReport;
+
+/// The requests that the allocator makes of the prefix tree.
+pub trait TreeAccess {
+    /// Why the tree could not answer.
+    type Error;
+
+    /// Counts the tree's blocks.
+    fn counts(&mut self) -> impl Future<Output = Result<TreeCounts, Self::Error>> + Send;
+
+    /// Evicts up to `count` blocks and returns them.
+    fn evict(
+        &mut self,
+        count: usize,
+    ) -> impl Future<Output = Result<Vec<BlockId>, Self::Error>> + Send;
+
+    /// Removes everything that nobody holds and returns its blocks.
+    fn flush(&mut self) -> impl Future<Output = Result<Vec<BlockId>, Self::Error>> + Send;
+
+    /// Verifies the tree's invariants, then counts its blocks. The inner error describes the first
+    /// inconsistency.
+    fn audit(
+        &mut self,
+    ) -> impl Future<Output = Result<Result<TreeCounts, String>, Self::Error>> + Send;
+}
+
+/// Owns the block pool, and the cached logits, which live as long as their block is in the tree.
+#[derive(Debug)]
+pub struct BlockAllocator {
+    pool: BlockPool,
+    logits: CachedLogits,
+}
+
+impl BlockAllocator {
+    /// An allocator over `pool` that caches logits of up to `logit_cache_bytes` bytes.
+    pub fn new(pool: BlockPool, logit_cache_bytes: usize) -> BlockAllocator {
+        BlockAllocator { pool, logits: CachedLogits::new(logit_cache_bytes) }
+    }
+
+    /// Reserves `count` blocks, evicting only if that yields enough of them.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub async fn reserve<T: TreeAccess>(
+        &mut self,
+        tree: &mut T,
+        count: usize,
+    ) -> Result<Option<BlockLease>, T::Error> {
+        let missing = match self.pool.reserve(count) {
+            Ok(lease) => return Ok(Some(lease)),
+            Err(shortage) => shortage.missing(),
+        };
+        // No block is missing if enough of them become free when the step in flight ends.
+        if missing == 0 {
+            return Ok(None);
+        }
+        let counts = tree.counts().await?;
+        if counts.evictable + counts.detached < missing {
+            return Ok(None);
+        }
+        let evicted = tree.evict(missing).await?;
+        self.take_evicted(evicted);
+        Ok(self.pool.reserve(count).ok())
+    }
+
+    /// Returns blocks to the pool that were flushed while a sequence still used them. The tree
+    /// evicts those before anything that can still be matched.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub async fn settle<T: TreeAccess>(&mut self, tree: &mut T) -> Result<(), T::Error> {
+        let detached = tree.counts().await?.detached;
+        if detached > 0 {
+            let evicted = tree.evict(detached).await?;
+            self.take_evicted(evicted);
+        }
+        Ok(())
+    }
+
+    /// Removes everything from the tree that nobody holds.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub async fn flush<T: TreeAccess>(&mut self, tree: &mut T) -> Result<(), T::Error> {
+        self.logits.clear();
+        self.pool.release(tree.flush().await?);
+        Ok(())
+    }
+
+    /// Counts the blocks of the pool and of the tree.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub async fn counts<T: TreeAccess>(&mut self, tree: &mut T) -> Result<BlockCounts, T::Error> {
+        let tree = tree.counts().await?;
+        let pool = self.pool.counts();
+        Ok(BlockCounts {
+            free: pool.free,
+            reserved: pool.reserved,
+            cached: tree.cached,
+            evictable: tree.evictable,
+        })
+    }
+
+    /// Verifies the pool and the tree, and that every block is in exactly one of them.
+    ///
+    /// # Errors
+    /// Those of the tree. The inner error describes the first inconsistency.
+    pub async fn audit<T: TreeAccess>(
+        &mut self,
+        tree: &mut T,
+    ) -> Result<Result<AuditReport, String>, T::Error> {
+        Ok(tree.audit().await?.and_then(|tree| audit(&mut self.pool, &tree)))
+    }
+
+    /// Returns blocks to the pool that the tree did not take.
+    pub fn release(&mut self, blocks: Vec<BlockId>) {
+        self.pool.release(blocks);
+    }
+
+    /// Caches the logits of a prompt's last position.
+    pub fn cache_logits(&mut self, logits: PromptLogits) {
+        self.logits.insert(logits);
+    }
+
+    /// Looks up the logits of the last position of `tokens`, whose last full block is `block`.
+    pub fn find_logits(
+        &mut self,
+        block: BlockId,
+        namespace: &Namespace,
+        tokens: &[u32],
+    ) -> Option<Arc<[f32]>> {
+        self.logits.get(block, namespace, tokens)
+    }
+
+    /// Counts the blocks of the pool.
+    pub fn pool_counts(&self) -> PoolCounts {
+        self.pool.counts()
+    }
+
+    /// Blocks that have left the tree are free again, and their cached logits are dropped.
+    fn take_evicted(&mut self, blocks: Vec<BlockId>) {
+        self.logits.remove_blocks(&blocks);
+        self.pool.release(blocks);
+    }
+}
+
+fn audit(pool: &mut BlockPool, tree: &TreeCounts) -> Result<AuditReport, String> {
+    pool.audit().map_err(|error| error.to_string())?;
+    let total = pool.block_count();
+    let counts = pool.counts();
+    let free = counts.free + counts.fenced;
+    let (reserved, committed) = (counts.reserved, counts.committed);
+    if free + reserved + committed != total {
+        return Err(format!(
+            "blocks: {free} free + {reserved} reserved + {committed} committed, expected {total}"
+        ));
+    }
+    if committed != tree.cached + tree.detached {
+        return Err(format!(
+            "blocks: the pool counts {committed} committed, the tree {} cached and {} flushed",
+            tree.cached, tree.detached
+        ));
+    }
+    Ok(AuditReport {
+        blocks_total: total,
+        blocks_free: free,
+        blocks_reserved: reserved,
+        blocks_committed: committed,
+        blocks_evictable: tree.evictable,
+        running: 0,
+        waiting: 0,
+    })
+}

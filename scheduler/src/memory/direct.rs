@@ -1,0 +1,104 @@
+//! [`Memory`] without actors: the tree and the allocator in one value, for simulations and for
+//! tests of the scheduler.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use stolon_kvcache::{BlockId, BlockLease, Namespace, TreeCounts, TreeWriter};
+
+use super::{
+    Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, Memory, TreeAccess,
+    commit,
+};
+use crate::cached_logits::PromptLogits;
+use crate::stats::AuditReport;
+
+/// The tree and the allocator.
+#[derive(Debug)]
+pub struct DirectMemory {
+    /// The prefix tree.
+    pub writer: TreeWriter,
+    /// The block pool.
+    pub allocator: BlockAllocator,
+}
+
+impl TreeAccess for TreeWriter {
+    type Error = Infallible;
+
+    async fn counts(&mut self) -> Result<TreeCounts, Infallible> {
+        Ok(TreeWriter::counts(self))
+    }
+
+    async fn evict(&mut self, count: usize) -> Result<Vec<BlockId>, Infallible> {
+        Ok(TreeWriter::evict(self, count))
+    }
+
+    async fn flush(&mut self) -> Result<Vec<BlockId>, Infallible> {
+        Ok(TreeWriter::flush(self))
+    }
+
+    async fn audit(&mut self) -> Result<Result<TreeCounts, String>, Infallible> {
+        let checked = TreeWriter::audit(self).map_err(|error| error.to_string());
+        Ok(checked.map(|_| TreeWriter::counts(self)))
+    }
+}
+
+/// The result of a call to a tree that always answers.
+fn answered<T>(result: Result<T, Infallible>) -> Result<T, ActorStopped> {
+    result.map_err(|never| match never {})
+}
+
+impl Memory for DirectMemory {
+    async fn acquire(
+        &mut self,
+        namespace: &Namespace,
+        tokens: &Arc<Vec<u32>>,
+        limit: usize,
+    ) -> Result<Acquired, ActorStopped> {
+        let lease = self.writer.acquire(namespace, &tokens[..limit]);
+        Ok(Acquired { lease, evictable: self.writer.counts().evictable })
+    }
+
+    async fn commit(&mut self, items: Vec<CommitItem>) -> Result<Vec<Committed>, ActorStopped> {
+        Ok(items.into_iter().map(|item| commit(&mut self.writer, item)).collect())
+    }
+
+    async fn reserve(&mut self, count: usize) -> Result<Option<BlockLease>, ActorStopped> {
+        answered(self.allocator.reserve(&mut self.writer, count).await)
+    }
+
+    fn cache_logits(&mut self, logits: PromptLogits) -> Result<(), ActorStopped> {
+        self.allocator.cache_logits(logits);
+        Ok(())
+    }
+
+    async fn find_logits(
+        &mut self,
+        block: BlockId,
+        namespace: &Namespace,
+        tokens: &Arc<Vec<u32>>,
+    ) -> Result<Option<Arc<[f32]>>, ActorStopped> {
+        Ok(self.allocator.find_logits(block, namespace, tokens))
+    }
+
+    fn release(&mut self, blocks: Vec<BlockId>) -> Result<(), ActorStopped> {
+        self.allocator.release(blocks);
+        Ok(())
+    }
+
+    async fn counts(&mut self) -> Result<BlockCounts, ActorStopped> {
+        answered(self.allocator.counts(&mut self.writer).await)
+    }
+
+    async fn settle(&mut self) -> Result<(), ActorStopped> {
+        answered(self.allocator.settle(&mut self.writer).await)
+    }
+
+    async fn flush(&mut self) -> Result<(), ActorStopped> {
+        answered(self.allocator.flush(&mut self.writer).await)
+    }
+
+    async fn audit(&mut self) -> Result<Result<AuditReport, String>, ActorStopped> {
+        answered(self.allocator.audit(&mut self.writer).await)
+    }
+}

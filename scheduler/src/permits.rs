@@ -1,0 +1,154 @@
+//! The limits of the admission queue, enforced in the caller's task before any message is sent.
+//!
+//! A [`QueuePermit`] accounts for one waiting request and its uncached tokens. It travels with the
+//! request and is returned by dropping it, when the request starts to run or goes away. Actor
+//! mailboxes have no bound of their own; requiring a permit for every submission bounds them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::error::EngineError;
+
+/// The limits, and the shared counts of what is waiting.
+#[derive(Debug)]
+pub(crate) struct QueueLimits {
+    max_requests: usize,
+    max_tokens: usize,
+    requests: AtomicUsize,
+    tokens: AtomicUsize,
+    /// Recent throughput in computed tokens per second, for the retry hint; 0 while unknown.
+    rate: AtomicU64,
+}
+
+/// The place of one request in the admission queue.
+#[derive(Debug)]
+pub struct QueuePermit {
+    limits: Arc<QueueLimits>,
+    tokens: usize,
+    /// Uncached tokens that were waiting when the permit was issued.
+    ahead: usize,
+}
+
+impl QueuePermit {
+    /// Number of uncached tokens that were waiting when this request arrived.
+    pub(crate) fn ahead(&self) -> usize {
+        self.ahead
+    }
+}
+
+impl QueueLimits {
+    pub(crate) fn new(max_requests: usize, max_tokens: usize) -> QueueLimits {
+        QueueLimits {
+            max_requests,
+            max_tokens,
+            requests: AtomicUsize::new(0),
+            tokens: AtomicUsize::new(0),
+            rate: AtomicU64::new(0),
+        }
+    }
+
+    /// Issues a permit for a request with `tokens` uncached tokens. While nothing else is waiting, a
+    /// request of any size gets one.
+    ///
+    /// # Errors
+    /// [`EngineError::Overloaded`] if a limit is reached.
+    pub(crate) fn acquire(
+        self: &Arc<QueueLimits>,
+        tokens: usize,
+    ) -> Result<QueuePermit, EngineError> {
+        // Each count is raised first and lowered again on refusal. Two concurrent callers can
+        // refuse each other, but they can never both pass a limit. The counts guard no other
+        // memory, so relaxed ordering suffices.
+        let requests = self.requests.fetch_add(1, Ordering::Relaxed);
+        let queued = self.tokens.fetch_add(tokens, Ordering::Relaxed);
+        let permit = QueuePermit { limits: Arc::clone(self), tokens, ahead: queued };
+        let full = requests >= self.max_requests
+            || (requests > 0 && queued.saturating_add(tokens) > self.max_tokens);
+        if full {
+            drop(permit);
+            return Err(EngineError::Overloaded {
+                retry_after: self.retry_after(queued),
+                queued_requests: requests,
+                queued_tokens: queued,
+            });
+        }
+        Ok(permit)
+    }
+
+    /// Number of permits in use.
+    pub(crate) fn waiting(&self) -> usize {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Sets the throughput that the retry hint is computed from.
+    pub(crate) fn set_rate(&self, tokens_per_second: f64) {
+        self.rate.store(tokens_per_second as u64, Ordering::Relaxed);
+    }
+
+    /// Estimated time to compute half of the waiting tokens, from 50 ms to 60 s.
+    fn retry_after(&self, queued_tokens: usize) -> Duration {
+        let rate = self.rate.load(Ordering::Relaxed);
+        if rate == 0 {
+            return Duration::from_secs(1);
+        }
+        let seconds = queued_tokens as f64 / 2.0 / rate as f64;
+        Duration::from_secs_f64(seconds.clamp(0.05, 60.0))
+    }
+}
+
+impl Drop for QueuePermit {
+    fn drop(&mut self) {
+        self.limits.requests.fetch_sub(1, Ordering::Relaxed);
+        self.limits.tokens.fetch_sub(self.tokens, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(result: Result<QueuePermit, EngineError>) -> bool {
+        matches!(result, Err(EngineError::Overloaded { .. }))
+    }
+
+    #[test]
+    fn a_dropped_permit_makes_room_for_another_request() {
+        let limits = Arc::new(QueueLimits::new(2, 1000));
+        let first = limits.acquire(1).expect("empty");
+        let _second = limits.acquire(1).expect("one place left");
+        assert!(refused(limits.acquire(1)));
+        drop(first);
+        assert!(limits.acquire(1).is_ok());
+    }
+
+    #[test]
+    fn the_token_limit_counts_uncached_tokens_and_a_refusal_changes_no_count() {
+        let limits = Arc::new(QueueLimits::new(10, 100));
+        let _first = limits.acquire(60).expect("fits");
+        for _ in 0..5 {
+            assert!(refused(limits.acquire(41)));
+        }
+        assert!(limits.acquire(40).is_ok());
+        assert_eq!(limits.waiting(), 1);
+    }
+
+    #[test]
+    fn a_request_of_any_size_is_accepted_while_the_queue_is_empty() {
+        let limits = Arc::new(QueueLimits::new(10, 100));
+        let large = limits.acquire(5000).expect("nothing else waits");
+        assert!(refused(limits.acquire(1)));
+        drop(large);
+        assert!(limits.acquire(1).is_ok());
+    }
+
+    #[test]
+    fn the_retry_hint_follows_the_throughput_within_its_bounds() {
+        let limits = Arc::new(QueueLimits::new(1, 100));
+        assert_eq!(limits.retry_after(100), Duration::from_secs(1));
+        limits.set_rate(100.0);
+        assert_eq!(limits.retry_after(1000), Duration::from_secs(5));
+        assert_eq!(limits.retry_after(0), Duration::from_millis(50));
+        assert_eq!(limits.retry_after(1_000_000), Duration::from_secs(60));
+    }
+}

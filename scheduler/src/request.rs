@@ -1,0 +1,59 @@
+//! What a caller asks the engine to compute.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use stolon_backend::SamplingParams;
+use stolon_kvcache::Namespace;
+
+/// Maximum number of tokens to generate for a request that does not say.
+pub const DEFAULT_MAX_TOKENS: usize = 256;
+
+/// The options of a request that do not depend on how its prompt was given.
+#[derive(Clone, Debug, Default)]
+pub struct RequestOptions {
+    /// How tokens are sampled, and which log-probabilities are reported.
+    pub sampling: SamplingParams,
+    /// Maximum number of tokens to generate, at least 1; `None` for [`DEFAULT_MAX_TOKENS`]. Fewer
+    /// tokens are generated if the context length or the KV pool is exhausted first (finish reason
+    /// `length`).
+    pub max_tokens: Option<usize>,
+    /// Token ids that end the generation, in addition to the end-of-sequence ids.
+    pub stop_ids: Vec<u32>,
+    /// Report the log-probability of each prompt token and of this many most likely alternatives.
+    /// Such a request computes its whole prompt, because cached positions have no logits.
+    pub prompt_logprobs: Option<usize>,
+    /// Requests with a larger value run earlier under the admission policy `priority`.
+    pub priority: i32,
+    /// Maximum time in the admission queue.
+    pub queue_timeout: Option<Duration>,
+    /// Maximum time from submission to the last token.
+    pub timeout: Option<Duration>,
+}
+
+/// A token sequence to continue.
+#[derive(Clone, Debug)]
+pub struct SequenceRequest {
+    /// The prompt: at least one token id, each below the vocabulary size. Shared, so that several
+    /// requests for the same prompt hold it once.
+    pub tokens: Arc<Vec<u32>>,
+    /// Cached positions are shared only between requests of the same namespace.
+    pub namespace: Namespace,
+    /// End-of-sequence token ids: each of them ends the generation.
+    pub eos_ids: Arc<[u32]>,
+    /// Everything else.
+    pub options: RequestOptions,
+}
+
+impl SequenceRequest {
+    /// A greedy continuation of `tokens` by at most `max_tokens` tokens, without
+    /// end-of-sequence ids, in the default namespace.
+    pub fn new(tokens: Vec<u32>, max_tokens: usize) -> SequenceRequest {
+        SequenceRequest {
+            tokens: Arc::new(tokens),
+            namespace: Namespace::default(),
+            eos_ids: Arc::new([]),
+            options: RequestOptions { max_tokens: Some(max_tokens), ..RequestOptions::default() },
+        }
+    }
+}

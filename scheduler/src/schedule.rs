@@ -1,0 +1,197 @@
+//! What the next step computes: a pure function from the running sequences to slices of them.
+//!
+//! Decodes go first, one token each; the rest of the step's tokens go to prompt chunks in order
+//! of admission. Where decodes alone would fill the step, those stepped least recently go first
+//! and a quarter of the step is kept for prompts, so that neither kind waits for ever.
+
+use stolon_backend::LogitRows;
+
+/// What the plan needs to know of a running sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SequenceView {
+    /// Positions whose keys and values are there.
+    pub(crate) computed: usize,
+    /// Its tokens, prompt and generated ones.
+    pub(crate) tokens: usize,
+    /// Positions its block table covers.
+    pub(crate) covered: usize,
+    /// Number of the step it was last part of.
+    pub(crate) last_step: u64,
+    /// Most tokens of it in one step; fewer than the step's where every row has logits.
+    pub(crate) chunk_max: usize,
+    /// Every row gets logits.
+    pub(crate) all_rows: bool,
+    /// It cannot take part: its reader is slow, or it was cancelled.
+    pub(crate) paused: bool,
+}
+
+impl SequenceView {
+    /// Tokens left before the next one can be sampled; a full hit computes its last one again.
+    fn pending(&self) -> usize {
+        (self.tokens - self.computed).max(1)
+    }
+
+    fn is_decode(&self) -> bool {
+        self.pending() == 1
+    }
+}
+
+/// One sequence's part of the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slice {
+    /// Index of the sequence among those given.
+    pub(crate) index: usize,
+    /// Position of its first token.
+    pub(crate) start: usize,
+    /// How many tokens.
+    pub(crate) count: usize,
+    /// First position written; `start + count` when none is.
+    pub(crate) write_from: usize,
+    /// Rows that get logits.
+    pub(crate) rows: LogitRows,
+}
+
+/// Plans a step of at most `max_tokens` tokens. Slices are in the order of `views`.
+pub(crate) fn plan(views: &[SequenceView], max_tokens: usize) -> Vec<Slice> {
+    let takes_part = |view: &SequenceView| !view.paused && view.covered >= view.tokens;
+    let mut decodes: Vec<usize> = Vec::with_capacity(views.len());
+    let mut prefills: Vec<usize> = Vec::new();
+    for (index, view) in views.iter().enumerate().filter(|(_, view)| takes_part(view)) {
+        if view.is_decode() { decodes.push(index) } else { prefills.push(index) }
+    }
+    let kept = if prefills.is_empty() { 0 } else { (max_tokens / 4).max(1) };
+    let decode_max = max_tokens - kept;
+    if decodes.len() > decode_max {
+        decodes.sort_by_key(|&index| views[index].last_step);
+        decodes.truncate(decode_max);
+    }
+    let mut left = max_tokens - decodes.len();
+    let mut slices: Vec<Slice> =
+        decodes.iter().map(|&index| slice(index, &views[index], 1)).collect();
+    for index in prefills {
+        if left == 0 {
+            break;
+        }
+        let view = &views[index];
+        let count = view.pending().min(view.chunk_max.max(1)).min(left);
+        slices.push(slice(index, view, count));
+        left -= count;
+    }
+    slices.sort_unstable_by_key(|slice| slice.index);
+    slices
+}
+
+fn slice(index: usize, view: &SequenceView, count: usize) -> Slice {
+    let full_hit = view.computed == view.tokens;
+    let start = if full_hit { view.tokens - 1 } else { view.computed };
+    let end = start + count;
+    let rows = match (view.all_rows, end == view.tokens) {
+        (true, _) => LogitRows::All,
+        (false, true) => LogitRows::Last,
+        (false, false) => LogitRows::None,
+    };
+    Slice { index, start, count, write_from: if full_hit { end } else { start }, rows }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn view(computed: usize, tokens: usize) -> SequenceView {
+        SequenceView {
+            computed,
+            tokens,
+            covered: tokens,
+            last_step: 0,
+            chunk_max: usize::MAX,
+            all_rows: false,
+            paused: false,
+        }
+    }
+
+    fn counts(slices: &[Slice]) -> Vec<(usize, usize, usize)> {
+        slices.iter().map(|slice| (slice.index, slice.start, slice.count)).collect()
+    }
+
+    #[test]
+    fn decodes_and_chunks_share_a_step() {
+        let views = [view(0, 100), view(50, 51), view(0, 30)];
+        let slices = plan(&views, 64);
+        assert_eq!(counts(&slices), [(0, 0, 63), (1, 50, 1)]);
+        assert_eq!(slices[0].rows, LogitRows::None);
+        assert_eq!(slices[1].rows, LogitRows::Last);
+    }
+
+    #[test]
+    fn a_prompts_last_chunk_gets_its_last_row() {
+        let slices = plan(&[view(64, 100), view(0, 8)], 64);
+        assert_eq!(counts(&slices), [(0, 64, 36), (1, 0, 8)]);
+        assert!(slices.iter().all(|slice| slice.rows == LogitRows::Last));
+    }
+
+    #[test]
+    fn a_full_hit_computes_one_position_and_writes_none() {
+        let slices = plan(&[view(96, 96)], 64);
+        assert_eq!(
+            slices,
+            [Slice { index: 0, start: 95, count: 1, write_from: 96, rows: LogitRows::Last }]
+        );
+    }
+
+    #[test]
+    fn a_paused_or_uncovered_sequence_takes_no_part() {
+        let mut views = [view(16, 17), view(16, 17), view(16, 17)];
+        views[0].paused = true;
+        views[1].covered = 16;
+        assert_eq!(counts(&plan(&views, 64)), [(2, 16, 1)]);
+    }
+
+    #[test]
+    fn prompts_whose_rows_all_have_logits_come_in_small_chunks() {
+        let mut long = view(0, 1000);
+        long.chunk_max = 32;
+        long.all_rows = true;
+        let slices = plan(&[long, view(0, 10)], 512);
+        assert_eq!(counts(&slices), [(0, 0, 32), (1, 0, 10)]);
+        assert_eq!(slices[0].rows, LogitRows::All);
+    }
+
+    proptest! {
+        /// Goal: a step never exceeds its size, never holds a sequence twice or past its
+        /// tokens, and with fair turns every sequence gets on, however small the step.
+        #[test]
+        fn every_sequence_gets_on(
+            shapes in prop::collection::vec((0usize..40, 1usize..40), 1..20),
+            max_tokens in 1usize..30,
+        ) {
+            let mut views: Vec<SequenceView> =
+                shapes.iter().map(|&(computed, more)| view(computed, computed + more)).collect();
+            let goal: Vec<usize> = views.iter().map(|view| view.tokens + 5).collect();
+            for step in 1..2000u64 {
+                for (view, &goal) in views.iter_mut().zip(&goal) {
+                    view.paused = view.computed >= goal;
+                }
+                if views.iter().all(|view| view.paused) {
+                    return Ok(());
+                }
+                let slices = plan(&views, max_tokens);
+                prop_assert!(!slices.is_empty());
+                prop_assert!(slices.iter().map(|slice| slice.count).sum::<usize>() <= max_tokens);
+                prop_assert!(slices.is_sorted_by(|a, b| a.index < b.index));
+                for slice in slices {
+                    let view = &mut views[slice.index];
+                    prop_assert!(slice.start + slice.count <= view.tokens);
+                    view.computed = slice.start + slice.count;
+                    view.last_step = step;
+                    if view.computed == view.tokens {
+                        view.tokens += 1;
+                        view.covered += 1;
+                    }
+                }
+            }
+            prop_assert!(false, "somebody starved");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The blocks of running sequences: committed when full, reserved when needed, taken away when
+//! somebody older needs them.
+
+use std::sync::Arc;
+
+use super::{Running, Scheduler};
+use crate::blocks_for;
+use crate::memory::{ActorStopped, CommitItem, Memory};
+use crate::preempt::{self, Holder};
+use crate::queue::Waiting;
+
+impl<M: Memory> Scheduler<M> {
+    /// Puts the full blocks of every running sequence into the tree.
+    pub(super) async fn commit(&mut self) -> Result<(), ActorStopped> {
+        if !self.context.config.prefix_caching {
+            return Ok(());
+        }
+        let block_size = self.context.spec.block_size;
+        let mut indices = Vec::new();
+        let mut items = Vec::new();
+        for (index, running) in self.running.iter_mut().enumerate() {
+            let sequence = &mut running.sequence;
+            let held = &mut sequence.held;
+            let len = held.computed / block_size * block_size;
+            let committed = held.committed();
+            if len <= committed || sequence.in_step {
+                continue;
+            }
+            let (Some(lease), Some(reserved)) = (held.lease.take(), held.reserved.as_mut()) else {
+                continue;
+            };
+            let blocks = reserved.commit_front((len - committed) / block_size);
+            indices.push(index);
+            items.push(CommitItem { tokens: Arc::clone(&sequence.tokens), len, lease, blocks });
+        }
+        if items.is_empty() {
+            return Ok(());
+        }
+        let mut duplicates = Vec::new();
+        for (index, committed) in indices.into_iter().zip(self.memory.commit(items).await?) {
+            let sequence = &mut self.running[index].sequence;
+            sequence.held.lease = Some(committed.lease);
+            sequence.held.rebuild_table();
+            // A tree that took less than it was offered keeps the sequence right all the same:
+            // what is no longer in its table is computed again.
+            let covered = sequence.held.table.len() * block_size;
+            sequence.held.computed = sequence.held.computed.min(covered);
+            duplicates.extend(committed.duplicates);
+        }
+        if !duplicates.is_empty() {
+            self.memory.release(duplicates)?;
+        }
+        Ok(())
+    }
+
+    /// Reserves the blocks that the next positions of running sequences need; where there are
+    /// none, the youngest give theirs up.
+    pub(super) async fn grow(&mut self) -> Result<(), ActorStopped> {
+        let block_size = self.context.spec.block_size;
+        let short = |running: &Running| {
+            let sequence = &running.sequence;
+            let needed = blocks_for(block_size, sequence.tokens.len());
+            needed.saturating_sub(sequence.held.table.len())
+        };
+        let mut wanting: Vec<(u64, usize)> = Vec::new();
+        for running in &self.running {
+            if short(running) > 0 && !running.sequence.is_paused() {
+                wanting.push((running.sequence.id, short(running)));
+            }
+        }
+        if wanting.is_empty() {
+            return Ok(());
+        }
+        let total: usize = wanting.iter().map(|(_, count)| count).sum();
+        let mut reserved = self.memory.reserve(total).await?;
+        if reserved.is_none() && self.queue.drop_match_locks() {
+            reserved = self.memory.reserve(total).await?;
+        }
+        if let Some(mut blocks) = reserved {
+            for (id, count) in wanting {
+                let share = blocks.split(count);
+                let running = self.running.iter_mut().find(|r| r.sequence.id == id);
+                if let Some(running) = running {
+                    running.sequence.held.add_reserved(share);
+                }
+            }
+            return Ok(());
+        }
+        self.grow_one_by_one(wanting.into_iter().map(|(id, _)| id).collect()).await
+    }
+
+    /// There is not enough for all: the oldest first, a block each, at the youngest's expense.
+    async fn grow_one_by_one(&mut self, mut wanting: Vec<u64>) -> Result<(), ActorStopped> {
+        let arrival = |running: &[Running], id: u64| {
+            running.iter().find(|r| r.sequence.id == id).map(|r| r.arrival)
+        };
+        wanting.sort_by_key(|&id| arrival(&self.running, id));
+        for id in wanting {
+            while let Some(index) = self.running.iter().position(|r| r.sequence.id == id) {
+                if let Some(block) = self.memory.reserve(1).await? {
+                    self.running[index].sequence.held.add_reserved(block);
+                    break;
+                }
+                let holders: Vec<Holder> = self
+                    .running
+                    .iter()
+                    .map(|r| Holder { arrival: r.arrival, paused: r.sequence.is_paused() })
+                    .collect();
+                match preempt::victim(&holders) {
+                    Some(victim) => self.preempt(victim),
+                    None => break,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a sequence's blocks away. Its full ones are in the tree, where they may last until
+    /// it comes back.
+    pub(super) fn preempt(&mut self, index: usize) {
+        let Running { mut sequence, arrival, overtaken, bound } = self.running.remove(index);
+        sequence.release_blocks();
+        self.context.gauges.preemptions.add(1);
+        self.forecast.preempted();
+        let mut waiting = Waiting::new(sequence, arrival, bound, None);
+        waiting.overtaken = overtaken;
+        self.queue.put_back(waiting);
+        self.context.gauges.preempted.set(1);
+        self.try_admission = true;
+    }
+
+    /// Takes the blocks of the youngest sequence whose reader is slow; false if there is none.
+    pub(super) fn yield_paused(&mut self) -> bool {
+        let paused = |r: &Running| !r.sequence.in_step && r.sequence.is_paused();
+        let youngest = (0..self.running.len())
+            .filter(|&index| paused(&self.running[index]))
+            .max_by_key(|&index| self.running[index].arrival);
+        match youngest {
+            Some(index) => {
+                self.preempt(index);
+                true
+            }
+            None => false,
+        }
+    }
+}

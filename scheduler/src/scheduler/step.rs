@@ -1,0 +1,157 @@
+//! A step's two ends: its plan, and what its results change.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use stolon_backend::{SequenceSlice, StepBatch};
+
+use super::{InFlight, Scheduler};
+use crate::blocks_for;
+use crate::cached_logits::PromptLogits;
+use crate::error::EngineError;
+use crate::event::FinishReason;
+use crate::memory::{ActorStopped, Memory};
+use crate::schedule;
+use crate::sequence::Ending;
+use crate::step_plan::{StepDone, StepPlan};
+
+impl<M: Memory> Scheduler<M> {
+    /// Takes a step's results.
+    pub async fn complete(&mut self, done: StepDone, now: Instant) -> Result<(), ActorStopped> {
+        let slices = self.in_flight.take().unwrap_or_default();
+        let gauges = Arc::clone(&self.context.gauges);
+        gauges.steps.add(1);
+        let mut finished: Vec<(u64, FinishReason)> = Vec::new();
+        let mut rows: Vec<(u64, Arc<[f32]>)> = Vec::new();
+        match done.outcome {
+            Ok(results) => {
+                debug_assert_eq!(results.len(), slices.len());
+                let computed: usize = slices.iter().map(|slice| slice.count).sum();
+                gauges.computed_tokens.add(computed);
+                self.note_rate(computed, done.compute.as_secs_f64());
+                for (slice, result) in slices.iter().zip(results) {
+                    let Some(index) = self.find(slice) else { continue };
+                    let sequence = &mut self.running[index].sequence;
+                    sequence.in_step = false;
+                    if let Some(failure) = result.failure {
+                        // What it computed is not to be trusted, so it does not count as done.
+                        let reason = format!("sampling: {failure}");
+                        sequence.end = Some(Ending::Failed(EngineError::Interrupted { reason }));
+                        continue;
+                    }
+                    let end = slice.start + slice.count;
+                    sequence.held.computed = sequence.held.computed.max(end);
+                    if result.sampler.is_some() {
+                        sequence.sampler = result.sampler;
+                    }
+                    sequence.gather_prompt_logprobs(result.prompt);
+                    rows.extend(result.logits.map(|row| (sequence.id, row)));
+                    if sequence.end.is_some() {
+                        continue;
+                    }
+                    if let Some(sampled) = result.sampled {
+                        gauges.completion_tokens.add(1);
+                        if let Some(end) = sequence.push(sampled.token, sampled.logprob, now) {
+                            finished.push((sequence.id, end));
+                        }
+                    }
+                }
+                self.commit().await?;
+                self.cache_logits(rows)?;
+            }
+            Err(reason) => {
+                for slice in &slices {
+                    let Some(index) = self.find(slice) else { continue };
+                    let sequence = &mut self.running[index].sequence;
+                    sequence.in_step = false;
+                    let reason = reason.clone();
+                    sequence.end = Some(Ending::Failed(EngineError::Interrupted { reason }));
+                }
+                self.end_overdue(now);
+                self.memory.flush().await?;
+            }
+        }
+        for (id, end) in finished {
+            self.finish(id, end, now);
+        }
+        self.update_followers();
+        self.end_overdue(now);
+        Ok(())
+    }
+
+    /// Keeps the last rows of prompts whose whole blocks are all in the tree.
+    fn cache_logits(&mut self, rows: Vec<(u64, Arc<[f32]>)>) -> Result<(), ActorStopped> {
+        let block_size = self.context.spec.block_size;
+        for (id, logits) in rows {
+            let Some(running) = self.running.iter().find(|r| r.sequence.id == id) else { continue };
+            let sequence = &running.sequence;
+            let last_whole = (sequence.prompt_len / block_size).checked_sub(1);
+            let blocks = sequence.held.lease.as_ref().map(|lease| lease.blocks());
+            let (Some(last_whole), Some(blocks)) = (last_whole, blocks) else { continue };
+            let Some(&block) = blocks.get(last_whole) else { continue };
+            self.memory.cache_logits(PromptLogits {
+                block,
+                namespace: sequence.namespace.clone(),
+                tokens: sequence.tokens[..sequence.prompt_len].to_vec(),
+                logits,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Makes the next step of what is running.
+    pub(super) fn plan(&mut self) -> Option<StepPlan> {
+        let block_size = self.context.spec.block_size;
+        let views: Vec<_> = self.running.iter().map(|r| r.sequence.view(block_size)).collect();
+        let slices = schedule::plan(&views, self.context.config.max_batched_tokens);
+        if slices.is_empty() {
+            return None;
+        }
+        self.step += 1;
+        let config = &self.context.config;
+        let keep_rows = config.prefix_caching && config.logit_cache_bytes > 0;
+        let mut batch = StepBatch::default();
+        let mut tasks = Vec::with_capacity(slices.len());
+        let mut in_flight = Vec::with_capacity(slices.len());
+        for slice in slices {
+            let sequence = &mut self.running[slice.index].sequence;
+            let end = slice.start + slice.count;
+            batch.tokens.extend_from_slice(&sequence.tokens[slice.start..end]);
+            batch.sequences.push(SequenceSlice {
+                token_count: slice.count,
+                start: slice.start,
+                write_from: slice.write_from,
+                block_table: sequence.held.table[..blocks_for(block_size, end)].to_vec(),
+                logit_rows: slice.rows,
+            });
+            let keep_row = keep_rows && sequence.prompt_len >= block_size;
+            tasks.push(sequence.row_task(slice.start, slice.count, keep_row));
+            sequence.in_step = true;
+            sequence.held.last_step = self.step;
+            in_flight.push(InFlight {
+                id: sequence.id,
+                index: slice.index,
+                start: slice.start,
+                count: slice.count,
+            });
+        }
+        self.in_flight = Some(in_flight);
+        Some(StepPlan { batch, tasks, ticket: self.fence.begin() })
+    }
+
+    fn find(&self, slice: &InFlight) -> Option<usize> {
+        let at = |index: usize| self.running.get(index).is_some_and(|r| r.sequence.id == slice.id);
+        if at(slice.index) {
+            return Some(slice.index);
+        }
+        self.running.iter().position(|r| r.sequence.id == slice.id)
+    }
+
+    fn note_rate(&mut self, tokens: usize, seconds: f64) {
+        if seconds > 0.0 {
+            let rate = tokens as f64 / seconds;
+            self.rate = if self.rate == 0.0 { rate } else { 0.9 * self.rate + 0.1 * rate };
+            self.context.limits.set_rate(self.rate);
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! The state of one request, from submission to its end.
+//!
+//! 1. **Waiting**: it has tokens and a place in the queue, but no lease and no block.
+//! 2. **Running**: its cached prefix is leased and its other blocks are reserved. Each step
+//!    advances `computed` towards the number of tokens. When it gets there, a token is sampled and
+//!    appended.
+//! 3. **Preempted**: waiting again. The tokens generated so far are part of what must be
+//!    recomputed. Events that were sent to the caller are not sent again.
+//! 4. **Ended**: dropped. Dropping it returns every lease, on every path.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Instant;
+
+use std::sync::Arc;
+
+use stolon_backend::{SamplerState, TokenLogprob};
+use stolon_kvcache::{BlockId, BlockLease, Namespace, PrefixLease};
+
+use crate::error::EngineError;
+use crate::event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
+use crate::event_channel::EventSender;
+use crate::request::SequenceRequest;
+use crate::schedule::SequenceView;
+use crate::step_plan::{PromptTargets, RowTask};
+
+/// Maximum number of logit rows of one sequence in one step, for a sequence with prompt
+/// log-probabilities. A row is as wide as the vocabulary, so this bounds memory.
+const LOGIT_ROWS_MAX: usize = 64;
+
+/// The state of a request. See the module documentation.
+#[derive(Debug)]
+pub struct Sequence {
+    /// Unique within an engine.
+    pub(crate) id: u64,
+    /// Prompt and generated tokens. Messages to the memory share it; appending a token copies it
+    /// only if such a message still exists.
+    pub(crate) tokens: Arc<Vec<u32>>,
+    /// Number of prompt tokens at the start of `tokens`.
+    pub(crate) prompt_len: usize,
+    /// Cached positions are shared within it.
+    pub(crate) namespace: Namespace,
+    /// Hash of the namespace and of the first block of tokens. Requests with the same value can
+    /// probably share a prefix. A hint only.
+    pub(crate) prefix_hash: u64,
+    /// `None` while the step plan carries it to the executor.
+    pub(crate) sampler: Option<SamplerState>,
+    /// Maximum number of tokens to generate, limited to what context and pool can hold.
+    pub(crate) max_tokens: usize,
+    /// End-of-sequence ids.
+    pub(crate) eos_ids: Arc<[u32]>,
+    /// The request's own stop ids.
+    pub(crate) stop_ids: Vec<u32>,
+    /// Larger runs earlier under the admission policy `priority`.
+    pub(crate) priority: i32,
+    /// Prompt log-probabilities, until they were sent.
+    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
+    /// The way to the caller.
+    pub(crate) events: EventSender,
+    /// Submission, deadlines and milestones.
+    pub(crate) times: Times,
+    /// Number of prompt tokens found in the cache when it first ran; `None` before that.
+    pub(crate) cached_tokens: Option<usize>,
+    /// Blocks and positions that it holds while it runs.
+    pub(crate) held: Held,
+    /// Whether it is part of the step in flight.
+    pub(crate) in_step: bool,
+    /// Set if it must end before it is complete.
+    pub(crate) end: Option<Ending>,
+}
+
+/// Why a sequence ends before it is complete.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Ending {
+    /// The caller dropped the stream.
+    Cancelled,
+    /// It fails with this error.
+    Failed(EngineError),
+}
+
+/// Submission, deadlines and milestones of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    pub(crate) submitted: Instant,
+    /// When it times out in the queue.
+    pub(crate) queue_deadline: Option<Instant>,
+    /// When it times out, queued or running.
+    pub(crate) deadline: Option<Instant>,
+    /// When it first left the queue.
+    pub(crate) started: Option<Instant>,
+    /// When its first token was sampled.
+    pub(crate) first_token: Option<Instant>,
+}
+
+/// Prompt log-probabilities, collected over the prefill chunks.
+#[derive(Debug)]
+pub(crate) struct PromptLogprobs {
+    /// Number of most likely alternatives to report for each token.
+    pub(crate) top: usize,
+    /// The entries so far, in order of position.
+    pub(crate) gathered: Vec<Option<TokenLogprob>>,
+}
+
+/// The blocks and positions of a running sequence.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    /// Locks the committed positions that it reads; `None` without a prefix cache.
+    pub(crate) lease: Option<PrefixLease>,
+    /// Its reserved blocks, for the positions after the lease.
+    pub(crate) reserved: Option<BlockLease>,
+    /// Block table: the blocks of both leases in order of position.
+    pub(crate) table: Vec<BlockId>,
+    /// Number of positions whose keys and values are in the KV store.
+    pub(crate) computed: usize,
+    /// Number of the last step that it was part of.
+    pub(crate) last_step: u64,
+}
+
+impl Held {
+    /// Number of positions that other requests can match.
+    pub(crate) fn committed(&self) -> usize {
+        self.lease.as_ref().map_or(0, PrefixLease::len)
+    }
+
+    /// Rebuilds the block table from the leases.
+    pub(crate) fn rebuild_table(&mut self) {
+        self.table.clear();
+        if let Some(lease) = &self.lease {
+            self.table.extend_from_slice(lease.blocks());
+        }
+        if let Some(reserved) = &self.reserved {
+            self.table.extend_from_slice(reserved.blocks());
+        }
+    }
+
+    /// Appends reserved blocks.
+    pub(crate) fn add_reserved(&mut self, blocks: BlockLease) {
+        self.table.extend_from_slice(blocks.blocks());
+        match &mut self.reserved {
+            Some(reserved) => reserved.append(blocks),
+            None => self.reserved = Some(blocks),
+        }
+    }
+}
+
+impl Sequence {
+    /// A waiting request. `max_tokens` is limited to what context and pool can hold.
+    pub(crate) fn new(
+        id: u64,
+        request: SequenceRequest,
+        max_tokens: usize,
+        block_size: usize,
+        events: EventSender,
+        submitted: Instant,
+    ) -> Sequence {
+        let SequenceRequest { tokens, namespace, eos_ids, options } = request;
+        let mut prefix_hash = DefaultHasher::new();
+        namespace.hash(&mut prefix_hash);
+        tokens[..tokens.len().min(block_size)].hash(&mut prefix_hash);
+        let gathered = |top| PromptLogprobs { top, gathered: Vec::new() };
+        Sequence {
+            id,
+            prompt_len: tokens.len(),
+            sampler: Some(SamplerState::new(options.sampling, &tokens)),
+            tokens,
+            namespace,
+            prefix_hash: prefix_hash.finish(),
+            max_tokens,
+            eos_ids,
+            stop_ids: options.stop_ids,
+            priority: options.priority,
+            prompt_logprobs: options.prompt_logprobs.map(gathered),
+            events,
+            times: Times {
+                submitted,
+                queue_deadline: options.queue_timeout.and_then(|t| submitted.checked_add(t)),
+                deadline: options.timeout.and_then(|t| submitted.checked_add(t)),
+                started: None,
+                first_token: None,
+            },
+            cached_tokens: None,
+            held: Held::default(),
+            in_step: false,
+            end: None,
+        }
+    }
+
+    /// Number of tokens generated so far.
+    pub(crate) fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+
+    /// Number of tokens that it may still generate.
+    pub(crate) fn remaining(&self) -> usize {
+        self.max_tokens.saturating_sub(self.generated())
+    }
+
+    /// Whether the whole prompt must be computed even if it is cached.
+    pub(crate) fn bypasses_match(&self) -> bool {
+        self.prompt_logprobs.is_some()
+    }
+
+    /// Whether it is stalled by a slow consumer: its event channel has no room for another step.
+    pub(crate) fn is_paused(&self) -> bool {
+        !self.events.has_room()
+    }
+
+    /// What step planning needs to know about it.
+    pub(crate) fn view(&self, block_size: usize) -> SequenceView {
+        let all_rows = self.prompt_logprobs.is_some();
+        SequenceView {
+            computed: self.held.computed,
+            tokens: self.tokens.len(),
+            covered: self.held.table.len() * block_size,
+            last_step: self.held.last_step,
+            chunk_max: if all_rows { LOGIT_ROWS_MAX } else { usize::MAX },
+            all_rows,
+            paused: self.end.is_some() || self.is_paused(),
+        }
+    }
+
+    /// What to do with the logits of its tokens `start..start + count`. `cache_logits` requests the
+    /// logits of the prompt's last position.
+    pub(crate) fn row_task(&mut self, start: usize, count: usize, cache_logits: bool) -> RowTask {
+        let end = start + count;
+        let return_logits = cache_logits && end == self.prompt_len && self.generated() == 0;
+        let sampler = if end == self.tokens.len() { self.sampler.take() } else { None };
+        let prompt = self.prompt_logprobs.as_ref().map(|wanted| PromptTargets {
+            tokens: self.tokens[start + 1..self.tokens.len().min(end + 1)].to_vec(),
+            top: wanted.top,
+        });
+        RowTask { sampler, return_logits, prompt }
+    }
+
+    /// Collects the prompt log-probabilities of a chunk and sends them when the prompt is complete.
+    pub(crate) fn gather_prompt_logprobs(&mut self, rows: Vec<TokenLogprob>) {
+        let Some(wanted) = &mut self.prompt_logprobs else { return };
+        if wanted.gathered.is_empty() {
+            wanted.gathered.push(None);
+        }
+        wanted.gathered.extend(rows.into_iter().map(Some));
+        if self.held.computed >= self.prompt_len {
+            let gathered = std::mem::take(&mut wanted.gathered);
+            self.prompt_logprobs = None;
+            self.send(Event::PromptLogprobs(gathered));
+        }
+    }
+
+    /// Appends a sampled token. Returns a reason if the sequence is complete.
+    pub(crate) fn push(
+        &mut self,
+        id: u32,
+        logprob: Option<TokenLogprob>,
+        now: Instant,
+    ) -> Option<FinishReason> {
+        Arc::make_mut(&mut self.tokens).push(id);
+        self.times.first_token.get_or_insert(now);
+        self.send(Event::Token(TokenEvent { id: Some(id), text: String::new(), logprob }));
+        if self.eos_ids.contains(&id) {
+            Some(FinishReason::Stop)
+        } else if self.stop_ids.contains(&id) {
+            Some(FinishReason::StopToken(id))
+        } else if self.remaining() == 0 {
+            Some(FinishReason::Length)
+        } else {
+            None
+        }
+    }
+
+    /// Sends an event. If the caller has dropped the stream, the sequence is cancelled.
+    pub(crate) fn send(&mut self, event: Event) {
+        if !self.events.send(Ok(event)) && self.end.is_none() {
+            self.end = Some(Ending::Cancelled);
+        }
+    }
+
+    /// The last event of a complete sequence.
+    pub(crate) fn finish_event(&self, reason: FinishReason, now: Instant) -> Event {
+        let since = |moment: Option<Instant>| {
+            moment.unwrap_or(now).saturating_duration_since(self.times.submitted)
+        };
+        Event::Finished(Finish {
+            reason,
+            usage: Usage {
+                prompt_tokens: self.prompt_len,
+                cached_tokens: self.cached_tokens.unwrap_or(0),
+                completion_tokens: self.generated(),
+            },
+            timings: Timings {
+                queue: since(self.times.started),
+                ttft: since(self.times.first_token),
+                total: since(Some(now)),
+            },
+        })
+    }
+
+    /// Releases every block. Its positions are recomputed later.
+    pub(crate) fn release_blocks(&mut self) {
+        debug_assert!(!self.in_step, "a step still reads its blocks");
+        self.held = Held::default();
+        if let Some(wanted) = &mut self.prompt_logprobs {
+            wanted.gathered.clear();
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Counters and gauges of a running engine. The actors write them; anybody reads them without a
+//! lock.
+//!
+//! No value guards other memory, so all accesses are relaxed. Values read at the same time may
+//! therefore be one step apart from each other.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use serde::Serialize;
+use stolon_kvcache::{PoolCounts, TreeCounts, TreeStats};
+
+/// The live values. [`EngineStats`] documents each of them.
+#[derive(Debug, Default)]
+pub struct Gauges {
+    pub(crate) requests: Counter,
+    pub(crate) finished: Counter,
+    pub(crate) cancelled: Counter,
+    pub(crate) failed: Counter,
+    pub(crate) rejected: Counter,
+    pub(crate) requests_started: Counter,
+    pub(crate) requests_hit: Counter,
+    pub(crate) prompt_tokens: Counter,
+    pub(crate) cached_tokens: Counter,
+    pub(crate) completion_tokens: Counter,
+    pub(crate) computed_tokens: Counter,
+    pub(crate) steps: Counter,
+    pub(crate) preemptions: Counter,
+    pub(crate) evictions: Counter,
+    pub(crate) restarts: Counter,
+    pub(crate) follows: Counter,
+    pub(crate) first_tokens_from_cache: Counter,
+    pub(crate) most_overtaken_tokens: Gauge,
+    pub(crate) running: Gauge,
+    /// Preempted sequences in the admission queue. They hold no queue permit.
+    pub(crate) preempted: Gauge,
+    pub(crate) blocks_free: Gauge,
+    pub(crate) blocks_reserved: Gauge,
+    pub(crate) blocks_cached: Gauge,
+    pub(crate) blocks_evictable: Gauge,
+}
+
+/// A value that only grows.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: usize) {
+        self.0.fetch_add(n as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A value that goes up and down.
+#[derive(Debug, Default)]
+pub(crate) struct Gauge(AtomicUsize);
+
+impl Gauge {
+    pub(crate) fn set(&self, n: usize) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+
+    /// Sets the gauge to `n` if its value is smaller.
+    pub(crate) fn raise(&self, n: usize) {
+        self.0.fetch_max(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Counters since the engine started, and gauges of this moment. Values may be one step apart from
+/// each other, because they are read without a lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct EngineStats {
+    /// Requests that entered the admission queue.
+    pub requests: u64,
+    /// Requests that completed.
+    pub finished: u64,
+    /// Requests cancelled by dropping their stream, or ended by a stop string.
+    pub cancelled: u64,
+    /// Requests that ended with an error after they had entered the queue.
+    pub failed: u64,
+    /// Requests refused because the admission queue was full.
+    pub rejected: u64,
+    /// The largest number of uncached prompt tokens of later requests that were admitted before
+    /// an earlier one.
+    pub most_overtaken_tokens: usize,
+    /// Requests being computed now.
+    pub running: usize,
+    /// Requests in the admission queue now, including preempted ones.
+    pub waiting: usize,
+    /// Prompt tokens of started requests.
+    pub prompt_tokens: u64,
+    /// Prompt tokens of started requests that were found in the prefix cache.
+    pub cached_tokens: u64,
+    /// Requests whose first token was sampled from cached logits, without a forward pass.
+    pub first_tokens_from_cache: u64,
+    /// Generated tokens.
+    pub completion_tokens: u64,
+    /// Computed positions: prompts, generated tokens, and what was recomputed after preemptions.
+    pub computed_tokens: u64,
+    /// Started requests of which some prompt tokens were found in the prefix cache.
+    pub requests_hit: u64,
+    /// Requests that left the admission queue. A preempted request counts once.
+    pub requests_started: u64,
+    /// Forward passes.
+    pub steps: u64,
+    /// Times that a waiting request waited for a running one that was computing the same prefix.
+    pub follows: u64,
+    /// Times that a running request was preempted.
+    pub preemptions: u64,
+    /// Blocks evicted from the prefix cache to make room.
+    pub evictions: u64,
+    /// Restarts of the engine after a failure.
+    pub restarts: u64,
+    /// Blocks of the KV pool.
+    pub blocks_total: usize,
+    /// Free blocks.
+    pub blocks_free: usize,
+    /// Blocks reserved by running requests.
+    pub blocks_reserved: usize,
+    /// Blocks owned by the prefix cache.
+    pub blocks_cached: usize,
+    /// Cached blocks that no running request and no pin holds.
+    pub blocks_evictable: usize,
+}
+
+impl EngineStats {
+    /// The share of prompt tokens that were read from the cache, from 0 to 1.
+    pub fn token_hit_rate(&self) -> f64 {
+        ratio(self.cached_tokens, self.prompt_tokens)
+    }
+
+    /// The share of started requests of which something was cached, from 0 to 1.
+    pub fn request_hit_rate(&self) -> f64 {
+        ratio(self.requests_hit, self.requests_started)
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+/// Statistics of the prefix cache. Counters start when the cache does: with the engine, and again
+/// after a restart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct CacheStats {
+    /// Blocks in the prefix tree.
+    pub blocks: usize,
+    /// Blocks in the tree that can be evicted.
+    pub blocks_evictable: usize,
+    /// Blocks in the tree that running requests or pins hold.
+    pub blocks_locked: usize,
+    /// Blocks that pins hold. A block held by several pins counts once for each.
+    pub blocks_pinned: usize,
+    /// Nodes of the tree.
+    pub nodes: usize,
+    /// Namespaces (for example, cache salts) with cached blocks, without the default namespace.
+    pub namespaces: usize,
+    /// Memory used by the tree itself, in bytes.
+    pub index_bytes: usize,
+    /// Blocks that were added to the tree.
+    pub blocks_committed: u64,
+    /// Blocks that two requests computed at the same time; one copy was dropped.
+    pub blocks_duplicate: u64,
+    /// Blocks evicted to make room.
+    pub evicted_for_room: u64,
+    /// Blocks removed by flushes.
+    pub evicted_by_flush: u64,
+    /// Mean number of tokens found in the cache, over all requests that ran.
+    pub average_match: f64,
+    /// Histogram of how long evicted runs of blocks had been cached: entry `n` counts those with
+    /// 2^n to 2^(n+1) - 1 ticks (changes of the cache), entry 0 those with fewer than 2.
+    pub lifetime_ticks: [u64; 32],
+}
+
+impl CacheStats {
+    /// The statistics of a tree with these counts.
+    pub fn new(counts: &TreeCounts, stats: &TreeStats, index_bytes: usize) -> CacheStats {
+        CacheStats {
+            blocks: counts.cached,
+            blocks_evictable: counts.evictable,
+            blocks_locked: counts.locked,
+            blocks_pinned: counts.pinned,
+            nodes: counts.nodes,
+            namespaces: counts.namespaces,
+            index_bytes,
+            blocks_committed: stats.blocks_committed,
+            blocks_duplicate: stats.blocks_duplicate,
+            evicted_for_room: stats.evicted_for_room,
+            evicted_by_flush: stats.evicted_by_flush,
+            average_match: stats.average_match(),
+            lifetime_ticks: stats.lifetime_ticks,
+        }
+    }
+}
+
+/// The block counts found by an audit. An audit that finds an inconsistency is an error instead,
+/// so the numbers only say how much was checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct AuditReport {
+    /// Blocks of the KV pool: always the sum of free, reserved and committed blocks.
+    pub blocks_total: usize,
+    /// Free blocks.
+    pub blocks_free: usize,
+    /// Blocks reserved by running requests; 0 if none runs.
+    pub blocks_reserved: usize,
+    /// Blocks owned by the prefix cache.
+    pub blocks_committed: usize,
+    /// Committed blocks that no request and no pin holds.
+    pub blocks_evictable: usize,
+    /// Requests that were running.
+    pub running: usize,
+    /// Requests that were waiting.
+    pub waiting: usize,
+}
+
+impl Gauges {
+    /// Counts a request that entered the admission queue.
+    pub fn count_request(&self) {
+        self.requests.add(1);
+    }
+
+    /// Counts a restart of the engine.
+    pub fn count_restart(&self) {
+        self.restarts.add(1);
+    }
+
+    /// Counts blocks evicted to make room.
+    pub fn count_evictions(&self, blocks: usize) {
+        self.evictions.add(blocks);
+    }
+
+    /// Sets the gauges to those of an idle engine with `blocks` free blocks.
+    pub fn reset(&self, blocks: usize) {
+        self.running.set(0);
+        self.preempted.set(0);
+        self.blocks_free.set(blocks);
+        self.blocks_reserved.set(0);
+        self.blocks_cached.set(0);
+        self.blocks_evictable.set(0);
+    }
+
+    /// Sets the gauges of the block pool.
+    pub fn set_pool(&self, counts: &PoolCounts) {
+        self.blocks_free.set(counts.free + counts.fenced);
+        self.blocks_reserved.set(counts.reserved);
+    }
+
+    /// Sets the gauges of the prefix tree.
+    pub fn set_tree(&self, counts: &TreeCounts) {
+        self.blocks_cached.set(counts.cached + counts.detached);
+        self.blocks_evictable.set(counts.evictable);
+    }
+
+    /// A copy of all values. `queued` is the number of requests that hold a queue permit.
+    pub(crate) fn snapshot(&self, queued: usize, blocks_total: usize) -> EngineStats {
+        EngineStats {
+            requests: self.requests.get(),
+            finished: self.finished.get(),
+            cancelled: self.cancelled.get(),
+            failed: self.failed.get(),
+            rejected: self.rejected.get(),
+            requests_started: self.requests_started.get(),
+            requests_hit: self.requests_hit.get(),
+            prompt_tokens: self.prompt_tokens.get(),
+            cached_tokens: self.cached_tokens.get(),
+            first_tokens_from_cache: self.first_tokens_from_cache.get(),
+            completion_tokens: self.completion_tokens.get(),
+            computed_tokens: self.computed_tokens.get(),
+            steps: self.steps.get(),
+            preemptions: self.preemptions.get(),
+            evictions: self.evictions.get(),
+            restarts: self.restarts.get(),
+            follows: self.follows.get(),
+            most_overtaken_tokens: self.most_overtaken_tokens.get(),
+            running: self.running.get(),
+            waiting: queued + self.preempted.get(),
+            blocks_total,
+            blocks_free: self.blocks_free.get(),
+            blocks_reserved: self.blocks_reserved.get(),
+            blocks_cached: self.blocks_cached.get(),
+            blocks_evictable: self.blocks_evictable.get(),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! What the scheduler sends to the executor for one step, and what comes back. Plain data that
+//! is moved, never shared.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use stolon_backend::{Sampled, SamplerState, SamplingError, StepBatch, TokenLogprob};
+use stolon_kvcache::StepTicket;
+
+/// One step.
+#[derive(Debug)]
+pub struct StepPlan {
+    /// The forward pass.
+    pub batch: StepBatch,
+    /// What to do with the logits: one entry per slice of the batch.
+    pub tasks: Vec<RowTask>,
+    /// Blocks released during the step are not reused until this is dropped.
+    pub ticket: StepTicket,
+}
+
+/// What to do with the logit rows of one slice.
+#[derive(Debug, Default)]
+pub struct RowTask {
+    /// Samples from the last row, if a token is to be generated. Returned with the result.
+    pub sampler: Option<SamplerState>,
+    /// Return the last row unchanged, to be cached.
+    pub return_logits: bool,
+    /// Compute prompt log-probabilities. Every token of the slice then has a row of logits.
+    pub prompt: Option<PromptTargets>,
+}
+
+/// The prompt tokens whose log-probabilities are computed.
+#[derive(Debug)]
+pub struct PromptTargets {
+    /// The token that follows each row. One fewer than rows if the slice ends the prompt.
+    pub tokens: Vec<u32>,
+    /// Number of most likely alternatives to report for each.
+    pub top: usize,
+}
+
+/// The result for one slice.
+#[derive(Debug, Default)]
+pub struct RowResult {
+    /// The sampler of the task.
+    pub sampler: Option<SamplerState>,
+    /// The next token, if the task had a sampler.
+    pub sampled: Option<Sampled>,
+    /// `[vocab_size]` logits of the last row, if requested.
+    pub logits: Option<Arc<[f32]>>,
+    /// One entry per target.
+    pub prompt: Vec<TokenLogprob>,
+    /// The logits are unusable (NaN, for example): this sequence fails.
+    pub failure: Option<SamplingError>,
+}
+
+/// The result of a step.
+#[derive(Debug)]
+pub struct StepDone {
+    /// One entry per slice, or why the whole step failed.
+    pub outcome: Result<Vec<RowResult>, String>,
+    /// Time that the executor thread spent on it.
+    pub compute: Duration,
+}

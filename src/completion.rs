@@ -1,0 +1,19 @@
+//! A whole generation.
+
+use stolon_backend::TokenLogprob;
+use stolon_scheduler::Finish;
+
+/// A whole generation, collected from its stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// The generated text, without a stop string and what follows it.
+    pub text: String,
+    /// The generated tokens, including an end-of-sequence token.
+    pub token_ids: Vec<u32>,
+    /// One entry per generated token if requested, empty otherwise.
+    pub logprobs: Vec<TokenLogprob>,
+    /// One entry per prompt token if requested, empty otherwise.
+    pub prompt_logprobs: Vec<Option<TokenLogprob>>,
+    /// Why the generation ended, and what it used.
+    pub finish: Finish,
+}

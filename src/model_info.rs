@@ -1,0 +1,27 @@
+//! The description of a running engine.
+
+use serde::Serialize;
+
+/// What an engine runs, and its sizes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ModelInfo {
+    /// Name of the model: its hub id, or the name of its directory or file.
+    pub id: String,
+    /// Size of the vocabulary. Every token id is below it.
+    pub vocab_size: usize,
+    /// Context length: the maximum number of positions of one request, prompt and generated tokens
+    /// together.
+    pub max_positions: usize,
+    /// Positions per KV block.
+    pub block_size: usize,
+    /// Number of KV blocks.
+    pub num_blocks: usize,
+    /// Memory of all KV blocks, in bytes.
+    pub kv_bytes: usize,
+    /// Token ids that end a generation.
+    pub eos_token_ids: Vec<u32>,
+    /// Whether the model has a chat template.
+    pub has_chat_template: bool,
+    /// Whether computed prefixes are cached and shared.
+    pub prefix_caching: bool,
+}

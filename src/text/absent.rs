@@ -1,0 +1,65 @@
+//! The text layer of a build without the feature `text`: every use of text is an error.
+
+use std::sync::Arc;
+
+use crate::request::Prompt;
+use crate::{ChatMessage, Error, Request};
+
+/// Stands in for a tokenizer and chat templates.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Text;
+
+/// Cannot exist, because no tokenizer does.
+#[derive(Clone, Debug)]
+pub(crate) enum Detokenizer {}
+
+impl Detokenizer {
+    pub(crate) fn push(&mut self, _token: u32) -> String {
+        match *self {}
+    }
+
+    pub(crate) fn finish(self) -> String {
+        match self {}
+    }
+}
+
+impl Text {
+    pub(crate) fn require_tokenizer(&self) -> Result<(), Error> {
+        Err(Error::NoTokenizer)
+    }
+
+    pub(crate) fn detokenizer(&self) -> Option<Detokenizer> {
+        None
+    }
+
+    pub(crate) fn encode(&self, _text: &str, _add_special: bool) -> Result<Vec<u32>, Error> {
+        Err(Error::NoTokenizer)
+    }
+
+    pub(crate) fn decode(&self, _ids: &[u32], _skip_special: bool) -> Result<String, Error> {
+        Err(Error::NoTokenizer)
+    }
+
+    pub(crate) fn eos_ids(&self) -> Arc<[u32]> {
+        Arc::new([])
+    }
+
+    pub(crate) fn has_chat_template(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>, Error> {
+        match &request.prompt {
+            Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Text(_) | Prompt::Chat(_) => Err(Error::NoTokenizer),
+        }
+    }
+
+    pub(crate) fn render(
+        &self,
+        _messages: &[ChatMessage],
+        _tools: Option<&serde_json::Value>,
+    ) -> Result<String, Error> {
+        Err(Error::NoTokenizer)
+    }
+}

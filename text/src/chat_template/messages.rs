@@ -1,0 +1,60 @@
+//! The messages of a conversation, in the form that a chat template reads.
+
+use serde_json::{Map, Value, json};
+
+use crate::{ChatMessage, ChatTemplateError, MessageContent};
+
+/// The messages as a template sees them, their content in a form that it takes.
+pub(super) fn in_form(
+    messages: &[ChatMessage],
+    takes_parts: bool,
+    takes_strings: bool,
+) -> Result<Vec<Value>, ChatTemplateError> {
+    messages
+        .iter()
+        .map(|message| {
+            let content = match &message.content {
+                None => Value::Null,
+                Some(MessageContent::Text(text)) if takes_strings => json!(text),
+                Some(MessageContent::Text(text)) => json!([{"type": "text", "text": text}]),
+                Some(MessageContent::Parts(parts)) if takes_parts => json!(parts),
+                Some(MessageContent::Parts(parts)) => json!(joined(parts)?),
+            };
+            let mut fields = Map::new();
+            fields.insert("role".to_owned(), json!(message.role));
+            fields.insert("content".to_owned(), content);
+            for (name, value) in &message.extra {
+                let value =
+                    if name == "tool_calls" { with_parsed_arguments(value) } else { value.clone() };
+                fields.insert(name.clone(), value);
+            }
+            Ok(Value::Object(fields))
+        })
+        .collect()
+}
+
+/// The text of all parts, a line's end between two.
+fn joined(parts: &[Value]) -> Result<String, ChatTemplateError> {
+    let texts = parts
+        .iter()
+        .map(|part| {
+            part["text"].as_str().or(part.as_str()).ok_or_else(|| {
+                let got = part["type"].as_str().unwrap_or("an unknown type").to_owned();
+                ChatTemplateError::UnsupportedPart { got }
+            })
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(texts.join("\n"))
+}
+
+/// OpenAI's API carries the arguments of a call as a text of JSON; templates want the object.
+fn with_parsed_arguments(calls: &Value) -> Value {
+    let mut calls = calls.clone();
+    for call in calls.as_array_mut().into_iter().flatten() {
+        let Some(arguments) = call.pointer_mut("/function/arguments") else { continue };
+        if let Some(Ok(parsed @ Value::Object(_))) = arguments.as_str().map(serde_json::from_str) {
+            *arguments = parsed;
+        }
+    }
+    calls
+}

@@ -1,0 +1,38 @@
+//! Text for a language model: tokenizers, chat templates, streaming detokenization, stop strings.
+//!
+//! The engine below this crate works on token ids only. A program that sends and receives ids does
+//! not need it; the feature `tokenizer`, which is on by default, brings the tokenizer and template
+//! libraries. Without the feature only the plain data types and [`StopStrings`] are left.
+//!
+//! * [`TextSource`]: what a model's files say about its text, as a loader has read it;
+//! * `TextModel`: tokenizer, chat templates and end-of-sequence ids of one model;
+//! * `Tokenizer`, `Detokenizer`: from text to token ids, and back while tokens arrive;
+//! * `ChatTemplate`: from [`ChatMessage`]s to the text that the model was trained on;
+//! * [`StopStrings`]: ends a streamed text where a stop string is complete.
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "tokenizer")]
+mod chat_template;
+#[cfg(feature = "tokenizer")]
+mod detokenizer;
+mod error;
+mod message;
+mod source;
+mod stop_strings;
+#[cfg(feature = "tokenizer")]
+mod text_model;
+#[cfg(feature = "tokenizer")]
+mod tokenizer;
+
+#[cfg(feature = "tokenizer")]
+pub use chat_template::{ChatOptions, ChatTemplate};
+#[cfg(feature = "tokenizer")]
+pub use detokenizer::Detokenizer;
+pub use error::{ChatTemplateError, EmptyStopString, TokenizerError};
+pub use message::{ChatMessage, MessageContent};
+pub use source::{GgufTokenizer, TextSource, TokenizerSource};
+pub use stop_strings::{StopScan, StopStrings};
+#[cfg(feature = "tokenizer")]
+pub use text_model::{ChatError, TextModel};
+#[cfg(feature = "tokenizer")]
+pub use tokenizer::Tokenizer;

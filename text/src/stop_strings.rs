@@ -1,0 +1,220 @@
+//! Stop strings over text that arrives in pieces. Owned by whoever streams one sequence; fed with
+//! what the detokenizer gives.
+//!
+//! The text ends at the first place where any stop string is complete; of several complete at one
+//! place the longest counts. That is a property of the text alone, so where the pieces were cut
+//! makes no difference. Held back is exactly the longest end of the text that may still become a
+//! stop string, and nothing else.
+
+use crate::EmptyStopString;
+
+/// Looks for stop strings in one sequence's text. Life: made for the sequence's output, fed with
+/// every piece in order until it says that a stop string has come, or finished.
+#[derive(Clone, Debug)]
+pub struct StopStrings {
+    patterns: Vec<Pattern>,
+    include_stop: bool,
+    /// Text not given out yet: the longest beginning of a stop string that the text ends with.
+    held: String,
+    matched: bool,
+}
+
+/// One stop string, and how much of it the text so far ends with.
+#[derive(Clone, Debug)]
+struct Pattern {
+    text: String,
+    /// For each length of a beginning of `text`, in bytes, minus one: the length of the longest
+    /// shorter beginning that it ends with (Knuth, Morris, Pratt).
+    fallback: Vec<usize>,
+    /// Bytes of `text` that the text so far ends with; below `text.len()` between pieces.
+    seen: usize,
+}
+
+/// What a piece of text came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StopScan {
+    /// Text to give out now.
+    pub text: String,
+    /// The stop string that ended the text, by its place in the list; nothing comes after it.
+    pub matched: Option<usize>,
+}
+
+impl StopStrings {
+    /// Looks for any of `stops`. `include_stop` leaves the stop string in the text.
+    ///
+    /// # Errors
+    /// [`EmptyStopString`] for an empty stop string, which would end every text
+    /// before it began.
+    pub fn new<S: Into<String>>(
+        stops: impl IntoIterator<Item = S>,
+        include_stop: bool,
+    ) -> Result<Self, EmptyStopString> {
+        let patterns: Vec<Pattern> =
+            stops.into_iter().map(|stop| Pattern::new(stop.into())).collect();
+        if patterns.iter().any(|pattern| pattern.text.is_empty()) {
+            return Err(EmptyStopString);
+        }
+        Ok(Self { patterns, include_stop, held: String::new(), matched: false })
+    }
+
+    /// Takes the next piece of text. After a match all further text is swallowed.
+    pub fn push(&mut self, piece: &str) -> StopScan {
+        if self.matched {
+            return StopScan::default();
+        }
+        for (index, byte) in piece.bytes().enumerate() {
+            if let Some(stop) = self.advance(byte) {
+                return self.end_at(stop, piece, index + 1);
+            }
+        }
+        let mut text = std::mem::take(&mut self.held);
+        text.push_str(piece);
+        // A stop string starts with a whole character, so this cuts between characters.
+        let held_len = self.patterns.iter().map(|pattern| pattern.seen).max().unwrap_or(0);
+        self.held = text.split_off(text.len() - held_len);
+        StopScan { text, matched: None }
+    }
+
+    /// Ends the text without a stop string and gives out what was held back.
+    #[must_use]
+    pub fn finish(self) -> String {
+        self.held
+    }
+
+    /// Feeds one byte to every pattern; the longest one that it completes.
+    fn advance(&mut self, byte: u8) -> Option<usize> {
+        let mut longest: Option<usize> = None;
+        for index in 0..self.patterns.len() {
+            let complete = self.patterns[index].advance(byte);
+            let len = |index: usize| self.patterns[index].text.len();
+            if complete && longest.is_none_or(|best| len(index) > len(best)) {
+                longest = Some(index);
+            }
+        }
+        longest
+    }
+
+    /// The text ends `end` bytes into `piece`, with the stop string numbered `stop`.
+    fn end_at(&mut self, stop: usize, piece: &str, end: usize) -> StopScan {
+        self.matched = true;
+        let mut text = std::mem::take(&mut self.held);
+        text.push_str(&piece[..end]);
+        if !self.include_stop {
+            text.truncate(text.len() - self.patterns[stop].text.len());
+        }
+        StopScan { text, matched: Some(stop) }
+    }
+}
+
+impl Pattern {
+    fn new(text: String) -> Self {
+        let bytes = text.as_bytes();
+        let mut fallback = vec![0; bytes.len()];
+        let mut len = 0;
+        for end in 1..bytes.len() {
+            while len > 0 && bytes[len] != bytes[end] {
+                len = fallback[len - 1];
+            }
+            len += usize::from(bytes[len] == bytes[end]);
+            fallback[end] = len;
+        }
+        Self { text, fallback, seen: 0 }
+    }
+
+    /// True when `byte` completes the pattern.
+    fn advance(&mut self, byte: u8) -> bool {
+        let bytes = self.text.as_bytes();
+        while self.seen > 0 && bytes[self.seen] != byte {
+            self.seen = self.fallback[self.seen - 1];
+        }
+        self.seen += usize::from(bytes[self.seen] == byte);
+        self.seen == bytes.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Where the text ends: the first end of any stop string, the longest of those ending there.
+    fn naive(text: &str, stops: &[String]) -> Option<(usize, usize)> {
+        (1..=text.len()).filter(|&end| text.is_char_boundary(end)).find_map(|end| {
+            (0..stops.len())
+                .filter(|&index| text[..end].ends_with(&stops[index]))
+                .max_by_key(|&index| (stops[index].len(), std::cmp::Reverse(index)))
+                .map(|index| (index, end))
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+
+        /// Goal: whatever the stop strings and the cuts, the text given out is the naive one, and
+        /// after each piece only what may still become a stop string is held back.
+        #[test]
+        fn finds_what_a_naive_search_finds(
+            pieces in vec("[abé]{0,4}", 0..12),
+            stops in vec("[abé]{1,5}", 0..5),
+            include_stop: bool,
+        ) {
+            let mut matcher = StopStrings::new(stops.clone(), include_stop).expect("none is empty");
+            let (mut so_far, mut given, mut matched) = (String::new(), String::new(), None);
+            for piece in &pieces {
+                let scan = matcher.push(piece);
+                prop_assert!(matched.is_none() || scan == StopScan::default());
+                given.push_str(&scan.text);
+                matched = matched.or(scan.matched);
+                so_far.push_str(piece);
+                if matched.is_none() {
+                    let held = &so_far[given.len()..];
+                    let longest = so_far
+                        .char_indices()
+                        .map(|(start, _)| &so_far[start..])
+                        .find(|end| stops.iter().any(|stop| stop.starts_with(end)))
+                        .unwrap_or("");
+                    prop_assert_eq!(held, longest);
+                }
+            }
+            given.push_str(&matcher.finish());
+            match naive(&so_far, &stops) {
+                None => {
+                    prop_assert_eq!(matched, None);
+                    prop_assert_eq!(given, so_far);
+                }
+                Some((index, end)) => {
+                    prop_assert_eq!(matched, Some(index));
+                    let len = if include_stop { end } else { end - stops[index].len() };
+                    prop_assert_eq!(given, &so_far[..len]);
+                }
+            }
+        }
+    }
+
+    /// Goal: a stop string over three pieces is found, and text that only looked like its
+    /// beginning comes out as soon as it cannot be one.
+    #[test]
+    fn matches_across_pieces() {
+        let mut matcher = StopStrings::new(["</end>"], false).expect("not empty");
+        let mut push = |piece: &str| {
+            let scan = matcher.push(piece);
+            (scan.text, scan.matched)
+        };
+        assert_eq!(push("a < b </e"), ("a < b ".to_owned(), None));
+        assert_eq!(push("m> </"), ("</em> ".to_owned(), None));
+        assert_eq!(push("end"), (String::new(), None));
+        assert_eq!(push("> rest"), (String::new(), Some(0)));
+        assert_eq!(push("more"), (String::new(), None));
+    }
+
+    /// Goal: an empty stop string is refused.
+    #[test]
+    fn empty_stop_strings_are_refused() {
+        let error = StopStrings::new(["a", ""], false).expect_err("one is empty");
+        let expected =
+            "invalid stop: expected strings of at least one character, got an empty string";
+        assert_eq!(error.to_string(), expected);
+    }
+}

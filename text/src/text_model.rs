@@ -1,0 +1,168 @@
+//! A model's text side: tokenizer, chat templates, end tokens and recommended sampling, made once
+//! from what the loader read, shared read-only by every request.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::{
+    ChatMessage, ChatOptions, ChatTemplate, ChatTemplateError, GgufTokenizer, TextSource,
+    Tokenizer, TokenizerError, TokenizerSource,
+};
+
+/// Everything about a model that deals in text. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct TextModel {
+    tokenizer: Tokenizer,
+    /// The reason stands in for a template that is missing or broken: such a model still
+    /// completes text.
+    chat: Result<Arc<ChatTemplate>, ChatTemplateError>,
+    eos_token_ids: Vec<u32>,
+}
+
+/// Why a conversation could not be turned into tokens.
+#[derive(Debug, thiserror::Error)]
+pub enum ChatError {
+    /// It could not be rendered.
+    #[error(transparent)]
+    Template(#[from] ChatTemplateError),
+    /// The text could not be tokenised.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+/// The special tokens that templates may name, as `transformers` calls them.
+const SPECIAL_TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// How families end a turn. A GGUF file names one end token only, often not this one.
+const TURN_ENDS: [&str; 5] =
+    ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>"];
+
+impl TextModel {
+    /// Makes the text side of a model. A chat template that is missing or broken is reported when
+    /// it is used.
+    ///
+    /// # Errors
+    /// [`TokenizerError`] when the tokenizer cannot be read.
+    pub fn new(source: &TextSource, eos_token_ids: &[u32]) -> Result<Self, TokenizerError> {
+        let tokenizer = Tokenizer::new(&source.tokenizer)?;
+        let special_tokens = special_tokens(source, &tokenizer);
+        let eos_token_ids = end_token_ids(source, eos_token_ids, &special_tokens, &tokenizer);
+        let chat = ChatTemplate::new(templates(source), special_tokens).map(Arc::new);
+        Ok(Self { tokenizer, chat, eos_token_ids })
+    }
+
+    /// The tokenizer.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Generation ends at any of these; sorted, without duplicates.
+    #[must_use]
+    pub fn eos_token_ids(&self) -> &[u32] {
+        &self.eos_token_ids
+    }
+
+    /// The model's chat templates.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError::Missing`], [`ChatTemplateError::Malformed`].
+    pub fn chat_template(&self) -> Result<&ChatTemplate, ChatTemplateError> {
+        self.chat.as_deref().map_err(Clone::clone)
+    }
+
+    /// A conversation as the text that the model was trained on.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError`].
+    pub fn render_chat(
+        &self,
+        messages: &[ChatMessage],
+        options: &ChatOptions,
+    ) -> Result<String, ChatTemplateError> {
+        self.chat_template()?.render(messages, options)
+    }
+
+    /// A conversation as tokens. The template has put the special tokens in already.
+    ///
+    /// # Errors
+    /// [`ChatError`].
+    pub fn encode_chat(
+        &self,
+        messages: &[ChatMessage],
+        options: &ChatOptions,
+    ) -> Result<Vec<u32>, ChatError> {
+        let text = self.render_chat(messages, options)?;
+        Ok(self.tokenizer.encode(&text, false)?)
+    }
+}
+
+/// The templates by name. The loader has found the default one; a `tokenizer_config.json` may hold
+/// others beside it.
+fn templates(source: &TextSource) -> Vec<(String, String)> {
+    let default = source.chat_template.clone().map(|template| ("default".to_owned(), template));
+    let named =
+        source.tokenizer_config.as_ref().and_then(|config| config["chat_template"].as_array());
+    let named = named.into_iter().flatten().filter_map(|entry| {
+        let name = entry["name"].as_str()?.to_owned();
+        Some((name, entry["template"].as_str()?.to_owned()))
+    });
+    let has_default = default.is_some();
+    default.into_iter().chain(named.filter(|(name, _)| !has_default || name != "default")).collect()
+}
+
+/// The special tokens by the names templates know them by.
+fn special_tokens(source: &TextSource, tokenizer: &Tokenizer) -> Map<String, Value> {
+    let mut tokens = Map::new();
+    if let TokenizerSource::Gguf(metadata) = &source.tokenizer {
+        for (name, id) in ids_in_gguf(metadata) {
+            if let Some(spelling) = id.and_then(|id| tokenizer.token_spelling(id)) {
+                tokens.insert(name.to_owned(), spelling.into());
+            }
+        }
+    }
+    let Some(config) = &source.tokenizer_config else { return tokens };
+    for name in SPECIAL_TOKENS {
+        // A token is its spelling, or an object around it.
+        let entry = &config[name];
+        if let Some(spelling) = entry.as_str().or(entry["content"].as_str()) {
+            tokens.insert(name.to_owned(), spelling.into());
+        }
+    }
+    if let Some(further) = config["additional_special_tokens"].as_array() {
+        tokens.insert("additional_special_tokens".to_owned(), further.clone().into());
+    }
+    tokens
+}
+
+fn ids_in_gguf(metadata: &GgufTokenizer) -> [(&'static str, Option<u32>); 4] {
+    [
+        ("bos_token", metadata.bos_token_id),
+        ("eos_token", metadata.eos_token_id),
+        ("unk_token", metadata.unknown_token_id),
+        ("pad_token", metadata.padding_token_id),
+    ]
+}
+
+/// The model's own list; where it has none, the tokenizer's end token.
+fn end_token_ids(
+    source: &TextSource,
+    given: &[u32],
+    special_tokens: &Map<String, Value>,
+    tokenizer: &Tokenizer,
+) -> Vec<u32> {
+    let mut ids = given.to_vec();
+    if ids.is_empty() {
+        let spelling = special_tokens.get("eos_token").and_then(Value::as_str);
+        ids.extend(spelling.and_then(|spelling| tokenizer.token_id(spelling)));
+    }
+    if matches!(source.tokenizer, TokenizerSource::Gguf(_)) {
+        let ends = TURN_ENDS.iter().filter_map(|end| tokenizer.token_id(end));
+        ids.extend(ends.filter(|&id| tokenizer.is_special(id)));
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}

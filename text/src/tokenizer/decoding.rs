@@ -1,0 +1,170 @@
+//! How tokens become bytes, one at a time. Made once a tokenizer from the decoder in its
+//! `tokenizer.json`; used by [`Tokenizer`](super::Tokenizer) and the detokenizer.
+//!
+//! The decoders of `tokenizers` take a whole list of tokens. Those of language models are, all
+//! the same, functions of one token and of whether it is the first, followed by cutting spaces
+//! off the text's start; that is what makes streaming exact. A decoder that is not is refused.
+
+use serde_json::Value;
+use tokenizers::Tokenizer as Trained;
+
+use crate::TokenizerError;
+
+/// A decoder, taken apart.
+#[derive(Debug)]
+pub(crate) struct Decoding {
+    /// Applied to a token's spelling, in order.
+    rules: Vec<Rule>,
+    spelling: Spelling,
+    /// Between two tokens: a space for vocabularies of words, which have no decoder.
+    separator: &'static str,
+    /// How many spaces at most are cut off the start of the whole text.
+    leading_spaces_cut: usize,
+}
+
+#[derive(Debug)]
+enum Rule {
+    Replace {
+        pattern: String,
+        content: String,
+    },
+    /// SentencePiece's mark for a space.
+    Metaspace {
+        mark: char,
+        /// The text's first token loses its marks: encoding had put one there.
+        drop_in_first: bool,
+    },
+}
+
+/// What the characters of a token's spelling stand for.
+#[derive(Debug, PartialEq)]
+enum Spelling {
+    /// Themselves.
+    Plain,
+    /// Themselves, but `<0x41>` is the byte 0x41.
+    ByteFallback,
+    /// A byte each, by GPT-2's table.
+    ByteLevel,
+}
+
+impl Decoding {
+    /// Tokens stand for themselves.
+    pub(super) fn plain() -> Self {
+        Self { rules: Vec::new(), spelling: Spelling::Plain, separator: "", leading_spaces_cut: 0 }
+    }
+
+    /// Takes the decoder of `trained` apart; `file` is its name for messages.
+    pub(super) fn of(trained: &Trained, file: &str) -> Result<Self, TokenizerError> {
+        let mut decoding = Self::plain();
+        let Some(decoder) = trained.get_decoder() else {
+            decoding.separator = " ";
+            return Ok(decoding);
+        };
+        // The fields of some decoders are private; their serialised form is the public one.
+        let decoder = serde_json::to_value(decoder)
+            .map_err(|error| TokenizerError::malformed(file, error))?;
+        let mut fused = false;
+        let steps = match decoder["decoders"].as_array() {
+            Some(steps) => steps.as_slice(),
+            None => std::slice::from_ref(&decoder),
+        };
+        for step in steps {
+            decoding.add_step(step, &mut fused).ok_or_else(|| {
+                TokenizerError::unsupported(
+                    file,
+                    "decoder",
+                    "a chain of ByteLevel, or of Replace, ByteFallback, Metaspace, Fuse and a \
+                     Strip of leading spaces",
+                    &decoder,
+                )
+            })?;
+        }
+        Ok(decoding)
+    }
+
+    /// `None` for a step, or an order of steps, that this cannot do. `fused` says whether the
+    /// steps so far have joined the tokens to one text.
+    fn add_step(&mut self, step: &Value, fused: &mut bool) -> Option<()> {
+        match (step["type"].as_str()?, *fused) {
+            ("ByteLevel", false) if self.spelling == Spelling::Plain => {
+                self.spelling = Spelling::ByteLevel;
+                *fused = true;
+            }
+            ("ByteFallback", false) => self.spelling = Spelling::ByteFallback,
+            ("Replace", false) => self.rules.push(Rule::Replace {
+                pattern: step["pattern"]["String"].as_str()?.to_owned(),
+                content: step["content"].as_str()?.to_owned(),
+            }),
+            ("Metaspace", false) => self.rules.push(Rule::Metaspace {
+                mark: step["replacement"].as_str()?.chars().next()?,
+                drop_in_first: step["prepend_scheme"].as_str() != Some("never"),
+            }),
+            ("Strip", true) if step["content"] == " " && step["stop"] == 0 => {
+                self.leading_spaces_cut += usize::try_from(step["start"].as_u64()?).ok()?;
+            }
+            ("Fuse", _) => *fused = true,
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// The bytes of the token spelled `text`; `first` when no other token stands before it.
+    pub(super) fn piece(&self, text: String, first: bool) -> Vec<u8> {
+        if self.spelling == Spelling::ByteFallback
+            && let Some(byte) = fallback_byte(&text)
+        {
+            return vec![byte];
+        }
+        let mut text = text;
+        for rule in &self.rules {
+            text = rule.apply(text, first);
+        }
+        if !first && !self.separator.is_empty() {
+            text.insert_str(0, self.separator);
+        }
+        match self.spelling {
+            Spelling::ByteLevel => byte_level(&text).unwrap_or_else(|| text.into_bytes()),
+            Spelling::Plain | Spelling::ByteFallback => text.into_bytes(),
+        }
+    }
+
+    /// How many spaces at most are cut off the start of the whole text.
+    pub(crate) fn leading_spaces_cut(&self) -> usize {
+        self.leading_spaces_cut
+    }
+}
+
+impl Rule {
+    fn apply(&self, text: String, first: bool) -> String {
+        match self {
+            Self::Replace { pattern, content } => text.replace(pattern.as_str(), content),
+            Self::Metaspace { mark, drop_in_first } => {
+                text.replace(*mark, if first && *drop_in_first { "" } else { " " })
+            }
+        }
+    }
+}
+
+/// The byte of a token spelled like `<0x41>`.
+fn fallback_byte(text: &str) -> Option<u8> {
+    let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
+}
+
+/// The bytes of a spelling in GPT-2's table; `None` when a character is not in it, as in added
+/// tokens, which are spelled plainly.
+fn byte_level(text: &str) -> Option<Vec<u8>> {
+    text.chars().map(char_to_byte).collect()
+}
+
+/// GPT-2's table: printable Latin-1 characters are their own byte; the other 68 bytes, in
+/// order, are the characters from U+0100 on.
+fn char_to_byte(char: char) -> Option<u8> {
+    match char as u32 {
+        code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => Some(code as u8),
+        code @ 0x100..=0x120 => Some((code - 0x100) as u8), // 0x00 to 0x20
+        code @ 0x121..=0x142 => Some((code - 0x121 + 0x7f) as u8), // 0x7f to 0xa0
+        0x143 => Some(0xad),
+        _ => None,
+    }
+}

@@ -1,0 +1,301 @@
+//! A tokenizer from the vocabulary in a GGUF file's metadata: the same as the `tokenizer.json`
+//! that the file was converted from. Used by [`Tokenizer::new`] only.
+//!
+//! It is put together in the form of a `tokenizer.json`, because that form is public, stable and
+//! the one that everything else here reads.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+use super::Tokenizer;
+use crate::{GgufTokenizer, TokenizerError};
+
+/// SentencePiece's mark for a space.
+const SPACE_MARK: &str = "\u{2581}";
+
+/// The token types that matter here, as `tokenizer.ggml.token_type` numbers them.
+const NORMAL: i32 = 1;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+
+/// Builds the tokenizer that `metadata` describes.
+pub(super) fn build(metadata: &GgufTokenizer) -> Result<Tokenizer, TokenizerError> {
+    let file = metadata.file.as_str();
+    let parts = match metadata.model.as_str() {
+        "gpt2" => byte_level(metadata)?,
+        "llama" => sentence_piece(metadata)?,
+        other => {
+            let key = "tokenizer.ggml.model";
+            return Err(TokenizerError::unsupported(file, key, "gpt2 or llama", other));
+        }
+    };
+    let document = json!({
+        "version": "1.0",
+        "added_tokens": added_tokens(metadata),
+        "normalizer": parts.normalizer,
+        "pre_tokenizer": parts.pre_tokenizer,
+        "post_processor": post_processor(metadata, parts.adds_bos_by_default)?,
+        "decoder": parts.decoder,
+        "model": parts.model,
+    });
+    Tokenizer::from_json(file, document.to_string().as_bytes())
+}
+
+/// What differs between the two families.
+struct Parts {
+    normalizer: Value,
+    pre_tokenizer: Value,
+    decoder: Value,
+    model: Value,
+    /// Where the file does not say.
+    adds_bos_by_default: bool,
+}
+
+/// Byte-level BPE, as of GPT-2, Llama 3 and Qwen.
+fn byte_level(metadata: &GgufTokenizer) -> Result<Parts, TokenizerError> {
+    let file = metadata.file.as_str();
+    let merges = metadata.merges.as_deref().ok_or_else(|| {
+        TokenizerError::key(file, "tokenizer.ggml.merges", "the merges of gpt2", "nothing")
+    })?;
+    let merges = merges
+        .iter()
+        .map(|merge| {
+            let (left, right) = merge.split_once(' ').ok_or_else(|| {
+                let expected = "two tokens with a space between";
+                TokenizerError::key(file, "tokenizer.ggml.merges", expected, format!("`{merge}`"))
+            })?;
+            Ok(json!([left, right]))
+        })
+        .collect::<Result<Vec<_>, TokenizerError>>()?;
+    let split = Split::named(metadata.pre.as_deref(), file)?;
+    let mut pre_tokenizers = Vec::new();
+    if split.single_digits {
+        pre_tokenizers.push(json!({"type": "Digits", "individual_digits": true}));
+    }
+    if let Some(pattern) = split.pattern {
+        pre_tokenizers.push(json!({
+            "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false,
+        }));
+    }
+    pre_tokenizers.push(json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false,
+        "use_regex": split.pattern.is_none(),
+    }));
+    Ok(Parts {
+        normalizer: if split.composes { json!({"type": "NFC"}) } else { Value::Null },
+        pre_tokenizer: json!({"type": "Sequence", "pretokenizers": pre_tokenizers}),
+        decoder: json!({
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false,
+            "use_regex": false,
+        }),
+        model: bpe(metadata, merges, None, split.whole_words_first),
+        adds_bos_by_default: split.adds_bos,
+    })
+}
+
+/// SentencePiece's BPE with byte fallback, as of Llama 2, Mistral and Gemma.
+fn sentence_piece(metadata: &GgufTokenizer) -> Result<Parts, TokenizerError> {
+    let prefix = metadata.add_space_prefix.unwrap_or(true);
+    let mut normalizers = Vec::new();
+    let mut decoders = vec![
+        json!({"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "}),
+        json!({"type": "ByteFallback"}),
+        json!({"type": "Fuse"}),
+    ];
+    if prefix {
+        normalizers.push(json!({"type": "Prepend", "prepend": SPACE_MARK}));
+        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    normalizers.push(json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}));
+    let unknown = match metadata.unknown_token_id {
+        Some(id) => Some(spelling(metadata, "tokenizer.ggml.unknown_token_id", id)?),
+        None => None,
+    };
+    Ok(Parts {
+        normalizer: json!({"type": "Sequence", "normalizers": normalizers}),
+        pre_tokenizer: Value::Null,
+        decoder: json!({"type": "Sequence", "decoders": decoders}),
+        model: bpe(metadata, merges_by_score(metadata)?, unknown, false),
+        adds_bos_by_default: true,
+    })
+}
+
+fn bpe(
+    metadata: &GgufTokenizer,
+    merges: Vec<Value>,
+    unknown: Option<&str>,
+    whole_words_first: bool,
+) -> Value {
+    let vocabulary: Map<String, Value> =
+        (0_u32..).zip(&metadata.tokens).map(|(id, token)| (token.clone(), json!(id))).collect();
+    json!({
+        "type": "BPE", "dropout": null, "unk_token": unknown,
+        "continuing_subword_prefix": null, "end_of_word_suffix": null,
+        "fuse_unk": true, "byte_fallback": metadata.model == "llama",
+        "ignore_merges": whole_words_first,
+        "vocab": vocabulary, "merges": merges,
+    })
+}
+
+/// SentencePiece joins, of all neighbours that make a token, those that make the one with the best
+/// score. As merges: every way to put a token together from two, best token first.
+fn merges_by_score(metadata: &GgufTokenizer) -> Result<Vec<Value>, TokenizerError> {
+    let count = metadata.tokens.len();
+    let scores = metadata.scores.as_deref().unwrap_or_default();
+    if scores.len() != count {
+        let expected = format!("a score for each of {count} tokens");
+        let key = "tokenizer.ggml.scores";
+        return Err(TokenizerError::key(&metadata.file, key, expected, scores.len()));
+    }
+    let ids: HashMap<&str, usize> = metadata
+        .tokens
+        .iter()
+        .enumerate()
+        .filter(|(id, _)| token_type(metadata, *id) == NORMAL)
+        .map(|(id, token)| (token.as_str(), id))
+        .collect();
+    let mut merges = Vec::new();
+    for (&token, &id) in &ids {
+        for (middle, _) in token.char_indices().skip(1) {
+            let (left, right) = token.split_at(middle);
+            if let (Some(&left_id), Some(&right_id)) = (ids.get(left), ids.get(right)) {
+                merges.push((id, left_id, right_id));
+            }
+        }
+    }
+    merges.sort_unstable_by(|a, b| scores[b.0].total_cmp(&scores[a.0]).then(a.cmp(b)));
+    let tokens = &metadata.tokens;
+    Ok(merges.into_iter().map(|(_, left, right)| json!([tokens[left], tokens[right]])).collect())
+}
+
+/// Control tokens are special; those the makers defined are found in the text before all else.
+fn added_tokens(metadata: &GgufTokenizer) -> Vec<Value> {
+    (0_u32..)
+        .zip(&metadata.tokens)
+        .filter_map(|(id, token)| {
+            let special = match token_type(metadata, id as usize) {
+                CONTROL => true,
+                USER_DEFINED => false,
+                _ => return None,
+            };
+            Some(json!({
+                "id": id, "content": token, "special": special, "normalized": false,
+                "single_word": false, "lstrip": false, "rstrip": false,
+            }))
+        })
+        .collect()
+}
+
+/// Puts the beginning and the end around a text, where the file or its family wants them.
+fn post_processor(metadata: &GgufTokenizer, adds_bos: bool) -> Result<Value, TokenizerError> {
+    let around = [
+        ("bos", metadata.add_bos_token.unwrap_or(adds_bos), metadata.bos_token_id),
+        ("eos", metadata.add_eos_token.unwrap_or(false), metadata.eos_token_id),
+    ];
+    let mut single = vec![json!({"Sequence": {"id": "A", "type_id": 0}})];
+    let mut special_tokens = Map::new();
+    for (name, wanted, id) in around {
+        let (true, Some(id)) = (wanted, id) else { continue };
+        let token = spelling(metadata, &format!("tokenizer.ggml.{name}_token_id"), id)?;
+        let place = if name == "bos" { 0 } else { single.len() };
+        single.insert(place, json!({"SpecialToken": {"id": token, "type_id": 0}}));
+        let entry = json!({"id": token, "ids": [id], "tokens": [token]});
+        special_tokens.insert(token.to_owned(), entry);
+    }
+    if special_tokens.is_empty() {
+        return Ok(Value::Null);
+    }
+    Ok(json!({
+        "type": "TemplateProcessing", "single": single,
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": special_tokens,
+    }))
+}
+
+fn spelling<'a>(
+    metadata: &'a GgufTokenizer,
+    key: &str,
+    id: u32,
+) -> Result<&'a str, TokenizerError> {
+    metadata.tokens.get(id as usize).map(String::as_str).ok_or_else(|| {
+        let expected = format!("an id below the {} tokens", metadata.tokens.len());
+        TokenizerError::key(&metadata.file, key, expected, id)
+    })
+}
+
+fn token_type(metadata: &GgufTokenizer, id: usize) -> i32 {
+    metadata.token_types.as_ref().and_then(|types| types.get(id)).copied().unwrap_or(NORMAL)
+}
+
+/// How a family of byte-level tokenizers cuts a text into words before BPE.
+#[derive(Default)]
+struct Split {
+    /// `None`: GPT-2's own pattern.
+    pattern: Option<&'static str>,
+    /// Every digit is a word, found before the pattern is applied.
+    single_digits: bool,
+    /// Characters are composed first (Unicode NFC).
+    composes: bool,
+    /// A word that is a token is not looked at further.
+    whole_words_first: bool,
+    /// Where the file does not say.
+    adds_bos: bool,
+}
+
+impl Split {
+    fn named(pre: Option<&str>, file: &str) -> Result<Self, TokenizerError> {
+        let split = match pre {
+            // What files from before the key existed, and those converted without it, have.
+            None | Some("default" | "gpt-2" | "gpt2" | "phi-2" | "olmo") => Self::default(),
+            Some("llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "dbrx" | "smaug-bpe") => Self {
+                pattern: Some(LLAMA3),
+                whole_words_first: true,
+                adds_bos: true,
+                ..Self::default()
+            },
+            Some("qwen2" | "deepseek-r1-qwen" | "megrez" | "stablelm2") => {
+                Self { pattern: Some(QWEN2), composes: true, ..Self::default() }
+            }
+            Some("tekken" | "pixtral") => Self {
+                pattern: Some(TEKKEN),
+                whole_words_first: true,
+                adds_bos: true,
+                ..Self::default()
+            },
+            Some("smollm" | "starcoder" | "refact" | "command-r") => {
+                Self { single_digits: true, ..Self::default() }
+            }
+            Some(other) => {
+                let expected = "gpt-2, llama-bpe, qwen2, tekken or smollm; or put the model's \
+                                tokenizer.json beside the file";
+                return Err(TokenizerError::unsupported(
+                    file,
+                    "tokenizer.ggml.pre",
+                    expected,
+                    other,
+                ));
+            }
+        };
+        Ok(split)
+    }
+}
+
+/// Llama 3: words with one mark before them, numbers of up to three digits.
+const LLAMA3: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
+
+/// Qwen 2 and 3: as Llama 3, single digits.
+const QWEN2: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
+
+/// Mistral's Tekken: words are cut where small letters go over to capitals; single digits.
+const TEKKEN: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);

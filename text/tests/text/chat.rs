@@ -1,0 +1,130 @@
+//! Chat templates against what transformers renders. The expected texts are made by
+//! `fixtures/make_chat_fixtures.py`.
+
+use std::path::PathBuf;
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde_json::{Map, Value, json};
+use stolon_text::{ChatMessage, ChatOptions, ChatTemplate, ChatTemplateError};
+
+fn fixtures() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat_templates")
+}
+
+fn messages(value: &Value) -> Vec<ChatMessage> {
+    serde_json::from_value(value.clone()).expect("messages in OpenAI's shape")
+}
+
+/// A template of one source named `default`, without special tokens.
+fn template(source: &str) -> ChatTemplate {
+    ChatTemplate::new([("default", source)], Map::new()).expect("valid Jinja")
+}
+
+fn render(source: &str, messages: &[ChatMessage]) -> Result<String, ChatTemplateError> {
+    template(source).render(messages, &ChatOptions::default())
+}
+
+/// Goal: every fixture comes out byte for byte as transformers renders it, or fails with the
+/// template's own words.
+#[test]
+fn renders_as_transformers_does() {
+    let cases = std::fs::read_to_string(fixtures().join("cases.json")).expect("the fixtures");
+    let document: Value = serde_json::from_str(&cases).expect("JSON");
+    let now = UNIX_EPOCH + Duration::from_secs(document["now"].as_u64().expect("a time"));
+    let cases = document["cases"].as_array().expect("a list");
+    let object = |value: &Value| value.as_object().cloned().unwrap_or_default();
+    for case in cases {
+        let name = &case["name"];
+        let path = fixtures().join(case["template"].as_str().expect("a file"));
+        let source = std::fs::read_to_string(path).expect("the template");
+        let special_tokens = object(&case["special_tokens"]);
+        let template = ChatTemplate::new([("default", source)], special_tokens)
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        let options = ChatOptions {
+            add_generation_prompt: case["add_generation_prompt"].as_bool().unwrap_or(true),
+            tools: case["tools"].as_array().cloned().unwrap_or_default(),
+            variables: object(&case["kwargs"]),
+            now: Some(now),
+            ..ChatOptions::default()
+        };
+        let got = template.render(&messages(&case["messages"]), &options);
+        let expected = match (case["text"].as_str(), case["error"].as_str()) {
+            (Some(text), None) => Ok(text.to_owned()),
+            (None, Some(message)) => Err(ChatTemplateError::Raised { message: message.to_owned() }),
+            _ => panic!("{name}: expected a text or an error"),
+        };
+        match (&got, &expected) {
+            (Ok(got), Ok(expected)) => assert_eq!(got, expected, "{name}"),
+            _ => assert_eq!(got, expected, "{name}"),
+        }
+    }
+    assert!(cases.len() >= 25, "only {} cases", cases.len());
+}
+
+/// Goal: a template that takes one form of content is given that form, whatever the request has.
+#[test]
+fn content_takes_the_form_the_template_wants() {
+    let parts = messages(&json!([
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    ]));
+    let text = [ChatMessage::user("a")];
+    let strings = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    assert_eq!(render(strings, &parts).as_deref(), Ok("a\nb"));
+    assert_eq!(render(strings, &text).as_deref(), Ok("a"));
+    let joining = "{% for m in messages %}{{ '<' + m.content + '>' }}{% endfor %}";
+    assert_eq!(render(joining, &parts).as_deref(), Ok("<a\nb>"));
+    let lists =
+        "{% for m in messages %}{% for p in m.content %}{{ p.text }};{% endfor %}{% endfor %}";
+    assert_eq!(render(lists, &parts).as_deref(), Ok("a;b;"));
+    assert_eq!(render(lists, &text).as_deref(), Ok("a;"));
+    let image = messages(&json!([{"role": "user", "content": [{"type": "image_url"}]}]));
+    let unsupported = ChatTemplateError::UnsupportedPart { got: "image_url".to_owned() };
+    assert_eq!(render(strings, &image), Err(unsupported));
+}
+
+/// Goal: arguments of a call come to the template as an object, as OpenAI's text and as itself.
+#[test]
+fn arguments_of_calls_are_objects() {
+    let source = "{% for m in messages %}{% if m.tool_calls %}\
+                  {{ m.tool_calls[0].function.arguments | tojson }}{% endif %}{% endfor %}";
+    for arguments in [json!({"b": 1, "a": 2}), json!("{\"b\": 1, \"a\": 2}")] {
+        let call = json!({"type": "function", "function": {"name": "f", "arguments": arguments}});
+        let conversation = messages(&json!([{"role": "assistant", "tool_calls": [call]}]));
+        assert_eq!(render(source, &conversation).as_deref(), Ok("{\"b\": 1, \"a\": 2}"));
+    }
+}
+
+/// Goal: the template is chosen as transformers chooses it: by name, `tool_use` for tools, else
+/// `default`.
+#[test]
+fn templates_are_chosen_by_name() {
+    let chat = ChatTemplate::new(
+        [("default", "plain"), ("tool_use", "tools"), ("rag", "documents")],
+        Map::new(),
+    )
+    .expect("valid Jinja");
+    let render = |options: ChatOptions| chat.render(&[ChatMessage::user("x")], &options);
+    assert_eq!(render(ChatOptions::default()).as_deref(), Ok("plain"));
+    let tools = ChatOptions { tools: vec![json!({})], ..ChatOptions::default() };
+    assert_eq!(render(tools).as_deref(), Ok("tools"));
+    let named = |name: &str| ChatOptions { template: Some(name.to_owned()), ..Default::default() };
+    assert_eq!(render(named("rag")).as_deref(), Ok("documents"));
+    let error = render(named("other")).expect_err("there is none");
+    let expected = "expected one of the chat templates default, tool_use, rag, got `other`";
+    assert_eq!(error.to_string(), expected);
+}
+
+/// Goal: each way to fail is told apart and says where and why.
+#[test]
+fn failures_are_told_apart() {
+    let none: [(&str, &str); 0] = [];
+    let missing = ChatTemplate::new(none, Map::new()).expect_err("no template");
+    assert_eq!(missing, ChatTemplateError::Missing);
+    let malformed = ChatTemplate::new([("default", "{% if %}")], Map::new()).expect_err("no Jinja");
+    assert!(matches!(malformed, ChatTemplateError::Malformed { .. }), "{malformed}");
+    let failed = render("{{ messages[0].content.nothing.more }}", &[ChatMessage::user("x")]);
+    assert!(matches!(failed, Err(ChatTemplateError::Failed { .. })), "{failed:?}");
+    let nested = "{% macro m() %}{{ raise_exception('no ' ~ 1) }}{% endmacro %}{{ m() }}";
+    let raised = render(nested, &[ChatMessage::user("x")]);
+    assert_eq!(raised, Err(ChatTemplateError::Raised { message: "no 1".to_owned() }));
+}

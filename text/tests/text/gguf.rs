@@ -1,0 +1,187 @@
+//! Tokenizers from GGUF metadata against the ones the metadata was made from.
+
+use proptest::prelude::*;
+use stolon_text::{GgufTokenizer, Tokenizer, TokenizerError, TokenizerSource};
+
+use crate::vocabularies::{byte_level, byte_level_tokens, sentence_pieces};
+
+const NORMAL: i32 = 1;
+const UNKNOWN: i32 = 2;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const BYTE: i32 = 6;
+
+fn build(metadata: GgufTokenizer) -> Result<Tokenizer, TokenizerError> {
+    Tokenizer::new(&TokenizerSource::Gguf(Box::new(metadata)))
+}
+
+/// The metadata that a converter makes of [`byte_level`].
+fn byte_level_metadata() -> GgufTokenizer {
+    let (mut tokens, merges) = byte_level_tokens();
+    let mut token_types = vec![NORMAL; tokens.len()];
+    let begin = tokens.len() as u32;
+    for (token, token_type) in
+        [("<|begin|>", CONTROL), ("<|end|>", CONTROL), ("<tool call>", USER_DEFINED)]
+    {
+        tokens.push(token.to_owned());
+        token_types.push(token_type);
+    }
+    GgufTokenizer {
+        file: "m.gguf".to_owned(),
+        model: "gpt2".to_owned(),
+        pre: Some("gpt-2".to_owned()),
+        tokens,
+        token_types: Some(token_types),
+        merges: Some(merges.iter().map(|[left, right]| format!("{left} {right}")).collect()),
+        bos_token_id: Some(begin),
+        eos_token_id: Some(begin + 1),
+        add_bos_token: Some(true),
+        ..GgufTokenizer::default()
+    }
+}
+
+fn sentence_piece_metadata() -> GgufTokenizer {
+    let pieces = sentence_pieces();
+    let token_types = (0..pieces.len())
+        .map(|id| match id {
+            0 => UNKNOWN,
+            1 | 2 => CONTROL,
+            3..259 => BYTE,
+            _ => NORMAL,
+        })
+        .collect();
+    GgufTokenizer {
+        file: "m.gguf".to_owned(),
+        model: "llama".to_owned(),
+        tokens: pieces.iter().map(|(piece, _)| piece.clone()).collect(),
+        scores: Some(pieces.iter().map(|(_, score)| *score).collect()),
+        token_types: Some(token_types),
+        bos_token_id: Some(1),
+        eos_token_id: Some(2),
+        unknown_token_id: Some(0),
+        ..GgufTokenizer::default()
+    }
+}
+
+/// SentencePiece's BPE by its definition: join the two neighbours that make the best token, the
+/// leftmost of equal ones, until none do; spell in bytes what is left over.
+fn naive_sentence_piece(text: &str) -> Vec<u32> {
+    let pieces = sentence_pieces();
+    let find = |text: &str| pieces[259..].iter().position(|(piece, _)| piece == text);
+    let marked = format!(" {text}").replace(' ', "\u{2581}");
+    let mut parts: Vec<String> =
+        if text.is_empty() { Vec::new() } else { marked.chars().map(String::from).collect() };
+    loop {
+        // The pieces stand in order of their scores, best first.
+        let best = (1..parts.len())
+            .filter_map(|index| Some((find(&parts[index - 1..=index].concat())?, index)))
+            .min();
+        let Some((_, index)) = best else { break };
+        let right = parts.remove(index);
+        parts[index - 1].push_str(&right);
+    }
+    parts
+        .iter()
+        .flat_map(|part| match find(part) {
+            Some(place) => vec![259 + place as u32],
+            None => part.bytes().map(|byte| 3 + u32::from(byte)).collect(),
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Goal: byte-level BPE from metadata is the tokenizer.json it was converted from.
+    #[test]
+    fn byte_level_is_the_original(text in "[the ré😀.\n]{0,20}|\\PC{0,12}") {
+        let original = byte_level().to_string();
+        let original = Tokenizer::from_json("t.json", original.as_bytes()).expect("good");
+        let converted = build(byte_level_metadata()).expect("good");
+        for add_special in [false, true] {
+            let tokens = converted.encode(&text, add_special).expect("encodes");
+            prop_assert_eq!(&tokens, &original.encode(&text, add_special).expect("encodes"));
+            prop_assert_eq!(converted.decode(&tokens, true), text.as_str());
+        }
+    }
+
+    /// Goal: SentencePiece's joins by score, and bytes for the rest, as its definition has them.
+    #[test]
+    fn sentence_piece_follows_the_scores(text in "[ thernads.éx漢]{0,24}") {
+        let tokenizer = build(sentence_piece_metadata()).expect("good");
+        let tokens = tokenizer.encode(&text, false).expect("encodes");
+        prop_assert_eq!(&tokens, &naive_sentence_piece(&text));
+        prop_assert_eq!(tokenizer.decode(&tokens, true), text.as_str());
+    }
+}
+
+/// Goal: where the file does not say, a SentencePiece text begins with its token, and a space is
+/// put before it; where the file says otherwise, not.
+#[test]
+fn beginnings_follow_the_metadata() {
+    let encode = |metadata: GgufTokenizer| {
+        let tokenizer = build(metadata).expect("good");
+        let tokens = tokenizer.encode("the</s>", true).expect("encodes");
+        tokens
+            .iter()
+            .map(|&token| tokenizer.token_spelling(token).expect("known"))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(encode(sentence_piece_metadata()), ["<s>", "\u{2581}the", "</s>"]);
+    let other = GgufTokenizer {
+        add_bos_token: Some(false),
+        add_eos_token: Some(true),
+        add_space_prefix: Some(false),
+        ..sentence_piece_metadata()
+    };
+    assert_eq!(encode(other), ["the", "</s>", "</s>"]);
+}
+
+/// Goal: families' split patterns are all valid, and numbers show which is at work.
+#[test]
+fn split_patterns_of_families() {
+    let check = |pre: &str, expected: &[&str]| {
+        let (mut tokens, mut merges) = byte_level_tokens();
+        for [left, right] in [["1", "2"], ["12", "3"], ["123", "4"]] {
+            merges.push([left.to_owned(), right.to_owned()]);
+            tokens.push(format!("{left}{right}"));
+        }
+        let metadata = GgufTokenizer {
+            pre: Some(pre.to_owned()),
+            tokens,
+            token_types: None,
+            merges: Some(merges.iter().map(|[left, right]| format!("{left} {right}")).collect()),
+            bos_token_id: None,
+            eos_token_id: None,
+            ..byte_level_metadata()
+        };
+        let tokenizer = build(metadata).expect(pre);
+        let tokens = tokenizer.encode("1234", false).expect("encodes");
+        let spelled: Vec<_> =
+            tokens.iter().map(|&token| tokenizer.token_spelling(token).expect("known")).collect();
+        assert_eq!(spelled, expected, "{pre}");
+    };
+    check("gpt-2", &["1234"]);
+    check("llama-bpe", &["123", "4"]);
+    check("qwen2", &["1", "2", "3", "4"]);
+    check("tekken", &["1", "2", "3", "4"]);
+    check("smollm", &["1", "2", "3", "4"]);
+}
+
+/// Goal: metadata that makes no tokenizer is an error that names the key.
+#[test]
+fn bad_metadata_is_refused() {
+    let check = |metadata: GgufTokenizer, key: &str| {
+        let error = build(metadata).expect_err(key).to_string();
+        assert!(error.contains("m.gguf") && error.contains(key), "{error}");
+    };
+    let byte_level = byte_level_metadata;
+    check(GgufTokenizer { model: "bert".to_owned(), ..byte_level() }, "tokenizer.ggml.model");
+    check(GgufTokenizer { pre: Some("new".to_owned()), ..byte_level() }, "tokenizer.ggml.pre");
+    check(GgufTokenizer { merges: None, ..byte_level() }, "tokenizer.ggml.merges");
+    let merges = Some(vec!["ab".to_owned()]);
+    check(GgufTokenizer { merges, ..byte_level() }, "tokenizer.ggml.merges");
+    let bos_token_id = Some(9999);
+    check(GgufTokenizer { bos_token_id, ..byte_level() }, "tokenizer.ggml.bos_token_id");
+    check(GgufTokenizer { scores: None, ..sentence_piece_metadata() }, "tokenizer.ggml.scores");
+}

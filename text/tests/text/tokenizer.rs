@@ -1,0 +1,165 @@
+//! Tokenizers and streaming against `tokenizers` itself, which decodes whole lists.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use serde_json::Value;
+use stolon_text::{Detokenizer, Tokenizer, TokenizerError};
+
+use crate::vocabularies::{Spaces, byte_level, metaspace, words};
+
+struct Pair {
+    name: &'static str,
+    ours: Tokenizer,
+    reference: tokenizers::Tokenizer,
+    /// Ill-formed bytes come out the same, not only well-formed ones. With byte fallback the
+    /// reference spoils the whole run of byte tokens around a bad one, which cannot be streamed.
+    same_when_ill_formed: bool,
+}
+
+fn pair(name: &'static str, json: &Value, same_when_ill_formed: bool) -> Pair {
+    let bytes = json.to_string().into_bytes();
+    Pair {
+        name,
+        ours: Tokenizer::from_json("tokenizer.json", &bytes).expect("a good tokenizer"),
+        reference: tokenizers::Tokenizer::from_bytes(&bytes).expect("a good tokenizer"),
+        same_when_ill_formed,
+    }
+}
+
+fn pairs() -> Vec<Pair> {
+    vec![
+        pair("byte-level BPE", &byte_level(), true),
+        pair("BPE, cut", &metaspace(Spaces::Cut, false), false),
+        pair("BPE, kept", &metaspace(Spaces::Kept, false), false),
+        pair("unigram, cut", &metaspace(Spaces::Cut, true), false),
+        pair("unigram, metaspace", &metaspace(Spaces::Metaspace, true), true),
+        pair("unigram, both", &metaspace(Spaces::FallbackThenMetaspace, true), false),
+        pair("words", &words(), true),
+    ]
+}
+
+/// The pieces that streaming gives, the last one at the end.
+fn stream(tokenizer: &Tokenizer, tokens: &[u32], skip_special: bool) -> Vec<String> {
+    let mut detokenizer = Detokenizer::new(tokenizer.clone(), skip_special);
+    let mut pieces: Vec<String> = tokens.iter().map(|&token| detokenizer.push(token)).collect();
+    pieces.push(detokenizer.finish());
+    pieces
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Goal: for any tokens, sense or nonsense, the streamed pieces joined are the text that
+    /// `tokenizers` decodes from the whole list.
+    #[test]
+    fn streamed_pieces_join_to_the_whole(
+        choices in vec((any::<prop::sample::Index>(), any::<bool>()), 0..20),
+        skip_special: bool,
+    ) {
+        for pair in pairs() {
+            // Two ids beyond the vocabulary stand for nothing.
+            let count = pair.ours.vocab_size() + 2;
+            // Half of the tokens are among the last 23, where the spaces and words are.
+            let first = |late: bool| if late { count.saturating_sub(23) } else { 0 };
+            let tokens: Vec<u32> = choices
+                .iter()
+                .map(|(choice, late)| {
+                    (first(*late) + choice.index(count - first(*late))) as u32
+                })
+                .collect();
+            let joined = stream(&pair.ours, &tokens, skip_special).concat();
+            prop_assert_eq!(&joined, &pair.ours.decode(&tokens, skip_special), "{}", pair.name);
+            let whole = pair.reference.decode(&tokens, skip_special).expect("decodes");
+            if pair.same_when_ill_formed || !whole.contains('\u{fffd}') {
+                prop_assert_eq!(joined, whole, "{}: {:?}", pair.name, tokens);
+            }
+        }
+    }
+
+    /// Goal: a text's tokens are those of `tokenizers`; streamed, no piece holds half a character,
+    /// and every piece is a piece of the text.
+    #[test]
+    fn texts_survive_the_round_trip(text in "[the and.é漢😀\n]{0,20}|\\PC{0,12}") {
+        for pair in pairs().iter().filter(|pair| pair.name != "words") {
+            let tokens = pair.ours.encode(&text, false).expect("encodes");
+            let expected = pair.reference.encode(text.as_str(), false).expect("encodes");
+            prop_assert_eq!(&tokens, expected.get_ids(), "{}", pair.name);
+            let whole = pair.reference.decode(&tokens, false).expect("decodes");
+            let pieces = stream(&pair.ours, &tokens, false);
+            let holds = |text: &str| text.contains('\u{fffd}');
+            prop_assert!(holds(&whole) || !pieces.iter().any(|piece| holds(piece)));
+            prop_assert_eq!(pieces.concat(), whole, "{}", pair.name);
+        }
+    }
+}
+
+/// Goal: a character spread over tokens comes out once, with its last token; one that never ends
+/// comes out as U+FFFD at the end.
+#[test]
+fn no_half_characters() {
+    let tokenizer = Tokenizer::bytes();
+    let tokens: Vec<u32> = "aé😀".bytes().map(u32::from).collect();
+    let pieces = stream(&tokenizer, &tokens, true);
+    assert_eq!(pieces, ["a", "", "é", "", "", "", "😀", ""]);
+    assert_eq!(stream(&tokenizer, &tokens[..5], true), ["a", "", "é", "", "", "\u{fffd}"]);
+    assert_eq!(stream(&tokenizer, &[0xe2, 0x82, 0x41], true), ["", "", "\u{fffd}A", ""]);
+}
+
+/// Goal: text that follows a prompt keeps the space that it starts with; text of its own does not.
+#[test]
+fn continued_text_keeps_its_space() {
+    let json = metaspace(Spaces::Cut, false).to_string();
+    let tokenizer = Tokenizer::from_json("tokenizer.json", json.as_bytes()).expect("good");
+    let the = tokenizer.token_id("\u{2581}the").expect("in the vocabulary");
+    assert_eq!(tokenizer.decode(&[the, the], true), "the the");
+    let spaces = tokenizer.token_id("\u{2581}\u{2581}").expect("in the vocabulary");
+    assert_eq!(tokenizer.decode(&[spaces, the], true), "  the", "one space is cut, no more");
+    let mut continuing = Detokenizer::continuing(tokenizer.clone(), true);
+    assert_eq!(continuing.push(the), " the");
+    assert_eq!(tokenizer.token_bytes(the), Some(b" the".to_vec()));
+}
+
+/// Goal: special tokens are known as such, found in text, added on request, and left out of text.
+#[test]
+fn special_tokens() {
+    let json = byte_level().to_string();
+    let tokenizer = Tokenizer::from_json("tokenizer.json", json.as_bytes()).expect("good");
+    let id = |spelling: &str| tokenizer.token_id(spelling).expect("in the vocabulary");
+    let (begin, end, tool) = (id("<|begin|>"), id("<|end|>"), id("<tool call>"));
+    assert!(tokenizer.is_special(end) && !tokenizer.is_special(tool) && !tokenizer.is_special(0));
+    let tokens = tokenizer.encode("the<|end|><tool call>", true).expect("encodes");
+    assert_eq!(tokens, [begin, id("the"), end, tool]);
+    assert_eq!(tokenizer.decode(&tokens, true), "the<tool call>");
+    assert_eq!(tokenizer.decode(&tokens, false), "<|begin|>the<|end|><tool call>");
+    assert_eq!(tokenizer.vocab_size(), tool as usize + 1);
+    assert_eq!(tokenizer.token_bytes(tool + 1), None);
+}
+
+/// Goal: padding and truncation that a file asks for do not touch single texts.
+#[test]
+fn files_cannot_cut_or_pad_texts() {
+    let mut json = byte_level();
+    json["truncation"] = serde_json::json!({
+        "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0,
+    });
+    json["padding"] = serde_json::json!({
+        "strategy": {"Fixed": 40}, "direction": "Right", "pad_to_multiple_of": null,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": "!",
+    });
+    let tokenizer =
+        Tokenizer::from_json("tokenizer.json", json.to_string().as_bytes()).expect("good");
+    assert_eq!(tokenizer.encode("xyzzy", false).expect("encodes").len(), 5);
+}
+
+/// Goal: what cannot be read, or not be decoded token by token, is an error that names the file.
+#[test]
+fn bad_tokenizers_are_refused() {
+    let error = Tokenizer::from_json("dir/tokenizer.json", b"{").expect_err("no JSON");
+    assert!(
+        matches!(&error, TokenizerError::Malformed { file, .. } if file == "dir/tokenizer.json")
+    );
+    let mut json = words();
+    json["decoder"] = serde_json::json!({"type": "WordPiece", "prefix": "##", "cleanup": true});
+    let error = Tokenizer::from_json("t.json", json.to_string().as_bytes()).expect_err("no stream");
+    assert!(error.to_string().contains("t.json: key `decoder`"), "{error}");
+}
