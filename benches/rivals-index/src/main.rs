@@ -1,8 +1,9 @@
 //! Prefix indexes side by side, in one run: stolon-kvcache, dynamo-kv-router, kv-index.
 //!
-//! `cargo run --release` in this folder prints the tables of `benches/RESULTS.md` and draws
-//! `benches/throughput.svg`; with the names of parts (`lookups`, `wide`, `writer`, `plot`) only
-//! those. Every index answers every kind of query correctly before it is timed.
+//! `cargo run --release` in this folder prints the tables of
+//! `benches/history/prefix-index.md` and draws `benches/throughput.svg`. With the names of parts
+//! (`lookups`, `wide`, `writer`, `plot`) it runs only those. Every index must answer every kind of
+//! query correctly before it is timed.
 
 mod measure;
 mod plot;
