@@ -26,6 +26,13 @@
 //! from any task. [`EngineBuilder`] has the settings, [`Request`] what can be asked for,
 //! [`TokenStream`] what comes back, [`EngineStats`] and [`Engine::audit`] what goes on inside.
 #![forbid(unsafe_code)]
+#![doc(test(attr(deny(warnings))))]
+
+// The README's program is compiled and run as a documentation test. It needs the demo model, which
+// `cargo test --workspace` enables.
+#[cfg(all(doctest, feature = "demo-model"))]
+#[doc = include_str!("../README.md")]
+mod readme {}
 
 mod best;
 mod builder;
