@@ -25,8 +25,12 @@
 //! [`Engine`] is `Clone + Send + Sync + 'static`: keep it in your web framework's state, call it
 //! from any task. [`EngineBuilder`] has the settings, [`Request`] what can be asked for,
 //! [`TokenStream`] what comes back, [`EngineStats`] and [`Engine::audit`] what goes on inside.
+<<<<<<< HEAD
 #![forbid(unsafe_code)]
 #![doc(test(attr(deny(warnings))))]
+=======
+#![doc(test(attr(deny(deprecated, unused_imports, unused_must_use))))]
+>>>>>>> 3c23ffd (readme: examples that the demo model can answer; the lints of doc tests are narrower)
 
 // The README's program is compiled and run as a documentation test. It needs the demo model, which
 // `cargo test --workspace` enables.

@@ -14,6 +14,11 @@
 //!   tests of schedulers and of programs that embed the engine.
 #![forbid(unsafe_code)]
 
+// The examples of the README are documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
 mod batch;
 mod check;
 #[cfg(feature = "testing")]

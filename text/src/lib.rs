@@ -11,6 +11,11 @@
 //! * [`StopStrings`]: ends a streamed text where a stop string is complete.
 #![forbid(unsafe_code)]
 
+// The examples of the README are documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
 #[cfg(feature = "tokenizer")]
 mod chat_template;
 #[cfg(feature = "tokenizer")]
