@@ -123,7 +123,7 @@ impl Actor for PrefixTreeActor {
                 let _ = reply.send(checked.map(|_| self.publish(writer)));
             }
             TreeMessage::Pin { namespace, tokens, ttl, reply } => {
-                let pinned = writer.pin(&namespace, &tokens, None);
+                let pinned = writer.pin(&namespace, &tokens);
                 self.publish(writer);
                 if let (Ok(id), Some(ttl)) = (pinned, ttl)
                     && let Some(end) = Instant::now().checked_add(ttl)

@@ -12,7 +12,7 @@ use std::ptr;
 
 /// The shared part of one tree.
 #[derive(Debug)]
-pub(crate) struct Core<R: Reclaimer> {
+pub(crate) struct Core {
     /// Root of the base namespace; always there, so that its queries need no look-up.
     pub(crate) base: Node,
     /// Its children are the roots of all other namespaces, with the encodings as their edges.
@@ -20,24 +20,24 @@ pub(crate) struct Core<R: Reclaimer> {
     /// Counts published changes. Added to with Release after each, loaded with Acquire: who sees
     /// a number sees the changes up to it.
     pub(crate) version: AtomicU64,
-    pub(crate) reclaimer: R,
+    pub(crate) reclaimer: Reclaimer,
     pub(crate) block_size: usize,
     /// Where the hash chains start.
     pub(crate) seed: u64,
 }
 
-impl<R: Reclaimer> Core<R> {
+impl Core {
     /// The arena's number of `base`.
     pub(crate) const BASE: NodeId = NodeId(0);
     /// The arena's number of `directory`.
     pub(crate) const DIRECTORY: NodeId = NodeId(1);
 
-    pub(crate) fn new(block_size: usize, seed: u64, reclaimer: R) -> Core<R> {
+    pub(crate) fn new(block_size: usize, seed: u64) -> Core {
         Core {
             base: Node::new(Edge::default(), Self::BASE, ptr::null_mut()),
             directory: Node::new(Edge::default(), Self::DIRECTORY, ptr::null_mut()),
             version: AtomicU64::new(0),
-            reclaimer,
+            reclaimer: Reclaimer::new(),
             block_size,
             seed,
         }
@@ -74,7 +74,7 @@ impl<R: Reclaimer> Core<R> {
     }
 }
 
-impl<R: Reclaimer> Drop for Core<R> {
+impl Drop for Core {
     fn drop(&mut self) {
         let mut tables: Vec<*mut ChildTable> =
             vec![self.base.children(), self.directory.children()];
@@ -94,7 +94,7 @@ impl<R: Reclaimer> Drop for Core<R> {
     }
 }
 
-impl<R: Reclaimer> Core<R> {
+impl Core {
     /// Counts one published change.
     pub(crate) fn bump(&self) {
         self.version.fetch_add(1, Ordering::Release);

@@ -81,6 +81,9 @@
 //! epoch. A commit or an eviction copies the run that it cuts; a sequence that grows block by block
 //! is copied O(log n) times. An eviction finds its victim in O(log n) of the evictable leaves.
 
+#[cfg(all(loom, not(feature = "loom")))]
+compile_error!("`--cfg loom` needs the feature `loom` of stolon-kvcache");
+
 mod atom;
 mod block;
 mod core;
@@ -95,7 +98,7 @@ mod pin;
 mod policy;
 mod pool;
 mod reader;
-pub mod reclaim;
+mod reclaim;
 mod stats;
 mod sync;
 mod tree;

@@ -77,6 +77,7 @@ impl Shown {
 }
 
 impl Retired for Node {
+    #[cfg(all(loom, not(crossbeam_loom)))]
     fn mark_freed(&self) {
         self.witness.free();
     }

@@ -20,8 +20,6 @@ pub struct PinInfo {
     pub position_count: usize,
     /// Blocks held; those shared with another pin count for both.
     pub block_count: usize,
-    /// The tick at which it ends by itself, if any.
-    pub expires: Option<u64>,
 }
 
 /// A prefix cannot be pinned.
@@ -50,14 +48,11 @@ pub(crate) struct Pins {
     pub(crate) blocks: usize,
     next: u64,
     pins: BTreeMap<PinId, (PinInfo, NodeId)>,
-    /// By expiry, for the pins that have one.
-    expiries: BTreeMap<(u64, PinId), ()>,
 }
 
 impl Pins {
     pub(crate) fn new(budget: usize) -> Pins {
-        let (pins, expiries) = (BTreeMap::new(), BTreeMap::new());
-        Pins { budget, blocks: 0, next: 0, pins, expiries }
+        Pins { budget, blocks: 0, next: 0, pins: BTreeMap::new() }
     }
 
     /// Checks the budget for a pin of `block_count` blocks.
@@ -76,9 +71,6 @@ impl Pins {
         self.next += 1;
         info.id = PinId(self.next);
         self.blocks += info.block_count;
-        if let Some(expires) = info.expires {
-            self.expiries.insert((expires, info.id), ());
-        }
         self.pins.insert(info.id, (info, end));
         PinId(self.next)
     }
@@ -87,16 +79,7 @@ impl Pins {
     pub(crate) fn remove(&mut self, id: PinId) -> Option<NodeId> {
         let (info, end) = self.pins.remove(&id)?;
         self.blocks -= info.block_count;
-        if let Some(expires) = info.expires {
-            self.expiries.remove(&(expires, id));
-        }
         Some(end)
-    }
-
-    /// A pin whose time is over at `tick`.
-    pub(crate) fn expired(&self, tick: u64) -> Option<PinId> {
-        let (&(expires, id), ()) = self.expiries.first_key_value()?;
-        (expires <= tick).then_some(id)
     }
 
     pub(crate) fn infos(&self) -> impl Iterator<Item = &PinInfo> {

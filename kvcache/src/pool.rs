@@ -113,26 +113,6 @@ impl BlockPool {
         self.states.len()
     }
 
-    /// Blocks that `reserve` could hand out now.
-    pub fn free_count(&self) -> usize {
-        self.counts().free
-    }
-
-    /// Blocks that came back and wait for running steps to end.
-    pub fn fenced_count(&self) -> usize {
-        self.counts().fenced
-    }
-
-    /// Blocks in leases.
-    pub fn reserved_count(&self) -> usize {
-        self.counts().reserved
-    }
-
-    /// Blocks that the tree owns.
-    pub fn committed_count(&self) -> usize {
-        self.counts().committed
-    }
-
     /// All counts at this moment, word from dropped leases and ended steps included.
     pub fn counts(&self) -> PoolCounts {
         let mut counts = PoolCounts {

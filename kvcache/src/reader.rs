@@ -1,7 +1,6 @@
 //! The reader's handle. Any number of them, on any thread.
 
 use crate::core::Core;
-use crate::reclaim::{Epoch, Reclaimer};
 use crate::sync::{Arc, Ordering};
 use crate::{Namespace, TreeDump, hash};
 
@@ -10,18 +9,12 @@ use crate::{Namespace, TreeDump, hash};
 /// Every method is pure: it writes no shared memory, allocates nothing that outlives the call,
 /// counts nothing, and makes no namespace. The answer was true at some instant during the call;
 /// it is a hint until [`TreeWriter::acquire`](crate::TreeWriter::acquire) has locked it.
-#[derive(Debug)]
-pub struct TreeReader<R: Reclaimer = Epoch> {
-    pub(crate) core: Arc<Core<R>>,
+#[derive(Clone, Debug)]
+pub struct TreeReader {
+    pub(crate) core: Arc<Core>,
 }
 
-impl<R: Reclaimer> Clone for TreeReader<R> {
-    fn clone(&self) -> Self {
-        TreeReader { core: self.core.clone() }
-    }
-}
-
-impl<R: Reclaimer> TreeReader<R> {
+impl TreeReader {
     /// How many of the leading `positions` are cached in `namespace`: a multiple of the block
     /// size, 0 to `positions.len()`. Does not end inside an atom.
     #[inline]
@@ -63,6 +56,14 @@ impl<R: Reclaimer> TreeReader<R> {
     /// Counts the changes published so far. Two equal answers: nothing changed between them.
     pub fn tree_version(&self) -> u64 {
         self.core.version.load(Ordering::Acquire)
+    }
+
+    /// The number of retired items that wait for a guard now, and the largest number that ever
+    /// waited at once.
+    #[cfg(all(loom, not(crossbeam_loom)))]
+    #[doc(hidden)]
+    pub fn retired_waiting(&self) -> (usize, usize) {
+        self.core.reclaimer.waiting()
     }
 
     /// Positions in a block.

@@ -1,56 +1,78 @@
-//! When memory that readers may still look at is freed. The tree is written against
-//! [`Reclaimer`]; [`Epoch`] (crossbeam-epoch's default collector) is the one in use, and the loom
-//! models put a smaller one in its place where several readers would make the real one explode.
-#![allow(unsafe_code, reason = "deferred frees of nodes and child tables")]
+//! Deferred freeing of memory that readers may still be looking at.
+//!
+//! The writer unlinks a node or a child table and *retires* it here. A retired item is freed once
+//! every guard that existed when it was retired has been dropped. Readers hold a guard for the
+//! length of one query.
+//!
+//! There are two implementations behind one private interface:
+//!
+//! - crossbeam-epoch's default collector, in all real builds. Pinning costs a few nanoseconds and
+//!   writes only to memory of the pinning thread.
+//! - [`checked`], in loom models. It reports a use after free instead of causing one, and it keeps
+//!   the number of interleavings small enough to explore with several readers. (Models of
+//!   crossbeam-epoch itself are built with `--cfg crossbeam_loom` in addition to `--cfg loom`.)
+#![allow(unsafe_code, reason = "defers the freeing of nodes and child tables")]
 
-/// What a tree gives to its reclaimer.
-pub trait Retired: Send + 'static {
-    /// Called instead of a free by reclaimers that check rather than free; see the loom models.
+#[cfg(all(loom, not(crossbeam_loom)))]
+mod checked;
+
+#[cfg(all(loom, not(crossbeam_loom)))]
+pub(crate) use checked::{Guard, Reclaimer};
+#[cfg(any(not(loom), crossbeam_loom))]
+pub(crate) use crossbeam_epoch::Guard;
+
+/// A type whose values can be retired.
+pub(crate) trait Retired: Send + 'static {
+    /// Marks the value as freed. The loom models call this instead of freeing, so that any later
+    /// access is reported.
+    #[cfg(all(loom, not(crossbeam_loom)))]
     fn mark_freed(&self);
 }
 
-/// Frees what the writer has unlinked once no reader can hold it any more.
-///
-/// # Safety
-///
-/// An item given to [`retire`](Reclaimer::retire) may be freed only when every guard that was
-/// alive at that call has been dropped.
-pub unsafe trait Reclaimer: Clone + Send + Sync + 'static {
-    /// Keeps everything alive that is reachable while it lives.
-    type Guard;
+/// Frees what the writer has unlinked once no reader can hold a pointer to it.
+#[cfg(any(not(loom), crossbeam_loom))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reclaimer;
 
-    /// Takes a guard. Readers hold one for the length of a query.
-    fn pin(&self) -> Self::Guard;
+#[cfg(any(not(loom), crossbeam_loom))]
+impl Reclaimer {
+    pub(crate) fn new() -> Reclaimer {
+        Reclaimer
+    }
 
-    /// Frees `item` after all guards now alive.
-    ///
-    /// # Safety
-    ///
-    /// `item` came from `Box::into_raw`, can no longer be reached by a reader that pins from now
-    /// on, and is retired once.
-    unsafe fn retire<T: Retired>(&self, guard: &Self::Guard, item: *mut T);
-}
-
-/// crossbeam-epoch's default collector: pinning costs a few nanoseconds and writes only memory of
-/// the pinning thread.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Epoch;
-
-// SAFETY: `defer_unchecked` runs a function only after every guard alive at the call is gone.
-unsafe impl Reclaimer for Epoch {
-    type Guard = crossbeam_epoch::Guard;
-
+    /// Returns a guard. Everything reachable while the guard lives stays allocated.
     #[inline(always)]
-    fn pin(&self) -> Self::Guard {
+    pub(crate) fn pin(&self) -> Guard {
         crossbeam_epoch::pin()
     }
 
-    unsafe fn retire<T: Retired>(&self, guard: &Self::Guard, item: *mut T) {
+    /// Frees `item` after all guards that exist now have been dropped.
+    ///
+    /// # Safety
+    ///
+    /// `item` came from `Box::into_raw`, a reader that pins from now on cannot reach it, and it is
+    /// retired only once.
+    pub(crate) unsafe fn retire<T: Retired>(&self, guard: &Guard, item: *mut T) {
         let free = move || {
-            // SAFETY: by the contract of `retire`, `item` is a box that nobody reaches any more.
+            // SAFETY: by the contract of `retire`, `item` is a box that nobody can reach any more.
             drop(unsafe { Box::from_raw(item) });
         };
-        // SAFETY: `T: Retired` is `Send + 'static`, so the drop may run on any thread at any later time.
+        // SAFETY: `T: Retired` is `Send + 'static`, so the drop may run on any thread at any later
+        // time. crossbeam-epoch runs it only after every guard that exists now has been dropped.
         unsafe { guard.defer_unchecked(free) };
+    }
+}
+
+#[cfg(all(loom, not(crossbeam_loom)))]
+impl Reclaimer {
+    /// As in real builds: frees `item` after all guards that exist now have been dropped.
+    ///
+    /// # Safety
+    ///
+    /// `item` came from `Box::into_raw`, a reader that pins from now on cannot reach it, and it is
+    /// retired only once.
+    pub(crate) unsafe fn retire<T: Retired>(&self, guard: &Guard, item: *mut T) {
+        // SAFETY: by the contract of `retire`, `item` came from a box and nobody else owns it.
+        self.retire_box(guard, unsafe { Box::from_raw(item) });
     }
 }

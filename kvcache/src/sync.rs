@@ -55,8 +55,6 @@ impl Witness {
 
     #[inline(always)]
     pub(crate) fn look(&self) {}
-
-    pub(crate) fn free(&self) {}
 }
 
 #[cfg(loom)]
@@ -74,6 +72,7 @@ impl Witness {
     }
 
     /// The object is freed: every look must have happened before.
+    #[cfg(not(crossbeam_loom))]
     pub(crate) fn free(&self) {
         self.cell.with_mut(|_| ());
         let freed = self.freed.swap(true, std::sync::atomic::Ordering::Relaxed);
@@ -97,6 +96,8 @@ pub mod planted {
         EvictLocked,
         /// The pool hands out blocks that a running step may touch.
         NoStepFence,
+        /// Retired nodes and tables are freed at once, although readers may hold them.
+        EagerFree,
     }
 
     thread_local! {

@@ -2,7 +2,6 @@
 
 use crate::core::Core;
 use crate::policy::{EvictionPolicy, Policy};
-use crate::reclaim::{Epoch, Reclaimer};
 use crate::sync::Arc;
 use crate::{ConfigError, TreeReader, TreeWriter, hash};
 
@@ -66,22 +65,10 @@ impl TreeBuilder {
     ///
     /// When the block size is no power of two from 1 to 256.
     pub fn build(self) -> Result<(TreeWriter, TreeReader), ConfigError> {
-        self.build_with(Epoch)
-    }
-
-    /// As [`build`](TreeBuilder::build), with another reclaimer.
-    ///
-    /// # Errors
-    ///
-    /// When the block size is no power of two from 1 to 256.
-    pub fn build_with<R: Reclaimer>(
-        self,
-        reclaimer: R,
-    ) -> Result<(TreeWriter<R>, TreeReader<R>), ConfigError> {
         if !self.block_size.is_power_of_two() || self.block_size > BLOCK_SIZE_MAX {
             return Err(ConfigError::BlockSize { got: self.block_size });
         }
-        let core = Arc::new(Core::new(self.block_size, self.hash_seed, reclaimer));
+        let core = Arc::new(Core::new(self.block_size, self.hash_seed));
         let reader = TreeReader { core: core.clone() };
         Ok((TreeWriter::new(core, self.policy, self.pin_budget), reader))
     }

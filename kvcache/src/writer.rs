@@ -18,7 +18,6 @@ use crate::lease::ReturnQueue;
 use crate::node::NodeId;
 use crate::pin::Pins;
 use crate::policy::{EvictionPolicy, LeafInfo, Rank};
-use crate::reclaim::{Epoch, Reclaimer};
 use crate::sync::Arc;
 #[cfg(loom)]
 use crate::sync::planted;
@@ -29,8 +28,8 @@ use std::collections::{BTreeSet, HashMap};
 
 /// Changes the tree. There is one a tree: it is neither cloned nor shared.
 #[derive(Debug)]
-pub struct TreeWriter<R: Reclaimer = Epoch> {
-    arena: Arena<R>,
+pub struct TreeWriter {
+    arena: Arena,
     /// The writer's own records, by node number.
     records: Vec<Record>,
     /// Every evictable leaf, the first to go first.
@@ -93,12 +92,12 @@ pub struct TreeCounts {
     pub namespaces: usize,
 }
 
-impl<R: Reclaimer> TreeWriter<R> {
+impl TreeWriter {
     pub(crate) fn new(
-        core: Arc<Core<R>>,
+        core: Arc<Core>,
         policy: Box<dyn EvictionPolicy>,
         pin_budget: usize,
-    ) -> TreeWriter<R> {
+    ) -> TreeWriter {
         TreeWriter {
             arena: Arena::new(core),
             records: vec![Record::default(); 2],
@@ -119,7 +118,7 @@ impl<R: Reclaimer> TreeWriter<R> {
     }
 
     /// A reader of this tree.
-    pub fn reader(&self) -> TreeReader<R> {
+    pub fn reader(&self) -> TreeReader {
         TreeReader { core: self.arena.core.clone() }
     }
 
@@ -156,7 +155,7 @@ impl<R: Reclaimer> TreeWriter<R> {
     /// The numbers of blocks by state, after taking back dropped leases.
     pub fn counts(&mut self) -> TreeCounts {
         self.drain();
-        let roots = self.arena.child_count(Core::<R>::DIRECTORY);
+        let roots = self.arena.child_count(Core::DIRECTORY);
         TreeCounts {
             cached: self.cached,
             evictable: self.cached - self.locked,

@@ -16,7 +16,7 @@ fn holds(cache: &mut Cache, prompt: &[u32], block: BlockId) -> bool {
 
 /// Tokens that a request could have now: free blocks, and those that eviction would free.
 fn token_capacity(cache: &mut Cache) -> usize {
-    (cache.pool.free_count() + cache.writer.counts().evictable) * BLOCK
+    (cache.pool.counts().free + cache.writer.counts().evictable) * BLOCK
 }
 
 /// Blocks of tokens, one letter a block.
@@ -70,7 +70,7 @@ fn full_match_of_a_prompt_that_is_not_aligned() {
     cache.run(&prompt);
     assert_eq!(cache.match_len(&prompt), 1056);
     assert_eq!(cache.writer.acquire(&cache.base, &prompt).blocks().len(), 66);
-    assert_eq!(cache.pool.free_count(), 1, "the partial block was the request's own");
+    assert_eq!(cache.pool.counts().free, 1, "the partial block was the request's own");
     cache.audit();
 }
 
@@ -81,7 +81,7 @@ fn short_prompt_is_neither_matched_nor_inserted() {
     cache.run(prompt);
     assert_eq!(cache.match_len(prompt), 0);
     assert_eq!(cache.writer.counts().cached, 0);
-    assert_eq!(cache.pool.free_count(), 4);
+    assert_eq!(cache.pool.counts().free, 4);
 }
 
 #[test]
@@ -188,9 +188,9 @@ fn freeing_a_slot_keeps_the_trees_blocks() {
     let prompt = &blocks("ABC")[..40];
     let mut slot = cache.start(prompt).expect("fits");
     cache.publish(&mut slot, prompt);
-    assert_eq!((cache.pool.free_count(), cache.writer.counts().locked), (5, 2));
+    assert_eq!((cache.pool.counts().free, cache.writer.counts().locked), (5, 2));
     drop(slot);
-    assert_eq!(cache.pool.free_count(), 6, "the partial block is free again");
+    assert_eq!(cache.pool.counts().free, 6, "the partial block is free again");
     assert_eq!((cache.writer.counts().cached, cache.writer.counts().locked), (2, 0));
     cache.audit();
 }
@@ -201,10 +201,10 @@ fn a_failed_request_gives_everything_back() {
     cache.run(&blocks("AB"));
     let slot = cache.start(&blocks("ABCD")).expect("fits");
     drop(slot);
-    assert_eq!((cache.pool.free_count(), cache.writer.counts().locked), (2, 0));
+    assert_eq!((cache.pool.counts().free, cache.writer.counts().locked), (2, 0));
     let shortage = cache.start(&blocks("ABCDE")).err().expect("5 blocks do not fit");
     assert_eq!(shortage.requested, 3, "its own match is not evicted to make room for it");
-    assert_eq!((cache.pool.free_count(), cache.writer.counts().locked), (2, 0));
+    assert_eq!((cache.pool.counts().free, cache.writer.counts().locked), (2, 0));
     assert_eq!(cache.match_len(&blocks("AB")), 32);
     cache.audit();
 }
@@ -225,7 +225,7 @@ fn free_token_capacity_includes_evictable_blocks() {
 fn eviction_under_pressure_makes_room() {
     let mut cache = Cache::new(BLOCK, 4);
     cache.run(&blocks("ABCD"));
-    assert_eq!(cache.pool.free_count(), 0);
+    assert_eq!(cache.pool.counts().free, 0);
     let slot = cache.start(&blocks("XYZ")).expect("three can be evicted");
     assert_eq!(slot.private.len(), 3);
     assert_eq!(cache.match_len(&blocks("ABCD")), 16, "only as much as was needed");
@@ -264,7 +264,7 @@ fn a_pinned_system_prompt_outlives_pressure() {
     for tenant in &tenants {
         cache.base = tenant.clone();
         cache.run(&blocks("S"));
-        pins.push(cache.writer.pin(tenant, &blocks("S"), None).expect("cached"));
+        pins.push(cache.writer.pin(tenant, &blocks("S")).expect("cached"));
     }
     assert_eq!(cache.writer.counts().pinned, 2);
     for letters in ["ABCDEFGHIJ", "KLMNOPQRST", "UVWXYZabcd"] {

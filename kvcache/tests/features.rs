@@ -236,7 +236,7 @@ fn evict_by_namespace() {
     put(&mut writer, &base(), &[1, 2], 0);
     put(&mut writer, &adapter, &[1, 2], 10);
     let lease = writer.acquire(&adapter, &[1]);
-    writer.pin(&adapter, &[1, 2], None).expect("cached");
+    writer.pin(&adapter, &[1, 2]).expect("cached");
     assert_eq!(writer.evict_namespace(&adapter), [BlockId(11)], "the pin ends, the lease does not");
     assert_eq!(reader.query_match_len(&adapter, &[1, 2]), 0);
     assert_eq!(reader.query_match_len(&base(), &[1, 2]), 2);
@@ -246,27 +246,27 @@ fn evict_by_namespace() {
     writer.audit().expect("consistent");
 }
 
-/// Goal: pins hold without a lease, within a budget, and end by time, by name or by a flush.
+/// Goal: pins hold without a lease, within a budget, and end by name or by a flush.
 #[test]
 fn pins() {
     let mut writer = TreeBuilder::new(1).pin_budget(4).build().expect("a block size").0;
     put(&mut writer, &base(), &[1, 2, 3], 0);
     put(&mut writer, &base(), &[7, 8], 10);
-    assert_eq!(writer.pin(&base(), &[9], None), Err(PinError::NotCached));
-    let pin = writer.pin(&base(), &[1, 2], None).expect("within the budget");
+    assert_eq!(writer.pin(&base(), &[9]), Err(PinError::NotCached));
+    let pin = writer.pin(&base(), &[1, 2]).expect("within the budget");
     let refused = PinError::OverBudget { budget: 4, pinned: 2, requested: 3 };
-    assert_eq!(writer.pin(&base(), &[1, 2, 3], None), Err(refused));
-    let timed = writer.pin(&base(), &[7, 8], Some(10)).expect("within the budget");
+    assert_eq!(writer.pin(&base(), &[1, 2, 3]), Err(refused));
+    let other = writer.pin(&base(), &[7, 8]).expect("within the budget");
     let names: Vec<_> = writer.pins().iter().map(|info| (info.id, info.block_count)).collect();
-    assert_eq!(names, [(pin, 2), (timed, 2)]);
+    assert_eq!(names, [(pin, 2), (other, 2)]);
     assert_eq!(writer.evict(100), [BlockId(2)], "all but the pinned blocks");
-    writer.advance(10);
-    assert_eq!(writer.evict(100).len(), 2, "its time is over");
-    assert!(!writer.unpin(timed));
+    assert!(writer.unpin(other));
+    assert_eq!(writer.evict(100).len(), 2, "no longer pinned");
+    assert!(!writer.unpin(other));
     assert!(writer.unpin(pin));
     assert_eq!(writer.evict(100).len(), 2);
     put(&mut writer, &base(), &[1], 0);
-    writer.pin(&base(), &[1], None).expect("cached");
+    writer.pin(&base(), &[1]).expect("cached");
     assert_eq!(writer.flush(), [BlockId(0)]);
     assert!(writer.pins().is_empty());
     writer.audit().expect("consistent");
@@ -436,7 +436,11 @@ fn a_dump_shows_the_tree() {
         assert!(node.parent.is_none_or(|parent| parent < index), "parents come first");
     }
     let leaf = dump.nodes.iter().find(|node| node.first_positions == [4]).expect("it is there");
-    assert_eq!((leaf.locks, leaf.hits, leaf.last_use), (1, 1, writer.tick()));
+    assert_eq!((leaf.locks, leaf.hits), (1, 1));
+    let last_use = dump.nodes.iter().map(|node| node.last_use).max();
+    assert_eq!(Some(leaf.last_use), last_use, "the acquire is the latest use");
+    let elsewhere = dump.nodes.iter().filter(|node| node.locks == 0);
+    assert!(elsewhere.map(|node| node.last_use).all(|other| other < leaf.last_use));
     let graph = dump.to_graphviz();
     assert_eq!(graph.matches(" -> ").count(), dump.nodes.len());
     drop(lease);

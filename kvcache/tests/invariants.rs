@@ -28,19 +28,19 @@ fn blocks_are_conserved() {
         counts.free + counts.fenced + counts.reserved + counts.committed
     };
     let mut private = pool.reserve(4).expect("free");
-    assert_eq!((pool.reserved_count(), all(&pool)), (4, 10));
+    assert_eq!((pool.counts().reserved, all(&pool)), (4, 10));
     let step = fence.begin();
     let mut lease = writer.acquire(&base(), &[1, 2]);
     writer.commit(&mut lease, &[1, 2], &private.commit_front(2));
-    assert_eq!((pool.committed_count(), pool.reserved_count(), all(&pool)), (2, 2, 10));
+    assert_eq!((pool.counts().committed, pool.counts().reserved, all(&pool)), (2, 2, 10));
     drop((private, lease));
-    assert_eq!((pool.fenced_count(), all(&pool)), (2, 10));
+    assert_eq!((pool.counts().fenced, all(&pool)), (2, 10));
     pool.release(writer.evict(1));
-    assert_eq!((pool.fenced_count(), pool.committed_count(), all(&pool)), (3, 1, 10));
+    assert_eq!((pool.counts().fenced, pool.counts().committed, all(&pool)), (3, 1, 10));
     drop(step);
-    assert_eq!((pool.free_count(), all(&pool)), (9, 10));
+    assert_eq!((pool.counts().free, all(&pool)), (9, 10));
     pool.release(writer.flush());
-    assert_eq!(pool.free_count(), 10);
+    assert_eq!(pool.counts().free, 10);
     pool.audit().expect("consistent");
 }
 
@@ -52,7 +52,7 @@ fn a_block_has_one_owner() {
     let lease = pool.reserve(1).expect("free");
     pool.release(lease.blocks().to_vec());
     pool.release(vec![BlockId(1), BlockId(9)]);
-    assert_eq!(pool.free_count(), 1, "reserved, free and unknown blocks cannot be released");
+    assert_eq!(pool.counts().free, 1, "reserved, free and unknown blocks cannot be released");
     assert!(pool.audit().is_err());
     let (mut writer, _reader) = prefix_tree(1).expect("a block size");
     put(&mut writer, &[1], 7);
@@ -171,7 +171,7 @@ fn evictable_equals_a_recount() {
     }
     let leases: Vec<_> =
         (0..3).map(|tail| writer.acquire(&base(), &[1, 2, 100 + tail, 200])).collect();
-    let pin = writer.pin(&base(), &[1, 2, 104], None).expect("cached");
+    let pin = writer.pin(&base(), &[1, 2, 104]).expect("cached");
     let recount = || {
         let dump = reader.dump();
         let unlocked = dump.nodes.iter().filter(|node| node.locks == 0);
@@ -197,14 +197,14 @@ fn failures_leave_nothing_behind() {
     let before = (writer.counts(), reader.tree_version(), reader.dump().nodes.len());
     assert!(pool.reserve(4).is_err());
     assert!(writer.acquire(&unknown, &[1]).is_empty());
-    assert_eq!(writer.pin(&unknown, &[1], None), Err(PinError::NotCached));
+    assert_eq!(writer.pin(&unknown, &[1]), Err(PinError::NotCached));
     let over = PinError::OverBudget { budget: 1, pinned: 0, requested: 2 };
-    assert_eq!(writer.pin(&base(), &[1, 2], None), Err(over));
+    assert_eq!(writer.pin(&base(), &[1, 2]), Err(over));
     let mut lease = writer.acquire(&unknown, &[1]);
     assert_eq!(writer.commit(&mut lease, &[1], &[]), Commit::default());
     drop(lease);
     assert_eq!(before, (writer.counts(), reader.tree_version(), reader.dump().nodes.len()));
-    assert_eq!(pool.free_count(), 3);
+    assert_eq!(pool.counts().free, 3);
     writer.audit().expect("consistent");
 }
 
@@ -252,7 +252,7 @@ fn what_is_left_of_an_atom_goes_first() {
     assert_eq!(reader.query_match_len(&base(), &prompt), 2);
     assert_eq!(writer.set_priority(&base(), &prompt, 1), 2);
     assert_eq!(writer.acquire(&base(), &prompt).len(), 2);
-    let pin = writer.pin(&base(), &prompt, None).expect("its text is cached");
+    let pin = writer.pin(&base(), &prompt).expect("its text is cached");
     assert_eq!(writer.pins()[0].position_count, 2);
     assert!(writer.unpin(pin));
     let mut gone: Vec<u32> = writer.evict(19).iter().map(|block| block.0).collect();

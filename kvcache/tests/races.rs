@@ -291,7 +291,7 @@ fn evict_against_pin() {
             });
             start.wait();
             stagger(round, 1);
-            let pin = writer.lock().expect("no panic").pin(&base(), &[1, 2], None);
+            let pin = writer.lock().expect("no panic").pin(&base(), &[1, 2]);
             let mut writer = writer.lock().expect("no panic");
             let held = writer.pins().first().map_or(0, |pin| pin.block_count);
             assert_eq!(pin.is_ok(), held == 2);

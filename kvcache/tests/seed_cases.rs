@@ -69,10 +69,10 @@ fn case_04_cache_miss_page_ownership() {
     let mut cache = Cache::new(1, 100);
     let prompt: Vec<u32> = (0..10).collect();
     cache.run(&prompt);
-    assert_eq!(cache.pool.free_count(), 90);
+    assert_eq!(cache.pool.counts().free, 90);
     let evicted = cache.writer.evict(10);
     cache.pool.release(evicted);
-    assert_eq!(cache.pool.free_count(), 100);
+    assert_eq!(cache.pool.counts().free, 100);
     cache.audit();
 }
 
@@ -87,7 +87,7 @@ fn case_05_partial_hit_page_ownership() {
     assert_eq!(cache.publish(&mut running, &prompt).blocks.len(), 5);
     drop(running);
     assert_eq!(cache.writer.counts().cached, 10);
-    assert_eq!(cache.pool.free_count(), 90);
+    assert_eq!(cache.pool.counts().free, 90);
     cache.audit();
 }
 
@@ -102,7 +102,7 @@ fn case_06_insert_idempotency() {
     assert_eq!(one.blocks, two.blocks, "both go on with the same blocks");
     assert_eq!(two.duplicates, [3, 4, 5].map(BlockId));
     assert_eq!(cache.writer.counts().cached, 3);
-    assert_eq!(cache.pool.free_count(), 5);
+    assert_eq!(cache.pool.counts().free, 5);
     drop((first, second));
     cache.audit();
 }
@@ -128,13 +128,13 @@ fn case_08_and_10_full_match_recomputes_its_last_position() {
     let mut cache = Cache::new(1, 100);
     let prompt = [0, 1, 2, 3];
     cache.run(&prompt);
-    let free = cache.pool.free_count();
+    let free = cache.pool.counts().free;
     let lease = cache.writer.acquire(&cache.base, &prompt[..prompt.len() - 1]);
     let private = cache.pool.reserve(1).expect("free");
     assert_eq!(lease.len(), 3);
     assert!(!lease.blocks().contains(&private.blocks()[0]));
     drop((lease, private));
-    assert_eq!(cache.pool.free_count(), free);
+    assert_eq!(cache.pool.counts().free, free);
     cache.audit();
 }
 
@@ -202,7 +202,7 @@ fn case_14_and_15_page_conservation() {
     }
     let evicted = cache.writer.evict(99);
     cache.pool.release(evicted);
-    assert_eq!(cache.pool.free_count(), 99);
+    assert_eq!(cache.pool.counts().free, 99);
     assert_eq!(cache.writer.counts().nodes, 0);
     cache.audit();
 }

@@ -1,12 +1,12 @@
 //! Blocks: leases that end on other threads, the step fence, and what a hint is worth.
-#![cfg(loom)]
+#![cfg(all(loom, not(crossbeam_loom)))]
 
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 use stolon_kvcache::planted::{Bug, plant};
 use stolon_kvcache::{BlockId, BlockPool, Namespace};
-use stolon_loom_tests::{Checked, explore, must_fail, put, tree};
+use stolon_loom_tests::{explore, must_fail, put, tree};
 
 /// A step that works on a block beside a pool that gets the block back and hands it out again.
 fn reuse_beside_a_step() {
@@ -65,7 +65,7 @@ fn leases_that_end_on_other_threads() {
 #[test]
 fn eviction_against_the_end_of_a_lease() {
     explore(3, || {
-        let (mut writer, _reader) = tree(Checked::default());
+        let (mut writer, _reader) = tree();
         put(&mut writer, &[1], 0);
         let lease = writer.acquire(&Namespace::default(), &[1]);
         let in_use = Arc::new(AtomicBool::new(true));
@@ -87,7 +87,7 @@ fn eviction_against_the_end_of_a_lease() {
 
 /// Admission's hint, an eviction, and the acquire that follows, on two threads.
 fn hint_eviction_acquire() {
-    let (writer, reader) = tree(Checked::default());
+    let (writer, reader) = tree();
     let writer = Arc::new(Mutex::new(writer));
     put(&mut writer.lock().expect("no panic"), &[1, 2], 0);
     let evictor = {

@@ -3,13 +3,12 @@
 #![cfg(all(loom, crossbeam_loom))]
 
 use loom::thread;
-use stolon_kvcache::reclaim::Epoch;
 use stolon_kvcache::{BlockId, Namespace, TreeWriter};
 use stolon_loom_tests::{explore, put, tree};
 
 fn race(prepare: fn(&mut TreeWriter), write: fn(&mut TreeWriter), allowed: &'static [usize]) {
     explore(2, move || {
-        let (mut writer, reader) = tree(Epoch);
+        let (mut writer, reader) = tree();
         prepare(&mut writer);
         let query = thread::spawn(move || {
             let got = reader.query_match_len(&Namespace::default(), &[1, 2]);

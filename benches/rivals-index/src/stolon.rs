@@ -115,7 +115,7 @@ fn beside<T>(
 fn pinned(workload: &Workload) -> (TreeWriter, TreeReader) {
     let (mut writer, reader) = filled(workload);
     for prompt in &workload.prompts {
-        writer.pin(&Namespace::default(), prompt, None).expect("cached");
+        writer.pin(&Namespace::default(), prompt).expect("cached");
     }
     (writer, reader)
 }

@@ -43,7 +43,7 @@ fuzz_target!(|ops: Vec<Op>| {
     for op in ops {
         match op {
             Op::Reserve(count) => {
-                let free = pool.free_count();
+                let free = pool.counts().free;
                 let lease = pool.reserve(count.into());
                 assert_eq!(lease.is_ok(), usize::from(count) <= free);
                 for block in lease.iter().flat_map(BlockLease::blocks) {

@@ -29,6 +29,7 @@ pub(crate) struct ChildTable {
 }
 
 impl Retired for ChildTable {
+    #[cfg(all(loom, not(crossbeam_loom)))]
     fn mark_freed(&self) {
         self.witness.free();
     }

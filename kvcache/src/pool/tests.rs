@@ -27,8 +27,8 @@ fn a_dropped_lease_returns_what_it_still_holds() {
     assert_eq!(committed, ids(&[0]));
     let rest = lease.split(1);
     drop(lease);
-    assert_eq!(pool.reserved_count(), 1);
-    assert_eq!(pool.committed_count(), 1);
+    assert_eq!(pool.counts().reserved, 1);
+    assert_eq!(pool.counts().committed, 1);
     drop(rest);
     pool.release(committed);
     assert_eq!(pool.reserve(4).expect("all are back").len(), 4);
@@ -72,7 +72,7 @@ fn a_block_cannot_be_freed_twice() {
     pool.release(committed.clone());
     pool.release(committed);
     pool.release(ids(&[7]));
-    assert_eq!(pool.free_count(), 2);
+    assert_eq!(pool.counts().free, 2);
     let misuse = AuditError::Misuse { expected: "committed", count: 2 };
     assert_eq!(pool.audit(), Err(misuse));
 }

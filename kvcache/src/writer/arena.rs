@@ -9,7 +9,6 @@ use crate::core::Core;
 use crate::node::edge::Edge;
 use crate::node::table::{ChildTable, SMALL_MAX};
 use crate::node::{Node, NodeId};
-use crate::reclaim::Reclaimer;
 use crate::sync::Arc;
 #[cfg(loom)]
 use crate::sync::planted;
@@ -17,8 +16,8 @@ use std::ptr::{self, NonNull};
 
 /// All live nodes of one tree, by number. There is one arena a tree, owned by the writer.
 #[derive(Debug)]
-pub(crate) struct Arena<R: Reclaimer> {
-    pub(crate) core: Arc<Core<R>>,
+pub(crate) struct Arena {
+    pub(crate) core: Arc<Core>,
     entries: Vec<Entry>,
     /// Numbers to use again.
     free: Vec<NodeId>,
@@ -37,10 +36,10 @@ struct Entry {
 
 // SAFETY: the pointers lead to nodes that the arena owns together with `core`; nodes are `Send`
 // and `Sync`, and no method gives a pointer out.
-unsafe impl<R: Reclaimer> Send for Arena<R> {}
+unsafe impl Send for Arena {}
 
-impl<R: Reclaimer> Arena<R> {
-    pub(crate) fn new(core: Arc<Core<R>>) -> Arena<R> {
+impl Arena {
+    pub(crate) fn new(core: Arc<Core>) -> Arena {
         let entries = [&core.base, &core.directory].map(|root| Entry {
             node: Some(NonNull::from(root)),
             parent: NodeId::NONE,
@@ -82,7 +81,7 @@ impl<R: Reclaimer> Arena<R> {
 
     /// Whether the node is a root: the base, the directory, or a namespace's.
     pub(crate) fn is_root(&self, id: NodeId) -> bool {
-        id.0 < 2 || self.parent(id) == Core::<R>::DIRECTORY
+        id.0 < 2 || self.parent(id) == Core::DIRECTORY
     }
 
     /// The only child of a node that has one.
@@ -184,7 +183,7 @@ impl<R: Reclaimer> Arena<R> {
 
     /// Adds a namespace root with one leaf under it, in one store. Returns root and leaf.
     pub(crate) fn add_namespace(&mut self, namespace: &Namespace, edge: Edge) -> (NodeId, NodeId) {
-        let directory = Core::<R>::DIRECTORY;
+        let directory = Core::DIRECTORY;
         let root_hash = namespace.root_hash(self.core.seed);
         let root_id = self.new_id(directory);
         let leaf_id = self.new_id(root_id);

@@ -4,14 +4,13 @@ use super::TreeWriter;
 use crate::AuditError;
 use crate::core::Core;
 use crate::node::NodeId;
-use crate::reclaim::Reclaimer;
 use std::collections::HashSet;
 
 fn same(counter: &'static str, expected: usize, got: usize) -> Result<(), AuditError> {
     if expected == got { Ok(()) } else { Err(AuditError::Counter { counter, expected, got }) }
 }
 
-impl<R: Reclaimer> TreeWriter<R> {
+impl TreeWriter {
     /// Checks the whole tree against its rules; takes time in proportion to its size.
     ///
     /// # Errors
@@ -72,7 +71,7 @@ impl<R: Reclaimer> TreeWriter<R> {
         check(arena.children(parent).contains(&id), "a slot in its parent's table")?;
         if arena.is_root(id) {
             check(!children.is_empty(), "an empty namespace to be pruned")?;
-            return check(parent == Core::<R>::DIRECTORY, "namespaces in the directory");
+            return check(parent == Core::DIRECTORY, "namespaces in the directory");
         }
         let edge = arena.edge(id);
         let block_size = self.block_size();
@@ -96,7 +95,7 @@ impl<R: Reclaimer> TreeWriter<R> {
             children.iter().map(|&child| &arena.edge(child).positions()[..block_size]).collect();
         firsts.sort_unstable();
         check(firsts.windows(2).all(|pair| pair[0] != pair[1]), "children that differ at once")?;
-        let parent_hash = match (arena.is_root(parent), parent == Core::<R>::BASE) {
+        let parent_hash = match (arena.is_root(parent), parent == Core::BASE) {
             (true, true) => arena.core.seed,
             _ => arena.edge(parent).last_hash(),
         };

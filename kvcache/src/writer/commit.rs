@@ -3,11 +3,10 @@
 use super::{Record, TreeWriter};
 use crate::node::NodeId;
 use crate::node::edge::Edge;
-use crate::reclaim::Reclaimer;
 use crate::sync::Arc;
 use crate::{BlockId, Commit, Event, PrefixLease, atom, hash};
 
-impl<R: Reclaimer> TreeWriter<R> {
+impl TreeWriter {
     /// Publishes blocks whose KV has been written, and extends `lease` over them.
     ///
     /// `positions` is the whole sequence from 0 up to the last full block to be cached (a partial

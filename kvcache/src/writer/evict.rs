@@ -3,13 +3,12 @@
 use super::{Record, TreeWriter};
 use crate::core::Core;
 use crate::node::NodeId;
-use crate::reclaim::Reclaimer;
 use crate::{BlockId, Event, Namespace};
 
 /// How many victims are looked at ahead of their eviction.
 const WARM: usize = 16;
 
-impl<R: Reclaimer> TreeWriter<R> {
+impl TreeWriter {
     /// Takes up to `block_count` blocks out of the index and gives them back: from unlocked
     /// leaves, in the order of the policy, from the tail of a leaf that is longer than needed.
     /// What was left of an atom that is no longer whole goes before all else. Gives fewer only when
@@ -64,15 +63,15 @@ impl<R: Reclaimer> TreeWriter<R> {
         let mut out = std::mem::take(&mut self.freed);
         self.stats.evicted_by_flush += self.cached as u64;
         self.events.report(|| Event::Cleared);
-        let mut roots = self.arena.children(Core::<R>::DIRECTORY);
-        roots.push(Core::<R>::BASE);
+        let mut roots = self.arena.children(Core::DIRECTORY);
+        roots.push(Core::BASE);
         for root in roots {
             self.take_out_below(root, &mut out);
         }
         let detached = &self.detached;
         let keep = |id: NodeId| detached.contains_key(&id);
-        self.arena.clear_below(Core::<R>::BASE, keep);
-        self.arena.clear_below(Core::<R>::DIRECTORY, keep);
+        self.arena.clear_below(Core::BASE, keep);
+        self.arena.clear_below(Core::DIRECTORY, keep);
         out
     }
 
@@ -92,7 +91,7 @@ impl<R: Reclaimer> TreeWriter<R> {
         self.events.report(|| Event::Removed { hashes });
         let detached = &self.detached;
         self.arena.clear_below(root, |id| detached.contains_key(&id));
-        if root != Core::<R>::BASE {
+        if root != Core::BASE {
             self.arena.remove_leaf(root);
         }
         out
@@ -134,7 +133,7 @@ impl<R: Reclaimer> TreeWriter<R> {
         self.arena.remove_leaf(id);
         self.set_record(id, Record::default());
         match (self.arena.is_root(parent), self.arena.child_count(parent)) {
-            (true, 0) if parent != Core::<R>::BASE => self.arena.remove_leaf(parent),
+            (true, 0) if parent != Core::BASE => self.arena.remove_leaf(parent),
             (true, _) => {}
             (false, 0) => self.refresh(parent),
             (false, _) => self.merge_around(parent),

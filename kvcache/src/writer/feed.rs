@@ -4,7 +4,6 @@ use super::TreeWriter;
 use crate::core::Core;
 use crate::events::EventReceiver;
 use crate::node::NodeId;
-use crate::reclaim::Reclaimer;
 use crate::{ConfigError, Event, Namespace};
 
 /// The index as a list of events that would build it.
@@ -16,7 +15,7 @@ pub struct Snapshot {
     pub events: Vec<Event>,
 }
 
-impl<R: Reclaimer> TreeWriter<R> {
+impl TreeWriter {
     /// Subscribes to all events from now on, with a queue of `capacity` events. Take a
     /// [`snapshot`](TreeWriter::snapshot) right after it for what is there already.
     ///
@@ -34,8 +33,8 @@ impl<R: Reclaimer> TreeWriter<R> {
     /// [`Snapshot::number`] come after it.
     pub fn snapshot(&self) -> Snapshot {
         let mut events = Vec::new();
-        let base = (Core::<R>::BASE, Namespace::default());
-        let directory = self.arena.children(Core::<R>::DIRECTORY);
+        let base = (Core::BASE, Namespace::default());
+        let directory = self.arena.children(Core::DIRECTORY);
         let named = directory.into_iter().map(|root| (root, self.arena.namespace_of(root)));
         for (root, namespace) in std::iter::once(base).chain(named) {
             let first = self.arena.children(root).into_iter().map(|child| (child, None));

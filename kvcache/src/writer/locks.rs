@@ -3,12 +3,10 @@
 use super::TreeWriter;
 use crate::node::NodeId;
 use crate::node::edge::Edge;
-use crate::reclaim::Reclaimer;
 
-impl<R: Reclaimer> TreeWriter<R> {
+impl TreeWriter {
     /// Takes back the leases dropped since the last operation, and the pins whose time is over.
     pub(super) fn drain(&mut self) {
-        self.expire_pins();
         for end in self.returns.take() {
             self.unlock_up(end);
         }

@@ -2,22 +2,16 @@
 
 use super::TreeWriter;
 use crate::node::NodeId;
-use crate::reclaim::Reclaimer;
 use crate::{Namespace, PinError, PinId, PinInfo, atom};
 
-impl<R: Reclaimer> TreeWriter<R> {
+impl TreeWriter {
     /// Keeps what is cached of `positions` from being evicted, for `ttl` ticks (operations of
     /// this writer) or until [`unpin`](TreeWriter::unpin). A flush ends all pins.
     ///
     /// # Errors
     ///
     /// When nothing of it is cached or the pins' budget would be exceeded; nothing is pinned then.
-    pub fn pin(
-        &mut self,
-        namespace: &Namespace,
-        positions: &[u32],
-        ttl: Option<u64>,
-    ) -> Result<PinId, PinError> {
+    pub fn pin(&mut self, namespace: &Namespace, positions: &[u32]) -> Result<PinId, PinError> {
         self.begin_operation();
         let block_size = self.block_size();
         let raw = self.find(namespace, positions);
@@ -31,7 +25,6 @@ impl<R: Reclaimer> TreeWriter<R> {
             namespace: namespace.clone(),
             position_count: length,
             block_count,
-            expires: ttl.map(|ttl| self.tick.saturating_add(ttl)),
         };
         Ok(self.pins.insert(info, end))
     }
@@ -66,28 +59,11 @@ impl<R: Reclaimer> TreeWriter<R> {
         atom::whole_atoms(positions, raw, self.block_size())
     }
 
-    /// Lets `ticks` pass without an operation: pins may expire.
-    pub fn advance(&mut self, ticks: u64) {
-        self.tick = self.tick.saturating_add(ticks);
-        self.drain();
-    }
-
-    /// The writer's clock.
-    pub fn tick(&self) -> u64 {
-        self.tick
-    }
-
     pub(super) fn end_pin(&mut self, id: PinId) -> bool {
         let end = self.pins.remove(id);
         if let Some(end) = end {
             self.unlock_up(end);
         }
         end.is_some()
-    }
-
-    pub(super) fn expire_pins(&mut self) {
-        while let Some(id) = self.pins.expired(self.tick) {
-            self.end_pin(id);
-        }
     }
 }

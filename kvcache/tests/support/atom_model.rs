@@ -56,7 +56,7 @@ pub(crate) fn run(block_size: usize, rounds: &[Round]) {
         let known = ends.take_while(|&end| cached.contains_key(&positions[..end]));
         let expected = known.filter(|end| borders.contains(end)).last().unwrap_or(0);
         assert_eq!(reader.query_match_len(&base, &positions), expected);
-        if let Ok(pin) = writer.pin(&base, &positions, None) {
+        if let Ok(pin) = writer.pin(&base, &positions) {
             assert_eq!(writer.pins()[0].position_count, expected);
             assert!(writer.unpin(pin));
         }

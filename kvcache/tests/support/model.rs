@@ -189,7 +189,7 @@ impl Model {
 
     fn pin(&mut self, namespace: usize, positions: &[u32]) {
         let expected = self.match_len(namespace, positions);
-        match self.writer.pin(&self.namespaces[namespace], positions, None) {
+        match self.writer.pin(&self.namespaces[namespace], positions) {
             Ok(id) => self.pins.push((id, (namespace, positions[..expected].to_vec()))),
             Err(_) => assert_eq!(expected, 0, "what is cached can be pinned"),
         }
