@@ -25,12 +25,8 @@
 //! [`Engine`] is `Clone + Send + Sync + 'static`: keep it in your web framework's state, call it
 //! from any task. [`EngineBuilder`] has the settings, [`Request`] what can be asked for,
 //! [`TokenStream`] what comes back, [`EngineStats`] and [`Engine::audit`] what goes on inside.
-<<<<<<< HEAD
 #![forbid(unsafe_code)]
-#![doc(test(attr(deny(warnings))))]
-=======
-#![doc(test(attr(deny(deprecated, unused_imports, unused_must_use))))]
->>>>>>> 3c23ffd (readme: examples that the demo model can answer; the lints of doc tests are narrower)
+#![doc(test(attr(deny(unused_imports, unused_must_use, deprecated))))]
 
 // The README's program is compiled and run as a documentation test. It needs the demo model, which
 // `cargo test --workspace` enables.
@@ -80,8 +76,8 @@ pub use futures::{Stream, StreamExt};
 pub use stolon_actors::{CacheEvents, Pin};
 pub use stolon_backend::{Backend, SamplingError, SamplingParams, TokenLogprob};
 pub use stolon_kvcache::{
-    Event as CacheEvent, Namespace, NodeDump, Numbered, PinError, PinId, Policy as EvictionPolicy,
-    Snapshot, TreeDump,
+    CacheEvent, CacheSnapshot, EvictionPolicy, Namespace, NodeDump, NumberedEvent, PinError, PinId,
+    TreeDump,
 };
 pub use stolon_model::{KvBudget, KvStoreError, KvType, ModelError, ModelSource, WeightType};
 pub use stolon_scheduler::{

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 
 /// One change of the index. Splits and merges of nodes are no changes: blocks stay what they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum CacheEvent {
     /// A run of blocks entered.
     Stored {
         /// Where.
@@ -42,16 +42,16 @@ pub enum Event {
 /// An event and its number. Numbers have no gaps; a `Reset` has the number of the last event that
 /// it stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Numbered {
+pub struct NumberedEvent {
     /// Counts up from 1 in each tree.
     pub number: u64,
     /// What happened.
-    pub event: Event,
+    pub event: CacheEvent,
 }
 
 #[derive(Debug)]
 struct Queue {
-    events: VecDeque<Numbered>,
+    events: VecDeque<NumberedEvent>,
     capacity: usize,
     /// Whether the receiver or the tree is gone.
     closed: bool,
@@ -67,13 +67,13 @@ pub struct EventReceiver {
 
 impl EventReceiver {
     /// Takes the oldest event that waits.
-    pub fn try_next(&self) -> Option<Numbered> {
+    pub fn try_next(&self) -> Option<NumberedEvent> {
         lock(&self.queue).events.pop_front()
     }
 
     /// The next event, for async callers: `None` when the tree's writer is gone and nothing waits.
     /// Only the task that polled last is woken.
-    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Numbered>> {
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<NumberedEvent>> {
         let mut queue = lock(&self.queue);
         if let Some(event) = queue.events.pop_front() {
             return Poll::Ready(Some(event));
@@ -86,7 +86,7 @@ impl EventReceiver {
     }
 
     /// Takes all events that wait, oldest first.
-    pub fn drain(&self) -> Vec<Numbered> {
+    pub fn drain(&self) -> Vec<NumberedEvent> {
         lock(&self.queue).events.drain(..).collect()
     }
 }
@@ -117,7 +117,7 @@ impl EventLog {
     }
 
     /// Reports what `event` makes, if anyone listens.
-    pub(crate) fn report(&mut self, event: impl FnOnce() -> Event) {
+    pub(crate) fn report(&mut self, event: impl FnOnce() -> CacheEvent) {
         self.last += 1;
         if self.queues.is_empty() {
             return;
@@ -129,7 +129,7 @@ impl EventLog {
             if queue.closed {
                 return false;
             }
-            queue.push(Numbered { number, event: event.clone() });
+            queue.push(NumberedEvent { number, event: event.clone() });
             let waiting = queue.waiting.take();
             drop(queue);
             // Without the lock, since a waker may run the task at once.
@@ -152,17 +152,18 @@ impl Drop for EventLog {
 }
 
 impl Queue {
-    fn push(&mut self, event: Numbered) {
+    fn push(&mut self, event: NumberedEvent) {
         if self.events.len() < self.capacity {
             self.events.push_back(event);
             return;
         }
         // An earlier reset in the queue stands for what it stands for; all of it is dropped now.
         let dropped = self.events.drain(..).map(|old| match old.event {
-            Event::Reset { missed } => missed,
+            CacheEvent::Reset { missed } => missed,
             _ => 1,
         });
         let missed = dropped.sum::<u64>() + 1;
-        self.events.push_back(Numbered { number: event.number, event: Event::Reset { missed } });
+        self.events
+            .push_back(NumberedEvent { number: event.number, event: CacheEvent::Reset { missed } });
     }
 }

@@ -90,12 +90,12 @@ mod core;
 mod dump;
 mod error;
 mod events;
+mod eviction;
 mod hash;
 mod lease;
 mod namespace;
 mod node;
 mod pin;
-mod policy;
 mod pool;
 mod reader;
 mod reclaim;
@@ -108,11 +108,13 @@ pub use atom::{Atom, AtomError, AtomInterner};
 pub use block::BlockId;
 pub use dump::{NodeDump, TreeDump};
 pub use error::{AuditError, ConfigError, Shortage};
-pub use events::{Event, EventReceiver, Numbered};
+pub use events::{CacheEvent, EventReceiver, NumberedEvent};
+pub use eviction::{
+    EvictionCandidate, EvictionOrder, EvictionPolicy, EvictionRank, UnknownEvictionPolicy,
+};
 pub use lease::{Commit, PrefixLease};
 pub use namespace::{Namespace, NamespaceBuilder};
 pub use pin::{PinError, PinId, PinInfo};
-pub use policy::{EvictionPolicy, LeafInfo, Policy, Rank, UnknownPolicy};
 pub use pool::{BlockLease, BlockPool, PoolCounts, StepFence, StepTicket};
 pub use reader::TreeReader;
 pub use stats::TreeStats;
@@ -120,7 +122,7 @@ pub use stats::TreeStats;
 #[doc(hidden)]
 pub use sync::planted;
 pub use tree::{TreeBuilder, prefix_tree};
-pub use writer::{Snapshot, TreeCounts, TreeWriter};
+pub use writer::{CacheSnapshot, TreeCounts, TreeWriter};
 
 /// The examples of the crate's README, run as tests.
 #[cfg(doctest)]

@@ -14,16 +14,16 @@ mod pins;
 
 use crate::core::Core;
 use crate::events::EventLog;
+use crate::eviction::{EvictionCandidate, EvictionOrder, EvictionRank};
 use crate::lease::ReturnQueue;
 use crate::node::NodeId;
 use crate::pin::Pins;
-use crate::policy::{EvictionPolicy, LeafInfo, Rank};
 use crate::sync::Arc;
 #[cfg(loom)]
 use crate::sync::planted;
 use crate::{BlockId, Namespace, PrefixLease, TreeReader, TreeStats, atom};
 use arena::Arena;
-pub use feed::Snapshot;
+pub use feed::CacheSnapshot;
 use std::collections::{BTreeSet, HashMap};
 
 /// Changes the tree. There is one a tree: it is neither cloned nor shared.
@@ -33,8 +33,8 @@ pub struct TreeWriter {
     /// The writer's own records, by node number.
     records: Vec<Record>,
     /// Every evictable leaf, the first to go first.
-    order: BTreeSet<(Rank, NodeId)>,
-    policy: Box<dyn EvictionPolicy>,
+    order: BTreeSet<(EvictionRank, NodeId)>,
+    eviction: Box<dyn EvictionOrder>,
     returns: Arc<ReturnQueue>,
     /// Counts operations: the only clock there is.
     tick: u64,
@@ -69,7 +69,7 @@ struct Record {
     start_block: u32,
     /// Whether the node is evictable, and so in the order of eviction under `rank`.
     ranked: bool,
-    rank: Rank,
+    rank: EvictionRank,
 }
 
 /// How many blocks are in which state, in the tree.
@@ -95,14 +95,14 @@ pub struct TreeCounts {
 impl TreeWriter {
     pub(crate) fn new(
         core: Arc<Core>,
-        policy: Box<dyn EvictionPolicy>,
+        eviction: Box<dyn EvictionOrder>,
         pin_budget: usize,
     ) -> TreeWriter {
         TreeWriter {
             arena: Arena::new(core),
             records: vec![Record::default(); 2],
             order: BTreeSet::new(),
-            policy,
+            eviction,
             returns: Arc::new(ReturnQueue::new()),
             tick: 0,
             cached: 0,
@@ -175,7 +175,7 @@ impl TreeWriter {
     /// Bytes on the heap that the index takes: nodes, tables and the writer's records.
     pub fn index_bytes(&self) -> usize {
         /// A B-tree keeps its leaves two thirds full or better; this is the share of one entry.
-        const ORDER_ENTRY: usize = size_of::<(Rank, NodeId)>() * 3 / 2;
+        const ORDER_ENTRY: usize = size_of::<(EvictionRank, NodeId)>() * 3 / 2;
         self.arena.heap_bytes()
             + self.records.capacity() * size_of::<Record>()
             + self.order.len() * ORDER_ENTRY
@@ -257,7 +257,7 @@ impl TreeWriter {
         let is_whole = self.whole_blocks(id) == block_count;
         let record = &mut self.records[id.index()];
         let rank = match is_whole {
-            true => self.policy.rank(&LeafInfo {
+            true => self.eviction.rank(&EvictionCandidate {
                 created: record.created,
                 last_use: record.last_use,
                 hits: record.hits,
@@ -266,7 +266,7 @@ impl TreeWriter {
                 start_block: record.start_block as usize,
             }),
             // The rest of an atom that an eviction has cut: no match can end in it any more.
-            false => Rank::default(),
+            false => EvictionRank::default(),
         };
         (record.ranked, record.rank) = (true, rank);
         self.order.insert((rank, id));

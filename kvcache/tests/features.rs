@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use stolon_kvcache::{
-    BlockId, ConfigError, Event, EvictionPolicy, LeafInfo, Namespace, PinError, Policy, Rank,
-    TreeBuilder, TreeWriter, prefix_tree,
+    BlockId, CacheEvent, ConfigError, EvictionCandidate, EvictionOrder, EvictionPolicy,
+    EvictionRank, Namespace, PinError, TreeBuilder, TreeWriter, prefix_tree,
 };
 
 fn base() -> Namespace {
@@ -18,8 +18,8 @@ fn put(writer: &mut TreeWriter, namespace: &Namespace, positions: &[u32], first:
     writer.commit(&mut lease, positions, &blocks);
 }
 
-fn tree(policy: Policy) -> TreeWriter {
-    TreeBuilder::new(1).policy(policy).build().expect("a block size").0
+fn tree(policy: EvictionPolicy) -> TreeWriter {
+    TreeBuilder::new(1).eviction_policy(policy).build().expect("a block size").0
 }
 
 /// Goal: who may move where: readers everywhere, the writer and leases to another thread.
@@ -44,7 +44,7 @@ fn bad_configurations_are_refused() {
     for got in [0, 3, 12, 257, 512] {
         assert_eq!(prefix_tree(got).err(), Some(ConfigError::BlockSize { got }));
     }
-    let refused = tree(Policy::Lru).subscribe(0).err();
+    let refused = tree(EvictionPolicy::Lru).subscribe(0).err();
     assert_eq!(refused, Some(ConfigError::EventCapacity { got: 0 }));
 }
 
@@ -71,14 +71,14 @@ fn order_of(mut writer: TreeWriter) -> Vec<u32> {
 #[test]
 fn policies_order_their_victims() {
     let expected = [
-        (Policy::Lru, [30, 10, 20]),
-        (Policy::Lfu, [30, 20, 10]),
-        (Policy::Fifo, [10, 20, 30]),
-        (Policy::Mru, [20, 10, 30]),
-        (Policy::Filo, [30, 20, 10]),
-        (Policy::Priority, [20, 30, 10]),
-        (Policy::Slru, [30, 20, 10]),
-        (Policy::CostAware, [30, 20, 10]),
+        (EvictionPolicy::Lru, [30, 10, 20]),
+        (EvictionPolicy::Lfu, [30, 20, 10]),
+        (EvictionPolicy::Fifo, [10, 20, 30]),
+        (EvictionPolicy::Mru, [20, 10, 30]),
+        (EvictionPolicy::Filo, [30, 20, 10]),
+        (EvictionPolicy::Priority, [20, 30, 10]),
+        (EvictionPolicy::Slru, [30, 20, 10]),
+        (EvictionPolicy::CostAware, [30, 20, 10]),
     ];
     for (policy, order) in expected {
         assert_eq!(order_of(tree(policy)), order, "{policy:?}");
@@ -90,12 +90,12 @@ fn policies_order_their_victims() {
 fn a_policy_can_be_supplied() {
     #[derive(Debug)]
     struct Middle;
-    impl EvictionPolicy for Middle {
-        fn rank(&mut self, leaf: &LeafInfo) -> Rank {
-            Rank(u64::from(leaf.hits != 1), leaf.created)
+    impl EvictionOrder for Middle {
+        fn rank(&mut self, leaf: &EvictionCandidate) -> EvictionRank {
+            EvictionRank(u64::from(leaf.hits != 1), leaf.created)
         }
     }
-    let builder = TreeBuilder::new(1).custom_policy(Box::new(Middle));
+    let builder = TreeBuilder::new(1).eviction_order(Box::new(Middle));
     assert_eq!(order_of(builder.build().expect("a block size").0), [20, 10, 30]);
 }
 
@@ -103,8 +103,10 @@ fn a_policy_can_be_supplied() {
 /// what was dear but is never used again.
 #[test]
 fn the_cost_aware_policy_weighs_depth_and_ages() {
-    let (mut writer, reader) =
-        TreeBuilder::new(1).policy(Policy::CostAware).build().expect("a block size");
+    let (mut writer, reader) = TreeBuilder::new(1)
+        .eviction_policy(EvictionPolicy::CostAware)
+        .build()
+        .expect("a block size");
     let deep: Vec<u32> = (0..2000).collect();
     let mut lease = writer.acquire(&base(), &deep[..1900]);
     let blocks: Vec<BlockId> = (0..1900).map(BlockId).collect();
@@ -148,7 +150,7 @@ fn growing_sequences_leave_no_chain() {
 /// Goal: memory comes back after churn: what branches leave behind is merged again.
 #[test]
 fn branches_that_are_gone_leave_no_borders() {
-    let mut writer = tree(Policy::Mru);
+    let mut writer = tree(EvictionPolicy::Mru);
     let trunk: Vec<u32> = (0..64).collect();
     put(&mut writer, &base(), &trunk, 0);
     for end in 1..64 {
@@ -299,9 +301,9 @@ fn failed_operations_change_nothing() {
 struct Copy(HashMap<u64, Option<u64>>);
 
 impl Copy {
-    fn apply(&mut self, event: &Event) {
+    fn apply(&mut self, event: &CacheEvent) {
         match event {
-            Event::Stored { parent, hashes, .. } => {
+            CacheEvent::Stored { parent, hashes, .. } => {
                 let mut parent = *parent;
                 for &hash in hashes {
                     assert!(parent.is_none_or(|p| self.0.contains_key(&p)), "parents come first");
@@ -309,13 +311,13 @@ impl Copy {
                     parent = Some(hash);
                 }
             }
-            Event::Removed { hashes } => {
+            CacheEvent::Removed { hashes } => {
                 for hash in hashes {
                     assert!(self.0.remove(hash).is_some(), "removed once");
                 }
             }
-            Event::Cleared => self.0.clear(),
-            Event::Reset { .. } => panic!("a reset needs a new snapshot"),
+            CacheEvent::Cleared => self.0.clear(),
+            CacheEvent::Reset { .. } => panic!("a reset needs a new snapshot"),
         }
     }
 
@@ -369,7 +371,7 @@ fn a_full_event_queue_reports_a_reset() {
     let got = events.drain();
     // Two fit, the third resets; the fourth fits beside the reset, the fifth resets again.
     assert_eq!(got.len(), 1);
-    assert_eq!((got[0].number, &got[0].event), (5, &Event::Reset { missed: 5 }));
+    assert_eq!((got[0].number, &got[0].event), (5, &CacheEvent::Reset { missed: 5 }));
     drop(events);
     put(&mut writer, &base(), &[9], 9);
 }
@@ -461,7 +463,7 @@ fn waiting_subscribers_are_woken() {
     let wakes = Arc::new(Wakes(AtomicUsize::new(0)));
     let waker = wakes.clone().into();
     let mut context = Context::from_waker(&waker);
-    let mut writer = tree(Policy::Lru);
+    let mut writer = tree(EvictionPolicy::Lru);
     let mut events = writer.subscribe(10).expect("a capacity");
     assert!(events.poll_next(&mut context).is_pending());
     put(&mut writer, &base(), &[1], 0);

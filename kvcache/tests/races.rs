@@ -5,7 +5,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::thread;
-use stolon_kvcache::{BlockId, BlockPool, Event, Namespace, TreeReader, TreeWriter, prefix_tree};
+use stolon_kvcache::{
+    BlockId, BlockPool, CacheEvent, Namespace, TreeReader, TreeWriter, prefix_tree,
+};
 
 const ROUNDS: usize = 300;
 const READERS: usize = 2;
@@ -395,10 +397,10 @@ fn events_against_writer() {
         let stop = AtomicBool::new(false);
         let start = Barrier::new(2);
         let mut seen = 0;
-        let mut take = |all: Vec<stolon_kvcache::Numbered>| {
+        let mut take = |all: Vec<stolon_kvcache::NumberedEvent>| {
             for next in all {
                 let missed = match next.event {
-                    Event::Reset { missed } => missed,
+                    CacheEvent::Reset { missed } => missed,
                     _ => 1,
                 };
                 seen += missed;

@@ -6,7 +6,7 @@ mod model;
 
 use model::{Model, Op};
 use proptest::prelude::*;
-use stolon_kvcache::Policy;
+use stolon_kvcache::EvictionPolicy;
 
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
@@ -36,7 +36,7 @@ proptest! {
     #[test]
     fn the_tree_equals_its_model(
         log_block_size in 0u32..6,
-        policy in proptest::sample::select(&Policy::ALL[..]),
+        policy in proptest::sample::select(&EvictionPolicy::ALL[..]),
         ops in proptest::collection::vec(op(), 1..60),
     ) {
         let mut model = Model::new(1 << log_block_size, policy);

@@ -4,7 +4,7 @@ use super::{Record, TreeWriter};
 use crate::node::NodeId;
 use crate::node::edge::Edge;
 use crate::sync::Arc;
-use crate::{BlockId, Commit, Event, PrefixLease, atom, hash};
+use crate::{BlockId, CacheEvent, Commit, PrefixLease, atom, hash};
 
 impl TreeWriter {
     /// Publishes blocks whose KV has been written, and extends `lease` over them.
@@ -83,7 +83,7 @@ impl TreeWriter {
         let edge = (!fresh.is_empty()).then(|| Edge::new(positions, fresh, &hashes));
         self.cached += fresh.len();
         if edge.is_some() {
-            self.events.report(|| Event::Stored {
+            self.events.report(|| CacheEvent::Stored {
                 namespace: lease.namespace.clone(),
                 parent: last.map(|_| parent_hash),
                 hashes: hashes.clone(),

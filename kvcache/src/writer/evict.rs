@@ -3,7 +3,7 @@
 use super::{Record, TreeWriter};
 use crate::core::Core;
 use crate::node::NodeId;
-use crate::{BlockId, Event, Namespace};
+use crate::{BlockId, CacheEvent, Namespace};
 
 /// How many victims are looked at ahead of their eviction.
 const WARM: usize = 16;
@@ -28,7 +28,7 @@ impl TreeWriter {
             let length = edge.block_count();
             let most = match length - self.whole_blocks(id) {
                 0 => {
-                    self.policy.evicted(rank);
+                    self.eviction.evicted(rank);
                     length
                 }
                 rest_of_atom => rest_of_atom,
@@ -36,7 +36,7 @@ impl TreeWriter {
             let taken = most.min(block_count - out.len());
             out.extend(edge.blocks().skip(length - taken));
             let hashes = || edge.hashes()[length - taken..].iter().rev().copied().collect();
-            self.events.report(|| Event::Removed { hashes: hashes() });
+            self.events.report(|| CacheEvent::Removed { hashes: hashes() });
             self.cached -= taken;
             self.stats.evicted_for_room += taken as u64;
             self.stats.lived(self.tick - self.records[id.index()].created);
@@ -62,7 +62,7 @@ impl TreeWriter {
         }
         let mut out = std::mem::take(&mut self.freed);
         self.stats.evicted_by_flush += self.cached as u64;
-        self.events.report(|| Event::Cleared);
+        self.events.report(|| CacheEvent::Cleared);
         let mut roots = self.arena.children(Core::DIRECTORY);
         roots.push(Core::BASE);
         for root in roots {
@@ -88,7 +88,7 @@ impl TreeWriter {
         let before = self.cached;
         let hashes = self.take_out_below(root, &mut out);
         self.stats.evicted_by_namespace += (before - self.cached) as u64;
-        self.events.report(|| Event::Removed { hashes });
+        self.events.report(|| CacheEvent::Removed { hashes });
         let detached = &self.detached;
         self.arena.clear_below(root, |id| detached.contains_key(&id));
         if root != Core::BASE {

@@ -4,15 +4,15 @@ use super::TreeWriter;
 use crate::core::Core;
 use crate::events::EventReceiver;
 use crate::node::NodeId;
-use crate::{ConfigError, Event, Namespace};
+use crate::{CacheEvent, ConfigError, Namespace};
 
 /// The index as a list of events that would build it.
 #[derive(Clone, Debug)]
-pub struct Snapshot {
+pub struct CacheSnapshot {
     /// The number of the last event that the snapshot includes.
     pub number: u64,
     /// `Stored` events, parents before children.
-    pub events: Vec<Event>,
+    pub events: Vec<CacheEvent>,
 }
 
 impl TreeWriter {
@@ -30,8 +30,8 @@ impl TreeWriter {
     }
 
     /// The index as it is now: to start a copy from, also after a reset. Events numbered above
-    /// [`Snapshot::number`] come after it.
-    pub fn snapshot(&self) -> Snapshot {
+    /// [`CacheSnapshot::number`] come after it.
+    pub fn snapshot(&self) -> CacheSnapshot {
         let mut events = Vec::new();
         let base = (Core::BASE, Namespace::default());
         let directory = self.arena.children(Core::DIRECTORY);
@@ -43,7 +43,7 @@ impl TreeWriter {
                 let edge = self.arena.edge(id);
                 let last = Some(edge.last_hash());
                 pending.extend(self.arena.children(id).into_iter().map(|child| (child, last)));
-                events.push(Event::Stored {
+                events.push(CacheEvent::Stored {
                     namespace: namespace.clone(),
                     parent,
                     hashes: edge.hashes().to_vec(),
@@ -51,6 +51,6 @@ impl TreeWriter {
                 });
             }
         }
-        Snapshot { number: self.events.last(), events }
+        CacheSnapshot { number: self.events.last(), events }
     }
 }

@@ -42,7 +42,7 @@ impl TreeWriter {
     }
 
     /// Gives all nodes on the way through the cached part of `positions` a priority: higher stays
-    /// longer under [`Policy::Priority`](crate::Policy::Priority) and policies of the caller's
+    /// longer under [`EvictionPolicy::Priority`](crate::EvictionPolicy::Priority) and policies of the caller's
     /// own. Returns the positions covered.
     pub fn set_priority(
         &mut self,

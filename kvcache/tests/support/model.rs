@@ -3,8 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 use stolon_kvcache::{
-    BlockId, Event, EventReceiver, Namespace, PinId, Policy, PrefixLease, TreeBuilder, TreeReader,
-    TreeWriter,
+    BlockId, CacheEvent, EventReceiver, EvictionPolicy, Namespace, PinId, PrefixLease, TreeBuilder,
+    TreeReader, TreeWriter,
 };
 
 /// A cached block is named by its namespace and all positions up to its end.
@@ -58,9 +58,9 @@ fn positions(bytes: &[u8]) -> Vec<u32> {
 
 impl Model {
     /// An empty tree and an empty model.
-    pub(crate) fn new(block_size: usize, policy: Policy) -> Model {
+    pub(crate) fn new(block_size: usize, policy: EvictionPolicy) -> Model {
         let (mut writer, reader) =
-            TreeBuilder::new(block_size).policy(policy).build().expect("valid block size");
+            TreeBuilder::new(block_size).eviction_policy(policy).build().expect("valid block size");
         let events = writer.subscribe(100).expect("a capacity");
         let salted = |salt: &str| Namespace::builder().salt(salt).build();
         Model {
@@ -231,10 +231,12 @@ impl Model {
         self.writer.audit().expect("the tree keeps its rules");
         for numbered in self.events.drain() {
             match numbered.event {
-                Event::Stored { hashes, .. } => self.copy.extend(hashes),
-                Event::Removed { hashes } => self.copy.retain(|hash| !hashes.contains(hash)),
-                Event::Cleared => self.copy.clear(),
-                Event::Reset { .. } => unreachable!("the queue is drained after each operation"),
+                CacheEvent::Stored { hashes, .. } => self.copy.extend(hashes),
+                CacheEvent::Removed { hashes } => self.copy.retain(|hash| !hashes.contains(hash)),
+                CacheEvent::Cleared => self.copy.clear(),
+                CacheEvent::Reset { .. } => {
+                    unreachable!("the queue is drained after each operation")
+                }
             }
         }
         let hashes = self.cached.keys().map(|(namespace, positions)| {
