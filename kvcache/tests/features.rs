@@ -15,7 +15,7 @@ fn put(writer: &mut TreeWriter, namespace: &Namespace, positions: &[u32], first:
     let mut lease = writer.acquire(namespace, positions);
     let missing = positions.len() / writer.block_size() - lease.blocks().len();
     let blocks: Vec<BlockId> = (first..).take(missing).map(BlockId).collect();
-    writer.commit(&mut lease, positions, &blocks);
+    let _ = writer.commit(&mut lease, positions, &blocks);
 }
 
 fn tree(policy: EvictionPolicy) -> TreeWriter {
@@ -110,13 +110,13 @@ fn the_cost_aware_policy_weighs_depth_and_ages() {
     let deep: Vec<u32> = (0..2000).collect();
     let mut lease = writer.acquire(&base(), &deep[..1900]);
     let blocks: Vec<BlockId> = (0..1900).map(BlockId).collect();
-    writer.commit(&mut lease, &deep[..1900], &blocks);
+    let _ = writer.commit(&mut lease, &deep[..1900], &blocks);
     put(&mut writer, &base(), &deep, 1900);
     put(&mut writer, &base(), &[7000], 5000);
     assert_eq!(writer.evict(1), [BlockId(5000)], "the shallow one is cheaper to compute again");
     for round in 0..200 {
         put(&mut writer, &base(), &[8000 + round], 6000);
-        writer.evict(1);
+        let _ = writer.evict(1);
     }
     assert!(reader.query_match_len(&base(), &deep) < 2000, "its worth was overtaken");
 }
@@ -139,7 +139,7 @@ fn growing_sequences_leave_no_chain() {
     let positions: Vec<u32> = (0..500).collect();
     let mut lease = writer.acquire(&base(), &positions);
     for end in 1..=positions.len() {
-        writer.commit(&mut lease, &positions[..end], &[BlockId(end as u32)]);
+        let _ = writer.commit(&mut lease, &positions[..end], &[BlockId(end as u32)]);
         assert!(writer.counts().nodes <= 10, "{} nodes at {end}", writer.counts().nodes);
         writer.audit().expect("consistent");
     }
@@ -179,7 +179,7 @@ fn a_wide_root_under_churn() {
             assert_eq!(reader.query_match_len(&base(), &[key]), expected, "{key}");
         }
         for left in (0..5000usize).rev().step_by(100) {
-            writer.evict(100);
+            let _ = writer.evict(100);
             assert_eq!(writer.counts().cached, left + 1 - 100);
         }
     }
@@ -341,13 +341,13 @@ fn events_rebuild_the_index() {
         let positions: Vec<u32> = (0..round % 17 * 2).map(|i| i * (round % 5)).collect();
         put(&mut writer, namespace, &positions, round * 100);
         if round % 4 == 0 {
-            writer.evict(round as usize % 7);
+            let _ = writer.evict(round as usize % 7);
         }
         if round % 101 == 100 {
-            writer.flush();
+            let _ = writer.flush();
         }
         if round % 77 == 76 {
-            writer.evict_namespace(&salted);
+            let _ = writer.evict_namespace(&salted);
         }
         for numbered in events.drain() {
             assert_eq!(numbered.number, last + 1);
@@ -409,8 +409,8 @@ fn statistics() {
     put(&mut writer, &base(), &[1, 2, 3, 4], 0);
     drop(writer.acquire(&base(), &[1, 2, 9, 9]));
     reader.query_match_len(&base(), &[1, 2]);
-    writer.evict(1);
-    writer.flush();
+    let _ = writer.evict(1);
+    let _ = writer.flush();
     let stats = writer.stats().clone();
     assert_eq!((stats.acquires, stats.acquires_hit), (2, 1));
     assert_eq!((stats.positions_asked, stats.positions_hit), (8, 2));

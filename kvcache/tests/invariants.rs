@@ -15,7 +15,7 @@ fn put(writer: &mut TreeWriter, positions: &[u32], first: u32) {
     let mut lease = writer.acquire(&base(), positions);
     let missing = positions.len() - lease.len();
     let blocks: Vec<BlockId> = (first..).take(missing).map(BlockId).collect();
-    writer.commit(&mut lease, positions, &blocks);
+    let _ = writer.commit(&mut lease, positions, &blocks);
 }
 
 /// 1: free + reserved + committed = all blocks, at every quiescent point.
@@ -31,7 +31,7 @@ fn blocks_are_conserved() {
     assert_eq!((pool.counts().reserved, all(&pool)), (4, 10));
     let step = fence.begin();
     let mut lease = writer.acquire(&base(), &[1, 2]);
-    writer.commit(&mut lease, &[1, 2], &private.commit_front(2));
+    let _ = writer.commit(&mut lease, &[1, 2], &private.commit_front(2));
     assert_eq!((pool.counts().committed, pool.counts().reserved, all(&pool)), (2, 2, 10));
     drop((private, lease));
     assert_eq!((pool.counts().fenced, all(&pool)), (2, 10));
@@ -101,7 +101,7 @@ fn blocks_are_matched_after_commit_and_reused_after_the_fence() {
     let mut private = pool.reserve(1).expect("free");
     let mut lease = writer.acquire(&base(), &[1]);
     assert_eq!(reader.query_match_len(&base(), &[1]), 0, "reserved is not cached");
-    writer.commit(&mut lease, &[1], &private.commit_front(1));
+    let _ = writer.commit(&mut lease, &[1], &private.commit_front(1));
     assert_eq!(reader.query_match_len(&base(), &[1]), 1);
     drop((lease, private));
     let (early, running) = (fence.begin(), fence.begin());
@@ -155,7 +155,7 @@ fn a_match_is_a_hint_until_it_is_acquired() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
     put(&mut writer, &[1, 2, 3, 4], 0);
     assert_eq!(reader.query_match_len(&base(), &[1, 2, 3, 4]), 4);
-    writer.evict(2);
+    let _ = writer.evict(2);
     let lease = writer.acquire(&base(), &[1, 2, 3, 4]);
     assert_eq!(lease.len(), 2, "shorter than hoped, and no error");
     assert!(writer.evict(4).is_empty(), "to make room for the rest of this very prompt");
@@ -228,7 +228,7 @@ fn namespaces_share_nothing() {
         assert_eq!((commit.blocks, commit.duplicates), (blocks.to_vec(), vec![]));
     }
     assert_eq!(writer.counts().cached, 3 * named.len());
-    writer.evict_namespace(&named[3]);
+    let _ = writer.evict_namespace(&named[3]);
     for (index, namespace) in named.iter().enumerate() {
         let expected = if index == 3 { 0 } else { 3 };
         assert_eq!(reader.query_match_len(namespace, &[1, 2, 3]), expected);

@@ -26,7 +26,7 @@ fn put_in(writer: &mut TreeWriter, namespace: &Namespace, positions: &[u32], fir
     let mut lease = writer.acquire(namespace, positions);
     let missing = positions.len() - lease.len();
     let blocks: Vec<BlockId> = (first..).take(missing).map(BlockId).collect();
-    writer.commit(&mut lease, positions, &blocks);
+    let _ = writer.commit(&mut lease, positions, &blocks);
 }
 
 fn put(writer: &mut TreeWriter, positions: &[u32], first: u32) {
@@ -98,7 +98,7 @@ fn publish_below_a_node_against_read() {
 fn growth_of_a_leaf_against_read() {
     let grow = |w: &mut TreeWriter| {
         let mut lease = w.acquire(&base(), &[1, 2]);
-        w.commit(&mut lease, &[1, 2, 3], &[BlockId(2)]);
+        let _ = w.commit(&mut lease, &[1, 2, 3], &[BlockId(2)]);
     };
     one_change(|w| put(w, &[1, 2], 0), grow, query(&[1, 2, 3]), 2, 3);
 }
@@ -154,7 +154,7 @@ fn merge_against_read() {
         put(w, &[1, 3, 4], 10);
     };
     let merge = |w: &mut TreeWriter| {
-        w.evict(1);
+        let _ = w.evict(1);
         assert_eq!(w.counts().nodes, 1);
     };
     one_change(prepare, merge, query(&[1, 3, 4]), 3, 3);
@@ -164,7 +164,7 @@ fn merge_against_read() {
 fn prune_against_read() {
     let ask = |reader: &TreeReader| reader.query_match_len(&salted(), &[1, 2]);
     let prune = |w: &mut TreeWriter| {
-        w.evict(2);
+        let _ = w.evict(2);
         assert_eq!(w.counts().namespaces, 0);
     };
     one_change(|w| put_in(w, &salted(), &[1, 2], 0), prune, ask, 2, 0);
@@ -240,7 +240,7 @@ fn dump_against_writer() {
         for round in 0..3000u32 {
             put(&mut writer, &[round % 7, round % 5, round % 3], round * 10);
             if round % 4 == 0 {
-                writer.evict(2);
+                let _ = writer.evict(2);
             }
         }
         stop.store(true, Ordering::Relaxed);
@@ -289,7 +289,7 @@ fn evict_against_pin() {
             scope.spawn(|| {
                 start.wait();
                 stagger(round, 0);
-                writer.lock().expect("no panic").evict(2);
+                let _ = writer.lock().expect("no panic").evict(2);
             });
             start.wait();
             stagger(round, 1);
@@ -297,7 +297,7 @@ fn evict_against_pin() {
             let mut writer = writer.lock().expect("no panic");
             let held = writer.pins().first().map_or(0, |pin| pin.block_count);
             assert_eq!(pin.is_ok(), held == 2);
-            writer.evict(2);
+            let _ = writer.evict(2);
             assert_eq!(reader.query_match_len(&base(), &[1, 2]), held);
         });
     }
@@ -418,7 +418,7 @@ fn events_against_writer() {
             start.wait();
             for round in 0..2000u32 {
                 put(&mut writer, &[round % 5, round % 7], round * 10);
-                writer.evict(1);
+                let _ = writer.evict(1);
             }
             stop.store(true, Ordering::Relaxed);
         });

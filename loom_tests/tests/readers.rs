@@ -43,7 +43,7 @@ fn publish_against_read() {
 fn growth_of_a_leaf_against_read() {
     fn grow(writer: &mut TreeWriter) {
         let mut lease = writer.acquire(&Namespace::default(), &[1]);
-        writer.commit(&mut lease, &[1, 2], &[BlockId(1)]);
+        let _ = writer.commit(&mut lease, &[1, 2], &[BlockId(1)]);
     }
     explore(3, || race(|w| put(w, &[1], 0), grow, &[(&[1, 2], &[1, 2])]));
 }
@@ -109,7 +109,7 @@ fn merge_against_read() {
     }
     // Evicting [1, 2] leaves [1] with one child; the two become one node.
     let merge = |w: &mut TreeWriter| {
-        w.evict(1);
+        let _ = w.evict(1);
         assert_eq!(w.counts().nodes, 1);
     };
     explore(3, move || race(prepare, merge, &[(&[1, 3], &[2])]));
@@ -141,9 +141,9 @@ fn a_tombstone_used_again_against_read() {
         put(writer, &[3], 2);
     }
     fn replace(writer: &mut TreeWriter) {
-        writer.evict(1);
+        let _ = writer.evict(1);
         put(writer, &[4], 3);
-        writer.evict(1);
+        let _ = writer.evict(1);
         put(writer, &[1], 4);
     }
     explore(3, || race(prepare, replace, &[(&[1], &[0, 1])]));
@@ -157,7 +157,7 @@ fn namespace_prune_against_read() {
         let (mut writer, reader) = tree();
         let salted = Namespace::builder().salt("a").build();
         let mut lease = writer.acquire(&salted, &[1]);
-        writer.commit(&mut lease, &[1], &[BlockId(0)]);
+        let _ = writer.commit(&mut lease, &[1], &[BlockId(0)]);
         drop(lease);
         let namespace = salted.clone();
         let query = thread::spawn(move || {
@@ -167,7 +167,7 @@ fn namespace_prune_against_read() {
         assert_eq!(writer.evict(1), [BlockId(0)]);
         assert_eq!(writer.counts().namespaces, 0);
         let mut lease = writer.acquire(&salted, &[1]);
-        writer.commit(&mut lease, &[1], &[BlockId(0)]);
+        let _ = writer.commit(&mut lease, &[1], &[BlockId(0)]);
         query.join().expect("the reader saw what it may see");
     });
 }
@@ -207,7 +207,7 @@ fn hashes_against_split_and_trim() {
 fn two_readers_against_split_and_evict() {
     fn write(writer: &mut TreeWriter) {
         put(writer, &[1, 9], 7);
-        writer.evict(1);
+        let _ = writer.evict(1);
     }
     explore(2, || {
         let queries: [(&'static [u32], &'static [usize]); 2] =
@@ -226,7 +226,7 @@ fn a_pinned_reader_keeps_what_it_could_reach() {
         put(&mut writer, &[1, 2], 0);
         let query = thread::spawn(move || reader.query_match_len(&Namespace::default(), &[1, 2]));
         for round in 0..2 {
-            writer.evict(1);
+            let _ = writer.evict(1);
             put(&mut writer, &[1, 2], 10 + round);
         }
         assert!((0..=2).contains(&query.join().expect("no look at freed memory")));

@@ -1,7 +1,7 @@
 //! Leases on private blocks.
 
-use crate::BlockId;
 use crate::sync::{Arc, Mutex, lock};
+use crate::{BlockId, Commit};
 
 /// Word from a lease to the pool.
 #[derive(Debug)]
@@ -50,6 +50,23 @@ impl BlockLease {
             lock(&self.queue).push(Returned::Committed(blocks.clone()));
         }
         blocks
+    }
+
+    /// Removes the front blocks about which a tree has decided. The pool learns that the blocks
+    /// that the tree has taken are committed, and gets the duplicates back.
+    pub(crate) fn settle(&mut self, commit: &Commit) {
+        let decided = self.blocks.drain(..commit.blocks.len());
+        // The duplicates are a subsequence of the decided blocks.
+        let mut duplicates = commit.duplicates.iter().peekable();
+        let (duplicates, taken): (Vec<BlockId>, Vec<BlockId>) =
+            decided.partition(|block| duplicates.next_if_eq(&block).is_some());
+        let mut queue = lock(&self.queue);
+        if !taken.is_empty() {
+            queue.push(Returned::Committed(taken));
+        }
+        if !duplicates.is_empty() {
+            queue.push(Returned::Dropped(duplicates));
+        }
     }
 
     /// Takes another lease's blocks in, behind its own. A lease of another pool is not taken in

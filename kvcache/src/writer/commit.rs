@@ -4,16 +4,28 @@ use super::{Record, TreeWriter};
 use crate::node::NodeId;
 use crate::node::edge::Edge;
 use crate::sync::Arc;
-use crate::{BlockId, CacheEvent, Commit, PrefixLease, atom, hash};
+use crate::{BlockId, BlockLease, CacheEvent, Commit, PrefixLease, atom, hash};
 
 impl TreeWriter {
     /// Publishes blocks whose KV has been written, and extends `lease` over them.
     ///
-    /// `positions` is the whole sequence from 0 up to the last full block to be cached (a partial
-    /// block at its end is ignored), `blocks` the blocks for the part after `lease.len()`. Where
-    /// the tree holds the same part already, its own blocks take the place of the caller's, which
-    /// are returned as duplicates. Does nothing when `positions` do not start with the lease's
-    /// prefix, or the lease is another tree's.
+    /// As [`commit_from`](TreeWriter::commit_from), for callers that do not keep their blocks in a
+    /// [`BlockPool`](crate::BlockPool), or that commit on another thread than the one that holds
+    /// the [`BlockLease`]. The caller is responsible for every offered block:
+    ///
+    /// - the first `commit.blocks.len()` of `blocks` now belong to the tree, except those in
+    ///   `commit.duplicates`, which are the caller's to free;
+    /// - the other ones stay the caller's.
+    ///
+    /// With a `BlockLease`, call this method with ids from [`BlockLease::blocks`] first, then
+    /// [`BlockLease::commit_front`] with `commit.blocks.len()`, and then
+    /// [`BlockPool::release`](crate::BlockPool::release) with the duplicates. In the opposite order,
+    /// blocks that the tree does not take would be lost.
+    ///
+    /// `positions` is the sequence from its start up to the last position whose KV has been
+    /// written; a partial block at its end is ignored. `blocks` are the blocks of the part after
+    /// `lease.len()`.
+    #[must_use = "dropped block ids are never freed"]
     pub fn commit(
         &mut self,
         lease: &mut PrefixLease,
@@ -59,6 +71,29 @@ impl TreeWriter {
         lease.end = end;
         lease.blocks.extend_from_slice(&commit.blocks);
         commit
+    }
+
+    /// Publishes the blocks at the front of `private` whose KV has been written, and moves them
+    /// into `prefix`, so that other requests can match them.
+    ///
+    /// `positions` is the sequence from its start up to the last position whose KV has been
+    /// written. The full blocks after `prefix` are offered to the tree; a partial block at the end
+    /// stays in `private`. Where the tree already holds a block with the same content, `prefix`
+    /// gets the tree's block, and the offered one returns to its pool as if its lease had been
+    /// dropped. Blocks that the tree does not take stay in `private`; [`Commit::blocks`] says when
+    /// that happens. So no block can be lost, and the sequence's block table is always
+    /// `prefix.blocks()` followed by `private.blocks()`.
+    ///
+    /// Returns the number of blocks by which `prefix` has grown.
+    pub fn commit_from(
+        &mut self,
+        prefix: &mut PrefixLease,
+        positions: &[u32],
+        private: &mut BlockLease,
+    ) -> usize {
+        let commit = self.commit(prefix, positions, private.blocks());
+        private.settle(&commit);
+        commit.blocks.len()
     }
 
     fn path_passes(&self, end: NodeId) -> bool {

@@ -13,6 +13,7 @@ impl TreeWriter {
     /// leaves, in the order of the policy, from the tail of a leaf that is longer than needed.
     /// What was left of an atom that is no longer whole goes before all else. Gives fewer only when
     /// everything left is locked.
+    #[must_use = "dropped block ids are never freed"]
     pub fn evict(&mut self, block_count: usize) -> Vec<BlockId> {
         self.begin_operation();
         let at_hand = self.freed.len().min(block_count);
@@ -55,6 +56,7 @@ impl TreeWriter {
     /// Empties the index and ends all pins. Blocks that no lease holds are given back at once;
     /// those of leases in use leave the index too and are given back by a later `evict` or
     /// `flush`, after the last lease on them has ended.
+    #[must_use = "dropped block ids are never freed"]
     pub fn flush(&mut self) -> Vec<BlockId> {
         self.begin_operation();
         for pin in self.pins.infos().map(|pin| pin.id).collect::<Vec<_>>() {
@@ -77,6 +79,7 @@ impl TreeWriter {
 
     /// Takes everything of one namespace out of the index, as [`flush`](TreeWriter::flush) does
     /// for all: after an adapter was unloaded, or a tenant has left.
+    #[must_use = "dropped block ids are never freed"]
     pub fn evict_namespace(&mut self, namespace: &Namespace) -> Vec<BlockId> {
         self.begin_operation();
         let pins = self.pins.infos().filter(|pin| pin.namespace == *namespace);

@@ -45,9 +45,8 @@ impl Cache {
 
     /// The prompt's KV is written: its full blocks enter the tree.
     pub(crate) fn publish(&mut self, running: &mut Running, prompt: &[u32]) -> Commit {
-        let full = prompt.len() / self.block_size - running.lease.blocks().len();
-        let blocks = running.private.commit_front(full);
-        let commit = self.writer.commit(&mut running.lease, prompt, &blocks);
+        let commit = self.writer.commit(&mut running.lease, prompt, running.private.blocks());
+        let _ = running.private.commit_front(commit.blocks.len());
         self.pool.release(commit.duplicates.clone());
         commit
     }
