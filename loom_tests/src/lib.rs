@@ -8,18 +8,24 @@
 #![cfg(loom)]
 #![allow(clippy::missing_panics_doc, reason = "models panic to report a failure")]
 
-use stolon_kvcache::{BlockId, TreeReader, TreeWriter, prefix_tree};
+use stolon_kvcache::{BlockId, Namespace, TreeReader, TreeWriter, prefix_tree};
 
 /// An empty tree with blocks of one position.
 pub fn tree() -> (TreeWriter, TreeReader) {
     prefix_tree(1).expect("1 is a valid block size")
 }
 
-/// Commits `positions` with block ids counted up from `first`, and leaves nothing locked.
-pub fn put(writer: &mut TreeWriter, positions: &[u32], first: u32) {
-    let mut lease = writer.acquire(&Default::default(), positions);
+/// Commits `positions` in `namespace` with block ids counted up from `first`, and leaves nothing
+/// locked.
+pub fn put_in(writer: &mut TreeWriter, namespace: &Namespace, positions: &[u32], first: u32) {
+    let mut lease = writer.acquire(namespace, positions);
     let blocks: Vec<BlockId> = (first..).take(positions.len() - lease.len()).map(BlockId).collect();
     let _ = writer.commit(&mut lease, positions, &blocks);
+}
+
+/// As [`put_in`], in the base namespace.
+pub fn put(writer: &mut TreeWriter, positions: &[u32], first: u32) {
+    put_in(writer, &Namespace::default(), positions, first);
 }
 
 /// Runs `model` in all interleavings with at most `preemptions` preemptions. A larger value in the

@@ -1,5 +1,5 @@
-//! Models through crossbeam-epoch itself, with one reader. Needs `--cfg crossbeam_loom` beside
-//! `--cfg loom`: it makes crossbeam-epoch run on loom's atomics.
+//! Models that run through crossbeam-epoch itself, with one reader. They need `--cfg
+//! crossbeam_loom` in addition to `--cfg loom`, which makes crossbeam-epoch use loom's atomics.
 #![cfg(all(loom, crossbeam_loom))]
 
 use loom::thread;
@@ -15,23 +15,23 @@ fn race(prepare: fn(&mut TreeWriter), write: fn(&mut TreeWriter), allowed: &'sta
             assert!(allowed.contains(&got), "expected one of {allowed:?}, got {got}");
         });
         write(&mut writer);
-        query.join().expect("the reader saw what it may see");
+        query.join().expect("the reader got a permitted answer");
     });
 }
 
-/// Goal: publication through the real collector.
+/// Goal: publication of a new leaf with the real collector.
 #[test]
 fn publish_against_read() {
     race(|_| (), |w| put(w, &[1, 2], 0), &[0, 2]);
 }
 
-/// Goal: a split through the real collector.
+/// Goal: a split with the real collector.
 #[test]
 fn split_against_read() {
     race(|w| put(w, &[1, 2], 0), |w| put(w, &[1, 9], 7), &[2]);
 }
 
-/// Goal: eviction and reclamation through the real collector.
+/// Goal: eviction and reclamation with the real collector.
 #[test]
 fn evict_against_read() {
     race(|w| put(w, &[1, 2], 0), |w| assert_eq!(w.evict(2), [BlockId(0), BlockId(1)]), &[0, 2]);

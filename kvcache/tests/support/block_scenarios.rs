@@ -1,0 +1,178 @@
+//! Races between the owners of the writer, of leases and of steps. Each scenario is written once
+//! and runs twice: on real threads in `tests/races.rs`, and in every interleaving in `loom_tests`.
+//! The including crate supplies `crate::harness`: its synchronisation types, and `repeat`, which
+//! runs a scenario in its own way.
+
+use crate::harness::sync::{Arc, AtomicBool, Barrier, Mutex, MutexGuard, Ordering, thread};
+use crate::harness::{put, repeat, stagger};
+use stolon_kvcache::{BlockId, BlockPool, Namespace, TreeReader, TreeWriter, prefix_tree};
+
+fn base() -> Namespace {
+    Namespace::default()
+}
+
+/// A writer that threads take turns at, over a tree of blocks of one position that holds `prompt`.
+fn shared_writer(prompt: &[u32]) -> (Arc<Mutex<TreeWriter>>, TreeReader) {
+    let (mut writer, reader) = prefix_tree(1).expect("a block size");
+    put(&mut writer, prompt, 0);
+    (Arc::new(Mutex::new(writer)), reader)
+}
+
+fn lock(writer: &Mutex<TreeWriter>) -> MutexGuard<'_, TreeWriter> {
+    writer.lock().expect("no panic under the lock")
+}
+
+/// Runs `first` on a thread of its own and `second` on this one, both starting at the same time.
+fn together<A: Send + 'static, B>(
+    first: impl FnOnce() -> A + Send + 'static,
+    second: impl FnOnce() -> B,
+) -> (A, B) {
+    let start = Arc::new(Barrier::new(2));
+    let first = {
+        let start = start.clone();
+        thread::spawn(move || {
+            start.wait();
+            stagger(0);
+            first()
+        })
+    };
+    start.wait();
+    stagger(1);
+    let second = second();
+    (first.join().expect("the first thread does not panic"), second)
+}
+
+/// A query, an acquire, and an eviction on another thread.
+pub(crate) fn query_acquire_and_eviction() {
+    let (writer, reader) = shared_writer(&[1, 2, 3]);
+    let evictor = writer.clone();
+    let (evicted, (hint, lease)) = together(
+        move || lock(&evictor).evict(2),
+        || {
+            let hint = reader.query_match_len(&base(), &[1, 2, 3]);
+            (hint, lock(&writer).acquire(&base(), &[1, 2, 3]))
+        },
+    );
+    assert!(lease.len() <= hint, "nothing was added after the query");
+    let kept = lease.blocks().iter().all(|block| !evicted.contains(block));
+    assert!(kept, "an acquired block was evicted");
+    assert_eq!(reader.query_match_len(&base(), &[1, 2, 3]), lease.len());
+    assert_eq!(lease.len() + evicted.len(), 3);
+    lock(&writer).audit().expect("consistent");
+}
+
+/// Goal: the answer of a query may be out of date; an acquired prefix stays, and is not evicted.
+#[test]
+fn evict_against_acquire() {
+    repeat(query_acquire_and_eviction);
+}
+
+/// Goal: a pin holds from the call on, with or without an eviction on another thread.
+#[test]
+fn evict_against_pin() {
+    repeat(|| {
+        let (writer, reader) = shared_writer(&[1, 2]);
+        let evictor = writer.clone();
+        let (_, pin) =
+            together(move || lock(&evictor).evict(2), || lock(&writer).pin(&base(), &[1, 2]));
+        let mut writer = lock(&writer);
+        let held = writer.pins().first().map_or(0, |pin| pin.block_count);
+        assert_eq!(pin.is_ok(), held == 2);
+        let _ = writer.evict(2);
+        assert_eq!(reader.query_match_len(&base(), &[1, 2]), held);
+    });
+}
+
+/// Goal: a prefix whose lease ends on another thread is evicted after that, never before.
+#[test]
+fn evict_against_the_end_of_a_lease() {
+    repeat(|| {
+        let (mut writer, _reader) = prefix_tree(1).expect("a block size");
+        put(&mut writer, &[1, 2], 0);
+        let lease = writer.acquire(&base(), &[1, 2]);
+        let in_use = Arc::new(AtomicBool::new(true));
+        let end = in_use.clone();
+        let (_, evicted) = together(
+            move || {
+                end.store(false, Ordering::Relaxed);
+                drop(lease);
+            },
+            || {
+                let evicted = writer.evict(2);
+                let ended = !in_use.load(Ordering::Relaxed);
+                assert!(evicted.is_empty() || ended, "evicted while in use");
+                evicted
+            },
+        );
+        assert_eq!(evicted.len() + writer.evict(2).len(), 2);
+        writer.audit().expect("consistent");
+    });
+}
+
+/// Goal: when two requests that computed the same prompt commit it at the same time, one copy
+/// stays, and both continue with it.
+#[test]
+fn commit_against_commit() {
+    repeat(|| {
+        let (mut writer, _reader) = prefix_tree(1).expect("a block size");
+        let [first, second] = [0, 1].map(|_| writer.acquire(&base(), &[1, 2, 3]));
+        let writer = Arc::new(Mutex::new(writer));
+        let commit = |writer: Arc<Mutex<TreeWriter>>, mut lease, ids: [u32; 3]| {
+            move || lock(&writer).commit(&mut lease, &[1, 2, 3], &ids.map(BlockId))
+        };
+        let commits = together(
+            commit(writer.clone(), first, [0, 1, 2]),
+            commit(writer.clone(), second, [10, 11, 12]),
+        );
+        assert_eq!(commits.0.blocks, commits.1.blocks);
+        assert_eq!(commits.0.duplicates.len() + commits.1.duplicates.len(), 3);
+        let mut writer = lock(&writer);
+        assert_eq!((writer.counts().cached, writer.counts().evictable), (3, 3));
+        writer.audit().expect("consistent");
+    });
+}
+
+/// A step that uses a block, and a pool that gets the block back and hands it out again.
+pub(crate) fn reuse_during_a_step() {
+    let (mut pool, fence) = BlockPool::new(1);
+    let lease = pool.reserve(1).expect("a free block");
+    let in_use = Arc::new(AtomicBool::new(true));
+    let ticket = fence.begin();
+    let step = in_use.clone();
+    together(
+        move || {
+            // Stands for the kernel's last access to the block.
+            step.store(false, Ordering::Relaxed);
+            drop(ticket);
+        },
+        || {
+            drop(lease);
+            if let Ok(again) = pool.reserve(1) {
+                assert_eq!(again.blocks(), [BlockId(0)]);
+                assert!(!in_use.load(Ordering::Relaxed), "handed out during a running step");
+            }
+        },
+    );
+    assert_eq!(pool.reserve(1).map(|lease| lease.len()), Ok(1), "free after the step");
+    pool.audit().expect("consistent");
+}
+
+/// Goal: a block that returns to the pool during a step is handed out only after that step.
+#[test]
+fn reuse_against_a_running_step() {
+    repeat(reuse_during_a_step);
+}
+
+/// Goal: leases that end on two threads at once return every block exactly once.
+#[test]
+fn leases_that_end_on_other_threads() {
+    repeat(|| {
+        let (mut pool, _fence) = BlockPool::new(2);
+        let [first, second] = [0, 1].map(|_| pool.reserve(1).expect("a free block"));
+        let other = thread::spawn(move || drop(first));
+        together(move || drop(second), || drop(pool.reserve(1)));
+        other.join().expect("dropped");
+        assert_eq!(pool.reserve(2).map(|lease| lease.len()), Ok(2));
+        pool.audit().expect("consistent");
+    });
+}
