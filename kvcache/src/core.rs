@@ -70,7 +70,7 @@ impl Core {
         // SAFETY: as above; the guard lives to the end of this function.
         let raw = unsafe { root.walk(root_hash, positions, self.block_size, |_, _| ()) };
         drop(guard);
-        crate::atom::whole_atoms(positions, raw, self.block_size)
+        crate::token_span::whole_spans(positions, raw, self.block_size)
     }
 }
 
@@ -115,7 +115,7 @@ impl Core {
             let Some(root) = root else { return 0 };
             // SAFETY: as above.
             let raw = unsafe { root.walk(root_hash, positions, self.block_size, |_, _| ()) };
-            crate::atom::whole_atoms(positions, raw, self.block_size)
+            crate::token_span::whole_spans(positions, raw, self.block_size)
         }));
     }
 

@@ -1,63 +1,92 @@
-//! A lock-free radix tree over KV blocks: one writer, any number of readers.
+//! A prefix cache for LLM inference engines: a radix tree over KV blocks with one writer and any
+//! number of lock-free readers.
 //!
-//! [`prefix_tree`] makes a [`TreeWriter`] and a [`TreeReader`]. The reader is cloned freely and
-//! answers [`query_match_len`](TreeReader::query_match_len) on any thread, without a lock and
-//! without a side effect. The writer locks what it has matched ([`TreeWriter::acquire`]), publishes
-//! finished blocks ([`TreeWriter::commit`]) and gives blocks back ([`TreeWriter::evict`]).
-//! [`BlockPool`] and [`StepFence`] keep the blocks outside the tree.
+//! An engine with paged attention stores the KV of a sequence in blocks of a fixed number of
+//! positions. This crate remembers which blocks hold which prompt prefix, so that a prefix shared
+//! by several requests is computed once. It manages block ids; the engine owns the memory.
+//!
+//! - [`prefix_tree`] creates the index: a [`TreeWriter`] and a [`TreeReader`].
+//! - The reader can be cloned and used on any thread. It answers how much of a prompt is cached
+//!   ([`query_match_len`](TreeReader::query_match_len)) without a lock and without a side effect.
+//! - The writer locks the cached prefix of a request ([`acquire`](TreeWriter::acquire)), adds
+//!   finished blocks ([`commit_from`](TreeWriter::commit_from)), and removes blocks to make room
+//!   ([`evict`](TreeWriter::evict)).
+//! - [`BlockPool`] tracks the blocks outside the tree: free ones, and those that a running request
+//!   has reserved. [`StepFence`] keeps a freed block from being reused while a kernel may still
+//!   access it.
+//!
+//! # Terms
+//!
+//! - A **position** is one entry of a sequence and of its KV. It is written as a `u32`: a token id
+//!   below 2^31, or one position of an atomic token span.
+//! - A **block** holds the KV of `block_size` consecutive positions. Only whole blocks are cached.
+//! - An **atomic token span** ([`TokenSpan`]) is a part of a prompt that is not text, an image for
+//!   example. No match ends inside one.
+//! - A **namespace** ([`Namespace`]) is a separate part of the index, for example per adapter or
+//!   tenant.
+//! - A **lease** owns something until it is dropped: [`PrefixLease`] a lock on a cached prefix,
+//!   [`BlockLease`] private blocks.
+//! - A **tick** is one operation of the writer. Recency is measured in ticks.
 //!
 //! # Example
 //!
 //! ```
-//! use stolon_kvcache::{BlockId, Namespace, prefix_tree};
+//! use stolon_kvcache::{BlockPool, Namespace, prefix_tree};
 //!
 //! let (mut writer, reader) = prefix_tree(2)?;
+//! let (mut pool, _fence) = BlockPool::new(8);
 //! let base = Namespace::default();
-//! let mut lease = writer.acquire(&base, &[1, 2, 3, 4, 5]);
-//! writer.commit(&mut lease, &[1, 2, 3, 4, 5], &[BlockId(0), BlockId(1)]);
+//! let prompt = [1, 2, 3, 4, 5];
+//!
+//! let mut prefix = writer.acquire(&base, &prompt); // nothing is cached yet
+//! let mut private = pool.reserve(3)?;
+//! // Compute the KV of the prompt into `private.blocks()`, then publish the two full blocks.
+//! assert_eq!(writer.commit_from(&mut prefix, &prompt, &mut private), 2);
 //! assert_eq!(reader.query_match_len(&base, &[1, 2, 3, 9]), 2);
-//! drop(lease);
-//! assert_eq!(writer.evict(1), [BlockId(1)]);
-//! # Ok::<(), stolon_kvcache::ConfigError>(())
+//!
+//! drop((prefix, private));
+//! pool.release(writer.evict(1));
+//! assert_eq!(pool.counts().free, 7);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What readers see
+//! # How the tree is published
 //!
-//! A node is an immutable run of whole blocks (positions, block ids, chained hashes) and one
-//! atomic pointer to its table of children. Everything else, locks, recency, parents, the order of
-//! eviction, is the writer's own and in plain arrays. Each change is published by **one store**
-//! into a slot of a table, or into a node's table pointer:
+//! A node consists of an immutable run of whole blocks (positions, block ids, chained hashes) and
+//! one atomic pointer to its table of children. Everything else (locks, recency, parents, the
+//! order of eviction) belongs to the writer alone and is stored in plain arrays. Each change is
+//! published by **one store** into a slot of a table, or into a node's table pointer:
 //!
-//! - *insert*: a finished leaf, or a finished front with rear and new leaf below it when a run has
-//!   to be split. The rear takes over the children's table;
-//! - *evict*: the slot of a leaf is cleared, or gets the leaf's shorter self;
-//! - *merge*: the slot of a chain's first node gets the chain as one node;
-//! - *prune*, *flush*: the slot of a namespace is cleared; a root's table pointer is.
+//! - *insert*: a finished leaf; or, if a run has to be split, a finished front node with the rear
+//!   and the new leaf below it. The rear takes over the table of children;
+//! - *evict*: the slot of a leaf is cleared, or gets a shorter copy of the leaf;
+//! - *merge*: the slot of the first node of a chain gets the whole chain as one node;
+//! - *prune*, *flush*: the slot of a namespace is cleared; the table pointer of a root is cleared.
 //!
 //! A node that such a store has unlinked is *retired*: neither its run nor its table pointer
-//! changes again. The reclaimer frees it after every guard that was alive then.
+//! changes again. The reclaimer frees it after every guard that existed at that time is dropped.
 //!
-//! # Memory order
+//! # Memory ordering
 //!
-//! | atomic | stored | loaded | what the pair carries |
+//! | atomic | stored | loaded | what the pair guarantees |
 //! |---|---|---|---|
 //! | slot, child pointer | Release, by the writer | Acquire, by readers | the child, its run and its table pointer are complete |
-//! | slot, key | Release, before the child pointer of that key | Acquire, before the child pointer | who sees the key sees the slot's earlier child gone; a wrong pair only costs a comparison, since runs are compared by position |
-//! | node, table pointer | Release | Acquire | the table is complete, its slots as they were copied |
-//! | version | `fetch_add` Release, after the change's store | Acquire | who reads version `n` sees the first `n` changes |
-//! | pending returns | Release, under the queue's lock | Acquire, without it | a hint to take the lock; the lock carries the data |
-//! | shown counters | Relaxed | Relaxed | nothing: numbers for dumps |
+//! | slot, key | Release, before the child pointer of that key | Acquire, before the child pointer | a reader that sees the key sees that the slot's earlier child is gone; a wrong pair only costs a comparison, since runs are compared by position |
+//! | node, table pointer | Release | Acquire | the table is complete, with its slots as they were copied |
+//! | version | `fetch_add` Release, after the store that makes the change | Acquire | a reader of version `n` sees the first `n` changes |
+//! | count of pending returns | Release, under the queue's lock | Acquire, without it | a hint to take the lock; the lock carries the data |
+//! | counters shown in dumps | Relaxed | Relaxed | nothing |
 //!
-//! No store needs more than Release: a reader follows pointers from a root, and each load's
-//! Acquire pairs with the store of just that pointer. Two stores to different places need no common
-//! order for readers, by the argument below. What must not happen is that a reader that pins
-//! *after* a node was freed still loads a pointer to it: this is the reclaimer's part
-//! (crossbeam-epoch's pin and its advance of the epoch are sequentially consistent fences).
-//! The step fence and the block queues are mutexes; no reader meets them.
+//! No store needs more than Release: a reader follows pointers from a root, and the Acquire of each
+//! load pairs with the store of exactly that pointer. Readers need no common order of stores to
+//! different places, by the argument below. What must not happen is that a reader that pins *after*
+//! a node was freed still loads a pointer to it. This is guaranteed by the reclaimer: in
+//! crossbeam-epoch, pinning and advancing the epoch are sequentially consistent fences.
+//! The step fence and the queues of returned blocks are mutexes. Readers never take them.
 //!
 //! # Why a query is linearizable
 //!
-//! *Each node that a query visits was live at some instant within the query.* The roots always are.
+//! *Each node that a query visits was live at some instant during the query.* The roots always are.
 //! Let the query be at a node P that was live at instant t, and load a child C from P's table at u.
 //! If the table belongs to a live node at u (P itself, or the rear of a split of P, whose path ends
 //! where P's did), C is live at u. Otherwise the table stopped changing when its last live owner
@@ -71,20 +100,20 @@
 //! probe reads several slots; children do not move within a table, so a child that the probe
 //! missed was absent at some instant of the probe.
 //!
-//! These instants lie between the query's start and its end. Since a query is a single path, what
-//! changes elsewhere meanwhile does not matter to it. `tests/linearizable.rs` checks the claim on
-//! real threads, `loom_tests` every interleaving of small cases.
+//! These instants lie between the query's start and its end. Since a query is a single path, a
+//! concurrent change elsewhere in the tree does not affect it. `tests/linearizable.rs` checks the
+//! claim on real threads, and `loom_tests` checks every interleaving of small cases.
 //!
 //! # Costs
 //!
-//! A query compares the positions it matches (a `memcmp`), hashes one block a node, and pins an
-//! epoch. A commit or an eviction copies the run that it cuts; a sequence that grows block by block
-//! is copied O(log n) times. An eviction finds its victim in O(log n) of the evictable leaves.
+//! A query compares the positions that it matches (a `memcmp`), hashes one block per node, and pins
+//! an epoch. A commit or an eviction copies the run that it cuts; a sequence that grows block by
+//! block is copied O(log n) times. An eviction finds its victim in O(log n) of the evictable
+//! leaves.
 
 #[cfg(all(loom, not(feature = "loom")))]
 compile_error!("`--cfg loom` needs the feature `loom` of stolon-kvcache");
 
-mod atom;
 mod block;
 mod core;
 mod dump;
@@ -101,10 +130,10 @@ mod reader;
 mod reclaim;
 mod stats;
 mod sync;
+mod token_span;
 mod tree;
 mod writer;
 
-pub use atom::{Atom, AtomError, AtomInterner};
 pub use block::BlockId;
 pub use dump::{NodeDump, TreeDump};
 pub use error::{AuditError, ConfigError, Shortage};
@@ -121,10 +150,11 @@ pub use stats::TreeStats;
 #[cfg(loom)]
 #[doc(hidden)]
 pub use sync::planted;
+pub use token_span::{TokenSpan, TokenSpanError, TokenSpanInterner};
 pub use tree::{TreeBuilder, prefix_tree};
 pub use writer::{CacheSnapshot, TreeCounts, TreeWriter};
 
-/// The examples of the crate's README, run as tests.
+/// Compiles and runs the example in the crate's README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -8,9 +8,9 @@ pub(crate) mod arena;
 mod audit;
 mod commit;
 mod evict;
-mod feed;
 mod locks;
 mod pins;
+mod subscribe;
 
 use crate::core::Core;
 use crate::events::EventLog;
@@ -21,10 +21,10 @@ use crate::pin::Pins;
 use crate::sync::Arc;
 #[cfg(loom)]
 use crate::sync::planted;
-use crate::{BlockId, Namespace, PrefixLease, TreeReader, TreeStats, atom};
+use crate::{BlockId, Namespace, PrefixLease, TreeReader, TreeStats, token_span};
 use arena::Arena;
-pub use feed::CacheSnapshot;
 use std::collections::{BTreeSet, HashMap};
+pub use subscribe::CacheSnapshot;
 
 /// Changes the tree. There is one a tree: it is neither cloned nor shared.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ impl TreeWriter {
         self.begin_operation();
         let block_size = self.block_size();
         let raw = self.find(namespace, positions);
-        let length = atom::whole_atoms(positions, raw, block_size);
+        let length = token_span::whole_spans(positions, raw, block_size);
         let end = self.end_path_at(length / block_size);
         let mut blocks = Vec::with_capacity(length / block_size);
         for &(id, _) in &self.path {
@@ -276,7 +276,7 @@ impl TreeWriter {
     fn whole_blocks(&self, id: NodeId) -> usize {
         let positions = self.arena.edge(id).positions();
         let block_size = self.block_size();
-        atom::whole_atoms(positions, positions.len(), block_size) / block_size
+        token_span::whole_spans(positions, positions.len(), block_size) / block_size
     }
 
     /// Takes a node out of the order of eviction, if it is in it.

@@ -1,7 +1,8 @@
 //! Goal: `commit_from` loses no block, whatever part of the offered blocks the tree takes.
 
 use stolon_kvcache::{
-    Atom, AtomInterner, BlockId, BlockPool, Namespace, PoolCounts, TreeWriter, prefix_tree,
+    BlockId, BlockPool, Namespace, PoolCounts, TokenSpan, TokenSpanInterner, TreeWriter,
+    prefix_tree,
 };
 
 /// Evicts everything that is not locked and expects the whole pool to be free then.
@@ -14,9 +15,9 @@ fn assert_all_blocks_come_back(writer: &mut TreeWriter, pool: &mut BlockPool) {
 }
 
 /// A prompt of 10 text tokens, an image of 60 positions, and 2 more tokens.
-fn prompt_with_image(interner: &AtomInterner, content_hash: u128) -> Vec<u32> {
+fn prompt_with_image(interner: &TokenSpanInterner, content_hash: u128) -> Vec<u32> {
     let mut prompt = vec![1; 10];
-    let image = Atom::Image { content_hash, kv_len: 60 };
+    let image = TokenSpan::Image { content_hash, kv_len: 60 };
     interner.append(image, &mut prompt).expect("an image within the limits");
     prompt.extend([2, 3]);
     prompt
@@ -28,7 +29,7 @@ fn prompt_with_image(interner: &AtomInterner, content_hash: u128) -> Vec<u32> {
 fn blocks_of_a_chunk_that_ends_inside_an_image_come_back() {
     let (mut writer, reader) = prefix_tree(16).expect("a block size");
     let (mut pool, _fence) = BlockPool::new(100);
-    let interner = AtomInterner::new(8);
+    let interner = TokenSpanInterner::new(8);
     let base = Namespace::default();
     for content_hash in 0..3 {
         let prompt = prompt_with_image(&interner, content_hash);
@@ -46,7 +47,7 @@ fn blocks_of_a_chunk_that_ends_inside_an_image_come_back() {
 fn committing_to_the_tree_before_the_pool_loses_no_block() {
     let (mut writer, _reader) = prefix_tree(16).expect("a block size");
     let (mut pool, _fence) = BlockPool::new(100);
-    let interner = AtomInterner::new(8);
+    let interner = TokenSpanInterner::new(8);
     for content_hash in 0..3 {
         let prompt = prompt_with_image(&interner, content_hash);
         let mut prefix = writer.acquire(&Namespace::default(), &prompt);

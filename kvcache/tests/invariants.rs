@@ -2,8 +2,8 @@
 //! always computed, warm equals cold, progress, failure) are tested with the engine.
 
 use stolon_kvcache::{
-    Atom, AtomInterner, BlockId, BlockPool, Commit, Namespace, PinError, TreeBuilder, TreeWriter,
-    prefix_tree,
+    BlockId, BlockPool, Commit, Namespace, PinError, TokenSpan, TokenSpanInterner, TreeBuilder,
+    TreeWriter, prefix_tree,
 };
 
 fn base() -> Namespace {
@@ -240,10 +240,10 @@ fn namespaces_share_nothing() {
 /// What is left of it is good for nothing, and goes before everything else.
 #[test]
 fn what_is_left_of_an_atom_goes_first() {
-    let atoms = AtomInterner::new(8);
+    let atoms = TokenSpanInterner::new(8);
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
     let mut prompt = vec![1, 2];
-    atoms.append(Atom::Image { content_hash: 7, kv_len: 20 }, &mut prompt).expect("in range");
+    atoms.append(TokenSpan::Image { content_hash: 7, kv_len: 20 }, &mut prompt).expect("in range");
     put(&mut writer, &prompt, 0);
     put(&mut writer, &[50, 51], 100);
     assert_eq!(writer.evict(1), [BlockId(21)], "the image's last block, of the older leaf");

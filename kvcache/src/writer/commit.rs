@@ -4,7 +4,7 @@ use super::{Record, TreeWriter};
 use crate::node::NodeId;
 use crate::node::edge::Edge;
 use crate::sync::Arc;
-use crate::{BlockId, BlockLease, CacheEvent, Commit, PrefixLease, atom, hash};
+use crate::{BlockId, BlockLease, CacheEvent, Commit, PrefixLease, hash, token_span};
 
 impl TreeWriter {
     /// Publishes blocks whose KV has been written, and extends `lease` over them.
@@ -36,7 +36,8 @@ impl TreeWriter {
         let block_size = self.block_size();
         let have = lease.blocks.len();
         let offered = (positions.len() / block_size).min(have + blocks.len());
-        let total = atom::whole_atoms(positions, offered * block_size, block_size) / block_size;
+        let total =
+            token_span::whole_spans(positions, offered * block_size, block_size) / block_size;
         if total <= have || !Arc::ptr_eq(&lease.queue, &self.returns) {
             return Commit::default();
         }

@@ -2,7 +2,7 @@
 
 use super::TreeWriter;
 use crate::node::NodeId;
-use crate::{Namespace, PinError, PinId, PinInfo, atom};
+use crate::{Namespace, PinError, PinId, PinInfo, token_span};
 
 impl TreeWriter {
     /// Keeps what is cached of `positions` from being evicted, for `ttl` ticks (operations of
@@ -15,7 +15,7 @@ impl TreeWriter {
         self.begin_operation();
         let block_size = self.block_size();
         let raw = self.find(namespace, positions);
-        let length = atom::whole_atoms(positions, raw, block_size);
+        let length = token_span::whole_spans(positions, raw, block_size);
         let block_count = length / block_size;
         self.pins.check(block_count)?;
         let end = self.end_path_at(block_count);
@@ -56,7 +56,7 @@ impl TreeWriter {
             self.records[id.index()].priority = priority;
             self.refresh(id);
         }
-        atom::whole_atoms(positions, raw, self.block_size())
+        token_span::whole_spans(positions, raw, self.block_size())
     }
 
     pub(super) fn end_pin(&mut self, id: PinId) -> bool {

@@ -1,10 +1,10 @@
 //! Random prompts of text and atoms, in blocks of every size.
 
-#[path = "support/atom_model.rs"]
-mod atom_model;
+#[path = "support/token_span_model.rs"]
+mod token_span_model;
 
-use atom_model::{Part, Round};
 use proptest::prelude::*;
+use token_span_model::{Part, Round};
 
 fn round() -> impl Strategy<Value = Round> {
     let part = prop_oneof![
@@ -29,6 +29,6 @@ proptest! {
         log_block_size in 0u32..6,
         rounds in proptest::collection::vec(round(), 1..20),
     ) {
-        atom_model::run(1 << log_block_size, &rounds);
+        token_span_model::run(1 << log_block_size, &rounds);
     }
 }

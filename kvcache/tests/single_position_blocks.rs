@@ -5,12 +5,14 @@
 #[path = "support/cache.rs"]
 mod support;
 
-use stolon_kvcache::{Atom, AtomInterner, BlockId, Commit, Namespace, Shortage, prefix_tree};
+use stolon_kvcache::{
+    BlockId, Commit, Namespace, Shortage, TokenSpan, TokenSpanInterner, prefix_tree,
+};
 use support::{Cache, Running};
 
-const IMAGE: Atom = Atom::Image { content_hash: 12345, kv_len: 729 };
+const IMAGE: TokenSpan = TokenSpan::Image { content_hash: 12345, kv_len: 729 };
 
-fn prompt_with_image(atoms: &AtomInterner, tail: &[u32]) -> Vec<u32> {
+fn prompt_with_image(atoms: &TokenSpanInterner, tail: &[u32]) -> Vec<u32> {
     let mut prompt = vec![0];
     atoms.append(IMAGE, &mut prompt).expect("room");
     prompt.extend_from_slice(tail);
@@ -34,7 +36,7 @@ fn case_01_split_correctness() {
 /// Case 2: an image counts as all its positions, and only as a whole.
 #[test]
 fn case_02_image_kv_length() {
-    let atoms = AtomInterner::new(8);
+    let atoms = TokenSpanInterner::new(8);
     let mut cache = Cache::new(1, 1000);
     let prompt = prompt_with_image(&atoms, &[1, 2]);
     cache.run(&prompt);
@@ -44,7 +46,7 @@ fn case_02_image_kv_length() {
     let lease = cache.writer.acquire(&cache.base, &prompt[..400]);
     assert_eq!(lease.len(), 1);
     let mut other = vec![0];
-    let longer = Atom::Image { content_hash: 12345, kv_len: 730 };
+    let longer = TokenSpan::Image { content_hash: 12345, kv_len: 730 };
     atoms.append(longer, &mut other).expect("room");
     assert_eq!(cache.match_len(&other), 1, "the same image in another length is another atom");
 }
@@ -141,7 +143,7 @@ fn case_08_and_10_full_match_recomputes_its_last_position() {
 /// Case 9: requests that run at once read the same prefix and write to blocks of their own.
 #[test]
 fn case_09_multi_batch_shared_pages() {
-    let atoms = AtomInterner::new(8);
+    let atoms = TokenSpanInterner::new(8);
     let mut cache = Cache::new(1, 2000);
     let prompt = prompt_with_image(&atoms, &[1]);
     let mut first = cache.start(&prompt).expect("fits");
@@ -245,7 +247,7 @@ fn case_17_match_only_creates_no_root() {
 /// Case 18: after an image, blocks are counted in positions and not in atoms.
 #[test]
 fn case_18_blocks_align_after_an_image() {
-    let atoms = AtomInterner::new(8);
+    let atoms = TokenSpanInterner::new(8);
     let mut cache = Cache::new(1, 1000);
     let tail: Vec<u32> = (0..10).collect();
     let full = prompt_with_image(&atoms, &tail);
@@ -261,10 +263,10 @@ fn case_18_blocks_align_after_an_image() {
 /// not at all, and what is committed ends there too.
 #[test]
 fn atoms_that_cross_blocks() {
-    let atoms = AtomInterner::new(8);
+    let atoms = TokenSpanInterner::new(8);
     let mut prompt = vec![1, 2, 3];
     for content_hash in [7, 8] {
-        atoms.append(Atom::Image { content_hash, kv_len: 10 }, &mut prompt).expect("room");
+        atoms.append(TokenSpan::Image { content_hash, kv_len: 10 }, &mut prompt).expect("room");
     }
     prompt.extend([4, 5]);
     let (mut writer, reader) = prefix_tree(4).expect("a block size");
@@ -280,7 +282,7 @@ fn atoms_that_cross_blocks() {
     drop(lease);
     // The same start with another second image: the blocks in common end inside the first image.
     let mut other = prompt[..13].to_vec();
-    atoms.append(Atom::Image { content_hash: 9, kv_len: 10 }, &mut other).expect("room");
+    atoms.append(TokenSpan::Image { content_hash: 9, kv_len: 10 }, &mut other).expect("room");
     other.extend([4, 5]);
     assert_eq!(reader.query_match_len(&base, &other), 0);
     let mut lease = writer.acquire(&base, &other);

@@ -2,7 +2,7 @@
 //! match never ends inside an atom, and is never shorter than it must be.
 
 use std::collections::HashMap;
-use stolon_kvcache::{Atom, AtomInterner, BlockId, Namespace, prefix_tree};
+use stolon_kvcache::{BlockId, Namespace, TokenSpan, TokenSpanInterner, prefix_tree};
 
 /// A part of a prompt: few different ones, so that prompts share prefixes.
 #[derive(Clone, Debug)]
@@ -23,13 +23,13 @@ pub(crate) struct Round {
 }
 
 /// The positions of a prompt, and after how many of them it may be cut.
-fn write(interner: &AtomInterner, prompt: &[Part]) -> (Vec<u32>, Vec<usize>) {
+fn write(interner: &TokenSpanInterner, prompt: &[Part]) -> (Vec<u32>, Vec<usize>) {
     let (mut positions, mut borders) = (Vec::new(), vec![0]);
     for part in prompt {
         let atom = match *part {
             Part::Text => None,
-            Part::Coordinate(bin) => Some(Atom::Coordinate { bin: bin.into() }),
-            Part::Image { content, kv_len } => Some(Atom::Image {
+            Part::Coordinate(bin) => Some(TokenSpan::Coordinate { bin: bin.into() }),
+            Part::Image { content, kv_len } => Some(TokenSpan::Image {
                 content_hash: content.into(),
                 kv_len: u32::from(kv_len % 12) + 1,
             }),
@@ -46,7 +46,7 @@ fn write(interner: &AtomInterner, prompt: &[Part]) -> (Vec<u32>, Vec<usize>) {
 /// Runs `rounds` on both; panics where they differ.
 pub(crate) fn run(block_size: usize, rounds: &[Round]) {
     let (mut writer, reader) = prefix_tree(block_size).expect("a block size");
-    let interner = AtomInterner::new(100);
+    let interner = TokenSpanInterner::new(100);
     let base = Namespace::default();
     let mut cached: HashMap<Vec<u32>, BlockId> = HashMap::new();
     let mut next = 0;
