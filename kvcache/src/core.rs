@@ -1,6 +1,6 @@
-//! What readers and the writer share: the two roots, the version, the reclaimer. Freed when the
-//! last of them is gone.
-#![allow(unsafe_code, reason = "reads under a guard; frees the tree when nobody can reach it")]
+//! The part of the tree that readers and the writer share: the two roots, the version and the
+//! reclaimer. It is freed when the last handle is dropped.
+#![allow(unsafe_code, reason = "reads under a guard; frees the tree with its last handle")]
 
 use crate::node::edge::Edge;
 use crate::node::table::ChildTable;
@@ -13,23 +13,24 @@ use std::ptr;
 /// The shared part of one tree.
 #[derive(Debug)]
 pub(crate) struct Core {
-    /// Root of the base namespace; always there, so that its queries need no look-up.
+    /// Root of the base namespace. It always exists, so its queries need no look-up.
     pub(crate) base: Node,
-    /// Its children are the roots of all other namespaces, with the encodings as their edges.
+    /// Its children are the roots of all other namespaces; their edges are the namespaces'
+    /// encodings.
     pub(crate) directory: Node,
-    /// Counts published changes. Added to with Release after each, loaded with Acquire: who sees
-    /// a number sees the changes up to it.
+    /// Number of published changes. Increased with Release after each change and loaded with
+    /// Acquire, so a reader of a number sees the changes up to it.
     pub(crate) version: AtomicU64,
     pub(crate) reclaimer: Reclaimer,
     pub(crate) block_size: usize,
-    /// Where the hash chains start.
+    /// The hash before the first block of the base namespace.
     pub(crate) seed: u64,
 }
 
 impl Core {
-    /// The arena's number of `base`.
+    /// The node number of `base`.
     pub(crate) const BASE: NodeId = NodeId(0);
-    /// The arena's number of `directory`.
+    /// The node number of `directory`.
     pub(crate) const DIRECTORY: NodeId = NodeId(1);
 
     pub(crate) fn new(block_size: usize, seed: u64) -> Core {
@@ -43,7 +44,7 @@ impl Core {
         }
     }
 
-    /// The root of `namespace`, if it holds anything.
+    /// The root of `namespace`, if anything is cached in it.
     ///
     /// # Safety
     ///
@@ -60,11 +61,12 @@ impl Core {
         unsafe { self.directory.child(key, same) }.map(|(root, _)| root)
     }
 
-    /// How many of `positions` are cached in `namespace`: whole blocks, never ending in an atom.
+    /// How many of the first `positions` are cached in `namespace`: whole blocks that do not end
+    /// inside an atomic token span.
     #[inline]
     pub(crate) fn match_len(&self, namespace: &Namespace, positions: &[u32]) -> usize {
         let guard = self.reclaimer.pin();
-        // SAFETY: the guard keeps alive what can be reached from here on.
+        // SAFETY: the guard keeps everything alive that is reachable from now on.
         let Some(root) = (unsafe { self.root(namespace) }) else { return 0 };
         let root_hash = namespace.root_hash(self.seed);
         // SAFETY: as above; the guard lives to the end of this function.
@@ -82,11 +84,11 @@ impl Drop for Core {
             if table.is_null() {
                 continue;
             }
-            // SAFETY: with the last handle gone nobody else reaches the tree, and each live table
-            // hangs off exactly one live node.
+            // SAFETY: this is the last handle, so no other thread can reach the tree, and each
+            // live table belongs to exactly one live node.
             let table = unsafe { Box::from_raw(table) };
             for (_, node) in table.children() {
-                // SAFETY: likewise each live node is in exactly one slot of a live table.
+                // SAFETY: as above, and each live node is in exactly one slot of a live table.
                 let node = unsafe { Box::from_raw(node.as_ptr()) };
                 tables.push(node.children());
             }
@@ -96,7 +98,7 @@ impl Drop for Core {
 
 impl Core {
     /// Counts one published change.
-    pub(crate) fn bump(&self) {
+    pub(crate) fn count_change(&self) {
         self.version.fetch_add(1, Ordering::Release);
     }
 
@@ -119,7 +121,7 @@ impl Core {
         }));
     }
 
-    /// How many of the leading blocks with these chained hashes are cached.
+    /// How many of the first blocks with these chained hashes are cached.
     #[inline]
     pub(crate) fn match_hashes(&self, namespace: &Namespace, hashes: &[u64]) -> usize {
         let _guard = self.reclaimer.pin();
@@ -129,7 +131,7 @@ impl Core {
         unsafe { root.walk_hashes(hashes) }
     }
 
-    /// A picture of the tree.
+    /// Describes all nodes.
     pub(crate) fn dump(&self) -> TreeDump {
         let _guard = self.reclaimer.pin();
         let version = self.version.load(Ordering::Acquire);

@@ -1,41 +1,43 @@
-//! A picture of the tree, for a page that shows it and for debugging. Taken by a reader, so the
-//! writer goes on meanwhile: each node is as it was at some instant during the walk.
+//! A description of the whole tree, for debugging and for pages that display it. A reader takes
+//! it while the writer continues, so each node is described as it was at some instant of the walk.
 
 use crate::Namespace;
 use std::fmt::Write;
 
-/// The nodes of a tree, parents before children.
+/// The nodes of a tree, in an order in which parents come before their children. Returned by
+/// [`TreeReader::dump`](crate::TreeReader::dump).
 #[derive(Clone, Debug, Default)]
 pub struct TreeDump {
-    /// The tree's version when the walk began.
+    /// The tree's version when the walk began; see
+    /// [`TreeReader::tree_version`](crate::TreeReader::tree_version).
     pub version: u64,
     /// The nodes.
     pub nodes: Vec<NodeDump>,
 }
 
-/// One node of a [`TreeDump`].
+/// One node of a [`TreeDump`]: a run of blocks without a branch.
 #[derive(Clone, Debug)]
 pub struct NodeDump {
-    /// Index of the parent in [`TreeDump::nodes`]; `None` right below a root.
+    /// Index of the parent in [`TreeDump::nodes`]; `None` if the node starts at position 0.
     pub parent: Option<usize>,
-    /// The namespace.
+    /// The namespace that the node belongs to.
     pub namespace: Namespace,
-    /// Blocks of the node.
+    /// Number of blocks in the node.
     pub block_count: usize,
-    /// Positions of the node: tokens, and what atoms take.
+    /// Number of positions in the node: `block_count` times the block size.
     pub position_count: usize,
     /// The first positions of the node, at most eight.
     pub first_positions: Vec<u32>,
-    /// Leases and pins on it or below.
+    /// Number of leases and pins that end in this node or below it.
     pub locks: u32,
-    /// Acquires that went through it.
+    /// Number of acquires whose match went through the node.
     pub hits: u32,
-    /// Tick of the writer at its last use.
+    /// Tick of the last acquire or commit whose match went through the node.
     pub last_use: u64,
 }
 
 impl TreeDump {
-    /// The tree in Graphviz's language: `dot -Tsvg`. Locked nodes are drawn filled.
+    /// The tree in the DOT language of Graphviz, for `dot -Tsvg`. Locked nodes are filled.
     pub fn to_graphviz(&self) -> String {
         let mut out =
             String::from("digraph prefix_tree {\n  node [shape=box];\n  root [label=\"\"];\n");

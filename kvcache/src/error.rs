@@ -1,78 +1,79 @@
-//! What can go wrong here, each variant something that a caller can act on.
+//! Errors. Each variant is something that a caller can act on.
 
 use crate::BlockId;
 use thiserror::Error;
 
-/// A tree was configured with values that it cannot work with.
+/// A setting has a value that is not supported.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ConfigError {
-    /// The block size is zero, above 256 or no power of two.
+    /// The block size is zero, above 256, or not a power of two.
     #[error("block size: expected a power of two from 1 to 256, got {got}")]
     BlockSize {
-        /// What was asked for, in positions.
+        /// The requested block size, in positions.
         got: usize,
     },
-    /// The event queue cannot hold a single event.
+    /// The event queue could not hold a single event.
     #[error("event queue: expected a capacity of at least 1 event, got {got}")]
     EventCapacity {
-        /// What was asked for, in events.
+        /// The requested capacity, in events.
         got: usize,
     },
 }
 
-/// There are not enough free blocks at this moment.
+/// The pool has fewer free blocks than requested. Nothing was reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("expected {requested} free blocks, got {free} ({fenced} more wait for a running step)")]
+#[error("expected {requested} free blocks, got {free} ({fenced} more after the running steps)")]
 pub struct Shortage {
-    /// Blocks asked for.
+    /// Number of blocks requested.
     pub requested: usize,
-    /// Blocks free at this moment.
+    /// Number of blocks that are free now.
     pub free: usize,
-    /// Blocks that become free when the steps now running have ended.
+    /// Number of blocks that become free when the running steps have ended.
     pub fenced: usize,
 }
 
 impl Shortage {
-    /// Blocks missing even when the running steps have ended: how many to evict.
+    /// The number of blocks that are missing even after the running steps have ended: how many to
+    /// evict.
     pub fn missing(&self) -> usize {
         self.requested.saturating_sub(self.free + self.fenced)
     }
 }
 
-/// An audit found a structure that contradicts itself. Always a defect of this crate, or of a
-/// caller that handed over a block which was not its own.
+/// An audit found a contradiction. Either this crate has a defect, or a caller passed in a block id
+/// that it does not own.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum AuditError {
     /// A counter differs from a recount.
-    #[error("{counter}: a recount expected {expected}, the counter holds {got}")]
+    #[error("{counter}: a recount found {expected}, the counter is {got}")]
     Counter {
-        /// Which counter.
+        /// What is counted.
         counter: &'static str,
-        /// What the recount found.
+        /// The result of the recount.
         expected: usize,
-        /// What the counter said.
+        /// The value of the counter.
         got: usize,
     },
-    /// A block has two owners.
+    /// A block appears in two places.
     #[error("block {block:?}: expected one owner, got a second one")]
     SharedBlock {
         /// The block.
         block: BlockId,
     },
-    /// A node breaks a rule of the tree.
+    /// A node violates an invariant of the tree.
     #[error("node {node}: expected {expected}")]
     Node {
         /// The writer's number of the node.
         node: u32,
-        /// The rule.
+        /// The invariant.
         expected: &'static str,
     },
-    /// Blocks were handed to the pool that were not in the state they had to be in.
+    /// Blocks were released that were not in the required state. The pool refused them.
     #[error("pool: expected every returned block to be {expected}, got {count} others")]
     Misuse {
-        /// The state the blocks had to be in.
+        /// The state that released blocks must be in.
         expected: &'static str,
-        /// How many blocks were refused since the pool was made.
+        /// Number of blocks that were refused since the pool was created.
         count: usize,
     },
 }

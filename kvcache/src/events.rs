@@ -1,51 +1,55 @@
-//! Events: what enters and leaves the index, for those who keep a copy of it elsewhere (a router
-//! in front of several engines, say). The writer appends, never waits; a subscriber that falls
-//! too far behind loses the queue and is told so.
+//! Events: what enters and leaves the index, in order, for subscribers that keep a copy of it. (A
+//! router in front of several engines does so.) The writer appends to a bounded queue and never
+//! waits. When a subscriber's queue is full, all queued events are replaced by one
+//! [`CacheEvent::Reset`].
 //!
-//! Order: a block's parent is stored before the block; a block is stored only after it was
-//! committed; it is removed before the writer gives it back, so before anyone reuses it.
+//! Order: a block is reported as stored after its parent and after its commit. It is reported as
+//! removed before the writer returns its id, so before the block can be reused.
 
 use crate::Namespace;
 use crate::sync::{Arc, Mutex, lock};
 use std::collections::VecDeque;
 use std::task::{Context, Poll, Waker};
 
-/// One change of the index. Splits and merges of nodes are no changes: blocks stay what they are.
+/// One change of the set of cached blocks. Splits and merges of nodes are not reported, because
+/// they do not change which blocks are cached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheEvent {
-    /// A run of blocks entered.
+    /// A run of consecutive blocks was added.
     Stored {
-        /// Where.
+        /// The namespace of the blocks.
         namespace: Namespace,
         /// Hash of the block before the first one; `None` at the start of a sequence.
         parent: Option<u64>,
-        /// Chained hashes, one a block.
+        /// The chained hash of each block, as
+        /// [`TreeReader::block_hashes`](crate::TreeReader::block_hashes) computes it.
         hashes: Vec<u64>,
-        /// The blocks' positions: `hashes.len()` x block size.
+        /// The positions of the blocks: block size times `hashes.len()` of them.
         positions: Vec<u32>,
     },
-    /// Blocks left, by their chained hashes, which include the namespace.
+    /// Blocks were removed.
     Removed {
-        /// The hashes, descendants never after their ancestors are gone.
+        /// The chained hashes of the blocks, a block always before its ancestors. The hashes
+        /// differ between namespaces.
         hashes: Vec<u64>,
     },
-    /// Everything left.
+    /// All blocks were removed.
     Cleared,
-    /// The subscriber was too slow: this many events were dropped. Its copy is worth nothing any
-    /// more; [`TreeWriter::snapshot`](crate::TreeWriter::snapshot) gives a new one.
+    /// The subscriber was too slow, and events were dropped. Its copy of the index is out of date.
+    /// [`TreeWriter::snapshot`](crate::TreeWriter::snapshot) returns a new one.
     Reset {
-        /// Events dropped.
+        /// Number of events that were dropped.
         missed: u64,
     },
 }
 
-/// An event and its number. Numbers have no gaps; a `Reset` has the number of the last event that
-/// it stands for.
+/// An event with its sequence number. The numbers have no gaps. A [`CacheEvent::Reset`] has the
+/// number of the last event that it replaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumberedEvent {
-    /// Counts up from 1 in each tree.
+    /// The sequence number, counted from 1 in each tree.
     pub number: u64,
-    /// What happened.
+    /// The event.
     pub event: CacheEvent,
 }
 
@@ -53,26 +57,28 @@ pub struct NumberedEvent {
 struct Queue {
     events: VecDeque<NumberedEvent>,
     capacity: usize,
-    /// Whether the receiver or the tree is gone.
+    /// Whether the receiver or the tree's writer was dropped.
     closed: bool,
-    /// Who waits for the next event.
+    /// The waker of the task that waits for the next event.
     waiting: Option<Waker>,
 }
 
-/// The receiving end of one subscription. May live on any thread.
+/// The receiving end of a subscription, created by
+/// [`TreeWriter::subscribe`](crate::TreeWriter::subscribe). It may be used on any thread. Dropping
+/// it ends the subscription.
 #[derive(Debug)]
 pub struct EventReceiver {
     queue: Arc<Mutex<Queue>>,
 }
 
 impl EventReceiver {
-    /// Takes the oldest event that waits.
+    /// Takes the oldest queued event, if there is one.
     pub fn try_next(&self) -> Option<NumberedEvent> {
         lock(&self.queue).events.pop_front()
     }
 
-    /// The next event, for async callers: `None` when the tree's writer is gone and nothing waits.
-    /// Only the task that polled last is woken.
+    /// Polls for the next event. Ready with `None` when the tree's writer was dropped and the queue
+    /// is empty. Only the task that polled last is woken.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<NumberedEvent>> {
         let mut queue = lock(&self.queue);
         if let Some(event) = queue.events.pop_front() {
@@ -85,7 +91,7 @@ impl EventReceiver {
         Poll::Pending
     }
 
-    /// Takes all events that wait, oldest first.
+    /// Takes all queued events, oldest first.
     pub fn drain(&self) -> Vec<NumberedEvent> {
         lock(&self.queue).events.drain(..).collect()
     }
@@ -97,9 +103,10 @@ impl Drop for EventReceiver {
     }
 }
 
-/// The writer's side: numbers events and copies them to all subscribers.
+/// The writer's side: numbers the events and copies them to all subscribers.
 #[derive(Debug, Default)]
 pub(crate) struct EventLog {
+    /// Number of the last event.
     last: u64,
     queues: Vec<Arc<Mutex<Queue>>>,
 }
@@ -116,7 +123,7 @@ impl EventLog {
         self.last
     }
 
-    /// Reports what `event` makes, if anyone listens.
+    /// Counts one event, and sends what `event` returns to all subscribers, if there are any.
     pub(crate) fn report(&mut self, event: impl FnOnce() -> CacheEvent) {
         self.last += 1;
         if self.queues.is_empty() {
@@ -132,7 +139,7 @@ impl EventLog {
             queue.push(NumberedEvent { number, event: event.clone() });
             let waiting = queue.waiting.take();
             drop(queue);
-            // Without the lock, since a waker may run the task at once.
+            // After the lock is released, because a waker may run the task at once.
             waiting.into_iter().for_each(Waker::wake);
             true
         });
@@ -157,7 +164,7 @@ impl Queue {
             self.events.push_back(event);
             return;
         }
-        // An earlier reset in the queue stands for what it stands for; all of it is dropped now.
+        // An earlier reset in the queue counts for the events that it replaced.
         let dropped = self.events.drain(..).map(|old| match old.event {
             CacheEvent::Reset { missed } => missed,
             _ => 1,

@@ -65,7 +65,8 @@ pub trait EvictionOrder: fmt::Debug + Send {
     /// Returns the rank of a leaf that has just become evictable.
     fn rank(&mut self, leaf: &EvictionCandidate) -> EvictionRank;
 
-    /// Called with the rank of each leaf that is evicted to make room. Does nothing by default.
+    /// Called with the rank of each leaf that is evicted or trimmed to make room. Does nothing by
+    /// default.
     /// Orders that age their entries raise their clock here.
     fn evicted(&mut self, victim: EvictionRank) {
         let _ = victim;

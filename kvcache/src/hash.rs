@@ -1,29 +1,31 @@
-//! Hashes of blocks. A block's hash covers its own positions and everything before them, the
-//! namespace included: `hash[i] = chain(hash[i - 1], digest(block i))`.
+//! Hashes of blocks. A block's hash covers its own positions, everything before them, and the
+//! namespace: `hash[i] = chain(hash[i - 1], digest(block i))`.
 //!
-//! They are the keys of the child tables and what the hash form of a query compares. They are no
-//! identity: a query by positions always compares the positions themselves.
+//! The hashes are the keys of the child tables, and queries by hash compare them. They do not
+//! identify a block: a query by positions always compares the positions themselves.
 
 const LANE_KEYS: [u64; 4] =
     [0x9e6c_63d0_876a_9a47, 0xe703_7ed1_a0b4_28db, 0x8ebc_6af0_9c88_c6e3, 0x5899_65cc_7537_4cc3];
 
-/// The seed of trees that are given none: public, so that two processes agree on it.
+/// The default hash seed. It is a constant so that different processes compute the same hashes.
 pub(crate) const DEFAULT_SEED: u64 = 0x51a7_0b1e_57ee_d000;
 
-/// The 64-bit product of two halves of a 128-bit product: the mixing step of this file.
+/// The mixing step: the exclusive or of both halves of the 128-bit product.
 #[inline(always)]
 fn fold(left: u64, right: u64) -> u64 {
     let product = u128::from(left) * u128::from(right);
     (product as u64) ^ ((product >> 64) as u64)
 }
 
-/// Mixes a parent's hash with a block's digest. Never 0: child tables keep 0 for empty slots.
+/// Mixes the hash of the previous block with a block's digest. Never 0, because child tables use
+/// the key 0 for empty slots.
 #[inline(always)]
 pub(crate) fn chain(parent: u64, digest: u64) -> u64 {
     fold(parent ^ LANE_KEYS[0], digest ^ LANE_KEYS[1]).max(1)
 }
 
-/// A digest of `positions`, of any length; four multiplications in flight at a time.
+/// A digest of `positions`, of any length. The products of different groups of four positions do
+/// not depend on each other, so the CPU computes several at a time.
 #[inline(always)]
 pub(crate) fn digest(positions: &[u32]) -> u64 {
     let mut sum = LANE_KEYS[2] ^ positions.len() as u64;
@@ -31,8 +33,8 @@ pub(crate) fn digest(positions: &[u32]) -> u64 {
     for (index, four) in fours.iter().enumerate() {
         let low = u64::from(four[0]) | u64::from(four[1]) << 32;
         let high = u64::from(four[2]) | u64::from(four[3]) << 32;
-        let turn = (index as u64).wrapping_mul(LANE_KEYS[3]);
-        sum = sum.wrapping_add(fold(low ^ LANE_KEYS[0] ^ turn, high ^ LANE_KEYS[1]));
+        let index_key = (index as u64).wrapping_mul(LANE_KEYS[3]);
+        sum = sum.wrapping_add(fold(low ^ LANE_KEYS[0] ^ index_key, high ^ LANE_KEYS[1]));
     }
     for &position in rest {
         sum = fold(sum ^ LANE_KEYS[0], u64::from(position) ^ LANE_KEYS[3]);
@@ -40,7 +42,8 @@ pub(crate) fn digest(positions: &[u32]) -> u64 {
     sum
 }
 
-/// The chained hashes of the whole blocks of `positions`.
+/// The chained hashes of the whole blocks of `positions`, where `root` is the hash before the first
+/// block.
 pub(crate) fn block_hashes(root: u64, positions: &[u32], block_size: usize) -> Vec<u64> {
     let mut parent = root;
     let mut hashes = Vec::with_capacity(positions.len() / block_size);
@@ -58,7 +61,7 @@ mod tests {
 
     /// Goal: blocks that differ in one bit, in order, or in length have different digests.
     #[test]
-    fn digests_tell_near_blocks_apart() {
+    fn similar_blocks_have_different_digests() {
         let mut seen = HashSet::new();
         for size in [1usize, 2, 3, 4, 8, 16, 32] {
             let base: Vec<u32> = (0..size as u32).collect();
@@ -80,9 +83,10 @@ mod tests {
         assert_eq!(seen.len(), 7 + (1 + 2 + 3 + 4 + 8 + 16 + 32) * 32);
     }
 
-    /// Goal: the hash of a block depends on what stands before it, and is never the empty key.
+    /// Goal: the hash of a block depends on everything before the block, and is never the key of
+    /// empty slots.
     #[test]
-    fn chains_depend_on_the_prefix() {
+    fn block_hashes_depend_on_the_prefix() {
         let a = block_hashes(1, &[1, 2, 3, 4], 2);
         let b = block_hashes(1, &[9, 2, 3, 4], 2);
         let c = block_hashes(2, &[1, 2, 3, 4], 2);

@@ -1,16 +1,17 @@
-//! Leases on cached prefixes: while one lives, nothing of its prefix is evicted.
+//! Leases on cached prefixes. While a lease lives, no block of its prefix is evicted.
 
 use crate::node::NodeId;
 use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 use crate::{BlockId, Namespace};
 use std::fmt;
 
-/// Where dropped leases leave word for the writer.
+/// The queue through which dropped leases reach the writer.
 #[derive(Debug)]
 pub(crate) struct ReturnQueue {
-    /// Leases in `ended`. Stored with Release under the lock, loaded with Acquire without it, so
-    /// that an idle queue costs the writer one load.
+    /// Length of `ended`. Stored with Release under the lock and loaded with Acquire without it, so
+    /// that an empty queue costs the writer one load.
     pending: AtomicUsize,
+    /// The end nodes of the dropped leases.
     ended: Mutex<Vec<NodeId>>,
 }
 
@@ -25,7 +26,7 @@ impl ReturnQueue {
         self.pending.store(ended.len(), Ordering::Release);
     }
 
-    /// Takes what has come back since the last call.
+    /// Takes the end nodes of the leases that were dropped since the last call.
     pub(crate) fn take(&self) -> Vec<NodeId> {
         if self.pending.load(Ordering::Acquire) == 0 {
             return Vec::new();
@@ -36,36 +37,42 @@ impl ReturnQueue {
     }
 }
 
-/// A locked prefix. Move-only; dropping it, on any thread and also while panicking, unlocks the
-/// prefix at the writer's next operation.
+/// A locked prefix of a request's prompt, returned by
+/// [`TreeWriter::acquire`](crate::TreeWriter::acquire).
+///
+/// Dropping the lease unlocks the prefix. It may be dropped on any thread, also during a panic; the
+/// writer notices at its next operation. The blocks of a lease that is passed to
+/// [`std::mem::forget`] never come back.
 pub struct PrefixLease {
     pub(crate) namespace: Namespace,
-    /// The canonical blocks of the prefix, from position 0.
+    /// The tree's blocks of the prefix, from position 0.
     pub(crate) blocks: Vec<BlockId>,
     pub(crate) block_size: usize,
-    /// The deepest node locked; ends exactly where the prefix ends. Keeps its number as long as
-    /// it is locked: a split leaves the number to the rear, a merge to the lowest node.
+    /// The deepest locked node, which ends exactly where the prefix ends. Its number stays valid
+    /// while it is locked: after a split the rear keeps the number, after a merge the merged node
+    /// has the number of its lowest part.
     pub(crate) end: NodeId,
     pub(crate) queue: Arc<ReturnQueue>,
 }
 
 impl PrefixLease {
-    /// Positions of the prefix: a multiple of the block size, 0 when nothing was cached.
+    /// Length of the prefix in positions: a multiple of the block size, 0 if nothing was cached.
     pub fn len(&self) -> usize {
         self.blocks.len() * self.block_size
     }
 
-    /// The blocks that hold the prefix's KV, in order. They must not be written to.
+    /// The blocks that hold the prefix's KV, in order. Other requests read them too, so they must
+    /// not be written to.
     pub fn blocks(&self) -> &[BlockId] {
         &self.blocks
     }
 
-    /// The namespace that the prefix is in.
+    /// The namespace of the prefix.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
     }
 
-    /// Whether nothing is locked.
+    /// Whether the prefix is empty, so that nothing is locked.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
@@ -88,14 +95,17 @@ impl fmt::Debug for PrefixLease {
     }
 }
 
-/// What came of a commit.
+/// The result of [`TreeWriter::commit`](crate::TreeWriter::commit).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commit {
-    /// The canonical blocks of the committed part, in order: put them into your block table. May
-    /// be fewer than were offered (a cut that would end inside an atom, or positions that do not
-    /// start with the lease's prefix); the offered blocks past them stay the caller's.
+    /// The tree's blocks of the committed part, in order. They extend the lease's prefix and belong
+    /// into the sequence's block table in place of the offered ones.
+    ///
+    /// There are fewer of them than were offered if the part would end inside an atomic token
+    /// span, and none if the positions do not start with the lease's prefix or the lease is from
+    /// another tree. The remaining offered blocks still belong to the caller.
     pub blocks: Vec<BlockId>,
-    /// Offered blocks that the tree did not take, because it holds the same part already: free
-    /// them once no running step can touch them.
+    /// Offered blocks that the tree did not take because it already holds blocks with the same
+    /// content. They belong to the caller, who may free them once no running step can access them.
     pub duplicates: Vec<BlockId>,
 }

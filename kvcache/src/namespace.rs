@@ -1,5 +1,5 @@
-//! Namespaces: what a prompt's KV depends on besides its positions. Two requests share KV only
-//! within one namespace. Plain immutable values; cloning one copies a pointer.
+//! Namespaces: everything that a prompt's KV depends on besides its positions. Requests share KV
+//! only within one namespace.
 
 use crate::hash;
 use std::fmt;
@@ -10,21 +10,34 @@ const TAG_ADAPTER: u8 = 2;
 const TAG_SALT: u8 = 3;
 const TAG_IMAGE: u8 = 4;
 
-/// A separate part of the tree: prompts of different namespaces never share a block.
+/// A separate part of the index. Prompts in different namespaces never share a block.
 ///
-/// `Namespace::default()` is the base: no adapter, no salt. Others are made by
-/// [`Namespace::builder`]. Each field is stored with a tag and its length, so two namespaces are
-/// equal only if the same fields were given the same values, whatever bytes these hold.
+/// `Namespace::default()` is the base namespace, with no adapter and no salt. Others are built with
+/// [`Namespace::builder`]. Two namespaces are equal exactly if the same fields were set to the same
+/// values: each field is encoded with a tag and its length, so the bytes of one field cannot be
+/// mistaken for another.
+///
+/// Cloning copies a pointer. A namespace needs no registration; the tree keeps it while something
+/// is cached in it. Its `Debug` output shows only a digest, because a salt may be secret.
+///
+/// ```
+/// use stolon_kvcache::Namespace;
+///
+/// let tenant = Namespace::builder().adapter("summaries", 1).salt("tenant 7").build();
+/// assert!(Namespace::builder().build().is_base());
+/// assert_ne!(tenant, Namespace::builder().adapter("summaries", 2).salt("tenant 7").build());
+/// ```
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Namespace {
-    /// The encoding; absent for the base. First word: the number of bytes that follow.
+    /// The encoding, absent for the base namespace. The first word is the number of bytes that
+    /// follow.
     words: Option<Arc<[u32]>>,
-    /// Digest of `words`, 0 for the base.
+    /// Digest of `words`, 0 for the base namespace.
     digest: u64,
 }
 
 impl Namespace {
-    /// Starts a namespace with no field set, which would build the base namespace.
+    /// Returns a builder with no field set.
     pub fn builder() -> NamespaceBuilder {
         NamespaceBuilder::default()
     }
@@ -45,7 +58,7 @@ impl Namespace {
         Namespace { words: Some(words.into()), digest: hash::digest(words) }
     }
 
-    /// Where the hash chains of this namespace start in a tree with this seed.
+    /// The hash before the first block of this namespace, in a tree with this hash seed.
     #[inline(always)]
     pub(crate) fn root_hash(&self, seed: u64) -> u64 {
         if self.words.is_none() { seed } else { hash::chain(seed, self.digest) }
@@ -62,7 +75,7 @@ impl fmt::Debug for Namespace {
     }
 }
 
-/// Collects the fields of a [`Namespace`]. A field given twice keeps its last value.
+/// Builds a [`Namespace`]. If a field is set twice, the last value counts.
 #[derive(Clone, Debug, Default)]
 pub struct NamespaceBuilder {
     model: Option<Vec<u8>>,
@@ -72,14 +85,15 @@ pub struct NamespaceBuilder {
 }
 
 impl NamespaceBuilder {
-    /// The fingerprint of the weights, for a tree that serves several models.
+    /// Sets a fingerprint of the model's weights, for a tree that serves several models.
     pub fn model(mut self, fingerprint: impl AsRef<[u8]>) -> Self {
         self.model = Some(fingerprint.as_ref().to_vec());
         self
     }
 
-    /// An adapter by name, and which load of that name: new weights under an old name must count
-    /// the generation up, or they would be served the old weights' KV.
+    /// Sets the adapter (LoRA, for example) by name and generation. When other weights are loaded
+    /// under the same name, the caller must increase the generation; otherwise requests would be
+    /// served KV that the old weights computed.
     pub fn adapter(mut self, name: &str, generation: u64) -> Self {
         let mut bytes = generation.to_le_bytes().to_vec();
         bytes.extend_from_slice(name.as_bytes());
@@ -87,19 +101,22 @@ impl NamespaceBuilder {
         self
     }
 
-    /// A cache salt: tenants with different salts cannot probe each other's prompts by timing.
+    /// Sets a cache salt. Tenants with different salts share no KV, so they cannot find out each
+    /// other's prompts by timing.
     pub fn salt(mut self, salt: impl AsRef<[u8]>) -> Self {
         self.salt = Some(salt.as_ref().to_vec());
         self
     }
 
-    /// The 128-bit content hash of an image on which all KV of the request depends.
+    /// Sets the 128-bit content hash of an image on which all KV of the request depends. (For an
+    /// image at one place of the prompt, use [`TokenSpan::Image`](crate::TokenSpan::Image)
+    /// instead.)
     pub fn image(mut self, content_hash: u128) -> Self {
         self.image = Some(content_hash.to_le_bytes().to_vec());
         self
     }
 
-    /// The namespace of the fields given; the base when none was.
+    /// Returns the namespace; the base namespace if no field was set.
     pub fn build(self) -> Namespace {
         let fields = [
             (TAG_MODEL, self.model),
@@ -131,7 +148,7 @@ impl NamespaceBuilder {
 mod tests {
     use super::*;
 
-    /// Goal: no two different sets of fields make the same namespace, however their bytes run.
+    /// Goal: different fields never build the same namespace, whatever bytes they hold.
     #[test]
     fn fields_cannot_be_confused() {
         let b = Namespace::builder;

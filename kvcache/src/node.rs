@@ -1,13 +1,13 @@
-//! The nodes that readers walk: an immutable edge and a pointer to a table of children.
+//! The nodes that readers walk. A node has an immutable edge and a pointer to a table of children.
 //!
 //! Life of a node:
-//! 1. The writer's arena builds it, private and complete, its children included.
+//! 1. The writer's arena builds it privately and completely, with its children.
 //! 2. One store into a slot of its parent's table publishes it.
 //! 3. Its own table pointer is the only thing that changes while it is live; see [`table`].
-//! 4. One store replaces or clears its slot. From then on it never changes again: a reader still
-//!    on it sees what was true just before that store.
-//! 5. The reclaimer frees it when no reader can hold it. Its table is retired on its own, because
-//!    splits and merges hand tables from one node to the next.
+//! 4. One store replaces or clears its slot. From then on it never changes again: a reader that
+//!    still looks at it sees what was true just before that store.
+//! 5. The reclaimer frees it when no reader can hold a pointer to it. Its table is retired
+//!    separately, because splits and merges pass tables from one node to the next.
 #![allow(unsafe_code, reason = "readers follow raw pointers that the reclaimer keeps alive")]
 
 pub(crate) mod edge;
@@ -21,8 +21,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use table::ChildTable;
 
-/// The writer's number of a node: an index into its arena. Numbers are used again; inside the
-/// writer none outlives its node.
+/// The number of a node: an index into the writer's arena. Numbers are reused. The writer keeps no
+/// number for longer than the node exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(pub(crate) u32);
 
@@ -42,20 +42,20 @@ impl NodeId {
 /// One node of the tree as readers see it.
 #[derive(Debug)]
 pub(crate) struct Node {
-    /// The run of whole blocks on the way into this node; empty only at the base root.
+    /// The run of whole blocks of this node; empty only at the base root.
     pub(crate) edge: Edge,
-    /// Lets the writer find its own records of a node that a walk has found.
+    /// The index of the writer's own record of this node.
     pub(crate) id: NodeId,
-    /// The children, null when there are none. Stored by the writer with Release, loaded by
-    /// readers with Acquire. The node does not own the table.
+    /// The table of children, null if there are none. Stored by the writer with Release and loaded
+    /// by readers with Acquire. The node does not own the table.
     children: AtomicPtr<ChildTable>,
-    /// What the writer shows of its records. Relaxed stores by the writer, relaxed loads by dumps:
-    /// numbers to look at, on which nothing depends.
+    /// A copy of some of the writer's counters, for dumps. Stored and loaded with Relaxed, because
+    /// nothing depends on them.
     pub(crate) shown: Shown,
     witness: Witness,
 }
 
-/// The writer's records of a node, for dumps.
+/// The writer's counters of a node that dumps display.
 #[derive(Debug, Default)]
 pub(crate) struct Shown {
     locks: AtomicU32,
@@ -70,7 +70,7 @@ impl Shown {
         self.last_use.store(last_use, Relaxed);
     }
 
-    /// Locks, hits and the tick of the last use.
+    /// Returns the locks, the hits and the tick of the last use.
     pub(crate) fn get(&self) -> (u32, u32, u64) {
         (self.locks.load(Relaxed), self.hits.load(Relaxed), self.last_use.load(Relaxed))
     }
@@ -89,23 +89,25 @@ impl Node {
         Node { edge, id, children, shown: Shown::default(), witness: Witness::new() }
     }
 
-    /// The table now. Pairs with [`Node::set_children`]: who sees the pointer sees the table.
+    /// The current table. The Acquire pairs with the Release in [`Node::set_children`], so the
+    /// table is complete.
     #[inline(always)]
     pub(crate) fn children(&self) -> *mut ChildTable {
         self.children.load(Ordering::Acquire)
     }
 
-    /// Publishes another table. Writer only.
+    /// Publishes another table. Called by the writer only.
     pub(crate) fn set_children(&self, table: *mut ChildTable) {
         self.children.store(table, publish_order());
     }
 
-    /// The child under `key` whose edge `measure` gives more than 0 for, and what it gave.
+    /// Returns the child under `key` for whose edge `measure` returns more than 0, and that result.
+    /// (Several children may have the same key if their hashes collide.)
     ///
     /// # Safety
     ///
-    /// What can be reached from this node is kept alive for `'g`, by a guard or because the
-    /// caller is the writer.
+    /// Everything reachable from this node stays allocated for `'g`: either the caller holds a
+    /// guard, or it is the writer, which alone retires nodes.
     #[inline(always)]
     pub(crate) unsafe fn child<'g>(
         &'g self,
@@ -130,9 +132,9 @@ impl Node {
         found
     }
 
-    /// Walks down from this node as far as `positions` are cached, whole blocks only, and calls
-    /// `visit` with each node met and how many blocks of its edge matched. Returns the positions
-    /// matched.
+    /// Walks down from this node as far as `positions` are cached in whole blocks. Calls `visit`
+    /// with each node on the way and the number of blocks of its edge that matched. Returns the
+    /// number of positions matched.
     ///
     /// # Safety
     ///
@@ -167,8 +169,8 @@ impl Node {
         matched
     }
 
-    /// As [`Node::walk`], for a caller that has the blocks' hashes already and trusts them.
-    /// Returns the blocks matched.
+    /// As [`Node::walk`], for a caller that has the hashes of the blocks and trusts them. Returns
+    /// the number of blocks matched.
     ///
     /// # Safety
     ///
@@ -192,7 +194,7 @@ impl Node {
         matched
     }
 
-    /// The children at this instant, in no order.
+    /// Calls `visit` with each current child, in no particular order.
     ///
     /// # Safety
     ///

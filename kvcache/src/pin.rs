@@ -1,41 +1,45 @@
-//! Pins: prefixes that stay cached without a lease, for a time or until taken back.
+//! Pins: prefixes that stay cached without a lease.
 
 use crate::Namespace;
 use crate::node::NodeId;
 use std::collections::BTreeMap;
 use thiserror::Error;
 
-/// The name of a pin.
+/// Identifies a pin. Ids of one tree are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PinId(pub u64);
 
-/// What a pin holds.
+/// A pinned prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinInfo {
-    /// Its name.
+    /// The id that [`TreeWriter::pin`](crate::TreeWriter::pin) returned.
     pub id: PinId,
-    /// Where.
+    /// The namespace of the prefix.
     pub namespace: Namespace,
-    /// Positions held, from the start of the sequence.
+    /// Number of pinned positions, from the start of the sequence.
     pub position_count: usize,
-    /// Blocks held; those shared with another pin count for both.
+    /// Number of pinned blocks. A block that several pins share counts for each of them.
     pub block_count: usize,
 }
 
-/// A prefix cannot be pinned.
+/// A prefix could not be pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PinError {
-    /// Nothing of it is cached.
+    /// Not even the first block of the prefix is cached.
     #[error("pin: expected at least one cached block, got none")]
     NotCached,
-    /// The pins together would hold too much.
-    #[error("pin: expected at most {budget} pinned blocks, got {requested} beside {pinned}")]
+    /// All pins together would hold more blocks than the pin budget allows; see
+    /// [`TreeBuilder::pin_budget`](crate::TreeBuilder::pin_budget).
+    #[error(
+        "pin: expected at most {budget} pinned blocks, got {requested} in addition to the {pinned} \
+         that are pinned"
+    )]
     OverBudget {
-        /// Blocks that pins may hold.
+        /// Maximum number of blocks that pins may hold.
         budget: usize,
-        /// Blocks that they hold.
+        /// Number of blocks that pins hold now.
         pinned: usize,
-        /// Blocks that this one would add.
+        /// Number of blocks that this pin would add.
         requested: usize,
     },
 }
@@ -43,19 +47,22 @@ pub enum PinError {
 /// All pins of a tree.
 #[derive(Debug)]
 pub(crate) struct Pins {
+    /// Maximum of `blocks`.
     pub(crate) budget: usize,
-    /// Blocks held by all pins, shared ones counted for each.
+    /// Number of blocks that all pins hold; shared blocks count for each pin.
     pub(crate) blocks: usize,
-    next: u64,
+    /// The last id given out.
+    last: u64,
+    /// Each pin with the node that it locks.
     pins: BTreeMap<PinId, (PinInfo, NodeId)>,
 }
 
 impl Pins {
     pub(crate) fn new(budget: usize) -> Pins {
-        Pins { budget, blocks: 0, next: 0, pins: BTreeMap::new() }
+        Pins { budget, blocks: 0, last: 0, pins: BTreeMap::new() }
     }
 
-    /// Checks the budget for a pin of `block_count` blocks.
+    /// Checks whether a pin of `block_count` blocks is permitted.
     pub(crate) fn check(&self, block_count: usize) -> Result<(), PinError> {
         if block_count == 0 {
             return Err(PinError::NotCached);
@@ -67,15 +74,16 @@ impl Pins {
         Ok(())
     }
 
+    /// Adds a pin that locks `end` and returns its new id.
     pub(crate) fn insert(&mut self, mut info: PinInfo, end: NodeId) -> PinId {
-        self.next += 1;
-        info.id = PinId(self.next);
+        self.last += 1;
+        info.id = PinId(self.last);
         self.blocks += info.block_count;
         self.pins.insert(info.id, (info, end));
-        PinId(self.next)
+        PinId(self.last)
     }
 
-    /// Takes a pin out and returns the node that it locks.
+    /// Removes a pin and returns the node that it locks.
     pub(crate) fn remove(&mut self, id: PinId) -> Option<NodeId> {
         let (info, end) = self.pins.remove(&id)?;
         self.blocks -= info.block_count;

@@ -1,15 +1,17 @@
-//! The states of blocks outside the tree, and leases on the private ones.
+//! The states of blocks outside the tree, and leases on private blocks.
 //!
 //! Life of a block:
 //! 1. **free** in the pool;
-//! 2. **reserved**: in one [`BlockLease`], private to one sequence, being written;
-//! 3. **committed**: handed over by [`BlockLease::commit_front`], owned by the tree, never
-//!    written to again;
-//! 4. given back by an eviction, as a duplicate, or by dropping its lease: **fenced** until every
-//!    step has ended that had begun by then, since such a step could still touch it;
+//! 2. **reserved** in one [`BlockLease`]: private to one sequence, which writes KV to it;
+//! 3. **committed** ([`TreeWriter::commit_from`](crate::TreeWriter::commit_from)): owned by the
+//!    tree, and never written to again;
+//! 4. **fenced** after an eviction returned it, after the tree refused it as a duplicate, or after
+//!    its lease was dropped: not handed out until all steps have ended that had begun by then,
+//!    because such a step may still access it;
 //! 5. free again.
 //!
-//! The pool has one owner; leases and fences travel to other threads and leave word in a queue.
+//! The pool has one owner. Leases and fences may be on other threads; they send messages to the
+//! pool through a queue, which the pool processes at its next operation.
 
 mod fence;
 mod lease;
@@ -30,36 +32,44 @@ enum State {
     Fenced,
 }
 
-/// Hands out blocks and takes them back.
+/// Tracks the state of each block of the engine's KV memory. Hands out free blocks, and takes them
+/// back when they are no longer used.
+///
+/// A block is free, reserved (in a [`BlockLease`]), committed (owned by the tree), or fenced
+/// (returned, but a running step may still access it). At any time `free + fenced + reserved +
+/// committed` is the number of blocks; [`counts`](BlockPool::counts) returns these numbers.
+///
+/// Dropping the pool is allowed while leases exist; they have no effect afterwards.
 #[derive(Debug)]
 pub struct BlockPool {
     states: Vec<State>,
     free: Vec<BlockId>,
-    /// Returned blocks, oldest first, with the last step that had begun when they came back.
+    /// Returned blocks, oldest first, with the last step that had begun when they were returned.
     fenced: VecDeque<(u64, BlockId)>,
     reserved: usize,
     committed: usize,
-    /// Returned blocks that were not in the state they had to be in; refused.
+    /// Number of returned blocks that were refused because of their state.
     misused: usize,
     fence: StepFence,
     queue: Arc<Mutex<Vec<Returned>>>,
 }
 
-/// How many blocks are in which state.
+/// The number of blocks in each state, returned by [`BlockPool::counts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolCounts {
-    /// Ready to be reserved.
+    /// Blocks that can be reserved now.
     pub free: usize,
-    /// Given back, waiting for running steps to end.
+    /// Blocks that become free when the steps that are running now have ended.
     pub fenced: usize,
-    /// In leases.
+    /// Blocks in leases.
     pub reserved: usize,
-    /// Owned by the tree.
+    /// Blocks that the tree owns.
     pub committed: usize,
 }
 
 impl BlockPool {
-    /// A pool of the blocks 0 to `block_count - 1`, all free, and the fence for its steps.
+    /// Creates a pool of the blocks 0 to `block_count - 1`, all free, and its step fence. If
+    /// `block_count` does not fit into a `u32`, the pool has `u32::MAX` blocks.
     pub fn new(block_count: usize) -> (BlockPool, StepFence) {
         let count = u32::try_from(block_count).unwrap_or(u32::MAX);
         let fence = StepFence::new();
@@ -77,11 +87,13 @@ impl BlockPool {
         (pool, fence)
     }
 
-    /// Takes `count` free blocks into a lease.
+    /// Moves `count` free blocks into a lease.
     ///
     /// # Errors
     ///
-    /// When fewer are free at this moment; nothing is taken then.
+    /// [`Shortage`] if fewer blocks are free at this moment. Nothing is reserved then. Evict
+    /// [`Shortage::missing`] blocks from the tree, [`release`](BlockPool::release) them, and try
+    /// again, or wait for a running step to end.
     pub fn reserve(&mut self, count: usize) -> Result<BlockLease, Shortage> {
         self.settle();
         if self.free.len() < count {
@@ -94,7 +106,7 @@ impl BlockPool {
             debug_assert_eq!(
                 self.states[block.index()],
                 State::Free,
-                "free blocks are in the list"
+                "only free blocks are in the list"
             );
             self.states[block.index()] = State::Reserved;
         }
@@ -102,18 +114,20 @@ impl BlockPool {
         Ok(BlockLease::new(blocks, self.queue.clone()))
     }
 
-    /// Takes back blocks that the tree has given back, or refused as duplicates.
+    /// Takes back blocks that the tree has evicted, or has refused as duplicates. A block that is
+    /// not committed, or not of this pool, is refused; [`audit`](BlockPool::audit) reports this.
     pub fn release(&mut self, blocks: Vec<BlockId>) {
         self.settle();
         self.take_back(blocks, State::Committed);
     }
 
-    /// Blocks in the pool, in whatever state.
+    /// Number of blocks of the pool, in any state.
     pub fn block_count(&self) -> usize {
         self.states.len()
     }
 
-    /// All counts at this moment, word from dropped leases and ended steps included.
+    /// The number of blocks in each state at this moment. Dropped leases and ended steps are taken
+    /// into account.
     pub fn counts(&self) -> PoolCounts {
         let mut counts = PoolCounts {
             free: self.free.len(),
@@ -125,7 +139,7 @@ impl BlockPool {
         let ready = self.fenced.iter().take_while(|&&(step, _)| step <= passed).count();
         counts.free += ready;
         counts.fenced -= ready;
-        // What has just come back is free at once when no step runs.
+        // Blocks that were just returned are free at once if no step is running.
         let idle = passed == self.fence.begun();
         for returned in lock(&self.queue).iter() {
             match returned {
@@ -142,11 +156,13 @@ impl BlockPool {
         counts
     }
 
-    /// Checks every block's state against the lists.
+    /// Recounts the states of all blocks, for tests and debugging. The pool cannot know whether the
+    /// tree really owns all committed blocks: for that, compare [`PoolCounts::committed`] with
+    /// [`TreeCounts`](crate::TreeCounts) (`cached + detached`).
     ///
     /// # Errors
     ///
-    /// The first contradiction found.
+    /// The first contradiction found, or [`AuditError::Misuse`] if blocks were refused.
     pub fn audit(&mut self) -> Result<(), AuditError> {
         self.settle();
         let tally = |state| self.states.iter().filter(|&&s| s == state).count();
@@ -174,7 +190,7 @@ impl BlockPool {
         Ok(())
     }
 
-    /// Takes in word from leases and from the fence.
+    /// Processes the messages from leases, and frees blocks whose steps have ended.
     fn settle(&mut self) {
         let returned = std::mem::take(&mut *lock(&self.queue));
         for message in returned {

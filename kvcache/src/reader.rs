@@ -1,29 +1,31 @@
-//! The reader's handle. Any number of them, on any thread.
+//! The reader's handle.
 
 use crate::core::Core;
 use crate::sync::{Arc, Ordering};
 use crate::{Namespace, TreeDump, hash};
 
-/// Asks the tree what is cached, lock-free, while the writer changes it.
+/// Queries the tree without a lock, while the writer changes it. Cheap to clone; may be used on any
+/// thread, also after the writer was dropped.
 ///
-/// Every method is pure: it writes no shared memory, allocates nothing that outlives the call,
-/// counts nothing, and makes no namespace. The answer was true at some instant during the call;
-/// it is a hint until [`TreeWriter::acquire`](crate::TreeWriter::acquire) has locked it.
+/// No method has a side effect: none writes memory that other threads read, changes a statistic or
+/// the recency of an entry, or creates a namespace. An answer was exact at some instant during the
+/// call. Afterwards it is a hint, until [`TreeWriter::acquire`](crate::TreeWriter::acquire) has
+/// locked the prefix.
 #[derive(Clone, Debug)]
 pub struct TreeReader {
     pub(crate) core: Arc<Core>,
 }
 
 impl TreeReader {
-    /// How many of the leading `positions` are cached in `namespace`: a multiple of the block
-    /// size, 0 to `positions.len()`. Does not end inside an atom.
+    /// Returns how many of the first `positions` are cached in `namespace`: a multiple of the block
+    /// size, from 0 to `positions.len()`. The match does not end inside an atomic token span.
     #[inline]
     pub fn query_match_len(&self, namespace: &Namespace, positions: &[u32]) -> usize {
         self.core.match_len(namespace, positions)
     }
 
-    /// As [`query_match_len`](TreeReader::query_match_len) for many prompts of one namespace: one
-    /// guard for all, and `out` gets one length a prompt appended.
+    /// As [`query_match_len`](TreeReader::query_match_len), for many prompts of one namespace. Pins
+    /// the epoch once for all of them, and appends one length per prompt to `out`.
     pub fn query_match_lens(
         &self,
         namespace: &Namespace,
@@ -33,27 +35,30 @@ impl TreeReader {
         self.core.match_lens(namespace, prompts, out);
     }
 
-    /// The chained hashes of the whole blocks of `positions`, as this tree computes them: for
-    /// [`query_match_hashes`](TreeReader::query_match_hashes), and to compare with events.
+    /// Computes the chained hashes of the whole blocks of `positions`: the input of
+    /// [`query_match_hashes`](TreeReader::query_match_hashes), and the hashes that appear in
+    /// [`CacheEvent`](crate::CacheEvent)s. Depends on the block size and the hash seed only, not on
+    /// what is cached.
     pub fn block_hashes(&self, namespace: &Namespace, positions: &[u32]) -> Vec<u64> {
         let root_hash = namespace.root_hash(self.core.seed);
         hash::block_hashes(root_hash, positions, self.core.block_size)
     }
 
-    /// How many of the leading blocks are cached, for a caller that has their hashes already: an
-    /// eighth of the memory to compare. Trusts the hashes instead of comparing positions, and
-    /// knows nothing of atoms: good for routing, while `acquire` still verifies.
+    /// Returns how many of the first blocks are cached, in blocks, for a caller that has their
+    /// hashes already. This reads less memory than a query by positions, but it trusts the hashes
+    /// and may end inside an atomic token span. It suits routing; `acquire` compares positions.
     #[inline]
     pub fn query_match_hashes(&self, namespace: &Namespace, hashes: &[u64]) -> usize {
         self.core.match_hashes(namespace, hashes)
     }
 
-    /// A picture of the tree, taken without stopping the writer.
+    /// Describes all nodes of the tree, without stopping the writer.
     pub fn dump(&self) -> TreeDump {
         self.core.dump()
     }
 
-    /// Counts the changes published so far. Two equal answers: nothing changed between them.
+    /// Returns the number of changes published so far. If two calls return the same number, nothing
+    /// in the tree changed in between.
     pub fn tree_version(&self) -> u64 {
         self.core.version.load(Ordering::Acquire)
     }
@@ -66,7 +71,7 @@ impl TreeReader {
         self.core.reclaimer.waiting()
     }
 
-    /// Positions in a block.
+    /// Number of positions in a block.
     pub fn block_size(&self) -> usize {
         self.core.block_size
     }

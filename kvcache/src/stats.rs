@@ -1,49 +1,52 @@
-//! What the writer counts besides blocks. Queries are not counted: they write nothing.
+//! Counters of the writer's operations. Queries are not counted, because they write no shared
+//! memory.
 
-/// Counts since the tree was made.
+/// Counters since the tree was created, returned by
+/// [`TreeWriter::stats`](crate::TreeWriter::stats).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TreeStats {
-    /// Acquires.
+    /// Number of acquires.
     pub acquires: u64,
-    /// Of these, acquires that found at least one block.
+    /// Number of acquires that matched at least one block.
     pub acquires_hit: u64,
-    /// Positions asked for by acquires.
+    /// Positions in the prompts of all acquires.
     pub positions_asked: u64,
-    /// Of these, positions found.
+    /// Positions that acquires matched.
     pub positions_hit: u64,
-    /// Blocks that commits added.
+    /// Blocks that commits added to the index.
     pub blocks_committed: u64,
-    /// Blocks offered that the tree held already.
+    /// Blocks that commits offered and the index already held.
     pub blocks_duplicate: u64,
-    /// Blocks given back to make room.
+    /// Blocks that were evicted to make room.
     pub evicted_for_room: u64,
-    /// Blocks that left by a flush.
+    /// Blocks that a flush removed.
     pub evicted_by_flush: u64,
-    /// Blocks that left with their namespace.
+    /// Blocks that were removed together with their namespace.
     pub evicted_by_namespace: u64,
-    /// How long evicted runs had been in the tree: entry `n` counts those of 2^n to 2^(n+1) - 1
-    /// ticks (operations of the writer), entry 0 those below 2.
+    /// Histogram of the age of runs of blocks when they were removed. Entry `n` counts the runs
+    /// whose age was 2^n to 2^(n+1) - 1 ticks (operations of the writer); entry 0 also counts
+    /// those of age 0, and the last entry all older ones.
     pub lifetime_ticks: [u64; 32],
 }
 
 impl TreeStats {
-    /// Share of acquires that found something, 0 to 1; 0 before the first.
+    /// Share of acquires that matched at least one block, from 0 to 1; 0 if there was none.
     pub fn hit_rate(&self) -> f64 {
         share(self.acquires_hit, self.acquires)
     }
 
-    /// Share of the positions asked for that were found, 0 to 1; 0 before the first.
+    /// Share of the prompts' positions that were matched, from 0 to 1; 0 if there was none.
     pub fn token_hit_rate(&self) -> f64 {
         share(self.positions_hit, self.positions_asked)
     }
 
-    /// Positions found by an acquire, on average over all of them.
+    /// Average number of positions that an acquire matched; 0 if there was none.
     pub fn average_match(&self) -> f64 {
         share(self.positions_hit, self.acquires)
     }
 
-    pub(crate) fn lived(&mut self, ticks: u64) {
+    pub(crate) fn record_lifetime(&mut self, ticks: u64) {
         let bucket = ticks.max(1).ilog2().min(31);
         self.lifetime_ticks[bucket as usize] += 1;
     }

@@ -1,7 +1,7 @@
-//! The one switch between std's synchronisation types and loom's. Every atomic, lock and
-//! reference count by which two threads synchronise is taken from here, so that the models in
-//! `loom_tests` see all of them. Not among these are numbers that are only looked at, in dumps,
-//! and the count of a namespace's words, which never change.
+//! Switches between the synchronisation types of std and of loom. Every atomic, lock and reference
+//! count through which threads synchronise is imported from here, so that the models in
+//! `loom_tests` control all of them. Exceptions are the counters that only dumps read, and the
+//! reference count of a namespace's words, which are immutable.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
@@ -14,8 +14,8 @@ pub(crate) use std::sync::{
     atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering},
 };
 
-/// Locks `mutex`, also after a thread that held it panicked: all data behind the locks of this
-/// crate is valid between any two statements that could panic.
+/// Locks `mutex`, also if a thread panicked while it held the lock: the data behind this crate's
+/// locks is valid at every statement that could panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     match mutex.lock() {
         Ok(guard) => guard,
@@ -23,7 +23,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     }
 }
 
-/// The order of stores that make something reachable for readers.
+/// The memory ordering of stores that make something reachable for readers.
 #[cfg(not(loom))]
 #[inline(always)]
 pub(crate) fn publish_order() -> Ordering {
@@ -37,8 +37,8 @@ pub(crate) fn publish_order() -> Ordering {
     }
 }
 
-/// Stands in an object that readers reach through raw pointers. Nothing in real builds; under
-/// loom it reports a look at an object that was not properly published, or was freed already.
+/// A field of objects that readers reach through raw pointers. It is empty in real builds. Under
+/// loom it reports an access to an object that was not published correctly, or that is freed.
 #[derive(Debug)]
 pub(crate) struct Witness {
     #[cfg(loom)]
@@ -65,13 +65,14 @@ impl Witness {
         Witness { cell, freed: std::sync::atomic::AtomicBool::new(false) }
     }
 
-    /// A reader looks: the making must have happened before, the freeing must not.
+    /// Records a reader's access. The construction must have happened before, the freeing not.
     pub(crate) fn look(&self) {
-        assert!(!self.freed.load(std::sync::atomic::Ordering::Relaxed), "looked at freed memory");
+        let freed = self.freed.load(std::sync::atomic::Ordering::Relaxed);
+        assert!(!freed, "access to freed memory");
         self.cell.with(|_| ());
     }
 
-    /// The object is freed: every look must have happened before.
+    /// Records that the object is freed. Every access must have happened before.
     #[cfg(not(crossbeam_loom))]
     pub(crate) fn free(&self) {
         self.cell.with_mut(|_| ());
@@ -80,21 +81,21 @@ impl Witness {
     }
 }
 
-/// Defects that the loom models plant on purpose, to show that they would be caught.
+/// Defects that the loom models plant on purpose, to show that the models detect them.
 #[cfg(loom)]
 pub mod planted {
     use std::cell::Cell;
 
-    /// One defect.
+    /// A defect.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Bug {
         /// Nodes and tables are published with relaxed stores.
         RelaxedPublish,
-        /// A split leaves the children behind.
+        /// A split loses the children of the node.
         SplitDropsChildren,
-        /// Eviction takes locked leaves.
+        /// Eviction removes locked leaves.
         EvictLocked,
-        /// The pool hands out blocks that a running step may touch.
+        /// The pool hands out blocks that a running step may access.
         NoStepFence,
         /// Retired nodes and tables are freed at once, although readers may hold them.
         EagerFree,
@@ -105,7 +106,7 @@ pub mod planted {
     }
 
     /// Plants `bug` in all models that this test thread runs from now on. (Loom runs all threads
-    /// of a model on the thread that calls it.)
+    /// of a model on the thread that runs the model.)
     pub fn plant(bug: Bug) {
         PLANTED.with(|planted| planted.set(Some(bug)));
     }

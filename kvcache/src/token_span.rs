@@ -1,94 +1,96 @@
-//! Atoms: things other than text that stand in a prompt, an image for example. Each is written as
-//! as many positions as its KV takes, all numbers above every token id, and a match never ends
-//! inside one.
+//! Atomic token spans: parts of a prompt that are not text, an image for example. A span is written
+//! as as many positions as its KV occupies. No match ends inside one.
 //!
-//! A position of an atom has bit 31 set. Bit 30 says that more of the same atom follows, so that
-//! a border between atoms can be seen without looking at what comes next. The other 30 bits name
-//! the atom: its kind and its value, or a number given to its value by an [`TokenSpanInterner`].
+//! Encoding of a position of a span: bit 31 is set, which distinguishes it from a token id. Bit 30
+//! says that more positions of the same span follow, so that the end of a span can be recognised
+//! without looking at the next position. The other 30 bits identify the span: its kind and its
+//! value, or a number that a [`TokenSpanInterner`] has assigned to its value.
 //!
-//! Prompts that part in the block in which an image ends share the blocks before it, so the border
-//! between two nodes may lie inside the image. That is a matter of storage alone: matches, leases,
-//! pins and commits all end where [`whole_spans`] says. Where an eviction has cut an atom, the rest
-//! of it goes before anything else, since no match can reach its end.
+//! Two prompts may differ first in the block in which an image ends. They share the blocks before
+//! it, so a node of the tree may end inside an image. This concerns storage only: matches, leases,
+//! pins and commits all end where [`whole_spans`] says. When an eviction has removed the end of a
+//! span, the rest of the span is evicted before anything else, because no match can use it.
 
 use crate::sync::{Mutex, lock};
 use std::collections::HashMap;
 use thiserror::Error;
 
-/// Set in every position of an atom; token ids stay below it.
+/// Set in every position of a span. Token ids are smaller.
 const SPAN: u32 = 1 << 31;
-/// Set in all positions of an atom but its last: more of it follows.
+/// Set in all positions of a span except the last.
 const MORE: u32 = 1 << 30;
-/// Bits for the value, below two bits for the kind.
+/// Number of bits for the value. The two bits above hold the kind.
 const VALUE_BITS: u32 = 28;
 const KIND_IMAGE: u32 = 0;
 const KIND_COORDINATE: u32 = 1;
 const KIND_SIZE: u32 = 2;
 
-/// Something in a prompt that is no text token.
+/// An atomic token span: a part of a prompt that is not text. It occupies one or more positions,
+/// and no match, lease, pin or commit ends inside it.
+///
+/// [`TokenSpanInterner::append`] writes it into a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TokenSpan {
-    /// A quantised coordinate; takes one position.
+    /// A quantised coordinate, which occupies one position.
     Coordinate {
         /// The bin, below 2^28.
         bin: u32,
     },
-    /// A quantised size; takes one position.
+    /// A quantised size, which occupies one position.
     Size {
         /// The bin of the width, below 2^14.
         width_bin: u32,
         /// The bin of the height, below 2^14.
         height_bin: u32,
     },
-    /// An image, known by its content.
+    /// An image, identified by its content and its length.
     Image {
-        /// A 128-bit hash of everything that its KV depends on.
+        /// A 128-bit hash of everything that the KV of the image depends on.
         content_hash: u128,
-        /// KV positions that it takes, at least 1. The same content in another length is another
-        /// atom.
+        /// Number of positions that the image occupies, at least 1. The same content with another
+        /// length is a different span.
         kv_len: u32,
     },
 }
 
-/// An atom or a token cannot be written as positions.
+/// A span cannot be written as positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum TokenSpanError {
     /// A bin is too large.
     #[error("{what}: expected a value below {limit}, got {got}")]
     OutOfRange {
-        /// What the value is.
+        /// The name of the value.
         what: &'static str,
-        /// The first value that is too large.
+        /// The smallest value that is too large.
         limit: u32,
         /// The value.
         got: u32,
     },
-    /// An image without positions.
+    /// An image has length 0.
     #[error("image: expected at least 1 KV position, got 0")]
     EmptyImage,
-    /// The numbers for different images are used up, 2^28 of them. A new tree with a new interner
-    /// starts from none.
-    #[error("image: expected at most {limit} different ones in an interner's life, got one more")]
+    /// The interner has assigned all its numbers. Create a new tree and a new interner.
+    #[error("image: expected at most {limit} different images in an interner's life, got one more")]
     Exhausted {
-        /// How many there are.
+        /// How many different images an interner can number: 2^28.
         limit: u32,
     },
 }
 
-/// Gives each different image a number. One an engine, shared by all that build prompts for one
-/// tree.
+/// Writes [`TokenSpan`]s as positions, and assigns a number to each different image. All code that
+/// builds prompts for one tree must use the same interner.
 ///
-/// It remembers at least the `capacity` images that were used last. One that was forgotten gets
-/// a new number when it comes again, so that what is cached of it is not found and is evicted in
-/// time; no number is given twice, since the tree may still hold positions with it.
+/// It remembers at least the `capacity` images that were used last. A forgotten image gets a new
+/// number when it is used again; what was cached under its old number is then no longer found, and
+/// is evicted in time. A number is never reused, because the tree may still hold positions with it.
 #[derive(Debug)]
 pub struct TokenSpanInterner {
     images: Mutex<Images>,
     capacity: usize,
 }
 
-/// Numbers by content hash and length, in two generations: when the recent one is full, the
-/// earlier one is forgotten and the recent one takes its place.
+/// Numbers by content hash and length, in two generations. When the recent generation is full, the
+/// earlier one is dropped and the recent one takes its place.
 #[derive(Debug, Default)]
 struct Images {
     recent: HashMap<(u128, u32), u32>,
@@ -97,18 +99,19 @@ struct Images {
 }
 
 impl TokenSpanInterner {
-    /// An interner that remembers `capacity` to twice as many images, about 64 bytes each.
+    /// Creates an interner that remembers from `capacity` to twice as many images and uses about 64
+    /// bytes for each. A capacity of 0 counts as 1.
     pub fn new(capacity: usize) -> TokenSpanInterner {
         TokenSpanInterner { images: Mutex::new(Images::default()), capacity: capacity.max(1) }
     }
 
-    /// Appends the positions of `atom` to `positions`.
+    /// Appends the positions of `span` to `positions`.
     ///
     /// # Errors
     ///
-    /// When a value is out of its range or no number is left; nothing is appended then.
-    pub fn append(&self, atom: TokenSpan, positions: &mut Vec<u32>) -> Result<(), TokenSpanError> {
-        let (kind, value, kv_len) = match atom {
+    /// If a value is out of range or no number is left. Nothing is appended then.
+    pub fn append(&self, span: TokenSpan, positions: &mut Vec<u32>) -> Result<(), TokenSpanError> {
+        let (kind, value, kv_len) = match span {
             TokenSpan::Coordinate { bin } => {
                 check("coordinate bin", bin, 1 << VALUE_BITS)?;
                 (KIND_COORDINATE, bin, 1)
@@ -157,13 +160,14 @@ fn check(what: &'static str, got: u32, limit: u32) -> Result<(), TokenSpanError>
     if got < limit { Ok(()) } else { Err(TokenSpanError::OutOfRange { what, limit, got }) }
 }
 
-/// Whether the sequence may be cut right after `position`.
+/// Whether a sequence may end right after `position`.
 #[inline(always)]
 fn ends_span(position: u32) -> bool {
     position & (SPAN | MORE) != SPAN | MORE
 }
 
-/// The longest whole-block prefix of `positions[..matched]` that does not end inside an atom.
+/// The length of the longest whole-block prefix of `positions[..matched]` that does not end inside
+/// a span.
 #[inline(always)]
 pub(crate) fn whole_spans(positions: &[u32], matched: usize, block_size: usize) -> usize {
     let mut length = matched;
@@ -177,11 +181,11 @@ pub(crate) fn whole_spans(positions: &[u32], matched: usize, block_size: usize) 
 mod tests {
     use super::*;
 
-    /// Goal: different atoms, and atoms and tokens, never have the same positions.
+    /// Goal: different spans never have the same positions, and no span looks like tokens.
     #[test]
-    fn atoms_are_told_apart() {
+    fn different_spans_have_different_positions() {
         let interner = TokenSpanInterner::new(100);
-        let atoms = [
+        let spans = [
             TokenSpan::Coordinate { bin: 1 },
             TokenSpan::Coordinate { bin: 2 },
             TokenSpan::Size { width_bin: 0, height_bin: 1 },
@@ -192,25 +196,25 @@ mod tests {
             TokenSpan::Image { content_hash: 1 << 100, kv_len: 729 },
         ];
         let mut firsts = std::collections::HashSet::new();
-        for atom in atoms {
+        for span in spans {
             let mut positions = Vec::new();
-            interner.append(atom, &mut positions).expect("in range");
+            interner.append(span, &mut positions).expect("in range");
             let length =
-                if let TokenSpan::Image { kv_len, .. } = atom { kv_len as usize } else { 1 };
+                if let TokenSpan::Image { kv_len, .. } = span { kv_len as usize } else { 1 };
             assert_eq!(positions.len(), length);
             assert!(positions.iter().all(|&position| position >= SPAN));
-            assert!(firsts.insert(positions[0] & !MORE), "told apart by any of its positions");
+            assert!(firsts.insert(positions[0] & !MORE), "any position identifies the span");
             let ends = (1..=length).filter(|&end| whole_spans(&positions, end, 1) == end);
             assert_eq!(ends.collect::<Vec<_>>(), [length]);
         }
     }
 
-    /// Goal: bad values are refused by name and leave nothing behind.
+    /// Goal: a span with a value out of range is refused, and nothing is appended.
     #[test]
-    fn bad_atoms_are_refused() {
+    fn values_out_of_range_are_refused() {
         let interner = TokenSpanInterner::new(1);
         let mut positions = vec![7];
-        let mut append = |atom| interner.append(atom, &mut positions);
+        let mut append = |span| interner.append(span, &mut positions);
         let limit = 1 << 28;
         let error = TokenSpanError::OutOfRange { what: "coordinate bin", limit, got: limit };
         assert_eq!(append(TokenSpan::Coordinate { bin: limit }), Err(error));
@@ -220,10 +224,10 @@ mod tests {
         assert_eq!(positions, [7]);
     }
 
-    /// Goal: memory is bounded; an image that was forgotten comes back under a number of its own,
-    /// one that was used lately keeps its number.
+    /// Goal: memory is bounded. A forgotten image gets a new number when it is used again, and a
+    /// recently used one keeps its number.
     #[test]
-    fn old_images_are_forgotten() {
+    fn images_that_are_not_used_are_forgotten() {
         let interner = TokenSpanInterner::new(4);
         let number = |content_hash| interner.image_number(content_hash, 9).expect("numbers left");
         let first = number(0);
@@ -235,11 +239,11 @@ mod tests {
         }
         assert_eq!(number(1), 1000, "forgotten, so new");
         for content_hash in [998, 999, 0] {
-            assert_eq!(number(content_hash), content_hash as u32, "used lately");
+            assert_eq!(number(content_hash), content_hash as u32, "used recently");
         }
     }
 
-    /// Goal: when the numbers are used up, new images are refused and known ones are not.
+    /// Goal: when all numbers are assigned, new images are refused and known ones are not.
     #[test]
     fn numbers_run_out_without_being_reused() {
         let interner = TokenSpanInterner::new(4);

@@ -1,8 +1,9 @@
-//! The writer: the one owner of locks, recency and the order of eviction. Plain data, plain
-//! functions; all that readers see goes through [`arena`].
+//! The writer. It alone owns the locks, the recency and the order of eviction, in plain data. It
+//! publishes everything that readers see through [`arena`].
 //!
-//! Life of a block in the tree: committed by [`TreeWriter::commit`], locked by leases, given back
-//! by [`TreeWriter::evict`] or [`TreeWriter::flush`] (exactly once).
+//! Life of a block in the tree: added by [`TreeWriter::commit`], locked by leases and pins, and
+//! returned exactly once by [`TreeWriter::evict`], [`TreeWriter::flush`] or
+//! [`TreeWriter::evict_namespace`].
 
 pub(crate) mod arena;
 mod audit;
@@ -26,69 +27,79 @@ use arena::Arena;
 use std::collections::{BTreeSet, HashMap};
 pub use subscribe::CacheSnapshot;
 
-/// Changes the tree. There is one a tree: it is neither cloned nor shared.
+/// Changes the tree. Each tree has exactly one writer. It can be sent to another thread, and shared
+/// behind a mutex.
+///
+/// Dropping the writer ends all event subscriptions. Its readers continue to answer from the last
+/// state.
 #[derive(Debug)]
 pub struct TreeWriter {
     arena: Arena,
-    /// The writer's own records, by node number.
+    /// The writer's record of each node, by node number.
     records: Vec<Record>,
-    /// Every evictable leaf, the first to go first.
+    /// All evictable leaves. The first is evicted first.
     order: BTreeSet<(EvictionRank, NodeId)>,
     eviction: Box<dyn EvictionOrder>,
     returns: Arc<ReturnQueue>,
-    /// Counts operations: the only clock there is.
+    /// Number of operations so far; the tree's clock.
     tick: u64,
-    /// Blocks in the index.
+    /// Number of blocks in the index.
     cached: usize,
-    /// Of these, blocks in nodes with a lock.
+    /// Number of blocks of the index in nodes that have a lock.
     locked: usize,
-    /// Blocks that a flush took out of the index while they were locked, by the number that their
-    /// node had: it stays taken until the last lock is gone.
+    /// Blocks that were removed from the index while they were locked, by the number of their
+    /// former node. The number stays in use until the last lock is released.
     detached: HashMap<NodeId, Vec<BlockId>>,
-    /// How many blocks these are.
+    /// Number of blocks in `detached`.
     detached_blocks: usize,
-    /// Blocks of detached nodes whose last lock is gone, to be given back.
+    /// Blocks of detached nodes whose last lock was released. The next eviction returns them.
     freed: Vec<BlockId>,
-    /// The nodes of the walk at hand, kept for its memory.
+    /// The nodes of the current walk with the number of matched blocks in each. A field only to
+    /// reuse its memory.
     path: Vec<(NodeId, usize)>,
     pins: Pins,
     events: EventLog,
     stats: TreeStats,
 }
 
-/// What the writer knows about a node.
+/// What the writer knows about a node, besides its parent and its children.
 #[derive(Clone, Debug, Default)]
 struct Record {
-    /// Leases that end here or below.
+    /// Number of leases and pins that end in this node or below it.
     locks: u32,
+    /// Number of acquires whose match went through the node.
     hits: u32,
+    /// The priority that was set last.
     priority: i32,
+    /// Tick of the commit that created the node; after a merge, that of its lowest part.
     created: u64,
+    /// Tick of the last acquire or commit that went through the node.
     last_use: u64,
-    /// Blocks on the way from the root to this node.
+    /// Number of blocks between the root and this node.
     start_block: u32,
-    /// Whether the node is evictable, and so in the order of eviction under `rank`.
+    /// Whether the node is evictable, and therefore in the order of eviction under `rank`.
     ranked: bool,
     rank: EvictionRank,
 }
 
-/// How many blocks are in which state, in the tree.
+/// The sizes of the tree at one moment, returned by [`TreeWriter::counts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TreeCounts {
-    /// Blocks in the index.
+    /// Number of blocks in the index: `evictable + locked`.
     pub cached: usize,
-    /// Of these, blocks that an eviction could take now or after other blocks.
+    /// Number of blocks in the index that evictions can remove, directly or after other blocks.
     pub evictable: usize,
-    /// Of these, blocks that leases and pins hold.
+    /// Number of blocks in the index that leases and pins hold.
     pub locked: usize,
-    /// Blocks that pins hold; those of several pins count for each.
+    /// Number of blocks that pins hold. A block that several pins share counts for each of them.
     pub pinned: usize,
-    /// Blocks out of the index since a flush, still held by leases or about to be given back.
+    /// Number of blocks that a flush or the eviction of a namespace has removed from the index and
+    /// that were not returned yet, because a lease still holds them or held them until just now.
     pub detached: usize,
-    /// Nodes with an edge, namespace roots not counted.
+    /// Number of nodes, not counting the roots of namespaces.
     pub nodes: usize,
-    /// Namespaces that hold something, the base not counted.
+    /// Number of namespaces in which something is cached, not counting the base namespace.
     pub namespaces: usize,
 }
 
@@ -117,19 +128,19 @@ impl TreeWriter {
         }
     }
 
-    /// A reader of this tree.
+    /// Returns a new reader of this tree.
     pub fn reader(&self) -> TreeReader {
         TreeReader { core: self.arena.core.clone() }
     }
 
-    /// Positions in a block.
+    /// Number of positions in a block.
     pub fn block_size(&self) -> usize {
         self.arena.core.block_size
     }
 
-    /// Finds the longest cached prefix of `positions` and locks it: none of its blocks is given
-    /// back while the lease lives. A short or empty match is a fact, not an error. Counts as a
-    /// use of everything on the way.
+    /// Finds the longest cached prefix of `positions` and locks it: none of its blocks is evicted
+    /// while the lease lives. The prefix may be shorter than an earlier query said, or empty.
+    /// Counts as a use of all its blocks for the order of eviction.
     pub fn acquire(&mut self, namespace: &Namespace, positions: &[u32]) -> PrefixLease {
         self.begin_operation();
         let block_size = self.block_size();
@@ -152,7 +163,7 @@ impl TreeWriter {
         PrefixLease { namespace: namespace.clone(), blocks, block_size, end, queue }
     }
 
-    /// The numbers of blocks by state, after taking back dropped leases.
+    /// Returns the numbers of blocks by state, after all dropped leases were processed.
     pub fn counts(&mut self) -> TreeCounts {
         self.drain();
         let roots = self.arena.child_count(Core::DIRECTORY);
@@ -167,14 +178,15 @@ impl TreeWriter {
         }
     }
 
-    /// What was counted since the tree was made.
+    /// Returns the counters since the tree was created.
     pub fn stats(&self) -> &TreeStats {
         &self.stats
     }
 
-    /// Bytes on the heap that the index takes: nodes, tables and the writer's records.
+    /// Estimates the heap memory of the index in bytes: nodes, tables and the writer's records, but
+    /// not the KV blocks themselves. Takes time in proportion to the number of nodes.
     pub fn index_bytes(&self) -> usize {
-        /// A B-tree keeps its leaves two thirds full or better; this is the share of one entry.
+        /// Memory per entry of the B-tree, whose leaves are assumed to be two thirds full.
         const ORDER_ENTRY: usize = size_of::<(EvictionRank, NodeId)>() * 3 / 2;
         self.arena.heap_bytes()
             + self.records.capacity() * size_of::<Record>()
@@ -188,14 +200,14 @@ impl TreeWriter {
         self.drain();
     }
 
-    /// Shows a node's record to dumps.
+    /// Copies a node's counters to where dumps read them.
     fn show(&self, id: NodeId) {
         let record = &self.records[id.index()];
         self.arena.show(id, record.locks, record.hits, record.last_use);
     }
 
-    /// Walks down from the namespace's root and leaves the nodes met in `path`. Returns the
-    /// positions matched, atoms not considered.
+    /// Walks down from the namespace's root and stores the nodes on the way in `path`. Returns the
+    /// number of positions matched, which may end inside an atomic token span.
     fn find(&mut self, namespace: &Namespace, positions: &[u32]) -> usize {
         self.path.clear();
         let Some(root) = self.arena.root(namespace) else { return 0 };
@@ -204,7 +216,7 @@ impl TreeWriter {
         self.arena.walk(root, root_hash, positions, |id, blocks| path.push((id, blocks)))
     }
 
-    /// Shortens `path` to `block_count` blocks, splitting a node if it has to end inside one.
+    /// Shortens `path` to `block_count` blocks. If it then ends inside a node, splits that node.
     /// Returns the last node of the path.
     fn end_path_at(&mut self, block_count: usize) -> NodeId {
         while let Some(&(id, _)) = self.path.last() {
@@ -224,7 +236,7 @@ impl TreeWriter {
         NodeId::NONE
     }
 
-    /// The record of `id`, which may be new.
+    /// Sets the record of `id`, which may be a new number.
     fn set_record(&mut self, id: NodeId, record: Record) {
         if self.records.len() < self.arena.id_limit() {
             self.records.resize(self.arena.id_limit(), Record::default());
@@ -237,7 +249,7 @@ impl TreeWriter {
         Record { created: self.tick, last_use: self.tick, start_block, ..Record::default() }
     }
 
-    /// Brings a node's place in the order of eviction up to date.
+    /// Updates a node's entry in the order of eviction: a leaf without a lock has one.
     fn refresh(&mut self, id: NodeId) {
         let evictable = self.arena.is_live(id)
             && !self.arena.is_root(id)
@@ -265,21 +277,23 @@ impl TreeWriter {
                 block_count,
                 start_block: record.start_block as usize,
             }),
-            // The rest of an atom that an eviction has cut: no match can end in it any more.
+            // The end of an atomic token span was evicted. No match can use the rest of it, so it
+            // is evicted first.
             false => EvictionRank::default(),
         };
         (record.ranked, record.rank) = (true, rank);
         self.order.insert((rank, id));
     }
 
-    /// How many of a node's blocks come before the atom that its end cuts; all, if it cuts none.
+    /// If the node ends inside an atomic token span, returns the number of its blocks before that
+    /// span. Otherwise returns the number of its blocks.
     fn whole_blocks(&self, id: NodeId) -> usize {
         let positions = self.arena.edge(id).positions();
         let block_size = self.block_size();
         token_span::whole_spans(positions, positions.len(), block_size) / block_size
     }
 
-    /// Takes a node out of the order of eviction, if it is in it.
+    /// Removes a node's entry from the order of eviction, if it has one.
     fn leave_order(&mut self, id: NodeId) {
         let record = &mut self.records[id.index()];
         if std::mem::take(&mut record.ranked) {
@@ -287,7 +301,7 @@ impl TreeWriter {
         }
     }
 
-    /// Cuts a node in two; see [`Arena::split`]. Locks, uses and priority hold for both parts.
+    /// Splits a node; see [`Arena::split`]. Both parts keep its locks, uses and priority.
     fn split(
         &mut self,
         id: NodeId,

@@ -2,30 +2,33 @@
 
 use crate::BlockId;
 
-/// Positions compared by one `memcmp`: a multiple of every block size, and long enough that the
-/// call is paid for.
+/// Number of positions compared by one `memcmp`: a multiple of every block size, and large enough
+/// to be worth the call.
 const CHUNK: usize = 256;
 
 /// A run of blocks: their positions, their ids and their chained hashes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Edge {
-    /// All positions, then one block id a block: one allocation, for the sake of short edges.
+    /// All positions, followed by one block id per block. Both share one allocation because most
+    /// edges are short.
     words: Box<[u32]>,
-    /// One chained hash a block.
+    /// One chained hash per block.
     hashes: Box<[u64]>,
 }
 
 impl Edge {
-    /// An edge of `blocks.len()` blocks; `positions` and `hashes` cover the same blocks.
+    /// Creates an edge of `blocks.len()` blocks. `positions` and `hashes` belong to the same
+    /// blocks.
     pub(crate) fn new(positions: &[u32], blocks: &[BlockId], hashes: &[u64]) -> Edge {
-        debug_assert_eq!(blocks.len(), hashes.len(), "one hash a block");
+        debug_assert_eq!(blocks.len(), hashes.len(), "one hash per block");
         let mut words = Vec::with_capacity(positions.len() + blocks.len());
         words.extend_from_slice(positions);
         words.extend(blocks.iter().map(|block| block.0));
         Edge { words: words.into(), hashes: hashes.into() }
     }
 
-    /// The edge into a namespace's root: its encoding as positions and one block that is none.
+    /// Creates the edge of a namespace's root. Its positions are the namespace's encoding; it
+    /// counts as one block, whose id is never used.
     pub(crate) fn namespace(words: &[u32], root_hash: u64) -> Edge {
         Edge::new(words, &[BlockId(u32::MAX)], &[root_hash])
     }
@@ -61,13 +64,13 @@ impl Edge {
         self.hashes.last().copied().unwrap_or_default()
     }
 
-    /// How many whole blocks `rest` and this edge have in common from the start.
+    /// The number of whole blocks that `rest` and this edge have in common from the start.
     #[inline(always)]
     pub(crate) fn common_blocks(&self, rest: &[u32], block_size: usize) -> usize {
         let own = self.positions();
         let shorter = own.len().min(rest.len() / block_size * block_size);
         let (own, rest) = (&own[..shorter], &rest[..shorter]);
-        // Most calls end in the first block or at the end of the shorter one.
+        // Most comparisons fail in the first block, or reach the end of the shorter run.
         let mut equal = 0;
         while shorter - equal > CHUNK && own[equal..equal + CHUNK] == rest[equal..equal + CHUNK] {
             equal += CHUNK;
@@ -77,7 +80,7 @@ impl Edge {
         equal / block_size + same.count()
     }
 
-    /// How many hashes `rest` and this edge have in common from the start.
+    /// The number of hashes that `rest` and this edge have in common from the start.
     #[inline(always)]
     pub(crate) fn common_hashes(&self, rest: &[u64]) -> usize {
         const CHUNK: usize = 64;
@@ -90,14 +93,14 @@ impl Edge {
         equal + own[equal..].iter().zip(&rest[equal..]).take_while(|(a, b)| a == b).count()
     }
 
-    /// The blocks `from..to` as an edge of their own.
+    /// Returns a new edge with the blocks `from..to`.
     pub(crate) fn part(&self, from: usize, to: usize, block_size: usize) -> Edge {
         let blocks: Vec<BlockId> = self.blocks().skip(from).take(to - from).collect();
         let positions = &self.positions()[from * block_size..to * block_size];
         Edge::new(positions, &blocks, &self.hashes[from..to])
     }
 
-    /// The given edges, one after the other, as one.
+    /// Returns one edge with the blocks of all `edges` in this order.
     pub(crate) fn concat<'a>(edges: impl Iterator<Item = &'a Edge> + Clone) -> Edge {
         let block_count = edges.clone().map(Edge::block_count).sum();
         let mut words = Vec::with_capacity(edges.clone().map(|edge| edge.words.len()).sum());
@@ -112,7 +115,7 @@ impl Edge {
         Edge { words: words.into(), hashes: hashes.into() }
     }
 
-    /// Bytes on the heap, as asked of the allocator.
+    /// Number of bytes requested from the allocator.
     pub(crate) fn heap_bytes(&self) -> usize {
         size_of_val(&*self.words) + size_of_val(&*self.hashes)
     }
@@ -122,7 +125,7 @@ impl Edge {
 mod tests {
     use super::*;
 
-    /// Goal: the length in common is exact wherever two runs part, for every block size.
+    /// Goal: the common length is exact wherever two runs differ first, for every block size.
     #[test]
     fn common_blocks_equals_a_plain_scan() {
         for block_size in [1usize, 2, 16, 32, 256] {
@@ -141,7 +144,7 @@ mod tests {
         }
     }
 
-    /// Goal: cutting an edge anywhere and joining the parts gives the edge back.
+    /// Goal: an edge that is cut anywhere and joined again is the same edge.
     #[test]
     fn parts_join_to_the_whole() {
         let positions: Vec<u32> = (0..32).collect();

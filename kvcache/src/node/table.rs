@@ -1,29 +1,28 @@
-//! The children of a node. Small tables are replaced whole when a child is added or removed; wide
-//! ones are open-addressed hash tables that are changed in place. In both, a child that is split,
-//! merged or trimmed is swapped in its slot.
+//! The table of a node's children. A small table is replaced as a whole when a child is added or
+//! removed. A wide table is an open-addressed hash table that is changed in place. In both, a child
+//! that is split, merged or trimmed is replaced in its slot.
 //!
-//! A slot's key is written before its node for the first time; clearing a slot leaves the key
-//! behind as a tombstone, which a later insertion may take over. A reader that probes meanwhile
-//! can miss only a child that was absent at some instant of its probing: no child ever moves
-//! within a table.
+//! A slot's key is written before its child pointer. Clearing a slot leaves the key as a tombstone,
+//! which a later insertion may reuse. No child moves within a table, so a reader that probes
+//! concurrently can miss a child only if the child was absent at some instant of the probe.
 
 use super::Node;
 use crate::reclaim::Retired;
 use crate::sync::{AtomicPtr, AtomicU64, Ordering, Witness, publish_order};
 use std::ptr::{self, NonNull};
 
-/// The largest number of children kept in a table that is replaced whole.
+/// The largest number of children in a small table.
 #[cfg(not(loom))]
 pub(crate) const SMALL_MAX: usize = 8;
-/// As small as can be, so that the models reach wide tables within few steps.
+/// The smallest possible value, so that the models reach wide tables within few steps.
 #[cfg(loom)]
 pub(crate) const SMALL_MAX: usize = 1;
 
-/// A table of children, keyed by the hash of the first block of their edges.
+/// A table of children. The key of a child is the hash of the first block of its edge.
 #[derive(Debug)]
 pub(crate) struct ChildTable {
     slots: Box<[Slot]>,
-    /// Slots of a wide table that were ever used. Only the writer looks at it.
+    /// Number of slots of a wide table that were ever used. Accessed by the writer only.
     used: std::sync::atomic::AtomicU32,
     pub(super) witness: Witness,
 }
@@ -37,9 +36,10 @@ impl Retired for ChildTable {
 
 #[derive(Debug)]
 struct Slot {
-    /// 0: never used, ends a probe. Stored before `node`, with Release.
+    /// 0 if the slot was never used, which ends a probe. Stored with Release, before `node`.
     key: AtomicU64,
-    /// Null: a tombstone. Stored with Release, loaded with Acquire: who sees a child sees it whole.
+    /// Null if the slot is a tombstone. Stored with Release and loaded with Acquire, so that a
+    /// reader that sees a child sees all of it.
     node: AtomicPtr<Node>,
 }
 
@@ -50,7 +50,7 @@ impl Slot {
 }
 
 impl ChildTable {
-    /// A table of `children` with room to grow in place if they are many.
+    /// Creates a table of `children`. A wide table has room for as many again.
     pub(crate) fn new(children: &[(u64, *mut Node)]) -> ChildTable {
         if children.len() <= SMALL_MAX {
             return ChildTable::of(children.iter().map(|&(key, node)| Slot::new(key, node)));
@@ -68,14 +68,14 @@ impl ChildTable {
         ChildTable { slots: slots.collect(), used, witness: Witness::new() }
     }
 
-    /// Whether the table is wide and has an unused slot to spare: a quarter of the slots is never
-    /// used, so that probes end soon. Writer only.
+    /// Whether a child can be inserted in place: the table is wide, and afterwards at least a
+    /// quarter of the slots was never used, so that probes end soon. Called by the writer only.
     pub(crate) fn has_room(&self) -> bool {
         let used = self.used.load(std::sync::atomic::Ordering::Relaxed) as usize;
         self.is_wide() && (used + 1) * 4 <= self.slots.len() * 3
     }
 
-    /// Whether the table is changed in place.
+    /// Whether this is a wide table, which is changed in place.
     #[inline(always)]
     pub(crate) fn is_wide(&self) -> bool {
         self.slots.len() > SMALL_MAX
@@ -85,7 +85,7 @@ impl ChildTable {
         self.slots.len()
     }
 
-    /// Calls `accept` with each child under `key` until it says yes.
+    /// Calls `accept` with each child under `key` until it returns true.
     #[inline(always)]
     pub(crate) fn candidates(&self, key: u64, mut accept: impl FnMut(NonNull<Node>) -> bool) {
         let mask = if self.is_wide() { self.slots.len() - 1 } else { usize::MAX };
@@ -105,9 +105,9 @@ impl ChildTable {
         }
     }
 
-    /// Adds a child to a wide table that has room, in place. Writer only.
+    /// Adds a child in place. The table has room; called by the writer only.
     pub(crate) fn insert(&self, key: u64, node: *mut Node) {
-        debug_assert!(self.is_wide(), "small tables are replaced whole");
+        debug_assert!(self.is_wide(), "small tables are replaced as a whole");
         let mask = self.slots.len() - 1;
         let mut at = key as usize & mask;
         loop {
@@ -123,7 +123,8 @@ impl ChildTable {
         }
     }
 
-    /// Puts `new` (null: nothing) where `old` is. Writer only; `old` is in the table.
+    /// Replaces `old`, which is in the table, by `new`, or clears its slot if `new` is null. Called
+    /// by the writer only.
     pub(crate) fn swap(&self, key: u64, old: *mut Node, new: *mut Node) {
         let start = if self.is_wide() { key as usize } else { 0 };
         for step in 0..self.slots.len() {
@@ -136,13 +137,13 @@ impl ChildTable {
         debug_assert!(false, "the child to swap is in its parent's table");
     }
 
-    /// The key in the slot at which a look-up of `key` starts. Writer only.
+    /// The key in the slot at which a look-up of `key` starts. Called by the writer only.
     pub(crate) fn key_near(&self, key: u64) -> u64 {
         let start = if self.is_wide() { key as usize & (self.slots.len() - 1) } else { 0 };
         self.slots.get(start).map_or(0, |slot| slot.key.load(Ordering::Relaxed))
     }
 
-    /// All children with their keys, in no order.
+    /// All children with their keys, in no particular order.
     pub(crate) fn children(&self) -> impl Iterator<Item = (u64, NonNull<Node>)> + '_ {
         self.slots.iter().filter_map(|slot| {
             let node = NonNull::new(slot.node.load(Ordering::Acquire))?;
@@ -150,7 +151,7 @@ impl ChildTable {
         })
     }
 
-    /// Bytes on the heap, as asked of the allocator.
+    /// Number of bytes requested from the allocator.
     pub(crate) fn heap_bytes(&self) -> usize {
         size_of_val(&*self.slots)
     }

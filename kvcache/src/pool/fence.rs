@@ -1,19 +1,22 @@
-//! The step fence: which steps of the executor have begun and which have ended. A block that came
-//! back while a step was running may still be read or written by that step.
+//! The step fence tracks which steps of the executor have begun and which have ended. A block that
+//! is returned while a step is running may still be read or written by that step.
 
 use crate::sync::{Arc, Mutex, lock};
 
-/// Numbers the executor's steps. Cloned freely; all clones speak of the same steps.
+/// Tracks the executor's running steps, so that the pool does not reuse a block that a running step
+/// may still access. A step is one forward pass of a batch, for example. Cheap to clone; all clones
+/// belong to the same pool.
 #[derive(Clone, Debug)]
 pub struct StepFence {
     steps: Arc<Mutex<Steps>>,
 }
 
-/// The numbers of steps start at 1.
+/// Steps are numbered from 1.
 #[derive(Debug, Default)]
 struct Steps {
+    /// Number of the last step that has begun.
     begun: u64,
-    /// Steps begun and not ended, in ascending order; one or two in practice.
+    /// Steps that have begun and not ended, in ascending order; usually one or two.
     running: Vec<u64>,
 }
 
@@ -22,8 +25,8 @@ impl StepFence {
         StepFence { steps: Arc::new(Mutex::new(Steps::default())) }
     }
 
-    /// Begins a step: from now on until the ticket is dropped, no block that comes back to the
-    /// pool is handed out again. Call it before the step's blocks are looked up.
+    /// Begins a step. Until the ticket is dropped, no block that is returned to the pool from now
+    /// on is handed out again. Call this before the step's block tables are read.
     pub fn begin(&self) -> StepTicket {
         let mut steps = lock(&self.steps);
         steps.begun += 1;
@@ -32,12 +35,12 @@ impl StepFence {
         StepTicket { step, steps: self.steps.clone() }
     }
 
-    /// The last step begun.
+    /// The number of the last step that has begun.
     pub(crate) fn begun(&self) -> u64 {
         lock(&self.steps).begun
     }
 
-    /// The last step such that it and all before it have ended.
+    /// The number of the last step for which it and all earlier steps have ended.
     pub(crate) fn passed(&self) -> u64 {
         let steps = lock(&self.steps);
         #[cfg(loom)]
@@ -48,7 +51,8 @@ impl StepFence {
     }
 }
 
-/// A running step. Move-only; dropping it, also while panicking, ends the step.
+/// A running step. Dropping the ticket ends the step, also during a panic. Steps may end in any
+/// order and on any thread.
 #[derive(Debug)]
 pub struct StepTicket {
     step: u64,

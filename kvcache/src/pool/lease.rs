@@ -3,17 +3,20 @@
 use crate::sync::{Arc, Mutex, lock};
 use crate::{BlockId, Commit};
 
-/// Word from a lease to the pool.
+/// A message from a lease to the pool.
 #[derive(Debug)]
 pub(crate) enum Returned {
-    /// The lease ended with these blocks in it.
+    /// The sequence no longer uses these reserved blocks.
     Dropped(Vec<BlockId>),
-    /// These blocks now belong to the tree.
+    /// These reserved blocks now belong to the tree.
     Committed(Vec<BlockId>),
 }
 
-/// Blocks that one sequence has to itself. Move-only; dropping it, on any thread and also while
-/// panicking, gives the blocks back, to be handed out again once no running step can touch them.
+/// Private blocks: only one sequence uses them, and it may write to them. Created by
+/// [`BlockPool::reserve`](crate::BlockPool::reserve).
+///
+/// Dropping the lease returns its blocks to the pool, on any thread and also during a panic. They
+/// are handed out again once no running step can access them.
 #[derive(Debug)]
 pub struct BlockLease {
     blocks: Vec<BlockId>,
@@ -25,25 +28,29 @@ impl BlockLease {
         BlockLease { blocks, queue }
     }
 
-    /// The blocks, in the order in which they are to be filled.
+    /// The blocks, in the order in which the sequence fills them.
     pub fn blocks(&self) -> &[BlockId] {
         &self.blocks
     }
 
-    /// How many blocks the lease holds.
+    /// Number of blocks in the lease.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Whether the lease holds no block.
+    /// Whether the lease contains no block.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 
-    /// Hands the first `count` blocks (all, if there are fewer) over to the tree: they are no
-    /// longer reserved but committed, and come back through
+    /// Removes the first `count` blocks (all, if there are fewer) and marks them as committed in
+    /// the pool. From then on they are free again only through
     /// [`BlockPool::release`](crate::BlockPool::release).
-    #[must_use = "the blocks belong to the caller until the tree or the pool takes them"]
+    ///
+    /// [`TreeWriter::commit_from`](crate::TreeWriter::commit_from) does this for exactly the blocks
+    /// that the tree takes. Call this method only in connection with
+    /// [`TreeWriter::commit`](crate::TreeWriter::commit), and after it.
+    #[must_use = "dropped block ids are never freed"]
     pub fn commit_front(&mut self, count: usize) -> Vec<BlockId> {
         let blocks: Vec<BlockId> = self.blocks.drain(..count.min(self.blocks.len())).collect();
         if !blocks.is_empty() {
@@ -69,18 +76,18 @@ impl BlockLease {
         }
     }
 
-    /// Takes another lease's blocks in, behind its own. A lease of another pool is not taken in
-    /// but dropped, which gives its blocks back to that pool.
+    /// Appends the blocks of `other`. If `other` belongs to another pool, it is dropped instead,
+    /// which returns its blocks to that pool.
     pub fn append(&mut self, mut other: BlockLease) {
         let same_pool = Arc::ptr_eq(&self.queue, &other.queue);
-        debug_assert!(same_pool, "both leases are of one pool");
+        debug_assert!(same_pool, "both leases belong to the same pool");
         if same_pool {
             self.blocks.append(&mut other.blocks);
         }
     }
 
-    /// Moves the first `count` blocks (all, if there are fewer) into a lease of their own.
-    #[must_use = "a dropped lease gives its blocks back"]
+    /// Moves the first `count` blocks (all, if there are fewer) into a new lease.
+    #[must_use = "a dropped lease returns its blocks to the pool"]
     pub fn split(&mut self, count: usize) -> BlockLease {
         let blocks = self.blocks.drain(..count.min(self.blocks.len())).collect();
         BlockLease { blocks, queue: self.queue.clone() }

@@ -5,7 +5,7 @@ fn ids(ids: &[u32]) -> Vec<BlockId> {
     ids.iter().copied().map(BlockId).collect()
 }
 
-/// Goal: a reservation that cannot be met takes nothing and says what is missing.
+/// Goal: a reservation that cannot be satisfied changes nothing and reports what is missing.
 #[test]
 fn a_shortage_changes_nothing() {
     let (mut pool, _fence) = BlockPool::new(4);
@@ -18,7 +18,7 @@ fn a_shortage_changes_nothing() {
     pool.audit().expect("consistent");
 }
 
-/// Goal: dropping a lease gives its blocks back, handed-over ones excepted.
+/// Goal: dropping a lease returns its blocks, except those that were committed or split off.
 #[test]
 fn a_dropped_lease_returns_what_it_still_holds() {
     let (mut pool, _fence) = BlockPool::new(4);
@@ -35,22 +35,22 @@ fn a_dropped_lease_returns_what_it_still_holds() {
     pool.audit().expect("consistent");
 }
 
-/// Goal: a block that came back during a step is handed out only after that step, and does not
+/// Goal: a block that is returned during a step is handed out only after that step, and does not
 /// wait for steps that began later.
 #[test]
-fn a_block_waits_for_the_steps_begun_before_it_came_back() {
+fn a_block_waits_for_the_steps_that_began_before_its_return() {
     let (mut pool, fence) = BlockPool::new(1);
     let lease = pool.reserve(1).expect("free");
     let first = fence.begin();
     drop(lease);
-    assert!(pool.reserve(1).is_err(), "the first step could still touch the block");
+    assert!(pool.reserve(1).is_err(), "the first step may still access the block");
     let second = fence.begin();
     drop(first);
-    assert!(pool.reserve(1).is_ok(), "the second step began after the block came back");
+    assert!(pool.reserve(1).is_ok(), "the second step began after the return");
     drop(second);
 }
 
-/// Goal: steps may end out of order; the oldest running one counts.
+/// Goal: steps may end in any order; the oldest running one counts.
 #[test]
 fn steps_may_end_in_any_order() {
     let (mut pool, fence) = BlockPool::new(1);
@@ -59,14 +59,14 @@ fn steps_may_end_in_any_order() {
     drop(lease);
     assert!(pool.reserve(1).is_err());
     drop(second);
-    assert!(pool.reserve(1).is_err(), "the first still runs");
+    assert!(pool.reserve(1).is_err(), "the first one is still running");
     drop(first);
     assert!(pool.reserve(1).is_ok());
 }
 
-/// Goal: giving back a block twice, or one that was never handed over, is refused and reported.
+/// Goal: releasing a block twice, or one that was not committed, is refused and reported.
 #[test]
-fn a_block_cannot_be_freed_twice() {
+fn a_block_cannot_be_released_twice() {
     let (mut pool, _fence) = BlockPool::new(2);
     let committed = pool.reserve(1).expect("free").commit_front(1);
     pool.release(committed.clone());
@@ -77,9 +77,9 @@ fn a_block_cannot_be_freed_twice() {
     assert_eq!(pool.audit(), Err(misuse));
 }
 
-/// Goal: joined leases keep the order of their blocks and return them all.
+/// Goal: a lease that was appended to another keeps the order of its blocks, and all return.
 #[test]
-fn leases_join() {
+fn appended_leases_keep_their_blocks_in_order() {
     let (mut pool, _fence) = BlockPool::new(4);
     let mut lease = pool.reserve(1).expect("free");
     lease.append(pool.reserve(2).expect("free"));

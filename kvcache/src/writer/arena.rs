@@ -1,7 +1,7 @@
-//! The writer's hold on the live nodes: who is whose parent, and every change that readers can
-//! see. Each public method publishes with one store, then retires what the store unlinked.
+//! The live nodes and their parents, and every change that readers can see. Each method that
+//! changes the tree publishes with one store, and then retires what the store has unlinked.
 //!
-//! The arena knows nothing of locks, recency or block ownership.
+//! The arena knows nothing about locks, recency or the ownership of blocks.
 #![allow(unsafe_code, reason = "follows and retires the raw pointers of live nodes")]
 
 use crate::Namespace;
@@ -14,28 +14,29 @@ use crate::sync::Arc;
 use crate::sync::planted;
 use std::ptr::{self, NonNull};
 
-/// All live nodes of one tree, by number. There is one arena a tree, owned by the writer.
+/// All live nodes of one tree, by number. The writer owns it.
 #[derive(Debug)]
 pub(crate) struct Arena {
     pub(crate) core: Arc<Core>,
     entries: Vec<Entry>,
-    /// Numbers to use again.
+    /// Numbers that are not in use.
     free: Vec<NodeId>,
-    /// Numbers that have a node, the base and the directory not counted.
+    /// Number of live nodes, not counting the base root and the directory.
     node_count: usize,
 }
 
 #[derive(Debug)]
 struct Entry {
-    /// The published node; `None` while the number is unused.
+    /// The node that the number refers to. `None` while the number is unused, or belongs to a
+    /// record without a node.
     node: Option<NonNull<Node>>,
     parent: NodeId,
-    /// Children in the node's table.
+    /// Number of children in the node's table.
     children: u32,
 }
 
-// SAFETY: the pointers lead to nodes that the arena owns together with `core`; nodes are `Send`
-// and `Sync`, and no method gives a pointer out.
+// SAFETY: the pointers refer to nodes that the arena owns together with `core`. Nodes are `Send`
+// and `Sync`, and no method returns a pointer.
 unsafe impl Send for Arena {}
 
 impl Arena {
@@ -52,14 +53,14 @@ impl Arena {
 
     fn node(&self, id: NodeId) -> &Node {
         let node = self.entries[id.index()].node.expect("the number of a live node");
-        // SAFETY: entries hold live nodes: a node's entry is cleared before it is retired, which
-        // takes `&mut self`. The roots live in `core`.
+        // SAFETY: entries refer to live nodes, because a node's entry is cleared before the node is
+        // retired, which requires `&mut self`. The roots are part of `core`.
         unsafe { node.as_ref() }
     }
 
     fn table(&self, id: NodeId) -> Option<&ChildTable> {
         let table = NonNull::new(self.node(id).children())?;
-        // SAFETY: a live node's table is retired only through `&mut self`.
+        // SAFETY: the table of a live node is retired only through `&mut self`.
         Some(unsafe { table.as_ref() })
     }
 
@@ -79,12 +80,12 @@ impl Arena {
         self.entries[id.index()].children as usize
     }
 
-    /// Whether the node is a root: the base, the directory, or a namespace's.
+    /// Whether the node is the base root, the directory, or the root of a namespace.
     pub(crate) fn is_root(&self, id: NodeId) -> bool {
         id.0 < 2 || self.parent(id) == Core::DIRECTORY
     }
 
-    /// The only child of a node that has one.
+    /// The child of a node that has exactly one.
     pub(crate) fn only_child(&self, id: NodeId) -> Option<NodeId> {
         (self.child_count(id) == 1).then(|| self.children(id).first().copied())?
     }
@@ -94,35 +95,35 @@ impl Arena {
         table
             .children()
             .map(|(_, node)| {
-                // SAFETY: slots of a live node's table hold live nodes.
+                // SAFETY: the slots of a live node's table refer to live nodes.
                 unsafe { node.as_ref() }.id
             })
             .collect()
     }
 
-    /// How many nodes [`Arena::ids`] tells.
+    /// The number of nodes that [`Arena::ids`] returns.
     pub(crate) fn node_count(&self) -> usize {
         self.node_count
     }
 
-    /// All live nodes but the base and the directory.
+    /// All live nodes except the base root and the directory.
     pub(crate) fn ids(&self) -> impl Iterator<Item = NodeId> + '_ {
         let entries = self.entries.iter().enumerate().skip(2);
         entries.filter(|(_, entry)| entry.node.is_some()).map(|(index, _)| NodeId(index as u32))
     }
 
-    /// One past the largest number in use.
+    /// The largest number ever used, plus 1.
     pub(crate) fn id_limit(&self) -> usize {
         self.entries.len()
     }
 
-    /// The root of `namespace`, if it holds anything.
+    /// The root of `namespace`, if anything is cached in it.
     pub(crate) fn root(&self, namespace: &Namespace) -> Option<NodeId> {
         // SAFETY: only the writer retires nodes, and it is borrowed here.
         unsafe { self.core.root(namespace) }.map(|node| node.id)
     }
 
-    /// As [`Node::walk`], from the root `root`, giving the nodes' numbers.
+    /// As [`Node::walk`] from the root `root`, but passes the nodes' numbers to `visit`.
     pub(crate) fn walk(
         &self,
         root: NodeId,
@@ -136,12 +137,12 @@ impl Arena {
         unsafe { node.walk(root_hash, positions, self.core.block_size, visit) }
     }
 
-    /// The namespace whose root `id` is.
+    /// The namespace of the root `id`.
     pub(crate) fn namespace_of(&self, id: NodeId) -> Namespace {
         Namespace::from_words(self.edge(id).positions())
     }
 
-    /// Bytes that the live nodes and tables take on the heap, and those of the arena itself.
+    /// Heap memory of the live nodes, their tables and the arena itself, in bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         let nodes = (0..self.entries.len() as u32).map(NodeId).filter(|&id| self.is_live(id));
         let each = nodes.map(|id| {
@@ -154,14 +155,14 @@ impl Arena {
             + self.free.capacity() * size_of::<NodeId>()
     }
 
-    /// Shows the writer's records of a node to dumps.
+    /// Copies the writer's counters of a node to where dumps read them.
     pub(crate) fn show(&self, id: NodeId, locks: u32, hits: u32, last_use: u64) {
         self.node(id).shown.set(locks, hits, last_use);
     }
 
-    /// Loads the memory that taking the leaf `id` out will need, and nothing else. The loads of
-    /// several leaves do not depend on each other, so their cache misses overlap.
-    pub(crate) fn warm(&self, id: NodeId) -> u64 {
+    /// Loads the memory that the removal of the leaf `id` will access. The loads of several leaves
+    /// do not depend on each other, so their cache misses overlap. The result has no meaning.
+    pub(crate) fn prefetch(&self, id: NodeId) -> u64 {
         let edge = self.edge(id);
         let (key, last) = (edge.first_hash(), edge.blocks().next_back());
         let near = self.table(self.parent(id)).map_or(0, |table| table.key_near(key));
@@ -177,11 +178,11 @@ impl Arena {
         let key = edge.first_hash();
         let leaf = self.make(id, edge, ptr::null_mut());
         self.add_child(parent, key, leaf);
-        self.core.bump();
+        self.core.count_change();
         id
     }
 
-    /// Adds a namespace root with one leaf under it, in one store. Returns root and leaf.
+    /// Adds the root of a namespace with one leaf below it, in one store. Returns root and leaf.
     pub(crate) fn add_namespace(&mut self, namespace: &Namespace, edge: Edge) -> (NodeId, NodeId) {
         let directory = Core::DIRECTORY;
         let root_hash = namespace.root_hash(self.core.seed);
@@ -193,13 +194,13 @@ impl Arena {
         self.entries[root_id.index()].children = 1;
         let root = self.make(root_id, Edge::namespace(namespace.words(), root_hash), table);
         self.add_child(directory, root_hash, root);
-        self.core.bump();
+        self.core.count_change();
         (root_id, leaf_id)
     }
 
-    /// Cuts `id` after `at` of its blocks. The rear keeps the number `id` and the children; the
-    /// front gets a number of its own, which is returned, and `sibling` as a second child if
-    /// given. One store for all of it.
+    /// Splits `id` after its first `at` blocks. The rear keeps the number `id` and the children.
+    /// The front gets a new number, which is returned, and a second child with the edge `sibling`
+    /// if one is given. All of this is published with one store.
     pub(crate) fn split(
         &mut self,
         id: NodeId,
@@ -210,7 +211,7 @@ impl Arena {
         let parent = self.parent(id);
         let front_id = self.new_id(parent);
         let old = self.node(id);
-        debug_assert!(0 < at && at < old.edge.block_count(), "a split leaves two parts");
+        debug_assert!(0 < at && at < old.edge.block_count(), "both parts of a split have blocks");
         let front_edge = old.edge.part(0, at, block_size);
         let rear_edge = old.edge.part(at, old.edge.block_count(), block_size);
         let (key, rear_key) = (front_edge.first_hash(), rear_edge.first_hash());
@@ -235,18 +236,18 @@ impl Arena {
         self.entries[front_id.index()].children = below.len() as u32;
         let front = self.make(front_id, front_edge, table);
         self.swap_child(parent, key, old.as_ptr(), front);
-        self.core.bump();
+        self.core.count_change();
         self.retire_node(old);
         (front_id, sibling_id)
     }
 
-    /// Puts a node with `edge` in the place of the chain `run` (from the top down, each the only
-    /// child of the one before), with the number and the children of the lowest.
+    /// Replaces the chain `run` (from the top down, each node the only child of the one before) by
+    /// one node with `edge`. The new node has the number and the children of the lowest.
     pub(crate) fn replace_run(&mut self, run: &[NodeId], edge: Edge) {
         let (Some(&top), Some(&bottom)) = (run.first(), run.last()) else { return };
         let parent = self.parent(top);
         let key = edge.first_hash();
-        debug_assert_eq!(key, self.edge(top).first_hash(), "the chain starts as before");
+        debug_assert_eq!(key, self.edge(top).first_hash(), "the first block stays the same");
         let old: Vec<NonNull<Node>> = run
             .iter()
             .map(|id| self.entries[id.index()].node.expect("the number of a live node"))
@@ -256,7 +257,7 @@ impl Arena {
         let children = self.node(bottom).children();
         let new = self.make(bottom, edge, children);
         self.swap_child(parent, key, old[0].as_ptr(), new);
-        self.core.bump();
+        self.core.count_change();
         self.entries[bottom.index()].parent = parent;
         for &id in &run[..run.len() - 1] {
             self.release_id(id);
@@ -269,36 +270,36 @@ impl Arena {
         }
     }
 
-    /// Takes a childless node out of the tree.
+    /// Removes a node without children from the tree.
     pub(crate) fn remove_leaf(&mut self, id: NodeId) {
-        debug_assert_eq!(self.child_count(id), 0, "leaves go first");
+        debug_assert_eq!(self.child_count(id), 0, "the node has no children");
         let parent = self.parent(id);
         let node = self.entries[id.index()].node.expect("the number of a live node");
         let key = self.edge(id).first_hash();
-        // A wide table that lost all its children has left a table behind.
+        // The node may still have a wide table in which all slots were cleared.
         let table = self.node(id).children();
         self.remove_child(parent, key, node.as_ptr());
-        self.core.bump();
+        self.core.count_change();
         self.release_id(id);
         self.retire_node(node);
         self.retire_table(table);
     }
 
-    /// Takes everything below `root` out of the index with one store and retires it all. The
-    /// numbers become free, but those that `keep` names: these stay taken, without a node, and
-    /// with their parents as far as they are kept too.
+    /// Removes everything below `root` from the tree with one store, and retires it. The numbers of
+    /// the nodes become free, except those for which `keep` returns true: these stay in use without
+    /// a node, and keep their parents as far as these are kept too.
     pub(crate) fn clear_below(&mut self, root: NodeId, keep: impl Fn(NodeId) -> bool) {
         let table = self.node(root).children();
         self.node(root).set_children(ptr::null_mut());
-        self.core.bump();
+        self.core.count_change();
         self.entries[root.index()].children = 0;
         let mut tables = vec![table];
         while let Some(table) = tables.pop() {
             let Some(live) = NonNull::new(table) else { continue };
-            // SAFETY: just unlinked and not retired yet.
+            // SAFETY: the table was just unlinked and is not retired yet.
             let nodes: Vec<_> = unsafe { live.as_ref() }.children().map(|(_, n)| n).collect();
             for node in nodes {
-                // SAFETY: likewise.
+                // SAFETY: as above: unlinked and not retired yet.
                 let shared = unsafe { node.as_ref() };
                 let id = shared.id;
                 tables.push(shared.children());
@@ -319,18 +320,18 @@ impl Arena {
         }
     }
 
-    /// Takes a number that has no node, for a record that is in no index.
+    /// Returns a number without a node, for a record outside the index.
     pub(crate) fn take_id(&mut self, parent: NodeId) -> NodeId {
         self.new_id(parent)
     }
 
-    /// Gives a number without a node back.
+    /// Frees a number.
     pub(crate) fn release_id(&mut self, id: NodeId) {
         self.forget_node(id);
         self.free.push(id);
     }
 
-    // ---- inside ----
+    // ---- helpers ----
 
     fn forget_node(&mut self, id: NodeId) {
         self.node_count -= usize::from(self.entries[id.index()].node.take().is_some());
@@ -346,7 +347,7 @@ impl Arena {
         NodeId((self.entries.len() - 1) as u32)
     }
 
-    /// Builds a node and makes it the one that `id` names; it is not published yet.
+    /// Builds a node, to which `id` refers from now on. The caller publishes it.
     fn make(&mut self, id: NodeId, edge: Edge, children: *mut ChildTable) -> *mut Node {
         let node = Box::into_raw(Box::new(Node::new(edge, id, children)));
         let former = std::mem::replace(&mut self.entries[id.index()].node, NonNull::new(node));
@@ -380,7 +381,7 @@ impl Arena {
         self.entries[parent.index()].children = children as u32;
     }
 
-    /// Publishes a fresh table for `parent` with its children as `change` leaves them.
+    /// Publishes a new table for `parent`, with its children after `change`.
     fn rebuild(&mut self, parent: NodeId, change: impl FnOnce(&mut Vec<(u64, *mut Node)>)) {
         let old = self.node(parent).children();
         let mut all: Vec<(u64, *mut Node)> = match self.table(parent) {
@@ -398,7 +399,8 @@ impl Arena {
 
     fn retire_node(&mut self, node: NonNull<Node>) {
         let guard = self.core.reclaimer.pin();
-        // SAFETY: callers have unlinked the node with the store before and forgotten its pointer.
+        // SAFETY: the node came from a box. The caller has unlinked it with a store before this
+        // call, and no entry refers to it any more, so it is retired once.
         unsafe { self.core.reclaimer.retire(&guard, node.as_ptr()) };
     }
 
@@ -407,8 +409,9 @@ impl Arena {
             return;
         }
         let guard = self.core.reclaimer.pin();
-        // SAFETY: callers have put another table in its place, or unlinked the only live node
-        // that had it; retired nodes that still point to it are seen by older guards only.
+        // SAFETY: the table came from a box. The caller has replaced it by another table, or has
+        // unlinked the only live node that had it; only readers with older guards can see retired
+        // nodes that still point to it.
         unsafe { self.core.reclaimer.retire(&guard, table) };
     }
 }

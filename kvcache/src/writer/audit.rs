@@ -1,4 +1,4 @@
-//! Recounts everything that the writer counts, and checks the rules of the tree.
+//! Recounts everything that the writer counts, and checks the invariants of the tree.
 
 use super::TreeWriter;
 use crate::AuditError;
@@ -11,7 +11,8 @@ fn same(counter: &'static str, expected: usize, got: usize) -> Result<(), AuditE
 }
 
 impl TreeWriter {
-    /// Checks the whole tree against its rules; takes time in proportion to its size.
+    /// Checks all invariants of the tree and recounts its counters, for tests and debugging. Takes
+    /// time in proportion to the size of the tree.
     ///
     /// # Errors
     ///
@@ -64,14 +65,20 @@ impl TreeWriter {
         let arena = &self.arena;
         let record = &self.records[id.index()];
         let children = arena.children(id);
-        check(children.len() == arena.child_count(id), "the child count of its table")?;
-        check(children.iter().all(|&child| arena.parent(child) == id), "its children's parent")?;
+        check(children.len() == arena.child_count(id), "as many children as its table has")?;
+        check(
+            children.iter().all(|&child| arena.parent(child) == id),
+            "to be the parent of its children",
+        )?;
         let parent = arena.parent(id);
         check(arena.is_live(parent), "a live parent")?;
-        check(arena.children(parent).contains(&id), "a slot in its parent's table")?;
+        check(arena.children(parent).contains(&id), "a slot in the table of its parent")?;
         if arena.is_root(id) {
-            check(!children.is_empty(), "an empty namespace to be pruned")?;
-            return check(parent == Core::DIRECTORY, "namespaces in the directory");
+            check(!children.is_empty(), "the root of an empty namespace to be removed")?;
+            return check(
+                parent == Core::DIRECTORY,
+                "the root of a namespace to be in the directory",
+            );
         }
         let edge = arena.edge(id);
         let block_size = self.block_size();
@@ -87,14 +94,20 @@ impl TreeWriter {
         };
         check(record.start_block as usize == start, "to start where its parent ends")?;
         let evictable = children.is_empty() && record.locks == 0;
-        check(record.ranked == evictable, "a place in the order exactly if evictable")?;
+        check(
+            record.ranked == evictable,
+            "an entry in the order of eviction exactly if evictable",
+        )?;
         if record.ranked {
-            check(self.order.contains(&(record.rank, id)), "its place in the order")?;
+            check(self.order.contains(&(record.rank, id)), "its entry in the order of eviction")?;
         }
         let mut firsts: Vec<&[u32]> =
             children.iter().map(|&child| &arena.edge(child).positions()[..block_size]).collect();
         firsts.sort_unstable();
-        check(firsts.windows(2).all(|pair| pair[0] != pair[1]), "children that differ at once")?;
+        check(
+            firsts.windows(2).all(|pair| pair[0] != pair[1]),
+            "children with different first blocks",
+        )?;
         let parent_hash = match (arena.is_root(parent), parent == Core::BASE) {
             (true, true) => arena.core.seed,
             _ => arena.edge(parent).last_hash(),

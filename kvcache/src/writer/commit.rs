@@ -1,4 +1,4 @@
-//! Adding finished blocks to the index.
+//! Adding blocks to the index.
 
 use super::{Record, TreeWriter};
 use crate::node::NodeId;
@@ -19,8 +19,8 @@ impl TreeWriter {
     ///
     /// With a `BlockLease`, call this method with ids from [`BlockLease::blocks`] first, then
     /// [`BlockLease::commit_front`] with `commit.blocks.len()`, and then
-    /// [`BlockPool::release`](crate::BlockPool::release) with the duplicates. In the opposite order,
-    /// blocks that the tree does not take would be lost.
+    /// [`BlockPool::release`](crate::BlockPool::release) with the duplicates. In the opposite
+    /// order, blocks that the tree does not take would be lost.
     ///
     /// `positions` is the sequence from its start up to the last position whose KV has been
     /// written; a partial block at its end is ignored. `blocks` are the blocks of the part after
@@ -101,8 +101,8 @@ impl TreeWriter {
         end.is_none() || self.path.iter().any(|&(id, _)| id == end)
     }
 
-    /// Adds `fresh` blocks (none: only makes a node end there) after the `matched` blocks that
-    /// `path` covers. Returns the node in which the sequence now ends.
+    /// Adds the `fresh` blocks after the `matched` blocks that `path` covers. If there are none,
+    /// only splits a node so that one ends there. Returns the node in which the sequence now ends.
     fn insert(
         &mut self,
         lease: &PrefixLease,
@@ -163,9 +163,9 @@ impl TreeWriter {
         leaf
     }
 
-    /// Grows the leaf `id`, on which only the committing lease has a lock. It takes in the nodes
-    /// above as long as they are no longer than what comes below them, so that a sequence that
-    /// grows block by block is copied O(log n) times and never leaves a chain of more nodes.
+    /// Extends the leaf `id`, which only the committing lease locks. Nodes above are merged into
+    /// the leaf while they are not longer than everything below them. So a sequence that grows
+    /// block by block is copied O(log n) times and never consists of more than O(log n) nodes.
     fn extend_leaf(&mut self, id: NodeId, edge: Edge, matched: usize) -> NodeId {
         let mut length = edge.block_count();
         let mut run = Vec::new();
@@ -191,8 +191,8 @@ impl TreeWriter {
         id
     }
 
-    /// A lease that a flush has cut off grows outside the index: its blocks are its own and come
-    /// back when it ends.
+    /// Extends a lease whose prefix was removed from the index by a flush. The blocks stay outside
+    /// the index and are returned after the lease was dropped.
     fn commit_detached(&mut self, lease: &mut PrefixLease, blocks: &[BlockId]) -> Commit {
         let id = self.arena.take_id(lease.end);
         self.set_record(id, Record { locks: 1, ..self.new_record(0) });

@@ -1,28 +1,33 @@
-//! Giving blocks back: the least wanted first, a namespace, or all.
+//! Removal of blocks from the index: to make room, of one namespace, or of everything.
 
 use super::{Record, TreeWriter};
 use crate::core::Core;
 use crate::node::NodeId;
 use crate::{BlockId, CacheEvent, Namespace};
 
-/// How many victims are looked at ahead of their eviction.
-const WARM: usize = 16;
+/// Number of victims whose memory is loaded before the first of them is evicted.
+const PREFETCHED: usize = 16;
 
 impl TreeWriter {
-    /// Takes up to `block_count` blocks out of the index and gives them back: from unlocked
-    /// leaves, in the order of the policy, from the tail of a leaf that is longer than needed.
-    /// What was left of an atom that is no longer whole goes before all else. Gives fewer only when
-    /// everything left is locked.
+    /// Removes up to `block_count` blocks from the index and returns their ids, which the caller
+    /// frees with [`BlockPool::release`](crate::BlockPool::release).
+    ///
+    /// Unlocked leaves are evicted in the order of the eviction policy. A leaf that is longer than
+    /// needed loses only its last blocks. The rest of an atomic token span whose end was evicted
+    /// earlier is evicted before anything else. Fewer than `block_count` blocks are returned only
+    /// if everything that remains is locked.
     #[must_use = "dropped block ids are never freed"]
     pub fn evict(&mut self, block_count: usize) -> Vec<BlockId> {
         self.begin_operation();
         let at_hand = self.freed.len().min(block_count);
         let mut out = self.freed.split_off(self.freed.len() - at_hand);
-        // In a large tree each victim costs a few cache misses; take those of a batch together.
-        let next = self.order.iter().take(block_count.saturating_sub(out.len()).min(WARM));
-        let warm = next
-            .fold(0, |sum, &(_, id)| sum ^ self.arena.warm(id) ^ self.records[id.index()].created);
-        std::hint::black_box(warm);
+        // In a large tree each victim costs a few cache misses. Those of a batch overlap if the
+        // loads are issued together.
+        let next = self.order.iter().take(block_count.saturating_sub(out.len()).min(PREFETCHED));
+        let loaded = next.fold(0, |sum, &(_, id)| {
+            sum ^ self.arena.prefetch(id) ^ self.records[id.index()].created
+        });
+        std::hint::black_box(loaded);
         while out.len() < block_count {
             let Some(&(rank, id)) = self.order.first() else { break };
             let edge = self.arena.edge(id);
@@ -32,7 +37,7 @@ impl TreeWriter {
                     self.eviction.evicted(rank);
                     length
                 }
-                rest_of_atom => rest_of_atom,
+                rest_of_span => rest_of_span,
             };
             let taken = most.min(block_count - out.len());
             out.extend(edge.blocks().skip(length - taken));
@@ -40,7 +45,7 @@ impl TreeWriter {
             self.events.report(|| CacheEvent::Removed { hashes: hashes() });
             self.cached -= taken;
             self.stats.evicted_for_room += taken as u64;
-            self.stats.lived(self.tick - self.records[id.index()].created);
+            self.stats.record_lifetime(self.tick - self.records[id.index()].created);
             if taken == length {
                 self.remove_leaf(id);
             } else {
@@ -53,9 +58,9 @@ impl TreeWriter {
         out
     }
 
-    /// Empties the index and ends all pins. Blocks that no lease holds are given back at once;
-    /// those of leases in use leave the index too and are given back by a later `evict` or
-    /// `flush`, after the last lease on them has ended.
+    /// Removes everything from the index and ends all pins. Returns the ids of all blocks that no
+    /// lease holds. Blocks that leases hold leave the index as well; a later `evict`, `flush` or
+    /// `evict_namespace` returns them, after the last lease on them was dropped.
     #[must_use = "dropped block ids are never freed"]
     pub fn flush(&mut self) -> Vec<BlockId> {
         self.begin_operation();
@@ -77,8 +82,9 @@ impl TreeWriter {
         out
     }
 
-    /// Takes everything of one namespace out of the index, as [`flush`](TreeWriter::flush) does
-    /// for all: after an adapter was unloaded, or a tenant has left.
+    /// Removes everything in one namespace from the index, as [`flush`](TreeWriter::flush) does for
+    /// all namespaces. Of use after an adapter was unloaded or a tenant was deleted. May also
+    /// return blocks of other namespaces that were removed earlier and are no longer held.
     #[must_use = "dropped block ids are never freed"]
     pub fn evict_namespace(&mut self, namespace: &Namespace) -> Vec<BlockId> {
         self.begin_operation();
@@ -100,8 +106,8 @@ impl TreeWriter {
         out
     }
 
-    /// Moves the records of everything below `root` out of the index, ahead of the nodes: `out`
-    /// gets the blocks that nobody holds, the others become detached. Returns the blocks' hashes,
+    /// Removes the records of everything below `root`, before the nodes are removed. Appends blocks
+    /// without a lock to `out`; the others become detached. Returns the hashes of all blocks,
     /// descendants first.
     fn take_out_below(&mut self, root: NodeId, out: &mut Vec<BlockId>) -> Vec<u64> {
         let mut hashes = Vec::new();
@@ -111,7 +117,7 @@ impl TreeWriter {
             let edge = self.arena.edge(id);
             let record = &mut self.records[id.index()];
             hashes.extend_from_slice(edge.hashes());
-            self.stats.lived(self.tick - record.created);
+            self.stats.record_lifetime(self.tick - record.created);
             self.cached -= edge.block_count();
             if std::mem::take(&mut record.ranked) {
                 self.order.remove(&(record.rank, id));
@@ -128,8 +134,8 @@ impl TreeWriter {
         hashes
     }
 
-    /// Takes a leaf out, and what its absence leaves without purpose: an empty namespace, a
-    /// border between two nodes.
+    /// Removes a leaf. If its namespace is empty afterwards, prunes the namespace; if its parent
+    /// has one child left, merges the two if possible.
     fn remove_leaf(&mut self, id: NodeId) {
         let parent = self.arena.parent(id);
         self.leave_order(id);

@@ -1,18 +1,18 @@
-//! Locks along paths, and merging chains that hold nothing apart any more.
+//! Locks along paths, and merging of chains that no branch and no lease separates any more.
 
 use super::TreeWriter;
 use crate::node::NodeId;
 use crate::node::edge::Edge;
 
 impl TreeWriter {
-    /// Takes back the leases dropped since the last operation, and the pins whose time is over.
+    /// Releases the locks of all leases that were dropped since the last operation.
     pub(super) fn drain(&mut self) {
         for end in self.returns.take() {
             self.unlock_up(end);
         }
     }
 
-    /// Adds a lock to the nodes from `from` up to `until`, which itself is left out.
+    /// Adds a lock to the nodes from `from` up to `until`, without `until` itself.
     pub(super) fn lock_up(&mut self, from: NodeId, until: NodeId) {
         let mut id = from;
         while !id.is_none() && id != until && !self.arena.is_root(id) {
@@ -28,7 +28,7 @@ impl TreeWriter {
         }
     }
 
-    /// Takes the lock of one lease that ends at `end` from its whole path.
+    /// Removes the lock of one lease that ends at `end` from its whole path.
     pub(super) fn unlock_up(&mut self, end: NodeId) {
         let mut id = end;
         while !id.is_none() && !self.arena.is_root(id) {
@@ -57,15 +57,16 @@ impl TreeWriter {
         self.merge_around(end);
     }
 
-    /// Whether every lease through `parent` goes on through its only child `child`: then the two
-    /// can be one node without any lease noticing.
+    /// Whether `child` is the only child of `parent` and every lease on `parent` continues through
+    /// `child`. Then the two can be merged into one node.
     fn mergeable(&self, parent: NodeId, child: NodeId) -> bool {
         !self.arena.is_root(parent)
             && self.arena.child_count(parent) == 1
             && self.records[parent.index()].locks == self.records[child.index()].locks
     }
 
-    /// Merges the longest chain around `id` in which nothing branches and no lease ends early.
+    /// Merges the longest chain around `id` that has no branch and in which no lease ends before
+    /// the last node.
     pub(super) fn merge_around(&mut self, id: NodeId) {
         if !self.arena.is_live(id) || self.arena.is_root(id) {
             return;
@@ -88,14 +89,15 @@ impl TreeWriter {
         }
     }
 
-    /// Replaces a chain by one node with `edge`; its record keeps the best of them all.
+    /// Replaces a chain by one node with `edge`. Its record gets the largest number of hits, the
+    /// highest priority and the latest use of the chain.
     pub(super) fn replace_run(&mut self, run: &[NodeId], edge: Edge) {
         let (Some(&top), Some(&bottom)) = (run.first(), run.last()) else { return };
         let mut merged = self.records[bottom.index()].clone();
         merged.start_block = self.records[top.index()].start_block;
         for id in run {
             let record = &self.records[id.index()];
-            debug_assert!(!record.ranked || *id == bottom, "inner nodes are no leaves");
+            debug_assert!(!record.ranked || *id == bottom, "only leaves are ranked");
             merged.hits = merged.hits.max(record.hits);
             merged.priority = merged.priority.max(record.priority);
             merged.last_use = merged.last_use.max(record.last_use);

@@ -1,16 +1,19 @@
-//! Pinning, priorities and time.
+//! Pins and priorities.
 
 use super::TreeWriter;
 use crate::node::NodeId;
 use crate::{Namespace, PinError, PinId, PinInfo, token_span};
 
 impl TreeWriter {
-    /// Keeps what is cached of `positions` from being evicted, for `ttl` ticks (operations of
-    /// this writer) or until [`unpin`](TreeWriter::unpin). A flush ends all pins.
+    /// Keeps the longest cached prefix of `positions` from being evicted until
+    /// [`unpin`](TreeWriter::unpin). A [`flush`](TreeWriter::flush) ends all pins, and
+    /// [`evict_namespace`](TreeWriter::evict_namespace) those of its namespace. What is committed
+    /// later is not pinned.
     ///
     /// # Errors
     ///
-    /// When nothing of it is cached or the pins' budget would be exceeded; nothing is pinned then.
+    /// If not even one block is cached, or if the pin budget would be exceeded. Nothing is pinned
+    /// then.
     pub fn pin(&mut self, namespace: &Namespace, positions: &[u32]) -> Result<PinId, PinError> {
         self.begin_operation();
         let block_size = self.block_size();
@@ -29,21 +32,22 @@ impl TreeWriter {
         Ok(self.pins.insert(info, end))
     }
 
-    /// Ends a pin. Returns whether there was one of this name.
+    /// Ends a pin. Returns whether it existed.
     pub fn unpin(&mut self, id: PinId) -> bool {
         self.begin_operation();
         self.end_pin(id)
     }
 
-    /// All pins, oldest first.
+    /// Returns all pins, oldest first.
     pub fn pins(&mut self) -> Vec<PinInfo> {
         self.drain();
         self.pins.infos().cloned().collect()
     }
 
-    /// Gives all nodes on the way through the cached part of `positions` a priority: higher stays
-    /// longer under [`EvictionPolicy::Priority`](crate::EvictionPolicy::Priority) and policies of the caller's
-    /// own. Returns the positions covered.
+    /// Sets the priority of the cached prefix of `positions`. Under
+    /// [`EvictionPolicy::Priority`](crate::EvictionPolicy::Priority), and for custom orders that
+    /// use it, a higher priority keeps blocks cached longer. It applies to whole nodes, so blocks
+    /// after the prefix may get it too. Returns the length of the prefix in positions.
     pub fn set_priority(
         &mut self,
         namespace: &Namespace,

@@ -1,4 +1,4 @@
-//! Events for those who keep a copy of the index.
+//! Subscriptions to events, and snapshots of the index.
 
 use super::TreeWriter;
 use crate::core::Core;
@@ -6,22 +6,23 @@ use crate::events::EventReceiver;
 use crate::node::NodeId;
 use crate::{CacheEvent, ConfigError, Namespace};
 
-/// The index as a list of events that would build it.
+/// The content of the index, as a list of events that would build it. Returned by
+/// [`TreeWriter::snapshot`].
 #[derive(Clone, Debug)]
 pub struct CacheSnapshot {
     /// The number of the last event that the snapshot includes.
     pub number: u64,
-    /// `Stored` events, parents before children.
+    /// Only [`CacheEvent::Stored`] events, parents before children.
     pub events: Vec<CacheEvent>,
 }
 
 impl TreeWriter {
-    /// Subscribes to all events from now on, with a queue of `capacity` events. Take a
-    /// [`snapshot`](TreeWriter::snapshot) right after it for what is there already.
+    /// Subscribes to all events from now on, with a queue of `capacity` events. Call
+    /// [`snapshot`](TreeWriter::snapshot) right after it to learn what is cached already.
     ///
     /// # Errors
     ///
-    /// When `capacity` is 0.
+    /// [`ConfigError::EventCapacity`] if `capacity` is 0.
     pub fn subscribe(&mut self, capacity: usize) -> Result<EventReceiver, ConfigError> {
         if capacity == 0 {
             return Err(ConfigError::EventCapacity { got: 0 });
@@ -29,8 +30,9 @@ impl TreeWriter {
         Ok(self.events.subscribe(capacity))
     }
 
-    /// The index as it is now: to start a copy from, also after a reset. Events numbered above
-    /// [`CacheSnapshot::number`] come after it.
+    /// Returns the current content of the index, from which a subscriber can start a copy, also
+    /// after a [`CacheEvent::Reset`]. Later changes are the events with numbers above
+    /// [`CacheSnapshot::number`].
     pub fn snapshot(&self) -> CacheSnapshot {
         let mut events = Vec::new();
         let base = (Core::BASE, Namespace::default());
