@@ -1,6 +1,5 @@
-//! The cases of a prefix cache in blocks of 16 positions, each by name: matching, locks, the order
-//! of eviction, allocation, pins, and how much it saves. What needs a model is tested where there
-//! is one.
+//! A prefix cache with blocks of 16 positions: matching, locks, the order of eviction, allocation,
+//! pins, and how many tokens are saved. Behaviour that needs a model is tested with the engine.
 
 #[path = "support/cache.rs"]
 mod support;
@@ -10,16 +9,18 @@ use support::Cache;
 
 const BLOCK: usize = 16;
 
+/// Whether `block` holds a part of the cached prefix of `prompt`.
 fn holds(cache: &mut Cache, prompt: &[u32], block: BlockId) -> bool {
     cache.writer.acquire(&cache.base, prompt).blocks().contains(&block)
 }
 
-/// Tokens that a request could have now: free blocks, and those that eviction would free.
+/// Number of tokens that a request could use now: in free blocks, and in blocks that can be
+/// evicted.
 fn token_capacity(cache: &mut Cache) -> usize {
     (cache.pool.counts().free + cache.writer.counts().evictable) * BLOCK
 }
 
-/// Blocks of tokens, one letter a block.
+/// A prompt of one block per letter.
 fn blocks(letters: &str) -> Vec<u32> {
     letters.bytes().flat_map(|letter| (0..16).map(move |i| u32::from(letter) * 100 + i)).collect()
 }
@@ -51,7 +52,7 @@ fn partial_match_returns_the_common_blocks() {
     assert_eq!(lease.blocks(), [0, 1].map(BlockId));
     let mut inside = blocks("ABCD");
     inside[40] += 1;
-    assert_eq!(cache.match_len(&inside), 32, "a block matches whole or not at all");
+    assert_eq!(cache.match_len(&inside), 32, "a block matches as a whole or not at all");
 }
 
 #[test]
@@ -70,7 +71,7 @@ fn full_match_of_a_prompt_that_is_not_aligned() {
     cache.run(&prompt);
     assert_eq!(cache.match_len(&prompt), 1056);
     assert_eq!(cache.writer.acquire(&cache.base, &prompt).blocks().len(), 66);
-    assert_eq!(cache.pool.counts().free, 1, "the partial block was the request's own");
+    assert_eq!(cache.pool.counts().free, 1, "the partial block was private");
     cache.audit();
 }
 
@@ -85,7 +86,7 @@ fn short_prompt_is_neither_matched_nor_inserted() {
 }
 
 #[test]
-fn refcount_lifecycle() {
+fn blocks_are_evictable_after_the_last_lease_was_dropped() {
     let mut cache = Cache::new(BLOCK, 4);
     let prompt = blocks("AB");
     cache.run(&prompt);
@@ -95,7 +96,7 @@ fn refcount_lifecycle() {
     let second = cache.writer.acquire(&cache.base, &prompt);
     assert_eq!(cache.reader.dump().nodes[0].locks, 2);
     drop(first);
-    assert!(cache.evict(2).is_empty(), "one request still uses it");
+    assert!(cache.evict(2).is_empty(), "one request still uses the blocks");
     assert_eq!(cache.writer.counts().evictable, 0);
     drop(second);
     assert_eq!(cache.writer.counts().evictable, 2);
@@ -104,7 +105,7 @@ fn refcount_lifecycle() {
 }
 
 #[test]
-fn evictable_count_tracks_locks() {
+fn the_evictable_count_follows_the_locks() {
     let mut cache = Cache::new(BLOCK, 8);
     cache.run(&blocks("ABC"));
     cache.run(&blocks("ABD"));
@@ -117,7 +118,7 @@ fn evictable_count_tracks_locks() {
 }
 
 #[test]
-fn lru_eviction_takes_the_older_one() {
+fn lru_evicts_the_least_recently_used_leaf() {
     let mut cache = Cache::new(BLOCK, 4);
     cache.run(&blocks("A"));
     cache.run(&blocks("B"));
@@ -127,7 +128,7 @@ fn lru_eviction_takes_the_older_one() {
 }
 
 #[test]
-fn cascading_eviction_reaches_the_parent() {
+fn one_eviction_removes_leaves_and_then_their_parent() {
     let mut cache = Cache::new(BLOCK, 4);
     cache.run(&blocks("A"));
     cache.run(&blocks("AB"));
@@ -139,7 +140,7 @@ fn cascading_eviction_reaches_the_parent() {
 }
 
 #[test]
-fn contains_block_and_cached_block_count() {
+fn an_evicted_block_is_no_longer_cached() {
     let mut cache = Cache::new(BLOCK, 4);
     let prompt = blocks("ABC");
     cache.run(&prompt);
@@ -152,13 +153,17 @@ fn contains_block_and_cached_block_count() {
 }
 
 #[test]
-fn eviction_with_everything_locked_gives_nothing() {
+fn nothing_is_evicted_while_everything_is_locked() {
     let mut cache = Cache::new(BLOCK, 4);
     cache.run(&blocks("ABCD"));
     let lease = cache.writer.acquire(&cache.base, &blocks("ABCD"));
     assert!(cache.evict(4).is_empty());
     let shortage = Shortage { requested: 1, free: 0, fenced: 0 };
-    assert_eq!(cache.start(&blocks("X")).err(), Some(shortage), "an allocation fails normally");
+    assert_eq!(
+        cache.start(&blocks("X")).err(),
+        Some(shortage),
+        "a request that does not fit is refused"
+    );
     drop(lease);
     assert!(cache.start(&blocks("X")).is_ok());
     cache.audit();
@@ -183,7 +188,7 @@ fn allocation_reuses_a_cached_prefix() {
 }
 
 #[test]
-fn freeing_a_slot_keeps_the_trees_blocks() {
+fn the_end_of_a_request_keeps_its_cached_blocks() {
     let mut cache = Cache::new(BLOCK, 8);
     let prompt = &blocks("ABC")[..40];
     let mut slot = cache.start(prompt).expect("fits");
@@ -196,7 +201,7 @@ fn freeing_a_slot_keeps_the_trees_blocks() {
 }
 
 #[test]
-fn a_failed_request_gives_everything_back() {
+fn a_failed_request_returns_all_its_blocks() {
     let mut cache = Cache::new(BLOCK, 4);
     cache.run(&blocks("AB"));
     let slot = cache.start(&blocks("ABCD")).expect("fits");
@@ -214,7 +219,7 @@ fn free_token_capacity_includes_evictable_blocks() {
     let mut cache = Cache::new(BLOCK, 8);
     assert_eq!(token_capacity(&mut cache), 128);
     cache.run(&blocks("ABC"));
-    assert_eq!(token_capacity(&mut cache), 128, "nobody uses what is cached");
+    assert_eq!(token_capacity(&mut cache), 128, "cached blocks can be evicted");
     let lease = cache.writer.acquire(&cache.base, &blocks("AB"));
     assert_eq!(token_capacity(&mut cache), 96);
     drop(lease);
@@ -222,7 +227,7 @@ fn free_token_capacity_includes_evictable_blocks() {
 }
 
 #[test]
-fn eviction_under_pressure_makes_room() {
+fn a_request_evicts_only_as_much_as_it_needs() {
     let mut cache = Cache::new(BLOCK, 4);
     cache.run(&blocks("ABCD"));
     assert_eq!(cache.pool.counts().free, 0);
@@ -232,7 +237,8 @@ fn eviction_under_pressure_makes_room() {
     cache.audit();
 }
 
-/// 48 requests with one system prompt of 1,024 tokens and a tail of 32 to 128 of their own.
+/// Goal: 48 requests share a system prompt of 1,024 tokens, followed by 32 to 126 tokens of their
+/// own. All but the first find the system prompt in the cache.
 #[test]
 fn a_shared_system_prompt_is_computed_once() {
     let mut cache = Cache::new(BLOCK, 1000);
@@ -246,7 +252,7 @@ fn a_shared_system_prompt_is_computed_once() {
         hits += usize::from(matched > 0);
         cache.run(&prompt);
     }
-    assert_eq!(hits, 47, "all but the first");
+    assert_eq!(hits, 47, "all requests but the first");
     assert_eq!(found, 47 * 1024);
     assert!(found * 100 >= asked * 30, "at least 30 % of the prompt tokens are saved");
     let stats = cache.writer.stats();
@@ -255,9 +261,10 @@ fn a_shared_system_prompt_is_computed_once() {
     cache.audit();
 }
 
-/// Tenants of their own namespaces that share nothing, with one pinned system prompt each.
+/// Goal: system prompts that are pinned in the namespaces of two tenants stay cached while other
+/// requests need all the memory.
 #[test]
-fn a_pinned_system_prompt_outlives_pressure() {
+fn a_pinned_system_prompt_survives_memory_pressure() {
     let mut cache = Cache::new(BLOCK, 12);
     let tenants = ["one", "two"].map(|salt| Namespace::builder().salt(salt).build());
     let mut pins = Vec::new();

@@ -1,4 +1,4 @@
-//! What the tree offers beyond match, commit and eviction, one behaviour a test.
+//! The features of the tree beyond match, commit and eviction, one behaviour per test.
 
 use std::collections::HashMap;
 use stolon_kvcache::{
@@ -10,7 +10,7 @@ fn base() -> Namespace {
     Namespace::default()
 }
 
-/// Commits `positions` in blocks numbered from `first`, leaving nothing locked.
+/// Commits `positions` with block ids counted up from `first`, and leaves nothing locked.
 fn put(writer: &mut TreeWriter, namespace: &Namespace, positions: &[u32], first: u32) {
     let mut lease = writer.acquire(namespace, positions);
     let missing = positions.len() / writer.block_size() - lease.blocks().len();
@@ -22,7 +22,7 @@ fn tree(policy: EvictionPolicy) -> TreeWriter {
     TreeBuilder::new(1).eviction_policy(policy).build().expect("a block size").0
 }
 
-/// Goal: who may move where: readers everywhere, the writer and leases to another thread.
+/// Goal: readers can be shared between threads; the writer and leases can be sent to another one.
 #[test]
 fn handles_move_between_threads() {
     fn sent<T: Send>() {}
@@ -38,9 +38,9 @@ fn handles_move_between_threads() {
     shared::<Namespace>();
 }
 
-/// Goal: bad configurations are refused with what was expected and what came.
+/// Goal: unsupported settings are refused with an error that contains the value.
 #[test]
-fn bad_configurations_are_refused() {
+fn unsupported_settings_are_refused() {
     for got in [0, 3, 12, 257, 512] {
         assert_eq!(prefix_tree(got).err(), Some(ConfigError::BlockSize { got }));
     }
@@ -48,9 +48,9 @@ fn bad_configurations_are_refused() {
     assert_eq!(refused, Some(ConfigError::EventCapacity { got: 0 }));
 }
 
-/// Three leaves 10, 20, 30, made in this order; then 10 is used twice and 20 once, in this order.
-/// Returns the order in which a policy gives them up.
-fn order_of(mut writer: TreeWriter) -> Vec<u32> {
+/// Commits the leaves 10, 20 and 30 in this order, then uses 10 twice and 20 once. Returns the
+/// order in which the leaves are evicted.
+fn eviction_sequence(mut writer: TreeWriter) -> Vec<u32> {
     for leaf in [10, 20, 30] {
         put(&mut writer, &base(), &[leaf], leaf);
     }
@@ -67,7 +67,7 @@ fn order_of(mut writer: TreeWriter) -> Vec<u32> {
     order
 }
 
-/// Goal: each policy gives leaves up in its own order.
+/// Goal: each policy evicts the leaves in its own order.
 #[test]
 fn policies_order_their_victims() {
     let expected = [
@@ -81,13 +81,13 @@ fn policies_order_their_victims() {
         (EvictionPolicy::CostAware, [30, 20, 10]),
     ];
     for (policy, order) in expected {
-        assert_eq!(order_of(tree(policy)), order, "{policy:?}");
+        assert_eq!(eviction_sequence(tree(policy)), order, "{policy:?}");
     }
 }
 
-/// Goal: a policy of the caller's own is asked.
+/// Goal: the tree evicts in the order that the caller supplies.
 #[test]
-fn a_policy_can_be_supplied() {
+fn a_custom_eviction_order_is_used() {
     #[derive(Debug)]
     struct Middle;
     impl EvictionOrder for Middle {
@@ -96,11 +96,11 @@ fn a_policy_can_be_supplied() {
         }
     }
     let builder = TreeBuilder::new(1).eviction_order(Box::new(Middle));
-    assert_eq!(order_of(builder.build().expect("a block size").0), [20, 10, 30]);
+    assert_eq!(eviction_sequence(builder.build().expect("a block size").0), [20, 10, 30]);
 }
 
-/// Goal: the cost-aware policy keeps a deep run before a shallow one of equal use, and lets go of
-/// what was dear but is never used again.
+/// Goal: of two equally used leaves, the cost-aware policy keeps the deep one longer, because it
+/// costs more to recompute. It evicts an expensive leaf that is never used again.
 #[test]
 fn the_cost_aware_policy_weighs_depth_and_ages() {
     let (mut writer, reader) = TreeBuilder::new(1)
@@ -113,15 +113,15 @@ fn the_cost_aware_policy_weighs_depth_and_ages() {
     let _ = writer.commit(&mut lease, &deep[..1900], &blocks);
     put(&mut writer, &base(), &deep, 1900);
     put(&mut writer, &base(), &[7000], 5000);
-    assert_eq!(writer.evict(1), [BlockId(5000)], "the shallow one is cheaper to compute again");
+    assert_eq!(writer.evict(1), [BlockId(5000)], "the shallow leaf is cheaper to recompute");
     for round in 0..200 {
         put(&mut writer, &base(), &[8000 + round], 6000);
         let _ = writer.evict(1);
     }
-    assert!(reader.query_match_len(&base(), &deep) < 2000, "its worth was overtaken");
+    assert!(reader.query_match_len(&base(), &deep) < 2000, "newer leaves are worth more");
 }
 
-/// Goal: a leaf longer than needed is trimmed from its tail, by exactly what is needed.
+/// Goal: a leaf that is longer than needed loses exactly as many blocks as needed, from its end.
 #[test]
 fn a_long_leaf_is_trimmed() {
     let (mut writer, reader) = prefix_tree(2).expect("a block size");
@@ -132,9 +132,10 @@ fn a_long_leaf_is_trimmed() {
     writer.audit().expect("consistent");
 }
 
-/// Goal: a sequence that grows by one block a commit stays a handful of nodes, and one at rest.
+/// Goal: a sequence that grows by one block per commit consists of few nodes while it is locked,
+/// and of one node afterwards.
 #[test]
-fn growing_sequences_leave_no_chain() {
+fn a_growing_sequence_is_merged_into_one_node() {
     let (mut writer, _) = prefix_tree(1).expect("a block size");
     let positions: Vec<u32> = (0..500).collect();
     let mut lease = writer.acquire(&base(), &positions);
@@ -147,9 +148,9 @@ fn growing_sequences_leave_no_chain() {
     assert_eq!(writer.counts().nodes, 1);
 }
 
-/// Goal: memory comes back after churn: what branches leave behind is merged again.
+/// Goal: when a branch was evicted, the nodes that it separated are merged again.
 #[test]
-fn branches_that_are_gone_leave_no_borders() {
+fn nodes_are_merged_after_a_branch_was_evicted() {
     let mut writer = tree(EvictionPolicy::Mru);
     let trunk: Vec<u32> = (0..64).collect();
     put(&mut writer, &base(), &trunk, 0);
@@ -164,7 +165,8 @@ fn branches_that_are_gone_leave_no_borders() {
     writer.audit().expect("consistent");
 }
 
-/// Goal: wide tables, with children coming and going in place, answer exactly; memory returns.
+/// Goal: queries are exact while children are inserted into and removed from wide tables in place,
+/// and memory is freed afterwards.
 #[test]
 fn a_wide_root_under_churn() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
@@ -184,13 +186,14 @@ fn a_wide_root_under_churn() {
         }
     }
     writer.audit().expect("consistent");
-    // What stays is the writer's records, at most two capacities of the most nodes there were.
+    // Only the writer's records remain: a vector whose capacity is at most twice the largest number
+    // of nodes.
     let records = 2 * 5002 * 80;
     assert!(writer.index_bytes() < empty + records, "{} bytes", writer.index_bytes());
 }
 
-/// Goal: the index itself stays small: a node of one block within 300 bytes, a block of a long
-/// run within 90.
+/// Goal: the index is small: at most 300 bytes for a node of one block, and at most 90 bytes per
+/// block of a long run.
 #[test]
 fn the_index_is_small() {
     let (mut writer, _) = prefix_tree(16).expect("a block size");
@@ -204,10 +207,10 @@ fn the_index_is_small() {
     assert!(writer.index_bytes() <= 90 * 10_000, "{} bytes", writer.index_bytes());
 }
 
-/// Goal: a flush takes nodes in use out of the index at once; their blocks come back after the
-/// last lease, and the leases stay good until then.
+/// Goal: a flush removes locked nodes from the index at once. Their blocks return after the last
+/// lease, and the leases remain usable until then.
 #[test]
-fn flush_while_in_use() {
+fn flush_while_leases_exist() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
     put(&mut writer, &base(), &[1, 2, 3], 0);
     let mut lease = writer.acquire(&base(), &[1, 2]);
@@ -218,7 +221,7 @@ fn flush_while_in_use() {
     assert_eq!(commit.blocks, [BlockId(8)], "the lease grows outside the index");
     assert_eq!(reader.query_match_len(&base(), &[1, 2, 8]), 0);
     put(&mut writer, &base(), &[1, 5], 20);
-    assert_eq!(reader.query_match_len(&base(), &[1, 5]), 2, "the index starts anew");
+    assert_eq!(reader.query_match_len(&base(), &[1, 5]), 2, "the index can be filled again");
     assert_eq!(writer.counts().detached, 3);
     drop(lease);
     let mut back = writer.evict(2);
@@ -230,9 +233,9 @@ fn flush_while_in_use() {
     writer.audit().expect("consistent");
 }
 
-/// Goal: a namespace can be taken out alone.
+/// Goal: one namespace can be removed without affecting the others.
 #[test]
-fn evict_by_namespace() {
+fn one_namespace_can_be_evicted() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
     let adapter = Namespace::builder().adapter("a", 1).build();
     put(&mut writer, &base(), &[1, 2], 0);
@@ -248,9 +251,10 @@ fn evict_by_namespace() {
     writer.audit().expect("consistent");
 }
 
-/// Goal: pins hold without a lease, within a budget, and end by name or by a flush.
+/// Goal: pins keep blocks cached without a lease and within a budget, until they are removed or the
+/// tree is flushed.
 #[test]
-fn pins() {
+fn pinned_blocks_stay_cached_within_a_budget() {
     let mut writer = TreeBuilder::new(1).pin_budget(4).build().expect("a block size").0;
     put(&mut writer, &base(), &[1, 2, 3], 0);
     put(&mut writer, &base(), &[7, 8], 10);
@@ -274,7 +278,7 @@ fn pins() {
     writer.audit().expect("consistent");
 }
 
-/// Goal: operations that find nothing to do, or that are asked for the wrong thing, change nothing.
+/// Goal: operations with nothing to do or with wrong arguments change nothing.
 #[test]
 fn failed_operations_change_nothing() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
@@ -296,7 +300,7 @@ fn failed_operations_change_nothing() {
     assert_eq!((foreign.len(), lease.len()), (0, 2));
 }
 
-/// A copy of the index, kept from events alone: each block's hash and its parent's.
+/// A copy of the index that is built from events: the hash of each block and of its parent.
 #[derive(Default)]
 struct Copy(HashMap<u64, Option<u64>>);
 
@@ -328,7 +332,7 @@ impl Copy {
     }
 }
 
-/// Goal: replaying the events gives the index, with numbers that have no gap.
+/// Goal: the events rebuild the index, and their numbers have no gap.
 #[test]
 fn events_rebuild_the_index() {
     let (mut writer, _) = prefix_tree(2).expect("a block size");
@@ -360,7 +364,7 @@ fn events_rebuild_the_index() {
     }
 }
 
-/// Goal: a subscriber that is too slow is told how much it lost, and the writer never waits.
+/// Goal: a subscriber that is too slow learns how many events it lost, and the writer never waits.
 #[test]
 fn a_full_event_queue_reports_a_reset() {
     let (mut writer, _) = prefix_tree(1).expect("a block size");
@@ -369,14 +373,15 @@ fn a_full_event_queue_reports_a_reset() {
         put(&mut writer, &base(), &[key], key);
     }
     let got = events.drain();
-    // Two fit, the third resets; the fourth fits beside the reset, the fifth resets again.
+    // Two events fit, and the third is replaced by a reset together with them. The fourth fits
+    // after the reset, and the fifth causes another reset.
     assert_eq!(got.len(), 1);
     assert_eq!((got[0].number, &got[0].event), (5, &CacheEvent::Reset { missed: 5 }));
     drop(events);
     put(&mut writer, &base(), &[9], 9);
 }
 
-/// Goal: the forms with hashes and with many prompts give the same answers as the plain one.
+/// Goal: queries by hash and of many prompts give the same answers as single queries.
 #[test]
 fn all_forms_of_a_query_agree() {
     let (mut writer, reader) = prefix_tree(4).expect("a block size");
@@ -402,9 +407,9 @@ fn all_forms_of_a_query_agree() {
     }
 }
 
-/// Goal: what is counted is what happened.
+/// Goal: the statistics count what happened.
 #[test]
-fn statistics() {
+fn statistics_count_operations() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
     put(&mut writer, &base(), &[1, 2, 3, 4], 0);
     drop(writer.acquire(&base(), &[1, 2, 9, 9]));
@@ -419,7 +424,7 @@ fn statistics() {
     assert!(stats.lifetime_ticks.iter().sum::<u64>() > 0);
 }
 
-/// Goal: a dump shows every node with what the writer knows of it.
+/// Goal: a dump describes every node with its locks and uses.
 #[test]
 fn a_dump_shows_the_tree() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
@@ -437,7 +442,11 @@ fn a_dump_shows_the_tree() {
     for (index, node) in dump.nodes.iter().enumerate() {
         assert!(node.parent.is_none_or(|parent| parent < index), "parents come first");
     }
-    let leaf = dump.nodes.iter().find(|node| node.first_positions == [4]).expect("it is there");
+    let leaf = dump
+        .nodes
+        .iter()
+        .find(|node| node.first_positions == [4])
+        .expect("the leaf is in the dump");
     assert_eq!((leaf.locks, leaf.hits), (1, 1));
     let last_use = dump.nodes.iter().map(|node| node.last_use).max();
     assert_eq!(Some(leaf.last_use), last_use, "the acquire is the latest use");
@@ -448,7 +457,7 @@ fn a_dump_shows_the_tree() {
     drop(lease);
 }
 
-/// Goal: a task that waits for events is woken by one, and by the end of the writer.
+/// Goal: a task that waits for events is woken by an event, and when the writer is dropped.
 #[test]
 fn waiting_subscribers_are_woken() {
     use std::sync::Arc;
@@ -469,7 +478,7 @@ fn waiting_subscribers_are_woken() {
     put(&mut writer, &base(), &[1], 0);
     assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
     put(&mut writer, &base(), &[2], 1);
-    assert_eq!(wakes.0.load(Ordering::Relaxed), 1, "nobody waits");
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 1, "no task is waiting");
     for number in [1, 2] {
         let Poll::Ready(Some(event)) = events.poll_next(&mut context) else { panic!("an event") };
         assert_eq!(event.number, number);

@@ -1,5 +1,6 @@
-//! The invariants that this crate keeps, each by name. Those that need an engine (one position is
-//! always computed, warm equals cold, progress, failure) are tested with the engine.
+//! The invariants of this crate, one test each. Invariants that need an engine (at least one
+//! position is always computed, cached results equal recomputed ones, progress, failure) are tested
+//! with the engine.
 
 use stolon_kvcache::{
     BlockId, BlockPool, Commit, Namespace, PinError, TokenSpan, TokenSpanInterner, TreeBuilder,
@@ -18,7 +19,7 @@ fn put(writer: &mut TreeWriter, positions: &[u32], first: u32) {
     let _ = writer.commit(&mut lease, positions, &blocks);
 }
 
-/// 1: free + reserved + committed = all blocks, at every quiescent point.
+/// Goal: free, fenced, reserved and committed blocks always add up to all blocks.
 #[test]
 fn blocks_are_conserved() {
     let (mut writer, _reader) = prefix_tree(1).expect("a block size");
@@ -31,7 +32,7 @@ fn blocks_are_conserved() {
     assert_eq!((pool.counts().reserved, all(&pool)), (4, 10));
     let step = fence.begin();
     let mut lease = writer.acquire(&base(), &[1, 2]);
-    let _ = writer.commit(&mut lease, &[1, 2], &private.commit_front(2));
+    assert_eq!(writer.commit_from(&mut lease, &[1, 2], &mut private), 2);
     assert_eq!((pool.counts().committed, pool.counts().reserved, all(&pool)), (2, 2, 10));
     drop((private, lease));
     assert_eq!((pool.counts().fenced, all(&pool)), (2, 10));
@@ -44,8 +45,8 @@ fn blocks_are_conserved() {
     pool.audit().expect("consistent");
 }
 
-/// 2: one owner a block; no block is twice in the free list. A block that is not the pool's to
-/// take back is refused and reported, and so is one that two nodes own.
+/// Goal: each block has one owner. The pool refuses and reports a block that is not committed, and
+/// the audit of the tree reports a block that two nodes own.
 #[test]
 fn a_block_has_one_owner() {
     let (mut pool, _fence) = BlockPool::new(2);
@@ -61,9 +62,10 @@ fn a_block_has_one_owner() {
     assert!(writer.audit().is_err());
 }
 
-/// 3: a node with a lock, or with a locked descendant, is never evicted; leaves go first.
+/// Goal: a node with a lock, or with a locked descendant, is never evicted; leaves are evicted
+/// before their parents.
 #[test]
-fn locked_paths_stay_and_leaves_go_first() {
+fn locked_paths_stay_and_leaves_are_evicted_first() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
     put(&mut writer, &[1, 2, 3], 0);
     put(&mut writer, &[1, 2, 4], 10);
@@ -78,8 +80,8 @@ fn locked_paths_stay_and_leaves_go_first() {
     assert_eq!(one_by_one, [2, 1, 0].map(BlockId), "the deepest first");
 }
 
-/// 4: nothing writes to a committed block: a lease on blocks loses the ones it commits, and a
-/// prefix lease only shows them.
+/// Goal: no sequence writes to a committed block. A private lease no longer contains the blocks
+/// that were committed from it, and the pool does not hand them out.
 #[test]
 fn committed_blocks_leave_the_private_lease() {
     let (mut pool, _fence) = BlockPool::new(3);
@@ -92,40 +94,45 @@ fn committed_blocks_leave_the_private_lease() {
     assert!(pool.reserve(1).is_err(), "committed blocks are not handed out");
 }
 
-/// 5: a block is matched only after its KV is written (that is, committed), and reused only after
-/// the steps that were running when it came back.
+/// Goal: a block is matched only after it was committed, and reused only after the steps that were
+/// running when it was returned.
 #[test]
 fn blocks_are_matched_after_commit_and_reused_after_the_fence() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
     let (mut pool, fence) = BlockPool::new(1);
     let mut private = pool.reserve(1).expect("free");
     let mut lease = writer.acquire(&base(), &[1]);
-    assert_eq!(reader.query_match_len(&base(), &[1]), 0, "reserved is not cached");
-    let _ = writer.commit(&mut lease, &[1], &private.commit_front(1));
+    assert_eq!(reader.query_match_len(&base(), &[1]), 0, "a reserved block is not cached");
+    assert_eq!(writer.commit_from(&mut lease, &[1], &mut private), 1);
     assert_eq!(reader.query_match_len(&base(), &[1]), 1);
     drop((lease, private));
     let (early, running) = (fence.begin(), fence.begin());
     pool.release(writer.evict(1));
     let late = fence.begin();
-    assert_eq!(reader.query_match_len(&base(), &[1]), 0, "out of the index before it is free");
+    assert_eq!(
+        reader.query_match_len(&base(), &[1]),
+        0,
+        "removed from the index before it is free"
+    );
     assert_eq!(pool.reserve(1).map_err(|shortage| shortage.fenced).err(), Some(1));
     drop(running);
-    assert!(pool.reserve(1).is_err(), "an earlier step still runs");
+    assert!(pool.reserve(1).is_err(), "an earlier step is still running");
     drop(early);
-    assert!(pool.reserve(1).is_ok(), "a later one never saw the block");
+    assert!(pool.reserve(1).is_ok(), "a later step never saw the block");
     drop(late);
 }
 
-/// 7: a query is pure: no counter, no recency, no allocation, no namespace.
+/// Goal: a query has no side effect: it changes no counter and no recency, allocates nothing, and
+/// creates no namespace.
 #[test]
-fn queries_are_pure() {
+fn queries_have_no_side_effect() {
     let order = |queries: usize| {
         let (mut writer, reader) = prefix_tree(1).expect("a block size");
         for leaf in 0..20 {
             put(&mut writer, &[leaf, leaf], leaf * 2);
         }
         let hashes = reader.block_hashes(&base(), &[3, 3]);
-        let unknown = Namespace::builder().salt("nobody's").build();
+        let unknown = Namespace::builder().salt("unknown").build();
         let before = (writer.counts(), writer.stats().clone(), reader.tree_version());
         let mut lens = Vec::with_capacity(2);
         let mut ask = || {
@@ -145,11 +152,11 @@ fn queries_are_pure() {
         assert_eq!(before, (writer.counts(), writer.stats().clone(), reader.tree_version()));
         writer.evict(40)
     };
-    assert_eq!(order(0), order(10_000), "the order of eviction does not know of queries");
+    assert_eq!(order(0), order(10_000), "queries do not change the order of eviction");
 }
 
-/// 8: a match is a hint until `acquire`; an allocation never evicts what its own request has just
-/// acquired.
+/// Goal: a match is a hint until `acquire`. The eviction that makes room for a request never takes
+/// what the request has acquired.
 #[test]
 fn a_match_is_a_hint_until_it_is_acquired() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
@@ -157,12 +164,12 @@ fn a_match_is_a_hint_until_it_is_acquired() {
     assert_eq!(reader.query_match_len(&base(), &[1, 2, 3, 4]), 4);
     let _ = writer.evict(2);
     let lease = writer.acquire(&base(), &[1, 2, 3, 4]);
-    assert_eq!(lease.len(), 2, "shorter than hoped, and no error");
-    assert!(writer.evict(4).is_empty(), "to make room for the rest of this very prompt");
+    assert_eq!(lease.len(), 2, "shorter than the query said, and no error");
+    assert!(writer.evict(4).is_empty(), "the acquired prefix is locked");
     assert_eq!(reader.query_match_len(&base(), &[1, 2, 3, 4]), 2);
 }
 
-/// 9: `evictable` equals what a recount of the tree says, and what eviction then gives.
+/// Goal: `evictable` equals a recount of the tree, and the number of blocks that eviction returns.
 #[test]
 fn evictable_equals_a_recount() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
@@ -187,13 +194,13 @@ fn evictable_equals_a_recount() {
     writer.audit().expect("consistent");
 }
 
-/// 10: a failed operation changes nothing: no lock, no block, no namespace is left behind.
+/// Goal: a failed operation changes nothing: no lock, no block and no namespace remains.
 #[test]
-fn failures_leave_nothing_behind() {
+fn failed_operations_leave_nothing_behind() {
     let (mut writer, reader) = TreeBuilder::new(1).pin_budget(1).build().expect("a block size");
     let (mut pool, _fence) = BlockPool::new(3);
     put(&mut writer, &[1, 2], 0);
-    let unknown = Namespace::builder().salt("nobody's").build();
+    let unknown = Namespace::builder().salt("unknown").build();
     let before = (writer.counts(), reader.tree_version(), reader.dump().nodes.len());
     assert!(pool.reserve(4).is_err());
     assert!(writer.acquire(&unknown, &[1]).is_empty());
@@ -208,7 +215,7 @@ fn failures_leave_nothing_behind() {
     writer.audit().expect("consistent");
 }
 
-/// 13: namespaces never share a node: not the blocks, not the eviction of one.
+/// Goal: namespaces share no blocks, and the eviction of one does not affect the others.
 #[test]
 fn namespaces_share_nothing() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
@@ -221,7 +228,11 @@ fn namespaces_share_nothing() {
         Namespace::builder().image(9).build(),
     ];
     for (first, namespace) in (0..).step_by(10).zip(&named) {
-        assert_eq!(reader.query_match_len(namespace, &[1, 2, 3]), 0, "as if it were alone");
+        assert_eq!(
+            reader.query_match_len(namespace, &[1, 2, 3]),
+            0,
+            "nothing of the other namespaces is found"
+        );
         let mut lease = writer.acquire(namespace, &[1, 2, 3]);
         let blocks = [0, 1, 2].map(|n| BlockId(first + n));
         let commit = writer.commit(&mut lease, &[1, 2, 3], &blocks);
@@ -236,14 +247,16 @@ fn namespaces_share_nothing() {
     writer.audit().expect("consistent");
 }
 
-/// A match, a lease, a pin and a commit never end inside an atom, wherever an eviction has cut it.
-/// What is left of it is good for nothing, and goes before everything else.
+/// Goal: after an eviction has removed the end of an atomic token span, no match, lease or pin ends
+/// inside the rest, and the rest is evicted before everything else.
 #[test]
-fn what_is_left_of_an_atom_goes_first() {
-    let atoms = TokenSpanInterner::new(8);
+fn the_rest_of_a_cut_span_is_evicted_first() {
+    let interner = TokenSpanInterner::new(8);
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
     let mut prompt = vec![1, 2];
-    atoms.append(TokenSpan::Image { content_hash: 7, kv_len: 20 }, &mut prompt).expect("in range");
+    interner
+        .append(TokenSpan::Image { content_hash: 7, kv_len: 20 }, &mut prompt)
+        .expect("in range");
     put(&mut writer, &prompt, 0);
     put(&mut writer, &[50, 51], 100);
     assert_eq!(writer.evict(1), [BlockId(21)], "the image's last block, of the older leaf");
@@ -257,7 +270,7 @@ fn what_is_left_of_an_atom_goes_first() {
     assert!(writer.unpin(pin));
     let mut gone: Vec<u32> = writer.evict(19).iter().map(|block| block.0).collect();
     gone.sort_unstable();
-    assert_eq!(gone, (2..21).collect::<Vec<_>>(), "not the leaf that was used less lately");
+    assert_eq!(gone, (2..21).collect::<Vec<_>>(), "not the leaf that was used less recently");
     assert_eq!(reader.query_match_len(&base(), &[50, 51]), 2);
     assert_eq!(reader.query_match_len(&base(), &prompt), 2);
     writer.audit().expect("consistent");

@@ -1,5 +1,5 @@
-//! Readers on real threads beside a writer: each answer must have been true at some version
-//! between the start and the end of its query.
+//! Readers on real threads, concurrent with a writer: each answer must have been exact at some
+//! version of the tree between the start and the end of the query.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use stolon_kvcache::{BlockId, Namespace, TreeReader, TreeWriter, prefix_tree};
 
-/// A small deterministic generator (xorshift).
+/// A small deterministic random number generator (xorshift).
 struct Random(u64);
 
 impl Random {
@@ -19,11 +19,12 @@ impl Random {
     }
 }
 
-/// What was cached after an operation, and the versions at which it can have been so.
+/// What was cached after an operation, and the versions of the tree at which this can have been
+/// observed.
 struct Epoch {
-    /// The version before the operation that made this state: nobody saw the state earlier.
+    /// The version before the operation that created this state. No reader saw the state earlier.
     from: u64,
-    /// The version after that operation: from here on nobody sees the state before it.
+    /// The version after that operation. From then on no reader sees the previous state.
     complete: u64,
     match_lens: Vec<usize>,
 }
@@ -35,7 +36,7 @@ struct Answer {
     got: usize,
 }
 
-/// Prompts over few positions, so that they share prefixes and part everywhere.
+/// Prompts with few different positions, so that they share prefixes and diverge everywhere.
 fn prompts() -> Vec<Vec<u32>> {
     let mut random = Random(7);
     (0..40).map(|_| (0..1 + random.below(12)).map(|_| random.below(2) as u32).collect()).collect()
@@ -53,7 +54,7 @@ fn ask(reader: &TreeReader, prompts: &[Vec<u32>], stop: &AtomicBool, seed: u64) 
     answers
 }
 
-/// The cached prefixes, kept by the slowest means there are.
+/// The reference: a set of all cached prefixes.
 struct Reference {
     cached: HashSet<Vec<u32>>,
     owner: Vec<Vec<u32>>,
@@ -65,8 +66,8 @@ impl Reference {
         (1..=prompt.len()).take_while(|&end| self.cached.contains(&prompt[..end])).count()
     }
 
-    /// One random operation on both. Evicts one block at a time, so that each operation changes
-    /// what is cached in one step.
+    /// Runs one random operation on both. Evicts one block at a time, so that each operation
+    /// changes what is cached with one store.
     fn step(&mut self, writer: &mut TreeWriter, prompts: &[Vec<u32>], random: &mut Random) {
         if random.below(3) > 0 {
             for block in writer.evict(1) {
@@ -90,9 +91,10 @@ impl Reference {
     }
 }
 
-/// Goal: `query_match_len` is linearizable, and pure: the reader-only phase changes no version.
+/// Goal: `query_match_len` is linearizable, and has no side effect: queries change no version and
+/// no counter.
 #[test]
-fn every_answer_was_true_inside_its_window() {
+fn every_answer_was_exact_during_its_query() {
     const BLOCKS: usize = 60;
     let prompts = Arc::new(prompts());
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
@@ -133,7 +135,7 @@ fn every_answer_was_true_inside_its_window() {
     for reader in readers {
         for answer in reader.join().expect("reads") {
             answers += 1;
-            // A change is visible just before its version is, hence `<=` in the second line.
+            // A change is visible shortly before its version is, hence `<=` in `take_while`.
             let first = history.partition_point(|epoch| epoch.complete <= answer.before) - 1;
             let allowed = history[first..]
                 .iter()
@@ -149,7 +151,7 @@ fn every_answer_was_true_inside_its_window() {
             );
         }
     }
-    assert!(answers > 0, "the readers ran beside the writer");
+    assert!(answers > 0, "the readers ran at the same time as the writer");
     let version = reader.tree_version();
     let dropped = AtomicBool::new(false);
     let (counts, stats) = (writer.counts(), writer.stats().clone());

@@ -1,6 +1,6 @@
-//! The cases that a prefix cache of single-position blocks is known to get wrong, each by name:
-//! splits, atoms, locks, ownership of blocks, idempotence, conservation, namespaces. What needs a
-//! model (logits, generated tokens) is tested where there is one.
+//! Cases that prefix caches with blocks of one position easily get wrong: splits, atomic token
+//! spans, locks, ownership of blocks, idempotence, conservation, namespaces. Behaviour that needs a
+//! model (logits, generated tokens) is tested with the engine.
 
 #[path = "support/cache.rs"]
 mod support;
@@ -12,16 +12,16 @@ use support::{Cache, Running};
 
 const IMAGE: TokenSpan = TokenSpan::Image { content_hash: 12345, kv_len: 729 };
 
-fn prompt_with_image(atoms: &TokenSpanInterner, tail: &[u32]) -> Vec<u32> {
+fn prompt_with_image(interner: &TokenSpanInterner, tail: &[u32]) -> Vec<u32> {
     let mut prompt = vec![0];
-    atoms.append(IMAGE, &mut prompt).expect("room");
+    interner.append(IMAGE, &mut prompt).expect("an image within the limits");
     prompt.extend_from_slice(tail);
     prompt
 }
 
-/// Case 1: a match that ends inside a run splits it there; both parts keep their blocks.
+/// Goal: a match that ends inside a run splits it there; both parts keep their blocks.
 #[test]
-fn case_01_split_correctness() {
+fn a_match_inside_a_run_splits_it() {
     let mut cache = Cache::new(1, 8);
     cache.run(&[1, 2, 3, 4]);
     let lease = cache.writer.acquire(&cache.base, &[1, 2, 9]);
@@ -33,12 +33,12 @@ fn case_01_split_correctness() {
     cache.audit();
 }
 
-/// Case 2: an image counts as all its positions, and only as a whole.
+/// Goal: an image occupies all its positions, and is matched as a whole or not at all.
 #[test]
-fn case_02_image_kv_length() {
-    let atoms = TokenSpanInterner::new(8);
+fn an_image_counts_as_all_its_positions_or_none() {
+    let interner = TokenSpanInterner::new(8);
     let mut cache = Cache::new(1, 1000);
-    let prompt = prompt_with_image(&atoms, &[1, 2]);
+    let prompt = prompt_with_image(&interner, &[1, 2]);
     cache.run(&prompt);
     assert_eq!(cache.match_len(&prompt), 732);
     assert_eq!(cache.match_len(&prompt[..730]), 730, "the first token and the image");
@@ -47,13 +47,17 @@ fn case_02_image_kv_length() {
     assert_eq!(lease.len(), 1);
     let mut other = vec![0];
     let longer = TokenSpan::Image { content_hash: 12345, kv_len: 730 };
-    atoms.append(longer, &mut other).expect("room");
-    assert_eq!(cache.match_len(&other), 1, "the same image in another length is another atom");
+    interner.append(longer, &mut other).expect("an image within the limits");
+    assert_eq!(
+        cache.match_len(&other),
+        1,
+        "the same image with another length is a different span"
+    );
 }
 
-/// Case 3: a lock holds on all ancestors and ends with its lease, exactly once.
+/// Goal: a lease locks all ancestors, and dropping it unlocks them exactly once.
 #[test]
-fn case_03_lock_invariants() {
+fn a_lease_locks_all_ancestors_and_unlocks_them_once() {
     let mut cache = Cache::new(1, 8);
     cache.run(&[1, 2]);
     cache.run(&[1, 2, 3]);
@@ -65,9 +69,9 @@ fn case_03_lock_invariants() {
     cache.audit();
 }
 
-/// Case 4: after a miss the prompt's blocks belong to the tree until they are evicted.
+/// Goal: after a miss, the tree owns the prompt's blocks until they are evicted.
 #[test]
-fn case_04_cache_miss_page_ownership() {
+fn after_a_miss_the_tree_owns_the_blocks() {
     let mut cache = Cache::new(1, 100);
     let prompt: Vec<u32> = (0..10).collect();
     cache.run(&prompt);
@@ -78,9 +82,10 @@ fn case_04_cache_miss_page_ownership() {
     cache.audit();
 }
 
-/// Case 5: after a partial hit all blocks of the prompt are the tree's, only the rest being new.
+/// Goal: after a partial hit, the tree owns all blocks of the prompt, and only the blocks after the
+/// hit are new.
 #[test]
-fn case_05_partial_hit_page_ownership() {
+fn after_a_partial_hit_the_tree_owns_old_and_new_blocks() {
     let mut cache = Cache::new(1, 100);
     let prompt: Vec<u32> = (0..10).collect();
     cache.run(&prompt[..5]);
@@ -93,15 +98,15 @@ fn case_05_partial_hit_page_ownership() {
     cache.audit();
 }
 
-/// Case 6: two requests that computed the same prompt leave one copy in the tree.
+/// Goal: when two requests have computed the same prompt, the tree keeps one copy.
 #[test]
-fn case_06_insert_idempotency() {
+fn the_same_prompt_computed_twice_is_stored_once() {
     let mut cache = Cache::new(1, 8);
     let mut first = cache.start(&[1, 2, 3]).expect("fits");
     let mut second = cache.start(&[1, 2, 3]).expect("fits");
     let one = cache.publish(&mut first, &[1, 2, 3]);
     let two = cache.publish(&mut second, &[1, 2, 3]);
-    assert_eq!(one.blocks, two.blocks, "both go on with the same blocks");
+    assert_eq!(one.blocks, two.blocks, "both continue with the same blocks");
     assert_eq!(two.duplicates, [3, 4, 5].map(BlockId));
     assert_eq!(cache.writer.counts().cached, 3);
     assert_eq!(cache.pool.counts().free, 5);
@@ -109,9 +114,9 @@ fn case_06_insert_idempotency() {
     cache.audit();
 }
 
-/// Case 7: committing what the lease covers already keeps exactly one lock.
+/// Goal: a commit of positions that the lease covers already changes nothing, and keeps one lock.
 #[test]
-fn case_07_lock_transfer_identity() {
+fn a_commit_of_what_the_lease_covers_keeps_one_lock() {
     let mut cache = Cache::new(1, 8);
     cache.run(&[1, 2, 3]);
     let mut running = cache.start(&[1, 2, 3]).expect("fits");
@@ -123,10 +128,10 @@ fn case_07_lock_transfer_identity() {
     cache.audit();
 }
 
-/// Case 8 and 10: a full match is used but for its last position, which goes to a private block;
-/// that block comes back, the cached ones stay.
+/// Goal: an engine that must compute at least one position uses a full match except for its last
+/// position, which it computes in a private block. That block returns; the cached ones stay.
 #[test]
-fn case_08_and_10_full_match_recomputes_its_last_position() {
+fn a_full_match_leaves_its_last_position_to_a_private_block() {
     let mut cache = Cache::new(1, 100);
     let prompt = [0, 1, 2, 3];
     cache.run(&prompt);
@@ -140,12 +145,12 @@ fn case_08_and_10_full_match_recomputes_its_last_position() {
     cache.audit();
 }
 
-/// Case 9: requests that run at once read the same prefix and write to blocks of their own.
+/// Goal: requests that run at the same time read the same prefix and write to different blocks.
 #[test]
-fn case_09_multi_batch_shared_pages() {
-    let atoms = TokenSpanInterner::new(8);
+fn concurrent_requests_share_the_prefix_and_write_to_private_blocks() {
+    let interner = TokenSpanInterner::new(8);
     let mut cache = Cache::new(1, 2000);
-    let prompt = prompt_with_image(&atoms, &[1]);
+    let prompt = prompt_with_image(&interner, &[1]);
     let mut first = cache.start(&prompt).expect("fits");
     cache.publish(&mut first, &prompt);
     let second = cache.start(&prompt).expect("fits");
@@ -156,9 +161,9 @@ fn case_09_multi_batch_shared_pages() {
     cache.audit();
 }
 
-/// Case 11: a hit of one position loses no block.
+/// Goal: a hit of one position loses no block.
 #[test]
-fn case_11_tiny_hit() {
+fn a_hit_of_one_position_loses_no_block() {
     let mut cache = Cache::new(1, 99);
     let prompt: Vec<u32> = (0..10).collect();
     cache.run(&prompt);
@@ -170,10 +175,10 @@ fn case_11_tiny_hit() {
     assert_eq!(cache.writer.evict(99).len(), 12);
 }
 
-/// Case 13: with everything locked an allocation fails and says so; unlocked prefixes then make
-/// room.
+/// Goal: while everything is locked, a reservation fails with a shortage. Unlocked prefixes are
+/// evicted to satisfy it.
 #[test]
-fn case_13_memory_pressure() {
+fn a_request_fits_only_after_prefixes_were_unlocked() {
     let mut cache = Cache::new(1, 100);
     let mut running: Vec<Running> = (0..100)
         .map(|i| {
@@ -190,9 +195,9 @@ fn case_13_memory_pressure() {
     cache.audit();
 }
 
-/// Cases 14 and 15: over many requests with all kinds of matches no block is lost or owned twice.
+/// Goal: in many requests with all kinds of matches, no block is lost or owned twice.
 #[test]
-fn case_14_and_15_page_conservation() {
+fn a_thousand_requests_lose_no_block() {
     let mut cache = Cache::new(1, 99);
     for round in 0u32..1000 {
         let length = round % 10 + 1;
@@ -209,9 +214,9 @@ fn case_14_and_15_page_conservation() {
     cache.audit();
 }
 
-/// Case 16: namespaces that hold nothing are gone, and come back when needed.
+/// Goal: a namespace is removed with its last block, and created again when it is used.
 #[test]
-fn case_16_namespace_pruning() {
+fn empty_namespaces_are_pruned_and_can_return() {
     let mut cache = Cache::new(1, 100);
     let of = |i: u32| Namespace::builder().image(u128::from(i)).build();
     for i in 0..10 {
@@ -228,9 +233,9 @@ fn case_16_namespace_pruning() {
     cache.audit();
 }
 
-/// Case 17: queries, and acquires that find nothing, make no namespace.
+/// Goal: queries, and acquires that find nothing, create no namespace.
 #[test]
-fn case_17_match_only_creates_no_root() {
+fn a_query_creates_no_namespace() {
     let mut cache = Cache::new(1, 8);
     for i in 0..100u128 {
         let namespace = Namespace::builder().image(i).build();
@@ -244,13 +249,13 @@ fn case_17_match_only_creates_no_root() {
     cache.audit();
 }
 
-/// Case 18: after an image, blocks are counted in positions and not in atoms.
+/// Goal: the blocks after an image are counted in positions; the image is not one position.
 #[test]
-fn case_18_blocks_align_after_an_image() {
-    let atoms = TokenSpanInterner::new(8);
+fn blocks_after_an_image_are_counted_in_positions() {
+    let interner = TokenSpanInterner::new(8);
     let mut cache = Cache::new(1, 1000);
     let tail: Vec<u32> = (0..10).collect();
-    let full = prompt_with_image(&atoms, &tail);
+    let full = prompt_with_image(&interner, &tail);
     cache.run(&full[..730]);
     let mut running = cache.start(&full).expect("fits");
     assert_eq!(running.lease.len(), 730);
@@ -259,20 +264,22 @@ fn case_18_blocks_align_after_an_image() {
     assert_eq!(running.lease.blocks(), expected);
 }
 
-/// Several images in one prompt, in blocks that do not fit them: a match ends between atoms or
-/// not at all, and what is committed ends there too.
+/// Goal: with several images that cross block boundaries, matches and commits end between the
+/// images.
 #[test]
-fn atoms_that_cross_blocks() {
-    let atoms = TokenSpanInterner::new(8);
+fn spans_that_cross_block_boundaries_are_matched_as_a_whole() {
+    let interner = TokenSpanInterner::new(8);
     let mut prompt = vec![1, 2, 3];
     for content_hash in [7, 8] {
-        atoms.append(TokenSpan::Image { content_hash, kv_len: 10 }, &mut prompt).expect("room");
+        interner
+            .append(TokenSpan::Image { content_hash, kv_len: 10 }, &mut prompt)
+            .expect("an image within the limits");
     }
     prompt.extend([4, 5]);
     let (mut writer, reader) = prefix_tree(4).expect("a block size");
     let base = Namespace::default();
     let mut lease = writer.acquire(&base, &prompt);
-    // 25 positions, 6 whole blocks; the images cover 3..13 and 13..23: only 24 is a border.
+    // 25 positions, 6 whole blocks; the images cover 3..13 and 13..23: only 24 is a boundary.
     let commit = writer.commit(&mut lease, &prompt[..20], &[0, 1, 2, 3, 4].map(BlockId));
     assert_eq!(commit, Commit::default(), "20 is inside the second image, as are all before");
     let blocks = [0, 1, 2, 3, 4, 5].map(BlockId);
@@ -282,13 +289,15 @@ fn atoms_that_cross_blocks() {
     drop(lease);
     // The same start with another second image: the blocks in common end inside the first image.
     let mut other = prompt[..13].to_vec();
-    atoms.append(TokenSpan::Image { content_hash: 9, kv_len: 10 }, &mut other).expect("room");
+    interner
+        .append(TokenSpan::Image { content_hash: 9, kv_len: 10 }, &mut other)
+        .expect("an image within the limits");
     other.extend([4, 5]);
     assert_eq!(reader.query_match_len(&base, &other), 0);
     let mut lease = writer.acquire(&base, &other);
     let blocks = [10, 11, 12, 13, 14, 15].map(BlockId);
     let commit = writer.commit(&mut lease, &other, &blocks);
-    assert_eq!(commit.duplicates, [10, 11, 12].map(BlockId), "what is the same is shared");
+    assert_eq!(commit.duplicates, [10, 11, 12].map(BlockId), "equal blocks are shared");
     assert_eq!(reader.query_match_len(&base, &other), 24);
     assert_eq!(reader.query_match_len(&base, &prompt), 24);
     writer.audit().expect("consistent");

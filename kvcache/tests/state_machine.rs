@@ -1,5 +1,5 @@
-//! Random operations on the tree and on its model: all policies, all block sizes, namespaces,
-//! leases, pins.
+//! Random operations on the tree and on its reference model, with all eviction policies and many
+//! block sizes, namespaces, leases and pins.
 
 #[path = "support/model.rs"]
 mod model;
@@ -32,7 +32,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
 
-    /// Goal: every answer of the tree equals the model's, for all block sizes and policies.
+    /// Goal: every answer of the tree equals the answer of the reference model.
     #[test]
     fn the_tree_equals_its_model(
         log_block_size in 0u32..6,

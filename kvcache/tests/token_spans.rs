@@ -1,4 +1,4 @@
-//! Random prompts of text and atoms, in blocks of every size.
+//! Random prompts of text and atomic token spans, with blocks of every size.
 
 #[path = "support/token_span_model.rs"]
 mod token_span_model;
@@ -23,9 +23,9 @@ fn round() -> impl Strategy<Value = Round> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
-    /// Goal: matches, leases and pins end between atoms, as far as the model says.
+    /// Goal: matches, leases and pins end between spans, exactly where the reference model says.
     #[test]
-    fn matches_end_between_atoms(
+    fn matches_end_between_spans(
         log_block_size in 0u32..6,
         rounds in proptest::collection::vec(round(), 1..20),
     ) {

@@ -1,5 +1,5 @@
-//! Any operations on the block pool and its fence: every block has one owner, and none comes back
-//! under a step that was running when it was given up.
+//! Arbitrary operations on the block pool and its fence: every block has one owner, and no block is
+//! handed out during a step that was running when the block was returned.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -21,11 +21,11 @@ enum Op {
     End(u8),
 }
 
-/// A step of the executor.
+/// A running step of the executor.
 struct Running {
     ticket: StepTicket,
-    /// Blocks that were given up while it ran.
-    given_up: HashSet<BlockId>,
+    /// Blocks that were returned while it was running.
+    returned: HashSet<BlockId>,
 }
 
 fn pick<T>(all: &mut Vec<T>, which: u8) -> Option<T> {
@@ -37,8 +37,8 @@ fuzz_target!(|ops: Vec<Op>| {
     let mut leases: Vec<BlockLease> = Vec::new();
     let mut committed: Vec<BlockId> = Vec::new();
     let mut running: Vec<Running> = Vec::new();
-    let give_up = |running: &mut Vec<Running>, blocks: &[BlockId]| {
-        running.iter_mut().for_each(|step| step.given_up.extend(blocks));
+    let record_return = |running: &mut Vec<Running>, blocks: &[BlockId]| {
+        running.iter_mut().for_each(|step| step.returned.extend(blocks));
     };
     for op in ops {
         match op {
@@ -47,13 +47,13 @@ fuzz_target!(|ops: Vec<Op>| {
                 let lease = pool.reserve(count.into());
                 assert_eq!(lease.is_ok(), usize::from(count) <= free);
                 for block in lease.iter().flat_map(BlockLease::blocks) {
-                    assert!(running.iter().all(|step| !step.given_up.contains(block)));
+                    assert!(running.iter().all(|step| !step.returned.contains(block)));
                 }
                 leases.extend(lease);
             }
             Op::Drop(which) => {
                 if let Some(lease) = pick(&mut leases, which) {
-                    give_up(&mut running, lease.blocks());
+                    record_return(&mut running, lease.blocks());
                 }
             }
             Op::Split(which, count) => {
@@ -79,11 +79,11 @@ fuzz_target!(|ops: Vec<Op>| {
             }
             Op::Release(which) => {
                 if let Some(block) = pick(&mut committed, which) {
-                    give_up(&mut running, &[block]);
+                    record_return(&mut running, &[block]);
                     pool.release(vec![block]);
                 }
             }
-            Op::Begin => running.push(Running { ticket: fence.begin(), given_up: HashSet::new() }),
+            Op::Begin => running.push(Running { ticket: fence.begin(), returned: HashSet::new() }),
             Op::End(which) => {
                 if let Some(step) = pick(&mut running, which) {
                     drop(step.ticket);
@@ -94,9 +94,9 @@ fuzz_target!(|ops: Vec<Op>| {
         let counts = pool.counts();
         assert_eq!((counts.reserved, counts.committed), (reserved, committed.len()));
         assert_eq!(counts.free + counts.fenced + reserved + committed.len(), BLOCKS);
-        pool.audit().expect("the pool keeps its rules");
+        pool.audit().expect("consistent");
         let owned: HashSet<BlockId> =
             leases.iter().flat_map(BlockLease::blocks).chain(&committed).copied().collect();
-        assert_eq!(owned.len(), reserved + committed.len(), "one owner a block");
+        assert_eq!(owned.len(), reserved + committed.len(), "one owner per block");
     }
 });

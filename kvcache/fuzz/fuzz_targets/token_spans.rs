@@ -1,4 +1,4 @@
-//! Any prompts of text and atoms, beside their model.
+//! Arbitrary prompts of text and atomic token spans, compared with a reference model.
 #![no_main]
 
 #[path = "../../tests/support/token_span_model.rs"]

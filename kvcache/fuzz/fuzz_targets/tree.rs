@@ -1,4 +1,4 @@
-//! Any operations on the tree, beside its model.
+//! Arbitrary operations on the tree, compared with its reference model.
 #![no_main]
 
 #[path = "../../tests/support/model.rs"]

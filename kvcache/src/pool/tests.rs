@@ -89,13 +89,13 @@ fn appended_leases_keep_their_blocks_in_order() {
 }
 
 proptest! {
-    /// Goal: whatever is reserved, committed, dropped and fenced, every block is in one state and
-    /// the counts add up, and no block is handed out while a step that knew it runs.
+    /// Goal: in any sequence of operations, every block is in exactly one state, and no block is
+    /// handed out while a step is running that may access it.
     #[test]
     fn blocks_are_conserved(ops in proptest::collection::vec((0u8..6, 0usize..5), 1..80)) {
         let (mut pool, fence) = BlockPool::new(8);
         let (mut leases, mut committed, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
-        // For each running step, the blocks that it may touch.
+        // Each running step with the blocks that it may access.
         for (op, n) in ops {
             match op {
                 0 => {

@@ -1,4 +1,5 @@
-//! A tree and a pool used as an engine uses them: lock the match, reserve the rest, publish.
+//! A tree and a pool, used as an engine uses them: lock the cached prefix, reserve blocks for the
+//! rest of the prompt, commit.
 
 use stolon_kvcache::{
     BlockId, BlockLease, BlockPool, Commit, Namespace, PrefixLease, Shortage, StepFence,
@@ -29,7 +30,8 @@ impl Cache {
         Cache { writer, reader, pool, base, block_size, _fence: fence }
     }
 
-    /// Locks the match and reserves blocks for the rest, a partial block included; evicts if short.
+    /// Locks the cached prefix and reserves blocks for the rest, including a partial block. Evicts
+    /// blocks if too few are free.
     pub(crate) fn start(&mut self, prompt: &[u32]) -> Result<Running, Shortage> {
         let lease = self.writer.acquire(&self.base, prompt);
         let need = prompt.len().div_ceil(self.block_size) - lease.blocks().len();
@@ -43,7 +45,7 @@ impl Cache {
         Ok(Running { lease, private })
     }
 
-    /// The prompt's KV is written: its full blocks enter the tree.
+    /// Commits the full blocks of the prompt, whose KV is written.
     pub(crate) fn publish(&mut self, running: &mut Running, prompt: &[u32]) -> Commit {
         let commit = self.writer.commit(&mut running.lease, prompt, running.private.blocks());
         let _ = running.private.commit_front(commit.blocks.len());
@@ -66,12 +68,16 @@ impl Cache {
         evicted
     }
 
-    /// Nothing is lost and nothing is owned twice.
+    /// Checks that no block is lost or owned twice.
     pub(crate) fn audit(&mut self) {
         self.writer.audit().expect("consistent tree");
         self.pool.audit().expect("consistent pool");
         let (tree, pool) = (self.writer.counts(), self.pool.counts());
-        assert_eq!(pool.committed, tree.cached + tree.detached, "the tree owns what is committed");
+        assert_eq!(
+            pool.committed,
+            tree.cached + tree.detached,
+            "the tree owns the committed blocks"
+        );
         let all = pool.free + pool.fenced + pool.reserved + pool.committed;
         assert_eq!(all, self.pool.block_count(), "no block is lost");
     }

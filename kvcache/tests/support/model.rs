@@ -1,5 +1,5 @@
-//! The tree beside a slow, obvious model of it: a map from every cached prefix to its block. After
-//! each operation both must tell the same, or the operation panics.
+//! The tree next to a simple and slow reference model: a map from every cached prefix to its block.
+//! Each operation runs on both and panics if they differ afterwards.
 
 use std::collections::{HashMap, HashSet};
 use stolon_kvcache::{
@@ -7,7 +7,7 @@ use stolon_kvcache::{
     TreeReader, TreeWriter,
 };
 
-/// A cached block is named by its namespace and all positions up to its end.
+/// Identifies a cached block: the number of its namespace, and all positions up to its end.
 type Prefix = (usize, Vec<u32>);
 
 struct Held {
@@ -15,7 +15,7 @@ struct Held {
     namespace: usize,
     /// The positions that the lease covers.
     positions: Vec<u32>,
-    /// Whether a flush has cut it off.
+    /// Whether its prefix was removed from the index.
     detached: bool,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Model {
     /// Pins and the prefixes that they hold.
     pins: Vec<(PinId, Prefix)>,
     events: EventReceiver,
-    /// The blocks' hashes, from events alone.
+    /// The hashes of the cached blocks, according to the events.
     copy: HashSet<u64>,
     free: Vec<BlockId>,
     next: u32,
@@ -35,8 +35,8 @@ pub(crate) struct Model {
     reader: TreeReader,
 }
 
-/// An operation on both. Namespaces, leases and pins are named by their place in the model's
-/// lists, positions by bytes; all of them wrap around.
+/// An operation on the tree and the model. Namespaces, leases and pins are chosen by their index in
+/// the model's lists, positions by bytes; all of them wrap around.
 #[derive(Clone, Debug)]
 #[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
 pub(crate) enum Op {
@@ -51,13 +51,14 @@ pub(crate) enum Op {
     Flush,
 }
 
-/// Few different positions, so that prompts share prefixes and part anywhere.
+/// Returns positions with few different values, so that prompts share prefixes and diverge
+/// anywhere.
 fn positions(bytes: &[u8]) -> Vec<u32> {
     bytes.iter().map(|&byte| u32::from(byte % 3)).collect()
 }
 
 impl Model {
-    /// An empty tree and an empty model.
+    /// Creates an empty tree and an empty model.
     pub(crate) fn new(block_size: usize, policy: EvictionPolicy) -> Model {
         let (mut writer, reader) =
             TreeBuilder::new(block_size).eviction_policy(policy).build().expect("valid block size");
@@ -157,7 +158,8 @@ impl Model {
         self.leases.swap_remove(which);
     }
 
-    /// Blocks that left the index while locked and that no lease holds any more.
+    /// Number of blocks that left the index while they were locked and that no lease holds any
+    /// more.
     fn freed(&mut self) -> usize {
         let mut held: HashSet<BlockId> = HashSet::new();
         for lease in self.leases.iter().filter(|held| held.detached) {
@@ -228,7 +230,7 @@ impl Model {
     }
 
     fn check(&mut self) {
-        self.writer.audit().expect("the tree keeps its rules");
+        self.writer.audit().expect("consistent");
         for numbered in self.events.drain() {
             match numbered.event {
                 CacheEvent::Stored { hashes, .. } => self.copy.extend(hashes),
@@ -243,7 +245,7 @@ impl Model {
             let hashes = self.reader.block_hashes(&self.namespaces[*namespace], positions);
             *hashes.last().expect("at least one block")
         });
-        assert_eq!(hashes.collect::<HashSet<_>>(), self.copy, "the events tell what is cached");
+        assert_eq!(hashes.collect::<HashSet<_>>(), self.copy, "the events report what is cached");
         let locked = self.locked().len();
         let counts = self.writer.counts();
         assert_eq!(counts.cached, self.cached.len());
@@ -253,7 +255,7 @@ impl Model {
         assert_eq!(counts.namespaces, used.len(), "empty namespaces are pruned, others stay");
     }
 
-    /// Carries `op` out on both; one on a lease or a pin does nothing when there is none.
+    /// Runs `op` on both. An operation on a lease or a pin does nothing if there is none.
     pub(crate) fn run(&mut self, op: Op) {
         let wrap = |n: u8, count: usize| usize::from(n).checked_rem(count);
         let (leases, pins) = (self.leases.len(), self.pins.len());
@@ -274,7 +276,7 @@ impl Model {
         self.check();
     }
 
-    /// Ends everything: every block comes back, once.
+    /// Drops all leases and pins and evicts everything. Every block must come back exactly once.
     pub(crate) fn finish(mut self) {
         self.leases.clear();
         while !self.pins.is_empty() {
