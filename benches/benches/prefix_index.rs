@@ -1,7 +1,8 @@
-//! Look-ups in the prefix tree, lock-free and behind an `RwLock`: `cargo bench -p stolon-benches
-//! --bench prefix_index`. The comparison with public indexes is `benches/rivals-index`.
+//! Criterion benchmarks of the prefix tree: lock-free queries, the same behind an `RwLock`, and the
+//! writer. Run them with `cargo bench -p stolon-benches --bench prefix_index`. The comparison with
+//! other prefix indexes is in `benches/rivals-index`.
 
-#![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
+#![allow(missing_docs, reason = "criterion's macros define undocumented functions")]
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
@@ -10,7 +11,7 @@ use stolon_kvcache::{BlockId, Namespace, TreeReader, TreeWriter, prefix_tree};
 
 const BLOCK: usize = 16;
 
-/// 200 prompts of 512 blocks, the first 128 shared, from a fixed seed.
+/// 200 random prompts of 512 blocks that share their first 128 blocks, from a fixed seed.
 fn prompts() -> Vec<Vec<u32>> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut token = || {
@@ -43,17 +44,17 @@ fn lookups(c: &mut Criterion) {
     let prompts = prompts();
     let (writer, reader) = filled(&prompts);
     let base = Namespace::default();
-    let mut parted = prompts.clone();
-    parted.iter_mut().for_each(|prompt| prompt[128 * BLOCK] ^= 1 << 20);
+    let mut diverging = prompts.clone();
+    diverging.iter_mut().for_each(|prompt| prompt[128 * BLOCK] ^= 1 << 20);
     let missing: Vec<u32> = prompts[0].iter().map(|token| token ^ 1 << 20).collect();
     let mut group = c.benchmark_group("prefix_index");
-    let mut turn = (0..prompts.len()).cycle();
-    let mut next = || turn.next().expect("a cycle has no end");
+    let mut order = (0..prompts.len()).cycle();
+    let mut next = || order.next().expect("a cycle has no end");
     group.bench_function("full", |b| {
         b.iter(|| black_box(reader.query_match_len(&base, &prompts[next()])));
     });
     group.bench_function("partial", |b| {
-        b.iter(|| black_box(reader.query_match_len(&base, &parted[next()])));
+        b.iter(|| black_box(reader.query_match_len(&base, &diverging[next()])));
     });
     group.bench_function("miss", |b| {
         b.iter(|| black_box(reader.query_match_len(&base, &missing)));

@@ -1,9 +1,9 @@
-//! Prefix indexes side by side, in one run: stolon-kvcache, dynamo-kv-router, kv-index.
+//! Compares prefix indexes in one run: stolon-kvcache, dynamo-kv-router and kv-index.
 //!
-//! `cargo run --release` in this folder prints the tables of
-//! `benches/history/prefix-index.md` and draws `benches/throughput.svg`. With the names of parts
-//! (`lookups`, `wide`, `writer`, `plot`) it runs only those. Every index must answer every kind of
-//! query correctly before it is timed.
+//! `cargo run --release` in this folder prints the tables of `benches/RESULTS.md` and draws
+//! `benches/throughput.svg`. With the names of parts as arguments (`lookups`, `wide`, `writer`,
+//! `plot`), it runs only those parts. Each index must answer every kind of query correctly before
+//! it is timed.
 
 mod measure;
 mod plot;
@@ -30,7 +30,7 @@ fn main() {
         measure::compare(&workload, &entries(&workload));
     }
     if wanted("writer") {
-        stolon::beside_a_writer(&workload);
+        stolon::latency_with_a_writer(&workload);
         stolon::writer_costs();
     }
     if wanted("plot") {

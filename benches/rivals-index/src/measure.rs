@@ -1,5 +1,5 @@
-//! Timing. All indexes take turns in short batches, so that whatever else the machine does falls
-//! on all of them alike; a figure is the median of an index's batches.
+//! Timing. The indexes alternate in short batches, so that other activity of the machine affects
+//! all of them equally. A result is the median of an index's batches.
 
 use crate::workload::{BLOCK, Workload};
 use std::hint::black_box;
@@ -7,14 +7,14 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// An index as it is measured: `lookup(kind, i)` looks the prompt `i` of a kind up: 0 a full hit,
-/// 1 a partial one, 2 a miss.
+/// An index to be measured. `lookup(kind, i)` looks up prompt `i` of a kind: 0 is a full hit, 1 a
+/// partial hit, 2 a miss.
 pub struct Entry<'a> {
     pub name: &'static str,
     pub lookup: Box<dyn Fn(usize, usize) + Sync + 'a>,
 }
 
-/// Nanoseconds a call of `call(0..count)`.
+/// Runs `call(0)` to `call(count - 1)` and returns the average time of a call in nanoseconds.
 fn batch(count: usize, call: impl Fn(usize)) -> f64 {
     let start = Instant::now();
     for index in 0..count {
@@ -23,15 +23,16 @@ fn batch(count: usize, call: impl Fn(usize)) -> f64 {
     start.elapsed().as_nanos() as f64 / count as f64
 }
 
-/// The value at this share of `times`, 0 to 1.
+/// The quantile `share` (0 to 1) of `times`.
 pub fn quantile(times: &mut [f64], share: f64) -> f64 {
     times.sort_by(f64::total_cmp);
     times[((times.len() - 1) as f64 * share) as usize]
 }
 
-/// All batches of all entries for one kind of lookup, over `count` prompts in turn or always the
-/// same one.
-fn take_turns(
+/// Times batches of all entries alternately, for one kind of lookup: of `count` prompts one after
+/// the other, or always of the same prompt if `hot`. Returns nanoseconds per lookup, by entry and
+/// batch.
+fn time_batches(
     entries: &[Entry<'_>],
     kind: usize,
     hot: bool,
@@ -44,13 +45,13 @@ fn take_turns(
     for round in 0..ROUNDS {
         for (index, (entry, times)) in entries.iter().zip(&mut times).enumerate() {
             barrier.wait();
-            // Where there are more prompts, each entry asks for others than the one before it.
+            // With many prompts, each entry looks up other prompts than the entry before it.
             let first = (round * entries.len() + index) * LOOKUPS;
             let lookup = |i: usize| (entry.lookup)(kind, if hot { 7 } else { (first + i) % count });
             // Short lookups need longer batches.
-            let turns = if kind == 0 { 1 } else { 10 };
+            let repeats = if kind == 0 { 1 } else { 10 };
             batch(20, lookup);
-            let time = batch(turns * LOOKUPS, |i| lookup(i % LOOKUPS));
+            let time = batch(repeats * LOOKUPS, |i| lookup(i % LOOKUPS));
             if round > 0 {
                 times.push(time);
             }
@@ -59,7 +60,7 @@ fn take_turns(
     times
 }
 
-/// Measures all entries with one thread and with two at once, and prints the tables.
+/// Measures all entries with one thread and with two threads, and prints the tables.
 pub fn compare(workload: &Workload, entries: &[Entry<'_>]) {
     let [full, partial, miss] = workload.names;
     let kinds =
@@ -70,7 +71,7 @@ pub fn compare(workload: &Workload, entries: &[Entry<'_>]) {
         for threads in [1, 2] {
             let barrier = Barrier::new(threads);
             let all: Vec<Vec<Vec<f64>>> = thread::scope(|scope| {
-                let take = || take_turns(entries, kind, hot, count, &barrier);
+                let take = || time_batches(entries, kind, hot, count, &barrier);
                 let running: Vec<_> = (0..threads).map(|_| scope.spawn(take)).collect();
                 running.into_iter().map(|thread| thread.join().expect("measured")).collect()
             });
@@ -83,7 +84,7 @@ pub fn compare(workload: &Workload, entries: &[Entry<'_>]) {
             }
         }
     }
-    for (which, title) in ["Medians", "Quietest tenth of the batches"].iter().enumerate() {
+    for (which, title) in ["Medians", "10th percentile of the batches"].iter().enumerate() {
         let names = kinds.map(|(name, ..)| name).join(" | ");
         println!("{title}, ns a lookup, 1 thread -> 2 threads:\n");
         println!("| | {names} |\n|---|---|---|---|---|");
@@ -97,7 +98,7 @@ pub fn compare(workload: &Workload, entries: &[Entry<'_>]) {
     }
 }
 
-/// Full hits a second by `readers` threads together, in millions.
+/// Full hits per second of `readers` threads together, in millions.
 pub fn throughput(entry: &Entry<'_>, readers: usize, count: usize) -> f64 {
     const TIME: Duration = Duration::from_millis(250);
     let barrier = Barrier::new(readers);
@@ -118,7 +119,8 @@ pub fn throughput(entry: &Entry<'_>, readers: usize, count: usize) -> f64 {
     rates.iter().sum()
 }
 
-/// Comparing each prompt with a copy of it: what any index that verifies tokens has to do.
+/// The lower bound: a comparison of each prompt with a copy of it, which every index that verifies
+/// tokens must do.
 pub fn memcmp_floor<'a>(workload: &'a Workload) -> Entry<'a> {
     let copies = workload.prompts.clone();
     let lookup = move |kind: usize, i: usize| {

@@ -1,5 +1,5 @@
-//! Throughput against readers, as a drawing: all indexes with readers alone, and ours beside a
-//! writer, with and without a lock.
+//! Plots the throughput against the number of readers: of all indexes with readers only, and of
+//! stolon-kvcache with a concurrent writer, with and without a lock.
 
 use crate::measure::{Entry, quantile, throughput};
 use crate::stolon;
@@ -7,12 +7,12 @@ use crate::workload::Workload;
 use plotters::prelude::*;
 
 const READERS: [usize; 4] = [1, 2, 4, 8];
-const TURNS: usize = 3;
+const RUNS: usize = 3;
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../throughput.svg");
 
 type Line = (&'static str, Vec<f64>);
 
-/// Measures, prints and draws.
+/// Measures, prints the table, and draws the plot.
 pub fn draw(workload: &Workload, entries: &[Entry<'_>]) {
     let count = workload.prompts.len();
     let alone: Vec<Line> = entries
@@ -20,19 +20,19 @@ pub fn draw(workload: &Workload, entries: &[Entry<'_>]) {
         .map(|entry| {
             let rate = |readers| {
                 let mut rates: Vec<f64> =
-                    (0..TURNS).map(|_| throughput(entry, readers, count)).collect();
+                    (0..RUNS).map(|_| throughput(entry, readers, count)).collect();
                 quantile(&mut rates, 0.5)
             };
             (entry.name, READERS.map(rate).to_vec())
         })
         .collect();
-    let beside = stolon::throughput_beside_a_writer(workload, &READERS, TURNS);
-    println!("### Full hits a second, in millions, by readers\n");
+    let with_writer = stolon::throughput_with_a_writer(workload, &READERS, RUNS);
+    println!("### Full hits per second, in millions, by number of readers\n");
     println!("| | 1 | 2 | 4 | 8 |\n|---|---|---|---|---|");
     print("", &alone);
-    print(", beside a writer", &beside);
+    print(", with a writer", &with_writer);
     println!();
-    plot(&alone, &beside).expect("the drawing can be written");
+    plot(&alone, &with_writer).expect("the plot can be written");
 }
 
 fn print(suffix: &str, lines: &[Line]) {
@@ -42,12 +42,12 @@ fn print(suffix: &str, lines: &[Line]) {
     }
 }
 
-fn plot(alone: &[Line], beside: &[Line]) -> Result<(), Box<dyn std::error::Error>> {
+fn plot(alone: &[Line], with_writer: &[Line]) -> Result<(), Box<dyn std::error::Error>> {
     let root = SVGBackend::new(PATH, (1100, 480)).into_drawing_area();
     root.fill(&WHITE)?;
     let (left, right) = root.split_horizontally(640);
     panel(&left, "Full hits of 8,192 tokens, readers alone", alone)?;
-    panel(&right, "The same beside a writer", beside)?;
+    panel(&right, "The same with a concurrent writer", with_writer)?;
     root.present()?;
     Ok(())
 }
@@ -57,10 +57,10 @@ fn panel(
     title: &str,
     lines: &[Line],
 ) -> Result<(), Box<dyn std::error::Error>> {
-    // Above the lines, room for their names.
+    // Leaves room for the legend above the lines.
     let top = lines.iter().flat_map(|(_, rates)| rates).copied().fold(0.0, f64::max);
     let top = top * f64::powf(1.6, lines.len() as f64);
-    // The numbers of readers stand at equal distances.
+    // The numbers of readers are spaced evenly.
     let last = READERS.len() as f64 - 1.0;
     let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 18))

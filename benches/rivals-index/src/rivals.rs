@@ -1,4 +1,4 @@
-//! dynamo-kv-router and kv-index, filled with the same prompts.
+//! The other indexes, dynamo-kv-router and kv-index, filled with the same prompts.
 
 use crate::measure::Entry;
 use crate::workload::{BLOCK, Workload};

@@ -1,4 +1,4 @@
-//! Our own tree, lock-free and behind a lock.
+//! stolon-kvcache, lock-free and behind a lock.
 
 use crate::measure::{Entry, quantile, throughput};
 use crate::workload::{BLOCK, Workload, random};
@@ -34,7 +34,7 @@ fn filled(workload: &Workload) -> (TreeWriter, TreeReader) {
 }
 
 pub fn entries(workload: &Workload) -> Vec<Entry<'_>> {
-    // The tree stays as it is when its writer is gone.
+    // Readers continue to work after the writer was dropped.
     let (_, reader) = filled(workload);
     let queries = [&workload.prompts, &workload.partial, &workload.miss];
     let base = Namespace::default();
@@ -64,7 +64,7 @@ pub fn entries(workload: &Workload) -> Vec<Entry<'_>> {
     ]
 }
 
-/// Percentiles of single lookups of full hits, while `beside` runs on another thread.
+/// The median and the 99th percentile of 100,000 single lookups, in nanoseconds.
 fn percentiles(lookup: impl Fn(usize)) -> [u128; 2] {
     let mut times: Vec<u128> = (0..100_000)
         .map(|i| {
@@ -77,16 +77,16 @@ fn percentiles(lookup: impl Fn(usize)) -> [u128; 2] {
     [times[times.len() / 2], times[times.len() * 99 / 100]]
 }
 
-/// One round of a writer that inserts and evicts without pause.
+/// One round of a writer that inserts and evicts continuously.
 fn churn(writer: &mut TreeWriter, prompts: &[Vec<u32>], round: usize) {
     insert(writer, &prompts[round % prompts.len()], 200_000);
     let gone = writer.evict(384);
     black_box(gone);
 }
 
-/// Runs `read` beside a writer that inserts and evicts without pause, behind `lock` if given.
-/// Returns also how many thousand times a second the writer did so.
-fn beside<T>(
+/// Runs `read` while a writer inserts and evicts continuously, behind `lock` if one is given. Also
+/// returns the writer's rate in thousand rounds per second.
+fn with_a_writer<T>(
     writer: &mut TreeWriter,
     workload: &Workload,
     lock: Option<&RwLock<()>>,
@@ -111,7 +111,7 @@ fn beside<T>(
     })
 }
 
-/// A tree whose cached prompts stay: only what the writer adds is evicted.
+/// A tree in which the prompts are pinned, so that only what the writer adds is evicted.
 fn pinned(workload: &Workload) -> (TreeWriter, TreeReader) {
     let (mut writer, reader) = filled(workload);
     for prompt in &workload.prompts {
@@ -120,13 +120,13 @@ fn pinned(workload: &Workload) -> (TreeWriter, TreeReader) {
     (writer, reader)
 }
 
-pub fn beside_a_writer(workload: &Workload) {
-    const TURNS: usize = 7;
-    println!("### One reader beside a writer that inserts and evicts without pause\n");
-    println!("Medians of {TURNS} turns:\n");
+pub fn latency_with_a_writer(workload: &Workload) {
+    const RUNS: usize = 7;
+    println!("### One reader, with a writer that inserts and evicts continuously\n");
+    println!("Medians of {RUNS} runs:\n");
     println!(
-        "| full hits, ns | p50 alone | p99 alone | p50 beside | p99 beside | p99 ratio | \
-         writer, thousand rounds a second |\n|---|---|---|---|---|---|---|"
+        "| full hits, ns | p50 alone | p99 alone | p50 with writer | p99 with writer | p99 ratio | \
+         writer, thousand rounds per second |\n|---|---|---|---|---|---|---|"
     );
     let base = Namespace::default();
     let (mut writer, reader) = pinned(workload);
@@ -139,34 +139,35 @@ pub fn beside_a_writer(workload: &Workload) {
         black_box(reader.query_match_len(&base, &workload.prompts[i]));
     };
     let mut times = vec![[const { Vec::new() }; 6]; 2];
-    for _ in 0..TURNS {
+    for _ in 0..RUNS {
         for (behind, times) in times.iter_mut().enumerate() {
             let read = || if behind == 0 { percentiles(free) } else { percentiles(locked) };
             let alone = read();
             let held = (behind == 1).then_some(&lock);
-            let (beside, rounds) = beside(&mut writer, workload, held, read);
-            let ratio = beside[1] as f64 / alone[1] as f64;
-            let [alone, beside] = [alone, beside].map(|times| times.map(|time| time as f64));
-            let row = [alone[0], alone[1], beside[0], beside[1], ratio, rounds];
+            let (busy, rounds) = with_a_writer(&mut writer, workload, held, read);
+            let ratio = busy[1] as f64 / alone[1] as f64;
+            let [alone, busy] = [alone, busy].map(|times| times.map(|time| time as f64));
+            let row = [alone[0], alone[1], busy[0], busy[1], ratio, rounds];
             times.iter_mut().zip(row).for_each(|(column, time)| column.push(time));
         }
     }
     for (name, mut times) in ["stolon", "stolon behind RwLock"].into_iter().zip(times) {
-        let [p50, p99, p50_beside, p99_beside, ratio, rounds] =
+        let [p50, p99, p50_busy, p99_busy, ratio, rounds] =
             times.each_mut().map(|column| quantile(column, 0.5));
         println!(
-            "| {name} | {p50:.0} | {p99:.0} | {p50_beside:.0} | {p99_beside:.0} | {ratio:.2} | \
+            "| {name} | {p50:.0} | {p99:.0} | {p50_busy:.0} | {p99_busy:.0} | {ratio:.2} | \
              {rounds:.1} |"
         );
     }
     println!();
 }
 
-/// Full hits a second for each number of readers beside a writer, lock-free and behind a lock.
-pub fn throughput_beside_a_writer(
+/// Full hits per second (in millions) for each number of readers, with a concurrent writer, lock-free
+/// and behind a lock.
+pub fn throughput_with_a_writer(
     workload: &Workload,
     readers: &[usize],
-    turns: usize,
+    runs: usize,
 ) -> Vec<(&'static str, Vec<f64>)> {
     let (mut writer, _) = pinned(workload);
     let reader = writer.reader();
@@ -185,8 +186,10 @@ pub fn throughput_beside_a_writer(
     ];
     let count = workload.prompts.len();
     let mut rate = |entry: &Entry<'_>, lock, readers| {
-        let mut rates: Vec<f64> = (0..turns)
-            .map(|_| beside(&mut writer, workload, lock, || throughput(entry, readers, count)).0)
+        let mut rates: Vec<f64> = (0..runs)
+            .map(|_| {
+                with_a_writer(&mut writer, workload, lock, || throughput(entry, readers, count)).0
+            })
             .collect();
         quantile(&mut rates, 0.5)
     };
@@ -237,7 +240,7 @@ pub fn writer_costs() {
         })
         .collect();
     println!(
-        "- insert: {:.1} ns a block (acquire, commit and release included)",
+        "- insert: {:.1} ns per block (acquire, commit and release included)",
         quantile(&mut times, 0.5)
     );
     println!("- evicting 10 nodes: {:.0} ns at 1,000 leaves", evict_ten(1000));
@@ -245,13 +248,16 @@ pub fn writer_costs() {
     println!("- 1,000 nodes of one block: {} bytes", bushy(1000).index_bytes());
     let (mut writer, _) = filled(&workload);
     let blocks = writer.counts().cached;
-    println!("- index memory: {:.1} bytes a block\n", writer.index_bytes() as f64 / blocks as f64);
+    println!(
+        "- index memory: {:.1} bytes per block\n",
+        writer.index_bytes() as f64 / blocks as f64
+    );
 }
 
-/// What the index of a large workload takes, per block.
+/// Prints the memory of the index of a workload, per block.
 pub fn index_memory(workload: &Workload) {
     let (mut writer, _) = filled(workload);
     let blocks = writer.counts().cached;
     let bytes = writer.index_bytes() as f64 / blocks as f64;
-    println!("Index memory: {bytes:.1} bytes a block, {blocks} blocks.\n");
+    println!("Index memory: {bytes:.1} bytes per block, {blocks} blocks.\n");
 }

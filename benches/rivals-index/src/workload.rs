@@ -1,19 +1,19 @@
 //! The prompts: random tokens from a fixed seed.
 
-/// Tokens a block.
+/// Tokens per block.
 pub const BLOCK: usize = 16;
 
 /// Cached prompts, and queries of each kind.
 pub struct Workload {
-    /// What is cached.
+    /// The cached prompts.
     pub prompts: Vec<Vec<u32>>,
-    /// Begin like the cached prompts and part from them after the shared blocks.
+    /// Prompts that share their first blocks with cached prompts and differ afterwards.
     pub partial: Vec<Vec<u32>>,
-    /// Share nothing with what is cached.
+    /// Prompts that share nothing with the cached ones.
     pub miss: Vec<Vec<u32>>,
-    /// Tokens that the partial ones share with what is cached.
+    /// Number of tokens that each partial prompt shares with a cached one.
     pub shared: usize,
-    /// What the kinds of queries are called in tables: full, partial, miss.
+    /// Names of the kinds of queries in the tables: full hit, partial hit, miss.
     pub names: [&'static str; 3],
 }
 
@@ -53,16 +53,16 @@ impl Workload {
         Workload { prompts, partial, miss, shared: system.len(), names }
     }
 
-    /// 10,000 prompts of 100 blocks that share nothing: a million blocks, and as many children at
-    /// the root as prompts.
+    /// 10,000 prompts of 100 blocks that share nothing: a million blocks, and 10,000 children of the
+    /// root.
     pub fn wide() -> Workload {
         let mut random = random();
         let prompts: Vec<Vec<u32>> = (0..10_000).map(|_| random.blocks(100)).collect();
-        let mut parted = |prompt: &Vec<u32>| {
+        let mut diverging = |prompt: &Vec<u32>| {
             let tail = random.blocks(75);
             prompt.iter().copied().take(25 * BLOCK).chain(tail).collect()
         };
-        let partial = prompts.iter().map(&mut parted).collect();
+        let partial = prompts.iter().map(&mut diverging).collect();
         let miss = (0..10_000).map(|_| random.blocks(100)).collect();
         let names = ["full 100 of 100", "partial 25 of 100", "miss"];
         Workload { prompts, partial, miss, shared: 25 * BLOCK, names }
