@@ -57,7 +57,7 @@ impl Core {
         let words = namespace.words();
         let key = namespace.root_hash(self.seed);
         let same = |edge: &Edge| usize::from(edge.positions() == words);
-        // SAFETY: by this function's contract.
+        // SAFETY: the caller keeps every reachable node alive for 'g.
         unsafe { self.directory.child(key, same) }.map(|(root, _)| root)
     }
 
@@ -69,7 +69,7 @@ impl Core {
         // SAFETY: the guard keeps everything alive that is reachable from now on.
         let Some(root) = (unsafe { self.root(namespace) }) else { return 0 };
         let root_hash = namespace.root_hash(self.seed);
-        // SAFETY: as above; the guard lives to the end of this function.
+        // SAFETY: the guard keeps every reachable node alive to the end of this function.
         let raw = unsafe { root.walk(root_hash, positions, self.block_size, |_, _| ()) };
         drop(guard);
         crate::token_span::whole_spans(positions, raw, self.block_size)
@@ -110,12 +110,12 @@ impl Core {
         out: &mut Vec<usize>,
     ) {
         let _guard = self.reclaimer.pin();
-        // SAFETY: the guard lives to the end of this function.
+        // SAFETY: the guard keeps every reachable node alive to the end of this function.
         let root = unsafe { self.root(namespace) };
         let root_hash = namespace.root_hash(self.seed);
         out.extend(prompts.iter().map(|positions| {
             let Some(root) = root else { return 0 };
-            // SAFETY: as above.
+            // SAFETY: the guard keeps every reachable node alive to the end of this function.
             let raw = unsafe { root.walk(root_hash, positions, self.block_size, |_, _| ()) };
             crate::token_span::whole_spans(positions, raw, self.block_size)
         }));
@@ -125,9 +125,9 @@ impl Core {
     #[inline]
     pub(crate) fn match_hashes(&self, namespace: &Namespace, hashes: &[u64]) -> usize {
         let _guard = self.reclaimer.pin();
-        // SAFETY: the guard lives to the end of this function.
+        // SAFETY: the guard keeps every reachable node alive to the end of this function.
         let Some(root) = (unsafe { self.root(namespace) }) else { return 0 };
-        // SAFETY: as above.
+        // SAFETY: the guard keeps every reachable node alive to the end of this function.
         unsafe { root.walk_hashes(hashes) }
     }
 
@@ -138,19 +138,19 @@ impl Core {
         let mut dump = TreeDump { version, nodes: Vec::new() };
         let mut pending: Vec<(&Node, Option<usize>, Namespace)> = Vec::new();
         let mut namespaces: Vec<(&Node, Namespace)> = vec![(&self.base, Namespace::default())];
-        // SAFETY: the guard lives to the end of this function.
+        // SAFETY: the guard keeps every reachable node alive to the end of this function.
         unsafe {
             self.directory.each_child(|root| {
                 namespaces.push((root, Namespace::from_words(root.edge.positions())));
             });
         }
         for (root, namespace) in namespaces {
-            // SAFETY: as above.
+            // SAFETY: the guard keeps every reachable node alive to the end of this function.
             unsafe { root.each_child(|node| pending.push((node, None, namespace.clone()))) };
         }
         while let Some((node, parent, namespace)) = pending.pop() {
             let index = dump.nodes.len();
-            // SAFETY: as above.
+            // SAFETY: the guard keeps every reachable node alive to the end of this function.
             unsafe {
                 node.each_child(|child| pending.push((child, Some(index), namespace.clone())))
             };

@@ -7,10 +7,10 @@ use crate::{Namespace, TreeDump, hash};
 /// Queries the tree without a lock, while the writer changes it. Cheap to clone; may be used on any
 /// thread, also after the writer was dropped.
 ///
-/// No method has a side effect: none writes memory that other threads read, changes a statistic or
-/// the recency of an entry, or creates a namespace. An answer was exact at some instant during the
-/// call. Afterwards it is a hint, until [`TreeWriter::acquire`](crate::TreeWriter::acquire) has
-/// locked the prefix.
+/// No method has a side effect on the tree: none changes a statistic or the recency of an entry, or
+/// creates a namespace. The only shared memory that a query writes is the calling thread's own
+/// record in the reclaimer. An answer was exact at some instant during the call. Afterwards it is a
+/// hint, until [`TreeWriter::acquire`](crate::TreeWriter::acquire) has locked the prefix.
 #[derive(Clone, Debug)]
 pub struct TreeReader {
     pub(crate) core: Arc<Core>,

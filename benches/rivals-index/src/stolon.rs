@@ -162,8 +162,8 @@ pub fn latency_with_a_writer(workload: &Workload) {
     println!();
 }
 
-/// Full hits per second (in millions) for each number of readers, with a concurrent writer, lock-free
-/// and behind a lock.
+/// Full hits per second (in millions) for each number of readers, with a concurrent writer,
+/// lock-free and behind a lock.
 pub fn throughput_with_a_writer(
     workload: &Workload,
     readers: &[usize],

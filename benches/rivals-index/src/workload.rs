@@ -53,8 +53,8 @@ impl Workload {
         Workload { prompts, partial, miss, shared: system.len(), names }
     }
 
-    /// 10,000 prompts of 100 blocks that share nothing: a million blocks, and 10,000 children of the
-    /// root.
+    /// 10,000 prompts of 100 blocks that share nothing: a million blocks, and 10,000 children of
+    /// the root.
     pub fn wide() -> Workload {
         let mut random = random();
         let prompts: Vec<Vec<u32>> = (0..10_000).map(|_| random.blocks(100)).collect();

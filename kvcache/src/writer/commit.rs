@@ -7,15 +7,15 @@ use crate::sync::Arc;
 use crate::{BlockId, BlockLease, CacheEvent, Commit, PrefixLease, hash, token_span};
 
 impl TreeWriter {
-    /// Publishes blocks whose KV has been written, and extends `lease` over them.
+    /// Publishes blocks whose KV has been written, by id, and extends `lease` by them.
     ///
-    /// As [`commit_from`](TreeWriter::commit_from), for callers that do not keep their blocks in a
-    /// [`BlockPool`](crate::BlockPool), or that commit on another thread than the one that holds
-    /// the [`BlockLease`]. The caller is responsible for every offered block:
+    /// Use [`commit_from`](TreeWriter::commit_from) instead unless the blocks are not in a
+    /// [`BlockLease`], or the lease is on another thread. The caller of this form is responsible
+    /// for every offered block:
     ///
     /// - the first `commit.blocks.len()` of `blocks` now belong to the tree, except those in
-    ///   `commit.duplicates`, which are the caller's to free;
-    /// - the other ones stay the caller's.
+    ///   `commit.duplicates`, which the caller must free;
+    /// - the remaining ones still belong to the caller.
     ///
     /// With a `BlockLease`, call this method with ids from [`BlockLease::blocks`] first, then
     /// [`BlockLease::commit_front`] with `commit.blocks.len()`, and then
