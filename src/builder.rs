@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use stolon_actors::EngineHandle;
 use stolon_backend::Backend;
+use stolon_kvcache::EvictionOrder;
 use stolon_model::{
     CpuBackend, CpuOptions, KvBudget, KvType, LoadOptions, LoadedModel, WeightType,
 };
-use stolon_scheduler::{AdmissionPolicy, EngineConfig, EngineError};
+use stolon_scheduler::{AdmissionPolicy, EngineConfig, EngineError, EvictionOrderFactory};
 #[cfg(feature = "text")]
 use stolon_text::TextModel;
 
@@ -187,6 +188,16 @@ impl EngineBuilder {
     /// [`EvictionPolicy::Lru`].
     pub fn eviction_policy(mut self, policy: EvictionPolicy) -> Self {
         self.config.eviction_policy = policy;
+        self
+    }
+
+    /// A custom order of eviction, used instead of a built-in policy. `make` is called at startup
+    /// and after each restart of the engine.
+    pub fn eviction_order(
+        mut self,
+        make: impl Fn() -> Box<dyn EvictionOrder> + Send + Sync + 'static,
+    ) -> Self {
+        self.config.eviction_order = Some(EvictionOrderFactory::new(make));
         self
     }
 

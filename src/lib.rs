@@ -76,8 +76,8 @@ pub use futures::{Stream, StreamExt};
 pub use stolon_actors::{CacheEvents, Pin};
 pub use stolon_backend::{Backend, SamplingError, SamplingParams, TokenLogprob};
 pub use stolon_kvcache::{
-    CacheEvent, CacheSnapshot, EvictionPolicy, Namespace, NodeDump, NumberedEvent, PinError, PinId,
-    TreeDump,
+    CacheEvent, CacheSnapshot, EvictionCandidate, EvictionOrder, EvictionPolicy, EvictionRank,
+    Namespace, NodeDump, NumberedEvent, PinError, PinId, TreeDump, UnknownEvictionPolicy,
 };
 pub use stolon_model::{KvBudget, KvStoreError, KvType, ModelError, ModelSource, WeightType};
 pub use stolon_scheduler::{

@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::Stream;
-use stolon_kvcache::{EventReceiver, Numbered, PinId, Snapshot};
+use stolon_kvcache::{CacheSnapshot, EventReceiver, NumberedEvent, PinId};
 
 /// A pinned prefix: it is not evicted until the pin ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,26 +28,29 @@ pub struct Pin {
 /// stops or restarts.
 #[derive(Debug)]
 pub struct CacheEvents {
-    pub(crate) snapshot: Snapshot,
+    pub(crate) snapshot: CacheSnapshot,
     pub(crate) receiver: EventReceiver,
 }
 
 impl CacheEvents {
     /// The content of the cache when the subscription began, as events that would build it.
-    pub fn snapshot(&self) -> &Snapshot {
+    pub fn snapshot(&self) -> &CacheSnapshot {
         &self.snapshot
     }
 
     /// The next change; `None` at the end.
-    pub async fn next(&mut self) -> Option<Numbered> {
+    pub async fn next(&mut self) -> Option<NumberedEvent> {
         std::future::poll_fn(|context| self.receiver.poll_next(context)).await
     }
 }
 
 impl Stream for CacheEvents {
-    type Item = Numbered;
+    type Item = NumberedEvent;
 
-    fn poll_next(self: Pinned<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Numbered>> {
+    fn poll_next(
+        self: Pinned<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<NumberedEvent>> {
         self.get_mut().receiver.poll_next(context)
     }
 }

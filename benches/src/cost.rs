@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use stolon::{Engine, Request};
+use stolon_backend::fake::{FakeBackend, FakeOptions};
+use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
 use stolon_kernels::{AttentionSequence, positions_read};
 use stolon_kvcache::BlockId;
-use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
-use stolon_backend::fake::{FakeBackend, FakeOptions};
 
 /// The measured parts. All times are microseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

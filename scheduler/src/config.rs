@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use stolon_kvcache::Policy as EvictionPolicy;
+use stolon_kvcache::{EvictionOrder, EvictionPolicy};
 
 use crate::error::EngineError;
 
@@ -57,8 +58,30 @@ impl FromStr for AdmissionPolicy {
     }
 }
 
+/// Makes a custom eviction order. It is called once at startup and again after each restart,
+/// because a restarted engine has a new, empty cache.
+#[derive(Clone)]
+pub struct EvictionOrderFactory(Arc<dyn Fn() -> Box<dyn EvictionOrder> + Send + Sync>);
+
+impl EvictionOrderFactory {
+    /// A factory that calls `make`.
+    pub fn new(make: impl Fn() -> Box<dyn EvictionOrder> + Send + Sync + 'static) -> Self {
+        EvictionOrderFactory(Arc::new(make))
+    }
+
+    pub(crate) fn make(&self) -> Box<dyn EvictionOrder> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for EvictionOrderFactory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EvictionOrderFactory")
+    }
+}
+
 /// Settings of an engine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct EngineConfig {
     /// Maximum number of tokens of one step, prefill chunks and decodes together; at least 1.
     pub max_batched_tokens: usize,
@@ -73,6 +96,8 @@ pub struct EngineConfig {
     pub prefix_caching: bool,
     /// Which cached blocks are evicted first.
     pub eviction_policy: EvictionPolicy,
+    /// A custom order of eviction, used instead of `eviction_policy`.
+    pub eviction_order: Option<EvictionOrderFactory>,
     /// Maximum number of KV blocks that pinned prefixes may occupy. These blocks are not available
     /// to running requests, so that every admitted request can complete.
     pub pin_budget: usize,
@@ -106,6 +131,7 @@ impl Default for EngineConfig {
             max_queued_tokens: 1 << 20,
             prefix_caching: true,
             eviction_policy: EvictionPolicy::default(),
+            eviction_order: None,
             pin_budget: 0,
             policy: AdmissionPolicy::default(),
             conservative: false,

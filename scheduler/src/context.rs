@@ -83,8 +83,12 @@ impl AdmissionContext {
     /// # Errors
     /// [`EngineError::InvalidParameter`] for a block size that the prefix tree does not support.
     pub fn empty_cache(&self) -> Result<EmptyCache, EngineError> {
-        let (writer, reader) = TreeBuilder::new(self.spec.block_size)
-            .policy(self.config.eviction_policy)
+        let builder = TreeBuilder::new(self.spec.block_size);
+        let builder = match &self.config.eviction_order {
+            Some(factory) => builder.eviction_order(factory.make()),
+            None => builder.eviction_policy(self.config.eviction_policy),
+        };
+        let (writer, reader) = builder
             .pin_budget(self.config.pin_budget)
             .build()
             .map_err(|_| invalid_block_size(self.spec.block_size))?;

@@ -45,7 +45,7 @@ mod sync;
 mod tests;
 
 pub use cached_logits::PromptLogits;
-pub use config::{AdmissionPolicy, EngineConfig, UnknownPolicy};
+pub use config::{AdmissionPolicy, EngineConfig, EvictionOrderFactory, UnknownPolicy};
 pub use context::{AdmissionContext, EmptyCache, Submission};
 pub use error::{EngineError, LengthBound};
 pub use event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};

@@ -70,7 +70,7 @@ pub(super) fn whole<A: Api>(
 }
 
 /// One choice's stream, its events numbered by the choice.
-type Numbered = stream::BoxStream<'static, (usize, Result<Event, Error>)>;
+type NumberedEvent = stream::BoxStream<'static, (usize, Result<Event, Error>)>;
 
 /// What a streamed reply needs to know between two events.
 struct Streaming<A> {
@@ -80,7 +80,7 @@ struct Streaming<A> {
     usage: UsageSum,
     include_usage: bool,
     choices: Vec<StreamedChoice>,
-    events: SelectAll<Numbered>,
+    events: SelectAll<NumberedEvent>,
     /// The last event has been sent.
     done: bool,
 }
