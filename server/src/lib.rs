@@ -3,6 +3,7 @@
 //! Everything is built on the `stolon` facade, as an embedding program would do it: each command
 //! is a file of its own, and [`serve::router`] can be mounted in any axum application.
 
+pub mod api;
 pub mod args;
 pub mod bench;
 pub mod chat;

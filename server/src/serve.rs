@@ -23,14 +23,14 @@ use crate::memory::{format_bytes, parse_bytes};
 use crate::terminal;
 
 mod admin;
-mod api;
+mod body;
 mod cache;
 mod chat;
 mod completions;
 mod error;
-mod fields;
+mod generation;
 mod logprobs;
-mod params;
+mod options;
 mod reply;
 
 /// Arguments of `stolon serve`.

@@ -1,50 +1,51 @@
-//! The small endpoints: which models there are, whether the server is well, what its engine
-//! counts, and the replies for paths and methods that do not exist.
+//! Handlers of the small endpoints: the model list, health, statistics and the audit, and the
+//! replies for paths and methods that do not exist.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{Method, StatusCode, Uri};
-use serde_json::{Value, json};
 
 use super::App;
 use super::error::ApiError;
+use crate::api::admin::{Audit, Health, Stats};
+use crate::api::models::{Model, ModelList};
 
 /// `GET /v1/models`.
-pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    let models: Vec<Value> = app.names().map(|name| app.model_object(name)).collect();
-    Json(json!({"object": "list", "data": models}))
+pub(super) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
+    let data = app.names().map(|name| app.model_entry(name)).collect();
+    Json(ModelList { object: "list", data })
 }
 
 /// `GET /v1/models/{id}`; an id may contain slashes.
 pub(super) async fn model(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Model>, ApiError> {
     app.check_model(&id)?;
-    Ok(Json(app.model_object(&id)))
+    Ok(Json(app.model_entry(&id)))
 }
 
-/// `GET /health`: the server answers.
-pub(super) async fn health() -> Json<Value> {
-    Json(json!({"status": "ok"}))
+/// `GET /health`: succeeds as long as the server answers.
+pub(super) async fn health() -> Json<Health> {
+    Json(Health { status: "ok" })
 }
 
 /// `GET /admin/stats`: the model and the engine's counters.
-pub(super) async fn stats(State(app): State<Arc<App>>) -> Json<Value> {
+pub(super) async fn stats(State(app): State<Arc<App>>) -> Json<Stats> {
     let stats = app.engine.stats();
-    Json(json!({
-        "model": app.engine.model_info(),
-        "stats": stats,
-        "token_hit_rate": stats.token_hit_rate(),
-        "request_hit_rate": stats.request_hit_rate(),
-    }))
+    Json(Stats {
+        model: app.engine.model_info().clone(),
+        stats,
+        token_hit_rate: stats.token_hit_rate(),
+        request_hit_rate: stats.request_hit_rate(),
+    })
 }
 
-/// `GET /admin/audit`: a full check of the engine's books.
-pub(super) async fn audit(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    Ok(Json(json!({"ok": true, "audit": app.engine.audit().await?})))
+/// `GET /admin/audit`: verifies the engine's block accounting.
+pub(super) async fn audit(State(app): State<Arc<App>>) -> Result<Json<Audit>, ApiError> {
+    Ok(Json(Audit { ok: true, audit: app.engine.audit().await? }))
 }
 
 /// Any path that does not exist.
@@ -59,7 +60,7 @@ pub(super) async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
 }
 
 impl App {
-    /// The names clients may use, the model's own first.
+    /// The names that clients may use, the model's id first.
     fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.engine.model_info().id.as_str())
             .chain(self.served_names.iter().map(String::as_str))
@@ -73,13 +74,13 @@ impl App {
         Err(ApiError::unknown_model(name, &self.engine.model_info().id))
     }
 
-    fn model_object(&self, name: &str) -> Value {
-        json!({
-            "id": name,
-            "object": "model",
-            "created": self.started,
-            "owned_by": "stolon",
-            "max_model_len": self.engine.model_info().max_positions,
-        })
+    fn model_entry(&self, name: &str) -> Model {
+        Model {
+            id: name.to_owned(),
+            object: "model",
+            created: self.started,
+            owned_by: "stolon",
+            max_model_len: self.engine.model_info().max_positions,
+        }
     }
 }

@@ -1,193 +1,171 @@
-//! `POST /v1/chat/completions`: answers a conversation.
+//! The handler of `POST /v1/chat/completions`.
 
 use std::sync::Arc;
 
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use stolon::{ChatMessage, Completion, Engine, MessageContent, Request, TokenLogprob};
 
 use super::App;
-use super::api::{self, Api, Piece};
+use super::body::{Body, accept_only, parse_generation, refuse_unknown};
 use super::error::ApiError;
-use super::fields::Fields;
+use super::generation::{Endpoint, Piece, respond};
 use super::logprobs;
-use super::params::{Common, MAX_LOGPROBS};
+use super::options::Call;
+use crate::api::chat::{
+    AnswerMessage, ChatChoice, ChatChunkChoice, ChatRequest, Content, Delta, Message, Role,
+};
+use crate::api::logprobs::ChatLogprobs;
+use crate::api::reply::FinishReason;
 
-/// How the choices of one call look.
+/// The form of the choices of one call.
 struct Chat {
+    /// Whether log-probabilities were requested.
     logprobs: bool,
 }
 
 /// The handler.
-pub(super) async fn create(
-    State(app): State<Arc<App>>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, ApiError> {
-    let mut fields = api::parse_body(body)?;
-    let mut common = Common::take(&mut fields, &app)?;
-    let messages = parse_messages(fields.take("messages"))?;
-    common.max_tokens = max_tokens(&mut fields)?;
-    let asked = fields.take_bool("logprobs")?.unwrap_or(false);
-    let top = fields.take_count("top_logprobs", 0, MAX_LOGPROBS)?;
-    common.logprobs = match (asked, top) {
-        (true, top) => Some(top.unwrap_or(0)),
-        (false, None | Some(0)) => None,
-        (false, Some(_)) => {
-            let message = "`top_logprobs` is allowed only with `logprobs`: true";
-            return Err(ApiError::invalid(Some("top_logprobs"), message));
-        }
-    };
-    refuse_unsupported(fields)?;
-    let chat = Chat { logprobs: asked };
-    api::respond(&app, chat, common, vec![Request::chat(messages)]).await
+pub(super) async fn create(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    let request: ChatRequest = parse_generation(body)?;
+    refuse_unsupported(&request)?;
+    let max_tokens = max_tokens(&request)?;
+    let logprobs = top_logprobs(&request)?;
+    let messages = messages(request.messages)?;
+    let mut call = Call::new(request.options, &app)?;
+    (call.max_tokens, call.logprobs) = (max_tokens, logprobs);
+    let chat = Chat { logprobs: logprobs.is_some() };
+    respond(&app, chat, call, vec![Request::chat(messages)]).await
 }
 
-/// `max_completion_tokens`, or `max_tokens` by its older name.
-fn max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
-    let new = fields.take_count("max_completion_tokens", 1, usize::MAX)?;
-    let old = fields.take_count("max_tokens", 1, usize::MAX)?;
-    match (new, old) {
+/// `max_completion_tokens`, or `max_tokens`, its older name.
+fn max_tokens(request: &ChatRequest) -> Result<Option<usize>, ApiError> {
+    match (request.max_completion_tokens, request.max_tokens) {
         (Some(new), Some(old)) if new != old => Err(ApiError::invalid(
             Some("max_tokens"),
             format!(
                 "`max_tokens` ({old}) and `max_completion_tokens` ({new}) contradict each other"
             ),
         )),
-        _ => Ok(new.or(old)),
+        (new, old) => Ok(new.or(old)),
     }
 }
 
-/// Refuses whatever is left, except values that ask for nothing.
-fn refuse_unsupported(mut fields: Fields) -> Result<(), ApiError> {
-    fields.accept_only("tools", &[json!([])])?;
-    fields.accept_only("tool_choice", &[json!("none"), json!("auto")])?;
-    fields.accept_only("parallel_tool_calls", &[json!(true), json!(false)])?;
-    fields.accept_only("response_format", &[json!({"type": "text"})])?;
-    fields.accept_only("modalities", &[json!(["text"])])?;
-    fields.finish()
+/// Number of most likely tokens to report; `None` reports no log-probabilities.
+fn top_logprobs(request: &ChatRequest) -> Result<Option<usize>, ApiError> {
+    match (request.logprobs.unwrap_or(false), request.top_logprobs) {
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => {
+            let message = "`top_logprobs` is allowed only with `logprobs`: true";
+            Err(ApiError::invalid(Some("top_logprobs"), message))
+        }
+    }
 }
 
-fn parse_messages(value: Option<Value>) -> Result<Vec<ChatMessage>, ApiError> {
-    let value = value.unwrap_or(Value::Null);
-    let Some(messages) = value.as_array().filter(|messages| !messages.is_empty()) else {
+/// Refuses what is not implemented, except values that request nothing.
+fn refuse_unsupported(request: &ChatRequest) -> Result<(), ApiError> {
+    accept_only("tools", request.tools.as_ref(), &[json!([])])?;
+    accept_only("tool_choice", request.tool_choice.as_ref(), &[json!("none"), json!("auto")])?;
+    let text = [json!({"type": "text"})];
+    accept_only("response_format", request.response_format.as_ref(), &text)?;
+    accept_only("modalities", request.modalities.as_ref(), &[json!(["text"])])
+}
+
+/// The conversation as the engine takes it.
+fn messages(messages: Vec<Message>) -> Result<Vec<ChatMessage>, ApiError> {
+    if messages.is_empty() {
         let expected = "a list of at least one message";
-        return Err(ApiError::expected("messages", expected, &value));
-    };
-    messages.iter().enumerate().map(|(index, message)| parse_message(index, message)).collect()
-}
-
-fn parse_message(index: usize, value: &Value) -> Result<ChatMessage, ApiError> {
-    let at = |part: &str| format!("messages[{index}]{part}");
-    let Some(object) = value.as_object() else {
-        return Err(ApiError::expected(&at(""), "an object with `role` and `content`", value));
-    };
-    for name in object.keys() {
-        if !["role", "content", "name", "refusal"].contains(&name.as_str())
-            && !object[name].is_null()
-        {
-            return Err(ApiError::unsupported(&at(&format!(".{name}")), None));
+        return Err(ApiError::expected("messages", expected, &json!([])));
+    }
+    let mut converted = Vec::with_capacity(messages.len());
+    for (index, message) in messages.into_iter().enumerate() {
+        refuse_unknown(&format!("messages[{index}]."), &message.unknown)?;
+        let mut chat_message = ChatMessage::new(message.role.as_str(), "");
+        chat_message.content = Some(match message.content {
+            Content::Text(text) => MessageContent::Text(text),
+            Content::Parts(parts) => {
+                MessageContent::Parts(parts.iter().map(|part| json!(part)).collect())
+            }
+        });
+        if let Some(name) = message.name {
+            chat_message.extra.insert("name".to_owned(), name);
         }
+        converted.push(chat_message);
     }
-    let field = |name: &str| object.get(name).unwrap_or(&Value::Null);
-    let role = match field("role").as_str() {
-        Some("developer") => "system",
-        Some(role @ ("system" | "user" | "assistant")) => role,
-        _ => {
-            let expected = "`system`, `developer`, `user` or `assistant`";
-            return Err(ApiError::expected(&at(".role"), expected, field("role")));
-        }
-    };
-    let content = content_of(field("content")).ok_or_else(|| {
-        let expected = "a string or a list of parts of type `text`";
-        ApiError::expected(&at(".content"), expected, field("content"))
-    })?;
-    let mut message = ChatMessage::new(role, "");
-    message.content = Some(content);
-    if let Some(name) = object.get("name").filter(|name| !name.is_null()) {
-        message.extra.insert("name".to_owned(), name.clone());
-    }
-    Ok(message)
+    Ok(converted)
 }
 
-/// A message's content: a string, or parts that hold text, which the template puts together.
-fn content_of(content: &Value) -> Option<MessageContent> {
-    let is_text = |part: &Value| part["type"] == "text" && part["text"].is_string();
-    match content {
-        Value::String(text) => Some(MessageContent::Text(text.clone())),
-        Value::Array(parts) if parts.iter().all(is_text) => {
-            Some(MessageContent::Parts(parts.clone()))
-        }
-        _ => None,
-    }
-}
-
-impl Chat {
-    fn piece(choice: usize, delta: Value, logprobs: Value, finish_reason: Option<&str>) -> Value {
-        json!({
-            "index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason,
-        })
-    }
-}
-
-impl Api for Chat {
+impl Endpoint for Chat {
     const ID_PREFIX: &'static str = "chatcmpl";
     const OBJECT: &'static str = "chat.completion";
     const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
 
-    fn whole(&self, engine: &Engine, choice: usize, completion: &Completion) -> Value {
-        let logprobs = match self.logprobs {
-            true => logprobs::chat(engine, logprobs::visible(engine, &completion.logprobs)),
-            false => Value::Null,
-        };
-        json!({
-            "index": choice,
-            "message": {"role": "assistant", "content": completion.text, "refusal": null},
-            "logprobs": logprobs,
-            "finish_reason": completion.finish.reason.as_str(),
-        })
+    type Choice = ChatChoice;
+    type ChunkChoice = ChatChunkChoice;
+
+    fn whole(&self, engine: &Engine, index: usize, completion: &Completion) -> ChatChoice {
+        let logprobs = self
+            .logprobs
+            .then(|| logprobs::chat(engine, logprobs::visible(engine, &completion.logprobs)));
+        ChatChoice {
+            index,
+            message: AnswerMessage {
+                role: Role::Assistant,
+                content: completion.text.clone(),
+                refusal: None,
+            },
+            logprobs,
+            finish_reason: FinishReason::from(&completion.finish.reason),
+        }
     }
 
     fn opening(
         &self,
         _: &Engine,
-        choice: usize,
+        index: usize,
         _: &[Option<TokenLogprob>],
-    ) -> Option<(Value, usize)> {
-        let delta = json!({"role": "assistant", "content": ""});
-        Some((Self::piece(choice, delta, Value::Null, None), 0))
+    ) -> Option<(ChatChunkChoice, usize)> {
+        let delta = Delta { role: Some(Role::Assistant), content: Some(String::new()) };
+        Some((ChatChunkChoice { index, delta, logprobs: None, finish_reason: None }, 0))
     }
 
-    fn delta(&self, engine: &Engine, choice: usize, piece: &Piece<'_>) -> Option<Value> {
-        let mut entries = logprobs::visible(engine, piece.logprob).peekable();
-        let logprobs = match entries.peek() {
-            Some(_) => logprobs::chat(engine, entries),
-            None => Value::Null,
-        };
-        let silent = piece.text.is_empty() && logprobs.is_null();
-        let delta = json!({"content": piece.text});
-        (!silent).then(|| Self::piece(choice, delta, logprobs, None))
+    fn delta(&self, engine: &Engine, index: usize, piece: &Piece<'_>) -> Option<ChatChunkChoice> {
+        let logprobs = logprobs::chat(engine, logprobs::visible(engine, piece.logprob));
+        let logprobs: Option<ChatLogprobs> = (!logprobs.content.is_empty()).then_some(logprobs);
+        if piece.text.is_empty() && logprobs.is_none() {
+            return None;
+        }
+        let delta = Delta { role: None, content: Some(piece.text.to_owned()) };
+        Some(ChatChunkChoice { index, delta, logprobs, finish_reason: None })
     }
 
-    fn closing(&self, choice: usize, finish_reason: &str) -> Value {
-        Self::piece(choice, Value::Object(Map::new()), Value::Null, Some(finish_reason))
+    fn closing(&self, index: usize, reason: FinishReason) -> ChatChunkChoice {
+        let (delta, finish_reason) = (Delta::default(), Some(reason));
+        ChatChunkChoice { index, delta, logprobs: None, finish_reason }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Bytes;
+    use serde_json::Value;
+
     use super::*;
 
-    /// Goal: contents in both forms, roles by both names.
+    fn parse_messages(value: Value) -> Result<Vec<ChatMessage>, ApiError> {
+        let body = Bytes::from(json!({ "messages": value }).to_string());
+        messages(parse_generation::<ChatRequest>(Ok(body))?.messages)
+    }
+
+    /// Goal: content may be a string or a list of parts, and `developer` is the role `system`.
     #[test]
-    fn messages_are_read() {
-        let messages = parse_messages(Some(json!([
+    fn both_forms_of_content_and_both_names_of_a_role_are_accepted() {
+        let messages = parse_messages(json!([
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
             {"role": "assistant", "content": "c", "refusal": null, "tool_calls": null},
-        ])));
+        ]));
         let messages = messages.expect("messages");
         let roles: Vec<&str> = messages.iter().map(|message| message.role.as_str()).collect();
         assert_eq!(roles, ["system", "user", "assistant"]);
@@ -198,9 +176,20 @@ mod tests {
         assert_eq!(messages[2], ChatMessage::assistant("c"));
     }
 
-    /// Goal: what cannot be answered is refused, and the message at fault is named.
+    /// Goal: what chat templates may read besides the text reaches them: a name, and further
+    /// members of a part.
     #[test]
-    fn messages_that_cannot_be_answered() {
+    fn names_and_members_of_parts_reach_the_template() {
+        let part = json!({"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}});
+        let messages = parse_messages(json!([{"role": "user", "content": [part], "name": "Ada"}]));
+        let messages = messages.expect("messages");
+        assert_eq!(messages[0].content, Some(MessageContent::Parts(vec![part])));
+        assert_eq!(messages[0].extra["name"], "Ada");
+    }
+
+    /// Goal: a message that cannot be answered is refused by the path of what is wrong in it.
+    #[test]
+    fn wrong_messages_are_refused_by_their_path() {
         for (messages, param) in [
             (json!(null), "messages"),
             (json!([]), "messages"),
@@ -214,8 +203,8 @@ mod tests {
                 "messages[1].audio",
             ),
         ] {
-            let error = parse_messages(Some(messages)).expect_err("refused").to_json();
-            assert_eq!(error["error"]["param"], param);
+            let error = parse_messages(messages).expect_err("refused").reply().error;
+            assert_eq!(error.param.as_deref(), Some(param), "{error:?}");
         }
     }
 }

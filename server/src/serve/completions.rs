@@ -1,170 +1,144 @@
-//! `POST /v1/completions`: continues prompts given as text or as token ids.
+//! The handler of `POST /v1/completions`.
 
 use std::sync::Arc;
 
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
-use serde_json::{Value, json};
+use serde_json::json;
 use stolon::{Completion, Engine, Request, TokenLogprob};
 
 use super::App;
-use super::api::{self, Api, Piece};
+use super::body::{Body, accept_only, parse_generation};
 use super::error::ApiError;
-use super::fields::{self, Fields};
-use super::logprobs::{Legacy, visible};
-use super::params::{Common, MAX_CHOICES, MAX_LOGPROBS};
+use super::generation::{Endpoint, Piece, respond};
+use super::logprobs::{CompletionLists, visible};
+use super::options::Call;
+use crate::api::completions::{CompletionChoice, CompletionRequest, Prompt};
+use crate::api::options::MAX_CHOICES;
+use crate::api::reply::FinishReason;
 
 /// OpenAI's default for this endpoint.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
-/// One prompt, as the client gave it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Prompt {
-    Text(String),
-    Tokens(Vec<u32>),
-}
-
-/// A prompt to be repeated at the head of its choices.
+/// A prompt that is repeated at the beginning of its choices.
 struct Echo {
     text: String,
-    /// Its tokens; only where their log-probabilities are reported.
+    /// Its token ids; empty unless their log-probabilities are reported.
     tokens: Vec<u32>,
 }
 
-/// How the choices of one call look.
+/// The form of the choices of one call.
 struct Completions {
     choices_per_prompt: usize,
+    /// Whether log-probabilities were requested.
     logprobs: bool,
-    /// One a prompt when the prompt is to be repeated, empty otherwise.
+    /// One entry per prompt if prompts are repeated, empty otherwise.
     echoes: Vec<Echo>,
-    /// `max_tokens` 0: the prompt alone.
+    /// `max_tokens` is 0: the reply has the prompt alone.
     prompt_only: bool,
 }
 
 /// The handler.
-pub(super) async fn create(
-    State(app): State<Arc<App>>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, ApiError> {
-    let mut fields = api::parse_body(body)?;
-    let mut common = Common::take(&mut fields, &app)?;
-    let prompts = parse_prompts(fields.take("prompt"))?;
-    common.candidate_count = best_of(&mut fields, &common)?;
-    let answers = prompts.len() * common.candidate_count.unwrap_or(common.choice_count);
+pub(super) async fn create(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    let request: CompletionRequest = parse_generation(body)?;
+    accept_only("suffix", request.suffix.as_ref(), &[json!("")])?;
+    let mut call = Call::new(request.options, &app)?;
+    let prompts = request.prompt.into_prompts();
+    if prompts.is_empty() {
+        return Err(ApiError::expected("prompt", "at least one prompt", &json!([])));
+    }
+    call.candidate_count = candidates(request.best_of, &call)?;
+    let answers = prompts.len() * call.candidate_count.unwrap_or(call.choice_count);
     if answers > MAX_CHOICES {
         let message = format!(
             "expected at most {MAX_CHOICES} answers (prompts x `n`, or x `best_of`), got {answers}"
         );
         return Err(ApiError::invalid(Some("prompt"), message));
     }
-    common.logprobs = fields.take_count("logprobs", 0, MAX_LOGPROBS)?;
-    let echo = fields.take_bool("echo")?.unwrap_or(false);
-    let max_tokens = fields.take_count("max_tokens", 0, usize::MAX)?.unwrap_or(DEFAULT_MAX_TOKENS);
+    let echo = request.echo.unwrap_or(false);
+    let max_tokens = request.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
     let prompt_only = max_tokens == 0;
     if prompt_only && !echo {
         return Err(ApiError::expected("max_tokens", "at least 1 without `echo`", &json!(0)));
     }
-    // One token is generated even then, because the engine does so; it is not shown.
-    common.max_tokens = Some(max_tokens.max(1));
-    if prompt_only && common.candidate_count.is_some() {
+    if prompt_only && call.candidate_count.is_some() {
         let message = "`best_of` is not possible with `max_tokens`: 0, which generates nothing";
         return Err(ApiError::invalid(Some("best_of"), message));
     }
-    refuse_unsupported(fields)?;
+    // The engine generates at least one token. With `max_tokens` 0 the reply leaves it out.
+    call.max_tokens = Some(max_tokens.max(1));
+    call.logprobs = request.logprobs;
 
-    let mut requests: Vec<Request> = prompts.iter().map(Prompt::to_request).collect();
+    let mut requests: Vec<Request> = prompts.iter().map(engine_request).collect();
     let mut echoes = Vec::new();
     if echo {
-        for (prompt, request) in prompts.iter().zip(&mut requests) {
-            echoes.push(prompt.echo(&app.engine, request, common.logprobs.is_some())?);
-            if let Some(top) = common.logprobs {
-                *request = request.clone().prompt_logprobs(top);
+        for (prompt, engine_request) in prompts.iter().zip(&mut requests) {
+            let with_tokens = request.logprobs.is_some();
+            echoes.push(echo_of(prompt, &app.engine, engine_request, with_tokens)?);
+            if let Some(top) = request.logprobs {
+                *engine_request = engine_request.clone().prompt_logprobs(top);
             }
         }
     }
     let completions = Completions {
-        choices_per_prompt: common.choice_count,
-        logprobs: common.logprobs.is_some(),
+        choices_per_prompt: call.choice_count,
+        logprobs: request.logprobs.is_some(),
         echoes,
         prompt_only,
     };
-    api::respond(&app, completions, common, requests).await
+    respond(&app, completions, call, requests).await
 }
 
-/// `best_of`, unless it is 1: then there is nothing to choose from.
-fn best_of(fields: &mut Fields, common: &Common) -> Result<Option<usize>, ApiError> {
-    let least = common.choice_count; // `n`
-    let candidates = fields.take_count("best_of", least, MAX_CHOICES)?.filter(|&count| count > 1);
-    if candidates.is_some() && common.stream {
-        let message = "`best_of` is not possible with `stream`: true, since it takes whole answers \
-                       to say which are the best";
+/// The number of candidates of `best_of`; `None` for 1, which leaves nothing to choose from.
+fn candidates(best_of: Option<usize>, call: &Call) -> Result<Option<usize>, ApiError> {
+    let Some(count) = best_of else { return Ok(None) };
+    if count < call.choice_count {
+        let expected = format!("a whole number from {} (`n`) to {MAX_CHOICES}", call.choice_count);
+        return Err(ApiError::expected("best_of", &expected, &json!(count)));
+    }
+    if count > 1 && call.stream {
+        let message = "`best_of` is not possible with `stream`: true, because answers can only be \
+                       compared when they are complete";
         return Err(ApiError::invalid(Some("best_of"), message));
     }
-    Ok(candidates)
+    Ok((count > 1).then_some(count))
 }
 
-/// Refuses whatever is left, except values that ask for nothing.
-fn refuse_unsupported(mut fields: Fields) -> Result<(), ApiError> {
-    fields.accept_only("suffix", &[json!("")])?;
-    fields.finish()
-}
-
-/// A string, a list of strings, a list of ids, or a list of lists of ids.
-fn parse_prompts(value: Option<Value>) -> Result<Vec<Prompt>, ApiError> {
-    let expected = "a string, a list of strings, a list of token ids or a list of such lists";
-    let Some(value) = value else {
-        return Err(ApiError::expected("prompt", expected, &Value::Null));
-    };
-    let prompts = match &value {
-        Value::String(text) => Some(vec![Prompt::Text(text.clone())]),
-        Value::Array(items) if items.iter().all(Value::is_string) => {
-            items.iter().map(|item| Some(Prompt::Text(item.as_str()?.to_owned()))).collect()
-        }
-        Value::Array(items) if items.iter().all(Value::is_array) => {
-            items.iter().map(|item| Some(Prompt::Tokens(fields::token_ids(item)?))).collect()
-        }
-        Value::Array(_) => fields::token_ids(&value).map(|ids| vec![Prompt::Tokens(ids)]),
-        _ => None,
-    };
-    prompts
-        .filter(|prompts| !prompts.is_empty())
-        .ok_or_else(|| ApiError::expected("prompt", expected, &value))
-}
-
-impl Prompt {
-    fn to_request(&self) -> Request {
-        match self {
-            Self::Text(text) => Request::text(text.clone()),
-            Self::Tokens(tokens) => Request::tokens(tokens.clone()),
-        }
+fn engine_request(prompt: &Prompt) -> Request {
+    match prompt {
+        Prompt::Text(text) => Request::text(text.clone()),
+        Prompt::Tokens(tokens) => Request::tokens(tokens.clone()),
     }
+}
 
-    fn echo(&self, engine: &Engine, request: &Request, tokens: bool) -> Result<Echo, ApiError> {
-        let text = match self {
-            Self::Text(text) => text.clone(),
-            Self::Tokens(tokens) => engine.detokenize(tokens, false)?,
-        };
-        let tokens = if tokens { engine.prompt_tokens(request)? } else { Vec::new() };
-        Ok(Echo { text, tokens })
-    }
+fn echo_of(
+    prompt: &Prompt,
+    engine: &Engine,
+    request: &Request,
+    with_tokens: bool,
+) -> Result<Echo, ApiError> {
+    let text = match prompt {
+        Prompt::Text(text) => text.clone(),
+        Prompt::Tokens(tokens) => engine.detokenize(tokens, false)?,
+    };
+    let tokens = if with_tokens { engine.prompt_tokens(request)? } else { Vec::new() };
+    Ok(Echo { text, tokens })
 }
 
 impl Completions {
-    fn echo(&self, choice: usize) -> Option<&Echo> {
-        self.echoes.get(choice / self.choices_per_prompt)
+    fn echo(&self, index: usize) -> Option<&Echo> {
+        self.echoes.get(index / self.choices_per_prompt)
     }
 
-    /// The lists filled with the prompt's tokens, so far as it is repeated.
+    /// Lists with the prompt's tokens, if the prompt is repeated.
     fn prompt_lists(
         &self,
         engine: &Engine,
-        choice: usize,
+        index: usize,
         prompt: &[Option<TokenLogprob>],
-    ) -> Legacy {
-        let mut lists = Legacy::default();
-        if let Some(echo) = self.echo(choice) {
+    ) -> CompletionLists {
+        let mut lists = CompletionLists::default();
+        if let Some(echo) = self.echo(index) {
             for (&token, entry) in echo.tokens.iter().zip(prompt) {
                 match entry {
                     Some(entry) => lists.push(engine, entry),
@@ -176,60 +150,60 @@ impl Completions {
     }
 }
 
-fn choice_object(choice: usize, text: &str, logprobs: Value, finish_reason: Option<&str>) -> Value {
-    json!({"index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish_reason})
-}
-
-impl Api for Completions {
+impl Endpoint for Completions {
     const ID_PREFIX: &'static str = "cmpl";
     const OBJECT: &'static str = "text_completion";
     const CHUNK_OBJECT: &'static str = "text_completion";
 
-    fn whole(&self, engine: &Engine, choice: usize, completion: &Completion) -> Value {
-        let mut text = self.echo(choice).map(|echo| echo.text.clone()).unwrap_or_default();
-        let mut lists = self.prompt_lists(engine, choice, &completion.prompt_logprobs);
-        let mut finish_reason = completion.finish.reason.as_str();
+    type Choice = CompletionChoice;
+    type ChunkChoice = CompletionChoice;
+
+    fn whole(&self, engine: &Engine, index: usize, completion: &Completion) -> CompletionChoice {
+        let mut text = self.echo(index).map(|echo| echo.text.clone()).unwrap_or_default();
+        let mut lists = self.prompt_lists(engine, index, &completion.prompt_logprobs);
+        let mut finish_reason = FinishReason::from(&completion.finish.reason);
         if self.prompt_only {
-            finish_reason = "length";
+            finish_reason = FinishReason::Length;
         } else {
             text.push_str(&completion.text);
             visible(engine, &completion.logprobs).for_each(|entry| lists.push(engine, entry));
         }
-        let logprobs = if self.logprobs { lists.into_json() } else { Value::Null };
-        choice_object(choice, &text, logprobs, Some(finish_reason))
+        let logprobs = self.logprobs.then(|| lists.finish());
+        CompletionChoice { index, text, logprobs, finish_reason: Some(finish_reason) }
     }
 
     fn opening(
         &self,
         engine: &Engine,
-        choice: usize,
+        index: usize,
         prompt: &[Option<TokenLogprob>],
-    ) -> Option<(Value, usize)> {
-        let echo = self.echo(choice)?;
-        let logprobs = match self.logprobs {
-            true => self.prompt_lists(engine, choice, prompt).into_json(),
-            false => Value::Null,
-        };
-        Some((choice_object(choice, &echo.text, logprobs, None), echo.text.chars().count()))
+    ) -> Option<(CompletionChoice, usize)> {
+        let text = self.echo(index)?.text.clone();
+        let logprobs = self.logprobs.then(|| self.prompt_lists(engine, index, prompt).finish());
+        let characters = text.chars().count();
+        Some((CompletionChoice { index, text, logprobs, finish_reason: None }, characters))
     }
 
-    fn delta(&self, engine: &Engine, choice: usize, piece: &Piece<'_>) -> Option<Value> {
-        let mut logprobs = Value::Null;
-        if let Some(entry) = visible(engine, piece.logprob).next() {
-            let mut lists = Legacy::starting_at(piece.offset);
+    fn delta(&self, engine: &Engine, index: usize, piece: &Piece<'_>) -> Option<CompletionChoice> {
+        let logprobs = visible(engine, piece.logprob).next().map(|entry| {
+            let mut lists = CompletionLists::starting_at(piece.offset);
             lists.push(engine, entry);
-            logprobs = lists.into_json();
+            lists.finish()
+        });
+        if piece.text.is_empty() && logprobs.is_none() {
+            return None;
         }
-        let silent = piece.text.is_empty() && logprobs.is_null();
-        (!silent).then(|| choice_object(choice, piece.text, logprobs, None))
+        let text = piece.text.to_owned();
+        Some(CompletionChoice { index, text, logprobs, finish_reason: None })
     }
 
-    fn closing(&self, choice: usize, finish_reason: &str) -> Value {
-        let finish_reason = if self.prompt_only { "length" } else { finish_reason };
-        choice_object(choice, "", Value::Null, Some(finish_reason))
+    fn closing(&self, index: usize, reason: FinishReason) -> CompletionChoice {
+        let reason = if self.prompt_only { FinishReason::Length } else { reason };
+        let (text, finish_reason) = (String::new(), Some(reason));
+        CompletionChoice { index, text, logprobs: None, finish_reason }
     }
 
-    fn opens_late(&self) -> bool {
+    fn opens_with_prompt_logprobs(&self) -> bool {
         self.logprobs && !self.echoes.is_empty()
     }
 
@@ -240,24 +214,30 @@ impl Api for Completions {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Bytes;
+    use serde_json::Value;
+
     use super::*;
+
+    fn parse(prompt: &Value) -> Result<Vec<Prompt>, ApiError> {
+        let body = Bytes::from(json!({ "prompt": prompt }).to_string());
+        Ok(parse_generation::<CompletionRequest>(Ok(body))?.prompt.into_prompts())
+    }
 
     /// Goal: the four forms of a prompt are told apart, and nothing else is taken for one.
     #[test]
-    fn the_forms_of_a_prompt() {
-        let parse = |value| parse_prompts(Some(value));
+    fn a_prompt_has_four_forms() {
         let text = |text: &str| Prompt::Text(text.to_owned());
-        assert_eq!(parse(json!("a")), Ok(vec![text("a")]));
-        assert_eq!(parse(json!(["a", "b"])), Ok(vec![text("a"), text("b")]));
-        assert_eq!(parse(json!([1, 2])), Ok(vec![Prompt::Tokens(vec![1, 2])]));
+        assert_eq!(parse(&json!("a")), Ok(vec![text("a")]));
+        assert_eq!(parse(&json!(["a", "b"])), Ok(vec![text("a"), text("b")]));
+        assert_eq!(parse(&json!([1, 2])), Ok(vec![Prompt::Tokens(vec![1, 2])]));
         let lists = vec![Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])];
-        assert_eq!(parse(json!([[1], [2, 3]])), Ok(lists));
-        for bad in
-            [json!([]), json!(7), json!({}), json!(["a", 1]), json!([1.5]), json!([[1], "a"])]
-        {
-            let error = parse(bad).expect_err("no prompt").to_json();
-            assert_eq!(error["error"]["param"], "prompt");
+        assert_eq!(parse(&json!([[1], [2, 3]])), Ok(lists));
+        for bad in [json!(7), json!({}), json!(["a", 1]), json!([1.5]), json!([[1], "a"])] {
+            let error = parse(&bad).expect_err("not a prompt").reply().error;
+            assert_eq!(error.param.as_deref(), Some("prompt"));
         }
-        assert!(parse_prompts(None).is_err());
+        // The handler refuses an empty list.
+        assert_eq!(parse(&json!([])), Ok(Vec::new()));
     }
 }

@@ -1,25 +1,28 @@
-//! What a client is told when a request fails: a status code and OpenAI's error object.
+//! The reply to a request that failed: a status code and OpenAI's error object.
+//!
+//! The engine's errors are mapped to replies in one place, `From<stolon::Error> for ApiError`.
 
 use std::time::Duration;
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde_json::Value;
 use stolon::Error;
 
-use super::fields::brief;
+use super::body::brief;
+use crate::api::error::{ErrorObject, ErrorReply};
 
 /// A failed request, as its client sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ApiError {
     status: StatusCode,
     message: String,
-    /// The parameter at fault, where it is one parameter.
+    /// Path of the parameter at fault, if it is one parameter.
     param: Option<String>,
-    /// A word programs can match on.
+    /// A code that programs can compare.
     code: Option<&'static str>,
-    /// When another try makes sense.
+    /// When it makes sense to send the request again.
     retry_after: Option<Duration>,
 }
 
@@ -28,28 +31,34 @@ impl ApiError {
         Self { status, message: message.into(), param: None, code: None, retry_after: None }
     }
 
-    /// 400: the request is at fault, and so is every repetition of it.
+    /// 400: the request is wrong; repeating it does not help.
     pub(super) fn invalid(param: Option<&str>, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::BAD_REQUEST, message);
         Self { param: param.map(str::to_owned), ..error }
     }
 
-    /// 400: a parameter's value is not what it has to be.
+    /// 400: a parameter has a wrong type or value.
     pub(super) fn expected(param: &str, expected: &str, got: &Value) -> Self {
         let message = format!("`{param}`: expected {expected}, got {}", brief(got));
         Self::invalid(Some(param), message).code("invalid_value")
     }
 
-    /// 400: a parameter this server does not know, or not with this value.
+    /// 400: a required parameter is missing.
+    pub(super) fn missing(param: &str) -> Self {
+        let message = format!("`{param}` is required");
+        Self::invalid(Some(param), message).code("invalid_value")
+    }
+
+    /// 400: the server does not know this parameter, or does not support this value of it.
     pub(super) fn unsupported(param: &str, value: Option<&Value>) -> Self {
         let message = match value {
-            Some(value) => format!("`{param}`: {} is not supported here", brief(value)),
-            None => format!("`{param}` is not a parameter this server supports"),
+            Some(value) => format!("`{param}`: this server does not support {}", brief(value)),
+            None => format!("`{param}` is not a parameter that this server supports"),
         };
         Self::invalid(Some(param), message).code("unsupported_parameter")
     }
 
-    /// 404: the model asked for is not the one that is served.
+    /// 404: the requested model is not the one that is served.
     pub(super) fn unknown_model(got: &str, served: &str) -> Self {
         let message = format!("the model `{got}` is not served here; this server has `{served}`");
         let error = Self::new(StatusCode::NOT_FOUND, message).code("model_not_found");
@@ -60,7 +69,7 @@ impl ApiError {
         Self { code: Some(code), ..self }
     }
 
-    /// OpenAI's word for the class of the status.
+    /// OpenAI's name for the class of the status code.
     fn kind(&self) -> &'static str {
         match self.status {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
@@ -71,22 +80,24 @@ impl ApiError {
         }
     }
 
-    /// The error object: `{"error": {"message", "type", "param", "code"}}`.
-    pub(super) fn to_json(&self) -> Value {
-        json!({"error": {
-            "message": self.message,
-            "type": self.kind(),
-            "param": self.param,
-            "code": self.code,
-        }})
+    /// The body of the reply.
+    pub(super) fn reply(&self) -> ErrorReply {
+        ErrorReply {
+            error: ErrorObject {
+                message: self.message.clone(),
+                kind: self.kind(),
+                param: self.param.clone(),
+                code: self.code,
+            },
+        }
     }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.to_json())).into_response();
+        let mut response = (self.status, Json(self.reply())).into_response();
         if let Some(wait) = self.retry_after {
-            // Whole seconds, and never 0, which clients take for "at once".
+            // Whole seconds, at least 1: clients take 0 for "immediately".
             let seconds = wait.as_secs_f64().ceil().max(1.0) as u64;
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
@@ -129,7 +140,7 @@ impl From<Error> for ApiError {
 mod tests {
     use super::*;
 
-    /// Goal: each error of the engine gets the status and the words a client can act on.
+    /// Goal: each error of the engine is mapped to the status, type and code a client can act on.
     #[test]
     fn engine_errors_have_their_status() {
         let overloaded = Error::Overloaded {
@@ -145,25 +156,24 @@ mod tests {
             got: "-1".to_owned(),
         };
         for (error, status, kind, code) in [
-            (Error::EmptyPrompt, 400, "invalid_request_error", Value::Null),
-            (too_long, 400, "invalid_request_error", json!("context_length_exceeded")),
-            (parameter, 400, "invalid_request_error", json!("invalid_value")),
-            (overloaded, 429, "rate_limit_error", json!("overloaded")),
-            (Error::EngineStopped, 503, "service_unavailable_error", Value::Null),
-            (Error::Audit("x".to_owned()), 500, "server_error", Value::Null),
+            (Error::EmptyPrompt, 400, "invalid_request_error", None),
+            (too_long, 400, "invalid_request_error", Some("context_length_exceeded")),
+            (parameter, 400, "invalid_request_error", Some("invalid_value")),
+            (overloaded, 429, "rate_limit_error", Some("overloaded")),
+            (Error::EngineStopped, 503, "service_unavailable_error", None),
+            (Error::Audit("x".to_owned()), 500, "server_error", None),
         ] {
             let error = ApiError::from(error);
             assert_eq!(error.status.as_u16(), status);
-            let body = error.to_json();
-            assert_eq!(body["error"]["type"], kind);
-            assert_eq!(body["error"]["code"], code);
-            assert!(body["error"]["message"].as_str().is_some_and(|text| !text.is_empty()));
+            let body = error.reply().error;
+            assert_eq!((body.kind, body.code), (kind, code));
+            assert!(!body.message.is_empty());
         }
     }
 
-    /// Goal: an overloaded server says when to come back, in whole seconds rounded up.
+    /// Goal: an overloaded server sends `Retry-After`, in whole seconds rounded up.
     #[test]
-    fn overload_says_when_to_come_back() {
+    fn overload_sets_retry_after() {
         for (wait_ms, header) in [(10, "1"), (1_200, "2"), (5_000, "5")] {
             let error = Error::Overloaded {
                 retry_after: Duration::from_millis(wait_ms),

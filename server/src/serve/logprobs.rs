@@ -1,22 +1,25 @@
-//! Log-probabilities in the forms of OpenAI's two APIs.
+//! Converts the engine's log-probabilities to the forms of the two text endpoints.
 
-use serde_json::{Map, Value, json};
+use indexmap::IndexMap;
 use stolon::{Engine, TokenLogprob};
 
-/// Lowest value that is reported: JSON has no infinity, and a token that cannot occur has one.
+use crate::api::logprobs::{ChatLogprobs, ChatTokenLogprob, ChatTokenLogprobs, CompletionLogprobs};
+
+/// The value reported for a token that cannot occur: JSON has no infinity.
 const LOWEST: f32 = -9999.0;
 
-/// Spells tokens. An engine without a tokenizer spells them as nothing.
-fn spell(engine: &Engine, id: u32) -> String {
+/// A token's text; empty for an engine without a tokenizer.
+fn token_text(engine: &Engine, id: u32) -> String {
     engine.detokenize(&[id], false).unwrap_or_default()
 }
 
 /// The value as JSON can hold it.
-fn finite(logprob: f32) -> f32 {
-    if logprob.is_nan() { LOWEST } else { logprob.max(LOWEST) }
+fn finite(logprob: f32) -> f64 {
+    f64::from(if logprob.is_nan() { LOWEST } else { logprob.max(LOWEST) })
 }
 
-/// Leaves out end-of-sequence tokens: they are no part of the text that clients align with.
+/// Leaves out end-of-sequence tokens, which are not part of the text that clients align the
+/// log-probabilities with.
 pub(super) fn visible<'a>(
     engine: &'a Engine,
     entries: impl IntoIterator<Item = &'a TokenLogprob>,
@@ -25,74 +28,64 @@ pub(super) fn visible<'a>(
     entries.into_iter().filter(|entry| !ends.contains(&entry.token_id))
 }
 
-/// The chat form: `{"content": [{token, logprob, bytes, top_logprobs}]}`.
-pub(super) fn chat<'a>(engine: &Engine, entries: impl Iterator<Item = &'a TokenLogprob>) -> Value {
-    let content: Vec<Value> = entries
-        .map(|entry| {
-            let mut object = chat_token(engine, entry.token_id, entry.logprob);
-            let top = entry.top.iter().map(|&(id, logprob)| chat_token(engine, id, logprob));
-            object["top_logprobs"] = top.collect();
-            object
-        })
-        .collect();
-    json!({"content": content, "refusal": null})
+/// The form of chat completions.
+pub(super) fn chat<'a>(
+    engine: &Engine,
+    entries: impl Iterator<Item = &'a TokenLogprob>,
+) -> ChatLogprobs {
+    let token = |&(id, logprob): &(u32, f32)| chat_token(engine, id, logprob);
+    let content = entries.map(|entry| ChatTokenLogprobs {
+        chosen: chat_token(engine, entry.token_id, entry.logprob),
+        top_logprobs: entry.top.iter().map(token).collect(),
+    });
+    ChatLogprobs { content: content.collect(), refusal: None }
 }
 
-fn chat_token(engine: &Engine, id: u32, logprob: f32) -> Value {
-    let token = spell(engine, id);
-    // A token that is part of a character cannot be written as text, nor its bytes known here.
+fn chat_token(engine: &Engine, id: u32, logprob: f32) -> ChatTokenLogprob {
+    let token = token_text(engine, id);
+    // A token that is only part of a character is decoded to the replacement character.
     let bytes = (!token.contains(char::REPLACEMENT_CHARACTER)).then(|| token.as_bytes().to_vec());
-    json!({"token": token, "logprob": finite(logprob), "bytes": bytes})
+    ChatTokenLogprob { token, logprob: finite(logprob), bytes }
 }
 
-/// The lists of the completions form, filled token by token.
+/// Builds the lists of the completions form token by token.
 #[derive(Default)]
-pub(super) struct Legacy {
-    tokens: Vec<String>,
-    token_logprobs: Vec<Option<f32>>,
-    top_logprobs: Vec<Option<Map<String, Value>>>,
-    text_offset: Vec<usize>,
-    /// Characters before the next token.
+pub(super) struct CompletionLists {
+    lists: CompletionLogprobs,
+    /// Number of characters before the next token.
     offset: usize,
 }
 
-impl Legacy {
-    /// Lists whose first token stands `offset` characters into the text.
+impl CompletionLists {
+    /// Empty lists for tokens that begin `offset` characters into the text.
     pub(super) fn starting_at(offset: usize) -> Self {
         Self { offset, ..Self::default() }
     }
 
-    /// Adds a token that has a log-probability. The likeliest tokens are given by their text;
-    /// where two are spelled alike, the likelier one stands. The token itself is always among
-    /// them.
+    /// Adds a token with its log-probability. The token itself is always among the most likely
+    /// ones that are listed.
     pub(super) fn push(&mut self, engine: &Engine, entry: &TokenLogprob) {
-        let mut top = Map::new();
+        let mut top = IndexMap::new();
         for &(id, logprob) in entry.top.iter().chain([&(entry.token_id, entry.logprob)]) {
-            top.entry(spell(engine, id)).or_insert_with(|| json!(finite(logprob)));
+            top.entry(token_text(engine, id)).or_insert_with(|| finite(logprob));
         }
-        self.add(spell(engine, entry.token_id), Some(finite(entry.logprob)), Some(top));
+        self.add(token_text(engine, entry.token_id), Some(finite(entry.logprob)), Some(top));
     }
 
-    /// Adds a token that has none: a prompt's first.
+    /// Adds a token without a log-probability: the first of a prompt.
     pub(super) fn push_first(&mut self, engine: &Engine, id: u32) {
-        self.add(spell(engine, id), None, None);
+        self.add(token_text(engine, id), None, None);
     }
 
-    fn add(&mut self, token: String, logprob: Option<f32>, top: Option<Map<String, Value>>) {
-        self.text_offset.push(self.offset);
+    fn add(&mut self, token: String, logprob: Option<f64>, top: Option<IndexMap<String, f64>>) {
+        self.lists.text_offset.push(self.offset);
         self.offset += token.chars().count();
-        self.tokens.push(token);
-        self.token_logprobs.push(logprob);
-        self.top_logprobs.push(top);
+        self.lists.tokens.push(token);
+        self.lists.token_logprobs.push(logprob);
+        self.lists.top_logprobs.push(top);
     }
 
-    /// `{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`.
-    pub(super) fn into_json(self) -> Value {
-        json!({
-            "tokens": self.tokens,
-            "token_logprobs": self.token_logprobs,
-            "top_logprobs": self.top_logprobs,
-            "text_offset": self.text_offset,
-        })
+    pub(super) fn finish(self) -> CompletionLogprobs {
+        self.lists
     }
 }

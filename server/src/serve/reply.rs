@@ -1,41 +1,41 @@
-//! From the engine's streams to a reply: all at once, or piece by piece as server-sent events.
+//! From the engine's streams to a reply: all at once, or in pieces as server-sent events.
 
 use axum::Json;
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::stream::{self, SelectAll};
 use futures::{Stream, StreamExt};
-use serde_json::{Value, json};
-use stolon::{Completion, Engine, Error, Event, TokenLogprob, TokenStream, Usage};
+use stolon::{Completion, Engine, Error, Event, TokenLogprob, TokenStream};
 
-use super::api::{Api, Envelope, Piece};
 use super::error::ApiError;
+use super::generation::{Endpoint, Envelope, Piece};
+use crate::api::reply::{FinishReason, PromptTokensDetails, Usage};
 
-/// Usage over all choices of a call. A prompt counts once, however many choices it has: for it
-/// stands its first choice.
+/// Adds up the usage of all choices of a call. A prompt counts once, however many choices it has:
+/// the usage of its first choice is taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UsageSum {
     choices_per_prompt: usize,
-    /// Nothing was asked for but the prompt; what was generated is not counted.
+    /// Only the prompts are scored, so that generated tokens do not count.
     prompt_only: bool,
-    sum: Usage,
+    sum: stolon::Usage,
 }
 
 impl UsageSum {
     pub(super) fn new(choices_per_prompt: usize, prompt_only: bool) -> Self {
-        Self { choices_per_prompt, prompt_only, sum: Usage::default() }
+        Self { choices_per_prompt, prompt_only, sum: stolon::Usage::default() }
     }
 
-    /// Adds a choice, numbered over all prompts.
-    pub(super) fn add(&mut self, choice: usize, mut usage: Usage) {
-        if !choice.is_multiple_of(self.choices_per_prompt) {
+    /// Adds the choice with this index.
+    pub(super) fn add(&mut self, index: usize, mut usage: stolon::Usage) {
+        if !index.is_multiple_of(self.choices_per_prompt) {
             (usage.prompt_tokens, usage.cached_tokens) = (0, 0);
         }
         self.add_prompt(usage);
     }
 
-    /// Adds a prompt with all that was generated for it.
-    pub(super) fn add_prompt(&mut self, usage: Usage) {
+    /// Adds a prompt together with all that was generated for it.
+    pub(super) fn add_prompt(&mut self, usage: stolon::Usage) {
         self.sum.prompt_tokens += usage.prompt_tokens;
         self.sum.cached_tokens += usage.cached_tokens;
         if !self.prompt_only {
@@ -43,61 +43,61 @@ impl UsageSum {
         }
     }
 
-    fn to_json(self) -> Value {
-        let Usage { prompt_tokens, cached_tokens, completion_tokens } = self.sum;
-        json!({
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": cached_tokens},
-        })
+    fn total(self) -> Usage {
+        let stolon::Usage { prompt_tokens, cached_tokens, completion_tokens } = self.sum;
+        Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            prompt_tokens_details: PromptTokensDetails { cached_tokens },
+        }
     }
 }
 
 /// Replies with all choices at once.
-pub(super) fn whole<A: Api>(
+pub(super) fn whole<E: Endpoint>(
     engine: &Engine,
-    api: &A,
+    endpoint: &E,
     envelope: &Envelope,
     usage: UsageSum,
     completions: &[Completion],
 ) -> Response {
     let choices = completions.iter().enumerate();
-    let choices = choices.map(|(choice, completion)| api.whole(engine, choice, completion));
-    let mut reply = envelope.wrap(A::OBJECT, choices.collect());
-    reply["usage"] = usage.to_json();
-    Json(reply).into_response()
+    let choices = choices.map(|(index, completion)| endpoint.whole(engine, index, completion));
+    let usage = Some(Some(usage.total()));
+    Json(envelope.wrap(E::OBJECT, choices.collect(), usage)).into_response()
 }
 
-/// One choice's stream, its events numbered by the choice.
-type NumberedEvent = stream::BoxStream<'static, (usize, Result<Event, Error>)>;
+/// One choice's stream, its events paired with the choice's index.
+type Numbered = stream::BoxStream<'static, (usize, Result<Event, Error>)>;
 
-/// What a streamed reply needs to know between two events.
-struct Streaming<A> {
+/// State of a streamed reply.
+struct Streaming<E> {
     engine: Engine,
-    api: A,
+    endpoint: E,
     envelope: Envelope,
     usage: UsageSum,
     include_usage: bool,
     choices: Vec<StreamedChoice>,
-    events: SelectAll<NumberedEvent>,
-    /// The last event has been sent.
+    events: SelectAll<Numbered>,
+    /// The last payload has been sent.
     done: bool,
 }
 
 /// What has been sent of a choice.
 #[derive(Clone, Default)]
 struct StreamedChoice {
+    /// The piece that begins the choice has been sent, or is not needed.
     opened: bool,
-    /// Characters sent.
+    /// Number of characters sent.
     offset: usize,
 }
 
-/// Replies with server-sent events as the engine produces them. Dropping the response's body, as
-/// happens when the client goes away, drops the streams and so cancels their requests.
-pub(super) fn stream<A: Api>(
+/// Replies with server-sent events as the engine produces them. When the client disconnects, axum
+/// drops the response's body and with it the token streams, which cancels their requests.
+pub(super) fn stream<E: Endpoint>(
     engine: Engine,
-    api: A,
+    endpoint: E,
     envelope: Envelope,
     usage: UsageSum,
     streams: Vec<TokenStream>,
@@ -107,10 +107,10 @@ pub(super) fn stream<A: Api>(
     let numbered = streams
         .into_iter()
         .enumerate()
-        .map(|(choice, stream)| stream.map(move |event| (choice, event)).boxed());
+        .map(|(index, stream)| stream.map(move |event| (index, event)).boxed());
     let streaming = Streaming {
         engine,
-        api,
+        endpoint,
         envelope,
         usage,
         include_usage,
@@ -121,15 +121,15 @@ pub(super) fn stream<A: Api>(
     Sse::new(streaming.into_events()).keep_alive(KeepAlive::default()).into_response()
 }
 
-impl<A: Api> Streaming<A> {
+impl<E: Endpoint> Streaming<E> {
     fn into_events(self) -> impl Stream<Item = Result<sse::Event, std::convert::Infallible>> {
         let batches = stream::unfold(self, |mut state| async move {
             if state.done {
                 return None;
             }
             let payloads = match state.events.next().await {
-                Some((choice, Ok(event))) => state.on_event(choice, event),
-                Some((_, Err(error))) => state.end_with(ApiError::from(error).to_json()),
+                Some((index, Ok(event))) => state.on_event(index, event),
+                Some((_, Err(error))) => state.end_with(&ApiError::from(error)),
                 None => state.end(),
             };
             Some((stream::iter(payloads), state))
@@ -137,45 +137,43 @@ impl<A: Api> Streaming<A> {
         batches.flatten().map(|payload| Ok(sse::Event::default().data(payload)))
     }
 
-    /// The payloads of one engine event.
-    fn on_event(&mut self, choice: usize, event: Event) -> Vec<String> {
-        let mut objects = Vec::new();
+    /// The payloads for one event of the engine.
+    fn on_event(&mut self, index: usize, event: Event) -> Vec<String> {
+        let mut pieces = Vec::new();
         match event {
-            // A choice with the prompt's log-probabilities opens when they are there.
-            Event::Started { .. } if self.api.opens_late() => {}
-            Event::Started { .. } => objects.extend(self.open(choice, Vec::new())),
-            Event::PromptLogprobs(prompt) => objects.extend(self.open(choice, prompt)),
-            Event::Token(token) if !self.api.prompt_only() => {
+            Event::Started { .. } if self.endpoint.opens_with_prompt_logprobs() => {}
+            Event::Started { .. } => pieces.extend(self.open(index, Vec::new())),
+            Event::PromptLogprobs(prompt) => pieces.extend(self.open(index, prompt)),
+            Event::Token(token) if !self.endpoint.prompt_only() => {
                 let logprob = token.logprob.as_ref();
-                let state = &mut self.choices[choice];
+                let state = &mut self.choices[index];
                 let piece = Piece { text: &token.text, logprob, offset: state.offset };
-                objects.extend(self.api.delta(&self.engine, choice, &piece));
+                pieces.extend(self.endpoint.delta(&self.engine, index, &piece));
                 state.offset += token.text.chars().count();
             }
             Event::Finished(finish) => {
-                self.usage.add(choice, finish.usage);
-                objects.push(self.api.closing(choice, finish.reason.as_str()));
+                self.usage.add(index, finish.usage);
+                pieces.push(self.endpoint.closing(index, FinishReason::from(&finish.reason)));
             }
             _ => {}
         }
-        objects.into_iter().map(|object| self.chunk(vec![object])).collect()
+        pieces.into_iter().map(|piece| self.chunk(vec![piece], None)).collect()
     }
 
-    fn open(&mut self, choice: usize, prompt: Vec<Option<TokenLogprob>>) -> Option<Value> {
-        if std::mem::replace(&mut self.choices[choice].opened, true) {
-            return None; // A request that was interrupted by another one starts twice.
+    fn open(&mut self, index: usize, prompt: Vec<Option<TokenLogprob>>) -> Option<E::ChunkChoice> {
+        if std::mem::replace(&mut self.choices[index].opened, true) {
+            return None; // A preempted request starts a second time.
         }
-        let (object, offset) = self.api.opening(&self.engine, choice, &prompt)?;
-        self.choices[choice].offset = offset;
-        Some(object)
+        let (piece, characters) = self.endpoint.opening(&self.engine, index, &prompt)?;
+        self.choices[index].offset = characters;
+        Some(piece)
     }
 
-    fn chunk(&self, choices: Vec<Value>) -> String {
-        let mut chunk = self.envelope.wrap(A::CHUNK_OBJECT, choices);
-        if self.include_usage {
-            chunk["usage"] = Value::Null;
-        }
-        chunk.to_string()
+    /// One piece of the reply as JSON. Every piece has the field `usage` if the client asked for
+    /// it; it is `null` in all but the last.
+    fn chunk(&self, choices: Vec<E::ChunkChoice>, usage: Option<Usage>) -> String {
+        let usage = self.include_usage.then_some(usage);
+        to_json(&self.envelope.wrap(E::CHUNK_OBJECT, choices, usage))
     }
 
     /// All choices have ended.
@@ -183,18 +181,21 @@ impl<A: Api> Streaming<A> {
         self.done = true;
         let mut payloads = Vec::new();
         if self.include_usage {
-            let mut last = self.envelope.wrap(A::CHUNK_OBJECT, Vec::new());
-            last["usage"] = self.usage.to_json();
-            payloads.push(last.to_string());
+            payloads.push(self.chunk(Vec::new(), Some(self.usage.total())));
         }
         payloads.push("[DONE]".to_owned());
         payloads
     }
 
-    /// The status line has long been sent, so an error is told in the stream; no `[DONE]` follows.
-    fn end_with(&mut self, error: Value) -> Vec<String> {
+    /// The status line was sent long ago, so an error becomes a payload; `[DONE]` does not follow.
+    fn end_with(&mut self, error: &ApiError) -> Vec<String> {
         self.done = true;
         self.events.clear();
-        vec![error.to_string()]
+        vec![to_json(&error.reply())]
     }
+}
+
+/// The value as JSON on one line.
+fn to_json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).expect("replies have string keys and cannot fail to serialise")
 }

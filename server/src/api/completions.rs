@@ -1,0 +1,95 @@
+//! `POST /v1/completions`: continues prompts.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::fields::{self, UnknownFields};
+use super::logprobs::CompletionLogprobs;
+use super::options::{GenerationOptions, MAX_CHOICES, MAX_LOGPROBS};
+use super::reply::{FinishReason, Reply};
+
+/// The request body.
+#[derive(Debug, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct CompletionRequest {
+    /// The prompts: at least one.
+    pub prompt: PromptInput,
+    /// Maximum number of tokens to generate per choice. Default 16. 0 generates nothing and is
+    /// allowed only with `echo`: the reply then has the prompt and its log-probabilities.
+    #[serde(default, deserialize_with = "fields::count::<_, 0, { usize::MAX }>")]
+    pub max_tokens: Option<usize>,
+    /// Number of most likely tokens to report per position, 0 to 20, with their
+    /// log-probabilities; the generated token's own is reported in any case. Default: none.
+    #[serde(default, deserialize_with = "fields::count::<_, 0, MAX_LOGPROBS>")]
+    pub logprobs: Option<usize>,
+    /// Whether each choice begins with its prompt. Default false.
+    pub echo: Option<bool>,
+    /// Number of candidates to generate per prompt, `n` to 128, of which the `n` with the highest
+    /// log-probability per token are returned, best first. Not possible with `stream`. Default:
+    /// `n`, in the order of their seeds.
+    #[serde(default, deserialize_with = "fields::count::<_, 1, MAX_CHOICES>")]
+    pub best_of: Option<usize>,
+    /// Insertion is not supported: only an empty string is accepted.
+    pub suffix: Option<Value>,
+    /// Parameters shared with chat completions.
+    #[serde(flatten)]
+    pub options: GenerationOptions,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// The `prompt` of a request: one prompt or a list of them, as text or as token ids.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a string, a list of strings, a list of token ids or a list of such lists"
+)]
+pub enum PromptInput {
+    /// One text.
+    Text(String),
+    /// Several texts.
+    Texts(Vec<String>),
+    /// The token ids of one prompt.
+    Tokens(Vec<u32>),
+    /// The token ids of several prompts.
+    TokenLists(Vec<Vec<u32>>),
+}
+
+/// One prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Prompt {
+    /// Text, to be tokenised.
+    Text(String),
+    /// Token ids, taken as they are.
+    Tokens(Vec<u32>),
+}
+
+impl PromptInput {
+    /// The prompts in the order in which they were given; empty for an empty list.
+    #[must_use]
+    pub fn into_prompts(self) -> Vec<Prompt> {
+        match self {
+            Self::Text(text) => vec![Prompt::Text(text)],
+            Self::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
+            Self::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
+            Self::TokenLists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
+        }
+    }
+}
+
+/// The reply, whole or one piece of a streamed one.
+pub type Completion = Reply<CompletionChoice>;
+
+/// One choice, or one piece of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CompletionChoice {
+    /// Number of the choice over all prompts: those of prompt `p` are `p * n` to `p * n + n - 1`.
+    pub index: usize,
+    /// Generated text, after the prompt if `echo` was set.
+    pub text: String,
+    /// Log-probabilities of the tokens of `text`, if they were requested.
+    pub logprobs: Option<CompletionLogprobs>,
+    /// Why generation ended; `null` in all pieces but the last of a choice.
+    pub finish_reason: Option<FinishReason>,
+}

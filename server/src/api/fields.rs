@@ -1,0 +1,199 @@
+//! Field types whose error messages a client understands, and the collector of unknown fields.
+//!
+//! serde describes what it expected by Rust's type names (`f32`, `u32`). The functions here are
+//! used with `#[serde(deserialize_with = "...")]` and describe the JSON value instead.
+
+use serde::de::{Error, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
+
+/// The members of a JSON object that no other field of the struct names. For use with
+/// `#[serde(flatten)]`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(transparent)]
+pub struct UnknownFields(Map<String, Value>);
+
+impl UnknownFields {
+    /// The name of the first unknown field. Fields that are `null` do not count.
+    #[must_use]
+    pub fn first(&self) -> Option<&str> {
+        self.0.iter().find(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())
+    }
+}
+
+/// A finite number, or `null`.
+pub(super) fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f32>, D::Error> {
+    Ok(Option::<Number>::deserialize(deserializer)?.map(|Number(number)| number))
+}
+
+/// A whole number from `MIN` to `MAX`, or `null`.
+pub(super) fn count<'de, D, const MIN: usize, const MAX: usize>(
+    deserializer: D,
+) -> Result<Option<usize>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    Ok(Option::<Count<MIN, MAX>>::deserialize(deserializer)?.map(|Count(count)| count))
+}
+
+/// A whole number of 32 bits with a sign, or `null`.
+pub(super) fn signed_32<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<i32>, D::Error> {
+    Ok(Option::<Signed32>::deserialize(deserializer)?.map(|Signed32(number)| number))
+}
+
+/// A whole number of 64 bits, or `null`. A negative one is converted by its bits, so that every
+/// integer that a client may use as a seed is a valid one.
+pub(super) fn seed<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    Ok(Option::<Seed>::deserialize(deserializer)?.map(|Seed(seed)| seed))
+}
+
+/// A list of token ids, or `null`.
+pub(super) fn token_ids<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Vec<u32>>, D::Error> {
+    let ids = Option::<Vec<Count<0, { u32::MAX as usize }>>>::deserialize(deserializer)?;
+    Ok(ids.map(|ids| ids.into_iter().map(|Count(id)| id as u32).collect()))
+}
+
+/// OpenAI's `logit_bias`, or `null`: an object from token ids, written as strings because JSON
+/// has no other keys, to numbers from -100 to 100. The order is kept.
+pub(super) fn logit_bias<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Vec<(u32, f32)>>, D::Error> {
+    Ok(Option::<LogitBias>::deserialize(deserializer)?.map(|LogitBias(pairs)| pairs))
+}
+
+#[derive(Debug)]
+struct Number(f32);
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NumberVisitor;
+        impl Visitor<'_> for NumberVisitor {
+            type Value = Number;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a finite number")
+            }
+            fn visit_f64<E: Error>(self, number: f64) -> Result<Number, E> {
+                let narrow = number as f32;
+                if narrow.is_finite() {
+                    return Ok(Number(narrow));
+                }
+                Err(E::invalid_value(Unexpected::Float(number), &self))
+            }
+            fn visit_u64<E: Error>(self, number: u64) -> Result<Number, E> {
+                self.visit_f64(number as f64)
+            }
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Number, E> {
+                self.visit_f64(number as f64)
+            }
+        }
+        deserializer.deserialize_f64(NumberVisitor)
+    }
+}
+
+#[derive(Debug)]
+struct Count<const MIN: usize, const MAX: usize>(usize);
+
+impl<'de, const MIN: usize, const MAX: usize> Deserialize<'de> for Count<MIN, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct CountVisitor<const MIN: usize, const MAX: usize>;
+        impl<const MIN: usize, const MAX: usize> Visitor<'_> for CountVisitor<MIN, MAX> {
+            type Value = Count<MIN, MAX>;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                match MAX {
+                    usize::MAX => write!(f, "a whole number, {MIN} or above"),
+                    _ => write!(f, "a whole number from {MIN} to {MAX}"),
+                }
+            }
+            fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
+                match usize::try_from(number) {
+                    Ok(count) if (MIN..=MAX).contains(&count) => Ok(Count(count)),
+                    _ => Err(E::invalid_value(Unexpected::Unsigned(number), &self)),
+                }
+            }
+        }
+        deserializer.deserialize_u64(CountVisitor)
+    }
+}
+
+#[derive(Debug)]
+struct Signed32(i32);
+
+impl<'de> Deserialize<'de> for Signed32 {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Signed32Visitor;
+        impl Visitor<'_> for Signed32Visitor {
+            type Value = Signed32;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "a whole number from {} to {}", i32::MIN, i32::MAX)
+            }
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Signed32, E> {
+                let narrow = i32::try_from(number).map(Signed32);
+                narrow.map_err(|_| E::invalid_value(Unexpected::Signed(number), &self))
+            }
+            fn visit_u64<E: Error>(self, number: u64) -> Result<Signed32, E> {
+                let narrow = i32::try_from(number).map(Signed32);
+                narrow.map_err(|_| E::invalid_value(Unexpected::Unsigned(number), &self))
+            }
+        }
+        deserializer.deserialize_i64(Signed32Visitor)
+    }
+}
+
+#[derive(Debug)]
+struct Seed(u64);
+
+impl<'de> Deserialize<'de> for Seed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct SeedVisitor;
+        impl Visitor<'_> for SeedVisitor {
+            type Value = Seed;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a whole number of at most 64 bits")
+            }
+            fn visit_u64<E: Error>(self, seed: u64) -> Result<Seed, E> {
+                Ok(Seed(seed))
+            }
+            fn visit_i64<E: Error>(self, seed: i64) -> Result<Seed, E> {
+                Ok(Seed(seed.cast_unsigned()))
+            }
+        }
+        deserializer.deserialize_u64(SeedVisitor)
+    }
+}
+
+#[derive(Debug)]
+struct LogitBias(Vec<(u32, f32)>);
+
+impl<'de> Deserialize<'de> for LogitBias {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct LogitBiasVisitor;
+        impl<'de> Visitor<'de> for LogitBiasVisitor {
+            type Value = LogitBias;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object from token ids to numbers from -100 to 100")
+            }
+            fn visit_map<M: serde::de::MapAccess<'de>>(
+                self,
+                mut map: M,
+            ) -> Result<LogitBias, M::Error> {
+                let mut pairs = Vec::new();
+                while let Some((key, Number(bias))) = map.next_entry::<String, Number>()? {
+                    let id = key.parse();
+                    let id =
+                        id.map_err(|_| M::Error::invalid_value(Unexpected::Str(&key), &self))?;
+                    if !(-100.0..=100.0).contains(&bias) {
+                        let got = Unexpected::Float(f64::from(bias));
+                        return Err(M::Error::invalid_value(got, &self));
+                    }
+                    pairs.push((id, bias));
+                }
+                Ok(LogitBias(pairs))
+            }
+        }
+        deserializer.deserialize_map(LogitBiasVisitor)
+    }
+}

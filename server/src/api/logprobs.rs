@@ -1,0 +1,51 @@
+//! Log-probabilities (natural logarithms) as the two text endpoints report them.
+//!
+//! JSON has no infinity, so a token that cannot occur is reported with -9999.
+
+use indexmap::IndexMap;
+use serde::Serialize;
+
+/// Lists with one entry per token of a choice's text.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct CompletionLogprobs {
+    /// The tokens' texts.
+    pub tokens: Vec<String>,
+    /// Their log-probabilities; `null` for a prompt's first token, which nothing precedes.
+    pub token_logprobs: Vec<Option<f64>>,
+    /// The most likely tokens at each position, by their texts, most likely first, and the
+    /// generated token itself. Of tokens with the same text only the most likely is listed.
+    pub top_logprobs: Vec<Option<IndexMap<String, f64>>>,
+    /// Number of characters of the choice's text before each token.
+    pub text_offset: Vec<usize>,
+}
+
+/// Log-probabilities of a chat choice, or of one piece of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ChatLogprobs {
+    /// One entry per token.
+    pub content: Vec<ChatTokenLogprobs>,
+    /// Always `null`.
+    pub refusal: Option<Vec<ChatTokenLogprobs>>,
+}
+
+/// A generated token and its alternatives.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ChatTokenLogprobs {
+    /// The token that was generated.
+    #[serde(flatten)]
+    pub chosen: ChatTokenLogprob,
+    /// The most likely tokens at its position, as many as `top_logprobs` asks for.
+    pub top_logprobs: Vec<ChatTokenLogprob>,
+}
+
+/// A token's log-probability.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ChatTokenLogprob {
+    /// The token's text.
+    pub token: String,
+    /// Its log-probability.
+    pub logprob: f64,
+    /// The text's UTF-8 bytes; `null` if the token is only part of a character, whose bytes are
+    /// not known.
+    pub bytes: Option<Vec<u8>>,
+}

@@ -1,0 +1,133 @@
+//! Parameters that `/v1/completions` and `/v1/chat/completions` have in common.
+//!
+//! A parameter of the engine is written once here and applied once, in
+//! [`serve`](crate::serve)'s `options.rs`.
+
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::fields::{self, UnknownFields};
+
+/// Most answers that one call may generate: prompts times `n`, or prompts times `best_of`.
+pub const MAX_CHOICES: usize = 128;
+
+/// Largest accepted `logprobs` and `top_logprobs`: most likely tokens reported per position.
+pub const MAX_LOGPROBS: usize = 20;
+
+/// Most stop strings of one request.
+pub const MAX_STOP_STRINGS: usize = 16;
+
+/// Sampling parameters, stop conditions and delivery of the reply. Every field is optional.
+///
+/// Sampling parameters that are left out take the values that the model's authors recommend
+/// (`generation_config.json`); without a recommendation, decoding is greedy.
+#[derive(Debug, Default, Deserialize)]
+pub struct GenerationOptions {
+    /// The model's id or one of the names given with `--served-name`. Default: the served model.
+    pub model: Option<String>,
+    /// Number of choices to generate for each prompt, 1 to 128. Default 1.
+    #[serde(default, deserialize_with = "fields::count::<_, 1, MAX_CHOICES>")]
+    pub n: Option<usize>,
+    /// Whether to send the reply in pieces, as server-sent events. Default false.
+    pub stream: Option<bool>,
+    /// Settings of a streamed reply. Allowed only with `stream`.
+    pub stream_options: Option<StreamOptions>,
+
+    /// Softmax temperature, 0 or above; 0 is greedy decoding.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub temperature: Option<f32>,
+    /// Nucleus sampling: keep the most likely tokens whose probabilities add up to this; above 0,
+    /// at most 1. 1 keeps all.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub top_p: Option<f32>,
+    /// Keep this many of the most likely tokens; 0 keeps all.
+    #[serde(default, deserialize_with = "fields::count::<_, 0, { u32::MAX as usize }>")]
+    pub top_k: Option<usize>,
+    /// Keep the tokens whose probability is at least this fraction of the most likely token's;
+    /// 0 to 1. 0 keeps all.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub min_p: Option<f32>,
+    /// Divides positive logits, and multiplies negative ones, of tokens that occur in the prompt
+    /// or the answer; above 0. 1 is off.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub repetition_penalty: Option<f32>,
+    /// Subtracted from the logit of each token that the answer contains; -2 to 2. 0 is off.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub presence_penalty: Option<f32>,
+    /// Subtracted from a token's logit for each time that the answer contains it; -2 to 2. 0 is
+    /// off.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub frequency_penalty: Option<f32>,
+    /// Pairs of token id and a number from -100 to 100 that is added to the token's logit. In JSON
+    /// an object whose keys are the ids.
+    #[serde(default, deserialize_with = "fields::logit_bias")]
+    pub logit_bias: Option<Vec<(u32, f32)>>,
+    /// Seed of the random draws: the same request with the same seed gives the same answer. Of
+    /// several choices, each uses the seed after its predecessor's. Default: a fresh one.
+    #[serde(default, deserialize_with = "fields::seed")]
+    pub seed: Option<u64>,
+
+    /// Strings that end the answer when they appear in it; they are not part of the answer.
+    pub stop: Option<StopStrings>,
+    /// Token ids that end the answer, in addition to the model's end-of-sequence tokens.
+    #[serde(default, deserialize_with = "fields::token_ids")]
+    pub stop_token_ids: Option<Vec<u32>>,
+    /// Whether to generate past the model's end-of-sequence tokens. Default false.
+    pub ignore_eos: Option<bool>,
+
+    /// Only requests with the same salt share cached prefixes. Keeps tenants from finding out by
+    /// timing what others have sent. Default: the cache of requests without a salt.
+    pub cache_salt: Option<String>,
+    /// Requests with a larger priority are admitted first if the server runs with
+    /// `--admission priority`. Any 32-bit integer. Default 0.
+    #[serde(default, deserialize_with = "fields::signed_32")]
+    pub priority: Option<i32>,
+
+    /// Accepted and ignored: a label of hosted services that does not change the answer.
+    pub user: Option<IgnoredAny>,
+    /// Accepted and ignored, like `user`.
+    pub metadata: Option<IgnoredAny>,
+    /// Accepted and ignored, like `user`.
+    pub safety_identifier: Option<IgnoredAny>,
+    /// Accepted and ignored, like `user`. The prefix cache needs no key.
+    pub prompt_cache_key: Option<IgnoredAny>,
+    /// Nothing is stored: only `false` is accepted.
+    pub store: Option<Value>,
+    /// There is one tier: only `auto` and `default` are accepted.
+    pub service_tier: Option<Value>,
+}
+
+/// One stop string or several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected a string or a list of strings")]
+pub enum StopStrings {
+    /// One string.
+    One(String),
+    /// At most [`MAX_STOP_STRINGS`] strings.
+    Many(Vec<String>),
+}
+
+impl StopStrings {
+    /// The strings.
+    #[must_use]
+    pub fn as_slice(&self) -> &[String] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Many(many) => many,
+        }
+    }
+}
+
+/// Settings of a streamed reply.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct StreamOptions {
+    /// Whether the last event before `[DONE]` reports the usage. Default false.
+    pub include_usage: Option<bool>,
+    /// Nothing is obfuscated: only `false` is accepted.
+    pub include_obfuscation: Option<Value>,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}

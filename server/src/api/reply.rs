@@ -1,0 +1,61 @@
+//! The object around the choices of a reply, and the usage it reports.
+
+use serde::Serialize;
+
+/// A whole reply, or one piece of a streamed one. All pieces of a reply have the same id.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Reply<Choice> {
+    /// Unique id, with a prefix that names the endpoint.
+    pub id: String,
+    /// OpenAI's name for the type of object, such as `chat.completion.chunk`.
+    pub object: &'static str,
+    /// When the request was accepted: seconds since 1970-01-01 UTC.
+    pub created: u64,
+    /// The model's name as the request gave it, or its id.
+    pub model: String,
+    /// The choices; empty in the piece that reports the usage.
+    pub choices: Vec<Choice>,
+    /// Token counts. Left out (outer `None`) of streamed pieces unless the client asked for them;
+    /// then `null` (inner `None`) in all pieces but the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Option<Usage>>,
+}
+
+/// Token counts of a request over all of its choices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Tokens of the prompts; each prompt counts once, however many choices it has.
+    pub prompt_tokens: usize,
+    /// Generated tokens, candidates of `best_of` that were not returned included.
+    pub completion_tokens: usize,
+    /// Sum of the two.
+    pub total_tokens: usize,
+    /// More about the prompt tokens.
+    pub prompt_tokens_details: PromptTokensDetails,
+}
+
+/// More about the prompt tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PromptTokensDetails {
+    /// Prompt tokens that were read from the prefix cache.
+    pub cached_tokens: usize,
+}
+
+/// Why generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FinishReason {
+    /// The model ended the answer, or a stop string or stop token appeared.
+    Stop,
+    /// The token limit, the context length or the KV pool was reached.
+    Length,
+}
+
+impl From<&stolon::FinishReason> for FinishReason {
+    fn from(reason: &stolon::FinishReason) -> Self {
+        match reason {
+            stolon::FinishReason::Length => Self::Length,
+            _ => Self::Stop,
+        }
+    }
+}

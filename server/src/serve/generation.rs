@@ -1,0 +1,150 @@
+//! What the two text endpoints have in common: running the requests of one call. The
+//! [`Endpoint`] trait is where they differ.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::response::Response;
+use futures::future::try_join_all;
+use serde::Serialize;
+use stolon::{Completion, Engine, Request, TokenLogprob, TokenStream};
+
+use super::error::ApiError;
+use super::options::Call;
+use super::reply::UsageSum;
+use super::{App, reply, unix_seconds};
+use crate::api::reply::{FinishReason, Reply, Usage};
+
+/// One of the two text endpoints: the form of its choices.
+///
+/// In a streamed reply, [`Endpoint::opening`] is called once for each choice, then
+/// [`Endpoint::delta`] for each piece, then [`Endpoint::closing`] once. In a whole reply only
+/// [`Endpoint::whole`] is called.
+pub(super) trait Endpoint: Send + Sync + 'static {
+    /// Prefix of the ids of replies.
+    const ID_PREFIX: &'static str;
+    /// The field `object` of a whole reply.
+    const OBJECT: &'static str;
+    /// The field `object` of a streamed piece.
+    const CHUNK_OBJECT: &'static str;
+
+    /// A choice of a whole reply.
+    type Choice: Serialize;
+    /// A piece of a choice of a streamed reply.
+    type ChunkChoice: Serialize;
+
+    /// A choice of a whole reply.
+    fn whole(&self, engine: &Engine, index: usize, completion: &Completion) -> Self::Choice;
+
+    /// The piece that begins a streamed choice, before any generated token, and the number of
+    /// characters of text in it; `None` if such a piece is not needed.
+    fn opening(
+        &self,
+        engine: &Engine,
+        index: usize,
+        prompt: &[Option<TokenLogprob>],
+    ) -> Option<(Self::ChunkChoice, usize)>;
+
+    /// The piece for one generated token; `None` if it would be empty.
+    fn delta(&self, engine: &Engine, index: usize, piece: &Piece<'_>) -> Option<Self::ChunkChoice>;
+
+    /// The piece that ends a streamed choice.
+    fn closing(&self, index: usize, reason: FinishReason) -> Self::ChunkChoice;
+
+    /// Whether a streamed choice begins when the prompt's log-probabilities arrive rather than
+    /// when the request starts to run.
+    fn opens_with_prompt_logprobs(&self) -> bool {
+        false
+    }
+
+    /// Whether generated tokens are left out because only the prompt is to be scored.
+    fn prompt_only(&self) -> bool {
+        false
+    }
+}
+
+/// What one generated token adds to a choice.
+pub(super) struct Piece<'a> {
+    /// Text; may be empty.
+    pub(super) text: &'a str,
+    /// The token's log-probability, if it was requested.
+    pub(super) logprob: Option<&'a TokenLogprob>,
+    /// Number of characters of the choice's text before this piece.
+    pub(super) offset: usize,
+}
+
+/// The fields that all pieces of a reply share.
+#[derive(Clone, Debug)]
+pub(super) struct Envelope {
+    id: String,
+    created: u64,
+    model: String,
+}
+
+impl Envelope {
+    fn new<E: Endpoint>(model: String) -> Self {
+        // The counter makes ids unique in this process, the time and the process id make them
+        // unique between processes.
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let created = unix_seconds();
+        let id = format!("{}-{created:x}{:08x}{count:08x}", E::ID_PREFIX, std::process::id());
+        Self { id, created, model }
+    }
+
+    /// A reply, or a piece of one.
+    pub(super) fn wrap<Choice>(
+        &self,
+        object: &'static str,
+        choices: Vec<Choice>,
+        usage: Option<Option<Usage>>,
+    ) -> Reply<Choice> {
+        Reply {
+            id: self.id.clone(),
+            object,
+            created: self.created,
+            model: self.model.clone(),
+            choices,
+            usage,
+        }
+    }
+}
+
+/// Runs the prompts of one call, each with as many choices as were requested, and replies whole
+/// or streamed. The choices of prompt `p` have the indices `p * n` to `p * n + n - 1`.
+pub(super) async fn respond<E: Endpoint>(
+    app: &Arc<App>,
+    endpoint: E,
+    call: Call,
+    prompts: Vec<Request>,
+) -> Result<Response, ApiError> {
+    let engine = app.engine.clone();
+    let mut usage = UsageSum::new(call.choice_count, endpoint.prompt_only());
+    let requests = prompts.into_iter().map(|prompt| call.apply(prompt));
+    if let Some(candidates) = call.candidate_count {
+        // All prompts are submitted before the first is awaited. An error cancels the others.
+        let asked = requests.map(|request| engine.best_of(request, candidates, call.choice_count));
+        let mut completions = Vec::new();
+        for best in try_join_all(asked).await? {
+            usage.add_prompt(best.usage);
+            completions.extend(best.completions);
+        }
+        let envelope = Envelope::new::<E>(call.model);
+        return Ok(reply::whole(&engine, &endpoint, &envelope, usage, &completions));
+    }
+    let mut streams = Vec::new();
+    for request in requests {
+        // If a request is refused, the streams made so far are dropped, which cancels them.
+        streams.extend(engine.generate_choices(request, call.choice_count)?);
+    }
+    let envelope = Envelope::new::<E>(call.model);
+    if call.stream {
+        return Ok(reply::stream(engine, endpoint, envelope, usage, streams, call.include_usage));
+    }
+    // The first error is the reply; the other choices are then cancelled.
+    let completions = try_join_all(streams.into_iter().map(TokenStream::collect_text)).await?;
+    for (index, completion) in completions.iter().enumerate() {
+        usage.add(index, completion.finish.usage);
+    }
+    Ok(reply::whole(&engine, &endpoint, &envelope, usage, &completions))
+}

@@ -1,0 +1,122 @@
+//! Applies the shared generation options of a request to the engine's requests.
+
+use serde_json::json;
+use stolon::{Request, SamplingParams};
+
+use super::App;
+use super::body::{accept_only, refuse_unknown};
+use super::error::ApiError;
+use crate::api::options::{GenerationOptions, MAX_STOP_STRINGS, StreamOptions};
+
+/// What one call asks for, apart from its prompts. Rules that involve two parameters have been
+/// checked; ranges that depend on the model are checked by the engine before it does any work.
+#[derive(Debug)]
+pub(super) struct Call {
+    /// The model's name as the client wrote it.
+    pub(super) model: String,
+    /// Choices to return for each prompt: `n`.
+    pub(super) choice_count: usize,
+    /// Answers to generate for each prompt, of which the best `choice_count` are returned, best
+    /// first: `best_of`. `None` returns all, in the order of their seeds.
+    pub(super) candidate_count: Option<usize>,
+    /// Whether to reply in pieces.
+    pub(super) stream: bool,
+    /// Whether a streamed reply ends with the usage.
+    pub(super) include_usage: bool,
+    /// Maximum number of tokens of a choice; `None` for the engine's default.
+    pub(super) max_tokens: Option<usize>,
+    /// Number of most likely tokens to report per position; `None` reports no log-probabilities.
+    pub(super) logprobs: Option<usize>,
+    /// The parameters that are passed on to the engine as they are.
+    options: GenerationOptions,
+    sampling: SamplingParams,
+}
+
+impl Call {
+    /// Checks the shared options. `max_tokens`, `logprobs` and `best_of` have different rules in
+    /// the two endpoints, which set these fields afterwards.
+    pub(super) fn new(mut options: GenerationOptions, app: &App) -> Result<Self, ApiError> {
+        let model = match options.model.take() {
+            Some(name) => {
+                app.check_model(&name)?;
+                name
+            }
+            None => app.engine.model_info().id.clone(),
+        };
+        let stream = options.stream.unwrap_or(false);
+        let include_usage = include_usage(options.stream_options.as_ref(), stream)?;
+        accept_only("store", options.store.as_ref(), &[json!(false)])?;
+        let tiers = [json!("auto"), json!("default")];
+        accept_only("service_tier", options.service_tier.as_ref(), &tiers)?;
+        if let Some(stop) = &options.stop
+            && stop.as_slice().len() > MAX_STOP_STRINGS
+        {
+            let expected = format!("a string or a list of at most {MAX_STOP_STRINGS} strings");
+            return Err(ApiError::expected("stop", &expected, &json!(stop)));
+        }
+        let sampling = sampling(&mut options, app.engine.recommended_sampling());
+        Ok(Self {
+            model,
+            choice_count: options.n.unwrap_or(1),
+            candidate_count: None,
+            stream,
+            include_usage,
+            max_tokens: None,
+            logprobs: None,
+            options,
+            sampling,
+        })
+    }
+
+    /// Sets everything but the prompt in a request to the engine.
+    pub(super) fn apply(&self, request: Request) -> Request {
+        let options = &self.options;
+        let mut request = request
+            .sampling(self.sampling.clone())
+            .stop(options.stop.iter().flat_map(|stop| stop.as_slice()).cloned())
+            .stop_ids(options.stop_token_ids.iter().flatten().copied())
+            .ignore_eos(options.ignore_eos.unwrap_or(false))
+            .priority(options.priority.unwrap_or(0));
+        if let Some(max_tokens) = self.max_tokens {
+            request = request.max_tokens(max_tokens);
+        }
+        if let Some(top) = self.logprobs {
+            request = request.logprobs(top);
+        }
+        if let Some(salt) = &options.cache_salt {
+            request = request.cache_salt(salt.clone());
+        }
+        request
+    }
+}
+
+fn include_usage(options: Option<&StreamOptions>, stream: bool) -> Result<bool, ApiError> {
+    let Some(options) = options else { return Ok(false) };
+    if !stream {
+        let message = "`stream_options` is allowed only with `stream`: true";
+        return Err(ApiError::invalid(Some("stream_options"), message));
+    }
+    let obfuscation = options.include_obfuscation.as_ref();
+    accept_only("stream_options.include_obfuscation", obfuscation, &[json!(false)])?;
+    refuse_unknown("stream_options.", &options.unknown)?;
+    Ok(options.include_usage.unwrap_or(false))
+}
+
+/// The sampling parameters of a request; those that it leaves out are as in `base`.
+fn sampling(options: &mut GenerationOptions, base: SamplingParams) -> SamplingParams {
+    SamplingParams {
+        temperature: options.temperature.unwrap_or(base.temperature),
+        top_p: options.top_p.unwrap_or(base.top_p),
+        top_k: match options.top_k {
+            None => base.top_k,
+            Some(k) => (k > 0).then_some(k), // 0 keeps all.
+        },
+        min_p: options.min_p.unwrap_or(base.min_p),
+        repetition_penalty: options.repetition_penalty.unwrap_or(base.repetition_penalty),
+        presence_penalty: options.presence_penalty.unwrap_or(base.presence_penalty),
+        frequency_penalty: options.frequency_penalty.unwrap_or(base.frequency_penalty),
+        logit_bias: options.logit_bias.take().unwrap_or_default(),
+        seed: options.seed,
+        ..base
+    }
+}
