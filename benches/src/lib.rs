@@ -1,10 +1,16 @@
-//! Simulations of the scheduler, and what they need: workloads, a cost model that was measured on
-//! the real engine, and plots. The binaries `calibrate`, `simulate` and `check` put them together.
+//! Tools to develop the scheduler with: the standard workloads, a simulation of the scheduler in
+//! virtual time, a cost model of the CPU engine's steps that makes the simulation realistic, and
+//! plots.
+//!
+//! The binaries put them together: `calibrate` measures the cost model, `simulate` runs every
+//! admission policy on every workload, and `check` runs the same workloads on the real engine.
+//! Requests, records and percentiles come from `stolon bench` (`stolon_server::bench`), so that
+//! simulated and measured figures are computed by the same code.
+
+#![forbid(unsafe_code)]
 
 pub mod cost;
-pub mod drive;
 pub mod plot;
-pub mod random;
-pub mod real;
 pub mod report;
+pub mod simulation;
 pub mod workload;

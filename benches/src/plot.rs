@@ -1,4 +1,4 @@
-//! Plots of runs, as SVG.
+//! Line plots, written as SVG.
 
 use std::path::Path;
 
@@ -9,20 +9,20 @@ use plotters::prelude::*;
 /// One line of a plot.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// Its name in the legend.
+    /// Name in the legend.
     pub name: String,
     /// `(x, y)`, ascending in x.
     pub points: Vec<(f64, f64)>,
 }
 
-/// A plot's words.
+/// The title of a plot and the labels of its axes.
 #[derive(Clone, Copy, Debug)]
-pub struct Words<'a> {
-    /// Above the plot.
+pub struct Labels<'a> {
+    /// Title above the plot.
     pub title: &'a str,
-    /// Below the x axis.
+    /// Label of the x axis.
     pub x: &'a str,
-    /// Beside the y axis.
+    /// Label of the y axis.
     pub y: &'a str,
 }
 
@@ -34,11 +34,11 @@ static COLOURS: [RGBColor; 5] = [
     RGBColor(148, 103, 189),
 ];
 
-/// Draws lines; with `log_x` over a logarithmic x axis, which begins at `from_x`.
+/// Draws lines. With `log_x` the x axis is logarithmic and begins at the smallest positive x.
 ///
 /// # Errors
 /// When the file cannot be written.
-pub fn lines(path: &Path, words: Words<'_>, lines: &[Line], log_x: bool) -> anyhow::Result<()> {
+pub fn lines(path: &Path, labels: Labels<'_>, lines: &[Line], log_x: bool) -> anyhow::Result<()> {
     let root = SVGBackend::new(path, (820, 420)).into_drawing_area();
     let points = || lines.iter().flat_map(|line| &line.points);
     let x_max = points().map(|&(x, _)| x).fold(1.0, f64::max);
@@ -47,16 +47,16 @@ pub fn lines(path: &Path, words: Words<'_>, lines: &[Line], log_x: bool) -> anyh
     root.fill(&WHITE)?;
     let mut builder = ChartBuilder::on(&root);
     builder
-        .caption(words.title, ("sans-serif", 18))
+        .caption(labels.title, ("sans-serif", 18))
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(56);
     if log_x {
         let mut chart = builder.build_cartesian_2d((x_min..x_max).log_scale(), 0.0..y_max)?;
-        draw(&mut chart, words, lines)?;
+        draw(&mut chart, labels, lines)?;
     } else {
         let mut chart = builder.build_cartesian_2d(0.0..x_max, 0.0..y_max)?;
-        draw(&mut chart, words, lines)?;
+        draw(&mut chart, labels, lines)?;
     }
     root.present()?;
     Ok(())
@@ -64,15 +64,16 @@ pub fn lines(path: &Path, words: Words<'_>, lines: &[Line], log_x: bool) -> anyh
 
 fn draw<'a, X>(
     chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, RangedCoordf64>>,
-    words: Words<'_>,
+    labels: Labels<'_>,
     lines: &[Line],
 ) -> anyhow::Result<()>
 where
     X: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
-    // Without light lines: a logarithmic axis draws them however few are asked for.
+    // Light lines are made transparent because a logarithmic axis draws many of them whatever the
+    // configured number is.
     let mut mesh = chart.configure_mesh();
-    mesh.x_desc(words.x).y_desc(words.y).light_line_style(TRANSPARENT).draw()?;
+    mesh.x_desc(labels.x).y_desc(labels.y).light_line_style(TRANSPARENT).draw()?;
     for (line, colour) in lines.iter().zip(COLOURS.iter().cycle()) {
         chart
             .draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)))?

@@ -1,113 +1,105 @@
-//! A run's figures, and tables of them.
+//! The figures of a run, and Markdown tables of them.
 
-use crate::drive::{Record, Run};
+use stolon_server::bench::metrics::{RequestRecord, Spread, output_tokens, rate, share};
+
+use crate::simulation::Run;
 
 /// The figures of one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
     /// Requests that finished.
     pub requests: usize,
-    /// Milliseconds to the first token: half of the requests saw at most this.
-    pub ttft_p50: f64,
-    /// 99 in a hundred saw at most this.
-    pub ttft_p99: f64,
-    /// Milliseconds to the last token, median.
-    pub latency_p50: f64,
-    /// The same, the slowest.
-    pub latency_most: f64,
-    /// Generated tokens a second, from the first arrival to the last token.
+    /// Time to first token.
+    pub ttft_ms: Spread,
+    /// Time from submission to the last token.
+    pub latency_ms: Spread,
+    /// The longest time from submission to the last token.
+    pub latency_ms_max: f64,
+    /// Generated tokens per second, from the first submission to the last token.
     pub output_rate: f64,
-    /// Requests running, the mean over the time in which others waited; 0 if none ever did.
+    /// Number of running requests: the mean over the time in which other requests waited; 0 if
+    /// none ever did.
     pub running_mean: f64,
-    /// Most requests running at a time.
-    pub running_most: usize,
-    /// Prompt tokens found in the cache, as a share of all.
+    /// Largest number of requests that ran at the same time.
+    pub running_max: usize,
+    /// Fraction of prompt tokens that were read from the prefix cache, 0 to 1.
     pub hit_rate: f64,
-    /// Later work admitted before a request, in uncached tokens, at most.
-    pub most_overtaken: usize,
-    /// Requests that gave up their blocks.
+    /// Uncached prompt tokens of later requests that were admitted before an earlier one: the
+    /// largest number for any request.
+    pub overtaken_max: usize,
+    /// Number of preemptions.
     pub preemptions: u64,
 }
 
 impl Summary {
-    /// Sums a run up.
+    /// Summarises a simulated run.
     #[must_use]
     pub fn of(run: &Run) -> Summary {
-        let records = &run.records;
-        let begin = records.iter().map(|record| record.sent).fold(f64::INFINITY, f64::min);
-        let end = records.iter().map(|record| record.last).fold(0.0, f64::max);
-        let total = |part: fn(&Record) -> usize| records.iter().map(part).sum::<usize>() as f64;
-        let times = |part: fn(&Record) -> f64| {
-            let mut times: Vec<f64> = records.iter().map(part).collect();
-            times.sort_by(f64::total_cmp);
-            times
-        };
-        let ttft = times(|record| (record.first - record.sent) * 1e3);
-        let latency = times(|record| (record.last - record.sent) * 1e3);
         let contended = || run.running.windows(2).filter(|change| change[0].2);
         let contended_for: f64 = contended().map(|change| change[1].0 - change[0].0).sum();
         let area: f64 =
             contended().map(|change| (change[1].0 - change[0].0) * change[0].1 as f64).sum();
-        let span = (end - begin).max(f64::MIN_POSITIVE);
         Summary {
-            requests: records.len(),
-            ttft_p50: percentile(&ttft, 50.0),
-            ttft_p99: percentile(&ttft, 99.0),
-            latency_p50: percentile(&latency, 50.0),
-            latency_most: latency.last().copied().unwrap_or(0.0),
-            output_rate: total(|record| record.output) / span,
             running_mean: if contended_for > 0.0 { area / contended_for } else { 0.0 },
-            running_most: run.running.iter().map(|&(_, running, _)| running).max().unwrap_or(0),
-            hit_rate: total(|record| record.cached) / total(|record| record.prompt).max(1.0),
-            most_overtaken: run.stats.most_overtaken_tokens,
+            running_max: run.running.iter().map(|&(_, running, _)| running).max().unwrap_or(0),
+            overtaken_max: run.stats.most_overtaken_tokens,
             preemptions: run.stats.preemptions,
+            ..Summary::of_records(&run.records)
         }
     }
 
-    /// The head of a table of summaries, in Markdown.
+    /// The figures that follow from the records of requests alone; the others are 0.
+    #[must_use]
+    pub fn of_records(records: &[RequestRecord]) -> Summary {
+        let latencies = || records.iter().filter_map(RequestRecord::latency_ms);
+        let total = |part: fn(&RequestRecord) -> usize| records.iter().map(part).sum::<usize>();
+        Summary {
+            requests: records.len(),
+            ttft_ms: Spread::of_ms(records.iter().filter_map(RequestRecord::ttft_ms)),
+            latency_ms: Spread::of_ms(latencies()),
+            latency_ms_max: latencies().fold(0.0, f64::max),
+            output_rate: rate(records, output_tokens).unwrap_or(0.0),
+            hit_rate: share(
+                total(|record| record.cached_tokens),
+                total(|record| record.prompt_tokens),
+            ),
+            ..Summary::default()
+        }
+    }
+
+    /// The head of a Markdown table of summaries.
     pub const TABLE_HEAD: &str = "| | TTFT p50, ms | TTFT p99, ms | output, tokens/s | \
-         running while others wait | at most | hit rate | most overtaken, tokens | preemptions |\n\
-         |---|---|---|---|---|---|---|---|---|";
+         mean running while others wait | max. running | hit rate | max. overtaken, tokens | \
+         preemptions |\n|---|---|---|---|---|---|---|---|---|";
 
     /// A row of that table.
     #[must_use]
     pub fn row(&self, name: &str) -> String {
         format!(
             "| {name} | {:.0} | {:.0} | {:.0} | {:.1} | {} | {:.1} % | {} | {} |",
-            self.ttft_p50,
-            self.ttft_p99,
+            self.ttft_ms.p50,
+            self.ttft_ms.p99,
             self.output_rate,
             self.running_mean,
-            self.running_most,
+            self.running_max,
             self.hit_rate * 100.0,
-            self.most_overtaken,
+            self.overtaken_max,
             self.preemptions,
         )
     }
-}
-
-/// The linearly interpolated percentile of values in ascending order; zero for no values.
-#[must_use]
-pub fn percentile(ascending: &[f64], q: f64) -> f64 {
-    let Some(last) = ascending.len().checked_sub(1) else { return 0.0 };
-    let rank = (q / 100.0).clamp(0.0, 1.0) * last as f64;
-    let (below, above) = (rank.floor() as usize, rank.ceil() as usize);
-    ascending[below] + (ascending[above] - ascending[below]) * (rank - below as f64)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Goal: the figures of a small run are those worked out by hand; an empty run gives zeros.
     #[test]
-    fn a_run_is_summed_up() {
-        let record = |sent: f64, first: f64, last: f64| Record {
-            sent,
-            first,
-            last,
-            prompt: 100,
-            cached: 25,
-            output: 10,
+    fn a_run_is_summarised() {
+        let record = |sent_at: f64, first: f64, last: f64| {
+            let mut token_times = vec![first; 9];
+            token_times.push(last);
+            RequestRecord { sent_at, token_times, prompt_tokens: 100, cached_tokens: 25 }
         };
         let run = Run {
             records: vec![record(1.0, 1.5, 2.0), record(1.0, 2.5, 5.0)],
@@ -115,10 +107,16 @@ mod tests {
             ..Run::default()
         };
         let summary = Summary::of(&run);
-        assert_eq!((summary.ttft_p50, summary.latency_p50), (1000.0, 2500.0));
-        assert_eq!(summary.latency_most, 4000.0);
+        let close = |got: f64, expected: f64| {
+            assert!((got - expected).abs() <= expected * 1e-5, "{got} {expected}");
+        };
+        close(summary.ttft_ms.p50, 500.0);
+        close(summary.ttft_ms.p99, 1500.0);
+        close(summary.latency_ms.p50, 1000.0);
+        close(summary.latency_ms.p99, 4000.0);
+        assert_eq!(summary.latency_ms_max, 4000.0);
         assert_eq!((summary.output_rate, summary.hit_rate), (5.0, 0.25));
-        assert_eq!((summary.running_mean, summary.running_most), (1.25, 2));
+        assert_eq!((summary.running_mean, summary.running_max), (1.25, 2));
         assert_eq!(Summary::of(&Run::default()).requests, 0);
     }
 }

@@ -1,32 +1,46 @@
-//! `stolon bench`: measurements of a whole engine. What is measured and how it is summed up are
-//! pure functions ([`workload`], [`metrics`]); [`runner`] sends the requests and notes the times.
+//! `stolon bench`: measurements of a whole engine, and the load generator behind them.
+//!
+//! The load generator is a library for other benchmarks, too: [`workload`] describes what is sent
+//! and when, [`drive`] sends it and records when tokens arrive, [`metrics`] turns the records into
+//! percentiles and rates, [`rng`] draws random workloads from a seed.
 
 use clap::Subcommand;
 
+pub mod drive;
 mod load;
 pub mod metrics;
 mod prefix;
 mod progress;
-pub mod runner;
+pub mod rng;
 mod soak;
 pub mod workload;
 
-/// The measurements there are.
+/// The available measurements.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Many requests with one long common beginning: prefix caching off against on
+    /// Compare prefix caching off and on, with prompts that share a long prefix
+    ///
+    /// Reports time to first token, time between tokens, latency and throughput for both settings,
+    /// and the fraction of prompt tokens that came from the cache.
     Prefix(prefix::PrefixArgs),
-    /// Many clients at once against one after another; then half, all and twice what can be served
+    /// Measure the engine's capacity, then its behaviour below, at and above it
+    ///
+    /// First the same requests run one at a time and with many clients at once; the second gives
+    /// the capacity. Then requests arrive at fixed multiples of the capacity, and the number of
+    /// refused requests, the latency and the throughput are reported.
     Load(load::LoadArgs),
-    /// Thousands of requests of mixed lengths, some cancelled: memory stays flat, books balance
+    /// Run thousands of requests of mixed lengths, cancel some, and check for leaks
+    ///
+    /// Fails if a KV block is not accounted for at the end. Reports resident memory over time
+    /// (Linux only).
     Soak(soak::SoakArgs),
 }
 
 impl BenchCommand {
-    /// Runs the measurement that was asked for.
+    /// Runs the measurement.
     ///
     /// # Errors
-    /// Whatever stops the engine, and a finding that must not be.
+    /// Any error of the engine, and a failed check of the soak test.
     pub async fn run(self) -> anyhow::Result<()> {
         match self {
             Self::Prefix(args) => args.run().await,

@@ -12,6 +12,5 @@ pub mod cli;
 pub mod demo;
 pub mod generate;
 pub mod memory;
-pub mod random;
 pub mod serve;
 mod terminal;

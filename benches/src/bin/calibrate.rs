@@ -1,23 +1,25 @@
-//! Measures what a step of the CPU engine costs, and writes the cost model of the simulations.
+//! Measures what a step of the CPU backend costs and prints the cost model for simulations.
 //!
 //! ```sh
 //! cargo run --release -p stolon-benches --bin calibrate -- --machine "2 cores of ..." \
 //!     > benches/calibration/demo.json
 //! ```
 
-#![allow(clippy::print_stdout, reason = "its output is what it is for")]
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, reason = "the cost model is printed")]
 
 use clap::Parser;
 use stolon_benches::cost;
 use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions, ModelSource};
 
+/// Measure the cost model of simulations and print it as JSON.
 #[derive(Debug, Parser)]
 struct Args {
-    /// The model: `demo`, a directory, a .gguf file or `random:PRESET`
+    /// Model to measure: `demo`, a Hugging Face directory, a `.gguf` file or `random:PRESET`
     #[arg(long, default_value = "demo")]
     model: String,
-    /// The machine, in words, for the record
-    #[arg(long)]
+    /// Description of this machine, which is stored in the cost model
+    #[arg(long, value_name = "TEXT")]
     machine: String,
 }
 

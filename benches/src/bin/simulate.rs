@@ -1,48 +1,55 @@
-//! Every policy on every standard workload, in virtual time: a table in Markdown, and plots.
+//! Runs every admission policy on every standard workload in virtual time. Prints Markdown tables
+//! and draws plots.
 //!
 //! ```sh
 //! cargo run --release -p stolon-benches --bin simulate -- --plots benches/plots
 //! ```
 
-#![allow(clippy::print_stdout, reason = "its output is what it is for")]
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, reason = "the tables are printed")]
 
 use std::path::PathBuf;
 
 use clap::Parser;
 use stolon_actors::{AdmissionPolicy, CoreConfig};
 use stolon_benches::cost::CostModel;
-use stolon_benches::drive::{Run, capacity, simulate};
-use stolon_benches::plot::{self, Line, Words};
+use stolon_benches::plot::{self, Labels, Line};
 use stolon_benches::report::Summary;
-use stolon_benches::workload::Shape;
+use stolon_benches::simulation::{Run, capacity, simulate};
+use stolon_benches::workload::Workload;
+use stolon_server::bench::metrics::{Distribution, RequestRecord};
 
 const VOCAB_SIZE: usize = 32_000;
 
+/// Simulate every admission policy on every standard workload.
 #[derive(Debug, Parser)]
 struct Args {
-    /// A cost model: `demo` or `100m`, which are kept with the code, or a file that `calibrate` made
+    /// Cost model of a step: `demo`, `100m`, `demo-amx` or `100m-amx`, which are part of this
+    /// program, or a file written by `calibrate`
     #[arg(long, default_value = "100m")]
     calibration: String,
-    /// Where to put the plots; none are drawn if not given
-    #[arg(long)]
+    /// Directory to write plots to, as SVG; it is created if it does not exist. No plots if not
+    /// given
+    #[arg(long, value_name = "DIRECTORY")]
     plots: Option<PathBuf>,
-    /// Unshared requests that the pool holds
-    #[arg(long, default_value_t = 8)]
+    /// Size of the KV pool, as the number of requests of the largest size that it holds if they
+    /// share nothing
+    #[arg(long, default_value_t = 8, value_name = "REQUESTS")]
     pool: usize,
-    /// Only the workload whose name begins so
-    #[arg(long)]
+    /// Run only the workload whose name begins with this. Default: all
+    #[arg(long, value_name = "NAME")]
     only: Option<String>,
-    /// Bound on overtaking, in tokens
-    #[arg(long)]
+    /// The scheduler's `max_overtake_tokens`. Default: the scheduler's own
+    #[arg(long, value_name = "TOKENS")]
     overtake: Option<usize>,
-    /// Most requests running at a time
-    #[arg(long, default_value_t = 64)]
+    /// Maximum number of requests that run at the same time
+    #[arg(long, default_value_t = 64, value_name = "REQUESTS")]
     max_running: usize,
-    /// Arrivals as a share of what can be served, instead of the workload's own; `inf` is all at
-    /// once
+    /// Arrival rate as a multiple of the capacity; `inf` sends everything at once. Default: the
+    /// workload's own, 0.9 or 1.5
     #[arg(long)]
     load: Option<f64>,
-    /// Determines prompts and arrivals
+    /// Seed of prompts and arrivals
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }
@@ -65,18 +72,18 @@ impl Args {
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let cost = CostModel::named(&args.calibration)?;
-    for shape in Shape::ALL {
-        if args.only.as_ref().is_some_and(|only| !shape.name().starts_with(only.as_str())) {
+    for workload in Workload::ALL {
+        if args.only.as_ref().is_some_and(|only| !workload.name().starts_with(only.as_str())) {
             continue;
         }
-        let spec = shape.spec(args.pool, VOCAB_SIZE);
+        let spec = workload.spec(args.pool, VOCAB_SIZE);
         let config = args.config(AdmissionPolicy::Cost, false);
-        let rate =
-            args.load.unwrap_or(shape.load()) * capacity(shape, &spec, &config, &cost, args.seed)?;
-        let plan = shape.conversations(rate, VOCAB_SIZE, args.seed);
+        let rate = args.load.unwrap_or(workload.load())
+            * capacity(workload, &spec, &config, &cost, args.seed)?;
+        let plan = workload.conversations(rate, VOCAB_SIZE, args.seed);
         println!(
-            "\n#### {}: {} conversations, {rate:.2} a second, {} blocks\n\n{}",
-            shape.name(),
+            "\n#### {}: {} conversations, {rate:.2} per second, {} blocks\n\n{}",
+            workload.name(),
             plan.len(),
             spec.block_count,
             Summary::TABLE_HEAD
@@ -96,9 +103,9 @@ fn main() -> anyhow::Result<()> {
         }
         if let Some(directory) = &args.plots {
             std::fs::create_dir_all(directory)?;
-            let file = shape.name().replace(' ', "-");
-            let title = format!("{}: time to first token", shape.name());
-            let words = Words { title: &title, x: "ms", y: "share of requests" };
+            let file = workload.name().replace(' ', "-");
+            let title = format!("{}: time to first token", workload.name());
+            let labels = Labels { title: &title, x: "ms", y: "fraction of requests" };
             let lines = |line: fn(&Run) -> Vec<(f64, f64)>| -> Vec<Line> {
                 let line = |(name, run): &(&str, Run)| Line {
                     name: (*name).to_owned(),
@@ -106,41 +113,37 @@ fn main() -> anyhow::Result<()> {
                 };
                 runs.iter().map(line).collect()
             };
-            plot::lines(&directory.join(format!("{file}-ttft.svg")), words, &lines(ttft), true)?;
-            let title = format!("{}: requests running at once", shape.name());
-            let words = Words { title: &title, x: "s", y: "requests" };
+            plot::lines(&directory.join(format!("{file}-ttft.svg")), labels, &lines(ttft), true)?;
+            let title = format!("{}: running requests", workload.name());
+            let labels = Labels { title: &title, x: "s", y: "requests" };
             let path = directory.join(format!("{file}-running.svg"));
-            plot::lines(&path, words, &lines(running), false)?;
+            plot::lines(&path, labels, &lines(running), false)?;
         }
     }
     Ok(())
 }
 
-/// The distribution of the time to first token, at every hundredth of the requests.
+/// The distribution of the time to first token, at every percentile.
 fn ttft(run: &Run) -> Vec<(f64, f64)> {
-    let mut times: Vec<f64> =
-        run.records.iter().map(|record| (record.first - record.sent) * 1e3).collect();
-    times.sort_by(f64::total_cmp);
-    let share = |percent: u32| f64::from(percent) / 100.0;
-    let at = |percent| stolon_benches::report::percentile(&times, f64::from(percent));
-    (1..=100).map(|percent| (at(percent), share(percent))).collect()
+    let times = Distribution::of_ms(run.records.iter().filter_map(RequestRecord::ttft_ms));
+    (1..=100).map(f64::from).map(|p| (times.percentile_ms(p), p / 100.0)).collect()
 }
 
-/// Requests running, the mean over each of 200 stretches of the run.
+/// The number of running requests, averaged over each of 200 equal intervals of the run.
 fn running(run: &Run) -> Vec<(f64, f64)> {
-    const STRETCHES: usize = 200;
+    const INTERVALS: usize = 200;
     let end = run.running.last().map_or(0.0, |&(time, _, _)| time);
-    let mut areas = vec![0.0; STRETCHES];
-    let width = end / STRETCHES as f64;
+    let mut areas = vec![0.0; INTERVALS];
+    let width = end / INTERVALS as f64;
     for change in run.running.windows(2) {
         let ((mut from, count, _), (to, _, _)) = (change[0], change[1]);
         while from < to && width > 0.0 {
-            let stretch = ((from / width) as usize).min(STRETCHES - 1);
-            let border = ((stretch + 1) as f64 * width).max(from + width * 1e-6).min(to);
-            areas[stretch] += (border - from) * count as f64;
-            from = border;
+            let interval = ((from / width) as usize).min(INTERVALS - 1);
+            let boundary = ((interval + 1) as f64 * width).max(from + width * 1e-6).min(to);
+            areas[interval] += (boundary - from) * count as f64;
+            from = boundary;
         }
     }
-    let point = |(stretch, area): (usize, &f64)| ((stretch as f64 + 0.5) * width, area / width);
+    let point = |(interval, area): (usize, &f64)| ((interval as f64 + 0.5) * width, area / width);
     areas.iter().enumerate().map(point).collect()
 }

@@ -1,22 +1,19 @@
-//! `stolon bench load`: what clients gain from each other's company, and what an engine does at
-//! its capacity and past it. Open loop: requests come at their times, whatever became of others.
-
-use std::time::{Duration, Instant};
+//! `stolon bench load`: what continuous batching gains over one request at a time, and how the
+//! engine behaves at and beyond its capacity.
 
 use clap::Args;
-use futures::StreamExt;
-use futures::stream::FuturesUnordered;
 use serde::Serialize;
 use serde_json::json;
-use stolon::{Engine, Error, Request};
+use stolon::Engine;
 
-use super::metrics::{RequestRecord, Spread};
-use super::workload::{Arrivals, PlannedRequest, PrefixWorkload};
-use super::{progress, runner};
+use super::drive::{Measured, closed_loop, open_loop};
+use super::metrics::{RequestRecord, Spread, output_tokens, rate};
+use super::progress;
+use super::workload::{Arrivals, Conversation, PrefixWorkload};
 use crate::args::EngineArgs;
 use crate::terminal;
 
-/// Requests that may wait where `--max-queued` does not say it: an engine for people who wait.
+/// Length of the admission queue if `--max-queued` is not given: short, as for interactive users.
 const MAX_QUEUED: usize = 32;
 
 /// Arguments of `stolon bench load`.
@@ -25,60 +22,57 @@ pub struct LoadArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// Clients that send at the same time where the capacity is measured
+    /// Number of clients that measure the capacity. Each of them sends a request, waits for the
+    /// answer, and sends the next
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     clients: u32,
-    /// Requests that each of them sends, one after another
+    /// Number of requests per client
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_name = "REQUESTS")]
     each: u32,
-    /// Offered loads, as multiples of the capacity
+    /// Arrival rates to test, as multiples of the measured capacity, separated by commas
     #[arg(long, value_delimiter = ',', default_values_t = [0.5, 1.0, 2.0])]
     loads: Vec<f64>,
-    /// How long each load is offered, in seconds
+    /// How long requests arrive at each rate, in seconds
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// Tokens that all prompts begin with
-    #[arg(long, default_value_t = 256)]
+    /// Length of the prefix that all prompts share, in tokens
+    #[arg(long, default_value_t = 256, value_name = "TOKENS")]
     shared: usize,
-    /// Fewest tokens of a prompt's own end
-    #[arg(long, default_value_t = 32)]
+    /// Smallest length of the suffix that a prompt does not share, in tokens
+    #[arg(long, default_value_t = 32, value_name = "TOKENS")]
     unique_min: usize,
-    /// Most tokens of a prompt's own end
-    #[arg(long, default_value_t = 128)]
+    /// Largest length of the suffix that a prompt does not share, in tokens
+    #[arg(long, default_value_t = 128, value_name = "TOKENS")]
     unique_max: usize,
-    /// Tokens each request generates
+    /// Number of tokens to generate per request
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_name = "TOKENS")]
     output_tokens: u32,
-    /// Determines the prompts
+    /// Seed of the prompts: the same seed and lengths give the same prompts
     #[arg(long, default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
     engine: EngineArgs,
 }
 
-/// What became of a request.
-enum Outcome {
-    Finished(RequestRecord),
-    /// Turned away; how many milliseconds that took.
-    Rejected(f64),
-}
-
-/// The figures of one offered load.
+/// The figures of one arrival rate.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 struct Level {
-    /// Offered, as a multiple of the capacity.
+    /// The rate as a multiple of the capacity.
     load: f64,
-    /// Requests a second.
+    /// Requests per second.
     rate: f64,
     sent: usize,
     finished: usize,
     rejected: usize,
-    /// The longest that a refusal took.
+    /// The longest time until a request was refused, in milliseconds.
     reject_ms_max: f64,
-    /// Generated tokens a second of requests that finished.
+    /// Generated tokens per second of the requests that finished.
     goodput_tok_s: f64,
-    /// Of the requests let in, as all that follows.
+    /// Time to first token of the requests that were accepted.
     ttft_ms: Spread,
+    /// Time to the last token of the requests that were accepted.
     latency_ms: Spread,
     latency_ms_max: f64,
 }
@@ -101,8 +95,8 @@ impl LoadArgs {
         let engine = builder.build().await?;
         let count = (self.clients * self.each) as usize;
         let plan = self.plan(&engine, count, Arrivals::AtOnce);
-        let alone = self.closed_loop(&engine, &plan, 1).await?;
-        let together = self.closed_loop(&engine, &plan, self.clients as usize).await?;
+        let alone = seconds_of(&engine, &plan, 1).await?;
+        let together = seconds_of(&engine, &plan, self.clients as usize).await?;
         let capacity = count as f64 / together;
         let mut levels = Vec::new();
         for &load in &self.loads {
@@ -110,26 +104,24 @@ impl LoadArgs {
             let count = (rate * self.seconds).ceil() as usize;
             let plan = self.plan(&engine, count, Arrivals::PerSecond(rate));
             engine.flush().await?;
-            let outcomes = self.open_loop(&engine, &plan, load).await?;
-            levels.push(level(load, rate, &outcomes));
+            let bar = progress::bar(plan.len(), format!("load {load}"));
+            let measured = open_loop(&engine, &plan, || bar.inc(1)).await?;
+            bar.finish_and_clear();
+            levels.push(level(load, rate, &measured));
         }
         self.report(&engine, alone, together, &levels)?;
         engine.shutdown().await;
         Ok(())
     }
 
-    fn plan(
-        &self,
-        engine: &Engine,
-        request_count: usize,
-        arrivals: Arrivals,
-    ) -> Vec<PlannedRequest> {
+    fn plan(&self, engine: &Engine, request_count: usize, arrivals: Arrivals) -> Vec<Conversation> {
         let info = engine.model_info();
         let workload = PrefixWorkload {
             request_count,
             shared_tokens: self.shared,
             unique_min: self.unique_min,
             unique_max: self.unique_max,
+            output_tokens: self.output_tokens as usize,
             arrivals,
             distinct: false,
             vocab_size: info.vocab_size,
@@ -137,80 +129,6 @@ impl LoadArgs {
             seed: self.seed,
         };
         workload.plan()
-    }
-
-    fn request(&self, planned: &PlannedRequest) -> Request {
-        Request::tokens(planned.tokens.clone())
-            .max_tokens(self.output_tokens as usize)
-            .ignore_eos(true)
-    }
-
-    /// Seconds in which so many clients get all requests answered, each sending its next one when
-    /// the last is answered. The cache is empty at the start.
-    async fn closed_loop(
-        &self,
-        engine: &Engine,
-        plan: &[PlannedRequest],
-        clients: usize,
-    ) -> anyhow::Result<f64> {
-        engine.flush().await?;
-        let bar = progress::bar(plan.len(), format!("{clients} at a time"));
-        let begin = Instant::now();
-        let answers = plan.iter().map(|planned| {
-            let request = self.request(planned);
-            async move { engine.generate(request)?.collect_text().await }
-        });
-        let mut answers = futures::stream::iter(answers).buffer_unordered(clients);
-        while let Some(answer) = answers.next().await {
-            answer?;
-            bar.inc(1);
-        }
-        bar.finish_and_clear();
-        Ok(begin.elapsed().as_secs_f64())
-    }
-
-    async fn open_loop(
-        &self,
-        engine: &Engine,
-        plan: &[PlannedRequest],
-        load: f64,
-    ) -> anyhow::Result<Vec<Outcome>> {
-        let bar = progress::bar(plan.len(), format!("load {load}"));
-        let begin = Instant::now();
-        let seconds = move |at: Instant| at.duration_since(begin).as_secs_f64();
-        let mut flying: FuturesUnordered<_> = plan
-            .iter()
-            .map(|planned| {
-                let (engine, request, at) =
-                    (engine.clone(), self.request(planned), planned.send_at);
-                // A task for each, so that none waits for another's turn to be sent.
-                tokio::spawn(async move {
-                    let wait = at.saturating_sub(begin.elapsed());
-                    if wait > Duration::ZERO {
-                        tokio::time::sleep(wait).await;
-                    }
-                    let sent = Instant::now();
-                    match engine.generate(request) {
-                        Ok(stream) => {
-                            let mut record = runner::observe(stream, seconds).await?;
-                            record.sent_at = seconds(sent);
-                            Ok(Outcome::Finished(record))
-                        }
-                        Err(Error::Overloaded { .. }) => {
-                            Ok(Outcome::Rejected(sent.elapsed().as_secs_f64() * 1e3))
-                        }
-                        Err(other) => Err(other),
-                    }
-                })
-            })
-            .collect();
-        let mut outcomes = Vec::with_capacity(plan.len());
-        while let Some(outcome) = flying.next().await {
-            outcomes.push(outcome??);
-            bar.inc(1);
-        }
-        bar.finish_and_clear();
-        Ok(outcomes)
     }
 
     fn report(
@@ -237,8 +155,8 @@ impl LoadArgs {
         }
         terminal::line(format!(
             "{}: {} requests of {} shared and {} to {} own tokens, {} generated: {alone:.2} s one \
-             after another, {together:.2} s by {} clients, {:.2} times as fast; capacity \
-             {capacity:.1} a second",
+             at a time, {together:.2} s with {} clients, {:.2} times as fast; capacity \
+             {capacity:.1} requests/s",
             engine.model_info().id,
             self.clients * self.each,
             self.shared,
@@ -250,7 +168,7 @@ impl LoadArgs {
         ))?;
         let heading = [
             "load",
-            "a second",
+            "requests/s",
             "sent",
             "rejected",
             "slowest refusal",
@@ -285,59 +203,65 @@ impl LoadArgs {
     }
 }
 
-fn level(load: f64, rate: f64, outcomes: &[Outcome]) -> Level {
-    let mut finished = Vec::new();
-    let mut rejected = Vec::new();
-    for outcome in outcomes {
-        match outcome {
-            Outcome::Finished(record) => finished.push(record),
-            Outcome::Rejected(ms) => rejected.push(*ms),
-        }
-    }
-    let latencies: Vec<f64> = finished.iter().filter_map(|record| record.latency_ms()).collect();
-    let output: usize = finished.iter().map(|record| record.token_times.len()).sum();
-    let begin = finished.iter().map(|record| record.sent_at).fold(f64::INFINITY, f64::min);
-    let end = finished.iter().filter_map(|record| record.token_times.last().copied());
-    let span = end.fold(0.0, f64::max) - begin;
+/// Seconds in which `clients` clients get all requests answered. The cache is empty at the start.
+async fn seconds_of(engine: &Engine, plan: &[Conversation], clients: usize) -> anyhow::Result<f64> {
+    engine.flush().await?;
+    let bar = progress::bar(plan.len(), format!("{clients} at a time"));
+    let measured = closed_loop(engine, plan, clients, || bar.inc(1)).await?;
+    bar.finish_and_clear();
+    anyhow::ensure!(
+        measured.refusals.is_empty(),
+        "the engine refused {} of {clients} clients because its queue was full: raise --max-queued \
+         or --max-queued-tokens",
+        measured.refusals.len()
+    );
+    Ok(measured.elapsed.as_secs_f64())
+}
+
+fn level(load: f64, per_second: f64, measured: &Measured) -> Level {
+    let Measured { records, refusals, .. } = measured;
+    let latencies = || records.iter().filter_map(RequestRecord::latency_ms);
+    let slowest_refusal = refusals.iter().max().copied().unwrap_or_default();
     Level {
         load,
-        rate,
-        sent: outcomes.len(),
-        finished: finished.len(),
-        rejected: rejected.len(),
-        reject_ms_max: rejected.iter().copied().fold(0.0, f64::max),
-        goodput_tok_s: if span > 0.0 { output as f64 / span } else { 0.0 },
-        ttft_ms: Spread::of(finished.iter().filter_map(|record| record.ttft_ms()).collect()),
-        latency_ms_max: latencies.iter().copied().fold(0.0, f64::max),
-        latency_ms: Spread::of(latencies),
+        rate: per_second,
+        sent: records.len() + refusals.len(),
+        finished: records.len(),
+        rejected: refusals.len(),
+        reject_ms_max: slowest_refusal.as_secs_f64() * 1e3,
+        goodput_tok_s: rate(records, output_tokens).unwrap_or(0.0),
+        ttft_ms: Spread::of_ms(records.iter().filter_map(RequestRecord::ttft_ms)),
+        latency_ms: Spread::of_ms(latencies()),
+        latency_ms_max: latencies().fold(0.0, f64::max),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
-    /// Goal: what finished and what was turned away are told apart and summed up.
+    /// Goal: answered and refused requests are counted apart and summarised.
     #[test]
-    fn a_level_is_summed_up() {
-        let record = |sent_at: f64, token_times: Vec<f64>| {
-            Outcome::Finished(RequestRecord {
-                sent_at,
-                token_times,
-                prompt_tokens: 9,
-                cached_tokens: 0,
-            })
+    fn a_level_counts_answers_and_refusals() {
+        let record = |sent_at: f64, token_times: Vec<f64>| RequestRecord {
+            sent_at,
+            token_times,
+            prompt_tokens: 9,
+            cached_tokens: 0,
         };
-        let outcomes = [
-            record(1.0, vec![1.5, 2.0]),
-            Outcome::Rejected(0.25),
-            record(2.0, vec![4.0, 5.0]),
-            Outcome::Rejected(0.5),
-        ];
-        let level = level(2.0, 7.0, &outcomes);
+        let measured = Measured {
+            records: vec![record(1.0, vec![1.5, 2.0]), record(2.0, vec![4.0, 5.0])],
+            refusals: vec![Duration::from_micros(250), Duration::from_micros(500)],
+            elapsed: Duration::from_secs(5),
+        };
+        let level = level(2.0, 7.0, &measured);
         assert_eq!((level.sent, level.finished, level.rejected), (4, 2, 2));
         assert_eq!((level.reject_ms_max, level.latency_ms_max), (0.5, 3000.0));
-        assert_eq!((level.goodput_tok_s, level.ttft_ms.p50), (1.0, 1250.0));
-        assert_eq!(super::level(1.0, 1.0, &[]).goodput_tok_s, 0.0);
+        assert_eq!(level.goodput_tok_s, 1.0);
+        assert!((level.ttft_ms.p50 - 500.0).abs() < 0.005, "{}", level.ttft_ms.p50);
+        assert!((level.ttft_ms.p99 - 2000.0).abs() < 0.02, "{}", level.ttft_ms.p99);
+        assert_eq!(super::level(1.0, 1.0, &Measured::default()).goodput_tok_s, 0.0);
     }
 }

@@ -1,23 +1,24 @@
-//! Figures of a benchmark run: pure functions from what each request saw to percentiles, rates
-//! and shares. No clock is read here.
+//! Figures of a benchmark run: pure functions from what each request measured to percentiles,
+//! rates and fractions. No clock is read here.
 
+use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// What one finished request saw. Times are seconds since the run began.
-#[derive(Clone, Debug, PartialEq)]
+/// What was measured of one answered request. Times are seconds since the run began.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestRecord {
-    /// When it was handed to the engine.
+    /// When the request was submitted.
     pub sent_at: f64,
-    /// When each generated token arrived, in order; never empty for a finished request.
+    /// When each generated token arrived, in order; never empty for an answered request.
     pub token_times: Vec<f64>,
-    /// Positions of its prompt.
+    /// Tokens of its prompt.
     pub prompt_tokens: usize,
-    /// How many of them were read from the cache.
+    /// Prompt tokens that were read from the prefix cache.
     pub cached_tokens: usize,
 }
 
 impl RequestRecord {
-    /// The same request in a run that began so many seconds earlier.
+    /// The same request in a run that began `seconds` earlier.
     #[must_use]
     pub fn later_by(mut self, seconds: f64) -> Self {
         self.sent_at += seconds;
@@ -25,84 +26,114 @@ impl RequestRecord {
         self
     }
 
-    /// Milliseconds from sending to the first token.
+    /// Time to first token, in milliseconds.
     #[must_use]
     pub fn ttft_ms(&self) -> Option<f64> {
         self.token_times.first().map(|first| (first - self.sent_at) * 1e3)
     }
 
-    /// Milliseconds from sending to the last token.
+    /// Time from submission to the last token, in milliseconds.
     #[must_use]
     pub fn latency_ms(&self) -> Option<f64> {
         self.token_times.last().map(|last| (last - self.sent_at) * 1e3)
     }
 
-    /// Milliseconds between consecutive tokens.
+    /// Times between consecutive tokens, in milliseconds.
     pub fn inter_token_ms(&self) -> impl Iterator<Item = f64> + '_ {
         self.token_times.windows(2).map(|pair| (pair[1] - pair[0]) * 1e3)
     }
 }
 
-/// Median and tail of a set of times in milliseconds; zero for an empty set.
+/// Significant decimal digits that a [`Distribution`] keeps of each value.
+const DIGITS: u8 = 5;
+
+/// The longest time that a [`Distribution`] can hold, in nanoseconds: one day.
+const LONGEST_NS: u64 = 24 * 3_600 * 1_000_000_000;
+
+/// A distribution of times. Times are exact to 1 ns or five significant digits, whichever is
+/// coarser; those above one day count as one day.
+#[derive(Clone, Debug)]
+pub struct Distribution {
+    /// Times in nanoseconds.
+    histogram: Histogram<u32>,
+}
+
+impl Distribution {
+    /// The distribution of times in milliseconds, in any order.
+    pub fn of_ms(times: impl IntoIterator<Item = f64>) -> Self {
+        let mut histogram = new_histogram();
+        for time in times {
+            histogram.saturating_record((time * 1e6).round() as u64);
+        }
+        Self { histogram }
+    }
+
+    /// The smallest recorded time that at least `percent` per cent of all times do not exceed, in
+    /// milliseconds (the nearest-rank percentile; `percent` from 0 to 100). 0 if nothing was
+    /// recorded.
+    #[must_use]
+    pub fn percentile_ms(&self, percent: f64) -> f64 {
+        let value = self.histogram.value_at_quantile((percent / 100.0).clamp(0.0, 1.0));
+        self.histogram.lowest_equivalent(value) as f64 / 1e6
+    }
+}
+
+fn new_histogram() -> Histogram<u32> {
+    Histogram::new_with_max(LONGEST_NS, DIGITS).expect("the bounds are constants that are allowed")
+}
+
+/// Median and tail of a distribution of times, in milliseconds; zero if there are none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spread {
-    /// Half of the values are at most this.
+    /// Half of the times are at most this.
     pub p50: f64,
-    /// 99 in a hundred are at most this.
+    /// 99 per cent of the times are at most this.
     pub p99: f64,
 }
 
 impl Spread {
-    /// The spread of `values`, in any order.
-    #[must_use]
-    pub fn of(mut values: Vec<f64>) -> Self {
-        values.sort_by(f64::total_cmp);
-        Self { p50: percentile(&values, 50.0), p99: percentile(&values, 99.0) }
+    /// The spread of times in milliseconds, in any order.
+    pub fn of_ms(times: impl IntoIterator<Item = f64>) -> Self {
+        let times = Distribution::of_ms(times);
+        Self { p50: times.percentile_ms(50.0), p99: times.percentile_ms(99.0) }
     }
 }
 
-/// The figures of one run, or of several runs of one workload put together.
+/// The figures of one run, or of several runs of one workload together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
-    /// Requests counted: all but each run's first.
+    /// Requests counted: all but the first of each run.
     pub requests: usize,
     /// Time to first token.
     pub ttft_ms: Spread,
     /// Time between consecutive tokens of a request.
     pub itl_ms: Spread,
-    /// Time from sending to the last token.
+    /// Time from submission to the last token.
     pub latency_ms: Spread,
-    /// Prompt and generated tokens of all requests, the first included, over the time from the
-    /// first request's sending to the last token of all; the median over the runs.
+    /// Prompt and generated tokens of all requests, the first included, divided by the time from
+    /// the first submission to the last token; the median of the runs.
     pub throughput_tok_s: f64,
-    /// Generated tokens alone over the same time; the median over the runs.
+    /// Generated tokens alone divided by the same time; the median of the runs.
     pub output_tok_s: f64,
-    /// Prompt positions of the requests counted.
+    /// Prompt tokens of the requests counted.
     pub prompt_tokens: usize,
-    /// How many of them were read from the cache.
+    /// Prompt tokens that were read from the prefix cache.
     pub cached_tokens: usize,
-    /// Share of the requests counted that read anything from the cache, 0 to 1.
+    /// Fraction of the requests counted that read anything from the cache, 0 to 1.
     pub hit_rate: f64,
-    /// `cached_tokens / prompt_tokens`, 0 to 1: prompt positions that were not computed again.
+    /// `cached_tokens / prompt_tokens`, 0 to 1: prompt tokens that were not computed again.
     pub saved_share: f64,
 }
 
-/// The linearly interpolated percentile of values in ascending order (`q` from 0 to 100): with n
-/// values the rank is `q / 100 * (n - 1)`, as in numpy's default. Zero for no values.
-#[must_use]
-pub fn percentile(ascending: &[f64], q: f64) -> f64 {
-    let Some(last) = ascending.len().checked_sub(1) else { return 0.0 };
-    let rank = (q / 100.0).clamp(0.0, 1.0) * last as f64;
-    let below = rank.floor() as usize;
-    let above = rank.ceil() as usize;
-    ascending[below] + (ascending[above] - ascending[below]) * (rank - below as f64)
-}
-
-/// The median of values in any order. Zero for no values.
+/// The median of a few values in any order: the mean of the middle two if their number is even.
+/// 0 if there are none.
 #[must_use]
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    percentile(&values, 50.0)
+    match values.len() {
+        0 => 0.0,
+        count => (values[(count - 1) / 2] + values[count / 2]) / 2.0,
+    }
 }
 
 /// `part / whole`, and 0 for an empty whole.
@@ -111,8 +142,9 @@ pub fn share(part: usize, whole: usize) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// Tokens a second over one run; `None` for a run without a token.
-fn rate(run: &[RequestRecord], tokens: impl Fn(&RequestRecord) -> usize) -> Option<f64> {
+/// Tokens per second of one run, counted by `tokens`; `None` for a run without a token. The time
+/// is from the first submission to the last token.
+pub fn rate(run: &[RequestRecord], tokens: impl Fn(&RequestRecord) -> usize) -> Option<f64> {
     let begin = run.iter().map(|record| record.sent_at).min_by(f64::total_cmp)?;
     let end = run
         .iter()
@@ -122,33 +154,43 @@ fn rate(run: &[RequestRecord], tokens: impl Fn(&RequestRecord) -> usize) -> Opti
     (end > begin).then(|| total as f64 / (end - begin))
 }
 
-/// Tokens a second of each run, prompt and generated tokens together; 0 for a run without one.
+/// Generated tokens of a request, to be used with [`rate`].
 #[must_use]
-pub fn throughputs(runs: &[Vec<RequestRecord>]) -> Vec<f64> {
-    let all = |record: &RequestRecord| record.prompt_tokens + record.token_times.len();
-    runs.iter().map(|run| rate(run, all).unwrap_or(0.0)).collect()
+pub fn output_tokens(record: &RequestRecord) -> usize {
+    record.token_times.len()
 }
 
-/// Sums up repeats of a workload. Each run's first request only fills the cache: it is left out
-/// of everything but the throughput, and its times are to be reported apart.
+/// Prompt and generated tokens of a request, to be used with [`rate`].
+#[must_use]
+pub fn all_tokens(record: &RequestRecord) -> usize {
+    record.prompt_tokens + record.token_times.len()
+}
+
+/// Tokens per second of each run, prompt and generated tokens together; 0 for a run without one.
+#[must_use]
+pub fn throughputs(runs: &[Vec<RequestRecord>]) -> Vec<f64> {
+    runs.iter().map(|run| rate(run, all_tokens).unwrap_or(0.0)).collect()
+}
+
+/// Summarises repeated runs of a workload. The first request of each run only fills the cache: it
+/// counts towards the throughput and nothing else.
 #[must_use]
 pub fn summarise(runs: &[Vec<RequestRecord>]) -> Summary {
-    let counted: Vec<&RequestRecord> = runs.iter().flat_map(|run| run.iter().skip(1)).collect();
-    let prompt_tokens = counted.iter().map(|record| record.prompt_tokens).sum();
-    let cached_tokens = counted.iter().map(|record| record.cached_tokens).sum();
-    let hits = counted.iter().filter(|record| record.cached_tokens > 0).count();
-    let all = |record: &RequestRecord| record.prompt_tokens + record.token_times.len();
-    let output = |record: &RequestRecord| record.token_times.len();
+    let counted = || runs.iter().flat_map(|run| run.iter().skip(1));
+    let prompt_tokens = counted().map(|record| record.prompt_tokens).sum();
+    let cached_tokens = counted().map(|record| record.cached_tokens).sum();
+    let requests = counted().count();
+    let hits = counted().filter(|record| record.cached_tokens > 0).count();
     Summary {
-        requests: counted.len(),
-        ttft_ms: Spread::of(counted.iter().filter_map(|record| record.ttft_ms()).collect()),
-        itl_ms: Spread::of(counted.iter().flat_map(|record| record.inter_token_ms()).collect()),
-        latency_ms: Spread::of(counted.iter().filter_map(|record| record.latency_ms()).collect()),
-        throughput_tok_s: median(runs.iter().filter_map(|run| rate(run, all)).collect()),
-        output_tok_s: median(runs.iter().filter_map(|run| rate(run, output)).collect()),
+        requests,
+        ttft_ms: Spread::of_ms(counted().filter_map(RequestRecord::ttft_ms)),
+        itl_ms: Spread::of_ms(counted().flat_map(RequestRecord::inter_token_ms)),
+        latency_ms: Spread::of_ms(counted().filter_map(RequestRecord::latency_ms)),
+        throughput_tok_s: median(runs.iter().filter_map(|run| rate(run, all_tokens)).collect()),
+        output_tok_s: median(runs.iter().filter_map(|run| rate(run, output_tokens)).collect()),
         prompt_tokens,
         cached_tokens,
-        hit_rate: share(hits, counted.len()),
+        hit_rate: share(hits, requests),
         saved_share: share(cached_tokens, prompt_tokens),
     }
 }

@@ -1,59 +1,66 @@
-//! `stolon bench prefix`: the shared-prefix workload with prefix caching off and on, in one run.
+//! `stolon bench prefix`: the shared-prefix workload without and with prefix caching.
 
 use std::time::Instant;
 
 use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
-use stolon::{Engine, Error};
+use stolon::Engine;
 
+use super::drive::open_loop;
 use super::metrics::{RequestRecord, Summary, median, summarise, throughputs};
-use super::workload::{Arrivals, PlannedRequest, PrefixWorkload};
-use super::{progress, runner};
+use super::progress;
+use super::workload::{Arrivals, Conversation, PrefixWorkload};
 use crate::args::EngineArgs;
 use crate::terminal;
 
-/// Arguments of `stolon bench prefix`; the defaults are the workload that gave it its name.
+/// Arguments of `stolon bench prefix`.
 #[derive(Debug, Args)]
 pub struct PrefixArgs {
-    /// Print one JSON object instead of a table
+    /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
-    /// How many requests
+    /// Number of requests per run, at least 2. The first request fills the cache; it counts
+    /// towards the throughput only
     #[arg(long, default_value_t = 48, value_parser = clap::value_parser!(u32).range(2..))]
     requests: u32,
-    /// Tokens that all prompts begin with
-    #[arg(long, default_value_t = 1_024)]
+    /// Length of the prefix that all prompts share, in tokens
+    #[arg(long, default_value_t = 1_024, value_name = "TOKENS")]
     shared: usize,
-    /// Fewest tokens of a prompt's own end
-    #[arg(long, default_value_t = 32)]
+    /// Smallest length of the suffix that a prompt does not share, in tokens
+    #[arg(long, default_value_t = 32, value_name = "TOKENS")]
     unique_min: usize,
-    /// Most tokens of a prompt's own end
-    #[arg(long, default_value_t = 128)]
+    /// Largest length of the suffix that a prompt does not share, in tokens. Lengths are drawn
+    /// uniformly between the two
+    #[arg(long, default_value_t = 128, value_name = "TOKENS")]
     unique_max: usize,
-    /// Give every prompt a beginning of its own, as long as the shared one: nothing to reuse
+    /// Give each prompt a prefix of its own, as long as the shared one, so that nothing can be
+    /// reused: shows what prefix caching costs when it does not help
     #[arg(long)]
     distinct: bool,
-    /// Requests a second, or `inf` for all at once; 8 and then `inf` if not given
+    /// Requests per second, evenly spaced, or `inf` to send all at once. If not given, the
+    /// workload runs at 8 per second and then at `inf`
     #[arg(long)]
     rate: Option<Arrivals>,
-    /// Send the other requests only when the first one has been answered
+    /// Wait for the first answer before sending the other requests, so that they find the whole
+    /// prefix cached
     #[arg(long)]
     after_first: bool,
-    /// Tokens each request generates
+    /// Number of tokens to generate per request, at least 1
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_name = "TOKENS")]
     output_tokens: u32,
-    /// How often to run it, off and on by turns
+    /// Number of runs with each setting, at least 1. Runs without and with caching alternate
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
-    /// Determines the prompts
+    /// Seed of the prompts: the same seed and lengths give the same prompts
     #[arg(long, default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
     engine: EngineArgs,
 }
 
-/// The runs with one setting of the cache.
+/// The runs with one setting of prefix caching.
 #[derive(Default)]
 struct Side {
     runs: Vec<Vec<RequestRecord>>,
@@ -64,7 +71,7 @@ impl Side {
         summarise(&self.runs)
     }
 
-    /// Median time to first token of the runs' first requests, in milliseconds.
+    /// Median over the runs of the first request's time to first token, in milliseconds.
     fn first_ttft_ms(&self) -> f64 {
         let firsts = self.runs.iter().filter_map(|run| run.first());
         median(firsts.filter_map(RequestRecord::ttft_ms).collect())
@@ -108,6 +115,7 @@ impl PrefixArgs {
             shared_tokens: self.shared,
             unique_min: self.unique_min,
             unique_max: self.unique_max,
+            output_tokens: self.output_tokens as usize,
             arrivals,
             distinct: self.distinct,
             vocab_size: info.vocab_size,
@@ -116,7 +124,7 @@ impl PrefixArgs {
         }
     }
 
-    /// Runs the workload by turns on both engines; who goes first changes with each repeat.
+    /// Runs the workload alternately on both engines. Which of them goes first alternates, too.
     async fn compare(
         &self,
         off: &Engine,
@@ -142,19 +150,25 @@ impl PrefixArgs {
     async fn run_once(
         &self,
         engine: &Engine,
-        plan: &[PlannedRequest],
+        plan: &[Conversation],
         bar: &ProgressBar,
-    ) -> Result<Vec<RequestRecord>, Error> {
-        let output_tokens = self.output_tokens as usize;
-        // A second call counts its times from its own beginning, so the first run's length is
-        // added: throughput is over both.
+    ) -> anyhow::Result<Vec<RequestRecord>> {
+        // Each call counts times from its own start. The second call's times are shifted by the
+        // duration of the first, so that the throughput covers both.
         let alone = if self.after_first { plan.len().min(1) } else { 0 };
         let (first, rest) = plan.split_at(alone);
         let begin = Instant::now();
-        let mut records = runner::run(engine, first, output_tokens, || bar.inc(1)).await?;
+        let first = open_loop(engine, first, || bar.inc(1)).await?;
         let shift = begin.elapsed().as_secs_f64();
-        let rest = runner::run(engine, rest, output_tokens, || bar.inc(1)).await?;
-        records.extend(rest.into_iter().map(|record| record.later_by(shift)));
+        let rest = open_loop(engine, rest, || bar.inc(1)).await?;
+        let refused = first.refusals.len() + rest.refusals.len();
+        anyhow::ensure!(
+            refused == 0,
+            "the engine refused {refused} requests because its queue was full: raise --max-queued \
+             or --max-queued-tokens"
+        );
+        let mut records = first.records;
+        records.extend(rest.records.into_iter().map(|record| record.later_by(shift)));
         Ok(records)
     }
 
@@ -173,7 +187,7 @@ impl PrefixArgs {
             },
             "engine": engine.model_info(),
         });
-        // The first rate's figures stand at the top; a second rate's in an object of their own.
+        // The figures of the first rate are at the top level, those of a second one in an object.
         for (index, (rate, sides)) in results.iter().enumerate() {
             let figures = figures(*rate, sides);
             if index == 0 {
@@ -188,10 +202,10 @@ impl PrefixArgs {
     }
 
     fn print(&self, engine: &Engine, results: &[(Arrivals, [Side; 2])]) -> anyhow::Result<()> {
-        let beginning = if self.distinct { "of their own" } else { "shared" };
+        let prefix = if self.distinct { "a prefix of its own" } else { "the shared prefix" };
         terminal::line(format!(
-            "{}: {} requests, {} tokens {beginning}, {} to {} more each, {} generated; \
-             the first request counts for throughput only.",
+            "{}: {} requests of {} tokens in {prefix} and {} to {} more, {} generated. The first \
+             request counts towards the throughput only.",
             engine.model_info().id,
             self.requests,
             self.shared,
@@ -207,7 +221,7 @@ impl PrefixArgs {
     }
 }
 
-/// The figures of one rate as they stand in the JSON report.
+/// The figures of one rate in the JSON report.
 fn figures(rate: Arrivals, [off, on]: &[Side; 2]) -> Value {
     let (off_sum, on_sum) = (off.summary(), on.summary());
     json!({
@@ -230,15 +244,15 @@ fn figures(rate: Arrivals, [off, on]: &[Side; 2]) -> Value {
     })
 }
 
-/// The median over the repeats of on over off: what slows the machine for a while slows a repeat's
-/// two runs alike, and so weighs less than it does in the ratio of two medians.
+/// The median over the repeats of the throughput with caching divided by that without. The two
+/// runs of a repeat are taken together because a slow phase of the machine affects both.
 fn throughput_ratio(off: &Side, on: &Side) -> Option<f64> {
     let pairs = throughputs(&off.runs).into_iter().zip(throughputs(&on.runs));
     let ratios: Vec<f64> = pairs.filter_map(|(off, on)| ratio(on, off)).collect();
     (!ratios.is_empty()).then(|| median(ratios))
 }
 
-/// On over off; nothing where off is zero.
+/// `on / off`; `None` if `off` is 0.
 fn ratio(on: f64, off: f64) -> Option<f64> {
     (off > 0.0).then(|| on / off)
 }
@@ -250,7 +264,7 @@ fn rows(off: &Side, on: &Side) -> Vec<Vec<String>> {
         vec![name.to_owned(), format!("{off:.1}{unit}"), format!("{on:.1}{unit}"), ratio]
     };
     let mut throughput =
-        row("prompt and output tokens a second", a.throughput_tok_s, b.throughput_tok_s, "");
+        row("prompt and output tokens/s", a.throughput_tok_s, b.throughput_tok_s, "");
     if let (Some(cell), Some(ratio)) = (throughput.last_mut(), throughput_ratio(off, on)) {
         *cell = format!("{ratio:.3}");
     }
@@ -258,13 +272,13 @@ fn rows(off: &Side, on: &Side) -> Vec<Vec<String>> {
         ["", "cache off", "cache on", "on / off"].map(str::to_owned).to_vec(),
         row("time to first token, p50", a.ttft_ms.p50, b.ttft_ms.p50, " ms"),
         row("time to first token, p99", a.ttft_ms.p99, b.ttft_ms.p99, " ms"),
-        row("between tokens, p50", a.itl_ms.p50, b.itl_ms.p50, " ms"),
-        row("between tokens, p99", a.itl_ms.p99, b.itl_ms.p99, " ms"),
+        row("time between tokens, p50", a.itl_ms.p50, b.itl_ms.p50, " ms"),
+        row("time between tokens, p99", a.itl_ms.p99, b.itl_ms.p99, " ms"),
         row("whole answer, p50", a.latency_ms.p50, b.latency_ms.p50, " ms"),
         throughput,
-        row("output tokens a second", a.output_tok_s, b.output_tok_s, ""),
-        row("requests that hit", a.hit_rate * 100.0, b.hit_rate * 100.0, " %"),
-        row("prompt tokens saved", a.saved_share * 100.0, b.saved_share * 100.0, " %"),
-        row("first request's first token", off.first_ttft_ms(), on.first_ttft_ms(), " ms"),
+        row("output tokens/s", a.output_tok_s, b.output_tok_s, ""),
+        row("requests with a cache hit", a.hit_rate * 100.0, b.hit_rate * 100.0, " %"),
+        row("prompt tokens from the cache", a.saved_share * 100.0, b.saved_share * 100.0, " %"),
+        row("first request, time to first token", off.first_ttft_ms(), on.first_ttft_ms(), " ms"),
     ]
 }

@@ -1,5 +1,5 @@
-//! `stolon bench soak`: thousands of requests of mixed lengths, some sharing a beginning, some
-//! cancelled on the way. At the end every block is accounted for, and memory has stayed flat.
+//! `stolon bench soak`: thousands of requests of mixed lengths, some with a shared prefix, some
+//! cancelled. At the end every KV block must be accounted for; resident memory is sampled.
 
 use clap::Args;
 use futures::StreamExt;
@@ -7,30 +7,31 @@ use serde_json::json;
 use stolon::{AuditReport, Engine, Error, Event, Request};
 
 use super::progress;
+use super::rng::SeededRng;
 use crate::args::EngineArgs;
 use crate::memory::{Resident, format_bytes, resident};
-use crate::random::SplitMix64;
 use crate::terminal;
 
 /// Arguments of `stolon bench soak`.
 #[derive(Debug, Args)]
 pub struct SoakArgs {
-    /// How many requests
+    /// Number of requests
     #[arg(long, default_value_t = 2_000)]
     requests: usize,
-    /// How many of them at a time
+    /// Number of requests in progress at a time
     #[arg(long, default_value_t = 16)]
     concurrency: usize,
-    /// Longest prompt, in tokens
-    #[arg(long, default_value_t = 512)]
+    /// Largest prompt length, in tokens. Lengths are drawn uniformly from 1 to this
+    #[arg(long, default_value_t = 512, value_name = "TOKENS")]
     max_prompt: usize,
-    /// Most tokens a request generates
-    #[arg(long, default_value_t = 32)]
+    /// Largest number of tokens to generate per request, drawn uniformly from 1 to this
+    #[arg(long, default_value_t = 32, value_name = "TOKENS")]
     max_output: usize,
-    /// Share of requests that are cancelled on the way, in per cent
+    /// Percentage of requests that are cancelled before they end, 0 to 100
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u8).range(..=100))]
+    #[arg(value_name = "PERCENT")]
     cancel_percent: u8,
-    /// Determines everything that is drawn
+    /// Seed of prompts, lengths and cancellations
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Print one JSON object instead of lines
@@ -40,12 +41,12 @@ pub struct SoakArgs {
     engine: EngineArgs,
 }
 
-/// One request, drawn beforehand so that the seed alone determines it.
+/// One request. All are drawn before the first is sent, so that the seed alone determines them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Draw {
     tokens: Vec<u32>,
     output: usize,
-    /// Drop the stream after so many events.
+    /// Cancel the request after this many events.
     cancel_after: Option<usize>,
 }
 
@@ -56,7 +57,7 @@ enum End {
     Cancelled,
 }
 
-/// Memory at one moment of the run.
+/// Resident memory after a number of requests.
 struct Sample {
     requests_done: usize,
     resident: Resident,
@@ -85,18 +86,18 @@ impl SoakArgs {
 
     async fn soak(&self, engine: &Engine) -> anyhow::Result<(Vec<End>, Vec<Sample>)> {
         let vocab_size = engine.model_info().vocab_size;
-        let mut rng = SplitMix64::new(self.seed);
-        let beginnings: Vec<Vec<u32>> =
-            (0..8).map(|_| ids(&mut rng, self.max_prompt / 2, vocab_size)).collect();
+        let mut rng = SeededRng::new(self.seed);
+        let prefixes: Vec<Vec<u32>> =
+            (0..8).map(|_| rng.tokens(self.max_prompt / 2, vocab_size)).collect();
         let draws: Vec<Draw> =
-            (0..self.requests).map(|_| self.draw(&mut rng, &beginnings, vocab_size)).collect();
+            (0..self.requests).map(|_| self.draw(&mut rng, &prefixes, vocab_size)).collect();
         let bar = progress::bar(draws.len(), "soak");
-        let mut flying = futures::stream::iter(draws)
+        let mut running = futures::stream::iter(draws)
             .map(|draw| one(engine.clone(), draw))
             .buffer_unordered(self.concurrency);
         let (mut ends, mut samples) = (Vec::new(), Vec::new());
         let interval = (self.requests / 10).max(1);
-        while let Some(end) = flying.next().await {
+        while let Some(end) = running.next().await {
             ends.push(end?);
             bar.inc(1);
             if ends.len() % interval == 0
@@ -109,19 +110,19 @@ impl SoakArgs {
         Ok((ends, samples))
     }
 
-    /// Half of the requests share one of a few beginnings; lengths are anything up to the most.
-    fn draw(&self, rng: &mut SplitMix64, beginnings: &[Vec<u32>], vocab_size: usize) -> Draw {
-        let length = rng.in_range(1, self.max_prompt as u64) as usize;
+    /// Half of the requests begin with one of a few shared prefixes.
+    fn draw(&self, rng: &mut SeededRng, prefixes: &[Vec<u32>], vocab_size: usize) -> Draw {
+        let length = rng.between(1, self.max_prompt);
         let mut tokens = Vec::new();
-        if rng.in_range(0, 1) == 0 {
-            let beginning = &beginnings[rng.in_range(0, beginnings.len() as u64 - 1) as usize];
-            tokens.extend_from_slice(&beginning[..beginning.len().min(length - 1)]);
+        if rng.between(0, 1) == 0 {
+            let prefix = &prefixes[rng.between(0, prefixes.len() - 1)];
+            tokens.extend_from_slice(&prefix[..prefix.len().min(length - 1)]);
         }
         let missing = length - tokens.len();
-        tokens.extend(ids(rng, missing, vocab_size));
-        let output = rng.in_range(1, self.max_output as u64) as usize;
-        let cancel = rng.in_range(0, 99) < u64::from(self.cancel_percent);
-        let cancel_after = rng.in_range(0, output as u64) as usize;
+        tokens.extend(rng.tokens(missing, vocab_size));
+        let output = rng.between(1, self.max_output);
+        let cancel = rng.between(0, 99) < usize::from(self.cancel_percent);
+        let cancel_after = rng.between(0, output);
         Draw { tokens, output, cancel_after: cancel.then_some(cancel_after) }
     }
 
@@ -156,7 +157,7 @@ impl SoakArgs {
         }
         let size = |resident: Resident| {
             format!(
-                "{} ({} of files, {} other)",
+                "{} ({} file-backed, {} anonymous)",
                 format_bytes(resident.total),
                 format_bytes(resident.file),
                 format_bytes(resident.anonymous)
@@ -173,8 +174,8 @@ impl SoakArgs {
             ))?;
         }
         terminal::line(format!(
-            "{} requests ended ({cancelled} cancelled); the audit is clean: {} blocks = {} free + \
-             {} cached, none reserved",
+            "{} requests ended ({cancelled} cancelled); the audit passed: {} blocks = {} free + {} \
+             cached, none reserved",
             ends.len(),
             audit.blocks_total,
             audit.blocks_free,
@@ -182,10 +183,6 @@ impl SoakArgs {
         ))?;
         Ok(())
     }
-}
-
-fn ids(rng: &mut SplitMix64, count: usize, vocab_size: usize) -> Vec<u32> {
-    (0..count).map(|_| rng.in_range(0, vocab_size as u64 - 1) as u32).collect()
 }
 
 async fn one(engine: Engine, draw: Draw) -> Result<End, Error> {
@@ -203,7 +200,8 @@ async fn one(engine: Engine, draw: Draw) -> Result<End, Error> {
     }
 }
 
-/// The audit once the cancelled requests have given their blocks back, which takes a step or two.
+/// Audits the engine once the cancelled requests have released their blocks, which takes a step
+/// or two.
 async fn settle(engine: &Engine) -> Result<AuditReport, Error> {
     for _ in 0..200 {
         let audit = engine.audit().await?;

@@ -1,18 +1,73 @@
-//! Workloads as plain data: a seed and a few numbers in, the list of requests with their arrival
-//! times out. Nothing here touches an engine or a clock.
+//! Workloads as plain data: a seed and a few numbers determine the list of conversations and when
+//! each of them starts. Nothing here touches an engine or a clock.
 
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::random::SplitMix64;
+use super::rng::SeededRng;
+
+/// A conversation of one or more turns. The prompt of a turn is everything that was said before
+/// it, answers included, followed by the turn's own tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conversation {
+    /// When the first turn is sent, from the start of the run.
+    pub start: Duration,
+    /// Time between the end of an answer and the next turn.
+    pub pause: Duration,
+    /// The turns; at least one.
+    pub turns: Vec<Turn>,
+    /// Priority of its requests; larger is more urgent. Only the admission policy `priority` uses
+    /// it.
+    pub priority: i32,
+}
+
+/// One turn of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Token ids that are appended to the conversation before the answer.
+    pub tokens: Vec<u32>,
+    /// Number of tokens to generate, 1 or above.
+    pub output_tokens: usize,
+}
+
+impl Conversation {
+    /// A conversation of a single turn that starts at `start`.
+    #[must_use]
+    pub fn single(start: Duration, tokens: Vec<u32>, output_tokens: usize) -> Self {
+        Self { start, turns: vec![Turn { tokens, output_tokens }], ..Self::default() }
+    }
+
+    /// Drops the turns that would make the conversation longer than `positions` tokens.
+    #[must_use]
+    pub fn truncated(mut self, positions: usize) -> Self {
+        let mut taken = 0;
+        let fits = |turn: &&Turn| {
+            taken += turn.tokens.len() + turn.output_tokens;
+            taken <= positions
+        };
+        let count = self.turns.iter().take_while(fits).count();
+        self.turns.truncate(count);
+        self
+    }
+}
 
 /// How requests arrive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrivals {
-    /// Evenly spaced, so many a second, whether or not earlier ones have been answered.
+    /// Evenly spaced, this many per second, whether or not earlier ones have been answered.
     PerSecond(f64),
     /// All at once.
     AtOnce,
+}
+
+impl Arrivals {
+    /// When request number `index` arrives, from the start of the run.
+    fn start(self, index: usize) -> Duration {
+        match self {
+            Self::PerSecond(rate) => Duration::from_secs_f64(index as f64 / rate),
+            Self::AtOnce => Duration::ZERO,
+        }
+    }
 }
 
 impl FromStr for Arrivals {
@@ -24,7 +79,7 @@ impl FromStr for Arrivals {
         }
         match text.parse::<f64>() {
             Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(Self::PerSecond(rate)),
-            _ => Err(format!("expected requests a second above 0, or `inf`, got `{text}`")),
+            _ => Err(format!("expected requests per second above 0, or `inf`, got `{text}`")),
         }
     }
 }
@@ -32,84 +87,71 @@ impl FromStr for Arrivals {
 impl std::fmt::Display for Arrivals {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::PerSecond(rate) => write!(f, "{rate} a second"),
-            Self::AtOnce => f.write_str("as fast as possible"),
+            Self::PerSecond(rate) => write!(f, "{rate} requests per second"),
+            Self::AtOnce => f.write_str("all at once"),
         }
     }
 }
 
-/// The shared-prefix workload: every prompt is a long common beginning and a short end of its own.
+/// The shared-prefix workload: every prompt is a long shared prefix and a short suffix of its own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrefixWorkload {
-    /// How many requests.
+    /// Number of requests.
     pub request_count: usize,
-    /// Tokens of the common beginning.
+    /// Tokens of the shared prefix.
     pub shared_tokens: usize,
-    /// Fewest tokens of a request's own end.
+    /// Smallest number of tokens of a request's own suffix.
     pub unique_min: usize,
-    /// Most tokens of a request's own end.
+    /// Largest number of tokens of a request's own suffix.
     pub unique_max: usize,
+    /// Tokens to generate per request.
+    pub output_tokens: usize,
     /// When requests arrive.
     pub arrivals: Arrivals,
-    /// Give every request a beginning of its own, as long as the common one would be: the same
-    /// lengths with nothing to share.
+    /// Give every request a prefix of its own instead of the shared one: the same lengths with
+    /// nothing to share.
     pub distinct: bool,
-    /// Token ids are drawn from `0..vocab_size` less the excluded ones.
+    /// Token ids are drawn from `0..vocab_size` without the excluded ones.
     pub vocab_size: usize,
-    /// Ids that must not appear in a prompt (the end-of-text ids, say).
+    /// Ids that must not occur in a prompt, such as the end-of-sequence tokens.
     pub excluded: Vec<u32>,
     /// Determines everything that is drawn.
     pub seed: u64,
 }
 
-/// One request of a workload.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlannedRequest {
-    /// When to send it, from the run's start.
-    pub send_at: Duration,
-    /// Its prompt.
-    pub tokens: Vec<u32>,
-}
-
 impl PrefixWorkload {
-    /// The requests, in order of arrival. The first token of each own end differs between any
-    /// two requests as long as the vocabulary allows it, so that exactly the common beginning is
-    /// shared and no luck of the draw adds to it.
+    /// The requests, as conversations of one turn, in order of arrival.
+    ///
+    /// The first token of each suffix differs between any two requests, as far as the vocabulary
+    /// allows, so that two prompts share exactly the prefix and not a token more by chance.
     #[must_use]
-    pub fn plan(&self) -> Vec<PlannedRequest> {
+    pub fn plan(&self) -> Vec<Conversation> {
         let ids: Vec<u32> =
             (0..self.vocab_size as u32).filter(|id| !self.excluded.contains(id)).collect();
         if ids.is_empty() {
             return Vec::new();
         }
-        let mut rng = SplitMix64::new(self.seed);
-        let draw = |rng: &mut SplitMix64, count: usize| -> Vec<u32> {
-            (0..count).map(|_| ids[rng.in_range(0, ids.len() as u64 - 1) as usize]).collect()
+        let mut rng = SeededRng::new(self.seed);
+        let draw = |rng: &mut SeededRng, count: usize| -> Vec<u32> {
+            rng.tokens(count, ids.len()).into_iter().map(|index| ids[index as usize]).collect()
         };
         let shared = draw(&mut rng, self.shared_tokens);
         (0..self.request_count)
             .map(|index| {
                 let marker = ids[index % ids.len()];
-                let own = rng.in_range(self.unique_min as u64, self.unique_max as u64) as usize;
+                let suffix = rng.between(self.unique_min, self.unique_max);
                 let mut tokens = shared.clone();
                 if self.distinct && !tokens.is_empty() {
                     tokens = draw(&mut rng, self.shared_tokens);
                     tokens[0] = marker;
                 }
-                if own > 0 {
+                if suffix > 0 {
                     tokens.push(marker);
-                    tokens.extend(draw(&mut rng, own - 1));
+                    tokens.extend(draw(&mut rng, suffix - 1));
                 }
-                PlannedRequest { send_at: self.send_at(index), tokens }
+                Conversation::single(self.arrivals.start(index), tokens, self.output_tokens)
             })
             .collect()
-    }
-
-    fn send_at(&self, index: usize) -> Duration {
-        match self.arrivals {
-            Arrivals::PerSecond(rate) => Duration::from_secs_f64(index as f64 / rate),
-            Arrivals::AtOnce => Duration::ZERO,
-        }
     }
 }
 
@@ -123,6 +165,7 @@ mod tests {
             shared_tokens: 1_024,
             unique_min: 32,
             unique_max: 128,
+            output_tokens: 4,
             arrivals: Arrivals::PerSecond(8.0),
             distinct: false,
             vocab_size: 512,
@@ -131,8 +174,12 @@ mod tests {
         }
     }
 
-    fn common(a: &[u32], b: &[u32]) -> usize {
-        a.iter().zip(b).take_while(|(x, y)| x == y).count()
+    fn prompt(request: &Conversation) -> &[u32] {
+        &request.turns[0].tokens
+    }
+
+    fn common(a: &Conversation, b: &Conversation) -> usize {
+        prompt(a).iter().zip(prompt(b)).take_while(|(x, y)| x == y).count()
     }
 
     /// Goal: the plan is a function of the seed and nothing else.
@@ -143,41 +190,43 @@ mod tests {
         assert_ne!(workload().plan(), other.plan());
     }
 
-    /// Goal: lengths, arrival times and ids are what was asked for; exactly the beginning is shared.
+    /// Goal: lengths, arrival times and ids are as requested, and every two prompts share exactly
+    /// the prefix.
     #[test]
-    fn every_pair_shares_the_beginning_and_no_more() {
+    fn every_pair_shares_the_prefix_and_no_more() {
         let plan = workload().plan();
         assert_eq!(plan.len(), 48);
         for (index, request) in plan.iter().enumerate() {
-            assert!((1_056..=1_152).contains(&request.tokens.len()));
-            assert!(request.tokens.iter().all(|&id| id < 512 && id != 0 && id != 2));
-            assert_eq!(request.send_at, Duration::from_millis(125 * index as u64));
+            assert_eq!((request.turns.len(), request.turns[0].output_tokens), (1, 4));
+            assert!((1_056..=1_152).contains(&prompt(request).len()));
+            assert!(prompt(request).iter().all(|&id| id < 512 && id != 0 && id != 2));
+            assert_eq!(request.start, Duration::from_millis(125 * index as u64));
         }
         for (index, a) in plan.iter().enumerate() {
             for b in &plan[..index] {
-                assert_eq!(common(&a.tokens, &b.tokens), 1_024);
+                assert_eq!(common(a, b), 1_024);
             }
         }
     }
 
-    /// Goal: `distinct` keeps the lengths and shares nothing, `shared_tokens: 0` has short prompts.
+    /// Goal: with `distinct`, or without a shared prefix, no two prompts have anything in common.
     #[test]
-    fn nothing_is_shared_when_asked_so() {
+    fn distinct_prompts_share_nothing() {
         for plan in [
             PrefixWorkload { distinct: true, ..workload() }.plan(),
             PrefixWorkload { shared_tokens: 0, ..workload() }.plan(),
         ] {
             for (index, a) in plan.iter().enumerate() {
                 for b in &plan[..index] {
-                    assert_eq!(common(&a.tokens, &b.tokens), 0);
+                    assert_eq!(common(a, b), 0);
                 }
             }
         }
     }
 
-    /// Goal: rates are parsed, and what is no rate is refused with what was expected.
+    /// Goal: rates are parsed; anything else is refused with what was expected.
     #[test]
-    fn arrivals_parse() {
+    fn arrivals_are_parsed() {
         assert_eq!("inf".parse(), Ok(Arrivals::AtOnce));
         assert_eq!("8".parse(), Ok(Arrivals::PerSecond(8.0)));
         for bad in ["0", "-1", "NaN", "fast", ""] {
@@ -185,6 +234,6 @@ mod tests {
             assert!(message.contains("expected") && message.contains(bad), "{message}");
         }
         let now = PrefixWorkload { arrivals: Arrivals::AtOnce, ..workload() }.plan();
-        assert!(now.iter().all(|request| request.send_at == Duration::ZERO));
+        assert!(now.iter().all(|request| request.start == Duration::ZERO));
     }
 }

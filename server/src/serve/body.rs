@@ -187,7 +187,12 @@ mod tests {
             ("n", json!(129), "n", ["a whole number from 1 to 128", "129"]),
             ("n", json!(1.5), "n", ["a whole number from 1 to 128", "1.5"]),
             ("max_tokens", json!(-3), "max_tokens", ["a whole number, 0 or above", "-3"]),
-            ("priority", json!(1_u64 << 31), "priority", ["-2147483648 to 2147483647", "2147483648"]),
+            (
+                "priority",
+                json!(1_u64 << 31),
+                "priority",
+                ["-2147483648 to 2147483647", "2147483648"],
+            ),
             ("seed", json!("s"), "seed", ["64 bits", "\"s\""]),
             ("stop", json!(["a", 7]), "stop", ["a string or a list of strings", "7"]),
             ("stop_token_ids", json!([3, -1]), "stop_token_ids[1]", ["from 0 to", "got -1"]),

@@ -6,6 +6,11 @@ fn close(got: f64, expected: f64) {
     assert!((got - expected).abs() < 1e-9, "expected {expected}, got {got}");
 }
 
+/// A time as a distribution keeps it: to five significant digits.
+fn close_time(got: f64, expected: f64) {
+    assert!((got - expected).abs() <= expected * 1e-5, "expected {expected}, got {got}");
+}
+
 fn record(sent_at: f64, token_times: &[f64], prompt: usize, cached: usize) -> RequestRecord {
     RequestRecord {
         sent_at,
@@ -15,25 +20,39 @@ fn record(sent_at: f64, token_times: &[f64], prompt: usize, cached: usize) -> Re
     }
 }
 
-/// Goal: percentiles interpolate between ranks and hit both ends exactly.
+/// Goal: percentiles are recorded values, by nearest rank, from the smallest to the largest, in
+/// whatever order the values came.
 #[test]
-fn percentiles_interpolate_between_ranks() {
-    let values = [1.0, 2.0, 3.0, 4.0];
-    close(percentile(&values, 0.0), 1.0);
-    close(percentile(&values, 50.0), 2.5);
-    close(percentile(&values, 99.0), 3.97);
-    close(percentile(&values, 100.0), 4.0);
-    close(percentile(&values, 250.0), 4.0);
-    close(percentile(&[7.0], 99.0), 7.0);
-    close(percentile(&[], 50.0), 0.0);
+fn percentiles_are_nearest_rank() {
+    let times = Distribution::of_ms([3.0, 1.0, 4.0, 2.0]);
+    close_time(times.percentile_ms(0.0), 1.0);
+    close_time(times.percentile_ms(50.0), 2.0);
+    close_time(times.percentile_ms(51.0), 3.0);
+    close_time(times.percentile_ms(99.0), 4.0);
+    close_time(times.percentile_ms(100.0), 4.0);
+    close_time(times.percentile_ms(250.0), 4.0);
+    close_time(Distribution::of_ms([7.0]).percentile_ms(99.0), 7.0);
+    close(Distribution::of_ms([]).percentile_ms(50.0), 0.0);
+    let spread = Spread::of_ms([30.0, 10.0, 20.0]);
+    close_time(spread.p50, 20.0);
+    close_time(spread.p99, 30.0);
 }
 
-/// Goal: the order in which values came does not matter.
+/// Goal: times from a nanosecond to an hour keep five significant digits.
 #[test]
-fn a_spread_sorts_for_itself() {
-    let spread = Spread::of(vec![30.0, 10.0, 20.0]);
-    close(spread.p50, 20.0);
-    close(spread.p99, 29.8);
+fn distributions_keep_five_digits() {
+    for ms in [0.000_001, 0.001_234, 1.234, 1_234.0, 3_600_000.0] {
+        close_time(Distribution::of_ms([ms]).percentile_ms(50.0), ms);
+    }
+}
+
+/// Goal: the median of an even number of values lies between the middle two.
+#[test]
+fn medians_of_few_values() {
+    close(median(vec![30.0, 10.0, 20.0]), 20.0);
+    close(median(vec![4.0, 1.0, 3.0, 2.0]), 2.5);
+    close(median(vec![7.0]), 7.0);
+    close(median(vec![]), 0.0);
 }
 
 /// Goal: the first request of each run is left out of every figure but the throughput.
@@ -46,9 +65,11 @@ fn the_first_request_counts_for_throughput_only() {
     ];
     let summary = summarise(&[run]);
     assert_eq!(summary.requests, 2);
-    close(summary.ttft_ms.p50, 200.0);
-    close(summary.itl_ms.p50, 200.0);
-    close(summary.latency_ms.p50, 450.0);
+    close_time(summary.ttft_ms.p50, 100.0);
+    close_time(summary.ttft_ms.p99, 300.0);
+    close_time(summary.itl_ms.p50, 200.0);
+    close_time(summary.latency_ms.p50, 400.0);
+    close_time(summary.latency_ms.p99, 500.0);
     assert_eq!((summary.prompt_tokens, summary.cached_tokens), (2_000, 1_000));
     close(summary.hit_rate, 0.5);
     close(summary.saved_share, 0.5);
@@ -66,12 +87,12 @@ fn repeats_are_pooled() {
     let summary = summarise(&runs);
     assert_eq!(summary.requests, 3);
     close(summary.throughput_tok_s, 10.5);
-    close(summary.ttft_ms.p50, 2_000.0);
+    close_time(summary.ttft_ms.p50, 2_000.0);
 }
 
-/// Goal: nothing measured gives zeros, not a panic or a NaN that JSON cannot hold.
+/// Goal: an empty run gives zeros, not a panic or a NaN, which JSON cannot hold.
 #[test]
-fn nothing_measured_gives_zeros() {
+fn empty_runs_give_zeros() {
     assert_eq!(summarise(&[]), Summary::default());
     assert_eq!(summarise(&[vec![]]), Summary::default());
     let silent = summarise(&[vec![record(0.0, &[], 5, 0), record(0.0, &[], 5, 0)]]);
