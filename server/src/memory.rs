@@ -1,54 +1,45 @@
-//! Sizes in bytes: reading them from flags, printing them, and asking the system how much memory
-//! this process holds.
+//! Sizes in bytes: parsing them from flags, printing them, and this process's resident memory.
 
-/// Parses `1048576`, `512K`, `512M`, `1.5G`, with or without an `iB` or `B` after the letter;
-/// powers of 1,024.
+use bytesize::ByteSize;
+
+/// Parses a number of bytes such as `1048576`, or a number with a unit such as `512M` or `1.5G`.
+/// The units K, M, G and T are powers of 1,024, in upper or lower case; `KB` and `KiB` mean the
+/// same as `K`, and so on.
 ///
 /// # Errors
-/// What was expected and what came.
+/// A message with the accepted forms and the text, if it is not a size or is below 1 byte.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("expected a size such as 1048576, 512M or 1.5G, got `{text}`");
-    let digits_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits_end);
-    let exponent = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kb" | "kib" => 1,
-        "m" | "mb" | "mib" => 2,
-        "g" | "gb" | "gib" => 3,
-        "t" | "tb" | "tib" => 4,
-        _ => return Err(wrong()),
+    let text = text.trim();
+    // `bytesize` takes `K` and `KB` for 1,000 bytes. Sizes of memory are powers of 1,024.
+    let number = text.trim_end_matches(['b', 'B']).trim_end_matches(['i', 'I']);
+    let binary = match number.ends_with(|last: char| last.is_ascii_alphabetic()) {
+        true => format!("{number}iB"),
+        false => text.to_owned(),
     };
-    let number: f64 = number.parse().map_err(|_| wrong())?;
-    let bytes = number * 1024f64.powi(exponent);
-    if bytes >= 1.0 && bytes < 2f64.powi(63) { Ok(bytes as u64) } else { Err(wrong()) }
+    match binary.parse::<ByteSize>() {
+        Ok(ByteSize(bytes)) if (1..u64::MAX).contains(&bytes) => Ok(bytes),
+        _ => Err(format!("expected a size such as 1048576, 512M or 1.5G, got `{text}`")),
+    }
 }
 
-/// A size for people: `1.5 GiB`.
+/// A size with a binary unit and at most one decimal: `1.5 GiB`, `512 MiB`.
 #[must_use]
 pub fn format_bytes(bytes: u64) -> String {
-    let mut value = bytes as f64;
-    for unit in ["B", "KiB", "MiB", "GiB"] {
-        if value < 1024.0 {
-            let decimals = usize::from(unit != "B" && value < 100.0);
-            return format!("{value:.decimals$} {unit}");
-        }
-        value /= 1024.0;
-    }
-    format!("{value:.1} TiB")
+    ByteSize(bytes).display().iec().to_string().replace(".0 ", " ")
 }
 
-/// Memory this process holds, in bytes.
+/// Resident memory of this process, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Resident {
     /// All resident pages.
     pub total: u64,
-    /// Those of them that belong to no file: heap, stacks, the KV cache.
+    /// Anonymous pages: heap, stacks and the KV cache.
     pub anonymous: u64,
-    /// Those that are parts of mapped files: weights and the program itself.
+    /// File-backed pages: mapped weights and the program itself.
     pub file: u64,
 }
 
-/// What `/proc/self/status` says; `None` where there is no such file.
+/// Reads `/proc/self/status`; `None` on systems without that file.
 #[must_use]
 pub fn resident() -> Option<Resident> {
     parse_status(&std::fs::read_to_string("/proc/self/status").ok()?)
@@ -71,9 +62,9 @@ fn parse_status(status: &str) -> Option<Resident> {
 mod tests {
     use super::*;
 
-    /// Goal: every form of a size is read, and what is none is refused.
+    /// Goal: every form of a size is parsed, and anything else is refused.
     #[test]
-    fn sizes_parse() {
+    fn sizes_are_parsed() {
         for (text, bytes) in [
             ("1048576", 1 << 20),
             ("512K", 512 << 10),
@@ -81,6 +72,8 @@ mod tests {
             ("1.5G", 3 << 29),
             ("2 gb", 2 << 30),
             ("1T", 1 << 40),
+            ("64m", 64 << 20),
+            ("16B", 16),
         ] {
             assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
         }
@@ -89,9 +82,9 @@ mod tests {
         }
     }
 
-    /// Goal: sizes are printed short.
+    /// Goal: sizes are printed with a binary unit and at most one decimal.
     #[test]
-    fn sizes_print() {
+    fn sizes_are_printed() {
         for (bytes, text) in [
             (0, "0 B"),
             (1023, "1023 B"),
@@ -103,9 +96,9 @@ mod tests {
         }
     }
 
-    /// Goal: the kernel's table is read by its names and in its unit.
+    /// Goal: the kernel's fields are found by name and converted from KiB.
     #[test]
-    fn status_is_read() {
+    fn process_status_is_parsed() {
         let status = "Name:\tstolon\nVmRSS:\t    2048 kB\nRssAnon:\t    1024 kB\n\
                       RssFile:\t    1000 kB\nRssShmem:\t      24 kB\nThreads:\t3\n";
         let expected = Resident { total: 2 << 20, anonymous: 1 << 20, file: 1 << 20 };
