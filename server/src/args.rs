@@ -1,4 +1,4 @@
-//! Flags that several commands share: which model, how large an engine, how tokens are chosen.
+//! Flags that several commands share: the model, the engine's settings, and sampling.
 
 use std::time::Duration;
 
@@ -11,76 +11,110 @@ use stolon::{
 
 use crate::memory::parse_bytes;
 
-/// The model that is used when none is named.
+/// The default of `--model`.
 const DEMO: &str = "demo";
 
-/// Which model, and how large an engine around it.
+/// The model and the settings of the engine that runs it.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// The model: `demo`, a model directory, a .gguf file, a hub id (org/name, org/name@revision)
-    /// or `random:PRESET`
+    /// Model to load
+    ///
+    /// One of: `demo` (the small built-in model), a Hugging Face model directory, a `.gguf` file, a
+    /// Hugging Face hub id (`org/name` or `org/name@revision`), or `random:PRESET` (random weights
+    /// of a known shape, for tests).
     #[arg(long, default_value = DEMO, env = "STOLON_MODEL")]
     pub model: String,
-    /// Memory for the KV cache: bytes, or with a suffix K, M or G (512M)
+    /// Memory for the KV cache, in bytes or with a unit: 536870912, 512M, 1.5G
+    ///
+    /// Units are K, M, G and T, powers of 1024. By default a part of the memory that is free after
+    /// the model has been loaded.
     #[arg(long, value_parser = parse_bytes, conflicts_with = "num_blocks", value_name = "BYTES")]
     pub kv_memory: Option<u64>,
-    /// Size of the KV cache in blocks, instead of in bytes
-    #[arg(long)]
+    /// Size of the KV cache in blocks of `--block-size` tokens, instead of `--kv-memory`
+    #[arg(long, value_name = "BLOCKS")]
     pub num_blocks: Option<usize>,
-    /// Positions a KV block holds: a power of two from 1 to 256
-    #[arg(long, default_value_t = 16)]
+    /// Number of tokens per KV cache block: a power of two from 1 to 256
+    ///
+    /// The prefix cache shares whole blocks. Smaller blocks share more of two similar prompts and
+    /// have more overhead.
+    #[arg(long, default_value_t = 16, value_name = "TOKENS")]
     pub block_size: usize,
-    /// What keys and values are stored as: f32, bf16, f16 or int8; f32 for a model in f32 and bf16 for
-    /// all others if not given
+    /// Data type of the KV cache: f32, bf16, f16 or int8
+    ///
+    /// By default f32 for models in f32 and bf16 for all others. int8 has a scale per token and
+    /// head; it takes half the memory of bf16 and changes the results slightly.
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<KvType>,
-    /// Most tokens that one forward pass computes, prompt chunks and decodes together
-    #[arg(long, default_value_t = 512)]
+    /// Maximum number of tokens per forward pass, prompt chunks and generated tokens together
+    ///
+    /// Larger values increase the throughput of prompts; smaller values reduce the time that
+    /// running requests wait while a prompt is processed.
+    #[arg(long, default_value_t = 512, value_name = "TOKENS")]
     pub max_batched_tokens: usize,
-    /// Most requests that run at the same time
-    #[arg(long, default_value_t = 32)]
+    /// Maximum number of requests that run at the same time
+    #[arg(long, default_value_t = 32, value_name = "REQUESTS")]
     pub max_running: usize,
-    /// Most requests that wait; more are refused
-    #[arg(long)]
+    /// Maximum number of queued requests; more are refused
+    ///
+    /// The server refuses with status 429 and a `Retry-After` header. Default 1024, for
+    /// `bench load` 32.
+    #[arg(long, value_name = "REQUESTS")]
     pub max_queued: Option<usize>,
-    /// Most uncached prompt tokens that wait; more are refused. A few thousand keep conversations that do
-    /// not fit in the KV cache together from driving each other out
+    /// Maximum number of uncached prompt tokens in the queue; more are refused
+    ///
+    /// A limit of a few thousand protects conversations that do not all fit in the KV cache: those
+    /// whose history is cached continue, instead of evicting each other's. A request is accepted in
+    /// any case if the queue is empty. Default 1048576.
     #[arg(long, value_name = "TOKENS")]
     pub max_queued_tokens: Option<usize>,
-    /// Uncached prompt tokens of later requests that may be admitted before an earlier one, beside as many
-    /// as waited when it came; 0 is strictly in order of arrival
+    /// Bound on overtaking: uncached prompt tokens of later requests that may be admitted before an
+    /// earlier request
+    ///
+    /// The tokens that were queued when the earlier request arrived are allowed in addition. 0
+    /// admits strictly in order of arrival. Default 4096.
     #[arg(long, value_name = "TOKENS")]
     pub max_overtake_tokens: Option<usize>,
-    /// Compute every prompt from scratch
+    /// Disable the prefix cache: every prompt is computed from scratch
     #[arg(long)]
     pub no_prefix_caching: bool,
-    /// Which cached blocks are given up first: lru, lfu, fifo, mru, filo, priority, slru or
+    /// Order in which cached blocks are evicted: lru, lfu, fifo, mru, filo, priority, slru or
     /// cost-aware
-    #[arg(long, default_value_t)]
+    #[arg(long, default_value_t, value_name = "POLICY")]
     pub eviction_policy: EvictionPolicy,
-    /// Most KV blocks that pins may hold together; requests have so many fewer
+    /// Maximum number of KV blocks that pinned prefixes may occupy
+    ///
+    /// These blocks are not available to running requests. With 0, prefixes cannot be pinned
+    /// (`/admin/pins`).
     #[arg(long, default_value_t = 0, value_name = "BLOCKS")]
     pub pin_budget: usize,
-    /// Which waiting request runs next: fcfs, longest-prefix, cost or priority
-    #[arg(long, default_value_t)]
+    /// Order in which queued requests are admitted: fcfs, longest-prefix, cost or priority
+    ///
+    /// fcfs: first come, first served. longest-prefix: most cached prompt tokens first. cost:
+    /// fewest uncached prompt tokens first; requests age. priority: the request's `priority`.
+    #[arg(long, default_value_t, value_name = "POLICY")]
     pub admission: AdmissionPolicy,
-    /// Seconds after which a forward pass counts as hung; requests then fail instead of waiting
+    /// Seconds after which a forward pass counts as hung
+    ///
+    /// Requests then fail, and new ones are refused until the backend responds again.
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     pub step_timeout: u64,
-    /// Threads that compute; the machine's cores if not given
+    /// Number of threads that compute. Default: the number of CPU cores this process may use
     #[arg(long)]
     pub threads: Option<usize>,
-    /// What matrices are held in: `stored`, as in the file, or `q8_0`, rounded while they are loaded
-    #[arg(long, default_value_t)]
+    /// Format of the weight matrices in memory: `stored` (as in the file) or `q8_0`
+    ///
+    /// `q8_0` rounds plain (f32, f16, bf16) matrices to 8 bits while they are loaded, which saves
+    /// memory and time and changes the results slightly.
+    #[arg(long, default_value_t, value_name = "FORMAT")]
     pub weights: WeightType,
 }
 
 impl EngineArgs {
-    /// The engine these flags describe, with the model named, not yet loaded.
+    /// An engine builder with these settings. The model has not been loaded yet.
     ///
     /// # Errors
-    /// When the demo model is asked for in a build without it.
+    /// If the demo model is requested and this build does not contain it.
     pub fn builder(&self) -> anyhow::Result<EngineBuilder> {
         let mut builder = Engine::builder()
             .block_size(self.block_size)
@@ -124,7 +158,7 @@ impl EngineArgs {
     /// Loads the model and starts the engine.
     ///
     /// # Errors
-    /// The engine's, with the model's name.
+    /// The engine's error, with the model's name.
     pub async fn start(&self) -> anyhow::Result<Engine> {
         let engine = self.builder()?.build().await;
         engine.with_context(|| format!("cannot start an engine for the model `{}`", self.model))
@@ -132,63 +166,71 @@ impl EngineArgs {
 }
 
 #[cfg(feature = "demo-model")]
-#[allow(clippy::unnecessary_wraps, reason = "without the feature this is an error")]
+#[allow(clippy::unnecessary_wraps, reason = "without the feature it returns an error")]
 fn demo_model() -> anyhow::Result<ModelSource> {
     Ok(ModelSource::Demo)
 }
 
 #[cfg(not(feature = "demo-model"))]
 fn demo_model() -> anyhow::Result<ModelSource> {
-    anyhow::bail!("this build has no demo model (feature `demo-model`): name a model with --model")
+    anyhow::bail!(
+        "this build does not contain the demo model (feature `demo-model`): choose another one with \
+         --model"
+    )
 }
 
-/// How tokens are chosen, and when to stop.
+/// Sampling parameters and stop conditions.
+///
+/// `chat` takes defaults of unset sampling flags from the model's `generation_config.json`;
+/// `generate` is greedy.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Most tokens to generate for a prompt
-    #[arg(long, default_value_t = Request::DEFAULT_MAX_TOKENS)]
+    /// Maximum number of tokens to generate per answer
+    #[arg(long, default_value_t = Request::DEFAULT_MAX_TOKENS, value_name = "TOKENS")]
     pub max_tokens: usize,
-    /// 0 takes the likeliest token each time
+    /// Softmax temperature, 0 or above. 0 is greedy: always the most likely token
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub temperature: Option<f32>,
-    /// Choose among the K likeliest tokens
+    /// Sample from the K most likely tokens only
     #[arg(long, value_name = "K")]
     pub top_k: Option<usize>,
-    /// Choose among the likeliest tokens that together have this probability
+    /// Sample from the most likely tokens whose probabilities add up to P (nucleus sampling); above
+    /// 0, at most 1
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub top_p: Option<f32>,
-    /// Choose among tokens at least this fraction as likely as the likeliest
+    /// Sample only tokens whose probability is at least P times that of the most likely token; 0
+    /// to 1
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub min_p: Option<f32>,
-    /// Make tokens that occurred already less likely; 1 changes nothing
+    /// Make tokens less likely that occur in the prompt or the answer; above 0, and 1 is off
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub repetition_penalty: Option<f32>,
-    /// Subtract this from the logits of tokens that were generated already
+    /// Amount subtracted from the logit of each token that the answer contains; -2 to 2
     #[arg(long, value_name = "AMOUNT", allow_negative_numbers = true)]
     pub presence_penalty: Option<f32>,
-    /// Subtract this for each time a token was generated
+    /// Amount subtracted from a token's logit for each time that the answer contains it; -2 to 2
     #[arg(long, value_name = "AMOUNT", allow_negative_numbers = true)]
     pub frequency_penalty: Option<f32>,
-    /// Add BIAS to a token's logit; may be given several times
+    /// Add BIAS, -100 to 100, to the logit of the token with this id. Can be repeated
     #[arg(long, value_name = "ID=BIAS", value_parser = parse_bias)]
     pub logit_bias: Vec<(u32, f32)>,
-    /// The same seed gives the same text
+    /// Seed of the random draws: the same prompt and seed give the same answer
     #[arg(long)]
     pub seed: Option<u64>,
-    /// End when this string appears; may be given several times
+    /// End the answer before this text if it appears. Can be repeated
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// End when this token is generated; may be given several times
+    /// End the answer if the token with this id is generated. Can be repeated
     #[arg(long, value_name = "ID")]
     pub stop_id: Vec<u32>,
-    /// Go on past the model's end-of-text tokens
+    /// Continue past the model's end-of-sequence tokens
     #[arg(long)]
     pub ignore_eos: bool,
 }
 
 impl SamplingArgs {
-    /// Puts these flags into a request; what no flag says is as in `base`.
+    /// Applies these flags to a request; sampling parameters without a flag are as in `base`.
     #[must_use]
     pub fn apply(&self, request: Request, base: &SamplingParams) -> Request {
         let mut sampling = base.clone();
@@ -222,12 +264,12 @@ fn parse_bias(text: &str) -> Result<(u32, f32), String> {
 mod tests {
     use super::*;
 
-    /// Goal: a bias is an id and a number, and anything else is refused with what was expected.
+    /// Goal: a bias is a token id and a number; anything else is refused with what was expected.
     #[test]
-    fn biases_parse() {
+    fn biases_are_parsed() {
         assert_eq!(parse_bias("42=-1.5"), Ok((42, -1.5)));
         for bad in ["42", "x=1", "42=", "-1=2"] {
-            let message = parse_bias(bad).expect_err("no bias");
+            let message = parse_bias(bad).expect_err("not a bias");
             assert!(message.contains("expected") && message.contains(bad), "{message}");
         }
     }

@@ -1,5 +1,7 @@
-//! `stolon chat`: a conversation at the terminal. Each turn sends the whole conversation again;
-//! the prefix cache is what makes that cheap, and a dim line after each answer shows how cheap.
+//! `stolon chat`: a conversation in the terminal.
+//!
+//! Each turn sends the whole conversation. The prefix cache avoids computing the earlier turns
+//! again; a dim line after each answer shows how much came from the cache.
 
 use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
@@ -14,16 +16,16 @@ use crate::args::{EngineArgs, SamplingArgs};
 use crate::generate::figures;
 use crate::terminal;
 
-const HELP: &str = "/reset forgets the conversation, /stats shows the cache, /quit (or the end of \
-                    input) leaves; interrupting stops an answer";
+const HELP: &str = "/reset starts a new conversation, /stats shows the prefix cache, /quit (or end \
+                    of input) exits; Ctrl-C stops an answer";
 
 /// Arguments of `stolon chat`.
 #[derive(Debug, Args)]
 pub struct ChatArgs {
-    /// What the model is told before the conversation
+    /// System prompt: instructions that precede the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// A file that holds what the model is told before the conversation
+    /// File that contains the system prompt
     #[arg(long, value_name = "FILE", conflicts_with = "system")]
     system_file: Option<PathBuf>,
     #[command(flatten)]
@@ -32,26 +34,26 @@ pub struct ChatArgs {
     engine: EngineArgs,
 }
 
-/// Where lines come from: an editor with history at a terminal, plain lines otherwise.
+/// Where input lines come from: a line editor with history in a terminal, plain lines otherwise.
 enum Input {
     Terminal(Box<DefaultEditor>),
     Plain,
 }
 
-/// The conversation so far, and the engine that continues it.
+/// The conversation so far and the engine that answers.
 struct Conversation {
     engine: Engine,
     sampling: SamplingArgs,
     messages: Vec<ChatMessage>,
-    /// How many of the messages are there before the first turn: 1 with a system prompt, else 0.
-    fixed: usize,
+    /// Number of messages before the first turn: 1 with a system prompt, otherwise 0.
+    initial_count: usize,
 }
 
 impl ChatArgs {
     /// Runs the command until the input ends.
     ///
     /// # Errors
-    /// An unreadable file, a model without a chat template, and whatever the engine refuses.
+    /// An unreadable file, a model without a chat template, and errors of the engine.
     pub async fn run(self) -> anyhow::Result<()> {
         let system = match &self.system_file {
             Some(path) => Some(
@@ -71,7 +73,7 @@ impl ChatArgs {
             system.map(|text| ChatMessage::new("system", text)).into_iter().collect();
         let mut conversation = Conversation {
             sampling: self.sampling,
-            fixed: messages.len(),
+            initial_count: messages.len(),
             messages,
             engine: engine.clone(),
         };
@@ -84,7 +86,7 @@ impl ChatArgs {
                 "" => {}
                 "/quit" | "/exit" => break,
                 "/help" => terminal::line(terminal::dim(HELP))?,
-                "/reset" => conversation.messages.truncate(conversation.fixed),
+                "/reset" => conversation.messages.truncate(conversation.initial_count),
                 "/stats" => terminal::line(terminal::dim(conversation.stats()))?,
                 command if command.starts_with('/') => {
                     terminal::line(terminal::dim(format!("no command `{command}`; {HELP}")))?;
@@ -98,26 +100,28 @@ impl ChatArgs {
 }
 
 impl Conversation {
-    /// One turn: streams the answer and keeps it. A refused or interrupted turn leaves the
-    /// conversation as it was, and the program running.
+    /// One turn: streams the answer and appends it to the conversation. A turn that fails or is
+    /// interrupted leaves the conversation as it was.
     async fn turn(&mut self, text: &str) -> anyhow::Result<()> {
         self.messages.push(ChatMessage::new("user", text));
         match self.answer().await {
             Ok(Some(answer)) => self.messages.push(ChatMessage::new("assistant", answer)),
             Ok(None) => {
                 self.messages.pop();
-                terminal::line(terminal::dim("\n[interrupted; the question is forgotten]"))?;
+                terminal::line(terminal::dim(
+                    "\n[interrupted; the question was removed from the conversation]",
+                ))?;
             }
             Err(error) if crate::cli::is_broken_pipe(&error) => return Err(error),
             Err(error) => {
                 self.messages.pop();
-                terminal::line(terminal::dim(format!("[{}]", crate::cli::in_words(&error))))?;
+                terminal::line(terminal::dim(format!("[{}]", crate::cli::one_line(&error))))?;
             }
         }
         Ok(())
     }
 
-    /// The answer, streamed to standard output; `None` when it was interrupted.
+    /// Streams the answer to standard output and returns it; `None` if it was interrupted.
     async fn answer(&self) -> anyhow::Result<Option<String>> {
         let request = Request::chat(self.messages.clone());
         let request = self.sampling.apply(request, &self.engine.recommended_sampling());
@@ -148,7 +152,7 @@ impl Conversation {
         let stats = self.engine.stats();
         format!(
             "[{} turns; {} of {} prompt tokens came from the cache ({:.0} %); \
-             {} of {} KV blocks hold cached text, {} are free]",
+             {} of {} KV blocks are cached, {} are free]",
             stats.finished,
             stats.cached_tokens,
             stats.prompt_tokens,
@@ -169,8 +173,8 @@ impl Input {
         }
     }
 
-    /// The next line, without its end; `None` at the end of input. Waits on a thread of its own,
-    /// so that the runtime keeps running.
+    /// The next line; `None` at the end of input. The blocking read happens on another thread, so
+    /// that it does not block the runtime.
     async fn read(&mut self) -> anyhow::Result<Option<String>> {
         let mut input = std::mem::replace(self, Self::Plain);
         let (input, line) = tokio::task::spawn_blocking(move || {

@@ -1,4 +1,4 @@
-//! The command line: its commands, and the way from one to its file.
+//! The command line: parsing it and running the chosen command.
 
 use std::io::ErrorKind;
 
@@ -11,7 +11,10 @@ use crate::demo::DemoArgs;
 use crate::generate::GenerateArgs;
 use crate::serve::ServeArgs;
 
-/// An LLM inference engine with a shared prefix cache.
+/// An LLM inference engine with a shared prefix cache
+///
+/// The log goes to standard error. Set RUST_LOG (for example RUST_LOG=info) to see more than
+/// warnings.
 #[derive(Debug, Parser)]
 #[command(name = "stolon", version, about)]
 pub struct Cli {
@@ -21,25 +24,29 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Ask a small built-in model about a long handbook and watch the cache at work; no network.
+    /// Show the prefix cache at work with a small built-in model; needs no network
+    ///
+    /// Asks several questions about a long handbook. The first answer computes the handbook, the
+    /// others read it from the prefix cache. Then asks the same questions with an empty cache and
+    /// compares times and answers.
     #[cfg(feature = "demo-model")]
     Demo(DemoArgs),
-    /// Continue one or several prompts.
+    /// Generate text from one or several prompts
     Generate(GenerateArgs),
-    /// Talk to a model.
+    /// Chat with a model in the terminal
     Chat(ChatArgs),
-    /// Serve a model over HTTP, compatible with OpenAI's API.
+    /// Serve a model over HTTP with an OpenAI-compatible API
     Serve(ServeArgs),
-    /// Measure the engine.
+    /// Benchmark the engine
     #[command(subcommand)]
     Bench(BenchCommand),
 }
 
 impl Cli {
-    /// Runs the command that was given.
+    /// Runs the chosen command.
     ///
     /// # Errors
-    /// Whatever stops it, in words for the person at the terminal.
+    /// Any error that stops it, with a message for the user.
     pub async fn run(self) -> anyhow::Result<()> {
         match self.command {
             #[cfg(feature = "demo-model")]
@@ -52,7 +59,8 @@ impl Cli {
     }
 }
 
-/// Whether the reader of our output went away (`stolon generate ... | head`): no failure of ours.
+/// Whether the error is a closed output pipe, as in `stolon generate ... | head`. That is not a
+/// failure.
 #[must_use]
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
@@ -60,15 +68,15 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }
 
-/// An error and its causes on one line. Some messages repeat their cause already; a cause that
-/// the line ends with is not said twice.
+/// An error and its causes on one line. Some messages end with their cause already; it is then not
+/// repeated.
 #[must_use]
-pub fn in_words(error: &anyhow::Error) -> String {
+pub fn one_line(error: &anyhow::Error) -> String {
     error.chain().fold(String::new(), |line, cause| {
         let cause = cause.to_string();
         match line.as_str() {
             "" => cause,
-            said if said.ends_with(&cause) => line,
+            text if text.ends_with(&cause) => line,
             _ => format!("{line}: {cause}"),
         }
     })
@@ -81,17 +89,17 @@ mod tests {
 
     use super::*;
 
-    /// Goal: causes are told in order, and none twice.
+    /// Goal: causes are listed in order, and none twice.
     #[test]
-    fn causes_are_told_once() {
+    fn causes_are_listed_once() {
         let error = anyhow!("no such file").context("cannot read x: no such file").context("stop");
-        assert_eq!(in_words(&error), "stop: cannot read x: no such file");
-        assert_eq!(in_words(&anyhow!("b").context("a")), "a: b");
+        assert_eq!(one_line(&error), "stop: cannot read x: no such file");
+        assert_eq!(one_line(&anyhow!("b").context("a")), "a: b");
     }
 
-    /// Goal: the command line is well-formed (clap checks ids, conflicts and defaults).
+    /// Goal: the definition of the command line passes clap's checks (ids, conflicts, defaults).
     #[test]
-    fn the_command_line_is_well_formed() {
+    fn the_command_line_definition_is_valid() {
         Cli::command().debug_assert();
     }
 }

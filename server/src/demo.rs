@@ -1,6 +1,8 @@
-//! `stolon demo`: the point of the project in one command. A long handbook, several questions
-//! about it: the first answer computes the handbook, all others find it in the cache. Then the
-//! same questions without what was cached, to compare times and answers.
+//! `stolon demo`: shows what the prefix cache does, with a small built-in model.
+//!
+//! Asks several questions about a long handbook: the first answer computes the handbook, all others
+//! find it in the prefix cache. Then asks the same questions with an empty cache, to compare times
+//! and answers.
 
 use std::time::Duration;
 
@@ -12,19 +14,20 @@ use crate::args::EngineArgs;
 use crate::bench::metrics::median;
 use crate::terminal;
 
-/// Arguments of `stolon demo`; none is needed.
+/// Arguments of `stolon demo`, all optional.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// Print the whole handbook
+    /// Print the whole handbook instead of its beginning
     #[arg(long)]
     show_handbook: bool,
     #[command(flatten)]
     engine: EngineArgs,
 }
 
-/// One answer and what it took.
+/// One answer and its figures.
 struct Answer {
     text: String,
+    /// Whether the text is the expected answer.
     right: bool,
     finish: Finish,
 }
@@ -33,7 +36,7 @@ impl DemoArgs {
     /// Runs the demonstration.
     ///
     /// # Errors
-    /// Whatever stops the engine. A wrong answer is shown, and is no error.
+    /// Errors of the engine. A wrong answer is shown and is not an error.
     pub async fn run(self) -> anyhow::Result<()> {
         let book = handbook()?;
         let engine = self.engine.start().await?;
@@ -43,12 +46,12 @@ impl DemoArgs {
         for index in 0..book.questions.len() {
             shared.push(ask(&engine, &book, index, true).await?);
         }
-        let mut alone = Vec::new();
+        let mut cold = Vec::new();
         for index in 0..book.questions.len() {
             engine.flush().await?;
-            alone.push(ask(&engine, &book, index, false).await?);
+            cold.push(ask(&engine, &book, index, false).await?);
         }
-        conclude(&shared, &alone)?;
+        conclude(&shared, &cold)?;
         engine.shutdown().await;
         Ok(())
     }
@@ -75,7 +78,7 @@ impl DemoArgs {
     }
 }
 
-/// Asks one of the book's questions; `shown` streams the answer and its figures.
+/// Asks one of the handbook's questions. If `shown`, streams the answer and prints its figures.
 async fn ask(
     engine: &Engine,
     book: &Handbook,
@@ -110,7 +113,7 @@ async fn ask(
             _ => {}
         }
     }
-    anyhow::bail!("the engine's stream ended without saying why")
+    anyhow::bail!("the stream ended without a finish event")
 }
 
 fn verdict(right: bool, expected: &str, finish: &Finish) -> String {
@@ -124,10 +127,10 @@ fn verdict(right: bool, expected: &str, finish: &Finish) -> String {
     ))
 }
 
-/// The closing table: the answers that found the handbook in the cache against the same
+/// Prints a table that compares the answers with the handbook in the cache to those to the same
 /// questions with an empty cache.
-fn conclude(shared: &[Answer], alone: &[Answer]) -> anyhow::Result<()> {
-    // The first answer had to compute the handbook, so it is a cold one.
+fn conclude(shared: &[Answer], cold: &[Answer]) -> anyhow::Result<()> {
+    // The first answer computed the handbook, so it was not warm.
     let warm = &shared[1.min(shared.len())..];
     let ttft = |answers: &[Answer]| {
         median(answers.iter().map(|answer| millis(answer.finish.timings.ttft)).collect())
@@ -146,18 +149,18 @@ fn conclude(shared: &[Answer], alone: &[Answer]) -> anyhow::Result<()> {
     let heading = ["", "answers", "prompt tokens", "cached", "median TTFT", "right"];
     let rows = [
         heading.map(str::to_owned).to_vec(),
-        row("cold (cache emptied before each)", alone),
+        row("cold (cache emptied before each)", cold),
         row("warm (handbook in the cache)", warm),
     ];
     terminal::line(format!("\n{}", terminal::table(&rows)))?;
     if ttft(warm) > 0.0 {
-        let ratio = ttft(alone) / ttft(warm);
-        terminal::line(format!("The first token comes {ratio:.1} times sooner when warm."))?;
+        let ratio = ttft(cold) / ttft(warm);
+        terminal::line(format!("The first token arrives {ratio:.1} times sooner when warm."))?;
     }
-    let same = shared.iter().zip(alone).filter(|(a, b)| a.text == b.text).count();
+    let same = shared.iter().zip(cold).filter(|(a, b)| a.text == b.text).count();
     terminal::line(format!(
-        "{same} of {} answers are the same, letter for letter, warm and cold.",
-        alone.len()
+        "{same} of {} answers are the same, character for character, warm and cold.",
+        cold.len()
     ))?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `stolon generate`: continues one or several prompts on one engine.
+//! `stolon generate`: generates text from one or several prompts.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -17,25 +17,26 @@ use crate::terminal;
 /// Arguments of `stolon generate`.
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
-    /// A prompt; may be given several times
+    /// Prompt text. Can be repeated
     #[arg(long, value_name = "TEXT")]
     prompt: Vec<String>,
-    /// A file that holds a prompt, or - for standard input; may be given several times
+    /// File that contains a prompt, or - for standard input. Can be repeated
     #[arg(long, value_name = "FILE")]
     prompt_file: Vec<PathBuf>,
-    /// A prompt as token ids: 1,2,3; may be given several times
+    /// Prompt as token ids separated by commas, such as 1,2,3. Can be repeated
     #[arg(long, value_name = "IDS", value_parser = parse_ids)]
     prompt_tokens: Vec<TokenIds>,
-    /// Take each text prompt as a user's message and render it with the model's chat template
+    /// Send each text prompt as a user's message, with the model's chat template
     #[arg(long)]
     chat: bool,
-    /// Report the log-probability of each generated token and of the N likeliest (0 to 20)
+    /// Print the log-probability of each generated token and of the N most likely tokens at its
+    /// position
     #[arg(long, value_name = "N")]
     logprobs: Option<usize>,
-    /// Print one JSON object a prompt, one a line, instead of the text
+    /// Print one JSON object per prompt, each on one line, instead of the text
     #[arg(long)]
     json: bool,
-    /// Run all prompts at the same time instead of one after the other; with --json only
+    /// Run all prompts at the same time instead of one after another. Requires --json
     #[arg(long, requires = "json")]
     concurrent: bool,
     #[command(flatten)]
@@ -44,15 +45,15 @@ pub struct GenerateArgs {
     engine: EngineArgs,
 }
 
-/// A prompt given as ids. (A type of its own, because clap takes a `Vec` for repetition.)
+/// A prompt given as token ids. A newtype because clap interprets a `Vec` as a repeated flag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TokenIds(Vec<u32>);
 
 impl GenerateArgs {
-    /// Runs the command: texts first, then files, then token ids, each in the order given.
+    /// Runs the prompts: texts first, then files, then token ids, each in the order given.
     ///
     /// # Errors
-    /// An unreadable file, and whatever the engine refuses.
+    /// An unreadable file, and errors of the engine.
     pub async fn run(self) -> anyhow::Result<()> {
         let requests = self.requests()?;
         anyhow::ensure!(
@@ -90,7 +91,7 @@ impl GenerateArgs {
             false => Request::text(text),
         };
         let ids = self.prompt_tokens.iter().map(|ids| Request::tokens(ids.0.clone()));
-        // The JSON form always says how likely each token was.
+        // The JSON form always has the log-probability of each token.
         let logprobs = self.logprobs.or(self.json.then_some(0));
         let greedy = SamplingParams::default();
         let finish = |request| match (self.sampling.apply(request, &greedy), logprobs) {
@@ -100,7 +101,7 @@ impl GenerateArgs {
         Ok(texts.into_iter().map(text).chain(ids).map(finish).collect())
     }
 
-    /// Streams the text of one answer to standard output, and a line of figures after it.
+    /// Streams the text of one answer to standard output, followed by a line of figures.
     async fn print(&self, engine: &Engine, request: Request) -> anyhow::Result<()> {
         let mut stream = engine.generate(request)?;
         let mut logprobs = Vec::new();
@@ -124,7 +125,7 @@ impl GenerateArgs {
     }
 }
 
-/// One line about what an answer took.
+/// One line with the token counts and times of an answer.
 pub(crate) fn figures(finish: &Finish) -> String {
     format!(
         "[{} prompt tokens, {} cached; first token after {:.1} ms; {} generated in {:.2} s: {}]",
@@ -177,7 +178,7 @@ fn parse_ids(text: &str) -> Result<TokenIds, String> {
         })
     };
     if text.trim().is_empty() {
-        return Ok(TokenIds(Vec::new())); // The engine's own error says what an empty prompt lacks.
+        return Ok(TokenIds(Vec::new())); // The engine refuses it with a clear message.
     }
     text.split(',').map(id).collect::<Result<_, _>>().map(TokenIds)
 }
@@ -186,9 +187,9 @@ fn parse_ids(text: &str) -> Result<TokenIds, String> {
 mod tests {
     use super::*;
 
-    /// Goal: ids are read with or without spaces, and what is none is named.
+    /// Goal: ids are parsed with or without spaces; anything else is refused with what was expected.
     #[test]
-    fn ids_parse() {
+    fn token_ids_are_parsed() {
         assert_eq!(parse_ids("1, 2,3"), Ok(TokenIds(vec![1, 2, 3])));
         assert_eq!(parse_ids(" "), Ok(TokenIds(vec![])));
         for bad in ["1,x", "1,,2", "-1", "4294967296"] {

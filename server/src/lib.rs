@@ -1,7 +1,10 @@
 //! The `stolon` command line and its OpenAI-compatible HTTP server.
 //!
-//! Everything is built on the `stolon` facade, as an embedding program would do it: each command
-//! is a file of its own, and [`serve::router`] can be mounted in any axum application.
+//! [`serve::router`] can be mounted in any axum application; [`api`] has the types of its requests
+//! and replies. [`bench`] has a load generator for engines. Everything is built on the `stolon`
+//! crate's public API.
+
+#![forbid(unsafe_code)]
 
 pub mod api;
 pub mod args;

@@ -1,4 +1,6 @@
-//! The `stolon` command: parses the command line, starts the log and the runtime, and hands over.
+//! The `stolon` command: sets up the log and the tokio runtime and runs the command line.
+
+#![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 
@@ -11,13 +13,13 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let result = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2) // The engine computes on threads of its own; these only move events.
+        .worker_threads(2) // The engine computes on threads of its own; these only forward events.
         .enable_all()
         .build()
         .map_err(anyhow::Error::from)
         .and_then(|runtime| {
             let result = runtime.block_on(cli.run());
-            // A read of standard input that nobody waits for any more must not keep us here.
+            // A blocking read of standard input that is no longer awaited must not delay the exit.
             runtime.shutdown_background();
             result
         });
@@ -26,8 +28,8 @@ fn main() -> ExitCode {
         Err(error) if stolon_server::cli::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             use std::io::Write;
-            // Nothing is left to tell if standard error is closed, too.
-            let _ = writeln!(std::io::stderr(), "error: {}", stolon_server::cli::in_words(&error));
+            // If standard error is closed as well, the message cannot be shown anywhere.
+            let _ = writeln!(std::io::stderr(), "error: {}", stolon_server::cli::one_line(&error));
             ExitCode::FAILURE
         }
     }

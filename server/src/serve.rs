@@ -1,8 +1,8 @@
-//! `stolon serve`, and the router behind it: OpenAI's API over one engine.
+//! `stolon serve`, and the router behind it: an OpenAI-compatible HTTP API over one engine.
 //!
-//! [`router`] owns nothing but a clone of the engine, so an embedding program can mount it in an
-//! axum application of its own. A client that goes away drops its handler and with it the
-//! streams it read, which is how its requests are cancelled.
+//! [`router`] holds only a clone of the engine, so an embedding program can mount it in an axum
+//! application of its own. When a client disconnects, axum drops its handler and with it the token
+//! streams, which cancels the client's requests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -36,52 +36,59 @@ mod reply;
 /// Arguments of `stolon serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Address to listen on
+    /// IP address or host name to listen on
+    ///
+    /// The server has no authentication. Use 0.0.0.0 to listen on all interfaces.
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
-    /// Port to listen on; 0 takes any free one
+    /// TCP port to listen on. 0 chooses a free port, which is printed
     #[arg(long, default_value_t = 8080)]
     port: u16,
-    /// Further name under which clients may ask for the model; may be given several times
+    /// Additional name that clients may use as `model` in requests. Can be repeated
     #[arg(long, value_name = "NAME")]
     served_name: Vec<String>,
-    /// Largest request body
+    /// Maximum size of a request body, in bytes or with a unit K, M or G (powers of 1024)
+    ///
+    /// Larger requests are refused with status 413.
     #[arg(long, default_value = "16M", value_parser = parse_bytes, value_name = "BYTES")]
     body_limit: u64,
-    /// Seconds that running requests get to finish after an interrupt
+    /// Seconds that running requests have to finish after SIGINT or SIGTERM
+    ///
+    /// New connections are refused meanwhile. A second signal stops the server immediately.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     shutdown_timeout: u64,
     #[command(flatten)]
     engine: EngineArgs,
 }
 
-/// How a router presents its engine.
+/// Settings of a [`router`].
 #[derive(Clone, Debug)]
 pub struct RouterOptions {
-    /// Names for the model besides its own.
+    /// Names that clients may use for the model, in addition to its id.
     pub served_names: Vec<String>,
-    /// Largest request body, in bytes.
+    /// Maximum size of a request body, in bytes.
     pub body_limit: usize,
 }
 
 impl Default for RouterOptions {
-    /// No other name, bodies up to 16 MiB.
+    /// No additional names, bodies up to 16 MiB.
     fn default() -> Self {
         Self { served_names: Vec::new(), body_limit: 16 << 20 }
     }
 }
 
-/// What handlers share.
+/// State that the handlers share.
 #[derive(Debug)]
 struct App {
     engine: Engine,
     served_names: Vec<String>,
-    /// Seconds since 1970 at the router's making: the model's `created`.
+    /// When the router was made, in seconds since 1970-01-01 UTC: the model's `created`.
     started: u64,
 }
 
-/// OpenAI's API over an engine: `/v1/completions`, `/v1/chat/completions`, `/v1/models`, and
-/// besides it `/health`, `/admin/stats`, `/admin/audit`, `/admin/tree` and `/admin/pins`.
+/// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions` and `/v1/models` as
+/// OpenAI's, and `/health`, `/admin/stats`, `/admin/audit`, `/admin/tree` and `/admin/pins` for
+/// operators.
 pub fn router(engine: Engine, options: RouterOptions) -> Router {
     let app = Arc::new(App { engine, served_names: options.served_names, started: unix_seconds() });
     Router::new()
@@ -102,18 +109,18 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .with_state(app)
 }
 
-/// Seconds since 1970.
+/// Seconds since 1970-01-01 UTC.
 fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 impl ServeArgs {
-    /// Serves until an interrupt, then lets running requests finish.
+    /// Serves until SIGINT or SIGTERM, then lets running requests finish.
     ///
     /// # Errors
-    /// An address that cannot be had, and whatever keeps the engine from starting.
+    /// If the address cannot be bound or the engine cannot be started.
     pub async fn run(self) -> anyhow::Result<()> {
-        // The address first: a port that is taken should not cost loading a model.
+        // Bound first, so that a port in use is reported before the model is loaded.
         let listener = TcpListener::bind((self.host.as_str(), self.port))
             .await
             .with_context(|| format!("cannot listen on {}:{}", self.host, self.port))?;
@@ -126,7 +133,7 @@ impl ServeArgs {
         let (stopping, mut stop) = watch::channel(false);
         let serving = axum::serve(listener, router(engine.clone(), options))
             .with_graceful_shutdown(async move {
-                // An error means that the sender is gone, and so is the server around us.
+                // An error means that the sender was dropped, and with it the whole server.
                 let _ = stop.wait_for(|&stop| stop).await;
             })
             .into_future();
@@ -135,11 +142,11 @@ impl ServeArgs {
             result = &mut serving => result?,
             () = interrupt() => {
                 stopping.send_replace(true);
-                terminal::line("stopping: running requests may finish")?;
-                let patience = Duration::from_secs(self.shutdown_timeout);
+                terminal::line("stopping; waiting for running requests to finish")?;
+                let limit = Duration::from_secs(self.shutdown_timeout);
                 tokio::select! {
                     result = &mut serving => result?,
-                    () = tokio::time::sleep(patience) => {}
+                    () = tokio::time::sleep(limit) => {}
                     () = interrupt() => {}
                 }
             }
@@ -164,11 +171,11 @@ fn announce(engine: &Engine, address: SocketAddr) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits for the signal to stop: an interrupt from the keyboard, or a request to terminate.
+/// Waits for SIGINT (Ctrl-C) or SIGTERM.
 async fn interrupt() {
     let keyboard = async {
         if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await; // No handler can be installed: never.
+            std::future::pending::<()>().await; // No handler could be installed.
         }
     };
     #[cfg(unix)]

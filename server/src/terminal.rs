@@ -1,25 +1,25 @@
-//! What is written to a terminal: dim lines, plain tables, and streamed text that a reader sees
-//! at once. Colour only where standard output is a terminal and `NO_COLOR` is not set.
+//! Output to the terminal: dim and bold text, tables, and streamed text that is flushed piece by
+//! piece. Styles are used only if standard output is a terminal and `NO_COLOR` is not set.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 
-/// Whether standard output understands colour.
+/// Whether to use styles on standard output.
 pub(crate) fn is_styled() -> bool {
     io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
-/// The text in a dim colour, where colour is understood.
+/// The text in a dim colour, if styles are used.
 pub(crate) fn dim(text: impl Display) -> String {
     if is_styled() { format!("\x1b[2m{text}\x1b[0m") } else { text.to_string() }
 }
 
-/// The text in bold, where it is understood.
+/// The text in bold, if styles are used.
 pub(crate) fn bold(text: impl Display) -> String {
     if is_styled() { format!("\x1b[1m{text}\x1b[0m") } else { text.to_string() }
 }
 
-/// Writes a piece of a text and flushes it, so that it is seen while the next is computed.
+/// Writes a piece of a text and flushes it, so that it is visible while the next is computed.
 pub(crate) fn stream(piece: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(piece.as_bytes())?;
@@ -31,8 +31,7 @@ pub(crate) fn line(text: impl Display) -> io::Result<()> {
     writeln!(io::stdout().lock(), "{text}")
 }
 
-/// Rows as aligned columns: the first to the left, the others to the right. The first row is the
-/// heading.
+/// Rows as aligned columns: the first left-aligned, the others right-aligned.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -56,7 +55,7 @@ mod tests {
 
     /// Goal: columns are as wide as their widest cell, in characters rather than bytes.
     #[test]
-    fn columns_align() {
+    fn columns_are_aligned() {
         let row = |cells: &[&str]| cells.iter().map(|&cell| cell.to_owned()).collect();
         let rows: Vec<Vec<String>> =
             vec![row(&["", "p50"]), row(&["caf\u{e9}", "1.5"]), row(&["x", "100.25"])];
