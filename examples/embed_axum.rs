@@ -1,11 +1,11 @@
-//! An engine inside an axum application of one's own: it is state like any other.
+//! An engine in an axum application. The engine is part of the application's state.
 //!
 //! ```sh
 //! cargo run --release --example embed_axum -- path/to/model
 //! curl -N localhost:3000/ask -d 'Once upon a time'
 //! ```
 
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example talks to its reader")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints its results")]
 
 use std::convert::Infallible;
 
@@ -32,13 +32,13 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Streams the answer piece by piece. A client that goes away drops the stream, which cancels
-/// the request and frees what it held.
+/// Streams the answer. When the client disconnects, axum drops the stream, which cancels the request
+/// and releases its KV blocks.
 async fn ask(
     State(engine): State<Engine>,
     prompt: String,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, (StatusCode, String)> {
-    let stream = engine.generate(Request::text(prompt).max_tokens(64)).map_err(refused)?;
+    let stream = engine.generate(Request::text(prompt).max_tokens(64)).map_err(error_reply)?;
     Ok(Sse::new(stream.map(|event| {
         Ok(match event {
             Ok(Event::Token(token)) => sse::Event::default().data(token.text),
@@ -56,7 +56,7 @@ async fn stats(State(engine): State<Engine>) -> String {
     format!("{:#?}\n", engine.stats())
 }
 
-fn refused(error: Error) -> (StatusCode, String) {
+fn error_reply(error: Error) -> (StatusCode, String) {
     let status = match error {
         Error::Engine(EngineError::Overloaded { .. }) => StatusCode::SERVICE_UNAVAILABLE,
         Error::Engine(EngineError::Stopped | EngineError::Interrupted { .. }) => {

@@ -1,11 +1,11 @@
-//! A conversation of several turns: each turn finds the ones before it in the cache, the
-//! model's own answers included.
+//! A conversation of several turns. Each turn finds the earlier ones in the prefix cache, the model's
+//! own answers included.
 //!
 //! ```sh
 //! cargo run --release --example multi_turn_chat -- path/to/model
 //! ```
 
-#![allow(clippy::print_stdout, reason = "an example talks to its reader")]
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use stolon::{ChatMessage, Engine, Event, Request};
 
@@ -18,7 +18,7 @@ async fn main() -> anyhow::Result<()> {
     let engine = Engine::builder().model(model).build().await?;
     let has_template = engine.model_info().has_chat_template;
     let mut messages = vec![ChatMessage::system("You answer in one sentence.")];
-    // For a model without a chat template: plain text that only grows at its end.
+    // For a model without a chat template: plain text to which each turn is appended.
     let mut transcript = "A conversation.\n".to_owned();
     for question in QUESTIONS {
         println!("> {question}");

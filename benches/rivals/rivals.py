@@ -1,6 +1,6 @@
-"""Stolon beside llama.cpp and PyTorch, on random weights of the shape of Qwen3-0.6B.
+"""Compares Stolon with llama.cpp and PyTorch on random weights of the shape of Qwen3-0.6B.
 
-Not part of the build or of CI. Wants Python 3.10 or later and about 3 GB of disk:
+Not part of the build or of CI. Needs Python 3.10 or later and about 3 GB of disk space:
 
     python3 -m venv venv
     venv/bin/pip install torch transformers safetensors gguf numpy
@@ -8,12 +8,12 @@ Not part of the build or of CI. Wants Python 3.10 or later and about 3 GB of dis
     cargo build --release --bins
     venv/bin/python rivals.py --rounds 5
 
-Every engine is a process of its own that waits while the others run. In each round all take their turns with
-each piece of work, so what else the machine does meets them alike; the table gives medians, and the
-fastest in brackets.
+Each engine is a process of its own that is idle while the others run. In each round every engine runs
+every task in turn, so that other load on the machine affects all of them alike. The table shows
+medians, and the fastest run in brackets.
 
-Where a virtual machine traps llama.cpp's int8 tiles, leave `llama-q8` out of --engines and take
-`llama-q8-plain`; where it traps PyTorch's tiles, set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16.
+If a virtual machine traps llama.cpp's AMX int8 instructions, leave `llama-q8` out of --engines and use
+`llama-q8-plain`; if it traps PyTorch's AMX instructions, set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import time
 import weights
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Command, heading, tokens a run answers for.
+# Command, column heading, tokens per run.
 WORKS = [
     ("prefill 512", "prefill 512", 512),
     ("prefill 1088", "prefill 1,088", 1088),
@@ -40,7 +40,7 @@ MODEL_ENGINES = ["stolon", "stolon-avx512", "stolon-avx2", "stolon-q8", "torch",
 
 
 class Engine:
-    """A worker process. It answers each line with seconds."""
+    """A worker process that answers each command with the seconds it took."""
 
     def __init__(self, name, command, environment):
         self.name = name
@@ -93,14 +93,14 @@ def engines(folder, stolon, threads, names):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=pathlib.Path, default=HERE / "weights")
-    parser.add_argument("--stolon", type=pathlib.Path, default=HERE / "target/release/stolon-rivals")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", default=str(len(os.sched_getaffinity(0))))
-    parser.add_argument("--engines", nargs="*", help="all but llama-q8-plain if not given")
-    parser.add_argument("--linear", action="store_true", help="one linear layer instead of a model")
-    parser.add_argument("--works", nargs="*", help="the first words of the works to do")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=pathlib.Path, default=HERE / "weights", help="folder for the random weights")
+    parser.add_argument("--stolon", type=pathlib.Path, default=HERE / "target/release/stolon-rivals", help="the Stolon worker")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after one to warm up")
+    parser.add_argument("--threads", default=str(len(os.sched_getaffinity(0))), help="threads per engine")
+    parser.add_argument("--engines", nargs="*", help="engines to run; default: all but llama-q8-plain")
+    parser.add_argument("--linear", action="store_true", help="run one linear layer instead of a whole model")
+    parser.add_argument("--works", nargs="*", help="run only tasks that begin with one of these words; default: all")
     options = parser.parse_args()
 
     weights.make(options.folder)
@@ -123,8 +123,8 @@ def main():
     for engine in running:
         engine.close()
 
-    # A token of a linear layer is a row.
-    print(f"\nTokens a second, {options.threads} threads, median of {options.rounds} (best):\n")
+    # For a linear layer, a token is a row of activations.
+    print(f"\nTokens per second, {options.threads} threads, median of {options.rounds} (best):\n")
     print("| |" + "".join(f" {heading} |" for _, heading, _ in works))
     print("|---|" + "---|" * len(works))
     for engine in running:

@@ -1,15 +1,15 @@
-//! What a step costs: a model of six measured parts, and how each is measured.
+//! A cost model of the CPU backend's steps, with measured coefficients.
 //!
-//! A step's time is the sum of
+//! The time of a step is the sum of:
 //!
-//! 1. what its tokens cost in the layers, by a table over their number: weights are read once a
-//!    step whatever its size, so this is anything but a straight line;
-//! 2. for each decode, what one more row of logits, its sampling included, costs;
+//! 1. the layers' matrix products, by a table over the number of tokens in the step. The weights are
+//!    read once per step, so this is far from linear;
+//! 2. for each decode, one row of logits and the sampling from it;
 //! 3. for each decode, the keys and values that it attends to;
-//! 4. for all decodes together, the keys and values that they read, those that several have in the
-//!    same blocks once;
+//! 4. for all decodes together, the keys and values that are read from memory: blocks that several
+//!    decodes share are read once;
 //! 5. for each prompt chunk, the pairs of query and key;
-//! 6. what happens outside the backend, a part of it for each sequence in the step.
+//! 6. the overhead outside the backend, part of it for each sequence in the step.
 
 use std::time::{Duration, Instant};
 
@@ -21,37 +21,38 @@ use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
 use stolon_kernels::{AttentionSequence, positions_read};
 use stolon_kvcache::BlockId;
 
-/// The measured parts. All times are microseconds.
+/// The measured coefficients. All times are in microseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CostModel {
-    /// The model it was measured on.
+    /// The model on which it was measured.
     pub model: String,
-    /// The machine it was measured on, in words.
+    /// Description of the machine on which it was measured.
     pub machine: String,
-    /// `(tokens of a step, time)`, ascending; straight lines between and beyond.
+    /// `(tokens in a step, time)` of the layers, ascending; linear interpolation between the entries
+    /// and extrapolation beyond them.
     pub layers: Vec<(usize, f64)>,
-    /// A row of logits.
+    /// One row of logits and the sampling from it.
     pub row: f64,
-    /// A key and value that a decode attends to.
+    /// One key and value that a decode attends to.
     pub decode_position: f64,
-    /// A key and value that is read for decodes. 0 where each read for itself, as on AMX tiles when
-    /// they were measured: then what a decode attends to is what it reads.
+    /// One key and value that is read from memory for decodes. 0 if each decode reads for itself, as
+    /// on AMX when it was measured; the cost of reading is then part of `decode_position`.
     #[serde(default)]
     pub decode_read: f64,
-    /// A pair of query and key in a prompt chunk.
+    /// One pair of query and key in a prompt chunk.
     pub prefill_pair: f64,
-    /// A step outside the backend.
+    /// Overhead of a step outside the backend.
     pub overhead: f64,
-    /// The same for each sequence in the step.
+    /// Overhead outside the backend for each sequence in the step.
     pub overhead_sequence: f64,
 }
 
 impl CostModel {
-    /// A calibration: one of those that are kept with the code, `demo`, `100m`, and from another
-    /// machine `demo-amx` and `100m-amx`, or a file.
+    /// A built-in cost model (`demo`, `100m`, and from another machine `demo-amx` and `100m-amx`) or
+    /// one from a file.
     ///
     /// # Errors
-    /// When the file cannot be read or does not hold a cost model.
+    /// If the file cannot be read or does not contain a cost model.
     pub fn named(name: &str) -> anyhow::Result<CostModel> {
         let text = match name {
             "demo" => include_str!("../calibration/demo.json").to_owned(),
@@ -63,7 +64,7 @@ impl CostModel {
         serde_json::from_str(&text).with_context(|| format!("the calibration `{name}`"))
     }
 
-    /// How long a step takes on blocks of so many positions.
+    /// Time of a step with KV blocks of `block_size` positions.
     #[must_use]
     pub fn step(&self, batch: &StepBatch, block_size: usize) -> Duration {
         let mut micros = self.overhead + self.layers_at(batch.tokens.len());
@@ -86,7 +87,7 @@ impl CostModel {
     }
 
     fn layers_at(&self, tokens: usize) -> f64 {
-        let upper = self.layers.partition_point(|&(knot, _)| knot < tokens);
+        let upper = self.layers.partition_point(|&(count, _)| count < tokens);
         let upper = upper.clamp(1, self.layers.len().max(2) - 1);
         let (Some(&(x0, y0)), Some(&(x1, y1))) =
             (self.layers.get(upper - 1), self.layers.get(upper))
@@ -106,50 +107,52 @@ fn attention_sequence(slice: &SequenceSlice) -> AttentionSequence<'_> {
     }
 }
 
-/// Pairs of query and key of `count` tokens after `start` others.
+/// Number of query and key pairs of `count` tokens that follow `start` others.
 fn pairs(start: usize, count: usize) -> f64 {
     let (start, count) = (start as f64, count as f64);
     count * start + count * (count + 1.0) / 2.0
 }
 
-/// Sizes at which the layers are measured.
-const KNOTS: [usize; 12] = [1, 2, 4, 8, 16, 24, 32, 64, 128, 256, 384, 512];
-/// Contexts that the attention is measured between.
-const NEAR: usize = 64;
-const FAR: usize = 2048;
-/// Steps a measurement takes; the median counts.
+/// Numbers of tokens for which the layers are measured.
+const TOKEN_COUNTS: [usize; 12] = [1, 2, 4, 8, 16, 24, 32, 64, 128, 256, 384, 512];
+/// Short context length at which attention is measured.
+const SHORT: usize = 64;
+/// Long context length at which attention is measured.
+const LONG: usize = 2048;
+/// Number of steps per measurement, of which the median is taken.
 const REPEATS: usize = 15;
 
-/// Sequences that the decode's attention is measured with.
+/// Number of sequences with which attention of decodes is measured.
 const SEQUENCES: usize = 16;
-/// Positions that they have in common, of [`FAR`], where it is measured what sharing saves.
-const SHARED: usize = FAR - 128;
+/// Positions, of [`LONG`], that the sequences share when the effect of sharing is measured.
+const SHARED: usize = LONG - 128;
 
-/// Measures a backend's steps. Its store must hold 18 sequences of 2,048 positions.
+/// Measures the cost model of a backend, whose KV cache must hold 18 sequences of 2,048 positions.
 ///
 /// # Errors
-/// When a step fails or the store is too small.
+/// If a step fails or the KV cache is too small.
 pub fn measure(
     backend: &mut dyn Backend,
     model: String,
     machine: String,
 ) -> anyhow::Result<CostModel> {
     let spec = backend.spec().clone();
-    let needed = (SEQUENCES + 2) * FAR.div_ceil(spec.block_size);
+    let needed = (SEQUENCES + 2) * LONG.div_ceil(spec.block_size);
     anyhow::ensure!(
-        spec.block_count >= needed && spec.max_positions > FAR + 512,
+        spec.block_count >= needed && spec.max_positions > LONG + 512,
         "expected at least {needed} blocks and {} positions, got {} and {}",
-        FAR + 513,
+        LONG + 513,
         spec.block_count,
         spec.max_positions
     );
     fill(backend)?;
     let mut time = |slices: &[(usize, usize)]| median_micros(backend, slices);
     let decodes = |count: usize, context: usize| vec![(context - 1, 1); count];
-    let (near, far) = (time(&decodes(SEQUENCES, NEAR))?, time(&decodes(SEQUENCES, FAR))?);
-    let both = (far - near).max(0.0) / (SEQUENCES * (FAR - NEAR)) as f64;
-    // The same decodes with all but their ends in the blocks of the first: what is no longer read.
-    let mut shared = batch(&decodes(SEQUENCES, FAR), spec.block_size, LogitRows::Last);
+    let (near, far) = (time(&decodes(SEQUENCES, SHORT))?, time(&decodes(SEQUENCES, LONG))?);
+    let both = (far - near).max(0.0) / (SEQUENCES * (LONG - SHORT)) as f64;
+    // The same decodes with shared blocks for all but their last positions: the difference in time
+    // is that of the reads that are saved.
+    let mut shared = batch(&decodes(SEQUENCES, LONG), spec.block_size, LogitRows::Last);
     let head = shared.sequences[0].block_table[..SHARED / spec.block_size].to_vec();
     for slice in &mut shared.sequences {
         slice.block_table[..head.len()].copy_from_slice(&head);
@@ -158,19 +161,19 @@ pub fn measure(
     let decode_read = (saved / ((SEQUENCES - 1) * SHARED) as f64).min(both);
     let decode_position = both - decode_read;
     let mut time = |slices: &[(usize, usize)]| median_micros(backend, slices);
-    let (near, far) = (time(&[(0, 256)])?, time(&[(FAR, 256)])?);
-    let prefill_pair = (far - near).max(0.0) / (pairs(FAR, 256) - pairs(0, 256));
-    // A row of logits: sixteen short prompts with and without one.
+    let (near, far) = (time(&[(0, 256)])?, time(&[(LONG, 256)])?);
+    let prefill_pair = (far - near).max(0.0) / (pairs(LONG, 256) - pairs(0, 256));
+    // One row of logits: sixteen short prompts with and without one.
     let short: Vec<_> = vec![(0, 2); 16];
     let with = time(&short)?;
     let silent = batch(&short, spec.block_size, LogitRows::None);
     let without = median_micros_of(backend, &silent)?;
     let row = (with - without).max(0.0) / 16.0;
-    let mut layers = Vec::with_capacity(KNOTS.len());
-    for tokens in KNOTS {
+    let mut layers = Vec::with_capacity(TOKEN_COUNTS.len());
+    for tokens in TOKEN_COUNTS {
         let micros = if tokens <= 32 {
-            let attention = both * (NEAR * tokens) as f64;
-            median_micros(backend, &decodes(tokens, NEAR))? - attention - row * tokens as f64
+            let attention = both * (SHORT * tokens) as f64;
+            median_micros(backend, &decodes(tokens, SHORT))? - attention - row * tokens as f64
         } else {
             median_micros(backend, &[(0, tokens)])? - prefill_pair * pairs(0, tokens) - row
         };
@@ -190,15 +193,16 @@ pub fn measure(
     })
 }
 
-/// Writes to every position that is read later: memory never written is not there to be read.
+/// Writes every position that is read later. Pages that were never written are not backed by memory
+/// of their own, so that reading them would be too fast.
 fn fill(backend: &mut dyn Backend) -> anyhow::Result<()> {
     const CHUNK: usize = 512;
     let block_size = backend.spec().block_size;
-    let blocks = FAR.div_ceil(block_size) as u32;
+    let blocks = LONG.div_ceil(block_size) as u32;
     for sequence in 0..(SEQUENCES + 2) as u32 {
         let table: Vec<BlockId> =
             (sequence * blocks..(sequence + 1) * blocks).map(BlockId).collect();
-        for start in (0..FAR).step_by(CHUNK) {
+        for start in (0..LONG).step_by(CHUNK) {
             let slice = SequenceSlice {
                 token_count: CHUNK,
                 start,
@@ -213,13 +217,13 @@ fn fill(backend: &mut dyn Backend) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The median time of a step of `(start, token count)` slices.
+/// The median time of a step with these `(start, token count)` slices, in microseconds.
 fn median_micros(backend: &mut dyn Backend, slices: &[(usize, usize)]) -> anyhow::Result<f64> {
     let batch = batch(slices, backend.spec().block_size, LogitRows::Last);
     median_micros_of(backend, &batch)
 }
 
-/// A step of `(start, token count)` slices, in blocks of their own.
+/// A step with these `(start, token count)` slices, each in blocks of its own.
 fn batch(slices: &[(usize, usize)], block_size: usize, logit_rows: LogitRows) -> StepBatch {
     let mut batch = StepBatch::default();
     let mut next_block = 0;
@@ -249,8 +253,8 @@ fn median_micros_of(backend: &mut dyn Backend, batch: &StepBatch) -> anyhow::Res
     Ok(times[REPEATS / 2])
 }
 
-/// What a step costs outside the backend, and each sequence in it: an engine on a backend that
-/// computes next to nothing.
+/// Overhead of a step outside the backend, and of each sequence in it, in microseconds. Measured with
+/// an engine whose backend computes almost nothing.
 fn measure_overhead() -> anyhow::Result<(f64, f64)> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let one = runtime.block_on(step_micros(1))?;
@@ -304,6 +308,7 @@ mod tests {
         }
     }
 
+    /// Goal: the time of a step is the sum of its parts.
     #[test]
     fn a_step_is_the_sum_of_its_parts() {
         let batch =
@@ -313,7 +318,7 @@ mod tests {
         assert!((micros - expected).abs() < 1e-6, "{micros} {expected}");
     }
 
-    /// Goal: what decodes have in the same blocks is read once, and attended to by each.
+    /// Goal: blocks that two decodes share are read once and attended to by each.
     #[test]
     fn a_shared_prefix_is_read_once() {
         let model = CostModel { decode_read: 0.1, ..model() };
@@ -326,15 +331,16 @@ mod tests {
             let batch = StepBatch { tokens: vec![0; 2], sequences };
             model.step(&batch, 16).as_secs_f64() * 1e6
         };
-        // Two of 192 positions: eight blocks are in common, then all twelve.
+        // Two decodes at 192 positions: they share eight of twelve blocks, then all twelve.
         let (some, all) = (of([100, 200]), of([100, 100]));
         let rest = 30.0 + 102.0 + 2.0 + 4.0 + 0.01 * 384.0;
         assert!((some - rest - 0.1 * (192.0 + 64.0)).abs() < 1e-6, "{some}");
         assert!((all - rest - 0.1 * 192.0).abs() < 1e-6, "{all}");
     }
 
+    /// Goal: the table of the layers is interpolated between its entries and extrapolated beyond.
     #[test]
-    fn the_table_goes_on_beyond_its_ends() {
+    fn the_table_is_extrapolated_beyond_its_ends() {
         let model = model();
         for (tokens, expected) in [(1, 100.0), (6, 110.0), (16, 130.0), (136, 565.0), (496, 1870.0)]
         {
@@ -342,10 +348,11 @@ mod tests {
         }
     }
 
+    /// Goal: the built-in cost models can be parsed and are plausible.
     #[test]
-    fn the_kept_calibrations_are_read() {
+    fn built_in_calibrations_are_parsed() {
         for name in ["demo", "100m", "demo-amx", "100m-amx"] {
-            let model = CostModel::named(name).expect("it is well-formed");
+            let model = CostModel::named(name).expect("a cost model");
             assert!(model.layers.is_sorted_by_key(|&(tokens, _)| tokens), "{name}");
             assert!(model.layers.len() > 2 && model.decode_position > 0.0, "{name}");
         }

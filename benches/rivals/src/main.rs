@@ -1,10 +1,11 @@
-//! The Stolon worker of `rivals.py`: `stolon-rivals MODEL THREADS` reads one command a line from standard
-//! input and answers with the seconds it took.
+//! The Stolon worker of `rivals.py`: `stolon-rivals MODEL THREADS` reads commands from standard input,
+//! one per line, and prints for each the seconds that it took.
 //!
-//! * `prefill N`: a prompt of N tokens, logits of the last.
-//! * `decode S N`: S sequences of 512 cached tokens, each continued greedily by N; seconds a step.
+//! * `prefill N`: computes a prompt of N tokens and the logits of the last.
+//! * `decode S N`: generates N tokens greedily for each of S sequences of 512 cached tokens; prints
+//!   seconds per step.
 //!
-//! The first line it writes is `ready`, the seconds that loading took and the instruction set.
+//! The first line of output is `ready`, the seconds that loading took, and the instruction set.
 
 use std::io::{BufRead, Write};
 use std::time::Instant;
@@ -15,8 +16,9 @@ use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions, ModelSource, l
 
 /// Positions in the cache when decoding begins.
 const CONTEXT: usize = 512;
-/// Most positions of a sequence, and most sequences.
+/// Maximum number of positions of a sequence.
 const POSITIONS: usize = 2048;
+/// Maximum number of sequences.
 const SEQUENCES: usize = 8;
 
 type Error = Box<dyn std::error::Error>;
@@ -51,7 +53,7 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// `count` tokens of a sequence from `start` on, with the logits of the last.
+/// A slice of `count` tokens of a sequence from position `start` on, with the logits of the last.
 fn slice(backend: &CpuBackend, sequence: usize, start: usize, count: usize) -> SequenceSlice {
     let blocks = POSITIONS / backend.spec().block_size;
     let first = sequence * blocks;
@@ -80,7 +82,7 @@ fn prefill(backend: &mut CpuBackend, count: usize) -> Result<f64, Error> {
 
 fn decode(backend: &mut CpuBackend, sequences: usize, steps: usize) -> Result<f64, Error> {
     let vocab_size = backend.spec().vocab_size;
-    // The cache holds what the last prefill left, or zeroes: either costs the same to read.
+    // The KV cache holds the last prefill or zeros; both take the same time to read.
     let mut tokens: Vec<u32> = (0..sequences as u32).collect();
     let begun = Instant::now();
     for step in 0..steps {

@@ -1,9 +1,9 @@
-//! One linear layer of 2,048 to 6,144 features, by Stolon's kernels or a library of crates.io:
+//! One linear layer from 2,048 to 6,144 features, computed by Stolon's kernels or by another crate:
 //! `linear LIBRARY THREADS`, a worker of `rivals.py` like `stolon-rivals`.
 //!
-//! * `linear ROWS`: the product of so many rows; seconds, the fastest of three.
+//! * `linear ROWS`: multiplies ROWS rows; prints the seconds of the fastest of three runs.
 //!
-//! Libraries: `stolon-bf16`, `stolon-f32`, `gemm-f32` (what candle multiplies with) and
+//! Libraries: `stolon-bf16`, `stolon-f32`, `gemm-f32` (the crate that candle uses) and
 //! `matrixmultiply-f32`.
 
 use std::io::{BufRead, Write};
@@ -13,12 +13,12 @@ use stolon_kernels::{Matrix, Path, TensorType, Threads};
 
 const INNER: usize = 2048;
 const FEATURES: usize = 6144;
-/// Values from a row of activations or weights to the next, and from one of products to the next.
+/// Strides between rows of the activations and weights, and between rows of the products.
 const INNER_STRIDE: isize = INNER as isize;
 const FEATURES_STRIDE: isize = FEATURES as isize;
 
 type Error = Box<dyn std::error::Error>;
-/// `[rows, INNER]` and the number of rows to `[rows, FEATURES]`.
+/// Multiplies activations `[rows, INNER]`; takes the number of rows and writes `[rows, FEATURES]`.
 type Product = Box<dyn FnMut(&[f32], usize, &mut [f32])>;
 
 fn main() -> Result<(), Error> {
