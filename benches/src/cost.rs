@@ -2,8 +2,8 @@
 //!
 //! The time of a step is the sum of:
 //!
-//! 1. the layers' matrix products, by a table over the number of tokens in the step. The weights are
-//!    read once per step, so this is far from linear;
+//! 1. the layers' matrix products, by a table over the number of tokens in the step. The weights
+//!    are read once per step, so this is far from linear;
 //! 2. for each decode, one row of logits and the sampling from it;
 //! 3. for each decode, the keys and values that it attends to;
 //! 4. for all decodes together, the keys and values that are read from memory: blocks that several
@@ -28,15 +28,15 @@ pub struct CostModel {
     pub model: String,
     /// Description of the machine on which it was measured.
     pub machine: String,
-    /// `(tokens in a step, time)` of the layers, ascending; linear interpolation between the entries
-    /// and extrapolation beyond them.
+    /// `(tokens in a step, time)` of the layers, ascending; linear interpolation between the
+    /// entries and extrapolation beyond them.
     pub layers: Vec<(usize, f64)>,
     /// One row of logits and the sampling from it.
     pub row: f64,
     /// One key and value that a decode attends to.
     pub decode_position: f64,
-    /// One key and value that is read from memory for decodes. 0 if each decode reads for itself, as
-    /// on AMX when it was measured; the cost of reading is then part of `decode_position`.
+    /// One key and value that is read from memory for decodes. 0 if each decode reads for itself,
+    /// as on AMX when it was measured; the cost of reading is then part of `decode_position`.
     #[serde(default)]
     pub decode_read: f64,
     /// One pair of query and key in a prompt chunk.
@@ -48,8 +48,8 @@ pub struct CostModel {
 }
 
 impl CostModel {
-    /// A built-in cost model (`demo`, `100m`, and from another machine `demo-amx` and `100m-amx`) or
-    /// one from a file.
+    /// A built-in cost model (`demo`, `100m`, and from another machine `demo-amx` and `100m-amx`)
+    /// or one from a file.
     ///
     /// # Errors
     /// If the file cannot be read or does not contain a cost model.
@@ -253,8 +253,8 @@ fn median_micros_of(backend: &mut dyn Backend, batch: &StepBatch) -> anyhow::Res
     Ok(times[REPEATS / 2])
 }
 
-/// Overhead of a step outside the backend, and of each sequence in it, in microseconds. Measured with
-/// an engine whose backend computes almost nothing.
+/// Overhead of a step outside the backend, and of each sequence in it, in microseconds. Measured
+/// with an engine whose backend computes almost nothing.
 fn measure_overhead() -> anyhow::Result<(f64, f64)> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let one = runtime.block_on(step_micros(1))?;

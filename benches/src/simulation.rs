@@ -83,19 +83,19 @@ pub fn simulate(
                 });
             }
             _ => {
-                for told in simulation.finish_step()? {
+                for event in simulation.finish_step()? {
                     let now = simulation.now();
-                    let Some(request) = in_flight.get_mut(&told.request) else { continue };
+                    let Some(request) = in_flight.get_mut(&event.request) else { continue };
                     let client = &mut clients[request.client];
                     let history = &mut client.history;
-                    if !record(&mut request.record, &told.event?, now.as_secs_f64(), history) {
+                    if !record(&mut request.record, &event.event?, now.as_secs_f64(), history) {
                         continue;
                     }
                     if client.turns_sent < client.conversation.turns.len() {
                         let next = now + client.conversation.pause;
                         arrivals.push(Reverse((next, request.client)));
                     }
-                    run.records.extend(in_flight.remove(&told.request).map(|done| done.record));
+                    run.records.extend(in_flight.remove(&event.request).map(|done| done.record));
                 }
             }
         }

@@ -15,8 +15,8 @@ pub enum Workload {
     /// 640 requests. Each prompt is one of 10 prefixes of 256 tokens and 256 tokens of its own; 128
     /// tokens are generated.
     PrefixRepetition,
-    /// 24 conversations of 12 to 18 turns. All share their first 500 tokens, a turn adds 120 to 160,
-    /// an answer has 80 to 120.
+    /// 24 conversations of 12 to 18 turns. All share their first 500 tokens, a turn adds 120 to
+    /// 160, an answer has 80 to 120.
     MultiTurn,
     /// 384 requests with prompts of 512 to 1,024 tokens that share nothing; 128 tokens are
     /// generated.

@@ -35,9 +35,9 @@ fn compare(workload: Workload, load: f64, seed: u64) -> [Summary; 2] {
     })
 }
 
-/// Goal: with a shared system prompt, a pool that holds 8 requests without sharing, and all requests
-/// sent at once, cost-aware admission runs four times as many requests at a time, summed over
-/// several seeds, and the median time to first token is at most a third.
+/// Goal: with a shared system prompt, a pool that holds 8 requests without sharing, and all
+/// requests sent at once, cost-aware admission runs four times as many requests at a time, summed
+/// over several seeds, and the median time to first token is at most a third.
 #[test]
 fn four_times_as_many_run_at_once() {
     let (mut few, mut many) = (0.0, 0.0);
@@ -50,8 +50,8 @@ fn four_times_as_many_run_at_once() {
     assert!(many >= 4.0 * few, "{many} against {few}");
 }
 
-/// Goal: with little or nothing to share, cost-aware admission makes the 99th percentile of the time
-/// to first token at most 1.2 times that of first come, first served, because requests age.
+/// Goal: with little or nothing to share, cost-aware admission makes the 99th percentile of the
+/// time to first token at most 1.2 times that of first come, first served, because requests age.
 #[test]
 fn the_tail_is_not_much_slower_than_first_come_first_served() {
     let cost = CostModel::named("100m").expect("a built-in calibration");
@@ -76,8 +76,8 @@ fn the_tail_is_not_much_slower_than_first_come_first_served() {
     }
 }
 
-/// Goal: with a shared system prompt at 0.9 times the capacity, the median time to first token is at
-/// most a third, and the 99th percentile is not worse.
+/// Goal: with a shared system prompt at 0.9 times the capacity, the median time to first token is
+/// at most a third, and the 99th percentile is not worse.
 #[test]
 fn the_median_first_token_comes_in_a_third_of_the_time() {
     let [conservative, aware] = compare(Workload::SharedSystemPrompt, 0.9, 0);

@@ -56,7 +56,7 @@ impl Conversation {
 pub enum Arrivals {
     /// Evenly spaced, this many per second, whether or not earlier ones have been answered.
     PerSecond(f64),
-    /// All at once.
+    /// All at the start of the run.
     AtOnce,
 }
 

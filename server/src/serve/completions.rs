@@ -224,7 +224,7 @@ mod tests {
         Ok(parse_generation::<CompletionRequest>(Ok(body))?.prompt.into_prompts())
     }
 
-    /// Goal: the four forms of a prompt are told apart, and nothing else is taken for one.
+    /// Goal: the four forms of a prompt are recognised, and nothing else is accepted as a prompt.
     #[test]
     fn a_prompt_has_four_forms() {
         let text = |text: &str| Prompt::Text(text.to_owned());

@@ -1,4 +1,4 @@
-//! `stolon bench`, small: that it reports what it should, not how fast anything is.
+//! `stolon bench` with small workloads. The tests check what is reported, not how fast anything is.
 
 use serde_json::Value;
 
@@ -14,7 +14,8 @@ fn bench(args: &[&str]) -> Value {
 const SMALL: [&str; 9] =
     ["prefix", "--requests", "8", "--shared", "256", "--unique-min", "8", "--unique-max", "24"];
 
-/// Goal: the report has every figure for both settings and both rates; only the cache saves.
+/// Goal: the report has every figure for both settings and both rates; only the run with caching
+/// has cached tokens.
 #[test]
 fn prefix_reports_both_settings() {
     let report = bench(&[&SMALL[..], &["--output-tokens", "4", "--num-blocks", "1024"]].concat());
@@ -26,7 +27,7 @@ fn prefix_reports_both_settings() {
                 assert!(p50.as_f64() > Some(0.0) && p50.as_f64() <= p99.as_f64(), "{side}");
             }
             assert!(side["throughput_tok_s"].as_f64() > Some(0.0));
-            assert_eq!(side["requests"], 7, "the first is left out");
+            assert_eq!(side["requests"], 7, "the first is not counted");
             let prompt = side["prompt_tokens"].as_u64().expect("a count");
             assert!((7 * 264..=7 * 280).contains(&prompt), "{side}");
         }
@@ -40,7 +41,7 @@ fn prefix_reports_both_settings() {
     assert!(warmed["as_fast_as_possible"].is_null());
 }
 
-/// Goal: with nothing shared nothing is reused, at the same lengths.
+/// Goal: with `--distinct` nothing is reused, and the prompts have the same lengths.
 #[test]
 fn prefix_with_nothing_shared_reuses_nothing() {
     let extra = ["--distinct", "--rate", "inf", "--repeats", "2", "--output-tokens", "2"];
@@ -50,9 +51,10 @@ fn prefix_with_nothing_shared_reuses_nothing() {
     assert_eq!(report["on"]["prompt_tokens"], report["off"]["prompt_tokens"]);
 }
 
-/// Goal: a soak with cancels over a small pool ends with clean books and says what it saw.
+/// Goal: a soak test with cancellations and a small KV pool ends with every block accounted for, and
+/// reports what it measured.
 #[test]
-fn soak_ends_with_clean_books() {
+fn soak_accounts_for_every_block() {
     let report = bench(&[
         "soak",
         "--requests",
@@ -75,8 +77,8 @@ fn soak_ends_with_clean_books() {
     }
 }
 
-/// Goal: every request of an offered load is finished or turned away, and at several times the
-/// capacity some are turned away.
+/// Goal: every request is either answered or refused, and at several times the capacity some are
+/// refused.
 #[test]
 fn load_accounts_for_every_request() {
     let report = bench(&[

@@ -4,14 +4,16 @@ use serde_json::json;
 
 use crate::support::{Server, TINY, fail, prompt};
 
-/// Goal: the tree is shown as JSON and as a drawing, with what went through it.
+/// Goal: the prefix tree is shown as JSON and as a graph, with the blocks of an answered prompt.
 #[tokio::test]
-async fn the_tree_can_be_looked_at() {
+async fn the_prefix_tree_is_shown_as_json_and_graphviz() {
     let server = Server::tiny();
     let (status, empty) = server.get("/admin/tree").await;
     assert_eq!((status, &empty["nodes"]), (200, &json!([])));
     let body = json!({"prompt": prompt(40, 1), "max_tokens": 1, "cache_salt": "tenant"});
     server.complete(body).await;
+    // The reply is sent before the request releases its lock on the tree.
+    server.settled_audit().await;
     let (_, tree) = server.get("/admin/tree").await;
     let node = &tree["nodes"][0];
     assert_eq!(
@@ -19,7 +21,7 @@ async fn the_tree_can_be_looked_at() {
         (&json!(3), &json!(48), &json!(0))
     );
     assert_eq!(node["first_tokens"].as_array().map(Vec::len), Some(8));
-    let namespace = node["namespace"].as_str().expect("a name");
+    let namespace = node["namespace"].as_str().expect("a namespace");
     assert!(namespace.starts_with("Namespace(") && !namespace.contains("tenant"), "{namespace}");
     assert_eq!((&tree["stats"]["blocks"], &tree["stats"]["namespaces"]), (&json!(3), &json!(1)));
     let drawing = reqwest::get(server.url("/admin/tree?format=dot")).await.expect("a response");
@@ -28,9 +30,10 @@ async fn the_tree_can_be_looked_at() {
     assert!(drawing.starts_with("digraph") && drawing.contains("3 blocks"), "{drawing}");
 }
 
-/// Goal: pins are made, listed and let go; what cannot be pinned is refused with the numbers.
+/// Goal: pins are created, listed and deleted; a prompt that cannot be pinned is refused with the
+/// reason.
 #[tokio::test]
-async fn pins_are_made_and_let_go() {
+async fn pins_are_created_listed_and_deleted() {
     let server = Server::start(TINY, &["--pin-budget", "3", "--eviction-policy", "slru"]);
     let pin = json!({"prompt": prompt(40, 1), "ttl_seconds": 3600});
     let (status, refused) = server.post("/admin/pins", pin.clone()).await;
@@ -57,6 +60,6 @@ async fn pins_are_made_and_let_go() {
         let (status, refused) = server.post("/admin/pins", body).await;
         assert_eq!((status, &refused["error"]["param"]), (400, &json!(param)));
     }
-    let said = fail(&["serve", "--model", TINY, "--eviction-policy", "newest"]);
-    assert!(said.contains("newest") && said.contains("cost-aware"), "{said}");
+    let message = fail(&["serve", "--model", TINY, "--eviction-policy", "newest"]);
+    assert!(message.contains("newest") && message.contains("cost-aware"), "{message}");
 }

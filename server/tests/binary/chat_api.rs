@@ -14,7 +14,7 @@ fn conversation() -> Value {
     ])
 }
 
-/// Goal: a conversation is answered, and its next turn finds both question and answer cached.
+/// Goal: the next turn of a conversation finds the question and the answer before it cached.
 #[tokio::test]
 async fn the_next_turn_finds_the_conversation_cached() {
     let server = Server::start("demo", &["--block-size", "4"]);
@@ -38,9 +38,10 @@ async fn the_next_turn_finds_the_conversation_cached() {
     server.settled_audit().await;
 }
 
-/// Goal: a streamed answer begins with the role, adds up to the whole one, ends with a reason.
+/// Goal: a streamed answer begins with the role, its pieces put together equal the answer that is
+/// not streamed, log-probabilities included, and it ends with a finish reason.
 #[tokio::test]
-async fn a_streamed_answer_adds_up_to_the_whole_one() {
+async fn a_streamed_answer_equals_the_whole_one() {
     let server = Server::start("demo", &[]);
     let body = json!({"messages": conversation(), "max_tokens": 12, "temperature": 0,
                       "logprobs": true, "top_logprobs": 2});
@@ -61,7 +62,10 @@ async fn a_streamed_answer_adds_up_to_the_whole_one() {
     assert!(!streamed.is_empty());
     for entry in &streamed {
         assert_eq!(entry["top_logprobs"].as_array().map(Vec::len), Some(2), "{entry}");
-        assert_eq!(entry["top_logprobs"][0]["token"], entry["token"], "greedy takes the likeliest");
+        assert_eq!(
+            entry["top_logprobs"][0]["token"], entry["token"],
+            "greedy takes the most likely token"
+        );
         if let Some(bytes) = entry["bytes"].as_array() {
             assert_eq!(bytes.len(), entry["token"].as_str().expect("a token").len());
         }
@@ -71,9 +75,9 @@ async fn a_streamed_answer_adds_up_to_the_whole_one() {
     assert_eq!(last["finish_reason"], whole["choices"][0]["finish_reason"]);
 }
 
-/// Goal: the refusals that only chat has.
+/// Goal: parameters that chat completions do not support are refused by their path.
 #[tokio::test]
-async fn what_chat_refuses() {
+async fn unsupported_chat_parameters_are_refused() {
     let server = Server::start("demo", &[]);
     for (extra, param) in [
         (json!({"messages": []}), "messages"),
@@ -95,9 +99,9 @@ async fn what_chat_refuses() {
     }
 }
 
-/// Goal: a model without a chat template says so instead of guessing one.
+/// Goal: chat with a model that has no chat template is refused; no template is guessed.
 #[tokio::test]
-async fn a_model_without_a_template_says_so() {
+async fn chat_without_a_chat_template_is_refused() {
     let server = Server::tiny();
     let (status, reply) = server.post(PATH, json!({"messages": conversation()})).await;
     assert_eq!(status, 400, "{reply}");

@@ -1,4 +1,4 @@
-//! `generate`, `chat` and `demo` as they are run at a shell.
+//! `stolon generate`, `chat` and `demo`, run as from a shell.
 
 use serde_json::Value;
 
@@ -10,10 +10,10 @@ fn generate(args: &[&str]) -> Vec<Value> {
     json_lines(&succeed(&[&base[..], args].concat()))
 }
 
-/// Goal: a JSON object a prompt with all its fields; prompts of one call share one cache, and a
-/// text and its ids are the same prompt.
+/// Goal: `--json` prints one object per prompt with all fields; prompts of one call share the prefix
+/// cache, and a text and its token ids are the same prompt.
 #[test]
-fn generate_prints_an_object_a_prompt() {
+fn generate_prints_one_json_object_per_prompt() {
     let text = "the same forty bytes of prompt, once more";
     let ids = text.bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(",");
     let objects =
@@ -29,7 +29,7 @@ fn generate_prints_an_object_a_prompt() {
         for (entry, id) in logprobs.iter().zip(object["token_ids"].as_array().expect("a list")) {
             assert_eq!(&entry["token_id"], id);
             assert_eq!(entry["top"].as_array().map(Vec::len), Some(2));
-            assert_eq!(entry["top"][0]["token_id"], *id, "greedy takes the likeliest");
+            assert_eq!(entry["top"][0]["token_id"], *id, "greedy takes the most likely token");
             assert_eq!(entry["top"][0]["logprob"], entry["logprob"]);
         }
     }
@@ -39,7 +39,7 @@ fn generate_prints_an_object_a_prompt() {
     }
 }
 
-/// Goal: without --json the text itself comes, and it is the text the JSON form reports.
+/// Goal: without `--json` the text is printed, the same as in the JSON form.
 #[test]
 fn generate_prints_the_text() {
     let objects = generate(&["--prompt", "hello", "--logit-bias", "66=100"]);
@@ -51,10 +51,10 @@ fn generate_prints_the_text() {
     assert!(lines[1].contains("5 prompt tokens, 0 cached"), "{output}");
 }
 
-/// Goal: prompts sent together are answered as they are one by one, cached or not, with blocks
-/// of any size.
+/// Goal: batching, prefix caching, the block size and chunked prefill do not change the generated
+/// tokens.
 #[test]
-fn generate_gives_the_same_tokens_whatever_the_engine_does() {
+fn generated_tokens_do_not_depend_on_engine_settings() {
     let prompts: Vec<String> = (0..6)
         .map(|i| format!("a beginning all prompts share, and an end of its own: {i}"))
         .collect();
@@ -76,7 +76,7 @@ fn generate_gives_the_same_tokens_whatever_the_engine_does() {
     }
 }
 
-/// Goal: a prompt from a file and one from standard input are read to their last byte.
+/// Goal: a prompt from a file or from standard input is read to its last byte.
 #[test]
 fn generate_reads_files_and_standard_input() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -90,13 +90,13 @@ fn generate_reads_files_and_standard_input() {
     assert_eq!(json_lines(&output)[0]["prompt_tokens"], 5);
 }
 
-/// Goal: each wrong argument is refused in words that say what was expected and what came.
+/// Goal: each wrong argument is refused with what was expected and what was given.
 #[test]
-fn wrong_arguments_are_refused_in_words() {
+fn wrong_arguments_are_refused_with_what_was_expected() {
     let check = |args: &[&str], words: &[&str]| {
-        let said = fail(&[&["generate", "--model", TINY][..], args].concat());
+        let message = fail(&[&["generate", "--model", TINY][..], args].concat());
         for word in words {
-            assert!(said.contains(word), "{args:?}: expected `{word}` in: {said}");
+            assert!(message.contains(word), "{args:?}: expected `{word}` in: {message}");
         }
     };
     check(&[], &["expected a prompt"]);
@@ -116,9 +116,9 @@ fn wrong_arguments_are_refused_in_words() {
     check(&["--prompt", &long, "--num-blocks", "4"], &["too long", "100"]);
 }
 
-/// Goal: a model that is not there, or is none, is an error that names it.
+/// Goal: a model that does not exist, or is not a model, gives an error that names it.
 #[test]
-fn models_that_are_none_are_named() {
+fn errors_name_the_model_that_cannot_be_loaded() {
     let dir = tempfile::tempdir().expect("a directory");
     let empty = dir.path().to_str().expect("UTF-8");
     for (model, words) in [
@@ -126,16 +126,16 @@ fn models_that_are_none_are_named() {
         ("random:enormous", ["enormous", "tiny"]),
         ("/nowhere/model.gguf", ["/nowhere/model.gguf", "cannot"]),
     ] {
-        let said = fail(&["generate", "--prompt", "x", "--model", model]);
+        let message = fail(&["generate", "--prompt", "x", "--model", model]);
         for word in words {
-            assert!(said.contains(word), "{model}: expected `{word}` in: {said}");
+            assert!(message.contains(word), "{model}: expected `{word}` in: {message}");
         }
     }
 }
 
-/// Goal: a reader that goes away early is no failure.
+/// Goal: if the reader of the output closes its pipe, the command ends without an error.
 #[test]
-fn a_closed_pipe_ends_quietly() {
+fn a_closed_output_pipe_is_not_an_error() {
     let mut command = stolon(&[
         "generate",
         "--model",
@@ -157,10 +157,10 @@ fn a_closed_pipe_ends_quietly() {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
 
-/// Goal: a piped conversation is answered turn by turn; a later turn finds the earlier ones
-/// cached until the conversation is reset.
+/// Goal: `chat` with piped input answers turn by turn; a later turn finds the earlier ones cached
+/// until the conversation is reset.
 #[test]
-fn chat_keeps_the_conversation() {
+fn chat_turns_find_earlier_turns_cached() {
     let input =
         "Hello there, how are you today?\n/stats\nAnd what now?\n/reset\nAnew!\n/nonsense\n/quit\n";
     let output = succeed_with(&["chat", "--block-size", "4", "--max-tokens", "8"], input);
@@ -177,10 +177,10 @@ fn chat_keeps_the_conversation() {
     assert!(output.contains("[1 turns;") && output.contains("no command `/nonsense`"), "{output}");
 }
 
-/// Goal: the demonstration runs without arguments or network, finds the handbook cached from the
-/// second question on, and gives the same answers cold.
+/// Goal: `demo` runs without arguments or network, finds the handbook cached from the second
+/// question on, and gives the same answers with an empty cache.
 #[test]
-fn demo_shows_the_cache_at_work() {
+fn demo_answers_are_the_same_cached_and_cold() {
     let output = succeed(&["demo"]);
     let figures: Vec<&str> =
         output.lines().filter(|line| line.contains("of them cached")).collect();

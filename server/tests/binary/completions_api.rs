@@ -1,4 +1,4 @@
-//! `/v1/completions`, and the small endpoints around it.
+//! `/v1/completions`, `/v1/models`, `/health` and `/admin/stats`.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, prompt, texts};
 
-/// Goal: a repeated prompt gives the same text, and the second time most of it is cached.
+/// Goal: a repeated prompt gives the same text, and the second time its whole blocks are cached.
 #[tokio::test]
-async fn a_repeated_prompt_is_cached_and_answered_alike() {
+async fn a_repeated_prompt_is_cached_and_gives_the_same_text() {
     let server = Server::tiny();
     let body = json!({"prompt": prompt(100, 1), "max_tokens": 12, "ignore_eos": true});
     let cold = server.complete(body.clone()).await;
@@ -28,7 +28,7 @@ async fn a_repeated_prompt_is_cached_and_answered_alike() {
     server.settled_audit().await;
 }
 
-/// Goal: a text, its ids, and lists of either mean the same prompts, answered in their order.
+/// Goal: a text, its token ids, and lists of either are the same prompts, answered in order.
 #[tokio::test]
 async fn all_forms_of_a_prompt_agree() {
     let server = Server::tiny();
@@ -45,9 +45,10 @@ async fn all_forms_of_a_prompt_agree() {
     }
 }
 
-/// Goal: a streamed reply, put together, is the whole reply; usage comes last when asked for.
+/// Goal: the pieces of a streamed reply put together equal the reply that is not streamed; the usage
+/// comes last if it is requested.
 #[tokio::test]
-async fn a_streamed_reply_adds_up_to_the_whole_one() {
+async fn a_streamed_reply_equals_the_whole_one() {
     let server = Server::tiny();
     let body = json!({"prompt": ["one", "two"], "max_tokens": 24, "logprobs": 2});
     let whole = server.complete(body.clone()).await;
@@ -79,10 +80,10 @@ async fn a_streamed_reply_adds_up_to_the_whole_one() {
     }
 }
 
-/// Goal: log-probabilities have an entry a token; the chosen token is among the likeliest when
-/// greedy; `echo` puts the prompt's own in front; `max_tokens` 0 scores the prompt alone.
+/// Goal: log-probabilities have one entry per token; greedy decoding takes the most likely token;
+/// `echo` adds the prompt and its log-probabilities; `max_tokens` 0 scores the prompt alone.
 #[tokio::test]
-async fn logprobs_and_echo() {
+async fn logprobs_cover_the_answer_and_with_echo_the_prompt() {
     let server = Server::tiny();
     let body = json!({"prompt": "abc", "max_tokens": 5, "logprobs": 3, "ignore_eos": true});
     let plain = server.complete(body.clone()).await;
@@ -97,8 +98,8 @@ async fn logprobs_and_echo() {
         .zip(lists["top_logprobs"].as_array().into_iter().flatten())
     {
         let value = value.as_f64().expect("a number");
-        let likeliest = top.as_object().expect("an object").values().filter_map(Value::as_f64);
-        assert!(value <= 0.0 && likeliest.fold(f64::MIN, f64::max) <= value + 1e-6);
+        let most_likely = top.as_object().expect("an object").values().filter_map(Value::as_f64);
+        assert!(value <= 0.0 && most_likely.fold(f64::MIN, f64::max) <= value + 1e-6);
     }
     let mut echoing = body.clone();
     echoing["echo"] = json!(true);
@@ -122,7 +123,7 @@ async fn logprobs_and_echo() {
 
 /// Goal: the same seed gives the same choices, and the choices of one call differ.
 #[tokio::test]
-async fn seeds_repeat_and_choices_differ() {
+async fn a_seed_repeats_its_choices_and_choices_differ() {
     let server = Server::tiny();
     let body = json!({"prompt": "seeded", "n": 3, "seed": 11, "temperature": 1.0,
                       "max_tokens": 16, "ignore_eos": true});
@@ -137,10 +138,11 @@ async fn seeds_repeat_and_choices_differ() {
     assert_eq!(first["usage"]["completion_tokens"], 48);
 }
 
-/// Goal: `best_of` tells the likeliest per token of the answers that `n` would tell, best first;
-/// all of them are paid for, their prompt is computed once.
+/// Goal: `best_of` returns those of the answers that `n` would give which have the highest
+/// log-probability per token, best first. All candidates count as usage; their prompt is computed
+/// once.
 #[tokio::test]
-async fn best_of_tells_the_likeliest() {
+async fn best_of_returns_the_most_likely_answers() {
     let server = Server::tiny();
     let mut body = json!({"prompt": [prompt(100, 1), prompt(100, 2)], "seed": 11, "temperature": 1,
                           "max_tokens": 12, "ignore_eos": true, "logprobs": 0, "n": 6});
@@ -152,11 +154,11 @@ async fn best_of_tells_the_likeliest() {
         let logprobs = choice["logprobs"]["token_logprobs"].as_array().expect("a list");
         logprobs.iter().filter_map(Value::as_f64).sum::<f64>() / logprobs.len() as f64
     };
-    for (index, told) in choices(&best).iter().enumerate() {
+    for (index, returned) in choices(&best).iter().enumerate() {
         let mut candidates = choices(&all)[index / 2 * 6..][..6].to_vec();
         candidates.sort_by(|a, b| score(b).total_cmp(&score(a)));
-        assert_eq!(told["index"], index);
-        assert_eq!(told["text"], candidates[index % 2]["text"], "{best} {all}");
+        assert_eq!(returned["index"], index);
+        assert_eq!(returned["text"], candidates[index % 2]["text"], "{best} {all}");
     }
     assert_eq!(choices(&best).len(), 4);
     assert_eq!(best["usage"]["prompt_tokens"], 216);
@@ -165,17 +167,17 @@ async fn best_of_tells_the_likeliest() {
     body["logprobs"] = Value::Null;
     let plain = server.complete(body).await;
     assert_eq!(texts(&plain), texts(&best));
-    assert!(plain["choices"][0]["logprobs"].is_null(), "they were not asked for: {plain}");
+    assert!(plain["choices"][0]["logprobs"].is_null(), "they were not requested: {plain}");
     server.settled_audit().await;
     let (_, stats) = server.get("/admin/stats").await;
     // Of 36 answers only one computed the 96 tokens that all prompts share in whole blocks.
     assert_eq!(stats["stats"]["cached_tokens"], 35 * 96, "{stats}");
 }
 
-/// Goal: a `best_of` of 1 asks for nothing, streamed or not, and a client that goes away cancels
-/// all candidates.
+/// Goal: `best_of` 1 has no effect, streamed or not; a client that disconnects cancels all
+/// candidates.
 #[tokio::test]
-async fn best_of_one_and_best_of_nobody() {
+async fn best_of_one_has_no_effect_and_a_disconnect_cancels_all_candidates() {
     let server = Server::tiny();
     let body = json!({"prompt": "alone", "best_of": 1, "max_tokens": 4});
     let whole = server.complete(body.clone()).await;
@@ -192,10 +194,10 @@ async fn best_of_one_and_best_of_nobody() {
     assert_eq!(stats["stats"]["cancelled"], 4, "{stats}");
 }
 
-/// Goal: sampling parameters reach the engine: a bias can force a token, and a stop string ends
-/// the text before it.
+/// Goal: sampling parameters and stop conditions reach the engine: a bias forces a token, a stop
+/// string ends the text before it, a stop token ends the answer.
 #[tokio::test]
-async fn biases_and_stop_strings_work() {
+async fn biases_and_stop_conditions_reach_the_engine() {
     let server = Server::tiny();
     let forced =
         server.complete(json!({"prompt": "x", "max_tokens": 4, "logit_bias": {"65": 100}})).await;
@@ -211,7 +213,7 @@ async fn biases_and_stop_strings_work() {
     assert_eq!(by_id["choices"][0]["finish_reason"], "stop");
 }
 
-/// Goal: many clients at once each get what they would get alone.
+/// Goal: each of many concurrent clients gets the text that it would get alone.
 #[tokio::test]
 async fn concurrent_clients_do_not_disturb_each_other() {
     let server = Server::tiny();
@@ -226,10 +228,10 @@ async fn concurrent_clients_do_not_disturb_each_other() {
     server.settled_audit().await;
 }
 
-/// Goal: a client that goes away in the middle of a stream cancels its request, and every block
-/// comes back.
+/// Goal: a client that disconnects in the middle of a stream cancels its request, and every block is
+/// released.
 #[tokio::test]
-async fn a_client_that_goes_away_cancels_its_request() {
+async fn a_disconnect_cancels_the_request() {
     let server = Server::tiny();
     let body =
         json!({"prompt": "endless", "max_tokens": 4_000, "ignore_eos": true, "stream": true});
@@ -243,9 +245,10 @@ async fn a_client_that_goes_away_cancels_its_request() {
     assert_eq!(stats["stats"]["finished"], 0, "{stats}");
 }
 
-/// Goal: the small endpoints say what is served and how it fares.
+/// Goal: the model is listed under all its names and can be used by each; health and statistics
+/// are reported.
 #[tokio::test]
-async fn models_health_and_stats() {
+async fn models_health_and_stats_are_reported() {
     let server = Server::start(crate::support::TINY, &["--served-name", "org/alias"]);
     assert_eq!(server.get("/health").await, (200, json!({"status": "ok"})));
     let (_, models) = server.get("/v1/models").await;

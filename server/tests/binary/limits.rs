@@ -1,4 +1,4 @@
-//! What the server refuses, and how it behaves when full and when told to stop.
+//! Refused requests, and the behaviour of an overloaded server and of one that is shut down.
 
 use std::time::Duration;
 
@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, TINY};
 
-/// Goal: each wrong request gets a 400 that names the parameter, and nothing is left behind.
+/// Goal: each wrong request is refused with status 400 and the parameter at fault, and leaves nothing
+/// allocated.
 #[tokio::test]
-async fn wrong_requests_are_refused_by_name() {
+async fn wrong_requests_are_refused_by_parameter() {
     let server = Server::tiny();
     for (body, param) in [
         (json!({}), "prompt"),
@@ -52,9 +53,10 @@ async fn wrong_requests_are_refused_by_name() {
     assert_eq!(audit["blocks_free"], audit["blocks_total"], "nothing was computed: {audit}");
 }
 
-/// Goal: a prompt too long is refused with the numbers; streaming changes no status.
+/// Goal: a prompt that is too long is refused with its length, with status 400 even if the reply
+/// was to be streamed.
 #[tokio::test]
-async fn a_prompt_too_long_is_refused_with_the_numbers() {
+async fn a_prompt_that_is_too_long_is_refused_with_its_length() {
     let server = Server::start(TINY, &["--num-blocks", "8"]);
     let body = json!({"prompt": vec![97; 200], "stream": true});
     let (status, reply) = server.post("/v1/completions", body).await;
@@ -63,9 +65,10 @@ async fn a_prompt_too_long_is_refused_with_the_numbers() {
     assert!(reply["error"]["message"].as_str().is_some_and(|text| text.contains("200")), "{reply}");
 }
 
-/// Goal: paths, methods, models and bodies that do not exist or are too large have their status.
+/// Goal: unknown paths, methods and models, and bodies that are too large or not JSON, get their
+/// status code and an error object in OpenAI's form.
 #[tokio::test]
-async fn http_level_errors_have_openais_form() {
+async fn http_errors_have_openais_form() {
     let server = Server::start(TINY, &["--body-limit", "10K"]);
     let (status, reply) = server.post("/v1/embeddings", json!({})).await;
     assert_eq!((status, &reply["error"]["type"]), (404, &json!("not_found_error")));
@@ -84,9 +87,10 @@ async fn http_level_errors_have_openais_form() {
     }
 }
 
-/// Goal: a full server refuses at once with 429 and a hint, and those it took are answered.
+/// Goal: a server with a full queue refuses with status 429 and `Retry-After`; accepted requests
+/// are answered.
 #[tokio::test]
-async fn a_full_server_says_when_to_come_back() {
+async fn a_full_queue_refuses_with_retry_after() {
     for limit in [["--max-queued", "2"], ["--max-queued-tokens", "20"]] {
         let server = Server::start(TINY, &[&["--max-running", "1"][..], &limit].concat());
         let ask = async |index: usize| {
@@ -107,9 +111,10 @@ async fn a_full_server_says_when_to_come_back() {
     }
 }
 
-/// Goal: told to stop, the server finishes what runs, takes nothing new, and ends well.
+/// Goal: after SIGTERM the server finishes running requests, accepts no new ones, and exits with
+/// success.
 #[tokio::test]
-async fn stopping_lets_running_requests_finish() {
+async fn sigterm_lets_running_requests_finish() {
     let server = Server::tiny();
     let body = json!({"prompt": "last words", "max_tokens": 300, "ignore_eos": true,
                       "temperature": 0, "stream": true});

@@ -1,5 +1,5 @@
-//! The `stolon` binary from outside: its commands as a person or a script runs them, and its
-//! HTTP server over real sockets. Models are random ones made on the spot, or the demo model.
+//! Tests of the `stolon` binary: its commands as run from a shell, and its HTTP server over TCP.
+//! They use models with random weights and the built-in demo model.
 
 mod bench;
 mod cache_api;

@@ -1,4 +1,4 @@
-//! Starting the binary, and speaking to the server it becomes.
+//! Runs the binary and talks to the server.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Output, Stdio};
@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// A model with random weights that starts at once. Its tokens 0 to 255 are bytes.
+/// A tiny model with random weights. Its tokens 0 to 255 are bytes.
 pub(crate) const TINY: &str = "random:tiny";
 
-/// The binary with arguments, its environment free of settings that tests must not see.
+/// The binary with arguments, and without environment variables that change its behaviour.
 pub(crate) fn stolon(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stolon"));
     command.args(args).env_remove("STOLON_MODEL").env_remove("RUST_LOG");
     command
 }
 
-/// Runs the binary to its end with this standard input.
+/// Runs the binary with this standard input until it exits.
 pub(crate) fn run(args: &[&str], input: &str) -> Output {
     let mut child = stolon(args)
         .stdin(Stdio::piped())
@@ -43,7 +43,8 @@ pub(crate) fn succeed_with(args: &[&str], input: &str) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// Runs the binary, expects a failure with nothing on standard output, and returns what it says.
+/// Runs the binary, expects a failure with nothing on standard output, and returns its standard
+/// error.
 pub(crate) fn fail(args: &[&str]) -> String {
     let output = run(args, "");
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -53,7 +54,7 @@ pub(crate) fn fail(args: &[&str]) -> String {
     errors
 }
 
-/// The JSON objects on a command's lines.
+/// The JSON objects in a command's output, one per line.
 pub(crate) fn json_lines(output: &str) -> Vec<Value> {
     output.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
 }
@@ -83,7 +84,7 @@ impl Server {
                 break address.to_owned();
             }
         };
-        // Whatever it says later must not fill the pipe.
+        // Later output is read so that it does not fill the pipe.
         std::thread::spawn(move || lines.for_each(drop));
         Self { child, base, client: reqwest::Client::new() }
     }
@@ -96,7 +97,7 @@ impl Server {
         format!("{}{path}", self.base)
     }
 
-    /// Sends a body as it is.
+    /// Posts a body unchanged.
     pub(crate) async fn send(
         &self,
         path: &str,
@@ -106,7 +107,7 @@ impl Server {
         request.body(body).send().await.expect("a response")
     }
 
-    /// Posts JSON and returns the status and the JSON that came.
+    /// Posts JSON and returns the status and the JSON of the reply.
     pub(crate) async fn post(&self, path: &str, body: Value) -> (u16, Value) {
         let response = self.send(path, body.to_string()).await;
         (response.status().as_u16(), response.json().await.expect("JSON"))
@@ -125,7 +126,7 @@ impl Server {
         self.ok("/v1/completions", greedy(body)).await
     }
 
-    /// Posts with `stream` and returns the payloads, the closing `[DONE]` checked and left out.
+    /// Posts with `stream` and returns the events. Checks that `[DONE]` is the last and leaves it out.
     pub(crate) async fn events(&self, path: &str, mut body: Value) -> Vec<Value> {
         body["stream"] = json!(true);
         let response = self.send(path, greedy(body).to_string()).await;
@@ -143,16 +144,15 @@ impl Server {
         (response.status().as_u16(), response.json().await.expect("JSON"))
     }
 
-    /// Waits until no request runs or waits, then checks the books: every block is back.
+    /// Waits until no request runs or waits, then checks that every block is free or cached.
     pub(crate) async fn settled_audit(&self) -> Value {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let (status, reply) = self.get("/admin/audit").await;
             assert_eq!(status, 200, "{reply}");
             let audit = &reply["audit"];
-            let at_work =
-                ["running", "waiting", "blocks_reserved"].map(|name| audit[name].as_u64());
-            if at_work == [Some(0); 3] {
+            let busy = ["running", "waiting", "blocks_reserved"].map(|name| audit[name].as_u64());
+            if busy == [Some(0); 3] {
                 let count = |name: &str| audit[name].as_u64().expect("a count");
                 assert_eq!(
                     count("blocks_free") + count("blocks_committed"),
@@ -161,18 +161,18 @@ impl Server {
                 );
                 return audit.clone();
             }
-            assert!(Instant::now() < deadline, "requests still hold something: {audit}");
+            assert!(Instant::now() < deadline, "requests still hold blocks: {audit}");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// Asks the process to terminate.
+    /// Sends SIGTERM to the process.
     pub(crate) fn terminate(&self) {
         let status = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
         assert!(status.expect("kill runs").success());
     }
 
-    /// Waits for the process to end by itself.
+    /// Waits until the process exits.
     pub(crate) fn wait(mut self) -> std::process::ExitStatus {
         self.child.wait().expect("the process ends")
     }
@@ -180,7 +180,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself; either way it is gone after this.
+        // Fails if the process has exited already, which is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -200,8 +200,8 @@ pub(crate) fn texts(reply: &Value) -> Vec<&str> {
     choices.iter().map(|choice| choice["text"].as_str().expect("a text")).collect()
 }
 
-/// A prompt of ids that begins with `shared` tokens common to all seeds and goes on with 8 of
-/// its own.
+/// Token ids of a prompt: `shared` tokens that are the same for all seeds, then 8 that depend on
+/// the seed.
 pub(crate) fn prompt(shared: usize, seed: u32) -> Vec<u32> {
     let own = (0..8).map(|i| 32 + (seed * 7 + i * 3) % 90);
     (0..shared as u32).map(|i| 32 + (i * 31) % 90).chain(own).collect()
