@@ -267,7 +267,7 @@ async fn step_micros(streams: u32) -> anyhow::Result<f64> {
     const TOKENS: usize = 200;
     let options = FakeOptions { block_count: 4096, strict: false, ..FakeOptions::default() };
     let backend = Box::new(FakeBackend::new(options));
-    let engine = Engine::builder().backend("fake", backend, None).build().await?;
+    let engine = Engine::builder().backend("fake", backend).build().await?;
     let begun = Instant::now();
     let mut readers = Vec::new();
     for stream in 0..streams {

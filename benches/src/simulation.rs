@@ -7,8 +7,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
-use stolon_actors::{CoreConfig, CoreStats, SequenceEvent, SequenceRequest, Simulation};
-use stolon_model::{BackendSpec, StepBatch};
+use stolon_backend::{BackendSpec, StepBatch};
+use stolon_scheduler::{EngineConfig, EngineStats, Event, SequenceRequest, Simulation};
 use stolon_server::bench::metrics::RequestRecord;
 use stolon_server::bench::workload::Conversation;
 
@@ -23,7 +23,7 @@ pub struct Run {
     /// `(seconds since the start, requests running, whether others waited)` at each change.
     pub running: Vec<(f64, usize, bool)>,
     /// The scheduler's counters.
-    pub stats: CoreStats,
+    pub stats: EngineStats,
     /// Requests that were refused because the queue was full. A refusal ends its conversation.
     pub rejected: usize,
 }
@@ -53,7 +53,7 @@ struct InFlight {
 pub fn simulate(
     conversations: &[Conversation],
     spec: BackendSpec,
-    config: CoreConfig,
+    config: EngineConfig,
     cost: &CostModel,
 ) -> anyhow::Result<Run> {
     let block_size = spec.block_size;
@@ -120,7 +120,7 @@ pub fn simulate(
 pub fn capacity(
     workload: Workload,
     spec: &BackendSpec,
-    config: &CoreConfig,
+    config: &EngineConfig,
     cost: &CostModel,
     seed: u64,
 ) -> anyhow::Result<f64> {
@@ -139,28 +139,23 @@ fn submit<C: FnMut(&StepBatch) -> Duration>(
     client.turns_sent += 1;
     client.history.extend_from_slice(&turn.tokens);
     let mut request = SequenceRequest::new(client.history.clone(), turn.output_tokens);
-    request.priority = client.conversation.priority;
+    request.options.priority = client.conversation.priority;
     simulation.submit(request).ok()
 }
 
 /// Records an event that happened at `now` seconds. Returns whether it was the request's last.
-fn record(
-    record: &mut RequestRecord,
-    event: &SequenceEvent,
-    now: f64,
-    history: &mut Vec<u32>,
-) -> bool {
+fn record(record: &mut RequestRecord, event: &Event, now: f64, history: &mut Vec<u32>) -> bool {
     match event {
-        SequenceEvent::Started { .. } | SequenceEvent::PromptLogprobs(_) => {}
-        SequenceEvent::Token { id, .. } => {
+        Event::Token(token) => {
             record.token_times.push(now);
-            history.push(*id);
+            history.extend(token.id);
         }
-        SequenceEvent::Finished(finish) => {
-            record.prompt_tokens = finish.prompt_tokens;
-            record.cached_tokens = finish.cached_tokens;
+        Event::Finished(finish) => {
+            record.prompt_tokens = finish.usage.prompt_tokens;
+            record.cached_tokens = finish.usage.cached_tokens;
             return true;
         }
+        _ => {}
     }
     false
 }

@@ -1,22 +1,22 @@
 //! What cost-aware admission achieves compared with simpler policies, in simulations with the
 //! calibration `100m`.
 
-use stolon_actors::{AdmissionPolicy, CoreConfig};
 use stolon_benches::cost::CostModel;
 use stolon_benches::report::Summary;
 use stolon_benches::simulation::{capacity, simulate};
 use stolon_benches::workload::Workload;
+use stolon_scheduler::{AdmissionPolicy, EngineConfig};
 
 const VOCAB_SIZE: usize = 32_000;
 
-fn config(policy: AdmissionPolicy, conservative: bool) -> CoreConfig {
-    CoreConfig {
+fn config(policy: AdmissionPolicy, conservative: bool) -> EngineConfig {
+    EngineConfig {
         policy,
         conservative,
         max_running: 64,
         max_queued_requests: 1 << 20,
         max_queued_tokens: usize::MAX,
-        ..CoreConfig::default()
+        ..EngineConfig::default()
     }
 }
 

@@ -1,8 +1,8 @@
 //! The `stolon` command line and its OpenAI-compatible HTTP server.
 //!
 //! [`serve::router`] can be mounted in any axum application; [`api`] has the types of its requests
-//! and replies. [`bench`] has a load generator for engines. Everything is built on the `stolon`
-//! crate's public API.
+//! and replies. [`bench`](mod@bench) has a load generator for engines. Everything is built on the
+//! `stolon` crate's public API.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
-"""Runs OpenAI's own Python client against `stolon serve`: python openai_client.py path/to/stolon
+"""Tests `stolon serve` with OpenAI's Python client: python openai_client.py path/to/stolon
 
-Needs the package `openai`. Uses the demo model, so it needs no network. Ends with an exception at
-the first thing that is not as the client's users expect it.
+Needs the package `openai`. Uses the demo model and needs no network. Fails with an exception at the
+first reply that differs from what OpenAI's API specifies.
 """
 
 import subprocess
@@ -96,7 +96,7 @@ def main():
     finally:
         process.terminate()
         process.wait(timeout=60)
-    print(f"openai {openai.__version__}: all as its users expect")
+    print(f"openai {openai.__version__}: all checks passed")
 
 
 if __name__ == "__main__":

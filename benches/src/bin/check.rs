@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use clap::Parser;
 use stolon::{Engine, ModelSource};
-use stolon_actors::CoreConfig;
 use stolon_benches::cost::CostModel;
 use stolon_benches::report::Summary;
 use stolon_benches::simulation::{capacity, simulate};
 use stolon_benches::workload::Workload;
+use stolon_scheduler::EngineConfig;
 use stolon_server::bench::drive::{closed_loop, open_loop};
 use stolon_server::bench::workload::Conversation;
 
@@ -103,10 +103,10 @@ const COMPARE_HEAD: &str = "| | TTFT p50, ms | TTFT p99, ms | whole answer p50, 
 async fn compare(args: &Args, workload: Workload) -> anyhow::Result<()> {
     let cost = CostModel::named(&args.calibration)?;
     let engine = engine(args, workload, 1 << 20, usize::MAX).await?;
-    let config = CoreConfig {
+    let config = EngineConfig {
         max_queued_requests: 1 << 20,
         max_queued_tokens: usize::MAX,
-        ..CoreConfig::default()
+        ..EngineConfig::default()
     };
     let spec = workload.spec(args.pool, engine.model_info().vocab_size);
     let rate = args.load * capacity(workload, &spec, &config, &cost, 0)?;

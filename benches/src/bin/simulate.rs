@@ -11,12 +11,12 @@
 use std::path::PathBuf;
 
 use clap::Parser;
-use stolon_actors::{AdmissionPolicy, CoreConfig};
 use stolon_benches::cost::CostModel;
 use stolon_benches::plot::{self, Labels, Line};
 use stolon_benches::report::Summary;
 use stolon_benches::simulation::{Run, capacity, simulate};
 use stolon_benches::workload::Workload;
+use stolon_scheduler::{AdmissionPolicy, EngineConfig};
 use stolon_server::bench::metrics::{Distribution, RequestRecord};
 
 const VOCAB_SIZE: usize = 32_000;
@@ -55,9 +55,9 @@ struct Args {
 }
 
 impl Args {
-    fn config(&self, policy: AdmissionPolicy, conservative: bool) -> CoreConfig {
-        let default = CoreConfig::default();
-        CoreConfig {
+    fn config(&self, policy: AdmissionPolicy, conservative: bool) -> EngineConfig {
+        let default = EngineConfig::default();
+        EngineConfig {
             policy,
             conservative,
             max_running: self.max_running,

@@ -8,7 +8,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
-use stolon::Error;
+use stolon::{EngineError, Error};
 
 use super::body::brief;
 use crate::api::error::{ErrorObject, ErrorReply};
@@ -109,28 +109,39 @@ impl From<Error> for ApiError {
     fn from(error: Error) -> Self {
         let message = error.to_string();
         match error {
-            Error::EmptyPrompt
-            | Error::TokenOutOfRange { .. }
-            | Error::Tokenizer(_)
-            | Error::NoTokenizer => Self::invalid(Some("prompt"), message),
-            Error::PromptTooLong { .. } => {
+            Error::Engine(error) => Self::from_engine(error, message),
+            Error::Tokenizer(_) | Error::NoTokenizer => Self::invalid(Some("prompt"), message),
+            Error::ChatTemplate(_) => Self::invalid(Some("messages"), message),
+            _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
+        }
+    }
+}
+
+impl ApiError {
+    fn from_engine(error: EngineError, message: String) -> Self {
+        match error {
+            EngineError::EmptyPrompt | EngineError::TokenOutOfRange { .. } => {
+                Self::invalid(Some("prompt"), message)
+            }
+            EngineError::PromptTooLong { .. } => {
                 Self::invalid(Some("prompt"), message).code("context_length_exceeded")
             }
-            Error::InvalidParameter { name, .. } => {
+            EngineError::InvalidParameter { name, .. } => {
                 Self::invalid(Some(&name), message).code("invalid_value")
             }
-            Error::Pin(_) => Self::new(StatusCode::CONFLICT, message),
-            Error::ChatTemplate(_) => Self::invalid(Some("messages"), message),
-            Error::Overloaded { retry_after, .. } => {
+            EngineError::Pin(_) => Self::new(StatusCode::CONFLICT, message),
+            EngineError::Overloaded { retry_after, .. } => {
                 let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("overloaded");
                 Self { retry_after: Some(retry_after), ..error }
             }
-            Error::QueueTimeout { .. } | Error::Interrupted { .. } | Error::BackendHung { .. } => {
+            EngineError::QueueTimeout { .. }
+            | EngineError::Interrupted { .. }
+            | EngineError::BackendHung { .. } => {
                 let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
                 Self { retry_after: Some(Duration::from_secs(1)), ..error }
             }
-            Error::EngineStopped => Self::new(StatusCode::SERVICE_UNAVAILABLE, message),
-            Error::Timeout { .. } => Self::new(StatusCode::GATEWAY_TIMEOUT, message),
+            EngineError::Stopped => Self::new(StatusCode::SERVICE_UNAVAILABLE, message),
+            EngineError::Timeout { .. } => Self::new(StatusCode::GATEWAY_TIMEOUT, message),
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
         }
     }
@@ -139,31 +150,28 @@ impl From<Error> for ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use stolon::LengthBound;
 
     /// Goal: each error of the engine is mapped to the status, type and code a client can act on.
     #[test]
     fn engine_errors_have_their_status() {
-        let overloaded = Error::Overloaded {
+        let overloaded = EngineError::Overloaded {
             retry_after: Duration::from_millis(1_200),
             queued_requests: 9,
             queued_tokens: 99,
         };
         let too_long =
-            Error::PromptTooLong { got: 9, limit: 8, bound: "the model's context".to_owned() };
-        let parameter = Error::InvalidParameter {
-            name: "temperature".to_owned(),
-            expected: "at least 0".to_owned(),
-            got: "-1".to_owned(),
-        };
+            EngineError::PromptTooLong { got: 9, limit: 8, bound: LengthBound::Context(8) };
+        let parameter = EngineError::invalid("temperature", "at least 0", -1);
         for (error, status, kind, code) in [
-            (Error::EmptyPrompt, 400, "invalid_request_error", None),
+            (EngineError::EmptyPrompt, 400, "invalid_request_error", None),
             (too_long, 400, "invalid_request_error", Some("context_length_exceeded")),
             (parameter, 400, "invalid_request_error", Some("invalid_value")),
             (overloaded, 429, "rate_limit_error", Some("overloaded")),
-            (Error::EngineStopped, 503, "service_unavailable_error", None),
-            (Error::Audit("x".to_owned()), 500, "server_error", None),
+            (EngineError::Stopped, 503, "service_unavailable_error", None),
+            (EngineError::Audit("x".to_owned()), 500, "server_error", None),
         ] {
-            let error = ApiError::from(error);
+            let error = ApiError::from(Error::from(error));
             assert_eq!(error.status.as_u16(), status);
             let body = error.reply().error;
             assert_eq!((body.kind, body.code), (kind, code));
@@ -175,12 +183,12 @@ mod tests {
     #[test]
     fn overload_sets_retry_after() {
         for (wait_ms, header) in [(10, "1"), (1_200, "2"), (5_000, "5")] {
-            let error = Error::Overloaded {
+            let error = EngineError::Overloaded {
                 retry_after: Duration::from_millis(wait_ms),
                 queued_requests: 1,
                 queued_tokens: 1,
             };
-            let response = ApiError::from(error).into_response();
+            let response = ApiError::from(Error::from(error)).into_response();
             assert_eq!(response.headers()[header::RETRY_AFTER], header);
         }
     }
