@@ -1,30 +1,32 @@
-//! Every part of the core is made to fail; the rest tells those in flight and starts again.
+//! Every part of the engine is made to fail. Requests in flight end with an error and the engine
+//! restarts.
 
-#[path = "support/bench.rs"]
+#[path = "support/harness.rs"]
 mod support;
 
 use std::time::{Duration, Instant};
 
-use stolon_actors::{CoreConfig, CoreError, Fault, Part, SequenceRequest};
+use stolon_actors::{EnginePart, Fault};
 use stolon_backend::fake::FakeFault;
-use support::{Bench, bench, options, prompt, read};
+use stolon_scheduler::{EngineConfig, EngineError, SequenceRequest};
+use support::{Harness, options, prompt, read_to_end, start};
 
-/// Sends the same request until it is answered; at most a second long.
-async fn answered_within_a_second(bench: &Bench, tokens: &[u32]) {
+/// Submits a request again and again until it is answered, for at most ten seconds.
+async fn retry_until_answered(harness: &Harness, tokens: &[u32]) {
     let begun = Instant::now();
     loop {
-        assert!(begun.elapsed() < Duration::from_secs(10), "it does not serve again");
+        assert!(begun.elapsed() < Duration::from_secs(10), "the engine does not recover");
         let request = SequenceRequest::new(tokens.to_vec(), 8);
-        let outcome = match bench.core.submit(request) {
-            Ok(stream) => read(stream).await,
+        let outcome = match harness.engine.submit(request) {
+            Ok(stream) => read_to_end(stream).await,
             Err(error) => Err(error),
         };
         match outcome {
             Ok(answer) => {
-                bench.compare(tokens, &answer);
+                harness.check_tokens(tokens, &answer);
                 return;
             }
-            Err(CoreError::Interrupted { .. }) => {
+            Err(EngineError::Interrupted { .. }) => {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             Err(other) => panic!("{other}"),
@@ -32,43 +34,43 @@ async fn answered_within_a_second(bench: &Bench, tokens: &[u32]) {
     }
 }
 
-/// Goal: whichever part fails, and however, with requests in flight: each of them ends, with the
-/// right tokens or with the right error; the engine serves again; nothing is lost.
+/// Goal: whichever part fails while requests are in flight, and however it fails, each request ends
+/// with the right tokens or with the right error, the engine recovers, and no block is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_part_may_fail() {
+async fn the_engine_recovers_from_a_failure_of_any_part() {
     let parts = [
-        Part::Admission,
-        Part::PrefixTree,
-        Part::BlockAllocator,
-        Part::Executor,
-        Part::ExecutorThread,
+        EnginePart::Admission,
+        EnginePart::PrefixTree,
+        EnginePart::BlockAllocator,
+        EnginePart::Executor,
+        EnginePart::ExecutorThread,
     ];
-    let bench = bench(options(16, 64), CoreConfig::default()).await;
+    let harness = start(options(16, 64), EngineConfig::default()).await;
     let mut restarts = 0;
     for part in parts {
         for fault in [Fault::Panic, Fault::Error, Fault::Stall(Duration::from_millis(30))] {
             let prompts: Vec<_> = (0..6).map(|n| prompt(n % 3, 70 + n as usize)).collect();
-            let streams: Vec<_> = prompts.iter().map(|p| (p, bench.submit(p, 30))).collect();
-            let steps = bench.fake.step_count();
-            bench.steps(steps + 1).await;
-            bench.core.inject(part, fault);
+            let streams: Vec<_> = prompts.iter().map(|p| (p, harness.submit(p, 30))).collect();
+            let steps = harness.fake.step_count();
+            harness.wait_for_steps(steps + 1).await;
+            harness.engine.inject(part, fault);
             for (prompt, stream) in streams {
-                match read(stream).await {
-                    Ok(answer) => bench.compare(prompt, &answer),
-                    Err(CoreError::Interrupted { .. }) => {}
+                match read_to_end(stream).await {
+                    Ok(answer) => harness.check_tokens(prompt, &answer),
+                    Err(EngineError::Interrupted { .. }) => {}
                     Err(other) => panic!("{part:?} {fault:?}: {other}"),
                 }
             }
-            answered_within_a_second(&bench, &prompt(9, 50)).await;
-            bench.check_clean().await;
-            let now = bench.core.stats().restarts;
-            let restarts_it = match (part, fault) {
+            retry_until_answered(&harness, &prompt(9, 50)).await;
+            harness.check_nothing_held().await;
+            let now = harness.engine.stats().restarts;
+            let restarts_engine = match (part, fault) {
                 (_, Fault::Stall(_)) => false,
-                // An error of a step fails its sequences and needs no restart.
-                (Part::ExecutorThread, Fault::Error) => false,
+                // If a step returns an error, its sequences fail and no restart is needed.
+                (EnginePart::ExecutorThread, Fault::Error) => false,
                 _ => true,
             };
-            if restarts_it {
+            if restarts_engine {
                 assert_eq!(now, restarts + 1, "{part:?} {fault:?}");
             } else {
                 assert_eq!(now, restarts, "{part:?} {fault:?}");
@@ -78,74 +80,84 @@ async fn any_part_may_fail() {
     }
 }
 
-/// Goal: a backend that panics or fails, again and again, never stops the engine.
+/// Goal: a backend that panics or fails repeatedly never stops the engine for good.
 #[tokio::test]
-async fn a_backend_may_fail_again_and_again() {
-    let bench = bench(options(16, 64), CoreConfig::default()).await;
+async fn the_engine_recovers_from_repeated_backend_failures() {
+    let harness = start(options(16, 64), EngineConfig::default()).await;
     for round in 0..10 {
         let fault = if round % 2 == 0 { FakeFault::Panic } else { FakeFault::Fail };
-        bench.fake.inject_next(fault);
-        let error = read(bench.submit(&prompt(round, 60), 8)).await.expect_err("it fails");
-        assert!(matches!(error, CoreError::Interrupted { .. }), "{error}");
-        answered_within_a_second(&bench, &prompt(round, 60)).await;
-        bench.check_clean().await;
+        harness.fake.inject_next(fault);
+        let error =
+            read_to_end(harness.submit(&prompt(round, 60), 8)).await.expect_err("the step fails");
+        assert!(matches!(error, EngineError::Interrupted { .. }), "{error}");
+        retry_until_answered(&harness, &prompt(round, 60)).await;
+        harness.check_nothing_held().await;
     }
-    assert_eq!(bench.core.stats().restarts, 5);
+    assert_eq!(harness.engine.stats().restarts, 5);
 }
 
-/// Goal: dropping the last handle stops the core, and the backend with it.
+/// Goal: the engine and its backend stop when the last handle and the last stream are dropped.
 #[tokio::test]
-async fn dropping_the_handle_stops_the_core() {
-    let bench = bench(options(16, 64), CoreConfig::default()).await;
-    bench.check(&prompt(1, 40), 4).await;
-    let support::Bench { core, fake, .. } = bench;
-    let stream = core.submit(SequenceRequest::new(prompt(2, 40), 10)).expect("it fits");
-    drop(core);
-    assert_eq!(read(stream).await.expect("the stream kept it alive").tokens.len(), 10);
+async fn dropping_the_last_handle_and_stream_stops_the_engine() {
+    let harness = start(options(16, 64), EngineConfig::default()).await;
+    harness.check_greedy(&prompt(1, 40), 4).await;
+    let support::Harness { engine, fake, .. } = harness;
+    let stream =
+        engine.submit(SequenceRequest::new(prompt(2, 40), 10)).expect("the request is accepted");
+    drop(engine);
+    assert_eq!(
+        read_to_end(stream).await.expect("the stream keeps the engine alive").tokens.len(),
+        10
+    );
     let steps = fake.step_count();
     tokio::time::sleep(Duration::from_millis(30)).await;
     assert_eq!(fake.step_count(), steps);
 }
 
-/// Goal: with a backend that hangs nobody waits for ever: what is in flight and what comes ends
-/// with the right error, and when the backend comes back the engine serves again.
+/// Goal: while the backend hangs, running and new requests end with the right error instead of
+/// waiting. When the backend returns, the engine recovers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backend_that_hangs_keeps_nobody_waiting() {
+async fn requests_end_with_an_error_while_the_backend_hangs() {
     let limit = Duration::from_millis(60);
-    let config = CoreConfig { step_timeout: Some(limit), ..CoreConfig::default() };
-    let bench = bench(options(16, 64), config).await;
-    bench.check(&prompt(1, 60), 8).await;
-    let hold = bench.fake.hold();
-    let streams: Vec<_> = (0..4).map(|n| bench.submit(&prompt(n, 60), 8)).collect();
+    let config = EngineConfig { step_timeout: Some(limit), ..EngineConfig::default() };
+    let harness = start(options(16, 64), config).await;
+    harness.check_greedy(&prompt(1, 60), 8).await;
+    let hold = harness.fake.hold();
+    let streams: Vec<_> = (0..4).map(|n| harness.submit(&prompt(n, 60), 8)).collect();
     let begun = Instant::now();
     for stream in streams {
-        let error = read(stream).await.expect_err("the backend hangs");
-        assert_eq!(error, CoreError::BackendHung { limit });
+        let error = read_to_end(stream).await.expect_err("the backend hangs");
+        assert_eq!(error, EngineError::BackendHung { limit });
     }
     assert!(begun.elapsed() < Duration::from_secs(5));
-    // Between the streams' end and the supervisor's word the old generation is still in sight.
-    let refused = match bench.core.submit(SequenceRequest::new(prompt(9, 20), 1)) {
-        Ok(stream) => read(stream).await.expect_err("it has ended"),
+    // The old generation stays visible between the end of the streams and the supervisor's reaction.
+    let refused = match harness.engine.submit(SequenceRequest::new(prompt(9, 20), 1)) {
+        Ok(stream) => read_to_end(stream).await.expect_err("the backend still hangs"),
         Err(error) => error,
     };
-    assert_eq!(refused, CoreError::BackendHung { limit });
+    assert_eq!(refused, EngineError::BackendHung { limit });
     drop(hold);
     loop {
-        match bench.core.submit(SequenceRequest::new(prompt(9, 50), 8)) {
+        match harness.engine.submit(SequenceRequest::new(prompt(9, 50), 8)) {
             Ok(stream) => {
-                bench.compare(&prompt(9, 50), &read(stream).await.expect("it is back"));
+                harness.check_tokens(
+                    &prompt(9, 50),
+                    &read_to_end(stream).await.expect("the backend is back"),
+                );
                 break;
             }
-            Err(error) => assert_eq!(error, CoreError::BackendHung { limit }),
+            Err(error) => assert_eq!(error, EngineError::BackendHung { limit }),
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    bench.check_clean().await;
-    assert_eq!(bench.core.stats().restarts, 1);
-    // Shutting down does not wait for a hanging backend either.
-    let hold = bench.fake.hold();
-    let stream = bench.submit(&prompt(3, 60), 8);
-    tokio::time::timeout(Duration::from_secs(5), bench.core.shutdown()).await.expect("in time");
-    assert!(read(stream).await.is_err());
+    harness.check_nothing_held().await;
+    assert_eq!(harness.engine.stats().restarts, 1);
+    // A shutdown does not wait for a hanging backend either.
+    let hold = harness.fake.hold();
+    let stream = harness.submit(&prompt(3, 60), 8);
+    tokio::time::timeout(Duration::from_secs(5), harness.engine.shutdown())
+        .await
+        .expect("the shutdown completes");
+    assert!(read_to_end(stream).await.is_err());
     drop(hold);
 }

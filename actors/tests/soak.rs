@@ -1,7 +1,7 @@
-//! Thousands of random requests while parts of the core fail at random: every request ends, the
-//! books are clean, memory stays flat.
+//! Thousands of random requests while parts of the engine fail at random. Every request ends, the
+//! accounting stays consistent, and memory does not grow.
 
-#[path = "support/bench.rs"]
+#[path = "support/harness.rs"]
 #[allow(dead_code, reason = "other tests use more of it")]
 mod support;
 
@@ -11,130 +11,132 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use stolon_actors::{CoreConfig, CoreError, Fault, Part, SequenceEvent, SequenceRequest};
-use stolon_backend::fake::expected_next;
-use stolon_backend::fake::{FakeFault, FakeOptions};
-use support::{Bench, bench, prompt};
+use stolon_actors::{EnginePart, Fault};
+use stolon_backend::fake::{FakeFault, FakeOptions, expected_next};
+use stolon_scheduler::{EngineConfig, EngineError, Event, SequenceRequest};
+use support::{Harness, prompt, read_to_end, start};
 
 const CLIENTS: usize = 48;
 const VOCAB_SIZE: usize = 64;
 
-/// How the requests of a soak ended, and how often one was refused before.
+/// How many requests ended in each way, and how many submissions were refused.
 #[derive(Debug, Default)]
-struct Ends {
+struct Outcomes {
     finished: AtomicUsize,
     cancelled: AtomicUsize,
     interrupted: AtomicUsize,
     refused: AtomicUsize,
 }
 
-/// Sends one request and reads it to its end, or drops it on the way.
-async fn one(bench: &Bench, rng: &mut SmallRng, ends: &Ends) {
-    // Few families, so that many share prefixes of any length, and some are repeated whole.
+/// Submits a random request and reads it to its end, or cancels it after a few events.
+async fn run_random_request(harness: &Harness, rng: &mut SmallRng, outcomes: &Outcomes) {
+    // With only six seeds, many prompts share prefixes of any length and some are repeated.
     let mut tokens = prompt(rng.random_range(0..6), rng.random_range(1..100));
     tokens.iter_mut().for_each(|token| *token %= VOCAB_SIZE as u32);
     let max_tokens = rng.random_range(1..12);
     let mut request = SequenceRequest::new(tokens.clone(), max_tokens);
-    request.priority = rng.random_range(0..3);
-    let patience = if rng.random_range(0..4) == 0 { rng.random_range(0..8) } else { usize::MAX };
-    // However slow the machine, each request gets in some time.
+    request.options.priority = rng.random_range(0..3);
+    let events_read_max =
+        if rng.random_range(0..4) == 0 { rng.random_range(0..8) } else { usize::MAX };
+    // A refused request is submitted again, so that the test passes on slow machines, too.
     let mut stream = loop {
-        match bench.core.submit(request.clone()) {
+        match harness.engine.submit(request.clone()) {
             Ok(stream) => break stream,
-            Err(CoreError::Overloaded { .. } | CoreError::Interrupted { .. }) => {
-                ends.refused.fetch_add(1, Ordering::Relaxed);
+            Err(EngineError::Overloaded { .. } | EngineError::Interrupted { .. }) => {
+                outcomes.refused.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(Duration::from_micros(200)).await;
             }
             Err(other) => panic!("{other}"),
         }
     };
-    for _ in 0..patience {
+    for _ in 0..events_read_max {
         match stream.next().await {
-            Some(Ok(SequenceEvent::Token { id, .. })) => {
+            Some(Ok(Event::Token(token))) => {
+                let id = token.id.expect("every token event has an id");
                 assert_eq!(id, expected_next(&tokens, VOCAB_SIZE));
                 tokens.push(id);
             }
-            Some(Ok(SequenceEvent::Finished(finish))) => {
-                assert_eq!(finish.completion_tokens, max_tokens);
-                ends.finished.fetch_add(1, Ordering::Relaxed);
+            Some(Ok(Event::Finished(finish))) => {
+                assert_eq!(finish.usage.completion_tokens, max_tokens);
+                outcomes.finished.fetch_add(1, Ordering::Relaxed);
                 return;
             }
             Some(Ok(_)) => {}
-            Some(Err(CoreError::Interrupted { .. })) => {
-                ends.interrupted.fetch_add(1, Ordering::Relaxed);
+            Some(Err(EngineError::Interrupted { .. })) => {
+                outcomes.interrupted.fetch_add(1, Ordering::Relaxed);
                 return;
             }
             Some(Err(other)) => panic!("{other}"),
-            None => panic!("a stream ended without an end"),
+            None => panic!("the stream ended without a final event"),
         }
     }
-    ends.cancelled.fetch_add(1, Ordering::Relaxed);
+    outcomes.cancelled.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Makes something fail whenever some 50 requests more have finished, until told to stop: by work,
-/// not by time, so that a slow machine fails no more often a request.
-async fn trouble(bench: Arc<Bench>, mut rng: SmallRng, ends: Arc<Ends>) {
-    const PARTS: [Part; 5] = [
-        Part::Admission,
-        Part::PrefixTree,
-        Part::BlockAllocator,
-        Part::Executor,
-        Part::ExecutorThread,
+/// Injects a fault each time about 50 more requests have finished, until its task is aborted. Faults
+/// follow the work done, not the time, so that a slow machine does not see more faults per request.
+async fn inject_faults(harness: Arc<Harness>, mut rng: SmallRng, outcomes: Arc<Outcomes>) {
+    const PARTS: [EnginePart; 5] = [
+        EnginePart::Admission,
+        EnginePart::PrefixTree,
+        EnginePart::BlockAllocator,
+        EnginePart::Executor,
+        EnginePart::ExecutorThread,
     ];
     let mut next = 0;
     loop {
         next += rng.random_range(25..75);
-        while ends.finished.load(Ordering::Relaxed) < next {
+        while outcomes.finished.load(Ordering::Relaxed) < next {
             tokio::time::sleep(Duration::from_micros(500)).await;
         }
         let stall = Duration::from_micros(rng.random_range(0..2000));
         if rng.random_range(0..3) == 0 {
             let faults = [FakeFault::Fail, FakeFault::Panic, FakeFault::Stall(stall)];
-            bench.fake.inject_next(faults[rng.random_range(0..3)]);
+            harness.fake.inject_next(faults[rng.random_range(0..3)]);
         } else {
             let faults = [Fault::Panic, Fault::Error, Fault::Stall(stall)];
-            bench.core.inject(PARTS[rng.random_range(0..5)], faults[rng.random_range(0..3)]);
+            harness.engine.inject(PARTS[rng.random_range(0..5)], faults[rng.random_range(0..3)]);
         }
     }
 }
 
-/// Bytes of memory that belong to no file; `None` where the system does not tell.
-fn resident() -> Option<usize> {
+/// Anonymous resident memory of this process in bytes; `None` if the system does not report it.
+fn resident_bytes() -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
     Some(line.trim().trim_end_matches("kB").trim().parse::<usize>().ok()? * 1024)
 }
 
 async fn soak(requests: usize) {
-    quieten();
+    silence_injected_panics();
     let options = FakeOptions {
         vocab_size: VOCAB_SIZE,
         block_count: 40,
         max_positions: 512,
         ..FakeOptions::default()
     };
-    let config = CoreConfig {
+    let config = EngineConfig {
         max_batched_tokens: 96,
         max_running: 12,
         max_queued_requests: 24,
         event_capacity: 16,
-        kept_logit_bytes: 4096,
-        ..CoreConfig::default()
+        logit_cache_bytes: 4096,
+        ..EngineConfig::default()
     };
-    let bench = Arc::new(bench(options, config).await);
-    let ends = Arc::new(Ends::default());
+    let harness = Arc::new(start(options, config).await);
+    let outcomes = Arc::new(Outcomes::default());
     let rng = SmallRng::seed_from_u64(1);
-    let troubled = tokio::spawn(trouble(Arc::clone(&bench), rng, Arc::clone(&ends)));
+    let injector = tokio::spawn(inject_faults(Arc::clone(&harness), rng, Arc::clone(&outcomes)));
     let mut sizes = Vec::new();
-    // In ten parts, so that memory is looked at in between.
+    // Memory is measured after each tenth of the requests.
     for part in 0..10_u64 {
         let clients: Vec<_> = (0..CLIENTS as u64)
             .map(|client| {
-                let (bench, ends) = (Arc::clone(&bench), Arc::clone(&ends));
+                let (harness, outcomes) = (Arc::clone(&harness), Arc::clone(&outcomes));
                 tokio::spawn(async move {
                     let mut rng = SmallRng::seed_from_u64(part << 32 | client);
                     for _ in 0..requests / CLIENTS / 10 {
-                        one(&bench, &mut rng, &ends).await;
+                        run_random_request(&harness, &mut rng, &outcomes).await;
                     }
                 })
             })
@@ -142,57 +144,57 @@ async fn soak(requests: usize) {
         for client in clients {
             client.await.expect("no panic");
         }
-        sizes.extend(resident());
+        sizes.extend(resident_bytes());
     }
-    troubled.abort();
-    // What was injected last may still wait for its part's next message.
+    injector.abort();
+    // The last fault may strike only at the next message of its part.
     for round in 0.. {
-        assert!(round < 100, "it does not serve again");
-        let stream = bench.core.submit(SequenceRequest::new(vec![round; 20], 2));
+        assert!(round < 100, "the engine does not recover");
+        let stream = harness.engine.submit(SequenceRequest::new(vec![round; 20], 2));
         if let Ok(stream) = stream
-            && support::read(stream).await.is_ok()
+            && read_to_end(stream).await.is_ok()
         {
             break;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    bench.check_clean().await;
+    harness.check_nothing_held().await;
     let count = |end: &AtomicUsize| end.load(Ordering::Relaxed);
-    let ended = [&ends.finished, &ends.cancelled, &ends.interrupted];
+    let ended = [&outcomes.finished, &outcomes.cancelled, &outcomes.interrupted];
     assert_eq!(ended.into_iter().map(count).sum::<usize>(), requests / CLIENTS / 10 * CLIENTS * 10);
-    let stats = bench.core.stats();
-    assert!(count(&ends.finished) > requests / 4, "{ends:?} {stats:?}");
-    assert!(stats.restarts > 0 && count(&ends.interrupted) > 0, "{ends:?} {stats:?}");
-    assert!(stats.evictions > 0 && stats.first_tokens_kept > 0, "{stats:?}");
-    bench.core.flush().await.expect("it runs");
-    assert_eq!(bench.core.audit().await.expect("clean books").blocks_free, 40);
+    let stats = harness.engine.stats();
+    assert!(count(&outcomes.finished) > requests / 4, "{outcomes:?} {stats:?}");
+    assert!(stats.restarts > 0 && count(&outcomes.interrupted) > 0, "{outcomes:?} {stats:?}");
+    assert!(stats.evictions > 0 && stats.first_tokens_from_cache > 0, "{stats:?}");
+    harness.engine.flush().await.expect("the engine runs");
+    assert_eq!(harness.engine.audit().await.expect("a consistent accounting").blocks_free, 40);
     if let [_, second, .., last] = sizes[..] {
         assert!(last < second + (8 << 20), "memory grows: {sizes:?}");
     }
 }
 
-/// Keeps injected panics, of which there are many, off the terminal.
-fn quieten() {
-    let loud = std::panic::take_hook();
+/// Keeps the messages of injected panics, of which there are many, off the terminal.
+fn silence_injected_panics() {
+    let default_hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         let payload = info.payload();
         let text = payload.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or_default();
         if !text.contains("was injected") {
-            loud(info);
+            default_hook(info);
         }
     }));
 }
 
-/// Goal: whatever fails, every request ends, with the right tokens or with the right error.
+/// Goal: whatever fails, every request ends with the right tokens or with the right error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn random_requests_and_faults_leave_nothing_behind() {
+async fn random_requests_and_faults_leak_nothing() {
     soak(4_800).await;
 }
 
-/// Goal: the same with a hundred thousand.
+/// Goal: the same for a hundred thousand requests.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes minutes; .ci/deep runs it"]
-async fn a_hundred_thousand_random_requests_leave_nothing_behind() {
+async fn a_hundred_thousand_random_requests_leak_nothing() {
     soak(100_320).await;
 }
