@@ -1,101 +1,132 @@
-//! The order of messages between admission, tree and allocator. An actor handles one message at a
-//! time, to its end, in some order; here it is a lock, held for the length of a message. Calls go
-//! one way, as in the engine: the allocator asks the tree in the middle of a message of its own,
-//! and other messages to the tree may come in between. Leases and steps end on other threads.
+//! The order of messages between the admission, prefix tree and block allocator actors.
+//!
+//! The models drive the code of the engine: [`BlockAllocator`] reserves, evicts, settles and
+//! flushes, and [`commit`] adds blocks to the tree. An actor handles one message at a time, from
+//! start to end; here an actor is a lock that is held for as long as it handles a message. The
+//! allocator calls the tree while it handles its own messages. Each of these calls takes the tree's
+//! lock anew, so other messages to the tree can come between two of them. Leases and steps end on
+//! other threads.
 #![cfg(all(loom, not(crossbeam_loom)))]
 
+use std::convert::Infallible;
+
+use futures::FutureExt;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::sync::{Arc, Mutex, MutexGuard};
 use loom::thread;
 use stolon_kvcache::{
-    BlockId, BlockLease, BlockPool, Namespace, PrefixLease, StepFence, TreeWriter,
+    BlockId, BlockLease, BlockPool, Namespace, PrefixLease, StepFence, TreeCounts, TreeWriter,
 };
 use stolon_loom_tests::{explore, must_fail, tree};
+use stolon_scheduler::{BlockAllocator, CommitItem, Committed, TreeAccess, commit};
 
-/// The two actors, and what the executor holds of them.
+/// The prefix tree's actor, as the allocator's actor reaches it: one lock per message.
+#[derive(Clone)]
+struct TreeActor(Arc<Mutex<TreeWriter>>);
+
+impl TreeActor {
+    fn lock(&self) -> MutexGuard<'_, TreeWriter> {
+        self.0.lock().expect("no panic under the lock")
+    }
+}
+
+impl TreeAccess for TreeActor {
+    type Error = Infallible;
+
+    async fn counts(&mut self) -> Result<TreeCounts, Infallible> {
+        Ok(self.lock().counts())
+    }
+
+    async fn evict(&mut self, count: usize) -> Result<Vec<BlockId>, Infallible> {
+        Ok(self.lock().evict(count))
+    }
+
+    async fn flush(&mut self) -> Result<Vec<BlockId>, Infallible> {
+        Ok(self.lock().flush())
+    }
+
+    async fn audit(&mut self) -> Result<Result<TreeCounts, String>, Infallible> {
+        let mut tree = self.lock();
+        let checked = tree.audit().map_err(|error| error.to_string());
+        Ok(checked.map(|_| tree.counts()))
+    }
+}
+
+/// The two actors, and the fence that the executor's steps hold.
 #[derive(Clone)]
 struct Actors {
-    tree: Arc<Mutex<TreeWriter>>,
-    pool: Arc<Mutex<BlockPool>>,
+    tree: TreeActor,
+    allocator: Arc<Mutex<BlockAllocator>>,
     fence: StepFence,
 }
 
+/// The result of a call whose every await completes at once, because locks block instead.
+fn answered<T>(call: impl Future<Output = Result<T, Infallible>>) -> T {
+    let result = call.now_or_never().expect("the tree answers at once");
+    result.unwrap_or_else(|never| match never {})
+}
+
 impl Actors {
-    /// A pool of so many blocks, with `prompt` in the first of them.
+    /// A pool of `block_count` blocks, the first of which hold the cached `prompt`.
     fn new(block_count: usize, prompt: &[u32]) -> Actors {
         let (writer, _reader) = tree();
         let (pool, fence) = BlockPool::new(block_count);
-        let tree = Arc::new(Mutex::new(writer));
-        let actors = Actors { tree, pool: Arc::new(Mutex::new(pool)), fence };
+        let actors = Actors {
+            tree: TreeActor(Arc::new(Mutex::new(writer))),
+            allocator: Arc::new(Mutex::new(BlockAllocator::new(pool, 0))),
+            fence,
+        };
         let lease = actors.acquire(prompt);
-        let private = actors.reserve(prompt.len()).expect("all are free");
-        drop(actors.commit(lease, private, prompt));
+        let reserved = actors.reserve(prompt.len()).expect("all blocks are free");
+        drop(actors.commit(lease, reserved, prompt));
         actors
     }
 
-    fn tree(&self) -> MutexGuard<'_, TreeWriter> {
-        self.tree.lock().expect("no panic under the lock")
+    fn allocator(&self) -> MutexGuard<'_, BlockAllocator> {
+        self.allocator.lock().expect("no panic under the lock")
     }
 
-    fn pool(&self) -> MutexGuard<'_, BlockPool> {
-        self.pool.lock().expect("no panic under the lock")
-    }
-
+    /// A message to the tree.
     fn acquire(&self, prompt: &[u32]) -> PrefixLease {
-        self.tree().acquire(&Namespace::default(), prompt)
+        self.tree.lock().acquire(&Namespace::default(), prompt)
     }
 
-    /// A message to the allocator, with two to the tree inside.
+    /// A message to the allocator, which sends up to two to the tree.
     fn reserve(&self, count: usize) -> Option<BlockLease> {
-        let mut pool = self.pool();
-        let missing = match pool.reserve(count) {
-            Ok(lease) => return Some(lease),
-            Err(shortage) => shortage.missing(),
-        };
-        let counts = self.tree().counts();
-        if missing == 0 || counts.evictable + counts.detached < missing {
-            return None;
-        }
-        let evicted = self.tree().evict(missing);
-        pool.release(evicted);
-        pool.reserve(count).ok()
+        answered(self.allocator().reserve(&mut self.tree.clone(), count))
     }
 
-    fn commit(
-        &self,
-        mut lease: PrefixLease,
-        mut private: BlockLease,
-        prompt: &[u32],
-    ) -> PrefixLease {
-        let blocks = private.commit_front(prompt.len() - lease.len());
-        let commit = self.tree().commit(&mut lease, prompt, &blocks);
-        self.pool().release(commit.duplicates);
+    /// A message to the tree, then one to the allocator.
+    fn commit(&self, lease: PrefixLease, mut reserved: BlockLease, prompt: &[u32]) -> PrefixLease {
+        let blocks = reserved.commit_front(prompt.len() - lease.len());
+        let tokens = std::sync::Arc::new(prompt.to_vec());
+        let item = CommitItem { tokens, len: prompt.len(), lease, blocks };
+        let Committed { lease, duplicates } = commit(&mut self.tree.lock(), item);
+        self.allocator().release(duplicates);
         lease
     }
 
-    /// A message to the allocator, with one to the tree inside.
+    /// A message to the allocator, which sends one to the tree.
     fn flush(&self) {
-        let mut pool = self.pool();
-        let flushed = self.tree().flush();
-        pool.release(flushed);
+        answered(self.allocator().flush(&mut self.tree.clone()));
     }
 
-    /// Nothing runs any more: every block is free or cached, and all can be had.
+    /// Checks an engine in which nothing runs: each block is free or cached, and all of them can
+    /// be reserved.
     fn check(&self, block_count: usize) {
-        let detached = self.tree().counts().detached;
-        let freed = self.tree().evict(detached);
-        self.pool().release(freed);
-        let counts = self.tree().counts();
+        let mut tree = self.tree.clone();
+        answered(self.allocator().settle(&mut tree));
+        let counts = self.tree.lock().counts();
         assert_eq!((counts.locked, counts.detached), (0, 0), "all leases have ended");
-        assert_eq!(self.pool().counts().committed, counts.cached, "no block is lost");
-        self.tree().audit().expect("consistent tree");
-        self.pool().audit().expect("consistent pool");
+        assert_eq!(self.allocator().pool_counts().committed, counts.cached, "no block is lost");
+        let audit = answered(self.allocator().audit(&mut tree));
+        audit.expect("tree and pool are consistent");
         assert_eq!(self.reserve(block_count).map(|lease| lease.len()), Some(block_count));
     }
 }
 
-/// Goal: a request that runs out of blocks gets those of another only after that one has ended,
-/// and never those that it has acquired itself.
+/// Goal: a request that reserves blocks gets those of another request only after that one has ended,
+/// and never those that it has locked itself.
 #[test]
 fn reserve_against_the_end_of_another_request() {
     explore(3, || {
@@ -111,20 +142,20 @@ fn reserve_against_the_end_of_another_request() {
         };
         let lease = actors.acquire(&[1, 8, 9]);
         assert_eq!(lease.blocks(), [BlockId(0)]);
-        if let Some(private) = actors.reserve(2) {
+        if let Some(reserved) = actors.reserve(2) {
             assert!(!running.load(Ordering::Relaxed), "took a block of a running request");
-            assert!(private.blocks().iter().all(|block| !lease.blocks().contains(block)));
-            drop(actors.commit(lease, private, &[1, 8, 9]));
+            assert!(reserved.blocks().iter().all(|block| !lease.blocks().contains(block)));
+            drop(actors.commit(lease, reserved, &[1, 8, 9]));
         } else {
             drop(lease);
         }
-        end.join().expect("it ends");
+        end.join().expect("the thread does not panic");
         actors.check(3);
     });
 }
 
-/// Goal: what a request has acquired is handed to nobody while it holds it, a flush or not; what
-/// it commits after a flush is given back when it ends.
+/// Goal: blocks that a request has locked are not handed out while it holds them, even if the cache
+/// is flushed. Blocks that it commits after the flush are released when it ends.
 #[test]
 fn a_request_against_flush() {
     explore(3, || {
@@ -134,40 +165,41 @@ fn a_request_against_flush() {
             thread::spawn(move || actors.flush())
         };
         let lease = actors.acquire(&[1, 2, 3]);
-        let private = actors.reserve(3 - lease.len()).expect("the other is nobody's or comes back");
-        assert!(private.blocks().iter().all(|block| !lease.blocks().contains(block)));
-        let lease = actors.commit(lease, private, &[1, 2, 3]);
+        let reserved =
+            actors.reserve(3 - lease.len()).expect("the missing blocks are free or can be evicted");
+        assert!(reserved.blocks().iter().all(|block| !lease.blocks().contains(block)));
+        let lease = actors.commit(lease, reserved, &[1, 2, 3]);
         assert_eq!(lease.len(), 3);
-        flush.join().expect("flushed");
+        flush.join().expect("the thread does not panic");
         drop(lease);
         actors.check(3);
     });
 }
 
-/// Goal: a pin that comes between the allocator's two questions to the tree holds; the allocator
-/// gets fewer blocks than it was told, and gives nothing out that it does not have.
+/// Goal: a pin that arrives between the allocator's two calls to the tree takes effect. The tree then
+/// evicts fewer blocks than it counted, and the allocator hands out no block that it does not have.
 #[test]
 fn reserve_against_pin() {
     explore(3, || {
         let actors = Actors::new(2, &[1, 2]);
         let pin = {
             let actors = actors.clone();
-            thread::spawn(move || actors.tree().pin(&Namespace::default(), &[1]))
+            thread::spawn(move || actors.tree.lock().pin(&Namespace::default(), &[1]))
         };
-        let private = actors.reserve(2);
-        let pin = pin.join().expect("answered");
-        assert!(private.is_none() || pin.is_err(), "the pinned block was handed out");
-        drop(private);
+        let reserved = actors.reserve(2);
+        let pin = pin.join().expect("the thread does not panic");
+        assert!(reserved.is_none() || pin.is_err(), "the pinned block was handed out");
+        drop(reserved);
         if let Ok(pin) = pin {
             assert_eq!(actors.acquire(&[1, 2]).blocks()[0], BlockId(0));
-            assert!(actors.tree().unpin(pin));
+            assert!(actors.tree.lock().unpin(pin));
         }
         actors.check(2);
     });
 }
 
-/// A step over a request's blocks beside a flush and a request that wants them.
-fn reuse_beside_a_step(with_fence: bool) {
+/// A step reads the block of a cancelled request while another request wants to reserve it.
+fn reserve_during_a_step(with_fence: bool) {
     let actors = Actors::new(1, &[1]);
     let lease = actors.acquire(&[1]);
     let reading = Arc::new(AtomicBool::new(true));
@@ -175,47 +207,48 @@ fn reuse_beside_a_step(with_fence: bool) {
     let step = {
         let (reading, actors) = (reading.clone(), actors.clone());
         thread::spawn(move || {
-            // Cancelled while its step runs: the lease goes first.
+            // The request is cancelled while its step runs, so its lease ends before the step.
             drop(lease);
             reading.store(false, Ordering::Relaxed);
             drop((ticket, actors));
         })
     };
     if actors.reserve(1).is_some() {
-        assert!(!reading.load(Ordering::Relaxed), "handed out under a running step");
+        assert!(!reading.load(Ordering::Relaxed), "handed out during a step that uses it");
     }
-    step.join().expect("it ends");
+    step.join().expect("the thread does not panic");
     actors.check(1);
 }
 
-/// Goal: blocks of a request that is cancelled while its step runs are reused after the step.
+/// Goal: blocks of a request that is cancelled during its step are reused only after the step.
 #[test]
 fn cancel_against_a_running_step() {
-    explore(3, || reuse_beside_a_step(true));
+    explore(3, || reserve_during_a_step(true));
 }
 
-/// Goal: without a ticket that model fails.
+/// Goal: the model above fails if the step holds no ticket of the fence.
 #[test]
 fn planted_step_without_a_ticket_is_caught() {
-    let complaint = "handed out under a running step";
+    let message = "handed out during a step that uses it";
     let name = "planted_step_without_a_ticket_is_caught";
-    must_fail(name, complaint, 3, || reuse_beside_a_step(false));
+    must_fail(name, message, 3, || reserve_during_a_step(false));
 }
 
-/// Goal: a request that takes its hint for the truth is caught.
+/// Goal: a request that relies on the hint of a lock-free query is caught, because the match can
+/// shrink before it is locked.
 #[test]
 fn planted_trust_in_a_hint_is_caught() {
     let name = "planted_trust_in_a_hint_is_caught";
-    must_fail(name, "expected what the hint said", 2, || {
+    must_fail(name, "expected the length of the hint", 2, || {
         let actors = Actors::new(2, &[1, 2]);
         let other = {
             let actors = actors.clone();
             thread::spawn(move || drop(actors.reserve(1)))
         };
-        let hint = actors.tree().reader().query_match_len(&Namespace::default(), &[1, 2]);
+        let hint = actors.tree.lock().reader().query_match_len(&Namespace::default(), &[1, 2]);
         let lease = actors.acquire(&[1, 2]);
-        assert_eq!(lease.len(), hint, "expected what the hint said");
+        assert_eq!(lease.len(), hint, "expected the length of the hint");
         drop(lease);
-        other.join().expect("it ends");
+        other.join().expect("the thread does not panic");
     });
 }

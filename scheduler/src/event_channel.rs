@@ -15,6 +15,8 @@
 use std::collections::VecDeque;
 use std::task::{Context, Poll, Waker};
 
+#[cfg(loom)]
+use crate::sync::planted;
 use crate::sync::{Arc, Mutex, lock};
 use crate::{EngineError, Event};
 
@@ -92,7 +94,13 @@ impl EventSender {
     /// receiver reports [`Received::resume`].
     pub fn has_room(&self) -> bool {
         let mut state = lock(&self.state);
-        state.paused = state.events.len() + RESERVED_EVENTS > state.capacity;
+        let len = state.events.len();
+        #[cfg(loom)]
+        if planted::is(planted::Bug::StaleLength) {
+            drop(state);
+            state = lock(&self.state);
+        }
+        state.paused = len + RESERVED_EVENTS > state.capacity;
         !state.paused
     }
 

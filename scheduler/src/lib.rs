@@ -62,6 +62,8 @@ pub use sequence::Sequence;
 pub use simulation::{Simulation, SimulationEvent};
 pub use stats::{AuditReport, CacheStats, EngineStats, Gauges};
 pub use step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
+#[cfg(loom)]
+pub use sync::planted;
 
 /// Number of blocks that hold `positions` positions.
 pub(crate) fn blocks_for(block_size: usize, positions: usize) -> usize {
