@@ -15,8 +15,10 @@ pub(super) use chunk::chunk_bf16_dots;
 pub(super) use chunk::{ChunkArgs, chunk_bf16, chunk_f16, chunk_f32};
 pub(super) use pack::{pack_group, pack_group_pairs};
 
+use std::marker::PhantomData;
+
 use super::fetch::fetch_near;
-use super::lanes::{LANES, Lanes, dispatch};
+use super::lanes::{Kernel, LANES, Lanes, dispatch};
 
 /// Bytes by which weights that come from memory are asked for ahead: as long as memory takes to answer.
 const AHEAD: usize = 2048;
@@ -81,6 +83,16 @@ pub(super) trait Form {
     /// # Safety
     /// As [`Lanes::load_bf16_pairs`].
     unsafe fn load_pairs<L: Lanes>(from: *const Self::Raw) -> (L, L);
+    /// Runs `kernel` in a function of its own, compiled for the instruction set of `L` and for what the
+    /// form needs beyond it.
+    ///
+    /// # Safety
+    /// Both are available; the rest is as for the kernel.
+    #[inline(always)]
+    unsafe fn call<L: Lanes, K: Kernel>(kernel: K) {
+        // SAFETY: the caller's promise.
+        unsafe { L::call(kernel) }
+    }
     /// Adds one step's products to a sum.
     ///
     /// # Safety
@@ -120,6 +132,17 @@ impl Form for Bf16Dots {
     #[inline(always)]
     unsafe fn load_pairs<L: Lanes>(_: *const f32) -> (L, L) {
         unreachable!("a pair is one step")
+    }
+    #[inline(always)]
+    unsafe fn call<L: Lanes, K: Kernel>(kernel: K) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+        #[inline(never)]
+        unsafe fn run<L: Lanes, K: Kernel>(kernel: K) {
+            // SAFETY: the instruction sets are enabled.
+            unsafe { kernel.run::<L>() }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { run::<L, K>(kernel) }
     }
     #[inline(always)]
     unsafe fn accumulate<L: Lanes>(weights: L, x: L, sum: L) -> L {
@@ -252,6 +275,7 @@ pub(super) struct TileArgs<B> {
 /// The set of `L` is available; `a` is readable for R rows, `b` for P panels from `first` on, over `inner` steps;
 /// `c` is writable (readable too if `accumulate`) for `rows` rows of them.
 #[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "iterators would be compiled once for each shape")]
 unsafe fn tile<L: Lanes, F: Form, B: Panels<F::Raw>, const R: usize, const P: usize>(
     args: &TileArgs<B>,
     first: usize,
@@ -261,63 +285,59 @@ unsafe fn tile<L: Lanes, F: Form, B: Panels<F::Raw>, const R: usize, const P: us
         let c = args.c.add(first * LANES);
         let mut sums = [[L::splat(0.0); P]; R];
         if args.accumulate {
-            for (r, row) in sums.iter_mut().enumerate() {
+            for r in 0..R {
                 if r < args.rows {
-                    for (p, sum) in row.iter_mut().enumerate() {
-                        *sum = L::load(c.add(r * args.c_row + p * LANES));
+                    for p in 0..P {
+                        sums[r][p] = L::load(c.add(r * args.c_row + p * LANES));
                     }
                 }
             }
         }
         let mut a = args.a;
-        let mut b: [*const F::Raw; P] = std::array::from_fn(|p| args.b.at(first + p));
+        let mut b = [std::ptr::null::<F::Raw>(); P];
+        for p in 0..P {
+            b[p] = args.b.at(first + p);
+        }
         let mut k = 0;
         while k < args.inner {
-            for (p, now) in b.iter().enumerate() {
-                args.b.fetch::<P>(first + p, k, *now);
+            for p in 0..P {
+                args.b.fetch::<P>(first + p, k, b[p]);
             }
-            if F::PAIRS {
-                let mut firsts = [L::splat(0.0); P];
-                let mut seconds = [L::splat(0.0); P];
+            let mut weights = [L::splat(0.0); P];
+            let mut seconds = [L::splat(0.0); P];
+            for p in 0..P {
+                if F::PAIRS {
+                    (weights[p], seconds[p]) = F::load_pairs(b[p]);
+                } else {
+                    weights[p] = F::load(b[p]);
+                }
+            }
+            for r in 0..R {
+                let x = L::splat(*a.add(r * args.a_row));
                 for p in 0..P {
-                    (firsts[p], seconds[p]) = F::load_pairs(b[p]);
+                    sums[r][p] = F::accumulate(weights[p], x, sums[r][p]);
                 }
-                for (r, row) in sums.iter_mut().enumerate() {
-                    let x = L::splat(*a.add(r * args.a_row));
-                    for (sum, weight) in row.iter_mut().zip(firsts) {
-                        *sum = weight.mul_add(x, *sum);
-                    }
-                }
-                a = a.add(args.a_inner);
-                for (r, row) in sums.iter_mut().enumerate() {
-                    let x = L::splat(*a.add(r * args.a_row));
-                    for (sum, weight) in row.iter_mut().zip(seconds) {
-                        *sum = weight.mul_add(x, *sum);
-                    }
-                }
-                a = a.add(args.a_inner);
-                b = b.map(|b| b.add(2 * args.b_inner));
-                k += 2;
-            } else {
-                let mut weights = [L::splat(0.0); P];
-                for (weight, b) in weights.iter_mut().zip(b) {
-                    *weight = F::load(b);
-                }
-                for (r, row) in sums.iter_mut().enumerate() {
-                    let x = L::splat(*a.add(r * args.a_row));
-                    for (sum, weight) in row.iter_mut().zip(weights) {
-                        *sum = F::accumulate(weight, x, *sum);
-                    }
-                }
-                a = a.add(args.a_inner);
-                b = b.map(|b| b.add(args.b_inner));
-                k += 1;
             }
+            a = a.add(args.a_inner);
+            if F::PAIRS {
+                for r in 0..R {
+                    let x = L::splat(*a.add(r * args.a_row));
+                    for p in 0..P {
+                        sums[r][p] = F::accumulate(seconds[p], x, sums[r][p]);
+                    }
+                }
+                a = a.add(args.a_inner);
+            }
+            let steps = if F::PAIRS { 2 } else { 1 };
+            for p in 0..P {
+                b[p] = b[p].add(steps * args.b_inner);
+            }
+            k += steps;
         }
-        for (r, row) in sums.iter().enumerate() {
+        for r in 0..R {
             if r < args.rows {
-                for (p, sum) in row.iter().enumerate() {
-                    sum.store(c.add(r * args.c_row + p * LANES));
+                for p in 0..P {
+                    sums[r][p].store(c.add(r * args.c_row + p * LANES));
                 }
             }
         }
@@ -333,16 +353,15 @@ unsafe fn tile_row<L: Lanes, F: Form, B: Panels<F::Raw>, const R: usize>(
     args: &TileArgs<B>,
     panels: usize,
 ) {
-    let fits = |p: usize| R * p + p < L::REGISTERS;
     let mut first = 0;
     while first < panels {
         let left = panels - first;
         // SAFETY: at most the panels that are left are touched.
         unsafe {
-            first += if fits(4) && left >= 4 {
+            first += if const { R * 4 + 4 < L::REGISTERS } && left >= 4 {
                 tile::<L, F, B, R, 4>(args, first);
                 4
-            } else if fits(2) && left >= 2 {
+            } else if const { R * 2 + 2 < L::REGISTERS } && left >= 2 {
                 tile::<L, F, B, R, 2>(args, first);
                 2
             } else {
@@ -363,16 +382,32 @@ pub(super) unsafe fn tile_group<L: Lanes, F: Form, B: Panels<F::Raw>>(
     group: usize,
     panels: usize,
 ) {
-    // SAFETY: the caller's promise. Arms beyond the set's largest group fold away.
-    unsafe {
-        match group {
-            1 => tile_row::<L, F, B, 1>(args, panels),
-            2 => tile_row::<L, F, B, 2>(args, panels),
-            4 => tile_row::<L, F, B, 4>(args, panels),
-            6 if L::GROUP_MAX >= 6 => tile_row::<L, F, B, 6>(args, panels),
-            8 if L::GROUP_MAX >= 8 => tile_row::<L, F, B, 8>(args, panels),
-            12 if L::GROUP_MAX >= 12 => tile_row::<L, F, B, 12>(args, panels),
-            _ => unreachable!("no group of {group} rows"),
+    // SAFETY: the caller's promise.
+    unsafe { F::call::<L, _>(TileGroup::<F, B> { args, group, panels, form: PhantomData }) }
+}
+
+struct TileGroup<'a, F, B> {
+    args: &'a TileArgs<B>,
+    group: usize,
+    panels: usize,
+    form: PhantomData<F>,
+}
+
+impl<F: Form, B: Panels<F::Raw>> Kernel for TileGroup<'_, F, B> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        let TileGroup { args, group, panels, .. } = self;
+        // SAFETY: the caller's promise. Arms beyond the set's largest group fold away.
+        unsafe {
+            match group {
+                1 => tile_row::<L, F, B, 1>(args, panels),
+                2 => tile_row::<L, F, B, 2>(args, panels),
+                4 => tile_row::<L, F, B, 4>(args, panels),
+                6 if const { L::GROUP_MAX >= 6 } => tile_row::<L, F, B, 6>(args, panels),
+                8 if const { L::GROUP_MAX >= 8 } => tile_row::<L, F, B, 8>(args, panels),
+                12 if const { L::GROUP_MAX >= 12 } => tile_row::<L, F, B, 12>(args, panels),
+                _ => unreachable!("no group of {group} rows"),
+            }
         }
     }
 }

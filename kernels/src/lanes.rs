@@ -39,6 +39,8 @@ pub(super) trait Lanes: Copy {
     /// Most rows of a register tile.
     const GROUP_MAX: usize;
 
+    /// Runs a kernel in a function of its own, compiled for the set.
+    unsafe fn call<K: Kernel>(kernel: K);
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn store(self, to: *mut f32);
@@ -137,6 +139,11 @@ pub(super) trait Lanes: Copy {
             *lanes = unsafe { Self::load(row.as_ptr()) };
         }
     }
+}
+
+/// A kernel that runs in a function of its own.
+pub(super) trait Kernel {
+    unsafe fn run<L: Lanes>(self);
 }
 
 /// Makes `fn name(path, args...)`, which runs `body::<L>(args...)` compiled for the path's set.

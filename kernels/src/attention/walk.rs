@@ -151,15 +151,6 @@ pub(super) struct StoredValues<T> {
     pub(super) row: usize,
 }
 
-impl<T> StoredValues<T> {
-    /// Those of each head from `d` on.
-    #[inline(always)]
-    pub(super) fn from(&self, d: usize) -> StoredValues<T> {
-        let (now, ahead) = (self.now.wrapping_add(d), self.ahead.wrapping_add(d));
-        StoredValues { now, ahead, row: self.row }
-    }
-}
-
 impl<T> Panels<T> for StoredValues<T> {
     #[inline(always)]
     fn at(&self, p: usize) -> *const T {

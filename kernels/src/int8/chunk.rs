@@ -139,10 +139,15 @@ unsafe fn group<D: Dots, F: Format, const R: usize>(
     }
 }
 
+/// Computes a task.
+///
+/// # Safety
+/// The set of `D` is available; the pointers of `args` are valid for its sizes, and what is
+/// written is touched by nobody else.
 #[inline(always)]
-unsafe fn chunk_of<D: Dots, F: Format>(args: &ChunkArgs, dtype: TensorType) {
+pub(super) unsafe fn chunk<D: Dots, F: Format>(args: &ChunkArgs) {
     for index in 0..args.features.div_ceil(LANES) {
-        let panel = Panel::at(dtype, args.inner, args.panels, index);
+        let panel = Panel::at(F::DTYPE, args.inner, args.panels, index);
         let features = LANES.min(args.features - index * LANES);
         let mut row = 0;
         while row < args.rows {
@@ -161,33 +166,16 @@ unsafe fn chunk_of<D: Dots, F: Format>(args: &ChunkArgs, dtype: TensorType) {
                     1 => group::<D, F, 1>(&args, panel, live, features),
                     2 => group::<D, F, 2>(&args, panel, live, features),
                     4 => group::<D, F, 4>(&args, panel, live, features),
-                    6 if D::GROUP_MAX >= 6 => group::<D, F, 6>(&args, panel, live, features),
-                    8 if D::GROUP_MAX >= 8 => group::<D, F, 8>(&args, panel, live, features),
+                    6 if const { D::GROUP_MAX >= 6 } => {
+                        group::<D, F, 6>(&args, panel, live, features)
+                    }
+                    8 if const { D::GROUP_MAX >= 8 } => {
+                        group::<D, F, 8>(&args, panel, live, features)
+                    }
                     _ => unreachable!("no group of {size} rows"),
                 }
             }
             row += size;
-        }
-    }
-}
-
-/// Computes a task.
-///
-/// # Safety
-/// The set of `D` is available; the pointers of `args` are valid for its sizes, and what is
-/// written is touched by nobody else.
-#[inline(always)]
-pub(super) unsafe fn chunk<D: Dots>(args: &ChunkArgs, dtype: TensorType) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match dtype {
-            TensorType::Q8_0 => chunk_of::<D, Q8_0>(args, dtype),
-            TensorType::Q4K => chunk_of::<D, Q4K>(args, dtype),
-            TensorType::Q5K => chunk_of::<D, Q5K>(args, dtype),
-            TensorType::Q6K => chunk_of::<D, Q6K>(args, dtype),
-            TensorType::F32 | TensorType::F16 | TensorType::Bf16 => {
-                unreachable!("{dtype:?} weights have no blocks")
-            }
         }
     }
 }

@@ -7,6 +7,7 @@
 
 use super::dots::{Bytes, RUN};
 use crate::lanes::{LANES, Lanes};
+use crate::tensor_type::TensorType;
 
 /// Words of a part.
 pub(super) const WORDS: usize = 8;
@@ -17,6 +18,8 @@ pub(super) const WORDS: usize = 8;
 /// # Safety of the methods
 /// The set of the type parameter is available, and the block has that part or scale.
 pub(super) trait Format {
+    /// The type of these blocks.
+    const DTYPE: TensorType;
     /// Parts of a block.
     const PARTS: usize;
     /// Bytes that a part takes of its block's words, one part with another.
@@ -60,6 +63,7 @@ unsafe fn load<B: Bytes>(words: *const u8, index: usize) -> B {
 pub(super) struct Q8_0;
 
 impl Format for Q8_0 {
+    const DTYPE: TensorType = TensorType::Q8_0;
     const PARTS: usize = 1;
     const PART_BYTES: usize = 32 * LANES;
     const SCALES: usize = 1;
@@ -114,6 +118,7 @@ unsafe fn k_min<L: Lanes>(scales: *const u8, part: usize) -> L {
 pub(super) struct Q4K;
 
 impl Format for Q4K {
+    const DTYPE: TensorType = TensorType::Q4K;
     const PARTS: usize = 8;
     const PART_BYTES: usize = 16 * LANES;
     const SCALES: usize = 1;
@@ -138,6 +143,7 @@ impl Format for Q4K {
 pub(super) struct Q5K;
 
 impl Format for Q5K {
+    const DTYPE: TensorType = TensorType::Q5K;
     const PARTS: usize = 8;
     const PART_BYTES: usize = 20 * LANES;
     const SCALES: usize = 1;
@@ -167,6 +173,7 @@ impl Format for Q5K {
 pub(super) struct Q6K;
 
 impl Format for Q6K {
+    const DTYPE: TensorType = TensorType::Q6K;
     const PARTS: usize = 8;
     const PART_BYTES: usize = 24 * LANES;
     const SCALES: usize = 2;

@@ -4,6 +4,7 @@
 use super::activations::{self, PackedGroup, Rows};
 use super::chunk::{self, ChunkArgs};
 use super::dots::{Dots, PlainDots};
+use super::format::{Format, Q4K, Q5K, Q6K, Q8_0};
 #[cfg(target_arch = "aarch64")]
 use super::neon::NeonDots;
 #[cfg(target_arch = "x86_64")]
@@ -36,32 +37,33 @@ pub(crate) struct DotSet(Kind);
 
 /// Makes a method that runs `body::<D>(args...)` compiled for the set.
 macro_rules! dispatch_dots {
-    ($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) = $body:path) => {
+    ($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) = $body:expr) => {
         $(#[$doc])*
+        #[inline(never)]
         pub(super) unsafe fn $name(self, $($arg: $type),*) {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2,fma,f16c")]
                 unsafe fn avx2($($arg: $type),*) {
                     // SAFETY: the set is enabled; the rest is the caller's promise.
-                    unsafe { $body($($arg),*, Avx2Pairs) }
+                    unsafe { ($body)($($arg),*, Avx2Pairs) }
                 }
                 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
                 unsafe fn avx_vnni($($arg: $type),*) {
                     // SAFETY: as above.
-                    unsafe { $body($($arg),*, AvxVnni) }
+                    unsafe { ($body)($($arg),*, AvxVnni) }
                 }
                 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
                 unsafe fn avx512($($arg: $type),*) {
                     // SAFETY: as above.
-                    unsafe { $body($($arg),*, Avx512Pairs) }
+                    unsafe { ($body)($($arg),*, Avx512Pairs) }
                 }
                 #[target_feature(
                     enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"
                 )]
                 unsafe fn avx512_vnni($($arg: $type),*) {
                     // SAFETY: as above.
-                    unsafe { $body($($arg),*, Avx512Vnni) }
+                    unsafe { ($body)($($arg),*, Avx512Vnni) }
                 }
                 // SAFETY: a set is only made where it is available; the rest is the caller's
                 // promise.
@@ -80,20 +82,20 @@ macro_rules! dispatch_dots {
                 #[target_feature(enable = "neon,dotprod")]
                 unsafe fn neon_dot($($arg: $type),*) {
                     // SAFETY: the set is enabled; the rest is the caller's promise.
-                    unsafe { $body($($arg),*, NeonDots::<true>) }
+                    unsafe { ($body)($($arg),*, NeonDots::<true>) }
                 }
                 // SAFETY: a set is only made where it is available; the rest is the caller's
                 // promise.
                 unsafe {
                     match self.0 {
                         Kind::Plain => {}
-                        Kind::Neon => return $body($($arg),*, NeonDots::<false>),
+                        Kind::Neon => return ($body)($($arg),*, NeonDots::<false>),
                         Kind::NeonDot => return neon_dot($($arg),*),
                     }
                 }
             }
             // SAFETY: plain Rust runs everywhere; the rest is the caller's promise.
-            unsafe { $body($($arg),*, PlainDots) }
+            unsafe { ($body)($($arg),*, PlainDots) }
         }
     };
 }
@@ -197,13 +199,41 @@ impl DotSet {
         fn pack(rows: Rows<'_>, packed: PackedGroup) = pack_with
     }
 
+    /// Computes a task.
+    ///
+    /// # Safety
+    /// The pointers of `args` are valid for its sizes, and what is written is touched by
+    /// nobody else.
+    pub(super) unsafe fn chunk(self, args: &ChunkArgs, dtype: TensorType) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match dtype {
+                TensorType::Q8_0 => self.chunk_q8_0(args),
+                TensorType::Q4K => self.chunk_q4_k(args),
+                TensorType::Q5K => self.chunk_q5_k(args),
+                TensorType::Q6K => self.chunk_q6_k(args),
+                TensorType::F32 | TensorType::F16 | TensorType::Bf16 => {
+                    unreachable!("{dtype:?} weights have no blocks")
+                }
+            }
+        }
+    }
+
     dispatch_dots! {
-        /// Computes a task.
-        ///
-        /// # Safety
-        /// The pointers of `args` are valid for its sizes, and what is written is touched by
-        /// nobody else.
-        fn chunk(args: &ChunkArgs, dtype: TensorType) = chunk_with
+        /// [`DotSet::chunk`] of `Q8_0` weights.
+        fn chunk_q8_0(args: &ChunkArgs) = chunk_with::<Q8_0, _>
+    }
+    dispatch_dots! {
+        /// [`DotSet::chunk`] of `Q4_K` weights.
+        fn chunk_q4_k(args: &ChunkArgs) = chunk_with::<Q4K, _>
+    }
+    dispatch_dots! {
+        /// [`DotSet::chunk`] of `Q5_K` weights.
+        fn chunk_q5_k(args: &ChunkArgs) = chunk_with::<Q5K, _>
+    }
+    dispatch_dots! {
+        /// [`DotSet::chunk`] of `Q6_K` weights.
+        fn chunk_q6_k(args: &ChunkArgs) = chunk_with::<Q6K, _>
     }
 }
 
@@ -214,7 +244,7 @@ unsafe fn pack_with<D: Dots>(rows: Rows<'_>, packed: PackedGroup, _: D) {
 }
 
 #[inline(always)]
-unsafe fn chunk_with<D: Dots>(args: &ChunkArgs, dtype: TensorType, _: D) {
+unsafe fn chunk_with<F: Format, D: Dots>(args: &ChunkArgs, _: D) {
     // SAFETY: the caller's promise.
-    unsafe { chunk::chunk::<D>(args, dtype) }
+    unsafe { chunk::chunk::<D, F>(args) }
 }

@@ -18,7 +18,7 @@ use std::arch::aarch64::{
 };
 use std::arch::asm;
 
-use super::{LANES, Lanes};
+use super::{Kernel, LANES, Lanes};
 
 /// Four registers of four lanes.
 #[derive(Clone, Copy)]
@@ -156,6 +156,16 @@ impl Lanes for Neon {
     const REGISTERS: usize = 8;
     const GROUP_MAX: usize = 4;
 
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) {
+        #[inline(never)]
+        unsafe fn run<K: Kernel>(kernel: K) {
+            // SAFETY: the set is enabled.
+            unsafe { kernel.run::<Neon>() }
+        }
+        // SAFETY: see above.
+        unsafe { run(kernel) }
+    }
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: see above.

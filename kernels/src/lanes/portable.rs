@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "the trait's methods are unsafe; these only read and write memory")]
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one access by pointer")]
 
-use super::{LANES, Lanes};
+use super::{Kernel, LANES, Lanes};
 
 /// Sixteen values the compiler may keep in registers.
 #[derive(Clone, Copy)]
@@ -23,6 +23,16 @@ impl Lanes for Portable {
     const REGISTERS: usize = 4;
     const GROUP_MAX: usize = 4;
 
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) {
+        #[inline(never)]
+        unsafe fn run<K: Kernel>(kernel: K) {
+            // SAFETY: the set is enabled.
+            unsafe { kernel.run::<Portable>() }
+        }
+        // SAFETY: see above.
+        unsafe { run(kernel) }
+    }
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         Portable([value; LANES])

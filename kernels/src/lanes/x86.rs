@@ -21,7 +21,7 @@ use std::arch::x86_64::{
     _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
-use super::{LANES, Lanes};
+use super::{Kernel, LANES, Lanes};
 
 /// One 512-bit register.
 #[derive(Clone, Copy)]
@@ -51,6 +51,17 @@ impl Lanes for Avx512 {
     const REGISTERS: usize = 32;
     const GROUP_MAX: usize = 12;
 
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+        #[inline(never)]
+        unsafe fn run<K: Kernel>(kernel: K) {
+            // SAFETY: the set is enabled.
+            unsafe { kernel.run::<Avx512>() }
+        }
+        // SAFETY: see above.
+        unsafe { run(kernel) }
+    }
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: see above.
@@ -228,6 +239,17 @@ impl Lanes for Avx2 {
     const REGISTERS: usize = 8;
     const GROUP_MAX: usize = 6;
 
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        #[inline(never)]
+        unsafe fn run<K: Kernel>(kernel: K) {
+            // SAFETY: the set is enabled.
+            unsafe { kernel.run::<Avx2>() }
+        }
+        // SAFETY: see above.
+        unsafe { run(kernel) }
+    }
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: see above.

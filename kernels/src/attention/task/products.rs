@@ -214,8 +214,6 @@ impl Work<'_> {
         weights: *const f32,
         sums: *mut f32,
     ) {
-        /// Vectors of a head that are added together.
-        const TOGETHER: usize = 4;
         let dim = self.args.head_dim;
         let (begin, seen) = (walk.places.begin, &walk.places.seen);
         for panel in 0..walk.panels() {
@@ -226,24 +224,21 @@ impl Work<'_> {
                 continue;
             }
             let values = walk.stored_values(ahead, positions.start - begin, from);
-            for d in (0..dim).step_by(TOGETHER * LANES) {
-                // SAFETY: see above the impl; whole vectors, since a head is a number of them.
-                unsafe {
-                    let product = TileArgs {
-                        inner: positions.len(),
-                        a: weights.add(positions.start - begin),
-                        a_inner: 1,
-                        a_row: TILE,
-                        b: values.from(d),
-                        b_inner: values.row,
-                        c: sums.add(d),
-                        c_row: dim,
-                        rows: live,
-                        accumulate: true,
-                    };
-                    let vectors = ((dim - d) / LANES).min(TOGETHER);
-                    tile_group::<L, F, _>(&product, rows, vectors);
-                }
+            // SAFETY: see above the impl; whole vectors, since a head is a number of them.
+            unsafe {
+                let product = TileArgs {
+                    inner: positions.len(),
+                    a: weights.add(positions.start - begin),
+                    a_inner: 1,
+                    a_row: TILE,
+                    b_inner: values.row,
+                    b: values,
+                    c: sums,
+                    c_row: dim,
+                    rows: live,
+                    accumulate: true,
+                };
+                tile_group::<L, F, _>(&product, rows, dim / LANES);
             }
         }
     }
