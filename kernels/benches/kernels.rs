@@ -1,8 +1,9 @@
-//! The kernels against candle's matrix product, which the CPU backend would use without them.
+//! Benchmarks of GEMM and attention, with candle's matrix product as the baseline.
 //!
-//! `cargo bench -p stolon-kernels --bench kernels`; `STOLON_CPU_PATH` forces a lower instruction set.
-//! Products are of one linear layer, 2048 to 6144 features; throughput counts the weights' bytes for
-//! up to 16 rows, where memory is the limit, and multiplications and additions above.
+//! Run with `cargo bench -p stolon-kernels --bench kernels`. `STOLON_CPU_PATH` selects a lower
+//! instruction set. The products are those of a linear layer with 2048 input and 6144 output
+//! features. Throughput is given in bytes of weights for up to 16 rows, which are memory-bound, and
+//! in additions and multiplications for more rows.
 
 #![allow(missing_docs, reason = "criterion's macro makes a public function")]
 
@@ -68,9 +69,9 @@ fn products(criterion: &mut Criterion) {
         }
         let input = candle_core::Tensor::from_slice(&x, (rows, INNER), &device)
             .expect("a tensor of the activations");
-        let turned = tensor.t().expect("a matrix");
+        let transposed = tensor.t().expect("a matrix");
         group.bench_function("candle/F32", |bencher| {
-            bencher.iter(|| input.matmul(&turned).expect("shapes that fit"));
+            bencher.iter(|| input.matmul(&transposed).expect("shapes that fit"));
         });
         let q8 = candle_core::quantized::QMatMul::from_qtensor(quantised(
             candle_core::quantized::GgmlDType::Q8_0,
@@ -89,11 +90,12 @@ const KV_HEADS: usize = 8;
 const HEAD_DIM: usize = 128;
 const BLOCK_SIZE: usize = 16;
 
-/// One layer's queries, keys and values: 16 heads on 8 kv heads of 128, in bf16, in blocks of 16.
+/// Queries, keys and values of one layer: 16 heads, 8 KV heads, a head dimension of 128, bf16, and
+/// blocks of 16 positions.
 struct Layer {
-    /// Each with the position of its first query.
+    /// The position of the first query and the block table of each sequence.
     tables: Vec<(usize, Vec<BlockId>)>,
-    /// Queries of each sequence.
+    /// Number of queries of each sequence.
     count: usize,
     q: Vec<f32>,
     keys: Vec<u16>,
@@ -101,7 +103,8 @@ struct Layer {
 }
 
 impl Layer {
-    /// `sequences` of `start` positions, of which all share the first `shared`, and `count` queries each.
+    /// `sequences` sequences with `start` cached positions and `count` queries each. All of them
+    /// share the first `shared` positions.
     fn new(sequences: usize, start: usize, count: usize, shared: usize) -> Layer {
         let (own, shared) = ((start + count).div_ceil(BLOCK_SIZE), shared / BLOCK_SIZE);
         let blocks = shared + sequences * (own - shared);
@@ -151,7 +154,7 @@ fn attentions(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("attention");
     group.sample_size(20);
     for (name, sequences, start, count, shared) in [
-        // Keys and values of two threads stay in their second caches.
+        // The keys and values fit in the L2 caches of two threads.
         ("decode at 512", 1, 511, 1, 0),
         ("decode at 8192", 1, 8191, 1, 0),
         ("8 decodes at 513", 8, 512, 1, 0),
@@ -165,7 +168,7 @@ fn attentions(criterion: &mut Criterion) {
         let layer = Layer::new(sequences, start, count, shared);
         let mut out = vec![0.0; layer.q.len()];
         let pairs: usize = (start + 1..=start + count).sum();
-        // Decodes that share a prefix are counted as if each read it for itself.
+        // Shared prefixes are counted once for each sequence, as if each one read them.
         group.throughput(if count == 1 {
             Throughput::Bytes((4 * sequences * (start + 1) * KV_HEADS * HEAD_DIM) as u64)
         } else {

@@ -1,122 +1,109 @@
-//! The steps between products: norms, gates, rotary embedding, softmax. Serial; callers split rows
-//! over [`Threads`](super::Threads).
+//! Elementwise operations and row reductions between GEMMs: RMS norm, gated activations and
+//! residual additions.
 //!
-//! A reduction's order depends on its length alone, so a row's result does not depend on the rows
-//! beside it. Sizes that do not fit together are the caller's bug and panic.
-#![allow(unsafe_code, reason = "runs on lanes, whose methods are unsafe")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: the path's set")]
+//! All functions are serial; callers split rows over [`Threads`](crate::Threads). The order of a
+//! reduction depends only on the length of the row, so the result of a row does not depend on the
+//! other rows of a batch. Functions panic if the lengths of their slices do not match.
+#![allow(unsafe_code, reason = "runs on SIMD lanes, whose methods are unsafe")]
 
-use super::Path;
-use super::lanes::{self, LANES, Lanes, dispatch};
+use crate::lanes::math::{gelu_tanh, sigmoid};
+use crate::lanes::{LANES, Lanes, dispatch};
+use crate::path::Path;
 
 /// RMS norm of each row: `out = x / sqrt(mean(x^2) + eps) * (weight + offset)`.
 ///
-/// `x` and `out` are `[rows, weight.len()]`; `offset` is 0, or 1 for models that store the weight's
-/// difference from one.
+/// `x` and `out` have the shape `[rows, weight.len()]`. `offset` is 0, or 1 for models (Gemma) that
+/// store `weight - 1`.
 ///
 /// # Panics
-/// If `x` is no whole number of rows or `out` is of another size.
+/// If the length of `x` is not a multiple of `weight.len()`, or `out` has another length than `x`.
 pub fn rms_norm(path: Path, x: &[f32], weight: &[f32], eps: f32, offset: f32, out: &mut [f32]) {
-    assert_eq!(x.len(), out.len(), "rms_norm: out must be as large as x");
+    assert_eq!(x.len(), out.len(), "rms_norm: out must have the length of x");
     let rows = rows_of(x.len(), weight.len());
-    // SAFETY: both hold `rows * weight.len()` values.
+    // SAFETY: `x` and `out` each hold `rows * weight.len()` values, which `rows_of` and the
+    // assertion above have checked.
     unsafe { norm_rows(path, x.as_ptr(), rows, weight, eps, offset, out.as_mut_ptr()) }
 }
 
-/// [`rms_norm`] that overwrites `x`.
+/// Computes [`rms_norm`] in place.
 ///
 /// # Panics
-/// If `x` is no whole number of rows.
+/// If the length of `x` is not a multiple of `weight.len()`.
 pub fn rms_norm_in_place(path: Path, x: &mut [f32], weight: &[f32], eps: f32, offset: f32) {
     let rows = rows_of(x.len(), weight.len());
     let data = x.as_mut_ptr();
-    // SAFETY: x holds `rows * weight.len()` values; a row's values are read before it is written
-    // at the same place.
+    // SAFETY: `x` holds `rows * weight.len()` values, as `rows_of` has checked, and `norm_rows`
+    // allows input and output to be the same memory.
     unsafe { norm_rows(path, data, rows, weight, eps, offset, data) }
 }
 
-/// `gate = silu(gate) * up`, with `silu(x) = x / (1 + e^-x)`.
+/// `gate = silu(gate) * up`, elementwise, with `silu(x) = x / (1 + e^-x)`.
 ///
 /// # Panics
-/// If the two differ in size.
+/// If `gate` and `up` have different lengths.
 pub fn silu_mul(path: Path, gate: &mut [f32], up: &[f32]) {
-    assert_eq!(gate.len(), up.len(), "silu_mul: gate and up must be of one size");
-    // SAFETY: both hold `gate.len()` values.
+    assert_eq!(gate.len(), up.len(), "silu_mul: gate and up must have the same length");
+    // SAFETY: `gate` and `up` each hold `gate.len()` values, as asserted above.
     unsafe { silu_mul_dispatch(path, gate.as_mut_ptr(), up.as_ptr(), gate.len()) }
 }
 
-/// `gate = gelu(gate) * up`, GELU in its tanh form.
+/// `gate = gelu(gate) * up`, elementwise, with the tanh approximation of GELU.
 ///
 /// # Panics
-/// If the two differ in size.
+/// If `gate` and `up` have different lengths.
 pub fn gelu_tanh_mul(path: Path, gate: &mut [f32], up: &[f32]) {
-    assert_eq!(gate.len(), up.len(), "gelu_tanh_mul: gate and up must be of one size");
-    // SAFETY: both hold `gate.len()` values.
+    assert_eq!(gate.len(), up.len(), "gelu_tanh_mul: gate and up must have the same length");
+    // SAFETY: `gate` and `up` each hold `gate.len()` values, as asserted above.
     unsafe { gelu_mul_dispatch(path, gate.as_mut_ptr(), up.as_ptr(), gate.len()) }
 }
 
-/// `x += other`: a residual.
+/// `x += other`, elementwise: a residual connection.
 ///
 /// # Panics
-/// If the two differ in size.
+/// If `x` and `other` have different lengths.
 pub fn add(path: Path, x: &mut [f32], other: &[f32]) {
-    assert_eq!(x.len(), other.len(), "add: both must be of one size");
-    // SAFETY: both hold `x.len()` values.
+    assert_eq!(x.len(), other.len(), "add: both slices must have the same length");
+    // SAFETY: `x` and `other` each hold `x.len()` values, as asserted above.
     unsafe { add_dispatch(path, x.as_mut_ptr(), other.as_ptr(), x.len()) }
 }
 
-/// Adds `bias` to each row of `x`: `[rows, bias.len()]`.
+/// Applies rotary position embedding (RoPE) to the heads of one position.
+///
+/// `x` has the shape `[heads, head_dim]`. In each head, value `i` is rotated together with value
+/// `i + cos.len()` (the "rotate half" form), for the first `2 * cos.len()` values.
 ///
 /// # Panics
-/// If `x` is no whole number of rows.
-pub fn add_bias(path: Path, x: &mut [f32], bias: &[f32]) {
-    rows_of(x.len(), bias.len());
-    for row in x.chunks_exact_mut(bias.len()) {
-        add(path, row, bias);
-    }
-}
-
-/// Rotates the heads of one position: `x` is `[heads, head_dim]`; of each head the first
-/// `2 * cos.len()` values turn, value `i` with value `i + cos.len()` ("rotate half").
-///
-/// # Panics
-/// If `cos` and `sin` differ in size, or do not fit a head, or `x` is no whole number of heads.
-pub fn rope(path: Path, x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
-    assert_eq!(cos.len(), sin.len(), "rope: cos and sin must be of one size");
-    assert!(2 * cos.len() <= head_dim, "rope: {} values do not fit {head_dim}", 2 * cos.len());
+/// If `cos` and `sin` have different lengths, `2 * cos.len()` exceeds `head_dim`, or the length of
+/// `x` is not a multiple of `head_dim`.
+pub(crate) fn rope(path: Path, x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
+    assert_eq!(cos.len(), sin.len(), "rope: cos and sin must have the same length");
+    assert!(
+        2 * cos.len() <= head_dim,
+        "rope: {} rotated values exceed the head dimension {head_dim}",
+        2 * cos.len()
+    );
     let heads = rows_of(x.len(), head_dim);
-    // SAFETY: x holds `heads * head_dim` values and a head at least twice `cos.len()`.
+    // SAFETY: `x` holds `heads * head_dim` values, `2 * cos.len()` is at most `head_dim`, and `cos`
+    // and `sin` have the same length, as checked above.
     unsafe {
         rope_dispatch(path, x.as_mut_ptr(), heads, head_dim, cos.as_ptr(), sin.as_ptr(), cos.len());
     }
 }
 
-/// Softmax in place; a row of one size always gives the same bits. Does nothing to an empty row.
-pub fn softmax(path: Path, x: &mut [f32]) {
-    // SAFETY: x holds `x.len()` values.
-    unsafe { softmax_dispatch(path, x.as_mut_ptr(), x.len()) }
-}
-
-/// `ln(sum(e^x))`, minus infinity for an empty row.
-#[must_use]
-pub fn log_sum_exp(path: Path, x: &[f32]) -> f32 {
-    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    if max == f32::NEG_INFINITY {
-        return max;
-    }
-    // SAFETY: x holds `x.len()` values, and is only read as `out` is null.
-    max + unsafe { sum_exp_dispatch(path, x.as_ptr(), x.len(), max, std::ptr::null_mut()) }.ln()
-}
-
+/// Number of rows of `dim` values in a slice of `len` values.
 fn rows_of(len: usize, dim: usize) -> usize {
-    assert!(dim > 0 && len.is_multiple_of(dim), "{len} values are no whole rows of {dim}");
+    assert!(dim > 0 && len.is_multiple_of(dim), "{len} values are not whole rows of {dim}");
     len / dim
 }
 
-/// Reads lanes `from..from + min(16, left)`, the rest filled with `fill`.
+/// Loads `min(16, left)` values and sets the other lanes to `fill`.
+///
+/// # Safety
+/// The instruction set of `L` is available, and `from` is readable for `min(16, left)` values.
 #[inline(always)]
 pub(super) unsafe fn load_some<L: Lanes>(from: *const f32, left: usize, fill: f32) -> L {
-    // SAFETY: the caller's promise: `left` values are readable.
+    // SAFETY: a full vector is only loaded if 16 values are readable; otherwise `left` values are
+    // copied to an array of 16.
     unsafe {
         if left >= LANES {
             return L::load(from);
@@ -127,10 +114,14 @@ pub(super) unsafe fn load_some<L: Lanes>(from: *const f32, left: usize, fill: f3
     }
 }
 
-/// Writes the first `min(16, left)` lanes.
+/// Stores the first `min(16, left)` lanes.
+///
+/// # Safety
+/// The instruction set of `L` is available, and `to` is writable for `min(16, left)` values.
 #[inline(always)]
 pub(super) unsafe fn store_some<L: Lanes>(value: L, to: *mut f32, left: usize) {
-    // SAFETY: the caller's promise: `left` values are writable.
+    // SAFETY: a full vector is only stored if 16 values are writable; otherwise `left` values are
+    // copied from an array of 16.
     unsafe {
         if left >= LANES {
             return value.store(to);
@@ -141,7 +132,11 @@ pub(super) unsafe fn store_some<L: Lanes>(value: L, to: *mut f32, left: usize) {
     }
 }
 
-/// `x = f(x, y)` over `len` values.
+/// `x = f(x, y)`, elementwise.
+///
+/// # Safety
+/// The instruction set of `L` is available, `x` is readable and writable and `y` is readable for
+/// `len` values.
 #[inline(always)]
 unsafe fn zip_in_place<L: Lanes>(
     x: *mut f32,
@@ -151,8 +146,9 @@ unsafe fn zip_in_place<L: Lanes>(
 ) {
     let mut i = 0;
     while i < len {
-        // The only call of `f`: inlined, it is compiled for the set like everything around it.
-        // SAFETY: i is below len; the caller gives `len` values each.
+        // `f` is called only here, so that the compiler inlines it and compiles it for the
+        // instruction set of the caller.
+        // SAFETY: `i < len`, so `len - i` values from `x + i` and `y + i` on are valid.
         unsafe {
             let value = f(load_some(x.add(i), len - i, 0.0), load_some(y.add(i), len - i, 0.0));
             store_some(value, x.add(i), len - i);
@@ -161,10 +157,15 @@ unsafe fn zip_in_place<L: Lanes>(
     }
 }
 
-/// The sum of squares, in four chains of lanes that are added up at the end.
+/// The sum of squares of `len` values. Four independent vectors of partial sums hide the latency of
+/// the additions; they are combined at the end.
+///
+/// # Safety
+/// The instruction set of `L` is available, and `x` is readable for `len` values.
 #[inline(always)]
 pub(super) unsafe fn sum_of_squares<L: Lanes>(x: *const f32, len: usize) -> f32 {
-    // SAFETY: the caller gives `len` values; lanes run on the enabled set.
+    // SAFETY: vectors of the first loop end at `whole <= len`; the second loop loads at most `len -
+    // i` values from `x + i` on.
     unsafe {
         let mut sums = [L::splat(0.0); 4];
         let whole = len / (4 * LANES) * (4 * LANES);
@@ -182,10 +183,13 @@ pub(super) unsafe fn sum_of_squares<L: Lanes>(x: *const f32, len: usize) -> f32 
     }
 }
 
+/// # Safety
+/// The instruction set of `L` is available, and `gate` and `up` are valid for `len` values.
 #[inline(always)]
 unsafe fn silu_mul_lanes<L: Lanes>(gate: *mut f32, up: *const f32, len: usize) {
-    // SAFETY: the caller's promise; lanes run on the enabled set.
-    unsafe { zip_in_place::<L>(gate, up, len, |g, u| g.mul(lanes::sigmoid(g)).mul(u)) }
+    // SAFETY: `zip_in_place` requires exactly what this function requires; the closure only
+    // computes in registers.
+    unsafe { zip_in_place::<L>(gate, up, len, |g, u| g.mul(sigmoid(g)).mul(u)) }
 }
 dispatch! {
     /// # Safety
@@ -193,10 +197,13 @@ dispatch! {
     unsafe fn silu_mul_dispatch(gate: *mut f32, up: *const f32, len: usize) = silu_mul_lanes
 }
 
+/// # Safety
+/// The instruction set of `L` is available, and `gate` and `up` are valid for `len` values.
 #[inline(always)]
 unsafe fn gelu_mul_lanes<L: Lanes>(gate: *mut f32, up: *const f32, len: usize) {
-    // SAFETY: the caller's promise; lanes run on the enabled set.
-    unsafe { zip_in_place::<L>(gate, up, len, |g, u| lanes::gelu_tanh(g).mul(u)) }
+    // SAFETY: `zip_in_place` requires exactly what this function requires; the closure only
+    // computes in registers.
+    unsafe { zip_in_place::<L>(gate, up, len, |g, u| gelu_tanh(g).mul(u)) }
 }
 dispatch! {
     /// # Safety
@@ -204,9 +211,12 @@ dispatch! {
     unsafe fn gelu_mul_dispatch(gate: *mut f32, up: *const f32, len: usize) = gelu_mul_lanes
 }
 
+/// # Safety
+/// The instruction set of `L` is available, and `x` and `other` are valid for `len` values.
 #[inline(always)]
 unsafe fn add_lanes<L: Lanes>(x: *mut f32, other: *const f32, len: usize) {
-    // SAFETY: the caller's promise; lanes run on the enabled set.
+    // SAFETY: `zip_in_place` requires exactly what this function requires; the closure only
+    // computes in registers.
     unsafe { zip_in_place::<L>(x, other, len, |a, b| a.add(b)) }
 }
 dispatch! {
@@ -215,6 +225,9 @@ dispatch! {
     unsafe fn add_dispatch(x: *mut f32, other: *const f32, len: usize) = add_lanes
 }
 
+/// # Safety
+/// The instruction set of `L` is available. `x` is readable and `out` is writable for
+/// `rows * weight.len()` values. They may be equal, but must not overlap otherwise.
 #[inline(always)]
 unsafe fn norm_lanes<L: Lanes>(
     x: *const f32,
@@ -226,7 +239,8 @@ unsafe fn norm_lanes<L: Lanes>(
 ) {
     let dim = weight.len();
     for row in 0..rows {
-        // SAFETY: the caller gives `rows * dim` values; lanes run on the enabled set.
+        // SAFETY: `row < rows`, so `dim` values are valid from `row * dim` on, and `i < dim`. If
+        // `x` and `out` are equal, the values at `i` are read before they are written.
         unsafe {
             let (x, out) = (x.add(row * dim), out.add(row * dim));
             #[allow(clippy::cast_precision_loss, reason = "a row is far shorter than 2^24")]
@@ -245,12 +259,16 @@ unsafe fn norm_lanes<L: Lanes>(
 }
 dispatch! {
     /// # Safety
-    /// `x` and `out` are valid for `rows * weight.len()` values; they may be the same.
+    /// `x` is readable and `out` is writable for `rows * weight.len()` values. They may be equal,
+    /// but must not overlap otherwise.
     unsafe fn norm_rows(
         x: *const f32, rows: usize, weight: &[f32], eps: f32, offset: f32, out: *mut f32,
     ) = norm_lanes
 }
 
+/// # Safety
+/// The instruction set of `L` is available. `x` is readable and writable for `heads * head_dim`
+/// values, `2 * half` is at most `head_dim`, and `cos` and `sin` are readable for `half` values.
 #[inline(always)]
 unsafe fn rope_lanes<L: Lanes>(
     x: *mut f32,
@@ -263,8 +281,8 @@ unsafe fn rope_lanes<L: Lanes>(
     for head in 0..heads {
         let mut i = 0;
         while i < half {
-            // SAFETY: the caller gives `heads * head_dim` values, `2 * half <= head_dim`, and
-            // `half` values of cos and sin; lanes run on the enabled set.
+            // SAFETY: `i < half`, and `2 * half` values of each head exist, so `half - i` values
+            // are valid at all four addresses.
             unsafe {
                 let first = x.add(head * head_dim + i);
                 let second = first.add(half);
@@ -281,56 +299,11 @@ unsafe fn rope_lanes<L: Lanes>(
 }
 dispatch! {
     /// # Safety
-    /// `x` is valid for `heads * head_dim` values, `2 * half <= head_dim`, `cos` and `sin` for `half`.
+    /// `x` is readable and writable for `heads * head_dim` values, `2 * half` is at most
+    /// `head_dim`, and `cos` and `sin` are readable for `half` values.
     unsafe fn rope_dispatch(
         x: *mut f32, heads: usize, head_dim: usize, cos: *const f32, sin: *const f32, half: usize,
     ) = rope_lanes
-}
-
-/// The sum of `e^(x - max)`, whose terms go to `out` unless that is null.
-#[inline(always)]
-unsafe fn sum_exp_lanes<L: Lanes>(x: *const f32, len: usize, max: f32, out: *mut f32) -> f32 {
-    // SAFETY: the caller gives `len` values each; lanes run on the enabled set.
-    unsafe {
-        let mut sum = L::splat(0.0);
-        let mut i = 0;
-        while i < len {
-            let value = load_some::<L>(x.add(i), len - i, f32::NEG_INFINITY);
-            let term = lanes::exp(value.sub(L::splat(max)));
-            sum = sum.add(term);
-            if !out.is_null() {
-                store_some(term, out.add(i), len - i);
-            }
-            i += LANES;
-        }
-        sum.reduce_add()
-    }
-}
-dispatch! {
-    /// # Safety
-    /// `x` is valid for `len` values; so is `out`, or it is null.
-    unsafe fn sum_exp_dispatch(x: *const f32, len: usize, max: f32, out: *mut f32) -> f32
-        = sum_exp_lanes
-}
-
-#[inline(always)]
-unsafe fn softmax_lanes<L: Lanes>(x: *mut f32, len: usize) {
-    // SAFETY: the caller gives `len` values; lanes run on the enabled set.
-    unsafe {
-        let mut max = L::splat(f32::NEG_INFINITY);
-        let mut i = 0;
-        while i < len {
-            max = max.max(load_some(x.add(i), len - i, f32::NEG_INFINITY));
-            i += LANES;
-        }
-        let factor = L::splat(1.0 / sum_exp_lanes::<L>(x, len, max.reduce_max(), x));
-        zip_in_place::<L>(x, x, len, |value, _| value.mul(factor));
-    }
-}
-dispatch! {
-    /// # Safety
-    /// `x` is valid for `len` values.
-    unsafe fn softmax_dispatch(x: *mut f32, len: usize) = softmax_lanes
 }
 
 #[cfg(test)]

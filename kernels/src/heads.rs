@@ -6,7 +6,7 @@
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: the path's set")]
 
 use super::Path;
-use super::elementwise::{load_some, store_some, sum_of_squares};
+use super::elementwise::{load_some, rope, store_some, sum_of_squares};
 use super::lanes::{LANES, Lanes, dispatch};
 
 /// An RMS norm of each head.
@@ -33,7 +33,7 @@ pub fn norm_and_rope(
     (cos, sin): (&[f32], &[f32]),
 ) {
     let Some(norm) = norm else {
-        return super::rope(path, x, head_dim, cos, sin);
+        return rope(path, x, head_dim, cos, sin);
     };
     assert!(head_dim > 0 && x.len().is_multiple_of(head_dim), "whole heads");
     assert_eq!(norm.weight.len(), head_dim, "a norm's weight is [head_dim]");
@@ -107,7 +107,7 @@ dispatch! {
 mod tests {
     use super::*;
     use crate::reference::random;
-    use crate::{rms_norm_in_place, rope};
+    use crate::rms_norm_in_place;
 
     /// Goal: to the last bit what a norm and then a rotation give, at sizes that fill no vector.
     #[test]

@@ -1,13 +1,14 @@
-//! Products with quantised weights, in integers.
+//! GEMM with quantised weights, in integers, as ggml does it.
 //!
-//! The 32 activations that meet a part of 32 weights are rounded to signed bytes with a scale of
-//! their own; the products of bytes are added up exactly in i32, and the parts in f32, in
-//! ascending order, each by `total = fused(f32(sum) * row_scale, weight_scale, total)` and, where the
-//! format has minima, `total = fused(-row_scale * sum_of_bytes, min, total)`. As the integers are exact
-//! and every other step is rounded alike everywhere, **all sets of instructions give the same
-//! bits**, and so do all numbers of rows.
-#![allow(unsafe_code, reason = "runs the chosen set's kernels")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: the caller's")]
+//! Weights are divided into sub-blocks of 32 along the inner dimension. The 32 activations of a row
+//! that meet a sub-block are quantised to signed bytes with a scale of their own. The products of
+//! bytes are added exactly in i32. Sub-blocks are added in f32 in ascending order, each by
+//! `total = fma(f32(sum) * row_scale, weight_scale, total)` and, if the format has minima,
+//! `total = fma(-row_scale * sum_of_bytes, min, total)`.
+//!
+//! **Invariant:** the integers are exact and all other operations are rounded in the same way on
+//! every instruction set. So all instruction sets, and all batch sizes, give the same bits.
+#![allow(unsafe_code, reason = "runs kernels of the detected dot-product set")]
 
 mod activations;
 mod chunk;
@@ -23,21 +24,22 @@ mod x86;
 
 #[cfg(test)]
 pub(super) use activations::rounded;
-pub(super) use activations::{PackedGroup, Rows};
-pub(super) use chunk::ChunkArgs;
+pub(super) use activations::{GroupRows, PackedGroup};
+pub(super) use chunk::Int8Chunk;
 pub(super) use set::DotSet;
 
-use super::Threads;
 #[cfg(target_arch = "x86_64")]
-use super::amx::ROWS as TILE_ROWS;
-use super::gemm::group_rows;
+use crate::amx::ROWS as TILE_ROWS;
+use crate::gemm::group_rows;
 use crate::tensor_type::TensorType;
+use crate::threads::Threads;
 
-/// Rows from which tiles are faster than dot products.
+/// Number of rows from which AMX tiles are faster than dot products.
 #[cfg(target_arch = "x86_64")]
-const TILES_FROM: usize = 12;
+const TILE_ROWS_MIN: usize = 12;
 
-/// How rows are put together: for tiles where that is faster, for dot products elsewhere.
+/// How the rows of a batch are grouped and packed: for AMX tiles if these are available and faster,
+/// otherwise for dot products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Groups {
     set: DotSet,
@@ -45,16 +47,16 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// For `rows` rows together.
+    /// The grouping for a batch of `rows` rows.
     pub(super) fn new(set: DotSet, rows: usize) -> Groups {
         #[cfg(target_arch = "x86_64")]
-        let tiles = set.has_tiles() && rows >= TILES_FROM;
+        let tiles = set.has_tiles() && rows >= TILE_ROWS_MIN;
         #[cfg(not(target_arch = "x86_64"))]
         let (tiles, _) = (false, rows);
         Groups { set, tiles }
     }
 
-    /// Rows of every group but perhaps the last.
+    /// Number of rows of every group except possibly the last.
     pub(super) fn size_max(self) -> usize {
         #[cfg(target_arch = "x86_64")]
         if self.tiles {
@@ -63,22 +65,23 @@ impl Groups {
         self.set.group_max()
     }
 
-    /// Rows of the next group when `left` are left.
+    /// Number of rows of the next group if `left` rows are left.
     pub(super) fn size(self, left: usize) -> usize {
         if self.tiles { self.size_max() } else { group_rows(left, self.size_max()) }
     }
 
-    /// Bytes of four activations of a row.
+    /// Number of bytes of four packed activations of a row.
     pub(super) fn word_bytes(self) -> usize {
         if self.tiles { 4 } else { self.set.word_bytes() }
     }
 
-    /// Packs a part of a group's columns.
+    /// Packs some columns of a group.
     ///
     /// # Safety
-    /// `to` has room for it.
-    pub(super) unsafe fn pack(self, rows: Rows<'_>, to: PackedGroup) {
-        // SAFETY: the caller's promise; tiles are chosen where the set has them.
+    /// `to` is writable for these columns of the group (see [`PackedGroup`]).
+    pub(super) unsafe fn pack(self, rows: GroupRows<'_>, to: PackedGroup) {
+        // SAFETY: `to` is writable for the group. `tiles` is only true if the set has AMX tiles,
+        // which includes AVX-512.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if self.tiles {
@@ -88,13 +91,14 @@ impl Groups {
         }
     }
 
-    /// `out[r, o] = sum over k of x[r, k] * w[o, k]` for the rows and features of a task.
+    /// Computes a task: `out[r, o] = sum over k of x[r, k] * w[o, k]` for its rows and features.
     ///
     /// # Safety
-    /// The pointers of `args` are valid for its sizes, the rows packed by these groups, and what is
-    /// written is touched by nobody else.
-    pub(super) unsafe fn chunk(self, threads: &Threads, args: &ChunkArgs, dtype: TensorType) {
-        // SAFETY: the caller's promise; tiles are chosen where the set has them.
+    /// `args` is valid (see [`Int8Chunk`]), and its rows were packed with this grouping.
+    pub(super) unsafe fn chunk(self, threads: &Threads, args: &Int8Chunk, dtype: TensorType) {
+        // SAFETY: `args` is valid. `tiles` is only true if the set has AMX tiles of bytes and
+        // AVX-512 VNNI. The scratch memory has the size of an expanded panel and is aligned to a
+        // cache line.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if self.tiles {

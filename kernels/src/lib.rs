@@ -1,25 +1,36 @@
-//! The CPU's compute: packed matrix products, paged attention and the elementwise steps between.
+#![doc = include_str!("../README.md")]
 //!
-//! Everything here works on plain `f32` slices and is reached through safe functions that check
-//! their sizes. Five things make up the room:
+//! # Map of the crate
 //!
-//! * [`Path`]: which instruction set is used. A value of it proves that the processor and the
-//!   operating system allow that set, which is what makes the functions taking one safe.
-//! * [`Threads`]: the engine's own pool. No global one exists, so two engines in a process do
-//!   not disturb each other.
-//! * [`Matrix`]: weights packed once at load into the layout the kernels read.
-//! * [`multiply`]: products of packed rows ([`Operands`]) with several matrices at once, their sums
-//!   finished and passed on while they are in the nearest caches.
-//! * [`attention`]: ragged causal attention that reads keys and values through block tables.
+//! What callers use:
 //!
-//! **Invariant: batch invariance.** Every output element is summed in an order that depends on the
-//! matrix's inner size alone (products) or on absolute positions alone (attention). How many rows
-//! stand in a call, how they were cut into chunks, how work is split over threads and how large
-//! blocks are changes not one bit of a result. Different paths may differ from each other.
+//! * [`Path`]: the instruction set. A value proves that the processor and the operating system
+//!   support
+//!   it, which makes the functions that take one safe.
+//! * [`Threads`]: a thread pool. There is no global pool, so two engines in a process do not
+//!   disturb
+//!   each other.
+//! * [`Matrix`]: weights, packed once at load time into the layout that the kernels read.
+//! * [`Operands`] and [`multiply`]: packed activations, and GEMMs with several matrices at once
+//!   whose
+//!   epilogues are fused.
+//! * [`attention`]: causal attention over ragged batches, which reads keys and values through block
+//!   tables. [`KvRows`] writes them.
+//! * [`rms_norm`], [`silu_mul`], [`norm_and_rope`] and others: elementwise operations between
+//!   GEMMs.
 //!
-//! **Precision.** `F32` weights are multiplied in true `f32` on every path. `Bf16` weights on the
-//! paths with bf16 hardware ([`PathKind::Amx`], [`PathKind::Avx512Bf16`]) round the activations to
-//! bf16 and add in `f32`; on other paths they are widened and the activations stay `f32`.
+//! How the modules build on each other, from the lowest to the highest:
+//!
+//! | modules | contents |
+//! |---|---|
+//! | `path`, `threads`, `buffer`, `error`, `tensor_type`, `fetch` | instruction sets, threads, aligned memory, prefetching |
+//! | `lanes` | SIMD vectors on each instruction set, dispatch, exponentials |
+//! | `quant`, `source_rows` | GGUF block formats; rows that are not packed yet |
+//! | `gemm`, `int8`, `amx` | packing of activations and microkernels: floats, quantised weights, AMX |
+//! | `packing`, `matrix`, `operand` | layouts of activations; packed weights; packed activations |
+//! | `elementwise`, `heads`, `kv_layout`, `kv_rows` | norms, gates, rotary embedding, KV cache rows |
+//! | `product` | GEMMs with fused epilogues |
+//! | `attention` | flash-style attention with online softmax |
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -36,9 +47,11 @@ mod kv_rows;
 mod lanes;
 mod matrix;
 mod operand;
+mod packing;
 mod path;
 mod product;
 mod quant;
+mod source_rows;
 mod tensor_type;
 mod threads;
 
@@ -47,9 +60,7 @@ mod reference;
 
 pub use attention::{AttentionArgs, AttentionSequence, KvSlice, attention, positions_read};
 pub use buffer::{Buffer, Plain};
-pub use elementwise::{
-    add, add_bias, gelu_tanh_mul, log_sum_exp, rms_norm, rms_norm_in_place, rope, silu_mul, softmax,
-};
+pub use elementwise::{add, gelu_tanh_mul, rms_norm, rms_norm_in_place, silu_mul};
 pub use error::KernelError;
 pub use heads::{HeadNorm, norm_and_rope};
 pub use kv_layout::KvLayout;
@@ -57,7 +68,7 @@ pub use kv_rows::{KvPlaces, KvRows, KvSliceMut};
 pub use matrix::Matrix;
 pub use operand::Operands;
 pub use path::{Path, PathKind};
-pub use product::{Finish, Product, Sink, Sums, multiply};
+pub use product::{Epilogue, Product, RowSums, Sink, multiply};
 pub use quant::widen;
 pub use tensor_type::TensorType;
 pub use threads::Threads;

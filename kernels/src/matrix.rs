@@ -1,38 +1,37 @@
-//! Weights packed for the kernels, and the product with rows of activations.
+//! Weight matrices, packed for the kernels, and their product with rows of activations.
 //!
-//! Life: packed at load from the bytes of the file, a run of rows at a time, so that a file's pages
-//! can be given back meanwhile; then read by every step and never changed.
-//! Packed weights take the size of the file's (padded to whole panels): there is no second copy,
-//! so [`Matrix::row`] unpacks one where a row itself is needed (an embedding that is tied).
+//! A matrix is packed while it is loaded, some rows at a time, so that the pages of the file can be
+//! released meanwhile. After that it is read by every step and never changed. Packed weights take
+//! as much memory as in the file (padded to whole panels), and there is no second copy:
+//! [`Matrix::row`] unpacks a row where one is needed, for example for tied embeddings.
 //!
 //! | type | layout | computed in |
 //! |---|---|---|
-//! | `F32` | `[panel][in][16]` | f32 |
-//! | `F16` | `[panel][in][16]` | f32, weights widened |
-//! | `Bf16` | `[panel][in / 2][16][2]`, `in` padded to 32 | see [`kernels`](super) on precision |
-//! | quantised | the blocks of 16 rows side by side, see [`quant`] | integers, see [`int8`] |
-#![allow(unsafe_code, reason = "tasks write disjoint parts of one output")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: own part")]
+//! | `F32` | `[panel][inner][16]` | f32 |
+//! | `F16` | `[panel][inner][16]` | f32, weights are widened |
+//! | `Bf16` | `[panel][inner / 2][16][2]`, `inner` padded to 32 | see the crate documentation on precision |
+//! | quantised | blocks of 16 rows interleaved, see [`quant`] | integers, see [`int8`] |
+#![allow(unsafe_code, reason = "tasks write disjoint blocks of one output")]
 
-mod cut;
 mod pack;
-
-pub(super) use cut::{Cut, Part, Shape};
-use pack::Layout;
+mod partition;
 
 #[cfg(target_arch = "x86_64")]
-use super::amx;
-use super::buffer::{Buffer, SharedMut};
-use super::error::KernelError;
-use super::gemm;
-use super::int8::{self, DotSet};
-use super::lanes::LANES;
-use super::operand::{Packed, Packing};
-use super::quant;
-use super::{Path, PathKind, Threads};
+use crate::amx;
+use crate::buffer::{Buffer, SharedMut};
+use crate::error::KernelError;
+use crate::gemm;
+use crate::int8::{self, DotSet};
+use crate::lanes::LANES;
+use crate::packing::{Packed, Packing};
+use crate::path::{Path, PathKind};
+use crate::quant;
 use crate::tensor_type::TensorType;
+use crate::threads::Threads;
+use pack::PanelLayout;
+pub(crate) use partition::{GemmTask, Partition, TaskShape};
 
-/// Inner dimension of bf16 weights is padded to a multiple of this: one AMX tile.
+/// The inner dimension of bf16 weights is padded to a multiple of this, the depth of an AMX tile.
 const BF16_INNER: usize = 32;
 
 /// A packed weight matrix of logical shape `[out_features, in_features]`.
@@ -41,7 +40,7 @@ pub struct Matrix {
     dtype: TensorType,
     out_features: usize,
     in_features: usize,
-    /// `in_features`, padded as the layout wants it.
+    /// `in_features`, padded as the layout requires.
     padded_inner: usize,
     path: Path,
     dots: DotSet,
@@ -51,12 +50,13 @@ pub struct Matrix {
 impl Matrix {
     /// Packs weights.
     ///
-    /// `bytes` are row-major, `[out_features, in_features]`, little-endian, or GGUF blocks along
-    /// `in_features`.
+    /// `bytes` holds little-endian weights in row-major order, `[out_features, in_features]`.
+    /// Quantised weights are GGUF blocks along `in_features`.
     ///
     /// # Errors
-    /// [`KernelError`] if the bytes do not fit the shape, or the shape is empty or no whole number
-    /// of blocks.
+    /// * [`KernelError::Empty`] if a dimension is zero.
+    /// * [`KernelError::PartialBlock`] if `in_features` is not a multiple of the block length.
+    /// * [`KernelError::WrongByteCount`] if `bytes` does not have the size of the shape.
     pub fn pack(
         dtype: TensorType,
         out_features: usize,
@@ -72,10 +72,11 @@ impl Matrix {
         Ok(matrix)
     }
 
-    /// A matrix of zeroes, to be [filled](Matrix::fill).
+    /// Creates a matrix of zeroes, which [`Matrix::fill`] then fills.
     ///
     /// # Errors
-    /// [`KernelError`] if the shape is empty or no whole number of blocks.
+    /// * [`KernelError::Empty`] if a dimension is zero.
+    /// * [`KernelError::PartialBlock`] if `in_features` is not a multiple of the block length.
     pub fn zeroed(
         dtype: TensorType,
         out_features: usize,
@@ -93,18 +94,22 @@ impl Matrix {
             TensorType::Bf16 => in_features.next_multiple_of(BF16_INNER),
             _ => in_features,
         };
-        let panel_bytes = Layout::new(dtype, in_features, padded_inner).panel_bytes;
+        let panel_bytes = PanelLayout::new(dtype, in_features, padded_inner).panel_bytes;
         let data = Buffer::zeroed::<u8>(out_features.div_ceil(LANES) * panel_bytes);
         let dots = DotSet::of(path);
         Ok(Matrix { dtype, out_features, in_features, padded_inner, path, dots, data })
     }
 
-    /// Packs rows from `first_row` on, a multiple of [`ROWS_STEP`](Matrix::ROWS_STEP): `bytes` are
-    /// whole rows of `source`, a multiple of that many but at the matrix's end. A Q8_0 matrix also
-    /// takes rows of f32, f16 and bf16, and rounds them.
+    /// Packs rows from `first_row` on, in parallel.
+    ///
+    /// `first_row` is a multiple of [`ROWS_STEP`](Matrix::ROWS_STEP). `bytes` holds whole rows with
+    /// weights of type `source`. Their number is a multiple of `ROWS_STEP` too, except at the end
+    /// of the matrix. `source` is the type of the matrix; a `Q8_0` matrix also accepts `F32`, `F16`
+    /// and `Bf16` rows and quantises them.
     ///
     /// # Errors
-    /// [`KernelError`] if the bytes are no such rows.
+    /// * [`KernelError::WrongByteCount`] if `bytes` does not hold such rows.
+    /// * [`KernelError::NotRounded`] if the matrix cannot take weights of type `source`.
     pub fn fill(
         &mut self,
         threads: &Threads,
@@ -129,8 +134,8 @@ impl Matrix {
         threads.for_each(rows.div_ceil(LANES), |index| {
             let end = bytes.len().min((index + 1) * LANES * row_bytes);
             let rows = &bytes[index * LANES * row_bytes..end];
-            // SAFETY: the panel is in the buffer, since its first row is a row of the matrix, and
-            // only this task writes it.
+            // SAFETY: the first row of the panel is a row of the matrix, so the panel is inside the
+            // buffer. Each panel is written by one task only, and `self.data` is borrowed mutably.
             let panel = unsafe {
                 let start = panels.get().add((first_panel + index) * layout.panel_bytes);
                 std::slice::from_raw_parts_mut(start, layout.panel_bytes)
@@ -145,7 +150,7 @@ impl Matrix {
         Ok(())
     }
 
-    /// Says which bytes were expected from `first_row` on.
+    /// The error for `bytes` that do not hold the rows from `first_row` on.
     fn wrong_bytes(&self, dtype: TensorType, first_row: usize, bytes: &[u8]) -> KernelError {
         let out_features = self.out_features.saturating_sub(first_row);
         let row_bytes = self.in_features / dtype.block_len() * dtype.block_bytes();
@@ -158,29 +163,29 @@ impl Matrix {
         }
     }
 
-    /// Rows that are packed together.
+    /// Number of rows of a panel, which are packed together.
     pub const ROWS_STEP: usize = LANES;
 
-    /// The same matrix, multiplied by another set of instructions.
+    /// A copy of the matrix that is multiplied with another dot-product set.
     #[cfg(test)]
-    pub(super) fn with_set(&self, dots: DotSet) -> Matrix {
+    pub(crate) fn with_set(&self, dots: DotSet) -> Matrix {
         let mut data = Buffer::zeroed::<u8>(self.data.byte_len());
         data.slice_mut::<u8>().copy_from_slice(self.data.slice::<u8>());
         Matrix { dots, data, ..*self }
     }
 
-    /// How its panels stand in memory.
-    fn layout(&self) -> Layout {
-        Layout::new(self.dtype, self.in_features, self.padded_inner)
+    /// The layout of the panels.
+    fn layout(&self) -> PanelLayout {
+        PanelLayout::new(self.dtype, self.in_features, self.padded_inner)
     }
 
-    /// Rows of the weights: values of an output row.
+    /// Number of output features: rows of the weights.
     #[must_use]
     pub fn out_features(&self) -> usize {
         self.out_features
     }
 
-    /// Columns of the weights: values of an input row.
+    /// Number of input features: columns of the weights.
     #[must_use]
     pub fn in_features(&self) -> usize {
         self.in_features
@@ -192,19 +197,23 @@ impl Matrix {
         self.dtype
     }
 
-    /// Bytes the packed weights take.
+    /// Number of bytes of the packed weights.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.data.byte_len()
     }
 
-    /// Unpacks row `index` of the weights into `out`, `[in_features]`, widened to f32.
+    /// Writes row `index` of the weights to `out`, which holds `in_features` values, as f32.
     ///
     /// # Panics
-    /// If there is no such row or `out` is of another size.
+    /// If `index` is not below `out_features`, or `out` does not hold `in_features` values.
     pub fn row(&self, index: usize, out: &mut [f32]) {
-        assert!(index < self.out_features, "row {index} of {}", self.out_features);
-        assert_eq!(out.len(), self.in_features, "a row has {} values", self.in_features);
+        assert!(
+            index < self.out_features,
+            "row {index} is out of range: the matrix has {} rows",
+            self.out_features
+        );
+        assert_eq!(out.len(), self.in_features, "out must hold {} values", self.in_features);
         let layout = self.layout();
         let panel = &self.data.slice::<u8>()[index / LANES * layout.panel_bytes..];
         let mut row = vec![0; layout.row_bytes];
@@ -214,11 +223,12 @@ impl Matrix {
 
     /// `out[r, o] = sum over k of x[r, k] * w[o, k]`.
     ///
-    /// `x` is `[rows, in_features]`, `out` is `[rows, out_features]`. An element's bits depend on
-    /// its row of `x` and its row of weights alone.
+    /// `x` has the shape `[rows, in_features]`, `out` has the shape `[rows, out_features]`. The
+    /// bits of an element depend only on its row of `x` and its row of weights, not on `rows` or
+    /// the number of threads.
     ///
     /// # Panics
-    /// If `x` or `out` is of another size: a bug of the caller.
+    /// If `x` or `out` does not have its shape.
     pub fn matmul(&self, threads: &Threads, x: &[f32], rows: usize, out: &mut [f32]) {
         assert_eq!(x.len(), rows * self.in_features, "x must be [{rows}, {}]", self.in_features);
         assert_eq!(
@@ -234,23 +244,25 @@ impl Matrix {
         let mut memory = threads.scratch::<u8>(packing.bytes(rows));
         let packed = Packed::new(packing, rows, memory.slice_mut::<u8>());
         packed.pack_all(threads, x);
-        let cut = Cut::new(threads, rows, self.out_features, &Shape::of(&[packing]));
+        let shape = TaskShape::of(&[packing]);
+        let partition = Partition::new(threads, rows, self.out_features, &shape);
         let sums = SharedMut::new(out);
-        threads.for_each(cut.task_count(), |task| {
-            let part = cut.task(task);
-            let to = part.first_row * self.out_features + part.first_panel * LANES;
+        threads.for_each(partition.task_count(), |task| {
+            let task = partition.task(task);
+            let to = task.first_row * self.out_features + task.first_panel * LANES;
             let to = sums.get().wrapping_add(to);
-            // SAFETY: the sizes were checked, and tasks write disjoint rows or features.
-            unsafe { self.multiply_part(threads, &packed, &part, to, self.out_features) }
+            // SAFETY: `packed` holds all rows in this matrix's packing, `out` has the shape of the
+            // product, and tasks write disjoint rows or features of it.
+            unsafe { self.multiply_task(threads, &packed, &task, to, self.out_features) }
         });
     }
 
-    /// Whether the product runs on AMX tiles.
+    /// Whether products are computed by AMX.
     fn uses_tiles(&self) -> bool {
         self.path.kind() == PathKind::Amx && self.dtype == TensorType::Bf16
     }
 
-    /// Whether the product runs on dot products of bf16 pairs.
+    /// Whether products are computed by the dot product instruction of AVX-512 BF16.
     fn uses_dots(&self) -> bool {
         self.path.kind() == PathKind::Avx512Bf16 && self.dtype == TensorType::Bf16
     }
@@ -261,8 +273,8 @@ impl Matrix {
         self.uses_tiles() || self.uses_dots()
     }
 
-    /// How the kernels read activations, `rows` rows of them together.
-    pub(super) fn packing(&self, rows: usize) -> Packing {
+    /// The packing of activations that products of `rows` rows with this matrix read.
+    pub(crate) fn packing(&self, rows: usize) -> Packing {
         let inner = self.padded_inner;
         if self.dtype.block_len() > 1 {
             return Packing::Bytes { inner, groups: int8::Groups::new(self.dots, rows) };
@@ -278,35 +290,38 @@ impl Matrix {
         }
     }
 
-    /// The sums of one part of a product, rows of them `out_row` values apart.
+    /// Computes one task of a product. `out` points to the first sum of the task, and its rows are
+    /// `out_row` values apart.
     ///
     /// # Safety
-    /// `x` holds the part's rows in this matrix's packing; `out` takes the part's features in each
-    /// of its rows, touched by nobody else.
-    pub(super) unsafe fn multiply_part(
+    /// `x` holds the rows of the task in this matrix's [`packing`](Matrix::packing) for the rows of
+    /// the whole product, and no thread writes them. `out` is writable for the features of the task
+    /// in each of its rows, and no other thread accesses them.
+    pub(crate) unsafe fn multiply_task(
         &self,
         threads: &Threads,
         x: &Packed,
-        part: &Part,
+        task: &GemmTask,
         out: *mut f32,
         out_row: usize,
     ) {
-        let (rows, features) = (part.rows, part.features);
-        let values = x.values(part.first_row);
+        let (rows, features) = (task.rows, task.features);
+        let values = x.values(task.first_row);
         match x.packing() {
             Packing::Bytes { inner, groups } => {
-                let args = int8::ChunkArgs {
+                let args = int8::Int8Chunk {
                     words: values,
-                    scales: x.scales(part.first_row),
-                    sums: x.sums(part.first_row),
+                    scales: x.scales(task.first_row),
+                    sums: x.sums(task.first_row),
                     rows,
                     inner,
-                    panels: self.data.slice::<u8>()[self.panel_start(part, 1)..].as_ptr(),
+                    panels: self.data.slice::<u8>()[self.panel_start(task, 1)..].as_ptr(),
                     out,
-                    out_features: out_row,
+                    out_row,
                     features,
                 };
-                // SAFETY: the caller's promise.
+                // SAFETY: `x` was packed by these groups, the panels are those of the task, and
+                // `out` is exclusive to it.
                 unsafe { groups.chunk(threads, &args, self.dtype) }
             }
             #[cfg(target_arch = "x86_64")]
@@ -316,56 +331,58 @@ impl Matrix {
                     packed: values.cast::<u16>(),
                     rows,
                     padded_inner: inner,
-                    panels: self.data.slice::<u16>()[self.panel_start(part, 2)..].as_ptr(),
+                    panels: self.data.slice::<u16>()[self.panel_start(task, 2)..].as_ptr(),
                     out,
                     out_features: out_row,
                     features,
                     waiting: waiting.slice_mut::<f32>().as_mut_ptr(),
                 };
-                // SAFETY: the caller's promise; the path proves that AMX may be used.
+                // SAFETY: `Packing::Tiles` exists only for a path with AMX. The panels are those of
+                // the task, and `out` is exclusive to it.
                 unsafe { amx::chunk(&args) }
             }
             Packing::Pairs { inner, .. } => {
-                let args = lane_args(values, inner / 2, part, out, out_row);
-                // SAFETY: the caller's promise.
-                unsafe { self.multiply_lanes(&args, part) }
+                let args = lane_args(values, inner / 2, task, out, out_row);
+                // SAFETY: `x` holds the rows as bf16 pairs, and `out` is exclusive to the task.
+                unsafe { self.multiply_lanes(&args, task) }
             }
             Packing::Lanes { inner, .. } => {
-                let args = lane_args(values, inner, part, out, out_row);
-                // SAFETY: the caller's promise.
-                unsafe { self.multiply_lanes(&args, part) }
+                let args = lane_args(values, inner, task, out, out_row);
+                // SAFETY: `x` holds the rows as f32, and `out` is exclusive to the task.
+                unsafe { self.multiply_lanes(&args, task) }
             }
         }
     }
 
-    /// Where a part's first panel begins, in units of so many bytes.
-    fn panel_start(&self, part: &Part, unit: usize) -> usize {
-        part.first_panel * self.layout().panel_bytes / unit
+    /// Index of the first weight of a task, in units of `unit` bytes.
+    fn panel_start(&self, task: &GemmTask, unit: usize) -> usize {
+        task.first_panel * self.layout().panel_bytes / unit
     }
 
-    /// The product on lanes: `args` but for the weights.
+    /// Computes one task on SIMD lanes. `args` is complete except for the weights.
     ///
     /// # Safety
-    /// The pointers of `args` are valid for its sizes; nobody else touches its sums.
-    unsafe fn multiply_lanes(&self, args: &gemm::ChunkArgs<u8>, part: &Part) {
-        // SAFETY: the caller's promise.
+    /// With the task's panels of this matrix as weights, `args` is valid (see [`gemm::GemmChunk`]).
+    unsafe fn multiply_lanes(&self, args: &gemm::GemmChunk<u8>, task: &GemmTask) {
+        // SAFETY: each slice begins with the first panel of the task and holds all of its panels.
+        // `uses_dots` is true only for a path with AVX-512 BF16.
         unsafe {
             match self.dtype {
                 TensorType::F32 => {
-                    let panels = &self.data.slice::<f32>()[self.panel_start(part, 4)..];
+                    let panels = &self.data.slice::<f32>()[self.panel_start(task, 4)..];
                     gemm::chunk_f32(self.path, &with_panels(args, panels));
                 }
                 TensorType::F16 => {
-                    let panels = &self.data.slice::<u16>()[self.panel_start(part, 2)..];
+                    let panels = &self.data.slice::<u16>()[self.panel_start(task, 2)..];
                     gemm::chunk_f16(self.path, &with_panels(args, panels));
                 }
                 #[cfg(target_arch = "x86_64")]
                 TensorType::Bf16 if self.uses_dots() => {
-                    let panels = &self.data.slice::<f32>()[self.panel_start(part, 4)..];
+                    let panels = &self.data.slice::<f32>()[self.panel_start(task, 4)..];
                     gemm::chunk_bf16_dots(&with_panels(args, panels));
                 }
                 TensorType::Bf16 => {
-                    let panels = &self.data.slice::<u16>()[self.panel_start(part, 2)..];
+                    let panels = &self.data.slice::<u16>()[self.panel_start(task, 2)..];
                     gemm::chunk_bf16(self.path, &with_panels(args, panels));
                 }
                 TensorType::Q8_0 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
@@ -376,39 +393,39 @@ impl Matrix {
     }
 }
 
-/// What products on lanes have in common; the weights are put in later.
+/// The arguments of a task on SIMD lanes, without the weights.
 fn lane_args(
     values: *const u8,
     padded_inner: usize,
-    part: &Part,
+    task: &GemmTask,
     out: *mut f32,
     out_row: usize,
-) -> gemm::ChunkArgs<u8> {
-    gemm::ChunkArgs {
+) -> gemm::GemmChunk<u8> {
+    gemm::GemmChunk {
         packed: values.cast::<f32>(),
-        rows: part.rows,
+        rows: task.rows,
         padded_inner,
         panels: std::ptr::null(),
-        panel_count: part.features.div_ceil(LANES),
+        panel_count: task.features.div_ceil(LANES),
         out,
-        out_features: out_row,
-        features: part.features,
+        out_row,
+        features: task.features,
     }
 }
 
-/// `args` with the weights put in.
-fn with_panels<Raw>(args: &gemm::ChunkArgs<u8>, panels: &[Raw]) -> gemm::ChunkArgs<Raw> {
-    gemm::ChunkArgs {
+/// `args` with `panels` as weights.
+fn with_panels<Raw>(args: &gemm::GemmChunk<u8>, panels: &[Raw]) -> gemm::GemmChunk<Raw> {
+    gemm::GemmChunk {
         packed: args.packed,
         rows: args.rows,
         padded_inner: args.padded_inner,
         panels: panels.as_ptr(),
         panel_count: args.panel_count,
         out: args.out,
-        out_features: args.out_features,
+        out_row: args.out_row,
         features: args.features,
     }
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

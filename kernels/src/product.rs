@@ -1,41 +1,47 @@
-//! Products of rows with several matrices, and what is done to the sums while they are near.
+//! Products of rows with several matrices, with fused epilogues.
 //!
-//! All products of one call read the same rows and are shared out over the threads together, as
-//! blocks: some rows times some features. A block's sums go to memory of the task that stays in the second
-//! cache; the task then finishes them row by row (a norm, a rotation, a gate function) and hands them to
-//! the product's [`Sink`]. So sums are neither written to memory nor read from it before they are what is wanted.
+//! All products of one call read the same rows, and their tasks are distributed over the threads
+//! together. A task computes a block of some rows times some features in scratch memory that stays
+//! in the L2 cache. It then runs the [`Epilogue`] of the product (a norm, a rotary embedding, a
+//! gate) on each row and passes the rows to the [`Sink`]. So intermediate results are never written
+//! to main memory.
 //!
-//! **Batch invariance** holds as for [`Matrix::matmul`]: a value depends on its row and its weights alone,
-//! and whoever finishes must keep to that.
+//! **Invariant: batch invariance.** As for [`Matrix::matmul`], a result depends only on its row and
+//! its weights. An epilogue must preserve that: it may only depend on the row that it is given.
 #![allow(unsafe_code, reason = "tasks write disjoint blocks of one output")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: own block")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::buffer::SharedMut;
-use super::kv_rows::KvRows;
-use super::lanes::LANES;
-use super::matrix::{Cut, Part, Shape};
-use super::operand::{COLUMNS_STEP, Operands, Packed, Source};
-use super::{Matrix, Path, Threads, elementwise};
+use crate::buffer::SharedMut;
+use crate::elementwise;
+use crate::kv_rows::KvRows;
+use crate::lanes::LANES;
+use crate::matrix::{GemmTask, Matrix, Partition, TaskShape};
+use crate::operand::Operands;
+use crate::packing::{COLUMNS_STEP, Packed};
+use crate::path::Path;
+use crate::source_rows::SourceRows;
+use crate::threads::Threads;
 
-/// Rows from which the time of finishing is taken: below, reading the clock costs more than it tells.
+/// Number of rows from which the time of epilogues is measured. Reading the clock is too expensive
+/// for fewer rows.
 const TIMED_ROWS: usize = 64;
-/// Rows that are finished before they go to the sink: whole groups of every packing, few enough for
-/// the nearest cache.
-const FINISHED_ROWS: usize = 48;
+/// Number of rows that pass through the epilogue before they go to the sink: whole groups of every
+/// packing, and few enough for the L1 cache.
+const EPILOGUE_ROWS: usize = 48;
 
 /// One product of a call.
 pub struct Product<'a> {
-    /// What the rows are multiplied with: one matrix, or two of one shape whose sums are finished
-    /// together.
+    /// One matrix, or two matrices of the same shape whose results the epilogue combines (gate and
+    /// up).
     pub matrices: &'a [&'a Matrix],
-    /// Features that are finished together (a head's), beginning with the first.
+    /// Number of features, at least 1, that the epilogue needs together: the dimension of a head,
+    /// for example. The features of an epilogue call begin at a multiple of `step`.
     pub step: usize,
-    /// What is done to the sums, if anything.
-    pub finish: Option<Finish<'a>>,
-    /// Where what the first matrix's sums became goes.
+    /// Function that is applied to the results of each row.
+    pub epilogue: Option<Epilogue<'a>>,
+    /// Where the results of the first matrix go after the epilogue.
     pub sink: Sink<'a>,
 }
 
@@ -45,40 +51,45 @@ impl std::fmt::Debug for Product<'_> {
     }
 }
 
-/// Called once with each row of each block.
-pub type Finish<'a> = &'a (dyn Fn(Sums<'_>) + Sync);
+/// A function that is applied to the results of a product before they are written. It is called
+/// once for each row of each block, on any thread.
+pub type Epilogue<'a> = &'a (dyn Fn(RowSums<'_>) + Sync);
 
-/// Sums of one row.
+/// Results of a product for one row and some successive output features.
 #[derive(Debug)]
-pub struct Sums<'a> {
-    /// The row.
+pub struct RowSums<'a> {
+    /// Index of the row in the batch.
     pub row: usize,
-    /// The feature that the first sum is of.
+    /// Index of the first output feature. A multiple of [`Product::step`].
     pub feature: usize,
-    /// Sums of the first matrix, to be finished in place.
+    /// Results of the first matrix. The epilogue changes them in place.
     pub first: &'a mut [f32],
-    /// Of the second, if there is one.
+    /// Results of the second matrix, or empty if there is only one.
     pub second: &'a mut [f32],
 }
 
-/// Where finished sums go.
+/// Where the results of a product are written.
 #[derive(Debug)]
 pub enum Sink<'a> {
-    /// They are written: `[rows, out_features]`.
+    /// Overwrites the values of a buffer of shape `[rows, out_features]`.
     Rows(&'a mut [f32]),
-    /// They are added: `[rows, out_features]`.
+    /// Adds the results to the values of a buffer of shape `[rows, out_features]`.
     Add(&'a mut [f32]),
-    /// Into the cache.
+    /// Stores the results in the KV cache.
     Cache(KvRows<'a>),
-    /// Packed, as the rows of the next product. To be [reset](Operands::reset) before.
+    /// Packs the results as the rows of the next product. The operands must have been
+    /// [reset](Operands::reset) for the rows and the readers.
     Operands(&'a mut Operands),
 }
 
-/// Multiplies the packed rows with all matrices; returns the time that the threads spent finishing and
-/// writing, each thread's share of it on average (zero for few rows, where it is not taken).
+/// Multiplies the packed rows `x` with the matrices of all products.
+///
+/// Returns the time that the threads spent in epilogues and sinks, averaged over the threads. It is
+/// zero for fewer than 64 rows, for which it is not measured.
 ///
 /// # Panics
-/// If the rows were not packed for these matrices, or a sink is of another size than its product.
+/// If `x` was not [reset](Operands::reset) for these matrices, a product does not have one or two
+/// matrices of the same shape, or a sink does not have the shape of its product.
 pub fn multiply(
     path: Path,
     threads: &Threads,
@@ -90,33 +101,37 @@ pub fn multiply(
     }
     let jobs: Vec<Job<'_>> =
         products.iter_mut().map(|product| Job::new(path, threads, x, product)).collect();
-    let finishing = AtomicU64::new(0);
-    threads.for_each(jobs.iter().map(|job| job.cut.task_count()).sum(), |mut task| {
+    let epilogue_nanos = AtomicU64::new(0);
+    threads.for_each(jobs.iter().map(|job| job.partition.task_count()).sum(), |mut task| {
         for job in &jobs {
-            let count = job.cut.task_count();
+            let count = job.partition.task_count();
             if task < count {
-                // SAFETY: each task computes its own block, once.
+                // SAFETY: `for_each` calls each index once, so each task of a job runs once.
                 let nanos = unsafe { job.run(threads, task) };
-                finishing.fetch_add(nanos, Ordering::Relaxed);
+                // `for_each` returns after all tasks, which orders this addition before the read
+                // below.
+                epilogue_nanos.fetch_add(nanos, Ordering::Relaxed);
                 return;
             }
             task -= count;
         }
     });
-    Duration::from_nanos(finishing.into_inner() / threads.count() as u64)
+    Duration::from_nanos(epilogue_nanos.into_inner() / threads.count() as u64)
 }
 
-/// A product, ready to be shared out.
+/// A product whose tasks can run on the threads.
 struct Job<'a> {
-    /// Each matrix with the rows as it reads them.
+    /// Each matrix with the packed rows that it reads.
     matrices: Vec<(&'a Matrix, Packed)>,
-    cut: Cut,
-    finish: Option<Finish<'a>>,
+    partition: Partition,
+    epilogue: Option<Epilogue<'a>>,
     target: Target<'a>,
+    /// Whether the time of epilogues is measured.
     timed: bool,
 }
 
-/// A [`Sink`] that tasks share.
+/// A [`Sink`] whose disjoint blocks tasks write in parallel. `width` is the number of output
+/// features.
 enum Target<'a> {
     Rows { to: SharedMut<f32>, width: usize },
     Add { path: Path, to: SharedMut<f32>, width: usize },
@@ -129,8 +144,11 @@ impl<'a> Job<'a> {
         let matrices: Vec<_> =
             product.matrices.iter().map(|&matrix| (matrix, x.of(matrix))).collect();
         let (rows, width) = (x.rows(), product.matrices[0].out_features());
-        assert!((1..=2).contains(&matrices.len()), "one or two matrices");
-        assert!(matrices.iter().all(|(matrix, _)| matrix.out_features() == width), "one shape");
+        assert!((1..=2).contains(&matrices.len()), "a product has one or two matrices");
+        assert!(
+            matrices.iter().all(|(matrix, _)| matrix.out_features() == width),
+            "both matrices must have the same shape"
+        );
         let mut packings: Vec<_> = matrices.iter().map(|(_, packed)| packed.packing()).collect();
         let mut step = product.step;
         let target = match &mut product.sink {
@@ -143,104 +161,120 @@ impl<'a> Job<'a> {
                 Target::Add { path, to: SharedMut::new(to), width }
             }
             Sink::Cache(cache) => {
-                assert_eq!((cache.rows(), cache.width()), (rows, width), "the sink's rows");
+                assert_eq!(
+                    (cache.rows(), cache.width()),
+                    (rows, width),
+                    "the sink must have the rows and features of the product"
+                );
                 Target::Cache(cache)
             }
             Sink::Operands(operands) => {
-                assert_eq!((operands.rows(), operands.width()), (rows, width), "the sink's rows");
+                assert_eq!(
+                    (operands.rows(), operands.width()),
+                    (rows, width),
+                    "the sink must have the rows and features of the product"
+                );
                 let packed: Vec<Packed> = operands.packed().collect();
                 packings.extend(packed.iter().map(Packed::packing));
                 step = step.max(1).next_multiple_of(COLUMNS_STEP);
                 Target::Operands(packed)
             }
         };
-        let shape = Shape::of(&packings).with(step, matrices.len());
-        let cut = Cut::new(threads, rows, width, &shape);
+        let shape = TaskShape::of(&packings).with(step, matrices.len());
+        let partition = Partition::new(threads, rows, width, &shape);
         let timed = rows >= TIMED_ROWS;
-        Job { matrices, cut, finish: product.finish, target, timed }
+        Job { matrices, partition, epilogue: product.epilogue, target, timed }
     }
 
-    /// Computes a block; returns the nanoseconds that finishing took.
+    /// Computes a task; returns the nanoseconds that its epilogue and its sink took.
     ///
     /// # Safety
-    /// No other call has this task.
+    /// No other call of this method runs the same task.
     unsafe fn run(&self, threads: &Threads, task: usize) -> u64 {
-        let part = self.cut.task(task);
+        let task = self.partition.task(task);
         if let (None, [(matrix, packed)], Target::Rows { to, width }) =
-            (self.finish, &self.matrices[..], &self.target)
+            (self.epilogue, &self.matrices[..], &self.target)
         {
-            let to = to.get().wrapping_add(part.first_row * width + part.first_panel * LANES);
-            // SAFETY: `new` has checked the sizes, and blocks of tasks are disjoint.
-            unsafe { matrix.multiply_part(threads, packed, &part, to, *width) }
+            let to = to.get().wrapping_add(task.first_row * width + task.first_panel * LANES);
+            // SAFETY: `x.of` returned the rows in the packing of the matrix, `new` has checked the
+            // size of the sink, and only this call writes the block of the task.
+            unsafe { matrix.multiply_task(threads, packed, &task, to, *width) }
             return 0;
         }
-        let len = part.rows * part.features;
+        let len = task.rows * task.features;
         let mut sums = threads.scratch::<f32>(self.matrices.len() * len);
         let sums = &mut sums.slice_mut::<f32>()[..self.matrices.len() * len];
         for ((matrix, packed), sums) in self.matrices.iter().zip(sums.chunks_exact_mut(len)) {
-            // SAFETY: `new` has checked the sizes; the sums are this task's own.
+            // SAFETY: `x.of` returned the rows in the packing of the matrix, and `sums` is scratch
+            // memory of this call for `rows * features` values.
             unsafe {
-                matrix.multiply_part(threads, packed, &part, sums.as_mut_ptr(), part.features);
+                matrix.multiply_task(threads, packed, &task, sums.as_mut_ptr(), task.features);
             }
         }
         let begun = self.timed.then(Instant::now);
         let (first, second) = sums.split_at_mut(len);
-        for row in (0..part.rows).step_by(FINISHED_ROWS) {
-            let rows = FINISHED_ROWS.min(part.rows - row);
-            if let Some(finish) = self.finish {
+        for row in (0..task.rows).step_by(EPILOGUE_ROWS) {
+            let rows = EPILOGUE_ROWS.min(task.rows - row);
+            if let Some(epilogue) = self.epilogue {
                 for row in row..row + rows {
-                    let columns = row * part.features..(row + 1) * part.features;
-                    finish(Sums {
-                        row: part.first_row + row,
-                        feature: part.first_panel * LANES,
+                    let columns = row * task.features..(row + 1) * task.features;
+                    epilogue(RowSums {
+                        row: task.first_row + row,
+                        feature: task.first_panel * LANES,
                         first: &mut first[columns.clone()],
                         second: second.get_mut(columns).unwrap_or_default(),
                     });
                 }
             }
-            let block = &first[row * part.features..(row + rows) * part.features];
-            // SAFETY: the caller's promise: blocks of tasks are disjoint.
-            unsafe { self.target.put(&part, row, rows, block) }
+            let block = &first[row * task.features..(row + rows) * task.features];
+            // SAFETY: the blocks of tasks are disjoint, and no other call runs this task.
+            unsafe { self.target.put(&task, row, rows, block) }
         }
         begun.map_or(0, |begun| u64::try_from(begun.elapsed().as_nanos()).unwrap_or(0))
     }
 }
 
 impl Target<'_> {
-    /// Takes finished rows of a block, from its row `first` on.
+    /// Writes `rows` rows of a task, from its row `first` on. `block` has the shape
+    /// `[rows, features of the task]`.
     ///
     /// # Safety
-    /// Nobody else writes these rows' features at the same time.
-    unsafe fn put(&self, part: &Part, first: usize, rows: usize, block: &[f32]) {
-        let (first_row, column) = (part.first_row + first, part.first_panel * LANES);
-        let lines = block.chunks_exact(part.features).enumerate();
+    /// No other thread accesses these rows and features of the sink.
+    unsafe fn put(&self, task: &GemmTask, first: usize, rows: usize, block: &[f32]) {
+        let (first_row, column) = (task.first_row + first, task.first_panel * LANES);
+        let lines = block.chunks_exact(task.features).enumerate();
         match self {
             Target::Rows { to, width } => {
                 for (row, line) in lines {
                     let to = to.get().wrapping_add((first_row + row) * width + column);
-                    // SAFETY: the row's features are in the output, and this task's alone.
+                    // SAFETY: `Job::new` has checked that the sink has all rows and features, and
+                    // no other thread accesses these.
                     unsafe { std::ptr::copy_nonoverlapping(line.as_ptr(), to, line.len()) }
                 }
             }
             Target::Add { path, to, width } => {
                 for (row, line) in lines {
                     let to = to.get().wrapping_add((first_row + row) * width + column);
-                    // SAFETY: as above.
+                    // SAFETY: `Job::new` has checked that the sink has all rows and features, and
+                    // no other thread accesses these.
                     let to = unsafe { std::slice::from_raw_parts_mut(to, line.len()) };
                     elementwise::add(*path, to, line);
                 }
             }
             Target::Cache(cache) => {
                 for (row, line) in lines {
-                    // SAFETY: as above: blocks have whole heads.
+                    // SAFETY: no other thread writes this row's features, which are whole heads
+                    // because `step` is the dimension of a head.
                     unsafe { cache.write(first_row + row, column, line) }
                 }
             }
             Target::Operands(packed) => {
-                let columns = part.features;
-                let source = Source { x: block, stride: columns, columns, rows };
+                let columns = task.features;
+                let source = SourceRows { x: block, stride: columns, columns, rows };
                 for packed in packed {
-                    // SAFETY: as above: blocks have whole groups and whole steps of columns.
+                    // SAFETY: a block has whole groups of rows and begins at a multiple of
+                    // COLUMNS_STEP columns, and no other thread accesses it. The `Operands` are
+                    // borrowed mutably by the product.
                     unsafe { packed.pack(first_row, column, source) }
                 }
             }

@@ -14,7 +14,8 @@ use crate::kv_store::KvStore;
 use crate::weights::Weights;
 use stolon_backend::{LogitRows, StepBatch};
 use stolon_kernels::{
-    self as kernels, AttentionSequence, Finish, KvLayout, KvRows, Matrix, Path, Product, Sink, Sums,
+    self as kernels, AttentionSequence, Epilogue, KvLayout, KvRows, Matrix, Path, Product, RowSums,
+    Sink,
 };
 
 mod activations;
@@ -157,7 +158,7 @@ impl Decoder {
         let mut logits = vec![0.0; rows * self.config.vocab_size];
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         let product =
-            Product { matrices: &[head], step: 1, finish: None, sink: Sink::Rows(&mut logits) };
+            Product { matrices: &[head], step: 1, epilogue: None, sink: Sink::Rows(&mut logits) };
         let threads = workers.for_products(&[head], rows);
         kernels::multiply(self.path, threads, &self.activations.normed, &mut [product]);
         self.profile.mark(Stage::Logits);
@@ -211,9 +212,9 @@ impl Decoder {
             rope: &self.ropes[config.layers[index].rope],
             positions: &plan.positions,
         };
-        let finish_q = |sums: Sums<'_>| heads.finish(&layer.q, layer.q_norm.as_deref(), sums);
-        let finish_k = |sums: Sums<'_>| heads.finish(&layer.k, layer.k_norm.as_deref(), sums);
-        let finish_v = |sums: Sums<'_>| layer.v.add_bias(path, sums.feature, sums.first);
+        let finish_q = |sums: RowSums<'_>| heads.finish(&layer.q, layer.q_norm.as_deref(), sums);
+        let finish_k = |sums: RowSums<'_>| heads.finish(&layer.k, layer.k_norm.as_deref(), sums);
+        let finish_v = |sums: RowSums<'_>| layer.v.add_bias(path, sums.feature, sums.first);
         let matrices = [[&layer.q.matrix], [&layer.k.matrix], [&layer.v.matrix]];
         let q = &mut q[..normed.rows() * config.num_heads * config.head_dim];
         let key_layout = kv.shape().key_layout;
@@ -224,7 +225,7 @@ impl Decoder {
                 let store = plane.slice_mut();
                 Sink::Cache(KvRows::new(path, store, layout, &plan.places, kv_heads, head_dim))
             });
-        let finishes: [Finish<'_>; 3] = [&finish_q, &finish_k, &finish_v];
+        let finishes: [Epilogue<'_>; 3] = [&finish_q, &finish_k, &finish_v];
         let sinks = [Sink::Rows(q), keys, values];
         let all = Part::ALL.into_iter().zip(&matrices).zip(finishes).zip(sinks);
         let mut products: Vec<Product<'_>> = all
@@ -232,7 +233,7 @@ impl Decoder {
             .map(|(((_, matrices), finish), sink)| Product {
                 matrices,
                 step: config.head_dim,
-                finish: Some(finish),
+                epilogue: Some(finish),
                 sink,
             })
             .collect();
@@ -300,11 +301,11 @@ impl Decoder {
         let Activations { x, normed, inner, projected, .. } = &mut self.activations;
         inner.reset(rows, &[&layer.down.matrix]);
         let matrices = [&layer.gate.matrix, &layer.up.matrix];
-        let finish = |sums: Sums<'_>| passes::gate(config.activation, layer, path, sums);
+        let finish = |sums: RowSums<'_>| passes::gate(config.activation, layer, path, sums);
         let product = Product {
             matrices: &matrices,
             step: 1,
-            finish: Some(&finish),
+            epilogue: Some(&finish),
             sink: Sink::Operands(inner),
         };
         let threads = workers.for_products(&matrices, rows);

@@ -9,7 +9,7 @@ use super::{
     configure, release,
 };
 use crate::lanes::LANES;
-use crate::operand::Source;
+use crate::source_rows::SourceRows;
 
 /// Tiles along the inner dimension in a block, when many rows share the weights: two panels of
 /// them (16 KiB) then stay in the nearest cache while the rows pass by.
@@ -28,7 +28,7 @@ const AHEAD: usize = 128;
 /// # Safety
 /// AVX-512 BF16 is available.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(crate) unsafe fn pack_row_tile(source: Source<'_>, packed: &mut [u16]) {
+pub(crate) unsafe fn pack_row_tile(source: SourceRows<'_>, packed: &mut [u16]) {
     debug_assert!(source.rows <= ROWS && packed.len() >= ROWS * source.columns);
     let whole = source.columns / DEPTH;
     let tiles = packed.len() / TILE;
@@ -251,7 +251,7 @@ mod tests {
         }
         for (rows, columns) in [(1, 1), (3, 31), (16, 32), (16, 33), (7, 100), (16, 320)] {
             let x = random(1, rows * (columns + 5));
-            let source = Source { x: &x, stride: columns + 5, columns, rows };
+            let source = SourceRows { x: &x, stride: columns + 5, columns, rows };
             let mut packed = vec![7; ROWS * columns.next_multiple_of(DEPTH)];
             // SAFETY: the set was found.
             unsafe { pack_row_tile(source, &mut packed) }

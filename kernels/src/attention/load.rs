@@ -73,7 +73,7 @@ unsafe fn widen<L: Lanes, F: Form>(
     for panel in 0..walk.panels() {
         let now = keys.at(panel);
         for d in 0..dim {
-            keys.fetch::<1>(panel, d, now);
+            keys.prefetch::<1>(panel, d, now);
         }
         // SAFETY: the caller's promise; the tile's memory is used within its size.
         unsafe { F::widen::<L>(now, dim, to.add(panel * dim * LANES)) };

@@ -134,7 +134,7 @@ impl<T> Panels<T> for TurnedKeys<T> {
         self.now[p]
     }
     #[inline(always)]
-    fn fetch<const P: usize>(&self, p: usize, k: usize, _: *const T) {
+    fn prefetch<const P: usize>(&self, p: usize, k: usize, _: *const T) {
         let from = k * LANES;
         if (from * size_of::<T>()).is_multiple_of(LINE) {
             fetch_second(self.ahead[p].wrapping_add(from));
@@ -148,7 +148,7 @@ pub(super) struct StoredValues<T> {
     now: *const T,
     ahead: *const T,
     /// Values between two positions.
-    pub(super) row: usize,
+    row: usize,
 }
 
 impl<T> Panels<T> for StoredValues<T> {
@@ -157,7 +157,11 @@ impl<T> Panels<T> for StoredValues<T> {
         self.now.wrapping_add(p * LANES)
     }
     #[inline(always)]
-    fn fetch<const P: usize>(&self, p: usize, k: usize, _: *const T) {
+    fn inner_step(&self) -> usize {
+        self.row
+    }
+    #[inline(always)]
+    fn prefetch<const P: usize>(&self, p: usize, k: usize, _: *const T) {
         if (p * LANES * size_of::<T>()).is_multiple_of(LINE) {
             fetch_second(self.ahead.wrapping_add(k * self.row + p * LANES));
         }

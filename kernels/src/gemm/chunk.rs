@@ -1,66 +1,110 @@
-//! The product of a chunk of panels with all rows of a task, on register tiles.
-#![allow(unsafe_code, reason = "walks packed weights and activations by pointer")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
+//! A GEMM task: the rows of some groups times a chunk of panels.
+//!
+//! Few rows are memory-bound: each panel is read once, streamed from memory with software
+//! prefetching. Many rows are compute-bound: the inner dimension is blocked, and a block of weights
+//! is widened to f32 once for all rows, into a buffer that stays in the L1 cache.
+#![allow(unsafe_code, reason = "reads packed weights and activations by pointer")]
 
+use super::groups::group_rows;
+use super::tile::{CachedPanels, Panels, RegisterTile, tile_group};
 #[cfg(target_arch = "x86_64")]
-use super::Bf16Dots;
-use super::{Bf16Pairs, F16, F32, Far, Form, Near, TileArgs, group_rows, tile_group};
+use super::weights::Bf16Dots;
+use super::weights::{Bf16Pairs, F16, F32, Form};
+use crate::fetch::fetch_near;
 use crate::lanes::{LANES, Lanes, dispatch};
 
-/// A task: all rows of some groups times a chunk of panels.
-pub(crate) struct ChunkArgs<Raw> {
-    /// Packed activations of the first group.
-    pub packed: *const f32,
-    pub rows: usize,
-    pub padded_inner: usize,
-    /// The chunk's first panel.
-    pub panels: *const Raw,
-    pub panel_count: usize,
-    /// Where the first row's sum for the chunk's first feature goes.
-    pub out: *mut f32,
-    /// Values between two rows of `out`.
-    pub out_features: usize,
-    /// Features of the chunk; less than 16 a panel if the last one is not full.
-    pub features: usize,
+/// A GEMM task: `rows` rows times `panel_count` panels.
+///
+/// # Validity
+/// `packed` is readable for whole groups of `rows` rows of `padded_inner` values, `panels` for
+/// `panel_count` panels of `16 * padded_inner` values, and `out` is writable for `features` values
+/// in each of `rows` rows; no other thread accesses these values of `out`.
+pub(crate) struct GemmChunk<Raw> {
+    /// Packed activations, beginning with a group: `[group][padded_inner][rows of the group]`.
+    pub(crate) packed: *const f32,
+    /// Number of rows.
+    pub(crate) rows: usize,
+    /// Length of the sums, padded as the weights are.
+    pub(crate) padded_inner: usize,
+    /// The first panel of weights.
+    pub(crate) panels: *const Raw,
+    /// Number of panels.
+    pub(crate) panel_count: usize,
+    /// The sum of the first row and the first output feature.
+    pub(crate) out: *mut f32,
+    /// Number of values from a row of `out` to the next.
+    pub(crate) out_row: usize,
+    /// Number of output features: at most `16 * panel_count`, less if the last panel is partial.
+    pub(crate) features: usize,
 }
 
-/// Rows from which weights are widened once for all of them, and the inner dimension is blocked.
+/// Number of rows from which the inner dimension is blocked and weights are widened once for all
+/// rows.
 const BLOCKED_ROWS: usize = 48;
-/// Steps of the inner dimension in a block: two panels of it, widened, and the activations of a
-/// group stay in the nearest cache.
-const BLOCK: usize = 192;
-/// Panels that pass by all rows together.
-const NEAR: usize = 2;
+/// Number of steps of the inner dimension in a block, chosen so that the widened weights of
+/// [`PANELS_PER_PASS`] panels and the activations of a group fit in the L1 cache.
+const INNER_BLOCK: usize = 192;
+/// Number of panels that are multiplied with all rows before the next panels.
+const PANELS_PER_PASS: usize = 2;
+/// Distance in bytes by which streamed weights are prefetched. It covers the latency of memory.
+const WEIGHT_PREFETCH_BYTES: usize = 2048;
 
+/// Consecutive panels that are streamed from memory and prefetched into the L1 cache,
+/// [`WEIGHT_PREFETCH_BYTES`] ahead.
+struct StreamedPanels<Raw> {
+    first: *const Raw,
+    /// Number of values in a panel.
+    len: usize,
+}
+
+impl<Raw> Panels<Raw> for StreamedPanels<Raw> {
+    #[inline(always)]
+    fn at(&self, p: usize) -> *const Raw {
+        self.first.wrapping_add(p * self.len)
+    }
+    /// Prefetches within the panel, or beyond its end in the panel that the next tile reads in its
+    /// place.
+    #[inline(always)]
+    fn prefetch<const P: usize>(&self, _: usize, k: usize, now: *const Raw) {
+        let ahead = WEIGHT_PREFETCH_BYTES / size_of::<Raw>();
+        let ends = (k * LANES) + ahead >= self.len;
+        fetch_near(now.wrapping_add(ahead + if ends { (P - 1) * self.len } else { 0 }));
+    }
+}
+
+/// Computes a task with weights of form `F`.
+///
 /// # Safety
-/// The set of `L` is available; `packed` holds whole groups, `panels` the panels, and `out` takes
-/// `features` values in each of `rows` rows, touched by nobody else.
+/// The instruction set of `L` and what [`Form::call`] needs are available. `args` is valid (see
+/// [`GemmChunk`]).
 #[inline(always)]
-unsafe fn chunk<L: Lanes, F: Form>(args: &ChunkArgs<F::Raw>) {
+unsafe fn chunk<L: Lanes, F: Form>(args: &GemmChunk<F::Raw>) {
     let full_panels = args.features / LANES;
-    // SAFETY: the caller's promise.
+    // SAFETY: `blocked_panels` has the same requirements, and `panel + count` is at most
+    // `panel_count`.
     unsafe {
         let blocked =
             if F::WIDENS && args.rows >= BLOCKED_ROWS { blocked_panels::<L, F>(args) } else { 0 };
-        // Panels whose weights stay near while all rows pass by.
-        let near = if args.rows > 8 { NEAR } else { 4 };
+        // Weights of these panels stay in the L1 cache while they are multiplied with all rows.
+        let per_pass = if args.rows > 8 { PANELS_PER_PASS } else { 4 };
         let mut panel = blocked;
         while panel < args.panel_count {
             let full = full_panels > panel;
-            let count = if full { near.min(full_panels - panel) } else { 1 };
+            let count = if full { per_pass.min(full_panels - panel) } else { 1 };
             panels::<L, F>(args, panel, count, full);
             panel += count;
         }
     }
 }
 
-/// Some panels times all rows; the last panel may be less than full.
+/// Multiplies `count` panels from `panel` on with all rows. All of them are full, or there is one
+/// partial panel.
 ///
 /// # Safety
-/// As [`chunk`].
+/// As for [`chunk`]. `panel + count` is at most `panel_count`.
 #[inline(always)]
 unsafe fn panels<L: Lanes, F: Form>(
-    args: &ChunkArgs<F::Raw>,
+    args: &GemmChunk<F::Raw>,
     panel: usize,
     count: usize,
     full: bool,
@@ -69,22 +113,23 @@ unsafe fn panels<L: Lanes, F: Form>(
     while row < args.rows {
         let group = group_rows(args.rows - row, L::GROUP_MAX);
         let rows = group.min(args.rows - row);
-        // The last panel's sums beyond the features must not be written to `out`.
+        // Sums of a partial panel beyond the features must not be written to `out`, so the tile
+        // goes to this buffer first. The largest group has 12 rows.
         let mut spill = [0.0_f32; 12 * LANES];
-        // SAFETY: the group's activations, the panels' weights and the sums' places are in
-        // what the caller promised; a panel that is not full goes to `spill`.
+        // SAFETY: `packed` has the whole group that begins with `row < rows`; `panels` has the
+        // panels; full panels are written to `rows` rows of `out`. A partial panel is written to
+        // `spill`, from which only its features are copied to `out`.
         unsafe {
-            let out = args.out.add(row * args.out_features + panel * LANES);
+            let out = args.out.add(row * args.out_row + panel * LANES);
             let panel_len = args.padded_inner * LANES;
-            let tile = TileArgs {
+            let tile = RegisterTile {
                 inner: args.padded_inner,
                 a: args.packed.add(row * args.padded_inner),
                 a_inner: group,
                 a_row: 1,
-                b: Far { first: args.panels.add(panel * panel_len), len: panel_len },
-                b_inner: LANES,
+                b: StreamedPanels { first: args.panels.add(panel * panel_len), len: panel_len },
                 c: if full { out } else { spill.as_mut_ptr() },
-                c_row: if full { args.out_features } else { LANES },
+                c_row: if full { args.out_row } else { LANES },
                 rows,
                 accumulate: false,
             };
@@ -93,7 +138,7 @@ unsafe fn panels<L: Lanes, F: Form>(
                 for r in 0..rows {
                     let from = spill.as_ptr().add(r * LANES);
                     let live = args.features - panel * LANES;
-                    std::ptr::copy_nonoverlapping(from, out.add(r * args.out_features), live);
+                    std::ptr::copy_nonoverlapping(from, out.add(r * args.out_row), live);
                 }
             }
         }
@@ -101,44 +146,48 @@ unsafe fn panels<L: Lanes, F: Form>(
     }
 }
 
-/// All pairs of full panels times all rows, a block of the inner dimension after the other: its weights
-/// are widened once, and sums wait in `out` meanwhile, which loses nothing. Returns how many panels
-/// that were.
+/// Multiplies all pairs of full panels with all rows, one block of the inner dimension after the
+/// other. The weights of a block are widened once. Partial sums are kept in `out` between blocks as
+/// f32, which does not change a bit of the result. Returns the number of panels computed.
 ///
 /// # Safety
-/// As [`chunk`].
+/// As for [`chunk`].
 #[inline(always)]
-unsafe fn blocked_panels<L: Lanes, F: Form>(args: &ChunkArgs<F::Raw>) -> usize {
-    let paired = args.features / LANES / NEAR * NEAR;
+unsafe fn blocked_panels<L: Lanes, F: Form>(args: &GemmChunk<F::Raw>) -> usize {
+    let paired = args.features / LANES / PANELS_PER_PASS * PANELS_PER_PASS;
     let panel_len = args.padded_inner * LANES;
-    let mut widened = Widened([0.0; NEAR * BLOCK * LANES]);
+    let mut widened = Widened([0.0; PANELS_PER_PASS * INNER_BLOCK * LANES]);
     let widened = widened.0.as_mut_ptr();
-    for from in (0..args.padded_inner).step_by(BLOCK) {
-        let inner = BLOCK.min(args.padded_inner - from);
-        for panel in (0..paired).step_by(NEAR) {
-            // SAFETY: the panels' weights from `from` on, as the caller promised, and room for a block
-            // of them; then the group's activations and the sums' places.
+    for from in (0..args.padded_inner).step_by(INNER_BLOCK) {
+        let inner = INNER_BLOCK.min(args.padded_inner - from);
+        for panel in (0..paired).step_by(PANELS_PER_PASS) {
+            // SAFETY: both panels are among the full ones and have `padded_inner` steps, of which
+            // `from..from + inner` are read; `widened` has room for INNER_BLOCK steps of each.
+            // `packed` has the whole group of each `row < rows`, and `out` its full panels.
             unsafe {
-                for p in 0..NEAR {
+                for p in 0..PANELS_PER_PASS {
                     let weights = args.panels.add((panel + p) * panel_len + from * LANES);
-                    F::widen::<L>(weights, inner, widened.add(p * BLOCK * LANES));
+                    F::widen::<L>(weights, inner, widened.add(p * INNER_BLOCK * LANES));
                 }
                 let mut row = 0;
                 while row < args.rows {
                     let group = group_rows(args.rows - row, L::GROUP_MAX);
-                    let tile = TileArgs {
+                    let tile = RegisterTile {
                         inner,
                         a: args.packed.add(row * args.padded_inner + from * group),
                         a_inner: group,
                         a_row: 1,
-                        b: Near { first: widened.cast_const(), step: BLOCK * LANES },
-                        b_inner: LANES,
-                        c: args.out.add(row * args.out_features + panel * LANES),
-                        c_row: args.out_features,
+                        b: CachedPanels {
+                            first: widened.cast_const(),
+                            step: INNER_BLOCK * LANES,
+                            inner_step: LANES,
+                        },
+                        c: args.out.add(row * args.out_row + panel * LANES),
+                        c_row: args.out_row,
                         rows: group.min(args.rows - row),
                         accumulate: from > 0,
                     };
-                    tile_group::<L, F32, _>(&tile, group, NEAR);
+                    tile_group::<L, F32, _>(&tile, group, PANELS_PER_PASS);
                     row += group;
                 }
             }
@@ -147,51 +196,63 @@ unsafe fn blocked_panels<L: Lanes, F: Form>(args: &ChunkArgs<F::Raw>) -> usize {
     paired
 }
 
-/// Widened weights of a block.
+/// Widened weights of a block: `[panel][inner][16]`.
 #[repr(align(64))]
-struct Widened([f32; NEAR * BLOCK * LANES]);
+struct Widened([f32; PANELS_PER_PASS * INNER_BLOCK * LANES]);
 
+/// # Safety
+/// The instruction set of `L` is available, and `args` is valid (see [`GemmChunk`]).
 #[inline(always)]
-unsafe fn chunk_f32_lanes<L: Lanes>(args: &ChunkArgs<f32>) {
-    // SAFETY: the caller's promise.
+unsafe fn chunk_f32_lanes<L: Lanes>(args: &GemmChunk<f32>) {
+    // SAFETY: the requirements are the same, and `F32` needs no additional instructions.
     unsafe { chunk::<L, F32>(args) }
 }
 dispatch! {
+    /// Computes a task with f32 weights.
+    ///
     /// # Safety
-    /// The pointers of `args` are valid for its sizes.
-    pub(crate) unsafe fn chunk_f32(args: &ChunkArgs<f32>) = chunk_f32_lanes
+    /// `args` is valid (see [`GemmChunk`]).
+    pub(crate) unsafe fn chunk_f32(args: &GemmChunk<f32>) = chunk_f32_lanes
 }
 
+/// # Safety
+/// The instruction set of `L` is available, and `args` is valid (see [`GemmChunk`]).
 #[inline(always)]
-unsafe fn chunk_f16_lanes<L: Lanes>(args: &ChunkArgs<u16>) {
-    // SAFETY: the caller's promise.
+unsafe fn chunk_f16_lanes<L: Lanes>(args: &GemmChunk<u16>) {
+    // SAFETY: the requirements are the same, and `F16` needs no additional instructions.
     unsafe { chunk::<L, F16>(args) }
 }
 dispatch! {
+    /// Computes a task with f16 weights.
+    ///
     /// # Safety
-    /// The pointers of `args` are valid for its sizes.
-    pub(crate) unsafe fn chunk_f16(args: &ChunkArgs<u16>) = chunk_f16_lanes
+    /// `args` is valid (see [`GemmChunk`]).
+    pub(crate) unsafe fn chunk_f16(args: &GemmChunk<u16>) = chunk_f16_lanes
 }
 
+/// # Safety
+/// The instruction set of `L` is available, and `args` is valid (see [`GemmChunk`]).
 #[inline(always)]
-unsafe fn chunk_bf16_lanes<L: Lanes>(args: &ChunkArgs<u16>) {
-    // SAFETY: the caller's promise.
+unsafe fn chunk_bf16_lanes<L: Lanes>(args: &GemmChunk<u16>) {
+    // SAFETY: the requirements are the same, and `Bf16Pairs` needs no additional instructions.
     unsafe { chunk::<L, Bf16Pairs>(args) }
 }
 dispatch! {
+    /// Computes a task with bf16 weights, stored as pairs.
+    ///
     /// # Safety
-    /// The pointers of `args` are valid for its sizes.
-    pub(crate) unsafe fn chunk_bf16(args: &ChunkArgs<u16>) = chunk_bf16_lanes
+    /// `args` is valid (see [`GemmChunk`]).
+    pub(crate) unsafe fn chunk_bf16(args: &GemmChunk<u16>) = chunk_bf16_lanes
 }
 
-/// As [`chunk_bf16`] with activations in bf16: all sizes along the inner dimension, and all places
-/// of values, count pairs.
+/// Computes a task with bf16 weights and bf16 activations by the dot product instruction of AVX-512
+/// BF16. All sizes along the inner dimension count pairs, and an f32 holds the bits of a pair.
 ///
 /// # Safety
-/// AVX-512 BF16 is available; the pointers of `args` are valid for its sizes.
+/// AVX-512 F, BW, VL, DQ and BF16 are available, and `args` is valid (see [`GemmChunk`]).
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-pub(crate) unsafe fn chunk_bf16_dots(args: &ChunkArgs<f32>) {
-    // SAFETY: the caller's promise.
+pub(crate) unsafe fn chunk_bf16_dots(args: &GemmChunk<f32>) {
+    // SAFETY: this function enables the instruction sets; `args` is valid.
     unsafe { chunk::<crate::lanes::Avx512, Bf16Dots>(args) }
 }

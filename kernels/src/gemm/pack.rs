@@ -1,24 +1,26 @@
-//! Rows of activations as register tiles read them.
-#![allow(unsafe_code, reason = "turns squares of lanes")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
+//! Packing of activations for the microkernel.
+#![allow(unsafe_code, reason = "transposes blocks of 16 x 16 values in registers")]
 
-use crate::Path;
 use crate::elementwise::{load_some, store_some};
 use crate::lanes::{LANES, Lanes, dispatch};
-use crate::operand::Source;
+use crate::path::Path;
+use crate::source_rows::SourceRows;
 
-/// Packs a group: `[columns][rows of the group]`, zeroes where there is no row or column.
-pub(crate) fn pack_group(path: Path, source: Source<'_>, group: usize, packed: &mut [f32]) {
+/// Packs the rows of a group as `[columns][rows of the group]`. Missing rows and columns become
+/// zero.
+pub(crate) fn pack_group(path: Path, source: SourceRows<'_>, group: usize, packed: &mut [f32]) {
     debug_assert!(source.rows <= group && packed.len() >= group * source.columns);
     if source.rows < group || packed.len() > group * source.columns {
         packed.fill(0.0);
     }
     if (8..=LANES).contains(&group) {
-        // SAFETY: sizes were checked.
-        unsafe { turn_dispatch(path, source, group, packed) }
+        // SAFETY: the group has 8 to 16 rows, of which the source has at most that many, and
+        // `packed` holds all columns of the group, as asserted in debug builds and ensured by
+        // `Packed::pack`.
+        unsafe { transpose_dispatch(path, source, group, packed) }
         return;
     }
-    // By short runs of columns, so that the lines being filled stay in the nearest cache.
+    // Short runs of columns keep the cache lines that are written in the L1 cache.
     for from in (0..source.columns).step_by(64) {
         let to = source.columns.min(from + 64);
         for row in 0..source.rows {
@@ -29,14 +31,20 @@ pub(crate) fn pack_group(path: Path, source: Source<'_>, group: usize, packed: &
     }
 }
 
-/// Sixteen columns at a time, turned in registers.
+/// Packs 16 columns at a time by transposing them in registers.
+///
+/// # Safety
+/// The instruction set of `L` is available. The source has at most `group` rows, `group` is at most
+/// 16, and `packed` holds `group * columns` values.
 #[inline(always)]
-unsafe fn turn_lanes<L: Lanes>(source: Source<'_>, group: usize, packed: &mut [f32]) {
+unsafe fn transpose_lanes<L: Lanes>(source: SourceRows<'_>, group: usize, packed: &mut [f32]) {
     let end = packed.as_ptr().wrapping_add(packed.len());
     for from in (0..source.columns).step_by(LANES) {
         let count = LANES.min(source.columns - from);
-        // SAFETY: the caller's promise. A column is written with what stands behind it, up to the end;
-        // what is behind it is written next, or was zero and is written as zero.
+        // SAFETY: each row has `count` columns from `from` on, and `(from + k) * group` is below
+        // the length of `packed`. A column is stored as a whole vector, but not beyond the end of
+        // `packed`. Its surplus lanes are zero or belong to the next columns, which are stored
+        // later.
         unsafe {
             let mut square = [L::splat(0.0); LANES];
             for (row, lanes) in square.iter_mut().enumerate().take(source.rows) {
@@ -53,12 +61,14 @@ unsafe fn turn_lanes<L: Lanes>(source: Source<'_>, group: usize, packed: &mut [f
 }
 dispatch! {
     /// # Safety
-    /// The source has at most `group` rows, at most 16, and `packed` takes all of its columns.
-    unsafe fn turn_dispatch(source: Source<'_>, group: usize, packed: &mut [f32]) = turn_lanes
+    /// The source has at most `group` rows, `group` is at most 16, and `packed` holds
+    /// `group * columns` values.
+    unsafe fn transpose_dispatch(source: SourceRows<'_>, group: usize, packed: &mut [f32]) = transpose_lanes
 }
 
-/// As [`pack_group`], rounded to bf16: `[columns / 2][rows of the group]` pairs.
-pub(crate) fn pack_group_pairs(source: Source<'_>, group: usize, packed: &mut [f32]) {
+/// Packs the rows of a group, rounded to bf16, as `[columns / 2][rows of the group]` pairs. Missing
+/// rows and columns become zero.
+pub(crate) fn pack_group_pairs(source: SourceRows<'_>, group: usize, packed: &mut [f32]) {
     packed.fill(0.0);
     for row in 0..source.rows {
         for (k, pair) in source.row(row).chunks(2).enumerate() {
@@ -68,7 +78,7 @@ pub(crate) fn pack_group_pairs(source: Source<'_>, group: usize, packed: &mut [f
     }
 }
 
-/// Rounds a pair of activations to bf16, in the place of an f32.
+/// Rounds two activations to bf16 and returns the bits of the pair as an f32.
 fn pair_bits(first: f32, second: f32) -> f32 {
     let bits = |value| u32::from(half::bf16::from_f32(value).to_bits());
     f32::from_bits(bits(first) | bits(second) << 16)

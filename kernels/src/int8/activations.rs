@@ -1,27 +1,31 @@
-//! Rows of activations as signed bytes: each 32 successive values of a row share a scale, their
-//! largest magnitude's 127th part. A row's bytes depend on the row alone.
+//! Quantisation and packing of activations.
+//!
+//! Each 32 successive values of a row become signed bytes with a common scale: their largest
+//! magnitude divided by 127. The bytes of a row depend on that row only.
 #![allow(unsafe_code, reason = "writes packed activations by pointer")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
 
 use super::dots::Dots;
-use crate::operand::Source;
-use crate::quant::{PART, round_to_byte};
+use crate::quant::{SUB_BLOCK, round_to_byte};
+use crate::source_rows::SourceRows;
 
-/// Thirty-two values as bytes.
-struct Part {
-    /// Value of one step; NaN if a value is infinite or NaN, zero for values too small to divide.
+/// 32 quantised activations.
+struct SubBlock {
+    /// Value of the integer 1. NaN if an activation is infinite or NaN, zero if all are so small
+    /// that the scale would be subnormal.
     scale: f32,
-    bytes: [i8; PART],
-    /// The values' sum, negative.
+    /// The quantised activations, from -127 to 127.
+    bytes: [i8; SUB_BLOCK],
+    /// Negated sum of the quantised activations, times the scale.
     sum: f32,
 }
 
-impl Part {
-    const ZERO: Part = Part { scale: 0.0, bytes: [0; PART], sum: 0.0 };
+impl SubBlock {
+    const ZERO: SubBlock = SubBlock { scale: 0.0, bytes: [0; SUB_BLOCK], sum: 0.0 };
 
+    /// Quantises 32 activations.
     #[inline(always)]
-    fn of(values: &[f32; PART]) -> Part {
-        // As integers, so that what is no number is the largest.
+    fn of(values: &[f32; SUB_BLOCK]) -> SubBlock {
+        // Compare magnitudes as integers, so that NaN is the largest.
         let mut largest = 0;
         for value in values {
             largest = largest.max(value.to_bits() & 0x7fff_ffff);
@@ -32,59 +36,69 @@ impl Part {
             f32::from_bits(largest) / 127.0
         };
         if scale < f32::MIN_POSITIVE {
-            return Part::ZERO;
+            return SubBlock::ZERO;
         }
         let inverse = 1.0 / scale;
-        let mut bytes = [0; PART];
+        let mut bytes = [0; SUB_BLOCK];
         let mut sum = 0;
         for (byte, value) in bytes.iter_mut().zip(values) {
             *byte = round_to_byte(value * inverse);
             sum += i32::from(*byte);
         }
         #[allow(clippy::cast_precision_loss, reason = "at most 32 * 127")]
-        Part { scale, bytes, sum: -(scale * sum as f32) }
+        SubBlock { scale, bytes, sum: -(scale * sum as f32) }
     }
 }
 
-/// Where a part of a group's columns goes.
+/// Memory for the packed columns of a group. All pointers are writable for the columns and rows of
+/// the [`GroupRows`] that are packed.
 #[derive(Clone, Copy)]
 pub(crate) struct PackedGroup {
-    /// `[inner / 4][rows]` words, or `[inner / 32][rows][32]` bytes.
-    pub words: *mut u8,
-    /// `[inner / 32][rows]`.
-    pub scales: *mut f32,
-    /// As the scales.
-    pub sums: *mut f32,
+    /// `[columns / 4][rows]` words for dot products, or `[columns / 32][rows][32]` bytes for AMX
+    /// tiles.
+    pub(crate) words: *mut u8,
+    /// Scales, `[columns / 32][rows]`.
+    pub(crate) scales: *mut f32,
+    /// Negated sums, `[columns / 32][rows]`.
+    pub(crate) sums: *mut f32,
 }
 
-/// Rows that become a group.
+/// The rows of a group that is to be packed.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<'a> {
-    /// At most `size` rows, a multiple of 32 columns.
-    pub source: Source<'a>,
-    /// Rows of the group. Those that do not exist are zero.
-    pub size: usize,
+pub(crate) struct GroupRows<'a> {
+    /// At most `size` rows. The number of columns is a multiple of 32.
+    pub(crate) source: SourceRows<'a>,
+    /// Number of rows of the group. Rows that the source does not have become zero.
+    pub(crate) size: usize,
 }
 
-impl Rows<'_> {
-    /// Calls `put` with each part, its place and its row in the group.
+impl GroupRows<'_> {
+    /// Quantises the group: writes scales and sums, and calls `put` with the bytes of each
+    /// sub-block, the index of the sub-block and the row in the group.
+    ///
+    /// # Safety
+    /// `packed` is writable for the group (see [`PackedGroup`]).
     #[inline(always)]
-    fn each(&self, packed: &PackedGroup, mut put: impl FnMut(&[i8; PART], usize, usize)) {
-        for index in 0..self.source.columns / PART {
+    unsafe fn each(
+        &self,
+        packed: &PackedGroup,
+        mut put: impl FnMut(&[i8; SUB_BLOCK], usize, usize),
+    ) {
+        for index in 0..self.source.columns / SUB_BLOCK {
             for row in 0..self.size {
-                let part = if row < self.source.rows {
-                    let values = self.source.row(row)[index * PART..].first_chunk();
-                    values.map_or(Part::ZERO, Part::of)
+                let sub_block = if row < self.source.rows {
+                    let values = self.source.row(row)[index * SUB_BLOCK..].first_chunk();
+                    values.map_or(SubBlock::ZERO, SubBlock::of)
                 } else {
-                    Part::ZERO
+                    SubBlock::ZERO
                 };
                 let at = index * self.size + row;
-                // SAFETY: whoever made `packed` gives room for the group.
+                // SAFETY: `at` is below `columns / 32 * rows`, the size of both arrays.
                 unsafe {
-                    packed.scales.add(at).write(part.scale);
-                    packed.sums.add(at).write(part.sum);
+                    packed.scales.add(at).write(sub_block.scale);
+                    packed.sums.add(at).write(sub_block.sum);
                 }
-                put(&part.bytes, index, row);
+                put(&sub_block.bytes, index, row);
             }
         }
     }
@@ -93,35 +107,42 @@ impl Rows<'_> {
 /// Packs a group for the dot products of `D`.
 ///
 /// # Safety
-/// The set of `D` is available; `packed` has room for the group.
+/// The instruction set of `D` is available, and `packed` is writable for the group (see
+/// [`PackedGroup`]).
 #[inline(always)]
-pub(super) unsafe fn pack<D: Dots>(rows: Rows<'_>, packed: PackedGroup) {
-    rows.each(&packed, |bytes, index, row| {
+pub(super) unsafe fn pack<D: Dots>(rows: GroupRows<'_>, packed: PackedGroup) {
+    let put = |bytes: &[i8; SUB_BLOCK], index: usize, row: usize| {
         for (i, word) in bytes.as_chunks::<4>().0.iter().enumerate() {
-            let at = (index * PART / 4 + i) * rows.size + row;
-            // SAFETY: the caller's promise.
+            let at = (index * SUB_BLOCK / 4 + i) * rows.size + row;
+            // SAFETY: `at` is below `columns / 4 * rows`, the number of words.
             unsafe { D::put(*word, packed.words.add(at * D::WORD)) }
         }
-    });
+    };
+    // SAFETY: `packed` is writable for the group.
+    unsafe { rows.each(&packed, put) }
 }
 
-/// Packs a group as the rows of tiles.
+/// Packs a group as the rows of AMX tiles.
 ///
 /// # Safety
-/// `packed` has room for the group.
+/// `packed` is writable for the group (see [`PackedGroup`]).
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(super) unsafe fn pack_tiles(rows: Rows<'_>, packed: PackedGroup) {
-    rows.each(&packed, |bytes, index, row| {
-        let at = (index * rows.size + row) * PART;
-        // SAFETY: the caller's promise.
-        unsafe { packed.words.add(at).cast::<[i8; PART]>().write_unaligned(*bytes) }
-    });
+pub(super) unsafe fn pack_tiles(rows: GroupRows<'_>, packed: PackedGroup) {
+    let put = |bytes: &[i8; SUB_BLOCK], index: usize, row: usize| {
+        let at = (index * rows.size + row) * SUB_BLOCK;
+        // SAFETY: `at + 32` is at most `columns * rows`, the number of bytes.
+        unsafe { packed.words.add(at).cast::<[i8; SUB_BLOCK]>().write_unaligned(*bytes) }
+    };
+    // SAFETY: `packed` is writable for the group.
+    unsafe { rows.each(&packed, put) }
 }
 
-/// `x`, rounded as the products see it.
+/// `x`, rounded in the way that products round it.
 #[cfg(test)]
 pub(crate) fn rounded(x: &[f32]) -> Vec<f32> {
-    let parts = x.as_chunks::<PART>().0.iter().map(Part::of);
-    parts.flat_map(|part| part.bytes.map(|byte| f32::from(byte) * part.scale)).collect()
+    let sub_blocks = x.as_chunks::<SUB_BLOCK>().0.iter().map(SubBlock::of);
+    sub_blocks
+        .flat_map(|sub_block| sub_block.bytes.map(|byte| f32::from(byte) * sub_block.scale))
+        .collect()
 }

@@ -1,113 +1,137 @@
-//! The product of a chunk of panels with all rows of a task, on dot products of bytes.
-#![allow(unsafe_code, reason = "walks packed weights and activations by pointer")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
+//! A task of a quantised product, computed by dot products of bytes.
+#![allow(unsafe_code, reason = "reads packed weights and activations by pointer")]
 
 use super::dots::Dots;
 #[cfg(target_arch = "x86_64")]
-use super::dots::{Bytes, RUN};
-use super::format::{Format, Q4K, Q5K, Q6K, Q8_0, WORDS};
+use super::dots::{Bytes, WORD_VECTOR_BYTES};
+use super::format::{Format, WORDS};
+#[cfg(target_arch = "x86_64")]
+use super::format::{Q4K, Q5K, Q6K, Q8_0};
 use crate::fetch::fetch_near;
 use crate::gemm::group_rows;
 use crate::lanes::{LANES, Lanes};
-use crate::quant::{self, PART};
+use crate::quant::{self, SUB_BLOCK};
 use crate::tensor_type::TensorType;
 
-/// Bytes by which words are asked for ahead: as long as memory takes to answer.
-const AHEAD: usize = 4096;
+/// Distance in bytes by which words are prefetched. It covers the latency of memory.
+const WORD_PREFETCH_BYTES: usize = 4096;
 
-/// A task: some rows times a chunk of panels.
+/// A task of a quantised product: some rows times some panels.
+///
+/// # Validity
+/// `words`, `scales` and `sums` are readable for whole groups of `rows` rows, and `panels` for the
+/// panels of `features` features. `out` is writable for `features` values in each of `rows` rows,
+/// and no other thread accesses these values.
 #[derive(Clone, Copy)]
-pub(crate) struct ChunkArgs {
-    /// Activations of the first row, which begins a group: `[group][inner / 4][rows of the group]`
-    /// words.
-    pub words: *const u8,
-    /// Their scales, `[group][inner / 32][rows of the group]`.
-    pub scales: *const f32,
-    /// Their sums, negative, in the same order.
-    pub sums: *const f32,
-    pub rows: usize,
-    pub inner: usize,
-    /// The chunk's first panel.
-    pub panels: *const u8,
-    /// Where the first row's sum for the chunk's first feature goes.
-    pub out: *mut f32,
-    /// Values between two rows of `out`.
-    pub out_features: usize,
-    /// Features of the chunk; the last panel may be less than full.
-    pub features: usize,
+pub(crate) struct Int8Chunk {
+    /// Packed activations, beginning with a group: `[group][inner / 4][rows of the group]` words.
+    pub(crate) words: *const u8,
+    /// Scales of the activations, `[group][inner / 32][rows of the group]`.
+    pub(crate) scales: *const f32,
+    /// Negated sums of the activations, `[group][inner / 32][rows of the group]`.
+    pub(crate) sums: *const f32,
+    /// Number of rows.
+    pub(crate) rows: usize,
+    /// Length of the sums.
+    pub(crate) inner: usize,
+    /// The first panel.
+    pub(crate) panels: *const u8,
+    /// The sum of the first row and the first output feature.
+    pub(crate) out: *mut f32,
+    /// Number of values from a row of `out` to the next.
+    pub(crate) out_row: usize,
+    /// Number of output features. The last panel may be partial.
+    pub(crate) features: usize,
 }
 
-/// A packed panel's two parts.
+/// A packed panel of quantised weights, from some block on.
 #[derive(Clone, Copy)]
-pub(super) struct Panel {
-    pub words: *const u8,
-    pub scales: *const u8,
-    pub blocks: usize,
-    pub block_words: usize,
-    pub block_scales: usize,
+pub(super) struct QuantPanel {
+    /// Words of the block.
+    pub(super) words: *const u8,
+    /// Scales of the block.
+    pub(super) scales: *const u8,
+    /// Number of blocks of the panel.
+    pub(super) blocks: usize,
+    /// Bytes of the words of a block, for all 16 features.
+    pub(super) block_words: usize,
+    /// Bytes of the scales of a block, for all 16 features.
+    pub(super) block_scales: usize,
 }
 
-impl Panel {
-    /// Panel `index` from `panels` on.
-    pub(super) fn at(dtype: TensorType, inner: usize, panels: *const u8, index: usize) -> Panel {
+impl QuantPanel {
+    /// The first block of panel `index`, where `panels` points to panel 0.
+    pub(super) fn at(
+        dtype: TensorType,
+        inner: usize,
+        panels: *const u8,
+        index: usize,
+    ) -> QuantPanel {
         let blocks = inner / dtype.block_len();
         let block_words = quant::words(dtype).len() * LANES;
         let block_scales = dtype.block_bytes() * LANES - block_words;
         let words = panels.wrapping_add(index * blocks * dtype.block_bytes() * LANES);
         let scales = words.wrapping_add(blocks * block_words);
-        Panel { words, scales, blocks, block_words, block_scales }
+        QuantPanel { words, scales, blocks, block_words, block_scales }
     }
 
-    /// Asks for a part's share of the words that stand [`AHEAD`] bytes after those of `block`, the first
-    /// that is left: in the panel, or behind its scales in the one after it.
+    /// Prefetches as many bytes as the words of one sub-block have, [`WORD_PREFETCH_BYTES`] after
+    /// the words of the current block, whose index is `block`. Beyond the words of this panel, the
+    /// prefetch skips its scales and continues in the next panel.
     #[inline(always)]
-    fn fetch<F: Format>(&self, block: usize, part: usize) {
-        debug_assert_eq!(F::PARTS * F::PART_BYTES, self.block_words);
-        let ends = (block + 1) * self.block_words + AHEAD > self.blocks * self.block_words;
+    fn prefetch<F: Format>(&self, block: usize, sub_block: usize) {
+        debug_assert_eq!(F::SUB_BLOCKS * F::SUB_BLOCK_BYTES, self.block_words);
+        let ends =
+            (block + 1) * self.block_words + WORD_PREFETCH_BYTES > self.blocks * self.block_words;
         let skipped = if ends { self.blocks * self.block_scales } else { 0 };
-        let from = self.words.wrapping_add(AHEAD + part * F::PART_BYTES + skipped);
-        for byte in (0..F::PART_BYTES).step_by(64) {
+        let from =
+            self.words.wrapping_add(WORD_PREFETCH_BYTES + sub_block * F::SUB_BLOCK_BYTES + skipped);
+        for byte in (0..F::SUB_BLOCK_BYTES).step_by(64) {
             fetch_near(from.wrapping_add(byte));
         }
     }
 
-    /// The block after the first.
+    /// Moves to the next block.
     pub(super) fn advance(&mut self) {
         self.words = self.words.wrapping_add(self.block_words);
         self.scales = self.scales.wrapping_add(self.block_scales);
     }
 }
 
-/// Multiplies one panel with the R rows of a group, of which `live` are written.
+/// The microkernel: multiplies one panel with the R rows of a group, of which the first `live` are
+/// written.
 ///
 /// # Safety
-/// The set of `D` is available, the pointers are valid for the sizes, and `out` takes `features`
-/// values, at most 16, in each of `live` rows.
+/// The instruction set of `D` is available. `args` points to a whole group of R rows, and `panel`
+/// is a whole panel with blocks of `F`. `out` is writable for `features` values, at most 16, in
+/// each of `live` rows.
 #[inline(always)]
-#[allow(clippy::needless_range_loop, reason = "counted loops stay in registers")]
+#[allow(clippy::needless_range_loop, reason = "counted loops keep sums in registers")]
 unsafe fn group<D: Dots, F: Format, const R: usize>(
-    args: &ChunkArgs,
-    mut panel: Panel,
+    args: &Int8Chunk,
+    mut panel: QuantPanel,
     live: usize,
     features: usize,
 ) {
-    // SAFETY: all reads and writes stay in what the caller promised.
+    // SAFETY: the loops read each word and each scale of `panel.blocks` blocks once. `words`,
+    // `scales` and `sums` advance by one sub-block of R rows, of which there are `inner / 32` in
+    // the group. Only `features` values of `live` rows are written.
     unsafe {
         let mut totals = [D::Lanes::splat(0.0); R];
         let (mut words, mut scales, mut sums) = (args.words, args.scales, args.sums);
         for block in 0..panel.blocks {
-            for part in 0..F::PARTS {
-                panel.fetch::<F>(block, part);
+            for sub_block in 0..F::SUB_BLOCKS {
+                panel.prefetch::<F>(block, sub_block);
                 for index in 0..F::SCALES {
                     let count = WORDS / F::SCALES;
-                    // All rows in step: each sum alone would wait for itself.
+                    // The sums of all rows advance together, which hides the latency of additions.
                     let (mut dots, mut excess) = ([D::zero(); R], D::zero());
                     for i in index * count..(index + 1) * count {
-                        let weights = D::weights(F::word(panel.words, part, i));
+                        let weights = D::weights(F::word(panel.words, sub_block, i));
                         excess = D::exceed(excess, weights);
                         D::dot_rows(&mut dots, weights, words.add(i * R * D::WORD));
                     }
-                    let scale = F::scale::<D::Lanes>(panel.scales, part * F::SCALES + index);
+                    let scale = F::scale::<D::Lanes>(panel.scales, sub_block * F::SCALES + index);
                     for r in 0..R {
                         let row_scale = D::Lanes::splat(*scales.add(r));
                         let dots = D::widen(dots[r], excess).mul(row_scale);
@@ -115,7 +139,7 @@ unsafe fn group<D: Dots, F: Format, const R: usize>(
                     }
                 }
                 if F::MINS {
-                    let min = F::min::<D::Lanes>(panel.scales, part);
+                    let min = F::min::<D::Lanes>(panel.scales, sub_block);
                     for r in 0..R {
                         totals[r] = D::fused(D::Lanes::splat(*sums.add(r)), min, totals[r]);
                     }
@@ -127,7 +151,7 @@ unsafe fn group<D: Dots, F: Format, const R: usize>(
             panel.advance();
         }
         for (r, total) in totals.iter().enumerate().take(live) {
-            let to = args.out.add(r * args.out_features);
+            let to = args.out.add(r * args.out_row);
             if features == LANES {
                 total.store(to);
             } else {
@@ -142,24 +166,25 @@ unsafe fn group<D: Dots, F: Format, const R: usize>(
 /// Computes a task.
 ///
 /// # Safety
-/// The set of `D` is available; the pointers of `args` are valid for its sizes, and what is
-/// written is touched by nobody else.
+/// The instruction set of `D` is available. `args` is valid (see [`Int8Chunk`]), its rows were
+/// packed for `D`, and its panels have blocks of `F`.
 #[inline(always)]
-pub(super) unsafe fn chunk<D: Dots, F: Format>(args: &ChunkArgs) {
+pub(super) unsafe fn chunk<D: Dots, F: Format>(args: &Int8Chunk) {
     for index in 0..args.features.div_ceil(LANES) {
-        let panel = Panel::at(F::DTYPE, args.inner, args.panels, index);
+        let panel = QuantPanel::at(F::DTYPE, args.inner, args.panels, index);
         let features = LANES.min(args.features - index * LANES);
         let mut row = 0;
         while row < args.rows {
             let size = group_rows(args.rows - row, D::GROUP_MAX);
             let live = size.min(args.rows - row);
-            // SAFETY: the caller's promise; groups follow each other.
+            // SAFETY: groups are contiguous, and the one of `row < rows` is complete. Panel `index`
+            // is one of the task's, and `features` of its features exist.
             unsafe {
-                let args = ChunkArgs {
+                let args = Int8Chunk {
                     words: args.words.add(row * args.inner / 4 * D::WORD),
-                    scales: args.scales.add(row * args.inner / PART),
-                    sums: args.sums.add(row * args.inner / PART),
-                    out: args.out.add(row * args.out_features + index * LANES),
+                    scales: args.scales.add(row * args.inner / SUB_BLOCK),
+                    sums: args.sums.add(row * args.inner / SUB_BLOCK),
+                    out: args.out.add(row * args.out_row + index * LANES),
                     ..*args
                 };
                 match size {
@@ -172,7 +197,7 @@ pub(super) unsafe fn chunk<D: Dots, F: Format>(args: &ChunkArgs) {
                     8 if const { D::GROUP_MAX >= 8 } => {
                         group::<D, F, 8>(&args, panel, live, features)
                     }
-                    _ => unreachable!("no group of {size} rows"),
+                    _ => unreachable!("no group has {size} rows"),
                 }
             }
             row += size;
@@ -180,21 +205,22 @@ pub(super) unsafe fn chunk<D: Dots, F: Format>(args: &ChunkArgs) {
     }
 }
 
-/// Signed bytes, scales and minima of a whole panel: `[part][8][16]` words, `[part][scale][16]`
-/// and `[part][16]` f32.
+/// Unpacks a whole panel to signed bytes, `[sub-block][8][16]` words, scales,
+/// `[sub-block][scale][16]`, and minima, `[sub-block][16]`.
 ///
 /// # Safety
-/// The set of `D` is available, the panel is whole, and the three take what they are given.
+/// The instruction set of `D` is available, `panel` is a whole panel with blocks of `dtype`, and
+/// `bytes`, `scales` and `mins` are writable for the arrays above.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) unsafe fn expand<D: Dots>(
     dtype: TensorType,
-    panel: Panel,
+    panel: QuantPanel,
     bytes: *mut u8,
     scales: *mut f32,
     mins: *mut f32,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the requirements of `expand_of` are those of this function for the type of each arm.
     unsafe {
         match dtype {
             TensorType::Q8_0 => expand_of::<D, Q8_0>(panel, bytes, scales, mins),
@@ -202,34 +228,39 @@ pub(super) unsafe fn expand<D: Dots>(
             TensorType::Q5K => expand_of::<D, Q5K>(panel, bytes, scales, mins),
             TensorType::Q6K => expand_of::<D, Q6K>(panel, bytes, scales, mins),
             TensorType::F32 | TensorType::F16 | TensorType::Bf16 => {
-                unreachable!("{dtype:?} weights have no blocks")
+                unreachable!("{dtype:?} weights are not quantised")
             }
         }
     }
 }
 
+/// [`expand`] for blocks of `F`.
+///
+/// # Safety
+/// As for [`expand`], where the blocks are those of `F`.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn expand_of<D: Dots, F: Format>(
-    mut panel: Panel,
+    mut panel: QuantPanel,
     mut bytes: *mut u8,
     mut scales: *mut f32,
     mut mins: *mut f32,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the loops visit each sub-block of `panel.blocks` blocks once, so reads stay inside
+    // the panel and writes inside the arrays.
     unsafe {
         for _ in 0..panel.blocks {
-            for part in 0..F::PARTS {
+            for sub_block in 0..F::SUB_BLOCKS {
                 for index in 0..WORDS {
-                    F::word::<D::Bytes>(panel.words, part, index).store(bytes);
-                    bytes = bytes.add(RUN);
+                    F::word::<D::Bytes>(panel.words, sub_block, index).store(bytes);
+                    bytes = bytes.add(WORD_VECTOR_BYTES);
                 }
                 for index in 0..F::SCALES {
-                    F::scale::<D::Lanes>(panel.scales, part * F::SCALES + index).store(scales);
+                    F::scale::<D::Lanes>(panel.scales, sub_block * F::SCALES + index).store(scales);
                     scales = scales.add(LANES);
                 }
                 if F::MINS {
-                    F::min::<D::Lanes>(panel.scales, part).store(mins);
+                    F::min::<D::Lanes>(panel.scales, sub_block).store(mins);
                     mins = mins.add(LANES);
                 }
             }

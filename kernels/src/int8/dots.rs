@@ -1,61 +1,72 @@
-//! Sixteen sums of byte products: the integer counterpart of [`Lanes`].
+//! Dot products of signed bytes: the integer counterpart of [`Lanes`].
 //!
-//! A *word* is four successive weights of one output feature; a register of them, 16 features, is
-//! what one step multiplies by four activations of a row. All sums are exact integers, so every
-//! implementation gives the same ones, whatever order or form of instruction it uses.
+//! A *word* is four successive weights of one output feature. One step multiplies a vector of 16
+//! words, one per output feature, with four activations of a row. All sums are exact integers, so
+//! every implementation gives the same result, whatever its instructions and their order.
 #![allow(unsafe_code, reason = "the traits' methods run instruction sets")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one access by pointer")]
 
 use crate::lanes::{LANES, Lanes, Portable};
 
-/// Bytes of 16 words.
-pub(super) const RUN: usize = 4 * LANES;
+/// Number of bytes of a vector of 16 words.
+pub(super) const WORD_VECTOR_BYTES: usize = 4 * LANES;
 
-/// Sixteen words, as bytes.
+/// A vector of 16 words as bytes.
 ///
 /// # Safety of the methods
-/// The instruction set of the implementation is available; pointers are valid for [`RUN`] bytes.
+/// The instruction set of the implementing type is available. Pointers are valid for
+/// [`WORD_VECTOR_BYTES`] bytes and need no alignment.
 pub(super) trait Bytes: Copy {
+    /// Loads 16 words.
     unsafe fn load(from: *const u8) -> Self;
+    /// Stores 16 words.
     #[cfg(target_arch = "x86_64")]
     unsafe fn store(self, to: *mut u8);
+    /// Bitwise or.
     unsafe fn or(self, other: Self) -> Self;
+    /// Subtracts `value` from each byte, wrapping.
     unsafe fn sub(self, value: u8) -> Self;
-    /// Each byte shifted down, then masked. `mask` has none of the upper `count` bits.
+    /// Shifts each byte right by `count` bits, then masks it. The upper `count` bits of `mask` are
+    /// zero.
     unsafe fn right(self, count: usize, mask: u8) -> Self;
-    /// Each byte shifted up, then masked. `mask` has none of the lower `count` bits.
+    /// Shifts each byte left by `count` bits, then masks it. The lower `count` bits of `mask` are
+    /// zero.
     unsafe fn left(self, count: usize, mask: u8) -> Self;
 }
 
-/// Dot products of signed bytes.
+/// An instruction sequence for dot products of signed bytes.
 ///
 /// # Safety of the methods
-/// The instruction set of the implementation is available; pointers are valid for what they name.
+/// The instruction set of the implementing type is available. Pointers need no alignment; each
+/// method says for how many bytes they are valid.
 pub(super) trait Dots: Copy {
+    /// A vector of 16 words.
     type Bytes: Bytes;
+    /// A vector of 16 f32 values.
     type Lanes: Lanes;
-    /// Sixteen words of signed weights in the form that [`Dots::dot`] takes.
+    /// 16 words of signed weights in the form that [`Dots::dot`] needs.
     type Weights: Copy;
-    /// Sixteen integers.
+    /// 16 integer sums.
     type Sums: Copy;
-    /// Bytes that four activations of a row take.
+    /// Number of bytes of four packed activations of a row.
     const WORD: usize;
-    /// Most rows that are multiplied at a time.
+    /// Maximum number of rows of a group.
     const GROUP_MAX: usize;
 
-    /// Writes four activations as [`Dots::dot`] reads them, [`Dots::WORD`] bytes.
+    /// Writes four activations, [`Dots::WORD`] bytes, in the form that [`Dots::dot`] reads.
     unsafe fn put(x: [i8; 4], to: *mut u8);
+    /// Converts 16 words to the form that [`Dots::dot`] needs.
     unsafe fn weights(bytes: Self::Bytes) -> Self::Weights;
+    /// Sums of zero.
     unsafe fn zero() -> Self::Sums;
-    /// Adds to `excess` what each sum has too much by [`Dots::dot`] with these weights: nothing, unless the
-    /// set can only multiply what is shifted.
+    /// Adds to `excess` the amount by which [`Dots::dot`] with these weights makes each sum too
+    /// large. That is zero, except for instructions that multiply unsigned activations.
     #[inline(always)]
     unsafe fn exceed(excess: Self::Sums, _weights: Self::Weights) -> Self::Sums {
         excess
     }
-    /// Adds four products to each sum.
+    /// Adds four products to each sum. Reads [`Dots::WORD`] bytes of activations from `x`.
     unsafe fn dot(sums: Self::Sums, weights: Self::Weights, x: *const u8) -> Self::Sums;
-    /// The same for each of R rows, whose activations stand side by side.
+    /// Applies [`Dots::dot`] to the sums of R rows, whose activations are contiguous at `x`.
     #[inline(always)]
     unsafe fn dot_rows<const R: usize>(
         sums: &mut [Self::Sums; R],
@@ -63,35 +74,35 @@ pub(super) trait Dots: Copy {
         x: *const u8,
     ) {
         for (r, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: `x` is readable for R words, of which this is word `r < R`.
             *sums = unsafe { Self::dot(*sums, weights, x.add(r * Self::WORD)) };
         }
     }
-    /// The sums, less their excess, as f32.
+    /// The sums minus their excess, as f32.
     unsafe fn widen(sums: Self::Sums, excess: Self::Sums) -> Self::Lanes;
     /// `a * b + c`, rounded once.
     unsafe fn fused(a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes {
-        // SAFETY: the caller's promise. Every set but plain Rust has the fused form.
+        // SAFETY: computes in registers; the instruction set is available. Every set except
+        // portable Rust has fused multiply-add.
         unsafe { a.mul_add(b, c) }
     }
 }
 
-/// Sixteen words in plain Rust.
+/// A vector of 16 words in portable Rust.
 #[derive(Clone, Copy)]
-pub(super) struct PlainBytes([u8; RUN]);
+pub(super) struct PlainBytes([u8; WORD_VECTOR_BYTES]);
 
-// SAFETY of every block below: the caller's pointers are valid for what is read or written.
 impl Bytes for PlainBytes {
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
-        // SAFETY: see above.
-        PlainBytes(unsafe { from.cast::<[u8; RUN]>().read() })
+        // SAFETY: `from` is readable for 64 bytes by the contract of `Bytes`.
+        PlainBytes(unsafe { from.cast::<[u8; WORD_VECTOR_BYTES]>().read() })
     }
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
-        // SAFETY: see above.
-        unsafe { to.cast::<[u8; RUN]>().write(self.0) }
+        // SAFETY: `to` is writable for 64 bytes by the contract of `Bytes`.
+        unsafe { to.cast::<[u8; WORD_VECTOR_BYTES]>().write(self.0) }
     }
     #[inline(always)]
     unsafe fn or(mut self, other: Self) -> Self {
@@ -112,16 +123,15 @@ impl Bytes for PlainBytes {
     }
 }
 
-/// Dot products in plain Rust.
+/// Dot products in portable Rust.
 #[derive(Clone, Copy)]
 pub(super) struct PlainDots;
 
-// Sums of bytes' products are below 2^24, so f32 holds them exactly, and every target has vectors
-// of it.
+// The sums are below 2^24, so f32 holds them exactly, and every target has vectors of f32.
 impl Dots for PlainDots {
     type Bytes = PlainBytes;
     type Lanes = Portable;
-    /// The first bytes of all words, the second ones, and so on.
+    /// The first bytes of all words, then the second bytes, and so on.
     type Weights = [Portable; 4];
     type Sums = Portable;
     const WORD: usize = 4 * size_of::<f32>();
@@ -129,10 +139,11 @@ impl Dots for PlainDots {
 
     #[inline(always)]
     unsafe fn put(x: [i8; 4], to: *mut u8) {
-        // SAFETY: see above.
+        // SAFETY: `to` is writable for `WORD` bytes, the size of four f32 values.
         unsafe { to.cast::<[f32; 4]>().write_unaligned(x.map(f32::from)) }
     }
     #[inline(always)]
+    /// Converts 16 words to the form that [`Dots::dot`] needs.
     unsafe fn weights(bytes: PlainBytes) -> [Portable; 4] {
         let mut weights = [Portable([0.0; LANES]); 4];
         for (place, weights) in weights.iter_mut().enumerate() {
@@ -148,7 +159,7 @@ impl Dots for PlainDots {
     }
     #[inline(always)]
     unsafe fn dot(mut sums: Portable, weights: [Portable; 4], x: *const u8) -> Portable {
-        // SAFETY: see above.
+        // SAFETY: `x` is readable for `WORD` bytes, the size of four f32 values.
         let x = unsafe { x.cast::<[f32; 4]>().read_unaligned() };
         for (weights, x) in weights.iter().zip(x) {
             for (sum, weight) in sums.0.iter_mut().zip(weights.0) {

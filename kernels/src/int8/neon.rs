@@ -1,7 +1,6 @@
-//! Dot products of bytes on aarch64: with `sdot` where the processor has it, and without, by products of
-//! 16 bits that are added up in pairs.
+//! Dot products of bytes on aarch64: by `sdot` if the processor has it (FEAT_DotProd), otherwise by
+//! products of 16 bits that are added in pairs.
 #![allow(unsafe_code, reason = "intrinsics")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: the set given")]
 
 use std::arch::aarch64::{
     int8x16_t, int32x4_t, uint8x16_t, vandq_u8, vcombine_s8, vcvtq_f32_s32, vdupq_n_s8,
@@ -14,19 +13,17 @@ use std::arch::asm;
 use super::dots::{Bytes, Dots};
 use crate::lanes::{Neon, each};
 
-/// Sixteen words in four registers.
+/// 16 words in four registers.
 type Four = [uint8x16_t; 4];
-/// The same, signed.
+/// 16 words of signed bytes in four registers.
 type Signed = [int8x16_t; 4];
-/// Sixteen sums in four registers.
-type Sums = [int32x4_t; 4];
+/// 16 sums in four registers.
+type SumRegisters = [int32x4_t; 4];
 
-// SAFETY of every block below: every aarch64 has NEON, the caller promises what a type needs beyond it,
-// and pointers that are valid for what the method reads or writes.
 impl Bytes for Four {
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 64 bytes, and every aarch64 has NEON.
         unsafe {
             let (low, high) = (from, from.add(32));
             [vld1q_u8(low), vld1q_u8(low.add(16)), vld1q_u8(high), vld1q_u8(high.add(16))]
@@ -34,12 +31,12 @@ impl Bytes for Four {
     }
     #[inline(always)]
     unsafe fn or(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; every aarch64 has NEON.
         unsafe { each!(vorrq_u8(self, other)) }
     }
     #[inline(always)]
     unsafe fn sub(self, value: u8) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; every aarch64 has NEON.
         unsafe {
             let value = [vdupq_n_u8(value); 4];
             each!(vsubq_u8(self, value))
@@ -47,20 +44,24 @@ impl Bytes for Four {
     }
     #[inline(always)]
     unsafe fn right(self, count: usize, mask: u8) -> Self {
-        // SAFETY: see above. Shifts of a byte by less than nothing go right.
+        // SAFETY: computes in registers; every aarch64 has NEON. A left shift by a negative
+        // count is a right shift.
         unsafe { shift(self, (count as i8).wrapping_neg(), mask) }
     }
     #[inline(always)]
     unsafe fn left(self, count: usize, mask: u8) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; every aarch64 has NEON.
         unsafe { shift(self, count as i8, mask) }
     }
 }
 
-/// Each byte shifted, then masked.
+/// Shifts each byte left by `left` bits (right if negative), then masks it.
+///
+/// # Safety
+/// Every call is sound: every aarch64 has NEON.
 #[inline(always)]
 unsafe fn shift(bytes: Four, left: i8, mask: u8) -> Four {
-    // SAFETY: see above.
+    // SAFETY: computes in registers; every aarch64 has NEON.
     unsafe {
         let (left, mask) = ([vdupq_n_s8(left); 4], [vdupq_n_u8(mask); 4]);
         let shifted = each!(vshlq_u8(bytes, left));
@@ -68,11 +69,12 @@ unsafe fn shift(bytes: Four, left: i8, mask: u8) -> Four {
     }
 }
 
-/// `sdot` of a word and some rows: the sums of a row, four registers, with its lane of the activations. The
-/// compiler's own intrinsic is not stable.
+/// The `sdot` instructions for a word and some rows: the four registers of sums of each row, with
+/// the lane of that row's activations. The intrinsic of the compiler is not stable.
 ///
-/// One statement, so that the instructions stay together, and not said to leave memory alone, so that the
-/// next words are loaded after it: left free, the compiler takes an order for which registers do not suffice.
+/// It is one `asm!` statement, so that the instructions stay together. It does not have the option
+/// `nomem`, so that the next words are loaded after it. Otherwise the compiler chooses an order
+/// that needs more registers than there are.
 macro_rules! sdot {
     ($sums:ident, $words:ident, $x:ident, $($row:literal: $a:ident $b:ident $c:ident $d:ident)+) => {
         asm!(
@@ -98,14 +100,14 @@ macro_rules! sdot {
     };
 }
 
-/// Adds to the sums of R rows, at most four, the products with a word.
+/// Adds the products with a vector of words to the sums of R rows. R is 1, 2 or 4.
 ///
 /// # Safety
-/// FEAT_DotProd is available; there are R words of activations at `x`.
+/// FEAT_DotProd is available, and `x` is readable for R words of activations.
 #[target_feature(enable = "neon,dotprod")]
 #[inline]
-unsafe fn add_rows<const R: usize>(sums: &mut [Sums; R], words: Signed, x: *const u8) {
-    // SAFETY: the caller's promise.
+unsafe fn add_rows<const R: usize>(sums: &mut [SumRegisters; R], words: Signed, x: *const u8) {
+    // SAFETY: `x` is readable for R words, and FEAT_DotProd is available.
     unsafe {
         match R {
             1 => {
@@ -121,18 +123,23 @@ unsafe fn add_rows<const R: usize>(sums: &mut [Sums; R], words: Signed, x: *cons
                 let x = vld1q_s8(x.cast());
                 sdot!(sums, words, x, 0: a b c d 1: e f g h 2: i j k l 3: m n o p);
             }
-            _ => unreachable!("no group of {R} rows"),
+            _ => unreachable!("no group has {R} rows"),
         }
     }
 }
 
-/// Adds to four sums the products of four words with four activations, four times over.
+/// Adds the products of four words with the same four activations to four sums. `x` holds the
+/// activations four times.
 ///
-/// Activations are at least -127 (but beside what is no number, whose sums are dropped), so that two products
-/// of 16 bits can be added: they are at most 2 * 127 * 128.
+/// Two products of 16 bits can be added without overflow because activations are at least -127, so
+/// the sum is at most 2 * 127 * 128. (If a row contains NaN its activations may be -128, but its
+/// results are NaN in any case.)
+///
+/// # Safety
+/// Every call is sound: every aarch64 has NEON.
 #[inline(always)]
 unsafe fn add_pairs(sums: int32x4_t, words: int8x16_t, x: int8x16_t) -> int32x4_t {
-    // SAFETY: see above.
+    // SAFETY: computes in registers; every aarch64 has NEON.
     unsafe {
         let low = vmull_s8(vget_low_s8(words), vget_low_s8(x));
         let high = vmull_high_s8(words, x);
@@ -140,7 +147,7 @@ unsafe fn add_pairs(sums: int32x4_t, words: int8x16_t, x: int8x16_t) -> int32x4_
     }
 }
 
-/// NEON, and FEAT_DotProd if `SDOT`.
+/// Dot products by NEON, with FEAT_DotProd if `SDOT`.
 #[derive(Clone, Copy)]
 pub(super) struct NeonDots<const SDOT: bool>;
 
@@ -148,36 +155,41 @@ impl<const SDOT: bool> Dots for NeonDots<SDOT> {
     type Bytes = Four;
     type Lanes = Neon;
     type Weights = Signed;
-    type Sums = Sums;
+    type Sums = SumRegisters;
     const WORD: usize = 4;
-    // Sixteen registers of sums, four of weights, and one of activations.
+    // Four rows need 16 registers of sums, four of weights and one of activations.
     const GROUP_MAX: usize = 4;
 
     #[inline(always)]
     unsafe fn put(x: [i8; 4], to: *mut u8) {
-        // SAFETY: the caller gives four writable bytes.
+        // SAFETY: `to` is writable for four bytes.
         unsafe { to.cast::<[i8; 4]>().write(x) }
     }
     #[inline(always)]
     unsafe fn weights(bytes: Four) -> Signed {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; every aarch64 has NEON.
         unsafe { each!(vreinterpretq_s8_u8(bytes)) }
     }
     #[inline(always)]
-    unsafe fn zero() -> Sums {
-        // SAFETY: see above.
+    unsafe fn zero() -> SumRegisters {
+        // SAFETY: computes in registers; every aarch64 has NEON.
         [unsafe { vdupq_n_s32(0) }; 4]
     }
     #[inline(always)]
-    unsafe fn dot(sums: Sums, weights: Signed, x: *const u8) -> Sums {
+    unsafe fn dot(sums: SumRegisters, weights: Signed, x: *const u8) -> SumRegisters {
         let mut sums = [sums];
-        // SAFETY: see above.
+        // SAFETY: `x` is readable for `WORD` bytes, and every aarch64 has NEON.
         unsafe { Self::dot_rows(&mut sums, weights, x) };
         sums[0]
     }
     #[inline(always)]
-    unsafe fn dot_rows<const R: usize>(sums: &mut [Sums; R], weights: Signed, x: *const u8) {
-        // SAFETY: see above, with FEAT_DotProd where it is used.
+    unsafe fn dot_rows<const R: usize>(
+        sums: &mut [SumRegisters; R],
+        weights: Signed,
+        x: *const u8,
+    ) {
+        // SAFETY: `x` is readable for R words. `NeonDots<true>` is only used if FEAT_DotProd was
+        // detected.
         unsafe {
             if SDOT {
                 return add_rows(sums, weights, x);
@@ -190,8 +202,8 @@ impl<const SDOT: bool> Dots for NeonDots<SDOT> {
         }
     }
     #[inline(always)]
-    unsafe fn widen(sums: Sums, _: Sums) -> Neon {
-        // SAFETY: see above.
+    unsafe fn widen(sums: SumRegisters, _: SumRegisters) -> Neon {
+        // SAFETY: computes in registers; every aarch64 has NEON.
         Neon(unsafe { each!(vcvtq_f32_s32(sums)) })
     }
 }

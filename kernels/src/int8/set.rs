@@ -1,17 +1,18 @@
-//! Which dot products of bytes a path has: one more step of detection below [`Path`].
-#![allow(unsafe_code, reason = "runs what was detected")]
+//! Selection of the dot-product instructions of a [`Path`], which are detected separately.
+#![allow(unsafe_code, reason = "calls functions compiled for the detected instruction set")]
 
-use super::activations::{self, PackedGroup, Rows};
-use super::chunk::{self, ChunkArgs};
+use super::activations::{self, GroupRows, PackedGroup};
+use super::chunk::{self, Int8Chunk};
 use super::dots::{Dots, PlainDots};
 use super::format::{Format, Q4K, Q5K, Q6K, Q8_0};
 #[cfg(target_arch = "aarch64")]
 use super::neon::NeonDots;
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2Pairs, Avx512Pairs, Avx512Vnni, AvxVnni};
+use crate::path::{Path, PathKind};
 use crate::tensor_type::TensorType;
-use crate::{Path, PathKind};
 
+/// The dot-product instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Plain,
@@ -31,11 +32,12 @@ enum Kind {
     Tiles,
 }
 
-/// A set of instructions for products of bytes. A value is the proof that this machine has it.
+/// A set of instructions for dot products of bytes. A value proves that this processor has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DotSet(Kind);
 
-/// Makes a method that runs `body::<D>(args...)` compiled for the set.
+/// Defines a method that runs `body(args..., D)` compiled for the dot-product set. `D` is a value
+/// of the type that implements [`Dots`] for the set.
 macro_rules! dispatch_dots {
     ($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) = $body:expr) => {
         $(#[$doc])*
@@ -45,28 +47,32 @@ macro_rules! dispatch_dots {
             {
                 #[target_feature(enable = "avx2,fma,f16c")]
                 unsafe fn avx2($($arg: $type),*) {
-                    // SAFETY: the set is enabled; the rest is the caller's promise.
+                    // SAFETY: this function enables AVX2, FMA and F16C; its caller meets the
+                    // requirements of the method.
                     unsafe { ($body)($($arg),*, Avx2Pairs) }
                 }
                 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
                 unsafe fn avx_vnni($($arg: $type),*) {
-                    // SAFETY: as above.
+                    // SAFETY: this function enables AVX2, FMA, F16C and AVX-VNNI; its caller meets
+                    // the requirements of the method.
                     unsafe { ($body)($($arg),*, AvxVnni) }
                 }
                 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
                 unsafe fn avx512($($arg: $type),*) {
-                    // SAFETY: as above.
+                    // SAFETY: this function enables AVX-512 F, BW, VL and DQ; its caller meets the
+                    // requirements of the method.
                     unsafe { ($body)($($arg),*, Avx512Pairs) }
                 }
                 #[target_feature(
                     enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"
                 )]
                 unsafe fn avx512_vnni($($arg: $type),*) {
-                    // SAFETY: as above.
+                    // SAFETY: this function enables AVX-512 F, BW, VL, DQ and VNNI; its caller
+                    // meets the requirements of the method.
                     unsafe { ($body)($($arg),*, Avx512Vnni) }
                 }
-                // SAFETY: a set is only made where it is available; the rest is the caller's
-                // promise.
+                // SAFETY: a `DotSet` of a kind exists only if `DotSet::of` detected its
+                // instructions; the caller meets the requirements of the method.
                 unsafe {
                     match self.0 {
                         Kind::Plain => {}
@@ -81,11 +87,12 @@ macro_rules! dispatch_dots {
             {
                 #[target_feature(enable = "neon,dotprod")]
                 unsafe fn neon_dot($($arg: $type),*) {
-                    // SAFETY: the set is enabled; the rest is the caller's promise.
+                    // SAFETY: this function enables FEAT_DotProd; its caller meets the requirements
+                    // of the method.
                     unsafe { ($body)($($arg),*, NeonDots::<true>) }
                 }
-                // SAFETY: a set is only made where it is available; the rest is the caller's
-                // promise.
+                // SAFETY: a `DotSet` of a kind exists only if `DotSet::of` detected its
+                // instructions; the caller meets the requirements of the method.
                 unsafe {
                     match self.0 {
                         Kind::Plain => {}
@@ -94,14 +101,15 @@ macro_rules! dispatch_dots {
                     }
                 }
             }
-            // SAFETY: plain Rust runs everywhere; the rest is the caller's promise.
+            // SAFETY: portable Rust needs no instruction set; the caller meets the requirements of
+            // the method.
             unsafe { ($body)($($arg),*, PlainDots) }
         }
     };
 }
 
 impl DotSet {
-    /// The best set that belongs to a path.
+    /// The best dot-product set that a path allows on this processor.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn of(path: Path) -> DotSet {
         use std::arch::is_x86_feature_detected as has;
@@ -116,7 +124,7 @@ impl DotSet {
         DotSet(kind)
     }
 
-    /// The best set that belongs to a path.
+    /// The best dot-product set that a path allows on this processor.
     #[cfg(not(target_arch = "x86_64"))]
     pub(crate) fn of(path: Path) -> DotSet {
         DotSet(match path.kind() {
@@ -128,7 +136,7 @@ impl DotSet {
         })
     }
 
-    /// Every set of this machine, for the tests.
+    /// Every dot-product set of this processor, for tests. The first one is portable.
     #[cfg(test)]
     pub(super) fn supported() -> Vec<DotSet> {
         let mut sets = vec![DotSet(Kind::Plain)];
@@ -151,13 +159,13 @@ impl DotSet {
         sets
     }
 
-    /// Whether many rows are multiplied on tiles.
+    /// Whether large batches are multiplied by AMX tiles.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn has_tiles(self) -> bool {
         self.0 == Kind::Tiles
     }
 
-    /// Most rows of a group.
+    /// Maximum number of rows of a group.
     pub(super) fn group_max(self) -> usize {
         match self.0 {
             Kind::Plain => PlainDots::GROUP_MAX,
@@ -174,7 +182,7 @@ impl DotSet {
         }
     }
 
-    /// Bytes of four activations of a row.
+    /// Number of bytes of four packed activations of a row.
     pub(super) fn word_bytes(self) -> usize {
         match self.0 {
             Kind::Plain => PlainDots::WORD,
@@ -195,17 +203,16 @@ impl DotSet {
         /// Packs a group of rows.
         ///
         /// # Safety
-        /// `packed` has room for the group.
-        fn pack(rows: Rows<'_>, packed: PackedGroup) = pack_with
+        /// `packed` is writable for the group (see [`PackedGroup`]).
+        fn pack(rows: GroupRows<'_>, packed: PackedGroup) = pack_with
     }
 
-    /// Computes a task.
+    /// Computes a task with weights of type `dtype`.
     ///
     /// # Safety
-    /// The pointers of `args` are valid for its sizes, and what is written is touched by
-    /// nobody else.
-    pub(super) unsafe fn chunk(self, args: &ChunkArgs, dtype: TensorType) {
-        // SAFETY: the caller's promise.
+    /// `args` is valid (see [`Int8Chunk`]), and its rows were packed by this set.
+    pub(super) unsafe fn chunk(self, args: &Int8Chunk, dtype: TensorType) {
+        // SAFETY: each method requires the same, for panels of its type.
         unsafe {
             match dtype {
                 TensorType::Q8_0 => self.chunk_q8_0(args),
@@ -213,38 +220,54 @@ impl DotSet {
                 TensorType::Q5K => self.chunk_q5_k(args),
                 TensorType::Q6K => self.chunk_q6_k(args),
                 TensorType::F32 | TensorType::F16 | TensorType::Bf16 => {
-                    unreachable!("{dtype:?} weights have no blocks")
+                    unreachable!("{dtype:?} weights are not quantised")
                 }
             }
         }
     }
 
     dispatch_dots! {
-        /// [`DotSet::chunk`] of `Q8_0` weights.
-        fn chunk_q8_0(args: &ChunkArgs) = chunk_with::<Q8_0, _>
+        /// [`DotSet::chunk`] for `Q8_0` weights.
+        ///
+        /// # Safety
+        /// As for [`DotSet::chunk`].
+        fn chunk_q8_0(args: &Int8Chunk) = chunk_with::<Q8_0, _>
     }
     dispatch_dots! {
-        /// [`DotSet::chunk`] of `Q4_K` weights.
-        fn chunk_q4_k(args: &ChunkArgs) = chunk_with::<Q4K, _>
+        /// [`DotSet::chunk`] for `Q4_K` weights.
+        ///
+        /// # Safety
+        /// As for [`DotSet::chunk`].
+        fn chunk_q4_k(args: &Int8Chunk) = chunk_with::<Q4K, _>
     }
     dispatch_dots! {
-        /// [`DotSet::chunk`] of `Q5_K` weights.
-        fn chunk_q5_k(args: &ChunkArgs) = chunk_with::<Q5K, _>
+        /// [`DotSet::chunk`] for `Q5_K` weights.
+        ///
+        /// # Safety
+        /// As for [`DotSet::chunk`].
+        fn chunk_q5_k(args: &Int8Chunk) = chunk_with::<Q5K, _>
     }
     dispatch_dots! {
-        /// [`DotSet::chunk`] of `Q6_K` weights.
-        fn chunk_q6_k(args: &ChunkArgs) = chunk_with::<Q6K, _>
+        /// [`DotSet::chunk`] for `Q6_K` weights.
+        ///
+        /// # Safety
+        /// As for [`DotSet::chunk`].
+        fn chunk_q6_k(args: &Int8Chunk) = chunk_with::<Q6K, _>
     }
 }
 
+/// # Safety
+/// As for [`activations::pack`].
 #[inline(always)]
-unsafe fn pack_with<D: Dots>(rows: Rows<'_>, packed: PackedGroup, _: D) {
-    // SAFETY: the caller's promise.
+unsafe fn pack_with<D: Dots>(rows: GroupRows<'_>, packed: PackedGroup, _: D) {
+    // SAFETY: the requirements are the same.
     unsafe { activations::pack::<D>(rows, packed) }
 }
 
+/// # Safety
+/// As for [`chunk::chunk`].
 #[inline(always)]
-unsafe fn chunk_with<F: Format, D: Dots>(args: &ChunkArgs, _: D) {
-    // SAFETY: the caller's promise.
+unsafe fn chunk_with<F: Format, D: Dots>(args: &Int8Chunk, _: D) {
+    // SAFETY: the requirements are the same.
     unsafe { chunk::chunk::<D, F>(args) }
 }

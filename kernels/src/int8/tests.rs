@@ -1,15 +1,17 @@
-//! The integer products on every set of instructions: against each other and against f64.
+//! Quantised products on every dot-product set are compared with each other and with f64.
 
 use super::*;
+use crate::matrix::Matrix;
 use crate::matrix::tests::bytes_of;
-use crate::quant::PART;
+use crate::path::Path;
+use crate::quant;
+use crate::quant::SUB_BLOCK;
 use crate::reference::{product, random, worst};
-use crate::{Matrix, Path, Threads, quant};
 
 const DTYPES: [TensorType; 4] =
     [TensorType::Q8_0, TensorType::Q4K, TensorType::Q5K, TensorType::Q6K];
 
-/// Rows, output features, blocks of the type: groups of every size, full tiles and remainders.
+/// Rows, output features and blocks per row: groups of every size, full tiles and remainders.
 const SHAPES: [(usize, usize, usize); 9] = [
     (1, 1, 1),
     (1, 70, 3),
@@ -22,7 +24,7 @@ const SHAPES: [(usize, usize, usize); 9] = [
     (250, 40, 1),
 ];
 
-/// A packed matrix and the values of its rows.
+/// A packed random matrix and its dequantised values.
 fn weights(dtype: TensorType, out: usize, inner: usize) -> (Matrix, Vec<f32>) {
     let bytes = bytes_of(dtype, &random(2, out * inner));
     let matrix = Matrix::pack(dtype, out, inner, &bytes, Path::PORTABLE).unwrap();
@@ -42,7 +44,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Goal: all sets give the same bits, and those are near the f64 product of the rounded values.
+/// Goal: all dot-product sets give the same bits, and these are close to the product of the
+/// quantised values in f64.
 #[test]
 fn all_sets_agree_and_are_near_f64() {
     for dtype in DTYPES {
@@ -63,13 +66,14 @@ fn all_sets_agree_and_are_near_f64() {
     }
 }
 
-/// Goal: rounded activations differ from what they were by at most half a step of their part.
+/// Goal: quantised activations differ from the originals by at most half a step of their sub-block.
 #[test]
 fn rounding_is_to_the_nearest_step() {
     let mut x: Vec<f32> = random(7, 320).iter().map(|x| x * x * x * 50.0).collect();
     x[..32].fill(0.0);
     x[32..64].iter_mut().for_each(|x| *x *= 1e-39);
-    for (x, got) in x.as_chunks::<PART>().0.iter().zip(rounded(&x).as_chunks::<PART>().0) {
+    for (x, got) in x.as_chunks::<SUB_BLOCK>().0.iter().zip(rounded(&x).as_chunks::<SUB_BLOCK>().0)
+    {
         let largest = x.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
         let step =
             if largest / 127.0 < f32::MIN_POSITIVE { 2.0 * largest } else { largest / 127.0 };
@@ -79,9 +83,10 @@ fn rounding_is_to_the_nearest_step() {
     }
 }
 
-/// Goal: a value that is no number makes its own row's sums NaN on every set, and no other's.
+/// Goal: NaN or an infinity in a row of activations makes the results of that row NaN on every set,
+/// and does not change other rows.
 #[test]
-fn what_is_no_number_stays_in_its_row() {
+fn nan_affects_only_its_own_row() {
     let (matrix, _) = weights(TensorType::Q8_0, 20, 64);
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for (rows, row) in [(3, 1), (20, 17)] {

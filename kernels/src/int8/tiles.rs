@@ -1,83 +1,90 @@
-//! The product of many rows on AMX tiles of bytes.
+//! A task of a quantised product with many rows, computed by AMX tiles of bytes.
 //!
-//! A part of 32 weights is a tile of 8 words' rows, a group of 16 rows of activations is a tile of
-//! 32 columns; their sums are exact integers, so what is added up in f32, part by part, is the
-//! same as [`chunk`](super::chunk) adds. A panel is expanded to signed bytes once a task.
+//! One tile holds a sub-block of 32 weights for 16 features: 8 rows of 16 words. Another tile holds
+//! 32 activations of a group of 16 rows. Their sums are exact integers, so the f32 sums over the
+//! sub-blocks have the same bits as those of [`chunk`](super::chunk). A panel is unpacked to signed
+//! bytes once per task.
 #![allow(unsafe_code, reason = "tile instructions have no intrinsics on stable Rust")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: sizes given")]
 
 use std::arch::x86_64::{
     __m512, _mm512_cvtepi32_ps, _mm512_fmadd_ps, _mm512_load_si512, _mm512_loadu_ps,
     _mm512_mask_storeu_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_ps,
 };
 
-use super::activations::{self, PackedGroup, Rows};
-use super::chunk::{ChunkArgs, Panel, expand};
-use super::dots::RUN;
+use super::activations::{self, GroupRows, PackedGroup};
+use super::chunk::{Int8Chunk, QuantPanel, expand};
+use super::dots::WORD_VECTOR_BYTES;
 use super::format::WORDS;
 use super::x86::Avx512Vnni;
 use crate::amx::{self, ROWS, tile_asm};
 use crate::buffer::ALIGN;
 use crate::lanes::LANES;
-use crate::quant::PART;
+use crate::quant::SUB_BLOCK;
 use crate::tensor_type::TensorType;
 
 /// Packs a group of 16 rows.
 ///
 /// # Safety
-/// AVX-512 is available; `packed` has room for the group.
+/// AVX-512 F, BW, VL and DQ are available, and `packed` is writable for the group (see
+/// [`PackedGroup`]).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-pub(super) unsafe fn pack(rows: Rows<'_>, packed: PackedGroup) {
-    // SAFETY: the caller's promise.
+pub(super) unsafe fn pack(rows: GroupRows<'_>, packed: PackedGroup) {
+    // SAFETY: `packed` is writable for the group.
     unsafe { activations::pack_tiles(rows, packed) }
 }
 
-/// Bytes of an expanded panel: bytes, scales (at most two a part) and minima.
+/// Number of bytes of an unpacked panel: bytes, at most two scales per sub-block, and minima.
 pub(super) fn expanded_len(inner: usize) -> usize {
-    inner / PART * (WORDS * RUN + 3 * LANES * size_of::<f32>())
+    inner / SUB_BLOCK * (WORDS * WORD_VECTOR_BYTES + 3 * LANES * size_of::<f32>())
 }
 
-/// A panel, expanded.
+/// A panel, unpacked by [`expand`].
 struct Expanded {
+    /// `[sub-block][8][16]` words.
     bytes: *const u8,
+    /// `[sub-block][scale][16]`.
     scales: *const f32,
+    /// `[sub-block][16]`, if the format has minima.
     mins: *const f32,
-    parts: usize,
+    /// Number of sub-blocks.
+    sub_blocks: usize,
 }
 
-/// Sums of two tiles: two parts, or the halves of one.
+/// Integer sums of two tiles: two sub-blocks, or the two halves of one.
 #[repr(C, align(64))]
-struct Sums([[[i32; LANES]; ROWS]; 2]);
+struct TileSums([[[i32; LANES]; ROWS]; 2]);
 
-/// Computes a task whose activations [`pack`] made. `spare` takes [`expanded_len`] bytes, aligned
-/// to a cache line.
+/// Computes a task. `spare` is scratch memory for an unpacked panel.
 ///
 /// # Safety
-/// The process may use AMX with tiles of bytes, and AVX-512 VNNI; the pointers of `args` are valid
-/// for its sizes, and what is written is touched by nobody else.
+/// The process may use AMX tiles of bytes, and AVX-512 F, BW, VL, DQ and VNNI are available. `args`
+/// is valid (see [`Int8Chunk`]), and its rows were packed by [`pack`]. `spare` is writable for
+/// [`expanded_len`] bytes and aligned to a cache line.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn chunk(args: &ChunkArgs, dtype: TensorType, spare: *mut u8) {
+pub(super) unsafe fn chunk(args: &Int8Chunk, dtype: TensorType, spare: *mut u8) {
     debug_assert!(spare.addr().is_multiple_of(ALIGN));
-    let parts = args.inner / PART;
+    let sub_blocks = args.inner / SUB_BLOCK;
     let halves = dtype == TensorType::Q6K;
     let mins = matches!(dtype, TensorType::Q4K | TensorType::Q5K);
-    // SAFETY: the caller's promise.
+    // SAFETY: bytes, scales and minima of the unpacked panel divide `spare` as `expanded_len` adds
+    // them up. Panel `index` is one of the task's. Groups have 16 rows, so the one of `row < rows`
+    // is whole, and `rows` and `features` limit what is written.
     unsafe {
-        let scales = spare.add(parts * WORDS * RUN).cast::<f32>();
-        let panel_mins = scales.add(2 * parts * LANES);
-        let expanded = Expanded { bytes: spare, scales, mins: panel_mins, parts };
-        amx::configure_bytes(if halves { PART / 2 } else { PART });
+        let scales = spare.add(sub_blocks * WORDS * WORD_VECTOR_BYTES).cast::<f32>();
+        let panel_mins = scales.add(2 * sub_blocks * LANES);
+        let expanded = Expanded { bytes: spare, scales, mins: panel_mins, sub_blocks };
+        amx::configure_bytes(if halves { SUB_BLOCK / 2 } else { SUB_BLOCK });
         for index in 0..args.features.div_ceil(LANES) {
-            let panel = Panel::at(dtype, args.inner, args.panels, index);
+            let panel = QuantPanel::at(dtype, args.inner, args.panels, index);
             expand::<Avx512Vnni>(dtype, panel, spare, scales, panel_mins);
             let features = LANES.min(args.features - index * LANES);
             for row in (0..args.rows).step_by(ROWS) {
-                let args = ChunkArgs {
+                let args = Int8Chunk {
                     words: args.words.add(row * args.inner),
-                    scales: args.scales.add(row * parts),
-                    sums: args.sums.add(row * parts),
+                    scales: args.scales.add(row * sub_blocks),
+                    sums: args.sums.add(row * sub_blocks),
                     rows: ROWS.min(args.rows - row),
-                    out: args.out.add(row * args.out_features + index * LANES),
+                    out: args.out.add(row * args.out_row + index * LANES),
                     features,
                     ..*args
                 };
@@ -92,13 +99,14 @@ pub(super) unsafe fn chunk(args: &ChunkArgs, dtype: TensorType, spare: *mut u8) 
     }
 }
 
-/// Two tiles of sums at once.
+/// Computes the sums of two tiles.
 ///
 /// # Safety
-/// Tiles are configured; the operands are whole tiles.
+/// Tiles are configured for the sizes of the operands, which are readable whole tiles: rows of 32
+/// bytes of activations, and rows of 64 bytes of weights.
 #[inline(always)]
-unsafe fn two_tiles(words: [*const u8; 2], bytes: [*const u8; 2], sums: &mut Sums) {
-    // SAFETY: the caller's promise; the asm writes two tiles of sums.
+unsafe fn two_tiles(words: [*const u8; 2], bytes: [*const u8; 2], sums: &mut TileSums) {
+    // SAFETY: the instructions read four whole tiles and write two tiles of 1024 bytes to `sums`.
     unsafe {
         tile_asm!(
             "tilezero tmm0",
@@ -111,33 +119,35 @@ unsafe fn two_tiles(words: [*const u8; 2], bytes: [*const u8; 2], sums: &mut Sum
             "tdpbssd tmm1, tmm5, tmm7",
             "tilestored [{sums} + {byte_row}], tmm0",
             "tilestored [{sums} + {byte_row} + 1024], tmm1",
-            words = in(reg) words[0], words_1 = in(reg) words[1], word_row = in(reg) PART,
-            bytes = in(reg) bytes[0], bytes_1 = in(reg) bytes[1], byte_row = in(reg) RUN,
+            words = in(reg) words[0], words_1 = in(reg) words[1], word_row = in(reg) SUB_BLOCK,
+            bytes = in(reg) bytes[0], bytes_1 = in(reg) bytes[1], byte_row = in(reg) WORD_VECTOR_BYTES,
             sums = in(reg) &raw mut *sums,
         );
     }
 }
 
-/// One group of rows times one panel. The tiles of the next two scales are on their way while the
-/// sums of two are added up.
+/// Multiplies one group of rows with one panel. While the sums of two tiles are added up, the next
+/// two tiles are being computed.
 ///
 /// # Safety
-/// As [`chunk`], with tiles configured.
+/// As for [`chunk`], with tiles configured. `args` is a group of at most 16 rows with at most 16
+/// features, and `panel` is unpacked.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
-#[allow(clippy::needless_range_loop, reason = "counted loops stay in registers")]
-unsafe fn tile<const HALVES: bool, const MINS: bool>(args: &ChunkArgs, panel: &Expanded) {
+#[allow(clippy::needless_range_loop, reason = "counted loops keep sums in registers")]
+unsafe fn tile<const HALVES: bool, const MINS: bool>(args: &Int8Chunk, panel: &Expanded) {
     let halves = 1 + usize::from(HALVES);
-    let tiles = panel.parts * halves;
+    let tiles = panel.sub_blocks * halves;
     let mut totals = [_mm512_setzero_ps(); ROWS];
-    let mut sums = [const { Sums([[[0; LANES]; ROWS]; 2]) }; 2];
+    let mut sums = [const { TileSums([[[0; LANES]; ROWS]; 2]) }; 2];
     let words = |tile: usize| {
-        let (part, half) = (tile / halves, tile % halves);
-        args.words.wrapping_add(part * ROWS * PART + half * PART / 2)
+        let (sub_block, half) = (tile / halves, tile % halves);
+        args.words.wrapping_add(sub_block * ROWS * SUB_BLOCK + half * SUB_BLOCK / 2)
     };
-    let bytes = |tile: usize| panel.bytes.wrapping_add(tile * WORDS * RUN / halves);
-    // SAFETY: the caller's promise. Where there is no second tile the first is computed twice.
+    let bytes = |tile: usize| panel.bytes.wrapping_add(tile * WORDS * WORD_VECTOR_BYTES / halves);
+    // SAFETY: tile indices are below `tiles`, so all tiles, scales and minima are those of the
+    // group and the panel. If there is no second tile, the first is computed twice.
     unsafe {
-        let next = |first: usize, sums: &mut [Sums; 2]| {
+        let next = |first: usize, sums: &mut [TileSums; 2]| {
             let second = (first + 1).min(tiles - 1);
             let at = &mut sums[first / 2 % 2];
             two_tiles([words(first), words(second)], [bytes(first), bytes(second)], at);
@@ -148,9 +158,9 @@ unsafe fn tile<const HALVES: bool, const MINS: bool>(args: &ChunkArgs, panel: &E
                 next(first + 2, &mut sums);
             }
             for tile in first..tiles.min(first + 2) {
-                let part = tile / halves;
+                let sub_block = tile / halves;
                 let scale = _mm512_loadu_ps(panel.scales.add(tile * LANES));
-                let row_scales = args.scales.add(part * ROWS);
+                let row_scales = args.scales.add(sub_block * ROWS);
                 let sums = &sums[first / 2 % 2].0[tile % 2];
                 for r in 0..ROWS {
                     let sums = _mm512_cvtepi32_ps(_mm512_load_si512(sums[r].as_ptr().cast()));
@@ -158,8 +168,8 @@ unsafe fn tile<const HALVES: bool, const MINS: bool>(args: &ChunkArgs, panel: &E
                     totals[r] = _mm512_fmadd_ps(sums, scale, totals[r]);
                 }
                 if MINS {
-                    let min = _mm512_loadu_ps(panel.mins.add(part * LANES));
-                    let row_sums = args.sums.add(part * ROWS);
+                    let min = _mm512_loadu_ps(panel.mins.add(sub_block * LANES));
+                    let row_sums = args.sums.add(sub_block * ROWS);
                     for r in 0..ROWS {
                         let sum = _mm512_set1_ps(*row_sums.add(r));
                         totals[r] = _mm512_fmadd_ps(sum, min, totals[r]);
@@ -171,16 +181,17 @@ unsafe fn tile<const HALVES: bool, const MINS: bool>(args: &ChunkArgs, panel: &E
     }
 }
 
-/// Writes the rows and features that exist.
+/// Writes the sums of the rows and features that exist.
 ///
 /// # Safety
-/// As [`chunk`].
+/// AVX-512 F is available. `out` is writable for `features` values, at most 16, in each of `rows`
+/// rows.
 #[target_feature(enable = "avx512f")]
-unsafe fn store(args: &ChunkArgs, totals: &[__m512; ROWS]) {
-    #[allow(clippy::cast_possible_truncation, reason = "16 bits are kept")]
+unsafe fn store(args: &Int8Chunk, totals: &[__m512; ROWS]) {
+    #[allow(clippy::cast_possible_truncation, reason = "a mask of 16 bits")]
     let live = ((1_u32 << args.features) - 1) as u16;
     for (r, total) in totals.iter().enumerate().take(args.rows) {
-        // SAFETY: the caller's promise; no lane beyond the features is touched.
-        unsafe { _mm512_mask_storeu_ps(args.out.add(r * args.out_features), live, *total) }
+        // SAFETY: the row exists, and the mask excludes lanes beyond the features.
+        unsafe { _mm512_mask_storeu_ps(args.out.add(r * args.out_row), live, *total) }
     }
 }

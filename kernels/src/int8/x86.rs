@@ -1,10 +1,10 @@
-//! Dot products of bytes on x86-64: with VNNI, which multiplies unsigned by signed bytes, and
-//! without, by pairs of 16-bit integers.
+//! Dot products of bytes on x86-64.
 //!
-//! VNNI takes the activations as unsigned, 128 added to each, so its sums exceed by 128 times the weights,
-//! which is added up beside them and taken off in the end. Without it, even and odd bytes are widened to 16 bits; nothing saturates.
+//! VNNI multiplies unsigned by signed bytes. Therefore 128 is added to each activation, which makes
+//! the sums too large by 128 times the sum of the weights. That excess is computed alongside and
+//! subtracted at the end. Without VNNI, even and odd bytes are widened to 16 bits and multiplied in
+//! pairs; nothing saturates.
 #![allow(unsafe_code, reason = "intrinsics")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: the set given")]
 
 use std::arch::x86_64::{
     __m256i, __m512i, _mm_cvtsi64_si128, _mm256_add_epi32, _mm256_and_si256, _mm256_cvtepi32_ps,
@@ -20,37 +20,36 @@ use std::arch::x86_64::{
 use super::dots::{Bytes, Dots};
 use crate::lanes::{Avx2, Avx512};
 
-/// Sixteen words in one register.
+/// 16 words in one register.
 type One = __m512i;
-/// Sixteen words in two registers.
+/// 16 words in two registers.
 type Two = [__m256i; 2];
 
-// SAFETY of every block below: the caller promises the instruction set of the type, and pointers
-// that are valid for what the method reads or writes.
 impl Bytes for One {
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 64 bytes, and AVX-512 F and BW are available.
         unsafe { _mm512_loadu_si512(from.cast()) }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
-        // SAFETY: see above.
+        // SAFETY: `to` is writable for 64 bytes, and AVX-512 F and BW are available.
         unsafe { _mm512_storeu_si512(to.cast(), self) }
     }
     #[inline(always)]
     unsafe fn or(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F and BW are available.
         unsafe { _mm512_or_si512(self, other) }
     }
     #[inline(always)]
     unsafe fn sub(self, value: u8) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F and BW are available.
         unsafe { _mm512_sub_epi8(self, _mm512_set1_epi8(value.cast_signed())) }
     }
     #[inline(always)]
     unsafe fn right(self, count: usize, mask: u8) -> Self {
-        // SAFETY: see above. What comes in from the neighbouring byte is masked out.
+        // SAFETY: computes in registers; AVX-512 F and BW are available. The mask removes bits from
+        // the neighbouring byte.
         unsafe {
             let shifted = _mm512_srl_epi16(self, _mm_cvtsi64_si128(count as i64));
             _mm512_and_si512(shifted, _mm512_set1_epi8(mask.cast_signed()))
@@ -58,7 +57,7 @@ impl Bytes for One {
     }
     #[inline(always)]
     unsafe fn left(self, count: usize, mask: u8) -> Self {
-        // SAFETY: as above.
+        // SAFETY: computes in registers; AVX-512 F and BW are available.
         unsafe {
             let shifted = _mm512_sll_epi16(self, _mm_cvtsi64_si128(count as i64));
             _mm512_and_si512(shifted, _mm512_set1_epi8(mask.cast_signed()))
@@ -69,12 +68,12 @@ impl Bytes for One {
 impl Bytes for Two {
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 64 bytes, and AVX2 is available.
         unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
-        // SAFETY: see above.
+        // SAFETY: `to` is writable for 64 bytes, and AVX2 is available.
         unsafe {
             _mm256_storeu_si256(to.cast(), self[0]);
             _mm256_storeu_si256(to.add(32).cast(), self[1]);
@@ -82,12 +81,12 @@ impl Bytes for Two {
     }
     #[inline(always)]
     unsafe fn or(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2 is available.
         unsafe { [_mm256_or_si256(self[0], other[0]), _mm256_or_si256(self[1], other[1])] }
     }
     #[inline(always)]
     unsafe fn sub(self, value: u8) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2 is available.
         unsafe {
             let value = _mm256_set1_epi8(value.cast_signed());
             [_mm256_sub_epi8(self[0], value), _mm256_sub_epi8(self[1], value)]
@@ -95,7 +94,7 @@ impl Bytes for Two {
     }
     #[inline(always)]
     unsafe fn right(self, count: usize, mask: u8) -> Self {
-        // SAFETY: as for one register.
+        // SAFETY: computes in registers; AVX2 is available.
         unsafe {
             let (count, mask) = (_mm_cvtsi64_si128(count as i64), mask.cast_signed());
             let mask = _mm256_set1_epi8(mask);
@@ -107,7 +106,7 @@ impl Bytes for Two {
     }
     #[inline(always)]
     unsafe fn left(self, count: usize, mask: u8) -> Self {
-        // SAFETY: as for one register.
+        // SAFETY: computes in registers; AVX2 is available.
         unsafe {
             let (count, mask) = (_mm_cvtsi64_si128(count as i64), mask.cast_signed());
             let mask = _mm256_set1_epi8(mask);
@@ -119,29 +118,38 @@ impl Bytes for Two {
     }
 }
 
-/// Four bytes that stand side by side, in each lane.
+/// Four successive bytes as an integer.
+///
+/// # Safety
+/// `x` is readable for four bytes.
 #[inline(always)]
 unsafe fn word(x: *const u8) -> i32 {
-    // SAFETY: the caller gives four readable bytes.
+    // SAFETY: `x` is readable for four bytes.
     unsafe { x.cast::<i32>().read_unaligned() }
 }
 
-/// 128 added to signed bytes.
+/// Writes four signed bytes with 128 added to each.
+///
+/// # Safety
+/// `to` is writable for four bytes.
 #[inline(always)]
 unsafe fn put_unsigned(x: [i8; 4], to: *mut u8) {
-    // SAFETY: the caller gives four writable bytes.
+    // SAFETY: `to` is writable for four bytes.
     unsafe { to.cast::<[u8; 4]>().write(x.map(|x| x.cast_unsigned() ^ 0x80)) }
 }
 
-/// Even bytes, then odd ones, as 16-bit integers.
+/// Writes the even bytes, then the odd bytes, as 16-bit integers.
+///
+/// # Safety
+/// `to` is writable for eight bytes.
 #[inline(always)]
 unsafe fn put_wide(x: [i8; 4], to: *mut u8) {
     let wide = [x[0], x[2], x[1], x[3]].map(i16::from);
-    // SAFETY: the caller gives eight writable bytes.
+    // SAFETY: `to` is writable for eight bytes.
     unsafe { to.cast::<[i16; 4]>().write_unaligned(wide) }
 }
 
-/// AVX-512 VNNI.
+/// Dot products by AVX-512 VNNI.
 #[derive(Clone, Copy)]
 pub(super) struct Avx512Vnni;
 
@@ -155,7 +163,7 @@ impl Dots for Avx512Vnni {
 
     #[inline(always)]
     unsafe fn put(x: [i8; 4], to: *mut u8) {
-        // SAFETY: see above.
+        // SAFETY: `to` is writable for `WORD` bytes, and AVX-512 F and VNNI are available.
         unsafe { put_unsigned(x, to) }
     }
     #[inline(always)]
@@ -164,27 +172,27 @@ impl Dots for Avx512Vnni {
     }
     #[inline(always)]
     unsafe fn zero() -> One {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F and VNNI are available.
         unsafe { _mm512_setzero_si512() }
     }
     #[inline(always)]
     unsafe fn exceed(excess: One, weights: One) -> One {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F and VNNI are available.
         unsafe { _mm512_dpbusd_epi32(excess, _mm512_set1_epi8(i8::MIN), weights) }
     }
     #[inline(always)]
     unsafe fn dot(sums: One, weights: One, x: *const u8) -> One {
-        // SAFETY: see above.
+        // SAFETY: `x` is readable for `WORD` bytes, and AVX-512 F and VNNI are available.
         unsafe { _mm512_dpbusd_epi32(sums, _mm512_set1_epi32(word(x)), weights) }
     }
     #[inline(always)]
     unsafe fn widen(sums: One, excess: One) -> Avx512 {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F and VNNI are available.
         Avx512(unsafe { _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, excess)) })
     }
 }
 
-/// AVX-512 BW.
+/// Dot products by AVX-512 BW, for processors without VNNI.
 #[derive(Clone, Copy)]
 pub(super) struct Avx512Pairs;
 
@@ -198,12 +206,12 @@ impl Dots for Avx512Pairs {
 
     #[inline(always)]
     unsafe fn put(x: [i8; 4], to: *mut u8) {
-        // SAFETY: see above.
+        // SAFETY: `to` is writable for `WORD` bytes, and AVX-512 F and BW are available.
         unsafe { put_wide(x, to) }
     }
     #[inline(always)]
     unsafe fn weights(bytes: One) -> [One; 2] {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F and BW are available.
         unsafe {
             let even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes));
             [even, _mm512_srai_epi16::<8>(bytes)]
@@ -211,12 +219,12 @@ impl Dots for Avx512Pairs {
     }
     #[inline(always)]
     unsafe fn zero() -> One {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F and BW are available.
         unsafe { _mm512_setzero_si512() }
     }
     #[inline(always)]
     unsafe fn dot(sums: One, weights: [One; 2], x: *const u8) -> One {
-        // SAFETY: see above.
+        // SAFETY: `x` is readable for `WORD` bytes, and AVX-512 F and BW are available.
         unsafe {
             let even = _mm512_madd_epi16(weights[0], _mm512_set1_epi32(word(x)));
             let odd = _mm512_madd_epi16(weights[1], _mm512_set1_epi32(word(x.add(4))));
@@ -225,12 +233,12 @@ impl Dots for Avx512Pairs {
     }
     #[inline(always)]
     unsafe fn widen(sums: One, _: One) -> Avx512 {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F and BW are available.
         Avx512(unsafe { _mm512_cvtepi32_ps(sums) })
     }
 }
 
-/// AVX-VNNI, of processors without AVX-512.
+/// Dot products by AVX-VNNI, for processors without AVX-512.
 #[derive(Clone, Copy)]
 pub(super) struct AvxVnni;
 
@@ -244,7 +252,7 @@ impl Dots for AvxVnni {
 
     #[inline(always)]
     unsafe fn put(x: [i8; 4], to: *mut u8) {
-        // SAFETY: see above.
+        // SAFETY: `to` is writable for `WORD` bytes, and AVX2 and AVX-VNNI are available.
         unsafe { put_unsigned(x, to) }
     }
     #[inline(always)]
@@ -253,12 +261,12 @@ impl Dots for AvxVnni {
     }
     #[inline(always)]
     unsafe fn zero() -> Two {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2 and AVX-VNNI are available.
         unsafe { [_mm256_setzero_si256(); 2] }
     }
     #[inline(always)]
     unsafe fn exceed(excess: Two, weights: Two) -> Two {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2 and AVX-VNNI are available.
         unsafe {
             let x = _mm256_set1_epi8(i8::MIN);
             [
@@ -269,7 +277,7 @@ impl Dots for AvxVnni {
     }
     #[inline(always)]
     unsafe fn dot(sums: Two, weights: Two, x: *const u8) -> Two {
-        // SAFETY: see above.
+        // SAFETY: `x` is readable for `WORD` bytes, and AVX2 and AVX-VNNI are available.
         unsafe {
             let x = _mm256_set1_epi32(word(x));
             [
@@ -280,7 +288,7 @@ impl Dots for AvxVnni {
     }
     #[inline(always)]
     unsafe fn widen(sums: Two, excess: Two) -> Avx2 {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2 and AVX-VNNI are available.
         unsafe {
             let low = _mm256_sub_epi32(sums[0], excess[0]);
             let high = _mm256_sub_epi32(sums[1], excess[1]);
@@ -289,14 +297,14 @@ impl Dots for AvxVnni {
     }
 }
 
-/// AVX2.
+/// Dot products by AVX2.
 #[derive(Clone, Copy)]
 pub(super) struct Avx2Pairs;
 
 impl Dots for Avx2Pairs {
     type Bytes = Two;
     type Lanes = Avx2;
-    /// Even bytes, odd bytes.
+    /// Even bytes and odd bytes of the words, as 16-bit integers.
     type Weights = [Two; 2];
     type Sums = Two;
     const WORD: usize = 8;
@@ -304,12 +312,12 @@ impl Dots for Avx2Pairs {
 
     #[inline(always)]
     unsafe fn put(x: [i8; 4], to: *mut u8) {
-        // SAFETY: see above.
+        // SAFETY: `to` is writable for `WORD` bytes, and AVX2 is available.
         unsafe { put_wide(x, to) }
     }
     #[inline(always)]
     unsafe fn weights(bytes: Two) -> [Two; 2] {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2 is available.
         unsafe {
             let (low, high) = (_mm256_slli_epi16::<8>(bytes[0]), _mm256_slli_epi16::<8>(bytes[1]));
             [
@@ -320,12 +328,12 @@ impl Dots for Avx2Pairs {
     }
     #[inline(always)]
     unsafe fn zero() -> Two {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2 is available.
         unsafe { [_mm256_setzero_si256(); 2] }
     }
     #[inline(always)]
     unsafe fn dot(sums: Two, weights: [Two; 2], x: *const u8) -> Two {
-        // SAFETY: see above.
+        // SAFETY: `x` is readable for `WORD` bytes, and AVX2 is available.
         unsafe {
             let even = _mm256_set1_epi32(word(x));
             let odd = _mm256_set1_epi32(word(x.add(4)));
@@ -343,7 +351,7 @@ impl Dots for Avx2Pairs {
     }
     #[inline(always)]
     unsafe fn widen(sums: Two, _: Two) -> Avx2 {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2 is available.
         unsafe { Avx2(_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])) }
     }
 }

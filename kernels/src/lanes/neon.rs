@@ -1,9 +1,8 @@
-//! Lanes on aarch64: four NEON registers.
+//! [`Lanes`] on aarch64: four NEON registers.
 //!
-//! Every aarch64 that Rust's standard library runs on has NEON, with fused multiplication and conversion
-//! of f16, so that nothing has to be detected.
+//! Every aarch64 target of Rust's standard library has NEON with fused multiply-add and conversion
+//! of f16, so nothing needs to be detected.
 #![allow(unsafe_code, reason = "intrinsics")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: valid pointers")]
 
 use std::arch::aarch64::{
     float32x4_t, uint16x8_t, uint32x4_t, vadd_f32, vaddq_f32, vaddq_s32, vandq_u32, vbicq_u32,
@@ -18,17 +17,17 @@ use std::arch::aarch64::{
 };
 use std::arch::asm;
 
-use super::{Kernel, LANES, Lanes};
+use super::vector::{Kernel, LANES, Lanes};
 
 /// Four registers of four lanes.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon(pub(crate) [float32x4_t; 4]);
 
-/// The high halves of 32-bit lanes: the second of a bf16 pair, as an f32's bits.
-const HIGH: u32 = 0xffff_0000;
+/// Mask of the upper 16 bits of a 32-bit lane: the second value of a bf16 pair, as f32 bits.
+const UPPER_HALF: u32 = 0xffff_0000;
 
-/// What a function returns for the first of each array's registers, the second, and so on. No closure, so
-/// that nothing depends on whether one is inlined.
+/// Applies a function to the corresponding registers of arrays of four. This is a macro because a
+/// closure might not be inlined.
 macro_rules! each {
     ($f:ident($($of:expr),+)) => {
         [$f($($of[0]),+), $f($($of[1]),+), $f($($of[2]),+), $f($($of[3]),+)]
@@ -36,18 +35,19 @@ macro_rules! each {
 }
 pub(crate) use each;
 
-/// Eight integers, as 32 bits each.
+/// Widens eight 16-bit integers to 32 bits.
 #[inline(always)]
 fn widen(raw: uint16x8_t) -> [uint32x4_t; 2] {
     // SAFETY: every aarch64 has NEON.
     unsafe { [vmovl_u16(vget_low_u16(raw)), vmovl_high_u16(raw)] }
 }
 
-/// Eight f16 values, as f32.
+/// Widens eight f16 values to f32.
 #[inline(always)]
 fn widen_f16(raw: uint16x8_t) -> [float32x4_t; 2] {
     let (low, high): (float32x4_t, float32x4_t);
-    // SAFETY: every aarch64 has NEON. The compiler's own intrinsics came with Rust 1.94.
+    // SAFETY: every aarch64 has NEON, and the instructions only change the output registers. The
+    // intrinsics are stable only since Rust 1.94.
     unsafe {
         asm!("fcvtl {low:v}.4s, {raw:v}.4h", raw = in(vreg) raw, low = lateout(vreg) low,
             options(pure, nomem, nostack));
@@ -57,22 +57,22 @@ fn widen_f16(raw: uint16x8_t) -> [float32x4_t; 2] {
     [low, high]
 }
 
-/// The larger; `b` where one is NaN. NEON's own instruction returns either's NaN.
+/// The larger value; `b` if either is NaN. (NEON's maximum returns the NaN of either operand.)
 #[inline(always)]
 fn larger(a: float32x4_t, b: float32x4_t) -> float32x4_t {
     // SAFETY: every aarch64 has NEON.
     unsafe { vbslq_f32(vcgtq_f32(a, b), a, b) }
 }
 
-/// The smaller; `b` where one is NaN.
+/// The smaller value; `b` if either is NaN.
 #[inline(always)]
 fn smaller(a: float32x4_t, b: float32x4_t) -> float32x4_t {
     // SAFETY: every aarch64 has NEON.
     unsafe { vbslq_f32(vcltq_f32(a, b), a, b) }
 }
 
-/// Eight bits of the reciprocal, which Arm's manual defines exactly, and two steps of Newton's: small
-/// processors divide one lane at a time.
+/// The reciprocal: an estimate of eight bits, which Arm's manual defines exactly, and two Newton
+/// steps. Small processors divide one lane at a time, so a division would be slower.
 #[inline(always)]
 fn invert(x: float32x4_t) -> float32x4_t {
     // SAFETY: every aarch64 has NEON.
@@ -84,7 +84,7 @@ fn invert(x: float32x4_t) -> float32x4_t {
     }
 }
 
-/// `value * 2^n`, with n the low bits of `shifted`.
+/// `value * 2^n`, where `n` is in the low bits of `shifted`.
 #[inline(always)]
 fn scale(value: float32x4_t, shifted: float32x4_t) -> float32x4_t {
     // SAFETY: every aarch64 has NEON.
@@ -94,25 +94,25 @@ fn scale(value: float32x4_t, shifted: float32x4_t) -> float32x4_t {
     }
 }
 
-/// `value` except where `x < limit`.
+/// `value`, or zero where `x < limit`.
 #[inline(always)]
 fn keep(value: float32x4_t, x: float32x4_t, limit: float32x4_t) -> float32x4_t {
     // SAFETY: every aarch64 has NEON.
     unsafe { vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(value), vcltq_f32(x, limit))) }
 }
 
-/// The first of each pair of bf16.
+/// The first value of each bf16 pair.
 #[inline(always)]
 fn first(raw: uint32x4_t) -> float32x4_t {
     // SAFETY: every aarch64 has NEON.
     unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<16>(raw)) }
 }
 
-/// The second of each pair of bf16.
+/// The second value of each bf16 pair.
 #[inline(always)]
 fn second(raw: uint32x4_t) -> float32x4_t {
     // SAFETY: every aarch64 has NEON.
-    unsafe { vreinterpretq_f32_u32(vandq_u32(raw, vdupq_n_u32(HIGH))) }
+    unsafe { vreinterpretq_f32_u32(vandq_u32(raw, vdupq_n_u32(UPPER_HALF))) }
 }
 
 /// The low halves of two registers.
@@ -135,9 +135,9 @@ fn high_halves([a, b]: [float32x4_t; 2]) -> float32x4_t {
     }
 }
 
-/// Transposes the square of register `column` of four rows.
+/// Transposes the 4 x 4 matrix in register `column` of four rows.
 #[inline(always)]
-fn turn(rows: &[Neon], column: usize) -> [float32x4_t; 4] {
+fn transpose_4x4(rows: &[Neon], column: usize) -> [float32x4_t; 4] {
     // SAFETY: every aarch64 has NEON.
     unsafe {
         let [a, b] = [rows[0].0[column], rows[1].0[column]];
@@ -148,11 +148,10 @@ fn turn(rows: &[Neon], column: usize) -> [float32x4_t; 4] {
     }
 }
 
-// SAFETY of every block below: every aarch64 has NEON, and the caller gives pointers that are valid
-// for what the method reads or writes.
 impl Lanes for Neon {
-    // Four rows of a panel are sixteen chains of additions, as many as the widest processors have in
-    // flight (four units, four cycles). Six would fit but for pairs of bf16, which need eight more registers.
+    // Four rows of a panel are 16 independent chains of additions, as many as the widest processors
+    // execute at once (four units with a latency of four cycles). Six rows would fit in the
+    // registers, except with bf16 pairs, which need eight more.
     const REGISTERS: usize = 8;
     const GROUP_MAX: usize = 4;
 
@@ -160,20 +159,22 @@ impl Lanes for Neon {
     unsafe fn call<K: Kernel>(kernel: K) {
         #[inline(never)]
         unsafe fn run<K: Kernel>(kernel: K) {
-            // SAFETY: the set is enabled.
+            // SAFETY: this function enables the instruction set of the type; the caller meets the
+            // requirements of `kernel`.
             unsafe { kernel.run::<Neon>() }
         }
-        // SAFETY: see above.
+        // SAFETY: every aarch64 has NEON; the caller meets the requirements
+        // of `kernel`.
         unsafe { run(kernel) }
     }
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; every aarch64 has NEON.
         Neon([unsafe { vdupq_n_f32(value) }; 4])
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 16 values, and every aarch64 has NEON.
         unsafe {
             let (low, high) = (from, from.add(8));
             Neon([vld1q_f32(low), vld1q_f32(low.add(4)), vld1q_f32(high), vld1q_f32(high.add(4))])
@@ -181,7 +182,7 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: see above.
+        // SAFETY: `to` is writable for 16 values, and every aarch64 has NEON.
         unsafe {
             vst1q_f32(to, self.0[0]);
             vst1q_f32(to.add(4), self.0[1]);
@@ -191,7 +192,7 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 16 values, and every aarch64 has NEON.
         unsafe {
             let [[a, b], [c, d]] = [widen(vld1q_u16(from)), widen(vld1q_u16(from.add(8)))];
             Neon([first(a), first(b), first(c), first(d)])
@@ -199,14 +200,14 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 16 values, and every aarch64 has NEON.
         let [[a, b], [c, d]] =
             unsafe { [widen_f16(vld1q_u16(from)), widen_f16(vld1q_u16(from.add(8)))] };
         Neon([a, b, c, d])
     }
     #[inline(always)]
     unsafe fn load_f16_bytes(low: *const u8, high: *const u8) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `low` and `high` are readable for 16 bytes each, and every aarch64 has NEON.
         unsafe {
             let (low, high) = (vld1q_u8(low), vld1q_u8(high));
             let [a, b] = widen_f16(vreinterpretq_u16_u8(vzip1q_u8(low, high)));
@@ -216,7 +217,7 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self) {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 32 values, and every aarch64 has NEON.
         unsafe {
             let from = from.cast::<u32>();
             let low = [vld1q_u32(from), vld1q_u32(from.add(4))];
@@ -227,7 +228,7 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn load_u8(from: *const u8) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 16 bytes, and every aarch64 has NEON.
         unsafe {
             let raw = vld1q_u8(from);
             let [a, b] = widen(vmovl_u8(vget_low_u8(raw)));
@@ -238,7 +239,7 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn load_i8(from: *const u8) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 16 bytes, and every aarch64 has NEON.
         unsafe {
             let raw = vld1q_s8(from.cast());
             let (low, high) = (vmovl_s8(vget_low_s8(raw)), vmovl_high_s8(raw));
@@ -250,22 +251,22 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; every aarch64 has NEON.
         Neon(unsafe { each!(vaddq_f32(self.0, other.0)) })
     }
     #[inline(always)]
     unsafe fn sub(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; every aarch64 has NEON.
         Neon(unsafe { each!(vsubq_f32(self.0, other.0)) })
     }
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; every aarch64 has NEON.
         Neon(unsafe { each!(vmulq_f32(self.0, other.0)) })
     }
     #[inline(always)]
     unsafe fn div(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; every aarch64 has NEON.
         Neon(unsafe { each!(vdivq_f32(self.0, other.0)) })
     }
     #[inline(always)]
@@ -274,7 +275,7 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; every aarch64 has NEON.
         Neon(unsafe { each!(vfmaq_f32(addend.0, self.0, factor.0)) })
     }
     #[inline(always)]
@@ -296,7 +297,7 @@ impl Lanes for Neon {
     #[inline(always)]
     unsafe fn reduce_add(self) -> f32 {
         let [a, b, c, d] = self.0;
-        // SAFETY: see above.
+        // SAFETY: computes in registers; every aarch64 has NEON.
         unsafe {
             let four = vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d));
             let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
@@ -306,19 +307,20 @@ impl Lanes for Neon {
     #[inline(always)]
     unsafe fn reduce_max(self) -> f32 {
         let [a, b, c, d] = self.0;
-        // SAFETY: see above.
+        // SAFETY: computes in registers; every aarch64 has NEON.
         let largest = unsafe { vmaxnmvq_f32(vmaxnmq_f32(vmaxnmq_f32(a, b), vmaxnmq_f32(c, d))) };
         f32::NEG_INFINITY.max(largest)
     }
     #[inline(always)]
     unsafe fn transpose(square: &mut [Self; LANES]) {
-        // Squares of 4 x 4, each with the one that it changes places with.
+        // Each 4 x 4 block changes places with the block on the other side of the diagonal.
         for i in 0..4 {
             for j in i..4 {
-                let turned = [turn(&square[4 * i..], j), turn(&square[4 * j..], i)];
+                let blocks =
+                    [transpose_4x4(&square[4 * i..], j), transpose_4x4(&square[4 * j..], i)];
                 for k in 0..4 {
-                    square[4 * j + k].0[i] = turned[0][k];
-                    square[4 * i + k].0[j] = turned[1][k];
+                    square[4 * j + k].0[i] = blocks[0][k];
+                    square[4 * i + k].0[j] = blocks[1][k];
                 }
             }
         }

@@ -1,10 +1,9 @@
-//! Lanes in plain Rust: whatever vectors the compiler's target has.
+//! [`Lanes`] in portable Rust, which the compiler vectorises for its target.
 #![allow(unsafe_code, reason = "the trait's methods are unsafe; these only read and write memory")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one access by pointer")]
 
-use super::{Kernel, LANES, Lanes};
+use super::vector::{Kernel, LANES, Lanes};
 
-/// Sixteen values the compiler may keep in registers.
+/// Sixteen values.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable(pub(crate) [f32; LANES]);
 
@@ -27,10 +26,12 @@ impl Lanes for Portable {
     unsafe fn call<K: Kernel>(kernel: K) {
         #[inline(never)]
         unsafe fn run<K: Kernel>(kernel: K) {
-            // SAFETY: the set is enabled.
+            // SAFETY: this function enables the instruction set of the type; the caller meets the
+            // requirements of `kernel`.
             unsafe { kernel.run::<Portable>() }
         }
-        // SAFETY: see above.
+        // SAFETY: portable Rust needs no instruction set; the caller meets the requirements
+        // of `kernel`.
         unsafe { run(kernel) }
     }
     #[inline(always)]
@@ -39,41 +40,41 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller gives 16 readable values.
+        // SAFETY: `from` is readable for 16 values by the contract of `Lanes`.
         Portable(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the caller gives 16 writable values.
+        // SAFETY: `to` is writable for 16 values by the contract of `Lanes`.
         unsafe { to.cast::<[f32; LANES]>().write_unaligned(self.0) }
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: the caller gives 16 readable values.
+        // SAFETY: `from` is readable for 16 values by the contract of `Lanes`.
         let raw = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
         Portable(raw.map(|bits| f32::from_bits(u32::from(bits) << 16)))
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
-        // SAFETY: the caller gives 16 readable values.
+        // SAFETY: `from` is readable for 16 values by the contract of `Lanes`.
         let raw = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
         Portable(raw.map(|bits| half::f16::from_bits(bits).to_f32()))
     }
     #[inline(always)]
     unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self) {
-        // SAFETY: the caller gives 32 readable values.
+        // SAFETY: `from` is readable for 32 values by the contract of `Lanes`.
         let raw = unsafe { from.cast::<[[u16; 2]; LANES]>().read_unaligned() };
         let widen = |bits: u16| f32::from_bits(u32::from(bits) << 16);
         (Portable(raw.map(|pair| widen(pair[0]))), Portable(raw.map(|pair| widen(pair[1]))))
     }
     #[inline(always)]
     unsafe fn load_u8(from: *const u8) -> Self {
-        // SAFETY: the caller gives 16 readable values.
+        // SAFETY: `from` is readable for 16 values by the contract of `Lanes`.
         Portable(unsafe { from.cast::<[u8; LANES]>().read_unaligned() }.map(f32::from))
     }
     #[inline(always)]
     unsafe fn load_i8(from: *const u8) -> Self {
-        // SAFETY: the caller gives 16 readable values.
+        // SAFETY: `from` is readable for 16 values by the contract of `Lanes`.
         Portable(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from))
     }
     #[inline(always)]
@@ -96,7 +97,7 @@ impl Lanes for Portable {
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
         let mut result = addend.0;
         for ((sum, a), b) in result.iter_mut().zip(self.0).zip(factor.0) {
-            // A fused form exists on every aarch64; elsewhere it may be a slow library call.
+            // Every aarch64 has fused multiply-add. On other targets it may be a slow library call.
             if cfg!(target_arch = "aarch64") {
                 *sum = a.mul_add(b, *sum);
             } else {

@@ -1,51 +1,40 @@
-//! Lanes against scalar arithmetic on each path.
+//! Vector operations are compared with scalar arithmetic on each instruction set.
 
 use super::*;
-use crate::Path;
+use crate::path::Path;
 use crate::reference::random;
-
-#[inline(always)]
-unsafe fn exp_all<L: Lanes>(values: &mut [f32]) {
-    for chunk in values.chunks_exact_mut(LANES) {
-        // SAFETY: a chunk holds 16 values; the set is enabled by the dispatcher.
-        unsafe { exp(L::load(chunk.as_ptr())).store(chunk.as_mut_ptr()) };
-    }
-}
-dispatch! {
-    /// # Safety
-    /// None beyond the path's.
-    unsafe fn exp_on(values: &mut [f32]) = exp_all
-}
 
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn exp2_rough_all<L: Lanes>(values: &mut [f32]) {
     for chunk in values.chunks_exact_mut(LANES) {
-        // SAFETY: a chunk holds 16 values; the set is enabled by the dispatcher.
+        // SAFETY: `chunk` holds 16 values, and the function that `dispatch!` makes enables the
+        // instruction set.
         unsafe { exp2_rough(L::load(chunk.as_ptr())).store(chunk.as_mut_ptr()) };
     }
 }
 #[cfg(target_arch = "x86_64")]
 dispatch! {
     /// # Safety
-    /// None beyond the path's.
+    /// Every call is sound: `path` proves that its instruction set is available.
     unsafe fn exp2_rough_on(values: &mut [f32]) = exp2_rough_all
 }
 
 #[inline(always)]
 unsafe fn exp2_all<L: Lanes>(values: &mut [f32]) {
     for chunk in values.chunks_exact_mut(LANES) {
-        // SAFETY: a chunk holds 16 values; the set is enabled by the dispatcher.
+        // SAFETY: `chunk` holds 16 values, and the function that `dispatch!` makes enables the
+        // instruction set.
         unsafe { exp2(L::load(chunk.as_ptr())).store(chunk.as_mut_ptr()) };
     }
 }
 dispatch! {
     /// # Safety
-    /// None beyond the path's.
+    /// Every call is sound: `path` proves that its instruction set is available.
     unsafe fn exp2_on(values: &mut [f32]) = exp2_all
 }
 
-/// The values' powers of two, by `power_of_two`, agree with f64's to `tolerance`.
+/// Asserts that `power_of_two`, which works in place, agrees with f64 up to a relative `tolerance`.
 fn check_powers(tolerance: f64, power_of_two: impl Fn(&mut [f32])) {
     let x: Vec<f32> = (0..16_000_u16).map(|i| -125.9 + f32::from(i) * 0.010_87).collect();
     let mut got = x.clone();
@@ -56,31 +45,33 @@ fn check_powers(tolerance: f64, power_of_two: impl Fn(&mut [f32])) {
     }
 }
 
-/// Goal: powers of two are good to 2e-7, exactly 1 at zero, zero far below, NaN for NaN.
+/// Goal: powers of two have a relative error below 2e-7, are exactly 1 at zero and zero far below,
+/// and propagate NaN.
 #[test]
 fn powers_of_two_are_accurate() {
     for path in Path::supported() {
-        // SAFETY: no need beyond the path's.
+        // SAFETY: `path` proves that its instruction set is available.
         check_powers(2e-7, |values| unsafe { exp2_on(path, values) });
         let mut edges = [f32::NEG_INFINITY; LANES];
         edges[1..4].copy_from_slice(&[0.0, f32::NAN, f32::MIN]);
-        // SAFETY: no need beyond the path's.
+        // SAFETY: `path` proves that its instruction set is available.
         unsafe { exp2_on(path, &mut edges) };
         assert_eq!((edges[0], edges[1], edges[3]), (0.0, 1.0, 0.0), "{path}");
         assert!(edges[2].is_nan(), "{path}");
     }
 }
 
-/// Goal: the rough powers are good to 1.1e-4, exactly 1 at zero, next to nothing far below, NaN for NaN.
+/// Goal: the rough powers of two have a relative error below 1.1e-4, are exactly 1 at zero and the
+/// smallest normal number far below, and propagate NaN.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn rough_powers_of_two_are_accurate_enough() {
     for path in Path::supported() {
-        // SAFETY: no need beyond the path's.
+        // SAFETY: `path` proves that its instruction set is available.
         check_powers(1.1e-4, |values| unsafe { exp2_rough_on(path, values) });
         let mut edges = [f32::NEG_INFINITY; LANES];
         edges[1..4].copy_from_slice(&[0.0, f32::NAN, f32::MIN]);
-        // SAFETY: no need beyond the path's.
+        // SAFETY: `path` proves that its instruction set is available.
         unsafe { exp2_rough_on(path, &mut edges) };
         let smallest = f32::MIN_POSITIVE;
         assert_eq!((edges[0], edges[1], edges[3]), (smallest, 1.0, smallest), "{path}");
@@ -90,7 +81,8 @@ fn rough_powers_of_two_are_accurate_enough() {
 
 #[inline(always)]
 unsafe fn transpose_all<L: Lanes>(values: &mut [f32]) {
-    // SAFETY: the caller gives 256 values; the set is enabled by the dispatcher.
+    // SAFETY: `values` holds 256 values, and the function that `dispatch!` makes enables the
+    // instruction set.
     unsafe {
         let mut square = [L::splat(0.0); LANES];
         for (i, row) in square.iter_mut().enumerate() {
@@ -110,7 +102,8 @@ dispatch! {
 
 #[inline(always)]
 unsafe fn widen_all<L: Lanes>(raw: &[u16], out: &mut [f32]) {
-    // SAFETY: the caller gives 32 raw values and room for 64; the set is enabled.
+    // SAFETY: `raw` holds 32 values and `out` 64, and the function that `dispatch!` makes enables
+    // the instruction set.
     unsafe {
         L::load_bf16(raw.as_ptr()).store(out.as_mut_ptr());
         L::load_f16(raw.as_ptr()).store(out.as_mut_ptr().add(16));
@@ -125,49 +118,26 @@ dispatch! {
     unsafe fn widen_on(raw: &[u16], out: &mut [f32]) = widen_all
 }
 
-/// Goal: the exponential is within 3e-7 of f64's over its range, and right at the edges.
+/// Goal: transposing a 16 x 16 matrix makes its rows columns.
 #[test]
-fn exponential_is_accurate() {
-    for path in Path::supported() {
-        let x: Vec<f32> = (0..16_000_u16).map(|i| -87.0 + f32::from(i) * 0.0109).collect();
-        let mut got = x.clone();
-        // SAFETY: no need beyond the path's.
-        unsafe { exp_on(path, &mut got) };
-        for (x, got) in x.iter().zip(&got) {
-            let want = f64::from(*x).exp();
-            assert!((f64::from(*got) / want - 1.0).abs() < 3e-7, "{path}: e^{x} = {got}");
-        }
-        let mut edges = [f32::NEG_INFINITY; LANES];
-        edges[1] = 0.0;
-        edges[2] = f32::NAN;
-        edges[3] = -90.0;
-        // SAFETY: no need beyond the path's.
-        unsafe { exp_on(path, &mut edges) };
-        assert_eq!((edges[0], edges[1], edges[3]), (0.0, 1.0, 0.0), "{path}");
-        assert!(edges[2].is_nan(), "{path}");
-    }
-}
-
-/// Goal: a transposed square has its rows as columns.
-#[test]
-fn transpose_turns_rows_to_columns() {
+fn transpose_makes_rows_columns() {
     for path in Path::supported() {
         let x = random(1, 256);
         let mut got = x.clone();
-        // SAFETY: 256 values.
+        // SAFETY: `got` holds 256 values.
         unsafe { transpose_on(path, &mut got) };
         assert!((0..256).all(|i| got[i] == x[i % 16 * 16 + i / 16]), "{path}");
     }
 }
 
-/// Goal: half-size floats widen exactly.
+/// Goal: bf16 and f16 values widen exactly.
 #[test]
 fn half_floats_widen() {
     let values = random(2, 32);
     let bf16: Vec<u16> = values.iter().map(|&v| half::bf16::from_f32(v).to_bits()).collect();
     for path in Path::supported() {
         let mut got = [0.0; 64];
-        // SAFETY: 32 values in, 64 out.
+        // SAFETY: `bf16` holds 32 values and `got` 64.
         unsafe { widen_on(path, &bf16, &mut got) };
         for i in 0..16 {
             assert_eq!(got[i], half::bf16::from_bits(bf16[i]).to_f32(), "{path}");
@@ -182,7 +152,8 @@ fn half_floats_widen() {
 unsafe fn widen_f16_all<L: Lanes>(raw: &[u16; LANES], out: &mut [[f32; LANES]; 2]) {
     let low = raw.map(|bits| bits.to_le_bytes()[0]);
     let high = raw.map(|bits| bits.to_le_bytes()[1]);
-    // SAFETY: sixteen values everywhere; the set is enabled.
+    // SAFETY: all arrays hold 16 values, and the function that `dispatch!` makes enables the
+    // instruction set.
     unsafe {
         L::load_f16(raw.as_ptr()).store(out[0].as_mut_ptr());
         L::load_f16_bytes(low.as_ptr(), high.as_ptr()).store(out[1].as_mut_ptr());
@@ -190,11 +161,11 @@ unsafe fn widen_f16_all<L: Lanes>(raw: &[u16; LANES], out: &mut [[f32; LANES]; 2
 }
 dispatch! {
     /// # Safety
-    /// None beyond the path's.
+    /// Every call is sound: `path` proves that its instruction set is available.
     unsafe fn widen_f16_on(raw: &[u16; LANES], out: &mut [[f32; LANES]; 2]) = widen_f16_all
 }
 
-/// Goal: every f16 widens exactly, whether its bytes stand together or not.
+/// Goal: every f16 value widens exactly, whether its two bytes are stored together or apart.
 #[test]
 fn all_f16_widen() {
     for path in Path::supported() {
@@ -202,7 +173,7 @@ fn all_f16_widen() {
             let mut raw = [first; LANES];
             raw.iter_mut().zip(0..).for_each(|(raw, offset)| *raw += offset);
             let mut got = [[0.0; LANES]; 2];
-            // SAFETY: no need beyond the path's.
+            // SAFETY: `path` proves that its instruction set is available.
             unsafe { widen_f16_on(path, &raw, &mut got) };
             let want = raw.map(|bits| half::f16::from_bits(bits).to_f32().to_bits());
             assert_eq!(got.map(|got| got.map(f32::to_bits)), [want; 2], "{path} from {first:#x}");
@@ -212,7 +183,8 @@ fn all_f16_widen() {
 
 #[inline(always)]
 unsafe fn compare_all<L: Lanes>(a: &[f32; LANES], b: &[f32; LANES], out: &mut [[f32; LANES]; 3]) {
-    // SAFETY: sixteen values everywhere; the set is enabled.
+    // SAFETY: all arrays hold 16 values, and the function that `dispatch!` makes enables the
+    // instruction set.
     unsafe {
         let (a, b) = (L::load(a.as_ptr()), L::load(b.as_ptr()));
         a.max(b).store(out[0].as_mut_ptr());
@@ -224,11 +196,12 @@ unsafe fn compare_all<L: Lanes>(a: &[f32; LANES], b: &[f32; LANES], out: &mut [[
 }
 dispatch! {
     /// # Safety
-    /// None beyond the path's.
+    /// Every call is sound: `path` proves that its instruction set is available.
     unsafe fn compare_on(a: &[f32; LANES], b: &[f32; LANES], out: &mut [[f32; LANES]; 3]) = compare_all
 }
 
-/// Goal: comparisons, sums and what they make of NaN and zeroes are the same on every path.
+/// Goal: comparisons and reductions give the same bits on every instruction set, also for NaN and
+/// signed zeroes.
 #[test]
 fn comparisons_agree() {
     let mut a = [0.0; LANES];
@@ -239,7 +212,7 @@ fn comparisons_agree() {
     (a[6], b[6], a[7], b[7]) = (0.0, -0.0, -0.0, 0.0);
     let run = |path, b: &[f32; LANES]| {
         let mut out = [[0.0; LANES]; 3];
-        // SAFETY: no need beyond the path's.
+        // SAFETY: `path` proves that its instruction set is available.
         unsafe { compare_on(path, &a, b, &mut out) };
         out.map(|out| out.map(f32::to_bits))
     };

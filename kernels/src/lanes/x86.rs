@@ -1,6 +1,5 @@
-//! Lanes on x86-64: one AVX-512 register, or two of AVX2.
+//! [`Lanes`] on x86-64: one AVX-512 register, or two AVX2 registers.
 #![allow(unsafe_code, reason = "intrinsics")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: the path's set")]
 
 use std::arch::x86_64::{
     __m256, __m256i, __m512, __m512bh, __m512i, _CMP_LT_OQ, _CMP_NLT_UQ, _mm_add_ps, _mm_add_ss,
@@ -21,7 +20,7 @@ use std::arch::x86_64::{
     _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
-use super::{Kernel, LANES, Lanes};
+use super::vector::{Kernel, LANES, Lanes};
 
 /// One 512-bit register.
 #[derive(Clone, Copy)]
@@ -31,11 +30,12 @@ pub(crate) struct Avx512(pub(crate) __m512);
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(pub(crate) __m256, pub(crate) __m256);
 
-/// The high halves of 32-bit lanes: the second of a bf16 pair, as an f32's bits.
-const HIGH: i32 = 0xffff_0000_u32.cast_signed();
+/// Mask of the upper 16 bits of a 32-bit lane: the second value of a bf16 pair, as f32 bits.
+const UPPER_HALF: i32 = 0xffff_0000_u32.cast_signed();
 
-/// Which value of sixteen stands in each 16-bit half of their lanes; the low halves are zeroed.
-static TO_HIGH_HALVES: [u16; 2 * LANES] = {
+/// Permutation that moves 16 values of 16 bits to the upper halves of 16 lanes of 32 bits. The
+/// entries of the lower halves are unused because a mask zeroes these.
+static TO_UPPER_HALVES: [u16; 2 * LANES] = {
     let mut order = [0; 2 * LANES];
     let mut lane = 0;
     while lane < LANES {
@@ -45,8 +45,6 @@ static TO_HIGH_HALVES: [u16; 2 * LANES] = {
     order
 };
 
-// SAFETY of every block below: the caller promises AVX-512 F, BW, VL and DQ, and pointers that are
-// valid for what the method reads or writes.
 impl Lanes for Avx512 {
     const REGISTERS: usize = 32;
     const GROUP_MAX: usize = 12;
@@ -56,87 +54,92 @@ impl Lanes for Avx512 {
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
         #[inline(never)]
         unsafe fn run<K: Kernel>(kernel: K) {
-            // SAFETY: the set is enabled.
+            // SAFETY: this function enables the instruction set of the type; the caller meets the
+            // requirements of `kernel`.
             unsafe { kernel.run::<Avx512>() }
         }
-        // SAFETY: see above.
+        // SAFETY: AVX-512 F, BW, VL and DQ are available; the caller meets the requirements
+        // of `kernel`.
         unsafe { run(kernel) }
     }
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
         Avx512(unsafe { _mm512_set1_ps(value) })
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 16 values, and AVX-512 F, BW, VL and DQ are available.
         Avx512(unsafe { _mm512_loadu_ps(from) })
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: see above.
+        // SAFETY: `to` is writable for 16 values, and AVX-512 F, BW, VL and DQ are available.
         unsafe { _mm512_storeu_ps(to, self.0) }
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 16 values, and AVX-512 F, BW, VL and DQ are available.
         unsafe {
-            // Each value into the high half of its lane: one shuffle instead of widening and a shift.
+            // One permutation moves each value to the upper half of its lane, instead of an integer
+            // conversion and a shift.
             let raw = _mm512_castsi256_si512(_mm256_loadu_si256(from.cast::<__m256i>()));
-            let order = _mm512_loadu_si512(TO_HIGH_HALVES.as_ptr().cast());
+            let order = _mm512_loadu_si512(TO_UPPER_HALVES.as_ptr().cast());
             let high = _mm512_maskz_permutexvar_epi16(0xaaaa_aaaa, order, raw);
             Avx512(_mm512_castsi512_ps(high))
         }
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 16 values, and AVX-512 F, BW, VL and DQ are available.
         Avx512(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast::<__m256i>())) })
     }
     #[inline(always)]
     unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self) {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 32 values, and AVX-512 F, BW, VL and DQ are available.
         unsafe {
             let raw = _mm512_loadu_si512(from.cast::<__m512i>());
             let first = _mm512_slli_epi32::<16>(raw);
-            let second = _mm512_and_si512(raw, _mm512_set1_epi32(HIGH));
+            let second = _mm512_and_si512(raw, _mm512_set1_epi32(UPPER_HALF));
             (Avx512(_mm512_castsi512_ps(first)), Avx512(_mm512_castsi512_ps(second)))
         }
     }
     #[inline(always)]
     unsafe fn load_u8(from: *const u8) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 16 bytes, and AVX-512 F, BW, VL and DQ are available.
         Avx512(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()))) })
     }
     #[inline(always)]
     unsafe fn load_i8(from: *const u8) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 16 bytes, and AVX-512 F, BW, VL and DQ are available.
         Avx512(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) })
     }
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
         Avx512(unsafe { _mm512_add_ps(self.0, other.0) })
     }
     #[inline(always)]
     unsafe fn sub(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
         Avx512(unsafe { _mm512_sub_ps(self.0, other.0) })
     }
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
         Avx512(unsafe { _mm512_mul_ps(self.0, other.0) })
     }
     #[inline(always)]
     unsafe fn div(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
         Avx512(unsafe { _mm512_div_ps(self.0, other.0) })
     }
     #[inline(always)]
     unsafe fn reciprocal(self) -> Self {
-        // A division of 16 takes as long as all else in a sigmoid. 14 bits and a step of Newton's.
-        // SAFETY: see above.
+        // A division of 16 lanes takes as long as the rest of a sigmoid. Instead, an approximation
+        // of
+        // 14 bits is refined by one Newton step.
+        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
         unsafe {
             let near = _mm512_rcp14_ps(self.0);
             let error = _mm512_fnmadd_ps(self.0, near, _mm512_set1_ps(1.0));
@@ -145,12 +148,13 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
         Avx512(unsafe { _mm512_fmadd_ps(self.0, factor.0, addend.0) })
     }
     #[inline(always)]
     unsafe fn dot_pairs(self, other: Self, sum: Self) -> Self {
-        // SAFETY: see above, with BF16. The types are 512 bits of plain data.
+        // SAFETY: AVX-512 F and BF16 are available by the contract of this method. The types are
+        // 512 bits of plain data each.
         unsafe {
             let (a, b): (__m512bh, __m512bh) = std::mem::transmute((self.0, other.0));
             Avx512(_mm512_dpbf16_ps(sum.0, a, b))
@@ -158,17 +162,17 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
         Avx512(unsafe { _mm512_max_ps(self.0, other.0) })
     }
     #[inline(always)]
     unsafe fn min(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
         Avx512(unsafe { _mm512_min_ps(self.0, other.0) })
     }
     #[inline(always)]
     unsafe fn scale_by_power(self, shifted: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
         unsafe {
             let n = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted.0));
             Avx512(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(self.0), n)))
@@ -176,7 +180,7 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn keep_where_ge(self, x: Self, limit: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
         unsafe {
             let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x.0, limit.0);
             Avx512(_mm512_maskz_mov_ps(keep, self.0))
@@ -184,7 +188,7 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn reduce_add(self) -> f32 {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
         unsafe {
             let halves = _mm512_shuffle_f32x4::<0b01_00_11_10>(self.0, self.0);
             let eight = _mm512_castps512_ps256(_mm512_add_ps(self.0, halves));
@@ -195,20 +199,21 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn reduce_max(self) -> f32 {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
         unsafe { _mm512_reduce_max_ps(self.0) }
     }
     #[inline(always)]
     unsafe fn transpose(square: &mut [Self; LANES]) {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
         unsafe {
             let mut a = [square[0].0; LANES];
-            // 2 x 2 within each 128-bit part.
+            // Transpose 2 x 2 blocks within each 128-bit part.
             for i in (0..LANES).step_by(2) {
                 a[i] = _mm512_unpacklo_ps(square[i].0, square[i + 1].0);
                 a[i + 1] = _mm512_unpackhi_ps(square[i].0, square[i + 1].0);
             }
-            // 4 x 4 within each 128-bit part: row 4g + j then holds column j of rows 4g..4g+4.
+            // Transpose 4 x 4 blocks within each 128-bit part: row 4g + j then holds column j of
+            // the rows 4g..4g+4.
             let mut b = [square[0].0; LANES];
             for g in (0..LANES).step_by(4) {
                 for h in 0..2 {
@@ -218,7 +223,7 @@ impl Lanes for Avx512 {
                     b[g + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
                 }
             }
-            // The 128-bit parts themselves.
+            // Transpose the 128-bit parts themselves.
             for j in 0..4 {
                 let low_even = _mm512_shuffle_f32x4::<0b10_00_10_00>(b[j], b[4 + j]);
                 let low_odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(b[j], b[4 + j]);
@@ -233,8 +238,6 @@ impl Lanes for Avx512 {
     }
 }
 
-// SAFETY of every block below: the caller promises AVX2, FMA and F16C, and pointers that are valid
-// for what the method reads or writes.
 impl Lanes for Avx2 {
     const REGISTERS: usize = 8;
     const GROUP_MAX: usize = 6;
@@ -244,25 +247,27 @@ impl Lanes for Avx2 {
         #[target_feature(enable = "avx2,fma,f16c")]
         #[inline(never)]
         unsafe fn run<K: Kernel>(kernel: K) {
-            // SAFETY: the set is enabled.
+            // SAFETY: this function enables the instruction set of the type; the caller meets the
+            // requirements of `kernel`.
             unsafe { kernel.run::<Avx2>() }
         }
-        // SAFETY: see above.
+        // SAFETY: AVX2, FMA and F16C are available; the caller meets the requirements
+        // of `kernel`.
         unsafe { run(kernel) }
     }
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
         unsafe { Avx2(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 16 values, and AVX2, FMA and F16C are available.
         unsafe { Avx2(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: see above.
+        // SAFETY: `to` is writable for 16 values, and AVX2, FMA and F16C are available.
         unsafe {
             _mm256_storeu_ps(to, self.0);
             _mm256_storeu_ps(to.add(8), self.1);
@@ -270,7 +275,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 16 values, and AVX2, FMA and F16C are available.
         unsafe {
             let widen = |from: *const u16| {
                 let raw = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
@@ -281,7 +286,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 16 values, and AVX2, FMA and F16C are available.
         unsafe {
             let low = _mm256_cvtph_ps(_mm_loadu_si128(from.cast()));
             let high = _mm256_cvtph_ps(_mm_loadu_si128(from.add(8).cast()));
@@ -290,11 +295,11 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self) {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 32 values, and AVX2, FMA and F16C are available.
         unsafe {
             let low = _mm256_loadu_si256(from.cast::<__m256i>());
             let high = _mm256_loadu_si256(from.add(16).cast::<__m256i>());
-            let mask = _mm256_set1_epi32(HIGH);
+            let mask = _mm256_set1_epi32(UPPER_HALF);
             let first = |raw| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(raw));
             let second = |raw| _mm256_castsi256_ps(_mm256_and_si256(raw, mask));
             (Avx2(first(low), first(high)), Avx2(second(low), second(high)))
@@ -302,7 +307,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_u8(from: *const u8) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 16 bytes, and AVX2, FMA and F16C are available.
         unsafe {
             let widen = |from: *const u8| {
                 _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast())))
@@ -312,7 +317,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_i8(from: *const u8) -> Self {
-        // SAFETY: see above.
+        // SAFETY: `from` is readable for 16 bytes, and AVX2, FMA and F16C are available.
         unsafe {
             let widen = |from: *const u8| {
                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast())))
@@ -322,27 +327,27 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
         unsafe { Avx2(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
     }
     #[inline(always)]
     unsafe fn sub(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
         unsafe { Avx2(_mm256_sub_ps(self.0, other.0), _mm256_sub_ps(self.1, other.1)) }
     }
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
         unsafe { Avx2(_mm256_mul_ps(self.0, other.0), _mm256_mul_ps(self.1, other.1)) }
     }
     #[inline(always)]
     unsafe fn div(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
         unsafe { Avx2(_mm256_div_ps(self.0, other.0), _mm256_div_ps(self.1, other.1)) }
     }
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
         unsafe {
             let low = _mm256_fmadd_ps(self.0, factor.0, addend.0);
             Avx2(low, _mm256_fmadd_ps(self.1, factor.1, addend.1))
@@ -350,17 +355,17 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
         unsafe { Avx2(_mm256_max_ps(self.0, other.0), _mm256_max_ps(self.1, other.1)) }
     }
     #[inline(always)]
     unsafe fn min(self, other: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
         unsafe { Avx2(_mm256_min_ps(self.0, other.0), _mm256_min_ps(self.1, other.1)) }
     }
     #[inline(always)]
     unsafe fn scale_by_power(self, shifted: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
         unsafe {
             let scale = |value, shifted| {
                 let n = _mm256_slli_epi32::<23>(_mm256_castps_si256(shifted));
@@ -371,7 +376,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn keep_where_ge(self, x: Self, limit: Self) -> Self {
-        // SAFETY: see above.
+        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
         unsafe {
             let keep =
                 |value, x, limit| _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, limit), value);

@@ -1,27 +1,28 @@
-//! Panels of 16 rows, from the rows of a file.
+//! Packing of weights: panels of 16 output features, from the rows of a file.
 
 use crate::lanes::LANES;
 use crate::quant;
 use crate::tensor_type::TensorType;
 
-/// What all panels of a matrix have in common.
+/// The layout of the panels of a matrix.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
+pub(super) struct PanelLayout {
+    /// Type of the weights.
     pub(super) dtype: TensorType,
-    /// Bytes of a row in a file.
+    /// Number of bytes of a row in a file.
     pub(super) row_bytes: usize,
-    /// Bytes of a packed panel.
+    /// Number of bytes of a packed panel.
     pub(super) panel_bytes: usize,
 }
 
-impl Layout {
-    /// The layout of rows of `padded_inner` weights, of which a file has `inner`.
-    pub(super) fn new(dtype: TensorType, inner: usize, padded_inner: usize) -> Layout {
+impl PanelLayout {
+    /// The layout of panels with `padded_inner` weights per row, of which a file has `inner`.
+    pub(super) fn new(dtype: TensorType, inner: usize, padded_inner: usize) -> PanelLayout {
         let bytes = |inner: usize| inner / dtype.block_len() * dtype.block_bytes();
-        Layout { dtype, row_bytes: bytes(inner), panel_bytes: bytes(padded_inner) * LANES }
+        PanelLayout { dtype, row_bytes: bytes(inner), panel_bytes: bytes(padded_inner) * LANES }
     }
 
-    /// Packs at most 16 rows into a panel of zeroes.
+    /// Packs at most 16 rows into a panel that is all zeroes.
     pub(super) fn pack(&self, rows: &[u8], panel: &mut [u8]) {
         match self.dtype {
             TensorType::F32 | TensorType::Bf16 => self.pack_units::<4>(rows, panel),
@@ -32,7 +33,7 @@ impl Layout {
         }
     }
 
-    /// The row in `lane` of a panel, as it was in the file.
+    /// Copies the row in lane `lane` of a panel to `row`, in the form that it has in a file.
     pub(super) fn unpack(&self, panel: &[u8], lane: usize, row: &mut [u8]) {
         match self.dtype {
             TensorType::F32 | TensorType::Bf16 => unpack_units::<4>(panel, lane, row),
@@ -43,13 +44,14 @@ impl Layout {
         }
     }
 
-    /// `[in][16]` units: one weight, or a pair of bf16.
+    /// Packs rows as `[inner][16]` units. A unit is one weight, or a pair of bf16 weights.
     fn pack_units<const UNIT: usize>(&self, rows: &[u8], panel: &mut [u8]) {
-        /// Units of a row at a time, so that the lines being filled stay in the nearest cache.
-        const RUN: usize = 128;
-        for start in (0..self.row_bytes).step_by(RUN * UNIT) {
+        /// Number of units of a row that are copied before the next row, so that the cache lines
+        /// that are written stay in the L1 cache.
+        const UNITS_PER_RUN: usize = 128;
+        for start in (0..self.row_bytes).step_by(UNITS_PER_RUN * UNIT) {
             for (lane, row) in rows.chunks_exact(self.row_bytes).enumerate() {
-                let run = &row[start..self.row_bytes.min(start + RUN * UNIT)];
+                let run = &row[start..self.row_bytes.min(start + UNITS_PER_RUN * UNIT)];
                 let (units, rest) = run.as_chunks::<UNIT>();
                 let to = panel[start * LANES..].as_chunks_mut::<UNIT>().0;
                 for (unit, to) in units.iter().zip(to.iter_mut().skip(lane).step_by(LANES)) {
@@ -63,7 +65,7 @@ impl Layout {
     }
 }
 
-/// Undoes [`Layout::pack_units`] for one row.
+/// Reverses [`PanelLayout::pack_units`] for one row.
 fn unpack_units<const UNIT: usize>(panel: &[u8], lane: usize, row: &mut [u8]) {
     let units = panel.as_chunks::<UNIT>().0.iter().skip(lane).step_by(LANES);
     for (unit, to) in units.zip(row.chunks_mut(UNIT)) {

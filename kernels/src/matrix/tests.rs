@@ -1,8 +1,10 @@
-//! The product against f64 on odd shapes, and its bits against every way to cut the work.
+//! The product is compared with f64 on irregular shapes, and its bits for every way to divide the
+//! work.
 
 use super::*;
 use crate::reference::{product, random, to_bf16, worst};
 
+/// The bytes of `weights` as a tensor of type `dtype`.
 pub(crate) fn bytes_of(dtype: TensorType, weights: &[f32]) -> Vec<u8> {
     match dtype {
         TensorType::F32 => weights.iter().flat_map(|w| w.to_le_bytes()).collect(),
@@ -75,7 +77,7 @@ fn multiply(matrix: &Matrix, threads: &Threads, x: &[f32]) -> Vec<f32> {
     out
 }
 
-/// Goal: `row` gives back the weights that were packed, exactly for plain types.
+/// Goal: `row` returns exactly the weights that were packed, for types that are not quantised.
 #[test]
 fn rows_unpack_to_what_was_packed() {
     for (_, out, inner) in SHAPES {
@@ -89,9 +91,10 @@ fn rows_unpack_to_what_was_packed() {
     }
 }
 
-/// Goal: every type on every path is as near to the f64 product as its arithmetic allows.
+/// Goal: for every type on every path, the product is as close to the product in f64 as the
+/// arithmetic of the path allows.
 #[test]
-fn product_matches_f64_on_odd_shapes() {
+fn product_matches_f64_on_irregular_shapes() {
     let threads = Threads::new(3);
     for path in Path::supported() {
         for dtype in DTYPES {
@@ -110,7 +113,7 @@ fn product_matches_f64_on_odd_shapes() {
                 };
                 let (difference, at) =
                     worst(&got, &product(&seen, &unpacked(&matrix), rows, inner));
-                // Products of values below one, added one after the other.
+                // The products are below one and are added one after the other.
                 let tolerance = 1e-6 + 6e-8 * inner as f64;
                 assert!(
                     difference < tolerance,
@@ -121,8 +124,8 @@ fn product_matches_f64_on_odd_shapes() {
     }
 }
 
-/// Goal, batch invariance: a row has the same bits alone, among others, at any place, and with any
-/// number of threads.
+/// Goal, batch invariance: the result of a row has the same bits in every batch, at every place in
+/// a batch, and with any number of threads.
 #[test]
 fn bits_do_not_depend_on_the_batch_or_the_threads() {
     let (one, three) = (Threads::new(1), Threads::new(3));
@@ -148,7 +151,7 @@ fn bits_do_not_depend_on_the_batch_or_the_threads() {
     }
 }
 
-/// Goal: bytes that do not fit the shape are refused with what was expected.
+/// Goal: bytes that do not match the shape are refused with an error that says what was expected.
 #[test]
 fn wrong_sizes_are_errors() {
     let pack = |dtype, out, inner, len: usize| {
@@ -159,10 +162,10 @@ fn wrong_sizes_are_errors() {
     assert!(matches!(pack(TensorType::F32, 0, 3, 0), KernelError::Empty { .. }));
 }
 
-/// Goal: a Q8_0 matrix rounds plain rows to the nearest step of their block, and packing rows run
-/// by run, on several threads, gives what packing all of them gives.
+/// Goal: a Q8_0 matrix rounds float rows to the nearest step of their block. Packing some rows at a
+/// time on several threads gives the same matrix as packing all rows at once.
 #[test]
-fn plain_rows_are_rounded_to_q8_0() {
+fn float_rows_are_quantised_to_q8_0() {
     let (out, inner) = (83, 96);
     let weights = random(6, out * inner);
     for source in [TensorType::F32, TensorType::F16, TensorType::Bf16] {
@@ -179,7 +182,7 @@ fn plain_rows_are_rounded_to_q8_0() {
         quant::widen(source, &bytes, &mut values);
         for (values, got) in values.chunks(32).zip(unpacked(&matrix).chunks(32)) {
             let largest = values.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
-            // Half a step, and what rounding the step itself to f16 costs at its 127th multiple.
+            // Half a step, plus the error of rounding the step to f16, times 127.
             let bound = largest / 127.0 * (0.5 + 127.0 / 2048.0);
             for (value, got) in values.iter().zip(got) {
                 assert!((value - got).abs() <= bound, "{source:?}: {value} became {got}");
@@ -188,7 +191,8 @@ fn plain_rows_are_rounded_to_q8_0() {
     }
 }
 
-/// Goal: rows that cannot be packed where they are to go, or as what they are, are refused.
+/// Goal: `fill` refuses rows at a wrong place, in a wrong number, or of a type that the matrix does
+/// not accept.
 #[test]
 fn rows_that_do_not_fit_are_refused() {
     let mut matrix = Matrix::zeroed(TensorType::Q4K, 40, 256, Path::PORTABLE).unwrap();
@@ -204,9 +208,9 @@ fn rows_that_do_not_fit_are_refused() {
     assert!(fill(0, TensorType::F32, 40).unwrap_err().contains("expected Q4K weights"));
 }
 
-/// Goal: a product of no rows is nothing.
+/// Goal: the product of zero rows is empty.
 #[test]
-fn no_rows() {
+fn product_of_zero_rows_is_empty() {
     let matrix = Matrix::pack(TensorType::F32, 2, 2, &[0; 16], Path::PORTABLE).unwrap();
     assert!(multiply(&matrix, &Threads::new(2), &[]).is_empty());
 }

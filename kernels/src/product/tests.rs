@@ -1,4 +1,4 @@
-//! Sums finished and passed on while they are near, against the same done in passes of their own.
+//! Fused epilogues and sinks are compared with the same steps in separate passes.
 
 use super::*;
 use crate::matrix::tests::bytes_of;
@@ -28,7 +28,7 @@ fn same(got: &[f32], want: &[f32], what: &str) {
     }
 }
 
-/// Every path, type, number of rows and of threads.
+/// Calls `each` for every path, type, number of rows and number of threads.
 fn check(each: impl Fn(Path, TensorType, usize, &Threads, &str)) {
     for threads in [Threads::new(1), Threads::new(3)] {
         for path in Path::supported() {
@@ -42,10 +42,10 @@ fn check(each: impl Fn(Path, TensorType, usize, &Threads, &str)) {
     }
 }
 
-/// Goal: products of several matrices at once, written or added, with features of a head finished
-/// together, equal each product alone and then the same steps over whole rows.
+/// Goal: several products in one call, written or added, with an epilogue that needs the features
+/// of a head together, equal separate products followed by the same steps over whole rows.
 #[test]
-fn written_and_added_as_in_passes() {
+fn written_and_added_results_equal_separate_passes() {
     check(|path, dtype, rows, threads, what| {
         let (inner, head, heads) = (96, 20, 5);
         let first = matrix(dtype, 1, heads * head, inner, path);
@@ -67,7 +67,7 @@ fn written_and_added_as_in_passes() {
         operands.reset(rows, &[&first, &second]);
         operands.pack(threads, &x);
         let (mut got, mut added) = (vec![f32::NAN; want.len()], begin);
-        let finish = |sums: Sums<'_>| {
+        let epilogue = |sums: RowSums<'_>| {
             assert!(sums.feature.is_multiple_of(head) && sums.second.is_empty());
             for head in sums.first.chunks_exact_mut(head) {
                 head.rotate_left(1);
@@ -78,10 +78,10 @@ fn written_and_added_as_in_passes() {
             Product {
                 matrices: &[&first],
                 step: head,
-                finish: Some(&finish),
+                epilogue: Some(&epilogue),
                 sink: Sink::Rows(&mut got),
             },
-            Product { matrices: &[&second], step: 1, finish: None, sink: Sink::Add(&mut added) },
+            Product { matrices: &[&second], step: 1, epilogue: None, sink: Sink::Add(&mut added) },
         ];
         multiply(path, threads, &operands, &mut products);
         same(&got, &want, what);
@@ -89,10 +89,11 @@ fn written_and_added_as_in_passes() {
     });
 }
 
-/// Goal: gate and up multiplied together, their gate function packed for the next product, equal
-/// three products and the function over whole rows. The readers may be of different packings.
+/// Goal: gate and up in one product, with the activation function as epilogue and the next
+/// product's operands as sink, equal three products and the function over whole rows. The readers
+/// of the operands may have different packings.
 #[test]
-fn gated_and_packed_as_in_passes() {
+fn gated_and_packed_results_equal_separate_passes() {
     check(|path, dtype, rows, threads, what| {
         let (hidden, inner) = (64, 608);
         let gate = matrix(dtype, 1, inner, hidden, path);
@@ -111,27 +112,28 @@ fn gated_and_packed_as_in_passes() {
         });
         let mut packed = Operands::default();
         packed.reset(rows, &[&down, &other]);
-        let finish = |sums: Sums<'_>| silu_mul(path, sums.first, sums.second);
+        let epilogue = |sums: RowSums<'_>| silu_mul(path, sums.first, sums.second);
         let product = Product {
             matrices: &[&gate, &up],
             step: 1,
-            finish: Some(&finish),
+            epilogue: Some(&epilogue),
             sink: Sink::Operands(&mut packed),
         };
         multiply(path, threads, &operands, &mut [product]);
         for (matrix, want) in [&down, &other].into_iter().zip(&want) {
             let mut got = vec![f32::NAN; want.len()];
             let sink = Sink::Rows(&mut got);
-            let product = Product { matrices: &[matrix], step: 1, finish: None, sink };
+            let product = Product { matrices: &[matrix], step: 1, epilogue: None, sink };
             multiply(path, threads, &packed, &mut [product]);
             same(&got, want, what);
         }
     });
 }
 
-/// Goal: an inner size that fills no tile is padded when it is packed block by block, too.
+/// Goal: an inner size that is not a multiple of a tile is padded with zeroes, also when the rows
+/// are packed block by block as the sink of another product.
 #[test]
-fn padded_as_in_passes() {
+fn padding_is_zeroed_when_packed_by_blocks() {
     check(|path, dtype, rows, threads, what| {
         if dtype.block_len() > 1 {
             return;
@@ -142,27 +144,27 @@ fn padded_as_in_passes() {
         let x = random(3, rows * hidden);
         let want = alone(&second, &alone(&first, &x, rows), rows);
         let (mut operands, mut packed) = (Operands::default(), Operands::default());
-        // What a larger step left behind must not be read.
+        // Leave NaN behind from a larger step, which must not be read.
         packed.reset(rows + 40, &[&second]);
         packed.pack(threads, &vec![f32::NAN; (rows + 40) * inner]);
         operands.reset(rows, &[&first]);
         operands.pack(threads, &x);
         packed.reset(rows, &[&second]);
         let sink = Sink::Operands(&mut packed);
-        let product = Product { matrices: &[&first], step: 1, finish: None, sink };
+        let product = Product { matrices: &[&first], step: 1, epilogue: None, sink };
         multiply(path, threads, &operands, &mut [product]);
         let mut got = vec![f32::NAN; want.len()];
         let sink = Sink::Rows(&mut got);
-        let product = Product { matrices: &[&second], step: 1, finish: None, sink };
+        let product = Product { matrices: &[&second], step: 1, epilogue: None, sink };
         multiply(path, threads, &packed, &mut [product]);
         same(&got, &want, what);
     });
 }
 
-/// Goal: rows that go into the cache block by block stand there as rows written one after the other
-/// do, and rows without a place nowhere.
+/// Goal: a product that writes to the KV cache stores the same values as writing its rows one by
+/// one, and rows without a position are not stored.
 #[test]
-fn cached_as_row_by_row() {
+fn cache_sink_equals_writing_row_by_row() {
     check(|path, dtype, rows, threads, what| {
         let (inner, kv_heads, head_dim) = (32, 7, 24);
         let width = kv_heads * head_dim;
@@ -176,7 +178,7 @@ fn cached_as_row_by_row() {
         let sums = alone(&matrix, &x, rows);
         let together = |store: KvSliceMut<'_>, layout| {
             let sink = Sink::Cache(KvRows::new(path, store, layout, &places, kv_heads, head_dim));
-            let product = Product { matrices: &[&matrix], step: head_dim, finish: None, sink };
+            let product = Product { matrices: &[&matrix], step: head_dim, epilogue: None, sink };
             multiply(path, threads, &operands, &mut [product]);
         };
         let apart = |store: KvSliceMut<'_>, layout| {

@@ -1,4 +1,4 @@
-//! Dequantisation against candle's.
+//! Dequantisation is compared with candle.
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
@@ -6,7 +6,8 @@ use candle_core::{Device, Tensor};
 use super::*;
 use crate::reference::random;
 
-/// Goal: every block type gives the values candle gives, for the bytes candle made.
+/// Goal: for blocks quantised by candle, dequantisation gives the same values as candle for every
+/// type.
 #[test]
 fn dequantised_values_match_candle() {
     let weights: Vec<f32> = random(1, 4096).iter().map(|w| w * w * w).collect();

@@ -10,8 +10,8 @@ use super::workers::Workers;
 use crate::config::{Activation, DecoderConfig};
 use crate::kv_store::KvStore;
 use stolon_kernels::{
-    self as kernels, AttentionArgs, AttentionSequence, Finish, HeadNorm, Operands, Path, Product,
-    Sink, Sums,
+    self as kernels, AttentionArgs, AttentionSequence, Epilogue, HeadNorm, Operands, Path, Product,
+    RowSums, Sink,
 };
 
 /// An RMS norm over rows of the residual stream.
@@ -56,7 +56,7 @@ pub(super) struct Heads<'a> {
 
 impl Heads<'_> {
     /// Finishes heads of a row of queries or keys: bias, norm, rotation.
-    pub(super) fn finish(&self, linear: &Linear, norm: Option<&[f32]>, sums: Sums<'_>) {
+    pub(super) fn finish(&self, linear: &Linear, norm: Option<&[f32]>, sums: RowSums<'_>) {
         linear.add_bias(self.path, sums.feature, sums.first);
         let (eps, offset) = (self.eps, self.norm_offset);
         let norm = norm.map(|weight| HeadNorm { weight, eps, offset });
@@ -66,7 +66,7 @@ impl Heads<'_> {
 }
 
 /// Finishes sums of gate and up of a row: what becomes of them stands in gate's place.
-pub(super) fn gate(activation: Activation, layer: &Layer, path: Path, sums: Sums<'_>) {
+pub(super) fn gate(activation: Activation, layer: &Layer, path: Path, sums: RowSums<'_>) {
     layer.gate.add_bias(path, sums.feature, sums.first);
     layer.up.add_bias(path, sums.feature, sums.second);
     match activation {
@@ -98,10 +98,10 @@ impl Residual<'_> {
         let (linear, path) = (self.linear, self.path);
         let matrices = [&linear.matrix];
         let threads = workers.for_products(&matrices, rows.rows());
-        let finish = |sums: Sums<'_>| linear.add_bias(path, sums.feature, sums.first);
+        let finish = |sums: RowSums<'_>| linear.add_bias(path, sums.feature, sums.first);
         let multiply = |sink: Sink<'_>| {
-            let finish = Some(&finish as Finish<'_>);
-            let product = Product { matrices: &matrices, step: 1, finish, sink };
+            let epilogue = Some(&finish as Epilogue<'_>);
+            let product = Product { matrices: &matrices, step: 1, epilogue, sink };
             kernels::multiply(path, threads, rows, &mut [product])
         };
         let Some(weight) = self.own_norm else {

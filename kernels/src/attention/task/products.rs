@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::super::super::KvLayout;
 use super::super::super::gemm::{
-    Bf16, Bf16Pairs, F16, F32, Form, I8, Near, Panels, TileArgs, group_rows, tile_group,
+    Bf16, Bf16Pairs, CachedPanels, F16, F32, Form, I8, Panels, RegisterTile, group_rows, tile_group,
 };
 use super::super::super::lanes::{self, LANES, Lanes};
 use super::super::state::{State, correction};
@@ -62,7 +62,8 @@ impl Work<'_> {
                     self.score_stored::<L>(walk, ahead, q, rows, live, scores);
                 } else {
                     let step = self.args.head_dim * LANES;
-                    let keys = Near { first: self.keys.cast_const(), step };
+                    let keys =
+                        CachedPanels { first: self.keys.cast_const(), step, inner_step: LANES };
                     self.score::<L, F32, _>(walk, keys, q, rows, live, scores);
                 }
                 for query in first..first + live {
@@ -132,13 +133,12 @@ impl Work<'_> {
         live: usize,
         scores: *mut f32,
     ) {
-        let product = TileArgs {
+        let product = RegisterTile {
             inner: self.args.head_dim,
             a: q,
             a_inner: rows,
             a_row: 1,
             b: keys,
-            b_inner: LANES,
             c: scores,
             c_row: TILE,
             rows: live,
@@ -158,13 +158,16 @@ impl Work<'_> {
         weights: *const f32,
         sums: *mut f32,
     ) {
-        let product = TileArgs {
+        let product = RegisterTile {
             inner: walk.panels() * LANES,
             a: weights,
             a_inner: 1,
             a_row: TILE,
-            b: Near { first: self.values.cast_const(), step: LANES },
-            b_inner: self.padded_dim,
+            b: CachedPanels {
+                first: self.values.cast_const(),
+                step: LANES,
+                inner_step: self.padded_dim,
+            },
             c: sums,
             c_row: self.padded_dim,
             rows: live,
@@ -226,12 +229,11 @@ impl Work<'_> {
             let values = walk.stored_values(ahead, positions.start - begin, from);
             // SAFETY: see above the impl; whole vectors, since a head is a number of them.
             unsafe {
-                let product = TileArgs {
+                let product = RegisterTile {
                     inner: positions.len(),
                     a: weights.add(positions.start - begin),
                     a_inner: 1,
                     a_row: TILE,
-                    b_inner: values.row,
                     b: values,
                     c: sums,
                     c_row: dim,
