@@ -20,7 +20,6 @@ use crate::prefix_tree::TreeMessage;
 #[derive(Debug)]
 pub(crate) enum AllocatorMessage {
     Reserve(usize, RpcReplyPort<Option<BlockLease>>),
-    Release(Vec<BlockId>),
     CacheLogits(Box<PromptLogits>),
     FindLogits {
         block: BlockId,
@@ -92,10 +91,6 @@ impl Actor for BlockAllocatorActor {
                 let lease = allocator.reserve(&mut tree, count).await?;
                 self.gauges.set_pool(&allocator.pool_counts());
                 let _ = reply.send(lease);
-            }
-            AllocatorMessage::Release(blocks) => {
-                allocator.release(blocks);
-                self.gauges.set_pool(&allocator.pool_counts());
             }
             AllocatorMessage::CacheLogits(logits) => allocator.cache_logits(*logits),
             AllocatorMessage::FindLogits { block, namespace, tokens, reply } => {

@@ -49,10 +49,6 @@ impl ActorMemory {
     ) -> Result<T, ActorStopped> {
         call(&self.allocator, message, BLOCK_ALLOCATOR).await
     }
-
-    fn cast_allocator(&self, message: AllocatorMessage) -> Result<(), ActorStopped> {
-        self.allocator.cast(message).map_err(|_| ActorStopped(BLOCK_ALLOCATOR))
-    }
 }
 
 impl Memory for ActorMemory {
@@ -75,7 +71,8 @@ impl Memory for ActorMemory {
     }
 
     fn cache_logits(&mut self, logits: PromptLogits) -> Result<(), ActorStopped> {
-        self.cast_allocator(AllocatorMessage::CacheLogits(Box::new(logits)))
+        let message = AllocatorMessage::CacheLogits(Box::new(logits));
+        self.allocator.cast(message).map_err(|_| ActorStopped(BLOCK_ALLOCATOR))
     }
 
     async fn find_logits(
@@ -87,10 +84,6 @@ impl Memory for ActorMemory {
         let (namespace, tokens) = (namespace.clone(), Arc::clone(tokens));
         let find = move |reply| AllocatorMessage::FindLogits { block, namespace, tokens, reply };
         self.call_allocator(find).await
-    }
-
-    fn release(&mut self, blocks: Vec<BlockId>) -> Result<(), ActorStopped> {
-        self.cast_allocator(AllocatorMessage::Release(blocks))
     }
 
     async fn counts(&mut self) -> Result<BlockCounts, ActorStopped> {

@@ -97,12 +97,11 @@ impl Actors {
     }
 
     /// A message to the tree, then one to the allocator.
-    fn commit(&self, lease: PrefixLease, mut reserved: BlockLease, prompt: &[u32]) -> PrefixLease {
-        let blocks = reserved.commit_front(prompt.len() - lease.len());
+    fn commit(&self, lease: PrefixLease, reserved: BlockLease, prompt: &[u32]) -> PrefixLease {
         let tokens = std::sync::Arc::new(prompt.to_vec());
-        let item = CommitItem { tokens, len: prompt.len(), lease, blocks };
-        let Committed { lease, duplicates } = commit(&mut self.tree.lock(), item);
-        self.allocator().release(duplicates);
+        let item = CommitItem { tokens, len: prompt.len(), lease, reserved };
+        let Committed { lease, reserved } = commit(&mut self.tree.lock(), item);
+        drop(reserved);
         lease
     }
 

@@ -41,8 +41,8 @@ pub struct CommitItem {
     pub len: usize,
     /// The prefix that the sequence has locked.
     pub lease: PrefixLease,
-    /// The blocks of the positions from the end of the lease to `len`.
-    pub blocks: Vec<BlockId>,
+    /// The sequence's reserved blocks, from the end of the lease.
+    pub reserved: BlockLease,
 }
 
 /// The result of a commit.
@@ -50,8 +50,8 @@ pub struct CommitItem {
 pub struct Committed {
     /// The lease, extended over the committed positions.
     pub lease: PrefixLease,
-    /// Blocks that the tree did not take because it has the same positions in other blocks.
-    pub duplicates: Vec<BlockId>,
+    /// The reserved blocks that remain. Blocks that the tree has already are returned to the pool.
+    pub reserved: BlockLease,
 }
 
 /// Number of blocks in each state.
@@ -103,9 +103,6 @@ pub trait Memory: Send {
         tokens: &Arc<Vec<u32>>,
     ) -> impl Future<Output = Result<Option<Arc<[f32]>>, ActorStopped>> + Send;
 
-    /// Releases blocks that the tree did not take.
-    fn release(&mut self, blocks: Vec<BlockId>) -> Result<(), ActorStopped>;
-
     /// Counts blocks, after everything that was dropped so far has been returned.
     fn counts(&mut self) -> impl Future<Output = Result<BlockCounts, ActorStopped>> + Send;
 
@@ -125,7 +122,7 @@ pub trait Memory: Send {
 
 /// Adds one sequence's full blocks to the tree.
 pub fn commit(writer: &mut TreeWriter, item: CommitItem) -> Committed {
-    let CommitItem { tokens, len, mut lease, blocks } = item;
-    let commit = writer.commit(&mut lease, &tokens[..len], &blocks);
-    Committed { lease, duplicates: commit.duplicates }
+    let CommitItem { tokens, len, mut lease, mut reserved } = item;
+    writer.commit_from(&mut lease, &tokens[..len], &mut reserved);
+    Committed { lease, reserved }
 }

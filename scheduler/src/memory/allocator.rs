@@ -128,11 +128,6 @@ impl BlockAllocator {
         Ok(tree.audit().await?.and_then(|tree| audit(&mut self.pool, &tree)))
     }
 
-    /// Returns blocks to the pool that the tree did not take.
-    pub fn release(&mut self, blocks: Vec<BlockId>) {
-        self.pool.release(blocks);
-    }
-
     /// Caches the logits of a prompt's last position.
     pub fn cache_logits(&mut self, logits: PromptLogits) {
         self.logits.insert(logits);

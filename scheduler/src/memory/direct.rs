@@ -81,11 +81,6 @@ impl Memory for DirectMemory {
         Ok(self.allocator.find_logits(block, namespace, tokens))
     }
 
-    fn release(&mut self, blocks: Vec<BlockId>) -> Result<(), ActorStopped> {
-        self.allocator.release(blocks);
-        Ok(())
-    }
-
     async fn counts(&mut self) -> Result<BlockCounts, ActorStopped> {
         answered(self.allocator.counts(&mut self.writer).await)
     }

@@ -22,33 +22,23 @@ impl<M: Memory> Scheduler<M> {
             let sequence = &mut running.sequence;
             let held = &mut sequence.held;
             let len = held.computed / block_size * block_size;
-            let committed = held.committed();
-            if len <= committed || sequence.in_step {
+            if len <= held.committed() || sequence.in_step || held.reserved.is_none() {
                 continue;
             }
-            let (Some(lease), Some(reserved)) = (held.lease.take(), held.reserved.as_mut()) else {
+            let (Some(lease), Some(reserved)) = (held.lease.take(), held.reserved.take()) else {
                 continue;
             };
-            let blocks = reserved.commit_front((len - committed) / block_size);
             indices.push(index);
-            items.push(CommitItem { tokens: Arc::clone(&sequence.tokens), len, lease, blocks });
+            items.push(CommitItem { tokens: Arc::clone(&sequence.tokens), len, lease, reserved });
         }
         if items.is_empty() {
             return Ok(());
         }
-        let mut duplicates = Vec::new();
         for (index, committed) in indices.into_iter().zip(self.memory.commit(items).await?) {
             let sequence = &mut self.running[index].sequence;
             sequence.held.lease = Some(committed.lease);
+            sequence.held.reserved = Some(committed.reserved);
             sequence.held.rebuild_table();
-            // A tree that took less than it was offered keeps the sequence right all the same:
-            // what is no longer in its table is computed again.
-            let covered = sequence.held.table.len() * block_size;
-            sequence.held.computed = sequence.held.computed.min(covered);
-            duplicates.extend(committed.duplicates);
-        }
-        if !duplicates.is_empty() {
-            self.memory.release(duplicates)?;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use stolon::{Engine, Error, Event, Request, TokenStream};
+use stolon::{Engine, EngineError, Error, Event, Request, TokenStream};
 use tokio::task::JoinSet;
 
 use super::metrics::RequestRecord;
@@ -29,7 +29,7 @@ pub struct Measured {
 /// `on_finished` is called after each conversation.
 ///
 /// # Errors
-/// The first error of any request other than [`Error::Overloaded`]; all others are then cancelled.
+/// The first error of any request other than [`EngineError::Overloaded`]; all others are then cancelled.
 pub async fn open_loop(
     engine: &Engine,
     conversations: &[Conversation],
@@ -146,7 +146,7 @@ impl Client {
                 let record = RequestRecord { sent_at, ..RequestRecord::default() };
                 Ok(Some(Sent { record, stream }))
             }
-            Err(Error::Overloaded { .. }) => {
+            Err(Error::Engine(EngineError::Overloaded { .. })) => {
                 self.refusal = Some(sent.elapsed());
                 Ok(None)
             }
