@@ -1,7 +1,8 @@
-//! Cache-line aligned memory for packed weights, scratch, and keys and values.
+//! Cache-line aligned memory for packed weights, scratch space, and keys and values.
 //!
-//! A buffer is zeroed when made and never grows. Scratch buffers are lent out by
-//! [`Threads`](super::Threads) and go back to it, so a step allocates nothing once warm.
+//! A [`Buffer`] is filled with zeroes when it is allocated and never grows. Scratch buffers are
+//! allocated and recycled by [`Threads`](crate::threads::Threads), so that a decoding step
+//! allocates nothing once all its sizes have occurred.
 #![allow(unsafe_code, reason = "views aligned memory as slices of plain numbers")]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -9,25 +10,30 @@ use std::ptr::NonNull;
 
 use memmap2::MmapMut;
 
-/// Bytes of a cache line, and of an AVX-512 register.
-pub(super) const ALIGN: usize = 64;
+/// Alignment of every buffer in bytes: a cache line, and the width of an AVX-512 register.
+pub(super) const BUFFER_ALIGN: usize = 64;
 
-/// Bytes of a huge page on x86-64, and on aarch64 with pages of 4 KiB.
-const HUGE_PAGE: usize = 2 << 20;
+/// Bytes of a huge page on x86-64, and on aarch64 with base pages of 4 KiB.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Asks for huge pages, before the memory is touched: the kernels walk through weights faster than
-/// small pages can be looked up, above all in a virtual machine. A refusal costs only that speed.
+/// Advises the operating system to back `memory` with huge pages. This must be done before the
+/// memory is first touched. Kernels stream through weights so fast that with 4 KiB pages they are
+/// limited by TLB misses, most of all in a virtual machine. If the system refuses, only speed is
+/// lost.
 ///
-/// The ends that do not fill a page stay as they are, so that no memory beyond the slice is taken.
+/// The advice covers only the huge pages that lie entirely within `memory`, so that it does not
+/// affect memory outside the slice.
 fn prefer_huge_pages<T>(memory: &[T]) {
     #[cfg(target_os = "linux")]
     {
         let bytes = memory.as_ptr().cast::<u8>();
-        let before = bytes.align_offset(HUGE_PAGE).min(size_of_val(memory));
-        let whole = (size_of_val(memory) - before) / HUGE_PAGE * HUGE_PAGE;
+        let before = bytes.align_offset(HUGE_PAGE_BYTES).min(size_of_val(memory));
+        let whole = (size_of_val(memory) - before) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
         if whole > 0 {
             let start = bytes.wrapping_add(before).cast_mut();
-            // SAFETY: the range is a part of one allocation; the advice changes no content.
+            // SAFETY: `before + whole` is at most the size of the slice, so the range lies within
+            // it, and `start` is aligned to a page. MADV_HUGEPAGE changes no content and no
+            // mapping.
             let _ = unsafe { libc::madvise(start.cast(), whole, libc::MADV_HUGEPAGE) };
         }
     }
@@ -35,32 +41,44 @@ fn prefer_huge_pages<T>(memory: &[T]) {
     let _ = memory;
 }
 
-/// Plain numbers for which every bit pattern, zero included, is a value.
+/// Number types of which every bit pattern is a valid value, so that a [`Buffer`] of zeroed bytes
+/// can be viewed as a slice of them.
 ///
 /// # Safety
-/// The type has no padding, no invalid bit pattern, no drop, and an alignment of at most [`ALIGN`].
+/// The type has no padding, no invalid bit patterns, no drop glue, a size above 0, and an alignment
+/// of at most 64 bytes.
 pub unsafe trait Plain: Copy + 'static {}
-// SAFETY: an integer or float type: no padding, all bit patterns valid.
+// SAFETY: u8 is a primitive integer: 1 byte, alignment 1, no padding, every bit pattern is valid.
 unsafe impl Plain for u8 {}
-// SAFETY: as above.
+// SAFETY: i8 is a primitive integer: 1 byte, alignment 1, no padding, every bit pattern is valid.
 unsafe impl Plain for i8 {}
-// SAFETY: as above.
+// SAFETY: u16 is a primitive integer: 2 bytes, alignment 2, no padding, every bit pattern is valid.
 unsafe impl Plain for u16 {}
-// SAFETY: as above.
+// SAFETY: f32 is a primitive float: 4 bytes, alignment 4, no padding, every bit pattern is valid
+// (some are NaNs).
 unsafe impl Plain for f32 {}
 
-/// Zero-initialised bytes aligned to [`ALIGN`].
+/// Owned memory, initialised with zeroes and aligned to 64 bytes.
+///
+/// A buffer has no element type. [`Buffer::slice`] and [`Buffer::slice_mut`] view it as a slice of
+/// any [`Plain`] type. Buffers of 2 MiB or more begin at a huge-page boundary and are backed by
+/// huge pages if the operating system allows it; their pages become resident when they are first
+/// touched.
 pub struct Buffer {
+    /// First byte: dangling if `len` is 0, otherwise valid for `len` bytes.
     start: NonNull<u8>,
+    /// Size in bytes.
     len: usize,
-    /// What a large buffer lies in: memory that the system fills with zeroes page by page, when a
-    /// page is first touched, by whichever thread does.
+    /// The anonymous mapping that contains the memory of a large buffer; `None` if the memory came
+    /// from the global allocator. The operating system fills a page with zeroes when a thread first
+    /// touches it.
     map: Option<MmapMut>,
 }
 
-// SAFETY: the buffer owns its memory and hands it out under the usual borrow rules.
+// SAFETY: the buffer is the only owner of its memory (an allocation or a mapping), neither of which
+// is bound to a thread.
 unsafe impl Send for Buffer {}
-// SAFETY: shared access gives shared slices only.
+// SAFETY: `&Buffer` gives out only shared slices of plain numbers; writing needs `&mut Buffer`.
 unsafe impl Sync for Buffer {}
 
 impl std::fmt::Debug for Buffer {
@@ -70,11 +88,13 @@ impl std::fmt::Debug for Buffer {
 }
 
 impl Buffer {
-    /// A buffer of `count` zeroes of `T`.
+    /// Allocates a buffer of `count` zeroes of type `T`.
+    ///
+    /// If the system has not enough memory, the process ends by [`handle_alloc_error`];
+    /// [`Buffer::try_zeroed`] returns `None` in that case.
     ///
     /// # Panics
-    /// If the size in bytes overflows. If the system refuses the memory, the process is ended by
-    /// [`handle_alloc_error`]; [`Buffer::try_zeroed`] reports that instead.
+    /// If the size in bytes overflows `isize`.
     pub fn zeroed<T: Plain>(count: usize) -> Buffer {
         Self::try_zeroed::<T>(count).unwrap_or_else(|| {
             let len = count.checked_mul(size_of::<T>()).expect("a buffer's size fits in memory");
@@ -82,35 +102,36 @@ impl Buffer {
         })
     }
 
-    /// As [`Buffer::zeroed`]; `None` where the system refuses so much.
+    /// Allocates a buffer of `count` zeroes of type `T`; `None` if the size in bytes overflows or
+    /// the system has not enough memory.
     pub fn try_zeroed<T: Plain>(count: usize) -> Option<Buffer> {
         let len = count.checked_mul(size_of::<T>())?;
         if len == 0 {
             return Some(Buffer { start: NonNull::<u8>::dangling(), len: 0, map: None });
         }
-        if len >= HUGE_PAGE
+        if len >= HUGE_PAGE_BYTES
             && let Some(buffer) = Self::mapped(len)
         {
             return Some(buffer);
         }
-        let layout = Layout::from_size_align(len, ALIGN).ok()?;
-        // SAFETY: the layout's size is not zero.
+        let layout = Layout::from_size_align(len, BUFFER_ALIGN).ok()?;
+        // SAFETY: the layout's size is `len`, which was found to be above 0.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         Some(Buffer { start, len, map: None })
     }
 
-    /// A buffer that begins with a huge page.
+    /// Maps a buffer whose first byte is the first byte of a huge page.
     fn mapped(len: usize) -> Option<Buffer> {
-        let mut map = MmapMut::map_anon(len.checked_add(HUGE_PAGE)?).ok()?;
-        let skipped = map.as_ptr().align_offset(HUGE_PAGE);
-        let part = map.get_mut(skipped..skipped + len)?;
-        prefer_huge_pages(part);
-        let start = NonNull::from(part).cast::<u8>();
+        let mut map = MmapMut::map_anon(len.checked_add(HUGE_PAGE_BYTES)?).ok()?;
+        let skipped = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
+        let aligned = map.get_mut(skipped..skipped + len)?;
+        prefer_huge_pages(aligned);
+        let start = NonNull::from(aligned).cast::<u8>();
         Some(Buffer { start, len, map: Some(map) })
     }
 
     fn layout(len: usize) -> Layout {
-        Layout::from_size_align(len, ALIGN).expect("a buffer's size fits in memory")
+        Layout::from_size_align(len, BUFFER_ALIGN).expect("a buffer's size fits in memory")
     }
 
     /// Size in bytes.
@@ -118,24 +139,31 @@ impl Buffer {
         self.len
     }
 
-    /// The memory as `T`s; a remainder too short for one is left out.
+    /// The memory as a slice of `byte_len() / size_of::<T>()` elements; a shorter remainder at the
+    /// end is not part of the slice.
     pub fn slice<T: Plain>(&self) -> &[T] {
         let count = self.len / size_of::<T>();
         if count == 0 {
             return &[];
         }
-        // SAFETY: `count` Ts lie within the allocation, which is initialised and aligned for any
-        // `Plain` type, whose every bit pattern is valid; the borrow of self keeps it alive.
+        // SAFETY: `start` is valid for `len` bytes, which `count` Ts do not exceed. All bytes are
+        // initialised: with zeroes at first, and written as plain numbers since. `start` is aligned
+        // to BUFFER_ALIGN, which no `Plain` type exceeds, and every bit pattern is a valid T. The
+        // borrow of `self` keeps the memory allocated and excludes writers.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast::<T>(), count) }
     }
 
-    /// The memory as mutable `T`s; a remainder too short for one is left out.
+    /// The memory as a mutable slice of `byte_len() / size_of::<T>()` elements; a shorter remainder
+    /// at the end is not part of the slice.
     pub fn slice_mut<T: Plain>(&mut self) -> &mut [T] {
         let count = self.len / size_of::<T>();
         if count == 0 {
             return &mut [];
         }
-        // SAFETY: as in `slice`, and the exclusive borrow makes this the only view.
+        // SAFETY: `start` is valid for `len` bytes, which `count` Ts do not exceed. All bytes are
+        // initialised, `start` is aligned to BUFFER_ALIGN, which no `Plain` type exceeds, and every
+        // bit pattern is a valid T. The exclusive borrow of `self` keeps the memory allocated and
+        // excludes every other view of it.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast::<T>(), count) }
     }
 }
@@ -143,16 +171,24 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.len > 0 && self.map.is_none() {
-            // SAFETY: allocated in `zeroed` with this very layout, and freed only here.
+            // SAFETY: without a mapping, `try_zeroed` got `start` from `alloc_zeroed` with the
+            // layout of `len` bytes and BUFFER_ALIGN, as here. The buffer owns it, so it is freed
+            // only once.
             unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) }
         }
     }
 }
 
-/// A raw pointer that tasks of one parallel call share, each writing its own part.
+/// A pointer to the first element of an exclusively borrowed slice, which the tasks of one parallel
+/// call share so that each can write its own elements.
+///
+/// Code that dereferences the pointer must make sure that the borrowed slice is still alive, that
+/// it stays within the slice, and that no two threads access the same element.
 pub(super) struct SharedMut<T>(*mut T);
 
-// SAFETY: only a pointer; whoever dereferences it must prove that no two tasks touch one element.
+// SAFETY: sharing the wrapper only copies the pointer. Each `unsafe` block that dereferences it has
+// to show that no other thread accesses the same element; elements may be written from another
+// thread than the one that owns the slice because `T` is `Send`.
 unsafe impl<T: Send> Sync for SharedMut<T> {}
 
 impl<T: Plain> SharedMut<T> {
@@ -160,7 +196,8 @@ impl<T: Plain> SharedMut<T> {
         SharedMut(slice.as_mut_ptr())
     }
 
-    /// The pointer; a method so that closures capture the whole wrapper.
+    /// The pointer. This is a method because a closure that named the field would capture the bare
+    /// pointer, which is not `Sync`.
     pub(super) fn get(&self) -> *mut T {
         self.0
     }

@@ -1,67 +1,72 @@
-//! What can be wrong with a request to the kernels. All of it is found before any work is done.
+//! The errors of this crate. All of them are found before any work is done.
 
 use crate::tensor_type::TensorType;
 
-/// Why weights could not be packed or a path not be chosen.
+/// Why an instruction set could not be selected or weights could not be packed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
-    /// The name of a path is none of those that exist.
-    #[error("unknown CPU path: expected one of {expected}, got {got:?}")]
+    /// No instruction set has the given name.
+    #[error("unknown CPU instruction set: expected one of {expected}, got {got:?}")]
     UnknownPath {
-        /// The names that exist.
+        /// The names that exist, separated by commas.
         expected: &'static str,
-        /// The name that was given.
+        /// The given name.
         got: String,
     },
-    /// The processor or the operating system does not allow the path.
-    #[error("this processor does not support the CPU path: expected one of {expected}, got {got}")]
+    /// The processor or the operating system does not support the instruction set.
+    #[error(
+        "this machine does not support the CPU instruction set: expected one of {expected}, \
+         got {got}"
+    )]
     UnsupportedPath {
-        /// The names this machine supports.
+        /// The names of the instruction sets that this machine supports, separated by commas.
         expected: String,
-        /// The path that was asked for.
+        /// The name of the requested instruction set.
         got: &'static str,
     },
-    /// The weights' bytes do not fit their shape.
+    /// The number of bytes does not match the shape and element type of the weights.
     #[error(
         "{dtype:?} weights of shape [{out_features}, {in_features}]: \
          expected {expected} bytes, got {got}"
     )]
     WrongByteCount {
-        /// Type of the weights.
+        /// Element type of the weights.
         dtype: TensorType,
-        /// Rows of the weights.
+        /// Rows of the weight matrix.
         out_features: usize,
-        /// Columns of the weights.
+        /// Columns of the weight matrix.
         in_features: usize,
-        /// Bytes the shape asks for.
+        /// Bytes that the shape requires.
         expected: usize,
-        /// Bytes given.
+        /// Bytes that were given.
         got: usize,
     },
-    /// A quantised type packs its weights in blocks, and a row is no whole number of them.
+    /// A quantised type stores its weights in blocks, and the row length is not a multiple of the
+    /// block length.
     #[error("{dtype:?} weights: expected a multiple of {expected} columns, got {got}")]
     PartialBlock {
-        /// Type of the weights.
+        /// Element type of the weights.
         dtype: TensorType,
         /// Weights in a block.
         expected: usize,
-        /// Columns given.
+        /// Columns of the weight matrix.
         got: usize,
     },
-    /// A matrix without rows or columns.
+    /// The weight matrix has no rows or no columns.
     #[error("weights: expected at least 1 row and 1 column, got [{out_features}, {in_features}]")]
     Empty {
-        /// Rows given.
+        /// Rows of the weight matrix.
         out_features: usize,
-        /// Columns given.
+        /// Columns of the weight matrix.
         in_features: usize,
     },
-    /// Weights of one type cannot be rounded to the other.
+    /// Weights of one element type cannot be converted to the other. The only conversion is the
+    /// rounding of F32, F16 or BF16 to Q8_0.
     #[error("expected {to:?} weights, or F32, F16 or BF16 to round to Q8_0, got {from:?}")]
     NotRounded {
-        /// Type of what was given.
+        /// Element type of the given weights.
         from: TensorType,
-        /// Type of the matrix.
+        /// Element type of the matrix.
         to: TensorType,
     },
 }

@@ -1,30 +1,37 @@
-//! Queries and keys after their product, head by head: norm and rotation in one go.
+//! RMS norm and rotary position embedding of query and key heads, fused into one pass.
 //!
-//! The same operations in the same order as [`rms_norm_in_place`](super::rms_norm_in_place) and then
-//! [`rope`](super::rope), so the same bits; a value is read twice and written once.
-#![allow(unsafe_code, reason = "runs on lanes, whose methods are unsafe")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: the path's set")]
+//! The operations and their order are those of
+//! [`rms_norm_in_place`](crate::elementwise::rms_norm_in_place) followed by
+//! [`rope`](crate::elementwise::rope), so the result has the same bits. The fused form reads each
+//! value twice and writes it once.
+#![allow(unsafe_code, reason = "calls the methods of `Lanes`, which are unsafe")]
 
-use super::Path;
-use super::elementwise::{load_some, rope, store_some, sum_of_squares};
-use super::lanes::{LANES, Lanes, dispatch};
+use crate::elementwise::{load_some, rope, store_some, sum_of_squares};
+use crate::lanes::{LANES, Lanes, dispatch};
+use crate::path::Path;
 
-/// An RMS norm of each head.
+/// Parameters of an RMS norm that is applied to each head separately (Qwen3 and Gemma 3 norm
+/// queries and keys this way).
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorm<'a> {
-    /// `[head_dim]`.
+    /// The learned weights, `[head_dim]`, shared by all heads.
     pub weight: &'a [f32],
-    /// Added to the mean square.
+    /// Added to the mean square before the root is taken.
     pub eps: f32,
-    /// Added to each weight.
+    /// Added to each weight: 0, or 1 for models that store weights minus one (Gemma).
     pub offset: f32,
 }
 
-/// Norms the heads of one position, if there is a norm, and rotates them: `x` is `[heads, head_dim]`,
-/// `cos` and `sin` are as [`rope`](super::rope) takes them.
+/// Applies `norm`, if there is one, to each head of one position and then the rotary position
+/// embedding (Su et al., 2021).
+///
+/// `x` is `[heads, head_dim]`. `cos` and `sin` are `[rotated / 2]`, where `rotated <= head_dim` is
+/// the number of leading values per head that are rotated. Value `i` is rotated with value `i +
+/// rotated / 2` (the "rotate half" pairing of GPT-NeoX).
 ///
 /// # Panics
-/// If the sizes do not fit together.
+/// If `x` is not a whole number of heads, `norm.weight` is not `[head_dim]`, `cos` and `sin` differ
+/// in length, or they are longer than `head_dim / 2`.
 pub fn norm_and_rope(
     path: Path,
     x: &mut [f32],
@@ -35,15 +42,28 @@ pub fn norm_and_rope(
     let Some(norm) = norm else {
         return rope(path, x, head_dim, cos, sin);
     };
-    assert!(head_dim > 0 && x.len().is_multiple_of(head_dim), "whole heads");
-    assert_eq!(norm.weight.len(), head_dim, "a norm's weight is [head_dim]");
-    assert_eq!(cos.len(), sin.len(), "cos and sin must be of one size");
-    assert!(2 * cos.len() <= head_dim, "{} values do not fit {head_dim}", 2 * cos.len());
-    // SAFETY: x holds whole heads, the others what was just checked.
-    unsafe { heads_dispatch(path, x, head_dim, norm, cos, sin) }
+    assert!(
+        head_dim > 0 && x.len().is_multiple_of(head_dim),
+        "expected whole heads of {head_dim} values, got {} values",
+        x.len()
+    );
+    assert_eq!(norm.weight.len(), head_dim, "the weight of a head norm must be [head_dim]");
+    assert_eq!(cos.len(), sin.len(), "cos and sin must have the same length");
+    assert!(
+        2 * cos.len() <= head_dim,
+        "expected at most {head_dim} rotated values per head, got {}",
+        2 * cos.len()
+    );
+    // SAFETY: the assertions above are the conditions of `norm_and_rope_simd`.
+    unsafe { norm_and_rope_simd(path, x, head_dim, norm, cos, sin) }
 }
 
-/// Values from `i` on, normed.
+/// The `min(left, LANES)` values of a head from index `i` on, normed; the other lanes are
+/// unspecified.
+///
+/// # Safety
+/// The instruction set of `L` is available. `x` and `norm.weight` are readable from index `i` on
+/// for `min(left, LANES)` values.
 #[inline(always)]
 unsafe fn normed<L: Lanes>(
     x: *const f32,
@@ -52,7 +72,8 @@ unsafe fn normed<L: Lanes>(
     left: usize,
     scale: L,
 ) -> L {
-    // SAFETY: the caller gives `left` values of x from i on, and of the weight.
+    // SAFETY: `load_some` reads `min(left, LANES)` values, which the function's conditions allow
+    // from both pointers; the instruction set of `L` is available.
     unsafe {
         let factor = load_some::<L>(norm.weight.as_ptr().add(i), left, 0.0);
         let value = load_some::<L>(x.add(i), left, 0.0);
@@ -60,8 +81,11 @@ unsafe fn normed<L: Lanes>(
     }
 }
 
+/// # Safety
+/// The instruction set of `L` is available, `norm.weight` has `head_dim` values, and `cos` and
+/// `sin` have the same length, at most `head_dim / 2`.
 #[inline(always)]
-unsafe fn heads_lanes<L: Lanes>(
+unsafe fn norm_and_rope_lanes<L: Lanes>(
     x: &mut [f32],
     head_dim: usize,
     norm: HeadNorm<'_>,
@@ -71,7 +95,10 @@ unsafe fn heads_lanes<L: Lanes>(
     let half = cos.len();
     for head in x.chunks_exact_mut(head_dim) {
         let x = head.as_mut_ptr();
-        // SAFETY: a head has `head_dim` values, at least `2 * half`; lanes run on the enabled set.
+        // SAFETY: `x` points to the `head_dim` values of `head`, and `norm.weight` has as many. In
+        // the first loop `i < half`, and the loads and stores at `i` and `half + i` reach at most
+        // `2 * half <= head_dim`; `cos` and `sin` have `half` values. The second loop stays below
+        // `head_dim`. The instruction set of `L` is available.
         unsafe {
             #[allow(clippy::cast_precision_loss, reason = "a head is far shorter than 2^24")]
             let mean = sum_of_squares::<L>(x, head_dim) / head_dim as f32;
@@ -96,22 +123,26 @@ unsafe fn heads_lanes<L: Lanes>(
     }
 }
 dispatch! {
+    /// Norms and rotates heads on the instruction set of `path`.
+    ///
     /// # Safety
-    /// `x` holds whole heads, the norm's weight `head_dim` values, `cos` and `sin` at most half as many.
-    unsafe fn heads_dispatch(
+    /// `norm.weight` has `head_dim` values, and `cos` and `sin` have the same length, at most
+    /// `head_dim / 2`.
+    unsafe fn norm_and_rope_simd(
         x: &mut [f32], head_dim: usize, norm: HeadNorm<'_>, cos: &[f32], sin: &[f32],
-    ) = heads_lanes
+    ) = norm_and_rope_lanes
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::elementwise::rms_norm_in_place;
     use crate::reference::random;
-    use crate::rms_norm_in_place;
 
-    /// Goal: to the last bit what a norm and then a rotation give, at sizes that fill no vector.
+    /// Goal: the fused form has the same bits as the norm followed by the rotation, also for sizes
+    /// that are not multiples of the vector width.
     #[test]
-    fn as_norm_and_rope_apart() {
+    fn fused_form_equals_norm_then_rope() {
         for path in Path::supported() {
             for (head_dim, half) in
                 [(2, 1), (6, 3), (20, 7), (64, 32), (80, 40), (128, 64), (130, 17)]
@@ -119,19 +150,19 @@ mod tests {
                 let x = random(1, 3 * head_dim);
                 let (weight, cos, sin) = (random(2, head_dim), random(3, half), random(4, half));
                 for offset in [0.0, 1.0] {
-                    let mut apart = x.clone();
-                    rms_norm_in_place(path, &mut apart, &weight, 1e-5, offset);
-                    rope(path, &mut apart, head_dim, &cos, &sin);
+                    let mut separate = x.clone();
+                    rms_norm_in_place(path, &mut separate, &weight, 1e-5, offset);
+                    rope(path, &mut separate, head_dim, &cos, &sin);
                     let norm = HeadNorm { weight: &weight, eps: 1e-5, offset };
-                    let mut together = x.clone();
-                    norm_and_rope(path, &mut together, head_dim, Some(norm), (&cos, &sin));
-                    assert_eq!(together, apart, "{path} [{head_dim}], {half} turn");
+                    let mut fused = x.clone();
+                    norm_and_rope(path, &mut fused, head_dim, Some(norm), (&cos, &sin));
+                    assert_eq!(fused, separate, "{path} [{head_dim}], {half} pairs rotated");
                 }
-                let mut apart = x.clone();
-                rope(path, &mut apart, head_dim, &cos, &sin);
-                let mut together = x;
-                norm_and_rope(path, &mut together, head_dim, None, (&cos, &sin));
-                assert_eq!(together, apart, "{path} [{head_dim}] without a norm");
+                let mut separate = x.clone();
+                rope(path, &mut separate, head_dim, &cos, &sin);
+                let mut fused = x;
+                norm_and_rope(path, &mut fused, head_dim, None, (&cos, &sin));
+                assert_eq!(fused, separate, "{path} [{head_dim}] without a norm");
             }
         }
     }

@@ -29,7 +29,7 @@ pub(super) use chunk::Int8Chunk;
 pub(super) use set::DotSet;
 
 #[cfg(target_arch = "x86_64")]
-use crate::amx::ROWS as TILE_ROWS;
+use crate::amx::tile::AMX_TILE_ROWS as TILE_ROWS;
 use crate::gemm::group_rows;
 use crate::tensor_type::TensorType;
 use crate::threads::Threads;

@@ -1,39 +1,43 @@
-//! The way of keys and values into the cache: rounded and written row by row as soon as they are
-//! computed.
+//! Writing keys and values into the KV cache. Each row is converted to the stored type and written
+//! as soon as it is computed.
 //!
-//! What is stored is nearest to what was computed; a position's bits depend on itself alone.
-#![allow(unsafe_code, reason = "tasks write disjoint places of one store")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "each block is one rule: own place")]
+//! A value is rounded to the nearest one that the stored type represents. The stored bits of a
+//! position depend on that position's values alone.
+#![allow(unsafe_code, reason = "tasks write disjoint slots of one store")]
 
 use std::marker::PhantomData;
 
 use half::slice::HalfFloatSliceExt;
 
-use super::lanes::{LANES, Lanes, dispatch};
-use super::{KvLayout, Path};
+use crate::kv_layout::KvLayout;
+use crate::lanes::{LANES, Lanes, dispatch};
+use crate::path::Path;
 
 /// The largest finite f16.
 const F16_MAX: f32 = 65_504.0;
-/// Adding it leaves the nearest integer in the low bits of the significand.
-const ROUND: f32 = 12_582_912.0;
+/// 1.5 * 2^23. Adding it to a number between -2^22 and 2^22 leaves the nearest integer in the low
+/// bits of the significand.
+const ROUND_TO_INTEGER: f32 = 12_582_912.0;
 
-/// Values of a head that are rounded together before they are turned, even.
-const TOGETHER: usize = 256;
+/// Values of a head that are rounded into a local array at a time before they are written
+/// transposed. Even, so that a pair of bf16 values is never split.
+const VALUES_PER_CHUNK: usize = 256;
 
-/// Keys or values of one layer, to be written, in the order that their [`KvLayout`] says.
+/// Keys or values of one layer as a mutable slice. Their order is that of the [`KvLayout`] which
+/// the slice is used with.
 #[derive(Debug)]
 pub enum KvSliceMut<'a> {
-    /// Single precision.
+    /// f32 values.
     F32(&'a mut [f32]),
     /// The bits of bf16 values.
     Bf16(&'a mut [u16]),
     /// The bits of f16 values.
     F16(&'a mut [u16]),
-    /// Integers of 8 bits, which the scale of their position and head multiplies.
+    /// Signed bytes from -127 to 127 with one scale per position and head.
     Int8 {
-        /// The integers.
+        /// The quantised values. The value itself is `values[i] * scale`.
         values: &'a mut [i8],
-        /// `[block_count, block_size, kv_heads]`.
+        /// `[block_count, block_size, kv_heads]`, in either layout.
         scales: &'a mut [f32],
     },
 }
@@ -48,158 +52,201 @@ impl KvSliceMut<'_> {
     }
 }
 
-/// The places of a step's rows in the store: `block * block_size + offset`, or none for rows that are
-/// not written. No two rows have one place. Reused between steps.
+/// The slot mapping of a step, as in vLLM: for each row of a batch, the slot of the KV cache that
+/// its keys and values are written to. A slot is `block * block_size + offset`.
+///
+/// **Invariant**: no two rows have the same slot. [`KvRows`] relies on it to write rows from
+/// several threads. The allocations are reused from step to step.
 #[derive(Debug, Default)]
-pub struct KvPlaces {
-    places: Vec<Option<usize>>,
+pub struct SlotMapping {
+    /// The slot of each row; `None` for rows that are not written.
+    slots: Vec<Option<usize>>,
+    /// All slots in ascending order.
     sorted: Vec<usize>,
 }
 
-impl KvPlaces {
-    /// Takes the places of all rows.
+impl SlotMapping {
+    /// Replaces the mapping: one item per row, `None` for rows that are not written.
     ///
     /// # Panics
-    /// If two rows have one place: a bug of the caller.
-    pub fn fill(&mut self, places: impl Iterator<Item = Option<usize>>) {
-        self.places.clear();
-        self.places.extend(places);
+    /// If two rows have the same slot.
+    pub fn fill(&mut self, slots: impl Iterator<Item = Option<usize>>) {
+        self.slots.clear();
+        self.slots.extend(slots);
         self.sorted.clear();
-        self.sorted.extend(self.places.iter().flatten());
+        self.sorted.extend(self.slots.iter().flatten());
         self.sorted.sort_unstable();
         let distinct = self.sorted.windows(2).all(|pair| pair[0] < pair[1]);
-        assert!(distinct, "two rows are to be written to one place");
+        if !distinct {
+            // The invariant must hold also if the panic is caught.
+            self.slots.clear();
+            self.sorted.clear();
+        }
+        assert!(distinct, "two rows are to be written to the same slot");
     }
 
-    /// One more than the last place.
+    /// The highest slot plus one; 0 if there are none.
     fn end(&self) -> usize {
         self.sorted.last().map_or(0, |last| last + 1)
     }
 
-    /// The place of each row.
+    /// The slot of each row, in the order of the rows.
     #[must_use]
     pub fn as_slice(&self) -> &[Option<usize>] {
-        &self.places
+        &self.slots
     }
 }
 
-/// Where the rows of one product, keys or values, go.
+/// The destination of the key or value rows of one step in one layer of the KV cache.
+///
+/// A row is `[kv_heads, head_dim]`, the keys or values of one position. It is converted to the
+/// stored type and written to the row's slot in the store's layout.
 #[derive(Debug)]
 pub struct KvRows<'a> {
     path: Path,
-    memory: Memory,
+    store: StorePointer,
     layout: KvLayout,
-    places: &'a [Option<usize>],
+    /// The slot of each row: distinct, and all within the store.
+    slots: &'a [Option<usize>],
     head_dim: usize,
-    /// Values of a row.
+    /// Values of a row: `kv_heads * head_dim`.
     width: usize,
-    store: PhantomData<&'a mut [f32]>,
+    /// The exclusive borrow of the memory that `store` points to.
+    borrow: PhantomData<&'a mut [f32]>,
 }
 
+/// The start of a [`KvSliceMut`], with the start of the scales for bytes.
 #[derive(Clone, Copy, Debug)]
-enum Memory {
+enum StorePointer {
     F32(*mut f32),
     Bf16(*mut u16),
     F16(*mut u16),
     Int8(*mut i8, *mut f32),
 }
 
-// SAFETY: the pointers stand for an exclusive borrow; whoever writes through a shared reference
-// promises that no two threads write one place.
+// SAFETY: the pointers take the place of the exclusive borrow `&'a mut [..]` of plain numbers that
+// `new` got, and such a borrow may move to another thread.
 unsafe impl Send for KvRows<'_> {}
-// SAFETY: as above.
+// SAFETY: through a shared reference only `write` accesses the store. It is unsafe, and its callers
+// make sure that no two threads write the same heads of a row; different rows have different slots
+// by the invariant of `SlotMapping`.
 unsafe impl Sync for KvRows<'_> {}
 
 impl<'a> KvRows<'a> {
-    /// The rows that `places` says, in `store`, which has the layout; a row is `[kv_heads, head_dim]`.
+    /// Creates the destination of as many rows as `slots` has.
+    ///
+    /// `store` holds all blocks of the layer in the order of `layout`. A row is `[kv_heads,
+    /// head_dim]`.
     ///
     /// # Panics
-    /// If a place is out of range: a bug of the caller.
+    /// If a slot lies outside the store, if the store of bytes has not exactly one scale per head,
+    /// or if `layout` is transposed with a block size that is not a multiple of 16 or with bf16
+    /// heads of odd length.
     #[must_use]
     pub fn new(
         path: Path,
         store: KvSliceMut<'a>,
         layout: KvLayout,
-        places: &'a KvPlaces,
+        slots: &'a SlotMapping,
         kv_heads: usize,
         head_dim: usize,
     ) -> KvRows<'a> {
         let width = kv_heads * head_dim;
         let end = match layout {
-            KvLayout::Rows => places.end(),
-            KvLayout::Turned { block_size } => {
-                assert!(block_size.is_multiple_of(LANES), "{block_size} positions are not turned");
+            KvLayout::Rows => slots.end(),
+            KvLayout::Transposed { block_size } => {
+                assert!(
+                    block_size.is_multiple_of(LANES),
+                    "transposed blocks must be a multiple of {LANES} positions, got {block_size}"
+                );
                 let pairs = matches!(store, KvSliceMut::Bf16(_));
-                assert!(!pairs || head_dim.is_multiple_of(2), "heads of {head_dim} have no pairs");
-                places.end().next_multiple_of(block_size)
+                assert!(
+                    !pairs || head_dim.is_multiple_of(2),
+                    "transposed bf16 heads must have an even length, got {head_dim}"
+                );
+                slots.end().next_multiple_of(block_size)
             }
         };
-        let (end, len) = (end * width, store.len());
-        assert!(end <= len, "{end} values are out of range for a store of {len}");
+        let len = store.len();
+        assert!(
+            end.checked_mul(width).is_some_and(|values| values <= len),
+            "{end} slots of {width} values are out of range for a store of {len} values"
+        );
         if let KvSliceMut::Int8 { scales, .. } = &store {
-            assert_eq!(scales.len() * head_dim, len, "one scale a head");
+            assert_eq!(scales.len() * head_dim, len, "expected one scale per position and head");
         }
-        let memory = match store {
-            KvSliceMut::F32(values) => Memory::F32(values.as_mut_ptr()),
-            KvSliceMut::Bf16(values) => Memory::Bf16(values.as_mut_ptr()),
-            KvSliceMut::F16(values) => Memory::F16(values.as_mut_ptr()),
+        let store = match store {
+            KvSliceMut::F32(values) => StorePointer::F32(values.as_mut_ptr()),
+            KvSliceMut::Bf16(values) => StorePointer::Bf16(values.as_mut_ptr()),
+            KvSliceMut::F16(values) => StorePointer::F16(values.as_mut_ptr()),
             KvSliceMut::Int8 { values, scales } => {
-                Memory::Int8(values.as_mut_ptr(), scales.as_mut_ptr())
+                StorePointer::Int8(values.as_mut_ptr(), scales.as_mut_ptr())
             }
         };
-        let places = &places.places;
-        KvRows { path, memory, layout, places, head_dim, width, store: PhantomData }
+        let slots = &slots.slots;
+        KvRows { path, store, layout, slots, head_dim, width, borrow: PhantomData }
     }
 
-    /// Rows there are.
+    /// Number of rows.
     pub(super) fn rows(&self) -> usize {
-        self.places.len()
+        self.slots.len()
     }
 
-    /// Values of a row.
+    /// Values of a row: `kv_heads * head_dim`.
     pub(super) fn width(&self) -> usize {
         self.width
     }
 
-    /// Writes a whole row, `[kv_heads, head_dim]`.
+    /// Writes a whole row, `[kv_heads, head_dim]`. Does nothing if the row has no slot.
     ///
     /// # Panics
-    /// If there is no such row or it is of another size.
+    /// If `row` is not below the number of rows, or `values` has another length than a row.
     pub fn write_row(&mut self, row: usize, values: &[f32]) {
         assert_eq!(values.len(), self.width, "a row has {} values", self.width);
-        // SAFETY: the exclusive borrow: nobody else writes.
+        // SAFETY: `&mut self` proves that no other thread writes.
         unsafe { self.write(row, 0, values) }
     }
 
-    /// Writes whole heads of a row, beginning with the head of value `first`.
+    /// Writes whole heads of a row, of which the first begins at the row's value `first`. Does
+    /// nothing if the row has no slot.
     ///
     /// # Safety
-    /// Nobody else writes these heads of the row at the same time.
+    /// No other thread writes these heads of this row at the same time.
     pub(super) unsafe fn write(&self, row: usize, first: usize, values: &[f32]) {
-        let Some(place) = self.places[row] else { return };
-        debug_assert!(first.is_multiple_of(self.head_dim));
-        debug_assert!(values.len().is_multiple_of(self.head_dim));
+        let Some(slot) = self.slots[row] else { return };
+        debug_assert!(first.is_multiple_of(self.head_dim), "{first} begins no head");
+        debug_assert!(values.len().is_multiple_of(self.head_dim), "{} values", values.len());
         assert!(first + values.len() <= self.width, "a row has {} values", self.width);
-        let at = place * self.width + first;
-        // SAFETY: places are distinct and in range, so these heads are this call's alone.
-        unsafe {
-            if let KvLayout::Turned { block_size } = self.layout {
-                for (index, head) in values.chunks_exact(self.head_dim).enumerate() {
-                    self.write_turned(place, first / self.head_dim + index, head, block_size);
+        if let KvLayout::Transposed { block_size } = self.layout {
+            for (index, head) in values.chunks_exact(self.head_dim).enumerate() {
+                // SAFETY: the slot is one of `slots`. The heads are below `width / head_dim` by the
+                // assertion above, and no other thread writes them: rows have distinct slots, and
+                // for this row the caller makes sure of it.
+                unsafe {
+                    self.write_transposed(slot, first / self.head_dim + index, head, block_size);
                 }
-                return;
             }
-            let (from, len) = (values.as_ptr(), values.len());
-            match self.memory {
-                Memory::F32(to) => std::ptr::copy_nonoverlapping(from, to.add(at), len),
-                Memory::Bf16(to) => {
+            return;
+        }
+        let at = slot * self.width + first;
+        let (from, len) = (values.as_ptr(), values.len());
+        // SAFETY: `new` has checked that `(slot + 1) * width` values lie within the store and that
+        // it has a scale for each `head_dim` of them, so `at..at + len` and their scales are in
+        // bounds by the assertion above. No other thread accesses them: the store is exclusively
+        // borrowed, rows have distinct slots, and for this row the caller makes sure of it.
+        // `values` cannot overlap the store for the same reason. The dispatched functions have no
+        // conditions.
+        unsafe {
+            match self.store {
+                StorePointer::F32(to) => std::ptr::copy_nonoverlapping(from, to.add(at), len),
+                StorePointer::Bf16(to) => {
                     let to = std::slice::from_raw_parts_mut(to.add(at), len);
                     bf16_dispatch(self.path, values, to);
                 }
-                Memory::F16(to) => {
+                StorePointer::F16(to) => {
                     round_to_f16(values, std::slice::from_raw_parts_mut(to.add(at), len));
                 }
-                Memory::Int8(to, scales) => {
+                StorePointer::Int8(to, scales) => {
                     let scales = scales.add(at / self.head_dim);
                     for (index, head) in values.chunks_exact(self.head_dim).enumerate() {
                         let to = std::slice::from_raw_parts_mut(
@@ -215,35 +262,48 @@ impl<'a> KvRows<'a> {
         }
     }
 
-    /// Writes one head, turned.
+    /// Writes one head of `head_dim` values to a store of the layout [`KvLayout::Transposed`].
     ///
     /// # Safety
-    /// The place and head are there, and this call's alone.
-    unsafe fn write_turned(&self, place: usize, kv_head: usize, head: &[f32], block_size: usize) {
+    /// `slot` is one of `self.slots`, `kv_head` is below `width / head_dim`, `block_size` is that
+    /// of the layout, and no other thread writes this head of this slot at the same time.
+    unsafe fn write_transposed(
+        &self,
+        slot: usize,
+        kv_head: usize,
+        head: &[f32],
+        block_size: usize,
+    ) {
         let (block, offset, lane) =
-            (place / block_size, place % block_size / LANES * LANES, place % LANES);
+            (slot / block_size, slot % block_size / LANES * LANES, slot % LANES);
         let kv_heads = self.width / self.head_dim;
         let panel = ((block * kv_heads + kv_head) * block_size + offset) * self.head_dim;
-        for (index, values) in head.chunks(TOGETHER).enumerate() {
-            let (at, len) = (panel + index * TOGETHER * LANES, values.len());
-            // SAFETY: the caller's promise; a panel is there as a whole.
+        for (index, values) in head.chunks(VALUES_PER_CHUNK).enumerate() {
+            let (at, len) = (panel + index * VALUES_PER_CHUNK * LANES, values.len());
+            // SAFETY: `new` has checked that the store holds whole blocks up to the highest slot,
+            // so the panel of `16 * head_dim` values at `panel` lies within it. The values of this
+            // chunk go to lane `lane` of the panel's steps from `index * VALUES_PER_CHUNK` on, of
+            // which there are `len`; for bf16, `head_dim` and so `len` are even. `slot * kv_heads +
+            // kv_head` is below the number of scales. Other slots have other lanes or panels, other
+            // heads other panels, and for this head of this slot the caller excludes other threads.
+            // The dispatched functions have no conditions.
             unsafe {
-                match self.memory {
-                    Memory::F32(to) => scatter::<_, 1>(values, to.add(at + lane)),
-                    Memory::Bf16(to) => {
-                        let mut rounded = [0; TOGETHER];
+                match self.store {
+                    StorePointer::F32(to) => scatter::<_, 1>(values, to.add(at + lane)),
+                    StorePointer::Bf16(to) => {
+                        let mut rounded = [0; VALUES_PER_CHUNK];
                         bf16_dispatch(self.path, values, &mut rounded[..len]);
                         scatter::<_, 2>(&rounded[..len], to.add(at + 2 * lane));
                     }
-                    Memory::F16(to) => {
-                        let mut rounded = [0; TOGETHER];
+                    StorePointer::F16(to) => {
+                        let mut rounded = [0; VALUES_PER_CHUNK];
                         round_to_f16(values, &mut rounded[..len]);
                         scatter::<_, 1>(&rounded[..len], to.add(at + lane));
                     }
-                    Memory::Int8(to, scales) => {
+                    StorePointer::Int8(to, scales) => {
                         let (scale, inverse) = scale_of(head);
-                        scales.add(place * kv_heads + kv_head).write(scale);
-                        let mut rounded = [0; TOGETHER];
+                        scales.add(slot * kv_heads + kv_head).write(scale);
+                        let mut rounded = [0; VALUES_PER_CHUNK];
                         int8_dispatch(self.path, values, inverse, &mut rounded[..len]);
                         scatter::<_, 1>(&rounded[..len], to.add(at + lane));
                     }
@@ -253,14 +313,17 @@ impl<'a> KvRows<'a> {
     }
 }
 
-/// Writes values, N at a time, each time one panel's step further.
+/// Writes groups of N successive values, each group `16 * N` values after the one before it: one
+/// lane of a transposed panel. A remainder of fewer than N values is not written.
 ///
 /// # Safety
-/// `to` is valid for as many values of a panel's lane.
+/// `to + i * 16 * N` is writable for N values, for each `i` below `from.len() / N`, and no other
+/// thread accesses them.
 unsafe fn scatter<T: Copy, const N: usize>(from: &[T], to: *mut T) {
     let (groups, _) = from.as_chunks::<N>();
     for (index, group) in groups.iter().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: `index` is below `from.len() / N`, for which the caller allows the write; it
+        // needs no alignment beyond that of T, and takes none.
         unsafe { to.add(index * N * LANES).cast::<[T; N]>().write_unaligned(*group) }
     }
 }
@@ -270,8 +333,10 @@ unsafe fn bf16_lanes<L: Lanes>(from: &[f32], to: &mut [u16]) {
     round_to_bf16(from, to);
 }
 dispatch! {
+    /// [`round_to_bf16`], compiled for the instruction set of `path`.
+    ///
     /// # Safety
-    /// None.
+    /// There are no conditions; `dispatch!` makes unsafe functions only.
     unsafe fn bf16_dispatch(from: &[f32], to: &mut [u16]) = bf16_lanes
 }
 
@@ -280,59 +345,64 @@ unsafe fn int8_lanes<L: Lanes>(from: &[f32], inverse: f32, to: &mut [i8]) {
     round_to_int8(from, inverse, to);
 }
 dispatch! {
+    /// [`round_to_int8`], compiled for the instruction set of `path`.
+    ///
     /// # Safety
-    /// None.
+    /// There are no conditions; `dispatch!` makes unsafe functions only.
     unsafe fn int8_dispatch(from: &[f32], inverse: f32, to: &mut [i8]) = int8_lanes
 }
 
-/// Rounds to the bits of bf16, to nearest even. Both are of one size.
+/// Rounds to the bits of bf16, to nearest with ties to even. Both slices have the same length.
 #[inline(always)]
 fn round_to_bf16(from: &[f32], to: &mut [u16]) {
     for (value, rounded) in from.iter().zip(to) {
         let bits = value.to_bits();
-        // Written without a branch, so that it is compiled to vector code.
+        // Without a branch, so that the compiler vectorises the loop.
         let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
         let quiet_nan = bits >> 16 | 0x40;
         *rounded = if value.is_nan() { quiet_nan } else { nearest } as u16;
     }
 }
 
-/// Rounds to the bits of f16, to nearest even; what is too large becomes the largest. Both are of
-/// one size.
+/// Rounds to the bits of f16, to nearest with ties to even. Magnitudes above the largest finite f16
+/// become that number. Both slices have the same length.
 fn round_to_f16(from: &[f32], to: &mut [u16]) {
-    let mut near = [0.0; 64];
+    let mut clamped = [0.0; 64];
     let mut rounded = [half::f16::ZERO; 64];
-    for (from, to) in from.chunks(near.len()).zip(to.chunks_mut(near.len())) {
-        let (near, rounded) = (&mut near[..from.len()], &mut rounded[..from.len()]);
-        for (near, value) in near.iter_mut().zip(from) {
-            *near = value.clamp(-F16_MAX, F16_MAX);
+    for (from, to) in from.chunks(clamped.len()).zip(to.chunks_mut(clamped.len())) {
+        let (clamped, rounded) = (&mut clamped[..from.len()], &mut rounded[..from.len()]);
+        for (clamped, value) in clamped.iter_mut().zip(from) {
+            *clamped = value.clamp(-F16_MAX, F16_MAX);
         }
-        rounded.convert_from_f32_slice(near);
+        rounded.convert_from_f32_slice(clamped);
         for (to, rounded) in to.iter_mut().zip(rounded) {
             *to = rounded.to_bits();
         }
     }
 }
 
-/// What the integers of a head are to be multiplied with, and its values before they are rounded to integers
-/// from -127 to 127. A head with a NaN or an infinity gets the scale NaN.
+/// The scale of a head that is stored as bytes, and its inverse: the factor that brings the values
+/// into -127..=127 before they are rounded. A head that contains a NaN or an infinity gets the
+/// scale NaN.
 fn scale_of(head: &[f32]) -> (f32, f32) {
-    // Without the sign, bits are ordered as what they stand for; infinity and NaN come last.
+    // The bits of non-negative floats have the same order as the floats; infinity and NaN come
+    // last.
     let largest = head.iter().fold(0, |largest, value| largest.max(value.abs().to_bits()));
     let largest = f32::from_bits(largest);
     if !largest.is_finite() {
         return (f32::NAN, 0.0);
     }
-    // The inverse of a number below 2^-120 or so would overflow: such a head is taken for zero.
+    // The inverse of a number below about 2^-120 would overflow. Such a head is stored as zeroes.
     (largest / 127.0, if largest > 1e-36 { 127.0 / largest } else { 0.0 })
 }
 
-/// Rounds to integers what the inverse brings into their range. Both are of one size.
+/// Multiplies values by `inverse`, which brings them into -127..=127, and rounds them to integers,
+/// to nearest with ties to even. Both slices have the same length.
 #[inline(always)]
 fn round_to_int8(from: &[f32], inverse: f32, to: &mut [i8]) {
     for (value, rounded) in from.iter().zip(to) {
-        // The low byte of the sum is the nearest integer, in two's complement.
-        *rounded = (value * inverse + ROUND).to_bits() as i8;
+        // The low byte of the sum is the nearest integer in two's complement.
+        *rounded = (value * inverse + ROUND_TO_INTEGER).to_bits() as i8;
     }
 }
 
@@ -340,7 +410,7 @@ fn round_to_int8(from: &[f32], inverse: f32, to: &mut [i8]) {
 mod tests {
     use super::*;
 
-    /// Goal: bf16 rounding is that of the `half` crate, for every kind of value.
+    /// Goal: bf16 rounding equals that of the `half` crate for every kind of value.
     #[test]
     fn bf16_rounds_as_half_does() {
         let from: Vec<f32> = (0..=u32::MAX).step_by(4099).map(f32::from_bits).collect();
@@ -351,7 +421,8 @@ mod tests {
         }
     }
 
-    /// Goal: f16 rounding is that of the `half` crate within its range, and ends at its largest.
+    /// Goal: f16 rounding equals that of the `half` crate within the range of f16 and saturates
+    /// beyond.
     #[test]
     fn f16_rounds_as_half_does_and_saturates() {
         let from: Vec<f32> = (0..=u32::MAX).step_by(4099).map(f32::from_bits).collect();
@@ -364,10 +435,11 @@ mod tests {
         }
     }
 
-    /// Goal: integers are off by at most 1/254 of the largest value; zeroes, tiny heads and what is
-    /// not finite come back as what they are.
+    /// Goal: the error of 8-bit values is at most 1/254 of the head's largest value; heads of
+    /// zeroes and tiny values are stored as such, and heads with values that are not finite become
+    /// NaN.
     #[test]
-    fn integers_are_near() {
+    fn int8_error_is_bounded() {
         for scale in [1e-42, 1e-30, 0.01, 1.0, 3e4, 1e38] {
             let from: Vec<f32> = (0..64).map(|i| (i as f32 * 0.7).sin() * scale).collect();
             let mut to = vec![0; 64];

@@ -23,7 +23,7 @@
 //!
 //! | modules | contents |
 //! |---|---|
-//! | `path`, `threads`, `buffer`, `error`, `tensor_type`, `fetch` | instruction sets, threads, aligned memory, prefetching |
+//! | `path`, `threads`, `buffer`, `error`, `tensor_type`, `prefetch` | instruction sets, threads, aligned memory, prefetching |
 //! | `lanes` | SIMD vectors on each instruction set, dispatch, exponentials |
 //! | `quant`, `source_rows` | GGUF block formats; rows that are not packed yet |
 //! | `gemm`, `int8`, `amx` | packing of activations and microkernels: floats, quantised weights, AMX |
@@ -38,7 +38,6 @@ mod attention;
 mod buffer;
 mod elementwise;
 mod error;
-mod fetch;
 mod gemm;
 mod heads;
 mod int8;
@@ -49,6 +48,7 @@ mod matrix;
 mod operand;
 mod packing;
 mod path;
+mod prefetch;
 mod product;
 mod quant;
 mod source_rows;
@@ -58,13 +58,15 @@ mod threads;
 #[cfg(test)]
 mod reference;
 
-pub use attention::{AttentionArgs, AttentionSequence, KvSlice, attention, positions_read};
+pub use attention::args::{AttentionArgs, AttentionSequence, KvSlice};
+pub use attention::attention;
+pub use attention::prefix_sharing::positions_read;
 pub use buffer::{Buffer, Plain};
 pub use elementwise::{add, gelu_tanh_mul, rms_norm, rms_norm_in_place, silu_mul};
 pub use error::KernelError;
 pub use heads::{HeadNorm, norm_and_rope};
 pub use kv_layout::KvLayout;
-pub use kv_rows::{KvPlaces, KvRows, KvSliceMut};
+pub use kv_rows::{KvRows, KvSliceMut, SlotMapping};
 pub use matrix::Matrix;
 pub use operand::Operands;
 pub use path::{Path, PathKind};

@@ -17,7 +17,7 @@ mod pack;
 mod partition;
 
 #[cfg(target_arch = "x86_64")]
-use crate::amx;
+use crate::amx::chunk::{AmxChunkArgs, multiply_chunk, partial_sums_len};
 use crate::buffer::{Buffer, SharedMut};
 use crate::error::KernelError;
 use crate::gemm;
@@ -326,8 +326,8 @@ impl Matrix {
             }
             #[cfg(target_arch = "x86_64")]
             Packing::Tiles { inner } => {
-                let mut waiting = threads.scratch::<f32>(amx::waiting_len(rows));
-                let args = amx::TileArgs {
+                let mut partial_sums = threads.scratch::<f32>(partial_sums_len(rows));
+                let args = AmxChunkArgs {
                     packed: values.cast::<u16>(),
                     rows,
                     padded_inner: inner,
@@ -335,11 +335,11 @@ impl Matrix {
                     out,
                     out_features: out_row,
                     features,
-                    waiting: waiting.slice_mut::<f32>().as_mut_ptr(),
+                    partial_sums: partial_sums.slice_mut::<f32>().as_mut_ptr(),
                 };
                 // SAFETY: `Packing::Tiles` exists only for a path with AMX. The panels are those of
                 // the task, and `out` is exclusive to it.
-                unsafe { amx::chunk(&args) }
+                unsafe { multiply_chunk(&args) }
             }
             Packing::Pairs { inner, .. } => {
                 let args = lane_args(values, inner / 2, task, out, out_row);

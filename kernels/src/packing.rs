@@ -6,7 +6,7 @@
 #![allow(unsafe_code, reason = "tasks pack disjoint blocks of one buffer")]
 
 #[cfg(target_arch = "x86_64")]
-use crate::amx;
+use crate::amx::{chunk::pack_row_tile, tile::AMX_TILE_ROWS};
 use crate::gemm;
 use crate::int8;
 use crate::path::Path;
@@ -51,7 +51,7 @@ impl Packing {
         match self {
             Packing::Lanes { group_max, .. } | Packing::Pairs { group_max, .. } => group_max,
             #[cfg(target_arch = "x86_64")]
-            Packing::Tiles { .. } => amx::ROWS,
+            Packing::Tiles { .. } => AMX_TILE_ROWS,
             Packing::Bytes { groups, .. } => groups.size_max(),
         }
     }
@@ -60,7 +60,7 @@ impl Packing {
     pub(crate) fn rows_step(self) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Packing::Tiles { .. } => 2 * amx::ROWS,
+            Packing::Tiles { .. } => 2 * AMX_TILE_ROWS,
             _ => self.group_max(),
         }
     }
@@ -72,7 +72,7 @@ impl Packing {
                 gemm::group_rows(left, group_max)
             }
             #[cfg(target_arch = "x86_64")]
-            Packing::Tiles { .. } => amx::ROWS,
+            Packing::Tiles { .. } => AMX_TILE_ROWS,
             Packing::Bytes { groups, .. } => groups.size(left),
         }
     }
@@ -228,9 +228,9 @@ impl Packed {
                 }
                 #[cfg(target_arch = "x86_64")]
                 Packing::Tiles { .. } => {
-                    let start = values.cast::<u16>().add(from * amx::ROWS);
-                    let block = std::slice::from_raw_parts_mut(start, count * amx::ROWS);
-                    amx::pack_row_tile(source, block);
+                    let start = values.cast::<u16>().add(from * AMX_TILE_ROWS);
+                    let block = std::slice::from_raw_parts_mut(start, count * AMX_TILE_ROWS);
+                    pack_row_tile(source, block);
                 }
                 Packing::Bytes { groups, .. } => {
                     let scales = from / SUB_BLOCK * group;

@@ -1,47 +1,57 @@
-//! Which instruction set the kernels use: detected at run time, lowered by an environment variable.
+//! Which instruction set the kernels use. It is detected at run time; an environment variable can
+//! select a lower one.
 //!
-//! A [`Path`] can only be made for a set that this processor *and* this operating system allow, so
-//! holding one is the proof that the kernels' `unsafe` code relies on.
-#![allow(unsafe_code, reason = "asks the processor for its maker")]
+//! **Invariant**: a [`Path`] exists only for an instruction set that both the processor and the
+//! operating system support. The `unsafe` code of the kernels relies on this: a function that takes
+//! a `Path` may execute the instructions of its set.
+#![allow(unsafe_code, reason = "the CPUID intrinsics are unsafe functions on older compilers")]
 
-use super::error::KernelError;
+#[cfg(target_arch = "x86_64")]
+use crate::amx::probe;
+use crate::error::KernelError;
 
-/// The environment variable that forces a path.
-pub(super) const VARIABLE: &str = "STOLON_CPU_PATH";
+/// The environment variable that selects an instruction set by name.
+const VARIABLE: &str = "STOLON_CPU_PATH";
 const NAMES: &str = "portable, neon, avx2, avx512, avx512bf16, amx";
 
-/// The instruction sets, each including those of its architecture before it.
+/// The instruction sets. On one architecture each set includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PathKind {
-    /// Plain Rust, whatever the compiler makes of it. Every architecture.
+    /// Plain Rust without intrinsics. Runs on every architecture.
     Portable,
-    /// aarch64, all of which have it.
+    /// NEON, which every aarch64 processor has.
     Neon,
-    /// x86-64 AVX2, FMA and F16C.
+    /// AVX2, FMA and F16C of x86-64.
     Avx2,
-    /// AVX-512 F, BW, VL and DQ.
+    /// AVX-512 F, BW, VL and DQ of x86-64.
     Avx512,
-    /// AVX-512 with dot products of bf16 pairs.
+    /// [`Avx512`](Self::Avx512) and AVX-512 BF16: dot products of bf16 pairs.
     Avx512Bf16,
-    /// Tiles of bf16, and of int8 where they do not trap (Advanced Matrix Extensions).
+    /// Advanced Matrix Extensions: tile products of bf16, and also of int8 if those do not trap on
+    /// this machine.
     Amx,
 }
 
-/// A supported instruction set.
+/// An instruction set that this machine supports. All public functions of this crate that run
+/// vector code take one or contain one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Path(PathKind);
 
 impl Path {
-    /// Plain Rust: supported everywhere.
+    /// Plain Rust, supported everywhere.
     pub const PORTABLE: Path = Path(PathKind::Portable);
 
-    /// The best path of this machine: the last of [`Path::supported`], except that on Intel's
-    /// processors without AMX `avx512` comes before `avx512bf16`, whose dot products run there at
-    /// half the rate of two fused multiplications. Or the path that the environment variable `STOLON_CPU_PATH`
-    /// (`portable`, `neon`, `avx2`, `avx512`, `avx512bf16` or `amx`) names.
+    /// The instruction set named by the environment variable `STOLON_CPU_PATH` (`portable`, `neon`,
+    /// `avx2`, `avx512`, `avx512bf16` or `amx`), or the fastest one of this machine if the variable
+    /// is not set or empty.
+    ///
+    /// The fastest is the last of [`Path::supported`], with one exception: on Intel processors
+    /// without AMX, `avx512` is preferred to `avx512bf16`, because a bf16 dot product has half the
+    /// throughput of two fused multiply-adds there.
     ///
     /// # Errors
-    /// [`KernelError::UnknownPath`] and [`KernelError::UnsupportedPath`] for the variable's value.
+    /// [`KernelError::UnknownPath`] or [`KernelError::UnsupportedPath`] if the variable's value is
+    /// not the name of an instruction set, or of one that this machine does not support.
     pub fn detect() -> Result<Path, KernelError> {
         match std::env::var(VARIABLE) {
             Ok(name) if !name.is_empty() => Path::named(&name),
@@ -49,11 +59,11 @@ impl Path {
         }
     }
 
-    /// The path of that name.
+    /// The instruction set of the given name, ignoring case and surrounding white space.
     ///
     /// # Errors
-    /// [`KernelError::UnknownPath`] for a name that does not exist, [`KernelError::UnsupportedPath`]
-    /// for a path this machine cannot run.
+    /// [`KernelError::UnknownPath`] if no instruction set has this name,
+    /// [`KernelError::UnsupportedPath`] if this machine does not support it.
     pub fn named(name: &str) -> Result<Path, KernelError> {
         let kind = match name.trim().to_ascii_lowercase().as_str() {
             "portable" => PathKind::Portable,
@@ -71,7 +81,8 @@ impl Path {
         })
     }
 
-    /// All paths of this machine, from the slowest to the best.
+    /// All instruction sets that this machine supports, in ascending order, which begins with
+    /// [`Path::PORTABLE`].
     #[must_use]
     pub fn supported() -> Vec<Path> {
         let mut paths = vec![Path::PORTABLE];
@@ -84,6 +95,7 @@ impl Path {
         paths
     }
 
+    /// The fastest instruction set of this machine; see [`Path::detect`] for the exception.
     fn best() -> Path {
         let best = Path::supported().last().copied().unwrap_or(Path::PORTABLE);
         if best.0 == PathKind::Avx512Bf16 && intel() {
@@ -92,13 +104,13 @@ impl Path {
         best
     }
 
-    /// Which instruction set it is.
+    /// The instruction set.
     #[must_use]
     pub fn kind(self) -> PathKind {
         self.0
     }
 
-    /// Its name, as `STOLON_CPU_PATH` spells it.
+    /// The name as it is written in `STOLON_CPU_PATH`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self.0 {
@@ -123,10 +135,11 @@ fn intel() -> bool {
     false
 }
 
+/// Whether Intel made the processor.
 #[cfg(target_arch = "x86_64")]
 fn intel() -> bool {
     #[allow(unused_unsafe, reason = "a safe function on newer compilers")]
-    // SAFETY: every x86-64 processor has this instruction and its first leaf.
+    // SAFETY: every x86-64 processor has the CPUID instruction with leaf 0.
     let leaf = unsafe { std::arch::x86_64::__cpuid(0) };
     [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
 }
@@ -136,7 +149,8 @@ fn detected() -> [(PathKind, bool); 1] {
     [(PathKind::Neon, cfg!(target_arch = "aarch64"))]
 }
 
-/// The paths above portable, in order, and whether each adds what it needs.
+/// The instruction sets above portable in ascending order, each with whether the machine has what
+/// it adds to the sets before it.
 #[cfg(target_arch = "x86_64")]
 fn detected() -> [(PathKind, bool); 4] {
     use std::arch::is_x86_feature_detected as has;
@@ -147,7 +161,7 @@ fn detected() -> [(PathKind, bool); 4] {
             has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq"),
         ),
         (PathKind::Avx512Bf16, has!("avx512bf16")),
-        (PathKind::Amx, super::amx::probe::allowed().bf16),
+        (PathKind::Amx, probe::allowed().bf16),
     ]
 }
 
@@ -155,7 +169,8 @@ fn detected() -> [(PathKind, bool); 4] {
 mod tests {
     use super::*;
 
-    /// Goal: the portable path always exists, the list ascends, and names round-trip.
+    /// Goal: the portable path is always supported, the list is in ascending order, and each name
+    /// leads back to its path.
     #[test]
     fn supported_paths_ascend_and_are_found_by_name() {
         let paths = Path::supported();
@@ -166,7 +181,7 @@ mod tests {
         }
     }
 
-    /// Goal: a name that does not exist is refused with the names that do.
+    /// Goal: an unknown name is an error that lists the known names.
     #[test]
     fn unknown_name_is_an_error() {
         let message = Path::named("mmx").map(Path::name).unwrap_err().to_string();

@@ -1,30 +1,31 @@
-//! The element types of weights: what the loaders read and the kernels multiply.
+//! The element types of weights, as checkpoint files store them and kernels multiply them.
 
-/// Element type of a stored tensor.
+/// Element type of a stored tensor. The quantised types have the layouts of GGUF files (ggml).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorType {
-    /// IEEE single precision.
+    /// IEEE 754 single precision, 4 bytes.
     F32,
-    /// IEEE half precision.
+    /// IEEE 754 half precision, 2 bytes.
     F16,
-    /// The upper half of an f32.
+    /// The upper 16 bits of an f32 (bfloat16), 2 bytes.
     Bf16,
-    /// Blocks of 32: an f16 scale and 32 i8.
+    /// Blocks of 32 weights: an f16 scale and 32 signed bytes (34 bytes).
     Q8_0,
-    /// Super-blocks of 256 with 4-bit values (144 bytes).
+    /// Super-blocks of 256 weights of 4 bits (144 bytes).
     Q4K,
-    /// Super-blocks of 256 with 5-bit values (176 bytes).
+    /// Super-blocks of 256 weights of 5 bits (176 bytes).
     Q5K,
-    /// Super-blocks of 256 with 6-bit values (210 bytes).
+    /// Super-blocks of 256 weights of 6 bits (210 bytes).
     Q6K,
 }
 
 impl TensorType {
-    /// Every type there is.
+    /// All element types.
     pub const ALL: [Self; 7] =
         [Self::F32, Self::F16, Self::Bf16, Self::Q8_0, Self::Q4K, Self::Q5K, Self::Q6K];
 
-    /// Elements that are stored together; a row's length is a multiple of it.
+    /// Number of elements in a block, the unit of storage: 1, 32 or 256. The row length of a tensor
+    /// must be a multiple of it.
     #[must_use]
     pub fn block_len(self) -> usize {
         match self {
@@ -34,7 +35,7 @@ impl TensorType {
         }
     }
 
-    /// Bytes of [`block_len`](Self::block_len) elements.
+    /// Bytes of one block, that is, of [`block_len`](Self::block_len) elements.
     #[must_use]
     pub fn block_bytes(self) -> usize {
         match self {
@@ -47,7 +48,7 @@ impl TensorType {
         }
     }
 
-    /// The name used in messages and files.
+    /// The name used in messages and files, such as `BF16` or `Q4_K`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -61,8 +62,8 @@ impl TensorType {
         }
     }
 
-    /// Bytes of a row-major tensor with `elements` elements; `None` when they are no whole
-    /// blocks or the number overflows.
+    /// Bytes of a tensor with `elements` elements; `None` if `elements` is not a multiple of
+    /// [`block_len`](Self::block_len) or the size overflows.
     #[must_use]
     pub fn bytes_of(self, elements: usize) -> Option<usize> {
         if !elements.is_multiple_of(self.block_len()) {

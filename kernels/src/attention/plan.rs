@@ -1,138 +1,114 @@
-//! How a call of attention is cut into tasks and parts.
+//! How a call of attention is divided into work for threads.
 //!
-//! A task is some successive queries of a sequence. A part, which is what a thread takes at a time, is
-//! some heads and spans of a task's context. Where a task has several parts along its context, every
-//! span leaves its state, and a second pass merges them in order of position, just as a task of one
-//! part does on its way. So cuts, which depend on the number of threads, change no bit.
+//! The queries of each sequence are divided into query chunks. A work item, which is what a thread
+//! takes at a time, is some kv heads and spans of a chunk's context. If the context of a chunk is
+//! divided into several work items (as in flash-decoding), every span stores its softmax state, and
+//! a second pass merges the states in order of position. A work item that has the whole context
+//! merges its spans in the same order as it goes. So the division, which depends on the number of
+//! threads, changes no bit.
 //!
-//! Few queries wait for memory, as in decoding. There a part is one span of several kv heads, whose
-//! keys and values stand side by side: what the processor fetches beyond one head's is then
-//! what the next head needs. Many queries wait for arithmetic: there a part is one head of a task,
-//! or, where those are too few to keep all threads busy, some spans of one.
+//! Chunks of few queries, as in decoding, are memory-bound. Their work items are one span of
+//! several kv heads, because the heads of a position are adjacent in memory: what the hardware
+//! prefetches beyond one head is what the next head needs. Chunks of many queries are
+//! compute-bound. Their work items are one kv head of a chunk or, if those are too few to keep all
+//! threads busy, some spans of one.
 //!
-//! **Decodes that share a prefix** read it together: a part then has several readers, tasks of one row
-//! each, and a tile of the cache that they have in the same blocks is loaded once for all of them (see
-//! [`share`]). Each query's sums are made as if it were alone.
+//! **Decoding sequences that share a prefix** read it together. A work item then has several
+//! readers, query chunks of one row each, and loads a tile of the cache that they have in the same
+//! blocks once for all of them (see [`prefix_sharing`]). The sums of each query are computed as if
+//! it were alone.
 
 use std::ops::Range;
 
-use super::super::lanes::LANES;
-use super::share::{self, Reader};
-use super::state::State;
-use super::{AttentionArgs, SPAN};
+use crate::attention::args::AttentionArgs;
+use crate::attention::prefix_sharing::{self, Reader};
+use crate::attention::query_chunk::QueryChunk;
+use crate::attention::sizes::POSITIONS_PER_SPAN;
+use crate::attention::softmax_state::SoftmaxState;
+use crate::lanes::LANES;
 
-/// Query vectors (rows times heads of a group) a part holds, about: eight tiles of 16.
-pub(super) const PART_QUERIES: usize = 128;
-/// Query vectors up to which a task waits for memory rather than for arithmetic.
-const FEW_QUERIES: usize = 16;
-/// Parts a thread should have to choose from, so that none is left alone with one at the end.
-const PARTS_PER_THREAD: usize = 4;
-/// What loading a position costs, in rows that are computed with it, about.
-const LOAD_ROWS: usize = 6;
+/// Approximate number of query vectors per kv head (rows times query heads per kv head) in a work
+/// item: eight AMX tiles of 16.
+pub(super) const QUERIES_PER_WORK_ITEM: usize = 128;
+/// Work items per thread. With more than one, threads that finish early take over remaining work.
+const WORK_ITEMS_PER_THREAD: usize = 4;
+/// Approximate cost of loading a position, in rows that are computed with it.
+const LOAD_COST_IN_ROWS: usize = 6;
 
-/// Some queries of a sequence.
+/// The unit of work of a thread: some kv heads and spans of one query chunk, or of several chunks
+/// of one row each that read a span together.
 #[derive(Clone, Debug)]
-pub(super) struct Task {
-    pub(super) sequence: usize,
-    /// Row of `q` that holds the task's first query.
-    pub(super) row: usize,
-    /// That query's position.
-    pub(super) position: usize,
-    /// Rows.
-    pub(super) count: usize,
-    /// First position that a query of it sees.
-    pub(super) first: usize,
-    /// Where its spans leave their states, `[spans][kv_heads]`, if it has several parts along its
-    /// context.
-    pub(super) states: Option<usize>,
-}
-
-impl Task {
-    /// One past the last position that a query of it sees.
-    pub(super) fn end(&self) -> usize {
-        self.position + self.count
-    }
-
-    /// Query vectors of one kv head.
-    pub(super) fn queries(&self, args: &AttentionArgs<'_>) -> usize {
-        self.count * (args.heads / args.kv_heads)
-    }
-
-    /// The spans that its queries see.
-    pub(super) fn spans(&self) -> Range<usize> {
-        self.first / SPAN..self.end().div_ceil(SPAN)
-    }
-
-    /// What its queries see of `positions`; empty where that is nothing.
-    pub(super) fn seen(&self, positions: Range<usize>) -> Range<usize> {
-        let from = self.first.clamp(positions.start, positions.end);
-        from..self.end().clamp(from, positions.end)
-    }
-
-    fn few(&self, args: &AttentionArgs<'_>) -> bool {
-        self.queries(args) <= FEW_QUERIES
-    }
-}
-
-/// Successive spans and heads of a task, or of several that read a span together.
-#[derive(Clone, Debug)]
-pub(super) struct Part {
-    /// Range of the plan's readers: of one row each where there are several.
+pub(super) struct WorkItem {
+    /// Index range of [`Plan::readers`]. If there are several, each reads one row, and `spans` is
+    /// one span of which each of them sees some positions.
     pub(super) readers: Range<usize>,
+    /// The kv heads to compute.
     pub(super) kv_heads: Range<usize>,
-    /// One where there are several readers; all of them see some of it.
+    /// The spans to compute.
     pub(super) spans: Range<usize>,
 }
 
-/// What a call does.
+/// The work of one call of attention.
+///
+/// **Invariant**: each kv head of each span that a query chunk sees is in exactly one work item. A
+/// chunk whose [`states`](QueryChunk::states) are `None` has all its spans of a head in the same
+/// work item.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
-    pub(super) tasks: Vec<Task>,
+    /// The query chunks, in the order of their rows.
+    pub(super) chunks: Vec<QueryChunk>,
+    /// The readers, one per chunk, ordered so that readers which share tiles are neighbours.
     pub(super) readers: Vec<Reader>,
-    /// The long ones first.
-    pub(super) parts: Vec<Part>,
-    /// Tasks of several parts along their context.
-    pub(super) cut: Vec<usize>,
-    /// The `f32`s that their states take.
+    /// The work items, with the most expensive first.
+    pub(super) items: Vec<WorkItem>,
+    /// Indexes of the chunks whose context is divided into several work items.
+    pub(super) split_chunks: Vec<usize>,
+    /// Number of `f32`s that the states of those chunks' spans take.
     pub(super) state_len: usize,
 }
 
 impl Plan {
-    /// The plan for so many threads and tiles of so many positions, a divisor of [`SPAN`].
+    /// The plan for a number of threads. `tile` is the number of positions per tile, a divisor of
+    /// [`POSITIONS_PER_SPAN`].
     pub(super) fn new(args: &AttentionArgs<'_>, threads: usize, tile: usize) -> Plan {
-        let tasks = tasks(args);
-        let together = |task: &Task| task.count == 1 && task.few(args);
-        let readers = share::readers(args, &tasks, tile, together);
-        let mut plan = Plan { tasks, readers, ..Plan::default() };
-        let runs = plan.runs(args);
-        let wanted = if threads == 1 { 1 } else { PARTS_PER_THREAD * threads };
-        let least = |run: &Part| if plan.task(run, 0).few(args) { 1 } else { args.kv_heads };
-        let share = wanted.div_ceil(runs.iter().map(least).sum::<usize>().max(1));
-        let step = |task: &Task| {
-            if task.few(args) { 1 } else { task.spans().len().div_ceil(share) }
+        let chunks = query_chunks(args);
+        let can_share = |chunk: &QueryChunk| chunk.count == 1 && chunk.memory_bound(args);
+        let readers = prefix_sharing::readers(args, &chunks, tile, can_share);
+        let mut plan = Plan { chunks, readers, ..Plan::default() };
+        let largest = plan.largest_items(args);
+        let wanted = if threads == 1 { 1 } else { WORK_ITEMS_PER_THREAD * threads };
+        let least_pieces = |item: &WorkItem| {
+            if plan.chunk(item, 0).memory_bound(args) { 1 } else { args.kv_heads }
         };
-        for (index, task) in plan.tasks.iter_mut().enumerate() {
-            let spans = task.spans().len();
-            if spans > step(task) {
+        // How many pieces each of the largest items must be divided into for the wanted number.
+        let pieces = wanted.div_ceil(largest.iter().map(least_pieces).sum::<usize>().max(1));
+        let spans_per_item = |chunk: &QueryChunk| {
+            if chunk.memory_bound(args) { 1 } else { chunk.spans().len().div_ceil(pieces) }
+        };
+        for (index, chunk) in plan.chunks.iter_mut().enumerate() {
+            let spans = chunk.spans().len();
+            if spans > spans_per_item(chunk) {
                 let width = args.head_dim.next_multiple_of(LANES);
-                let state_len = State::len(task.queries(args), width);
-                task.states = Some(plan.state_len);
+                let state_len = SoftmaxState::len(chunk.queries(args), width);
+                chunk.states = Some(plan.state_len);
                 plan.state_len += spans * args.kv_heads * state_len;
-                plan.cut.push(index);
+                plan.split_chunks.push(index);
             }
         }
-        for run in &runs {
-            let task = plan.task(run, 0);
-            let (queries, step) = (task.queries(args), step(task));
-            let few = task.few(args);
-            let pieces = share.div_ceil(args.kv_heads);
-            let most = (PART_QUERIES / queries).max(1);
-            let readers = run.readers.len().div_ceil(pieces).min(most);
-            let heads = args.kv_heads.div_ceil(share).min((most / readers).max(1));
-            let heads = if few { heads } else { 1 };
-            for readers in cut(&run.readers, readers) {
-                for spans in cut(&run.spans, step) {
-                    plan.parts.extend(cut(&run.kv_heads, heads).map(|kv_heads| Part {
+        for item in &largest {
+            let chunk = plan.chunk(item, 0);
+            let (queries, spans) = (chunk.queries(args), spans_per_item(chunk));
+            let readers_max = (QUERIES_PER_WORK_ITEM / queries).max(1);
+            let readers =
+                item.readers.len().div_ceil(pieces.div_ceil(args.kv_heads)).min(readers_max);
+            let heads = if chunk.memory_bound(args) {
+                args.kv_heads.div_ceil(pieces).min((readers_max / readers).max(1))
+            } else {
+                1
+            };
+            for readers in divide(&item.readers, readers) {
+                for spans in divide(&item.spans, spans) {
+                    plan.items.extend(divide(&item.kv_heads, heads).map(|kv_heads| WorkItem {
                         readers: readers.clone(),
                         kv_heads,
                         spans: spans.clone(),
@@ -140,80 +116,81 @@ impl Plan {
                 }
             }
         }
-        let mut parts = std::mem::take(&mut plan.parts);
-        parts.sort_by_cached_key(|part| std::cmp::Reverse(plan.work(part)));
-        plan.parts = parts;
+        let mut items = std::mem::take(&mut plan.items);
+        items.sort_by_cached_key(|item| std::cmp::Reverse(plan.cost(item)));
+        plan.items = items;
         plan
     }
 
-    /// All there is to do in the largest pieces: single spans with all that share some of them, or whole
-    /// tasks of many queries.
-    fn runs(&self, args: &AttentionArgs<'_>) -> Vec<Part> {
-        let mut runs = Vec::new();
+    /// All work in the largest possible items: a single span with all readers that share any of its
+    /// tiles, or a whole compute-bound chunk.
+    fn largest_items(&self, args: &AttentionArgs<'_>) -> Vec<WorkItem> {
+        let mut items = Vec::new();
         for (index, reader) in self.readers.iter().enumerate() {
-            let task = &self.tasks[reader.task];
-            let mut run = |readers, spans| {
-                runs.push(Part { readers, kv_heads: 0..args.kv_heads, spans });
+            let chunk = &self.chunks[reader.chunk];
+            let mut add = |readers, spans| {
+                items.push(WorkItem { readers, kv_heads: 0..args.kv_heads, spans });
             };
-            if !task.few(args) {
-                run(index..index + 1, task.spans());
+            if !chunk.memory_bound(args) {
+                add(index..index + 1, chunk.spans());
                 continue;
             }
-            // A span that it shares with the reader before it stands in that one's run.
-            for span in task.spans().filter(|&span| !reader.shares_in(span)) {
+            // A span that this reader shares with the one before it is in that reader's item.
+            for span in chunk.spans().filter(|&span| !reader.shares_in(span)) {
                 let later = &self.readers[index + 1..];
                 let more = later.iter().take_while(|later| later.shares_in(span)).count();
-                run(index..index + 1 + more, span..span + 1);
+                add(index..index + 1 + more, span..span + 1);
             }
         }
-        runs
+        items
     }
 
-    /// The task of a part's reader.
+    /// The query chunk of a work item's reader, whose number counts from the item's first reader.
     #[inline]
-    pub(super) fn task(&self, part: &Part, reader: usize) -> &Task {
-        &self.tasks[self.readers[part.readers.start + reader].task]
+    pub(super) fn chunk(&self, item: &WorkItem, reader: usize) -> &QueryChunk {
+        &self.chunks[self.readers[item.readers.start + reader].chunk]
     }
 
-    /// What a part costs, about, in pairs of a row and a position of one head.
-    fn work(&self, part: &Part) -> usize {
-        let positions = part.spans.start * SPAN..part.spans.end * SPAN;
-        let readers = self.readers[part.readers.clone()].iter().enumerate();
+    /// Approximate cost of a work item, in pairs of a row and a position of one kv head.
+    fn cost(&self, item: &WorkItem) -> usize {
+        let positions = item.spans.start * POSITIONS_PER_SPAN..item.spans.end * POSITIONS_PER_SPAN;
+        let readers = self.readers[item.readers.clone()].iter().enumerate();
         let costs = readers.map(|(index, reader)| {
-            let task = &self.tasks[reader.task];
-            let seen = task.seen(positions.clone());
+            let chunk = &self.chunks[reader.chunk];
+            let seen = chunk.seen(positions.clone());
             let shared = if index > 0 { reader.shared.end.clamp(seen.start, seen.end) } else { 0 };
-            seen.len() * task.count + (seen.end - shared.max(seen.start)) * LOAD_ROWS
+            seen.len() * chunk.count + (seen.end - shared.max(seen.start)) * LOAD_COST_IN_ROWS
         });
-        costs.sum::<usize>() * part.kv_heads.len()
+        costs.sum::<usize>() * item.kv_heads.len()
     }
 }
 
-/// A range in pieces of `step`, the last of them perhaps shorter.
-fn cut(range: &Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+/// Divides a range into ranges of `step` numbers; the last may be shorter.
+fn divide(range: &Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> + use<> {
     let end = range.end;
     range.clone().step_by(step).map(move |from| from..end.min(from + step))
 }
 
-fn tasks(args: &AttentionArgs<'_>) -> Vec<Task> {
-    let task_rows = (PART_QUERIES * args.kv_heads / args.heads).max(1);
-    let mut tasks = Vec::new();
+/// Divides the queries of each sequence into chunks.
+fn query_chunks(args: &AttentionArgs<'_>) -> Vec<QueryChunk> {
+    let rows_per_chunk = (QUERIES_PER_WORK_ITEM * args.kv_heads / args.heads).max(1);
+    let mut chunks = Vec::new();
     let mut row = 0;
     for (index, sequence) in args.sequences.iter().enumerate() {
-        for from in (0..sequence.count).step_by(task_rows) {
+        for from in (0..sequence.count).step_by(rows_per_chunk) {
             let position = sequence.start + from;
-            tasks.push(Task {
+            chunks.push(QueryChunk {
                 sequence: index,
                 row: row + from,
                 position,
-                count: task_rows.min(sequence.count - from),
+                count: rows_per_chunk.min(sequence.count - from),
                 first: args.first_seen(position),
                 states: None,
             });
         }
         row += sequence.count;
     }
-    tasks
+    chunks
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Attention against its formula in f64, and its bits against every way to cut the work.
+//! Attention compared with its formula in f64, and its bits compared between all ways to divide the
+//! work.
 
 use std::ops::Range;
 
@@ -6,14 +7,18 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
+use stolon_kvcache::BlockId;
+
 use super::*;
-use crate::PathKind;
+use crate::attention::args::{AttentionSequence, KvSlice};
+use crate::kv_layout::KvLayout;
+use crate::path::{Path, PathKind};
 use crate::reference::{random, to_bf16, worst};
 
 mod shared;
 mod stored;
 
-/// A layer's sizes.
+/// The sizes of a layer, and how its cache is stored.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     heads: usize,
@@ -23,7 +28,7 @@ struct Shape {
     stored: Stored,
 }
 
-/// What keys and values are stored as.
+/// The stored type of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stored {
     F32,
@@ -33,7 +38,7 @@ enum Stored {
 }
 
 impl Stored {
-    /// What is left of values when they are stored, `[.., head_dim]`.
+    /// The values, `[.., head_dim]`, after they were rounded to the stored type.
     fn rounded(self, values: Vec<f32>, head_dim: usize) -> Vec<f32> {
         match self {
             Stored::F32 => values,
@@ -50,7 +55,7 @@ impl Stored {
     }
 }
 
-/// Heads as integers with a scale each. A head of NaN gets the scale NaN.
+/// Quantises each head to bytes with a scale. A head of NaNs gets the scale NaN.
 fn quantised(values: &[f32], head_dim: usize) -> (Vec<i8>, Vec<f32>) {
     let heads = values.chunks(head_dim);
     let scale = |head: &[f32]| head.iter().fold(head[0], |a, b| a.abs().max(b.abs())) / 127.0;
@@ -74,7 +79,7 @@ const SHAPES: [Shape; 10] = [
     Shape { heads: 3, kv_heads: 1, head_dim: 20, window: Some(37), stored: Stored::Int8 },
 ];
 
-/// The queries, keys and values of one sequence, by position.
+/// The queries, keys and values of one sequence, in order of position.
 struct Sequence {
     q: Vec<f32>,
     k: Vec<f32>,
@@ -124,7 +129,7 @@ fn expected(shape: Shape, sequence: &Sequence, positions: Range<usize>) -> Vec<f
     out
 }
 
-/// A cache that holds the sequences in blocks dealt out at random; the rest holds NaN.
+/// A paged cache with the sequences in randomly chosen blocks. Everything else in it is NaN.
 struct Cache {
     tables: Vec<Vec<BlockId>>,
     keys: Vec<f32>,
@@ -155,23 +160,24 @@ fn cache(shape: Shape, sequences: &[Sequence], block_size: usize) -> Cache {
     Cache { tables, keys, values, block_size }
 }
 
-/// Rows of keys in the order of [`KvLayout::Turned`].
-fn turn<T: Copy>(rows: &[T], shape: Shape, block_size: usize) -> Vec<T> {
+/// Brings keys that are stored as rows into the order of [`KvLayout::Transposed`].
+fn transpose<T: Copy>(rows: &[T], shape: Shape, block_size: usize) -> Vec<T> {
     let Shape { kv_heads, head_dim, .. } = shape;
     let together = if shape.stored == Stored::Bf16 { 2 } else { 1 };
-    let mut turned = rows.to_vec();
+    let mut transposed = rows.to_vec();
     for (index, value) in rows.iter().enumerate() {
         let (d, head) = (index % head_dim, index / head_dim % kv_heads);
         let (block, offset) =
             (index / head_dim / kv_heads / block_size, index / head_dim / kv_heads % block_size);
         let panel = (block * kv_heads + head) * (block_size / LANES) + offset / LANES;
         let step = panel * (head_dim / together) + d / together;
-        turned[(step * LANES + offset % LANES) * together + d % together] = *value;
+        transposed[(step * LANES + offset % LANES) * together + d % together] = *value;
     }
-    turned
+    transposed
 }
 
-/// Runs parts of the sequences (index, start, count) in one call; one output each.
+/// Runs parts of the sequences, each (index, start, count), in one call. Returns one output per
+/// part.
 fn run(
     path: Path,
     threads: &Threads,
@@ -189,17 +195,21 @@ fn run(
     };
     let pairs = shape.stored == Stored::Bf16;
     let key_layout = KvLayout::of_keys(path, pairs, cache.block_size, shape.head_dim);
-    let turned = key_layout != KvLayout::Rows;
-    let keys = if turned { turn(&cache.keys, shape, cache.block_size) } else { cache.keys.clone() };
+    let transposed = key_layout != KvLayout::Rows;
+    let keys = if transposed {
+        transpose(&cache.keys, shape, cache.block_size)
+    } else {
+        cache.keys.clone()
+    };
     let planes = [&keys, &cache.values];
     let narrow = planes.map(|plane| match shape.stored {
         Stored::Bf16 => bf16(plane),
         _ => f16(plane),
     });
-    // Scales stand by position and head in both layouts.
+    // Scales are ordered by position and head in both layouts.
     let integers = [&cache.keys, &cache.values].map(|plane| quantised(plane, shape.head_dim));
     let [(keys, key_scales), values] = integers;
-    let keys = if turned { turn(&keys, shape, cache.block_size) } else { keys };
+    let keys = if transposed { transpose(&keys, shape, cache.block_size) } else { keys };
     let integers = [(keys, key_scales), values];
     let [keys, values] = [0, 1].map(|index| match shape.stored {
         Stored::F32 => KvSlice::F32(planes[index]),
@@ -248,7 +258,7 @@ fn run(
         .collect()
 }
 
-/// Goal: three sequences in one call agree with the formula, on every path, shape and block size.
+/// Goal: three sequences in one call agree with the formula on every path, shape and block size.
 #[test]
 fn attention_matches_its_formula() {
     let threads = Threads::new(3);
@@ -273,23 +283,23 @@ fn attention_matches_its_formula() {
     }
 }
 
-/// What the arithmetic of the path allows for values below one. Tiles round queries and weights to
-/// bf16: one part in 512 each.
+/// The error that the arithmetic of the path allows for values below one. AMX tiles round queries
+/// and weights to bf16, each with a relative error of up to 1/512.
 fn tolerance(path: Path, shape: Shape) -> f64 {
     let bf16 = shape.stored == Stored::Bf16 && shape.head_dim.is_multiple_of(32);
     let tiles = path.kind() == PathKind::Amx && bf16;
     if tiles { 6e-3 } else { 3e-5 }
 }
 
-/// Goal, batch invariance: whatever the chunks, the block size, the other sequences and the threads,
-/// a query's output has the same bits.
+/// Goal: batch invariance. The output of a query has the same bits whatever the chunks, the block
+/// size, the other sequences and the number of threads are.
 #[test]
 fn bits_do_not_depend_on_chunks_blocks_batch_or_threads() {
     let mut rng = SmallRng::seed_from_u64(1);
     let (one, three) = (Threads::new(1), Threads::new(3));
     for path in Path::supported() {
         for shape in SHAPES {
-            // One sequence reaches into a third span.
+            // The first sequence reaches into a third span.
             let sequences: Vec<Sequence> =
                 [1100, 90].into_iter().zip(5..).map(|(len, i)| sequence(shape, len, i)).collect();
             let caches = [16, 1, 64].map(|block_size| cache(shape, &sequences, block_size));
@@ -304,7 +314,7 @@ fn bits_do_not_depend_on_chunks_blocks_batch_or_threads() {
                         0 | 1 => rng.random_range(1..200).min(len - start),
                         _ => [1, 7, 64, 100][rng.random_range(0..4)].min(len - start),
                     };
-                    // Single positions of a long sequence are slow: leave most of them out.
+                    // Single positions of a long sequence are slow, so most of them are left out.
                     if count > 1 || start % 16 < 5 {
                         let parts = [(index, start, count), (1 - index, 60, 30)];
                         let got = run(path, threads, shape, &sequences, cache, &parts);
@@ -322,10 +332,10 @@ fn bits_do_not_depend_on_chunks_blocks_batch_or_threads() {
     }
 }
 
-/// Goal: one query over many spans has the same bits whether one thread walks through them or many
-/// take a part each.
+/// Goal: a query over many spans has the same bits whether one thread computes them all or several
+/// threads some each.
 #[test]
-fn bits_do_not_depend_on_how_a_long_context_is_cut() {
+fn bits_do_not_depend_on_how_a_long_context_is_divided() {
     let pools = [1, 2, 3, 8].map(Threads::new);
     for path in Path::supported() {
         for stored in [Stored::Bf16, Stored::F32] {
@@ -346,10 +356,11 @@ fn bits_do_not_depend_on_how_a_long_context_is_cut() {
     }
 }
 
-/// Goal: a table that names a block beyond the store is refused, not read.
+/// Goal: a block table that names a block which does not exist is an error, and the block is not
+/// read.
 #[test]
 #[should_panic(expected = "block 99 of 4")]
-fn unknown_block_is_refused() {
+fn nonexistent_block_is_refused() {
     let store = [0.0; 4 * 16 * 8];
     let sequence = AttentionSequence { start: 0, count: 1, block_table: &[BlockId(99)] };
     let args = AttentionArgs {

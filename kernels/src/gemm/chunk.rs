@@ -10,8 +10,8 @@ use super::tile::{CachedPanels, Panels, RegisterTile, tile_group};
 #[cfg(target_arch = "x86_64")]
 use super::weights::Bf16Dots;
 use super::weights::{Bf16Pairs, F16, F32, Form};
-use crate::fetch::fetch_near;
 use crate::lanes::{LANES, Lanes, dispatch};
+use crate::prefetch::prefetch_l1;
 
 /// A GEMM task: `rows` rows times `panel_count` panels.
 ///
@@ -68,7 +68,7 @@ impl<Raw> Panels<Raw> for StreamedPanels<Raw> {
     fn prefetch<const P: usize>(&self, _: usize, k: usize, now: *const Raw) {
         let ahead = WEIGHT_PREFETCH_BYTES / size_of::<Raw>();
         let ends = (k * LANES) + ahead >= self.len;
-        fetch_near(now.wrapping_add(ahead + if ends { (P - 1) * self.len } else { 0 }));
+        prefetch_l1(now.wrapping_add(ahead + if ends { (P - 1) * self.len } else { 0 }));
     }
 }
 

@@ -7,9 +7,9 @@ use super::dots::{Bytes, WORD_VECTOR_BYTES};
 use super::format::{Format, WORDS};
 #[cfg(target_arch = "x86_64")]
 use super::format::{Q4K, Q5K, Q6K, Q8_0};
-use crate::fetch::fetch_near;
 use crate::gemm::group_rows;
 use crate::lanes::{LANES, Lanes};
+use crate::prefetch::prefetch_l1;
 use crate::quant::{self, SUB_BLOCK};
 use crate::tensor_type::TensorType;
 
@@ -87,7 +87,7 @@ impl QuantPanel {
         let from =
             self.words.wrapping_add(WORD_PREFETCH_BYTES + sub_block * F::SUB_BLOCK_BYTES + skipped);
         for byte in (0..F::SUB_BLOCK_BYTES).step_by(64) {
-            fetch_near(from.wrapping_add(byte));
+            prefetch_l1(from.wrapping_add(byte));
         }
     }
 

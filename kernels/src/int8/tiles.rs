@@ -16,8 +16,8 @@ use super::chunk::{Int8Chunk, QuantPanel, expand};
 use super::dots::WORD_VECTOR_BYTES;
 use super::format::WORDS;
 use super::x86::Avx512Vnni;
-use crate::amx::{self, ROWS, tile_asm};
-use crate::buffer::ALIGN;
+use crate::amx::tile::{AMX_TILE_ROWS, configure_bytes, release, tile_asm};
+use crate::buffer::BUFFER_ALIGN;
 use crate::lanes::LANES;
 use crate::quant::SUB_BLOCK;
 use crate::tensor_type::TensorType;
@@ -52,7 +52,7 @@ struct Expanded {
 
 /// Integer sums of two tiles: two sub-blocks, or the two halves of one.
 #[repr(C, align(64))]
-struct TileSums([[[i32; LANES]; ROWS]; 2]);
+struct TileSums([[[i32; LANES]; AMX_TILE_ROWS]; 2]);
 
 /// Computes a task. `spare` is scratch memory for an unpacked panel.
 ///
@@ -62,7 +62,7 @@ struct TileSums([[[i32; LANES]; ROWS]; 2]);
 /// [`expanded_len`] bytes and aligned to a cache line.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn chunk(args: &Int8Chunk, dtype: TensorType, spare: *mut u8) {
-    debug_assert!(spare.addr().is_multiple_of(ALIGN));
+    debug_assert!(spare.addr().is_multiple_of(BUFFER_ALIGN));
     let sub_blocks = args.inner / SUB_BLOCK;
     let halves = dtype == TensorType::Q6K;
     let mins = matches!(dtype, TensorType::Q4K | TensorType::Q5K);
@@ -73,17 +73,17 @@ pub(super) unsafe fn chunk(args: &Int8Chunk, dtype: TensorType, spare: *mut u8) 
         let scales = spare.add(sub_blocks * WORDS * WORD_VECTOR_BYTES).cast::<f32>();
         let panel_mins = scales.add(2 * sub_blocks * LANES);
         let expanded = Expanded { bytes: spare, scales, mins: panel_mins, sub_blocks };
-        amx::configure_bytes(if halves { SUB_BLOCK / 2 } else { SUB_BLOCK });
+        configure_bytes(if halves { SUB_BLOCK / 2 } else { SUB_BLOCK });
         for index in 0..args.features.div_ceil(LANES) {
             let panel = QuantPanel::at(dtype, args.inner, args.panels, index);
             expand::<Avx512Vnni>(dtype, panel, spare, scales, panel_mins);
             let features = LANES.min(args.features - index * LANES);
-            for row in (0..args.rows).step_by(ROWS) {
+            for row in (0..args.rows).step_by(AMX_TILE_ROWS) {
                 let args = Int8Chunk {
                     words: args.words.add(row * args.inner),
                     scales: args.scales.add(row * sub_blocks),
                     sums: args.sums.add(row * sub_blocks),
-                    rows: ROWS.min(args.rows - row),
+                    rows: AMX_TILE_ROWS.min(args.rows - row),
                     out: args.out.add(row * args.out_row + index * LANES),
                     features,
                     ..*args
@@ -95,7 +95,7 @@ pub(super) unsafe fn chunk(args: &Int8Chunk, dtype: TensorType, spare: *mut u8) 
                 }
             }
         }
-        amx::release();
+        release();
     }
 }
 
@@ -137,11 +137,11 @@ unsafe fn two_tiles(words: [*const u8; 2], bytes: [*const u8; 2], sums: &mut Til
 unsafe fn tile<const HALVES: bool, const MINS: bool>(args: &Int8Chunk, panel: &Expanded) {
     let halves = 1 + usize::from(HALVES);
     let tiles = panel.sub_blocks * halves;
-    let mut totals = [_mm512_setzero_ps(); ROWS];
-    let mut sums = [const { TileSums([[[0; LANES]; ROWS]; 2]) }; 2];
+    let mut totals = [_mm512_setzero_ps(); AMX_TILE_ROWS];
+    let mut sums = [const { TileSums([[[0; LANES]; AMX_TILE_ROWS]; 2]) }; 2];
     let words = |tile: usize| {
         let (sub_block, half) = (tile / halves, tile % halves);
-        args.words.wrapping_add(sub_block * ROWS * SUB_BLOCK + half * SUB_BLOCK / 2)
+        args.words.wrapping_add(sub_block * AMX_TILE_ROWS * SUB_BLOCK + half * SUB_BLOCK / 2)
     };
     let bytes = |tile: usize| panel.bytes.wrapping_add(tile * WORDS * WORD_VECTOR_BYTES / halves);
     // SAFETY: tile indices are below `tiles`, so all tiles, scales and minima are those of the
@@ -160,17 +160,17 @@ unsafe fn tile<const HALVES: bool, const MINS: bool>(args: &Int8Chunk, panel: &E
             for tile in first..tiles.min(first + 2) {
                 let sub_block = tile / halves;
                 let scale = _mm512_loadu_ps(panel.scales.add(tile * LANES));
-                let row_scales = args.scales.add(sub_block * ROWS);
+                let row_scales = args.scales.add(sub_block * AMX_TILE_ROWS);
                 let sums = &sums[first / 2 % 2].0[tile % 2];
-                for r in 0..ROWS {
+                for r in 0..AMX_TILE_ROWS {
                     let sums = _mm512_cvtepi32_ps(_mm512_load_si512(sums[r].as_ptr().cast()));
                     let sums = _mm512_mul_ps(sums, _mm512_set1_ps(*row_scales.add(r)));
                     totals[r] = _mm512_fmadd_ps(sums, scale, totals[r]);
                 }
                 if MINS {
                     let min = _mm512_loadu_ps(panel.mins.add(sub_block * LANES));
-                    let row_sums = args.sums.add(sub_block * ROWS);
-                    for r in 0..ROWS {
+                    let row_sums = args.sums.add(sub_block * AMX_TILE_ROWS);
+                    for r in 0..AMX_TILE_ROWS {
                         let sum = _mm512_set1_ps(*row_sums.add(r));
                         totals[r] = _mm512_fmadd_ps(sum, min, totals[r]);
                     }
@@ -187,7 +187,7 @@ unsafe fn tile<const HALVES: bool, const MINS: bool>(args: &Int8Chunk, panel: &E
 /// AVX-512 F is available. `out` is writable for `features` values, at most 16, in each of `rows`
 /// rows.
 #[target_feature(enable = "avx512f")]
-unsafe fn store(args: &Int8Chunk, totals: &[__m512; ROWS]) {
+unsafe fn store(args: &Int8Chunk, totals: &[__m512; AMX_TILE_ROWS]) {
     #[allow(clippy::cast_possible_truncation, reason = "a mask of 16 bits")]
     let live = ((1_u32 << args.features) - 1) as u16;
     for (r, total) in totals.iter().enumerate().take(args.rows) {

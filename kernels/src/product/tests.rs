@@ -3,7 +3,7 @@
 use super::*;
 use crate::matrix::tests::bytes_of;
 use crate::reference::random;
-use crate::{KvLayout, KvPlaces, KvSliceMut, TensorType, silu_mul};
+use crate::{KvLayout, KvSliceMut, SlotMapping, TensorType, silu_mul};
 
 const DTYPES: [TensorType; 4] =
     [TensorType::F32, TensorType::F16, TensorType::Bf16, TensorType::Q8_0];
@@ -170,7 +170,7 @@ fn cache_sink_equals_writing_row_by_row() {
         let width = kv_heads * head_dim;
         let matrix = matrix(dtype, 1, width, inner, path);
         let x = random(2, rows * inner);
-        let mut places = KvPlaces::default();
+        let mut places = SlotMapping::default();
         places.fill((0..rows).map(|row| (row % 3 != 1).then_some((row * 7 + 5) % 1000)));
         let mut operands = Operands::default();
         operands.reset(rows, &[&matrix]);
@@ -188,7 +188,7 @@ fn cache_sink_equals_writing_row_by_row() {
             }
         };
         let len = 1024 * width;
-        for layout in [KvLayout::Rows, KvLayout::Turned { block_size: 32 }] {
+        for layout in [KvLayout::Rows, KvLayout::Transposed { block_size: 32 }] {
             let mut floats = [vec![0.0; len], vec![0.0; len]];
             together(KvSliceMut::F32(&mut floats[0]), layout);
             apart(KvSliceMut::F32(&mut floats[1]), layout);

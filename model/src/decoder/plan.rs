@@ -1,7 +1,7 @@
 //! What a batch means row by row: positions, where rows are written, which rows get logits.
 
 use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
-use stolon_kernels::KvPlaces;
+use stolon_kernels::SlotMapping;
 
 /// A batch row by row; reused between steps.
 #[derive(Debug, Default)]
@@ -9,7 +9,7 @@ pub(super) struct StepPlan {
     /// Position of each row.
     pub(super) positions: Vec<u32>,
     /// Where keys and values go.
-    pub(super) places: KvPlaces,
+    pub(super) places: SlotMapping,
     /// Rows that get logits, ascending.
     pub(super) output_rows: Vec<usize>,
 }

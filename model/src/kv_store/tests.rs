@@ -1,5 +1,5 @@
 use super::*;
-use stolon_kernels::{KvPlaces, KvRows, Path};
+use stolon_kernels::{KvRows, Path, SlotMapping};
 
 fn shape(kv_type: KvType) -> KvShape {
     KvShape {
@@ -17,7 +17,7 @@ impl KvStore {
     fn write(&mut self, layer: usize, block: usize, offset: usize, keys: &[f32], values: &[f32]) {
         let KvShape { block_size, kv_heads, head_dim, .. } = *self.shape();
         let first = block * block_size + offset;
-        let mut places = KvPlaces::default();
+        let mut places = SlotMapping::default();
         places.fill((0..keys.len() / (kv_heads * head_dim)).map(|row| Some(first + row)));
         let layouts = [self.shape().key_layout, KvLayout::Rows];
         let planes = self.layer_mut(layer).into_iter().zip(layouts);
@@ -79,7 +79,7 @@ fn turned_keys_stand_where_the_layout_says() {
     for kv_type in KvType::ALL {
         let (block_size, kv_heads, head_dim) = (32, 2, 300);
         let shape = KvShape { block_size, kv_heads, head_dim, ..shape(kv_type) };
-        let turned = KvShape { key_layout: KvLayout::Turned { block_size }, ..shape };
+        let turned = KvShape { key_layout: KvLayout::Transposed { block_size }, ..shape };
         let [mut rows, mut turned] =
             [shape, turned].map(|shape| KvStore::new(shape, 3).expect("small"));
         let keys: Vec<f32> = (0..20 * kv_heads * head_dim).map(|i| (i as f32).sin()).collect();
@@ -150,9 +150,9 @@ fn rows_stay_in_the_store() {
 
 /// Goal: two rows never go to one place.
 #[test]
-#[should_panic(expected = "one place")]
+#[should_panic(expected = "the same slot")]
 fn places_are_distinct() {
-    KvPlaces::default().fill([Some(3), None, Some(4), Some(3)].into_iter());
+    SlotMapping::default().fill([Some(3), None, Some(4), Some(3)].into_iter());
 }
 
 /// Goal: a block's bytes are all layers' keys and values; budgets become block counts.

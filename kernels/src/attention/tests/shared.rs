@@ -1,4 +1,4 @@
-//! Decodes that share a prefix, against the same sequences alone.
+//! Decoding sequences that share a prefix, compared with the same sequences alone.
 
 use super::*;
 
@@ -13,8 +13,8 @@ const SHARED_SHAPES: [Shape; 8] = [
     Shape { heads: 20, kv_heads: 1, head_dim: 8, window: None, stored: Stored::F32 },
 ];
 
-/// Sequences of which each begins as a random earlier one does, for a random while; and a cache in which
-/// whole blocks of what they share are there once.
+/// Sequences of which each has a prefix of random length in common with a random earlier one, and a
+/// cache in which the whole blocks of these prefixes exist once.
 fn family(
     shape: Shape,
     count: usize,
@@ -29,7 +29,7 @@ fn family(
         let mut own = sequence(shape, len, 100 + 3 * index as u64);
         let of = if index == 0 { 0 } else { rng.random_range(0..index) };
         let most = if index == 0 { 0 } else { len.min(sequences[of].len) / block_size };
-        // Often all there is, so that whole groups share long prefixes.
+        // Often the longest possible prefix, so that whole groups share long prefixes.
         let blocks = if rng.random_bool(0.5) { most } else { rng.random_range(0..=most) };
         let shared = blocks * block_size * position_len;
         if shared > 0 {
@@ -49,10 +49,11 @@ fn family(
     (sequences, cache)
 }
 
-/// Goal: a decode has the same bits alone and beside others that share any part of its prefix, in any
-/// order, on every path, stored type, block size, number of threads, with and without a window.
+/// Goal: a decode has the same bits alone and together with others that share any part of its
+/// prefix, in any order, on every path, stored type, block size and number of threads, with and
+/// without a sliding window.
 #[test]
-fn bits_do_not_depend_on_who_shares_a_prefix() {
+fn bits_do_not_depend_on_other_readers_of_a_prefix() {
     let mut rng = SmallRng::seed_from_u64(2);
     let pools = [1, 3].map(Threads::new);
     for path in Path::supported() {
@@ -61,7 +62,7 @@ fn bits_do_not_depend_on_who_shares_a_prefix() {
                 let (sequences, cache) = family(shape, count, block_size, &mut rng);
                 let mut parts: Vec<_> =
                     (0..count).map(|index| (index, sequences[index].len - 1, 1)).collect();
-                // Some rows of a prompt go with them.
+                // The batch also contains some rows of a prompt.
                 let rows = sequences[0].len.min(30);
                 parts.push((0, sequences[0].len - rows, rows));
                 parts.shuffle(&mut rng);
@@ -79,8 +80,8 @@ fn bits_do_not_depend_on_who_shares_a_prefix() {
     }
 }
 
-/// Goal: what is shared is read from the shared blocks alone and comes out as the formula says; with more
-/// sequences than a part has room for.
+/// Goal: a shared prefix is read from the shared blocks only and the results match the formula,
+/// also with more sequences than fit in a work item.
 #[test]
 fn many_decodes_of_one_prefix_match_the_formula() {
     for (head_dim, stored) in [(16, Stored::F32), (32, Stored::Bf16)] {
@@ -102,7 +103,7 @@ fn check_many_decodes(shape: Shape) {
     let blocks = shared / block_size;
     let head: Vec<BlockId> = cache.tables[0][..blocks].to_vec();
     for table in &mut cache.tables[1..] {
-        // The copy that this leaves behind must not be read.
+        // The sequence's own copy of the prefix must not be read.
         for block in &table[..blocks] {
             let at = block.0 as usize * block_size * shape.head_dim;
             cache.keys[at..at + block_size * shape.head_dim].fill(f32::NAN);

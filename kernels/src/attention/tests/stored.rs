@@ -1,15 +1,15 @@
-//! What keys and values are stored as: what that costs, and that the ways to read it agree.
+//! The stored types of keys and values: their accuracy, and that all ways to read them agree.
 
 use super::*;
 
-/// Goal: keys and values of 16 bits count as the f32s they stand for, to the last bit: keys multiplied in pairs
-/// and values multiplied where they stand, or both widened before.
+/// Goal: 16-bit keys and values give the same bits as the f32 values that they widen to, whether
+/// keys are multiplied in pairs and values as they are stored, or both are widened before.
 #[test]
-fn sixteen_bits_count_as_what_they_widen_to() {
+fn sixteen_bit_values_equal_their_f32_values() {
     let threads = Threads::new(2);
     for path in Path::supported() {
         for stored in [Stored::Bf16, Stored::F16] {
-            // None of these sizes goes to AMX tiles.
+            // None of these sizes is computed on AMX tiles.
             for (heads, head_dim) in [(4, 80), (4, 18), (12, 16), (3, 33)] {
                 let shape = Shape { heads, kv_heads: 1, head_dim, window: Some(333), stored };
                 let sequences = [sequence(shape, 600, 21)];
@@ -34,11 +34,11 @@ fn sixteen_bits_count_as_what_they_widen_to() {
     }
 }
 
-/// Goal: what a smaller store costs: with keys and values below one, queries below three and 64 values
-/// a head, f16 is within 1e-3 of the formula on values that were never rounded, bf16 and integers
-/// within 2e-2.
+/// Goal: the error of the smaller stored types is bounded. With keys and values below one, queries
+/// below three and heads of 64 values, f16 is within 1e-3 of the formula on values that were not
+/// rounded, and bf16 and bytes are within 2e-2.
 #[test]
-fn smaller_stores_stay_near() {
+fn error_of_smaller_types_is_bounded() {
     let threads = Threads::new(2);
     for (stored, bound) in
         [(Stored::F32, 3e-5), (Stored::F16, 1e-3), (Stored::Bf16, 2e-2), (Stored::Int8, 2e-2)]

@@ -1,0 +1,192 @@
+//! The arguments of attention and their validation.
+
+use stolon_kvcache::BlockId;
+
+use crate::kv_layout::KvLayout;
+use crate::lanes::LANES;
+use crate::path::Path;
+
+/// Keys or values of one layer. Their order is that of the [`KvLayout`] which the slice is used
+/// with.
+#[derive(Clone, Copy, Debug)]
+pub enum KvSlice<'a> {
+    /// f32 values.
+    F32(&'a [f32]),
+    /// The bits of bf16 values.
+    Bf16(&'a [u16]),
+    /// The bits of f16 values.
+    F16(&'a [u16]),
+    /// Signed bytes with one scale per position and head.
+    Int8 {
+        /// The quantised values. The value itself is `values[i] * scale`.
+        values: &'a [i8],
+        /// `[block_count, block_size, kv_heads]`, in either layout.
+        scales: &'a [f32],
+    },
+}
+
+impl KvSlice<'_> {
+    fn len(&self) -> usize {
+        match self {
+            KvSlice::F32(values) => values.len(),
+            KvSlice::Bf16(values) | KvSlice::F16(values) => values.len(),
+            KvSlice::Int8 { values, .. } => values.len(),
+        }
+    }
+
+    fn check_scales(&self, head_dim: usize) {
+        if let KvSlice::Int8 { values, scales } = self {
+            assert_eq!(
+                scales.len() * head_dim,
+                values.len(),
+                "attention: expected one scale per position and head"
+            );
+        }
+    }
+}
+
+/// The queries of one sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionSequence<'a> {
+    /// Position of the first query in the sequence. The keys and values of positions
+    /// `0..start + count` are in the cache.
+    pub start: usize,
+    /// Number of queries, at successive positions: 1 in decoding, the length of the chunk in
+    /// prefill.
+    pub count: usize,
+    /// The block table: the blocks that hold the sequence, in order of position. It covers at least
+    /// `start + count` positions.
+    pub block_table: &'a [BlockId],
+}
+
+/// The arguments of one call of [`attention`](crate::attention()).
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionArgs<'a> {
+    /// Instruction set.
+    pub path: Path,
+    /// Queries, `[rows, heads, head_dim]`: those of all sequences, concatenated. `rows` is the sum
+    /// of [`AttentionSequence::count`].
+    pub q: &'a [f32],
+    /// The sequences, in the order of their rows in `q`.
+    pub sequences: &'a [AttentionSequence<'a>],
+    /// Keys of the layer, in all blocks.
+    pub keys: KvSlice<'a>,
+    /// The layout of `keys`.
+    pub key_layout: KvLayout,
+    /// Values of the layer, in all blocks. They are of the same type and length as the keys. Their
+    /// layout is [`KvLayout::Rows`].
+    pub values: KvSlice<'a>,
+    /// Positions per block; at least 1.
+    pub block_size: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads, a divisor of `heads`. With fewer than `heads`, each is shared by
+    /// `heads / kv_heads` successive query heads (grouped-query attention).
+    pub kv_heads: usize,
+    /// Length of a head; at least 1.
+    pub head_dim: usize,
+    /// Factor of the scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Number of positions that a query sees, including its own; at least 1. `None` if it sees all
+    /// positions up to its own.
+    pub sliding_window: Option<usize>,
+}
+
+impl AttentionArgs<'_> {
+    /// Values of one position's keys: `kv_heads * head_dim`.
+    fn position_len(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// First position that a query at `position` sees.
+    pub(super) fn first_seen(&self, position: usize) -> usize {
+        self.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+
+    /// The block that holds a position of a sequence.
+    #[inline]
+    pub(super) fn block(&self, sequence: usize, position: usize) -> usize {
+        self.sequences[sequence].block_table[position / self.block_size].0 as usize
+    }
+
+    /// Number of a head in a store with the layout [`KvLayout::Rows`]: it begins at `head_dim`
+    /// times this number. Scales have the same order in both layouts.
+    #[inline]
+    pub(super) fn stored_head(&self, sequence: usize, kv_head: usize, position: usize) -> usize {
+        let first = self.block(sequence, position) * self.block_size;
+        (first + position % self.block_size) * self.kv_heads + kv_head
+    }
+
+    /// Checks that all sizes fit together and that the block tables name existing blocks. The
+    /// unsafe code of attention relies on it: for each position below `start + count` of a
+    /// sequence, the whole block that holds the position lies within `keys` and `values`, and each
+    /// of its heads has a scale if they are bytes.
+    ///
+    /// # Panics
+    /// If a condition does not hold.
+    pub(super) fn validate(&self, out: &[f32]) {
+        assert!(
+            self.kv_heads > 0 && self.heads > 0 && self.heads.is_multiple_of(self.kv_heads),
+            "attention: expected heads to be a multiple of kv_heads, got {} and {}",
+            self.heads,
+            self.kv_heads
+        );
+        assert!(
+            self.block_size > 0 && self.head_dim > 0,
+            "attention: expected a positive block_size and head_dim, got {} and {}",
+            self.block_size,
+            self.head_dim
+        );
+        assert!(
+            self.sliding_window != Some(0),
+            "attention: expected a sliding window of at least 1 position, got 0"
+        );
+        let rows: usize = self.sequences.iter().map(|sequence| sequence.count).sum();
+        assert_eq!(
+            self.q.len(),
+            rows * self.heads * self.head_dim,
+            "attention: q must be [{rows}, {}, {}]",
+            self.heads,
+            self.head_dim
+        );
+        assert_eq!(out.len(), self.q.len(), "attention: out must have the length of q");
+        assert_eq!(
+            self.keys.len(),
+            self.values.len(),
+            "attention: keys and values must have the same length"
+        );
+        assert_eq!(
+            std::mem::discriminant(&self.keys),
+            std::mem::discriminant(&self.values),
+            "attention: keys and values must have the same type"
+        );
+        if let KvLayout::Transposed { block_size } = self.key_layout {
+            let odd_pairs = matches!(self.keys, KvSlice::Bf16(_)) && self.head_dim % 2 == 1;
+            assert!(
+                block_size == self.block_size && block_size.is_multiple_of(LANES) && !odd_pairs,
+                "attention: blocks of {} positions with heads of {} values cannot be stored \
+                 transposed in blocks of {block_size}",
+                self.block_size,
+                self.head_dim
+            );
+        }
+        self.keys.check_scales(self.head_dim);
+        self.values.check_scales(self.head_dim);
+        let block_count = self.keys.len() / (self.block_size * self.position_len());
+        for sequence in self.sequences {
+            let blocks = (sequence.start + sequence.count).div_ceil(self.block_size);
+            assert!(
+                blocks <= sequence.block_table.len(),
+                "attention: expected at least {blocks} blocks in a block table, got {}",
+                sequence.block_table.len()
+            );
+            for block in &sequence.block_table[..blocks] {
+                assert!(
+                    (block.0 as usize) < block_count,
+                    "attention: block {} of {block_count} does not exist",
+                    block.0
+                );
+            }
+        }
+    }
+}
