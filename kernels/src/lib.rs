@@ -52,6 +52,7 @@ mod prefetch;
 mod product;
 mod quant;
 mod source_rows;
+mod sync;
 mod tensor_type;
 mod threads;
 
@@ -72,5 +73,7 @@ pub use operand::Operands;
 pub use path::{Path, PathKind};
 pub use product::{Epilogue, Product, RowSums, Sink, multiply};
 pub use quant::widen;
+#[cfg(loom)]
+pub use sync::planted;
 pub use tensor_type::TensorType;
 pub use threads::Threads;

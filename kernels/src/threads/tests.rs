@@ -1,4 +1,4 @@
-//! The pool's promises: each task once, nested calls, panics, sleep and wake.
+//! The thread pool: each task runs once, nested calls, panics, sleeping and waking.
 
 use std::sync::atomic::AtomicU32;
 
@@ -17,7 +17,7 @@ fn each_task_runs_once() {
     }
 }
 
-/// Goal: workers that went to sleep come back to work.
+/// Goal: workers that sleep wake up for a call.
 #[test]
 fn sleeping_workers_wake() {
     let threads = Threads::new(3);
@@ -34,7 +34,7 @@ fn sleeping_workers_wake() {
     }
 }
 
-/// Goal: a task may itself call the pool; two threads may call at the same time.
+/// Goal: a task may call the pool itself, and two threads may call it at the same time.
 #[test]
 fn nested_and_concurrent_calls_end() {
     let threads = Threads::new(2);
@@ -55,9 +55,9 @@ fn nested_and_concurrent_calls_end() {
     assert_eq!(total.load(Ordering::Relaxed), 3 * 100 * 4 * 3);
 }
 
-/// Goal: a task's panic reaches the caller with its message, and the pool works on.
+/// Goal: the panic of a task reaches the caller with its message, and the pool remains usable.
 #[test]
-fn panic_surfaces_and_the_pool_survives() {
+fn panic_reaches_the_caller_and_the_pool_remains_usable() {
     let threads = Threads::new(3);
     for round in 0..20 {
         let result = catch_unwind(AssertUnwindSafe(|| {
@@ -74,7 +74,7 @@ fn panic_surfaces_and_the_pool_survives() {
     }
 }
 
-/// Goal: one thread, or none asked for, is a pool that works.
+/// Goal: a pool of one thread works, also if zero threads are requested.
 #[test]
 fn pool_of_one() {
     for count in [0, 1] {
@@ -88,7 +88,7 @@ fn pool_of_one() {
     }
 }
 
-/// Goal: scratch is reused, and always as large as asked for.
+/// Goal: scratch buffers are reused and always at least as large as requested.
 #[test]
 fn scratch_is_reused() {
     let threads = Threads::new(1);
