@@ -177,7 +177,8 @@ impl EngineHandle {
     /// Verifies the accounting of blocks, tree and leases.
     ///
     /// # Errors
-    /// [`EngineError::Audit`] describes the first inconsistency; [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    /// [`EngineError::Audit`] describes the first inconsistency; [`EngineError::Interrupted`],
+    /// [`EngineError::Stopped`].
     pub async fn audit(&self) -> Result<AuditReport, EngineError> {
         self.call_admission(AdmissionMessage::Audit).await?.map_err(EngineError::Audit)
     }
@@ -248,8 +249,8 @@ impl EngineHandle {
         self.call_admission(AdmissionMessage::Flush).await
     }
 
-    /// Stops the engine. Running and waiting requests end with [`EngineError::Stopped`]. The backend
-    /// is dropped before this returns, unless it hangs for longer than
+    /// Stops the engine. Running and waiting requests end with [`EngineError::Stopped`]. The
+    /// backend is dropped before this returns, unless it hangs for longer than
     /// [`EngineConfig::step_timeout`].
     pub async fn shutdown(&self) {
         // Fails only if the engine has stopped already.

@@ -29,7 +29,7 @@ pub(crate) enum TreeMessage {
     Commit(Vec<CommitItem>, RpcReplyPort<Vec<Committed>>),
     /// Evict up to this many blocks and return them.
     Evict(usize, RpcReplyPort<Vec<BlockId>>),
-    /// Remove everything that nobody holds and return its blocks.
+    /// Remove everything that no request holds and return its blocks.
     Flush(RpcReplyPort<Vec<BlockId>>),
     /// Count blocks.
     Counts(RpcReplyPort<TreeCounts>),

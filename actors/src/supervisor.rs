@@ -199,7 +199,8 @@ impl SupervisorActor {
         Ok(Parts { cells, generation, backend: returned })
     }
 
-    /// Stops a generation. The receiver yields its backend when the executor thread has returned it.
+    /// Stops a generation. The receiver yields its backend when the executor thread has returned
+    /// it.
     async fn stop(&self, parts: Parts) -> oneshot::Receiver<Box<dyn Backend>> {
         self.common.generation.store(None);
         let Parts { cells, backend, .. } = parts;

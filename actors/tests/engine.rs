@@ -32,8 +32,8 @@ async fn a_cached_prefix_changes_no_token() {
     harness.check_nothing_held().await;
 }
 
-/// Goal: for a prompt that is cached completely only the last position is computed, and its keys and
-/// values are not written.
+/// Goal: for a prompt that is cached completely only the last position is computed, and its keys
+/// and values are not written.
 #[tokio::test]
 async fn a_full_hit_computes_one_position() {
     let config = EngineConfig { logit_cache_bytes: 0, ..config() };
@@ -172,7 +172,8 @@ async fn a_prompt_in_flight_is_computed_once() {
     harness.check_nothing_held().await;
 }
 
-/// Goal: if the leader is cancelled, one of its followers becomes the leader and all of them finish.
+/// Goal: if the leader is cancelled, one of its followers becomes the leader and all of them
+/// finish.
 #[tokio::test]
 async fn a_follower_takes_over_from_a_cancelled_leader() {
     let harness = start(options(16, 256), config()).await;
@@ -209,8 +210,8 @@ async fn a_stop_id_ends_the_generation() {
     harness.check_nothing_held().await;
 }
 
-/// Goal: if the pool is too small for all requests, some wait and some are preempted, but all finish
-/// with the right tokens.
+/// Goal: if the pool is too small for all requests, some wait and some are preempted, but all
+/// finish with the right tokens.
 #[tokio::test]
 async fn a_pool_too_small_for_all_serves_all() {
     for block_count in [10, 12, 20] {
@@ -227,8 +228,8 @@ async fn a_pool_too_small_for_all_serves_all() {
     }
 }
 
-/// Goal: a request that fills the pool to its last position is served. A prompt that is one position
-/// longer is refused, and the error carries both numbers.
+/// Goal: a request that fills the pool to its last position is served. A prompt that is one
+/// position longer is refused, and the error carries both numbers.
 #[tokio::test]
 async fn a_request_that_fits_an_empty_pool_is_served() {
     let harness = start(options(16, 4), config()).await;
@@ -319,8 +320,8 @@ async fn a_slow_consumer_stalls_only_its_own_request() {
     harness.check_nothing_held().await;
 }
 
-/// Goal: a stalled request is preempted if another one needs its blocks, and still finishes with the
-/// right tokens.
+/// Goal: a stalled request is preempted if another one needs its blocks, and still finishes with
+/// the right tokens.
 #[tokio::test]
 async fn a_stalled_request_is_preempted_for_another() {
     let config = EngineConfig { event_capacity: 8, max_running: 1, ..config() };

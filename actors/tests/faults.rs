@@ -130,7 +130,8 @@ async fn requests_end_with_an_error_while_the_backend_hangs() {
         assert_eq!(error, EngineError::BackendHung { limit });
     }
     assert!(begun.elapsed() < Duration::from_secs(5));
-    // The old generation stays visible between the end of the streams and the supervisor's reaction.
+    // The old generation stays visible between the end of the streams and the supervisor's
+    // reaction.
     let refused = match harness.engine.submit(SequenceRequest::new(prompt(9, 20), 1)) {
         Ok(stream) => read_to_end(stream).await.expect_err("the backend still hangs"),
         Err(error) => error,

@@ -73,8 +73,9 @@ async fn run_random_request(harness: &Harness, rng: &mut SmallRng, outcomes: &Ou
     outcomes.cancelled.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Injects a fault each time about 50 more requests have finished, until its task is aborted. Faults
-/// follow the work done, not the time, so that a slow machine does not see more faults per request.
+/// Injects a fault each time about 50 more requests have finished, until its task is aborted.
+/// Faults follow the work done, not the time, so that a slow machine does not see more faults per
+/// request.
 async fn inject_faults(harness: Arc<Harness>, mut rng: SmallRng, outcomes: Arc<Outcomes>) {
     const PARTS: [EnginePart; 5] = [
         EnginePart::Admission,

@@ -124,8 +124,8 @@ impl Actors {
     }
 }
 
-/// Goal: a request that reserves blocks gets those of another request only after that one has ended,
-/// and never those that it has locked itself.
+/// Goal: a request that reserves blocks gets those of another request only after that one has
+/// ended, and never those that it has locked itself.
 #[test]
 fn reserve_against_the_end_of_another_request() {
     explore(3, || {
@@ -175,8 +175,9 @@ fn a_request_against_flush() {
     });
 }
 
-/// Goal: a pin that arrives between the allocator's two calls to the tree takes effect. The tree then
-/// evicts fewer blocks than it counted, and the allocator hands out no block that it does not have.
+/// Goal: a pin that arrives between the allocator's two calls to the tree takes effect. The tree
+/// then evicts fewer blocks than it counted, and the allocator hands out no block that it does not
+/// have.
 #[test]
 fn reserve_against_pin() {
     explore(3, || {

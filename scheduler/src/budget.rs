@@ -1,98 +1,100 @@
-//! Whether a request fits: the blocks there are, and the most that will be taken at any time.
+//! The block budget: how many blocks are available, and how many the running requests will need at
+//! most.
 
 use super::blocks_for;
 
-/// Blocks as they stand.
+/// Blocks that a request could reserve.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Capacity {
-    /// Nobody's.
+    /// Free blocks.
     pub(crate) free: usize,
-    /// Cached, and held by nobody.
+    /// Cached blocks that no request and no pin holds.
     pub(crate) evictable: usize,
 }
 
 impl Capacity {
-    /// Blocks that could be had now.
+    /// Number of blocks that can be reserved now.
     pub(crate) fn available(self) -> usize {
         self.free + self.evictable
     }
 }
 
-/// A running request's way to its end, or that of one which is to run, in blocks and in steps. In
-/// a step everything that runs generates one token.
+/// How many blocks a request holds from now until its end. The request is running or is about to be
+/// admitted. The model assumes that each running request generates one token per step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Course {
-    /// Tokens it has, those included that are still to be computed.
+pub(crate) struct BlockDemand {
+    /// Number of its tokens now, computed or not.
     pub(crate) tokens: usize,
-    /// Blocks it holds.
+    /// Number of blocks it holds now.
     pub(crate) held: usize,
-    /// Tokens that it is expected to generate yet; at least 1.
+    /// Number of tokens that it is still expected to generate, at least 1.
     pub(crate) expected: usize,
-    /// Steps after which it has ended for certain; `None` where it may stand still.
+    /// Number of steps after which it has certainly ended; `None` if it may make no progress,
+    /// because it is stalled by a slow consumer.
     pub(crate) steps: Option<usize>,
-    /// How many of its first blocks others may hold beyond its end.
+    /// Number of its first blocks that other requests may still hold after its end.
     pub(crate) shared: usize,
 }
 
-impl Course {
-    /// Blocks to reserve before it goes on: those of the tokens it has.
+impl BlockDemand {
+    /// Number of blocks to reserve now, for the tokens it has.
     pub(crate) fn now(&self, block_size: usize) -> usize {
         blocks_for(block_size, self.tokens).saturating_sub(self.held)
     }
 
-    /// Blocks it holds in the end. The last token generated is never computed, so it takes no
-    /// place.
+    /// Number of blocks it holds at its end. The last generated token is never computed, so it
+    /// needs no position.
     fn total(&self, block_size: usize) -> usize {
         blocks_for(block_size, self.tokens + self.expected.saturating_sub(1)).max(self.held)
     }
 }
 
-/// The most blocks that requests will have taken together at any time to come, beyond those they
-/// hold now.
+/// The maximum number of blocks that requests will hold together at any future time, beyond those
+/// they hold now.
 ///
-/// Each takes a block when its tokens fill the last one, and gives its own back at its end: what
-/// many need one after another is there for all of them. Time is counted in as many steps
-/// as a block has tokens; blocks are counted as taken in the first of them and as given back after
-/// the last, so the result is never too small while all get on. Estimating memory at the
-/// coming ends of requests follows Gong et al., "Past-Future Scheduler for LLM Serving under SLA
-/// Guarantees" (ASPLOS 2025).
-pub(crate) fn peak(block_size: usize, courses: impl IntoIterator<Item = Course>) -> usize {
-    // By block of steps: how many begin to take one in each, how many have taken their last, and the
-    // blocks given back.
+/// Each request takes a block whenever its tokens fill the last one, and releases its blocks at its
+/// end, so blocks that several requests need one after another are counted once. Time is divided
+/// into intervals of as many steps as a block has positions. A block counts as taken from the start
+/// of an interval and as released after its end, so the result is never too small as long as all
+/// requests make progress. The idea to estimate memory at the expected ends of requests is from
+/// Gong et al., "Past-Future Scheduler for LLM Serving under SLA Guarantees" (ASPLOS 2025).
+pub(crate) fn peak(block_size: usize, demands: impl IntoIterator<Item = BlockDemand>) -> usize {
+    // For each interval: the number of requests that start to take one block per interval, the
+    // number of requests that have taken their last block, and the number of released blocks.
     let mut changes: Vec<[usize; 3]> = vec![[0; 3]];
     let mut taken = 0;
-    for course in courses {
-        let total = course.total(block_size);
-        let now = course.now(block_size);
+    for demand in demands {
+        let total = demand.total(block_size);
+        let now = demand.now(block_size);
         taken += now;
-        let later = total - (course.held + now).min(total);
-        let free = (course.held + now) * block_size - course.tokens;
+        let later = total - (demand.held + now).min(total);
+        let free = (demand.held + now) * block_size - demand.tokens;
         let first = free / block_size;
-        let end = course.steps.map(|steps| steps.div_ceil(block_size).max(first + later));
+        let end = demand.steps.map(|steps| steps.div_ceil(block_size).max(first + later));
         let last = end.unwrap_or(first + later);
         changes.resize(changes.len().max(last + 1), [0; 3]);
         changes[first][0] += 1;
         changes[first + later][1] += 1;
         if let Some(end) = end {
-            changes[end][2] += total.saturating_sub(course.shared);
+            changes[end][2] += total.saturating_sub(demand.shared);
         }
     }
     let mut most = taken;
-    let (mut taking, mut given) = (0, 0);
-    for [begin, done, returned] in changes {
+    let (mut taking, mut released) = (0, 0);
+    for [begin, done, ended] in changes {
         taking = taking + begin - done;
-        given += returned;
+        released += ended;
         taken += taking;
-        most = most.max(taken.saturating_sub(given));
+        most = most.max(taken.saturating_sub(released));
     }
     most
 }
 
-/// How much of their `max_tokens` requests really use, learnt from those that finished: bold
-/// when they stop early, careful after a preemption.
+/// Predicts which share of `max_tokens` requests generate. The share moves towards that of finished
+/// requests, and grows after a preemption, because then too few tokens were predicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct DecodeForecast {
-    /// Expected share of `max_tokens`, above 0, at most 1.
+    /// Expected share of `max_tokens`, from 0.05 to 1.
     share: f64,
 }
 
@@ -103,19 +105,20 @@ impl Default for DecodeForecast {
 }
 
 impl DecodeForecast {
-    /// Tokens to expect of a request that generated `done` of `max_tokens`: at least one more.
+    /// Expected number of tokens that a request still generates after `done` of `max_tokens`, at
+    /// least 1.
     pub(crate) fn remaining(self, max_tokens: usize, done: usize) -> usize {
         let expected = (max_tokens as f64 * self.share).ceil() as usize;
         expected.saturating_sub(done).clamp(1, max_tokens.saturating_sub(done).max(1))
     }
 
-    /// Learns from a request that finished.
+    /// Learns from a finished request, which generated `used` of `max_tokens` tokens.
     pub(crate) fn finished(&mut self, max_tokens: usize, used: usize) {
         let share = used as f64 / max_tokens.max(1) as f64;
         self.share = (0.9 * self.share + 0.1 * share).clamp(0.05, 1.0);
     }
 
-    /// Learns that it promised too little.
+    /// Learns from a preemption that too few tokens were predicted.
     pub(crate) fn preempted(&mut self) {
         self.share = (self.share * 1.25).min(1.0);
     }
@@ -127,29 +130,30 @@ mod tests {
 
     use super::*;
 
-    /// A request with `tokens`, `matched` of them cached, that runs alone to its end.
-    fn course(tokens: usize, matched: usize, expected: usize) -> Course {
+    /// A request with `tokens` tokens, of which `matched` are cached, that makes progress in each
+    /// step.
+    fn demand(tokens: usize, matched: usize, expected: usize) -> BlockDemand {
         let steps = Some(expected);
-        Course { tokens, held: matched / 16, expected, steps, shared: matched / 16 }
+        BlockDemand { tokens, held: matched / 16, expected, steps, shared: matched / 16 }
     }
 
     #[test]
     fn cached_blocks_are_not_charged() {
-        assert_eq!(course(100, 0, 29).now(16), 7);
-        assert_eq!(peak(16, [course(100, 0, 29)]), 8);
-        assert_eq!(course(100, 96, 29).now(16), 1);
-        assert_eq!(peak(16, [course(100, 96, 29)]), 2);
+        assert_eq!(demand(100, 0, 29).now(16), 7);
+        assert_eq!(peak(16, [demand(100, 0, 29)]), 8);
+        assert_eq!(demand(100, 96, 29).now(16), 1);
+        assert_eq!(peak(16, [demand(100, 96, 29)]), 2);
     }
 
     #[test]
     fn a_full_hit_takes_no_block_until_it_generates() {
-        assert_eq!(peak(16, [course(96, 96, 1)]), 0);
-        assert_eq!(peak(16, [course(96, 96, 2)]), 1);
+        assert_eq!(peak(16, [demand(96, 96, 1)]), 0);
+        assert_eq!(peak(16, [demand(96, 96, 2)]), 1);
     }
 
     #[test]
-    fn what_goes_together_adds_up_and_what_goes_in_turn_does_not() {
-        let at = |done: usize| Course {
+    fn demands_add_up_only_while_requests_overlap() {
+        let at = |done: usize| BlockDemand {
             tokens: 32 + done,
             held: blocks_for(16, 32 + done),
             expected: 160 - done,
@@ -157,38 +161,39 @@ mod tests {
             shared: 2,
         };
         assert_eq!(peak(16, [at(0), at(0)]), 20);
-        // The other ends after half of the way and gives ten blocks back.
+        // The second request ends when the first is half done, and releases ten blocks.
         assert_eq!(peak(16, [at(0), at(80)]), 10);
-        // One whose reader is slow may keep its blocks for ever.
-        assert_eq!(peak(16, [at(0), Course { steps: None, ..at(80) }]), 15);
+        // A stalled request may keep its blocks indefinitely.
+        assert_eq!(peak(16, [at(0), BlockDemand { steps: None, ..at(80) }]), 15);
     }
 
     proptest! {
-        /// Goal: step by step, requests never hold more than was foretold, and never less is
-        /// foretold than by counting all that each will take.
+        /// Goal: in no step do requests hold more than the predicted peak, and the peak is never
+        /// larger than the sum of what each will take.
         #[test]
-        fn nobody_takes_more_than_was_foretold(
+        fn requests_never_hold_more_than_the_predicted_peak(
             block_size in 1usize..20,
             shapes in prop::collection::vec((1usize..60, 0usize..6, 1usize..80, 0usize..3), 1..8),
         ) {
-            let courses: Vec<Course> = shapes.iter().map(|&(tokens, ahead, expected, shared)| {
+            let demands: Vec<BlockDemand> = shapes.iter().map(|&(tokens, ahead, expected, shared)| {
                 let held = (tokens / block_size + ahead).saturating_sub(2);
-                Course { tokens, held, expected, steps: Some(expected), shared: shared.min(held) }
+                let (steps, shared) = (Some(expected), shared.min(held));
+                BlockDemand { tokens, held, expected, steps, shared }
             }).collect();
-            let foretold = peak(block_size, courses.iter().copied());
-            let each = |course: &Course| course.total(block_size) - course.held;
-            prop_assert!(foretold <= courses.iter().map(each).sum());
+            let predicted = peak(block_size, demands.iter().copied());
+            let each = |demand: &BlockDemand| demand.total(block_size) - demand.held;
+            prop_assert!(predicted <= demands.iter().map(each).sum());
             for step in 0..100 {
-                let held = |course: &Course| -> isize {
-                    let begun = course.held as isize;
-                    if step >= course.expected {
-                        return course.shared as isize - begun;
+                let held = |demand: &BlockDemand| -> isize {
+                    let begun = demand.held as isize;
+                    if step >= demand.expected {
+                        return demand.shared as isize - begun;
                     }
-                    let needed = blocks_for(block_size, course.tokens + step);
+                    let needed = blocks_for(block_size, demand.tokens + step);
                     (needed as isize - begun).max(0)
                 };
-                let held: isize = courses.iter().map(held).sum();
-                prop_assert!(held <= foretold as isize, "step {step}: {held} of {foretold}");
+                let held: isize = demands.iter().map(held).sum();
+                prop_assert!(held <= predicted as isize, "step {step}: {held} of {predicted}");
             }
         }
     }

@@ -5,7 +5,8 @@
 //! function of plain data and runs the same way in the engine, in a simulation with virtual time
 //! and in tests. `stolon-actors` puts actors around it.
 //!
-//! * [`AdmissionContext`] validates a request and takes a queue permit for it, in the caller's task;
+//! * [`AdmissionContext`] validates a request and takes a queue permit for it, in the caller's
+//!   task;
 //! * [`Scheduler`] holds the admission queue, the running sequences and the step in flight. It
 //!   reaches the prefix tree and the block pool through the trait [`Memory`] and returns
 //!   [`StepPlan`]s to be executed;

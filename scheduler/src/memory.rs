@@ -63,7 +63,7 @@ pub struct BlockCounts {
     pub reserved: usize,
     /// Blocks in the tree.
     pub cached: usize,
-    /// Blocks in the tree that nobody holds.
+    /// Blocks in the tree that no request and no pin holds.
     pub evictable: usize,
 }
 
@@ -92,6 +92,9 @@ pub trait Memory: Send {
     ) -> impl Future<Output = Result<Option<BlockLease>, ActorStopped>> + Send;
 
     /// Caches the logits of a prompt's last position for as long as its block stays in the tree.
+    ///
+    /// # Errors
+    /// [`ActorStopped`] if the memory no longer answers.
     fn cache_logits(&mut self, logits: PromptLogits) -> Result<(), ActorStopped>;
 
     /// Looks up the logits of the last position of the prompt `tokens`, whose last full block is
@@ -110,7 +113,7 @@ pub trait Memory: Send {
     /// runs.
     fn settle(&mut self) -> impl Future<Output = Result<(), ActorStopped>> + Send;
 
-    /// Removes everything from the tree that nobody holds.
+    /// Removes everything from the tree that no request holds.
     fn flush(&mut self) -> impl Future<Output = Result<(), ActorStopped>> + Send;
 
     /// Verifies the accounting of the pool and of the tree, and one against the other. The inner

@@ -48,8 +48,8 @@ impl QueueLimits {
         }
     }
 
-    /// Issues a permit for a request with `tokens` uncached tokens. While nothing else is waiting, a
-    /// request of any size gets one.
+    /// Issues a permit for a request with `tokens` uncached tokens. While nothing else is waiting,
+    /// a request of any size gets one.
     ///
     /// # Errors
     /// [`EngineError::Overloaded`] if a limit is reached.

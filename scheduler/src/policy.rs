@@ -1,43 +1,48 @@
-//! Which waiting requests to try, in which order: a pure function of what is known of them.
+//! The admission policies: which waiting requests to try to admit, and in which order.
 //!
-//! The bound on overtaking is strict and holds at any queue depth: a request is eligible only
-//! if admitting it pushes no earlier one past the bound. The earliest is always eligible, so
-//! once it has been overtaken to the bound, nothing passes it. Under order by cost each also ages on
-//! its way there: what has passed it makes it cheaper than it is.
+//! Every policy keeps the bound on overtaking, at any queue depth. A request is eligible only if
+//! its cost is at most the remaining overtaking budget (`slack`) of every earlier request. The
+//! earliest request is always eligible, so once its budget is used up, no later request is admitted
+//! before it. The policy `cost` also ages requests: the more a request has been overtaken, the
+//! cheaper it counts.
 
 use crate::config::AdmissionPolicy;
 
-/// What a decision needs to know of a waiting request.
+/// What a policy needs to know about a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Candidate {
     /// Order of arrival; unique.
     pub(crate) arrival: u64,
-    /// Larger is more urgent.
+    /// [`RequestOptions::priority`](crate::RequestOptions::priority).
     pub(crate) priority: i32,
-    /// Tokens to have before the next one is sampled.
+    /// Number of tokens of the prompt, and of what was generated before a preemption.
     pub(crate) tokens: usize,
-    /// How many of them are cached, as far as known.
+    /// How many of them were cached at the last query.
     pub(crate) matched: usize,
-    /// Requests, waiting or running, that begin with the same block, itself included.
-    pub(crate) sharers: usize,
-    /// What later requests may still cost that are admitted before this one.
+    /// Number of waiting and running requests, including this one, whose tokens begin with the same
+    /// block.
+    pub(crate) prefix_sharers: usize,
+    /// Remaining overtaking budget: the total cost, in tokens, of later requests that may still be
+    /// admitted before this one.
     pub(crate) slack: usize,
-    /// What `slack` was when it came.
+    /// The initial value of `slack`, on arrival.
     pub(crate) bound: usize,
-    /// False while it waits for something else: a leader's blocks, its own slow reader.
+    /// False while it waits for the blocks of a leader, or is stalled by a slow consumer.
     pub(crate) ready: bool,
-    /// Its own slow reader keeps it waiting: it has no claim on the others' turns.
+    /// It is stalled by a slow consumer. Such a request does not count towards the bound on
+    /// overtaking.
     pub(crate) stalled: bool,
 }
 
 impl Candidate {
-    /// Tokens that must be computed; at least 1.
+    /// Number of tokens to compute before the next one can be sampled, at least 1.
     pub(crate) fn cost(&self) -> usize {
         self.tokens.saturating_sub(self.matched).max(1)
     }
 
-    /// The cost that decides its turn: less by the square of the share of its bound that is left,
-    /// so that it ages slowly while it can wait, and goes before nearly all when it cannot.
+    /// The cost for the policy `cost`: the cost times the square of the share of the overtaking
+    /// budget that is left. The request ages slowly while much of the budget is left, and comes
+    /// before nearly all others when little is left.
     fn aged_cost(&self) -> usize {
         let left = |cost: u128| cost * self.slack as u128 / (self.bound as u128).max(1);
         (left(left(self.cost() as u128)) as usize).max(1)
@@ -68,8 +73,8 @@ pub(crate) fn order(
     eligible
 }
 
-/// What each candidate may cost without pushing an earlier one past the bound: the least that
-/// any of those may still be overtaken by. Ends where it is 0.
+/// The maximum cost at which each candidate may be admitted now: the smallest slack of all earlier
+/// candidates that are not stalled. Ends before the first candidate for which it is 0.
 pub(crate) fn slacks(candidates: &[Candidate]) -> impl Iterator<Item = usize> + '_ {
     let mut slack = usize::MAX;
     let before_each = candidates.iter().map(move |candidate| {
@@ -82,21 +87,21 @@ pub(crate) fn slacks(candidates: &[Candidate]) -> impl Iterator<Item = usize> + 
     before_each.take_while(|&slack| slack > 0)
 }
 
-/// What decides between two candidates: smaller goes first.
+/// The order of candidates under a policy. The smallest key comes first.
 pub(crate) type SortKey = (i64, i64, i64, u64);
 
-/// The key of a candidate. Where it costs no fairness, those of about equal cost go by sharers,
-/// so that requests which share a prefix run at the same time and hold its blocks once. Arrival
-/// breaks ties.
+/// The key of a candidate. Under the policies that do not promise a strict order, candidates of
+/// similar cost are ordered by `prefix_sharers`, so that requests which share a prefix run at the
+/// same time and hold its blocks once. Arrival breaks ties.
 pub(crate) fn sort_key(policy: AdmissionPolicy, candidate: &Candidate) -> SortKey {
-    let sharers = -(candidate.sharers as i64);
+    let prefix_sharers = -(candidate.prefix_sharers as i64);
     let (first, second, third) = match policy {
         AdmissionPolicy::Fcfs => (0, 0, 0),
-        AdmissionPolicy::LongestPrefix => (-(candidate.matched as i64), sharers, 0),
-        // Costs within the same power of two are about equal.
+        AdmissionPolicy::LongestPrefix => (-(candidate.matched as i64), prefix_sharers, 0),
+        // Costs with the same integer logarithm to base 2 count as similar.
         AdmissionPolicy::Cost => {
             let cost = candidate.aged_cost();
-            (i64::from(cost.ilog2()), sharers, cost as i64)
+            (i64::from(cost.ilog2()), prefix_sharers, cost as i64)
         }
         AdmissionPolicy::Priority => (-i64::from(candidate.priority), 0, 0),
     };
@@ -115,7 +120,7 @@ mod tests {
             priority: 0,
             tokens,
             matched,
-            sharers: 1,
+            prefix_sharers: 1,
             slack: 1000,
             bound: 1000,
             ready: true,
@@ -138,9 +143,9 @@ mod tests {
     }
 
     #[test]
-    fn of_about_equal_cost_those_with_more_sharers_go_first() {
+    fn of_similar_cost_the_request_with_more_prefix_sharers_comes_first() {
         let mut candidates = [candidate(0, 70, 0), candidate(1, 100, 0), candidate(2, 40, 0)];
-        candidates[1].sharers = 3;
+        candidates[1].prefix_sharers = 3;
         check(AdmissionPolicy::Cost, &candidates, &[2, 1, 0]);
         check(AdmissionPolicy::LongestPrefix, &candidates, &[1, 0, 2]);
         check(AdmissionPolicy::Fcfs, &candidates, &[0, 1, 2]);
@@ -148,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_passes_a_request_at_its_bound() {
+    fn a_request_without_slack_is_not_overtaken() {
         let mut candidates = [candidate(0, 900, 0), candidate(1, 10, 0), candidate(2, 1, 0)];
         candidates[0].slack = 5;
         check(AdmissionPolicy::LongestPrefix, &candidates, &[0, 2]);
@@ -158,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_ages_by_what_passes_it() {
+    fn a_request_ages_as_it_is_overtaken() {
         let mut candidates = [candidate(0, 800, 0), candidate(1, 240, 0), candidate(2, 30, 0)];
         check(AdmissionPolicy::Cost, &candidates, &[2, 1, 0]);
         for (slack, expected) in [(700, [2, 1, 0]), (500, [2, 0, 1]), (180, [0, 2, 1])] {
@@ -171,13 +176,13 @@ mod tests {
                 check(AdmissionPolicy::Cost, &candidates, &expected[..2]);
             }
         }
-        // Nothing may pass it: its cost is of no account.
+        // It may not be overtaken at all, so its cost makes no difference.
         (candidates[0].slack, candidates[0].bound) = (0, 0);
         check(AdmissionPolicy::Cost, &candidates, &[0]);
     }
 
     #[test]
-    fn one_that_is_not_ready_is_passed_over_but_keeps_its_bound() {
+    fn a_request_that_is_not_ready_is_skipped_but_keeps_its_bound() {
         let mut candidates = [candidate(0, 900, 0), candidate(1, 10, 0)];
         candidates[0].ready = false;
         check(AdmissionPolicy::Fcfs, &candidates, &[1]);
@@ -186,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_its_reader_holds_back_holds_nobody_back() {
+    fn a_stalled_request_does_not_limit_others() {
         let mut candidates = [candidate(0, 10, 0), candidate(1, 5000, 0)];
         check(AdmissionPolicy::Cost, &candidates, &[0]);
         (candidates[0].ready, candidates[0].stalled) = (false, true);
@@ -194,19 +199,19 @@ mod tests {
     }
 
     #[test]
-    fn look_ahead_keeps_the_best() {
+    fn look_ahead_keeps_the_best_candidates() {
         let candidates: Vec<Candidate> =
             (0..100).map(|n| candidate(n, 101 - n as usize, 0)).collect();
         assert_eq!(order(AdmissionPolicy::Cost, &candidates, 3), [99, 98, 97]);
     }
 
     proptest! {
-        /// Goal: whatever arrives and whatever fits, nobody is overtaken by more than the bound,
-        /// and everybody is admitted in the end.
+        /// Goal: under random arrivals no request is overtaken by more than its bound, and every
+        /// request is admitted in the end.
         #[test]
         fn the_bound_holds_over_random_arrivals(
             costs in prop::collection::vec(1usize..200, 1..60),
-            arrivals_a_round in 1usize..4,
+            arrivals_per_round in 1usize..4,
             policy in prop::sample::select(vec![
                 AdmissionPolicy::Fcfs, AdmissionPolicy::LongestPrefix,
                 AdmissionPolicy::Cost, AdmissionPolicy::Priority,
@@ -214,18 +219,18 @@ mod tests {
         ) {
             const BOUND: usize = 300;
             let mut waiting: Vec<Candidate> = Vec::new();
-            let mut coming = costs.iter().enumerate().map(|(n, &cost)| {
+            let mut arriving = costs.iter().enumerate().map(|(n, &cost)| {
                 let candidate = candidate(n as u64, cost, cost / 3);
                 Candidate { priority: cost as i32 % 7, slack: BOUND, bound: BOUND, ..candidate }
             });
             let mut admitted = 0;
             loop {
-                waiting.extend(coming.by_ref().take(arrivals_a_round));
+                waiting.extend(arriving.by_ref().take(arrivals_per_round));
                 if waiting.is_empty() {
                     break;
                 }
                 let order = order(policy, &waiting, 16);
-                prop_assert!(!order.is_empty(), "the earliest is always eligible");
+                prop_assert!(!order.is_empty(), "the earliest request is always eligible");
                 let chosen = waiting.remove(order[0]);
                 for earlier in waiting.iter_mut().filter(|c| c.arrival < chosen.arrival) {
                     prop_assert!(chosen.cost() <= earlier.slack);

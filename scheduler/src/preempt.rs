@@ -1,21 +1,21 @@
-//! Who gives up its blocks when somebody needs one and none is left: a pure function.
+//! Preemption: which running sequence loses its blocks if another needs one and none is available.
 //!
-//! A sequence whose reader is slow goes first, the youngest of them; then the youngest of all.
-//! The oldest that can run is therefore never the victim of another, so it finishes, and with
-//! it everybody in turn.
+//! Sequences that are stalled by a slow consumer are preempted first, then the others; within both
+//! groups, the youngest first. The oldest sequence that can run is therefore never preempted for
+//! another, so it finishes. By induction, every sequence finishes.
 
-/// What the choice needs to know of a running sequence.
+/// What the choice needs to know about a running sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
     /// Order of arrival; unique.
     pub(crate) arrival: u64,
-    /// Its reader is slow.
-    pub(crate) paused: bool,
+    /// It is stalled by a slow consumer.
+    pub(crate) stalled: bool,
 }
 
-/// Index of the sequence that gives up its blocks; `None` when nobody runs.
+/// Index of the sequence to preempt; `None` if none is running.
 pub(crate) fn victim(holders: &[Holder]) -> Option<usize> {
-    (0..holders.len()).max_by_key(|&index| (holders[index].paused, holders[index].arrival))
+    (0..holders.len()).max_by_key(|&index| (holders[index].stalled, holders[index].arrival))
 }
 
 #[cfg(test)]
@@ -24,12 +24,12 @@ mod tests {
 
     fn check(holders: &[(u64, bool)], expected: Option<usize>) {
         let holders: Vec<Holder> =
-            holders.iter().map(|&(arrival, paused)| Holder { arrival, paused }).collect();
+            holders.iter().map(|&(arrival, stalled)| Holder { arrival, stalled }).collect();
         assert_eq!(victim(&holders), expected);
     }
 
     #[test]
-    fn the_youngest_goes_and_the_paused_go_before_all() {
+    fn the_youngest_is_preempted_and_stalled_sequences_before_others() {
         check(&[], None);
         check(&[(3, false)], Some(0));
         check(&[(3, false), (7, false), (5, false)], Some(1));

@@ -1,4 +1,4 @@
-//! The waiting requests, in order of arrival, with what is known of each.
+//! The admission queue: waiting requests in order of arrival, and what is known about each.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -14,25 +14,26 @@ use crate::sharing::Follow;
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pub(crate) sequence: Sequence,
-    /// Order of arrival; kept over a preemption.
+    /// Order of arrival. A preempted request keeps its number.
     pub(crate) arrival: u64,
-    /// Its place at the limits; a preempted one gave it up when it first ran.
+    /// Its queue permit. A preempted request has none, because it returned it when it first ran.
     pub(crate) permit: Option<QueuePermit>,
-    /// Tokens cached, as of `version`.
+    /// Number of its tokens that were cached at `version` of the tree.
     pub(crate) matched: usize,
-    /// The tree's version at the last query; `None` before the first.
+    /// The tree's version at the last query; `None` if `matched` must be queried.
     pub(crate) version: Option<u64>,
-    /// Cost of later requests admitted before it.
+    /// Total cost, in tokens, of later requests that were admitted before it.
     pub(crate) overtaken: usize,
-    /// What `overtaken` never exceeds.
+    /// Maximum value of `overtaken`.
     pub(crate) bound: usize,
-    /// Keeps its match from being evicted while others are tried past it.
+    /// Locks its match while the scheduler looks further down the queue, so that the match is not
+    /// evicted.
     pub(crate) match_lock: Option<PrefixLease>,
-    /// The running sequence whose blocks it waits for.
+    /// The leader whose blocks it waits for.
     pub(crate) follow: Option<Follow>,
-    /// The set of running sequences that was last searched for a leader.
+    /// The version of the set of running sequences that was last searched for a leader.
     pub(crate) leaders_seen: Option<u64>,
-    /// It has waited in vain for a leader and computes for itself.
+    /// It waited for a leader that made no progress, and will compute its whole prompt itself.
     pub(crate) following_disabled: bool,
 }
 
@@ -58,20 +59,23 @@ impl Waiting {
         }
     }
 
-    /// What later requests may still cost that are admitted before it.
+    /// Its remaining overtaking budget: the total cost, in tokens, of later requests that may still
+    /// be admitted before it.
     pub(crate) fn slack(&self) -> usize {
         self.bound.saturating_sub(self.overtaken)
     }
 
-    /// Tokens that must be computed before its next one is sampled, as far as known; at least 1.
+    /// Number of tokens to compute before the next one can be sampled, at least 1, according to the
+    /// last query.
     pub(crate) fn cost(&self) -> usize {
         self.sequence.tokens.len().saturating_sub(self.matched).max(1)
     }
 
-    /// When it is to be looked at for a timeout.
+    /// When it times out.
     fn deadline(&self) -> Option<Instant> {
         let times = &self.sequence.times;
-        // One that has run before is no longer in the queue in its caller's eyes.
+        // A preempted request has left the queue from its caller's point of view, so its queue
+        // timeout no longer applies.
         let queue = if times.started.is_none() { times.queue_deadline } else { None };
         [queue, times.deadline].into_iter().flatten().min()
     }
@@ -83,13 +87,13 @@ pub(crate) struct Queue {
     /// In order of arrival.
     entries: Vec<Waiting>,
     next_arrival: u64,
-    /// Where the next round of queries goes on.
+    /// Index at which the next round of queries starts.
     query_cursor: usize,
 }
 
 impl Queue {
-    /// Adds a new request at the end. It may be overtaken by `max_overtake` tokens and as many
-    /// again as waited when it came; by none if that is 0.
+    /// Adds a new request at the end. Its bound on overtaking is `max_overtake` tokens plus the
+    /// number of tokens that were waiting when it arrived, or 0 if `max_overtake` is 0.
     pub(crate) fn push(&mut self, sequence: Sequence, permit: QueuePermit, max_overtake: usize) {
         let arrival = self.next_arrival;
         self.next_arrival += 1;
@@ -100,8 +104,8 @@ impl Queue {
         self.entries.push(Waiting::new(sequence, arrival, bound, Some(permit)));
     }
 
-    /// Puts a preempted request back to its place by arrival.
-    pub(crate) fn put_back(&mut self, waiting: Waiting) {
+    /// Inserts a preempted request at its place in the order of arrival.
+    pub(crate) fn reinsert(&mut self, waiting: Waiting) {
         let place = self.entries.partition_point(|other| other.arrival < waiting.arrival);
         self.entries.insert(place, waiting);
     }
@@ -132,7 +136,7 @@ impl Queue {
         Some(self.entries.remove(index))
     }
 
-    /// Removes those whose time is up, or whose reader is gone.
+    /// Removes requests that have timed out or were cancelled.
     pub(crate) fn take_overdue(&mut self, now: Instant) -> Vec<Waiting> {
         let mut overdue = Vec::new();
         let mut index = 0;
@@ -148,23 +152,23 @@ impl Queue {
         overdue
     }
 
-    /// The next moment at which [`Queue::take_overdue`] has something to do.
+    /// The time of the next timeout.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.entries.iter().filter_map(Waiting::deadline).min()
     }
 
-    /// Charges the cost of an admitted request to all that came before it, but for those whose
-    /// own readers hold them back.
+    /// Charges the cost of an admitted request to all earlier ones, except for those that are
+    /// stalled by a slow consumer.
     pub(crate) fn charge_overtaking(&mut self, arrival: u64, cost: usize) {
         for waiting in self.entries.iter_mut().take_while(|waiting| waiting.arrival < arrival) {
-            if !waiting.sequence.is_paused() {
+            if !waiting.sequence.is_stalled() {
                 waiting.overtaken = waiting.overtaken.saturating_add(cost);
                 debug_assert!(waiting.overtaken <= waiting.bound, "the bound on overtaking");
             }
         }
     }
 
-    /// Drops every shield; whether there was one.
+    /// Drops every match lock. Returns whether there was one.
     pub(crate) fn drop_match_locks(&mut self) -> bool {
         let mut dropped = false;
         for waiting in &mut self.entries {
@@ -173,34 +177,35 @@ impl Queue {
         dropped
     }
 
-    /// What the policy needs to know, beside the prefix_hashes of the `running` sequences.
+    /// What the policy needs to know about each waiting request. `running` yields the prefix hashes
+    /// of the running sequences.
     pub(crate) fn candidates(&self, running: impl Iterator<Item = u64>) -> Vec<Candidate> {
-        let mut prefix_hashes: HashMap<u64, usize> = HashMap::new();
+        let mut counts_by_prefix: HashMap<u64, usize> = HashMap::new();
         for prefix_hash in
             running.chain(self.entries.iter().map(|waiting| waiting.sequence.prefix_hash))
         {
-            *prefix_hashes.entry(prefix_hash).or_default() += 1;
+            *counts_by_prefix.entry(prefix_hash).or_default() += 1;
         }
         let candidate = |waiting: &Waiting| {
             let follows = waiting.follow.is_some() && waiting.slack() > 0;
-            let paused = waiting.sequence.is_paused();
+            let stalled = waiting.sequence.is_stalled();
             Candidate {
                 arrival: waiting.arrival,
-                priority: waiting.sequence.priority,
+                priority: waiting.sequence.options.priority,
                 tokens: waiting.sequence.tokens.len(),
                 matched: waiting.matched,
-                sharers: prefix_hashes[&waiting.sequence.prefix_hash],
+                prefix_sharers: counts_by_prefix[&waiting.sequence.prefix_hash],
                 slack: waiting.slack(),
                 bound: waiting.bound,
-                ready: !paused && !follows,
-                stalled: paused,
+                ready: !stalled && !follows,
+                stalled,
             }
         };
         self.entries.iter().map(candidate).collect()
     }
 
-    /// Queries again up to `limit` requests whose match may have changed since the tree had
-    /// another version, going round the queue from call to call.
+    /// Queries the match of up to `limit` requests that were last queried at another version of the
+    /// tree. Each call continues where the previous one stopped.
     pub(crate) fn refresh_matches(
         &mut self,
         version: u64,
@@ -245,23 +250,23 @@ mod tests {
         queue
     }
 
-    /// Goal: a match is looked up once for each version of the tree and not again, by so many
-    /// a round, in turn.
+    /// Goal: the match of each request is queried once per version of the tree, with a limited
+    /// number of queries per round, and no request is left out.
     #[test]
-    fn matches_are_looked_up_once_a_version() {
+    fn matches_are_queried_once_per_version() {
         let mut queue = queue(5);
         let mut round = |version, expected: &[u64]| {
-            let mut asked = Vec::new();
+            let mut queried = Vec::new();
             queue.refresh_matches(version, 2, |sequence| {
-                asked.push(sequence.id);
+                queried.push(sequence.id);
                 version as usize
             });
-            assert_eq!(asked, expected, "version {version}");
+            assert_eq!(queried, expected, "version {version}");
         };
         for expected in [&[0, 1][..], &[2, 3], &[4], &[], &[]] {
             round(1, expected);
         }
-        // A version that moves at each round leaves nobody out.
+        // No request is left out even if the version changes in each round.
         for (version, expected) in [(2, [4, 0]), (3, [1, 2]), (4, [3, 4]), (5, [0, 1])] {
             round(version, &expected);
         }
@@ -269,9 +274,10 @@ mod tests {
         assert_eq!(versions, [5, 5, 3, 4, 4].map(Some));
     }
 
-    /// Goal: the bound is what waited on arrival and so many tokens beside, and 0 is strictly none.
+    /// Goal: the bound on overtaking is the number of tokens waiting on arrival plus the configured
+    /// number, and 0 if that is configured as 0.
     #[test]
-    fn the_bound_grows_with_what_waits() {
+    fn the_overtaking_bound_includes_the_tokens_that_wait_on_arrival() {
         let bounds = |queue: &Queue| queue.entries().iter().map(|w| w.bound).collect::<Vec<_>>();
         assert_eq!(bounds(&queue(3)), [100, 108, 116]);
         let limits = Arc::new(QueueLimits::new(2, usize::MAX));

@@ -1,32 +1,34 @@
-//! What the next step computes: a pure function from the running sequences to slices of them.
+//! Batching: which tokens of which running sequences the next step computes.
 //!
-//! Decodes go first, one token each; the rest of the step's tokens go to prompt chunks in order
-//! of admission. Where decodes alone would fill the step, those stepped least recently go first
-//! and a quarter of the step is kept for prompts, so that neither kind waits for ever.
+//! Decodes come first, with one token each. The rest of the step's token budget goes to prefill
+//! chunks in order of admission. If decodes alone would fill the step, a quarter of the budget is
+//! kept for prefills, and the decodes that took part least recently come first, so that neither
+//! kind starves.
 
 use stolon_backend::LogitRows;
 
-/// What the plan needs to know of a running sequence.
+/// What the plan needs to know about a running sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SequenceView {
-    /// Positions whose keys and values are there.
+    /// Number of positions whose keys and values are in the KV store.
     pub(crate) computed: usize,
-    /// Its tokens, prompt and generated ones.
+    /// Number of its tokens, prompt and generated.
     pub(crate) tokens: usize,
-    /// Positions its block table covers.
+    /// Number of positions that its block table covers.
     pub(crate) covered: usize,
-    /// Number of the step it was last part of.
+    /// Number of the last step that it was part of.
     pub(crate) last_step: u64,
-    /// Most tokens of it in one step; fewer than the step's where every row has logits.
+    /// Maximum number of its tokens in one step. Smaller than the step if every row gets logits.
     pub(crate) chunk_max: usize,
-    /// Every row gets logits.
+    /// Whether every row gets logits, for prompt log-probabilities.
     pub(crate) all_rows: bool,
-    /// It cannot take part: its reader is slow, or it was cancelled.
+    /// It takes no part in steps, because it is stalled by a slow consumer or is about to end.
     pub(crate) paused: bool,
 }
 
 impl SequenceView {
-    /// Tokens left before the next one can be sampled; a full hit computes its last one again.
+    /// Number of tokens to compute before the next one can be sampled. A full hit recomputes its
+    /// last token.
     fn pending(&self) -> usize {
         (self.tokens - self.computed).max(1)
     }
@@ -39,15 +41,15 @@ impl SequenceView {
 /// One sequence's part of the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slice {
-    /// Index of the sequence among those given.
+    /// Index of the sequence in `views`.
     pub(crate) index: usize,
     /// Position of its first token.
     pub(crate) start: usize,
-    /// How many tokens.
+    /// Number of tokens.
     pub(crate) count: usize,
-    /// First position written; `start + count` when none is.
+    /// First position whose keys and values are written; `start + count` if none are.
     pub(crate) write_from: usize,
-    /// Rows that get logits.
+    /// Which rows get logits.
     pub(crate) rows: LogitRows,
 }
 
@@ -116,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn decodes_and_chunks_share_a_step() {
+    fn decodes_and_prefill_chunks_share_a_step() {
         let views = [view(0, 100), view(50, 51), view(0, 30)];
         let slices = plan(&views, 64);
         assert_eq!(counts(&slices), [(0, 0, 63), (1, 50, 1)]);
@@ -125,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompts_last_chunk_gets_its_last_row() {
+    fn the_last_chunk_of_a_prompt_gets_logits_for_its_last_row() {
         let slices = plan(&[view(64, 100), view(0, 8)], 64);
         assert_eq!(counts(&slices), [(0, 64, 36), (1, 0, 8)]);
         assert!(slices.iter().all(|slice| slice.rows == LogitRows::Last));
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_whose_rows_all_have_logits_come_in_small_chunks() {
+    fn sequences_with_logits_for_all_rows_are_computed_in_small_chunks() {
         let mut long = view(0, 1000);
         long.chunk_max = 32;
         long.all_rows = true;
@@ -159,10 +161,10 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: a step never exceeds its size, never holds a sequence twice or past its
-        /// tokens, and with fair turns every sequence gets on, however small the step.
+        /// Goal: a step never exceeds its token budget, never contains a sequence twice or tokens
+        /// that it does not have, and every sequence makes progress, however small the step.
         #[test]
-        fn every_sequence_gets_on(
+        fn every_sequence_makes_progress(
             shapes in prop::collection::vec((0usize..40, 1usize..40), 1..20),
             max_tokens in 1usize..30,
         ) {
@@ -191,7 +193,7 @@ mod tests {
                     }
                 }
             }
-            prop_assert!(false, "somebody starved");
+            prop_assert!(false, "a sequence starved");
         }
     }
 }

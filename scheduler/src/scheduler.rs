@@ -1,15 +1,15 @@
-//! The state behind the admission actor: queue, running sequences, and the step in flight.
+//! The scheduler: the admission queue, the running sequences, and the step in flight.
 //!
-//! It knows no actor: the cache and the blocks are behind [`Memory`], the executor behind the
-//! plans it returns, and the time is told to it. A step's life:
+//! It depends on no actor and reads no clock. It reaches the cache and the blocks through
+//! [`Memory`], returns plans for an executor, and takes the current time as an argument. A step:
 //!
-//! 1. [`Scheduler::advance`] ends what is cancelled or late, admits what fits, reserves the
-//!    blocks the next positions need, and returns a plan when no step is in flight;
-//! 2. the plan is computed elsewhere, while requests come and go;
-//! 3. [`Scheduler::complete`] takes the results: tokens are told, full blocks are committed, and
-//!    what is done is dropped. Then `advance` again.
+//! 1. [`Scheduler::advance`] ends sequences that were cancelled or timed out, admits waiting
+//!    requests, reserves blocks for the next positions, and returns a plan if no step is in flight.
+//! 2. The plan is executed elsewhere. Meanwhile requests are submitted and cancelled.
+//! 3. [`Scheduler::complete`] takes the results: it sends tokens, commits full blocks and ends
+//!    complete sequences. Then the caller calls `advance` again.
 //!
-//! Between the calls, a running sequence's blocks are exactly those in its two leases.
+//! Between these calls, a running sequence's blocks are exactly those in its two leases.
 
 mod admit;
 mod blocks;
@@ -30,50 +30,63 @@ use crate::sequence::{Ending, Sequence};
 use crate::stats::AuditReport;
 use crate::step_plan::StepPlan;
 
-/// Rounds of admission without a step to show for them, after which the next event is awaited.
+/// Maximum number of rounds of admission in one call of `advance` that yield no step.
 const ROUNDS_MAX: usize = 4;
 
 /// A running sequence, with its place in the order of arrival.
 #[derive(Debug)]
 struct Running {
     sequence: Sequence,
+    /// Order of arrival; unique.
     arrival: u64,
+    /// Total cost of later requests that were admitted before it. It counts on after a preemption.
     overtaken: usize,
+    /// Maximum value of `overtaken`.
     bound: usize,
 }
 
 /// One slice of the step in flight.
 #[derive(Debug)]
 struct InFlight {
+    /// The sequence's id.
     id: u64,
-    /// Where the sequence stands among the running ones, unless some before it have left.
+    /// Its index in `running` when the step began. It is smaller now if an earlier one has ended.
     index: usize,
+    /// Position of its first token in the step.
     start: usize,
+    /// Number of its tokens in the step.
     count: usize,
 }
 
-/// The state. See the module's documentation.
+/// The scheduler. See the module documentation.
 #[derive(Debug)]
 pub struct Scheduler<M> {
     context: AdmissionContext,
+    /// The prefix tree and the block pool.
     memory: M,
+    /// Reads the prefix tree of `memory` without going through it.
     reader: TreeReader,
+    /// Delays the reuse of released blocks until the step in flight has ended.
     fence: StepFence,
+    /// The admission queue.
     queue: Queue,
-    /// In order of admission.
+    /// The running sequences, in order of admission.
     running: Vec<Running>,
+    /// The slices of the step in flight.
     in_flight: Option<Vec<InFlight>>,
+    /// Predicts how many tokens requests will generate.
     forecast: DecodeForecast,
+    /// Number of the last step.
     step: u64,
-    /// Grows whenever a sequence begins to run: there may be new leaders.
+    /// Increases whenever a sequence starts to run, because it may become a leader.
     running_version: u64,
-    /// Something has run since the memory was last settled.
+    /// A sequence has run since the last call of [`Memory::settle`].
     unsettled: bool,
-    /// Something has changed that may let a waiting request in.
+    /// Something has changed that may make it possible to admit a waiting request.
     try_admission: bool,
-    /// Tokens computed a second, smoothed.
+    /// Throughput in computed tokens per second, smoothed; 0 before the first step.
     rate: f64,
-    /// Some sequence may have a deadline.
+    /// Whether a waiting or running sequence may have a deadline.
     has_deadlines: bool,
 }
 
@@ -104,7 +117,7 @@ impl<M: Memory> Scheduler<M> {
         }
     }
 
-    /// Takes a request in.
+    /// Adds a request to the admission queue.
     pub fn submit(&mut self, sequence: Sequence, permit: QueuePermit) {
         let times = &sequence.times;
         self.has_deadlines |= times.deadline.is_some() || times.queue_deadline.is_some();
@@ -112,7 +125,7 @@ impl<M: Memory> Scheduler<M> {
         self.try_admission = true;
     }
 
-    /// Ends a sequence whose reader is gone: at once, or with the step it is part of.
+    /// Cancels a request: at once, or after the step that it is part of.
     pub fn cancel(&mut self, id: u64) {
         if self.queue.take(id).is_some() {
             self.context.gauges.cancelled.add(1);
@@ -124,12 +137,12 @@ impl<M: Memory> Scheduler<M> {
         }
     }
 
-    /// A slow reader wants more.
+    /// A consumer that had stalled its request has room for events again.
     pub fn resume(&mut self) {
         self.try_admission = true;
     }
 
-    /// How much of a prompt is cached: a hint, as at the limits.
+    /// Number of leading tokens that are cached now. A hint: it may change before a request runs.
     pub fn query_match_len(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
         self.reader.query_match_len(namespace, tokens)
     }
@@ -139,7 +152,7 @@ impl<M: Memory> Scheduler<M> {
         self.in_flight.iter().flatten().map(|slice| slice.id).collect()
     }
 
-    /// What waits, in order of arrival.
+    /// The waiting requests, in order of arrival.
     #[cfg(test)]
     pub(crate) fn waiting(&self) -> &[Waiting] {
         self.queue.entries()
@@ -150,7 +163,7 @@ impl<M: Memory> Scheduler<M> {
         self.queue.entries_mut()
     }
 
-    /// The next moment at which [`Scheduler::advance`] has something to do by itself.
+    /// The time of the next timeout, at which [`Scheduler::advance`] must be called.
     pub fn next_deadline(&mut self) -> Option<Instant> {
         if !self.has_deadlines {
             return None;
@@ -162,7 +175,10 @@ impl<M: Memory> Scheduler<M> {
         next
     }
 
-    /// Does all that can be done now; returns the next step when none is in flight.
+    /// Ends, admits and grows sequences, and plans the next step if none is in flight.
+    ///
+    /// # Errors
+    /// [`ActorStopped`] if the memory no longer answers.
     pub async fn advance(&mut self, now: Instant) -> Result<Option<StepPlan>, ActorStopped> {
         let mut plan = None;
         for _ in 0..ROUNDS_MAX {
@@ -176,7 +192,8 @@ impl<M: Memory> Scheduler<M> {
             }
             self.grow().await?;
             plan = self.plan();
-            // Without a step nothing will call again: what growing has set free is tried now.
+            // Without a step, no completion will call this again, so blocks that `grow` has
+            // released by preemption must be offered to waiting requests now.
             if plan.is_some() || !self.try_admission || self.queue.is_empty() {
                 break;
             }
@@ -188,18 +205,25 @@ impl<M: Memory> Scheduler<M> {
         Ok(plan)
     }
 
-    /// Drops every request: their streams see their channel close.
+    /// Drops every request, which closes its event channel.
     pub fn close(&mut self) {
         self.queue = Queue::default();
         self.running.clear();
     }
 
-    /// Empties the cache as far as nobody uses it.
+    /// Removes everything from the cache that no request uses.
+    ///
+    /// # Errors
+    /// [`ActorStopped`] if the memory no longer answers.
     pub async fn flush(&mut self) -> Result<(), ActorStopped> {
         self.memory.flush().await
     }
 
-    /// Checks blocks, tree and sequences against each other.
+    /// Verifies the accounting of blocks, tree and sequences. The inner error describes the first
+    /// inconsistency.
+    ///
+    /// # Errors
+    /// [`ActorStopped`] if the memory no longer answers.
     pub async fn audit(&mut self) -> Result<Result<AuditReport, String>, ActorStopped> {
         let mut report = match self.memory.audit().await? {
             Ok(report) => report,
@@ -240,11 +264,12 @@ impl<M: Memory> Scheduler<M> {
         Ok(Ok(report))
     }
 
+    /// Updates the gauges.
     fn publish(&self) {
         let gauges = &self.context.gauges;
         if gauges.preemptions.get() > 0 {
-            let waits_again = |waiting: &&Waiting| waiting.permit.is_none();
-            gauges.preempted.set(self.queue.entries().iter().filter(waits_again).count());
+            let was_preempted = |waiting: &&Waiting| waiting.permit.is_none();
+            gauges.preempted.set(self.queue.entries().iter().filter(was_preempted).count());
         }
         gauges.running.set(self.running.len());
     }

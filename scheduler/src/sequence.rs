@@ -9,9 +9,9 @@
 //! 4. **Ended**: dropped. Dropping it returns every lease, on every path.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::time::Instant;
-
+use std::mem;
 use std::sync::Arc;
+use std::time::Instant;
 
 use stolon_backend::{SamplerState, TokenLogprob};
 use stolon_kvcache::{BlockId, BlockLease, Namespace, PrefixLease};
@@ -19,7 +19,7 @@ use stolon_kvcache::{BlockId, BlockLease, Namespace, PrefixLease};
 use crate::error::EngineError;
 use crate::event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 use crate::event_channel::EventSender;
-use crate::request::SequenceRequest;
+use crate::request::{RequestOptions, SequenceRequest};
 use crate::schedule::SequenceView;
 use crate::step_plan::{PromptTargets, RowTask};
 
@@ -48,10 +48,9 @@ pub struct Sequence {
     pub(crate) max_tokens: usize,
     /// End-of-sequence ids.
     pub(crate) eos_ids: Arc<[u32]>,
-    /// The request's own stop ids.
-    pub(crate) stop_ids: Vec<u32>,
-    /// Larger runs earlier under the admission policy `priority`.
-    pub(crate) priority: i32,
+    /// The request's options. The sampling parameters have moved to `sampler`, and `max_tokens`
+    /// above replaces the requested number.
+    pub(crate) options: RequestOptions,
     /// Prompt log-probabilities, until they were sent.
     pub(crate) prompt_logprobs: Option<PromptLogprobs>,
     /// The way to the caller.
@@ -152,7 +151,7 @@ impl Sequence {
         events: EventSender,
         submitted: Instant,
     ) -> Sequence {
-        let SequenceRequest { tokens, namespace, eos_ids, options } = request;
+        let SequenceRequest { tokens, namespace, eos_ids, mut options } = request;
         let mut prefix_hash = DefaultHasher::new();
         namespace.hash(&mut prefix_hash);
         tokens[..tokens.len().min(block_size)].hash(&mut prefix_hash);
@@ -160,14 +159,12 @@ impl Sequence {
         Sequence {
             id,
             prompt_len: tokens.len(),
-            sampler: Some(SamplerState::new(options.sampling, &tokens)),
+            sampler: Some(SamplerState::new(mem::take(&mut options.sampling), &tokens)),
             tokens,
             namespace,
             prefix_hash: prefix_hash.finish(),
             max_tokens,
             eos_ids,
-            stop_ids: options.stop_ids,
-            priority: options.priority,
             prompt_logprobs: options.prompt_logprobs.map(gathered),
             events,
             times: Times {
@@ -177,6 +174,7 @@ impl Sequence {
                 started: None,
                 first_token: None,
             },
+            options,
             cached_tokens: None,
             held: Held::default(),
             in_step: false,
@@ -200,7 +198,7 @@ impl Sequence {
     }
 
     /// Whether it is stalled by a slow consumer: its event channel has no room for another step.
-    pub(crate) fn is_paused(&self) -> bool {
+    pub(crate) fn is_stalled(&self) -> bool {
         !self.events.has_room()
     }
 
@@ -214,7 +212,7 @@ impl Sequence {
             last_step: self.held.last_step,
             chunk_max: if all_rows { LOGIT_ROWS_MAX } else { usize::MAX },
             all_rows,
-            paused: self.end.is_some() || self.is_paused(),
+            paused: self.end.is_some() || self.is_stalled(),
         }
     }
 
@@ -239,7 +237,7 @@ impl Sequence {
         }
         wanted.gathered.extend(rows.into_iter().map(Some));
         if self.held.computed >= self.prompt_len {
-            let gathered = std::mem::take(&mut wanted.gathered);
+            let gathered = mem::take(&mut wanted.gathered);
             self.prompt_logprobs = None;
             self.send(Event::PromptLogprobs(gathered));
         }
@@ -257,7 +255,7 @@ impl Sequence {
         self.send(Event::Token(TokenEvent { id: Some(id), text: String::new(), logprob }));
         if self.eos_ids.contains(&id) {
             Some(FinishReason::Stop)
-        } else if self.stop_ids.contains(&id) {
+        } else if self.options.stop_ids.contains(&id) {
             Some(FinishReason::StopToken(id))
         } else if self.remaining() == 0 {
             Some(FinishReason::Length)

@@ -1,40 +1,43 @@
-//! In-flight sharing: whether a waiting request should wait for one that is computing the same
-//! prefix just now, instead of computing it a second time.
+//! In-flight prefill sharing: a waiting request (the follower) can wait for a running one (the
+//! leader) that is computing the same prefix, instead of computing it a second time.
 
-/// What is known of a running sequence that may lead.
+/// A running sequence that may become a leader.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Leader<'a> {
-    /// Which one.
+    /// The sequence's id.
     pub(crate) id: u64,
     /// Its tokens so far, from position 0.
     pub(crate) tokens: &'a [u32],
-    /// How many of them are its prompt.
+    /// Number of prompt tokens at the start of `tokens`.
     pub(crate) prompt_len: usize,
-    /// Positions of it that others can match already.
+    /// Number of its positions that other requests can match already.
     pub(crate) committed: usize,
 }
 
-/// A waiting request's tie to its leader.
+/// Which leader a follower waits for, and until when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Follow {
-    /// Whom it waits for.
+    /// The leader's id.
     pub(crate) leader: u64,
-    /// Positions it will share with the leader once those are committed.
+    /// Number of positions that it will share with the leader once they are committed.
     pub(crate) shared: usize,
-    /// Positions the leader will have computed by then: `shared`, or its whole prompt where that
-    /// is the follower's too, whose last row of logits is kept then.
+    /// Number of positions that the leader must have computed before the follower continues:
+    /// `shared`, or the whole prompt if both prompts are equal, because then the logits of its last
+    /// position are cached.
     pub(crate) until: usize,
-    /// The leader's progress when last looked at.
+    /// The leader's number of computed positions at the last check.
     pub(crate) seen: usize,
-    /// Rounds without progress so far.
+    /// Number of successive checks without progress of the leader.
     pub(crate) idle_rounds: u32,
 }
 
-/// Rounds without any progress of its leader after which a follower computes for itself.
+/// Number of checks without any progress of its leader after which a follower stops waiting and
+/// computes its prompt itself.
 pub(crate) const PATIENCE_ROUNDS: u32 = 16;
 
-/// The leader worth waiting for: the one that will commit the longest prefix of `tokens`, at
-/// least a block longer than what is `matched` already. Leaders are of the same namespace.
+/// Chooses the leader that will commit the longest prefix of `tokens`, in full blocks. The prefix
+/// must be at least one block longer than the `matched` positions that are cached already. All
+/// `leaders` must be in the namespace of `tokens`.
 pub(crate) fn choose<'a>(
     tokens: &[u32],
     matched: usize,
@@ -44,7 +47,8 @@ pub(crate) fn choose<'a>(
     let mut best: Option<Follow> = None;
     for leader in leaders {
         let floor = best.map_or(matched, |follow| follow.shared).max(leader.committed);
-        // A leader that differs at the first place it would have to lead past is no use.
+        // If the tokens at `floor` differ, the leader shares at most `floor` positions. Comparing
+        // them first avoids most of the comparisons of whole prefixes.
         let (Some(own), Some(its)) = (tokens.get(floor), leader.tokens.get(floor)) else {
             continue;
         };
@@ -67,8 +71,8 @@ pub(crate) fn choose<'a>(
     best
 }
 
-/// Whether to wait on: `progress` is what the leader has computed, `None` when it is gone.
-/// `committed` is what others can match of it.
+/// Whether a follower continues to wait. `leader` is the leader's number of computed and of
+/// committed positions, or `None` if it has ended.
 pub(crate) fn keep_waiting(follow: &mut Follow, leader: Option<(usize, usize)>) -> bool {
     let Some((computed, committed)) = leader else { return false };
     if committed >= follow.shared && computed >= follow.until {
@@ -83,8 +87,8 @@ pub(crate) fn keep_waiting(follow: &mut Follow, leader: Option<(usize, usize)>) 
     follow.idle_rounds < PATIENCE_ROUNDS
 }
 
-/// How many tokens two sequences have in common from the start. Compares in strides of 32 so
-/// that the compiler can use wide registers.
+/// Length of the common prefix of two sequences. Compares in strides of 32 so that the compiler can
+/// use vector registers.
 pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     const STRIDE: usize = 32;
     let equal_strides =
@@ -109,22 +113,22 @@ mod tests {
         let short: Vec<u32> = (0..20).collect();
         let long: Vec<u32> = (0..43).chain([99; 10]).collect();
         let leaders = || [leader(1, &short, 0), leader(2, &long, 0)].into_iter();
-        let follow = choose(&tokens, 0, 8, leaders()).expect("both lead");
+        let follow = choose(&tokens, 0, 8, leaders()).expect("both are leaders");
         assert_eq!((follow.leader, follow.shared), (2, 40));
-        assert_eq!(choose(&tokens, 40, 8, leaders()), None, "nothing more to gain");
+        assert_eq!(choose(&tokens, 40, 8, leaders()), None, "no leader has more to offer");
     }
 
     #[test]
-    fn what_is_committed_already_is_no_reason_to_wait() {
+    fn a_leader_is_not_followed_for_what_it_has_committed() {
         let tokens: Vec<u32> = (0..50).collect();
         assert_eq!(choose(&tokens, 0, 8, [leader(1, &tokens, 48)].into_iter()), None);
         assert!(choose(&tokens, 0, 8, [leader(1, &tokens, 40)].into_iter()).is_some());
     }
 
     #[test]
-    fn the_same_prompt_is_waited_for_to_its_last_token() {
+    fn a_follower_with_the_same_prompt_waits_until_its_last_token() {
         let tokens: Vec<u32> = (0..50).collect();
-        let follow = |leader| choose(&tokens, 0, 8, [leader].into_iter()).expect("it leads");
+        let follow = |leader| choose(&tokens, 0, 8, [leader].into_iter()).expect("it is a leader");
         let mut same = follow(leader(1, &tokens, 0));
         assert_eq!((same.shared, same.until), (48, 50));
         assert!(keep_waiting(&mut same, Some((48, 48))));
@@ -134,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_stops_when_served_when_led_by_nobody_and_when_nothing_moves() {
+    fn a_follower_stops_waiting_when_served_when_its_leader_ends_and_without_progress() {
         let mut follow = Follow { leader: 1, shared: 32, until: 32, seen: 0, idle_rounds: 0 };
         assert!(keep_waiting(&mut follow, Some((16, 16))));
         assert!(!keep_waiting(&mut follow, Some((40, 32))));
@@ -148,7 +152,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn common_prefix_equals_the_plain_loop(
+        fn common_prefix_equals_a_simple_loop(
             a in prop::collection::vec(0u32..2, 0..100),
             b in prop::collection::vec(0u32..2, 0..100),
             cut in 0usize..100,

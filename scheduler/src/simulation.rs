@@ -261,60 +261,65 @@ mod tests {
         }
     }
 
-    /// Runs to the end; returns the times of first tokens by request, and the end.
+    /// Runs to the end. Returns the time of the first token of each request, and the time of the
+    /// end.
     fn run<C: FnMut(&StepBatch) -> Duration>(
         simulation: &mut Simulation<C>,
     ) -> (HashMap<u64, Duration>, Duration) {
         let mut firsts = HashMap::new();
         while simulation.step_end().is_some() {
-            for told in simulation.finish_step().expect("nothing is gone") {
-                if let Ok(Event::Token { .. }) = told.event {
-                    firsts.entry(told.request).or_insert(simulation.now());
+            for happened in simulation.finish_step().expect("no actor is involved") {
+                if let Ok(Event::Token { .. }) = happened.event {
+                    firsts.entry(happened.request).or_insert(simulation.now());
                 }
             }
         }
         (firsts, simulation.now())
     }
 
-    /// Goal: time passes by the cost function alone, and exactly as it says.
+    /// Goal: virtual time advances by exactly the cost of each step.
     #[test]
     fn time_is_the_sum_of_the_steps() {
         let cost = |batch: &StepBatch| Duration::from_millis(batch.tokens.len() as u64);
         let config = EngineConfig { max_batched_tokens: 64, ..EngineConfig::default() };
         let mut simulation = Simulation::new(spec(), config, cost).expect("valid");
         simulation.wait_until(Duration::from_millis(500));
-        simulation.submit(SequenceRequest::new(vec![7; 100], 5)).expect("it fits");
+        simulation.submit(SequenceRequest::new(vec![7; 100], 5)).expect("the request is accepted");
         let (firsts, end) = run(&mut simulation);
-        // 100 prompt tokens in two chunks; then four decodes of a token each.
+        // 100 prompt tokens in two chunks, then four decodes of one token each.
         assert_eq!(firsts[&0], Duration::from_millis(600));
         assert_eq!(end, Duration::from_millis(604));
-        let audit = simulation.audit().expect("clean books");
+        let audit = simulation.audit().expect("a consistent accounting");
         assert_eq!((audit.running, audit.blocks_reserved), (0, 0));
     }
 
-    /// Goal: what is shared is found, at the limits and by the scheduler, as in the engine.
+    /// Goal: a request computes only what an earlier one with the same prefix has not computed.
     #[test]
     fn a_second_request_finds_what_the_first_computed() {
         let cost = |batch: &StepBatch| Duration::from_micros(batch.tokens.len() as u64);
         let mut simulation = Simulation::new(spec(), EngineConfig::default(), cost).expect("valid");
-        let first = simulation.submit(SequenceRequest::new(vec![7; 160], 1)).expect("it fits");
+        let first = simulation
+            .submit(SequenceRequest::new(vec![7; 160], 1))
+            .expect("the request is accepted");
         let (_, end) = run(&mut simulation);
         assert_eq!((first, end), (0, Duration::from_micros(160)));
         let mut longer = vec![7; 160];
         longer.extend([8; 10]);
-        simulation.submit(SequenceRequest::new(longer, 1)).expect("it fits");
+        simulation.submit(SequenceRequest::new(longer, 1)).expect("the request is accepted");
         let (_, end) = run(&mut simulation);
         assert_eq!(end, Duration::from_micros(170));
         assert_eq!(simulation.stats().cached_tokens, 160);
     }
 
-    /// Goal: a caller that submits everything before it reads anything gets all events.
+    /// Goal: a caller that submits all requests before it reads any event loses no event.
     #[test]
-    fn a_whole_run_fits_one_task() {
+    fn no_event_is_lost_if_all_requests_are_submitted_first() {
         let cost = |_: &StepBatch| Duration::from_micros(10);
         let mut simulation = Simulation::new(spec(), EngineConfig::default(), cost).expect("valid");
         for seed in 0..400 {
-            simulation.submit(SequenceRequest::new(vec![seed; 20], 2)).expect("it fits");
+            simulation
+                .submit(SequenceRequest::new(vec![seed; 20], 2))
+                .expect("the request is accepted");
         }
         let (firsts, _) = run(&mut simulation);
         assert_eq!(firsts.len(), 400);

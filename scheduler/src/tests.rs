@@ -1,5 +1,5 @@
-//! The scheduler on the real tree and pool, without actors, threads or clocks: random schedules
-//! of arrivals, cancels, slow readers, failures and steps, with all books checked after each.
+//! The scheduler on the real tree and pool, without actors, threads or clocks. Random schedules of
+//! submissions, cancellations, slow consumers, failures and steps, with an audit after each.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -30,8 +30,8 @@ fn ready<T>(call: impl Future<Output = Result<T, ActorStopped>>) -> T {
     call.now_or_never().expect("the memory answers at once").expect("no actor is involved")
 }
 
-/// A scheduler, a backend, and the callers' ends of all streams.
-struct World {
+/// A scheduler, a backend, and the callers' ends of all event channels.
+struct Harness {
     scheduler: Scheduler<DirectMemory>,
     context: AdmissionContext,
     backend: FakeBackend,
@@ -40,24 +40,26 @@ struct World {
     now: Instant,
 }
 
-/// One request from its caller's side.
+/// One request, from the point of view of its caller.
 struct Caller {
     prompt: Vec<u32>,
     max_tokens: usize,
     events: Option<EventReceiver>,
     tokens: Vec<u32>,
-    /// Positions found cached when it began to run.
+    /// Number of prompt tokens found in the cache when it started to run; `None` before that.
     cached: Option<usize>,
-    /// It asked for its prompt's log-probabilities.
+    /// It requested prompt log-probabilities.
     logprobs: bool,
-    /// Prompt log-probabilities it was told.
-    told: usize,
+    /// Number of prompt log-probabilities it received.
+    prompt_logprobs: usize,
+    /// How it ended.
     end: Option<Result<(), EngineError>>,
+    /// It does not read its events.
     slow: bool,
 }
 
-impl World {
-    fn new(block_size: usize, block_count: usize, config: EngineConfig) -> World {
+impl Harness {
+    fn new(block_size: usize, block_count: usize, config: EngineConfig) -> Harness {
         let backend = FakeBackend::new(FakeOptions {
             vocab_size: VOCAB_SIZE,
             max_positions: 512,
@@ -71,7 +73,7 @@ impl World {
         let memory = DirectMemory { writer, allocator };
         let scheduler = Scheduler::new(context.clone(), memory, reader, fence);
         let now = Instant::now();
-        World { scheduler, context, backend, in_flight: None, callers: Vec::new(), now }
+        Harness { scheduler, context, backend, in_flight: None, callers: Vec::new(), now }
     }
 
     fn submit(&mut self, prompt: Vec<u32>, max_tokens: usize, timeout: Option<Duration>) {
@@ -103,7 +105,7 @@ impl World {
             tokens: Vec::new(),
             cached: None,
             logprobs,
-            told: 0,
+            prompt_logprobs: 0,
             end: None,
             slow: false,
         });
@@ -118,7 +120,7 @@ impl World {
         }
     }
 
-    /// Computes the step in flight and takes its result; false when there is none.
+    /// Executes the step in flight and applies its results. Returns false if there is none.
     fn step(&mut self, fail: bool) -> bool {
         let Some(plan) = self.in_flight.take() else { return false };
         if fail {
@@ -142,10 +144,10 @@ impl World {
             assert!(self.in_flight.is_none(), "one step at a time");
             self.in_flight = Some(plan);
         }
-        ready(self.scheduler.audit()).expect("clean books");
+        ready(self.scheduler.audit()).expect("a consistent accounting");
     }
 
-    /// Lets callers read what is there.
+    /// Lets callers read all available events.
     fn read(&mut self, also_slow: bool) {
         let mut resume = false;
         let mut context = Context::from_waker(Waker::noop());
@@ -161,8 +163,11 @@ impl World {
                     Some(Ok(Event::Finished(_))) => caller.end = Some(Ok(())),
                     Some(Err(error)) => caller.end = Some(Err(error)),
                     Some(Ok(Event::PromptLogprobs(rows))) => {
-                        assert!(caller.tokens.is_empty() && caller.told == 0, "told once, first");
-                        caller.told = rows.len();
+                        assert!(
+                            caller.tokens.is_empty() && caller.prompt_logprobs == 0,
+                            "they come once, before the tokens"
+                        );
+                        caller.prompt_logprobs = rows.len();
                     }
                     Some(Ok(Event::Started { cached_tokens, .. })) => {
                         caller.cached = Some(cached_tokens);
@@ -177,7 +182,7 @@ impl World {
         }
     }
 
-    /// Runs everything to its end and checks every answer and every block.
+    /// Runs all requests to their ends and checks every answer and the block accounting.
     fn finish(&mut self) {
         for _ in 0..20_000 {
             self.read(true);
@@ -195,14 +200,14 @@ impl World {
             if let Some(Ok(())) = caller.end {
                 assert_eq!(caller.tokens.len(), caller.max_tokens, "request {index}");
                 let expected = if caller.logprobs { caller.prompt.len() } else { 0 };
-                assert_eq!(caller.told, expected, "request {index}");
+                assert_eq!(caller.prompt_logprobs, expected, "request {index}");
             }
         }
         self.advance();
-        let audit = ready(self.scheduler.audit()).expect("clean books");
+        let audit = ready(self.scheduler.audit()).expect("a consistent accounting");
         assert_eq!((audit.running, audit.waiting, audit.blocks_reserved), (0, 0, 0));
         assert_eq!(audit.blocks_evictable, audit.blocks_committed);
-        assert_eq!(self.context.limits.waiting(), 0, "every permit is back");
+        assert_eq!(self.context.limits.waiting(), 0, "every permit was returned");
     }
 }
 
@@ -212,9 +217,9 @@ impl Caller {
     }
 }
 
-/// One thing that happens.
+/// One step of a random schedule.
 #[derive(Clone, Debug)]
-enum Move {
+enum Action {
     Submit { seed: u32, len: usize, max_tokens: usize, timeout: Option<u64>, logprobs: bool },
     Cancel(usize),
     Step { fail: bool },
@@ -224,7 +229,7 @@ enum Move {
     Policy(AdmissionPolicy),
 }
 
-fn moves() -> impl Strategy<Value = Move> {
+fn actions() -> impl Strategy<Value = Action> {
     prop_oneof![
         6 => (
             0u32..4,
@@ -234,25 +239,25 @@ fn moves() -> impl Strategy<Value = Move> {
             prop::bool::weighted(0.1),
         )
             .prop_map(|(seed, len, max_tokens, timeout, logprobs)| {
-                Move::Submit { seed, len, max_tokens, timeout, logprobs }
+                Action::Submit { seed, len, max_tokens, timeout, logprobs }
             }),
-        2 => (0usize..40).prop_map(Move::Cancel),
-        20 => Just(Move::Step { fail: false }),
-        1 => Just(Move::Step { fail: true }),
-        8 => Just(Move::Read),
-        2 => (0usize..40, any::<bool>()).prop_map(|(caller, slow)| Move::Slow(caller, slow)),
-        1 => Just(Move::Flush),
+        2 => (0usize..40).prop_map(Action::Cancel),
+        20 => Just(Action::Step { fail: false }),
+        1 => Just(Action::Step { fail: true }),
+        8 => Just(Action::Read),
+        2 => (0usize..40, any::<bool>()).prop_map(|(caller, slow)| Action::Slow(caller, slow)),
+        1 => Just(Action::Flush),
         1 => prop::sample::select(vec![
             AdmissionPolicy::Fcfs,
             AdmissionPolicy::LongestPrefix,
             AdmissionPolicy::Cost,
             AdmissionPolicy::Priority,
         ])
-        .prop_map(Move::Policy),
+        .prop_map(Action::Policy),
     ]
 }
 
-/// Prompts of few seeds, so that many share prefixes of any length.
+/// A prompt. With only a few seeds, many prompts share prefixes of any length.
 fn prompt(seed: u32, len: usize) -> Vec<u32> {
     (0..len as u32).map(|n| (seed + n * n / 3 + n * seed) % VOCAB_SIZE as u32).collect()
 }
@@ -260,11 +265,11 @@ fn prompt(seed: u32, len: usize) -> Vec<u32> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Goal: whatever happens in whatever order, every request ends, every answer is the one
-    /// of a lone request, no block is lost, and nothing is read that was not written.
+    /// Goal: under any schedule every request ends, every answer is the same as if the request ran
+    /// alone, no block is lost, and no position is read that was not written.
     #[test]
-    fn any_schedule_ends_well(
-        moves in prop::collection::vec(moves(), 1..150),
+    fn any_schedule_completes_with_correct_answers(
+        actions in prop::collection::vec(actions(), 1..150),
         block_size in prop::sample::select(vec![1usize, 4, 16]),
         pool in 64usize..200,
         max_batched_tokens in 1usize..70,
@@ -274,7 +279,7 @@ proptest! {
         max_overtake_tokens in prop::sample::select(vec![0usize, 50, 10_000]),
         logit_cache_bytes in prop::sample::select(vec![0usize, 1000, 1 << 20]),
     ) {
-        let mut world = World::new(block_size, pool.div_ceil(block_size), EngineConfig {
+        let mut harness = Harness::new(block_size, pool.div_ceil(block_size), EngineConfig {
             max_batched_tokens,
             max_running,
             prefix_caching,
@@ -286,197 +291,207 @@ proptest! {
             look_ahead: 4,
             ..EngineConfig::default()
         });
-        for step in moves {
-            match step {
-                Move::Submit { seed, len, max_tokens, timeout, logprobs } => {
+        for action in actions {
+            match action {
+                Action::Submit { seed, len, max_tokens, timeout, logprobs } => {
                     let timeout = timeout.map(Duration::from_millis);
-                    world.submit_with(prompt(seed, len), max_tokens, timeout, logprobs);
+                    harness.submit_with(prompt(seed, len), max_tokens, timeout, logprobs);
                 }
-                Move::Cancel(caller) if caller < world.callers.len() => world.cancel(caller),
-                Move::Step { fail } => drop(world.step(fail)),
-                Move::Read => world.read(false),
-                Move::Slow(caller, slow) if caller < world.callers.len() => {
-                    world.callers[caller].slow = slow;
+                Action::Cancel(caller) if caller < harness.callers.len() => harness.cancel(caller),
+                Action::Step { fail } => drop(harness.step(fail)),
+                Action::Read => harness.read(false),
+                Action::Slow(caller, slow) if caller < harness.callers.len() => {
+                    harness.callers[caller].slow = slow;
                 }
-                Move::Flush => {
-                    ready(world.scheduler.flush());
-                    world.advance();
+                Action::Flush => {
+                    ready(harness.scheduler.flush());
+                    harness.advance();
                 }
-                Move::Policy(policy) => world.context.policy.store(Arc::new(policy)),
-                Move::Cancel(_) | Move::Slow(..) => {}
+                Action::Policy(policy) => harness.context.policy.store(Arc::new(policy)),
+                Action::Cancel(_) | Action::Slow(..) => {}
             }
         }
-        world.finish();
+        harness.finish();
     }
 }
 
-/// Goal: a follower goes on when its leader leaves between two steps: by its deadline, or
-/// because its caller has gone.
+/// Goal: a follower continues if its leader ends between two steps, by a timeout or by
+/// cancellation.
 #[test]
-fn a_follower_outlives_its_leader() {
+fn a_follower_continues_when_its_leader_ends() {
     for by_deadline in [true, false] {
         let config = EngineConfig { max_batched_tokens: 1, ..EngineConfig::default() };
-        let mut world = World::new(1, 64, config);
+        let mut harness = Harness::new(1, 64, config);
         let timeout = by_deadline.then_some(Duration::from_millis(1));
-        world.submit(prompt(2, 24), 1, timeout);
-        world.submit(prompt(2, 4), 1, None);
-        assert_eq!(world.context.gauges.follows.get(), 1);
+        harness.submit(prompt(2, 24), 1, timeout);
+        harness.submit(prompt(2, 4), 1, None);
+        assert_eq!(harness.context.gauges.follows.get(), 1);
         if !by_deadline {
-            world.cancel(0);
+            harness.cancel(0);
         }
-        world.finish();
+        harness.finish();
     }
 }
 
-/// Goal: a prompt repeated to its last token gets its first token from the kept row, without a
-/// step, whole blocks or not; when its block is evicted the row is gone, too.
+/// Goal: a repeated prompt gets its first token from cached logits, without a step, also if its
+/// last block is not full. When the block of the logits is evicted, the logits are dropped.
 #[test]
 fn a_repeated_prompt_needs_no_step_for_its_first_token() {
     for len in [16, 18] {
-        let mut world = warmed(16, EngineConfig::default(), &[prefix_hash(1, len)]);
-        world.submit(prefix_hash(1, len), 1, None);
-        world.read(true);
-        assert_eq!(world.callers[1].tokens.len(), 1, "before any step");
-        assert!(world.in_flight.is_none());
-        world.submit(prefix_hash(1, len), 6, None);
-        world.finish();
-        assert_eq!(world.context.gauges.first_tokens_from_cache.get(), 2);
-        // Fills the pool, so that all else is evicted.
-        world.submit(prefix_hash(2, 60), 1, None);
-        world.finish();
-        world.submit(prefix_hash(1, len), 3, None);
-        world.finish();
-        assert_eq!(world.context.gauges.first_tokens_from_cache.get(), 2);
+        let mut harness = with_cached(16, EngineConfig::default(), &[group_prompt(1, len)]);
+        harness.submit(group_prompt(1, len), 1, None);
+        harness.read(true);
+        assert_eq!(harness.callers[1].tokens.len(), 1, "before any step");
+        assert!(harness.in_flight.is_none());
+        harness.submit(group_prompt(1, len), 6, None);
+        harness.finish();
+        assert_eq!(harness.context.gauges.first_tokens_from_cache.get(), 2);
+        // Fills the pool, so that everything else is evicted.
+        harness.submit(group_prompt(2, 60), 1, None);
+        harness.finish();
+        harness.submit(group_prompt(1, len), 3, None);
+        harness.finish();
+        assert_eq!(harness.context.gauges.first_tokens_from_cache.get(), 2);
     }
 }
 
-/// Goal: prompts that are equal to the last token are computed once between them, a partial
-/// block at their end included.
+/// Goal: equal prompts are computed once, including the partial block at their end.
 #[test]
 fn equal_prompts_are_computed_once() {
     let config = EngineConfig { max_batched_tokens: 16, ..EngineConfig::default() };
-    let mut world = World::new(4, 64, config);
+    let mut harness = Harness::new(4, 64, config);
     for _ in 0..4 {
-        world.submit(prefix_hash(1, 38), 3, None);
+        harness.submit(group_prompt(1, 38), 3, None);
     }
-    world.finish();
-    // Four decodes of the second and third token; those of the followers go with the two
-    // positions after the last whole block.
-    assert_eq!(world.context.gauges.computed_tokens.get(), 38 + 2 + 3 * (2 + 2));
-    assert_eq!(world.context.gauges.first_tokens_from_cache.get(), 3);
+    harness.finish();
+    // Each of the four requests decodes its second and third token. The three followers also
+    // compute the two positions after the last full block.
+    assert_eq!(harness.context.gauges.computed_tokens.get(), 38 + 2 + 3 * (2 + 2));
+    assert_eq!(harness.context.gauges.first_tokens_from_cache.get(), 3);
 }
 
-/// Goal: blocks that followers will take once their leader is done are not given to others that
-/// cost more.
+/// Goal: blocks that followers will need once their leader has committed its prefix are not given
+/// to requests that cost more.
 #[test]
-fn followers_blocks_are_not_given_away() {
-    // 40 blocks: a prefix_hash of four takes 10 and 4 times 3.
+fn blocks_are_set_aside_for_followers() {
+    // 40 blocks: a group of four requests takes 10 shared blocks and 3 more for each request.
     let config = EngineConfig { max_batched_tokens: 8, ..EngineConfig::default() };
-    let mut world = World::new(4, 40, config);
-    let of = |group, own: u32| [prefix_hash(group, 40), vec![own; 8]].concat();
-    world.submit(of(1, 1), 4, None);
-    world.submit(of(2, 1), 4, None);
+    let mut harness = Harness::new(4, 40, config);
+    let of = |group, own: u32| [group_prompt(group, 40), vec![own; 8]].concat();
+    harness.submit(of(1, 1), 4, None);
+    harness.submit(of(2, 1), 4, None);
     for own in 2..5 {
-        world.submit(of(1, own), 4, None);
+        harness.submit(of(1, own), 4, None);
     }
     for own in 2..5 {
-        world.submit(of(2, own), 4, None);
+        harness.submit(of(2, own), 4, None);
     }
     let mut most = 0;
-    while world.step(false) {
-        world.read(true);
-        most = most.max(world.context.gauges.running.get());
+    while harness.step(false) {
+        harness.read(true);
+        most = most.max(harness.context.gauges.running.get());
     }
-    world.finish();
+    harness.finish();
     assert!(most >= 4, "{most} ran at once");
-    // Each prefix_hash's beginning was computed once.
-    assert_eq!(world.context.gauges.computed_tokens.get(), 2 * 40 + 8 * (8 + 3));
+    // The shared prefix of each group was computed once.
+    assert_eq!(harness.context.gauges.computed_tokens.get(), 2 * 40 + 8 * (8 + 3));
 }
 
-/// Goal: the conservative form admits by whole prompts, the default by what is not cached.
+/// Goal: conservative admission counts all blocks of a request, the default only those that are not
+/// cached.
 #[test]
-fn admission_by_cost_runs_more_at_once_than_the_conservative_form() {
+fn default_admission_runs_more_requests_at_once_than_conservative_admission() {
     let most_running = |conservative| {
         let config =
             EngineConfig { conservative, max_batched_tokens: 256, ..EngineConfig::default() };
         // 20 blocks of 16: the shared prompt takes 8 of them.
-        let mut world = World::new(16, 20, config);
-        world.submit(prompt(1, 128), 1, None);
-        while world.step(false) {}
+        let mut harness = Harness::new(16, 20, config);
+        harness.submit(prompt(1, 128), 1, None);
+        while harness.step(false) {}
         for tail in 0..8 {
             let mut tokens = prompt(1, 128);
             tokens.extend([tail, tail, 3]);
-            world.submit(tokens, 8, None);
+            harness.submit(tokens, 8, None);
         }
         let mut most = 0;
-        while world.step(false) {
-            world.read(true);
-            most = most.max(world.context.gauges.running.get());
+        while harness.step(false) {
+            harness.read(true);
+            most = most.max(harness.context.gauges.running.get());
         }
-        world.finish();
+        harness.finish();
         most
     };
-    // 138 positions each, 9 blocks: two of them fill 20.
+    // Each request has 138 positions in 9 blocks, so two of them nearly fill the 20 blocks.
     assert_eq!(most_running(true), 2);
     assert_eq!(most_running(false), 8);
 }
 
-/// A world of 4-position blocks whose cache holds `prompts`, computed one after the other.
-fn warmed(block_count: usize, config: EngineConfig, prompts: &[Vec<u32>]) -> World {
-    let mut world = World::new(4, block_count, config);
+/// A harness with blocks of 4 positions whose cache holds `prompts`, computed one after another.
+fn with_cached(block_count: usize, config: EngineConfig, prompts: &[Vec<u32>]) -> Harness {
+    let mut harness = Harness::new(4, block_count, config);
     for prompt in prompts {
-        world.submit(prompt.clone(), 1, None);
-        while world.step(false) {}
+        harness.submit(prompt.clone(), 1, None);
+        while harness.step(false) {}
     }
-    world
+    harness
 }
 
-/// A prompt that starts with `prefix_hash` and shares nothing with another prefix_hash's.
-fn prefix_hash(prefix_hash: u32, len: usize) -> Vec<u32> {
-    (0..len as u32).map(|n| if n == 0 { prefix_hash } else { (n * 5 + prefix_hash) % 16 }).collect()
+/// A prompt that starts with the token `group`, so that prompts of different groups share no
+/// prefix.
+fn group_prompt(group: u32, len: usize) -> Vec<u32> {
+    (0..len as u32).map(|n| if n == 0 { group } else { (n * 5 + group) % 16 }).collect()
 }
 
-/// Goal: the match of the request that is next but does not fit is not evicted by what is tried
-/// past it.
+/// Goal: if the request at the head of the order does not fit, its match is not evicted for
+/// requests that are tried after it.
 #[test]
-fn what_is_next_keeps_its_match_while_others_pass() {
+fn the_head_of_the_queue_keeps_its_match_while_others_are_tried() {
     let config = EngineConfig {
         max_batched_tokens: 64,
         policy: AdmissionPolicy::Fcfs,
         ..EngineConfig::default()
     };
-    // Of 32 blocks each prefix_hash's prefix takes 8, and the first request 11 of the others.
-    let mut world = warmed(32, config, &[prefix_hash(1, 32), prefix_hash(2, 32)]);
-    world.submit(prefix_hash(3, 40), 8, None);
-    let mut head = prefix_hash(1, 32);
+    // Of the 32 blocks, the two cached prefixes take 8 each, and the first request 11 more.
+    let mut harness = with_cached(32, config, &[group_prompt(1, 32), group_prompt(2, 32)]);
+    harness.submit(group_prompt(3, 40), 8, None);
+    let mut head = group_prompt(1, 32);
     head.extend([9; 84]);
-    world.submit(head, 4, None);
-    assert_eq!(world.scheduler.waiting().len(), 1, "it needs 21 more blocks");
-    world.submit(prefix_hash(4, 60), 1, None);
-    assert_eq!(world.scheduler.waiting().len(), 2, "its 15 blocks are there, but not to be had");
-    world.submit(prefix_hash(5, 40), 1, None);
-    // What is evicted beside a step can be had when that has ended.
-    world.step(false);
-    assert_eq!(world.scheduler.waiting().len(), 2, "10 blocks are free or another prefix_hash's");
-    world.finish();
-    assert_eq!(world.callers[3].cached, Some(32), "it found its prefix where it was");
+    harness.submit(head, 4, None);
+    assert_eq!(harness.scheduler.waiting().len(), 1, "it needs 21 more blocks");
+    harness.submit(group_prompt(4, 60), 1, None);
+    assert_eq!(harness.scheduler.waiting().len(), 2, "it needs 15 blocks, which cannot be evicted");
+    harness.submit(group_prompt(5, 40), 1, None);
+    // Blocks that are evicted during a step can be reserved when the step has ended.
+    harness.step(false);
+    assert_eq!(harness.scheduler.waiting().len(), 2, "10 blocks are free or of another group");
+    harness.finish();
+    assert_eq!(harness.callers[3].cached, Some(32), "its prefix is still cached");
 }
 
-/// Goal: a request whose match is not what it was does not pass others at the price it had.
+/// Goal: a request whose match has shrunk since its last query is charged its actual cost, so that
+/// the bound on overtaking holds.
 #[test]
-fn a_stale_match_does_not_break_the_bound() {
+fn a_stale_match_does_not_break_the_overtaking_bound() {
     let config = EngineConfig { max_overtake_tokens: 16, ..EngineConfig::default() };
-    let mut world = World::new(4, 32, config);
-    world.submit(prefix_hash(1, 16), 8, None);
-    world.submit(prefix_hash(2, 110), 1, None);
-    world.submit(prefix_hash(3, 65), 1, None);
-    assert_eq!(world.scheduler.waiting().len(), 2, "one does not fit, one is too much to pass");
-    let version = world.scheduler.waiting()[1].version;
-    let waiting = world.scheduler.waiting_mut();
+    let mut harness = Harness::new(4, 32, config);
+    harness.submit(group_prompt(1, 16), 8, None);
+    harness.submit(group_prompt(2, 110), 1, None);
+    harness.submit(group_prompt(3, 65), 1, None);
+    assert_eq!(
+        harness.scheduler.waiting().len(),
+        2,
+        "one does not fit, the other would exceed the bound"
+    );
+    let version = harness.scheduler.waiting()[1].version;
+    let waiting = harness.scheduler.waiting_mut();
     (waiting[1].matched, waiting[1].version) = (64, version);
-    world.scheduler.resume();
-    world.advance();
-    assert_eq!(world.scheduler.waiting().len(), 2, "it passed at a price it no longer has");
-    world.finish();
-    assert!(world.context.gauges.most_overtaken_tokens.get() <= 16);
+    harness.scheduler.resume();
+    harness.advance();
+    assert_eq!(
+        harness.scheduler.waiting().len(),
+        2,
+        "it was admitted at a cost that is out of date"
+    );
+    harness.finish();
+    assert!(harness.context.gauges.most_overtaken_tokens.get() <= 16);
 }

@@ -38,7 +38,7 @@ pub(crate) fn run(
                 Err(error) => StepDone { outcome: Err(error.to_string()), compute: Duration::ZERO },
             }));
         match done {
-            // Fails only if the admission actor has stopped; then nobody needs the result.
+            // Fails only if the admission actor has stopped; then the result is not needed.
             Ok(done) => drop(results.cast(AdmissionMessage::StepDone(Box::new(done)))),
             Err(panic) => {
                 panicked = Some(panic_text(panic.as_ref()));

@@ -29,7 +29,7 @@ pub trait TreeAccess {
         count: usize,
     ) -> impl Future<Output = Result<Vec<BlockId>, Self::Error>> + Send;
 
-    /// Removes everything that nobody holds and returns its blocks.
+    /// Removes everything that no request holds and returns its blocks.
     fn flush(&mut self) -> impl Future<Output = Result<Vec<BlockId>, Self::Error>> + Send;
 
     /// Verifies the tree's invariants, then counts its blocks. The inner error describes the first
@@ -92,7 +92,7 @@ impl BlockAllocator {
         Ok(())
     }
 
-    /// Removes everything from the tree that nobody holds.
+    /// Removes everything from the tree that no request holds.
     ///
     /// # Errors
     /// Those of the tree.

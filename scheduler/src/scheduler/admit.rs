@@ -1,4 +1,4 @@
-//! From waiting to running: what is tried, what it is charged, whom it follows.
+//! Admission: moves waiting requests to the running ones, and lets them follow leaders.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,29 +17,31 @@ use crate::queue::Waiting;
 use crate::sequence::{Ending, Held, Sequence};
 use crate::sharing::{self, Leader};
 
-/// Waiting requests whose match is queried again in one round at most, so that a round's time does
-/// not grow with the queue: 32 full hits of 8,192 tokens take 60 us. Looking up eight or all of
-/// a thousand waiting ones instead changes no figure of the simulated workloads by more than
-/// their noise, since a request's match is looked up anew when its turn has come.
-const QUERIES_A_ROUND: usize = 32;
+/// Maximum number of waiting requests whose match is queried in one round, so that the time of a
+/// round does not grow with the queue: 32 full hits of 8,192 tokens take 60 us. With 8, or with all
+/// of a thousand waiting requests instead, no figure of the simulated workloads changes by more
+/// than its noise, because a request's match is looked up again when it is tried.
+const QUERIES_PER_ROUND: usize = 32;
 
-/// What came of trying to let a request run.
+/// The result of trying to admit a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
-    /// It runs.
+    /// It was admitted and runs now.
     Started,
-    /// It waits for a running one's blocks.
+    /// It stays in the queue as a follower of a running sequence.
     Follows,
-    /// It was ended.
+    /// It ended with an error.
     Ended,
-    /// Less of it is cached than was thought, and it would push an earlier one past its bound.
-    Costlier,
-    /// It does not fit now.
+    /// Fewer of its tokens are cached than its last query found, so that admitting it now would
+    /// exceed the bound on overtaking of an earlier request.
+    ExceedsSlack,
+    /// There are not enough blocks for it now.
     NoRoom,
 }
 
 impl<M: Memory> Scheduler<M> {
-    /// After a step: lets go those who waited for blocks that are there now, or in vain.
+    /// After a step: ends the waiting of followers whose blocks are committed now, or whose leader
+    /// has ended or made no progress.
     pub(super) fn update_followers(&mut self) {
         for waiting in self.queue.entries_mut() {
             let Some(follow) = &mut waiting.follow else { continue };
@@ -55,7 +57,7 @@ impl<M: Memory> Scheduler<M> {
                     waiting.matched = follow.shared;
                 }
                 Some(_) => waiting.following_disabled = true,
-                // The leader is gone: another may lead, or this one does.
+                // The leader has ended. Another sequence may lead, or this one computes the prefix.
                 None => waiting.leaders_seen = None,
             }
             waiting.follow = None;
@@ -64,8 +66,9 @@ impl<M: Memory> Scheduler<M> {
         }
     }
 
-    /// Lets go those whose leader runs no more: another may lead, or they do.
-    fn release_orphans(&mut self) {
+    /// Ends the waiting of followers whose leader no longer runs, so that they look for another
+    /// leader or become leaders.
+    fn detach_orphaned_followers(&mut self) {
         for waiting in self.queue.entries_mut() {
             let Some(follow) = waiting.follow else { continue };
             if !self.running.iter().any(|running| running.sequence.id == follow.leader) {
@@ -76,15 +79,15 @@ impl<M: Memory> Scheduler<M> {
         }
     }
 
-    /// Lets in what fits, best first, until nothing more does.
+    /// Admits waiting requests in the order of the policy until no further one fits.
     pub(super) async fn admit(&mut self, now: Instant) -> Result<(), ActorStopped> {
         while !self.queue.is_empty() {
             if self.running.is_empty() {
-                // What runs alone is to find every other block free or evictable.
+                // A request that runs alone must find all other blocks free or evictable.
                 self.queue.drop_match_locks();
             }
-            self.release_orphans();
-            if self.running.len() >= self.context.config.max_running && !self.yield_paused() {
+            self.detach_orphaned_followers();
+            if self.running.len() >= self.context.config.max_running && !self.preempt_stalled() {
                 break;
             }
             self.refresh_matches();
@@ -110,7 +113,7 @@ impl<M: Memory> Scheduler<M> {
                     capacity.evictable = self.lock_match(index, capacity.evictable).await?;
                 }
             }
-            if outcome == Attempt::NoRoom && !self.yield_paused() {
+            if outcome == Attempt::NoRoom && !self.preempt_stalled() {
                 break;
             }
         }
@@ -122,7 +125,7 @@ impl<M: Memory> Scheduler<M> {
             return;
         }
         let reader = &self.reader;
-        self.queue.refresh_matches(reader.tree_version(), QUERIES_A_ROUND, |sequence| {
+        self.queue.refresh_matches(reader.tree_version(), QUERIES_PER_ROUND, |sequence| {
             if sequence.bypasses_match() {
                 0
             } else {
@@ -131,8 +134,9 @@ impl<M: Memory> Scheduler<M> {
         });
     }
 
-    /// Locks what is cached of the request that is next but does not fit, so that those tried
-    /// past it do not evict it. Returns the blocks that can be evicted then.
+    /// Locks the match of the request at the head of the order, which does not fit, so that
+    /// requests that are admitted before it cannot evict it. Returns the number of blocks that can
+    /// still be evicted.
     async fn lock_match(&mut self, index: usize, evictable: usize) -> Result<usize, ActorStopped> {
         let waiting = &self.queue.entries()[index];
         if waiting.match_lock.is_some() {
@@ -149,7 +153,7 @@ impl<M: Memory> Scheduler<M> {
         Ok(acquired.evictable)
     }
 
-    /// Tries to let one waiting request run.
+    /// Tries to admit one waiting request.
     async fn try_start(
         &mut self,
         index: usize,
@@ -168,7 +172,8 @@ impl<M: Memory> Scheduler<M> {
         if !alone && !self.fits(index, capacity, promised, hint) {
             return Ok(Attempt::NoRoom);
         }
-        // The hint was good enough; from here on what counts is what is locked.
+        // The request fits according to the last query, which is only a hint. Lock the actual match
+        // and check again.
         let mut lease = None;
         let mut capacity = capacity;
         if caching {
@@ -184,29 +189,29 @@ impl<M: Memory> Scheduler<M> {
         }
         let matched = lease.as_ref().map_or(0, |lease| lease.len());
         if self.queue.entries()[index].cost() > round.slacks[index] {
-            return Ok(Attempt::Costlier);
+            return Ok(Attempt::ExceedsSlack);
         }
         if !alone && !self.fits(index, capacity, promised, matched) {
             return Ok(Attempt::NoRoom);
         }
         let sequence = &self.queue.entries()[index].sequence;
-        let now_needed = self.course(sequence, matched / block_size).now(block_size);
+        let needed = self.demand(sequence, matched / block_size).now(block_size);
         let mut reserved = None;
-        if now_needed > 0 {
-            reserved = self.memory.reserve(now_needed).await?;
+        if needed > 0 {
+            reserved = self.memory.reserve(needed).await?;
             if reserved.is_none() {
-                return Ok(self.short_of_blocks(index, alone));
+                return Ok(self.reservation_failed(index, alone));
             }
         }
-        let row = self.find_logits(index, lease.as_ref()).await?;
+        let logits = self.find_logits(index, lease.as_ref()).await?;
         let waiting = self.queue.remove(index);
         let held = Held { lease, reserved, computed: matched, ..Held::default() };
-        self.start(waiting, held, row, now);
+        self.start(waiting, held, logits, now);
         Ok(Attempt::Started)
     }
 
-    /// The last row of logits of a waiting request of which every whole block is cached, if it
-    /// was kept.
+    /// The cached logits of the last position of a waiting request whose full blocks are all
+    /// cached.
     async fn find_logits(
         &mut self,
         index: usize,
@@ -216,30 +221,30 @@ impl<M: Memory> Scheduler<M> {
         let Some((lease, &block)) = lease.and_then(|l| Some((l, l.blocks().last()?))) else {
             return Ok(None);
         };
-        let whole = sequence.tokens.len() - lease.len() < self.context.spec.block_size;
-        if !whole || self.context.config.logit_cache_bytes == 0 {
+        let all_cached = sequence.tokens.len() - lease.len() < self.context.spec.block_size;
+        if !all_cached || self.context.config.logit_cache_bytes == 0 {
             return Ok(None);
         }
         self.memory.find_logits(block, &sequence.namespace, &sequence.tokens).await
     }
 
-    /// Blocks were counted as available and could not be had. While a step is in flight that
-    /// is so until it ends; without one it is a bug, and the request is told rather than kept
-    /// waiting for ever.
-    fn short_of_blocks(&mut self, index: usize, alone: bool) -> Attempt {
+    /// Blocks that were counted as available could not be reserved. During a step this is normal,
+    /// because evicted blocks become free only when the step ends. Without a step it is a bug, and
+    /// the request ends with an error instead of waiting indefinitely.
+    fn reservation_failed(&mut self, index: usize, alone: bool) -> Attempt {
         if !alone || self.in_flight.is_some() {
             self.try_admission = true;
             return Attempt::NoRoom;
         }
         let waiting = self.queue.remove(index);
-        tracing::error!(sequence = waiting.sequence.id, "no blocks though nothing runs");
-        let reason = "no blocks could be had though nothing runs".to_owned();
+        tracing::error!(sequence = waiting.sequence.id, "no blocks although no request runs");
+        let reason = "no blocks could be reserved although no request runs".to_owned();
         let ending = Ending::Failed(EngineError::Interrupted { reason });
         end_early(waiting.sequence, ending, &self.context.gauges);
         Attempt::Ended
     }
 
-    /// Ties a waiting request to a running one that is computing its prefix, if there is one.
+    /// Makes a waiting request follow a running one that is computing its prefix, if there is one.
     fn follow_a_leader(&mut self, index: usize) -> bool {
         let waiting = &self.queue.entries()[index];
         if waiting.leaders_seen == Some(self.running_version) || !self.may_follow(waiting) {
@@ -247,7 +252,7 @@ impl<M: Memory> Scheduler<M> {
         }
         let block_size = self.context.spec.block_size;
         let leaders = self.running.iter().map(|running| &running.sequence);
-        let leaders = leaders.filter_map(|leader| leads(leader, waiting, block_size));
+        let leaders = leaders.filter_map(|leader| as_leader(leader, waiting, block_size));
         let follow =
             sharing::choose(&waiting.sequence.tokens, waiting.matched, block_size, leaders);
         let waiting = &mut self.queue.entries_mut()[index];
@@ -257,7 +262,7 @@ impl<M: Memory> Scheduler<M> {
         follow.is_some()
     }
 
-    /// Ties to the sequence that has just begun to run all that wait and will share its prefix.
+    /// Makes all waiting requests that share the prefix of the newest running sequence follow it.
     fn attach_followers(&mut self) {
         let Some(leader) = self.running.last() else { return };
         let leader = &leader.sequence;
@@ -265,7 +270,7 @@ impl<M: Memory> Scheduler<M> {
         let mut found = Vec::new();
         for (index, waiting) in self.queue.entries().iter().enumerate() {
             if waiting.follow.is_none() && self.may_follow(waiting) {
-                let leaders = leads(leader, waiting, block_size).into_iter();
+                let leaders = as_leader(leader, waiting, block_size).into_iter();
                 let tokens = &waiting.sequence.tokens;
                 let follow = sharing::choose(tokens, waiting.matched, block_size, leaders);
                 found.extend(follow.map(|follow| (index, follow)));
@@ -285,9 +290,9 @@ impl<M: Memory> Scheduler<M> {
             && !waiting.sequence.bypasses_match()
     }
 
-    /// Moves a request from waiting to running. With its last row of logits at hand its next
-    /// token is sampled at once.
-    fn start(&mut self, waiting: Waiting, held: Held, row: Option<Arc<[f32]>>, now: Instant) {
+    /// Moves a request from waiting to running. If the logits of its last position are cached, its
+    /// next token is sampled at once.
+    fn start(&mut self, waiting: Waiting, held: Held, logits: Option<Arc<[f32]>>, now: Instant) {
         let cost = waiting.cost();
         let Waiting { mut sequence, arrival, permit, overtaken, bound, .. } = waiting;
         let matched = held.computed;
@@ -309,9 +314,9 @@ impl<M: Memory> Scheduler<M> {
         }
         let id = sequence.id;
         let mut end = None;
-        if let Some((row, sampler)) = row.zip(sequence.sampler.as_mut()) {
+        if let Some((logits, sampler)) = logits.zip(sequence.sampler.as_mut()) {
             self.context.gauges.first_tokens_from_cache.add(1);
-            match sampler.sample(&mut row.to_vec()) {
+            match sampler.sample(&mut logits.to_vec()) {
                 Ok(sampled) => {
                     self.context.gauges.completion_tokens.add(1);
                     end = sequence.push(sampled.token, sampled.logprob, now);
@@ -327,7 +332,8 @@ impl<M: Memory> Scheduler<M> {
         self.attach_followers();
         self.unsettled = true;
         self.try_admission = true;
-        // Counted as running before it is no longer counted as waiting: whoever looks sees it.
+        // Count it as running before the permit is returned, so that a concurrent reader of the
+        // gauges sees it in at least one of the two counts.
         self.context.gauges.running.set(self.running.len());
         drop(permit);
         if let Some(end) = end {
@@ -336,14 +342,15 @@ impl<M: Memory> Scheduler<M> {
     }
 }
 
-/// A running sequence as a leader of a waiting one: while it has prompt blocks to commit.
-fn leads<'a>(leader: &'a Sequence, waiting: &Waiting, block_size: usize) -> Option<Leader<'a>> {
+/// A running sequence as a possible leader of a waiting one. It can lead while it still has prompt
+/// blocks to commit.
+fn as_leader<'a>(leader: &'a Sequence, waiting: &Waiting, block_size: usize) -> Option<Leader<'a>> {
     let to_commit = leader.prompt_len / block_size * block_size;
     let committed = leader.held.committed();
-    let may = committed < to_commit
+    let can_lead = committed < to_commit
         && leader.end.is_none()
         && leader.namespace == waiting.sequence.namespace;
-    may.then_some(Leader {
+    can_lead.then_some(Leader {
         id: leader.id,
         tokens: &leader.tokens,
         prompt_len: leader.prompt_len,

@@ -1,5 +1,5 @@
-//! The blocks of running sequences: committed when full, reserved when needed, taken away when
-//! somebody older needs them.
+//! The blocks of running sequences: committed when full, reserved when needed, and released by
+//! preemption when an older sequence needs them.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::preempt::{self, Holder};
 use crate::queue::Waiting;
 
 impl<M: Memory> Scheduler<M> {
-    /// Puts the full blocks of every running sequence into the tree.
+    /// Adds the full blocks of every running sequence to the tree.
     pub(super) async fn commit(&mut self) -> Result<(), ActorStopped> {
         if !self.context.config.prefix_caching {
             return Ok(());
@@ -43,8 +43,8 @@ impl<M: Memory> Scheduler<M> {
         Ok(())
     }
 
-    /// Reserves the blocks that the next positions of running sequences need; where there are
-    /// none, the youngest give theirs up.
+    /// Reserves the blocks that the next positions of running sequences need. If there are not
+    /// enough, the youngest sequences are preempted.
     pub(super) async fn grow(&mut self) -> Result<(), ActorStopped> {
         let block_size = self.context.spec.block_size;
         let short = |running: &Running| {
@@ -52,22 +52,22 @@ impl<M: Memory> Scheduler<M> {
             let needed = blocks_for(block_size, sequence.tokens.len());
             needed.saturating_sub(sequence.held.table.len())
         };
-        let mut wanting: Vec<(u64, usize)> = Vec::new();
+        let mut growing: Vec<(u64, usize)> = Vec::new();
         for running in &self.running {
-            if short(running) > 0 && !running.sequence.is_paused() {
-                wanting.push((running.sequence.id, short(running)));
+            if short(running) > 0 && !running.sequence.is_stalled() {
+                growing.push((running.sequence.id, short(running)));
             }
         }
-        if wanting.is_empty() {
+        if growing.is_empty() {
             return Ok(());
         }
-        let total: usize = wanting.iter().map(|(_, count)| count).sum();
+        let total: usize = growing.iter().map(|(_, count)| count).sum();
         let mut reserved = self.memory.reserve(total).await?;
         if reserved.is_none() && self.queue.drop_match_locks() {
             reserved = self.memory.reserve(total).await?;
         }
         if let Some(mut blocks) = reserved {
-            for (id, count) in wanting {
+            for (id, count) in growing {
                 let share = blocks.split(count);
                 let running = self.running.iter_mut().find(|r| r.sequence.id == id);
                 if let Some(running) = running {
@@ -76,16 +76,17 @@ impl<M: Memory> Scheduler<M> {
             }
             return Ok(());
         }
-        self.grow_one_by_one(wanting.into_iter().map(|(id, _)| id).collect()).await
+        self.grow_one_by_one(growing.into_iter().map(|(id, _)| id).collect()).await
     }
 
-    /// There is not enough for all: the oldest first, a block each, at the youngest's expense.
-    async fn grow_one_by_one(&mut self, mut wanting: Vec<u64>) -> Result<(), ActorStopped> {
+    /// Reserves one block for each sequence, oldest first, when there are not enough for all. The
+    /// youngest sequences are preempted to free blocks.
+    async fn grow_one_by_one(&mut self, mut growing: Vec<u64>) -> Result<(), ActorStopped> {
         let arrival = |running: &[Running], id: u64| {
             running.iter().find(|r| r.sequence.id == id).map(|r| r.arrival)
         };
-        wanting.sort_by_key(|&id| arrival(&self.running, id));
-        for id in wanting {
+        growing.sort_by_key(|&id| arrival(&self.running, id));
+        for id in growing {
             while let Some(index) = self.running.iter().position(|r| r.sequence.id == id) {
                 if let Some(block) = self.memory.reserve(1).await? {
                     self.running[index].sequence.held.add_reserved(block);
@@ -94,7 +95,7 @@ impl<M: Memory> Scheduler<M> {
                 let holders: Vec<Holder> = self
                     .running
                     .iter()
-                    .map(|r| Holder { arrival: r.arrival, paused: r.sequence.is_paused() })
+                    .map(|r| Holder { arrival: r.arrival, stalled: r.sequence.is_stalled() })
                     .collect();
                 match preempt::victim(&holders) {
                     Some(victim) => self.preempt(victim),
@@ -105,8 +106,8 @@ impl<M: Memory> Scheduler<M> {
         Ok(())
     }
 
-    /// Takes a sequence's blocks away. Its full ones are in the tree, where they may last until
-    /// it comes back.
+    /// Preempts a sequence: releases its blocks and puts it back into the queue. Its full blocks
+    /// are in the tree and may still be cached when it runs again.
     pub(super) fn preempt(&mut self, index: usize) {
         let Running { mut sequence, arrival, overtaken, bound } = self.running.remove(index);
         sequence.release_blocks();
@@ -114,16 +115,17 @@ impl<M: Memory> Scheduler<M> {
         self.forecast.preempted();
         let mut waiting = Waiting::new(sequence, arrival, bound, None);
         waiting.overtaken = overtaken;
-        self.queue.put_back(waiting);
+        self.queue.reinsert(waiting);
         self.context.gauges.preempted.set(1);
         self.try_admission = true;
     }
 
-    /// Takes the blocks of the youngest sequence whose reader is slow; false if there is none.
-    pub(super) fn yield_paused(&mut self) -> bool {
-        let paused = |r: &Running| !r.sequence.in_step && r.sequence.is_paused();
+    /// Preempts the youngest sequence that is stalled by a slow consumer. Returns false if there is
+    /// none.
+    pub(super) fn preempt_stalled(&mut self) -> bool {
+        let stalled = |r: &Running| !r.sequence.in_step && r.sequence.is_stalled();
         let youngest = (0..self.running.len())
-            .filter(|&index| paused(&self.running[index]))
+            .filter(|&index| stalled(&self.running[index]))
             .max_by_key(|&index| self.running[index].arrival);
         match youngest {
             Some(index) => {

@@ -1,4 +1,7 @@
-//! How requests end: done, cancelled, late or failed. Leases go first, words after.
+//! How requests end: complete, cancelled, timed out or failed.
+//!
+//! A sequence always releases its leases before its last event is sent, so that a caller who has
+//! read the event finds the blocks released.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,9 +15,8 @@ use crate::sequence::{Ending, Held, Sequence};
 use crate::stats::Gauges;
 
 impl<M: Memory> Scheduler<M> {
-    /// Ends a sequence that is done: its leases go first, so that whoever reads its last event
-    /// finds them returned.
-    pub(super) fn finish(&mut self, id: u64, end: FinishReason, now: Instant) {
+    /// Ends a complete sequence.
+    pub(super) fn finish(&mut self, id: u64, reason: FinishReason, now: Instant) {
         let Some(index) = self.running.iter().position(|r| r.sequence.id == id) else { return };
         let mut sequence = self.running.remove(index).sequence;
         sequence.held = Held::default();
@@ -22,17 +24,18 @@ impl<M: Memory> Scheduler<M> {
         self.context.gauges.finished.add(1);
         self.context.gauges.running.set(self.running.len());
         self.try_admission = true;
-        let event = sequence.finish_event(end, now);
+        let event = sequence.finish_event(reason, now);
         sequence.send(event);
     }
 
-    /// Ends what is cancelled or late and not part of the step in flight.
+    /// Ends sequences that were cancelled, timed out or failed and are not part of the step in
+    /// flight.
     pub(super) fn end_overdue(&mut self, now: Instant) {
         let gauges = Arc::clone(&self.context.gauges);
         for waiting in self.queue.take_overdue(now) {
             let Waiting { sequence, permit, .. } = waiting;
             drop(permit);
-            let ending = sequence.end.clone().unwrap_or_else(|| late(&sequence, now));
+            let ending = sequence.end.clone().unwrap_or_else(|| timed_out(&sequence, now));
             end_early(sequence, ending, &gauges);
             self.try_admission = true;
         }
@@ -44,7 +47,7 @@ impl<M: Memory> Scheduler<M> {
                 if sequence.events.is_closed() {
                     sequence.end = Some(Ending::Cancelled);
                 } else if overdue {
-                    sequence.end = Some(late(sequence, now));
+                    sequence.end = Some(timed_out(sequence, now));
                 }
             }
             match sequence.end.clone() {
@@ -58,8 +61,8 @@ impl<M: Memory> Scheduler<M> {
     }
 }
 
-/// How a sequence whose time is up ends.
-fn late(sequence: &Sequence, now: Instant) -> Ending {
+/// The error of a sequence that has timed out.
+fn timed_out(sequence: &Sequence, now: Instant) -> Ending {
     let elapsed = now.saturating_duration_since(sequence.times.submitted);
     let total = sequence.times.deadline.is_some_and(|deadline| deadline <= now);
     Ending::Failed(if total {
@@ -69,14 +72,14 @@ fn late(sequence: &Sequence, now: Instant) -> Ending {
     })
 }
 
-/// Ends a sequence before it is done; its leases go first.
+/// Ends a sequence that is not complete.
 pub(super) fn end_early(mut sequence: Sequence, ending: Ending, gauges: &Gauges) {
     sequence.held = Held::default();
     match ending {
         Ending::Cancelled => gauges.cancelled.add(1),
         Ending::Failed(error) => {
             gauges.failed.add(1);
-            // Nobody may be there to read it.
+            // Fails if the caller has dropped the stream.
             let _ = sequence.events.send(Err(error));
         }
     }

@@ -1,26 +1,28 @@
-//! Whether there is room for a waiting request, beside what runs and those that will go before it.
+//! Whether there are enough blocks for a waiting request, in addition to the running sequences and
+//! to followers that will be admitted before it.
 
 use super::Scheduler;
-use crate::budget::{self, Capacity, Course};
+use crate::budget::{self, BlockDemand, Capacity};
 use crate::config::AdmissionPolicy;
 use crate::memory::Memory;
 use crate::policy::Candidate;
 use crate::sequence::Sequence;
 use crate::{blocks_for, policy};
 
-/// One round of trying.
+/// One round of admission: the order is computed once, then requests are tried.
 #[derive(Debug)]
 pub(super) struct Round {
+    /// The admission policy of this round.
     pub(super) policy: AdmissionPolicy,
-    /// In order of arrival, as the queue is.
+    /// In order of arrival, with the same indices as the queue.
     pub(super) candidates: Vec<Candidate>,
-    /// What each of the first of them may cost; see [`policy::slacks`].
+    /// Maximum cost of each of the first candidates; see [`policy::slacks`].
     pub(super) slacks: Vec<usize>,
 }
 
 impl<M: Memory> Scheduler<M> {
-    /// Whether a waiting request fits, if `matched` of its tokens are cached and followers were
-    /// promised blocks.
+    /// Whether a waiting request of which `matched` tokens are cached fits into `capacity`, of
+    /// which `promised` blocks are set aside for followers.
     pub(super) fn fits(
         &self,
         index: usize,
@@ -32,16 +34,16 @@ impl<M: Memory> Scheduler<M> {
             return self.peak(index, matched) + promised <= capacity.available();
         }
         let block_size = self.context.spec.block_size;
-        let whole = |sequence: &Sequence| {
-            let most = sequence.prompt_len + sequence.max_tokens;
-            blocks_for(block_size, most.saturating_sub(1))
+        let blocks_max = |sequence: &Sequence| {
+            let tokens_max = sequence.prompt_len + sequence.max_tokens;
+            blocks_for(block_size, tokens_max.saturating_sub(1))
         };
-        let running: usize = self.running.iter().map(|running| whole(&running.sequence)).sum();
-        running + whole(&self.queue.entries()[index].sequence) <= self.context.spec.block_count
+        let running: usize = self.running.iter().map(|running| blocks_max(&running.sequence)).sum();
+        running + blocks_max(&self.queue.entries()[index].sequence) <= self.context.spec.block_count
     }
 
-    /// The most blocks that what runs and a waiting request, of which `matched` tokens are cached,
-    /// will have taken at any time to come.
+    /// The maximum number of blocks that the running sequences and a waiting request, of which
+    /// `matched` tokens are cached, will hold at any future time, beyond those they hold now.
     fn peak(&self, index: usize, matched: usize) -> usize {
         let block_size = self.context.spec.block_size;
         let sequence = &self.queue.entries()[index].sequence;
@@ -50,7 +52,7 @@ impl<M: Memory> Scheduler<M> {
             (sequence, sequence.held.computed, sequence.held.table.len())
         });
         let all = running.chain([(sequence, matched, matched / block_size)]);
-        // Prompts are computed in turn, in what decodes leave of each step.
+        // Prompts are computed one after another, with the tokens of each step that decodes leave.
         let config = &self.context.config;
         let step = config.max_batched_tokens.saturating_sub(self.running.len());
         let step = step.max(config.max_batched_tokens / 4).max(1);
@@ -60,21 +62,21 @@ impl<M: Memory> Scheduler<M> {
             all.map(|(sequence, computed, held)| {
                 pending += sequence.tokens.len() - computed;
                 let steps = pending.div_ceil(step) + sequence.remaining();
-                let steps = (!sequence.is_paused()).then_some(steps);
-                Course { steps, ..self.course(sequence, held) }
+                let steps = (!sequence.is_stalled()).then_some(steps);
+                BlockDemand { steps, ..self.demand(sequence, held) }
             }),
         )
     }
 
-    /// The course of a sequence that holds so many blocks, its end left open.
-    pub(super) fn course(&self, sequence: &Sequence, held: usize) -> Course {
+    /// The demand of a sequence that holds `held` blocks, with an unknown number of steps.
+    pub(super) fn demand(&self, sequence: &Sequence, held: usize) -> BlockDemand {
         let expected = self.forecast.remaining(sequence.max_tokens, sequence.generated());
         let shared = sequence.prompt_len / self.context.spec.block_size;
-        Course { tokens: sequence.tokens.len(), held, expected, steps: None, shared }
+        BlockDemand { tokens: sequence.tokens.len(), held, expected, steps: None, shared }
     }
 
-    /// Blocks that followers are expected to take, those of them that will go before the request
-    /// at `index` once their leaders have committed what they wait for.
+    /// Number of blocks set aside for followers: those that will be admitted before the request at
+    /// `index` once their leaders have committed the shared positions.
     pub(super) fn promised_to_followers(&self, index: usize, round: &Round) -> usize {
         let block_size = self.context.spec.block_size;
         let key = policy::sort_key(round.policy, &round.candidates[index]);
@@ -89,8 +91,8 @@ impl<M: Memory> Scheduler<M> {
                 && policy::sort_key(round.policy, &then) < key
             {
                 let sequence = &self.queue.entries()[other].sequence;
-                let course = self.course(sequence, follow.shared / block_size);
-                promised += budget::peak(block_size, [course]);
+                let demand = self.demand(sequence, follow.shared / block_size);
+                promised += budget::peak(block_size, [demand]);
             }
         }
         promised

@@ -1,4 +1,4 @@
-//! A step's two ends: its plan, and what its results change.
+//! The start and the end of a step: planning it, and applying its results.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +16,10 @@ use crate::sequence::Ending;
 use crate::step_plan::{StepDone, StepPlan};
 
 impl<M: Memory> Scheduler<M> {
-    /// Takes a step's results.
+    /// Applies the results of the step in flight.
+    ///
+    /// # Errors
+    /// [`ActorStopped`] if the memory no longer answers.
     pub async fn complete(&mut self, done: StepDone, now: Instant) -> Result<(), ActorStopped> {
         let slices = self.in_flight.take().unwrap_or_default();
         let gauges = Arc::clone(&self.context.gauges);
@@ -34,7 +37,8 @@ impl<M: Memory> Scheduler<M> {
                     let sequence = &mut self.running[index].sequence;
                     sequence.in_step = false;
                     if let Some(failure) = result.failure {
-                        // What it computed is not to be trusted, so it does not count as done.
+                        // The positions of a failed sequence are not counted as computed, so that
+                        // they are never committed.
                         let reason = format!("sampling: {failure}");
                         sequence.end = Some(Ending::Failed(EngineError::Interrupted { reason }));
                         continue;
@@ -79,16 +83,16 @@ impl<M: Memory> Scheduler<M> {
         Ok(())
     }
 
-    /// Keeps the last rows of prompts whose whole blocks are all in the tree.
+    /// Caches the logits of the last positions of prompts whose full blocks are all in the tree.
     fn cache_logits(&mut self, rows: Vec<(u64, Arc<[f32]>)>) -> Result<(), ActorStopped> {
         let block_size = self.context.spec.block_size;
         for (id, logits) in rows {
             let Some(running) = self.running.iter().find(|r| r.sequence.id == id) else { continue };
             let sequence = &running.sequence;
-            let last_whole = (sequence.prompt_len / block_size).checked_sub(1);
+            let last_full = (sequence.prompt_len / block_size).checked_sub(1);
             let blocks = sequence.held.lease.as_ref().map(|lease| lease.blocks());
-            let (Some(last_whole), Some(blocks)) = (last_whole, blocks) else { continue };
-            let Some(&block) = blocks.get(last_whole) else { continue };
+            let (Some(last_full), Some(blocks)) = (last_full, blocks) else { continue };
+            let Some(&block) = blocks.get(last_full) else { continue };
             self.memory.cache_logits(PromptLogits {
                 block,
                 namespace: sequence.namespace.clone(),
@@ -99,7 +103,7 @@ impl<M: Memory> Scheduler<M> {
         Ok(())
     }
 
-    /// Makes the next step of what is running.
+    /// Plans the next step; `None` if no running sequence can take part.
     pub(super) fn plan(&mut self) -> Option<StepPlan> {
         let block_size = self.context.spec.block_size;
         let views: Vec<_> = self.running.iter().map(|r| r.sequence.view(block_size)).collect();
@@ -109,7 +113,7 @@ impl<M: Memory> Scheduler<M> {
         }
         self.step += 1;
         let config = &self.context.config;
-        let keep_rows = config.prefix_caching && config.logit_cache_bytes > 0;
+        let cache_logits = config.prefix_caching && config.logit_cache_bytes > 0;
         let mut batch = StepBatch::default();
         let mut tasks = Vec::with_capacity(slices.len());
         let mut in_flight = Vec::with_capacity(slices.len());
@@ -124,8 +128,8 @@ impl<M: Memory> Scheduler<M> {
                 block_table: sequence.held.table[..blocks_for(block_size, end)].to_vec(),
                 logit_rows: slice.rows,
             });
-            let keep_row = keep_rows && sequence.prompt_len >= block_size;
-            tasks.push(sequence.row_task(slice.start, slice.count, keep_row));
+            let cache_logits = cache_logits && sequence.prompt_len >= block_size;
+            tasks.push(sequence.row_task(slice.start, slice.count, cache_logits));
             sequence.in_step = true;
             sequence.held.last_step = self.step;
             in_flight.push(InFlight {
@@ -139,6 +143,7 @@ impl<M: Memory> Scheduler<M> {
         Some(StepPlan { batch, tasks, ticket: self.fence.begin() })
     }
 
+    /// The current index of a sequence that was part of the step; `None` if it has ended.
     fn find(&self, slice: &InFlight) -> Option<usize> {
         let at = |index: usize| self.running.get(index).is_some_and(|r| r.sequence.id == slice.id);
         if at(slice.index) {
@@ -147,6 +152,7 @@ impl<M: Memory> Scheduler<M> {
         self.running.iter().position(|r| r.sequence.id == slice.id)
     }
 
+    /// Updates the throughput, from which the retry hint of refused requests is computed.
     fn note_rate(&mut self, tokens: usize, seconds: f64) {
         if seconds > 0.0 {
             let rate = tokens as f64 / seconds;
