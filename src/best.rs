@@ -1,35 +1,38 @@
-//! Best-of: several answers to one prompt are generated, the likeliest are kept.
+//! Best-of: several answers to one prompt are generated, and the most likely ones are returned.
 //!
-//! Whoever asks for it is [`Engine::best_of`](crate::Engine::best_of); what is here is the order of
-//! answers and the sum of what they took.
+//! [`Engine::best_of`](crate::Engine::best_of) generates the candidates. This module ranks them and
+//! adds up their usage.
 
 use crate::{Completion, Usage};
 
-/// The best of several answers to one request.
+/// The most likely of several answers to one request, from
+/// [`Engine::best_of`](crate::Engine::best_of).
 #[derive(Clone, Debug, PartialEq)]
 pub struct BestOf {
-    /// The answers that were kept, best first.
+    /// The returned answers, the most likely one first.
     pub completions: Vec<Completion>,
-    /// What all candidates took, those left out included; the prompt counts once.
+    /// Token counts of all candidates, including those that are not returned. The prompt counts
+    /// once.
     pub usage: Usage,
 }
 
 impl BestOf {
-    /// Keeps the best `count` of the candidates. Their log-probabilities must be there.
+    /// Returns the best `count` of the candidates. They must have log-probabilities.
     pub(crate) fn choose(mut candidates: Vec<Completion>, count: usize) -> BestOf {
-        // All have the same prompt. The first one computed it; the others found it cached.
+        // All candidates have the same prompt. The first one computed it, so its usage says how
+        // much of the prompt was cached before.
         let mut usage = candidates.first().map(|first| first.finish.usage).unwrap_or_default();
         usage.completion_tokens =
             candidates.iter().map(|candidate| candidate.finish.usage.completion_tokens).sum();
-        // Stable: of equal candidates the earlier one is the better.
+        // The sort is stable, so the earlier one of equal candidates comes first.
         candidates.sort_by(|a, b| score(b).total_cmp(&score(a)));
         candidates.truncate(count);
         BestOf { completions: candidates, usage }
     }
 }
 
-/// Log-probability per generated token, an end-of-sequence token and tokens of a stop string
-/// included: they were chosen like the others. An answer without any token counts as impossible.
+/// Mean log-probability per generated token. An end-of-sequence token and the tokens of a stop
+/// string count, because they were sampled like all others. An answer without tokens ranks last.
 fn score(completion: &Completion) -> f64 {
     let logprobs = &completion.logprobs;
     let sum: f64 = logprobs.iter().map(|entry| f64::from(entry.logprob)).sum();
@@ -55,25 +58,26 @@ mod tests {
     }
 
     fn check(candidates: &[(&str, &[f32])], count: usize, expected: &[&str]) {
-        let given = candidates.iter().map(|(name, logprobs)| candidate(name, logprobs)).collect();
-        let best = BestOf::choose(given, count);
-        let names: Vec<&str> = best.completions.iter().map(|kept| kept.text.as_str()).collect();
+        let completions =
+            candidates.iter().map(|(name, logprobs)| candidate(name, logprobs)).collect();
+        let best = BestOf::choose(completions, count);
+        let names: Vec<&str> = best.completions.iter().map(|best| best.text.as_str()).collect();
         assert_eq!(names, expected);
         let generated = candidates.iter().map(|(_, logprobs)| logprobs.len()).sum();
         let usage = Usage { prompt_tokens: 9, cached_tokens: 4, completion_tokens: generated };
         assert_eq!(best.usage, usage);
     }
 
-    /// Goal: by log-probability per token, not by its sum, best first.
+    /// Goal: candidates are ranked by mean log-probability per token, not by the sum.
     #[test]
-    fn longer_answers_are_not_worse_for_their_length() {
+    fn ranking_does_not_depend_on_length() {
         check(&[("short", &[-1.5]), ("long", &[-1.0; 4])], 1, &["long"]);
         check(&[("a", &[-3.0]), ("b", &[-1.0]), ("c", &[-2.0])], 2, &["b", "c"]);
     }
 
-    /// Goal: of equal answers the earlier is the better, and one without a token is the worst.
+    /// Goal: the earlier one of equal candidates ranks first, and one without tokens ranks last.
     #[test]
-    fn ties_and_empty_answers_have_their_place() {
+    fn ties_keep_their_order_and_empty_answers_rank_last() {
         check(&[("a", &[-1.0]), ("b", &[-1.0, -1.0]), ("c", &[-0.5])], 3, &["c", "a", "b"]);
         check(&[("empty", &[]), ("poor", &[-99.0])], 2, &["poor", "empty"]);
         check(&[("empty", &[])], 1, &["empty"]);

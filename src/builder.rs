@@ -15,13 +15,14 @@ use stolon_text::TextModel;
 use crate::text::Text;
 use crate::{Engine, Error, EvictionPolicy, ModelInfo, ModelSource, SamplingParams};
 
-/// A model as a caller names it: text to be parsed when the engine is built, or a source.
+/// The argument of [`EngineBuilder::model`]: text that is parsed when the engine is built, or a
+/// parsed source.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ModelArg {
-    /// A model directory, a `.gguf` file, a hub id or `random:PRESET`.
+    /// The path of a model directory or `.gguf` file, a hub id, `random:PRESET` or `demo`.
     Text(String),
-    /// A source that needs no parsing.
+    /// A parsed source.
     Source(ModelSource),
 }
 
@@ -43,7 +44,7 @@ impl From<ModelSource> for ModelArg {
     }
 }
 
-/// A backend and what is known about its model.
+/// A backend with the name, text layer and recommended sampling of its model.
 struct Loaded {
     id: String,
     backend: Box<dyn Backend>,
@@ -51,7 +52,10 @@ struct Loaded {
     recommended_sampling: SamplingParams,
 }
 
-/// Settings of an engine to be started; see each setter for its default.
+/// Settings of an engine that is about to be started. Made with [`Engine::builder`].
+///
+/// One of [`model`](Self::model) and [`backend`](Self::backend) is required; each other setter
+/// documents its default. Nothing is validated before [`build`](Self::build).
 #[derive(Default)]
 pub struct EngineBuilder {
     model: Option<ModelArg>,
@@ -87,112 +91,168 @@ impl EngineBuilder {
         EngineBuilder::default()
     }
 
-    /// The model: a [`ModelSource`], or text: a model directory, a `.gguf` file, a hub id
-    /// (`org/name`, `org/name@revision`), or `random:PRESET`.
+    /// The model to load. Either a [`ModelSource`], or text that is parsed by
+    /// [`build`](Self::build):
+    ///
+    /// * the path of a Hugging Face model directory or of a `.gguf` file;
+    /// * a hub id, `org/name` or `org/name@revision` (feature `hub`);
+    /// * `random:PRESET`, random weights in the shape of a real model, for benchmarks;
+    /// * `demo`, the built-in model (feature `demo-model`).
+    ///
+    /// Required unless [`backend`](Self::backend) is called.
     pub fn model(mut self, model: impl Into<ModelArg>) -> Self {
         self.model = Some(model.into());
         self
     }
 
-    /// Runs a custom backend instead of loading a model: another device, or a fake for tests. `id`
-    /// is its name in [`ModelInfo`]. The number and size of blocks are the backend's. Prompts are
-    /// token ids, and events carry no text, unless [`text_model`](Self::text_model) is called.
+    /// Runs a custom [`Backend`] instead of loading a model. `id` is the model's name in
+    /// [`ModelInfo`].
+    ///
+    /// The backend's spec sets the number and the size of KV blocks, so
+    /// [`model`](Self::model), [`kv_memory`](Self::kv_memory), [`num_blocks`](Self::num_blocks),
+    /// [`block_size`](Self::block_size), [`kv_type`](Self::kv_type), [`threads`](Self::threads) and
+    /// [`weights`](Self::weights) have no effect. Prompts must be token ids, and events carry no
+    /// text, unless `text_model` is called too.
     pub fn backend(mut self, id: impl Into<String>, backend: Box<dyn Backend>) -> Self {
         self.backend = Some((id.into(), backend));
         self
     }
 
-    /// The tokenizer and chat templates for a custom [`backend`](Self::backend). A loaded model
-    /// brings its own.
+    /// The tokenizer and chat templates to use with a custom [`backend`](Self::backend). Default:
+    /// none. Has no effect on a model that is loaded, which has its own.
     #[cfg(feature = "text")]
     pub fn text_model(mut self, model: TextModel) -> Self {
         self.text = Some(Text::new(model));
         self
     }
 
-    /// Bytes for the KV cache. Default: a share of the memory that is free after the model is
-    /// loaded, see [`KvBudget::Auto`](stolon_model::KvBudget); the log says how much it took.
+    /// Size of the KV cache in bytes. Default: half of the memory that is free after the model is
+    /// loaded, at most 8 GiB ([`KvBudget::Auto`]).
+    ///
+    /// The memory is reserved at startup and becomes resident when blocks are first written.
+    /// [`build`](Self::build) fails with [`Error::Load`] if the size is less than one block.
     pub fn kv_memory(mut self, bytes: u64) -> Self {
         self.kv_memory = Some(bytes);
         self
     }
 
-    /// KV blocks, instead of bytes.
+    /// Size of the KV cache in blocks, at least 1. Takes precedence over
+    /// [`kv_memory`](Self::kv_memory). Default: derived from `kv_memory`.
     pub fn num_blocks(mut self, count: usize) -> Self {
         self.num_blocks = Some(count);
         self
     }
 
-    /// Positions a KV block holds: a power of two from 1 to 256. Default 16.
+    /// Number of positions per KV block: a power of two from 1 to 256. Default: 16.
+    ///
+    /// Prefixes are shared in whole blocks. Smaller blocks match longer prefixes; larger blocks
+    /// need less bookkeeping.
     pub fn block_size(mut self, positions: usize) -> Self {
         self.block_size = Some(positions);
         self
     }
 
-    /// What keys and values are stored as. Default: f32 for a model in f32, bf16 for all others.
+    /// Element type of the KV cache. Default: f32 for a model with f32 weights, bf16 for all
+    /// others.
     pub fn kv_type(mut self, kv_type: KvType) -> Self {
         self.kv_type = Some(kv_type);
         self
     }
 
-    /// Most tokens one forward pass computes, prompt chunks and decodes together. Default 512.
+    /// Maximum number of tokens in one forward pass, prefill chunks and decodes together; at least
+    /// 1. Default: 512.
+    ///
+    /// A longer prompt is computed in several chunks. A larger value can make prefill faster,
+    /// but delays the next token of requests that are decoding.
     pub fn max_batched_tokens(mut self, tokens: usize) -> Self {
         self.config.max_batched_tokens = tokens;
         self
     }
 
-    /// Most requests that run at the same time. Default 32.
+    /// Maximum number of requests that run at the same time; at least 1. Default: 32.
     pub fn max_running(mut self, requests: usize) -> Self {
         self.config.max_running = requests;
         self
     }
 
-    /// Most requests that wait; more are refused with [`Error::Overloaded`]. Default 1,024.
+    /// Maximum number of requests in the admission queue; at least 1. Default: 1,024.
+    ///
+    /// If the queue is full, [`Engine::generate`] fails with [`EngineError::Overloaded`].
     pub fn max_queued_requests(mut self, requests: usize) -> Self {
         self.config.max_queued_requests = requests;
         self
     }
 
-    /// Most uncached prompt tokens that wait; more are refused with [`Error::Overloaded`],
-    /// unless nothing waits. Default 1,048,576.
+    /// Maximum number of uncached prompt tokens in the admission queue; at least 1. Default:
+    /// 1,048,576.
     ///
-    /// What is cached does not count, so a limit of a few thousand lets conversations go on whose history is
-    /// there and refuses those whose history is gone, rather than have them drive each other out of a
-    /// cache that is too small for all.
+    /// If a request would exceed it, [`Engine::generate`] fails with [`EngineError::Overloaded`].
+    /// While the queue is empty, a request of any size is accepted.
+    ///
+    /// Cached tokens do not count. A limit of a few thousand therefore accepts conversations whose
+    /// history is cached and refuses those whose history was evicted, instead of letting them evict
+    /// each other from a cache that is too small for all.
     pub fn max_queued_tokens(mut self, tokens: usize) -> Self {
         self.config.max_queued_tokens = tokens;
         self
     }
 
-    /// Under any policy, at most so many uncached prompt tokens of later requests are admitted
-    /// before an earlier one, and as many again as waited when that one came. Default 4,096; 0
-    /// is strictly in order of arrival.
+    /// Bound on overtaking, in uncached prompt tokens. Default: 4,096.
+    ///
+    /// Under every admission policy, before a request is admitted, at most this many uncached
+    /// prompt tokens of later requests are admitted, plus as many as were waiting when the request
+    /// arrived. 0 means strictly in order of arrival.
     pub fn max_overtake_tokens(mut self, tokens: usize) -> Self {
         self.config.max_overtake_tokens = tokens;
         self
     }
 
-    /// Events a stream holds for a slow reader before its request pauses; at least 8. Default 256.
+    /// Number of unread events of a [`TokenStream`](crate::TokenStream) after which its request is
+    /// paused; at least 8. Default: 256.
+    ///
+    /// A paused request continues when its events are read. Other requests are not affected.
     pub fn event_capacity(mut self, events: usize) -> Self {
         self.config.event_capacity = events;
         self
     }
 
-    /// Keeps computed prompts and answers for requests that start the same way. Default on.
+    /// Whether the KV of computed prompts and answers is cached for later requests that start with
+    /// the same tokens. Default: true.
     pub fn prefix_caching(mut self, on: bool) -> Self {
         self.config.prefix_caching = on;
         self
     }
 
-    /// Which cached blocks are given up first when room is needed. Default
+    /// Which cached blocks are evicted first when the KV cache is full. Default:
     /// [`EvictionPolicy::Lru`].
     pub fn eviction_policy(mut self, policy: EvictionPolicy) -> Self {
         self.config.eviction_policy = policy;
         self
     }
 
-    /// A custom order of eviction, used instead of a built-in policy. `make` is called at startup
-    /// and after each restart of the engine.
+    /// A custom eviction order, used instead of a built-in [`EvictionPolicy`]. Default: none.
+    ///
+    /// `make` is called at startup and after each restart of the engine, because a restarted engine
+    /// has a new, empty cache. The order's methods run while the engine changes the prefix tree. They
+    /// should return quickly and must not panic.
+    ///
+    /// ```
+    /// use stolon::{Engine, EvictionCandidate, EvictionOrder, EvictionRank};
+    ///
+    /// /// Evicts the leaf with the longest prefix first, then the least recently used.
+    /// #[derive(Debug)]
+    /// struct LongestPrefixFirst;
+    ///
+    /// impl EvictionOrder for LongestPrefixFirst {
+    ///     fn rank(&mut self, leaf: &EvictionCandidate) -> EvictionRank {
+    ///         let blocks = (leaf.start_block + leaf.block_count) as u64;
+    ///         EvictionRank(u64::MAX - blocks, leaf.last_use)
+    ///     }
+    /// }
+    ///
+    /// let builder = Engine::builder().eviction_order(|| Box::new(LongestPrefixFirst));
+    /// # drop(builder);
+    /// ```
     pub fn eviction_order(
         mut self,
         make: impl Fn() -> Box<dyn EvictionOrder> + Send + Sync + 'static,
@@ -201,60 +261,73 @@ impl EngineBuilder {
         self
     }
 
-    /// Most KV blocks that pins may hold together; below the number of blocks there are. A
-    /// request can have so many fewer, since it must be able to end whatever is pinned.
-    /// Default 0: nothing can be pinned.
+    /// Maximum number of KV blocks that pinned prefixes ([`Engine::pin`]) may occupy; less than the
+    /// number of blocks. Default: 0, nothing can be pinned.
+    ///
+    /// These blocks are not available to running requests, whether anything is pinned or not, so
+    /// that every admitted request can complete.
     pub fn pin_budget(mut self, blocks: usize) -> Self {
         self.config.pin_budget = blocks;
         self
     }
 
-    /// Bytes for the last rows of logits of cached prompts: a prompt repeated to its last token
-    /// then needs no forward pass for its first token. Default 32 MiB; 0 keeps none.
+    /// Memory in bytes for cached logits of the last position of prompts. Default: 32 MiB. 0
+    /// disables it.
+    ///
+    /// With its logits cached, a repeated prompt needs no forward pass for its first token.
     pub fn logit_cache_bytes(mut self, bytes: usize) -> Self {
         self.config.logit_cache_bytes = bytes;
         self
     }
 
-    /// Longest time that one forward pass may take. One that takes longer counts as hung: the
-    /// requests in flight, and those that come, end with [`Error::BackendHung`], until the backend
-    /// comes back. Default: for ever. Needs a runtime with its time driver on.
+    /// Maximum duration of one forward pass. Default: no limit.
+    ///
+    /// A backend that takes longer is treated as hung: requests in flight and new requests fail
+    /// with [`EngineError::BackendHung`] until the backend returns. Requires a tokio runtime with a
+    /// time driver.
     pub fn step_timeout(mut self, limit: Duration) -> Self {
         self.config.step_timeout = Some(limit);
         self
     }
 
-    /// Which waiting request runs next. Default [`AdmissionPolicy::Cost`].
+    /// Which waiting request is admitted next. Default: [`AdmissionPolicy::Cost`]. Can be changed
+    /// later with [`Engine::set_admission`].
     pub fn admission(mut self, policy: AdmissionPolicy) -> Self {
         self.config.policy = policy;
         self
     }
 
-    /// Charges a request's whole prompt and its whole `max_tokens` before it runs, as if
-    /// nothing were cached: a baseline to compare with. Default off.
+    /// Whether to reserve room for the whole prompt and `max_tokens` of every running request, as if
+    /// nothing were cached. Default: false. It is a baseline for comparisons.
     pub fn conservative_admission(mut self, on: bool) -> Self {
         self.config.conservative = on;
         self
     }
 
-    /// Threads that compute. Default: as many as the process may use.
+    /// Number of threads that compute forward passes; at least 1. Default: the number of CPUs that
+    /// the process may use.
     pub fn threads(mut self, count: usize) -> Self {
         self.threads = Some(count);
         self
     }
 
-    /// What the model's matrices are held in. Default: as the file stores them.
+    /// Type in which the model's matrices are held in memory. Default: [`WeightType::Stored`], the
+    /// type in the model's files.
     pub fn weights(mut self, weights: WeightType) -> Self {
         self.weights = weights;
         self
     }
 
-    /// Loads the model (on a thread that may block) and starts the engine on the current tokio
-    /// runtime. The log (`tracing`, level info) says how many KV blocks there are.
+    /// Loads the model on a blocking thread and starts the engine on the current tokio runtime. The
+    /// number of KV blocks is logged (`tracing`, level info).
     ///
     /// # Errors
-    /// [`Error::Load`] for a model that cannot be loaded or KV memory that cannot be had,
-    /// [`Error::InvalidParameter`] for a setting that cannot work.
+    /// * [`Error::Load`] if the model cannot be loaded or the memory of the KV cache cannot be
+    ///   allocated;
+    /// * [`Error::Tokenizer`] if the model's tokenizer cannot be read;
+    /// * [`EngineError::InvalidParameter`] if a setting has an impossible value, or if neither a
+    ///   model nor a backend is set;
+    /// * [`EngineError::Interrupted`] if loading or starting panicked.
     pub async fn build(self) -> Result<Engine, Error> {
         self.config.validate()?;
         let EngineBuilder {
@@ -327,7 +400,7 @@ impl EngineBuilder {
     }
 }
 
-/// Loads a model and makes its backend. Blocks the calling thread.
+/// Loads a model and builds its CPU backend. Blocks the calling thread.
 fn load(model: ModelArg, options: CpuOptions) -> Result<Loaded, Error> {
     let source = match model {
         ModelArg::Source(source) => source,

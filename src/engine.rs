@@ -1,4 +1,4 @@
-//! The handle that an embedding program holds.
+//! [`Engine`], the handle through which a program uses a running engine.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -102,7 +102,7 @@ impl Engine {
         let completions = try_join_all(streams.into_iter().map(TokenStream::collect_text)).await?;
         let mut best = BestOf::choose(completions, count);
         if requested.is_none() {
-            best.completions.iter_mut().for_each(|kept| kept.logprobs = Vec::new());
+            best.completions.iter_mut().for_each(|completion| completion.logprobs.clear());
         }
         Ok(best)
     }

@@ -1,4 +1,4 @@
-//! Why the engine could not be started, or a request not be completed.
+//! Why the engine could not be started, or could not complete a request.
 
 use std::borrow::Cow;
 

@@ -1,30 +1,75 @@
-//! Stolon: an LLM inference engine for async Rust programs, centred on a shared prefix cache.
+//! Stolon is an LLM inference engine that runs inside an async Rust program. It is built around a
+//! prefix cache that all requests share.
 //!
-//! The KV of every prompt prefix that was computed once is kept in blocks, indexed by a radix
-//! tree, and shared by all later requests that start the same way. Any task can ask, without a
-//! lock and without a side effect, how much of a prompt is cached; admission goes by what a
-//! request will really cost.
+//! # A first program
+//!
+//! The engine needs a tokio runtime. Without a time driver everything works except timeouts and
+//! time limits.
 //!
 //! ```no_run
-//! # async fn embed() -> Result<(), stolon::Error> {
 //! use stolon::{Engine, Event, Request};
 //!
+//! # async fn first_program() -> Result<(), stolon::Error> {
 //! let engine = Engine::builder().model("Qwen/Qwen3-0.6B").kv_memory(512 << 20).build().await?;
 //! let request = Request::text("A stolon is").max_tokens(64).stop(["\n"]);
-//! println!("cached: {} tokens", engine.query_match_len(&request)?);
-//! let mut stream = engine.generate(request)?; // owned and 'static; dropping it cancels
+//! let mut stream = engine.generate(request)?; // dropping the stream cancels the request
 //! while let Some(event) = stream.next().await {
-//!     if let Event::Token(token) = event? {
-//!         print!("{}", token.text);
+//!     match event? {
+//!         Event::Token(token) => print!("{}", token.text),
+//!         Event::Finished(end) => println!("\n{} cached tokens", end.usage.cached_tokens),
+//!         _ => {}
 //!     }
 //! }
+//! engine.shutdown().await;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! [`Engine`] is `Clone + Send + Sync + 'static`: keep it in your web framework's state, call it
-//! from any task. [`EngineBuilder`] has the settings, [`Request`] what can be asked for,
-//! [`TokenStream`] what comes back, [`EngineStats`] and [`Engine::audit`] what goes on inside.
+//! [`Engine`] is `Clone + Send + Sync + 'static`, and streams are owned. Keep an engine in the state
+//! of your web framework and call it from any task.
+//!
+//! # Concepts
+//!
+//! * **Prefix cache.** The keys and values (KV) of every position that was computed are stored in
+//!   blocks of a fixed number of positions. A radix tree indexes them by token ids. A request that
+//!   starts with the same tokens reuses the full blocks of the shared prefix.
+//!   [`Engine::query_match_len`] returns how much of a prompt is cached, without a lock and without
+//!   side effects. [`Engine::pin`] protects a prefix from eviction, and [`Request::cache_salt`]
+//!   separates tenants. When the cache is full, an [`EvictionPolicy`] selects what is evicted.
+//! * **Admission.** A request waits in the admission queue until its *uncached* part fits into free
+//!   KV blocks. [`AdmissionPolicy`] orders the queue, and the amount of later work that may
+//!   overtake a request is bounded. A full queue refuses requests with
+//!   [`EngineError::Overloaded`], which estimates when to retry.
+//! * **Events.** A [`TokenStream`] yields one [`Event::Started`], then an [`Event::Token`] for each
+//!   token, and [`Event::Finished`] with the reason, token counts and times. If the reader of a
+//!   stream stops reading, only its own request is paused.
+//! * **Batch invariance.** The logits of a request do not depend on what else is in the batch, how
+//!   the prompt was cut into chunks, or whether its prefix was cached. Greedy answers and seeded
+//!   answers are therefore repeatable.
+//!
+//! # Features
+//!
+//! | feature | default | what it adds |
+//! |---|---|---|
+//! | `text` | yes | prompts and answers as text: tokenizers and chat templates |
+//! | `hub` | yes | downloading models from the Hugging Face hub |
+//! | `demo-model` | no | the model `demo`, a small model inside the crate; implies `text` |
+//!
+//! Without `text`, prompts are token ids ([`Request::tokens`]), and a request that uses text fails
+//! with [`Error::NoTokenizer`].
+//!
+//! # Where to find what
+//!
+//! * [`EngineBuilder`]: all settings with their defaults;
+//! * [`Request`] and [`SamplingParams`]: what to generate, and how tokens are sampled;
+//! * [`Completion`]: a whole answer, from [`TokenStream::collect_text`] or [`Engine::best_of`];
+//! * [`Error`] and [`EngineError`]: every failure, with the expected and the actual value;
+//! * [`EngineStats`], [`CacheStats`], [`Engine::events`] and [`Engine::audit`]: observing an engine;
+//! * [`mod@backend`]: running another model or device under the engine. The example
+//!   `own_backend.rs` implements a complete backend and a custom [`EvictionOrder`].
+//!
+//! The server with an OpenAI-compatible API and the command-line tool are in the crate
+//! `stolon-server`.
 #![forbid(unsafe_code)]
 #![doc(test(attr(deny(unused_imports, unused_must_use, deprecated))))]
 
@@ -48,13 +93,14 @@ mod text;
 #[path = "text/absent.rs"]
 mod text;
 
-/// A handbook, and questions about it, for the model that ships with the crate.
+/// A handbook and questions about it, for the built-in demo model (feature `demo-model`).
 #[cfg(feature = "demo-model")]
 pub mod demo {
     pub use stolon_model::demo::{Handbook, Question, handbook};
 }
 
-/// Everything that an implementation of [`Backend`] needs.
+/// Everything that an implementation of [`Backend`] needs. `examples/own_backend.rs` is a complete
+/// one.
 pub mod backend {
     pub use stolon_backend::{
         Backend, BackendError, BackendSpec, BatchChecker, LogitRows, SequenceSlice, StepBatch,
@@ -77,7 +123,8 @@ pub use stolon_actors::{CacheEvents, Pin};
 pub use stolon_backend::{Backend, SamplingError, SamplingParams, TokenLogprob};
 pub use stolon_kvcache::{
     CacheEvent, CacheSnapshot, EvictionCandidate, EvictionOrder, EvictionPolicy, EvictionRank,
-    Namespace, NodeDump, NumberedEvent, PinError, PinId, TreeDump, UnknownEvictionPolicy,
+    Namespace, NamespaceBuilder, NodeDump, NumberedEvent, PinError, PinId, TreeDump,
+    UnknownEvictionPolicy,
 };
 pub use stolon_model::{KvBudget, KvStoreError, KvType, ModelError, ModelSource, WeightType};
 pub use stolon_scheduler::{

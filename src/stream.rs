@@ -39,7 +39,8 @@ struct TextState {
     stops: Vec<String>,
 }
 
-/// What the last event of a request that a stop string ends is made from.
+/// The request's usage and timings so far. If a stop string ends the request, the final event is
+/// made from them, because the engine does not send one.
 #[derive(Debug)]
 struct Progress {
     usage: Usage,
@@ -47,7 +48,7 @@ struct Progress {
     timings: Timings,
 }
 
-/// What a stream is made from, in addition to the engine's event stream.
+/// The arguments of [`TokenStream::new`] besides the engine's event stream.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamParts {
     pub(crate) detokenizer: Option<Detokenizer>,
@@ -81,12 +82,14 @@ impl TokenStream {
         self.progress.usage.prompt_tokens
     }
 
-    /// The next event; `None` after the end.
+    /// Waits for the next event. Returns `None` after [`Event::Finished`] or an error.
+    ///
+    /// Cancel safe: no event is lost if the future is dropped before it completes.
     pub async fn next(&mut self) -> Option<Result<Event, Error>> {
         std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
     }
 
-    /// Reads the stream to its end.
+    /// Reads the stream to its end and returns the whole generation.
     ///
     /// # Errors
     /// The error that the stream ended with.
@@ -109,11 +112,11 @@ impl TokenStream {
                 _ => {}
             }
         }
-        // The stream was read to its end before.
+        // The caller has already read the stream to its end with `next`.
         Err(EngineError::Stopped.into())
     }
 
-    /// Adds text to one event of the engine and makes it ready to be read.
+    /// Processes one event of the engine: adds text to it and queues it for the reader.
     fn take(&mut self, event: Event) {
         let progress = &mut self.progress;
         match event {
@@ -149,7 +152,8 @@ impl TokenStream {
         }
     }
 
-    /// A stop string is complete. Dropping the engine's stream cancels the rest of the sequence.
+    /// Ends the request at the stop string `index`. Dropping the engine's stream cancels the rest of
+    /// the sequence.
     fn end_at_stop_string(&mut self, index: usize) {
         self.sequence = None;
         let stop = self.text.take().and_then(|state| state.stops.into_iter().nth(index));
@@ -161,7 +165,8 @@ impl TokenStream {
         }));
     }
 
-    /// The sequence is complete. Text that was withheld for a stop string is emitted first.
+    /// Ends the request after the engine's last event. Text that was withheld because it could have
+    /// become a stop string is emitted first.
     fn end(&mut self, mut finish: Finish) {
         self.sequence = None;
         if let Some(TextState { detokenizer, mut stop_strings, stops }) = self.text.take() {

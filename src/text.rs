@@ -1,4 +1,4 @@
-//! The text layer: from a caller's words to token ids, and back.
+//! The text layer: renders and tokenises prompts, and provides detokenizers for answers.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ pub(crate) use stolon_text::Detokenizer;
 use crate::request::Prompt;
 use crate::{Error, Request};
 
-/// Tokenizer and chat templates of the model, if it has any. Read-only; shared by all requests.
+/// The model's tokenizer and chat templates, if it has any. All requests share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Text {
     model: Option<TextModel>,
@@ -36,7 +36,7 @@ impl Text {
         self.tokenizer().map(|_| ())
     }
 
-    /// A detokenizer for one answer; `None` without a tokenizer.
+    /// A detokenizer for one answer. `None` if there is no tokenizer.
     pub(crate) fn detokenizer(&self) -> Option<Detokenizer> {
         let tokenizer = self.tokenizer().ok()?;
         Some(Detokenizer::continuing(tokenizer.clone(), true))
@@ -50,7 +50,7 @@ impl Text {
         Ok(self.tokenizer()?.decode(ids, skip_special))
     }
 
-    /// Token ids that end an answer; none without a tokenizer.
+    /// Token ids that end an answer. Empty if there is no tokenizer.
     pub(crate) fn eos_ids(&self) -> Arc<[u32]> {
         Arc::clone(&self.eos_ids)
     }

@@ -1,15 +1,15 @@
-//! The text layer of a build without the feature `text`: every use of text is an error.
+//! The text layer of a build without the feature `text`. Every use of text is an error.
 
 use std::sync::Arc;
 
 use crate::request::Prompt;
 use crate::{ChatMessage, Error, Request};
 
-/// Stands in for a tokenizer and chat templates.
+/// Replaces the tokenizer and chat templates. It refuses all text.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Text;
 
-/// Cannot exist, because no tokenizer does.
+/// Has no values: without a tokenizer there is no detokenizer.
 #[derive(Clone, Debug)]
 pub(crate) enum Detokenizer {}
 
