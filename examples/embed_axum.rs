@@ -14,8 +14,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::sse::{self, Sse};
 use axum::routing::{get, post};
-use futures::{Stream, StreamExt};
-use stolon::{Engine, EngineError, Error, Event, Request};
+use stolon::{Engine, EngineError, Error, Event, Request, Stream, StreamExt};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -32,8 +31,8 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Streams the answer. When the client disconnects, axum drops the stream, which cancels the request
-/// and releases its KV blocks.
+/// Streams the answer. When the client disconnects, axum drops the stream, which cancels the
+/// request and releases its KV blocks.
 async fn ask(
     State(engine): State<Engine>,
     prompt: String,

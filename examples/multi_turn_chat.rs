@@ -1,5 +1,5 @@
-//! A conversation of several turns. Each turn finds the earlier ones in the prefix cache, the model's
-//! own answers included.
+//! A conversation of several turns. Each turn finds the earlier ones in the prefix cache, the
+//! model's own answers included.
 //!
 //! ```sh
 //! cargo run --release --example multi_turn_chat -- path/to/model
