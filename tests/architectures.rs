@@ -1,31 +1,31 @@
-//! Warm equals cold, for every architecture: whatever the cache holds and however the work is
-//! cut, a prompt gets the same greedy tokens. The models are the small random ones that the
-//! parity tests of `stolon-model` compare with transformers.
+//! For every architecture, a prompt gets the same greedy tokens with a warm and with a cold cache,
+//! and however it is cut into chunks. The models are the small random ones that the parity tests of
+//! `stolon-model` compare with transformers.
 
 use std::path::Path;
 
 use stolon::{Engine, ModelSource, Request};
 use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions};
 
-/// Tokens each request generates.
+/// Number of tokens that each request generates.
 const ANSWER_LEN: usize = 12;
 
-/// The fixtures' vocabulary, smaller than that of the preset.
+/// Vocabulary size of the fixtures. The preset's is larger.
 const VOCAB_SIZE: u32 = 96;
 
-/// Tokens that differ from seed to seed.
+/// A prompt of `len` tokens that differs for each seed.
 fn prompt(seed: u32, len: u32) -> Vec<u32> {
     (0..len).map(|n| (n * n * 31 + n * seed + seed) % VOCAB_SIZE).collect()
 }
 
-/// The greedy tokens after a prompt, and how many of its positions were cached.
+/// The greedy tokens after a prompt, and the number of cached prompt tokens.
 async fn run(engine: &Engine, tokens: &[u32]) -> (Vec<u32>, usize) {
     let request = Request::tokens(tokens.to_vec()).max_tokens(ANSWER_LEN).ignore_eos(true);
     let answer = engine.generate(request).expect("it fits").collect_text().await.expect("ends");
     (answer.token_ids, answer.finish.usage.cached_tokens)
 }
 
-/// One engine, its block size and chunk size and whether it caches, against `expected`.
+/// Compares the answers of one engine with `expected`: cold, warm, fully cached, and after eviction.
 async fn check(model: &str, block_size: usize, chunk: usize, caching: bool, expected: &Answers) {
     let engine = start(model, block_size, chunk, caching).await;
     let case = format!("{model}, block size {block_size}, chunk {chunk}, caching {caching}");
@@ -39,7 +39,7 @@ async fn check(model: &str, block_size: usize, chunk: usize, caching: bool, expe
     let (full, cached) = run(&engine, &expected.prompt).await;
     assert_eq!((&full, cached), (&expected.answer, hit(64)), "full hit: {case}");
 
-    // Others push it out; then it is computed again, among still others.
+    // Other prompts evict it. Then it is computed again, in a batch with further prompts.
     for seed in 10..18 {
         run(&engine, &prompt(seed, 100)).await;
     }
@@ -50,14 +50,15 @@ async fn check(model: &str, block_size: usize, chunk: usize, caching: bool, expe
     });
     let (again, others) =
         tokio::join!(run(&engine, &expected.longer), futures::future::join_all(others));
-    assert_eq!(again.0, expected.longer_answer, "after eviction, in company: {case}");
+    assert_eq!(again.0, expected.longer_answer, "after eviction, in a batch: {case}");
     assert_eq!(others.len(), 4, "{case}");
 
-    engine.audit().await.expect("clean books");
+    engine.audit().await.expect("consistent accounting");
     engine.shutdown().await;
 }
 
-/// What an engine without a cache answers, one request at a time, each prompt in one piece.
+/// The answers of an engine without a cache that runs one request at a time, each prompt in one
+/// chunk.
 struct Answers {
     prompt: Vec<u32>,
     answer: Vec<u32>,
@@ -65,7 +66,7 @@ struct Answers {
     longer_answer: Vec<u32>,
 }
 
-/// An engine with 512 cached positions: of a preset through the builder, else of a fixture.
+/// An engine whose KV cache has 512 positions. `model` is a preset or the name of a fixture.
 async fn start(model: &str, block_size: usize, chunk: usize, caching: bool) -> Engine {
     let builder = match model.starts_with("random:") {
         true => Engine::builder()
@@ -75,13 +76,14 @@ async fn start(model: &str, block_size: usize, chunk: usize, caching: bool) -> E
             .threads(1),
         false => {
             let backend = Box::new(fixture(model, block_size));
-            // The fixtures have no tokenizer; token ids are all that is needed.
+            // The fixtures have no tokenizer, and the tests use token ids.
             Engine::builder().backend(model, backend)
         }
     };
-    // A full hit goes both ways: with its row of logits kept, and with one position computed.
-    let kept = if chunk == 7 { 0 } else { 1 << 20 };
-    let builder = builder.max_batched_tokens(chunk).prefix_caching(caching).logit_cache_bytes(kept);
+    // Cover both kinds of a full hit: with cached logits, and with the last position computed.
+    let logit_bytes = if chunk == 7 { 0 } else { 1 << 20 };
+    let builder = builder.max_batched_tokens(chunk).prefix_caching(caching);
+    let builder = builder.logit_cache_bytes(logit_bytes);
     builder.build().await.expect("the engine starts")
 }
 
@@ -107,7 +109,10 @@ async fn warm_equals_cold(model: &str) {
         prompt: tokens,
         longer,
     };
-    assert_ne!(expected.answer, expected.longer_answer, "the test must be able to tell them apart");
+    assert_ne!(
+        expected.answer, expected.longer_answer,
+        "the test must be able to distinguish the two answers"
+    );
     for block_size in [1, 4, 16, 32] {
         for chunk in [7, 64, 512] {
             check(model, block_size, chunk, true, &expected).await;
@@ -117,43 +122,43 @@ async fn warm_equals_cold(model: &str) {
     reference.shutdown().await;
 }
 
-/// Goal: the property for Llama with biases everywhere.
+/// Goal: warm and cold answers are equal for Llama with biases in all layers.
 #[tokio::test]
 async fn llama() {
     warm_equals_cold("llama").await;
 }
 
-/// Goal: the property with Llama 3's rope scaling.
+/// Goal: warm and cold answers are equal with Llama 3's rope scaling.
 #[tokio::test]
 async fn llama3() {
     warm_equals_cold("llama3").await;
 }
 
-/// Goal: the property with a sliding window shorter than the prompt.
+/// Goal: warm and cold answers are equal with a sliding window shorter than the prompt.
 #[tokio::test]
 async fn mistral() {
     warm_equals_cold("mistral").await;
 }
 
-/// Goal: the property with biases on queries, keys and values.
+/// Goal: warm and cold answers are equal with biases on queries, keys and values.
 #[tokio::test]
 async fn qwen2() {
     warm_equals_cold("qwen2").await;
 }
 
-/// Goal: the property with norms on queries and keys.
+/// Goal: warm and cold answers are equal with norms on queries and keys.
 #[tokio::test]
 async fn qwen3() {
     warm_equals_cold("qwen3").await;
 }
 
-/// Goal: the property with local and global layers and two rope bases.
+/// Goal: warm and cold answers are equal with local and global layers and two rope bases.
 #[tokio::test]
 async fn gemma3() {
     warm_equals_cold("gemma3").await;
 }
 
-/// Goal: the property for a preset, whose engine is configured through the builder.
+/// Goal: warm and cold answers are equal for a preset that the builder loads.
 #[tokio::test]
 async fn preset() {
     warm_equals_cold("random:tiny").await;

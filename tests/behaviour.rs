@@ -1,4 +1,4 @@
-//! The engine's behaviour through its public API, on the fake backend.
+//! Requests, streams, errors and lifetime of an engine through its public API, on the fake backend.
 
 #[path = "support/fake.rs"]
 mod fake;
@@ -12,13 +12,13 @@ use stolon::{
 use stolon_backend::fake::expected_next;
 use stolon_backend::fake::{FakeFault, FakeHandle};
 
-/// An engine on a fake backend of so many blocks.
+/// An engine on a fake backend of `block_count` blocks.
 async fn engine(block_count: usize) -> (Engine, FakeHandle) {
     let (builder, handle) = builder(block_count);
     (builder.build().await.expect("valid settings"), handle)
 }
 
-/// The greedy continuation of `prompt` by the plain definition.
+/// The greedy continuation of `prompt` by the fake backend's definition, without a cache.
 fn expected(prompt: &[u8], count: usize) -> Vec<u32> {
     let mut tokens: Vec<u32> = prompt.iter().map(|&byte| u32::from(byte)).collect();
     for _ in 0..count {
@@ -27,7 +27,7 @@ fn expected(prompt: &[u8], count: usize) -> Vec<u32> {
     tokens.split_off(prompt.len())
 }
 
-/// Goal: the handles can be used from anywhere in an async program.
+/// Goal: engines, requests and streams can be moved between tasks and threads.
 #[test]
 fn handles_are_send_sync_and_owned() {
     fn check<T: Send + Sync + 'static>() {}
@@ -39,9 +39,10 @@ fn handles_are_send_sync_and_owned() {
     check_stream::<stolon::TokenStream>();
 }
 
-/// Goal: events come in order and add up.
+/// Goal: a stream yields the start, the tokens and the end in this order, with consistent counts and
+/// times.
 #[tokio::test]
-async fn a_stream_tells_start_tokens_and_end() {
+async fn a_stream_yields_start_tokens_and_end() {
     let (engine, _) = engine(64).await;
     let prompt = "a prompt of some length, for more than one block";
     let mut stream = engine.generate(Request::text(prompt).max_tokens(5)).expect("it fits");
@@ -67,7 +68,8 @@ async fn a_stream_tells_start_tokens_and_end() {
     assert!(stream.next().await.is_none());
 }
 
-/// Goal: a shared prefix is found, asked about without effect, counted, and changes no token.
+/// Goal: a shared prefix is computed once. Querying it has no side effect, and it does not change
+/// the answer.
 #[tokio::test]
 async fn a_shared_prefix_is_computed_once() {
     let (engine, _) = engine(64).await;
@@ -87,12 +89,12 @@ async fn a_shared_prefix_is_computed_once() {
     assert_eq!((stats.requests, stats.finished, stats.requests_hit), (2, 2, 1));
     assert_eq!(stats.cached_tokens, 96);
     assert!(stats.token_hit_rate() > 0.4 && stats.request_hit_rate() == 0.5);
-    engine.audit().await.expect("clean books");
+    engine.audit().await.expect("consistent accounting");
 }
 
-/// Goal: a warmed prompt is there for those that start with it.
+/// Goal: after `warm`, the full blocks of a prompt are cached for prompts that start with it.
 #[tokio::test]
-async fn warming_keeps_a_prompt() {
+async fn warming_caches_a_prompt() {
     let (engine, _) = engine(64).await;
     let prompt = "w".repeat(70);
     assert_eq!(engine.warm(Request::text(prompt.clone())).await.expect("it fits"), 70);
@@ -100,13 +102,14 @@ async fn warming_keeps_a_prompt() {
     assert_eq!(engine.query_match_len(&longer).expect("text"), 64);
 }
 
-/// Goal: a stop string ends the text before it, even across tokens, and frees the request.
+/// Goal: a stop string, even one that spans tokens, ends the text before it and releases the
+/// request's blocks.
 #[tokio::test]
 async fn a_stop_string_ends_the_text() {
     let (engine, _) = engine(64).await;
     let free = engine.generate(Request::text("abc").max_tokens(40)).expect("it fits");
     let free = free.collect_text().await.expect("it ends");
-    // Two characters from the middle of what the model says anyway.
+    // Two characters from the middle of the unrestricted answer.
     let stop: String = free.text.chars().skip(6).take(2).collect();
     let place = free.text.find(&stop).expect("it is there");
     let request = Request::text("abc").max_tokens(40).stop([stop.clone(), "never".to_owned()]);
@@ -117,12 +120,12 @@ async fn a_stop_string_ends_the_text() {
     while engine.stats().running > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert_eq!(engine.audit().await.expect("clean books").blocks_reserved, 0);
+    assert_eq!(engine.audit().await.expect("consistent accounting").blocks_reserved, 0);
 }
 
-/// Goal: text that might have become a stop string comes out when it did not.
+/// Goal: text that was withheld because it could begin a stop string is emitted at the end.
 #[tokio::test]
-async fn held_back_text_comes_out_at_the_end() {
+async fn withheld_text_is_emitted_at_the_end() {
     let (engine, _) = engine(64).await;
     let run = async |request: Request| {
         engine.generate(request).expect("it fits").collect_text().await.expect("it ends")
@@ -134,13 +137,13 @@ async fn held_back_text_comes_out_at_the_end() {
     assert_eq!(held.finish.reason, FinishReason::Length);
 }
 
-/// Goal: end-of-sequence and stop ids end a generation, are counted and are no text; told to
-/// ignore them, the engine goes on.
+/// Goal: end-of-sequence and stop ids end a generation; `ignore_eos` disables the model's
+/// end-of-sequence ids.
 #[tokio::test]
-async fn end_ids_end_and_can_be_ignored() {
-    let said = expected(b"abc", 20);
-    let eos = said[7];
-    let first = said.iter().position(|&id| id == eos).expect("it is there");
+async fn end_of_sequence_ids_end_an_answer_and_can_be_ignored() {
+    let answer = expected(b"abc", 20);
+    let eos = answer[7];
+    let first = answer.iter().position(|&id| id == eos).expect("it is there");
     let backend =
         stolon_backend::fake::FakeBackend::new(stolon_backend::fake::FakeOptions::default());
     let engine = Engine::builder()
@@ -154,20 +157,20 @@ async fn end_ids_end_and_can_be_ignored() {
     };
     let ended = run(Request::text("abc").max_tokens(20)).await;
     assert_eq!(ended.finish.reason, FinishReason::Stop);
-    assert_eq!(ended.token_ids, said[..=first]);
+    assert_eq!(ended.token_ids, answer[..=first]);
     let ignored = run(Request::text("abc").max_tokens(20).ignore_eos(true)).await;
     assert_eq!((ignored.token_ids.len(), ignored.finish.reason), (20, FinishReason::Length));
-    let stop = said[3];
-    let place = said.iter().position(|&id| id == stop).expect("it is there");
+    let stop = answer[3];
+    let place = answer.iter().position(|&id| id == stop).expect("it is there");
     let request = Request::text("abc").max_tokens(20).ignore_eos(true).stop_ids([stop]);
     let stopped = run(request).await;
     assert_eq!(stopped.finish.reason, FinishReason::StopToken(stop));
     assert_eq!(stopped.token_ids.len(), place + 1);
 }
 
-/// Goal: the same seed gives the same text, alone and among others.
+/// Goal: the same seed gives the same text, alone and in a batch with other requests.
 #[tokio::test]
-async fn a_seed_gives_the_same_text_in_any_company() {
+async fn a_seed_gives_the_same_text_in_any_batch() {
     let (engine, _) = engine(256).await;
     let sampling = SamplingParams { temperature: 1.5, seed: Some(7), ..SamplingParams::default() };
     let request = || Request::text("seeded").max_tokens(30).sampling(sampling.clone());
@@ -181,25 +184,29 @@ async fn a_seed_gives_the_same_text_in_any_company() {
     drop(others);
 }
 
-/// Goal: log-probabilities come when asked for, one a token, with as many others as asked for.
+/// Goal: if requested, each token has its log-probability and those of the requested number of most
+/// likely tokens.
 #[tokio::test]
-async fn logprobs_come_when_asked_for() {
+async fn logprobs_are_reported_if_requested() {
     let (engine, _) = engine(64).await;
     let request = Request::text("abcdef").max_tokens(6).logprobs(3).prompt_logprobs(1);
-    let told = engine.generate(request).expect("it fits").collect_text().await.expect("ends");
-    assert_eq!((told.logprobs.len(), told.prompt_logprobs.len()), (6, 6));
-    for (id, entry) in told.token_ids.iter().zip(&told.logprobs) {
+    let answer = engine.generate(request).expect("it fits").collect_text().await.expect("ends");
+    assert_eq!((answer.logprobs.len(), answer.prompt_logprobs.len()), (6, 6));
+    for (id, entry) in answer.token_ids.iter().zip(&answer.logprobs) {
         assert_eq!((entry.token_id, entry.top.len()), (*id, 3));
-        assert_eq!(entry.top[0].0, *id, "greedy takes the likeliest");
+        assert_eq!(entry.top[0].0, *id, "greedy sampling takes the most likely token");
     }
-    assert!(told.prompt_logprobs[0].is_none());
-    assert_eq!(told.prompt_logprobs[3].as_ref().map(|entry| entry.token_id), Some(u32::from(b'd')));
+    assert!(answer.prompt_logprobs[0].is_none());
+    assert_eq!(
+        answer.prompt_logprobs[3].as_ref().map(|entry| entry.token_id),
+        Some(u32::from(b'd'))
+    );
 }
 
-/// Goal: the best of several answers come best first; log-probabilities only when asked for; what
-/// all candidates took is told.
+/// Goal: `best_of` returns the most likely candidates first, reports log-probabilities only if
+/// requested, and counts the tokens of all candidates.
 #[tokio::test]
-async fn the_best_of_several_answers_are_kept() {
+async fn best_of_returns_the_most_likely_answers() {
     let (engine, _) = engine(256).await;
     let sampling = SamplingParams { temperature: 1.0, seed: Some(3), ..SamplingParams::default() };
     let prompt = "a prompt of two blocks and of a few more tokens";
@@ -228,10 +235,9 @@ async fn the_best_of_several_answers_are_kept() {
     assert_eq!(engine.audit().await.expect("clean").running, 0);
 }
 
-/// Goal: what is wrong with a request is said, with what was expected and what came, and takes
-/// nothing.
+/// Goal: an invalid request is refused with the expected and the actual value, and uses no resources.
 #[tokio::test]
-async fn bad_requests_are_refused_with_the_numbers() {
+async fn invalid_requests_are_refused_with_expected_and_actual_values() {
     let (engine, _) = engine(4).await;
     let sampled = |change: &dyn Fn(&mut SamplingParams)| {
         let mut sampling = SamplingParams::default();
@@ -259,20 +265,20 @@ async fn bad_requests_are_refused_with_the_numbers() {
     ];
     for (request, expected) in cases {
         let shown = format!("{request:?}");
-        let error = engine.generate(request).expect_err("a bad request").to_string();
+        let error = engine.generate(request).expect_err("an invalid request").to_string();
         for part in expected {
             assert!(error.contains(part), "{shown}: {error}");
         }
     }
     assert_eq!(engine.stats().requests, 0);
-    assert_eq!(engine.audit().await.expect("clean books").blocks_free, 4);
+    assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 4);
 }
 
-/// Goal: what is wrong with a builder's settings is said.
+/// Goal: invalid settings of the builder are refused with an error that names them.
 #[tokio::test]
-async fn bad_settings_are_refused() {
+async fn invalid_settings_are_refused() {
     let error = async |builder: stolon::EngineBuilder| {
-        builder.build().await.expect_err("bad settings").to_string()
+        builder.build().await.expect_err("invalid settings").to_string()
     };
     let nothing = error(Engine::builder()).await;
     assert!(nothing.contains("a model or a backend"), "{nothing}");
@@ -287,10 +293,10 @@ async fn bad_settings_are_refused() {
     assert!(error(builder(4).0.max_batched_tokens(0)).await.contains("max_batched_tokens"));
 }
 
-/// Goal: an engine whose backend panics or fails tells those in flight, starts again, and
-/// answers as before.
+/// Goal: if the backend panics or fails, requests in flight end with `Interrupted`, the engine
+/// recovers, and answers are the same as before.
 #[tokio::test]
-async fn a_failing_backend_takes_nobody_down() {
+async fn the_engine_recovers_from_a_failing_backend() {
     let (engine, handle) = engine(64).await;
     let request = || Request::text("some prompt that fills a block").max_tokens(6);
     let run = async || engine.generate(request())?.collect_text().await;
@@ -309,15 +315,15 @@ async fn a_failing_backend_takes_nobody_down() {
             }
         };
         assert_eq!(again.token_ids, before.token_ids);
-        assert_eq!(again.finish.usage.cached_tokens, 0, "the cache is not trusted");
-        engine.audit().await.expect("clean books");
+        assert_eq!(again.finish.usage.cached_tokens, 0, "the cache is discarded");
+        engine.audit().await.expect("consistent accounting");
     }
     assert_eq!(engine.stats().restarts, 1, "an error needs no restart");
 }
 
-/// Goal: two engines in one process know nothing of each other.
+/// Goal: two engines in one process share neither caches nor failures.
 #[tokio::test]
-async fn two_engines_do_not_disturb_each_other() {
+async fn two_engines_are_independent() {
     let (one, _) = engine(64).await;
     let (two, handle) = engine(32).await;
     let prompt = "the same prompt for both, of some length";
@@ -338,7 +344,7 @@ async fn two_engines_do_not_disturb_each_other() {
     assert_eq!(one.stats().restarts, 0);
 }
 
-/// Goal: a stream outlives the handle it came from, and the engine stops after both.
+/// Goal: a stream can be read after its `Engine` was dropped, and the engine stops after both.
 #[tokio::test]
 async fn a_stream_keeps_its_engine_alive() {
     let (engine, handle) = engine(64).await;
@@ -350,9 +356,9 @@ async fn a_stream_keeps_its_engine_alive() {
     assert_eq!(handle.step_count(), steps);
 }
 
-/// Goal: a drained engine finishes what runs.
+/// Goal: `drain` completes running requests before it stops the engine.
 #[tokio::test]
-async fn drain_finishes_what_runs() {
+async fn drain_completes_running_requests() {
     let (engine, _) = engine(64).await;
     let stream = engine.generate(Request::text("abc").max_tokens(30)).expect("it fits");
     let reader = tokio::spawn(stream.collect_text());
@@ -360,7 +366,7 @@ async fn drain_finishes_what_runs() {
     assert_eq!(reader.await.expect("no panic").expect("it ends").token_ids.len(), 30);
 }
 
-/// Goal: the order of admission is the policy's, and can be changed while the engine runs.
+/// Goal: the admission policy orders the queue and can be changed while the engine runs.
 #[tokio::test]
 async fn the_policy_orders_the_queue() {
     for (policy, expected) in [
@@ -385,7 +391,7 @@ async fn the_policy_orders_the_queue() {
             let sender = sender.clone();
             tokio::spawn(async move {
                 stream.collect_text().await.expect("it ends");
-                sender.send(index).expect("somebody listens");
+                sender.send(index).expect("the receiver is open");
             });
         }
         drop(hold);

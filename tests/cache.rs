@@ -1,5 +1,5 @@
-//! What an embedding program can do with the prefix cache: choose what goes first, pin, listen,
-//! look.
+//! Control and observation of the prefix cache through the public API: eviction policies, pins,
+//! events and dumps.
 
 #[path = "support/fake.rs"]
 mod fake;
@@ -11,11 +11,12 @@ use fake::builder;
 use stolon::{CacheEvent, Engine, EngineError, Error, EvictionPolicy, PinError, Request};
 use stolon_backend::fake::FakeFault;
 
-/// A prompt of one block that begins with `first` and generates nothing worth keeping.
+/// A prompt of one block that begins with `first`. Its one generated token does not fill a block.
 fn prompt(first: u32) -> Request {
     Request::tokens((0..16).map(|n| (first + n) % 256).collect::<Vec<_>>()).max_tokens(1)
 }
 
+/// A prompt of `count` blocks that begins with `first`.
 fn blocks(first: u32, count: u32) -> Request {
     Request::tokens((0..16 * count).map(|n| (first + n * 7) % 256).collect::<Vec<_>>())
         .max_tokens(1)
@@ -25,7 +26,7 @@ fn cached(engine: &Engine, request: &Request) -> usize {
     engine.query_match_len(request).expect("tokens")
 }
 
-/// Goal: the policy chosen decides what goes first.
+/// Goal: the configured eviction policy decides which prefix is evicted first.
 #[tokio::test]
 async fn the_eviction_policy_can_be_chosen() {
     for (policy, survivor) in [(EvictionPolicy::Lru, 0), (EvictionPolicy::Mru, 100)] {
@@ -35,7 +36,7 @@ async fn the_eviction_policy_can_be_chosen() {
         for first in [0, 100, 0] {
             engine.warm(prompt(first)).await.expect("it fits");
         }
-        // Two blocks are cached and two free: room for three takes one of the two.
+        // Two of the four blocks are cached. The next prompt needs three, so one is evicted.
         engine.warm(blocks(200, 3)).await.expect("it fits");
         for first in [0, 100] {
             let expected = if first == survivor { 16 } else { 0 };
@@ -49,9 +50,9 @@ async fn the_eviction_policy_can_be_chosen() {
     assert!(unknown.contains("`newest`") && unknown.contains("cost-aware"), "{unknown}");
 }
 
-/// Goal: a pinned prompt outlives pressure, until it is let go; the list tells what is held.
+/// Goal: a pinned prompt is not evicted until it is unpinned, and the list of pins describes it.
 #[tokio::test]
-async fn pins_hold_what_is_cached() {
+async fn pinned_prompts_are_not_evicted() {
     let (builder, _) = builder(8);
     let engine = builder.pin_budget(2).build().await.expect("valid settings");
     let system = blocks(3, 2);
@@ -69,21 +70,21 @@ async fn pins_hold_what_is_cached() {
         Error::Engine(EngineError::Pin(PinError::OverBudget { budget: 2, pinned: 2, .. }))
     ));
     for first in 50..60 {
-        engine.warm(blocks(first, 6)).await.expect("it fits beside what is pinned");
+        engine.warm(blocks(first, 6)).await.expect("it fits next to the pinned blocks");
     }
     assert_eq!(cached(&engine, &system), 32);
     assert_eq!(engine.cache_stats().await.expect("it runs").blocks_pinned, 2);
     assert!(engine.unpin(pin).await.expect("it runs"));
-    assert!(!engine.unpin(pin).await.expect("it runs"), "it is gone");
+    assert!(!engine.unpin(pin).await.expect("it runs"), "the pin has ended");
     engine.warm(blocks(99, 6)).await.expect("it fits");
     engine.warm(blocks(88, 6)).await.expect("it fits");
     assert_eq!(cached(&engine, &system), 0);
-    engine.audit().await.expect("clean books");
+    engine.audit().await.expect("consistent accounting");
 }
 
-/// Goal: a pin with a time to live ends by itself, and a flush ends all of them.
+/// Goal: a pin with a time to live expires, and a flush ends all pins.
 #[tokio::test]
-async fn pins_end_by_time_and_by_a_flush() {
+async fn pins_expire_and_end_with_a_flush() {
     let (builder, _) = builder(8);
     let engine = builder.pin_budget(4).build().await.expect("valid settings");
     engine.warm(prompt(0)).await.expect("it fits");
@@ -94,15 +95,16 @@ async fn pins_end_by_time_and_by_a_flush() {
     while engine.pins().await.expect("it runs").len() == 2 {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    assert_eq!(engine.audit().await.expect("clean books").blocks_evictable, 0);
+    assert_eq!(engine.audit().await.expect("consistent accounting").blocks_evictable, 0);
     engine.flush().await.expect("it runs");
     assert!(engine.pins().await.expect("it runs").is_empty());
-    assert_eq!(engine.audit().await.expect("clean books").blocks_free, 8);
+    assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 8);
 }
 
-/// Goal: whatever is pinned, a request that was let in ends; one that could not is refused.
+/// Goal: every request that is accepted completes although blocks are pinned; a request that could
+/// not complete is refused.
 #[tokio::test]
-async fn pins_starve_nobody() {
+async fn pins_do_not_starve_requests() {
     let (builder, _) = builder(8);
     let engine = builder.pin_budget(3).build().await.expect("valid settings");
     engine.warm(blocks(3, 3)).await.expect("it fits");
@@ -115,11 +117,11 @@ async fn pins_starve_nobody() {
     let answer = engine.generate(Request::tokens(vec![9; 70]).max_tokens(1000)).expect("it fits");
     assert_eq!(answer.collect_text().await.expect("it ends").token_ids.len(), 11);
     let all = fake::builder(8).0.pin_budget(8);
-    let refused = all.build().await.expect_err("nothing would be left").to_string();
+    let refused = all.build().await.expect_err("no block would be left for requests").to_string();
     assert!(refused.contains("pin_budget") && refused.contains("got 8"), "{refused}");
 }
 
-/// A copy of the cache, kept from events alone: the hashes of all blocks.
+/// Applies an event to a copy of the cache, the set of the hashes of all cached blocks.
 fn apply(copy: &mut HashSet<u64>, event: &CacheEvent) {
     match event {
         CacheEvent::Stored { parent, hashes, .. } => {
@@ -134,9 +136,10 @@ fn apply(copy: &mut HashSet<u64>, event: &CacheEvent) {
     }
 }
 
-/// Goal: a snapshot and the events after it rebuild the cache; the stream ends with the engine.
+/// Goal: a snapshot and the events after it reproduce the content of the cache, and the event stream
+/// ends when the engine stops.
 #[tokio::test]
-async fn events_rebuild_the_cache() {
+async fn events_reproduce_the_content_of_the_cache() {
     let (builder, _) = builder(16);
     let engine = builder.build().await.expect("valid settings");
     engine.warm(blocks(1, 4)).await.expect("it fits");
@@ -163,7 +166,7 @@ async fn events_rebuild_the_cache() {
     assert_eq!(listener.await.expect("no panic").len(), expected);
 }
 
-/// Goal: a reader that is too slow is told how much it missed; the engine did not wait for it.
+/// Goal: the engine does not wait for a slow subscriber, which gets the number of missed events.
 #[tokio::test]
 async fn a_slow_subscriber_gets_a_reset() {
     let (builder, _) = builder(16);
@@ -184,7 +187,7 @@ async fn a_slow_subscriber_gets_a_reset() {
     assert!(refused.contains("capacity") && refused.contains("got 0"), "{refused}");
 }
 
-/// Goal: a failure ends the pins and the events of the cache that it ended.
+/// Goal: a restart after a failure ends all pins and event streams of the old cache.
 #[tokio::test]
 async fn a_restart_ends_pins_and_events() {
     let (builder, handle) = builder(16);
@@ -202,9 +205,9 @@ async fn a_restart_ends_pins_and_events() {
     assert_eq!(cached(&engine, &prompt(0)), 0);
 }
 
-/// Goal: the tree can be looked at and drawn while the engine runs.
+/// Goal: the prefix tree can be exported and drawn while the engine runs.
 #[tokio::test]
-async fn a_dump_shows_the_tree() {
+async fn dump_exports_the_tree() {
     let (builder, _) = builder(16);
     let engine = builder.build().await.expect("valid settings");
     engine.warm(blocks(1, 3)).await.expect("it fits");

@@ -1,4 +1,4 @@
-//! A pool too small for what is asked of it, for long.
+//! Thousands of random requests on a KV pool that is too small for them.
 
 #[path = "support/fake.rs"]
 mod fake;
@@ -14,7 +14,7 @@ use stolon_backend::fake::expected_next;
 const REQUESTS: usize = 2000;
 const CLIENTS: usize = 40;
 
-/// A prompt from few families, so that many share prefixes of any length.
+/// A random prompt from one of six families. Prompts of a family share prefixes of various lengths.
 fn prompt(rng: &mut SmallRng) -> Vec<u32> {
     let family = rng.random_range(0..6u32);
     let shared = rng.random_range(0..120);
@@ -24,7 +24,8 @@ fn prompt(rng: &mut SmallRng) -> Vec<u32> {
     tokens
 }
 
-/// Sends one request and reads it, to its end or until it is dropped; says how many tokens came.
+/// Sends one request and either reads it to its end or drops it early. Returns the number of events
+/// or tokens that were read.
 async fn one_request(engine: &Engine, rng: &mut SmallRng) -> usize {
     let prompt = prompt(rng);
     let max_tokens = rng.random_range(1..40);
@@ -58,10 +59,11 @@ async fn one_request(engine: &Engine, rng: &mut SmallRng) -> usize {
     enough
 }
 
-/// Goal: 2,000 random requests, shared and not, many of them cancelled, on a pool too small for
-/// them all: every one ends with the right tokens, the books are clean, all blocks are back.
+/// Goal: of 2,000 random requests, many of them cancelled, on a pool that is too small for all, each
+/// completed one gets the right tokens. Afterwards the accounting is consistent and no block is
+/// reserved.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_thousand_random_requests_leave_nothing_behind() {
+async fn random_requests_on_a_small_pool_leave_no_block_reserved() {
     let (builder, _) = fake::builder(48);
     let engine = builder
         .max_batched_tokens(96)
@@ -89,7 +91,7 @@ async fn two_thousand_random_requests_leave_nothing_behind() {
     while engine.stats().running + engine.stats().waiting > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let audit = engine.audit().await.expect("clean books");
+    let audit = engine.audit().await.expect("consistent accounting");
     assert_eq!(audit.blocks_reserved, 0);
     assert_eq!(audit.blocks_free + audit.blocks_evictable, audit.blocks_total);
     let stats = engine.stats();
@@ -98,5 +100,5 @@ async fn two_thousand_random_requests_leave_nothing_behind() {
     assert_eq!((stats.finished + stats.cancelled) as usize, REQUESTS);
     assert!(stats.evictions > 0 && stats.cached_tokens > 0, "{stats:?}");
     engine.flush().await.expect("it runs");
-    assert_eq!(engine.audit().await.expect("clean books").blocks_free, 48);
+    assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 48);
 }

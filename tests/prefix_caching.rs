@@ -1,6 +1,5 @@
-//! The cases of prefix caching that need a model and an engine, each by name: equal logits on
-//! every path, full hits, sharing while running, eviction, conservation. Those of the index alone
-//! are in `kvcache/tests`.
+//! Correctness of prefix caching in a running engine: equal logits on every path, full hits, shared
+//! blocks, eviction and block accounting. `kvcache/tests` covers the prefix index alone.
 
 #[path = "support/fake.rs"]
 mod fake;
@@ -10,15 +9,15 @@ use std::time::Duration;
 use fake::builder;
 use stolon::{Completion, Engine, Request, TokenLogprob};
 
-/// Tokens of the small random model below.
+/// Vocabulary size of the model `random:tiny`.
 const VOCAB_SIZE: usize = 320;
 
 fn prompt(seed: u32, len: u32) -> Vec<u32> {
     (0..len).map(|n| (n * n * 31 + n * seed + seed) % 200).collect()
 }
 
-/// An engine on a small model with random weights, which keeps no rows of logits: a full hit
-/// computes its last position.
+/// An engine on a small model with random weights. It does not cache logits, so a full hit computes
+/// the last position of the prompt.
 async fn tiny(block_size: usize, chunk: usize, caching: bool) -> Engine {
     let builder = Engine::builder().model("random:tiny").threads(1).num_blocks(1024 / block_size);
     let builder = builder.block_size(block_size).max_batched_tokens(chunk).prefix_caching(caching);
@@ -29,17 +28,18 @@ async fn run(engine: &Engine, request: Request) -> Completion {
     engine.generate(request).expect("it fits").collect_text().await.expect("it ends")
 }
 
-/// The whole distribution at each of some greedy steps, and how much of the prompt was cached.
+/// The log-probabilities of the whole vocabulary at each of three greedy steps, and the number of
+/// cached prompt tokens.
 async fn distributions(engine: &Engine, tokens: &[u32]) -> (Vec<TokenLogprob>, usize) {
     let request = Request::tokens(tokens.to_vec()).max_tokens(3).ignore_eos(true);
-    let told = run(engine, request.logprobs(VOCAB_SIZE)).await;
-    (told.logprobs, told.finish.usage.cached_tokens)
+    let answer = run(engine, request.logprobs(VOCAB_SIZE)).await;
+    (answer.logprobs, answer.finish.usage.cached_tokens)
 }
 
-/// Case 8: a prompt that is cached to its last position still gets its logits, by computing that
-/// one position and writing it nowhere, where its row of logits was not kept.
+/// Goal: for a prompt that is cached to its last position, and whose logits are not cached, the
+/// engine computes that position alone and writes no keys and values.
 #[tokio::test]
-async fn case_08_full_prompt_match_computes_its_last_position() {
+async fn full_hit_computes_only_the_last_position() {
     let (builder, handle) = builder(64);
     let engine = builder.logit_cache_bytes(0).build().await.expect("valid settings");
     let tokens = prompt(1, 64);
@@ -52,13 +52,13 @@ async fn case_08_full_prompt_match_computes_its_last_position() {
     assert_eq!(batches.len(), 1);
     let slice = &batches[0].sequences[0];
     assert_eq!((batches[0].tokens.len(), slice.start), (1, 63));
-    assert!(slice.write_from > 63, "nothing is written");
-    assert_eq!(engine.audit().await.expect("clean books").blocks_committed, 4);
+    assert!(slice.write_from > 63, "no position is written");
+    assert_eq!(engine.audit().await.expect("consistent accounting").blocks_committed, 4);
 }
 
-/// Case 9: requests that share cached blocks decode side by side, each as if it were alone.
+/// Goal: requests that share cached blocks and decode at the same time get the same tokens as alone.
 #[tokio::test]
-async fn case_09_shared_blocks_are_not_corrupted() {
+async fn concurrent_requests_do_not_corrupt_shared_blocks() {
     let engine = tiny(16, 512, true).await;
     let shared = prompt(3, 96);
     let ask = |tail: u32| {
@@ -73,13 +73,13 @@ async fn case_09_shared_blocks_are_not_corrupted() {
         assert_eq!(answer.finish.usage.cached_tokens, 96);
         assert_eq!(answer.token_ids, run(&alone, ask(tail)).await.token_ids, "tail {tail}");
     }
-    engine.audit().await.expect("clean books");
+    engine.audit().await.expect("consistent accounting");
 }
 
-/// Case 12: the logits after a prompt are the same to the last bit without a cache, with an empty
-/// one, after a partial hit and after a full one, for any size of blocks and chunks.
+/// Goal: the logits after a prompt are the same, bit for bit, without a cache, with an empty cache,
+/// after a partial hit and after a full hit, for several block and chunk sizes.
 #[tokio::test]
-async fn case_12_logit_consistency() {
+async fn logits_do_not_depend_on_the_cache() {
     let tokens = prompt(5, 80);
     let reference = distributions(&tiny(16, 512, false).await, &tokens).await.0;
     assert_eq!(reference.len(), 3);
@@ -104,10 +104,10 @@ async fn case_12_logit_consistency() {
     }
 }
 
-/// Case 13, with a model: a pool full of cached prompts makes room for new ones, which are
-/// answered right, and so are the old ones when they come again.
+/// Goal: if new prompts evict cached ones, both the new prompts and the repeated old ones get the
+/// right tokens.
 #[tokio::test]
-async fn case_13_eviction_correctness() {
+async fn eviction_does_not_change_answers() {
     let (engine, alone) = (tiny(16, 512, true).await, tiny(16, 512, false).await);
     let ask = |seed| Request::tokens(prompt(seed, 200)).max_tokens(4).ignore_eos(true);
     for seed in (1..12).chain(1..12) {
@@ -115,13 +115,13 @@ async fn case_13_eviction_correctness() {
         assert_eq!(answer.token_ids, run(&alone, ask(seed)).await.token_ids, "seed {seed}");
     }
     assert!(engine.stats().evictions > 0);
-    engine.audit().await.expect("clean books");
+    engine.audit().await.expect("consistent accounting");
 }
 
-/// Cases 14 and 15, with an engine: after requests of all kinds, cancelled ones among them, every
-/// block is free or cached, and after a flush free.
+/// Goal: after many completed and cancelled requests every block is free or cached, and after a
+/// flush every block is free.
 #[tokio::test]
-async fn case_14_and_15_page_conservation() {
+async fn every_block_is_free_or_cached_after_all_requests() {
     let (builder, _) = builder(20);
     let engine = builder.build().await.expect("valid settings");
     for round in 0..200u32 {
@@ -137,16 +137,17 @@ async fn case_14_and_15_page_conservation() {
     while engine.stats().running + engine.stats().waiting > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let audit = engine.audit().await.expect("clean books");
+    let audit = engine.audit().await.expect("consistent accounting");
     assert_eq!((audit.blocks_reserved, audit.blocks_evictable), (0, audit.blocks_committed));
     assert_eq!(audit.blocks_free + audit.blocks_committed, 20);
     engine.flush().await.expect("it runs");
-    assert_eq!(engine.audit().await.expect("clean books").blocks_free, 20);
+    assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 20);
 }
 
-/// Without a cache there is nothing to match, nothing is kept, and the answers are the same.
+/// Goal: without prefix caching no prefix is matched, no block stays cached, and the answers are the
+/// same.
 #[tokio::test]
-async fn caching_can_be_turned_off() {
+async fn prefix_caching_can_be_disabled() {
     let mut answers = Vec::new();
     for caching in [true, false] {
         let (builder, _) = builder(64);
@@ -155,7 +156,10 @@ async fn caching_can_be_turned_off() {
         run(&engine, request()).await;
         let again = run(&engine, request()).await;
         assert_eq!(again.finish.usage.cached_tokens, if caching { 64 } else { 0 });
-        assert_eq!(engine.audit().await.expect("clean books").blocks_committed > 0, caching);
+        assert_eq!(
+            engine.audit().await.expect("consistent accounting").blocks_committed > 0,
+            caching
+        );
         assert_eq!(engine.dump().expect("it runs").nodes.is_empty(), !caching);
         answers.push(again.token_ids);
     }

@@ -1,0 +1,134 @@
+//! Boundaries between the crates that Cargo and the compiler do not enforce. The tests read the
+//! sources and manifests of a checkout; in a published crate, which has no neighbours, they pass
+//! without checking anything.
+//!
+//! Most crates have `#![forbid(unsafe_code)]`, so the compiler keeps `unsafe` out of them. For the
+//! other folders, the files that may use it are listed here.
+
+use std::path::{Path, PathBuf};
+
+/// Folders in which not every target forbids `unsafe`.
+const FOLDERS_WITH_UNSAFE: [&str; 6] =
+    ["benches", "kernels", "kvcache", "loom_tests", "model", "server"];
+
+/// Files in these folders, and whole folders ending in `/`, that use `unsafe`.
+const UNSAFE_FILES: [&str; 7] = [
+    "benches/rivals/src/bin/linear.rs",
+    "kernels/",
+    "kvcache/src/core.rs",
+    "kvcache/src/node.rs",
+    "kvcache/src/reclaim.rs",
+    "kvcache/src/writer/arena.rs",
+    "model/src/weights/mmap.rs",
+];
+
+/// Crates with the prefixes of crate names that must not be among their direct dependencies.
+const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 6] = [
+    ("kvcache", &["tokio", "ractor", "candle", "stolon-"]),
+    (
+        "kernels",
+        &[
+            "tokio",
+            "ractor",
+            "stolon-backend",
+            "stolon-scheduler",
+            "stolon-actors",
+            "stolon-model",
+            "stolon-text",
+        ],
+    ),
+    ("backend", &["tokio", "ractor", "stolon-scheduler", "stolon-actors", "stolon-model"]),
+    ("text", &["tokio", "ractor", "stolon-scheduler", "stolon-actors", "stolon-model"]),
+    ("scheduler", &["tokio", "ractor", "stolon-actors", "stolon-model", "stolon-text"]),
+    ("actors", &["stolon-model", "stolon-text", "stolon-kernels"]),
+];
+
+/// The root of the checkout, or `None` in a published crate.
+fn checkout() -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    root.join("kvcache/Cargo.toml").exists().then(|| root.to_owned())
+}
+
+/// The paths of all Rust files of the crate `name`, relative to `root`, with their text.
+fn sources(root: &Path, name: &str) -> Vec<(String, String)> {
+    let mut folders = vec![root.join(name)];
+    let mut sources = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a readable folder") {
+            let path = entry.expect("a readable folder").path();
+            if path.is_dir() {
+                if path.file_name().is_none_or(|name| name != "target") {
+                    folders.push(path);
+                }
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path.strip_prefix(root).expect("below the root").display().to_string();
+                let text = std::fs::read_to_string(&path).expect("a readable file");
+                sources.push((name, text));
+            }
+        }
+    }
+    sources
+}
+
+/// Whether the code, without its comments, contains the word.
+fn has_word(text: &str, word: &str) -> bool {
+    text.lines().map(|line| line.split("//").next().unwrap_or("")).any(|line| {
+        line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|found| found == word)
+    })
+}
+
+/// Goal: where the compiler does not forbid it, `unsafe` is used in the listed files only, and every
+/// listed file uses it.
+#[test]
+fn unsafe_is_used_in_the_listed_files_only() {
+    let Some(root) = checkout() else { return };
+    let mut unused = UNSAFE_FILES.to_vec();
+    for name in FOLDERS_WITH_UNSAFE {
+        for (file, text) in sources(&root, name) {
+            if !has_word(&text, "unsafe") {
+                continue;
+            }
+            let is_listed = |entry: &&&str| {
+                file == **entry || entry.ends_with('/') && file.starts_with(**entry)
+            };
+            let entry = UNSAFE_FILES.iter().find(is_listed);
+            let entry = entry.unwrap_or_else(|| panic!("{file} uses `unsafe` but is not listed"));
+            unused.retain(|other| other != entry);
+        }
+    }
+    assert!(unused.is_empty(), "listed, but without `unsafe`: {unused:?}");
+}
+
+/// Goal: the compiler keeps `unsafe` out of every other library, so the list above is complete.
+#[test]
+fn all_other_libraries_forbid_unsafe() {
+    let Some(root) = checkout() else { return };
+    for name in ["actors", "backend", "scheduler", "text", "."] {
+        let path = root.join(name).join("src/lib.rs");
+        let text = std::fs::read_to_string(&path).expect("a readable file");
+        assert!(text.contains("#![forbid(unsafe_code)]"), "{}", path.display());
+    }
+}
+
+/// Goal: the prefix cache and the kernels do not depend on the engine, and decisions depend on
+/// neither the async runtime nor the actor library.
+#[test]
+fn no_crate_depends_on_a_layer_above_it() {
+    let Some(root) = checkout() else { return };
+    for (name, forbidden) in FORBIDDEN_DEPENDENCIES {
+        let manifest = std::fs::read_to_string(root.join(name).join("Cargo.toml"))
+            .expect("a readable manifest");
+        let dependencies = manifest
+            .split("\n[")
+            .filter(|section| {
+                let header = section.lines().next().unwrap_or("");
+                header.ends_with("dependencies]") && !header.contains("dev-dependencies")
+            })
+            .flat_map(|section| section.lines().skip(1));
+        for dependency in dependencies {
+            for prefix in forbidden {
+                assert!(!dependency.starts_with(prefix), "{name} depends on {dependency}");
+            }
+        }
+    }
+}
