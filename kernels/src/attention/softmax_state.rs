@@ -94,6 +94,7 @@ impl SoftmaxState {
     /// # Safety
     /// The memory of both views is still valid and does not overlap, and no other thread accesses
     /// it. Both have the same width.
+    #[cfg(target_arch = "x86_64")]
     pub(super) unsafe fn copy(&self, from: &SoftmaxState) {
         debug_assert_eq!(self.width, from.width);
         let queries = self.queries.min(from.queries);

@@ -22,7 +22,8 @@ impl<M: Memory> Scheduler<M> {
             let sequence = &mut running.sequence;
             let held = &mut sequence.held;
             let len = held.computed / block_size * block_size;
-            if len <= held.committed() || sequence.in_step || held.reserved.is_none() {
+            let holds_both = held.lease.is_some() && held.reserved.is_some();
+            if len <= held.committed() || sequence.in_step || !holds_both {
                 continue;
             }
             let (Some(lease), Some(reserved)) = (held.lease.take(), held.reserved.take()) else {
