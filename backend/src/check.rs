@@ -1,29 +1,35 @@
 //! Checks a batch against the contract of [`StepBatch`] before anything is written.
 //!
-//! Every backend calls it first, so that they all refuse the same batches with the same words.
-//! It keeps a mark a block between calls, so that checking allocates nothing.
+//! Every backend calls [`BatchChecker::check`] first, so that all backends refuse the same batches
+//! with the same messages. The checker keeps one word per block between calls, so that checking
+//! does not allocate.
 
 use crate::{BackendError, BackendSpec, LogitRows, SequenceSlice, StepBatch};
 
-/// Finds contract violations of a batch.
+/// Finds violations of the contract of [`StepBatch`]. A backend keeps one for its KV store.
 #[derive(Debug)]
 pub struct BatchChecker {
-    /// For each block of the store: 1 + the index of the slice that writes it in the batch being
-    /// checked, 0 for none. All zeros between calls.
+    /// `[block_count]`: 1 + the index of the slice that writes the block in the batch being
+    /// checked, or 0 if no slice writes it. All zeros between calls.
     writers: Vec<u32>,
 }
 
 impl BatchChecker {
-    /// A checker for a store of `block_count` blocks.
+    /// Creates a checker for a KV store of `block_count` blocks.
     #[must_use]
     pub fn new(block_count: usize) -> Self {
         Self { writers: vec![0; block_count] }
     }
 
-    /// Checks `batch` against `spec` and returns the number of logit rows it asks for.
+    /// Checks `batch` against `spec` and returns the number of logit rows that it requests.
     ///
     /// # Errors
-    /// [`BackendError::MalformedBatch`] naming the slice, what was expected and what came.
+    /// [`BackendError::MalformedBatch`] with the index of the slice, the expected and the actual
+    /// value.
+    ///
+    /// # Panics
+    /// If `spec.block_count` is larger than the count that the checker was created with and the
+    /// batch names such a block.
     pub fn check(&mut self, batch: &StepBatch, spec: &BackendSpec) -> Result<usize, BackendError> {
         let rows = check_slices(batch, spec)?;
         let outcome = self.claim_written(batch, spec.block_size);
@@ -31,7 +37,8 @@ impl BatchChecker {
         outcome.map(|()| rows)
     }
 
-    /// Marks every written block with its slice and finds blocks that anyone else holds too.
+    /// Marks every written block with its slice, and returns an error if a written block occurs
+    /// anywhere else in the batch.
     fn claim_written(&mut self, batch: &StepBatch, block_size: usize) -> Result<(), BackendError> {
         for (index, slice) in batch.sequences.iter().enumerate() {
             for block in &slice.block_table[written_blocks(slice, block_size)] {
@@ -40,7 +47,7 @@ impl BatchChecker {
                     let other = *writer - 1;
                     return Err(malformed(
                         index,
-                        format_args!("it writes block {}, which slice {other} writes too", block.0),
+                        format_args!("block {} is also written by slice {other}", block.0),
                     ));
                 }
                 *writer = index as u32 + 1;
@@ -48,14 +55,15 @@ impl BatchChecker {
         }
         for (index, slice) in batch.sequences.iter().enumerate() {
             let written = written_blocks(slice, block_size);
-            for (place, block) in slice.block_table.iter().enumerate() {
+            for (table_index, block) in slice.block_table.iter().enumerate() {
                 let writer = self.writers[block.0 as usize];
-                if writer != 0 && !(writer as usize == index + 1 && written.contains(&place)) {
+                let is_own_write = writer as usize == index + 1 && written.contains(&table_index);
+                if writer != 0 && !is_own_write {
                     let other = writer - 1;
                     return Err(malformed(
                         index,
                         format_args!(
-                            "place {place} of its table is block {}, which slice {other} writes",
+                            "block_table[{table_index}] is block {}, which slice {other} writes",
                             block.0
                         ),
                     ));
@@ -74,7 +82,7 @@ impl BatchChecker {
     }
 }
 
-/// Checks every slice by itself; returns the number of logit rows.
+/// Checks each slice on its own and returns the number of logit rows.
 fn check_slices(batch: &StepBatch, spec: &BackendSpec) -> Result<usize, BackendError> {
     let mut rows = 0;
     let mut rest = batch.tokens.as_slice();
@@ -83,9 +91,10 @@ fn check_slices(batch: &StepBatch, spec: &BackendSpec) -> Result<usize, BackendE
         if count == 0 || count > rest.len() {
             return Err(malformed(
                 index,
-                format_args!("expected 1 to {} tokens (what the batch has left), got {count}", {
+                format_args!(
+                    "expected 1 to {} tokens (the rest of the batch), got {count}",
                     rest.len()
-                }),
+                ),
             ));
         }
         let (tokens, others) = rest.split_at(count);
@@ -96,7 +105,7 @@ fn check_slices(batch: &StepBatch, spec: &BackendSpec) -> Result<usize, BackendE
                 format_args!("expected token ids below {}, got {token}", spec.vocab_size),
             ));
         }
-        check_places(index, slice, spec)?;
+        check_positions(index, slice, spec)?;
         rows += match slice.logit_rows {
             LogitRows::None => 0,
             LogitRows::Last => 1,
@@ -105,16 +114,16 @@ fn check_slices(batch: &StepBatch, spec: &BackendSpec) -> Result<usize, BackendE
     }
     if !rest.is_empty() {
         return Err(BackendError::MalformedBatch(format!(
-            "expected the slices to cover all {} tokens, got {} tokens more",
+            "expected the slices to cover all {} tokens, got slices of {} tokens",
             batch.tokens.len(),
-            rest.len()
+            batch.tokens.len() - rest.len()
         )));
     }
     Ok(rows)
 }
 
 /// Checks one slice's positions and block table.
-fn check_places(
+fn check_positions(
     index: usize,
     slice: &SequenceSlice,
     spec: &BackendSpec,
@@ -154,7 +163,7 @@ fn check_places(
     Ok(())
 }
 
-/// Places in the slice's block table that the step writes.
+/// Indices into the slice's block table of the blocks that the step writes.
 fn written_blocks(slice: &SequenceSlice, block_size: usize) -> std::ops::Range<usize> {
     let end = slice.start + slice.token_count;
     if slice.write_from == end {
@@ -163,8 +172,8 @@ fn written_blocks(slice: &SequenceSlice, block_size: usize) -> std::ops::Range<u
     slice.write_from / block_size..end.div_ceil(block_size)
 }
 
-fn malformed(slice: usize, what: std::fmt::Arguments<'_>) -> BackendError {
-    BackendError::MalformedBatch(format!("slice {slice}: {what}"))
+fn malformed(slice: usize, reason: std::fmt::Arguments<'_>) -> BackendError {
+    BackendError::MalformedBatch(format!("slice {slice}: {reason}"))
 }
 
 #[cfg(test)]

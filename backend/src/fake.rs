@@ -1,13 +1,15 @@
-//! A deterministic backend for tests and simulations: no weights, but a KV store that tells.
+//! A deterministic backend for tests and simulations. It has no weights, but a KV store whose
+//! contents can be verified.
 //!
-//! Each position it writes stores a *mark*: a hash of its token, its position and the mark of the
-//! position before. Logits are a pure function of all marks of the prefix **as read back through
-//! the block table**, so a wrong block, a shared block that somebody overwrote, or a block reused
-//! too early gives different tokens than [`expected_next`] says, or is refused outright
-//! (see [`FakeOptions::strict`]).
+//! In place of a key and a value, each position stores a *mark*: a hash of its token, its position
+//! and the mark of the previous position. Logits are a pure function of all marks of the prefix
+//! **as read back through the block table**. A wrong block, a shared block that was overwritten, or
+//! a block that was reused too early therefore leads to other tokens than [`expected_next`]
+//! returns, or to an error (see [`FakeOptions::strict`]).
 //!
-//! Life: made from [`FakeOptions`], moved to the executor's thread; a [`FakeHandle`] taken before
-//! watches it and injects faults from the test's own thread.
+//! A test creates the backend from [`FakeOptions`], takes a [`FakeHandle`] from it, and moves the
+//! backend to the executor's thread. Through the handle it observes the backend and injects faults
+//! from its own thread.
 
 use std::time::Duration;
 
@@ -24,35 +26,35 @@ mod marks;
 
 use marks::{Mark, PrefixDigest};
 
-/// How long a step pretends to take. Zero by default.
+/// The simulated duration of a step. All parts are zero by default and are added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FakeLatency {
-    /// For every step.
+    /// Added once per step.
     pub fixed: Duration,
-    /// For every token of a slice of more than one token.
+    /// Added per token of each slice that has more than one token.
     pub per_prefill_token: Duration,
-    /// For every slice of one token.
+    /// Added per slice of exactly one token.
     pub per_decode: Duration,
 }
 
 /// Sizes and behaviour of a [`FakeBackend`].
 #[derive(Clone, Debug)]
 pub struct FakeOptions {
-    /// Token ids are below it; at least 1.
+    /// Number of token ids, at least 1. Every token id is below it.
     pub vocab_size: usize,
-    /// Most positions of a sequence.
+    /// Maximum number of positions of one sequence.
     pub max_positions: usize,
-    /// Positions a block, a power of two from 1 to 256.
+    /// Positions per KV block: a power of two from 1 to 256.
     pub block_size: usize,
-    /// Blocks in the store.
+    /// Number of blocks in the KV store.
     pub block_count: usize,
-    /// How long steps take.
+    /// The simulated duration of steps.
     pub latency: FakeLatency,
-    /// Whether a context that no correct engine could have made (a position never written, of
-    /// another position, or not continuing the one before) is an error. When false the step goes
-    /// on with what stands there, as a real backend would, and other tokens come out.
+    /// Whether a step fails when it reads a position that was never written, or whose mark does
+    /// not continue the previous position's. No correct engine causes that. If false, the step
+    /// uses what it reads, as a real backend would, and generates other tokens.
     pub strict: bool,
-    /// Whether the handle keeps a copy of every batch.
+    /// Whether the backend keeps a copy of every batch for [`FakeHandle::take_batches`].
     pub record: bool,
 }
 
@@ -70,20 +72,21 @@ impl Default for FakeOptions {
     }
 }
 
-/// The deterministic backend. See the module's documentation.
+/// The deterministic backend. The [module documentation](self) says how it works.
 #[derive(Debug)]
 pub struct FakeBackend {
     spec: BackendSpec,
     latency: FakeLatency,
     strict: bool,
     checker: BatchChecker,
-    /// `[block_count, block_size]`: what stands at each place, `None` where nothing was written.
+    /// `[block_count, block_size]`: the mark stored at each position of each block, `None` where
+    /// nothing was written.
     slots: Vec<Option<Mark>>,
     handle: FakeHandle,
 }
 
 impl FakeBackend {
-    /// Makes a backend with an empty store.
+    /// Creates a backend with an empty KV store.
     #[must_use]
     pub fn new(options: FakeOptions) -> Self {
         let FakeOptions { vocab_size, max_positions, block_size, block_count, .. } = options;
@@ -103,33 +106,34 @@ impl FakeBackend {
         }
     }
 
-    /// A handle that watches this backend and injects faults, from any thread.
+    /// Returns a handle that observes this backend and injects faults, from any thread.
     #[must_use]
     pub fn handle(&self) -> FakeHandle {
         self.handle.clone()
     }
 
-    /// The place in `slots` of a sequence's position.
-    fn place(&self, slice: &SequenceSlice, position: usize) -> usize {
+    /// The index in `slots` of a sequence's position.
+    fn slot_index(&self, slice: &SequenceSlice, position: usize) -> usize {
         let block = slice.block_table[position / self.spec.block_size];
         block.0 as usize * self.spec.block_size + position % self.spec.block_size
     }
 
-    /// Reads a position's mark as a real backend reads keys and values: whatever stands there.
+    /// Reads a position's mark through the block table, as a real backend reads keys and values.
+    /// `before` is the previous position's mark.
     fn read(
         &self,
         slice: &SequenceSlice,
         position: usize,
         before: Mark,
     ) -> Result<Mark, BackendError> {
-        let found = self.slots[self.place(slice, position)];
+        let found = self.slots[self.slot_index(slice, position)];
         if self.strict && !found.is_some_and(|mark| mark.continues(before, position)) {
             let block = slice.block_table[position / self.spec.block_size].0;
             return Err(BackendError::MalformedBatch(format!(
                 "expected the key and value of position {position} in block {block}, got {}",
                 match found {
-                    None => "a place never written".to_owned(),
-                    Some(mark) => format!("{mark:?}, which does not continue the one before"),
+                    None => "a slot that was never written".to_owned(),
+                    Some(mark) => format!("{mark:?}, which does not continue the previous one"),
                 }
             )));
         }
@@ -151,11 +155,11 @@ impl FakeBackend {
             let position = slice.start + index;
             let own = Mark::after(digest.last(), token, position);
             if position >= slice.write_from {
-                let place = self.place(slice, position);
-                self.slots[place] = Some(own);
+                let index = self.slot_index(slice, position);
+                self.slots[index] = Some(own);
             } else if self.strict && self.read(slice, position, digest.last())? != own {
                 return Err(BackendError::MalformedBatch(format!(
-                    "position {position} is not written, but token {token} is not what stands there"
+                    "position {position} is not written, but its slot does not hold token {token}"
                 )));
             }
             digest.push(self.read(slice, position, digest.last())?);
@@ -171,12 +175,13 @@ impl FakeBackend {
         Ok(())
     }
 
-    /// Spoils everything the batch was to write: what a failed step leaves behind.
-    fn spoil(&mut self, batch: &StepBatch) {
+    /// Clears every position that the batch should have written, as a step that fails may leave
+    /// them.
+    fn clear_written(&mut self, batch: &StepBatch) {
         for slice in &batch.sequences {
             for position in slice.write_from..slice.start + slice.token_count {
-                let place = self.place(slice, position);
-                self.slots[place] = None;
+                let index = self.slot_index(slice, position);
+                self.slots[index] = None;
             }
         }
     }
@@ -202,18 +207,18 @@ impl Backend for FakeBackend {
     }
 
     /// # Panics
-    /// Where a test asked for it with [`FakeFault::Panic`].
+    /// If a test injected [`FakeFault::Panic`] for this step.
     fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError> {
         let rows = self.checker.check(batch, &self.spec)?;
         match self.handle.enter(batch) {
             None => {}
             Some(FakeFault::Stall(time)) => std::thread::sleep(time),
             Some(FakeFault::Fail) => {
-                self.spoil(batch);
-                return Err(BackendError::Failed("a fault was injected".to_owned()));
+                self.clear_written(batch);
+                return Err(BackendError::Failed("an error was injected".to_owned()));
             }
             Some(FakeFault::Panic) => {
-                self.spoil(batch);
+                self.clear_written(batch);
                 panic!("a panic was injected");
             }
         }

@@ -1,23 +1,26 @@
-//! Sampling: what a request may ask for, and the state that turns rows of logits into tokens.
+//! Sampling: the parameters of a request, and the state that turns rows of logits into tokens.
 //!
-//! [`SamplingParams`] is what a request says; [`SamplerState`] is one sequence's running state,
-//! owned by whoever steps that sequence and moved along with the step plan. Nothing here is
-//! shared, so nothing is locked.
+//! [`SamplingParams`] holds a request's parameters. [`SamplerState`] is the state of one sequence.
+//! It moves with the sequence from one step plan to the next and is never shared, so it needs no
+//! lock.
 //!
-//! The transforms run in the order of vLLM's sampler, and of transformers' where that one speaks:
+//! A row of logits is processed in the order of vLLM's sampler, which agrees with transformers
+//! where both implement a step:
 //!
-//! 1. log-probabilities, where asked for, are taken of the **raw** logits: the model's own
-//!    distribution, before any of the following;
-//! 2. logit bias;
-//! 3. repetition penalty (over prompt and output), then frequency and presence penalty (over the
-//!    output alone);
-//! 4. temperature 0 ends here: the largest logit wins, and of equal ones the lowest id;
-//! 5. temperature;
-//! 6. top-k, top-p, min-p, each on what the one before left, its probabilities summing to 1 again;
-//! 7. one draw.
+//! 1. If the request wants log-probabilities, they are taken from the **raw** logits, that is, from
+//!    the model's own distribution before any of the following steps.
+//! 2. Logit bias is added.
+//! 3. The repetition penalty (over prompt and output) is applied, then the frequency and presence
+//!    penalties (over the output only).
+//! 4. At temperature 0 the token with the largest logit is returned; among equal logits, the lowest
+//!    id.
+//! 5. The logits are divided by the temperature.
+//! 6. Top-k, top-p and min-p are applied in this order, each to the tokens that the previous one
+//!    kept, with their probabilities normalized to a sum of 1.
+//! 7. One token is drawn.
 //!
-//! The draw for the n-th output token depends on the seed and n alone. So a sequence that is
-//! preempted and computed again, or that shares its batch with others, says the same text.
+//! The random number for the n-th output token depends only on the seed and on n. Therefore a
+//! sequence generates the same text when it is preempted and recomputed, or batched with others.
 
 mod draw;
 mod exp;
@@ -32,34 +35,34 @@ pub use logprob::{TokenLogprob, prompt_logprob};
 use logprob::RawRow;
 use penalties::Penalties;
 
-/// How a request's tokens are chosen. The default is greedy, with every transform off: an
-/// embedding program gets the model's most likely text unless it asks for variety.
+/// How a request's tokens are chosen. The default is greedy, with every transform off.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// Divides the logits; 0 is greedy. Finite and at least 0.
+    /// The logits are divided by it. 0 selects greedy sampling. Finite and at least 0.
     pub temperature: f32,
-    /// Keep only so many of the most likely tokens; at least 1. `None` keeps all.
+    /// Keeps only this number of the most likely tokens; at least 1. `None` keeps all.
     pub top_k: Option<usize>,
-    /// Keep the fewest most likely tokens whose probabilities sum to at least this; above 0, at
-    /// most 1. 1 keeps all.
+    /// Keeps the smallest set of most likely tokens whose probabilities sum to at least this value;
+    /// above 0 and at most 1. 1 keeps all.
     pub top_p: f32,
-    /// Keep the tokens at least this fraction as likely as the most likely one; 0 to 1. 0 keeps
-    /// all.
+    /// Keeps the tokens whose probability is at least this fraction of the most likely token's
+    /// probability; 0 to 1. 0 keeps all.
     pub min_p: f32,
-    /// Divides a positive logit, and multiplies a negative one, of each token seen in the prompt
-    /// or the output; finite and above 0. 1 is off.
+    /// For each token that occurs in the prompt or the output, a positive logit is divided by it
+    /// and a negative logit is multiplied by it. Finite and above 0. 1 has no effect.
     pub repetition_penalty: f32,
-    /// Subtracted from the logit of each token seen in the output; -2 to 2. 0 is off.
+    /// Subtracted from the logit of each token that occurs in the output; -2 to 2. 0 has no effect.
     pub presence_penalty: f32,
-    /// Subtracted from a token's logit once for each time it is in the output; -2 to 2. 0 is off.
+    /// Subtracted from a token's logit once for each of its occurrences in the output; -2 to 2. 0
+    /// has no effect.
     pub frequency_penalty: f32,
-    /// `(token id, bias)`: added to the token's logit; -100 to 100, which bans or forces it in
-    /// practice. A token named twice gets the sum.
+    /// `(token id, bias)` pairs. The bias, -100 to 100, is added to the token's logit. The extremes
+    /// exclude or force a token in practice. Biases of the same token add up.
     pub logit_bias: Vec<(u32, f32)>,
-    /// The same seed gives the same text. `None` draws a fresh one for each sequence.
+    /// The same seed leads to the same text. With `None`, each sequence gets a random seed.
     pub seed: Option<u64>,
-    /// Log-probabilities wanted of each token: `Some(n)` for the token's own and the `n` most
-    /// likely ones', `Some(0)` for the token's own alone. At most the vocabulary.
+    /// Which log-probabilities to return per token: with `Some(n)` those of the sampled token and of
+    /// the `n` most likely tokens, with `None` none. At most the vocabulary size.
     pub logprobs: Option<usize>,
 }
 
@@ -84,24 +87,24 @@ impl SamplingParams {
     /// Checks every value against its range and every id against the vocabulary.
     ///
     /// # Errors
-    /// [`SamplingError::InvalidParameter`] for the first value out of its range.
+    /// [`SamplingError::InvalidParameter`] for the first value that is out of range.
     pub fn validate(&self, vocab_size: usize) -> Result<(), SamplingError> {
         let finite_at_least_zero = |value: f32| value.is_finite() && value >= 0.0;
         check(
             finite_at_least_zero(self.temperature),
             "temperature",
-            "a finite number, 0 (greedy) or above",
+            "a finite number of at least 0 (0 is greedy)",
             self.temperature,
         )?;
         if let Some(top_k) = self.top_k {
-            check(top_k >= 1, "top_k", "1 or above, or none to keep all", top_k)?;
+            check(top_k >= 1, "top_k", "at least 1, or none to keep all tokens", top_k)?;
         }
         check(self.top_p > 0.0 && self.top_p <= 1.0, "top_p", "above 0 and at most 1", self.top_p)?;
         check((0.0..=1.0).contains(&self.min_p), "min_p", "0 to 1", self.min_p)?;
         check(
             self.repetition_penalty.is_finite() && self.repetition_penalty > 0.0,
             "repetition_penalty",
-            "a finite number above 0 (1 is off)",
+            "a finite number above 0 (1 has no effect)",
             self.repetition_penalty,
         )?;
         let penalty_range = -2.0..=2.0;
@@ -119,7 +122,7 @@ impl SamplingParams {
         )?;
         for &(token, bias) in &self.logit_bias {
             if token as usize >= vocab_size {
-                let expected = format!("token ids below the vocabulary's {vocab_size}");
+                let expected = format!("token ids below the vocabulary size {vocab_size}");
                 return Err(SamplingError::invalid("logit_bias", expected, token));
             }
             if !(-100.0..=100.0).contains(&bias) {
@@ -130,13 +133,13 @@ impl SamplingParams {
         if let Some(count) = self.logprobs
             && count > vocab_size
         {
-            let expected = format!("at most the vocabulary's {vocab_size}");
+            let expected = format!("at most the vocabulary size {vocab_size}");
             return Err(SamplingError::invalid("logprobs", expected, count));
         }
         Ok(())
     }
 
-    /// True when the most likely token is taken each time: no draw, no seed needed.
+    /// Whether the most likely token is always chosen, so that no random numbers are used.
     #[must_use]
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
@@ -152,32 +155,32 @@ fn check(
     if holds { Ok(()) } else { Err(SamplingError::invalid(name, expected, got)) }
 }
 
-/// Why a request cannot be sampled.
+/// Why a request's parameters were refused or its next token could not be sampled.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SamplingError {
-    /// A parameter is out of its range; found before any work is done.
+    /// A parameter is out of range. Detected before any work is done for the request.
     #[error("invalid {name}: expected {expected}, got {got}")]
     InvalidParameter {
-        /// The parameter, by its field name in [`SamplingParams`].
+        /// The parameter's field name in [`SamplingParams`].
         name: &'static str,
-        /// The values it may have.
+        /// The accepted values.
         expected: String,
-        /// The value it had.
+        /// The refused value.
         got: String,
     },
-    /// The model gave a logit that is no number or is infinite upwards: broken weights, or an
-    /// overflow in a kernel. The sequence cannot go on.
+    /// A logit is NaN or +infinity, because of broken weights or an overflow in a kernel. The
+    /// sequence cannot continue.
     #[error("expected a finite logit for token {token}, got {value}")]
     BadLogit {
-        /// The first token whose logit is bad.
+        /// The first token with such a logit.
         token: u32,
-        /// NaN or +infinity.
+        /// The logit: NaN or +infinity.
         value: f32,
     },
-    /// No token is left to choose: every logit is minus infinity, or there are none.
-    #[error("expected at least one possible token among {vocab_size} logits, got none")]
+    /// No token can be chosen, because every logit is minus infinity or the row is empty.
+    #[error("expected a finite logit among {vocab_size} logits, got none")]
     NoCandidate {
-        /// How many logits there were.
+        /// Length of the row of logits.
         vocab_size: usize,
     },
 }
@@ -191,33 +194,35 @@ impl SamplingError {
 /// A token chosen from one row of logits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
-    /// The token's id.
+    /// The token's id, below the vocabulary size.
     pub token: u32,
-    /// Its log-probability and the most likely tokens', when the request asked for them.
+    /// Log-probabilities of this token and of the most likely tokens; `None` unless the request
+    /// sets [`SamplingParams::logprobs`].
     pub logprob: Option<TokenLogprob>,
 }
 
-/// One sequence's sampling state. Life:
+/// The sampling state of one sequence. Its lifecycle:
 ///
-/// 1. made by [`SamplerState::new`] when the sequence is admitted;
-/// 2. called once for each row of logits that gives an output token; it counts that token;
-/// 3. kept over a preemption: the tokens computed again are not sampled again. A state that was
-///    lost is made anew and told the output so far with [`SamplerState::observe`].
+/// 1. [`SamplerState::new`] creates it when the sequence is admitted.
+/// 2. [`SamplerState::sample`] is called once per output token and counts that token.
+/// 3. It is kept when the sequence is preempted, because recomputed tokens are not sampled again. If
+///    it is lost, a new state continues in the same way after [`SamplerState::observe`] was called
+///    with every output token so far.
 #[derive(Clone, Debug)]
 pub struct SamplerState {
     params: SamplingParams,
-    /// The request's seed, or the fresh one drawn for it.
+    /// The request's seed, or a random one if the request has none.
     seed: u64,
-    /// Output tokens so far, and so the number of the next draw.
+    /// Number of output tokens so far, which is also the index of the next random number.
     output_len: u64,
-    /// What the penalties must know of prompt and output; `None` when all of them are off.
+    /// Token counts for the penalties; `None` if all penalties are off.
     penalties: Option<Penalties>,
 }
 
 impl SamplerState {
-    /// A state for a sequence with this prompt. `params` have passed
-    /// [`SamplingParams::validate`]; ids of the prompt that are no text (above the vocabulary) are
-    /// let be.
+    /// Creates the state of a sequence with the given prompt. `params` must have passed
+    /// [`SamplingParams::validate`]. Token ids of the prompt outside of the vocabulary, such as
+    /// placeholders of images, are ignored.
     #[must_use]
     pub fn new(params: SamplingParams, prompt_tokens: &[u32]) -> Self {
         let seed = params.seed.unwrap_or_else(draw::fresh_seed);
@@ -225,7 +230,7 @@ impl SamplerState {
         Self { params, seed, output_len: 0, penalties }
     }
 
-    /// The seed in use: the request's, or the one drawn for it.
+    /// The seed in use: the request's, or a random one if the request has none.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed
@@ -237,7 +242,8 @@ impl SamplerState {
         &self.params
     }
 
-    /// Counts an output token that was not sampled here: forced, or sampled by a state since lost.
+    /// Counts an output token that this state did not sample, because it was forced or because it
+    /// was sampled by an earlier state that is lost.
     pub fn observe(&mut self, token: u32) {
         self.output_len += 1;
         if let Some(penalties) = &mut self.penalties {
@@ -246,10 +252,10 @@ impl SamplerState {
     }
 
     /// Chooses the next token from `logits`, `[vocab_size]`, and counts it as output. The logits
-    /// are overwritten. Minus infinity marks a token that must not be chosen.
+    /// are overwritten. A token whose logit is minus infinity is never chosen.
     ///
     /// # Errors
-    /// [`SamplingError::BadLogit`] and [`SamplingError::NoCandidate`]; the state is unchanged then.
+    /// [`SamplingError::BadLogit`] and [`SamplingError::NoCandidate`]. The state is unchanged then.
     pub fn sample(&mut self, logits: &mut [f32]) -> Result<Sampled, SamplingError> {
         let raw_best = select::best(logits)?;
         let raw_row = self.params.logprobs.map(|top| RawRow::new(logits, raw_best, top));
@@ -271,7 +277,7 @@ impl SamplerState {
         Ok(Sampled { token, logprob })
     }
 
-    /// True when bias or penalties may change a logit.
+    /// Whether bias or penalties may change a logit.
     fn transforms(&self) -> bool {
         !self.params.logit_bias.is_empty() || self.penalties.is_some()
     }

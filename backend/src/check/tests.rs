@@ -28,21 +28,22 @@ fn batch(sequences: Vec<SequenceSlice>) -> StepBatch {
     StepBatch { tokens: vec![1; count], sequences }
 }
 
-/// Expects a refusal whose message holds `part`, and that a good batch passes afterwards.
-fn refused(bad: &StepBatch, part: &str) {
+/// Expects an error whose message contains `part`, and that a valid batch passes afterwards.
+fn expect_refused(bad: &StepBatch, part: &str) {
     let mut checker = BatchChecker::new(8);
     let message = match checker.check(bad, &spec()) {
         Err(BackendError::MalformedBatch(message)) => message,
-        other => panic!("expected a refusal about {part:?}, got {other:?}"),
+        other => panic!("expected an error with {part:?}, got {other:?}"),
     };
     assert!(message.contains(part), "expected {part:?} in {message:?}");
     let good = batch(vec![slice(0, 16, &[0, 1, 2, 3]), slice(0, 16, &[4, 5, 6, 7])]);
-    checker.check(&good, &spec()).expect("no mark may be left behind");
+    checker.check(&good, &spec()).expect("a failed check must clear its marks");
 }
 
-/// Goal: good batches pass, with their rows counted, shared read-only blocks included.
+/// Goal: valid batches pass, also with blocks that several slices read, and the number of logit
+/// rows is returned.
 #[test]
-fn good_batches_pass() {
+fn valid_batches_pass_and_their_rows_are_counted() {
     let mut checker = BatchChecker::new(8);
     let mut all = slice(4, 3, &[0, 2]);
     all.logit_rows = LogitRows::All;
@@ -55,36 +56,55 @@ fn good_batches_pass() {
     assert_eq!(checker.check(&StepBatch::default(), &spec()).expect("an empty batch"), 0);
 }
 
-/// Goal: every clause of the contract is checked.
+/// Goal: each rule of the contract for a single slice is checked.
 #[test]
-fn bad_batches_are_refused() {
-    refused(&batch(vec![slice(0, 0, &[0])]), "expected 1 to 0 tokens");
+fn malformed_slices_are_refused() {
+    expect_refused(&batch(vec![slice(0, 0, &[0])]), "expected 1 to 0 tokens");
     let mut long = batch(vec![slice(0, 2, &[0])]);
     long.tokens.push(1);
-    refused(&long, "got 1 tokens more");
+    expect_refused(&long, "expected the slices to cover all 3 tokens, got slices of 2 tokens");
     let mut short = batch(vec![slice(0, 2, &[0])]);
     short.tokens.pop();
-    refused(&short, "expected 1 to 1 tokens (what the batch has left), got 2");
+    expect_refused(&short, "expected 1 to 1 tokens (the rest of the batch), got 2");
     let mut foreign = batch(vec![slice(0, 2, &[0])]);
     foreign.tokens[1] = 100;
-    refused(&foreign, "expected token ids below 100, got 100");
-    refused(&batch(vec![slice(14, 3, &[0, 1, 2, 3, 4])]), "expected at most 16 positions, got 17");
-    refused(&batch(vec![slice(usize::MAX, 1, &[0])]), "expected at most 16 positions");
-    refused(&batch(vec![slice(4, 1, &[0])]), "expected at least 2 blocks for 5 positions, got 1");
-    refused(&batch(vec![slice(0, 1, &[8])]), "expected block ids below 8, got 8");
+    expect_refused(&foreign, "expected token ids below 100, got 100");
+    expect_refused(
+        &batch(vec![slice(14, 3, &[0, 1, 2, 3, 4])]),
+        "expected at most 16 positions, got 17",
+    );
+    expect_refused(&batch(vec![slice(usize::MAX, 1, &[0])]), "expected at most 16 positions");
+    expect_refused(
+        &batch(vec![slice(4, 1, &[0])]),
+        "expected at least 2 blocks for 5 positions, got 1",
+    );
+    expect_refused(&batch(vec![slice(0, 1, &[8])]), "expected block ids below 8, got 8");
     let mut early = batch(vec![slice(2, 1, &[0])]);
     early.sequences[0].write_from = 1;
-    refused(&early, "expected write_from in 2..=3, got 1");
+    expect_refused(&early, "expected write_from in 2..=3, got 1");
     early.sequences[0].write_from = 4;
-    refused(&early, "expected write_from in 2..=3, got 4");
+    expect_refused(&early, "expected write_from in 2..=3, got 4");
 }
 
-/// Goal: nobody else may hold a block that is written, not even the same table at another place.
+/// Goal: a block that is written occurs nowhere else in the batch, neither in another slice's
+/// block table nor twice in its own.
 #[test]
-fn written_blocks_are_private() {
-    refused(&batch(vec![slice(0, 1, &[3]), slice(0, 1, &[3])]), "slice 0 writes too");
-    refused(&batch(vec![slice(0, 1, &[3]), slice(4, 1, &[3, 4])]), "place 0 of its table");
-    refused(&batch(vec![slice(4, 1, &[3, 3])]), "place 0 of its table");
-    refused(&batch(vec![slice(0, 8, &[3, 3])]), "slice 0 writes too");
-    refused(&batch(vec![slice(0, 1, &[3, 5]), slice(0, 4, &[5])]), "place 1 of its table");
+fn written_blocks_must_be_exclusive() {
+    expect_refused(
+        &batch(vec![slice(0, 1, &[3]), slice(0, 1, &[3])]),
+        "block 3 is also written by slice 0",
+    );
+    expect_refused(
+        &batch(vec![slice(0, 1, &[3]), slice(4, 1, &[3, 4])]),
+        "block_table[0] is block 3, which slice 0 writes",
+    );
+    expect_refused(
+        &batch(vec![slice(4, 1, &[3, 3])]),
+        "block_table[0] is block 3, which slice 0 writes",
+    );
+    expect_refused(&batch(vec![slice(0, 8, &[3, 3])]), "block 3 is also written by slice 0");
+    expect_refused(
+        &batch(vec![slice(0, 1, &[3, 5]), slice(0, 4, &[5])]),
+        "block_table[1] is block 5, which slice 1 writes",
+    );
 }

@@ -1,4 +1,5 @@
-//! A test's hand on a fake backend: counts, recorded batches, faults, and a hold on steps.
+//! [`FakeHandle`]: how a test observes and controls a fake backend from another thread. It reads
+//! counters and recorded batches, injects faults, and blocks steps.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,18 +7,18 @@ use std::time::Duration;
 
 use crate::StepBatch;
 
-/// What goes wrong in a step.
+/// A fault to inject into a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FakeFault {
-    /// The step returns an error; what it was to write is spoiled.
+    /// The step returns an error, and the positions that it should have written are cleared.
     Fail,
-    /// The step panics; what it was to write is spoiled.
+    /// The step panics, and the positions that it should have written are cleared.
     Panic,
-    /// The step takes this much longer.
+    /// The step takes longer by this duration.
     Stall(Duration),
 }
 
-/// Watches a backend and injects faults. Clones act on the same backend.
+/// Observes a fake backend and injects faults. Clones act on the same backend.
 #[derive(Clone, Debug)]
 pub struct FakeHandle {
     shared: Arc<Shared>,
@@ -26,7 +27,7 @@ pub struct FakeHandle {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// Signalled at every change of `state`.
+    /// Notified when `begun` or `holds` changes.
     changed: Condvar,
     record: bool,
 }
@@ -35,16 +36,16 @@ struct Shared {
 struct State {
     /// Steps begun so far.
     begun: u64,
-    /// Tokens of those steps.
+    /// Total number of tokens in those steps.
     tokens: u64,
-    /// Holds in force; a step waits at its start while there are any.
+    /// Number of live [`StepHold`]s. A step blocks at its start while there are any.
     holds: usize,
-    /// By number of the step, counted from 1.
+    /// Faults by the number of the step, which is counted from 1.
     faults: BTreeMap<u64, FakeFault>,
     batches: Vec<StepBatch>,
 }
 
-/// While it lives no step gets past its start. Dropping it lets them go on.
+/// Blocks every step at its start until it is dropped.
 #[derive(Debug)]
 pub struct StepHold {
     shared: Arc<Shared>,
@@ -56,56 +57,61 @@ impl FakeHandle {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Steps begun so far, whatever became of them; malformed batches do not count.
+    /// Number of steps begun so far, including those that failed afterwards. Malformed batches are
+    /// not counted.
     #[must_use]
     pub fn step_count(&self) -> u64 {
         self.shared.lock().begun
     }
 
-    /// Tokens computed so far, in all steps begun.
+    /// Total number of tokens in all steps begun so far.
     #[must_use]
     pub fn token_count(&self) -> u64 {
         self.shared.lock().tokens
     }
 
-    /// Lets the step with this number (counted from 1 over the backend's life) go wrong.
+    /// Injects a fault into the step with this number, counted from 1 since the backend's creation.
     pub fn inject(&self, step: u64, fault: FakeFault) {
         self.shared.lock().faults.insert(step, fault);
     }
 
-    /// Lets the next step that begins go wrong.
+    /// Injects a fault into the next step that begins.
     pub fn inject_next(&self, fault: FakeFault) {
         let mut state = self.shared.lock();
         let next = state.begun + 1;
         state.faults.insert(next, fault);
     }
 
-    /// Stops steps at their start until the hold is dropped; the one in flight ends normally.
+    /// Blocks steps at their start until the returned hold is dropped. A step that is running
+    /// already finishes normally.
     #[must_use]
     pub fn hold(&self) -> StepHold {
         self.shared.lock().holds += 1;
         StepHold { shared: Arc::clone(&self.shared) }
     }
 
-    /// Blocks the calling thread until `count` steps have begun, or the time is over; says which.
+    /// Blocks the calling thread until `count` steps have begun or `timeout` has elapsed. Returns
+    /// whether `count` steps have begun.
     #[must_use]
-    pub fn wait_for_steps(&self, count: u64, time: Duration) -> bool {
+    pub fn wait_for_steps(&self, count: u64, timeout: Duration) -> bool {
         let state = self.shared.lock();
         let (state, _) = self
             .shared
             .changed
-            .wait_timeout_while(state, time, |state| state.begun < count)
+            .wait_timeout_while(state, timeout, |state| state.begun < count)
             .unwrap_or_else(PoisonError::into_inner);
         state.begun >= count
     }
 
-    /// Takes the batches recorded since the last call, where recording was asked for.
+    /// Returns the batches recorded since the last call. Always empty unless
+    /// [`FakeOptions::record`](super::FakeOptions::record) is set.
     #[must_use]
     pub fn take_batches(&self) -> Vec<StepBatch> {
         std::mem::take(&mut self.shared.lock().batches)
     }
 
-    /// Called at a step's start: counts it, waits while held, returns its fault.
+    /// Called by the backend at the start of a step: counts the step, waits while a hold exists,
+    /// and returns the fault to inject.
     pub(super) fn enter(&self, batch: &StepBatch) -> Option<FakeFault> {
         let mut state = self.shared.lock();
         state.begun += 1;
@@ -125,7 +131,7 @@ impl FakeHandle {
 }
 
 impl Shared {
-    /// A panic elsewhere leaves the counters usable, so poison is of no interest.
+    /// Ignores poisoning, because a panic while the lock is held leaves the counters consistent.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,28 +1,31 @@
-//! What the fake stores a position, and how logits follow from a prefix of it.
+//! The mark that the fake backend stores per position, and the logits that follow from the marks
+//! of a prefix.
 
-/// The fake's key and value of one position.
+/// What the fake backend stores for one position in place of a key and a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mark {
     token: u32,
     position: u32,
-    /// Hash of the token, the position and the hash of the position before.
+    /// Hash of the token, the position and the hash of the previous position.
     hash: u64,
 }
 
 impl Mark {
-    /// The mark of `token` at `position`, right after `before` (the default one at position 0).
+    /// The mark of `token` at `position`. `before` is the previous position's mark, or the default
+    /// mark at position 0.
     pub(super) fn after(before: Mark, token: u32, position: usize) -> Self {
         let own = (u64::from(token) << 32) | position as u64;
         Self { token, position: position as u32, hash: mix(mix(own) ^ before.hash) }
     }
 
-    /// Whether this is the mark of some token at `position` right after `before`.
+    /// Whether this is the mark of some token at `position` whose previous mark is `before`.
     pub(super) fn continues(self, before: Mark, position: usize) -> bool {
         self == Self::after(before, self.token, position)
     }
 }
 
-/// A digest of all marks of a prefix: what attention is to a real model.
+/// A digest of all marks of a prefix. Every mark influences the logits through it, as every
+/// position of a prefix does through attention in a real model.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PrefixDigest {
     last: Mark,
@@ -30,13 +33,13 @@ pub(super) struct PrefixDigest {
 }
 
 impl PrefixDigest {
-    /// Takes in the next position's mark.
+    /// Adds the next position's mark.
     pub(super) fn push(&mut self, mark: Mark) {
         self.fold = mix(self.fold ^ mark.hash);
         self.last = mark;
     }
 
-    /// The last mark taken in; the default one at the start.
+    /// The mark added last, or the default mark if there is none yet.
     pub(super) fn last(&self) -> Mark {
         self.last
     }
@@ -46,8 +49,8 @@ impl PrefixDigest {
         (mix(self.fold) % vocab_size as u64) as u32
     }
 
-    /// Appends the logits after this prefix, `[vocab_size]`: one token leads by 4 or more, all
-    /// others lie in -4 to 4.
+    /// Appends the logits `[vocab_size]` after this prefix. One token has the logit 8, all others
+    /// are in `-4.0..4.0`.
     pub(super) fn append_logits(&self, vocab_size: usize, logits: &mut Vec<f32>) {
         let first = logits.len();
         logits.extend((0..vocab_size as u64).map(|token| {
@@ -59,13 +62,15 @@ impl PrefixDigest {
     }
 }
 
-/// The greedy token after `tokens`, by the plain definition: no blocks, no batch.
+/// The token that greedy sampling must return after `tokens`, which is below `vocab_size`.
+/// Computed directly from the tokens, without blocks and batches.
 #[must_use]
 pub fn expected_next(tokens: &[u32], vocab_size: usize) -> u32 {
     digest(tokens).next(vocab_size)
 }
 
-/// The logits after `tokens`, `[vocab_size]`, by the plain definition.
+/// The logits `[vocab_size]` that a [`FakeBackend`](super::FakeBackend) must return after
+/// `tokens`. Computed directly from the tokens, without blocks and batches.
 #[must_use]
 pub fn expected_logits(tokens: &[u32], vocab_size: usize) -> Vec<f32> {
     let mut logits = Vec::with_capacity(vocab_size);
@@ -81,7 +86,7 @@ fn digest(tokens: &[u32]) -> PrefixDigest {
     digest
 }
 
-/// A bijective mixer of 64 bits (the finaliser of SplitMix64, after one step of its counter).
+/// One step of SplitMix64: a bijection of 64-bit values whose output bits depend on all input bits.
 fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

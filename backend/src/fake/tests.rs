@@ -17,7 +17,7 @@ fn slice(start: usize, token_count: usize, table: &[u32]) -> SequenceSlice {
 }
 
 fn run(backend: &mut FakeBackend, tokens: &[u32], slice: SequenceSlice) -> Vec<f32> {
-    try_run(backend, tokens, slice).expect("a good batch")
+    try_run(backend, tokens, slice).expect("a valid batch")
 }
 
 fn try_run(
@@ -34,9 +34,10 @@ fn prompt(count: u32) -> Vec<u32> {
     (0..count).map(|i| i * 7 % 50).collect()
 }
 
-/// Goal: however a prompt is cut and wherever its blocks lie, the logits are the reference's.
+/// Goal: the logits equal the directly computed ones for every chunk size, block size and order
+/// of blocks.
 #[test]
-fn logits_follow_from_the_prefix_alone() {
+fn logits_depend_on_the_prefix_only() {
     let tokens = prompt(24);
     for block_size in [1, 4, 16] {
         let blocks: Vec<u32> = (0..24u32.div_ceil(block_size)).map(|i| 31 - i).collect();
@@ -54,9 +55,10 @@ fn logits_follow_from_the_prefix_alone() {
     }
 }
 
-/// Goal: a full hit reads the last position from the shared block and leaves the block alone.
+/// Goal: if the whole prompt is cached, the step reads the last position from the shared block and
+/// does not write to the block.
 #[test]
-fn a_full_hit_writes_nothing() {
+fn a_full_cache_hit_writes_nothing() {
     let tokens = prompt(8);
     let mut backend = FakeBackend::new(options(4));
     let cold = run(&mut backend, &tokens, slice(0, 8, &[2, 3]));
@@ -65,12 +67,12 @@ fn a_full_hit_writes_nothing() {
     hit.write_from = 8;
     assert_eq!(run(&mut backend, &tokens[7..], hit.clone()), cold);
     assert_eq!(backend.slots, before);
-    assert!(try_run(&mut backend, &[48], hit).is_err(), "another token than the cached one");
+    assert!(try_run(&mut backend, &[48], hit).is_err(), "the slot holds a different token");
 }
 
-/// Goal: a block that somebody overwrote changes the tokens, and strictly is an error.
+/// Goal: reading a block that was overwritten changes the logits, or is an error in strict mode.
 #[test]
-fn an_overwritten_block_shows() {
+fn an_overwritten_block_is_detected() {
     for strict in [false, true] {
         let mut backend = FakeBackend::new(FakeOptions { strict, ..options(4) });
         let tokens = prompt(9);
@@ -86,9 +88,10 @@ fn an_overwritten_block_shows() {
     }
 }
 
-/// Goal: a whole table of another prompt, which no check can refuse, gives other tokens.
+/// Goal: with the block table of a different prompt, which is consistent in itself, the logits are
+/// those of that prompt.
 #[test]
-fn another_prompts_blocks_show() {
+fn the_block_table_of_another_prompt_changes_the_logits() {
     let mut backend = FakeBackend::new(options(4));
     run(&mut backend, &[1, 2, 3, 4], slice(0, 4, &[0]));
     let logits = run(&mut backend, &[6], slice(4, 1, &[0, 1]));
@@ -96,17 +99,18 @@ fn another_prompts_blocks_show() {
     assert_ne!(logits, expected_logits(&[1, 2, 3, 5, 6], 50));
 }
 
-/// Goal: positions that were never written cannot be read.
+/// Goal: reading a position that was never written is an error.
 #[test]
-fn unwritten_positions_are_refused() {
+fn reading_an_unwritten_position_is_an_error() {
     let mut backend = FakeBackend::new(options(4));
-    let error = try_run(&mut backend, &[1], slice(2, 1, &[0])).expect_err("nothing is there");
+    let error = try_run(&mut backend, &[1], slice(2, 1, &[0])).expect_err("nothing was written");
     assert!(error.to_string().contains("never written"), "{error}");
 }
 
-/// Goal: faults come at the step asked for, spoil what the step was to write, and only that.
+/// Goal: a fault hits the step it was injected for and clears the positions that this step should
+/// have written, but no others.
 #[test]
-fn faults_are_injected() {
+fn faults_hit_the_given_step_and_clear_its_positions() {
     let mut backend = FakeBackend::new(options(4));
     let handle = backend.handle();
     handle.inject(2, FakeFault::Fail);
@@ -114,7 +118,7 @@ fn faults_are_injected() {
     let second = slice(4, 1, &[0, 1]);
     assert!(matches!(try_run(&mut backend, &[5], second.clone()), Err(BackendError::Failed(_))));
     let after = slice(5, 1, &[0, 1]);
-    assert!(try_run(&mut backend, &[6], after).is_err(), "position 4 is spoiled");
+    assert!(try_run(&mut backend, &[6], after).is_err(), "position 4 was cleared");
     assert_eq!(run(&mut backend, &[5], second), expected_logits(&[1, 2, 3, 4, 5], 50));
     handle.inject_next(FakeFault::Panic);
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -125,9 +129,9 @@ fn faults_are_injected() {
     assert_eq!(handle.token_count(), 4 + 1 + 1 + 1 + 1);
 }
 
-/// Goal: a hold stops a step at its start, and recording keeps its batch.
+/// Goal: a hold blocks a step at its start, and the batch is recorded.
 #[test]
-fn a_hold_stops_steps() {
+fn a_hold_blocks_steps_and_batches_are_recorded() {
     let mut backend = FakeBackend::new(FakeOptions { record: true, ..options(4) });
     let handle = backend.handle();
     let hold = handle.hold();

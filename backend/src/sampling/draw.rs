@@ -1,14 +1,15 @@
-//! Randomness by counting: the n-th draw of a seed is a function of the two, with no state that
-//! could get out of step. Called by [`SamplerState`](super::SamplerState) only.
+//! Counter-based random numbers: the n-th number of a seed is a pure function of the seed and n, so
+//! there is no generator state to save or restore. Only
+//! [`SamplerState`](super::SamplerState) uses it.
 
 use std::hash::{BuildHasher, RandomState};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// The n-th draw of `seed`, uniform over `[0, 1)` in steps of 2^-53.
+/// The n-th random number of `seed`, uniform in `[0, 1)` with a resolution of 2^-53.
 pub(super) fn uniform(seed: u64, n: u64) -> f64 {
-    // The pair is the cipher's key, so neighbouring seeds and neighbouring draws are unrelated.
+    // Seed and index form the key of the cipher, so adjacent seeds and indices are uncorrelated.
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
     key[8..16].copy_from_slice(&n.to_le_bytes());
@@ -16,9 +17,9 @@ pub(super) fn uniform(seed: u64, n: u64) -> f64 {
     bits as f64 / (1_u64 << 53) as f64
 }
 
-/// A seed for a sequence that asked for none: differs from call to call and from run to run.
+/// A random seed for a sequence whose request has none. It differs between calls and processes.
 pub(super) fn fresh_seed() -> u64 {
-    // The standard library keys its hash maps from the system's entropy and changes the key with
-    // every map; the hash of one word under such a key is as fresh.
+    // `RandomState` takes its key from the system's entropy and uses a different key for each
+    // instance. The hash of a constant under such a key is therefore random as well.
     RandomState::new().hash_one(0_u64)
 }

@@ -1,16 +1,17 @@
-//! A fast `e^x` for weights of at most 1. Called by the other files of sampling only.
+//! A fast `e^x` for `x <= 0`, used by the other files of this module.
 //!
-//! Sampling takes the exponential of the whole vocabulary for each token; the library's is one
-//! call an element, this one is a few multiplications that the compiler turns into vectors. It
-//! uses no fused operations, so its bits do not depend on the machine.
+//! Sampling needs the exponential of every logit of the vocabulary for each token. The standard
+//! library's `exp` is one function call per element; this one consists of a few multiplications
+//! that the compiler vectorizes. It does not use fused multiply-add, so its results are
+//! bit-identical on all machines.
 
-/// `e^x` for `x <= 0`, with a relative error below 3e-7; 0 below -87, where the result would be
-/// no normal number. `-inf` gives 0.
+/// `e^x` for `x <= 0`, with a relative error below 3e-7. Returns 0 for `x` below -87 (including
+/// `-inf`), where the result would be subnormal.
 #[inline(always)]
 pub(super) fn exp_at_most_one(x: f32) -> f32 {
-    /// 1.5 * 2^23: adding it rounds to a whole number, which then stands in the low bits.
+    /// 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits of the mantissa.
     const ROUND: f32 = 12_582_912.0;
-    /// ln 2 in two parts, the first short enough that its small multiples are exact.
+    /// ln 2 as a sum of two parts. The first has so few bits that its small multiples are exact.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let clamped = if x > -87.0 { x } else { -87.0 };
@@ -26,7 +27,7 @@ pub(super) fn exp_at_most_one(x: f32) -> f32 {
     sum = sum * rest + 0.5;
     sum = sum * rest + 1.0;
     sum = sum * rest + 1.0;
-    // 2^whole, by way of the exponent bits; whole is -126 to 0.
+    // 2^whole, built from the exponent bits; `whole` is -126 to 0.
     let exponent = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
     let value = sum * f32::from_bits(exponent);
     if x >= -87.0 { value } else { 0.0 }
@@ -36,9 +37,9 @@ pub(super) fn exp_at_most_one(x: f32) -> f32 {
 mod tests {
     use super::exp_at_most_one;
 
-    /// Goal: the approximation holds its stated error over its whole range, ends included.
+    /// Goal: the relative error is below the documented bound over the whole range.
     #[test]
-    fn is_close_to_the_library_exponential() {
+    fn is_close_to_the_exponential_of_the_standard_library() {
         assert_eq!(exp_at_most_one(0.0), 1.0);
         assert_eq!(exp_at_most_one(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp_at_most_one(-88.0), 0.0);

@@ -1,24 +1,24 @@
-//! Which tokens a sequence has seen, for the penalties. Owned by
-//! [`SamplerState`](super::SamplerState); exists only while a penalty is on, so that a sequence
-//! without penalties keeps no map.
+//! The token counts of a sequence that the penalties need. Owned by
+//! [`SamplerState`](super::SamplerState), and created only if a penalty is on.
 
 use std::collections::HashMap;
 
 use super::SamplingParams;
 
-/// The tokens that penalties touch; applying costs time in their number, not the vocabulary's.
+/// The penalties and the tokens that they apply to. The time to apply them is proportional to the
+/// number of these tokens, not to the vocabulary size.
 #[derive(Clone, Debug)]
 pub(super) struct Penalties {
     repetition: f32,
     presence: f32,
     frequency: f32,
-    /// How often each token is in the output; 0 for one that is in the prompt only. Prompt tokens
-    /// are in here only when there is a repetition penalty.
+    /// Number of occurrences of each token in the output. A token that occurs only in the prompt
+    /// has the count 0, and is present only if there is a repetition penalty.
     output_counts: HashMap<u32, u32>,
 }
 
 impl Penalties {
-    /// `None` when every penalty is off.
+    /// Returns `None` if every penalty is off.
     pub(super) fn new(params: &SamplingParams, prompt_tokens: &[u32]) -> Option<Self> {
         let repeats = params.repetition_penalty != 1.0;
         if !repeats && params.presence_penalty == 0.0 && params.frequency_penalty == 0.0 {
@@ -38,7 +38,8 @@ impl Penalties {
         *self.output_counts.entry(token).or_insert(0) += 1;
     }
 
-    /// Changes the logits of the tokens seen. Ids beyond the row are no text and are skipped.
+    /// Applies the penalties to `logits`, `[vocab_size]`. Token ids outside of the vocabulary are
+    /// skipped.
     pub(super) fn apply(&self, logits: &mut [f32]) {
         for (&token, &count) in &self.output_counts {
             let Some(logit) = logits.get_mut(token as usize) else { continue };

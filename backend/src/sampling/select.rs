@@ -1,41 +1,45 @@
-//! Passes over a row of logits: the best, the k best, a draw. Plain functions on slices, for the
-//! files of sampling only.
+//! Functions that select tokens from a row of logits: the largest, the k largest, and a random
+//! draw. Used by the other files of this module.
 //!
-//! A vocabulary has up to a quarter of a million tokens, and a batch samples one row a sequence.
-//! So nothing here sorts a whole row unless the request's top-p truly needs it.
+//! A vocabulary has up to a quarter of a million tokens, and every step samples one row per
+//! sequence. Therefore a whole row is never sorted, unless the request's top-p needs all of it.
 
 use std::cmp::Ordering;
 
 use super::exp::exp_at_most_one;
 use super::{SamplingError, SamplingParams};
 
-/// Elements that are compared or summed side by side; the compiler makes vectors of them.
+/// Number of independent accumulators in a loop, so that the compiler can vectorize it.
 const LANES: usize = 16;
-/// Elements a block of weights has: a draw finds its block by the blocks' sums, then the token.
+/// Number of weights that are summed as one block. A draw first finds the block, then the token.
 const BLOCK: usize = 1024;
-/// How many of the likeliest tokens top-p looks at first; it goes on with 16 times as many.
+/// Number of most likely tokens that top-p considers first. It is multiplied by 16 until the tokens
+/// suffice.
 const TOP_P_FIRST: usize = 256;
 
-/// The token with the largest logit; of equal ones the lowest id.
+/// The token with the largest logit; among equal logits, the one with the lowest id.
 pub(super) fn best(logits: &[f32]) -> Result<u32, SamplingError> {
     let largest = max(logits);
-    // NaN compares false, so one test finds both kinds of bad logits.
+    // A comparison with NaN is false, so this one test finds both NaN and infinity.
     if !all(logits, |logit| logit < f32::INFINITY) {
         let (token, &value) = logits
             .iter()
             .enumerate()
             .find(|(_, logit)| logit.is_nan() || **logit == f32::INFINITY)
-            .expect("one was just seen");
+            .expect("the test above found such a logit");
         return Err(SamplingError::BadLogit { token: token as u32, value });
     }
     if largest == f32::NEG_INFINITY {
         return Err(SamplingError::NoCandidate { vocab_size: logits.len() });
     }
-    let token = logits.iter().position(|&logit| logit == largest).expect("it is one of them");
+    let token = logits
+        .iter()
+        .position(|&logit| logit == largest)
+        .expect("the maximum is an element of the row");
     Ok(token as u32)
 }
 
-/// The largest of some numbers, NaN aside; minus infinity of none.
+/// The largest value, ignoring NaN; minus infinity for an empty slice.
 fn max(values: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let (chunks, rest) = values.as_chunks::<LANES>();
@@ -48,17 +52,19 @@ fn max(values: &[f32]) -> f32 {
     lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| larger(a, b))
 }
 
-/// True if all values hold; looks at all of them, so that it is a vector loop.
-fn all(values: &[f32], holds: impl Fn(f32) -> bool) -> bool {
-    values.iter().fold(true, |so_far, &value| so_far & holds(value))
+/// Whether `predicate` is true for all values. It does not stop early, so that the compiler can
+/// vectorize the loop.
+fn all(values: &[f32], predicate: impl Fn(f32) -> bool) -> bool {
+    values.iter().fold(true, |so_far, &value| so_far & predicate(value))
 }
 
-/// The sum of a weight over the row, in an order fixed by the row's length.
+/// The sum of the weights of all logits. The order of the additions depends only on the length.
 pub(super) fn sum_by(logits: &[f32], weight: impl Fn(f32) -> f32) -> f64 {
     logits.chunks(BLOCK).map(|block| block_sum(block, &weight)).sum()
 }
 
-/// At most [`BLOCK`] weights of at most 1 each: single precision holds their sum.
+/// The sum of at most [`BLOCK`] weights. The weights are at most 1, so sums per lane in single
+/// precision are accurate enough.
 fn block_sum(block: &[f32], weight: &impl Fn(f32) -> f32) -> f64 {
     let (chunks, rest) = block.as_chunks::<LANES>();
     let mut lanes = [0.0_f32; LANES];
@@ -71,53 +77,55 @@ fn block_sum(block: &[f32], weight: &impl Fn(f32) -> f32) -> f64 {
     whole + rest.iter().map(|&logit| f64::from(weight(logit))).sum::<f64>()
 }
 
-/// Likeliest first, of equal ones the lowest id first.
-fn likelier(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
-    // No logit is NaN here, so any two compare.
+/// Orders by decreasing logit, and by increasing id for equal logits.
+fn by_likelihood(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
+    // `best` has checked that no logit is NaN, so `partial_cmp` never returns `None`.
     b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1))
 }
 
-/// The `count` largest logits with their tokens, largest first, of equal ones the lowest id
-/// first; minus infinity is left out. One pass, in memory of the order of `count`.
+/// The `count` largest logits with their tokens, in order of decreasing logit, and of increasing id
+/// for equal logits. Logits of minus infinity are omitted. Takes one pass over the row and memory
+/// proportional to `count`.
 pub(super) fn largest(logits: &[f32], count: usize) -> Vec<(f32, u32)> {
     if count == 0 {
         return Vec::new();
     }
-    let full = count.saturating_mul(2).saturating_add(LANES);
-    let mut kept: Vec<(f32, u32)> = Vec::with_capacity(full.min(logits.len()));
-    // What a logit must exceed to be among them. A later equal one has a higher id, so it loses.
-    let mut bar = f32::NEG_INFINITY;
+    let capacity = count.saturating_mul(2).saturating_add(LANES);
+    let mut kept: Vec<(f32, u32)> = Vec::with_capacity(capacity.min(logits.len()));
+    // A logit must exceed this value to be kept. An equal one that comes later has a higher id and
+    // is therefore not among the `count` first.
+    let mut threshold = f32::NEG_INFINITY;
     for (index, chunk) in logits.chunks(LANES).enumerate() {
-        if all(chunk, |logit| logit <= bar) {
+        if all(chunk, |logit| logit <= threshold) {
             continue;
         }
         for (lane, &logit) in chunk.iter().enumerate() {
-            if logit > bar {
+            if logit > threshold {
                 kept.push((logit, (index * LANES + lane) as u32));
             }
         }
-        if kept.len() >= full - LANES {
-            kept.select_nth_unstable_by(count - 1, likelier);
+        if kept.len() >= capacity - LANES {
+            kept.select_nth_unstable_by(count - 1, by_likelihood);
             kept.truncate(count);
-            bar = kept[count - 1].0;
+            threshold = kept[count - 1].0;
         }
     }
-    kept.sort_unstable_by(likelier);
+    kept.sort_unstable_by(by_likelihood);
     kept.truncate(count);
     kept
 }
 
-/// Draws a token: temperature, top-k, top-p, min-p, and the place in what they leave where
-/// `uniform`, in `[0, 1)`, points. `best` is the largest logit's token; all logits are below
-/// infinity.
+/// Applies temperature, top-k, top-p and min-p, and draws a token from the rest by inverting the
+/// cumulative distribution at `uniform`, which is in `[0, 1)`. `best` is the token with the largest
+/// logit. All logits are below infinity.
 pub(super) fn draw(logits: &[f32], best: u32, params: &SamplingParams, uniform: f64) -> u32 {
     let largest_logit = logits[best as usize];
-    // Relative to the best, so that nothing overflows however low the temperature. The division
-    // cannot give NaN: the best itself is 0 / temperature, the others are below 0.
+    // Weights are relative to the largest logit, so that nothing overflows at low temperatures. The
+    // division never returns NaN: the difference is 0 for the best token and negative otherwise.
     let weight = |logit: f32| exp_at_most_one((logit - largest_logit) / params.temperature);
     let top_k = params.top_k.filter(|&count| count < logits.len());
     if top_k.is_none() && params.top_p >= 1.0 {
-        // The best weighs 1, so min-p is a bar on the weight itself.
+        // The best token has the weight 1, so min-p is a lower bound of the weight itself.
         let weight_kept = |logit: f32| {
             let weight = weight(logit);
             if weight >= params.min_p { weight } else { 0.0 }
@@ -144,11 +152,12 @@ pub(super) fn draw(logits: &[f32], best: u32, params: &SamplingParams, uniform: 
             return token;
         }
     }
-    // Rounding let the draw run past the end: the last one that can be drawn at all.
+    // Rounding moved the draw past the end: return the last token with a weight above 0.
     candidates.iter().rev().find(|(weight, _)| *weight > 0.0).map_or(best, |&(_, token)| token)
 }
 
-/// Draws over the whole row without making a list of it: finds the block by sums, then the token.
+/// Draws from the whole row without a list of candidates: finds the block by the blocks' sums, then
+/// the token in the block. Returns `None` if all weights are 0.
 fn draw_of_row(logits: &[f32], weight: impl Fn(f32) -> f32, uniform: f64) -> Option<u32> {
     let sums: Vec<f64> = logits.chunks(BLOCK).map(|block| block_sum(block, &weight)).collect();
     let mut left = uniform * sums.iter().sum::<f64>();
@@ -179,23 +188,25 @@ fn weigh(logits: Vec<(f32, u32)>, weight: impl Fn(f32) -> f32) -> Vec<(f64, u32)
     logits.into_iter().map(|(logit, token)| (f64::from(weight(logit)), token)).collect()
 }
 
-/// The fewest likeliest tokens of the row that hold the share `top_p` of its weight. Looks at ever
-/// more of the likeliest until they do: a model that is sure of itself needs a few dozen.
+/// The smallest set of most likely tokens that has the share `top_p` of the row's total weight. It
+/// considers more and more of the most likely tokens until they suffice; with a confident model a
+/// few dozen do.
 fn nucleus_of_row(logits: &[f32], top_p: f32, weight: impl Fn(f32) -> f32) -> Vec<(f64, u32)> {
     let needed = f64::from(top_p) * sum_by(logits, &weight);
-    let mut looked_at = TOP_P_FIRST;
+    let mut considered = TOP_P_FIRST;
     loop {
-        let mut candidates = weigh(largest(logits, looked_at), &weight);
+        let mut candidates = weigh(largest(logits, considered), &weight);
         let count = nucleus_len(&candidates, needed);
-        if count.is_some() || looked_at >= logits.len() {
+        if count.is_some() || considered >= logits.len() {
             candidates.truncate(count.unwrap_or(candidates.len()));
             return candidates;
         }
-        looked_at *= 16;
+        considered *= 16;
     }
 }
 
-/// How many of the sorted candidates it takes to weigh `needed`; `None` if all of them do not.
+/// How many of the sorted candidates have a total weight of at least `needed`; `None` if all of them
+/// together have less.
 fn nucleus_len(candidates: &[(f64, u32)], needed: f64) -> Option<usize> {
     let mut sum = 0.0;
     candidates

@@ -1,12 +1,12 @@
-//! The sampler against a reference that does what the documentation says, slowly, in double
-//! precision, with a full sort.
+//! Compares the sampler with a slow reference that follows the documentation in double precision
+//! with a full sort.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
 
-/// Every token's probability under `params`, given what was seen. Slow and obvious.
+/// The probability of every token, `[vocab_size]`, computed in the simplest way.
 fn reference(logits: &[f32], params: &SamplingParams, prompt: &[u32], output: &[u32]) -> Vec<f64> {
     let mut logits: Vec<f64> = logits.iter().map(|&logit| f64::from(logit)).collect();
     for &(token, bias) in &params.logit_bias {
@@ -83,17 +83,17 @@ const VOCAB: u32 = 67;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(250))]
 
-    /// Goal: whatever the parameters, the chance of each token is the reference's. Walking the
-    /// draw over a fine grid of uniform numbers measures the chances.
+    /// Goal: for random parameters, each token has the probability that the reference computes. The
+    /// probabilities are measured by drawing with a fine grid of uniform numbers.
     #[test]
-    fn chances_match_the_reference(
+    fn probabilities_match_the_reference(
         logits in vec(-8.0_f32..8.0, VOCAB as usize),
         params in params_strategy(VOCAB),
         prompt in vec(0..VOCAB, 0..10),
         output in vec(0..VOCAB, 0..10),
     ) {
         const GRID: usize = 1000;
-        params.validate(VOCAB as usize).expect("the strategy keeps to the ranges");
+        params.validate(VOCAB as usize).expect("the strategy generates valid values");
         let expected = reference(&logits, &params, &prompt, &output);
         let mut state = SamplerState::new(params.clone(), &prompt);
         for &token in &output {
@@ -101,7 +101,7 @@ proptest! {
         }
         let mut changed = logits;
         state.transform(&mut changed);
-        let best = select::best(&changed).expect("all are finite");
+        let best = select::best(&changed).expect("all logits are finite");
         let mut counts = vec![0; VOCAB as usize];
         for step in 0..GRID {
             let uniform = (step as f64 + 0.5) / GRID as f64;
@@ -112,9 +112,9 @@ proptest! {
             };
             counts[token as usize] += 1;
         }
-        // A token at the very edge of a cut may be kept by one rounding and dropped by the other;
-        // then every other chance is off by that token's share.
-        let rank_of_edge = expected.iter().copied().filter(|&p| p > 0.0).fold(1.0, f64::min);
+        // If a token is exactly at the limit of top-p or min-p, rounding decides whether it is kept.
+        // Then every other probability differs by up to that token's probability.
+        let smallest = expected.iter().copied().filter(|&p| p > 0.0).fold(1.0, f64::min);
         let slack = 1.5 / GRID as f64 + 1e-5;
         let fits = |slack: f64| {
             counts.iter().zip(&expected).all(|(&count, &expected)| {
@@ -123,13 +123,12 @@ proptest! {
         };
         let edges = edge_distance(&changed, &params);
         prop_assert!(
-            fits(slack) || (edges < 1e-5 && fits(slack + 2.0 * rank_of_edge)),
+            fits(slack) || (edges < 1e-5 && fits(slack + 2.0 * smallest)),
             "expected {expected:?}, counted {counts:?} of {GRID}"
         );
     }
 
-    /// Goal: the k largest, in order, whatever k and however many are equal, as a full sort has
-    /// them.
+    /// Goal: `largest` returns the same as a full sort, for every count and with equal logits.
     #[test]
     fn largest_matches_a_full_sort(
         logits in vec(prop_oneof![
@@ -146,9 +145,10 @@ proptest! {
         prop_assert_eq!(select::largest(&logits, count), sorted);
     }
 
-    /// Goal: log-probabilities are those of the raw logits, whatever the transforms.
+    /// Goal: log-probabilities are computed from the raw logits and do not depend on the other
+    /// parameters.
     #[test]
-    fn logprobs_are_of_the_raw_logits(
+    fn logprobs_are_computed_from_the_raw_logits(
         logits in vec(-30.0_f32..30.0, VOCAB as usize),
         params in params_strategy(VOCAB),
         top in 0_usize..10,
@@ -156,8 +156,8 @@ proptest! {
         let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
         let expected = |token: u32| f64::from(logits[token as usize]) - sum.ln();
         let params = SamplingParams { logprobs: Some(top), ..params };
-        let sampled = SamplerState::new(params, &[1, 2]).sample(&mut logits.clone()).expect("fine");
-        let logprob = sampled.logprob.expect("asked for");
+        let sampled = SamplerState::new(params, &[1, 2]).sample(&mut logits.clone()).expect("the logits are valid");
+        let logprob = sampled.logprob.expect("logprobs is set");
         prop_assert_eq!(logprob.token_id, sampled.token);
         prop_assert!((f64::from(logprob.logprob) - expected(sampled.token)).abs() < 1e-5);
         prop_assert_eq!(logprob.top.len(), top);
@@ -165,12 +165,12 @@ proptest! {
             prop_assert!((f64::from(value) - expected(token)).abs() < 1e-5);
         }
         prop_assert!(logprob.top.is_sorted_by(|a, b| a.1 >= b.1));
-        let alone = prompt_logprob(&logits, sampled.token, top).expect("fine");
+        let alone = prompt_logprob(&logits, sampled.token, top).expect("the logits are valid");
         prop_assert_eq!(alone, logprob);
     }
 }
 
-/// How near the row is to a different cut by top-p or min-p, as a difference of shares.
+/// The smallest change of top-p or min-p with which they would keep a different set of tokens.
 fn edge_distance(logits: &[f32], params: &SamplingParams) -> f64 {
     let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let temperature = f64::from(params.temperature);
@@ -187,7 +187,7 @@ fn edge_distance(logits: &[f32], params: &SamplingParams) -> f64 {
     })
 }
 
-/// A row as of a model: a few likely tokens among very many unlikely ones.
+/// A row with a few likely tokens and very many unlikely ones, as from a real model.
 fn wide_row(vocab_size: usize) -> Vec<f32> {
     (0..vocab_size).map(|index| 12.0 * draw::uniform(7, index as u64).powi(20) as f32).collect()
 }
@@ -198,15 +198,15 @@ fn frequencies(row: &[f32], params: &SamplingParams, draws: usize) -> Vec<usize>
     let mut logits = row.to_vec();
     for _ in 0..draws {
         logits.copy_from_slice(row);
-        counts[state.sample(&mut logits).expect("fine").token as usize] += 1;
+        counts[state.sample(&mut logits).expect("the logits are valid").token as usize] += 1;
     }
     counts
 }
 
-/// Goal: many draws of one seed are distributed as the reference says (chi-square, at about the
-/// 1 in 10,000 level; the seed is fixed, so the outcome is too).
+/// Goal: many draws with one seed follow the distribution of the reference (chi-square test at a
+/// level of about 1 in 10,000; the seed is fixed, so the result is deterministic).
 #[test]
-fn draws_have_the_right_distribution() {
+fn draws_follow_the_distribution_of_the_reference() {
     const DRAWS: usize = 20_000;
     let row: Vec<f32> = (0..40).map(|index| (index % 13) as f32 * 0.4 - 2.0).collect();
     let base = SamplingParams { temperature: 0.8, seed: Some(11), ..Default::default() };
@@ -223,24 +223,27 @@ fn draws_have_the_right_distribution() {
         let (mut chi_square, mut kinds) = (0.0, 0.0_f64);
         for (&count, &probability) in counts.iter().zip(&expected) {
             if probability == 0.0 {
-                assert_eq!(count, 0, "{params:?}: a token that was cut came up");
+                assert_eq!(count, 0, "{params:?}: a token with probability 0 was drawn");
                 continue;
             }
             let mean = probability * DRAWS as f64;
             chi_square += (count as f64 - mean).powi(2) / mean;
             kinds += 1.0;
         }
-        // Mean and spread of the chi-square distribution; 4 spreads up.
+        // The mean of the chi-square distribution plus 4 standard deviations.
         let freedom = kinds - 1.0;
         let limit = freedom + 4.0 * (2.0 * freedom).sqrt();
-        assert!(chi_square < limit, "{params:?}: {chi_square} of at most {limit}");
+        assert!(
+            chi_square < limit,
+            "{params:?}: chi-square is {chi_square}, expected less than {limit}"
+        );
     }
 }
 
-/// Goal: a vocabulary of many blocks gives the same as one looked at whole: every path over the
-/// row finds the token that the sorted reference finds to within rounding.
+/// Goal: with a vocabulary of many blocks, tokens from all parts of the row are drawn as often as
+/// in the reference, and none that the reference excludes.
 #[test]
-fn wide_rows_are_drawn_from_all_over() {
+fn draws_from_a_large_vocabulary_cover_the_whole_row() {
     let row = wide_row(20_000);
     for (temperature, top_p) in [(1.0, 1.0), (1.0, 0.9), (5.0, 0.999)] {
         let params = SamplingParams { temperature, top_p, seed: Some(3), ..Default::default() };
@@ -248,17 +251,17 @@ fn wide_rows_are_drawn_from_all_over() {
         let counts = frequencies(&row, &params, 600);
         let kept = |index: usize| expected[index] > 0.0;
         assert!(counts.iter().enumerate().all(|(index, &count)| count == 0 || kept(index)));
-        // Upper and lower half of the ids come up as often as they should.
+        // Ids of the lower half are drawn as often as their total probability says.
         let lower: f64 = expected[..10_000].iter().sum();
         let drawn = counts[..10_000].iter().sum::<usize>() as f64 / 600.0;
         assert!((lower - drawn).abs() < 0.05, "{params:?}: lower half {drawn}, expected {lower}");
     }
 }
 
-/// Goal: the n-th token depends on seed, n and the row alone. A state made anew and told the
-/// output so far goes on as if nothing had happened; other seeds differ.
+/// Goal: the n-th token depends only on the seed, on n and on the row. A new state that has
+/// observed the output so far continues with the same tokens; other seeds lead to other tokens.
 #[test]
-fn draws_depend_on_seed_and_count_alone() {
+fn draws_depend_only_on_the_seed_and_the_index() {
     let row = wide_row(500);
     let params = SamplingParams {
         temperature: 1.5,
@@ -267,7 +270,9 @@ fn draws_depend_on_seed_and_count_alone() {
         ..Default::default()
     };
     let run = |state: &mut SamplerState, count: usize| -> Vec<u32> {
-        (0..count).map(|_| state.sample(&mut row.clone()).expect("fine").token).collect()
+        (0..count)
+            .map(|_| state.sample(&mut row.clone()).expect("the logits are valid").token)
+            .collect()
     };
     let whole = run(&mut SamplerState::new(params.clone(), &[]), 60);
     for cut in [0, 1, 17, 59] {
@@ -276,10 +281,10 @@ fn draws_depend_on_seed_and_count_alone() {
         assert_eq!(run(&mut state, 60 - cut), whole[cut..], "resumed after {cut}");
     }
     let free = SamplingParams { presence_penalty: 0.0, ..params.clone() };
-    let best = select::best(&row).expect("fine");
+    let best = select::best(&row).expect("the logits are valid");
     let drawn: Vec<u32> =
         (0..60).map(|n| select::draw(&row, best, &free, draw::uniform(42, n))).collect();
-    assert_eq!(run(&mut SamplerState::new(free, &[]), 60), drawn, "one draw a token");
+    assert_eq!(run(&mut SamplerState::new(free, &[]), 60), drawn, "one random number per token");
     let other = SamplingParams { seed: Some(43), ..params.clone() };
     assert_ne!(run(&mut SamplerState::new(other, &[]), 60), whole);
     let unseeded = SamplingParams { seed: None, ..params };
@@ -287,9 +292,9 @@ fn draws_depend_on_seed_and_count_alone() {
     assert_ne!(a.seed(), b.seed());
 }
 
-/// Goal: the draws themselves never change from version to version: a seed is a promise.
+/// Goal: the random numbers of a seed never change between versions.
 #[test]
-fn draws_of_a_seed_are_pinned() {
+fn random_numbers_of_a_seed_are_stable() {
     let drawn: Vec<u64> =
         (0..3).map(|n| (draw::uniform(1, n) * (1_u64 << 53) as f64) as u64).collect();
     assert_eq!(drawn, PINNED);
@@ -297,9 +302,9 @@ fn draws_of_a_seed_are_pinned() {
 
 const PINNED: [u64; 3] = [3_436_151_158_611_243, 2_121_443_954_071_855, 2_970_119_433_488_894];
 
-/// Goal: greedy takes the lowest id of equal logits, wherever in the row they are.
+/// Goal: greedy sampling returns the lowest id among equal logits, at any position in the row.
 #[test]
-fn greedy_ties_go_to_the_lowest_id() {
+fn greedy_returns_the_lowest_id_among_equal_logits() {
     for vocab_size in [1, 5, 16, 17, 1000] {
         for first in [0, vocab_size / 2, vocab_size - 1] {
             let mut row = vec![-1.0; vocab_size];
@@ -310,9 +315,9 @@ fn greedy_ties_go_to_the_lowest_id() {
     }
 }
 
-/// Goal: extreme but valid values end in a token that is possible, not in NaN.
+/// Goal: with extreme but valid values a token with a probability above 0 is drawn.
 #[test]
-fn extremes_stay_sane() {
+fn extreme_values_lead_to_a_possible_token() {
     let row = [-1e30, 3.0, f32::NEG_INFINITY, 2.9, 3.4e38, -3.4e38];
     let hot = SamplingParams { temperature: f32::MAX, seed: Some(1), ..Default::default() };
     let cold = SamplingParams { temperature: f32::MIN_POSITIVE / 8.0, ..hot.clone() };
@@ -321,17 +326,19 @@ fn extremes_stay_sane() {
     for params in [cold, narrow, likely] {
         assert_eq!(params.validate(row.len()), Ok(()));
         let sampled = SamplerState::new(params, &[]).sample(&mut row.clone());
-        assert_eq!(sampled.expect("fine").token, 4);
+        assert_eq!(sampled.expect("the logits are valid").token, 4);
     }
     for _ in 0..100 {
-        let token = SamplerState::new(hot.clone(), &[]).sample(&mut row.clone()).expect("fine");
-        assert_ne!(token.token, 2, "an impossible token came up");
+        let token = SamplerState::new(hot.clone(), &[])
+            .sample(&mut row.clone())
+            .expect("the logits are valid");
+        assert_ne!(token.token, 2, "a token with probability 0 was drawn");
     }
 }
 
-/// Goal: broken logits are an error that names the token, and the state can go on after it.
+/// Goal: invalid logits are an error that names the token, and the state is usable afterwards.
 #[test]
-fn broken_logits_are_errors() {
+fn invalid_logits_are_errors() {
     for params in [
         SamplingParams::default(),
         SamplingParams { temperature: 1.0, logprobs: Some(2), ..Default::default() },
@@ -342,7 +349,7 @@ fn broken_logits_are_errors() {
         let infinite = SamplingError::BadLogit { token: 33, value: f32::INFINITY };
         assert_eq!(state.sample(&mut row), Err(infinite));
         row[33] = f32::NAN;
-        let error = state.sample(&mut row).expect_err("NaN is no logit");
+        let error = state.sample(&mut row).expect_err("NaN is not a logit");
         assert_eq!(error.to_string(), "expected a finite logit for token 33, got NaN");
         let none = SamplingError::NoCandidate { vocab_size: 3 };
         assert_eq!(state.sample(&mut [f32::NEG_INFINITY; 3]), Err(none.clone()));
@@ -352,7 +359,8 @@ fn broken_logits_are_errors() {
     }
 }
 
-/// Goal: each parameter out of its range is refused by name, with what was expected and what came.
+/// Goal: each parameter that is out of range is refused with its name, the accepted values and the
+/// given value.
 #[test]
 fn values_out_of_range_are_refused() {
     let check = |name: &str, got: &str, change: fn(&mut SamplingParams)| {
