@@ -1,11 +1,11 @@
-//! Chat templates: from a conversation to the text a model was trained on, as `transformers`
-//! renders it. Made once a model, read-only after that, called on the caller's task.
+//! Chat templates: they turn a conversation into the text format that a model was trained on, and
+//! render it as `transformers` does. Compiled once per model and read-only afterwards.
 //!
-//! Templates are Jinja2 programs written against Python. Most of the language is minijinja's; what
-//! differs is set right here and in the child files: whitespace control as transformers sets it,
-//! values printed and turned to JSON as Python does, Python's methods of strings and mappings,
-//! `raise_exception`, `strftime_now`, `{% break %}`, and the `{% generation %}` marks, which only
-//! matter for training and are read over.
+//! Templates are Jinja2 programs that rely on Python. minijinja implements most of the language.
+//! This file and its child modules add the rest: transformers' whitespace control, printing and
+//! JSON as in Python, the methods of Python's strings and mappings, `raise_exception`,
+//! `strftime_now`, `{% break %}`, and the `{% generation %}` tags, which matter for training only
+//! and are ignored.
 
 mod clock;
 mod generation;
@@ -20,9 +20,9 @@ use serde_json::{Map, Value};
 
 use crate::{ChatMessage, ChatTemplateError};
 
-/// The template used unless another is asked for.
+/// Name of the template that is used unless the request names another one.
 const DEFAULT: &str = "default";
-/// The template preferred for conversations with tools, where a model has one.
+/// Name of the template that is preferred for conversations with tools.
 const TOOL_USE: &str = "tool_use";
 
 /// A model's chat templates.
@@ -30,34 +30,35 @@ const TOOL_USE: &str = "tool_use";
 pub struct ChatTemplate {
     environment: Environment<'static>,
     entries: Vec<Entry>,
-    /// `bos_token`, `eos_token` and so on, as templates see them.
+    /// The variables `bos_token`, `eos_token` and so on.
     special_tokens: Map<String, Value>,
 }
 
 #[derive(Debug)]
 struct Entry {
     name: String,
-    /// Whether messages whose content is a list of parts, or a string, come out whole. A template
-    /// that takes one form only is given that one.
+    /// Whether the template supports content that is a list of parts. Content is converted to the
+    /// other form if the template supports only one.
     takes_parts: bool,
+    /// Whether the template supports content that is a string.
     takes_strings: bool,
 }
 
-/// How a conversation is rendered.
+/// Options for rendering a conversation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatOptions {
-    /// End with the beginning of the model's answer; on by default.
+    /// Whether the text ends with the start of the model's answer. True by default.
     pub add_generation_prompt: bool,
-    /// JSON schemas of the functions the model may call; empty for none.
+    /// JSON schemas of the functions that the model may call. May be empty.
     pub tools: Vec<Value>,
-    /// Documents for templates that do retrieval; empty for none.
+    /// Documents for templates that support retrieval. May be empty.
     pub documents: Vec<Value>,
-    /// The template's name; `None` for `tool_use` when there are tools and it exists, else
-    /// `default`.
+    /// Name of the template. `None` selects `tool_use` if there are tools and the model has this
+    /// template, else `default`.
     pub template: Option<String>,
-    /// Further variables the template may read, such as `enable_thinking`.
+    /// Further variables that the template may read, such as `enable_thinking`.
     pub variables: Map<String, Value>,
-    /// What `strftime_now` tells, in UTC; `None` for the time of the call.
+    /// The time that `strftime_now` formats, in UTC. `None` selects the current time.
     pub now: Option<SystemTime>,
 }
 
@@ -74,7 +75,7 @@ impl Default for ChatOptions {
     }
 }
 
-/// The message given to `raise_exception`, on its way through minijinja's errors.
+/// The message of `raise_exception`, carried through minijinja's error type as its source.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
@@ -85,7 +86,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`ChatTemplateError::Missing`] for an empty list, [`ChatTemplateError::Malformed`] for a
-    /// source that is no Jinja.
+    /// source that is not valid Jinja.
     pub fn new<N: Into<String>, S: AsRef<str>>(
         templates: impl IntoIterator<Item = (N, S)>,
         special_tokens: Map<String, Value>,
@@ -93,14 +94,14 @@ impl ChatTemplate {
         let mut chat = Self { environment: environment(), entries: Vec::new(), special_tokens };
         for (name, source) in templates {
             let name = name.into();
-            // Jinja2 reads all ends of lines alike.
+            // Jinja2 treats all line endings as `\n`.
             let source = source.as_ref().replace("\r\n", "\n").replace('\r', "\n");
             chat.environment
-                .add_template_owned(name.clone(), generation::without_marks(&source))
+                .add_template_owned(name.clone(), generation::replace_generation_tags(&source))
                 .map_err(|error| ChatTemplateError::Malformed {
-                name: name.clone(),
-                reason: describe(&error),
-            })?;
+                    name: name.clone(),
+                    reason: describe(&error),
+                })?;
             let entry = chat.probe(name);
             chat.entries.push(entry);
         }
@@ -110,23 +111,25 @@ impl ChatTemplate {
         Ok(chat)
     }
 
-    /// The templates' names.
+    /// The names of the templates.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.iter().map(|entry| entry.name.as_str())
     }
 
-    /// Renders a conversation. The text has the special tokens in it, so it is tokenised without
+    /// Renders a conversation. The text contains the special tokens, so it must be encoded without
     /// adding any.
     ///
     /// # Errors
-    /// [`ChatTemplateError`], except [`ChatTemplateError::Malformed`].
+    /// Any [`ChatTemplateError`] except [`ChatTemplateError::Missing`] and
+    /// [`ChatTemplateError::Malformed`].
     pub fn render(
         &self,
         messages: &[ChatMessage],
         options: &ChatOptions,
     ) -> Result<String, ChatTemplateError> {
         let entry = self.choose(options)?;
-        let messages = messages::in_form(messages, entry.takes_parts, entry.takes_strings)?;
+        let messages =
+            messages::to_template_values(messages, entry.takes_parts, entry.takes_strings)?;
         self.render_values(&entry.name, &messages, options)
     }
 
@@ -135,7 +138,7 @@ impl ChatTemplate {
         let tool_use = || if options.tools.is_empty() { None } else { find(TOOL_USE) };
         match &options.template {
             Some(name) => find(name),
-            // A single template of any name is meant to be used.
+            // A single template is used whatever its name is.
             None => tool_use().or_else(|| find(DEFAULT)).or(match self.entries.as_slice() {
                 [only] => Some(only),
                 _ => None,
@@ -153,7 +156,8 @@ impl ChatTemplate {
         messages: &[Value],
         options: &ChatOptions,
     ) -> Result<String, ChatTemplateError> {
-        // Absent lists are none, not undefined and not empty: templates ask in all three ways.
+        // An absent list is passed as `none`, as transformers does: templates distinguish it from
+        // an undefined variable and from an empty list.
         let or_none = |list: &[Value]| {
             if list.is_empty() { Jinja::from(()) } else { Jinja::from_serialize(list) }
         };
@@ -171,7 +175,8 @@ impl ChatTemplate {
         let of_map = |map: &Map<String, Value>| -> Vec<(String, Jinja)> {
             map.iter().map(|(name, value)| (name.clone(), Jinja::from_serialize(value))).collect()
         };
-        // Later ones win: a request may set even a special token, but not the conversation.
+        // Later variables override earlier ones: a request may override special tokens, but not
+        // the conversation.
         let variables = of_map(&self.special_tokens)
             .into_iter()
             .chain(of_map(&options.variables))
@@ -180,20 +185,20 @@ impl ChatTemplate {
         template.render(variables.collect::<Jinja>()).map_err(failure)
     }
 
-    /// Finds out which form of content the template takes, by trying both on a message.
+    /// Determines which forms of content the template supports, by rendering a message with each.
     fn probe(&self, name: String) -> Entry {
         const TEXT: &str = "5tolon pr0be";
         let takes = |content: Value| {
             let message = serde_json::json!({"role": "user", "content": content});
             let text = self.render_values(&name, &[message], &ChatOptions::default());
-            // A template that does not know parts prints the list itself, type and all.
+            // A template that does not support parts prints the whole list, including the types.
             text.is_ok_and(|text| text.contains(TEXT) && !text.contains("5tolon_type"))
         };
         let takes_strings = takes(TEXT.into());
         let takes_parts = takes(serde_json::json!([
             {"type": "text", "text": TEXT, "5tolon_type": 1}
         ]));
-        // One that takes neither wants more than one message; then strings are the safe guess.
+        // If both fail, the template needs more than one message. Strings are the common form.
         Entry { name, takes_parts, takes_strings: takes_strings || !takes_parts }
     }
 }
@@ -230,7 +235,7 @@ fn environment() -> Environment<'static> {
     environment
 }
 
-/// What happened, down to the last cause, in one line.
+/// The error and all its sources in one line.
 fn describe(error: &minijinja::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

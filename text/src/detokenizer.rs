@@ -1,35 +1,36 @@
-//! Text from tokens as they come. Owned by whoever streams one sequence.
+//! Streaming detokenization of one sequence.
 //!
-//! A character may be spread over several tokens, and the first token may lose the space that
-//! encoding had put before it. A [`Detokenizer`] gives out only what no later token can change:
-//! its pieces, joined, are the text of all tokens, and none ends in the middle of a character.
+//! A character may span several tokens, and the first token may lose the space that encoding has
+//! prepended. A [`Detokenizer`] returns only text that no later token can change. Its pieces joined
+//! are the text of all tokens, and no piece ends within a character.
 
 use crate::Tokenizer;
 
-/// Turns one sequence's tokens into text piece by piece. Life: made for the sequence's output,
-/// fed with every token in order, finished once.
+/// Turns the tokens of one sequence into text piece by piece: [`Detokenizer::push`] is called with
+/// each token in order, and [`Detokenizer::finish`] at the end.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special: bool,
-    /// No token with a text has come yet.
+    /// Whether no token with a text was pushed yet.
     first: bool,
-    /// Spaces that may still be cut off the text's start; 0 once other text has come.
+    /// Number of spaces that may still be removed from the start of the text; 0 after the first
+    /// other character.
     leading_spaces_cut: usize,
-    /// The beginning of a character whose other bytes have not come: at most 3 bytes.
+    /// The first bytes of an incomplete character, at most 3.
     pending: Vec<u8>,
 }
 
 impl Detokenizer {
-    /// Starts a text. `skip_special` leaves special tokens out of it.
+    /// Starts a new text. With `skip_special`, special tokens have no text.
     #[must_use]
     pub fn new(tokenizer: Tokenizer, skip_special: bool) -> Self {
         let leading_spaces_cut = tokenizer.decoding().leading_spaces_cut();
         Self { tokenizer, skip_special, first: true, leading_spaces_cut, pending: Vec::new() }
     }
 
-    /// Starts in the middle of a text: the first token keeps its space. For output that follows a
-    /// prompt, where the space is part of what the model said.
+    /// Starts in the middle of a text, so that the first token keeps its leading space. Used for
+    /// output that follows a prompt.
     #[must_use]
     pub fn continuing(tokenizer: Tokenizer, skip_special: bool) -> Self {
         let mut detokenizer = Self::new(tokenizer, skip_special);
@@ -38,8 +39,8 @@ impl Detokenizer {
         detokenizer
     }
 
-    /// Takes the next token and returns the text that is certain now, often its own; empty while
-    /// a character is incomplete. Bytes that cannot become a character give U+FFFD.
+    /// Adds the next token and returns the text that is complete now, which is empty while a
+    /// character is incomplete. Bytes that are not valid UTF-8 become U+FFFD.
     pub fn push(&mut self, token: u32) -> String {
         if self.skip_special && self.tokenizer.is_special(token) {
             return String::new();
@@ -61,13 +62,13 @@ impl Detokenizer {
         self.take_complete()
     }
 
-    /// Ends the text: a character left incomplete gives U+FFFD.
+    /// Ends the text and returns the rest: U+FFFD if the last character is incomplete, else nothing.
     #[must_use]
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.pending).into_owned()
     }
 
-    /// Moves out of `pending` all but an incomplete character at its end.
+    /// Removes all text from `pending` except an incomplete character at its end.
     fn take_complete(&mut self) -> String {
         let mut text = String::with_capacity(self.pending.len());
         let mut rest = self.pending.as_slice();
@@ -79,7 +80,7 @@ impl Detokenizer {
             text.push(char::REPLACEMENT_CHARACTER);
             rest = &rest[invalid_len..];
         }
-        // What is left is all valid, or the incomplete character alone.
+        // The rest is either valid or an incomplete character.
         if let Ok(valid) = std::str::from_utf8(rest) {
             text.push_str(valid);
             rest = &[];

@@ -1,8 +1,8 @@
-//! What can go wrong between a caller's words and token ids.
+//! Errors of tokenizers, chat templates and stop strings.
 
 use std::path::PathBuf;
 
-/// Why a tokenizer could not be made from a model's files, or a text not be tokenised.
+/// Why a tokenizer could not be created from a model's files, or a text could not be tokenized.
 ///
 /// Messages about files name the file, what was expected and what was found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,15 +39,15 @@ pub enum TokenizerError {
     Unsupported {
         /// Name of the file.
         file: String,
-        /// The key that says so.
+        /// The key that has the unsupported value.
         key: String,
-        /// Its value.
+        /// The unsupported value.
         got: String,
         /// The values that are implemented.
         expected: String,
     },
     /// The vocabulary cannot represent the text and has no token for unknown characters.
-    #[error("cannot tokenise the text: {0}")]
+    #[error("cannot tokenize the text: {0}")]
     Encode(String),
 }
 
@@ -89,46 +89,49 @@ impl TokenizerError {
 /// Why a conversation could not be rendered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChatTemplateError {
-    /// The model has no chat template: it continues text only.
-    #[error("expected a chat template, but the model came with none")]
+    /// The model has no chat template. It can only continue text.
+    #[error("the model has no chat template, so it can only continue text")]
     Missing,
-    /// The model has no template of that name.
+    /// The model has no template with the requested name.
     #[error("expected one of the chat templates {available}, got `{name}`")]
     UnknownName {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The names of the model's templates, separated by `, `.
         available: String,
     },
-    /// A template is no valid Jinja.
+    /// A template is not valid Jinja.
     #[error("the chat template `{name}` is malformed: {reason}")]
     Malformed {
         /// The template's name.
         name: String,
-        /// Where and why.
+        /// The location and cause of the syntax error.
         reason: String,
     },
-    /// The template refused the conversation: it is not of a form the model knows.
-    #[error("the chat template refuses the conversation: {message}")]
+    /// The template rejected the conversation with `raise_exception`, for example because roles do
+    /// not alternate.
+    #[error("the chat template rejected the conversation: {message}")]
     Raised {
-        /// The template's own words.
+        /// The message that the template passed to `raise_exception`.
         message: String,
     },
-    /// The template failed on the conversation.
+    /// The template failed while it rendered the conversation.
     #[error("the chat template failed: {reason}")]
     Failed {
-        /// Where and why.
+        /// The location and cause of the failure.
         reason: String,
     },
-    /// A message has a part that is no text, and the template takes text alone.
-    #[error("expected content of type text, got {got}: the model's chat template takes text only")]
+    /// A message has a content part that is not text, but the template supports only text.
+    #[error(
+        "expected content of type text, got {got}: the model's chat template supports only text"
+    )]
     UnsupportedPart {
-        /// The part's type.
+        /// The `type` of the part, such as `image_url`.
         got: String,
     },
 }
 
 /// A stop string is empty. It would end every text before its first character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("stop: expected strings of at least one character, got an empty string")]
+#[error("invalid stop: expected strings of at least one character, got an empty string")]
 pub struct EmptyStopString;

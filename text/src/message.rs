@@ -1,4 +1,4 @@
-//! The messages of a conversation, in the shape of OpenAI's chat API.
+//! The messages of a conversation, in the format of OpenAI's chat API.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -6,18 +6,19 @@ use serde_json::{Map, Value};
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChatMessage {
-    /// Who speaks: `system`, `user`, `assistant`, `tool`, or what else the template knows.
+    /// The author: `system`, `user`, `assistant`, `tool`, or another role that the model's chat
+    /// template supports.
     pub role: String,
-    /// What is said; `None` for an assistant's message that only calls tools.
+    /// The content; `None` for an assistant's message that only calls tools.
     #[serde(default)]
     pub content: Option<MessageContent>,
-    /// Whatever else the template may read: `name`, `tool_calls`, `tool_call_id`,
+    /// All other fields, which the template may read: `name`, `tool_calls`, `tool_call_id`,
     /// `reasoning_content` and so on.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
 
-/// What a message says.
+/// The content of a message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum MessageContent {
@@ -28,23 +29,23 @@ pub enum MessageContent {
 }
 
 impl ChatMessage {
-    /// A message of plain text.
+    /// Creates a message of plain text.
     pub fn new(role: impl Into<String>, text: impl Into<String>) -> Self {
         let content = Some(MessageContent::Text(text.into()));
         Self { role: role.into(), content, extra: Map::new() }
     }
 
-    /// Instructions for the model.
+    /// Creates a message with the role `system`: instructions for the model.
     pub fn system(text: impl Into<String>) -> Self {
         Self::new("system", text)
     }
 
-    /// What the user says.
+    /// Creates a message with the role `user`.
     pub fn user(text: impl Into<String>) -> Self {
         Self::new("user", text)
     }
 
-    /// What the model has said.
+    /// Creates a message with the role `assistant`: an earlier answer of the model.
     pub fn assistant(text: impl Into<String>) -> Self {
         Self::new("assistant", text)
     }

@@ -1,5 +1,5 @@
-//! What a model's files say about its text: plain data, read by a loader and turned into a
-//! tokenizer and chat templates by `TextModel`.
+//! What a model's files contain about tokenizer and chat templates. A loader reads this plain data,
+//! and `TextModel` creates the tokenizer and the templates from it.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,45 +7,45 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-/// What the text side is made from.
+/// The tokenizer and chat template data of one model.
 #[derive(Clone, Debug)]
 pub struct TextSource {
-    /// The tokenizer itself.
+    /// The tokenizer.
     pub tokenizer: TokenizerSource,
-    /// `tokenizer_config.json`, when there is one.
+    /// Content of `tokenizer_config.json`, if the model has this file.
     pub tokenizer_config: Option<Value>,
-    /// The chat template's text: from `chat_template.jinja`, else from `tokenizer_config.json`
-    /// (its `default` entry when it holds several), else from the GGUF's metadata.
+    /// Source text of the default chat template, from the first of these that has one:
+    /// `chat_template.jinja`, `chat_template.json`, `tokenizer_config.json` (its `default` entry if
+    /// there are several), GGUF metadata.
     pub chat_template: Option<String>,
 }
 
-/// Where the tokenizer is.
+/// The data that a tokenizer is created from.
 #[derive(Clone)]
 pub enum TokenizerSource {
     /// A `tokenizer.json`.
     Json {
-        /// Its name, for messages.
+        /// Name of the file, used in error messages.
         file: String,
-        /// Its content.
+        /// Content of the file.
         bytes: Cow<'static, [u8]>,
     },
-    /// The vocabulary in a GGUF's metadata.
+    /// The vocabulary in the metadata of a GGUF file.
     Gguf(Box<GgufTokenizer>),
-    /// There is none: the model answers in token ids only, and any text is an error that says
-    /// so.
+    /// The model has no tokenizer. It can be used with token ids only.
     Missing {
-        /// Where a `tokenizer.json` was looked for.
+        /// The directory that has no `tokenizer.json`.
         directory: PathBuf,
     },
-    /// Every byte is the token of its value: for random models. `vocab_size` is at least 256.
+    /// One token per byte value, for models with random weights.
     Bytes {
-        /// Ids of the model; those from 256 on stand for nothing.
+        /// Vocabulary size of the model, at least 256. Token ids from 256 on have no text.
         vocab_size: usize,
     },
 }
 
 impl fmt::Debug for TokenizerSource {
-    /// Which it is and how large, not some megabytes of vocabulary.
+    /// Shows the variant and the size instead of megabytes of vocabulary.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Json { file, bytes } => write!(f, "Json({file}, {} bytes)", bytes.len()),
@@ -56,35 +56,36 @@ impl fmt::Debug for TokenizerSource {
     }
 }
 
-/// The `tokenizer.ggml.*` metadata of a GGUF file, as it stands there.
+/// The `tokenizer.ggml.*` metadata of a GGUF file. A field is `None` if the file lacks the key.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GgufTokenizer {
-    /// The file, for messages.
+    /// Name of the file, used in error messages.
     pub file: String,
-    /// `gpt2` (byte-level BPE) or `llama` (SentencePiece).
+    /// Kind of tokenizer: `gpt2` (byte-level BPE) or `llama` (SentencePiece).
     pub model: String,
-    /// Name of the split pattern before BPE, e.g. `llama-bpe`, `qwen2`.
+    /// Name of the pattern that splits a text into words before BPE, e.g. `llama-bpe`, `qwen2`.
     pub pre: Option<String>,
-    /// The tokens; the index is the id.
+    /// The spelling of each token, by id.
     pub tokens: Vec<String>,
-    /// A score a token (SentencePiece).
+    /// The score of each token, by id (SentencePiece).
     pub scores: Option<Vec<f32>>,
-    /// A type a token: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte.
+    /// The type of each token, by id: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused,
+    /// 6 byte.
     pub token_types: Option<Vec<i32>>,
-    /// `left right` pairs in order of rank (BPE).
+    /// Merges of BPE, each as `left right`, in order of rank.
     pub merges: Option<Vec<String>>,
-    /// Beginning of a sequence.
+    /// Id of the token that begins a sequence.
     pub bos_token_id: Option<u32>,
-    /// End of a sequence.
+    /// Id of the token that ends a sequence.
     pub eos_token_id: Option<u32>,
-    /// Stands for what the vocabulary cannot spell.
+    /// Id of the token for text that the vocabulary cannot represent.
     pub unknown_token_id: Option<u32>,
-    /// Padding.
+    /// Id of the padding token.
     pub padding_token_id: Option<u32>,
     /// Whether encoding starts with `bos_token_id`.
     pub add_bos_token: Option<bool>,
     /// Whether encoding ends with `eos_token_id`.
     pub add_eos_token: Option<bool>,
-    /// Whether a space is put before the text (SentencePiece).
+    /// Whether encoding prepends a space to the text (SentencePiece).
     pub add_space_prefix: Option<bool>,
 }

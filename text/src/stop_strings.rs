@@ -1,50 +1,53 @@
-//! Stop strings over text that arrives in pieces. Owned by whoever streams one sequence; fed with
-//! what the detokenizer gives.
+//! Finds stop strings in text that arrives in pieces, as the detokenizer returns it.
 //!
-//! The text ends at the first place where any stop string is complete; of several complete at one
-//! place the longest counts. That is a property of the text alone, so where the pieces were cut
-//! makes no difference. Held back is exactly the longest end of the text that may still become a
-//! stop string, and nothing else.
+//! The text ends at the first position where any stop string is complete. If several are complete
+//! at the same position, the longest one counts. This depends only on the text, not on how it was
+//! cut into pieces. Only the longest suffix of the text that may still become a stop string is held
+//! back.
 
 use crate::EmptyStopString;
 
-/// Looks for stop strings in one sequence's text. Life: made for the sequence's output, fed with
-/// every piece in order until it says that a stop string has come, or finished.
+/// Looks for stop strings in the text of one sequence. Its lifecycle:
+///
+/// 1. [`StopStrings::new`] creates it for the sequence's output.
+/// 2. [`StopStrings::push`] is called with each piece of text in order, until it reports a match.
+/// 3. If the text ends without a match, [`StopStrings::finish`] returns the text held back.
 #[derive(Clone, Debug)]
 pub struct StopStrings {
     patterns: Vec<Pattern>,
     include_stop: bool,
-    /// Text not given out yet: the longest beginning of a stop string that the text ends with.
+    /// Text that was not returned yet: the longest prefix of a stop string that the text ends with.
     held: String,
     matched: bool,
 }
 
-/// One stop string, and how much of it the text so far ends with.
+/// One stop string, and the length of its longest prefix that the text so far ends with.
 #[derive(Clone, Debug)]
 struct Pattern {
     text: String,
-    /// For each length of a beginning of `text`, in bytes, minus one: the length of the longest
-    /// shorter beginning that it ends with (Knuth, Morris, Pratt).
+    /// The failure function of the Knuth-Morris-Pratt algorithm: `fallback[n - 1]` is the length of
+    /// the longest proper prefix of `text[..n]` that is also its suffix, in bytes.
     fallback: Vec<usize>,
-    /// Bytes of `text` that the text so far ends with; below `text.len()` between pieces.
+    /// Length in bytes of the longest prefix of `text` that the text so far ends with. Below
+    /// `text.len()` between pieces.
     seen: usize,
 }
 
-/// What a piece of text came to.
+/// The result of one piece of text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopScan {
-    /// Text to give out now.
+    /// Text that can be passed on now.
     pub text: String,
-    /// The stop string that ended the text, by its place in the list; nothing comes after it.
+    /// Index of the stop string that ended the text, in the list passed to [`StopStrings::new`].
+    /// All later results are empty.
     pub matched: Option<usize>,
 }
 
 impl StopStrings {
-    /// Looks for any of `stops`. `include_stop` leaves the stop string in the text.
+    /// Looks for any of `stops`. With `include_stop`, the returned text includes the stop string.
     ///
     /// # Errors
-    /// [`EmptyStopString`] for an empty stop string, which would end every text
-    /// before it began.
+    /// [`EmptyStopString`] if one of `stops` is empty.
     pub fn new<S: Into<String>>(
         stops: impl IntoIterator<Item = S>,
         include_stop: bool,
@@ -57,7 +60,7 @@ impl StopStrings {
         Ok(Self { patterns, include_stop, held: String::new(), matched: false })
     }
 
-    /// Takes the next piece of text. After a match all further text is swallowed.
+    /// Adds the next piece of text. After a match, all further text is discarded.
     pub fn push(&mut self, piece: &str) -> StopScan {
         if self.matched {
             return StopScan::default();
@@ -69,19 +72,19 @@ impl StopStrings {
         }
         let mut text = std::mem::take(&mut self.held);
         text.push_str(piece);
-        // A stop string starts with a whole character, so this cuts between characters.
+        // A stop string begins at a character boundary, so this is a character boundary too.
         let held_len = self.patterns.iter().map(|pattern| pattern.seen).max().unwrap_or(0);
         self.held = text.split_off(text.len() - held_len);
         StopScan { text, matched: None }
     }
 
-    /// Ends the text without a stop string and gives out what was held back.
+    /// Ends the text without a stop string and returns the text that was held back.
     #[must_use]
     pub fn finish(self) -> String {
         self.held
     }
 
-    /// Feeds one byte to every pattern; the longest one that it completes.
+    /// Adds one byte to every pattern. Returns the index of the longest pattern that it completes.
     fn advance(&mut self, byte: u8) -> Option<usize> {
         let mut longest: Option<usize> = None;
         for index in 0..self.patterns.len() {
@@ -94,7 +97,8 @@ impl StopStrings {
         longest
     }
 
-    /// The text ends `end` bytes into `piece`, with the stop string numbered `stop`.
+    /// Ends the text `end` bytes into `piece`, where the stop string with the index `stop` is
+    /// complete.
     fn end_at(&mut self, stop: usize, piece: &str, end: usize) -> StopScan {
         self.matched = true;
         let mut text = std::mem::take(&mut self.held);
@@ -121,7 +125,7 @@ impl Pattern {
         Self { text, fallback, seen: 0 }
     }
 
-    /// True when `byte` completes the pattern.
+    /// Adds one byte. Returns whether it completes the pattern.
     fn advance(&mut self, byte: u8) -> bool {
         let bytes = self.text.as_bytes();
         while self.seen > 0 && bytes[self.seen] != byte {
@@ -139,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// Where the text ends: the first end of any stop string, the longest of those ending there.
+    /// The match as `(index of the stop string, end in bytes)`, found by trying every end.
     fn naive(text: &str, stops: &[String]) -> Option<(usize, usize)> {
         (1..=text.len()).filter(|&end| text.is_char_boundary(end)).find_map(|end| {
             (0..stops.len())
@@ -152,10 +156,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(1000))]
 
-        /// Goal: whatever the stop strings and the cuts, the text given out is the naive one, and
-        /// after each piece only what may still become a stop string is held back.
+        /// Goal: for any stop strings and pieces, the result equals that of a naive search, and
+        /// after each piece only text that may still become a stop string is held back.
         #[test]
-        fn finds_what_a_naive_search_finds(
+        fn finds_the_same_match_as_a_naive_search(
             pieces in vec("[abé]{0,4}", 0..12),
             stops in vec("[abé]{1,5}", 0..5),
             include_stop: bool,
@@ -193,10 +197,10 @@ mod tests {
         }
     }
 
-    /// Goal: a stop string over three pieces is found, and text that only looked like its
-    /// beginning comes out as soon as it cannot be one.
+    /// Goal: a stop string that spans three pieces is found, and text that was held back is
+    /// returned as soon as it cannot become a stop string any more.
     #[test]
-    fn matches_across_pieces() {
+    fn finds_a_stop_string_across_pieces() {
         let mut matcher = StopStrings::new(["</end>"], false).expect("not empty");
         let mut push = |piece: &str| {
             let scan = matcher.push(piece);

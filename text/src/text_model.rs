@@ -1,5 +1,5 @@
-//! A model's text side: tokenizer, chat templates, end tokens and recommended sampling, made once
-//! from what the loader read, shared read-only by every request.
+//! [`TextModel`]: tokenizer, chat templates and end-of-sequence tokens of a model. It is created
+//! once from the data that the loader has read, and shared read-only by all requests.
 
 use std::sync::Arc;
 
@@ -10,12 +10,11 @@ use crate::{
     Tokenizer, TokenizerError, TokenizerSource,
 };
 
-/// Everything about a model that deals in text. Cheap to clone.
+/// The tokenizer, chat templates and end-of-sequence tokens of one model. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct TextModel {
     tokenizer: Tokenizer,
-    /// The reason stands in for a template that is missing or broken: such a model still
-    /// completes text.
+    /// The chat templates, or why there are none. A model without them can still complete text.
     chat: Result<Arc<ChatTemplate>, ChatTemplateError>,
     eos_token_ids: Vec<u32>,
 }
@@ -23,28 +22,30 @@ pub struct TextModel {
 /// Why a conversation could not be turned into tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatError {
-    /// It could not be rendered.
+    /// The conversation could not be rendered.
     #[error(transparent)]
     Template(#[from] ChatTemplateError),
-    /// The text could not be tokenised.
+    /// The rendered text could not be tokenized.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
 }
 
-/// The special tokens that templates may name, as `transformers` calls them.
+/// The special tokens that templates may refer to, by the names that `transformers` uses.
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// How families end a turn. A GGUF file names one end token only, often not this one.
+/// The tokens with which common model families end a turn. A GGUF file names only one
+/// end-of-sequence token, which is often a different one.
 const TURN_ENDS: [&str; 5] =
     ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>"];
 
 impl TextModel {
-    /// Makes the text side of a model. A chat template that is missing or broken is reported when
-    /// it is used.
+    /// Creates the tokenizer and chat templates of a model. `eos_token_ids` are the end-of-sequence
+    /// tokens of the model's configuration; if there are none, the tokenizer's is used. A missing
+    /// or malformed chat template is reported when it is used.
     ///
     /// # Errors
-    /// [`TokenizerError`] when the tokenizer cannot be read.
+    /// [`TokenizerError`] if the tokenizer cannot be read.
     pub fn new(source: &TextSource, eos_token_ids: &[u32]) -> Result<Self, TokenizerError> {
         let tokenizer = Tokenizer::new(&source.tokenizer)?;
         let special_tokens = special_tokens(source, &tokenizer);
@@ -59,7 +60,7 @@ impl TextModel {
         &self.tokenizer
     }
 
-    /// Generation ends at any of these; sorted, without duplicates.
+    /// The token ids that end generation, sorted and without duplicates.
     #[must_use]
     pub fn eos_token_ids(&self) -> &[u32] {
         &self.eos_token_ids
@@ -68,15 +69,15 @@ impl TextModel {
     /// The model's chat templates.
     ///
     /// # Errors
-    /// [`ChatTemplateError::Missing`], [`ChatTemplateError::Malformed`].
+    /// [`ChatTemplateError::Missing`] or [`ChatTemplateError::Malformed`].
     pub fn chat_template(&self) -> Result<&ChatTemplate, ChatTemplateError> {
         self.chat.as_deref().map_err(Clone::clone)
     }
 
-    /// A conversation as the text that the model was trained on.
+    /// Renders a conversation to the text format that the model was trained on.
     ///
     /// # Errors
-    /// [`ChatTemplateError`].
+    /// [`ChatTemplateError`] if there is no template or it fails.
     pub fn render_chat(
         &self,
         messages: &[ChatMessage],
@@ -85,10 +86,11 @@ impl TextModel {
         self.chat_template()?.render(messages, options)
     }
 
-    /// A conversation as tokens. The template has put the special tokens in already.
+    /// Renders a conversation and encodes the text as token ids. Special tokens come from the
+    /// template only; the tokenizer does not add any.
     ///
     /// # Errors
-    /// [`ChatError`].
+    /// [`ChatError`] if the conversation cannot be rendered or encoded.
     pub fn encode_chat(
         &self,
         messages: &[ChatMessage],
@@ -99,8 +101,8 @@ impl TextModel {
     }
 }
 
-/// The templates by name. The loader has found the default one; a `tokenizer_config.json` may hold
-/// others beside it.
+/// The templates as `(name, source)`. The loader has chosen the default one, and
+/// `tokenizer_config.json` may contain further ones.
 fn templates(source: &TextSource) -> Vec<(String, String)> {
     let default = source.chat_template.clone().map(|template| ("default".to_owned(), template));
     let named =
@@ -113,7 +115,7 @@ fn templates(source: &TextSource) -> Vec<(String, String)> {
     default.into_iter().chain(named.filter(|(name, _)| !has_default || name != "default")).collect()
 }
 
-/// The special tokens by the names templates know them by.
+/// The spelling of each special token, by the name that templates use.
 fn special_tokens(source: &TextSource, tokenizer: &Tokenizer) -> Map<String, Value> {
     let mut tokens = Map::new();
     if let TokenizerSource::Gguf(metadata) = &source.tokenizer {
@@ -125,7 +127,7 @@ fn special_tokens(source: &TextSource, tokenizer: &Tokenizer) -> Map<String, Val
     }
     let Some(config) = &source.tokenizer_config else { return tokens };
     for name in SPECIAL_TOKENS {
-        // A token is its spelling, or an object around it.
+        // A token is given either as its spelling or as an object with the spelling as `content`.
         let entry = &config[name];
         if let Some(spelling) = entry.as_str().or(entry["content"].as_str()) {
             tokens.insert(name.to_owned(), spelling.into());
@@ -146,7 +148,8 @@ fn ids_in_gguf(metadata: &GgufTokenizer) -> [(&'static str, Option<u32>); 4] {
     ]
 }
 
-/// The model's own list; where it has none, the tokenizer's end token.
+/// The end-of-sequence tokens `given` by the model's configuration, or else the tokenizer's. For a
+/// GGUF file, the tokens with which common model families end a turn are added.
 fn end_token_ids(
     source: &TextSource,
     given: &[u32],

@@ -1,8 +1,8 @@
-//! From text to token ids and back.
+//! Converts text to token ids and back.
 //!
-//! A [`Tokenizer`] is read-only and cheap to clone: one a model, shared by every request. Text
-//! that arrives token by token goes through a [`Detokenizer`];
-//! [`Tokenizer::decode`] is the same machine run to its end, so streamed and whole text agree.
+//! A [`Tokenizer`] is read-only and cheap to clone. There is one per model, shared by all requests.
+//! Text that arrives token by token is decoded by a [`Detokenizer`]. [`Tokenizer::decode`] uses a
+//! `Detokenizer` too, so streamed and whole text are equal.
 
 mod decoding;
 mod gguf;
@@ -28,26 +28,26 @@ struct Inner {
     kind: Kind,
     /// One more than the largest id that has a text.
     vocab_size: usize,
-    /// Ids that carry structure, no text: turns, beginnings, ends.
+    /// Ids of special tokens, which mark structure such as the start of a turn and have no text.
     special: HashSet<u32>,
     decoding: Decoding,
 }
 
 #[derive(Debug)]
 enum Kind {
-    /// Boxed: it is some kilobytes even when empty.
+    /// A trained tokenizer. Boxed because the type has a size of some kilobytes.
     Trained(Box<Trained>),
-    /// Token 0 to 255 is the byte of that value.
+    /// The tokens 0 to 255 are the bytes of these values.
     Bytes,
 }
 
 impl Tokenizer {
-    /// Makes the tokenizer that a model came with.
+    /// Creates a model's tokenizer.
     ///
     /// # Errors
-    /// [`TokenizerError::Malformed`] when it cannot be read, [`TokenizerError::Unsupported`] when it is of
-    /// a kind that cannot be decoded token by token, [`TokenizerError::Missing`] when the model
-    /// came without one.
+    /// [`TokenizerError::Malformed`] or [`TokenizerError::InvalidKey`] if the data is invalid,
+    /// [`TokenizerError::Unsupported`] if the tokenizer cannot be decoded token by token or is of an
+    /// unknown kind, and [`TokenizerError::Missing`] if the model has no tokenizer.
     pub fn new(source: &TokenizerSource) -> Result<Self, TokenizerError> {
         match source {
             TokenizerSource::Json { file, bytes } => Self::from_json(file, bytes),
@@ -59,14 +59,17 @@ impl Tokenizer {
         }
     }
 
-    /// Makes one from the content of a `tokenizer.json`; `file` is its name for messages.
+    /// Creates a tokenizer from the content of a `tokenizer.json`. `file` is the name of the file
+    /// in error messages.
     ///
     /// # Errors
-    /// As [`Tokenizer::new`].
+    /// [`TokenizerError::Malformed`] if the content is invalid, and [`TokenizerError::Unsupported`]
+    /// if the tokenizer cannot be decoded token by token.
     pub fn from_json(file: &str, bytes: &[u8]) -> Result<Self, TokenizerError> {
         let mut trained =
             Trained::from_bytes(bytes).map_err(|error| TokenizerError::malformed(file, error))?;
-        // A file may ask for either, for batches of equal length; here every text stands alone.
+        // A file may enable padding and truncation for batches of equal length. Both would change
+        // the tokens of a single text.
         trained.with_padding(None);
         trained.with_truncation(None).map_err(|error| TokenizerError::malformed(file, error))?;
         let decoding = Decoding::of(&trained, file)?;
@@ -82,27 +85,27 @@ impl Tokenizer {
         Ok(Self { inner: Arc::new(Inner { kind, vocab_size, special, decoding }) })
     }
 
-    /// One without a vocabulary to learn: every byte is the token of its value, and the text is
-    /// its UTF-8 bytes. For random models. No token is special; ids from 256 on stand for nothing.
+    /// Creates a tokenizer without a trained vocabulary, for models with random weights. The token
+    /// ids of a text are its UTF-8 bytes. No token is special, and ids from 256 on have no text.
     #[must_use]
     pub fn bytes() -> Self {
         let (special, decoding) = (HashSet::new(), Decoding::plain());
         Self { inner: Arc::new(Inner { kind: Kind::Bytes, vocab_size: 256, special, decoding }) }
     }
 
-    /// One more than the largest id that has a text. The model's own vocabulary may be larger: it
-    /// is often padded.
+    /// One more than the largest id that has a text. The vocabulary size of the model may be larger,
+    /// because it is often padded.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.inner.vocab_size
     }
 
-    /// The ids of `text`. Special tokens spelled out in the text become their ids. With
-    /// `add_special` the tokens that the model wants around any text, such as a beginning, are
-    /// added; a rendered chat template has them already.
+    /// The token ids of `text`. Special tokens that are spelled out in the text become their ids.
+    /// With `add_special`, the special tokens that the model expects around any text, such as the
+    /// beginning of the sequence, are added. A rendered chat template contains them already.
     ///
     /// # Errors
-    /// [`TokenizerError::Encode`].
+    /// [`TokenizerError::Encode`] if the vocabulary cannot represent the text.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
         match &self.inner.kind {
             Kind::Trained(trained) => trained
@@ -113,8 +116,8 @@ impl Tokenizer {
         }
     }
 
-    /// The text of `tokens`. Ids without a text give nothing; bytes that are no UTF-8 give U+FFFD.
-    /// `skip_special` leaves special tokens out.
+    /// The text of `tokens`. Ids without a text are ignored, and bytes that are not valid UTF-8
+    /// become U+FFFD. With `skip_special`, special tokens have no text.
     #[must_use]
     pub fn decode(&self, tokens: &[u32], skip_special: bool) -> String {
         let mut detokenizer = Detokenizer::new(self.clone(), skip_special);
@@ -126,7 +129,8 @@ impl Tokenizer {
         text
     }
 
-    /// The id of a token by its spelling in the vocabulary, special ones included.
+    /// The id of the token, special or not, with this spelling in the vocabulary. `None` if there is
+    /// none, and always for [`Tokenizer::bytes`].
     #[must_use]
     pub fn token_id(&self, spelling: &str) -> Option<u32> {
         match &self.inner.kind {
@@ -135,8 +139,8 @@ impl Tokenizer {
         }
     }
 
-    /// A token's spelling in the vocabulary, which may stand for other bytes: see
-    /// [`Tokenizer::token_bytes`]. `None` for an id without a text, and for every one of
+    /// The spelling of a token in the vocabulary. It may differ from the token's text, which
+    /// [`Tokenizer::token_bytes`] returns. `None` for an id without a text, and always for
     /// [`Tokenizer::bytes`].
     #[must_use]
     pub fn token_spelling(&self, token: u32) -> Option<String> {
@@ -146,20 +150,20 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes that a token stands for in the middle of a text; they may be part of a character.
-    /// `None` for an id without a text.
+    /// The bytes of a token's text if it is not the first token of a text. They may be part of a
+    /// character. `None` for an id without a text.
     #[must_use]
     pub fn token_bytes(&self, token: u32) -> Option<Vec<u8>> {
         self.piece(token, false)
     }
 
-    /// True for tokens that carry structure and no text.
+    /// Whether a token is special, that is, marks structure and has no text.
     #[must_use]
     pub fn is_special(&self, token: u32) -> bool {
         self.inner.special.contains(&token)
     }
 
-    /// The bytes of a token; `first` when no other token stands before it in the text.
+    /// The bytes of a token's text. `first` says whether it is the first token of the text.
     pub(crate) fn piece(&self, token: u32, first: bool) -> Option<Vec<u8>> {
         match &self.inner.kind {
             Kind::Trained(trained) => {

@@ -1,9 +1,9 @@
-//! The `{% generation %}` .. `{% endgeneration %}` marks, with which templates tell a trainer what
-//! the assistant said. They print nothing.
+//! The tags `{% generation %}` .. `{% endgeneration %}`, which mark the assistant's text for
+//! training. They have no output.
 
-/// The same template with the marks turned into an `if` that always holds, which keeps their
-/// effect on the whitespace around them.
-pub(super) fn without_marks(source: &str) -> String {
+/// Replaces the tags by `{% if true %}` .. `{% endif %}`, which minijinja supports and which has the
+/// same effect on the surrounding whitespace.
+pub(super) fn replace_generation_tags(source: &str) -> String {
     let mut result = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
@@ -18,7 +18,7 @@ pub(super) fn without_marks(source: &str) -> String {
             "endgeneration" => Some("endif"),
             _ => None,
         };
-        // Where the word starts in the tag, and what stands before it.
+        // Offset of the tag's name in the tag.
         let word_start = tag.len() - trimmed.len();
         let after = word_start + word.len();
         let closes = tag[after..].trim_start().trim_start_matches(['-', '+']).starts_with("%}");
@@ -40,15 +40,15 @@ pub(super) fn without_marks(source: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::without_marks;
+    use super::replace_generation_tags;
 
-    /// Goal: marks go, in every spelling; everything else stays as it is.
+    /// Goal: the tags are replaced in every notation, and nothing else changes.
     #[test]
-    fn only_marks_change() {
+    fn only_generation_tags_are_replaced() {
         let source = "{% if a %}{%- generation -%}x{%+endgeneration%}{% endif %}{% generation";
         let expected = "{% if a %}{%- if true -%}x{%+endif%}{% endif %}{% generation";
-        assert_eq!(without_marks(source), expected);
+        assert_eq!(replace_generation_tags(source), expected);
         let untouched = "{% set generation = 1 %}{% generation_x %}{{ generation }} é{%";
-        assert_eq!(without_marks(untouched), untouched);
+        assert_eq!(replace_generation_tags(untouched), untouched);
     }
 }

@@ -1,11 +1,11 @@
-//! The messages of a conversation, in the form that a chat template reads.
+//! Converts the messages of a conversation to the values that a chat template reads.
 
 use serde_json::{Map, Value, json};
 
 use crate::{ChatMessage, ChatTemplateError, MessageContent};
 
-/// The messages as a template sees them, their content in a form that it takes.
-pub(super) fn in_form(
+/// Converts the messages to JSON, with their content in a form that the template supports.
+pub(super) fn to_template_values(
     messages: &[ChatMessage],
     takes_parts: bool,
     takes_strings: bool,
@@ -33,7 +33,7 @@ pub(super) fn in_form(
         .collect()
 }
 
-/// The text of all parts, a line's end between two.
+/// The text of all parts, joined by newlines.
 fn joined(parts: &[Value]) -> Result<String, ChatTemplateError> {
     let texts = parts
         .iter()
@@ -47,7 +47,7 @@ fn joined(parts: &[Value]) -> Result<String, ChatTemplateError> {
     Ok(texts.join("\n"))
 }
 
-/// OpenAI's API carries the arguments of a call as a text of JSON; templates want the object.
+/// In OpenAI's API, the arguments of a call are a string of JSON. Templates expect the object.
 fn with_parsed_arguments(calls: &Value) -> Value {
     let mut calls = calls.clone();
     for call in calls.as_array_mut().into_iter().flatten() {

@@ -1,5 +1,5 @@
-//! Values as Python has them: printed, as JSON, their methods. Used by the environment of
-//! [`ChatTemplate`](super::ChatTemplate) only.
+//! Python's behaviour of values in chat templates: printing, conversion to JSON, methods and
+//! filters. Used by the environment of [`ChatTemplate`](super::ChatTemplate) only.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use minijinja::{Error, ErrorKind, State, Value, filters};
 use minijinja_contrib::pycompat;
 use serde_json::Value as Json;
 
-/// Writes a value as Python's `str` gives it: what `{{ value }}` prints.
+/// Writes a value as Python's `str` formats it, which is what `{{ value }}` prints.
 pub(super) fn write_str(value: &Value, out: &mut String) {
     match value.kind() {
         ValueKind::Undefined => {}
@@ -17,7 +17,7 @@ pub(super) fn write_str(value: &Value, out: &mut String) {
     }
 }
 
-/// Writes a value as Python's `repr` gives it: how it looks inside a printed list.
+/// Writes a value as Python's `repr` formats it, which is how the elements of a list are printed.
 fn write_repr(value: &Value, out: &mut String) {
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
@@ -50,7 +50,7 @@ fn write_repr(value: &Value, out: &mut String) {
     }
 }
 
-/// Python prefers single quotes, and double ones for a text that has only single ones in it.
+/// Python uses single quotes, but double quotes for a text that contains single quotes only.
 fn write_quoted(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -70,7 +70,8 @@ fn write_quoted(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// Python's `repr` of a float: the shortest digits, as Rust's, but `1e+16` and `1e-05`.
+/// Python's `repr` of a float. It has the shortest digits, like Rust's format, but exponents with a
+/// sign and at least two digits: `1e+16`, `1e-05`.
 fn float(number: f64) -> String {
     if number.is_nan() {
         return "nan".to_owned();
@@ -88,8 +89,8 @@ fn float(number: f64) -> String {
     }
 }
 
-/// True for what Python can index and measure: strings, lists, mappings. (minijinja's own test
-/// leaves strings out.)
+/// Whether Python can index the value and take its length: strings, lists and mappings.
+/// (minijinja's own test excludes strings.)
 pub(super) fn is_sequence(value: &Value) -> bool {
     matches!(
         value.kind(),
@@ -97,22 +98,22 @@ pub(super) fn is_sequence(value: &Value) -> bool {
     )
 }
 
-/// The filter `length`; what is not there has none.
+/// The filter `length`, which is 0 for an undefined value.
 pub(super) fn length(value: &Value) -> Result<usize, Error> {
     if value.is_undefined() { Ok(0) } else { filters::length(value) }
 }
 
-/// The filter `int`; what is no number gives the default.
+/// The filter `int`, which returns the default for a value that is not a number.
 pub(super) fn to_int(state: &State<'_, '_>, value: &Value, default: Option<Value>) -> Value {
     filters::int(state, value).unwrap_or_else(|_| default.unwrap_or_else(|| Value::from(0)))
 }
 
-/// The filter `float`; what is no number gives the default.
+/// The filter `float`, which returns the default for a value that is not a number.
 pub(super) fn to_float(state: &State<'_, '_>, value: &Value, default: Option<Value>) -> Value {
     filters::float(state, value).unwrap_or_else(|_| default.unwrap_or_else(|| Value::from(0.0)))
 }
 
-/// Methods of strings, lists and mappings that minijinja itself does not know.
+/// Methods of Python's strings, lists and mappings that minijinja does not implement.
 pub(super) fn call_method(
     state: &State<'_, '_>,
     value: &Value,
@@ -131,9 +132,10 @@ pub(super) fn call_method(
     pycompat::unknown_method_callback(state, value, method, arguments)
 }
 
-/// How JSON is written; the names are those of Python's `json.dumps`.
+/// How JSON is written. The fields have the names and meanings of the arguments of Python's
+/// `json.dumps`.
 struct JsonStyle {
-    /// What a level is indented by; `None` writes all on one line.
+    /// Indentation per level; `None` writes everything on one line.
     indent: Option<String>,
     item_separator: String,
     key_separator: String,
@@ -149,7 +151,7 @@ pub(super) fn to_json(
     arguments: Kwargs,
 ) -> Result<String, Error> {
     if value.is_undefined() {
-        let reason = "tojson: expected a value, got an undefined one";
+        let reason = "tojson: expected a value, got an undefined variable";
         return Err(Error::new(ErrorKind::UndefinedError, reason));
     }
     let ensure_ascii = ensure_ascii.or(arguments.get("ensure_ascii")?).unwrap_or(false);
@@ -174,7 +176,8 @@ pub(super) fn to_json(
     let sort_keys = arguments.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     arguments.assert_all_used()?;
     let json = serde_json::to_value(value).map_err(|error| {
-        Error::new(ErrorKind::InvalidOperation, "tojson: cannot be JSON").with_source(error)
+        Error::new(ErrorKind::InvalidOperation, "tojson: the value cannot be converted to JSON")
+            .with_source(error)
     })?;
     let style = JsonStyle { indent, item_separator, key_separator, ensure_ascii, sort_keys };
     let mut text = String::new();
@@ -241,7 +244,7 @@ impl JsonStyle {
     }
 
     fn write_string(&self, text: &str, out: &mut String) {
-        // The escapes of a JSON text are the same in serde_json and in Python.
+        // serde_json and Python escape the same characters of a JSON string.
         let quoted = Json::from(text).to_string();
         if !self.ensure_ascii {
             out.push_str(&quoted);

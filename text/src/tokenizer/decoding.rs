@@ -1,24 +1,25 @@
-//! How tokens become bytes, one at a time. Made once a tokenizer from the decoder in its
-//! `tokenizer.json`; used by [`Tokenizer`](super::Tokenizer) and the detokenizer.
+//! Converts tokens to bytes, one at a time. Created once per tokenizer from the decoder in its
+//! `tokenizer.json`, and used by [`Tokenizer`](super::Tokenizer) and the detokenizer.
 //!
-//! The decoders of `tokenizers` take a whole list of tokens. Those of language models are, all
-//! the same, functions of one token and of whether it is the first, followed by cutting spaces
-//! off the text's start; that is what makes streaming exact. A decoder that is not is refused.
+//! The decoders of `tokenizers` decode a whole list of tokens. In the decoders of language models,
+//! however, the text of a token depends only on the token and on whether it is the first one, apart
+//! from spaces that are removed at the start of the text. This makes exact streaming possible. All
+//! other decoders are refused.
 
 use serde_json::Value;
 use tokenizers::Tokenizer as Trained;
 
 use crate::TokenizerError;
 
-/// A decoder, taken apart.
+/// The rules by which a decoder converts one token to bytes.
 #[derive(Debug)]
 pub(crate) struct Decoding {
     /// Applied to a token's spelling, in order.
     rules: Vec<Rule>,
     spelling: Spelling,
-    /// Between two tokens: a space for vocabularies of words, which have no decoder.
+    /// Inserted between two tokens: a space for vocabularies of words, which have no decoder.
     separator: &'static str,
-    /// How many spaces at most are cut off the start of the whole text.
+    /// Maximum number of spaces that are removed at the start of the whole text.
     leading_spaces_cut: usize,
 }
 
@@ -28,39 +29,41 @@ enum Rule {
         pattern: String,
         content: String,
     },
-    /// SentencePiece's mark for a space.
+    /// Replaces SentencePiece's mark for a space by a space.
     Metaspace {
         mark: char,
-        /// The text's first token loses its marks: encoding had put one there.
+        /// Whether marks are removed from the first token, because encoding prepends one.
         drop_in_first: bool,
     },
 }
 
-/// What the characters of a token's spelling stand for.
+/// How the characters of a token's spelling encode bytes.
 #[derive(Debug, PartialEq)]
 enum Spelling {
-    /// Themselves.
+    /// As UTF-8.
     Plain,
-    /// Themselves, but `<0x41>` is the byte 0x41.
+    /// As UTF-8, except that the spelling `<0x41>` is the byte 0x41.
     ByteFallback,
-    /// A byte each, by GPT-2's table.
+    /// Each character is one byte, by GPT-2's table.
     ByteLevel,
 }
 
 impl Decoding {
-    /// Tokens stand for themselves.
+    /// Creates a decoding in which the text of each token is its spelling.
     pub(super) fn plain() -> Self {
         Self { rules: Vec::new(), spelling: Spelling::Plain, separator: "", leading_spaces_cut: 0 }
     }
 
-    /// Takes the decoder of `trained` apart; `file` is its name for messages.
+    /// Converts the decoder of `trained`. `file` is the name of the file in error messages.
+    ///
+    /// Returns [`TokenizerError::Unsupported`] for a decoder that cannot decode token by token.
     pub(super) fn of(trained: &Trained, file: &str) -> Result<Self, TokenizerError> {
         let mut decoding = Self::plain();
         let Some(decoder) = trained.get_decoder() else {
             decoding.separator = " ";
             return Ok(decoding);
         };
-        // The fields of some decoders are private; their serialised form is the public one.
+        // The fields of some decoders are private, but their serialized form is public.
         let decoder = serde_json::to_value(decoder)
             .map_err(|error| TokenizerError::malformed(file, error))?;
         let mut fused = false;
@@ -82,8 +85,9 @@ impl Decoding {
         Ok(decoding)
     }
 
-    /// `None` for a step, or an order of steps, that this cannot do. `fused` says whether the
-    /// steps so far have joined the tokens to one text.
+    /// Adds one step of the decoder. Returns `None` for a step, or an order of steps, that cannot be
+    /// applied token by token. `fused` says whether the previous steps have joined the tokens to
+    /// one text.
     fn add_step(&mut self, step: &Value, fused: &mut bool) -> Option<()> {
         match (step["type"].as_str()?, *fused) {
             ("ByteLevel", false) if self.spelling == Spelling::Plain => {
@@ -108,7 +112,8 @@ impl Decoding {
         Some(())
     }
 
-    /// The bytes of the token spelled `text`; `first` when no other token stands before it.
+    /// The bytes of the token with the spelling `text`. `first` says whether it is the first token
+    /// of the text.
     pub(super) fn piece(&self, text: String, first: bool) -> Vec<u8> {
         if self.spelling == Spelling::ByteFallback
             && let Some(byte) = fallback_byte(&text)
@@ -128,7 +133,7 @@ impl Decoding {
         }
     }
 
-    /// How many spaces at most are cut off the start of the whole text.
+    /// Maximum number of spaces that are removed at the start of the whole text.
     pub(crate) fn leading_spaces_cut(&self) -> usize {
         self.leading_spaces_cut
     }
@@ -145,20 +150,20 @@ impl Rule {
     }
 }
 
-/// The byte of a token spelled like `<0x41>`.
+/// The byte of a token with a spelling like `<0x41>`.
 fn fallback_byte(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
 }
 
-/// The bytes of a spelling in GPT-2's table; `None` when a character is not in it, as in added
-/// tokens, which are spelled plainly.
+/// The bytes of a spelling by GPT-2's table. `None` if a character is not in the table, as in added
+/// tokens, whose spelling is plain text.
 fn byte_level(text: &str) -> Option<Vec<u8>> {
     text.chars().map(char_to_byte).collect()
 }
 
-/// GPT-2's table: printable Latin-1 characters are their own byte; the other 68 bytes, in
-/// order, are the characters from U+0100 on.
+/// GPT-2's table: printable Latin-1 characters encode the byte of their own code, and the
+/// characters from U+0100 on encode the other 68 bytes in order.
 fn char_to_byte(char: char) -> Option<u8> {
     match char as u32 {
         code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => Some(code as u8),

@@ -1,8 +1,8 @@
-//! A tokenizer from the vocabulary in a GGUF file's metadata: the same as the `tokenizer.json`
-//! that the file was converted from. Used by [`Tokenizer::new`] only.
+//! Creates a tokenizer from the vocabulary in a GGUF file's metadata. It is equal to the
+//! `tokenizer.json` that the file was converted from. Used by [`Tokenizer::new`] only.
 //!
-//! It is put together in the form of a `tokenizer.json`, because that form is public, stable and
-//! the one that everything else here reads.
+//! The metadata is first converted to a `tokenizer.json`, because this format is public and stable,
+//! and the rest of the crate reads it too.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::{GgufTokenizer, TokenizerError};
 /// SentencePiece's mark for a space.
 const SPACE_MARK: &str = "\u{2581}";
 
-/// The token types that matter here, as `tokenizer.ggml.token_type` numbers them.
+/// The values of `tokenizer.ggml.token_type` that are used here.
 const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
@@ -42,27 +42,27 @@ pub(super) fn build(metadata: &GgufTokenizer) -> Result<Tokenizer, TokenizerErro
     Tokenizer::from_json(file, document.to_string().as_bytes())
 }
 
-/// What differs between the two families.
+/// The parts of a `tokenizer.json` that differ between the two kinds of tokenizer.
 struct Parts {
     normalizer: Value,
     pre_tokenizer: Value,
     decoder: Value,
     model: Value,
-    /// Where the file does not say.
+    /// The value of `add_bos_token` for files that lack it.
     adds_bos_by_default: bool,
 }
 
-/// Byte-level BPE, as of GPT-2, Llama 3 and Qwen.
+/// Byte-level BPE, as used by GPT-2, Llama 3 and Qwen.
 fn byte_level(metadata: &GgufTokenizer) -> Result<Parts, TokenizerError> {
     let file = metadata.file.as_str();
     let merges = metadata.merges.as_deref().ok_or_else(|| {
-        TokenizerError::key(file, "tokenizer.ggml.merges", "the merges of gpt2", "nothing")
+        TokenizerError::key(file, "tokenizer.ggml.merges", "a list of merges", "nothing")
     })?;
     let merges = merges
         .iter()
         .map(|merge| {
             let (left, right) = merge.split_once(' ').ok_or_else(|| {
-                let expected = "two tokens with a space between";
+                let expected = "two tokens separated by a space";
                 TokenizerError::key(file, "tokenizer.ggml.merges", expected, format!("`{merge}`"))
             })?;
             Ok(json!([left, right]))
@@ -94,7 +94,7 @@ fn byte_level(metadata: &GgufTokenizer) -> Result<Parts, TokenizerError> {
     })
 }
 
-/// SentencePiece's BPE with byte fallback, as of Llama 2, Mistral and Gemma.
+/// SentencePiece's BPE with byte fallback, as used by Llama 2, Mistral and Gemma.
 fn sentence_piece(metadata: &GgufTokenizer) -> Result<Parts, TokenizerError> {
     let prefix = metadata.add_space_prefix.unwrap_or(true);
     let mut normalizers = Vec::new();
@@ -138,13 +138,14 @@ fn bpe(
     })
 }
 
-/// SentencePiece joins, of all neighbours that make a token, those that make the one with the best
-/// score. As merges: every way to put a token together from two, best token first.
+/// Converts SentencePiece's scores to merges. SentencePiece repeatedly joins the two adjacent pieces
+/// that form the token with the best score. The equivalent merges are all splits of each token into
+/// two tokens, in order of decreasing score.
 fn merges_by_score(metadata: &GgufTokenizer) -> Result<Vec<Value>, TokenizerError> {
     let count = metadata.tokens.len();
     let scores = metadata.scores.as_deref().unwrap_or_default();
     if scores.len() != count {
-        let expected = format!("a score for each of {count} tokens");
+        let expected = format!("{count} scores, one per token");
         let key = "tokenizer.ggml.scores";
         return Err(TokenizerError::key(&metadata.file, key, expected, scores.len()));
     }
@@ -169,7 +170,8 @@ fn merges_by_score(metadata: &GgufTokenizer) -> Result<Vec<Value>, TokenizerErro
     Ok(merges.into_iter().map(|(_, left, right)| json!([tokens[left], tokens[right]])).collect())
 }
 
-/// Control tokens are special; those the makers defined are found in the text before all else.
+/// The tokens that are found in a text before it is split: control tokens, which are special, and
+/// user-defined tokens.
 fn added_tokens(metadata: &GgufTokenizer) -> Vec<Value> {
     (0_u32..)
         .zip(&metadata.tokens)
@@ -187,7 +189,8 @@ fn added_tokens(metadata: &GgufTokenizer) -> Vec<Value> {
         .collect()
 }
 
-/// Puts the beginning and the end around a text, where the file or its family wants them.
+/// The post-processor that adds the tokens for begin and end of sequence around a text, if the
+/// metadata or the default of the tokenizer's kind says so.
 fn post_processor(metadata: &GgufTokenizer, adds_bos: bool) -> Result<Value, TokenizerError> {
     let around = [
         ("bos", metadata.add_bos_token.unwrap_or(adds_bos), metadata.bos_token_id),
@@ -228,25 +231,25 @@ fn token_type(metadata: &GgufTokenizer, id: usize) -> i32 {
     metadata.token_types.as_ref().and_then(|types| types.get(id)).copied().unwrap_or(NORMAL)
 }
 
-/// How a family of byte-level tokenizers cuts a text into words before BPE.
+/// How a family of byte-level tokenizers splits a text into words before BPE.
 #[derive(Default)]
 struct Split {
-    /// `None`: GPT-2's own pattern.
+    /// Regular expression that matches one word; `None` for GPT-2's pattern.
     pattern: Option<&'static str>,
-    /// Every digit is a word, found before the pattern is applied.
+    /// Whether every digit becomes a word before the pattern is applied.
     single_digits: bool,
-    /// Characters are composed first (Unicode NFC).
+    /// Whether the text is first normalized to composed characters (Unicode NFC).
     composes: bool,
-    /// A word that is a token is not looked at further.
+    /// Whether a word that is a token is used as it is, without merges.
     whole_words_first: bool,
-    /// Where the file does not say.
+    /// The value of `add_bos_token` for files that lack it.
     adds_bos: bool,
 }
 
 impl Split {
     fn named(pre: Option<&str>, file: &str) -> Result<Self, TokenizerError> {
         let split = match pre {
-            // What files from before the key existed, and those converted without it, have.
+            // Files that were converted before the key existed lack it.
             None | Some("default" | "gpt-2" | "gpt2" | "phi-2" | "olmo") => Self::default(),
             Some("llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "dbrx" | "smaug-bpe") => Self {
                 pattern: Some(LLAMA3),
@@ -267,8 +270,8 @@ impl Split {
                 Self { single_digits: true, ..Self::default() }
             }
             Some(other) => {
-                let expected = "gpt-2, llama-bpe, qwen2, tekken or smollm; or put the model's \
-                                tokenizer.json beside the file";
+                let expected = "gpt-2, llama-bpe, qwen2, tekken or smollm; or copy the model's \
+                                tokenizer.json to the directory of the file";
                 return Err(TokenizerError::unsupported(
                     file,
                     "tokenizer.ggml.pre",
@@ -281,19 +284,19 @@ impl Split {
     }
 }
 
-/// Llama 3: words with one mark before them, numbers of up to three digits.
+/// Llama 3: words with at most one preceding other character, and numbers of up to three digits.
 const LLAMA3: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
 
-/// Qwen 2 and 3: as Llama 3, single digits.
+/// Qwen 2 and 3: like Llama 3, but with single digits.
 const QWEN2: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
 
-/// Mistral's Tekken: words are cut where small letters go over to capitals; single digits.
+/// Mistral's Tekken: words are also split where a capital follows a small letter; single digits.
 const TEKKEN: &str = concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}",

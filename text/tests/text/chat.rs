@@ -1,5 +1,5 @@
-//! Chat templates against what transformers renders. The expected texts are made by
-//! `fixtures/make_chat_fixtures.py`.
+//! Compares rendered chat templates with transformers. `fixtures/make_chat_fixtures.py` generates
+//! the expected texts.
 
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
@@ -12,10 +12,10 @@ fn fixtures() -> PathBuf {
 }
 
 fn messages(value: &Value) -> Vec<ChatMessage> {
-    serde_json::from_value(value.clone()).expect("messages in OpenAI's shape")
+    serde_json::from_value(value.clone()).expect("messages in OpenAI's format")
 }
 
-/// A template of one source named `default`, without special tokens.
+/// A single template with the name `default`, without special tokens.
 fn template(source: &str) -> ChatTemplate {
     ChatTemplate::new([("default", source)], Map::new()).expect("valid Jinja")
 }
@@ -24,10 +24,10 @@ fn render(source: &str, messages: &[ChatMessage]) -> Result<String, ChatTemplate
     template(source).render(messages, &ChatOptions::default())
 }
 
-/// Goal: every fixture comes out byte for byte as transformers renders it, or fails with the
-/// template's own words.
+/// Goal: every fixture is rendered byte for byte as by transformers, or fails with the message that
+/// the template raises.
 #[test]
-fn renders_as_transformers_does() {
+fn renders_like_transformers() {
     let cases = std::fs::read_to_string(fixtures().join("cases.json")).expect("the fixtures");
     let document: Value = serde_json::from_str(&cases).expect("JSON");
     let now = UNIX_EPOCH + Duration::from_secs(document["now"].as_u64().expect("a time"));
@@ -61,9 +61,9 @@ fn renders_as_transformers_does() {
     assert!(cases.len() >= 25, "only {} cases", cases.len());
 }
 
-/// Goal: a template that takes one form of content is given that form, whatever the request has.
+/// Goal: if a template supports only one form of content, content of the other form is converted.
 #[test]
-fn content_takes_the_form_the_template_wants() {
+fn content_is_converted_to_the_form_the_template_supports() {
     let parts = messages(&json!([
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
     ]));
@@ -82,9 +82,10 @@ fn content_takes_the_form_the_template_wants() {
     assert_eq!(render(strings, &image), Err(unsupported));
 }
 
-/// Goal: arguments of a call come to the template as an object, as OpenAI's text and as itself.
+/// Goal: a template reads the arguments of a call as an object, whether the request has them as an
+/// object or as a string of JSON.
 #[test]
-fn arguments_of_calls_are_objects() {
+fn arguments_of_calls_are_parsed_to_objects() {
     let source = "{% for m in messages %}{% if m.tool_calls %}\
                   {{ m.tool_calls[0].function.arguments | tojson }}{% endif %}{% endfor %}";
     for arguments in [json!({"b": 1, "a": 2}), json!("{\"b\": 1, \"a\": 2}")] {
@@ -94,10 +95,10 @@ fn arguments_of_calls_are_objects() {
     }
 }
 
-/// Goal: the template is chosen as transformers chooses it: by name, `tool_use` for tools, else
-/// `default`.
+/// Goal: a template is chosen as in transformers: the one that the request names, else `tool_use` if
+/// there are tools, else `default`.
 #[test]
-fn templates_are_chosen_by_name() {
+fn templates_are_chosen_like_in_transformers() {
     let chat = ChatTemplate::new(
         [("default", "plain"), ("tool_use", "tools"), ("rag", "documents")],
         Map::new(),
@@ -109,18 +110,19 @@ fn templates_are_chosen_by_name() {
     assert_eq!(render(tools).as_deref(), Ok("tools"));
     let named = |name: &str| ChatOptions { template: Some(name.to_owned()), ..Default::default() };
     assert_eq!(render(named("rag")).as_deref(), Ok("documents"));
-    let error = render(named("other")).expect_err("there is none");
+    let error = render(named("other")).expect_err("there is no such template");
     let expected = "expected one of the chat templates default, tool_use, rag, got `other`";
     assert_eq!(error.to_string(), expected);
 }
 
-/// Goal: each way to fail is told apart and says where and why.
+/// Goal: each kind of failure has its own error variant.
 #[test]
-fn failures_are_told_apart() {
+fn each_failure_has_its_own_error() {
     let none: [(&str, &str); 0] = [];
     let missing = ChatTemplate::new(none, Map::new()).expect_err("no template");
     assert_eq!(missing, ChatTemplateError::Missing);
-    let malformed = ChatTemplate::new([("default", "{% if %}")], Map::new()).expect_err("no Jinja");
+    let malformed =
+        ChatTemplate::new([("default", "{% if %}")], Map::new()).expect_err("not valid Jinja");
     assert!(matches!(malformed, ChatTemplateError::Malformed { .. }), "{malformed}");
     let failed = render("{{ messages[0].content.nothing.more }}", &[ChatMessage::user("x")]);
     assert!(matches!(failed, Err(ChatTemplateError::Failed { .. })), "{failed:?}");

@@ -1,4 +1,4 @@
-//! Tokenizers from GGUF metadata against the ones the metadata was made from.
+//! Compares tokenizers from GGUF metadata with the tokenizers that the metadata was converted from.
 
 use proptest::prelude::*;
 use stolon_text::{GgufTokenizer, Tokenizer, TokenizerError, TokenizerSource};
@@ -15,7 +15,7 @@ fn build(metadata: GgufTokenizer) -> Result<Tokenizer, TokenizerError> {
     Tokenizer::new(&TokenizerSource::Gguf(Box::new(metadata)))
 }
 
-/// The metadata that a converter makes of [`byte_level`].
+/// The metadata to which a converter would convert [`byte_level`].
 fn byte_level_metadata() -> GgufTokenizer {
     let (mut tokens, merges) = byte_level_tokens();
     let mut token_types = vec![NORMAL; tokens.len()];
@@ -63,8 +63,9 @@ fn sentence_piece_metadata() -> GgufTokenizer {
     }
 }
 
-/// SentencePiece's BPE by its definition: join the two neighbours that make the best token, the
-/// leftmost of equal ones, until none do; spell in bytes what is left over.
+/// SentencePiece's BPE by its definition: join the two adjacent pieces that form the token with the
+/// best score (the leftmost ones if there are several) until there are none, and encode the other
+/// characters as bytes.
 fn naive_sentence_piece(text: &str) -> Vec<u32> {
     let pieces = sentence_pieces();
     let find = |text: &str| pieces[259..].iter().position(|(piece, _)| piece == text);
@@ -72,7 +73,7 @@ fn naive_sentence_piece(text: &str) -> Vec<u32> {
     let mut parts: Vec<String> =
         if text.is_empty() { Vec::new() } else { marked.chars().map(String::from).collect() };
     loop {
-        // The pieces stand in order of their scores, best first.
+        // The pieces are in order of decreasing score.
         let best = (1..parts.len())
             .filter_map(|index| Some((find(&parts[index - 1..=index].concat())?, index)))
             .min();
@@ -92,12 +93,12 @@ fn naive_sentence_piece(text: &str) -> Vec<u32> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Goal: byte-level BPE from metadata is the tokenizer.json it was converted from.
+    /// Goal: byte-level BPE from metadata encodes like the tokenizer.json it was converted from.
     #[test]
-    fn byte_level_is_the_original(text in "[the ré😀.\n]{0,20}|\\PC{0,12}") {
+    fn byte_level_encodes_like_the_original(text in "[the ré😀.\n]{0,20}|\\PC{0,12}") {
         let original = byte_level().to_string();
-        let original = Tokenizer::from_json("t.json", original.as_bytes()).expect("good");
-        let converted = build(byte_level_metadata()).expect("good");
+        let original = Tokenizer::from_json("t.json", original.as_bytes()).expect("valid metadata");
+        let converted = build(byte_level_metadata()).expect("valid metadata");
         for add_special in [false, true] {
             let tokens = converted.encode(&text, add_special).expect("encodes");
             prop_assert_eq!(&tokens, &original.encode(&text, add_special).expect("encodes"));
@@ -105,22 +106,22 @@ proptest! {
         }
     }
 
-    /// Goal: SentencePiece's joins by score, and bytes for the rest, as its definition has them.
+    /// Goal: SentencePiece's BPE joins pieces by score and encodes other characters as bytes.
     #[test]
     fn sentence_piece_follows_the_scores(text in "[ thernads.éx漢]{0,24}") {
-        let tokenizer = build(sentence_piece_metadata()).expect("good");
+        let tokenizer = build(sentence_piece_metadata()).expect("valid metadata");
         let tokens = tokenizer.encode(&text, false).expect("encodes");
         prop_assert_eq!(&tokens, &naive_sentence_piece(&text));
         prop_assert_eq!(tokenizer.decode(&tokens, true), text.as_str());
     }
 }
 
-/// Goal: where the file does not say, a SentencePiece text begins with its token, and a space is
-/// put before it; where the file says otherwise, not.
+/// Goal: by default, SentencePiece adds the token for the begin of the sequence and prepends a space
+/// to the text. The metadata can change both.
 #[test]
-fn beginnings_follow_the_metadata() {
+fn tokens_added_at_the_start_follow_the_metadata() {
     let encode = |metadata: GgufTokenizer| {
-        let tokenizer = build(metadata).expect("good");
+        let tokenizer = build(metadata).expect("valid metadata");
         let tokens = tokenizer.encode("the</s>", true).expect("encodes");
         tokens
             .iter()
@@ -137,9 +138,9 @@ fn beginnings_follow_the_metadata() {
     assert_eq!(encode(other), ["the", "</s>", "</s>"]);
 }
 
-/// Goal: families' split patterns are all valid, and numbers show which is at work.
+/// Goal: each family's split pattern is a valid regular expression and splits numbers as documented.
 #[test]
-fn split_patterns_of_families() {
+fn each_family_splits_numbers_as_documented() {
     let check = |pre: &str, expected: &[&str]| {
         let (mut tokens, mut merges) = byte_level_tokens();
         for [left, right] in [["1", "2"], ["12", "3"], ["123", "4"]] {
@@ -168,9 +169,9 @@ fn split_patterns_of_families() {
     check("smollm", &["1", "2", "3", "4"]);
 }
 
-/// Goal: metadata that makes no tokenizer is an error that names the key.
+/// Goal: invalid metadata is an error that names the file and the key.
 #[test]
-fn bad_metadata_is_refused() {
+fn invalid_metadata_is_refused() {
     let check = |metadata: GgufTokenizer, key: &str| {
         let error = build(metadata).expect_err(key).to_string();
         assert!(error.contains("m.gguf") && error.contains(key), "{error}");

@@ -1,4 +1,4 @@
-//! The text side through its public API: tokenizers, streaming, chat templates.
+//! Tests through the public API: tokenizers, streaming detokenization, chat templates.
 
 mod chat;
 mod gguf;

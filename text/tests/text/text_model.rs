@@ -1,4 +1,4 @@
-//! The text side as a whole, from what the loader reads.
+//! Tests `TextModel`, created from the data that a loader reads.
 
 use serde_json::{Value, json};
 use stolon_text::{
@@ -20,12 +20,12 @@ fn source(config: Option<Value>, chat_template: Option<&str>) -> TextSource {
 }
 
 fn model(source: &TextSource) -> TextModel {
-    TextModel::new(source, &[]).expect("good")
+    TextModel::new(source, &[]).expect("a valid source")
 }
 
-/// Goal: a conversation becomes tokens with the template's special tokens, and none are added.
+/// Goal: an encoded conversation contains the special tokens of the template and no further ones.
 #[test]
-fn conversations_become_tokens() {
+fn conversations_are_encoded_with_the_templates_special_tokens() {
     let config = json!({"bos_token": {"content": "<|begin|>"}, "eos_token": "<|end|>"});
     let template = "{{ bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}";
     let model = model(&source(Some(config), Some(template)));
@@ -37,16 +37,16 @@ fn conversations_become_tokens() {
     assert_eq!(model.eos_token_ids(), [end]);
 }
 
-/// Goal: further templates of `tokenizer_config.json` are there by name; the loader's choice stays
+/// Goal: the named templates of `tokenizer_config.json` can be used, but the loader's choice remains
 /// the default.
 #[test]
-fn named_templates_of_the_configuration() {
+fn named_templates_come_from_the_tokenizer_configuration() {
     let config = json!({"chat_template": [
         {"name": "default", "template": "from the list"},
         {"name": "tool_use", "template": "with tools"},
     ]});
     let model = model(&source(Some(config), Some("from the file")));
-    let names: Vec<_> = model.chat_template().expect("there").names().collect();
+    let names: Vec<_> = model.chat_template().expect("the model has templates").names().collect();
     assert_eq!(names, ["default", "tool_use"]);
     let render = |options| model.render_chat(&[ChatMessage::user("x")], &options);
     assert_eq!(render(ChatOptions::default()).as_deref(), Ok("from the file"));
@@ -54,24 +54,25 @@ fn named_templates_of_the_configuration() {
     assert_eq!(render(tools).as_deref(), Ok("with tools"));
 }
 
-/// Goal: without a template, or with a broken one, the model still loads; chatting says why not.
+/// Goal: a model with a missing or malformed template loads, and rendering returns the error.
 #[test]
-fn missing_and_broken_templates_are_told_when_used() {
+fn missing_and_malformed_templates_are_reported_on_use() {
     let chat = |template| {
         model(&source(None, template))
             .encode_chat(&[ChatMessage::user("x")], &ChatOptions::default())
     };
     let missing = chat(None).expect_err("no template");
     assert!(matches!(missing, ChatError::Template(ChatTemplateError::Missing)));
-    let broken = chat(Some("{% for %}")).expect_err("no Jinja");
+    let broken = chat(Some("{% for %}")).expect_err("not valid Jinja");
     assert!(matches!(broken, ChatError::Template(ChatTemplateError::Malformed { .. })));
 }
 
-/// Goal: the model's own list of end tokens counts; a GGUF file's turn ends join its one token.
+/// Goal: the model's own list of end-of-sequence tokens takes precedence; for a GGUF file, the
+/// tokens that end a turn are added to its single end-of-sequence token.
 #[test]
-fn end_tokens() {
+fn end_of_sequence_tokens_come_from_the_model_or_the_tokenizer() {
     let config = json!({"eos_token": "<|end|>"});
-    let model = TextModel::new(&source(Some(config), None), &[3, 7]).expect("good");
+    let model = TextModel::new(&source(Some(config), None), &[3, 7]).expect("a valid source");
     assert_eq!(model.eos_token_ids(), [3, 7]);
 
     let (mut tokens, merges) = byte_level_tokens();

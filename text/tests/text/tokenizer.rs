@@ -1,4 +1,4 @@
-//! Tokenizers and streaming against `tokenizers` itself, which decodes whole lists.
+//! Compares tokenizers and streaming with the crate `tokenizers`, which decodes whole lists.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -11,8 +11,8 @@ struct Pair {
     name: &'static str,
     ours: Tokenizer,
     reference: tokenizers::Tokenizer,
-    /// Ill-formed bytes come out the same, not only well-formed ones. With byte fallback the
-    /// reference spoils the whole run of byte tokens around a bad one, which cannot be streamed.
+    /// Whether invalid UTF-8 is decoded to the same text as well. With byte fallback, the reference
+    /// replaces a whole run of byte tokens if one is invalid, which is not possible in streaming.
     same_when_ill_formed: bool,
 }
 
@@ -20,8 +20,8 @@ fn pair(name: &'static str, json: &Value, same_when_ill_formed: bool) -> Pair {
     let bytes = json.to_string().into_bytes();
     Pair {
         name,
-        ours: Tokenizer::from_json("tokenizer.json", &bytes).expect("a good tokenizer"),
-        reference: tokenizers::Tokenizer::from_bytes(&bytes).expect("a good tokenizer"),
+        ours: Tokenizer::from_json("tokenizer.json", &bytes).expect("a valid tokenizer"),
+        reference: tokenizers::Tokenizer::from_bytes(&bytes).expect("a valid tokenizer"),
         same_when_ill_formed,
     }
 }
@@ -38,7 +38,7 @@ fn pairs() -> Vec<Pair> {
     ]
 }
 
-/// The pieces that streaming gives, the last one at the end.
+/// The pieces of text that streaming returns, including that of `finish`.
 fn stream(tokenizer: &Tokenizer, tokens: &[u32], skip_special: bool) -> Vec<String> {
     let mut detokenizer = Detokenizer::new(tokenizer.clone(), skip_special);
     let mut pieces: Vec<String> = tokens.iter().map(|&token| detokenizer.push(token)).collect();
@@ -49,17 +49,17 @@ fn stream(tokenizer: &Tokenizer, tokens: &[u32], skip_special: bool) -> Vec<Stri
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Goal: for any tokens, sense or nonsense, the streamed pieces joined are the text that
-    /// `tokenizers` decodes from the whole list.
+    /// Goal: for random tokens, the streamed pieces joined are the text that `tokenizers` decodes
+    /// from the whole list.
     #[test]
-    fn streamed_pieces_join_to_the_whole(
+    fn streamed_pieces_join_to_the_decoded_text(
         choices in vec((any::<prop::sample::Index>(), any::<bool>()), 0..20),
         skip_special: bool,
     ) {
         for pair in pairs() {
-            // Two ids beyond the vocabulary stand for nothing.
+            // Includes two ids outside of the vocabulary, which have no text.
             let count = pair.ours.vocab_size() + 2;
-            // Half of the tokens are among the last 23, where the spaces and words are.
+            // Half of the tokens are among the last 23 ids, which are spaces and words.
             let first = |late: bool| if late { count.saturating_sub(23) } else { 0 };
             let tokens: Vec<u32> = choices
                 .iter()
@@ -76,10 +76,10 @@ proptest! {
         }
     }
 
-    /// Goal: a text's tokens are those of `tokenizers`; streamed, no piece holds half a character,
-    /// and every piece is a piece of the text.
+    /// Goal: a text is encoded as by `tokenizers`, and when the tokens are streamed, no piece
+    /// contains an incomplete character.
     #[test]
-    fn texts_survive_the_round_trip(text in "[the and.é漢😀\n]{0,20}|\\PC{0,12}") {
+    fn texts_are_equal_after_encoding_and_streaming(text in "[the and.é漢😀\n]{0,20}|\\PC{0,12}") {
         for pair in pairs().iter().filter(|pair| pair.name != "words") {
             let tokens = pair.ours.encode(&text, false).expect("encodes");
             let expected = pair.reference.encode(text.as_str(), false).expect("encodes");
@@ -93,10 +93,10 @@ proptest! {
     }
 }
 
-/// Goal: a character spread over tokens comes out once, with its last token; one that never ends
-/// comes out as U+FFFD at the end.
+/// Goal: a character that spans several tokens is returned with its last token; if it is never
+/// completed, U+FFFD is returned at the end.
 #[test]
-fn no_half_characters() {
+fn incomplete_characters_are_held_back() {
     let tokenizer = Tokenizer::bytes();
     let tokens: Vec<u32> = "aé😀".bytes().map(u32::from).collect();
     let pieces = stream(&tokenizer, &tokens, true);
@@ -105,25 +105,28 @@ fn no_half_characters() {
     assert_eq!(stream(&tokenizer, &[0xe2, 0x82, 0x41], true), ["", "", "\u{fffd}A", ""]);
 }
 
-/// Goal: text that follows a prompt keeps the space that it starts with; text of its own does not.
+/// Goal: text that continues a prompt keeps its leading space; a new text loses it.
 #[test]
-fn continued_text_keeps_its_space() {
+fn continued_text_keeps_its_leading_space() {
     let json = metaspace(Spaces::Cut, false).to_string();
-    let tokenizer = Tokenizer::from_json("tokenizer.json", json.as_bytes()).expect("good");
+    let tokenizer =
+        Tokenizer::from_json("tokenizer.json", json.as_bytes()).expect("a valid tokenizer");
     let the = tokenizer.token_id("\u{2581}the").expect("in the vocabulary");
     assert_eq!(tokenizer.decode(&[the, the], true), "the the");
     let spaces = tokenizer.token_id("\u{2581}\u{2581}").expect("in the vocabulary");
-    assert_eq!(tokenizer.decode(&[spaces, the], true), "  the", "one space is cut, no more");
+    assert_eq!(tokenizer.decode(&[spaces, the], true), "  the", "only one space is removed");
     let mut continuing = Detokenizer::continuing(tokenizer.clone(), true);
     assert_eq!(continuing.push(the), " the");
     assert_eq!(tokenizer.token_bytes(the), Some(b" the".to_vec()));
 }
 
-/// Goal: special tokens are known as such, found in text, added on request, and left out of text.
+/// Goal: special tokens are recognized in text, added on request when encoding, and left out on
+/// request when decoding.
 #[test]
-fn special_tokens() {
+fn special_tokens_are_recognized_added_and_skipped() {
     let json = byte_level().to_string();
-    let tokenizer = Tokenizer::from_json("tokenizer.json", json.as_bytes()).expect("good");
+    let tokenizer =
+        Tokenizer::from_json("tokenizer.json", json.as_bytes()).expect("a valid tokenizer");
     let id = |spelling: &str| tokenizer.token_id(spelling).expect("in the vocabulary");
     let (begin, end, tool) = (id("<|begin|>"), id("<|end|>"), id("<tool call>"));
     assert!(tokenizer.is_special(end) && !tokenizer.is_special(tool) && !tokenizer.is_special(0));
@@ -135,9 +138,9 @@ fn special_tokens() {
     assert_eq!(tokenizer.token_bytes(tool + 1), None);
 }
 
-/// Goal: padding and truncation that a file asks for do not touch single texts.
+/// Goal: padding and truncation in a `tokenizer.json` have no effect.
 #[test]
-fn files_cannot_cut_or_pad_texts() {
+fn padding_and_truncation_are_ignored() {
     let mut json = byte_level();
     json["truncation"] = serde_json::json!({
         "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0,
@@ -146,20 +149,22 @@ fn files_cannot_cut_or_pad_texts() {
         "strategy": {"Fixed": 40}, "direction": "Right", "pad_to_multiple_of": null,
         "pad_id": 0, "pad_type_id": 0, "pad_token": "!",
     });
-    let tokenizer =
-        Tokenizer::from_json("tokenizer.json", json.to_string().as_bytes()).expect("good");
+    let tokenizer = Tokenizer::from_json("tokenizer.json", json.to_string().as_bytes())
+        .expect("a valid tokenizer");
     assert_eq!(tokenizer.encode("xyzzy", false).expect("encodes").len(), 5);
 }
 
-/// Goal: what cannot be read, or not be decoded token by token, is an error that names the file.
+/// Goal: a tokenizer that is malformed or cannot be decoded token by token is an error that names
+/// the file.
 #[test]
-fn bad_tokenizers_are_refused() {
-    let error = Tokenizer::from_json("dir/tokenizer.json", b"{").expect_err("no JSON");
+fn unusable_tokenizers_are_refused() {
+    let error = Tokenizer::from_json("dir/tokenizer.json", b"{").expect_err("not valid JSON");
     assert!(
         matches!(&error, TokenizerError::Malformed { file, .. } if file == "dir/tokenizer.json")
     );
     let mut json = words();
     json["decoder"] = serde_json::json!({"type": "WordPiece", "prefix": "##", "cleanup": true});
-    let error = Tokenizer::from_json("t.json", json.to_string().as_bytes()).expect_err("no stream");
+    let error = Tokenizer::from_json("t.json", json.to_string().as_bytes())
+        .expect_err("cannot be streamed");
     assert!(error.to_string().contains("t.json: key `decoder`"), "{error}");
 }

@@ -1,8 +1,8 @@
-//! Small tokenizers of the kinds that language models have, as `tokenizer.json`.
+//! Small tokenizers of the kinds that language models use, in the format of `tokenizer.json`.
 
 use serde_json::{Map, Value, json};
 
-/// GPT-2's character for a byte.
+/// The character that encodes a byte in GPT-2's table.
 pub(crate) fn byte_char(byte: u8) -> char {
     let is_own = |byte: u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     if is_own(byte) {
@@ -23,7 +23,7 @@ fn numbered(tokens: &[String]) -> Map<String, Value> {
     tokens.iter().enumerate().map(|(id, token)| (token.clone(), json!(id))).collect()
 }
 
-/// The tokens of [`byte_level`]: all bytes, and some words and parts of characters.
+/// Tokens and merges of [`byte_level`]: all bytes, some words, and some parts of characters.
 pub(crate) fn byte_level_tokens() -> (Vec<String>, Vec<[String; 2]>) {
     let mut tokens: Vec<String> = (0..=255).map(|byte| byte_char(byte).to_string()).collect();
     let mut merges = Vec::new();
@@ -31,7 +31,7 @@ pub(crate) fn byte_level_tokens() -> (Vec<String>, Vec<[String; 2]>) {
         [b"th", b"the", b" t", b" the", b"er", b"\xc3\xa9", b"\xf0\x9f", b"\xe2\x82", b"  "];
     for text in texts {
         let spelled: String = text.iter().map(|&byte| byte_char(byte)).collect();
-        // The longest beginning that is a token already, and the rest, which then is one too.
+        // The longest prefix that is a token already and whose rest is a token as well.
         let cut = (1..spelled.chars().count())
             .rev()
             .map(|count| spelled.char_indices().nth(count).expect("inside").0)
@@ -48,7 +48,7 @@ pub(crate) fn byte_level_tokens() -> (Vec<String>, Vec<[String; 2]>) {
     (tokens, merges)
 }
 
-/// As of GPT-2, Llama 3, Qwen: every byte is a character of GPT-2's table.
+/// Byte-level BPE as used by GPT-2, Llama 3 and Qwen: every byte is a character of GPT-2's table.
 pub(crate) fn byte_level() -> Value {
     let (tokens, merges) = byte_level_tokens();
     let count = tokens.len();
@@ -76,8 +76,8 @@ pub(crate) fn byte_level() -> Value {
     })
 }
 
-/// The tokens of the SentencePiece vocabularies with a score each: three special ones, the bytes,
-/// pieces.
+/// The tokens of the SentencePiece vocabularies with their scores: three special tokens, then 256
+/// bytes, then the pieces.
 pub(crate) fn sentence_pieces() -> Vec<(String, f32)> {
     let mut tokens: Vec<(String, f32)> =
         ["<unk>", "<s>", "</s>"].map(|token| (token.to_owned(), 0.0)).to_vec();
@@ -110,12 +110,12 @@ pub(crate) fn sentence_pieces() -> Vec<(String, f32)> {
     tokens
 }
 
-/// How a SentencePiece vocabulary is decoded.
+/// The decoder of a SentencePiece vocabulary.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Spaces {
-    /// A chain that cuts one leading space, as of Llama 2.
+    /// A chain of decoders that removes one leading space, as in Llama 2.
     Cut,
-    /// The same chain without the cut, as of Gemma.
+    /// The same chain without the last step, as in Gemma.
     Kept,
     /// The decoder `Metaspace`.
     Metaspace,
@@ -123,7 +123,8 @@ pub(crate) enum Spaces {
     FallbackThenMetaspace,
 }
 
-/// As of Llama 2, Mistral, Gemma: a mark for the space, bytes for what is not in the vocabulary.
+/// As in Llama 2, Mistral and Gemma: spaces are replaced by a mark, and characters outside of the
+/// vocabulary are encoded as bytes.
 pub(crate) fn metaspace(spaces: Spaces, unigram: bool) -> Value {
     let pieces = sentence_pieces();
     let replace = json!({"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "});
@@ -156,7 +157,7 @@ pub(crate) fn metaspace(spaces: Spaces, unigram: bool) -> Value {
     })
 }
 
-/// Whole words without a decoder: joined with spaces.
+/// A vocabulary of whole words without a decoder. Words are joined with spaces.
 pub(crate) fn words() -> Value {
     let tokens = ["<unk>", "one", "two", "drei", "vier"].map(str::to_owned);
     json!({
