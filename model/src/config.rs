@@ -1,8 +1,8 @@
 //! The decoder's configuration: one description that all supported architectures fit into.
 //!
-//! Built once by the loader (from `config.json`, from a GGUF's metadata or from a preset),
-//! checked there, and constant afterwards. The forward pass reads these fields and never asks
-//! for the architecture by name.
+//! The loader builds and checks it once, from `config.json`, from the metadata of a GGUF file or
+//! from a preset. It is constant afterwards. The forward pass reads these fields and never branches
+//! on the architecture.
 
 pub(crate) mod gguf;
 mod hf;
@@ -18,26 +18,26 @@ pub use tensors::{TensorRole, TensorSpec};
 use crate::error::ModelError;
 use crate::weights::TensorType;
 
-/// Most layers a configuration may state: far above any model, far below what hurts to allocate.
+/// Maximum number of layers of a configuration. It bounds what is allocated for a malformed file.
 pub(crate) const LAYERS_MAX: usize = 4096;
 
-/// The architectures the decoder can run.
+/// The architectures that the decoder supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Architecture {
-    /// Llama 1 to 3.3 and models that reuse it.
+    /// Llama 1 to 3.3 and models with the same architecture.
     Llama,
     /// Mistral, with or without a sliding window.
     Mistral,
-    /// Qwen2 and Qwen2.5: biases on q, k and v.
+    /// Qwen2 and Qwen2.5: the projections of q, k and v have biases.
     Qwen2,
-    /// Qwen3: norms on each head's q and k.
+    /// Qwen3: q and k of each head are normalized.
     Qwen3,
-    /// Gemma 3, text part: four norms a layer, local and global layers.
+    /// The text part of Gemma 3: four norms per layer, local and global layers.
     Gemma3,
 }
 
 impl Architecture {
-    /// Hugging Face's `model_type`, the name used in messages and statistics.
+    /// Hugging Face's `model_type`, which is used in messages and statistics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -59,81 +59,86 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// What one layer does differently from the others.
+/// The properties in which layers may differ from each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerConfig {
     /// Index into [`DecoderConfig::ropes`].
     pub rope: usize,
-    /// Positions a query sees, its own included: a query at `p` reads keys at
-    /// `p + 1 - window ..= p`. `None` sees everything before it. At least 1.
+    /// Number of positions that a query attends to, including its own: a query at position `p`
+    /// reads the keys at `p + 1 - window ..= p`. At least 1. With `None`, it reads all keys up to
+    /// its own.
     pub sliding_window: Option<usize>,
 }
 
-/// Everything the forward pass needs to know besides the weights. All sizes are at least 1.
+/// Everything that the forward pass needs besides the weights. All sizes are at least 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
-    /// Where the configuration came from; for messages, not for branches.
+    /// The architecture. Used in messages only; the forward pass does not branch on it.
     pub architecture: Architecture,
-    /// Rows of the embedding and of the output matrix.
+    /// Number of rows of the embedding and of the output matrix.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Width of the MLP.
     pub intermediate_size: usize,
-    /// Query heads; a multiple of `num_kv_heads`.
+    /// Number of query heads, a multiple of `num_kv_heads`.
     pub num_heads: usize,
-    /// Key and value heads.
+    /// Number of key heads and of value heads.
     pub num_kv_heads: usize,
-    /// Elements of a head, even; `num_heads * head_dim` needs not be `hidden_size`.
+    /// Number of elements of a head, which is even. `num_heads * head_dim` may differ from
+    /// `hidden_size`.
     pub head_dim: usize,
     /// Added to the mean square in every RMS norm.
     pub rms_norm_eps: f32,
-    /// Norms scale by `norm_offset + weight`: 1 for Gemma's safetensors, else 0.
+    /// Every RMS norm multiplies by `norm_offset + weight`. 1 for Gemma's safetensors, else 0.
     pub norm_offset: f32,
-    /// Positions the model was made for: prompt and generated tokens together.
+    /// Context length: the maximum number of positions, prompt and generated tokens together.
     pub max_positions: usize,
-    /// The output matrix is the embedding; no `lm_head.weight` is read.
+    /// Whether the embedding is also the output matrix, so that there is no `lm_head.weight`.
     pub tie_word_embeddings: bool,
-    /// `q_proj`, `k_proj` and `v_proj` have biases.
+    /// Whether `q_proj`, `k_proj` and `v_proj` have biases.
     pub qkv_bias: bool,
-    /// `o_proj` has a bias.
+    /// Whether `o_proj` has a bias.
     pub output_bias: bool,
-    /// `gate_proj`, `up_proj` and `down_proj` have biases.
+    /// Whether `gate_proj`, `up_proj` and `down_proj` have biases.
     pub mlp_bias: bool,
-    /// `q_norm` and `k_norm`, `[head_dim]` each, are applied to every head before rope.
+    /// Whether the norms `q_norm` and `k_norm`, `[head_dim]` each, are applied to every head before
+    /// the rotary embedding.
     pub qk_norm: bool,
-    /// Gemma's layer: `post_attention_layernorm` is applied to the attention's output before it
-    /// is added, and the MLP stands between `pre_feedforward_layernorm` and
-    /// `post_feedforward_layernorm`. Otherwise `post_attention_layernorm` is the MLP's input norm.
+    /// Whether the layers have Gemma's four norms: `post_attention_layernorm` is applied to the
+    /// attention's output before the residual is added, and `pre_feedforward_layernorm` and
+    /// `post_feedforward_layernorm` are applied before and after the MLP. Otherwise
+    /// `post_attention_layernorm` is the MLP's input norm.
     pub sandwich_norms: bool,
     /// The MLP's gate function.
     pub activation: Activation,
-    /// Embeddings are multiplied by it (Gemma: the square root of `hidden_size`).
+    /// Factor of the embeddings (Gemma: the square root of `hidden_size`); `None` for 1.
     pub embedding_scale: Option<f32>,
-    /// Attention scores are multiplied by it before the softmax.
+    /// Factor of the attention scores before the softmax, above 0.
     pub attention_scale: f32,
-    /// The rotary embeddings in use: one, or a global and a local one.
+    /// The rotary embeddings in use: either one, or a global and a local one.
     pub ropes: Vec<Rope>,
-    /// One entry a layer.
+    /// One entry per layer.
     pub layers: Vec<LayerConfig>,
-    /// Type most weights are stored in, as far as the configuration says; F32 when it does not.
+    /// The element type of most weights according to the configuration, or F32 if it has none.
     pub dtype: TensorType,
 }
 
 impl DecoderConfig {
-    /// Reads a Hugging Face `config.json`; `file` is its name for messages.
+    /// Parses a Hugging Face `config.json`. `file` is its name in error messages.
     ///
     /// # Errors
     /// [`ModelError::UnknownArchitecture`], [`ModelError::InvalidKey`], or
-    /// [`ModelError::Unsupported`] for an option that is valid and not implemented.
+    /// [`ModelError::Unsupported`] for an option that is valid but not implemented.
     pub fn from_json(file: &str, value: &serde_json::Value) -> Result<Self, ModelError> {
         parse_json(file, value).map(|parsed| parsed.decoder)
     }
 
-    /// Checks what the fields promise each other. `file` is named in the error.
+    /// Checks the documented ranges of the fields and the relations between them. `file` is the
+    /// file's name in error messages.
     ///
     /// # Errors
-    /// [`ModelError::InvalidKey`] for the first field that breaks its documentation.
+    /// [`ModelError::InvalidKey`] for the first field that is out of range.
     pub fn check(&self, file: &str) -> Result<(), ModelError> {
         let sizes = [
             ("vocab_size", self.vocab_size),

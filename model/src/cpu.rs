@@ -1,30 +1,33 @@
-//! The CPU backend: the decoder, its paged KV store and its threads behind [`Backend`].
+//! The CPU backend: implements [`Backend`] with the decoder, a paged KV store and worker threads.
 //!
-//! Life: made once from a loaded model; moved to the executor's thread; steps until it is dropped,
-//! which frees the weights, the store and the threads. Two backends in a process share nothing.
+//! It is created once from a loaded model and moved to the executor's thread, which calls
+//! [`Backend::step`]. Dropping it frees the weights and the KV store and stops the threads. Two
+//! backends in one process share nothing.
+
+use stolon_backend::{Backend, BackendError, BackendSpec, BatchChecker, StepBatch, StepOutput};
+use stolon_kernels::{KvLayout, Path, Threads};
 
 use crate::config::DecoderConfig;
 use crate::decoder::{Decoder, StageTimes, Workers};
 use crate::error::ModelError;
 use crate::kv_store::{KvBudget, KvShape, KvStore, KvType, check_block_size};
 use crate::weights::{TensorType, Weights};
-use stolon_backend::{Backend, BackendError, BackendSpec, BatchChecker, StepBatch, StepOutput};
-use stolon_kernels::{KvLayout, Path, Threads};
 
-/// What a model's matrices, the embedding included, are held and multiplied in.
+/// The element type in which a model's matrices, including the embedding, are kept in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WeightType {
-    /// As the file stores them.
+    /// As stored in the file.
     #[default]
     Stored,
-    /// F32, F16 and BF16 matrices are rounded to Q8_0 while they are loaded: about half the memory
-    /// of BF16, and twice the speed where memory is the limit. A matrix whose rows are no whole
-    /// blocks of 32 stays as it is stored, and so does one that is quantised already.
+    /// F32, F16 and BF16 matrices are rounded to Q8_0 while they are loaded. This needs about half
+    /// the memory of BF16 and is about twice as fast where the computation is memory-bound.
+    /// Matrices that are quantized already, or whose row length is not a multiple of 32, are kept as
+    /// stored.
     Q8_0,
 }
 
 impl WeightType {
-    /// The type in which a matrix of `stored` with so many columns is held.
+    /// The type in which a matrix is kept that is stored as `stored` and has `columns` columns.
     pub(crate) fn of(self, stored: TensorType, columns: usize) -> TensorType {
         let fits = stored.block_len() == 1 && columns.is_multiple_of(TensorType::Q8_0.block_len());
         if self == Self::Q8_0 && fits { TensorType::Q8_0 } else { stored }
@@ -56,21 +59,21 @@ impl std::fmt::Display for WeightType {
     }
 }
 
-/// How a [`CpuBackend`] is set up.
+/// Options of a [`CpuBackend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Positions a KV block holds, a power of two from 1 to 256.
+    /// Positions per KV block: a power of two from 1 to 256.
     pub block_size: usize,
     /// Size of the KV store.
     pub kv_budget: KvBudget,
-    /// Element type of the KV store; by default f32 for f32 weights and bf16 for all others.
+    /// Element type of the KV store. `None` selects f32 for f32 weights and bf16 for all others.
     pub kv_type: Option<KvType>,
-    /// Threads that compute, the executor's own included; by default as many as the process may
-    /// use. At least 1.
+    /// Number of threads that compute, including the executor's thread; at least 1. `None` selects
+    /// the number of cores that the process may use.
     pub threads: Option<usize>,
-    /// Instruction set; by default the best of this machine.
+    /// Instruction set of the kernels. `None` selects the best one of this machine.
     pub path: Option<Path>,
-    /// What matrices are held in.
+    /// Element type in which matrices are kept.
     pub weight_type: WeightType,
 }
 
@@ -87,7 +90,7 @@ impl Default for CpuOptions {
     }
 }
 
-/// Computes on the CPU. See the module's documentation.
+/// Computes forward passes on the CPU. See the [module documentation](self).
 #[derive(Debug)]
 pub struct CpuBackend {
     spec: BackendSpec,
@@ -99,13 +102,13 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// Packs the weights, giving each one's memory back as soon as it is packed, and reserves the KV
-    /// store. The weights' file is not needed afterwards.
+    /// Packs the weights and reserves the KV store. The pages of each tensor are released as soon
+    /// as it is packed. The file of the weights is not needed afterwards.
     ///
     /// # Errors
-    /// [`ModelError`] for a tensor that is missing or does not fit, for a block size that is no
-    /// power of two from 1 to 256, for no threads, and for a KV store that the budget or the
-    /// system does not allow.
+    /// [`ModelError`] if a tensor is missing or has the wrong shape or type, if the block size is not
+    /// a power of two from 1 to 256, if the number of threads is 0, if the instruction set is not
+    /// available, or if the budget or the system does not allow the KV store.
     pub fn new(
         config: DecoderConfig,
         weights: Weights,
@@ -124,7 +127,7 @@ impl CpuBackend {
             Some(path) => path,
             None => Path::detect().map_err(|source| ModelError::InvalidOption {
                 name: "CPU path".to_owned(),
-                expected: "one that this machine supports".to_owned(),
+                expected: "an instruction set that this machine supports".to_owned(),
                 got: source.to_string(),
             })?,
         };
@@ -138,8 +141,8 @@ impl CpuBackend {
             kv_type,
             key_layout: KvLayout::of_keys(path, bf16, block_size, config.head_dim),
         };
-        // Explicit budgets are refused before the long work, the default one looks at what the
-        // weights leave.
+        // An explicit budget is checked before the weights are packed, which takes long. The default
+        // budget depends on the memory that is free afterwards.
         if options.kv_budget != KvBudget::Auto {
             options.kv_budget.block_count(shape.block_bytes())?;
         }
@@ -167,7 +170,7 @@ impl CpuBackend {
         Ok(Self { spec, checker, decoder, kv, workers, path })
     }
 
-    /// Where the time of all steps so far went.
+    /// The time that all steps so far have spent in each stage of the forward pass.
     #[must_use]
     pub fn stage_times(&self) -> StageTimes {
         self.decoder.stage_times()
@@ -191,13 +194,13 @@ impl CpuBackend {
         self.path
     }
 
-    /// Threads that compute, the executor's own included.
+    /// Number of threads that compute, including the executor's thread.
     #[must_use]
     pub fn thread_count(&self) -> usize {
         self.workers.count()
     }
 
-    /// Bytes of the packed weights.
+    /// Size of the packed weights in bytes.
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
         self.decoder.weight_bytes()
@@ -219,8 +222,7 @@ impl Backend for CpuBackend {
     }
 }
 
-/// What keys and values are stored in where nothing else is asked for: no more exact than the
-/// weights that they come from.
+/// The default element type of the KV store. It is not more exact than the weights.
 fn default_kv_type(weights: TensorType) -> KvType {
     match weights {
         TensorType::F32 => KvType::F32,

@@ -1,11 +1,12 @@
-//! The one decoder behind all architectures: a [`DecoderConfig`] says which parts a layer has.
+//! The decoder. There is one for all architectures: a [`DecoderConfig`] says which parts a layer has.
 //!
-//! Activations are f32 rows, one a token of the batch, in buffers that are reused between steps.
-//! Keys and values go to the paged store first and are read from there, the step's own included,
-//! so that a position's bits are the same whether it was computed now or long ago.
+//! Activations are f32 rows, one per token of the batch, in buffers that are reused between steps.
+//! Keys and values are first written to the paged KV store and then read from there, including those
+//! of the current step. Therefore attention reads the same bits for a position, whether it was
+//! computed in this step or in an earlier one.
 //!
-//! Life: loaded once from [`Weights`]; [`Decoder::forward`] is called once a step by the backend
-//! that owns it.
+//! The decoder is loaded once from [`Weights`]. The backend that owns it calls [`Decoder::forward`]
+//! once per step.
 
 use crate::config::DecoderConfig;
 use crate::cpu::WeightType;
@@ -38,19 +39,20 @@ use rope::RopeTable;
 pub use profile::{Stage, StageTimes};
 pub(crate) use workers::Workers;
 
-/// A model ready to compute. See the module's documentation.
+/// A model with packed weights and the buffers of its forward pass. See the
+/// [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Decoder {
     config: DecoderConfig,
     path: Path,
-    /// `[vocab_size, hidden_size]`; the output matrix too where that is tied.
+    /// `[vocab_size, hidden_size]`. It is also the output matrix if `head` is `None`.
     embedding: Matrix,
-    /// `[vocab_size, hidden_size]` where it is not.
+    /// The output matrix `[vocab_size, hidden_size]`, unless it is tied to the embedding.
     head: Option<Matrix>,
     layers: Vec<Layer>,
-    /// `[hidden_size]`.
+    /// `[hidden_size]`: weight of the norm before the output matrix.
     final_norm: Vec<f32>,
-    /// In the order of `config.ropes`.
+    /// One table per entry of `config.ropes`, in the same order.
     ropes: Vec<RopeTable>,
     plan: StepPlan,
     activations: Activations,
@@ -58,10 +60,11 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
-    /// Packs all weights for `path`. The file's bytes are not needed afterwards.
+    /// Packs all weights for the instruction set `path`. The file of the weights is not needed
+    /// afterwards.
     ///
     /// # Errors
-    /// [`ModelError`] naming the tensor that is missing, or of a wrong shape or type.
+    /// [`ModelError`] with the name of a tensor that is missing or has the wrong shape or type.
     pub(crate) fn load(
         config: DecoderConfig,
         weights: Weights,
@@ -99,24 +102,24 @@ impl Decoder {
         })
     }
 
-    /// The configuration it was loaded with.
+    /// The model's configuration.
     pub(crate) fn config(&self) -> &DecoderConfig {
         &self.config
     }
 
-    /// Where the time of all steps went.
+    /// The time that all steps so far have spent in each stage.
     pub(crate) fn stage_times(&self) -> StageTimes {
         self.profile.times()
     }
 
-    /// Bytes of all packed matrices.
+    /// Size in bytes of all packed matrices.
     pub(crate) fn weight_bytes(&self) -> usize {
         let head = self.head.as_ref().map_or(0, Matrix::bytes);
         self.embedding.bytes() + head + self.layers.iter().map(Layer::bytes).sum::<usize>()
     }
 
-    /// Computes a batch that was checked before: writes keys and values to `kv`, returns the
-    /// logits asked for, `[rows, vocab_size]`.
+    /// Computes a batch that the batch checker has accepted: writes keys and values to `kv` and
+    /// returns the requested logits, `[rows, vocab_size]`.
     pub(crate) fn forward(
         &mut self,
         batch: &StepBatch,
@@ -143,7 +146,7 @@ impl Decoder {
                 workers,
             );
             if last {
-                // Nothing reads the other rows after their keys and values are written.
+                // In the last layer, rows without logits are needed for their keys and values only.
                 rows = self.keep_output_rows(rows, workers);
                 self.profile.mark(Stage::Batch);
                 if rows == 0 {
@@ -165,7 +168,7 @@ impl Decoder {
         logits
     }
 
-    /// Fills the residual stream.
+    /// Fills the residual stream with the embeddings of `tokens`.
     fn embed(&mut self, tokens: &[u32], workers: &Workers) {
         let width = self.config.hidden_size;
         let (embedding, scale) = (&self.embedding, self.config.embedding_scale);
@@ -182,7 +185,8 @@ impl Decoder {
         });
     }
 
-    /// Norms the residual stream for layer `index`, or for the logits after the last one.
+    /// Normalizes the residual stream for the attention of layer `index`, or for the output matrix if
+    /// `index` is the number of layers.
     fn norm_for(&mut self, index: usize, rows: usize, workers: &Workers) {
         let Activations { x, normed, .. } = &mut self.activations;
         let weight = match self.layers.get(index) {
@@ -199,7 +203,7 @@ impl Decoder {
         norm.pack(&x[..rows * self.config.hidden_size], normed, workers);
     }
 
-    /// Computes queries, or keys and values, which go to the cache, or all of them.
+    /// Computes the given `parts` of queries, keys and values. Keys and values are written to `kv`.
     fn heads(&mut self, index: usize, parts: &[Part], kv: &mut KvStore, workers: &Workers) {
         let (config, path) = (&self.config, self.path);
         let (layer, plan) = (&self.layers[index], &self.plan);
@@ -243,8 +247,8 @@ impl Decoder {
         self.profile.mark_with(Stage::Qkv, finishing, Stage::Heads);
     }
 
-    /// Moves the rows that get logits to the front of the residual stream, and norms them again for
-    /// the last layer's queries if they are not all; returns how many they are.
+    /// Moves the rows that get logits to the front of the residual stream and returns their number.
+    /// If other rows were dropped, the remaining ones are packed again for the last layer's queries.
     fn keep_output_rows(&mut self, rows: usize, workers: &Workers) -> usize {
         let kept = self.plan.output_rows.len();
         if kept < rows {
@@ -260,7 +264,8 @@ impl Decoder {
         kept
     }
 
-    /// Attention of `rows` rows, added to the residual stream; norms it for the MLP.
+    /// Computes attention for `rows` rows, adds it to the residual stream, and normalizes the result
+    /// for the MLP.
     fn attend(
         &mut self,
         index: usize,
@@ -294,7 +299,8 @@ impl Decoder {
         self.profile.mark(Stage::Residual);
     }
 
-    /// The MLP of `rows` normed rows, added to the residual stream; norms it for what follows.
+    /// Computes the MLP for `rows` normalized rows, adds it to the residual stream, and normalizes the
+    /// result for the next layer or the output matrix.
     fn mlp(&mut self, index: usize, rows: usize, workers: &Workers) {
         let (config, path) = (&self.config, self.path);
         let layer = &self.layers[index];
@@ -325,7 +331,7 @@ impl Decoder {
     }
 }
 
-/// What [`Decoder::heads`] computes.
+/// The projections that [`Decoder::heads`] computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Queries,
@@ -337,7 +343,7 @@ impl Part {
     const ALL: [Self; 3] = [Self::Queries, Self::Keys, Self::Values];
 }
 
-/// Every slice as attention sees it.
+/// All rows of all slices, as input of the attention kernel.
 fn whole_slices(batch: &StepBatch) -> Vec<AttentionSequence<'_>> {
     let slices = batch.sequences.iter();
     slices
@@ -349,7 +355,7 @@ fn whole_slices(batch: &StepBatch) -> Vec<AttentionSequence<'_>> {
         .collect()
 }
 
-/// The slices that get logits, cut down to those rows.
+/// Only the rows that get logits, as input of the attention kernel.
 fn output_slices(batch: &StepBatch) -> Vec<AttentionSequence<'_>> {
     let slices = batch.sequences.iter();
     slices

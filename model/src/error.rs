@@ -1,26 +1,27 @@
-//! What can be wrong with a model on its way from disk (or the hub) to a running backend.
+//! Errors of loading a model from disk or from the hub, and of creating a backend for it.
 //!
-//! Every message names the file, and the tensor or key in it, with what was expected and what
-//! came, so that nobody has to open a debugger to learn which download is broken.
+//! Every message names the file and the tensor or key in it, with the expected and the actual value,
+//! so that users can find a broken download without a debugger.
 
 use std::path::PathBuf;
 
-use crate::kv_store::KvStoreError;
 use stolon_kernels::KernelError;
 
-/// Why a model could not be found, read or understood.
+use crate::kv_store::KvStoreError;
+
+/// Why a model could not be found, read or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The text given as a model is no directory, no `.gguf` file and no hub id.
+    /// The text given as a model is not a directory, a `.gguf` file, a hub id or a preset.
     #[error(
-        "`{given}` is no model: expected a directory, a .gguf file, a hub id \
+        "`{given}` is not a model: expected a directory, a .gguf file, a hub id \
          (org/name or org/name@revision) or random:PRESET; {reason}"
     )]
     UnknownSource {
-        /// What was given.
+        /// The given text.
         given: String,
-        /// What is wrong with it.
+        /// Why it is not a model.
         reason: String,
     },
     /// A file could not be opened or read.
@@ -28,115 +29,115 @@ pub enum ModelError {
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// The system's reason.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// A file that a model needs is not there.
+    /// A file that a model needs is missing.
     #[error("{}: missing file: expected {expected}", directory.display())]
     MissingFile {
-        /// Where it was looked for.
+        /// The directory that was searched.
         directory: PathBuf,
-        /// The names that would have done.
+        /// The accepted file names.
         expected: String,
     },
-    /// A file's content breaks its own format.
+    /// The content of a file does not conform to its format.
     #[error("{file}: malformed: {reason}")]
     Malformed {
         /// The file.
         file: String,
-        /// Where, what was expected, what came.
+        /// The location, the expected and the actual content.
         reason: String,
     },
-    /// A file ends before what its header promises.
+    /// A file is shorter than its header says.
     #[error("{file}: truncated: {what} needs {expected} bytes, the file has {got}")]
     Truncated {
         /// The file.
         file: String,
-        /// The part that does not fit.
+        /// The part that is missing or incomplete.
         what: String,
-        /// Bytes needed, counted from the file's start.
+        /// Minimum length of the file in bytes for this part to be complete.
         expected: u64,
-        /// Bytes there.
+        /// Actual length of the file in bytes.
         got: u64,
     },
-    /// A key of a configuration is missing or its value is impossible.
+    /// A key of a configuration is missing or has an invalid value.
     #[error("{file}: key `{key}`: expected {expected}, got {got}")]
     InvalidKey {
         /// The file.
         file: String,
-        /// The key, dotted where nested.
+        /// The key; the names of nested objects are separated by dots.
         key: String,
-        /// What would have done.
+        /// The accepted values.
         expected: String,
-        /// What stood there; `nothing` when it is missing.
+        /// The actual value; `nothing` if the key is missing.
         got: String,
     },
-    /// The architecture is none that the decoder knows.
+    /// The decoder does not support the architecture.
     #[error("{file}: unknown architecture {got}: expected one of {expected}")]
     UnknownArchitecture {
         /// The file.
         file: String,
-        /// The name found.
+        /// The architecture's name in the file.
         got: String,
-        /// The names known.
+        /// The supported names.
         expected: String,
     },
-    /// A valid option that the decoder does not implement; ignoring it would change the output.
+    /// A valid option that is not implemented and cannot be ignored without changing the output.
     #[error("{file}: key `{key}`: {got} is not supported: expected {expected}")]
     Unsupported {
         /// The file.
         file: String,
         /// The key.
         key: String,
-        /// Its value.
+        /// The unsupported value.
         got: String,
         /// The values that are supported.
         expected: String,
     },
-    /// A tensor that the configuration asks for is not in the weights.
+    /// A tensor that the configuration requires is not in the weights.
     #[error("{file}: missing tensor `{tensor}`: expected shape {expected:?}, got nothing")]
     MissingTensor {
         /// The file or index.
         file: String,
-        /// The tensor's name as Hugging Face calls it.
+        /// The tensor's Hugging Face name.
         tensor: String,
-        /// The shape the configuration asks for.
+        /// The shape that the configuration requires.
         expected: Vec<usize>,
     },
-    /// A tensor's shape is not what the configuration asks for.
+    /// A tensor's shape differs from the one that the configuration requires.
     #[error("{file}: tensor `{tensor}`: expected shape {expected:?}, got {got:?}")]
     WrongShape {
         /// The file.
         file: String,
         /// The tensor.
         tensor: String,
-        /// The shape the configuration asks for.
+        /// The shape that the configuration requires.
         expected: Vec<usize>,
-        /// The shape found.
+        /// The tensor's shape in the file.
         got: Vec<usize>,
     },
-    /// A tensor's element type is none that the kernels read.
+    /// The kernels do not support a tensor's element type.
     #[error("{file}: tensor `{tensor}`: expected type {expected}, got {got}")]
     WrongType {
         /// The file.
         file: String,
         /// The tensor.
         tensor: String,
-        /// The types that are read.
+        /// The supported types.
         expected: String,
-        /// The type found.
+        /// The tensor's type in the file.
         got: String,
     },
-    /// The hub refused or could not be reached.
+    /// The hub refused a request or could not be reached.
     #[error("hub: {repo}@{revision}: {file}: {reason}")]
     Hub {
         /// The repository.
         repo: String,
-        /// The revision asked for.
+        /// The requested revision.
         revision: String,
-        /// The file asked for.
+        /// The requested file.
         file: String,
-        /// What came instead, and what may help.
+        /// What went wrong, and what may help.
         reason: String,
     },
     /// A tensor's bytes cannot be packed for the kernels.
@@ -144,31 +145,31 @@ pub enum ModelError {
     Unpackable {
         /// The tensor.
         tensor: String,
-        /// What does not fit.
+        /// The error of the kernels.
         source: KernelError,
     },
-    /// The KV store asked for cannot be had.
+    /// The KV store could not be created.
     #[error(transparent)]
     KvStore(#[from] KvStoreError),
     /// An option given by the caller is out of range.
     #[error("{name}: expected {expected}, got {got}")]
     InvalidOption {
-        /// The option.
+        /// The option's name.
         name: String,
-        /// What would have done.
+        /// The accepted values.
         expected: String,
-        /// What was given.
+        /// The given value.
         got: String,
     },
 }
 
 impl ModelError {
-    /// A [`ModelError::Malformed`].
+    /// Creates a [`ModelError::Malformed`].
     pub(crate) fn malformed(file: impl Into<String>, reason: impl ToString) -> Self {
         Self::Malformed { file: file.into(), reason: reason.to_string() }
     }
 
-    /// A [`ModelError::InvalidKey`].
+    /// Creates a [`ModelError::InvalidKey`].
     pub(crate) fn key(file: &str, key: &str, expected: impl ToString, got: impl ToString) -> Self {
         Self::InvalidKey {
             file: file.into(),
@@ -178,7 +179,7 @@ impl ModelError {
         }
     }
 
-    /// A [`ModelError::Unsupported`].
+    /// Creates a [`ModelError::Unsupported`].
     pub(crate) fn unsupported(
         file: &str,
         key: &str,

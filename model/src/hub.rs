@@ -1,9 +1,9 @@
-//! Models from the Hugging Face hub, through its cache on disk.
+//! Downloads models from the Hugging Face hub to its cache on disk.
 //!
-//! Online, the revision is resolved to a commit once and every file is taken from that commit,
-//! so that a model is never a mixture of two. Files that are in the cache already are not
-//! fetched again, and only those that the engine reads are fetched at all. Offline, and when
-//! the hub cannot be reached, the cached snapshot is used.
+//! Online, the revision is resolved to a commit once and all files are taken from that commit, so
+//! that a model never mixes files of two commits. Only files that the engine reads and that are not
+//! in the cache are downloaded. Offline, or if the hub cannot be reached, the cached snapshot is
+//! used.
 
 mod options;
 
@@ -18,13 +18,13 @@ use crate::error::ModelError;
 use crate::load::directory as files;
 use crate::weights::{read_json, safetensors};
 
-/// What the hub is asked for.
-struct Wanted<'a> {
+/// The requested model.
+struct ModelRef<'a> {
     id: &'a str,
     revision: &'a str,
 }
 
-impl Wanted<'_> {
+impl ModelRef<'_> {
     fn error(&self, file: &str, reason: impl ToString) -> ModelError {
         ModelError::Hub {
             repo: self.id.into(),
@@ -35,17 +35,18 @@ impl Wanted<'_> {
     }
 }
 
-/// The directory of a snapshot that has every file of the model, fetching what is missing.
+/// Downloads missing files of the model, and returns the directory of a snapshot that has all files.
 ///
 /// # Errors
-/// [`ModelError::Hub`] with what the hub answered and what may help.
+/// [`ModelError::Hub`] with the hub's answer and what may help.
 pub(crate) fn fetch(id: &str, revision: &str, options: &HubOptions) -> Result<PathBuf, ModelError> {
-    let wanted = Wanted { id, revision };
+    let model = ModelRef { id, revision };
     let cache = Cache::new(options.cache.clone());
     if options.offline {
-        return cached(&wanted, &cache).ok_or_else(|| {
-            let place = options.cache.display();
-            wanted.error(files::CONFIG, format!("offline, and no snapshot of it is in {place}"))
+        return cached(&model, &cache).ok_or_else(|| {
+            let cache = options.cache.display();
+            model
+                .error(files::CONFIG, format!("offline, and there is no snapshot of it in {cache}"))
         });
     }
     let api = ApiBuilder::from_cache(cache.clone())
@@ -53,36 +54,36 @@ pub(crate) fn fetch(id: &str, revision: &str, options: &HubOptions) -> Result<Pa
         .with_token(options.token.clone())
         .with_progress(options.progress)
         .build()
-        .map_err(|e| wanted.error("", e))?;
+        .map_err(|e| model.error("", e))?;
     let repo = repo(id, revision);
     let info = match api.repo(repo.clone()).info() {
         Ok(info) => info,
         Err(error) => {
             let failure = Failure::from(error);
-            // The hub's own word counts; only when there is none does the cache stand in.
+            // The cache is used only if the hub has not answered. An error from the hub counts.
             if failure.status.is_none()
-                && let Some(directory) = cached(&wanted, &cache)
+                && let Some(directory) = cached(&model, &cache)
             {
                 let (text, directory_shown) = (&failure.text, directory.display());
-                tracing::warn!("hub not reached ({text}); using {directory_shown}");
+                tracing::warn!("cannot reach the hub ({text}); using {directory_shown}");
                 return Ok(directory);
             }
-            return Err(failure.explain(&wanted, "model info", options));
+            return Err(failure.explain(&model, "model info", options));
         }
     };
     if !plain_name(&info.sha) {
         let reason = format!("expected a commit, got `{}`", info.sha);
-        return Err(wanted.error("model info", reason));
+        return Err(model.error("model info", reason));
     }
-    let there: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
+    let available: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
     let snapshot = Snapshot {
-        wanted: &wanted,
+        model: &model,
         options,
         repo: api.repo(self::repo(id, &info.sha)),
         directory: snapshot_directory(&cache, &repo, &info.sha),
     };
-    snapshot.fetch(&there)?;
-    // From now on the revision's name stands for this commit, also offline.
+    snapshot.fetch(&available)?;
+    // Record in the cache that the revision is this commit, so that it is found offline.
     cache
         .repo(repo)
         .create_ref(&info.sha)
@@ -90,27 +91,29 @@ pub(crate) fn fetch(id: &str, revision: &str, options: &HubOptions) -> Result<Pa
     Ok(snapshot.directory)
 }
 
-/// One commit, on its way to the disk.
+/// One commit of a repository, whose files are being downloaded.
 struct Snapshot<'a> {
-    wanted: &'a Wanted<'a>,
+    model: &'a ModelRef<'a>,
     options: &'a HubOptions,
     repo: ApiRepo,
     directory: PathBuf,
 }
 
 impl Snapshot<'_> {
-    /// Fetches what the engine reads of the files `there`.
-    fn fetch(&self, there: &[&str]) -> Result<(), ModelError> {
-        let has = |name: &str| there.contains(&name);
+    /// Downloads those of the `available` files that the engine reads.
+    fn fetch(&self, available: &[&str]) -> Result<(), ModelError> {
+        let has = |name: &str| available.contains(&name);
         if !has(files::CONFIG) {
-            let gguf = there.iter().find(|name| name.ends_with(".gguf"));
+            let gguf = available.iter().find(|name| name.ends_with(".gguf"));
             let reason = match gguf {
-                Some(name) => format!("the repository has none; download {name} and give the file"),
-                None => "the repository has none: it holds no transformers model".into(),
+                Some(name) => {
+                    format!("the repository does not have it; download {name} and pass its path")
+                }
+                None => "the repository does not have it: it is not a transformers model".into(),
             };
-            return Err(self.wanted.error(files::CONFIG, reason));
+            return Err(self.model.error(files::CONFIG, reason));
         }
-        // Small files first: what is wrong with them is told before the long download.
+        // Small files first, so that a missing one is reported before the long download.
         for name in files::SMALL.iter().filter(|name| has(name)) {
             self.get(name)?;
         }
@@ -119,7 +122,7 @@ impl Snapshot<'_> {
         }
         if !has(safetensors::INDEX) {
             let reason = "the repository has no safetensors weights";
-            return Err(self.wanted.error(safetensors::SINGLE, reason));
+            return Err(self.model.error(safetensors::SINGLE, reason));
         }
         let index = self.get(safetensors::INDEX)?;
         let shards = safetensors::shards(&index.display().to_string(), &read_json(&index)?)?;
@@ -129,13 +132,13 @@ impl Snapshot<'_> {
         Ok(())
     }
 
-    /// The file's place on the disk, after fetching it if it was not there.
+    /// Returns the path of the file on disk. Downloads it first if it is not in the cache.
     fn get(&self, name: &str) -> Result<PathBuf, ModelError> {
         let path = self.directory.join(name);
         if path.exists() {
             return Ok(path);
         }
-        let failed = |e| Failure::from(e).explain(self.wanted, name, self.options);
+        let failed = |e| Failure::from(e).explain(self.model, name, self.options);
         self.repo.download(name).map_err(failed)
     }
 }
@@ -148,19 +151,19 @@ fn snapshot_directory(cache: &Cache, repo: &Repo, commit: &str) -> PathBuf {
     cache.path().join(repo.folder_name()).join("snapshots").join(commit)
 }
 
-/// Whether a commit's name can be part of a path.
+/// Whether a commit's name can be used as a component of a path.
 fn plain_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric())
 }
 
-/// The snapshot that the cache has under the revision's name, or under the commit it is; only
-/// one whose files are all there.
-fn cached(wanted: &Wanted<'_>, cache: &Cache) -> Option<PathBuf> {
-    let repo = repo(wanted.id, wanted.revision);
-    let named = cache.path().join(repo.folder_name()).join("refs").join(wanted.revision);
+/// The directory of the cached snapshot of the revision, which is a name or a commit. `None` if there
+/// is no snapshot or some of its files are missing.
+fn cached(model: &ModelRef<'_>, cache: &Cache) -> Option<PathBuf> {
+    let repo = repo(model.id, model.revision);
+    let named = cache.path().join(repo.folder_name()).join("refs").join(model.revision);
     let commit = match std::fs::read_to_string(named) {
         Ok(commit) => commit.trim().to_owned(),
-        Err(_) => wanted.revision.to_owned(),
+        Err(_) => model.revision.to_owned(),
     };
     let directory = plain_name(&commit).then(|| snapshot_directory(cache, &repo, &commit))?;
     is_complete(&directory).then_some(directory)
@@ -180,7 +183,7 @@ fn is_complete(directory: &Path) -> bool {
 
 /// A request that failed.
 struct Failure {
-    /// The HTTP status the hub answered with; nothing when it did not answer.
+    /// The HTTP status of the hub's answer; `None` if there was no answer.
     status: Option<u16>,
     text: String,
 }
@@ -198,12 +201,12 @@ impl From<ApiError> for Failure {
 }
 
 impl Failure {
-    /// The error to report, with what may help.
-    fn explain(self, wanted: &Wanted<'_>, file: &str, options: &HubOptions) -> ModelError {
+    /// The error to report, with advice that may help.
+    fn explain(self, model: &ModelRef<'_>, file: &str, options: &HubOptions) -> ModelError {
         let token = if options.token.is_some() {
-            "the token given has no access to it"
+            "the given token has no access"
         } else {
-            "if it is private or gated, set HF_TOKEN"
+            "if the repository is private or gated, set HF_TOKEN"
         };
         let text = self.text;
         let reason = match self.status {
@@ -213,10 +216,10 @@ impl Failure {
             Some(404) => format!("not found (is the id or the revision mistyped?): {text}"),
             Some(_) => text,
             None => format!(
-                "{text} (is {} reachable? HF_HUB_OFFLINE=1 uses the cache only)",
+                "{text} (check that {} is reachable, or set HF_HUB_OFFLINE=1 to use the cache only)",
                 options.endpoint
             ),
         };
-        wanted.error(file, reason)
+        model.error(file, reason)
     }
 }

@@ -1,14 +1,17 @@
-//! The paged KV store: keys and values of all layers, in blocks that block tables point into.
+//! The paged KV store: the keys and values of all layers, in blocks that block tables refer to.
 //!
-//! Layout of each layer's values: `[block_count, block_size, kv_heads, head_dim]`; its keys stand as the
-//! shape's [`KvLayout`] says. Integers have scales besides, `[block_count, block_size, kv_heads]`: one a position
-//! and head, so that a position's bits depend on itself alone, whenever and with whatever it is written.
-//! The store belongs to one backend and is written by its steps alone; who owns which block is
-//! not its business.
+//! The values of a layer have the layout `[block_count, block_size, kv_heads, head_dim]`. The layout
+//! of its keys is [`KvShape::key_layout`]. With [`KvType::Int8`], keys and values have scales
+//! `[block_count, block_size, kv_heads]`. There is one scale per position and head, so that the bits
+//! stored for a position depend on this position only, and not on when or with which others it is
+//! written.
 //!
-//! Memory is reserved zeroed at the start, mapped anew so that it can lie in huge pages, and becomes
-//! resident where blocks are written, so a large budget costs nothing before it is used. It is given back when the
-//! store is dropped.
+//! The store belongs to one backend, and only the backend's steps write to it. It does not track
+//! which sequence owns which block.
+//!
+//! Memory is reserved at creation in new zeroed mappings, which may use huge pages. It becomes
+//! resident where blocks are written, so a large budget costs nothing until it is used. Dropping the
+//! store releases the memory.
 
 use stolon_kernels::{KvLayout, KvSlice};
 
@@ -22,31 +25,31 @@ mod capacity;
 mod kv_type;
 mod plane;
 
-/// Sizes of a store, all at least 1.
+/// The sizes and layout of a KV store. All sizes are at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
-    /// Layers of the model.
+    /// Number of layers of the model.
     pub layer_count: usize,
-    /// Positions a block holds, a power of two from 1 to 256.
+    /// Positions per block: a power of two from 1 to 256.
     pub block_size: usize,
-    /// Heads of keys and values.
+    /// Number of key heads and of value heads.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Number of elements of a head.
     pub head_dim: usize,
     /// Element type.
     pub kv_type: KvType,
-    /// How keys stand; values stand as rows.
+    /// Layout of the keys. Values always have the layout [`KvLayout::Rows`].
     pub key_layout: KvLayout,
 }
 
 impl KvShape {
-    /// Elements of one position's keys in one layer.
+    /// Number of elements of the keys of one position in one layer.
     #[must_use]
     pub fn position_len(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 
-    /// Bytes of one block over all layers, keys and values together.
+    /// Size in bytes of the keys and values of one block in all layers.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
         let heads = 2 * self.layer_count * self.block_size * self.kv_heads;
@@ -54,52 +57,52 @@ impl KvShape {
     }
 }
 
-/// Why there is no KV store.
+/// Why a KV store could not be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KvStoreError {
-    /// The block size is none that the engine knows.
+    /// The block size is not supported.
     #[error("block size: expected a power of two from 1 to 256, got {got}")]
     BlockSize {
-        /// What was asked for.
+        /// The requested block size.
         got: usize,
     },
-    /// Not even one block fits the budget.
+    /// The budget is smaller than one block.
     #[error("KV memory: expected at least {block_bytes} bytes (one block), got {budget}")]
     BudgetTooSmall {
-        /// Bytes of one block over all layers.
+        /// Size of one block in bytes, over all layers.
         block_bytes: usize,
-        /// Bytes allowed.
+        /// The budget in bytes.
         budget: u64,
     },
-    /// No blocks, or more than block ids can name.
+    /// The number of blocks is 0 or does not fit in a block id.
     #[error("KV blocks: expected 1 to {max}, got {got}", max = u32::MAX)]
     BlockCount {
-        /// What was asked for.
+        /// The requested number of blocks.
         got: usize,
     },
-    /// The system does not give that much memory.
+    /// The operating system refused the memory.
     #[error(
         "KV memory: the system refused {expected} bytes for {block_count} blocks of \
          {block_bytes} bytes ({free} bytes are free)"
     )]
     OutOfMemory {
-        /// Bytes asked for.
+        /// The requested number of bytes.
         expected: u64,
-        /// Blocks asked for.
+        /// The requested number of blocks.
         block_count: usize,
-        /// Bytes of one.
+        /// Size of one block in bytes.
         block_bytes: usize,
-        /// Bytes that the system calls free.
+        /// Free memory in bytes according to the operating system.
         free: u64,
     },
 }
 
-/// Keys and values of all layers. See the module's documentation.
+/// The keys and values of all layers. See the [module documentation](self).
 #[derive(Debug)]
 pub struct KvStore {
     shape: KvShape,
     block_count: usize,
-    /// Two a layer: keys, values.
+    /// Two per layer: keys, then values.
     planes: Vec<Plane>,
 }
 
@@ -126,34 +129,41 @@ impl KvStore {
         Ok(Self { shape, block_count, planes })
     }
 
-    /// Sizes.
+    /// The sizes and layout.
     #[must_use]
     pub fn shape(&self) -> &KvShape {
         &self.shape
     }
 
-    /// Blocks it holds.
+    /// Number of blocks.
     #[must_use]
     pub fn block_count(&self) -> usize {
         self.block_count
     }
 
-    /// Keys of a layer.
+    /// The keys of a layer, in the layout [`KvShape::key_layout`].
+    ///
+    /// # Panics
+    /// If `layer` is not below the number of layers.
     #[must_use]
     pub fn keys(&self, layer: usize) -> KvSlice<'_> {
         self.planes[2 * layer].slice()
     }
 
-    /// Values of a layer.
+    /// The values of a layer, `[block_count, block_size, kv_heads, head_dim]`.
+    ///
+    /// # Panics
+    /// If `layer` is not below the number of layers.
     #[must_use]
     pub fn values(&self, layer: usize) -> KvSlice<'_> {
         self.planes[2 * layer + 1].slice()
     }
 
-    /// Keys and values of a layer, to be written; both at once, so that two threads can.
+    /// The keys and the values of a layer for writing. Both are returned at once, so that two
+    /// threads can write them at the same time.
     pub(crate) fn layer_mut(&mut self, layer: usize) -> [&mut Plane; 2] {
         let [keys, values] = &mut self.planes[2 * layer..2 * layer + 2] else {
-            unreachable!("there are two planes a layer");
+            unreachable!("there are two planes per layer");
         };
         [keys, values]
     }

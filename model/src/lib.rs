@@ -1,4 +1,11 @@
-//! Models, their KV store and their text: everything the Stolon engine computes with.
+//! Models on the CPU for the Stolon engine: configurations, weight loading, the decoder and the
+//! paged KV store.
+//!
+//! * [`ModelSource`] and [`load()`]: read and check a model from a Hugging Face directory, a GGUF
+//!   file, the Hugging Face hub, or a preset with random weights;
+//! * [`DecoderConfig`]: one description that all supported architectures fit into;
+//! * [`CpuBackend`]: runs the decoder with its KV store and threads behind the engine's
+//!   [`Backend`](stolon_backend::Backend) trait.
 
 pub mod config;
 pub mod cpu;

@@ -1,8 +1,7 @@
-//! Loading: from a [`ModelSource`] to everything a backend and the
-//! text side start from.
+//! Loads a model from a [`ModelSource`].
 //!
-//! What comes out is plain data. The backend takes the configuration and the weights, the text
-//! side takes [`TextSource`]; neither reads a file again.
+//! The result is plain data: a backend is created from the configuration and the weights, and
+//! tokenizer and chat templates are created from [`TextSource`]. No file is opened again afterwards.
 
 pub(crate) mod directory;
 pub(crate) mod generation;
@@ -20,40 +19,41 @@ use crate::hub::{self, HubOptions};
 use crate::source::ModelSource;
 use crate::weights::Weights;
 
-/// A model, read and checked.
+/// A model that was read and checked.
 #[derive(Debug)]
 pub struct LoadedModel {
-    /// Name for people and for the server's model list: the hub id, or the directory's or
-    /// file's name.
+    /// The model's name in the server's model list: the hub id, or the name of the directory or
+    /// file.
     pub id: String,
-    /// The decoder's shape.
+    /// The decoder's configuration.
     pub config: DecoderConfig,
     /// The tensors.
     pub weights: Weights,
-    /// What the tokenizer and the chat template are made from.
+    /// The data of the tokenizer and the chat templates.
     pub text: TextSource,
-    /// What the model's makers recommend for generation.
+    /// The model's special tokens, and the sampling parameters that its authors recommend.
     pub generation: GenerationDefaults,
 }
 
-/// `generation_config.json`, as far as it concerns an engine.
+/// The keys of `generation_config.json` that the engine uses. `None` means that the key is missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationDefaults {
-    /// Generation ends at any of these; sorted, without duplicates, all below `vocab_size`.
+    /// The token ids that end generation: sorted, without duplicates, all below `vocab_size`.
     pub eos_token_ids: Vec<u32>,
-    /// Starts every sequence, where the model has such a token.
+    /// The token that begins every sequence, if the model has one. Below `vocab_size`.
     pub bos_token_id: Option<u32>,
-    /// False: greedy, whatever the fields below say.
+    /// Whether the authors recommend sampling. Unless true, the fields below are ignored, except
+    /// `repetition_penalty`.
     pub do_sample: Option<bool>,
-    /// Above 0.
+    /// Temperature, at least 0. 0 is greedy.
     pub temperature: Option<f32>,
-    /// 0 stands for no limit.
+    /// Number of most likely tokens to keep; 0 keeps all.
     pub top_k: Option<u32>,
-    /// Above 0, at most 1.
+    /// Total probability of the most likely tokens to keep, 0 to 1.
     pub top_p: Option<f32>,
-    /// 0 to 1.
+    /// Minimum probability relative to the most likely token, 0 to 1.
     pub min_p: Option<f32>,
-    /// Above 0; 1 changes nothing.
+    /// Repetition penalty, above 0. 1 has no effect.
     pub repetition_penalty: Option<f32>,
 }
 
@@ -73,25 +73,22 @@ impl GenerationDefaults {
     }
 }
 
-/// How to load.
+/// Options for loading a model.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
-    /// Where models are fetched from; by default what the environment says.
+    /// Address, token and cache of the hub. The default is read from the environment.
     #[cfg(feature = "hub")]
     pub hub: HubOptions,
 }
 
-/// Loads a model: reads its configuration, maps its weights and checks that every tensor the
-/// configuration asks for is there in the right shape and in a type that can be computed with.
+/// Loads a model: reads its configuration, maps its weights, and checks that every tensor that the
+/// configuration requires is present with the right shape and a supported type.
 ///
-/// Blocks: on the disk, and for [`ModelSource::Hub`] on the network.
+/// Blocks the calling thread on disk access, and for [`ModelSource::Hub`] on the network.
 ///
 /// # Errors
-/// [`ModelError`]; its message names the file, and the key or tensor in it.
-#[cfg_attr(
-    not(feature = "hub"),
-    allow(unused_variables, reason = "the only options are the hub's")
-)]
+/// [`ModelError`]. Its message names the file and the key or tensor in it.
+#[cfg_attr(not(feature = "hub"), allow(unused_variables, reason = "all options belong to the hub"))]
 pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, ModelError> {
     match source {
         ModelSource::Directory(path) => directory::load(path, file_name(path)),
@@ -112,7 +109,7 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, 
     }
 }
 
-/// The last part of a path, for a model's name.
+/// The last component of a path, which is used as the model's name.
 fn file_name(path: &std::path::Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())

@@ -1,7 +1,7 @@
-//! Models with random weights: real shapes without a download, for benchmarks and tests.
+//! Models with random weights and the shapes of real models, for benchmarks and tests.
 //!
-//! The values depend on the seed and on the tensor's name and shape alone, not on the machine or
-//! the number of threads.
+//! The values depend only on the seed and on the tensor's name, shape and type, not on the machine
+//! or the number of threads.
 
 mod normal;
 mod preset;
@@ -11,20 +11,19 @@ use std::borrow::Cow;
 use half::{bf16, f16};
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use stolon_text::{TextSource, TokenizerSource};
 
 pub use preset::{PRESETS, preset};
 
 use crate::config::{DecoderConfig, TensorRole, TensorSpec};
 use crate::error::ModelError;
-use stolon_text::{TextSource, TokenizerSource};
-
 use crate::load::{GenerationDefaults, LoadedModel};
 use crate::weights::{Tensor, TensorType, Weights};
 
-/// Standard deviation of all weights: what models are initialised with before training.
+/// Standard deviation of all weights, as in the usual initialization before training.
 const DEVIATION: f32 = 0.02;
 
-/// A preset with weights; its text is plain bytes.
+/// Creates a model with the shape of the preset `name`. Its tokens are bytes.
 pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
     let config = preset(name)?;
     let weights = random_model(&config, seed)?;
@@ -38,15 +37,16 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
     })
 }
 
-/// Random weights for `config`, in its `dtype`: matrices and biases normal with deviation 0.02,
-/// norms the same around the weight that changes nothing. Uses all cores for the time it takes.
+/// Creates random weights for `config` with the element type `config.dtype`. All weights are normally
+/// distributed with standard deviation 0.02. The mean is 0 for matrices and biases; for norms it is
+/// `1 - norm_offset`, with which a norm scales by 1. Uses all cores.
 ///
 /// # Errors
-/// [`ModelError::Unsupported`] when `config.dtype` is a quantised type, and what
-/// [`DecoderConfig::check`] finds.
+/// [`ModelError::Unsupported`] if `config.dtype` is a quantized type, and the errors of
+/// [`DecoderConfig::check`].
 ///
 /// # Panics
-/// When a thread cannot be started.
+/// If a thread cannot be started.
 pub fn random_model(config: &DecoderConfig, seed: u64) -> Result<Weights, ModelError> {
     const NAME: &str = "random model";
     if config.dtype.block_len() != 1 {
@@ -77,16 +77,18 @@ pub fn random_model(config: &DecoderConfig, seed: u64) -> Result<Weights, ModelE
         let threads: Vec<_> = (0..workers).map(|first| scope.spawn(work(first))).collect();
         threads
             .into_iter()
-            .flat_map(|thread| -> Vec<_> { thread.join().expect("filling does not panic") })
+            .flat_map(|thread| -> Vec<_> {
+                thread.join().expect("filling a tensor does not panic")
+            })
             .collect()
     });
     Weights::from_tensors(NAME, tensors)
 }
 
-/// What tensors are filled from: 65,536 equally likely values, in the bytes they are stored in.
+/// The values that tensors are filled with: 65,536 equally likely ones, as stored bytes.
 struct Values {
     table: Vec<u8>,
-    /// Bytes of one value.
+    /// Size of one value in bytes.
     width: usize,
 }
 
@@ -104,7 +106,7 @@ impl Values {
         Self { table, width: dtype.block_bytes() }
     }
 
-    /// One tensor's bytes; 16 random bits choose each value.
+    /// The bytes of one tensor. Each value is chosen by 16 random bits.
     fn fill(&self, spec: &TensorSpec, seed: u64) -> Vec<u8> {
         let mut random = ChaCha8Rng::seed_from_u64(seed ^ name_hash(&spec.name));
         let elements: usize = spec.shape.iter().product();
@@ -123,7 +125,7 @@ impl Values {
     }
 }
 
-/// FNV-1a: a fixed function of the name, the same in every build.
+/// The FNV-1a hash of a name. Unlike the standard library's hash, it never changes.
 fn name_hash(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,4 +1,4 @@
-//! Where a model comes from: the text a user gives (`--model`), parsed.
+//! [`ModelSource`]: where a model comes from, parsed from the text that a user passes (`--model`).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,23 +12,24 @@ use crate::error::ModelError;
 pub enum ModelSource {
     /// A Hugging Face model directory.
     Directory(PathBuf),
-    /// One GGUF file.
+    /// A GGUF file.
     Gguf(PathBuf),
-    /// A repository on the hub, at a branch, tag or commit.
+    /// A repository on the Hugging Face hub.
     Hub {
         /// `org/name`, or `name` for the few repositories without an owner.
         id: String,
-        /// `main` unless given.
+        /// A branch, tag or commit; `main` by default.
         revision: String,
     },
-    /// The model that ships with the crate, behind the feature `demo-model`.
+    /// The demo model that is embedded in the crate (feature `demo-model`).
     #[cfg(feature = "demo-model")]
     Demo,
-    /// Random weights in a real model's shape, for benchmarks and tests; text is plain bytes.
+    /// A model with random weights and the shape of a real model, for benchmarks and tests. Its
+    /// tokens are bytes.
     Random {
         /// Name of the shape, e.g. `100m`: one of [`PRESETS`](crate::random::PRESETS).
         preset: String,
-        /// The same seed gives the same weights.
+        /// Seed of the weights. The same seed leads to the same weights.
         seed: u64,
     },
 }
@@ -36,10 +37,10 @@ pub enum ModelSource {
 impl FromStr for ModelSource {
     type Err = ModelError;
 
-    /// What is there on the disk wins: an existing directory, an existing file (which must be a
-    /// GGUF). Otherwise `demo`, `random:PRESET[@SEED]`, or a hub id `org/name[@revision]`.
-    /// Text that looks like a path (it starts with `.`, `/` or `~`, ends in `.gguf`, or has
-    /// more than one `/`) is never taken for a hub id.
+    /// An existing directory or file takes precedence; a file must be a GGUF file. Otherwise the text
+    /// is `demo`, `random:PRESET[@SEED]`, or a hub id `org/name[@revision]`. Text that looks like a
+    /// path (it starts with `.`, `/` or `~`, ends in `.gguf`, or has more than one `/`) is never
+    /// parsed as a hub id.
     fn from_str(text: &str) -> Result<Self, ModelError> {
         let unknown =
             |reason: &str| ModelError::UnknownSource { given: text.into(), reason: reason.into() };
@@ -52,25 +53,25 @@ impl FromStr for ModelSource {
             return Ok(Self::Directory(path.to_owned()));
         }
         if path.exists() && !is_gguf {
-            return Err(unknown("it is a file that is no .gguf"));
+            return Err(unknown("it is a file, but not a .gguf file"));
         }
         if is_gguf {
             return Ok(Self::Gguf(path.to_owned()));
         }
         if text == "demo" {
             return demo().ok_or_else(|| {
-                unknown("the demo model is not in this build (feature `demo-model`)")
+                unknown("this build does not include the demo model (feature `demo-model`)")
             });
         }
         if let Some(preset) = text.strip_prefix("random:") {
-            return random(preset).ok_or_else(|| unknown("the seed is no number below 2^64"));
+            return random(preset).ok_or_else(|| unknown("the seed is not an integer below 2^64"));
         }
         hub(text).ok_or_else(|| unknown("there is no such file or directory"))
     }
 }
 
 impl fmt::Display for ModelSource {
-    /// Text that parses back to the same source.
+    /// Writes text that parses to the same source.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Directory(path) | Self::Gguf(path) => path.display().fmt(f),
@@ -84,7 +85,8 @@ impl fmt::Display for ModelSource {
 }
 
 impl From<&Path> for ModelSource {
-    /// A `.gguf` file, or else a directory; nothing is looked up.
+    /// A path that ends in `.gguf` is a GGUF file, any other path a directory. The file system is not
+    /// accessed.
     fn from(path: &Path) -> Self {
         if path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")) {
             return Self::Gguf(path.to_owned());
@@ -100,13 +102,13 @@ fn demo() -> Option<ModelSource> {
     None
 }
 
-/// `PRESET[@SEED]`; the seed is 0 unless given.
+/// Parses `PRESET[@SEED]`. The default of the seed is 0.
 fn random(text: &str) -> Option<ModelSource> {
     let (preset, seed) = text.split_once('@').unwrap_or((text, "0"));
     Some(ModelSource::Random { preset: preset.into(), seed: seed.parse().ok()? })
 }
 
-/// `[org/]name[@revision]`.
+/// Parses `[org/]name[@revision]`.
 fn hub(text: &str) -> Option<ModelSource> {
     let (id, revision) = text.split_once('@').unwrap_or((text, "main"));
     let part = |part: &str| {
@@ -136,9 +138,9 @@ mod tests {
         ModelSource::Hub { id: id.into(), revision: revision.into() }
     }
 
-    /// Hub ids with and without an owner and a revision, and the presets.
+    /// Goal: hub ids, with and without owner and revision, and presets are parsed.
     #[test]
-    fn ids_and_presets() {
+    fn hub_ids_and_presets_are_parsed() {
         assert_eq!(parse("Qwen/Qwen3-0.6B").unwrap(), hub("Qwen/Qwen3-0.6B", "main"));
         assert_eq!(parse("org/name@refs/pr/3").unwrap(), hub("org/name", "refs/pr/3"));
         assert_eq!(parse("gpt2").unwrap(), hub("gpt2", "main"));
@@ -150,9 +152,9 @@ mod tests {
         }
     }
 
-    /// What is on the disk wins over a hub id of the same name.
+    /// Goal: existing directories and `.gguf` paths are recognized; other files are refused.
     #[test]
-    fn paths() {
+    fn paths_are_recognized() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().to_str().unwrap();
         assert_eq!(parse(path).unwrap(), ModelSource::Directory(path.into()));
@@ -161,13 +163,13 @@ mod tests {
         let file = dir.path().join("notes.txt");
         std::fs::write(&file, "x").unwrap();
         let error = parse(file.to_str().unwrap()).unwrap_err().to_string();
-        assert!(error.contains("no .gguf"), "{error}");
+        assert!(error.ends_with("; it is a file, but not a .gguf file"), "{error}");
     }
 
-    /// Mistyped paths, bad seeds and revisions that would leave the cache are errors, not
-    /// downloads.
+    /// Goal: mistyped paths, invalid seeds, and revisions that would lead out of the cache directory
+    /// are errors instead of hub ids.
     #[test]
-    fn refused() {
+    fn invalid_sources_are_refused() {
         for text in [
             "",
             "/no/such/dir",

@@ -1,8 +1,8 @@
-//! A model's weights: named tensors in memory that outlive every step, found by the names that
-//! Hugging Face gives them, whatever file they came from.
+//! The weights of a model: tensors by their Hugging Face names, from safetensors or GGUF files or
+//! from memory.
 //!
-//! Opened once by the loader. The bytes stay where they are (a memory map, the binary, a
-//! buffer); a [`Tensor`] borrows them, except where the file's layout has to be undone.
+//! The loader opens the files once. The bytes stay in a memory map, in the binary or in a buffer. A
+//! [`Tensor`] borrows them, except where the order of rows in a GGUF file has to be reversed.
 
 pub(crate) mod gguf;
 mod mmap;
@@ -15,63 +15,63 @@ use std::ops::Range;
 use std::path::Path;
 
 use serde_json::Value;
+pub use stolon_kernels::TensorType;
 
 use crate::config::DecoderConfig;
 use crate::error::ModelError;
 pub(crate) use mmap::Bytes;
-pub use stolon_kernels::TensorType;
 
 /// One tensor, row-major (last dimension contiguous), little-endian.
 #[derive(Clone, Debug)]
 pub struct Tensor<'a> {
-    /// Its Hugging Face name.
+    /// The Hugging Face name.
     pub name: String,
-    /// Element type.
+    /// The element type.
     pub dtype: TensorType,
-    /// Sizes, outermost first: `[out, in]` of a projection.
+    /// The sizes of the dimensions, outermost first: `[out, in]` for a projection.
     pub shape: Vec<usize>,
-    /// The elements. Alignment is not promised: safetensors headers have any length.
+    /// The elements. They may be unaligned, because safetensors headers have any length.
     pub bytes: Cow<'a, [u8]>,
 }
 
 /// All tensors of a model.
 #[derive(Debug)]
 pub struct Weights {
-    /// Where they came from, for errors about what is not there.
+    /// The file or directory of the weights, used in errors about missing tensors.
     origin: String,
     regions: Vec<Region>,
     tensors: HashMap<String, Stored>,
 }
 
-/// One file's bytes.
+/// The bytes of one file.
 #[derive(Debug)]
 struct Region {
     file: String,
     bytes: Bytes,
 }
 
-/// Where a tensor's bytes are. Its range is inside its region and fits its shape and type:
-/// whoever makes one has checked that.
+/// Where a tensor's bytes are. The code that creates one has checked that the range is inside of the
+/// region and has the length that shape and type require.
 #[derive(Clone, Debug)]
 struct Stored {
     /// Index into [`Weights::regions`].
     region: usize,
-    /// The name of the type where it is none that the kernels read.
+    /// The element type, or the name of a type that the kernels do not support.
     dtype: Result<TensorType, String>,
     shape: Vec<usize>,
     range: Range<usize>,
-    /// The rows of each of so many heads are stored as GGUF stores them for `llama`; see
-    /// [`split_halves`].
+    /// The number of heads whose rows are interleaved, as in GGUF files with Llama's architecture;
+    /// see [`split_halves`]. `None` if the rows are in Hugging Face's order.
     paired_heads: Option<usize>,
 }
 
 impl Weights {
-    /// No tensors yet; `origin` is named in errors about missing ones.
+    /// Creates weights without tensors. `origin` is named in errors about missing tensors.
     pub(crate) fn empty(origin: impl Into<String>) -> Self {
         Self { origin: origin.into(), regions: Vec::new(), tensors: HashMap::new() }
     }
 
-    /// Maps the safetensors files of a model directory: `model.safetensors`, or those that
+    /// Maps the safetensors files of a model directory: `model.safetensors`, or else the files that
     /// `model.safetensors.index.json` lists.
     pub(crate) fn open_directory(directory: &Path) -> Result<Self, ModelError> {
         let mut weights = Self::empty(directory.display().to_string());
@@ -91,7 +91,7 @@ impl Weights {
                 .iter()
                 .any(|name| directory.join(name).exists())
             {
-                expected += " (pytorch_model.bin is not read: save the model as safetensors)";
+                expected += " (pytorch_model.bin is not supported: save the model as safetensors)";
             }
             return Err(ModelError::MissingFile { directory: directory.to_owned(), expected });
         }
@@ -102,7 +102,7 @@ impl Weights {
         safetensors::add(self, &path.display().to_string(), Bytes::map(path)?)
     }
 
-    /// Reads one safetensors file that is in memory already; `file` is its name for messages.
+    /// Reads a safetensors file that is in memory already. `file` is its name in error messages.
     #[cfg(any(test, feature = "demo-model"))]
     pub(crate) fn from_safetensors(file: &str, bytes: Bytes) -> Result<Self, ModelError> {
         let mut weights = Self::empty(file);
@@ -110,11 +110,12 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Takes tensors made in memory, each with its Hugging Face name.
+    /// Creates weights from tensors in memory with Hugging Face names. `origin` is named in error
+    /// messages.
     ///
     /// # Errors
-    /// [`ModelError::Malformed`] when a tensor's bytes are not as many as its shape and type ask
-    /// for, or a name comes twice.
+    /// [`ModelError::Malformed`] if the number of bytes of a tensor does not match its shape and
+    /// type, or if two tensors have the same name.
     pub fn from_tensors(
         origin: &str,
         tensors: impl IntoIterator<Item = Tensor<'static>>,
@@ -127,7 +128,7 @@ impl Weights {
                 return Err(ModelError::malformed(
                     origin,
                     format!(
-                        "tensor `{}`: {} bytes are not what {} {:?} takes",
+                        "tensor `{}`: {} bytes do not match {} {:?}",
                         tensor.name,
                         bytes.len(),
                         tensor.dtype.name(),
@@ -156,22 +157,23 @@ impl Weights {
         debug_assert!(stored.range.end <= self.regions[stored.region].bytes.len());
         let file = self.regions[stored.region].file.clone();
         match self.tensors.entry(name) {
-            Entry::Vacant(place) => {
-                place.insert(stored);
+            Entry::Vacant(entry) => {
+                entry.insert(stored);
                 Ok(())
             }
-            Entry::Occupied(there) => {
-                Err(ModelError::malformed(file, format!("tensor `{}` is there twice", there.key())))
+            Entry::Occupied(entry) => {
+                Err(ModelError::malformed(file, format!("duplicate tensor `{}`", entry.key())))
             }
         }
     }
 
-    /// The tensor called `name` by Hugging Face (`model.layers.0.self_attn.q_proj.weight`,
-    /// `model.embed_tokens.weight`, `model.norm.weight`, `lm_head.weight`), with exactly `shape`.
+    /// The tensor with the Hugging Face name `name`, such as
+    /// `model.layers.0.self_attn.q_proj.weight`, `model.embed_tokens.weight`, `model.norm.weight` or
+    /// `lm_head.weight`. It must have exactly `shape`.
     ///
     /// # Errors
-    /// [`ModelError::MissingTensor`], [`ModelError::WrongShape`], [`ModelError::WrongType`] when
-    /// the kernels cannot read its type; each names the file and the tensor.
+    /// [`ModelError::MissingTensor`], [`ModelError::WrongShape`], or [`ModelError::WrongType`] if the
+    /// kernels do not support its type. Each names the file and the tensor.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, ModelError> {
         let stored = self.stored(name, shape)?;
         let dtype = self.checked(name, stored, shape)?;
@@ -183,23 +185,24 @@ impl Weights {
         Ok(Tensor { name: name.into(), dtype, shape: stored.shape.clone(), bytes })
     }
 
-    /// Gives back the memory of a part of a mapped tensor's bytes. They stay readable: the system
-    /// reads them from the file again.
+    /// Releases the memory pages of `bytes` if they are part of a mapped file. The bytes remain
+    /// readable: the system reads them from the file again if they are accessed.
     pub(crate) fn release(&self, bytes: &[u8]) {
         self.regions.iter().for_each(|region| region.bytes.release(bytes));
     }
 
-    /// Forgets a tensor and gives its memory back.
+    /// Removes a tensor and releases its memory.
     pub(crate) fn remove(&mut self, name: &str) {
         let Some(Stored { region, range, .. }) = self.tensors.remove(name) else { return };
-        let alone = self.tensors.values().all(|other| other.region != region);
+        let region_unused = self.tensors.values().all(|other| other.region != region);
         match &mut self.regions[region].bytes {
-            bytes @ Bytes::Owned(_) if alone => *bytes = Bytes::Owned(Vec::new()),
+            bytes @ Bytes::Owned(_) if region_unused => *bytes = Bytes::Owned(Vec::new()),
             bytes => bytes.release(&bytes[range]),
         }
     }
 
-    /// The type of a stored tensor, if it and the shape are what is asked for.
+    /// Checks that the type of a stored tensor is supported and that it has the shape `shape`. Returns
+    /// the type.
     fn checked(
         &self,
         name: &str,
@@ -229,10 +232,11 @@ impl Weights {
         Ok(dtype)
     }
 
-    /// Checks that every tensor that `config` asks for is there, without touching the data.
+    /// Checks that all tensors that `config` requires are present with the right shape and a
+    /// supported type, without reading their data.
     ///
     /// # Errors
-    /// As [`tensor`](Self::tensor), for the first that is not as it should be.
+    /// The error of [`tensor`](Self::tensor) for the first tensor that is not.
     pub fn check(&self, config: &DecoderConfig) -> Result<(), ModelError> {
         for spec in config.tensors() {
             let stored = self.stored(&spec.name, &spec.shape)?;
@@ -241,7 +245,7 @@ impl Weights {
         Ok(())
     }
 
-    /// The entry of that name.
+    /// The entry of the tensor `name`. `shape` is used for the error only.
     fn stored(&self, name: &str, shape: &[usize]) -> Result<&Stored, ModelError> {
         self.tensors.get(name).ok_or_else(|| ModelError::MissingTensor {
             file: self.origin.clone(),
@@ -250,33 +254,33 @@ impl Weights {
         })
     }
 
-    /// Whether a tensor of that name is there.
+    /// Whether there is a tensor with this name.
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
-    /// The shape of a tensor, if it is there.
+    /// The shape of the tensor with this name, if there is one.
     #[must_use]
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|stored| stored.shape.as_slice())
     }
 
-    /// The names of all tensors, in no order.
+    /// The names of all tensors, in arbitrary order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Bytes of all tensors as they are stored.
+    /// Total size of all tensors in bytes, as stored.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.tensors.values().map(|stored| stored.range.len() as u64).sum()
     }
 }
 
-/// Undoes the order in which GGUF stores the rows of llama's `q_proj` and `k_proj`: there, the
-/// two halves of each head are interleaved, row `2 i + j` being row `i` of half `j`. Rows are
-/// moved whole, so quantised ones stay as they are.
+/// Restores Hugging Face's order of the rows of Llama's `q_proj` and `k_proj`. In GGUF files, the two
+/// halves of each head are interleaved: row `2 i + j` is row `i` of half `j`. Whole rows are moved,
+/// so this works for quantized rows too.
 fn split_halves(bytes: &[u8], rows: usize, heads: usize) -> Vec<u8> {
     let row_bytes = bytes.len() / rows;
     let head_rows = rows / heads;
@@ -294,7 +298,7 @@ fn split_halves(bytes: &[u8], rows: usize, heads: usize) -> Vec<u8> {
     out
 }
 
-/// Reads a JSON file.
+/// Reads and parses a JSON file.
 pub(crate) fn read_json(path: &Path) -> Result<Value, ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
     let bytes = std::fs::read(path).map_err(io)?;

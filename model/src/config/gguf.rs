@@ -1,8 +1,8 @@
-//! A GGUF file's metadata, read into a [`DecoderConfig`], and its tensors' names.
+//! Parses the metadata of a GGUF file into a [`DecoderConfig`], and maps tensor names.
 //!
-//! GGUF files carry some of the model in another form than Hugging Face's: Gemma's norms have
-//! their offset added already, Llama 3.1's rope scaling is a tensor of divisors, and the rows of
-//! llama's q and k projections are in another order (undone by the weights).
+//! Some parts of a model differ between GGUF files and Hugging Face's: the offset is already added
+//! to Gemma's norms, Llama 3.1's rope scaling is a tensor of divisors, and the rows of Llama's q and
+//! k projections are in a different order, which [`Weights`](crate::Weights) reverses.
 
 use std::collections::HashMap;
 
@@ -11,16 +11,17 @@ use crate::error::ModelError;
 use crate::weights::TensorType;
 use crate::weights::gguf::{Header, Value};
 
-/// Largest size that is believed.
+/// Maximum of every size in the metadata.
 const SIZE_MAX: u64 = super::keys::SIZE_MAX;
-/// The architectures that are read.
+/// The supported values of `general.architecture`.
 const KNOWN: &str = "llama, qwen2, qwen3, gemma3";
-/// Llama 3.1's rope scaling.
+/// Name of the tensor with Llama 3.1's rope scaling.
 pub(crate) const ROPE_FREQS: &str = "rope_freqs.weight";
-/// Layers of the Gemma 3 model whose scores are scaled by another rule.
+/// Number of layers of Gemma 3 27B, whose attention scale is computed from a different size.
 const GEMMA_27B_LAYERS: usize = 62;
 
-/// Reads the decoder from `header`. `divisors` is the content of [`ROPE_FREQS`], if there.
+/// Parses the configuration from `header`. `divisors` is the content of the tensor [`ROPE_FREQS`],
+/// if the file has it.
 pub(crate) fn parse(
     header: &Header,
     divisors: Option<Vec<f32>>,
@@ -28,7 +29,7 @@ pub(crate) fn parse(
     let (architecture, prefix) = architecture(header)?;
     let parts = header.metadata.get("split.count").and_then(Value::as_u64).unwrap_or(1);
     if parts > 1 {
-        let expected = "a model in one file (merge the parts)";
+        let expected = "a model in a single file (merge the parts)";
         return Err(ModelError::unsupported(&header.file, "split.count", expected, parts));
     }
     let keys = Metadata { header, prefix };
@@ -41,7 +42,7 @@ pub(crate) fn parse(
     if let Some(value_dim) = keys.size("attention.value_length")?
         && value_dim != head_dim
     {
-        let expected = format!("{head_dim}, as attention.key_length");
+        let expected = format!("{head_dim} (equal to attention.key_length)");
         return Err(keys.unsupported("attention.value_length", &expected, value_dim));
     }
     if let Some(rotary) = keys.size("rope.dimension_count")?
@@ -112,7 +113,7 @@ fn architecture(header: &Header) -> Result<(Architecture, &str), ModelError> {
     }
 }
 
-/// The type that most bytes of matrices are stored in.
+/// The element type with the largest total number of bytes.
 fn most_common_type(header: &Header) -> TensorType {
     let mut bytes: HashMap<TensorType, usize> = HashMap::new();
     for info in header.tensors.values() {
@@ -124,7 +125,7 @@ fn most_common_type(header: &Header) -> TensorType {
     most.map_or(TensorType::F32, |(dtype, _)| dtype)
 }
 
-/// The metadata under the architecture's prefix.
+/// Typed access to the metadata keys that start with the architecture's name.
 struct Metadata<'a> {
     header: &'a Header,
     prefix: &'a str,
@@ -168,7 +169,7 @@ impl Metadata<'_> {
         self.float(key)?.ok_or_else(|| self.invalid(key, "a number", "nothing"))
     }
 
-    /// What would change the output if it were ignored.
+    /// Returns an error for an option that is not implemented and would change the output.
     fn refuse_options(&self) -> Result<(), ModelError> {
         for key in [
             "expert_count",
@@ -188,7 +189,7 @@ impl Metadata<'_> {
         Ok(())
     }
 
-    /// The ropes, and each layer's rope and window.
+    /// The rotary embeddings, and the rotary embedding and sliding window of each layer.
     fn layers(
         &self,
         gemma: bool,
@@ -204,7 +205,7 @@ impl Metadata<'_> {
         let window = self.size("attention.sliding_window")?;
         let full = LayerConfig { rope: 0, sliding_window: None };
         if !gemma {
-            // No file of these architectures uses one.
+            // No known file of these architectures has a sliding window.
             if let Some(window) = window {
                 return Err(self.unsupported("attention.sliding_window", "nothing", window));
             }
@@ -226,7 +227,7 @@ impl Metadata<'_> {
         let kind = match self.value(key) {
             None => None,
             Some(value) => {
-                Some(value.as_text().ok_or_else(|| self.invalid(key, "a text", value.shown()))?)
+                Some(value.as_text().ok_or_else(|| self.invalid(key, "a string", value.shown()))?)
             }
         };
         let factor = self.float("rope.scaling.factor")?.or(self.float("rope.scale_linear")?);
@@ -239,7 +240,7 @@ impl Metadata<'_> {
         }
     }
 
-    /// Which layers slide: five of six, unless the file says otherwise.
+    /// Which layers have a sliding window: five of six, unless the file says otherwise.
     fn sliding_layers(&self, count: usize) -> Result<Vec<bool>, ModelError> {
         let key = "attention.sliding_window_pattern";
         let pattern = match self.value(key) {
@@ -257,7 +258,8 @@ impl Metadata<'_> {
     }
 }
 
-/// The Hugging Face name of a tensor, or nothing when the decoder has no such tensor.
+/// The Hugging Face name of the tensor with the GGUF name `name`; `None` if the decoder does not use
+/// this tensor.
 pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<String> {
     match name {
         "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
@@ -288,7 +290,8 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
     Some(format!("model.layers.{layer}.{module}.{kind}"))
 }
 
-/// In how many heads the rows of a tensor (by its Hugging Face name) are interleaved.
+/// The number of heads in which the rows of a tensor are interleaved; `None` if they are not. `name`
+/// is the Hugging Face name.
 pub(crate) fn paired_heads(config: &DecoderConfig, name: &str) -> Option<usize> {
     if config.architecture != Architecture::Llama {
         return None;

@@ -1,7 +1,7 @@
-//! A Hugging Face `config.json`, read into a [`DecoderConfig`].
+//! Parses a Hugging Face `config.json` into a [`DecoderConfig`].
 //!
-//! Keys that are missing take the values that transformers gives them. Options that the decoder
-//! does not implement are refused: a model that runs with an option ignored answers nonsense.
+//! Missing keys have the same defaults as in transformers. Options that the decoder does not
+//! implement are errors, because a model computes wrong results if an option is ignored.
 
 mod rope;
 
@@ -12,17 +12,17 @@ use super::{Activation, Architecture, DecoderConfig, LayerConfig};
 use crate::error::ModelError;
 use crate::weights::TensorType;
 
-/// The `model_type`s that are read.
+/// The supported values of `model_type`.
 const KNOWN: &str = "llama, mistral, qwen2, qwen3, gemma3_text, gemma3";
 
-/// What transformers assumes where `config.json` says nothing.
+/// The defaults of transformers for keys that `config.json` lacks.
 struct Defaults {
     vocab_size: usize,
     hidden_size: usize,
     intermediate_size: usize,
     num_layers: usize,
     num_heads: usize,
-    /// `None`: as many as query heads.
+    /// `None`: equal to `num_heads`.
     num_kv_heads: Option<usize>,
     /// `None`: `hidden_size / num_heads`.
     head_dim: Option<usize>,
@@ -33,27 +33,27 @@ struct Defaults {
     bos_token_id: Option<u32>,
 }
 
-/// What `config.json` holds besides the decoder's shape.
+/// The content of `config.json`: the decoder's configuration and the special token ids.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ParsedConfig {
-    /// The decoder.
+    /// The decoder's configuration.
     pub(crate) decoder: DecoderConfig,
-    /// Ends of a sequence, unless `generation_config.json` says otherwise.
+    /// Ids of the end-of-sequence tokens. `generation_config.json` takes precedence.
     pub(crate) eos_token_ids: Vec<u32>,
-    /// Beginning of a sequence.
+    /// Id of the token that begins a sequence.
     pub(crate) bos_token_id: Option<u32>,
 }
 
-/// Reads `config.json`; `file` is its name for messages.
+/// Parses `config.json`. `file` is its name in error messages.
 pub(crate) fn parse(file: &str, value: &Value) -> Result<ParsedConfig, ModelError> {
     let root = Keys::root(file, value)?;
-    refuse_quantised(&root)?;
+    refuse_quantized(&root)?;
     let architecture = architecture(&root)?;
-    // The multimodal wrapper keeps the decoder's keys one level down.
+    // In multimodal models, the decoder's keys are in a nested object.
     let text = root.object("text_config")?;
     let keys = match (&text, root.text("model_type")?) {
         (Some(text), _) if architecture == Architecture::Gemma3 => {
-            refuse_quantised(text)?;
+            refuse_quantized(text)?;
             text.clone()
         }
         (None, Some("gemma3")) => return Err(root.invalid("text_config", "an object")),
@@ -73,26 +73,26 @@ pub(crate) fn parse(file: &str, value: &Value) -> Result<ParsedConfig, ModelErro
     Ok(ParsedConfig { decoder, eos_token_ids, bos_token_id })
 }
 
-/// Token ids under `key` of the first object that has it; an explicit null is an empty list.
-fn ids(places: &[&Keys<'_>], key: &str) -> Result<Option<Vec<u32>>, ModelError> {
-    for place in places {
-        if let Some(ids) = place.token_ids(key)? {
+/// Token ids under `key` of the first object that has the key. An explicit null is an empty list.
+fn ids(objects: &[&Keys<'_>], key: &str) -> Result<Option<Vec<u32>>, ModelError> {
+    for object in objects {
+        if let Some(ids) = object.token_ids(key)? {
             return Ok(Some(ids));
         }
     }
-    Ok(places.iter().any(|place| place.given(key)).then(Vec::new))
+    Ok(objects.iter().any(|object| object.given(key)).then(Vec::new))
 }
 
-fn refuse_quantised(keys: &Keys<'_>) -> Result<(), ModelError> {
+fn refuse_quantized(keys: &Keys<'_>) -> Result<(), ModelError> {
     for key in ["quantization_config", "compression_config"] {
         if keys.value(key).is_some() {
-            return Err(keys.unsupported(key, "unquantised safetensors, or a GGUF file"));
+            return Err(keys.unsupported(key, "safetensors without quantization, or a GGUF file"));
         }
     }
     Ok(())
 }
 
-/// From `model_type`, else from the class in `architectures`.
+/// The architecture that `model_type` names, or else the class in `architectures`.
 fn architecture(root: &Keys<'_>) -> Result<Architecture, ModelError> {
     let class = root.texts("architectures")?.and_then(|list| list.first().copied());
     let by_class = match class {
@@ -187,7 +187,7 @@ fn decoder(
     let num_heads = keys.size("num_attention_heads")?.unwrap_or(defaults.num_heads);
     let num_kv_heads = match keys.size("num_key_value_heads")? {
         Some(count) => count,
-        // A null, unlike a missing key, stands for as many as query heads.
+        // Unlike a missing key, null means as many as query heads.
         None if keys.given("num_key_value_heads") => num_heads,
         None => defaults.num_kv_heads.unwrap_or(num_heads),
     };
@@ -266,7 +266,8 @@ fn activation(keys: &Keys<'_>, gemma: bool) -> Result<Activation, ModelError> {
     }
 }
 
-/// The layers' windows and ropes. `local` is the rope of sliding layers.
+/// The sliding window and the rotary embedding of each layer. `local` is the index of the rotary
+/// embedding of layers with a sliding window.
 fn layers(
     architecture: Architecture,
     keys: &Keys<'_>,
@@ -285,11 +286,11 @@ fn layers(
     let full = LayerConfig { rope: 0, sliding_window: None };
     let sliding = LayerConfig { rope: local, sliding_window: window };
     let kinds = match keys.texts("layer_types")? {
-        // These two have one kind of layer, whatever the key says.
+        // In these architectures all layers are of the same kind, and transformers ignores the key.
         _ if architecture == Architecture::Llama => return Ok(vec![full; count]),
         _ if architecture == Architecture::Mistral => return Ok(vec![sliding; count]),
         Some(kinds) if kinds.len() != count => {
-            return Err(keys.invalid("layer_types", &format!("{count} entries, one a layer")));
+            return Err(keys.invalid("layer_types", &format!("{count} entries, one per layer")));
         }
         kinds => kinds,
     };
@@ -322,15 +323,15 @@ fn layers(
 }
 
 fn dtype(keys: &Keys<'_>, root: &Keys<'_>) -> Result<TensorType, ModelError> {
-    for (place, key) in
+    for (object, key) in
         [(keys, "dtype"), (keys, "torch_dtype"), (root, "dtype"), (root, "torch_dtype")]
     {
-        if let Some(name) = place.text(key)? {
+        if let Some(name) = object.text(key)? {
             return match name.trim_start_matches("torch.") {
                 "float32" | "auto" => Ok(TensorType::F32),
                 "float16" => Ok(TensorType::F16),
                 "bfloat16" => Ok(TensorType::Bf16),
-                _ => Err(place.unsupported(key, "float32, float16 or bfloat16")),
+                _ => Err(object.unsupported(key, "float32, float16 or bfloat16")),
             };
         }
     }

@@ -1,19 +1,19 @@
-//! Typed reading of a JSON configuration's keys, with errors that name the file and the key.
+//! Typed access to the keys of a JSON configuration, with errors that name the file and the key.
 //!
-//! A key whose value is `null` counts as missing, as it does in transformers, except where
-//! [`Keys::given`] is asked.
+//! A key with the value `null` counts as missing, as in transformers. Only [`Keys::given`]
+//! distinguishes them.
 
 use serde_json::{Map, Value};
 
 use crate::error::ModelError;
 
-/// Largest size any configuration may state; keeps every later product within 64 bits.
+/// Maximum of every size in a configuration. It prevents overflow of products in 64 bits.
 pub(crate) const SIZE_MAX: u64 = 1 << 30;
 
 /// One JSON object of a configuration file.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys<'a> {
-    /// For messages.
+    /// Name of the file, used in error messages.
     pub(crate) file: &'a str,
     /// Dotted path of the object within the file, ending in a dot, or empty.
     path: String,
@@ -21,7 +21,7 @@ pub(crate) struct Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
-    /// The file's outermost object.
+    /// The outermost object of the file. `file` is the file's name in error messages.
     pub(crate) fn root(file: &'a str, value: &'a Value) -> Result<Self, ModelError> {
         match value {
             Value::Object(map) => Ok(Self { file, path: String::new(), map }),
@@ -32,17 +32,17 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The value, unless it is missing or null.
+    /// The value of `key`, unless it is missing or null.
     pub(crate) fn value(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether the key is there, null or not.
+    /// Whether the key is present, possibly with the value null.
     pub(crate) fn given(&self, key: &str) -> bool {
         self.map.contains_key(key)
     }
 
-    /// Every key there.
+    /// All keys of the object.
     pub(crate) fn names(&self) -> impl Iterator<Item = &'a str> {
         self.map.keys().map(String::as_str)
     }
@@ -115,7 +115,7 @@ impl<'a> Keys<'a> {
             .ok_or_else(|| self.invalid(key, "a list of strings"))
     }
 
-    /// One token id or a list of them; negative ones, which stand for "none", are left out.
+    /// A token id or a list of token ids. Negative ones mean "none" and are omitted.
     pub(crate) fn token_ids(&self, key: &str) -> Result<Option<Vec<u32>>, ModelError> {
         let Some(value) = self.value(key) else { return Ok(None) };
         let list = match value {
@@ -133,20 +133,20 @@ impl<'a> Keys<'a> {
         Ok(Some(ids))
     }
 
-    /// An error about `key`, with its value shown.
+    /// An error about the value of `key`. `expected` describes the accepted values.
     pub(crate) fn invalid(&self, key: &str, expected: &str) -> ModelError {
         let key_path = format!("{}{key}", self.path);
         ModelError::key(self.file, &key_path, expected, shown(self.map.get(key)))
     }
 
-    /// An error about an option that is understood and not implemented.
+    /// An error about an option that is valid but not implemented.
     pub(crate) fn unsupported(&self, key: &str, expected: &str) -> ModelError {
         let key_path = format!("{}{key}", self.path);
         ModelError::unsupported(self.file, &key_path, expected, shown(self.map.get(key)))
     }
 }
 
-/// An integer, also when it was written as a float (`8192.0`).
+/// The value as an integer, also if it is written as a float (`8192.0`).
 fn whole_number(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| {
         let float = value.as_f64()?;
@@ -154,7 +154,7 @@ fn whole_number(value: &Value) -> Option<u64> {
     })
 }
 
-/// A value for a message: short, whatever it is.
+/// The value as text for an error message, cut off after 80 characters.
 fn shown(value: Option<&Value>) -> String {
     let Some(value) = value else { return "nothing".into() };
     let text = value.to_string();

@@ -1,45 +1,47 @@
-//! Rotary position embedding: the frequencies, and the ways models stretch them.
+//! Rotary position embedding: the frequencies, and how models scale them for longer contexts.
 
 use crate::error::ModelError;
 
-/// How the frequencies differ from the plain `theta^(-2i / head_dim)`.
+/// How the frequencies differ from `theta^(-2i / head_dim)`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     None,
     /// Every frequency is divided by `factor`.
     Linear {
-        /// At least 1.
+        /// The divisor, at least 1.
         factor: f64,
     },
-    /// Llama 3.1: low frequencies are divided by `factor`, high ones are kept, those between
-    /// are blended.
+    /// Llama 3.1: low frequencies are divided by `factor`, high frequencies are unchanged, and
+    /// frequencies in between are interpolated.
     Llama3 {
-        /// Divides the low frequencies; at least 1.
+        /// The divisor of low frequencies, at least 1.
         factor: f64,
-        /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are low.
+        /// A frequency is low if its wavelength in positions is above
+        /// `original_max_position_embeddings / low_freq_factor`.
         low_freq_factor: f64,
-        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are high.
+        /// A frequency is high if its wavelength in positions is below
+        /// `original_max_position_embeddings / high_freq_factor`.
         high_freq_factor: f64,
-        /// Positions the model was first trained on.
+        /// Context length in positions of the model's original training.
         original_max_position_embeddings: usize,
     },
-    /// Frequency `i` is divided by the `i`-th number: how GGUF files carry Llama 3.1's scaling.
-    /// `head_dim / 2` numbers, all above 0.
+    /// `[head_dim / 2]`, all above 0: the divisor of each frequency. GGUF files store Llama 3.1's
+    /// scaling in this form.
     Divisors(Vec<f32>),
 }
 
 /// One rotary embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Base of the frequencies; above 0.
+    /// Base of the frequencies, above 0.
     pub theta: f64,
-    /// Changes to them.
+    /// How the frequencies are scaled.
     pub scaling: RopeScaling,
 }
 
 impl Rope {
-    /// Checks the numbers' ranges. `file` is named in the error.
+    /// Checks the ranges of the numbers. `file` is the file's name in error messages.
     pub(crate) fn check(&self, file: &str, head_dim: usize) -> Result<(), ModelError> {
         let positive = |key: &str, number: f64| {
             if number.is_finite() && number > 0.0 {
@@ -54,7 +56,7 @@ impl Rope {
                 positive("rope_scaling.factor", *factor)
             }
             RopeScaling::Divisors(divisors) if divisors.len() != head_dim / 2 => {
-                let expected = format!("{} numbers, head_dim / 2", head_dim / 2);
+                let expected = format!("{} numbers (head_dim / 2)", head_dim / 2);
                 Err(ModelError::key(file, "rope_freqs", expected, divisors.len()))
             }
             RopeScaling::Divisors(divisors) => {
@@ -63,8 +65,8 @@ impl Rope {
         }
     }
 
-    /// The `head_dim / 2` inverse frequencies: position `p` turns the pair `i` by `p * f[i]`
-    /// radians. Computed in f32, operation by operation as transformers does.
+    /// The inverse frequencies, `[head_dim / 2]`: at position `p`, pair `i` of a head is rotated by
+    /// `p * f[i]` radians. Computed in f32 with the same operations as in transformers.
     #[must_use]
     pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f32> {
         let theta = self.theta as f32;
@@ -88,7 +90,7 @@ impl Rope {
     }
 }
 
-/// Llama 3.1's change to one frequency.
+/// Scales one frequency by Llama 3.1's rule.
 fn llama3_frequency(frequency: f32, factor: f32, low: f32, high: f32, context: f32) -> f32 {
     let wavelength = 2.0 * std::f32::consts::PI / frequency;
     if wavelength > context / low {

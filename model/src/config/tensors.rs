@@ -1,31 +1,32 @@
-//! The tensors a decoder is made of: the one list that loading checks and random models fill.
+//! The list of tensors of a decoder. Loading checks that each is present, and random models fill
+//! them.
 
 use super::DecoderConfig;
 
-/// What a tensor is for, as far as its values are concerned.
+/// The kind of a tensor, by which random models choose its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorRole {
     /// A matrix or an embedding.
     Matrix,
-    /// An RMS norm's weight.
+    /// The weight of an RMS norm.
     Norm,
-    /// A projection's bias.
+    /// The bias of a projection.
     Bias,
 }
 
-/// A tensor that a configuration asks for.
+/// Name and shape of a tensor that a configuration requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Its Hugging Face name.
+    /// The Hugging Face name.
     pub name: String,
-    /// Sizes, outermost first.
+    /// The sizes of the dimensions, outermost first.
     pub shape: Vec<usize>,
-    /// What it is for.
+    /// The kind of tensor.
     pub role: TensorRole,
 }
 
 impl DecoderConfig {
-    /// Every tensor the decoder reads, in the order in which it needs them.
+    /// All tensors that the decoder reads, in the order of the forward pass.
     #[must_use]
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let mut list = List(Vec::new());
@@ -66,7 +67,7 @@ impl DecoderConfig {
         }
     }
 
-    /// Numbers in all tensors together; `u64::MAX` when there are more.
+    /// Total number of elements of all tensors, saturating at `u64::MAX`.
     #[must_use]
     pub fn parameter_count(&self) -> u64 {
         let elements =

@@ -1,29 +1,32 @@
-//! The buffers a step computes in. They grow to the largest batch seen and are reused.
+//! The buffers of the forward pass. They grow to the largest batch so far and are reused.
 
-use crate::config::DecoderConfig;
 use stolon_kernels::Operands;
 
-/// Rows of f32 hold at least as many rows as the step has; packed ones are reset where they are made.
+use crate::config::DecoderConfig;
+
+/// The activations of a step. The f32 buffers have room for at least as many rows as the step has.
+/// Packed operands are reset to the number of rows where they are computed.
 #[derive(Debug, Default)]
 pub(super) struct Activations {
     /// The residual stream, `[rows, hidden_size]`.
     pub(super) x: Vec<f32>,
-    /// The residual stream normed for the products that read it next, `hidden_size` wide.
+    /// The normalized residual stream `[rows, hidden_size]`, packed for the next GEMM.
     pub(super) normed: Operands,
-    /// `[rows, num_heads, head_dim]`.
+    /// Queries, `[rows, num_heads, head_dim]`.
     pub(super) q: Vec<f32>,
-    /// What attention gives, `[rows, num_heads, head_dim]`.
+    /// Output of attention, `[rows, num_heads, head_dim]`.
     pub(super) attended: Vec<f32>,
-    /// The same, packed for the product after it.
+    /// Output of attention, packed for the output projection.
     pub(super) attended_packed: Operands,
-    /// What the gate gives, `intermediate_size` wide.
+    /// Output of the gate function `[rows, intermediate_size]`, packed for the down projection.
     pub(super) inner: Operands,
-    /// What goes back into the residual stream, `[rows, hidden_size]`, where it is normed before.
+    /// Output of a projection `[rows, hidden_size]` that is normalized before it is added to the
+    /// residual stream. Used only with `sandwich_norms`.
     pub(super) projected: Vec<f32>,
 }
 
 impl Activations {
-    /// Makes room for `rows` rows.
+    /// Grows the f32 buffers to at least `rows` rows.
     pub(super) fn reserve(&mut self, config: &DecoderConfig, rows: usize) {
         let queries = rows * config.num_heads * config.head_dim;
         let projected = if config.sandwich_norms { rows * config.hidden_size } else { 0 };

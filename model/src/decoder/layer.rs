@@ -1,30 +1,30 @@
-//! One layer's weights.
+//! The weights of one layer.
 
 use super::linear::{Linear, Loader};
 use crate::config::DecoderConfig;
 use crate::error::ModelError;
 
-/// One layer. Norm weights are `[hidden_size]` but for those of heads.
+/// The weights of one layer. Norm weights are `[hidden_size]` unless stated otherwise.
 #[derive(Debug)]
 pub(super) struct Layer {
-    /// Before attention.
+    /// Norm before attention.
     pub(super) input_norm: Vec<f32>,
     pub(super) q: Linear,
     pub(super) k: Linear,
     pub(super) v: Linear,
     pub(super) o: Linear,
-    /// Of each head's query, `[head_dim]`.
+    /// Norm of the query of each head, `[head_dim]`.
     pub(super) q_norm: Option<Vec<f32>>,
-    /// Of each head's key, `[head_dim]`.
+    /// Norm of the key of each head, `[head_dim]`.
     pub(super) k_norm: Option<Vec<f32>>,
-    /// Of attention's output before it is added (Gemma).
+    /// Norm of attention's output before it is added to the residual stream (Gemma).
     pub(super) post_attention_norm: Option<Vec<f32>>,
-    /// Before the MLP.
+    /// Norm before the MLP.
     pub(super) mlp_norm: Vec<f32>,
     pub(super) gate: Linear,
     pub(super) up: Linear,
     pub(super) down: Linear,
-    /// Of the MLP's output before it is added (Gemma).
+    /// Norm of the MLP's output before it is added to the residual stream (Gemma).
     pub(super) post_mlp_norm: Option<Vec<f32>>,
 }
 
@@ -68,7 +68,7 @@ impl Layer {
         })
     }
 
-    /// Bytes of all packed matrices.
+    /// Size in bytes of all packed matrices.
     pub(super) fn bytes(&self) -> usize {
         let all = [&self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down];
         all.iter().map(|linear| linear.bytes()).sum()

@@ -1,16 +1,17 @@
-//! Weights as the decoder holds them: packed matrices with biases, and vectors in f32.
+//! The decoder's weights: packed matrices with optional biases, and vectors in f32.
+
+use stolon_kernels::{self as kernels, Matrix, Path};
 
 use super::workers::Workers;
 use crate::cpu::WeightType;
 use crate::error::ModelError;
 use crate::weights::Weights;
-use stolon_kernels::{self as kernels, Matrix, Path};
 
-/// Bytes of a matrix that are packed before their pages are given back.
+/// Number of bytes of a matrix that are packed before their pages are released.
 const RUN_BYTES: usize = 8 << 20;
 
-/// Packs a model's weights, and gives each one's memory back as soon as it is packed, so that no
-/// second copy of a model is ever in memory.
+/// Packs a model's weights. It releases the memory of each one as soon as it is packed, so that the
+/// model is never in memory twice.
 #[derive(Debug)]
 pub(super) struct Loader<'a> {
     pub(super) weights: Weights,
@@ -20,7 +21,7 @@ pub(super) struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    /// Packs the matrix called `name`.
+    /// Packs the matrix `name` of the shape `[out, input]`.
     pub(super) fn matrix(
         &mut self,
         name: &str,
@@ -43,7 +44,7 @@ impl Loader<'_> {
         Ok(matrix)
     }
 
-    /// Reads the vector called `name` (a norm or a bias), widened to f32.
+    /// Reads the vector `name` (a norm or a bias) of the length `len` and converts it to f32.
     pub(super) fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
         let tensor = self.weights.tensor(name, &[len])?;
         if tensor.dtype.block_len() > 1 {
@@ -61,7 +62,7 @@ impl Loader<'_> {
         Ok(vector)
     }
 
-    /// Loads `{name}.weight` and, if there is to be one, `{name}.bias`.
+    /// Loads `{name}.weight` of the shape `[out, input]` and, if `bias` is true, `{name}.bias`.
     pub(super) fn linear(
         &mut self,
         name: &str,
@@ -77,7 +78,7 @@ impl Loader<'_> {
     }
 }
 
-/// A matrix, `[out, in]`, and perhaps a bias, `[out]`, added when its products are finished.
+/// A matrix `[out, in]` with an optional bias `[out]`, which is added in the epilogue of the GEMM.
 #[derive(Debug)]
 pub(super) struct Linear {
     pub(super) matrix: Matrix,
@@ -85,14 +86,14 @@ pub(super) struct Linear {
 }
 
 impl Linear {
-    /// Adds the bias, from feature `first` on, to sums of a row.
+    /// Adds the bias to the part of a row that starts at output feature `first`.
     pub(super) fn add_bias(&self, path: Path, first: usize, sums: &mut [f32]) {
         if let Some(bias) = &self.bias {
             kernels::add(path, sums, &bias[first..first + sums.len()]);
         }
     }
 
-    /// Bytes of the packed matrix.
+    /// Size of the packed matrix in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.matrix.bytes()
     }

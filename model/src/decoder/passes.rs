@@ -1,5 +1,6 @@
-//! What happens between products: biases, norms, rotation, gates and residuals. Most of it is done to
-//! the sums of a product row by row, while they are near; norms of whole rows are passes of their own.
+//! The operations between the GEMMs: biases, norms, rotary embedding, gates and residuals. Most are
+//! fused into the GEMM's epilogue, which processes results while they are in the cache. Norms of
+//! whole rows are separate passes.
 
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ impl<'a> Norm<'a> {
         Self { weight, eps: config.rms_norm_eps, offset: config.norm_offset, path }
     }
 
-    /// Norms rows of `x` and packs them for the products that `out` was made for.
+    /// Normalizes the rows of `x` and packs them into `out`.
     pub(super) fn pack(&self, x: &[f32], out: &mut Operands, workers: &Workers) {
         let width = self.weight.len();
         out.fill(workers.for_pass(x.len() / width, width), |first, rows| {
@@ -42,7 +43,7 @@ impl<'a> Norm<'a> {
     }
 }
 
-/// What all heads of a layer have in common.
+/// The epilogue parameters that are the same for all heads of a layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heads<'a> {
     pub(super) path: Path,
@@ -55,17 +56,19 @@ pub(super) struct Heads<'a> {
 }
 
 impl Heads<'_> {
-    /// Finishes heads of a row of queries or keys: bias, norm, rotation.
+    /// The epilogue of queries and keys: adds the bias, normalizes each head and applies the rotary
+    /// embedding.
     pub(super) fn finish(&self, linear: &Linear, norm: Option<&[f32]>, sums: RowSums<'_>) {
         linear.add_bias(self.path, sums.feature, sums.first);
         let (eps, offset) = (self.eps, self.norm_offset);
         let norm = norm.map(|weight| HeadNorm { weight, eps, offset });
-        let turn = self.rope.at(self.positions[sums.row]);
-        kernels::norm_and_rope(self.path, sums.first, self.head_dim, norm, turn);
+        let rotation = self.rope.at(self.positions[sums.row]);
+        kernels::norm_and_rope(self.path, sums.first, self.head_dim, norm, rotation);
     }
 }
 
-/// Finishes sums of gate and up of a row: what becomes of them stands in gate's place.
+/// The epilogue of the gate and up projections: adds the biases and applies the gate function. The
+/// result replaces the values of the gate projection.
 pub(super) fn gate(activation: Activation, layer: &Layer, path: Path, sums: RowSums<'_>) {
     layer.gate.add_bias(path, sums.feature, sums.first);
     layer.up.add_bias(path, sums.feature, sums.second);
@@ -75,19 +78,20 @@ pub(super) fn gate(activation: Activation, layer: &Layer, path: Path, sums: RowS
     }
 }
 
-/// A product that goes back into the residual stream.
+/// A projection whose result is added to the residual stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Residual<'a> {
     pub(super) config: &'a DecoderConfig,
     pub(super) path: Path,
     pub(super) linear: &'a Linear,
-    /// Norm of the product before it is added.
+    /// Weight of the norm of the result before it is added, `[hidden_size]`.
     pub(super) own_norm: Option<&'a [f32]>,
 }
 
 impl Residual<'_> {
-    /// Adds the product of `rows` to `x`, `[rows, hidden_size]`, by way of `projected` where it is normed before;
-    /// returns the time that adding took if it was done within the product.
+    /// Adds the projection of `rows` to `x`, `[rows, hidden_size]`. With `own_norm`, the projection is
+    /// first written to `projected` and normalized. Returns the time of the addition if it was fused
+    /// into the GEMM, else zero.
     pub(super) fn add(
         &self,
         rows: &Operands,
@@ -122,7 +126,7 @@ impl Residual<'_> {
 }
 
 /// Paged attention of one layer: `q` and `out` are `[rows, num_heads, head_dim]`.
-#[allow(clippy::too_many_arguments, reason = "all of them plain inputs of one kernel call")]
+#[allow(clippy::too_many_arguments, reason = "all are plain inputs of one kernel call")]
 pub(super) fn attend(
     config: &DecoderConfig,
     index: usize,

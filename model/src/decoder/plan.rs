@@ -1,21 +1,22 @@
-//! What a batch means row by row: positions, where rows are written, which rows get logits.
+//! The plan of a step: for each row of a batch its position, where its keys and values are written,
+//! and whether it gets logits.
 
 use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
 use stolon_kernels::SlotMapping;
 
-/// A batch row by row; reused between steps.
+/// The rows of a batch, in the order of its tokens. The buffers are reused between steps.
 #[derive(Debug, Default)]
 pub(super) struct StepPlan {
     /// Position of each row.
     pub(super) positions: Vec<u32>,
-    /// Where keys and values go.
+    /// Where the keys and values of each row are written.
     pub(super) places: SlotMapping,
-    /// Rows that get logits, ascending.
+    /// Indices of the rows that get logits, in ascending order.
     pub(super) output_rows: Vec<usize>,
 }
 
 impl StepPlan {
-    /// Describes `batch`, forgetting the one before.
+    /// Replaces the contents by the plan of `batch`.
     pub(super) fn fill(&mut self, batch: &StepBatch, block_size: usize) {
         self.positions.clear();
         self.output_rows.clear();
@@ -38,7 +39,7 @@ impl StepPlan {
     }
 }
 
-/// Where a position's keys and values go, if they are to be written.
+/// Index in the KV store of the keys and values of a position; `None` if they are not written.
 fn place(slice: &SequenceSlice, position: usize, block_size: usize) -> Option<usize> {
     let block = || slice.block_table[position / block_size].0 as usize;
     (position >= slice.write_from).then(|| block() * block_size + position % block_size)
@@ -50,9 +51,10 @@ mod tests {
 
     use super::*;
 
-    /// Goal: exactly the positions from `write_from` on have places, in their blocks.
+    /// Goal: the plan has the right positions and output rows, and exactly the positions from
+    /// `write_from` on have places, in the blocks of their table.
     #[test]
-    fn a_batch_row_by_row() {
+    fn a_plan_describes_each_row_of_the_batch() {
         let batch = StepBatch {
             tokens: vec![0; 8],
             sequences: vec![

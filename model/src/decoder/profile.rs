@@ -1,32 +1,33 @@
-//! Where a step's time goes, stage by stage.
+//! Measures the time that steps spend in each stage.
 
 use std::time::{Duration, Instant};
 
-/// A part of a step. Stages of layers count over all layers.
+/// A stage of a step. The time of a layer's stage is the sum over all layers.
 ///
-/// What is done to sums of a product before they leave the cache counts as the stage that it is, by the
-/// threads' mean time, in steps of 64 rows or more; in smaller ones it counts as the product's.
+/// In steps of 64 rows or more, the time of an operation that is fused into a GEMM is measured as the
+/// mean over the threads and counts for the operation's stage. In smaller steps it counts for the
+/// GEMM's stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Row by row plan of the batch, embedding, first norm, rows that get no logits taken out.
+    /// Plan of the step, embedding, first norm, and removal of the rows without logits.
     Batch,
-    /// Products for queries, keys and values.
+    /// GEMMs of queries, keys and values.
     Qkv,
-    /// Biases, norms and rotation of heads; keys and values into the cache.
+    /// Biases, norms and rotary embedding of the heads, and writing to the KV store.
     Heads,
     /// Attention.
     Attention,
-    /// Product after attention.
+    /// GEMM of the output projection after attention.
     Output,
-    /// Products of gate and up.
+    /// GEMMs of the gate and up projections.
     GateUp,
     /// Gate function.
     Gate,
-    /// Product of down.
+    /// GEMM of the down projection.
     Down,
     /// Both additions to the residual stream, and the norms after them.
     Residual,
-    /// Product for logits.
+    /// GEMM of the logits.
     Logits,
 }
 
@@ -46,24 +47,24 @@ impl Stage {
     ];
 }
 
-/// Time taken by each stage of all steps so far.
+/// The total time that steps have spent in each stage.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StageTimes([Duration; Stage::ALL.len()]);
 
 impl StageTimes {
-    /// Of one stage.
+    /// The time of one stage.
     #[must_use]
     pub fn of(&self, stage: Stage) -> Duration {
         self.0[stage as usize]
     }
 
-    /// Of all.
+    /// The total time of all stages.
     #[must_use]
     pub fn total(&self) -> Duration {
         self.0.iter().sum()
     }
 
-    /// What was added since `earlier`.
+    /// The difference to `earlier`, stage by stage.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut times = self.0;
@@ -74,7 +75,7 @@ impl StageTimes {
     }
 }
 
-/// Adds up stage times. A mark costs one reading of the clock.
+/// Adds up the times of stages. Each mark reads the clock once.
 #[derive(Debug)]
 pub(super) struct Profile {
     times: StageTimes,
@@ -86,19 +87,20 @@ impl Profile {
         Self { times: StageTimes::default(), last: Instant::now() }
     }
 
-    /// A step begins.
+    /// Starts the clock at the start of a step.
     pub(super) fn begin(&mut self) {
         self.last = Instant::now();
     }
 
-    /// What ran since the last mark was this stage's.
+    /// Adds the time since the last mark to `stage`.
     pub(super) fn mark(&mut self, stage: Stage) {
         let now = Instant::now();
         self.times.0[stage as usize] += now - self.last;
         self.last = now;
     }
 
-    /// What ran since the last mark was this stage's, but for `part` of it, which was another's.
+    /// Adds the time since the last mark to `stage`, except for `part` of it, which is added to
+    /// `other`.
     pub(super) fn mark_with(&mut self, stage: Stage, part: Duration, other: Stage) {
         self.mark(stage);
         let part = part.min(self.times.0[stage as usize]);
@@ -115,9 +117,9 @@ impl Profile {
 mod tests {
     use super::*;
 
-    /// Goal: every stage has its own place, and differences are of each stage.
+    /// Goal: each stage has its own time, and a difference contains only what was added.
     #[test]
-    fn times_add_up() {
+    fn times_are_added_to_their_stage() {
         let mut profile = Profile::new();
         let mut before = profile.times();
         for (index, stage) in Stage::ALL.into_iter().enumerate() {

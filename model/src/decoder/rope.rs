@@ -1,15 +1,15 @@
-//! Cosines and sines of the rotary embedding, computed once a position and kept.
+//! Tables of the cosines and sines of a rotary embedding, computed once per position.
 
 use crate::config::Rope;
 
-/// Fewest positions a table grows to: a short conversation never grows it twice.
+/// Minimum number of positions of a table, so that a short conversation does not grow it twice.
 const POSITIONS_MIN: usize = 256;
 
-/// One rotary embedding's table. It grows with the positions in use, so that a model made for
-/// very long contexts costs no more than the contexts it is given.
+/// The table of one rotary embedding. It grows with the positions in use, so that its size depends on
+/// the actual context lengths and not on the model's maximum.
 #[derive(Debug)]
 pub(super) struct RopeTable {
-    /// `head_dim / 2` radians a position.
+    /// `[head_dim / 2]`, in radians per position.
     frequencies: Vec<f32>,
     max_positions: usize,
     /// `[positions, head_dim / 2]`.
@@ -24,7 +24,7 @@ impl RopeTable {
         Self { frequencies, max_positions, cos: Vec::new(), sin: Vec::new() }
     }
 
-    /// Makes sure that positions `0..count` are there.
+    /// Grows the table to at least the positions `0..count`.
     pub(super) fn grow(&mut self, count: usize) {
         let half = self.frequencies.len();
         let known = self.cos.len() / half;
@@ -34,7 +34,7 @@ impl RopeTable {
         let wanted =
             count.next_power_of_two().max(POSITIONS_MIN).min(self.max_positions.max(count));
         for position in known..wanted {
-            // In f32, product first, as transformers does.
+            // The product is rounded to f32 before the cosine and sine, as in transformers.
             let angles = self.frequencies.iter().map(|frequency| position as f32 * frequency);
             for angle in angles {
                 self.cos.push(angle.cos());
@@ -43,7 +43,7 @@ impl RopeTable {
         }
     }
 
-    /// Cosines and sines of a position, `[head_dim / 2]` each.
+    /// The cosines and sines of a position, `[head_dim / 2]` each.
     pub(super) fn at(&self, position: u32) -> (&[f32], &[f32]) {
         let half = self.frequencies.len();
         let range = position as usize * half..(position as usize + 1) * half;
@@ -56,9 +56,10 @@ mod tests {
     use super::*;
     use crate::config::RopeScaling;
 
-    /// Goal: a table that grew in steps equals one made at once, and growth stops at the maximum.
+    /// Goal: a table that grows in steps equals one that grows at once, and does not grow beyond the
+    /// maximum.
     #[test]
-    fn growing_changes_nothing() {
+    fn growing_in_steps_leads_to_the_same_table() {
         let rope = Rope { theta: 10000.0, scaling: RopeScaling::None };
         let mut grown = RopeTable::new(&rope, 6, 1000);
         for count in [1, 3, 300, 299, 1000] {

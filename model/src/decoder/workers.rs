@@ -1,31 +1,32 @@
-//! Which work is worth a fork: the engine's pool for large work, the calling thread for small.
+//! [`Workers`]: runs large work on all threads of the pool, and small work on the calling thread.
 //!
-//! Waking another thread costs some microseconds, more than a small model's whole product. No
-//! result depends on the choice: kernels give the same bits on any number of threads.
+//! Waking another thread takes some microseconds, which is longer than a GEMM of a small model. The
+//! choice does not influence results: kernels return the same bits on any number of threads.
 
 use std::sync::{Mutex, PoisonError};
 
 use stolon_kernels::{Matrix, Threads};
 
-/// Multiply-adds from which a product is shared out.
+/// Minimum number of multiply-adds of a GEMM that runs on all threads.
 const PRODUCT_MIN: usize = 1 << 17;
-/// Elements from which a pass over rows is shared out.
+/// Minimum number of elements of a pass over rows that runs on all threads.
 const PASS_MIN: usize = 1 << 15;
 
-/// The engine's threads, and none.
+/// The thread pool of a backend.
 #[derive(Debug)]
 pub(crate) struct Workers {
     pool: Threads,
+    /// A pool of the calling thread only, for small work.
     alone: Threads,
 }
 
 impl Workers {
-    /// Workers on `count` threads, the caller's included.
+    /// Creates a pool of `count` threads, including the calling thread.
     pub(crate) fn new(count: usize) -> Self {
         Self { pool: Threads::new(count), alone: Threads::new(1) }
     }
 
-    /// Threads that work together, the caller's included.
+    /// Number of threads, including the calling thread.
     pub(crate) fn count(&self) -> usize {
         self.pool.count()
     }
@@ -35,29 +36,30 @@ impl Workers {
         &self.pool
     }
 
-    /// The threads for products of `rows` rows with these matrices.
+    /// The threads for the GEMMs of `rows` rows with these matrices.
     pub(super) fn for_products(&self, matrices: &[&Matrix], rows: usize) -> &Threads {
         let weights = matrices.iter().map(|matrix| matrix.out_features() * matrix.in_features());
         self.for_work(rows * weights.sum::<usize>())
     }
 
-    /// The threads for a pass over rows.
+    /// The threads for a pass over `rows` rows of `width` elements.
     pub(super) fn for_pass(&self, rows: usize, width: usize) -> &Threads {
         if rows * width < PASS_MIN { &self.alone } else { &self.pool }
     }
 
-    /// The threads for about so many multiply-adds.
+    /// The threads for work of about `multiply_adds` multiply-adds.
     pub(super) fn for_work(&self, multiply_adds: usize) -> &Threads {
         if multiply_adds < PRODUCT_MIN { &self.alone } else { &self.pool }
     }
 
-    /// Rows a part of a pass should have: all where sharing is not worth it, at least 1.
+    /// Number of rows per part of a pass over `rows` rows of `width` elements; at least 1. It is all
+    /// rows if the pass is too small to run on several threads.
     pub(super) fn chunk_rows(&self, rows: usize, width: usize) -> usize {
         let parts = (rows * width / PASS_MIN * 2).clamp(1, 2 * self.count());
         if self.count() == 1 { rows.max(1) } else { rows.div_ceil(parts).max(1) }
     }
 
-    /// Calls `pass` with each part, on all threads where there are several.
+    /// Calls `pass` with each part, on all threads if there are several parts.
     pub(super) fn run<P: Send>(
         &self,
         mut parts: impl ExactSizeIterator<Item = P>,

@@ -1,24 +1,25 @@
-//! Where the hub and its cache are, from the variables that Hugging Face's own tools read.
+//! [`HubOptions`]: address, token and cache of the hub, from the same environment variables as in
+//! Hugging Face's own tools.
 
 use std::path::{Path, PathBuf};
 
-/// How the hub is reached.
+/// How the hub and its cache are accessed.
 #[derive(Clone)]
 pub struct HubOptions {
-    /// The cache directory, holding `models--org--name` directories.
+    /// The cache directory, which contains the `models--org--name` directories.
     pub cache: PathBuf,
-    /// The hub's address, without a slash at the end.
+    /// The hub's URL, without a slash at the end.
     pub endpoint: String,
-    /// Sent to the hub, for private and gated repositories.
+    /// The access token for private and gated repositories.
     pub token: Option<String>,
-    /// Use the cache only.
+    /// Whether to use the cache only and never the network.
     pub offline: bool,
-    /// Show a bar on stderr for each download, where stderr is a terminal.
+    /// Whether to show a progress bar on stderr for each download, if stderr is a terminal.
     pub progress: bool,
 }
 
 impl std::fmt::Debug for HubOptions {
-    /// Leaves the token out.
+    /// Does not show the token.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HubOptions")
             .field("cache", &self.cache)
@@ -31,22 +32,22 @@ impl std::fmt::Debug for HubOptions {
 }
 
 impl Default for HubOptions {
-    /// [`HubOptions::from_env`].
+    /// Returns [`HubOptions::from_env`].
     fn default() -> Self {
         Self::from_env()
     }
 }
 
 impl HubOptions {
-    /// From `HF_HOME` (or `HF_HUB_CACHE` for the cache alone), `HF_TOKEN` (or the file that
-    /// `HF_TOKEN_PATH` names, or `token` in `HF_HOME`), `HF_ENDPOINT`, and `HF_HUB_OFFLINE` (1,
-    /// on, yes or true).
+    /// Reads the options from the environment variables `HF_HOME` (or `HF_HUB_CACHE` for the cache
+    /// only), `HF_TOKEN` (or the file that `HF_TOKEN_PATH` names, or the file `token` in `HF_HOME`),
+    /// `HF_ENDPOINT`, and `HF_HUB_OFFLINE` (1, on, yes or true).
     #[must_use]
     pub fn from_env() -> Self {
         Self::from_variables(|name| std::env::var(name).ok())
     }
 
-    /// The same, with the variables given by a function.
+    /// Like [`HubOptions::from_env`], with the values of the variables from a function.
     #[must_use]
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
@@ -72,7 +73,7 @@ impl HubOptions {
     }
 }
 
-/// The token that logging in has stored.
+/// Reads the token that a login with Hugging Face's tools has stored in the file `path`.
 fn token_in(path: &Path) -> Option<String> {
     let token = std::fs::read_to_string(path).ok()?;
     let token = token.trim();
@@ -90,18 +91,18 @@ mod tests {
         })
     }
 
-    /// Without variables: the public hub and the cache in the home directory.
+    /// Goal: without variables, the public hub and the cache in the home directory are used.
     #[test]
-    fn defaults() {
+    fn defaults_are_the_public_hub_and_the_home_directory() {
         let options = options(&[("HOME", "/home/me")]);
         assert_eq!(options.cache, Path::new("/home/me/.cache/huggingface/hub"));
         assert_eq!(options.endpoint, "https://huggingface.co");
         assert!(options.token.is_none() && !options.offline);
     }
 
-    /// Each variable does what Hugging Face's tools document.
+    /// Goal: each variable has the effect that Hugging Face's tools document.
     #[test]
-    fn variables() {
+    fn variables_have_their_documented_effect() {
         let home = tempfile::tempdir().unwrap();
         std::fs::write(home.path().join("token"), " stored \n").unwrap();
         let home = home.path().to_str().unwrap();

@@ -1,32 +1,33 @@
-//! How many blocks a memory budget pays for, and the budget taken where none is given.
+//! Converts a memory budget to a number of blocks, and chooses the default budget.
 
 use super::KvStoreError;
 
-/// Share of the free memory that the default budget takes. The rest is left to activations, to
-/// the file cache and to everybody else.
+/// The default budget's share of the free memory. The rest is left to activations, the file cache
+/// and other processes.
 pub const FREE_MEMORY_SHARE: f64 = 0.5;
 
-/// The default budget's upper bound in bytes: a machine's whole memory is taken only on request.
+/// Maximum of the default budget in bytes. A larger KV store must be requested explicitly.
 pub const DEFAULT_BUDGET_MAX: u64 = 8 << 30;
 
-/// How large a KV store is to be.
+/// The size of a KV store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvBudget {
-    /// [`FREE_MEMORY_SHARE`] of the memory that is free once the weights are in place, at most
+    /// [`FREE_MEMORY_SHARE`] of the memory that is free after the weights are loaded, at most
     /// [`DEFAULT_BUDGET_MAX`].
     #[default]
     Auto,
-    /// Bytes.
+    /// As many blocks as fit in this number of bytes.
     Bytes(u64),
-    /// Blocks.
+    /// This number of blocks.
     Blocks(usize),
 }
 
 impl KvBudget {
-    /// Blocks of `block_bytes` bytes that it pays for, at least 1.
+    /// The number of blocks of `block_bytes` bytes each that fit in the budget, at least 1.
     ///
     /// # Errors
-    /// [`KvStoreError::BudgetTooSmall`], [`KvStoreError::BlockCount`].
+    /// [`KvStoreError::BudgetTooSmall`] if not even one block fits, and [`KvStoreError::BlockCount`]
+    /// for `Blocks(0)`.
     pub fn block_count(self, block_bytes: usize) -> Result<usize, KvStoreError> {
         match self {
             Self::Auto => kv_capacity(default_kv_budget(free_memory()), block_bytes),
@@ -37,11 +38,11 @@ impl KvBudget {
     }
 }
 
-/// Blocks of `block_bytes` bytes that fit `budget` bytes, at least 1 and at most what block ids
-/// can name.
+/// The number of blocks of `block_bytes` bytes each that fit in `budget` bytes: at least 1 and at
+/// most `u32::MAX`, because block ids are 32-bit.
 ///
 /// # Errors
-/// [`KvStoreError::BudgetTooSmall`] when not even one fits.
+/// [`KvStoreError::BudgetTooSmall`] if not even one block fits.
 pub fn kv_capacity(budget: u64, block_bytes: usize) -> Result<usize, KvStoreError> {
     let fitting = budget / (block_bytes.max(1) as u64);
     if fitting == 0 {
@@ -50,14 +51,14 @@ pub fn kv_capacity(budget: u64, block_bytes: usize) -> Result<usize, KvStoreErro
     Ok(fitting.min(u64::from(u32::MAX)) as usize)
 }
 
-/// The default budget in bytes, given the bytes of memory that are free.
+/// The default budget in bytes if `free_bytes` bytes of memory are free.
 #[must_use]
 pub fn default_kv_budget(free_bytes: u64) -> u64 {
     ((free_bytes as f64 * FREE_MEMORY_SHARE) as u64).min(DEFAULT_BUDGET_MAX)
 }
 
-/// Bytes of memory that a process could still take without swapping: what the system calls
-/// available, or what the control group leaves, whichever is less.
+/// The number of bytes that the process can still allocate without swapping: the system's available
+/// memory or the free memory of the control group, whichever is less.
 #[must_use]
 pub fn free_memory() -> u64 {
     let mut system = sysinfo::System::new();

@@ -1,29 +1,30 @@
-//! What keys and values are stored as.
+//! [`KvType`]: the element type in which keys and values are stored.
 
 use std::str::FromStr;
 
 use crate::error::ModelError;
 
-/// Element type of stored keys and values. What is stored is nearest to what was computed.
+/// The element type in which keys and values are stored. Values are rounded to nearest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvType {
-    /// Single precision: exact, twice the memory of bf16.
+    /// Single precision: exact, but twice the memory of bf16.
     F32,
-    /// The upper half of an f32: relative error up to 2^-9.
+    /// The upper half of an f32: relative error up to 2^-8.
     Bf16,
-    /// IEEE half precision: relative error up to 2^-12; what is beyond its range, 65,504, is stored as
-    /// that. Takes bf16's memory and computes slower where there are tiles of bf16.
+    /// IEEE half precision: relative error up to 2^-11. Values outside of its range are stored as
+    /// ±65,504. Needs the same memory as bf16, but is slower on machines with matrix instructions
+    /// for bf16.
     F16,
-    /// Integers of 8 bits with an f32 scale a position and head: about half of bf16's memory; error
-    /// up to 1/254 of the head's largest value. Computes as [`KvType::F16`] does.
+    /// 8-bit integers with an f32 scale per position and head: about half the memory of bf16. The
+    /// error is up to 1/254 of the largest magnitude in the head. As fast as [`KvType::F16`].
     Int8,
 }
 
 impl KvType {
-    /// Every type there is.
+    /// All types.
     pub const ALL: [Self; 4] = [Self::F32, Self::Bf16, Self::F16, Self::Int8];
 
-    /// Bytes of one head of `head_dim` elements, its scale included.
+    /// Size in bytes of one head of `head_dim` elements, including its scale.
     #[must_use]
     pub fn head_bytes(self, head_dim: usize) -> usize {
         match self {
@@ -33,7 +34,7 @@ impl KvType {
         }
     }
 
-    /// Its name, as [`KvType::from_str`] reads it.
+    /// The type's name, which [`KvType::from_str`] parses.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

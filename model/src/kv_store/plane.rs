@@ -1,19 +1,21 @@
-//! Keys or values of one layer: the memory, and the way into it.
+//! [`Plane`]: the memory of the keys, or of the values, of one layer.
 
-use super::{KvShape, KvType};
 use stolon_kernels::{Buffer, KvSlice, KvSliceMut};
 
-/// Keys or values of one layer.
+use super::{KvShape, KvType};
+
+/// The keys, or the values, of one layer.
 #[derive(Debug)]
 pub(crate) struct Plane {
     kv_type: KvType,
+    /// The elements of all blocks, of type `kv_type`.
     values: Buffer,
-    /// Those of integers, in f32; empty for other types.
+    /// `[block_count, block_size, kv_heads]` in f32 for [`KvType::Int8`]; empty for other types.
     scales: Buffer,
 }
 
 impl Plane {
-    /// Zeroes; `None` where there is no memory for them.
+    /// Allocates a zeroed plane. Returns `None` if there is not enough memory.
     pub(super) fn new(shape: &KvShape, block_count: usize) -> Option<Self> {
         let heads = (shape.block_size * shape.kv_heads).checked_mul(block_count)?;
         let len = heads.checked_mul(shape.head_dim)?;
@@ -27,7 +29,7 @@ impl Plane {
         Some(Self { kv_type, values, scales: Buffer::try_zeroed::<f32>(scales)? })
     }
 
-    /// The plane as the kernels read it.
+    /// The plane as a slice that the kernels read.
     pub(super) fn slice(&self) -> KvSlice<'_> {
         match self.kv_type {
             KvType::F32 => KvSlice::F32(self.values.slice()),
@@ -39,7 +41,7 @@ impl Plane {
         }
     }
 
-    /// The plane as the kernels write it.
+    /// The plane as a slice that the kernels write.
     pub(crate) fn slice_mut(&mut self) -> KvSliceMut<'_> {
         match self.kv_type {
             KvType::F32 => KvSliceMut::F32(self.values.slice_mut()),

@@ -1,5 +1,6 @@
-use super::*;
 use stolon_kernels::{KvRows, Path, SlotMapping};
+
+use super::*;
 
 fn shape(kv_type: KvType) -> KvShape {
     KvShape {
@@ -13,7 +14,7 @@ fn shape(kv_type: KvType) -> KvShape {
 }
 
 impl KvStore {
-    /// Writes rows to successive places, the first at `offset` in `block`.
+    /// Writes rows to consecutive positions, the first one at `offset` in `block`.
     fn write(&mut self, layer: usize, block: usize, offset: usize, keys: &[f32], values: &[f32]) {
         let KvShape { block_size, kv_heads, head_dim, .. } = *self.shape();
         let first = block * block_size + offset;
@@ -31,8 +32,8 @@ impl KvStore {
     }
 }
 
-/// A plane, widened.
-fn widened(slice: KvSlice<'_>, head_dim: usize) -> Vec<f32> {
+/// The elements of a plane, converted to f32.
+fn to_f32(slice: KvSlice<'_>, head_dim: usize) -> Vec<f32> {
     match slice {
         KvSlice::F32(values) => values.to_vec(),
         KvSlice::Bf16(bits) => bits.iter().map(|&b| half::bf16::from_bits(b).to_f32()).collect(),
@@ -46,10 +47,10 @@ fn widened(slice: KvSlice<'_>, head_dim: usize) -> Vec<f32> {
     }
 }
 
-/// Goal: what is written stands at `[block, offset, head, element]`, as near as the type allows, and
+/// Goal: rows are stored at `[block, offset, head, element]` within the error of the type, and
 /// nothing else changes.
 #[test]
-fn rows_stand_where_the_layout_says() {
+fn rows_are_stored_in_the_documented_layout() {
     for (kv_type, error) in
         [(KvType::F32, 0.0), (KvType::Bf16, 0.0625), (KvType::F16, 0.008), (KvType::Int8, 0.08)]
     {
@@ -58,44 +59,44 @@ fn rows_stand_where_the_layout_says() {
         let values: Vec<f32> = keys.iter().map(|k| -k).collect();
         store.write(1, 5, 2, &keys, &values);
         for (plane, rows) in [(store.keys(1), keys), (store.values(1), values)] {
-            let plane = widened(plane, 5);
+            let plane = to_f32(plane, 5);
             assert_eq!(plane.len(), 6 * 4 * 10);
             let at = (5 * 4 + 2) * 10;
             for (got, want) in plane[at..].iter().zip(&rows) {
-                assert!((got - want).abs() <= error, "{kv_type}: {got} for {want}");
+                assert!((got - want).abs() <= error, "{kv_type}: expected {want}, got {got}");
             }
             assert!(plane[..at].iter().all(|&value| value == 0.0));
         }
         for other in [store.keys(0), store.values(0), store.keys(2), store.values(2)] {
-            assert!(widened(other, 5).iter().all(|&value| value == 0.0));
+            assert!(to_f32(other, 5).iter().all(|&value| value == 0.0));
         }
     }
 }
 
-/// Goal: turned keys stand at `[block, head, panel, element, lane]`, with bf16 two elements of a lane side by side,
-/// and hold the bits that rows hold.
+/// Goal: transposed keys are stored at `[block, head, panel, element, lane]` (with bf16, two adjacent
+/// elements of each lane together) and have the same bits as in rows.
 #[test]
-fn turned_keys_stand_where_the_layout_says() {
+fn transposed_keys_are_stored_in_the_documented_layout() {
     for kv_type in KvType::ALL {
         let (block_size, kv_heads, head_dim) = (32, 2, 300);
         let shape = KvShape { block_size, kv_heads, head_dim, ..shape(kv_type) };
-        let turned = KvShape { key_layout: KvLayout::Transposed { block_size }, ..shape };
-        let [mut rows, mut turned] =
-            [shape, turned].map(|shape| KvStore::new(shape, 3).expect("small"));
+        let transposed = KvShape { key_layout: KvLayout::Transposed { block_size }, ..shape };
+        let [mut rows, mut transposed] =
+            [shape, transposed].map(|shape| KvStore::new(shape, 3).expect("small"));
         let keys: Vec<f32> = (0..20 * kv_heads * head_dim).map(|i| (i as f32).sin()).collect();
-        for store in [&mut rows, &mut turned] {
+        for store in [&mut rows, &mut transposed] {
             store.write(1, 2, 7, &keys, &keys);
         }
-        // A scale stands by position and head in both.
+        // Scales have the layout `[position, head]` in both.
         let scale_of = |store: &KvStore, head: usize| match store.keys(1) {
             KvSlice::Int8 { scales, .. } => scales[head],
             _ => 1.0,
         };
         let elements = |store: &KvStore| match store.keys(1) {
             KvSlice::Int8 { values, .. } => values.iter().map(|&v| f32::from(v)).collect(),
-            others => widened(others, head_dim),
+            others => to_f32(others, head_dim),
         };
-        let (in_rows, in_lanes) = (elements(&rows), elements(&turned));
+        let (in_rows, in_lanes) = (elements(&rows), elements(&transposed));
         let together = if kv_type == KvType::Bf16 { 2 } else { 1 };
         for (index, value) in in_rows.iter().enumerate() {
             let (d, stored_head) = (index % head_dim, index / head_dim);
@@ -105,29 +106,32 @@ fn turned_keys_stand_where_the_layout_says() {
             let step = panel * head_dim / together + d / together;
             let at = (step * 16 + offset % 16) * together + d % together;
             assert!(in_lanes[at].to_bits() == value.to_bits(), "{kv_type}: {index}");
-            assert!(scale_of(&turned, stored_head) == scale_of(&rows, stored_head), "{kv_type}");
+            assert!(
+                scale_of(&transposed, stored_head) == scale_of(&rows, stored_head),
+                "{kv_type}"
+            );
         }
-        assert!(in_rows.iter().any(|&value| value != 0.0), "{kv_type}: something was written");
-        assert!(widened(turned.values(1), head_dim) == widened(rows.values(1), head_dim));
+        assert!(in_rows.iter().any(|&value| value != 0.0), "{kv_type}: nothing was written");
+        assert!(to_f32(transposed.values(1), head_dim) == to_f32(rows.values(1), head_dim));
     }
 }
 
-/// Goal: names round-trip, and one that does not exist is refused with those that do.
+/// Goal: each type is parsed from its name, and the error for an unknown name lists all names.
 #[test]
-fn types_have_names() {
+fn types_are_parsed_from_their_names() {
     for kv_type in KvType::ALL {
         assert_eq!(kv_type.name().parse::<KvType>().ok(), Some(kv_type));
     }
     let message = "fp4".parse::<KvType>().expect_err("no such type").to_string();
-    assert!(message.contains("int8") && message.contains("fp4"), "{message}");
+    assert_eq!(message, "KV type: expected one of f32, bf16, f16, int8, got `fp4`");
 }
 
-/// Goal: a store's memory becomes resident when it is written, not before.
+/// Goal: memory of the store becomes resident only when it is written.
 #[cfg(target_os = "linux")]
 #[test]
-fn unused_blocks_cost_no_memory() {
+fn unused_blocks_need_no_memory() {
     fn resident_pages() -> usize {
-        let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux has it");
+        let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux has this file");
         statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("a number")
     }
     let shape = shape(KvType::Bf16);
@@ -135,29 +139,30 @@ fn unused_blocks_cost_no_memory() {
     let before = resident_pages();
     let mut store = KvStore::new(shape, block_count).expect("1 GiB of address space");
     store.write(2, block_count - 1, 0, &[1.0; 10], &[2.0; 10]);
-    // Pages are of 4 KiB to 2 MiB; other tests may take some meanwhile.
+    // Pages have 4 KiB to 2 MiB. Other tests may allocate memory at the same time.
     let taken = resident_pages().saturating_sub(before) * 4096;
     assert!(taken < 1 << 29, "expected a few pages, got {taken} bytes");
 }
 
-/// Goal: rows that would run over the store's end are refused.
+/// Goal: writing rows beyond the end of the store panics.
 #[test]
 #[should_panic(expected = "out of range")]
-fn rows_stay_in_the_store() {
+fn writing_beyond_the_store_panics() {
     let mut store = KvStore::new(shape(KvType::F32), 6).expect("a small store");
     store.write(0, 5, 3, &[0.0; 20], &[0.0; 20]);
 }
 
-/// Goal: two rows never go to one place.
+/// Goal: writing two rows to the same place panics.
 #[test]
 #[should_panic(expected = "the same slot")]
-fn places_are_distinct() {
+fn writing_two_rows_to_the_same_place_panics() {
     SlotMapping::default().fill([Some(3), None, Some(4), Some(3)].into_iter());
 }
 
-/// Goal: a block's bytes are all layers' keys and values; budgets become block counts.
+/// Goal: the size of a block includes keys and values of all layers, and budgets are converted to
+/// numbers of blocks.
 #[test]
-fn budgets_become_blocks() {
+fn budgets_are_converted_to_block_counts() {
     assert_eq!(shape(KvType::F32).block_bytes(), 2 * 3 * 4 * 2 * 5 * 4);
     assert_eq!(shape(KvType::Bf16).block_bytes(), 2 * 3 * 4 * 2 * 5 * 2);
     assert_eq!(shape(KvType::F16).block_bytes(), 2 * 3 * 4 * 2 * 5 * 2);
@@ -177,7 +182,7 @@ fn budgets_become_blocks() {
     assert!(free_memory() > 0);
 }
 
-/// Goal: what cannot be had is refused with numbers, not with an abort.
+/// Goal: an invalid block size, no blocks, and too much memory are errors, not aborts.
 #[test]
 fn impossible_stores_are_refused() {
     for block_size in [0, 3, 512] {

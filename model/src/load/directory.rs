@@ -1,9 +1,8 @@
-//! A Hugging Face model directory.
+//! Loads a Hugging Face model directory.
 
 use std::path::Path;
 
 use serde_json::Value;
-
 use stolon_text::{TextSource, TokenizerSource};
 
 use super::{LoadedModel, generation};
@@ -18,12 +17,12 @@ pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
 pub(crate) const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
 
-/// Every file that is read, except the weights.
+/// All files that are read, except the weights.
 #[cfg(feature = "hub")]
 pub(crate) const SMALL: [&str; 6] =
     [CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, CHAT_TEMPLATE_JSON];
 
-/// Reads the directory; `id` is the model's name.
+/// Loads the model in `directory`. `id` is the model's name.
 pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelError> {
     let io = |source| ModelError::Io { path: directory.to_owned(), source };
     if !std::fs::metadata(directory).map_err(io)?.is_dir() {
@@ -41,7 +40,7 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
     Ok(LoadedModel { id, config: config.decoder, weights, text, generation })
 }
 
-/// The tokenizer and chat template files of a directory.
+/// Reads the files of the tokenizer and the chat template in `directory`.
 pub(super) fn text(directory: &Path) -> Result<TextSource, ModelError> {
     let path = directory.join(TOKENIZER);
     let tokenizer = match std::fs::read(&path) {
@@ -69,8 +68,8 @@ pub(super) fn text(directory: &Path) -> Result<TextSource, ModelError> {
     Ok(TextSource { tokenizer, tokenizer_config, chat_template })
 }
 
-/// The `chat_template` of a JSON object: a string, or a list of named ones, of which `default`
-/// is taken.
+/// The key `chat_template` of a JSON object. Its value is a string or a list of named templates. In
+/// a list, the template `default` is used, or else the first one.
 pub(crate) fn template(object: &Value) -> Option<String> {
     match object.get("chat_template")? {
         Value::String(template) => Some(template.clone()),
@@ -84,7 +83,7 @@ pub(crate) fn template(object: &Value) -> Option<String> {
     }
 }
 
-/// A JSON file's value, or nothing when there is no such file.
+/// Reads a JSON file. Returns `None` if the file does not exist.
 pub(super) fn read_optional(path: &Path) -> Result<Option<Value>, ModelError> {
     match read_json(path) {
         Ok(value) => Ok(Some(value)),
@@ -95,7 +94,7 @@ pub(super) fn read_optional(path: &Path) -> Result<Option<Value>, ModelError> {
     }
 }
 
-/// No `config.json`: says which GGUF file was perhaps meant.
+/// The error for a directory without `config.json`. It suggests a GGUF file if there is one.
 fn no_config(directory: &Path) -> ModelError {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let gguf =

@@ -1,4 +1,5 @@
-//! `generation_config.json`: what ends a text, and the sampling a model's makers recommend.
+//! Parses `generation_config.json`: the end-of-sequence tokens and the recommended sampling
+//! parameters.
 
 use serde_json::Value;
 
@@ -7,7 +8,8 @@ use crate::config::Keys;
 use crate::config::ParsedConfig;
 use crate::error::ModelError;
 
-/// Reads `generation_config.json` (when there is one) over what `config.json` says.
+/// Parses `generation_config.json` from `value`, which is `None` if the file does not exist. Its
+/// token ids take precedence over those of `config`. `file` is its name in error messages.
 pub(crate) fn parse(
     file: &str,
     value: Option<&Value>,
@@ -33,7 +35,7 @@ pub(crate) fn parse(
             other => Ok(other.map(|share| share as f32)),
         };
         defaults.do_sample = keys.flag("do_sample")?;
-        // A temperature of 0 stands for greedy, though transformers wants do_sample for that.
+        // A temperature of 0 means greedy here, although transformers uses `do_sample` for that.
         defaults.temperature = match keys.number("temperature")? {
             Some(0.0) => Some(0.0),
             _ => keys.positive("temperature")?.map(|t| t as f32),
@@ -49,7 +51,7 @@ pub(crate) fn parse(
     defaults.eos_token_ids.retain(|id| {
         let inside = (*id as usize) < vocab_size;
         if !inside {
-            tracing::warn!(id, vocab_size, "{file}: eos_token_id outside the vocabulary, ignored");
+            tracing::warn!(id, vocab_size, "{file}: ignoring an eos_token_id not below vocab_size");
         }
         inside
     });

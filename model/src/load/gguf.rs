@@ -1,17 +1,16 @@
-//! One GGUF file, with the text files that may lie beside it.
+//! Loads a GGUF file, and the tokenizer and generation files in the same directory.
 
 use std::path::Path;
 
 use stolon_text::{GgufTokenizer, TextSource, TokenizerSource};
 
-use super::{GenerationDefaults, LoadedModel};
-use super::{directory, generation};
+use super::{GenerationDefaults, LoadedModel, directory, generation};
 use crate::config::{self, DecoderConfig, ParsedConfig};
 use crate::error::ModelError;
 use crate::weights::gguf::{self, Header, Value};
 use crate::weights::{Bytes, TensorType, Weights};
 
-/// Reads the file; `id` is the model's name.
+/// Loads the model in the file `path`. `id` is the model's name.
 pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
     let file = path.display().to_string();
     let bytes = Bytes::map(path)?;
@@ -29,7 +28,7 @@ pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
     Ok(LoadedModel { id, config, weights, text, generation })
 }
 
-/// The content of Llama 3.1's rope scaling tensor.
+/// The content of the tensor with Llama 3.1's rope scaling, if the file has it.
 fn divisors(header: &Header, bytes: &[u8]) -> Result<Option<Vec<f32>>, ModelError> {
     let name = config::gguf::ROPE_FREQS;
     let Some(info) = header.tensors.get(name) else { return Ok(None) };
@@ -46,7 +45,7 @@ fn divisors(header: &Header, bytes: &[u8]) -> Result<Option<Vec<f32>>, ModelErro
 }
 
 fn weights(header: &Header, config: &DecoderConfig, bytes: Bytes) -> Result<Weights, ModelError> {
-    // The rows of q and k can only be put in order if there are as many as the config says.
+    // The rows of q and k can be reordered only if their number matches the configuration.
     let rows = |name: &str| {
         let heads = config::gguf::paired_heads(config, name)?;
         Some((heads, heads * config.head_dim))
@@ -73,7 +72,8 @@ fn weights(header: &Header, config: &DecoderConfig, bytes: Bytes) -> Result<Weig
     )
 }
 
-/// A `tokenizer.json` beside the file wins over the file's own vocabulary.
+/// The tokenizer and chat template data. A `tokenizer.json` in the same directory takes precedence
+/// over the vocabulary of the GGUF file.
 fn text(header: &Header, directory: &Path) -> Result<TextSource, ModelError> {
     let mut text = directory::text(directory)?;
     if let TokenizerSource::Missing { .. } = &text.tokenizer {
@@ -89,7 +89,7 @@ fn text(header: &Header, directory: &Path) -> Result<TextSource, ModelError> {
     Ok(text)
 }
 
-/// Reads the vocabulary of a GGUF file. The file may hold nothing else.
+/// Reads the vocabulary of a GGUF file. The file need not contain anything else.
 ///
 /// # Errors
 /// [`ModelError`] if the file cannot be read, is malformed, or has no vocabulary.
@@ -97,11 +97,11 @@ pub fn read_gguf_tokenizer(path: &Path) -> Result<GgufTokenizer, ModelError> {
     let file = path.display().to_string();
     let header = gguf::read(&file, &Bytes::map(path)?)?;
     tokenizer(&header)?.ok_or_else(|| {
-        ModelError::key(&file, "tokenizer.ggml.tokens", "a list of texts", "nothing")
+        ModelError::key(&file, "tokenizer.ggml.tokens", "a list of strings", "nothing")
     })
 }
 
-/// The `tokenizer.ggml.*` keys; nothing when the file has no vocabulary.
+/// Reads the `tokenizer.ggml.*` keys. Returns `None` if the file has no vocabulary.
 fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelError> {
     let key = |name: &str| format!("tokenizer.ggml.{name}");
     let value = |name: &str| header.metadata.get(&key(name));
@@ -112,9 +112,9 @@ fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelError> {
     let tokens = match value("tokens") {
         None => return Ok(None),
         Some(Value::Texts(tokens)) => tokens.clone(),
-        Some(_) => return Err(wrong("tokens", "a list of texts")),
+        Some(_) => return Err(wrong("tokens", "a list of strings")),
     };
-    let each = format!("{} numbers, one a token", tokens.len());
+    let each = format!("{} numbers, one per token", tokens.len());
     let scores = match value("scores") {
         None => None,
         Some(Value::Floats(scores)) if scores.len() == tokens.len() => Some(scores.clone()),
@@ -130,13 +130,13 @@ fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelError> {
     let merges = match value("merges") {
         None => None,
         Some(Value::Texts(merges)) => Some(merges.clone()),
-        Some(_) => return Err(wrong("merges", "a list of texts")),
+        Some(_) => return Err(wrong("merges", "a list of strings")),
     };
     let text = |name: &str| value(name).and_then(Value::as_text).map(str::to_owned);
     let flag = |name: &str| value(name).and_then(Value::as_bool);
     Ok(Some(GgufTokenizer {
         file: header.file.clone(),
-        model: text("model").ok_or_else(|| wrong("model", "a text"))?,
+        model: text("model").ok_or_else(|| wrong("model", "a string"))?,
         pre: text("pre"),
         tokens,
         scores,
@@ -157,7 +157,8 @@ fn token_id(header: &Header, name: &str) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
-/// A `generation_config.json` beside the file, over the file's own end tokens.
+/// The generation defaults. A `generation_config.json` in the same directory takes precedence over
+/// the end-of-sequence tokens of the GGUF file.
 fn generation(
     header: &Header,
     decoder: DecoderConfig,

@@ -1,13 +1,13 @@
-//! The shapes that random models come in.
+//! Presets: the shapes of models with random weights.
 
 use serde_json::{Value, json};
 
 use crate::config::DecoderConfig;
 use crate::error::ModelError;
 
-/// Names of the shapes that [`ModelSource::Random`](crate::ModelSource::Random) knows, smallest
-/// first: `tiny` (about 0.1 M parameters, f32), `20m`, `100m` (Llama shapes, bf16), `474m` (Qwen3
-/// 0.6B with a vocabulary of 32,768), and the shapes of published models (bf16).
+/// The names of all presets of [`ModelSource::Random`](crate::ModelSource::Random), smallest first:
+/// `tiny` (about 0.1 M parameters, f32), `20m`, `100m` (Llama shapes, bf16), `474m` (Qwen3 0.6B with
+/// a vocabulary of 32,768), and the shapes of published models (bf16).
 pub const PRESETS: [&str; 9] = [
     "tiny",
     "20m",
@@ -20,10 +20,10 @@ pub const PRESETS: [&str; 9] = [
     "mistral-7b",
 ];
 
-/// The decoder of a preset.
+/// The configuration of the preset `name`.
 ///
 /// # Errors
-/// [`ModelError::InvalidOption`] when there is no preset of that name.
+/// [`ModelError::InvalidOption`] if there is no preset with this name.
 pub fn preset(name: &str) -> Result<DecoderConfig, ModelError> {
     let value = preset_json(name).ok_or_else(|| ModelError::InvalidOption {
         name: "random model".into(),
@@ -33,7 +33,7 @@ pub fn preset(name: &str) -> Result<DecoderConfig, ModelError> {
     DecoderConfig::from_json(&format!("random:{name}"), &value)
 }
 
-/// The preset as a `config.json` would put it.
+/// The preset in the format of a `config.json`.
 fn preset_json(name: &str) -> Option<Value> {
     let llama =
         |vocab: usize, hidden: usize, mlp: usize, layers: usize, heads: usize, kv: usize| {

@@ -1,8 +1,8 @@
 use super::*;
 
-/// The table is a standard normal distribution: known quantiles, mean, deviation, symmetry.
+/// Goal: the table has the quantiles, mean and variance of the standard normal distribution.
 #[test]
-fn quantiles_are_normal() {
+fn quantiles_are_normally_distributed() {
     let table = normal::quantiles();
     assert_eq!(table.len(), 65_536);
     assert!(table.is_sorted());
@@ -15,9 +15,9 @@ fn quantiles_are_normal() {
     assert!((square - 1.0).abs() < 1e-3, "{square}");
 }
 
-/// The same seed gives the same bytes; another seed and another tensor give others.
+/// Goal: the same seed and tensor lead to the same bytes, a different seed or tensor to other bytes.
 #[test]
-fn seeds_decide() {
+fn weights_depend_on_seed_and_tensor() {
     let config = preset("tiny").unwrap();
     let bytes = |seed, name: &str| {
         let weights = random_model(&config, seed).unwrap();
@@ -30,8 +30,8 @@ fn seeds_decide() {
     assert_ne!(bytes(7, q), bytes(7, "model.layers.1.self_attn.q_proj.weight"));
 }
 
-/// Every preset is a valid configuration of about the size its name says, and an unknown name
-/// is an error that lists them.
+/// Goal: every preset is a valid configuration of about the size in its name, and the error for an
+/// unknown name lists all presets.
 #[test]
 fn presets_are_valid() {
     let millions = |name: &str| preset(name).unwrap().parameter_count() / 1_000_000;
@@ -46,9 +46,10 @@ fn presets_are_valid() {
     assert!(error.contains("`200m`") && error.contains("qwen3-0.6b"), "{error}");
 }
 
-/// A random model has exactly the tensors its configuration asks for, in its type.
+/// Goal: a random model has exactly the tensors that its configuration requires, in the configured
+/// type, and a quantized type is refused.
 #[test]
-fn weights_fit_the_config() {
+fn random_weights_match_the_configuration() {
     let mut config = preset("tiny").unwrap();
     for dtype in [TensorType::F32, TensorType::F16, TensorType::Bf16] {
         config.dtype = dtype;

@@ -1,8 +1,8 @@
-//! GGUF: the container's header (metadata and tensor list), read from mapped bytes.
+//! Parses the header of a GGUF file (metadata and tensor list) from mapped bytes.
 //!
-//! Written against the format's description: little-endian, versions 2 and 3. Every length is
-//! checked against the bytes that are left before anything is allocated for it, so a header of
-//! `n` bytes never makes more than a small multiple of `n`.
+//! Supports little-endian files of the versions 2 and 3. Every length is compared with the remaining
+//! bytes before anything is allocated for it, so that parsing a header of `n` bytes never allocates
+//! more than a small multiple of `n`.
 
 mod cursor;
 mod value;
@@ -15,50 +15,47 @@ pub(crate) use value::Value;
 use super::{Bytes, Stored, TensorType, Weights};
 use crate::error::ModelError;
 
-/// Alignment of the data where `general.alignment` says nothing.
+/// Alignment in bytes of the tensors' data if `general.alignment` is missing.
 const ALIGNMENT: u64 = 32;
-/// More dimensions than any tensor has.
+/// Maximum number of dimensions of a tensor.
 const DIMENSIONS_MAX: u32 = 4;
 
-/// A file's header.
+/// The header of a GGUF file.
 #[derive(Debug)]
 pub(crate) struct Header {
-    /// The file's name, for messages.
+    /// Name of the file, used in error messages.
     pub(crate) file: String,
     /// Metadata by key.
     pub(crate) metadata: BTreeMap<String, Value>,
-    /// The tensors, by their GGUF names; in order, so that the same error comes every time.
+    /// The tensors by their GGUF names, sorted so that errors are deterministic.
     pub(crate) tensors: BTreeMap<String, TensorInfo>,
 }
 
-/// One tensor's place. The range is inside the file and fits type and shape.
+/// Type, shape and location of a tensor. The range is inside of the file and has the length that type
+/// and shape require.
 #[derive(Clone, Debug)]
 pub(crate) struct TensorInfo {
-    /// The type; an unsupported one by its name.
+    /// The element type, or the name of an unsupported type.
     pub(crate) dtype: Result<TensorType, String>,
-    /// Sizes, outermost first (the file has them the other way round).
+    /// The sizes of the dimensions, outermost first. The file has them in reverse order.
     pub(crate) shape: Vec<usize>,
-    /// Bytes within the file.
+    /// Byte range of the tensor's data in the file.
     pub(crate) range: std::ops::Range<usize>,
 }
 
-/// Reads the header of the file in `bytes`.
+/// Parses the header of the file with the content `bytes`. `file` is its name in error messages.
 pub(crate) fn read(file: &str, bytes: &[u8]) -> Result<Header, ModelError> {
     let mut cursor = Cursor::new(file, bytes);
     let magic = cursor.array::<4>("the magic number")?;
     if &magic != b"GGUF" {
-        let expected = "no GGUF file: expected it to start with `GGUF`";
+        let expected = "not a GGUF file: expected it to start with `GGUF`";
         return Err(ModelError::malformed(file, format!("{expected}, got {magic:02x?}")));
     }
     let version = cursor.u32("the version")?;
     if !matches!(version, 2 | 3) {
-        let what = if version.swap_bytes() < 0x100 { "a big-endian file" } else { "it" };
-        return Err(ModelError::unsupported(
-            file,
-            "version",
-            "2 or 3",
-            format!("{version} ({what})"),
-        ));
+        let note = if version.swap_bytes() < 0x100 { " (a big-endian file)" } else { "" };
+        let got = format!("{version}{note}");
+        return Err(ModelError::unsupported(file, "version", "2 or 3", got));
     }
     let tensor_count = cursor.u64("the number of tensors")?;
     let value_count = cursor.u64("the number of metadata entries")?;
@@ -78,9 +75,9 @@ pub(crate) fn read(file: &str, bytes: &[u8]) -> Result<Header, ModelError> {
     let mut tensors = BTreeMap::new();
     for info in infos {
         let name = info.name.clone();
-        let place = info.place(file, data_start, alignment, bytes.len() as u64)?;
-        if tensors.insert(name.clone(), place).is_some() {
-            return Err(ModelError::malformed(file, format!("tensor `{name}` is there twice")));
+        let info = info.locate(file, data_start, alignment, bytes.len() as u64)?;
+        if tensors.insert(name.clone(), info).is_some() {
+            return Err(ModelError::malformed(file, format!("duplicate tensor `{name}`")));
         }
     }
     Ok(Header { file: file.into(), metadata, tensors })
@@ -90,14 +87,14 @@ fn read_metadata(
     cursor: &mut Cursor<'_>,
     count: u64,
 ) -> Result<BTreeMap<String, Value>, ModelError> {
-    // A key's length, a type and a value take at least 13 bytes.
+    // An entry (length of the key, type, value) has at least 13 bytes.
     cursor.check_count("metadata entries", count, 13)?;
     let mut metadata = BTreeMap::new();
     for _ in 0..count {
         let key = cursor.string("a metadata key")?;
         let value = Value::read(cursor, &key)?;
         if metadata.contains_key(&key) {
-            let reason = format!("metadata key `{key}` is there twice");
+            let reason = format!("duplicate metadata key `{key}`");
             return Err(ModelError::malformed(cursor.file(), reason));
         }
         metadata.insert(key, value);
@@ -105,18 +102,18 @@ fn read_metadata(
     Ok(metadata)
 }
 
-/// A tensor's entry as it stands in the header.
+/// A tensor's entry in the header.
 struct RawInfo {
     name: String,
-    /// Innermost first.
+    /// The sizes of the dimensions, innermost first.
     sizes: Vec<u64>,
     type_id: u32,
-    /// From the start of the data.
+    /// Offset in bytes from the start of the data.
     offset: u64,
 }
 
 fn read_infos(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<RawInfo>, ModelError> {
-    // A name's length, the number of dimensions, the type and the offset.
+    // An entry (length of the name, number of dimensions, type, offset) has at least 24 bytes.
     cursor.check_count("tensors", count, 24)?;
     let mut infos = Vec::new();
     for _ in 0..count {
@@ -137,8 +134,8 @@ fn read_infos(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<RawInfo>, Model
 }
 
 impl RawInfo {
-    /// Where the tensor's bytes are, checked.
-    fn place(
+    /// Computes the range of the tensor's bytes and checks that it is inside of the file.
+    fn locate(
         &self,
         file: &str,
         data_start: u64,
@@ -151,7 +148,8 @@ impl RawInfo {
         let shape: Vec<usize> =
             self.sizes.iter().rev().map(|n| usize::try_from(*n).unwrap_or(usize::MAX)).collect();
         if !self.offset.is_multiple_of(alignment) {
-            return Err(malformed(format!("offset {} is no multiple of {alignment}", self.offset)));
+            let reason = format!("offset {} is not a multiple of {alignment}", self.offset);
+            return Err(malformed(reason));
         }
         let overflow = || malformed(format!("the size of {shape:?} overflows"));
         let elements =
@@ -163,7 +161,7 @@ impl RawInfo {
                 let row = shape.last().copied().unwrap_or(1);
                 if !row.is_multiple_of(dtype.block_len()) {
                     let blocks = dtype.block_len();
-                    let reason = format!("rows of {row} are no whole blocks of {blocks}");
+                    let reason = format!("row length {row} is not a multiple of {blocks}");
                     return Err(malformed(format!("{}: {reason}", dtype.name())));
                 }
                 dtype.bytes_of(elements).ok_or_else(overflow)? as u64
@@ -183,7 +181,7 @@ impl RawInfo {
     }
 }
 
-/// The tensor type of a number in the file; the name of one that is not supported.
+/// The element type with the number `id` in the file, or the name of an unsupported type.
 fn tensor_type(id: u32) -> Result<TensorType, String> {
     let name = match id {
         0 => return Ok(TensorType::F32),
@@ -218,14 +216,15 @@ fn tensor_type(id: u32) -> Result<TensorType, String> {
         34 => "TQ1_0",
         35 => "TQ2_0",
         39 => "MXFP4",
-        _ => return Err(format!("type number {id}")),
+        _ => return Err(format!("unknown type {id}")),
     };
     Err(name.to_owned())
 }
 
 impl Header {
-    /// The tensors under the names that `rename` gives them; those it gives no name are left
-    /// out. `paired_heads` says in how many heads a tensor's rows are interleaved.
+    /// The tensors as weights, with the names that `rename` returns. Tensors for which it returns
+    /// `None` are omitted. `paired_heads` returns the number of heads in which a tensor's rows are
+    /// interleaved, by its new name.
     pub(crate) fn weights(
         &self,
         bytes: Bytes,

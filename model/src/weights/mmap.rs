@@ -1,7 +1,8 @@
-//! The bytes that weights are read from: a mapped file, the binary itself, or a buffer.
+//! [`Bytes`]: the memory that weights are read from, which is a mapped file, a part of the binary or
+//! a buffer.
 //!
-//! The only file of the loader with unsafe code. A map lives as long as the [`Bytes`] that holds
-//! it, which the model's [`Weights`](super::Weights) own.
+//! This is the only file of the crate with unsafe code. A mapping lives as long as its [`Bytes`],
+//! which the model's [`Weights`](super::Weights) own.
 #![allow(unsafe_code, reason = "mapping a file into memory")]
 
 use std::fmt;
@@ -13,22 +14,25 @@ use memmap2::Mmap;
 
 use crate::error::ModelError;
 
-/// Bytes that stay where they are.
+/// Immutable bytes at a stable address.
 pub(crate) enum Bytes {
-    /// A file, mapped read-only; pages are read when they are first touched.
+    /// A file mapped read-only. Pages are read from disk on first access.
     Mapped(Mmap),
-    /// Part of the binary.
-    #[cfg_attr(not(feature = "demo-model"), allow(dead_code, reason = "the demo model's"))]
+    /// A part of the binary.
+    #[cfg_attr(
+        not(feature = "demo-model"),
+        allow(dead_code, reason = "only the demo model is embedded in the binary")
+    )]
     Static(&'static [u8]),
-    /// Made in memory.
+    /// A buffer.
     Owned(Vec<u8>),
 }
 
 impl Bytes {
-    /// Maps the file at `path`. An empty file gives empty bytes.
+    /// Maps the file at `path`.
     ///
     /// # Errors
-    /// [`ModelError::Io`].
+    /// [`ModelError::Io`] if the file cannot be opened or mapped or is not a regular file.
     pub(crate) fn map(path: &Path) -> Result<Self, ModelError> {
         let io = |source| ModelError::Io { path: path.to_owned(), source };
         let file = File::open(path).map_err(io)?;
@@ -39,18 +43,18 @@ impl Bytes {
         if metadata.len() == 0 {
             return Ok(Self::Owned(Vec::new()));
         }
-        // SAFETY: the map is read-only and private to this process. What no program can rule
-        // out is that another one cuts the file short meanwhile (the access then faults), as
-        // with every mapped model file; downloads go to a new file that is renamed when
-        // complete, so ordinary updates do not do that.
+        // SAFETY: The mapping is read-only. `Mmap::map` requires that the file is not modified or
+        // truncated while it is mapped. No program can prevent other processes from doing that (an
+        // access to a truncated part then faults), as with every mapped model file. Ordinary
+        // updates do not do it: downloads write a new file and rename it when it is complete.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         Ok(Self::Mapped(map))
     }
 }
 
 impl Bytes {
-    /// If `part` is a part of a mapped file, gives the memory of its pages back. They are read again
-    /// when they are touched again.
+    /// Releases the memory pages of `part` if it is part of a mapped file. The pages are read from
+    /// disk again on the next access.
     pub(super) fn release(&self, part: &[u8]) {
         #[cfg(unix)]
         if let Self::Mapped(map) = self {
@@ -60,15 +64,15 @@ impl Bytes {
                 return;
             }
             let offset = ends.start.addr() - all.start.addr();
-            // SAFETY: the map is read-only and of a file, so that a page that was given back
-            // reads the same the next time; borrowed slices stay valid.
+            // SAFETY: The mapping is read-only and backed by a file, so a released page has the same
+            // content when it is read again, and borrowed slices remain valid.
             let advised = unsafe {
                 let advice = memmap2::UncheckedAdvice::DontNeed;
                 map.unchecked_advise_range(advice, offset, part.len())
             };
-            // A refusal costs memory only.
+            // If this fails, the pages stay in memory, but the results are the same.
             if let Err(error) = advised {
-                tracing::debug!(%error, "the pages of weights that are packed were not given back");
+                tracing::debug!(%error, "cannot release the pages of weights that are packed");
             }
         }
         #[cfg(not(unix))]
@@ -89,13 +93,13 @@ impl Deref for Bytes {
 }
 
 impl fmt::Debug for Bytes {
-    /// Where the bytes are and how many, not the bytes.
+    /// Shows the variant and the length instead of the bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = match self {
+        let variant = match self {
             Self::Mapped(_) => "Mapped",
             Self::Static(_) => "Static",
             Self::Owned(_) => "Owned",
         };
-        write!(f, "{place}({} bytes)", self.len())
+        write!(f, "{variant}({} bytes)", self.len())
     }
 }

@@ -1,7 +1,8 @@
-//! Safetensors: one file's header, and the index of a model that is split over several.
+//! Reads safetensors files: the header of a file, and the index of a model that is split into several
+//! files.
 //!
-//! The header's JSON is read by the `safetensors` crate; every range is checked here against
-//! the file, so that no later access can be out of bounds.
+//! The crate `safetensors` parses the JSON of the header. This file checks that every range is inside
+//! of the file, so that no later access is out of bounds.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,27 +13,27 @@ use serde_json::Value;
 use super::{Bytes, Stored, TensorType, Weights};
 use crate::error::ModelError;
 
-/// Bytes before the header: its length.
+/// Size in bytes of the header's length, which precedes the header.
 const PREFIX: u64 = 8;
-/// Longest header, as in the format's own implementation.
+/// Maximum length of a header in bytes, as in the reference implementation of the format.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// The name of the index of a split model.
+/// File name of the index of a model that is split into several files.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
-/// The name of a model in one file.
+/// File name of a model in a single file.
 pub(crate) const SINGLE: &str = "model.safetensors";
 
-/// Adds one file's tensors to `weights`.
+/// Adds the tensors of one file to `weights`. `file` is its name in error messages.
 pub(super) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(), ModelError> {
     let (data_start, metadata) = header(file, &bytes)?;
     let file_bytes = bytes.len() as u64;
     let region = weights.add_region(file, bytes);
-    // In the order of the data, so that what is wrong first is named first.
+    // In the order of the data, so that the error is about the first invalid tensor.
     for name in metadata.offset_keys() {
         let Some(info) = metadata.info(&name) else { continue };
         let what = || format!("tensor `{name}`");
         let (start, end) = info.data_offsets;
-        let overflow = || ModelError::malformed(file, format!("{}: size overflows", what()));
+        let overflow = || ModelError::malformed(file, format!("{}: its size overflows", what()));
         let start = data_start.checked_add(start as u64).ok_or_else(overflow)?;
         let end = data_start.checked_add(end as u64).ok_or_else(overflow)?;
         if end > file_bytes {
@@ -57,7 +58,7 @@ pub(super) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(),
                 return Err(ModelError::malformed(
                     file,
                     format!(
-                        "{}: {} {:?} takes {expected} bytes, its range is {start}..{end}",
+                        "{}: {} {:?} has {expected} bytes, but its range is {start}..{end}",
                         what(),
                         dtype.name(),
                         info.shape
@@ -65,7 +66,7 @@ pub(super) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(),
                 ));
             }
         } else if start > end {
-            return Err(ModelError::malformed(file, format!("{}: negative size", what())));
+            return Err(ModelError::malformed(file, format!("{}: its size is negative", what())));
         }
         weights.insert(
             canonical_name(&name),
@@ -88,7 +89,7 @@ pub(super) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(),
     Ok(())
 }
 
-/// Where the data starts, and the header.
+/// Parses the header. Returns the offset of the data in the file and the header.
 fn header(file: &str, bytes: &[u8]) -> Result<(u64, Metadata), ModelError> {
     let got = bytes.len() as u64;
     let truncated = |what: &str, expected| ModelError::Truncated {
@@ -105,7 +106,7 @@ fn header(file: &str, bytes: &[u8]) -> Result<(u64, Metadata), ModelError> {
         let expected = format!("expected a header of at most {HEADER_BYTES_MAX} bytes");
         return Err(ModelError::malformed(
             file,
-            format!("no safetensors file: {expected}, got {header_bytes}"),
+            format!("not a safetensors file: {expected}, got {header_bytes}"),
         ));
     }
     let data_start = PREFIX + header_bytes;
@@ -117,13 +118,13 @@ fn header(file: &str, bytes: &[u8]) -> Result<(u64, Metadata), ModelError> {
     Ok((data_start, metadata))
 }
 
-/// The file names an index lists, sorted.
+/// The names of the files in an index, sorted and without duplicates.
 ///
 /// # Errors
-/// [`ModelError::Malformed`] when it is no index, or lists a name that is no plain file name.
+/// [`ModelError::Malformed`] if `index` is not an index, or contains a path instead of a file name.
 pub(crate) fn shards(file: &str, index: &Value) -> Result<Vec<String>, ModelError> {
     let map = index.get("weight_map").and_then(Value::as_object).ok_or_else(|| {
-        ModelError::malformed(file, "expected an object `weight_map` of tensor name to file name")
+        ModelError::malformed(file, "expected an object `weight_map` from tensor to file names")
     })?;
     let mut names = BTreeSet::new();
     for (tensor, shard) in map {
@@ -147,7 +148,7 @@ pub(crate) fn shards(file: &str, index: &Value) -> Result<Vec<String>, ModelErro
     Ok(names.into_iter().collect())
 }
 
-/// Checks that every tensor of the index came from the file that it names.
+/// Checks that `weights` has every tensor of the index.
 pub(super) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Result<(), ModelError> {
     let map = index.get("weight_map").and_then(Value::as_object);
     for (tensor, shard) in map.into_iter().flatten() {
@@ -155,15 +156,15 @@ pub(super) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Resul
             let shard = dir.join(shard.as_str().unwrap_or_default());
             return Err(ModelError::malformed(
                 shard.display().to_string(),
-                format!("tensor `{tensor}`: the index says it is in this file, it is not"),
+                format!("tensor `{tensor}`: missing, although the index says it is in this file"),
             ));
         }
     }
     Ok(())
 }
 
-/// The name under which the decoder asks for a tensor: models saved without their head lack the
-/// `model.` in front, multimodal ones have more in front.
+/// The name that the decoder uses for a tensor. Models saved without their output matrix lack the
+/// prefix `model.`, and multimodal models have longer prefixes.
 fn canonical_name(name: &str) -> String {
     if let Some(rest) = name.strip_prefix("model.language_model.") {
         return format!("model.{rest}");

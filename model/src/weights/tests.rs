@@ -18,7 +18,7 @@ fn open(bytes: Vec<u8>) -> Result<Weights, ModelError> {
     Weights::from_safetensors("m.safetensors", Bytes::Owned(bytes))
 }
 
-/// A file with a hand-written header.
+/// A file with the given header and `data` zero bytes.
 fn with_header(header: &str, data: usize) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(header.as_bytes());
@@ -26,9 +26,9 @@ fn with_header(header: &str, data: usize) -> Vec<u8> {
     bytes
 }
 
-/// Tensors are found under the decoder's names, whichever way the model was saved.
+/// Goal: tensors are found by the decoder's names, whatever prefixes the saved names have.
 #[test]
-fn names_with_and_without_prefixes() {
+fn tensors_are_found_with_and_without_prefixes() {
     for (saved, asked) in [
         ("model.norm.weight", "model.norm.weight"),
         ("norm.weight", "model.norm.weight"),
@@ -46,7 +46,8 @@ fn names_with_and_without_prefixes() {
     }
 }
 
-/// Asking for what is not there, or not so, says which tensor, what was expected and what came.
+/// Goal: the errors for a missing tensor, a wrong shape and an unsupported type name the tensor, the
+/// expected and the actual value.
 #[test]
 fn errors_name_the_tensor() {
     let weights = open(file_of(&[
@@ -67,7 +68,7 @@ fn errors_name_the_tensor() {
     assert!(wrong.contains("`lm_head.weight`") && wrong.ends_with("got I8"), "{wrong}");
 }
 
-/// Cut anywhere, a file is an error that says so, and never a panic.
+/// Goal: a file truncated at any length is an error with this length, and never a panic.
 #[test]
 fn every_truncation_is_an_error() {
     let whole = file_of(&[
@@ -85,9 +86,9 @@ fn every_truncation_is_an_error() {
     assert!(matches!(open(longer), Err(ModelError::Malformed { .. })));
 }
 
-/// Headers that lie about sizes, offsets or lengths are errors; nothing is allocated for them.
+/// Goal: headers with wrong sizes, offsets or lengths, and duplicate tensors, are errors.
 #[test]
-fn lying_headers() {
+fn inconsistent_headers_are_refused() {
     let max = usize::MAX;
     for (header, data) in [
         (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#.to_owned(), 4),
@@ -106,16 +107,21 @@ fn lying_headers() {
     }
     let mut huge = vec![0xff; 8];
     huge.extend_from_slice(b"{}");
-    assert!(open(huge).unwrap_err().to_string().contains("no safetensors file"));
+    assert!(
+        open(huge)
+            .unwrap_err()
+            .to_string()
+            .contains("not a safetensors file: expected a header of at most 100000000 bytes")
+    );
     let twice = [("norm.weight", 4), ("model.norm.weight", 4)]
         .map(|(name, size)| (name, Dtype::U8, [size], vec![0_u8; size]));
     let views = twice.iter().map(|(n, d, s, b)| (*n, TensorView::new(*d, s.to_vec(), b).unwrap()));
     let file = ::safetensors::serialize(views, None).unwrap();
-    assert!(open(file).unwrap_err().to_string().contains("`model.norm.weight` is there twice"));
+    assert!(open(file).unwrap_err().to_string().contains("duplicate tensor `model.norm.weight`"));
 }
 
 proptest::proptest! {
-    /// No bytes at all make the reader panic.
+    /// Goal: random bytes and random headers never cause a panic.
     #[test]
     fn random_bytes_never_panic(
         bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200),
@@ -125,7 +131,7 @@ proptest::proptest! {
         let _ = open(with_header(&header, 16));
     }
 
-    /// Changing any byte of a good file gives another good file or an error, never a panic.
+    /// Goal: changing any byte of a valid file never causes a panic.
     #[test]
     fn changed_bytes_never_panic(at in 0_usize..160, to in proptest::num::u8::ANY) {
         let mut file = file_of(&[
@@ -143,19 +149,19 @@ proptest::proptest! {
     }
 }
 
-/// The interleaved rows are put back as halves: checked against the permutation itself.
+/// Goal: interleaved rows are restored to Hugging Face's order.
 #[test]
-fn halves_are_split() {
-    // Two heads of four rows, two bytes a row; row r of the original holds [r, r].
+fn interleaved_rows_are_restored() {
+    // Two heads of four rows with two bytes each. Row r of the original is [r, r].
     let interleaved = [0, 2, 1, 3, 4, 6, 5, 7];
     let stored: Vec<u8> = interleaved.iter().flat_map(|r| [*r, *r]).collect();
     let expected: Vec<u8> = (0..8).flat_map(|r| [r, r]).collect();
     assert_eq!(split_halves(&stored, 8, 2), expected);
 }
 
-/// Index entries must be plain file names.
+/// Goal: entries of an index must be file names, so that they cannot lead out of the directory.
 #[test]
-fn index_names_stay_in_the_directory() {
+fn index_entries_must_be_file_names() {
     let shards = |value| safetensors::shards("index", &value);
     let ok = json!({ "weight_map": { "a": "m-2.safetensors", "b": "m-1.safetensors", "c": "m-1.safetensors" } });
     assert_eq!(shards(ok).unwrap(), ["m-1.safetensors", "m-2.safetensors"]);
@@ -168,9 +174,10 @@ fn index_names_stay_in_the_directory() {
     assert!(shards(json!({})).is_err());
 }
 
-/// Tensors made in memory must have as many bytes as their shape says.
+/// Goal: tensors in memory are refused if their number of bytes does not match shape and type, or if
+/// their name is a duplicate.
 #[test]
-fn tensors_in_memory() {
+fn tensors_in_memory_are_checked() {
     let tensor = |name: &str, dtype, shape: &[usize], bytes: usize| Tensor {
         name: name.into(),
         dtype,
@@ -182,5 +189,5 @@ fn tensors_in_memory() {
     assert!(make(vec![tensor("a", TensorType::Q8_0, &[2, 31], 68)]).is_err());
     assert!(make(vec![tensor("a", TensorType::F32, &[2], 7)]).is_err());
     let one = || tensor("a", TensorType::F32, &[1], 4);
-    assert!(make(vec![one(), one()]).unwrap_err().to_string().contains("`a` is there twice"));
+    assert!(make(vec![one(), one()]).unwrap_err().to_string().contains("duplicate tensor `a`"));
 }

@@ -1,5 +1,6 @@
-//! The rotary embeddings in a `config.json`, in the older keys (`rope_theta`, `rope_scaling`,
-//! `rope_local_base_freq`) and the newer ones (`rope_parameters`, flat or one a layer type).
+//! Parses the rotary embeddings of a `config.json`, from the older keys (`rope_theta`,
+//! `rope_scaling`, `rope_local_base_freq`) and from the newer one (`rope_parameters`, which is
+//! either flat or has one object per layer type).
 
 use super::super::keys::Keys;
 use super::super::{Architecture, Rope, RopeScaling};
@@ -7,7 +8,7 @@ use crate::error::ModelError;
 
 const TYPES: &str = "default, linear or llama3";
 
-/// The ropes, and the index of the one that sliding layers use.
+/// The rotary embeddings, and the index of the one that layers with a sliding window use.
 pub(super) fn parse(
     architecture: Architecture,
     keys: &Keys<'_>,
@@ -17,7 +18,7 @@ pub(super) fn parse(
         return gemma(keys, max_positions).map(|ropes| (ropes, 1));
     }
     let theta = keys.positive("rope_theta")?.unwrap_or(10_000.0);
-    // transformers lets the older key win where both are there.
+    // If both keys are present, transformers uses the older one.
     let parameters = match keys.object("rope_scaling")? {
         Some(older) if older.names().next().is_some() => Some(older),
         _ => keys.object("rope_parameters")?,
@@ -34,14 +35,14 @@ pub(super) fn parse(
     Ok((vec![rope], 0))
 }
 
-/// Gemma 3: a global rope (index 0), which `rope_scaling` is about, and a local one.
+/// Gemma 3: a global rotary embedding (index 0), to which `rope_scaling` applies, and a local one.
 fn gemma(keys: &Keys<'_>, max_positions: usize) -> Result<Vec<Rope>, ModelError> {
     let nested = keys.object("rope_parameters")?;
     if let Some(nested) = &nested
         && let Some(other) =
             nested.names().find(|name| !matches!(*name, "full_attention" | "sliding_attention"))
     {
-        return Err(nested.invalid(other, "only full_attention and sliding_attention here"));
+        return Err(nested.invalid(other, "only the keys full_attention and sliding_attention"));
     }
     let theta_global = keys.positive("rope_theta")?.unwrap_or(1_000_000.0);
     let theta_local = keys.positive("rope_local_base_freq")?.unwrap_or(10_000.0);
@@ -63,7 +64,7 @@ fn gemma(keys: &Keys<'_>, max_positions: usize) -> Result<Vec<Rope>, ModelError>
     Ok(vec![global, local])
 }
 
-/// One rope from a flat object; `theta` where it gives none.
+/// One rotary embedding from a flat object. `theta` is the default of `rope_theta`.
 fn one(parameters: &Keys<'_>, theta: f64, max_positions: usize) -> Result<Rope, ModelError> {
     let theta = parameters.positive("rope_theta")?.unwrap_or(theta);
     if parameters.number("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {

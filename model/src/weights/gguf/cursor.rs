@@ -1,11 +1,11 @@
-//! Reading from bytes front to back, with errors that say what was being read.
+//! [`Cursor`]: reads values from bytes in order, with errors that say what was being read.
 
 use crate::error::ModelError;
 
-/// Longest key, name or text that is believed; chat templates are some ten thousand bytes.
+/// Maximum length of a string in bytes. Chat templates have some ten thousand bytes.
 const STRING_BYTES_MAX: u64 = 1 << 26;
 
-/// A place in a file's bytes.
+/// A read position in the bytes of a file.
 #[derive(Debug)]
 pub(super) struct Cursor<'a> {
     file: &'a str,
@@ -22,12 +22,12 @@ impl<'a> Cursor<'a> {
         self.file
     }
 
-    /// Bytes read so far.
+    /// Number of bytes read so far.
     pub(super) fn position(&self) -> u64 {
         self.position as u64
     }
 
-    /// The next `count` bytes.
+    /// Reads the next `count` bytes. `what` describes them in errors.
     pub(super) fn take(&mut self, what: &str, count: u64) -> Result<&'a [u8], ModelError> {
         let rest = &self.bytes[self.position..];
         match usize::try_from(count).ok().and_then(|count| rest.get(..count)) {
@@ -62,7 +62,7 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
-    /// A string: its length in bytes, then UTF-8.
+    /// Reads a string: its length in bytes, followed by UTF-8.
     pub(super) fn string(&mut self, what: &str) -> Result<String, ModelError> {
         let length = self.u64(what)?;
         if length > STRING_BYTES_MAX {
@@ -75,14 +75,15 @@ impl<'a> Cursor<'a> {
         Ok(text.to_owned())
     }
 
-    /// Fails when `count` entries of at least `least_bytes` each cannot be in what is left.
+    /// Returns an error if the remaining bytes are too few for `count` entries of at least
+    /// `bytes_min` bytes each.
     pub(super) fn check_count(
         &self,
         what: &str,
         count: u64,
-        least_bytes: u64,
+        bytes_min: u64,
     ) -> Result<(), ModelError> {
-        let needed = count.saturating_mul(least_bytes);
+        let needed = count.saturating_mul(bytes_min);
         if needed > (self.bytes.len() - self.position) as u64 {
             return Err(self.truncated(&format!("{count} {what}"), needed));
         }

@@ -21,9 +21,9 @@ fn small() -> GgufWriter {
     file
 }
 
-/// What was written is what is read: values, shapes (outermost first), types and bytes.
+/// Goal: values, shapes (outermost dimension first), types and bytes are read as they were written.
 #[test]
-fn round_trip() {
+fn a_written_file_is_read_back() {
     let bytes = small().bytes();
     let header = read("f.gguf", &bytes).unwrap();
     let value = |key: &str| header.metadata[key].clone();
@@ -43,9 +43,9 @@ fn round_trip() {
     assert_eq!(&bytes[b.range.clone()], (0..68).collect::<Vec<u8>>());
 }
 
-/// Another reader sees the same file: the tests' writer writes GGUF, not a dialect of its own.
+/// Goal: candle's reader agrees on a file of the tests' writer, so the writer produces valid GGUF.
 #[test]
-fn candle_reads_the_same() {
+fn candle_reads_the_same_header() {
     let bytes = small().bytes();
     let ours = read("f.gguf", &bytes).unwrap();
     let mut cursor = std::io::Cursor::new(&bytes);
@@ -59,7 +59,7 @@ fn candle_reads_the_same() {
     }
 }
 
-/// Cut anywhere, a file is an error that says how long it is, and never a panic.
+/// Goal: a file truncated at any length is an error with this length, and never a panic.
 #[test]
 fn every_truncation_is_an_error() {
     let bytes = small().bytes();
@@ -70,21 +70,24 @@ fn every_truncation_is_an_error() {
     }
 }
 
-/// What is wrong with a header is said.
+/// Goal: malformed headers are errors that name the file and the cause.
 #[test]
-fn malformed_headers() {
+fn malformed_headers_are_refused() {
     let check = |change: &dyn Fn(&mut GgufWriter), part: &str| {
         let mut file = small();
         change(&mut file);
         let error = read("f.gguf", &file.bytes()).expect_err(part).to_string();
         assert!(error.starts_with("f.gguf: ") && error.contains(part), "`{error}` lacks `{part}`");
     };
-    check(&|f| f.tensors[1].1 = vec![2, 31], "`b`: Q8_0: rows of 31");
+    check(
+        &|f| f.tensors[1].1 = vec![2, 31],
+        "tensor `b`: Q8_0: row length 31 is not a multiple of 32",
+    );
     check(&|f| f.tensors[1].1 = vec![1 << 30, 1 << 30, 1 << 30, 32], "overflows");
     check(&|f| f.tensors[1].1 = vec![1 << 20, 1 << 20], "tensor `b` needs");
     check(&|f| f.tensors[1].1 = vec![1; 5], "at most 4 dimensions, got 5");
-    check(&|f| f.tensors[1].0 = "a".into(), "`a` is there twice");
-    check(&|f| f.metadata.push(("n".into(), Meta::U32(1))), "`n` is there twice");
+    check(&|f| f.tensors[1].0 = "a".into(), "duplicate tensor `a`");
+    check(&|f| f.metadata.push(("n".into(), Meta::U32(1))), "duplicate metadata key `n`");
     check(&|f| f.set("general.alignment", Meta::U32(24)), "power of two, got 24");
 
     let with = |at: usize, bytes: &[u8]| {
@@ -92,18 +95,18 @@ fn malformed_headers() {
         file[at..at + bytes.len()].copy_from_slice(bytes);
         read("f.gguf", &file).unwrap_err().to_string()
     };
-    assert!(with(0, b"ggml").contains("no GGUF file"));
+    assert!(with(0, b"ggml").contains("not a GGUF file: expected it to start with `GGUF`"));
     assert!(with(4, &1_u32.to_le_bytes()).contains("2 or 3"));
     assert!(with(4, &3_u32.to_be_bytes()).contains("big-endian"));
-    // Counts and lengths that the file cannot hold are refused before anything is made.
+    // Counts and lengths beyond the size of the file are refused before anything is allocated.
     assert!(with(8, &u64::MAX.to_le_bytes()).contains("truncated"));
     assert!(with(16, &u64::MAX.to_le_bytes()).contains("truncated"));
     assert!(with(24, &(1_u64 << 40).to_le_bytes()).contains("at most"));
 }
 
-/// A type that is not supported is known by its name, and is an error only when it is used.
+/// Goal: a tensor of an unsupported type is an error only if it is used, and the error names the type.
 #[test]
-fn unsupported_types_are_named() {
+fn unsupported_types_are_errors_on_use() {
     let mut file = small();
     file.tensors[1].2 = 2;
     let bytes = file.bytes();
@@ -116,7 +119,7 @@ fn unsupported_types_are_named() {
 }
 
 proptest::proptest! {
-    /// Random bytes after a good start never make the reader panic or allocate without bound.
+    /// Goal: random bytes, also after a valid magic number and version, never cause a panic.
     #[test]
     fn random_bytes_never_panic(
         rest in proptest::collection::vec(proptest::num::u8::ANY, 0..300),
@@ -129,7 +132,7 @@ proptest::proptest! {
         let _ = read("f", &bytes);
     }
 
-    /// Changing bytes of a good file gives a good file or an error; what it says is in bounds.
+    /// Goal: changing bytes of a valid file leads to an error or to ranges inside of the file.
     #[test]
     fn changed_bytes_never_panic(
         changes in proptest::collection::vec((0_usize..400, proptest::num::u8::ANY), 1..4),

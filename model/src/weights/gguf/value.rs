@@ -1,32 +1,32 @@
-//! A metadata value.
+//! [`Value`]: a metadata value of a GGUF file.
 
 use super::cursor::Cursor;
 use crate::error::ModelError;
 
-/// A value, with the widths of numbers forgotten.
+/// A metadata value. Numbers of different widths have the same variant.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
-    /// Any unsigned integer.
+    /// An unsigned integer of any width.
     Unsigned(u64),
-    /// Any signed integer.
+    /// A signed integer of any width.
     Signed(i64),
-    /// Either float.
+    /// An f32 or f64.
     Float(f64),
     /// A boolean.
     Bool(bool),
     /// UTF-8 text.
     Text(String),
-    /// Integers of any width and sign that fit.
+    /// An array of integers of any width, signed or unsigned, that fit in an i64.
     Integers(Vec<i64>),
-    /// Floats of any width.
+    /// An array of f32 or f64, rounded to f32.
     Floats(Vec<f32>),
-    /// Booleans.
+    /// An array of booleans.
     Bools(Vec<bool>),
-    /// Texts.
+    /// An array of UTF-8 texts.
     Texts(Vec<String>),
 }
 
-/// The numbers of the types in the file.
+/// The type numbers in the file.
 mod id {
     pub(super) const U8: u32 = 0;
     pub(super) const I8: u32 = 1;
@@ -43,8 +43,8 @@ mod id {
     pub(super) const F64: u32 = 12;
 }
 
-/// Fewest bytes a value of a type takes.
-fn least_bytes(type_id: u32) -> Option<u64> {
+/// Minimum size in bytes of a value; `None` for an unknown type.
+fn bytes_min(type_id: u32) -> Option<u64> {
     match type_id {
         id::U8 | id::I8 | id::BOOL => Some(1),
         id::U16 | id::I16 => Some(2),
@@ -55,7 +55,7 @@ fn least_bytes(type_id: u32) -> Option<u64> {
 }
 
 impl Value {
-    /// Reads a type and a value of it.
+    /// Reads a type and a value of this type.
     pub(super) fn read(cursor: &mut Cursor<'_>, key: &str) -> Result<Self, ModelError> {
         let what = format!("the value of `{key}`");
         let type_id = cursor.u32(&what)?;
@@ -64,11 +64,11 @@ impl Value {
         }
         let type_id = cursor.u32(&what)?;
         let count = cursor.u64(&what)?;
-        let Some(least) = least_bytes(type_id) else {
-            let reason = format!("{what}: an array of type {type_id} is not known");
+        let Some(entry_bytes) = bytes_min(type_id) else {
+            let reason = format!("{what}: unknown type {type_id} of array elements");
             return Err(ModelError::malformed(cursor.file(), reason));
         };
-        cursor.check_count(&format!("entries of `{key}`"), count, least)?;
+        cursor.check_count(&format!("entries of `{key}`"), count, entry_bytes)?;
         Self::array(cursor, type_id, count, &what)
     }
 
@@ -87,7 +87,7 @@ impl Value {
             id::I64 => Self::Signed(i64::from_le_bytes(cursor.array(what)?)),
             id::F64 => Self::Float(f64::from_le_bytes(cursor.array(what)?)),
             _ => {
-                let reason = format!("{what}: type {type_id} is not known");
+                let reason = format!("{what}: unknown type {type_id}");
                 return Err(ModelError::malformed(cursor.file(), reason));
             }
         })
@@ -99,7 +99,7 @@ impl Value {
         count: u64,
         what: &str,
     ) -> Result<Self, ModelError> {
-        // Collected one by one, so that a large array is never there in a wider form.
+        // Elements are converted one by one, so that a large array is never stored as `Value`s.
         Ok(match type_id {
             id::STRING => {
                 Self::Texts((0..count).map(|_| cursor.string(what)).collect::<Result<Vec<_>, _>>()?)
@@ -115,7 +115,8 @@ impl Value {
             _ => {
                 let file = cursor.file();
                 let integer = |value: Self| {
-                    let too_large = || ModelError::malformed(file, format!("{what}: too large"));
+                    let too_large =
+                        || ModelError::malformed(file, format!("{what}: an integer is too large"));
                     value.as_i64().ok_or_else(too_large)
                 };
                 let integers =
@@ -164,7 +165,7 @@ impl Value {
         }
     }
 
-    /// The value for a message, short.
+    /// A short description of the value for error messages.
     pub(crate) fn shown(&self) -> String {
         match self {
             Self::Unsigned(n) => n.to_string(),
@@ -175,7 +176,7 @@ impl Value {
             Self::Integers(list) => format!("{} integers", list.len()),
             Self::Floats(list) => format!("{} floats", list.len()),
             Self::Bools(list) => format!("{} booleans", list.len()),
-            Self::Texts(list) => format!("{} texts", list.len()),
+            Self::Texts(list) => format!("{} strings", list.len()),
         }
     }
 }
