@@ -1,7 +1,7 @@
-//! Tokens a second of the CPU backend on random models.
+//! Measures the tokens per second of the CPU backend on random models.
 //!
-//! `cargo bench -p stolon-model --bench decoder [-- PRESET ... | --threads=N | --work=decode]`; without `--bench`
-//! and presets (as under `cargo test`) only the smallest model runs, once, to see that it works.
+//! `cargo bench -p stolon-model --bench decoder [-- PRESET ... | --threads=N | --work=decode]`.
+//! Without `--bench` and presets (as under `cargo test`), only the smallest model runs once.
 #![allow(clippy::print_stdout, reason = "prints its figures")]
 
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
 use stolon_kvcache::BlockId;
 use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions, ModelError, ModelSource, load};
 
-/// Positions in the cache when decoding is measured, and of a prompt.
+/// Number of positions of a prompt, and of cached positions when decoding is measured.
 const CONTEXT: usize = 512;
 
 fn main() -> Result<(), ModelError> {
@@ -27,7 +27,7 @@ fn main() -> Result<(), ModelError> {
     let threads = threads.and_then(|count| count.parse().ok());
     let time = if full { Duration::from_secs(2) } else { Duration::ZERO };
     let work = arguments.iter().find_map(|argument| argument.strip_prefix("--work="));
-    println!("| model | path | threads | weights MB | work | ms a step | tokens/s |");
+    println!("| model | path | threads | weights MB | work | ms/step | tokens/s |");
     println!("|---|---|---|---|---|---|---|");
     for preset in presets {
         measure(preset, threads, work.unwrap_or(""), time)?;
@@ -35,7 +35,7 @@ fn main() -> Result<(), ModelError> {
     Ok(())
 }
 
-/// One sequence of a batch: `count` tokens from `start` on, in blocks of its own.
+/// One sequence of a batch: `count` tokens from position `start` on, with its own blocks.
 fn slice(sequence: usize, start: usize, count: usize, block_size: usize) -> SequenceSlice {
     let blocks = (2 * CONTEXT).div_ceil(block_size);
     let first = (sequence * blocks) as u32;
@@ -97,13 +97,13 @@ fn measure(
     Ok(())
 }
 
-/// The median time of a step in seconds, over about `time`.
+/// The median time of a step in seconds, measured for about `time`.
 fn step_time(backend: &mut CpuBackend, batch: &StepBatch, time: Duration) -> f64 {
     let mut times = Vec::new();
     let start = Instant::now();
     loop {
         let begun = Instant::now();
-        let output = backend.step(batch).expect("a good batch");
+        let output = backend.step(batch).expect("a valid batch");
         times.push(begun.elapsed().as_secs_f64());
         assert!(!output.logits.is_empty());
         if start.elapsed() >= time && times.len() > 2 {

@@ -1,9 +1,9 @@
-//! Time and peak memory of loading a model directory, from opening its files to the first step.
+//! Measures the time and peak memory of loading a model directory, up to the first step.
 //!
-//! `cargo bench -p stolon-model --bench load -- DIRECTORY [q8_0]` measures one load; on a directory
-//! that does not exist yet it first writes the `474m` preset's random weights there (0.95 GB), and is
-//! to be called again. Without a directory (as under `cargo test`) it does so with the smallest
-//! preset in a temporary one.
+//! `cargo bench -p stolon-model --bench load -- DIRECTORY [q8_0]` measures one load. If the directory
+//! does not exist, the program writes a model with random weights to it (preset `474m`, 0.95 GB) and
+//! must be called again. Without a directory (as under `cargo test`), it writes and loads the smallest
+//! preset in a temporary directory.
 #![allow(clippy::print_stdout, reason = "prints its figures")]
 
 use std::path::Path;
@@ -33,11 +33,11 @@ fn main() -> Result<(), Failure> {
         return measure(directory, arguments.get(1).map_or("stored", String::as_str));
     }
     write("474m", directory)?;
-    println!("wrote {}: call again to measure", directory.display());
+    println!("wrote {}: run the same command again to measure", directory.display());
     Ok(())
 }
 
-/// Loads the model, computes one token, and says what it took.
+/// Loads the model, computes one token, and prints time and memory.
 fn measure(directory: &Path, weights: &str) -> Result<(), Failure> {
     let begun = Instant::now();
     let source = ModelSource::Directory(directory.to_owned());
@@ -71,7 +71,7 @@ fn measure(directory: &Path, weights: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A line of `/proc/self/status`, in MB; `?` on other systems.
+/// The value of a line of `/proc/self/status` in MB, or `?` if the system does not have this file.
 fn memory(name: &str) -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -79,7 +79,7 @@ fn memory(name: &str) -> String {
     kib.map_or_else(|| "?".to_owned(), |kib| format!("{:.0}", kib * 1024.0 / 1e6))
 }
 
-/// Writes a preset with random weights as a model directory.
+/// Writes a preset with random weights to a model directory.
 fn write(name: &str, directory: &Path) -> Result<(), Failure> {
     let config = preset(name)?;
     std::fs::create_dir_all(directory)?;
@@ -98,7 +98,7 @@ fn write(name: &str, directory: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The configuration as a file of the `llama` or `qwen3` kind, whose presets these are.
+/// The `config.json` of a preset of the architecture `llama` or `qwen3`.
 fn config_json(config: &DecoderConfig) -> serde_json::Value {
     json!({
         "model_type": if config.qk_norm { "qwen3" } else { "llama" },

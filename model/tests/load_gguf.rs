@@ -1,6 +1,6 @@
-//! GGUF files: the same model as safetensors and as GGUF is the same model.
+//! Tests loading of GGUF files: a model loaded from GGUF equals the same model from safetensors.
 //!
-//! The files are written here, from random models, in the way llama.cpp's converter writes them.
+//! The tests write the files from random models in the same way as llama.cpp's converter.
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
 #[path = "support/gguf_model.rs"]
@@ -13,7 +13,7 @@ mod model_dir;
 
 use std::path::Path;
 
-use gguf_model::{floats, gguf_of, quantised};
+use gguf_model::{floats, gguf_of, quantized};
 use gguf_writer::{GgufWriter, Meta};
 use model_dir::{config_json, model, write_json};
 use serde_json::{Value, json};
@@ -37,10 +37,10 @@ fn write(dir: &Path, file: &GgufWriter) -> std::path::PathBuf {
     path
 }
 
-/// Each architecture in each type: the configuration is that of config.json, and every tensor
-/// is, byte for byte, the quantised form of the safetensors one.
+/// Goal: for each architecture and type, the configuration equals that of config.json, and each tensor
+/// is byte for byte the quantized form of the one in safetensors.
 #[test]
-fn same_model_in_every_type() {
+fn every_type_is_loaded_byte_for_byte() {
     let mut biased = config_json("llama");
     biased["attention_bias"] = true.into();
     biased["mlp_bias"] = true.into();
@@ -69,14 +69,14 @@ fn same_model_in_every_type() {
                 let dtype = if spec.role == TensorRole::Matrix { dtype } else { TensorType::F32 };
                 let got = loaded.weights.tensor(&spec.name, &spec.shape).unwrap();
                 assert_eq!(got.dtype, dtype, "{}", spec.name);
-                let same = *got.bytes == quantised(&values, &spec.shape, dtype);
+                let same = *got.bytes == quantized(&values, &spec.shape, dtype);
                 assert!(same, "{} {dtype:?} {}", json["model_type"], spec.name);
             }
         }
     }
 }
 
-/// The logits of 24 tokens, all rows.
+/// The logits of all rows of a prompt of 24 tokens.
 fn logits(config: &DecoderConfig, weights: Weights) -> Vec<f32> {
     let options = CpuOptions {
         kv_budget: KvBudget::Blocks(2),
@@ -96,11 +96,11 @@ fn logits(config: &DecoderConfig, weights: Weights) -> Vec<f32> {
     backend.step(&StepBatch { tokens, sequences: vec![slice] }).unwrap().logits
 }
 
-/// What the decoder computes from a GGUF is what it computes from safetensors: the same to the
-/// last bit where the numbers are the same, nearby where they were rounded. A wrong order of
-/// rows, a wrong rope or a wrong norm would not come near.
+/// Goal: the logits from GGUF and from safetensors are bit-identical if the weights are equal, and
+/// close if the weights were rounded. A wrong order of rows, rotary embedding or norm would be far
+/// off.
 #[test]
-fn same_logits() {
+fn logits_match_those_from_safetensors() {
     for architecture in ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"] {
         let mut json = config_json(architecture);
         json["sliding_window"] = if architecture == "mistral" { Value::Null } else { 16.into() };
@@ -116,7 +116,7 @@ fn same_logits() {
             let difference: Vec<f32> = got.iter().zip(&expected).map(|(g, e)| g - e).collect();
             let error = (mean_square(&difference) / mean_square(&expected)).sqrt();
             let allowed = match dtype {
-                // Gemma's norms are rounded when their offset is added.
+                // Gemma's norms are rounded when the converter adds their offset.
                 TensorType::F32 if architecture == "gemma3_text" => 1e-5,
                 TensorType::F32 => 0.0,
                 TensorType::F16 => 2e-3,
@@ -130,10 +130,10 @@ fn same_logits() {
     }
 }
 
-/// Linear scaling comes from the metadata, Llama 3's from its tensor: the frequencies are those
-/// of config.json.
+/// Goal: linear rope scaling from the metadata and Llama 3's from its tensor lead to the same
+/// frequencies as in config.json.
 #[test]
-fn rope_scaling() {
+fn rope_scaling_matches_config_json() {
     let llama3 = json!({
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
@@ -157,9 +157,10 @@ fn rope_scaling() {
     }
 }
 
-/// The vocabulary, the chat template and the end tokens in the file; files beside it win.
+/// Goal: vocabulary, chat template and end-of-sequence tokens are loaded from the GGUF file, and files
+/// in the same directory take precedence.
 #[test]
-fn text_in_the_file_and_beside_it() {
+fn text_files_in_the_directory_take_precedence() {
     let (config, weights) = model(&config_json("llama"), 13);
     let mut file = gguf_of(&config, &weights, TensorType::F32);
     let tokens: Vec<String> = (0..config.vocab_size).map(|i| format!("t{i}")).collect();
@@ -178,7 +179,9 @@ fn text_in_the_file_and_beside_it() {
     let path = write(dir.path(), &file);
     let loaded = open(&path).unwrap();
     assert_eq!(loaded.id, "m.gguf");
-    let TokenizerSource::Gguf(tokenizer) = loaded.text.tokenizer else { panic!("not its own") };
+    let TokenizerSource::Gguf(tokenizer) = loaded.text.tokenizer else {
+        panic!("not from the GGUF file")
+    };
     assert_eq!((tokenizer.model.as_str(), tokenizer.pre.as_deref()), ("gpt2", Some("llama-bpe")));
     assert_eq!(tokenizer.tokens, tokens);
     assert_eq!(tokenizer.merges.as_deref(), Some(&["t 1".to_owned()][..]));
@@ -200,9 +203,9 @@ fn text_in_the_file_and_beside_it() {
     assert!(error.contains("`tokenizer.ggml.token_type`") && error.contains("40 numbers"));
 }
 
-/// What is missing, wrong or not implemented is named.
+/// Goal: errors name the key or tensor that is missing, invalid or not implemented.
 #[test]
-fn refusals() {
+fn errors_name_the_key_or_tensor() {
     let check = |architecture: &str, change: &dyn Fn(&mut GgufWriter), parts: &[&str]| {
         let (config, weights) = model(&config_json(architecture), 14);
         let mut file = gguf_of(&config, &weights, TensorType::F32);
@@ -221,7 +224,11 @@ fn refusals() {
         |name: &'static str| move |f: &mut GgufWriter| f.tensors.retain(|t| t.0 != name);
 
     check("llama", &set("general.architecture", text("mamba")), &["`mamba`", "gemma3"]);
-    check("llama", &set("split.count", Meta::U32(3)), &["`split.count`: 3", "one file"]);
+    check(
+        "llama",
+        &set("split.count", Meta::U32(3)),
+        &["`split.count`: 3", "a model in a single file"],
+    );
     check("llama", &drop_key("general.architecture"), &["nothing", "qwen2"]);
     check("llama", &drop_key("llama.block_count"), &["`llama.block_count`", "got nothing"]);
     check("llama", &set("llama.block_count", Meta::U32(3)), &["missing tensor `model.layers.2."]);
@@ -265,9 +272,9 @@ fn refusals() {
     check("llama", &old_type, &["`model.layers.0.mlp.up_proj.weight`", "Q6_K, got Q5_0"]);
 }
 
-/// A cut file is an error that says how much is missing.
+/// Goal: a truncated file is an error with the expected and the actual length.
 #[test]
-fn truncated() {
+fn truncated_files_are_refused() {
     let (config, weights) = model(&config_json("llama"), 15);
     let bytes = gguf_of(&config, &weights, TensorType::Q8_0).bytes();
     let dir = tempfile::tempdir().unwrap();
@@ -284,12 +291,12 @@ fn truncated() {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(300))]
 
-    /// A real file with some bytes of its header changed is an error, or a model whose every
-    /// tensor can be read; never a panic, never a huge allocation.
+    /// Goal: changing bytes of the header leads to an error or to a model whose tensors can all be
+    /// read, but never to a panic.
     #[test]
-    fn changed_headers(changes in proptest::collection::vec((0_usize..1 << 20, 0_u8..), 1..4)) {
+    fn changed_headers_never_panic(changes in proptest::collection::vec((0_usize..1 << 20, 0_u8..), 1..4)) {
         let mut bytes = SMALL_FILE.with(Clone::clone);
-        // About as long as the header is.
+        // About the length of the header.
         let header = bytes.len().min(2500);
         for (at, to) in changes {
             bytes[at % header] = to;

@@ -1,6 +1,7 @@
-//! The tokenizers and chat templates of well-known models, against transformers and llama.cpp.
+//! Compares the tokenizers and chat templates of well-known models with transformers and llama.cpp.
 //!
-//! They are too large to lie here. `fetch_vocabularies.py` fetches them and writes what is expected:
+//! The files are too large for the repository. `fetch_vocabularies.py` downloads them and generates
+//! the expected results:
 //!
 //! ```sh
 //! python model/tests/fetch_vocabularies.py target/vocabularies
@@ -31,7 +32,7 @@ fn ids(value: &Value) -> Vec<u32> {
     serde_json::from_value(value.clone()).expect("token ids")
 }
 
-/// The text that a stream of the tokens shows.
+/// The text of the tokens when they are streamed.
 fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> String {
     let mut detokenizer = Detokenizer::new(tokenizer.clone(), false);
     let mut text: String = ids.iter().map(|&id| detokenizer.push(id)).collect();
@@ -45,7 +46,9 @@ fn text_model(name: &str) -> TextModel {
     let source = TextSource {
         tokenizer: TokenizerSource::Json {
             file: name.to_owned(),
-            bytes: std::fs::read(directory.join("tokenizer.json")).expect("it was fetched").into(),
+            bytes: std::fs::read(directory.join("tokenizer.json"))
+                .expect("run fetch_vocabularies.py first")
+                .into(),
         },
         chat_template: config["chat_template"].as_str().map(str::to_owned),
         tokenizer_config: Some(config),
@@ -53,8 +56,8 @@ fn text_model(name: &str) -> TextModel {
     TextModel::new(&source, &[]).expect("a tokenizer")
 }
 
-/// Goal: every text has the ids that transformers gives it, and streaming them shows what decoding
-/// them at once does.
+/// Goal: every text is encoded as by transformers, and streaming the tokens leads to the same text as
+/// decoding them at once.
 #[test]
 #[ignore = "needs the vocabularies that fetch_vocabularies.py fetches"]
 fn tokenizers_agree_with_transformers() {
@@ -72,12 +75,14 @@ fn tokenizers_agree_with_transformers() {
     }
 }
 
-/// Goal: a vocabulary in GGUF's form gives the ids that llama.cpp's own tests expect.
+/// Goal: tokenizers from GGUF vocabularies return the ids that llama.cpp's own tests expect.
 #[test]
 #[ignore = "needs the vocabularies that fetch_vocabularies.py fetches"]
 fn gguf_vocabularies_agree_with_llama_cpp() {
     let mut files = 0;
-    for entry in std::fs::read_dir(directory().join("gguf")).expect("it was fetched") {
+    for entry in
+        std::fs::read_dir(directory().join("gguf")).expect("run fetch_vocabularies.py first")
+    {
         let path = entry.expect("an entry").path();
         if path.extension().is_none_or(|extension| extension != "gguf") {
             continue;
@@ -85,11 +90,11 @@ fn gguf_vocabularies_agree_with_llama_cpp() {
         files += 1;
         let metadata = read_gguf_tokenizer(&path).expect("a vocabulary");
         let tokenizer = Tokenizer::new(&TokenizerSource::Gguf(Box::new(metadata))).expect("known");
-        let beside = |end: &str| {
+        let path_of = |end: &str| {
             let path = format!("{}.{end}", path.display());
-            std::fs::read_to_string(path).expect("it was fetched")
+            std::fs::read_to_string(path).expect("run fetch_vocabularies.py first")
         };
-        let (inputs, outputs) = (beside("inp"), beside("out"));
+        let (inputs, outputs) = (path_of("inp"), path_of("out"));
         let inputs: Vec<&str> = inputs.split_terminator("\n__ggml_vocab_test__\n").collect();
         let outputs: Vec<&str> = outputs.lines().collect();
         assert_eq!(inputs.len(), outputs.len(), "{}", path.display());
@@ -102,16 +107,16 @@ fn gguf_vocabularies_agree_with_llama_cpp() {
             assert_eq!(streamed, whole, "{}: {text:?}", path.display());
         }
     }
-    assert!(files > 0, "no vocabulary was fetched");
+    assert!(files > 0, "the directory has no vocabularies");
 }
 
-/// Joins texts marked as safe with others, which Jinja2 then escapes for HTML, quotes of a JSON
-/// object included, and minijinja does not.
+/// A template that joins text marked as safe with other text. Jinja2 escapes the other text for HTML,
+/// including the quotes of a JSON object; minijinja does not.
 const MARKED_SAFE: &str = "meetkai-functionary-medium-v3.1.jinja";
 
-/// What a template makes of the conversations, against what transformers made of them. Where the
-/// template refuses one, so must it here; where Python fails on it (a loop over `None`, say), a
-/// text may come out here.
+/// Compares the rendered conversations with those of transformers. A conversation that the template
+/// rejects must be rejected here too. If Python fails (for example in a loop over `None`), any result
+/// is accepted.
 fn check_chats(
     name: &str,
     now: SystemTime,
@@ -137,8 +142,8 @@ fn check_chats(
     differences
 }
 
-/// Goal: conversations come out byte for byte as transformers renders them, through the models' own
-/// templates and the collection's.
+/// Goal: conversations are rendered byte for byte as by transformers, with the models' own templates
+/// and with those of the collection.
 #[test]
 #[ignore = "needs the vocabularies that fetch_vocabularies.py fetches"]
 fn chat_templates_agree_with_transformers() {
@@ -158,7 +163,7 @@ fn chat_templates_agree_with_transformers() {
     let templates = expected["templates"].as_object().expect("by name");
     for (name, chats) in templates.iter().filter(|(name, _)| *name != MARKED_SAFE) {
         let source = std::fs::read_to_string(directory().join("templates").join(name));
-        let source = source.expect("it was fetched");
+        let source = source.expect("run fetch_vocabularies.py first");
         let template = ChatTemplate::new([("default", source)], special_tokens.clone());
         let render = |messages: &[_], options: &_| match &template {
             Ok(template) => template.render(messages, options),

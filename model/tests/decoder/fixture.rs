@@ -1,4 +1,4 @@
-//! Reads the models of `tests/fixtures`, and what transformers says of them.
+//! Loads the models of `tests/fixtures` and the logits that transformers computes for them.
 
 use std::path::PathBuf;
 
@@ -9,18 +9,18 @@ use stolon_model::{
     load,
 };
 
-/// All fixtures: one a model family at least.
+/// The names of all fixtures. There is at least one per architecture.
 pub(super) const NAMES: [&str; 6] = ["llama", "llama3", "mistral", "qwen2", "qwen3", "gemma3"];
 
-/// What transformers says of a model.
+/// The results of transformers for a model.
 pub(super) struct Expected {
-    /// Token ids.
+    /// Token ids of the prompt.
     pub(super) prompt: Vec<u32>,
-    /// Positions of the prompt that `logits` are for.
+    /// The positions of the prompt whose logits are known.
     pub(super) rows: Vec<usize>,
-    /// A row for each of `rows`.
+    /// `[rows, vocab_size]`: the logits at the positions `rows`.
     pub(super) logits: Vec<Vec<f32>>,
-    /// The greedy continuation.
+    /// Token ids of the greedy continuation.
     pub(super) greedy: Vec<u32>,
 }
 
@@ -28,12 +28,12 @@ fn directory(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "tests", "fixtures", name].iter().collect()
 }
 
-/// The model called `name`.
+/// Loads the model of the fixture `name`.
 pub(super) fn model(name: &str) -> LoadedModel {
-    load(&ModelSource::Directory(directory(name)), &LoadOptions::default()).expect("a good model")
+    load(&ModelSource::Directory(directory(name)), &LoadOptions::default()).expect("a valid model")
 }
 
-/// What is expected of the model called `name`.
+/// Reads the expected results of the fixture `name`.
 pub(super) fn expected(name: &str) -> Expected {
     let bytes = std::fs::read(directory(name).join("expected.safetensors")).expect("a fixture");
     let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
@@ -55,7 +55,7 @@ pub(super) fn expected(name: &str) -> Expected {
     }
 }
 
-/// How a test's backend differs from the default.
+/// The options of a test's backend.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setup {
     pub(super) block_size: usize,
@@ -77,7 +77,7 @@ impl Default for Setup {
     }
 }
 
-/// A backend of `model` with room for some 1,000 positions.
+/// Creates a backend of `model` with a KV store of at least 1,024 positions.
 pub(super) fn backend(model: LoadedModel, setup: Setup) -> CpuBackend {
     let options = CpuOptions {
         block_size: setup.block_size,
@@ -87,5 +87,5 @@ pub(super) fn backend(model: LoadedModel, setup: Setup) -> CpuBackend {
         path: setup.path,
         weight_type: setup.weight_type,
     };
-    CpuBackend::new(model.config, model.weights, options).expect("a good model")
+    CpuBackend::new(model.config, model.weights, options).expect("a valid model")
 }

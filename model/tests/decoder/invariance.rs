@@ -1,4 +1,4 @@
-//! A row's logits depend on its sequence's tokens alone, to the last bit.
+//! Tests batch invariance: a row of logits depends, bit for bit, only on the tokens of its sequence.
 
 use stolon_backend::{Backend, LogitRows};
 use stolon_kernels::Path;
@@ -7,12 +7,14 @@ use stolon_model::{CpuBackend, DecoderConfig, KvType, LoadedModel, TensorType, r
 use super::fixture::{self, Setup};
 use super::run::{self, Part};
 
-/// A model to check, made anew for each backend.
+/// A model to check.
 struct Subject {
     name: String,
+    /// Creates a backend of the model.
     make: Box<dyn Fn(Setup) -> CpuBackend>,
-    /// A sequence, and another that shares its first positions.
+    /// A sequence.
     tokens: Vec<u32>,
+    /// A different sequence with the same first 34 tokens.
     other: Vec<u32>,
     setup: Setup,
 }
@@ -28,7 +30,7 @@ impl Subject {
         Self::new(label, Box::new(make), tokens, kv_type, path)
     }
 
-    /// A model and a sequence large enough for all work to be shared out over threads.
+    /// A model and a sequence that are large enough for all work to run on several threads.
     fn wide(dtype: TensorType, path: Path) -> Self {
         let LoadedModel { config, .. } = fixture::model("qwen3");
         let config = DecoderConfig {
@@ -45,7 +47,7 @@ impl Subject {
         let kv_type = if dtype == TensorType::F32 { KvType::F32 } else { KvType::Bf16 };
         let make = move |setup| {
             let mut model = fixture::model("qwen3");
-            model.weights = random_model(&config, 7).expect("a good configuration");
+            model.weights = random_model(&config, 7).expect("a valid configuration");
             model.config = config.clone();
             fixture::backend(model, setup)
         };
@@ -71,7 +73,7 @@ impl Subject {
         (self.make)(Setup { block_size, threads, ..self.setup })
     }
 
-    /// What all others must equal: everything at once, alone.
+    /// The logits that all others must equal: the whole sequence in one step, alone in the batch.
     fn reference(&self, tokens: &[u32]) -> Vec<Vec<f32>> {
         let table = run::table(0, tokens.len(), 16);
         let rows = run::rows(&mut self.backend(16, 1), tokens, 0, tokens.len(), &table);
@@ -80,7 +82,7 @@ impl Subject {
     }
 
     #[track_caller]
-    fn same(&self, what: &str, rows: &[Vec<f32>], expected: &[Vec<f32>]) {
+    fn assert_same(&self, what: &str, rows: &[Vec<f32>], expected: &[Vec<f32>]) {
         assert_eq!(rows.len(), expected.len(), "{}: {what}", self.name);
         for (index, (row, expected)) in rows.iter().zip(expected).enumerate() {
             let same = row.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits());
@@ -88,22 +90,23 @@ impl Subject {
         }
     }
 
-    /// Block sizes, chunk sizes, threads.
-    fn check_cuts(&self, expected: &[Vec<f32>]) {
+    /// Checks all block sizes, chunk sizes and thread counts.
+    fn check_chunking(&self, expected: &[Vec<f32>]) {
         for block_size in [1, 4, 16, 32] {
             for threads in [1, 2] {
                 let mut backend = self.backend(block_size, threads);
                 for chunk in [1, 7, 64, self.tokens.len()] {
                     let table = run::table(2, self.tokens.len(), block_size);
                     let rows = run::rows(&mut backend, &self.tokens, 0, chunk, &table);
-                    let what = format!("blocks of {block_size}, chunks of {chunk}, {threads}");
-                    self.same(&what, &rows, expected);
+                    let what =
+                        format!("blocks of {block_size}, chunks of {chunk}, {threads} threads");
+                    self.assert_same(&what, &rows, expected);
                 }
             }
         }
     }
 
-    /// Two sequences in one batch, each in chunks of its own, the second starting late.
+    /// Checks two sequences in one batch with different chunk sizes, the second starting later.
     fn check_mixed_batch(&self, expected: &[Vec<f32>], others: &[Vec<f32>]) {
         for threads in [1, 2] {
             let mut backend = self.backend(4, threads);
@@ -112,13 +115,13 @@ impl Subject {
             let mut at = [0, 0];
             for round in 0.. {
                 let mut parts: Vec<Part> = Vec::new();
-                let mut who = Vec::new();
+                let mut owners = Vec::new();
                 for (index, tokens) in [&self.tokens, &self.other].into_iter().enumerate() {
                     let chunk = [[7, 1, 19], [30, 1, 2]][index][round % 3];
                     let to = tokens.len().min(at[index] + chunk);
                     if at[index] < to && (index == 0 || round >= 2) {
                         parts.push(run::part(tokens, at[index], to, &tables[index]));
-                        who.push(index);
+                        owners.push(index);
                         at[index] = to;
                     }
                 }
@@ -127,18 +130,19 @@ impl Subject {
                 }
                 if round % 2 == 1 {
                     parts.reverse();
-                    who.reverse();
+                    owners.reverse();
                 }
-                for (index, rows) in who.into_iter().zip(run::step(&mut backend, &parts)) {
+                for (index, rows) in owners.into_iter().zip(run::step(&mut backend, &parts)) {
                     got[index].extend(rows);
                 }
             }
-            self.same("mixed batch, first", &got[0], expected);
-            self.same("mixed batch, second", &got[1], others);
+            self.assert_same("mixed batch, first", &got[0], expected);
+            self.assert_same("mixed batch, second", &got[1], others);
         }
     }
 
-    /// A second sequence reads the first one's blocks; a full hit reads its own last position.
+    /// Checks a sequence that reads blocks of another one, and full cache hits, which read their last
+    /// position from the cache.
     fn check_shared_blocks(&self, expected: &[Vec<f32>], others: &[Vec<f32>]) {
         let mut backend = self.backend(4, 1);
         let table = run::table(0, self.tokens.len(), 4);
@@ -147,28 +151,29 @@ impl Subject {
         let mut mixed = table[..shared / 4].to_vec();
         mixed.extend(run::table(50, self.other.len() - shared, 4));
         let rows = run::rows(&mut backend, &self.other, shared, 64, &mixed);
-        self.same("shared blocks", &rows, &others[shared..]);
+        self.assert_same("shared blocks", &rows, &others[shared..]);
         for end in [4, 32, 60] {
             let mut hit = run::part(&self.tokens, end - 1, end, &table[..end / 4]);
             hit.slice.write_from = end;
             let rows = run::step(&mut backend, &[hit]).remove(0);
-            self.same("full hit", &rows, &expected[end - 1..end]);
+            self.assert_same("full cache hit", &rows, &expected[end - 1..end]);
         }
-        // Foreign tokens that must not be written, and a slice of which only the end is.
+        // First a slice of different tokens that must not be written, then one of which only the end
+        // is written.
         let mut foreign = run::part(&[7; 60], 57, 60, &table[..15]);
         foreign.slice.write_from = 60;
         run::step(&mut backend, &[foreign]);
         let rest = run::rows(&mut backend, &self.tokens, 60, 5, &table);
-        self.same("after full hits", &rest, &expected[60..]);
+        self.assert_same("after full cache hits", &rest, &expected[60..]);
         let mut half = run::part(&self.tokens, 57, 63, &table);
         half.slice.write_from = 60;
         let rows = run::step(&mut backend, &[half]).remove(0);
-        self.same("half a hit", &rows, &expected[57..63]);
+        self.assert_same("partial cache hit", &rows, &expected[57..63]);
         let rest = run::rows(&mut backend, &self.tokens, 63, 5, &table);
-        self.same("after half a hit", &rest, &expected[63..]);
+        self.assert_same("after a partial cache hit", &rest, &expected[63..]);
     }
 
-    /// Fewer rows asked for changes nothing in those that are.
+    /// Checks that requesting fewer rows does not change the requested ones.
     fn check_logit_rows(&self, expected: &[Vec<f32>], others: &[Vec<f32>]) {
         let mut backend = self.backend(16, 2);
         let tables = [run::table(0, 90, 16), run::table(6, 90, 16)];
@@ -178,9 +183,9 @@ impl Subject {
         second.slice.logit_rows = LogitRows::Last;
         let rows = run::step(&mut backend, &[first.clone(), second.clone()]);
         assert!(rows[0].is_empty());
-        self.same("last row", &rows[1], &others[39..40]);
+        self.assert_same("last row", &rows[1], &others[39..40]);
         let rows = run::step(&mut backend, &[second, first.clone()]);
-        self.same("last row, first in the batch", &rows[0], &others[39..40]);
+        self.assert_same("last row, first in the batch", &rows[0], &others[39..40]);
         assert_eq!(run::step(&mut backend, &[first]), [Vec::<Vec<f32>>::new()]);
         let rows = run::step(
             &mut backend,
@@ -189,25 +194,25 @@ impl Subject {
                 run::part(&self.tokens, 50, 51, &tables[0]),
             ],
         );
-        self.same("all rows", &rows[0], &others[40..]);
-        self.same("after a chunk without logits", &rows[1], &expected[50..51]);
+        self.assert_same("all rows", &rows[0], &others[40..]);
+        self.assert_same("after a chunk without logits", &rows[1], &expected[50..51]);
     }
 
     fn check(&self) {
         let expected = self.reference(&self.tokens);
         let others = self.reference(&self.other);
-        self.same("a common prefix", &others[..34], &expected[..34]);
+        self.assert_same("a common prefix", &others[..34], &expected[..34]);
         assert_ne!(others[40], expected[40], "{}: the sequences must differ", self.name);
-        self.check_cuts(&expected);
+        self.check_chunking(&expected);
         self.check_mixed_batch(&expected, &others);
         self.check_shared_blocks(&expected, &others);
         self.check_logit_rows(&expected, &others);
     }
 }
 
-/// Goal: every architecture, with every kind of KV store.
+/// Goal: logits are batch invariant for every architecture and every element type of the KV store.
 #[test]
-fn architectures() {
+fn every_architecture_is_batch_invariant() {
     let paths = Path::supported();
     for name in fixture::NAMES {
         for kv_type in KvType::ALL {
@@ -216,9 +221,9 @@ fn architectures() {
     }
 }
 
-/// Goal: every path, with products large enough to be shared out over threads.
+/// Goal: logits are batch invariant on every instruction set, with GEMMs that run on several threads.
 #[test]
-fn paths() {
+fn every_instruction_set_is_batch_invariant() {
     for path in Path::supported() {
         for dtype in [TensorType::F32, TensorType::Bf16] {
             Subject::wide(dtype, path).check();
@@ -226,9 +231,9 @@ fn paths() {
     }
 }
 
-/// Goal: an empty batch is computed, not an error.
+/// Goal: an empty batch is not an error and has no logits.
 #[test]
-fn an_empty_batch() {
+fn an_empty_batch_has_no_logits() {
     let mut backend = fixture::backend(fixture::model("llama"), Setup::default());
     let output = backend.step(&stolon_backend::StepBatch::default()).expect("nothing to do");
     assert!(output.logits.is_empty());

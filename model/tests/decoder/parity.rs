@@ -1,4 +1,4 @@
-//! The same numbers as Hugging Face transformers.
+//! Compares logits and greedy tokens with Hugging Face transformers.
 
 use stolon_kernels::Path;
 
@@ -11,7 +11,7 @@ fn deviation(values: &[f32]) -> f32 {
     (values.iter().map(|value| (value - mean).powi(2)).sum::<f32>() / count).sqrt()
 }
 
-/// Checks one architecture on every path that this machine has.
+/// Checks one fixture on every instruction set of this machine.
 fn check(name: &str) {
     let expected = fixture::expected(name);
     for path in Path::supported() {
@@ -24,45 +24,46 @@ fn check(name: &str) {
             let difference =
                 rows[row].iter().zip(logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             let share = difference / deviation(logits);
-            assert!(share < 1e-3, "{name}, {path:?}, row {row}: {share} of the deviation");
+            assert!(share < 1e-3, "{name}, {path:?}, row {row}: {share} standard deviations");
         }
         let greedy = run::greedy(&mut backend, &expected.prompt, expected.greedy.len());
         assert_eq!(greedy, expected.greedy, "{name}, {path:?}");
     }
 }
 
-/// Goal: biases on all products, grouped heads, an untied head.
+/// Goal: the results match with biases on all projections, grouped heads and an untied output matrix.
 #[test]
-fn llama() {
+fn llama_matches_transformers() {
     check("llama");
 }
 
-/// Goal: llama3 rope scaling, one kv head, a tied head.
+/// Goal: the results match with Llama 3's rope scaling, one KV head and a tied output matrix.
 #[test]
-fn llama3() {
+fn llama3_matches_transformers() {
     check("llama3");
 }
 
-/// Goal: a sliding window shorter than the prompt.
+/// Goal: the results match with a sliding window that is shorter than the prompt.
 #[test]
-fn mistral() {
+fn mistral_matches_transformers() {
     check("mistral");
 }
 
-/// Goal: biases on q, k and v alone; linear rope scaling.
+/// Goal: the results match with biases on q, k and v only, and with linear rope scaling.
 #[test]
-fn qwen2() {
+fn qwen2_matches_transformers() {
     check("qwen2");
 }
 
-/// Goal: norms on q and k; heads wider than the hidden size's share.
+/// Goal: the results match with norms of q and k, and heads wider than `hidden_size / num_heads`.
 #[test]
-fn qwen3() {
+fn qwen3_matches_transformers() {
     check("qwen3");
 }
 
-/// Goal: four norms a layer, local and global layers with two ropes, both scales.
+/// Goal: the results match with four norms per layer, local and global layers with different rotary
+/// embeddings, and scaled embeddings and attention.
 #[test]
-fn gemma3() {
+fn gemma3_matches_transformers() {
     check("gemma3");
 }

@@ -1,4 +1,4 @@
-//! What a backend refuses, and that it has changed nothing then.
+//! Tests which options and batches a backend refuses, and that a refused batch has no effect.
 
 use stolon_backend::{Backend, BackendError, StepBatch};
 use stolon_model::{CpuBackend, CpuOptions, KvBudget, ModelError};
@@ -8,14 +8,15 @@ use super::run;
 
 fn refused(options: CpuOptions, part: &str) -> ModelError {
     let model = fixture::model("llama");
-    let error = CpuBackend::new(model.config, model.weights, options).expect_err("a bad option");
+    let error =
+        CpuBackend::new(model.config, model.weights, options).expect_err("an invalid option");
     assert!(error.to_string().contains(part), "expected {part:?} in {error}");
     error
 }
 
-/// Goal: options that cannot be met are refused with what was expected and what came.
+/// Goal: invalid options are refused with the accepted and the given value.
 #[test]
-fn bad_options() {
+fn invalid_options_are_refused() {
     let default = CpuOptions { kv_budget: KvBudget::Blocks(4), ..CpuOptions::default() };
     refused(CpuOptions { block_size: 24, ..default }, "power of two from 1 to 256, got 24");
     refused(CpuOptions { threads: Some(0), ..default }, "expected at least 1, got 0");
@@ -34,9 +35,9 @@ fn bad_options() {
     assert_eq!(backend.spec().block_bytes as u64, block_bytes);
 }
 
-/// Goal: a tensor that does not fit the configuration is named.
+/// Goal: the error for a tensor whose shape does not match the configuration names the tensor.
 #[test]
-fn a_wrong_tensor() {
+fn a_tensor_of_the_wrong_shape_is_named() {
     let mut model = fixture::model("llama");
     model.config.intermediate_size += 1;
     let error = CpuBackend::new(model.config, model.weights, CpuOptions::default());
@@ -44,7 +45,7 @@ fn a_wrong_tensor() {
     assert!(error.to_string().contains("model.layers.0.mlp.gate_proj.weight"), "{error}");
 }
 
-/// Goal: a malformed batch is refused before any write.
+/// Goal: a malformed batch is refused before anything is written to the KV store.
 #[test]
 fn a_malformed_batch_changes_nothing() {
     let mut backend = fixture::backend(fixture::model("qwen3"), Setup::default());

@@ -1,21 +1,21 @@
-//! Drives a backend the way an executor does: tables, chunks, batches.
+//! Helpers that call a backend as an executor does: block tables, chunks and batches.
 
 use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
 use stolon_kvcache::BlockId;
 
-/// A sequence's slice of a step, with its tokens.
+/// One sequence's part of a step: its slice and its tokens.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub(super) tokens: Vec<u32>,
     pub(super) slice: SequenceSlice,
 }
 
-/// Blocks `first, first + 1, ..` for `positions` positions.
+/// A block table of the consecutive blocks `first, first + 1, ..` for `positions` positions.
 pub(super) fn table(first: u32, positions: usize, block_size: usize) -> Vec<BlockId> {
     (first..).take(positions.div_ceil(block_size)).map(BlockId).collect()
 }
 
-/// Positions `start..end` of `tokens`, all written, all with logits.
+/// The positions `start..end` of `tokens`. All are written and get logits.
 pub(super) fn part(tokens: &[u32], start: usize, end: usize, table: &[BlockId]) -> Part {
     Part {
         tokens: tokens[start..end].to_vec(),
@@ -29,7 +29,7 @@ pub(super) fn part(tokens: &[u32], start: usize, end: usize, table: &[BlockId]) 
     }
 }
 
-/// Runs the parts as one batch; returns each part's logit rows.
+/// Runs the parts as one batch. Returns the rows of logits of each part.
 pub(super) fn step(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32>>> {
     let batch = StepBatch {
         tokens: parts.iter().flat_map(|part| part.tokens.clone()).collect(),
@@ -47,7 +47,7 @@ pub(super) fn step(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32
     rows
 }
 
-/// All rows of `tokens` from position `start` on, computed in chunks of `chunk`.
+/// The rows of logits of `tokens` from position `start` on, computed in chunks of `chunk` tokens.
 pub(super) fn rows(
     backend: &mut dyn Backend,
     tokens: &[u32],
@@ -65,7 +65,7 @@ pub(super) fn rows(
     rows
 }
 
-/// The index of the largest logit, the first of equals.
+/// The index of the largest logit; the first one among equal logits.
 pub(super) fn argmax(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (index, logit) in logits.iter().enumerate() {
@@ -76,7 +76,7 @@ pub(super) fn argmax(logits: &[f32]) -> u32 {
     best as u32
 }
 
-/// Appends `count` greedy tokens to `prompt`, one step each after the prompt's.
+/// Generates `count` greedy tokens after `prompt`: one step for the prompt, then one per token.
 pub(super) fn greedy(backend: &mut dyn Backend, prompt: &[u32], count: usize) -> Vec<u32> {
     let block_size = backend.spec().block_size;
     let mut tokens = prompt.to_vec();

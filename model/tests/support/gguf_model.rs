@@ -1,4 +1,4 @@
-//! A model as GGUF, in the way llama.cpp's converter writes it.
+//! Converts a model to GGUF in the same way as llama.cpp's converter.
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor as CandleTensor};
@@ -19,11 +19,11 @@ fn candle_type(dtype: TensorType) -> (GgmlDType, u32) {
     }
 }
 
-/// The bytes of `values` in the type.
-pub(crate) fn quantised(values: &[f32], shape: &[usize], dtype: TensorType) -> Vec<u8> {
+/// The bytes of `values` in the type `dtype`.
+pub(crate) fn quantized(values: &[f32], shape: &[usize], dtype: TensorType) -> Vec<u8> {
     let tensor = CandleTensor::from_slice(values, shape, &Device::Cpu).unwrap();
-    let quantised = QTensor::quantize(&tensor, candle_type(dtype).0).unwrap();
-    quantised.data().unwrap().into_owned()
+    let quantized = QTensor::quantize(&tensor, candle_type(dtype).0).unwrap();
+    quantized.data().unwrap().into_owned()
 }
 
 pub(crate) fn floats(weights: &Weights, name: &str, shape: &[usize]) -> Vec<f32> {
@@ -32,8 +32,8 @@ pub(crate) fn floats(weights: &Weights, name: &str, shape: &[usize]) -> Vec<f32>
     tensor.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-/// The converter's order of llama's q and k rows: within each head, row `i` of the first half
-/// and row `i` of the second stand side by side.
+/// The converter's order of the rows of Llama's q and k: within each head, row `i` of the first half is
+/// followed by row `i` of the second half.
 fn interleaved(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
     let width = values.len() / rows;
     let (head_rows, half) = (rows / heads, rows / heads / 2);
@@ -80,7 +80,7 @@ fn gguf_name(name: &str, gemma: bool) -> String {
     format!("blk.{layer}.{gguf}.{kind}")
 }
 
-/// The metadata of a decoder.
+/// Adds the metadata of the configuration.
 fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     let prefix = match config.architecture {
         Architecture::Gemma3 => "gemma3",
@@ -128,7 +128,7 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     }
 }
 
-/// The model as a GGUF file, matrices in `dtype`.
+/// The model as a GGUF file with matrices in `dtype`.
 pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> GgufWriter {
     let mut file = GgufWriter::default();
     metadata(config, &mut file);
@@ -145,7 +145,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             values.iter_mut().for_each(|value| *value += config.norm_offset);
         }
         let dtype = if spec.role == TensorRole::Matrix { dtype } else { TensorType::F32 };
-        let bytes = quantised(&values, &spec.shape, dtype);
+        let bytes = quantized(&values, &spec.shape, dtype);
         let name = gguf_name(&spec.name, config.architecture == Architecture::Gemma3);
         file.tensors.push((name, spec.shape, candle_type(dtype).1, bytes));
     }

@@ -1,4 +1,4 @@
-//! Writes small GGUF files for tests, and broken ones.
+//! Writes small GGUF files for tests, valid and malformed.
 
 /// A metadata value.
 #[derive(Clone, Debug)]
@@ -13,10 +13,10 @@ pub(crate) enum Meta {
     Bools(Vec<bool>),
 }
 
-/// A tensor: its GGUF name, sizes outermost first, the type's number, the bytes.
+/// A tensor: GGUF name, shape (outermost dimension first), type number, bytes.
 pub(crate) type Entry = (String, Vec<usize>, u32, Vec<u8>);
 
-/// A file to be.
+/// The contents of a GGUF file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GgufWriter {
     pub(crate) metadata: Vec<(String, Meta)>,
@@ -66,7 +66,7 @@ impl GgufWriter {
         self.metadata.push((key.to_owned(), value));
     }
 
-    /// The file, version 3, data aligned to 32 bytes.
+    /// The bytes of the file in version 3, with the data aligned to 32 bytes.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(3_u32.to_le_bytes());

@@ -1,4 +1,4 @@
-//! A small hub on loopback: the three requests that fetching a model makes.
+//! A small hub on the loopback interface. It answers the three requests of a model download.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -7,25 +7,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// A repository: its commit, its files, and the token it wants.
+/// A repository: its commit, its files, and the required token, if any.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Repository {
     pub(crate) commit: String,
     pub(crate) files: BTreeMap<String, Vec<u8>>,
     pub(crate) token: Option<String>,
-    /// The connection breaks in the middle of this file.
+    /// The server closes the connection in the middle of this file.
     pub(crate) cut: Option<String>,
 }
 
 #[derive(Default)]
 struct State {
-    /// By `org/name` and revision.
+    /// Repositories by `org/name` and revision.
     repositories: BTreeMap<(String, String), Repository>,
-    /// Paths asked for with a `Range` that is more than a probe, or without one.
+    /// Paths of all requests, except those that probe a file's size with a short `Range`.
     requests: Vec<String>,
 }
 
-/// The server; dropping it ends it.
+/// The server. Dropping it stops the server.
 pub(crate) struct Hub {
     pub(crate) endpoint: String,
     state: Arc<Mutex<State>>,
@@ -45,14 +45,14 @@ impl Hub {
                 if stopped.load(Ordering::SeqCst) {
                     return;
                 }
-                // A client that goes away is its own business.
+                // A client may close its connection at any time.
                 let _ = stream.and_then(|stream| answer(stream, &shared));
             }
         });
         Self { endpoint, state, stop, thread: Some(thread) }
     }
 
-    /// Puts a repository under a revision, and under its commit.
+    /// Adds a repository under a revision and under its commit.
     pub(crate) fn put(&self, id: &str, revision: &str, repository: &Repository) {
         let mut state = self.state.lock().unwrap();
         for name in [revision, &repository.commit] {
@@ -60,7 +60,7 @@ impl Hub {
         }
     }
 
-    /// What was asked for since the last call.
+    /// Returns the paths requested since the last call.
     pub(crate) fn take_requests(&self) -> Vec<String> {
         std::mem::take(&mut self.state.lock().unwrap().requests)
     }
@@ -69,7 +69,7 @@ impl Hub {
 impl Drop for Hub {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        // Wakes the thread.
+        // A connection wakes the thread, which then stops.
         let _ = TcpStream::connect(self.endpoint.trim_start_matches("http://"));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -77,7 +77,7 @@ impl Drop for Hub {
     }
 }
 
-/// A request's head: path, `Range` start, token.
+/// The head of a request: path, start of the `Range`, token.
 struct Head {
     path: String,
     probe: bool,
@@ -129,7 +129,7 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     stream.write_all(&body)
 }
 
-/// Marks a response whose body is to break off.
+/// The header of a response whose body is to be cut off.
 const CUT: &str = "x-cut";
 
 type Response = (u16, Vec<(&'static str, String)>, Vec<u8>);

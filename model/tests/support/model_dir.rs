@@ -1,4 +1,4 @@
-//! Small random models, written as Hugging Face would save them.
+//! Writes small random models in the format of Hugging Face.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use stolon_model::random::random_model;
 use stolon_model::{DecoderConfig, TensorType, Weights};
 
-/// A small `config.json`; rows are long enough for every quantised type.
+/// A small `config.json`. Rows are long enough for every quantized type.
 pub(crate) fn config_json(architecture: &str) -> Value {
     let mut config = json!({
         "model_type": architecture, "vocab_size": 40, "hidden_size": 256,
@@ -25,7 +25,7 @@ pub(crate) fn config_json(architecture: &str) -> Value {
     config
 }
 
-/// The decoder and random weights of a `config.json`.
+/// The configuration and random weights of a `config.json`.
 pub(crate) fn model(config: &Value, seed: u64) -> (DecoderConfig, Weights) {
     let decoder = DecoderConfig::from_json("config.json", config).unwrap();
     let weights = random_model(&decoder, seed).unwrap();
@@ -36,8 +36,8 @@ pub(crate) fn write_json(dir: &Path, name: &str, value: &Value) {
     std::fs::write(dir.join(name), value.to_string()).unwrap();
 }
 
-/// The model's tensors as one safetensors file, each under the name that `rename` gives it;
-/// those it gives none are left out.
+/// The model's tensors as a safetensors file, with the names that `rename` returns. Tensors for which
+/// it returns `None` are omitted.
 pub(crate) fn safetensors_of(
     weights: &Weights,
     rename: impl Fn(&str) -> Option<String>,
@@ -54,7 +54,7 @@ pub(crate) fn safetensors_of(
             TensorType::F32 => Dtype::F32,
             TensorType::F16 => Dtype::F16,
             TensorType::Bf16 => Dtype::BF16,
-            other => panic!("{other:?} is no safetensors type"),
+            other => panic!("safetensors does not support {other:?}"),
         };
         (name, TensorView::new(dtype, tensor.shape.clone(), &tensor.bytes).unwrap())
     });
@@ -70,7 +70,7 @@ pub(crate) fn write_model(dir: &Path, config: &Value, seed: u64) -> (DecoderConf
     (decoder, weights)
 }
 
-/// Both hold the same tensors, to the last byte.
+/// Asserts that both have the same tensors, byte for byte.
 pub(crate) fn assert_same(left: &Weights, right: &Weights, config: &DecoderConfig) {
     for spec in config.tensors() {
         let (l, r) = (left.tensor(&spec.name, &spec.shape), right.tensor(&spec.name, &spec.shape));

@@ -11,7 +11,7 @@ fn decoder(value: Value) -> DecoderConfig {
     read(value).unwrap().decoder
 }
 
-/// The value with `extra`'s keys over it.
+/// The object `value` with the keys of `extra` added or replaced.
 fn with(mut value: Value, extra: &Value) -> Value {
     for (key, entry) in extra.as_object().unwrap() {
         value[key] = entry.clone();
@@ -23,13 +23,13 @@ fn plain(theta: f64) -> Rope {
     Rope { theta, scaling: RopeScaling::None }
 }
 
-/// Layers with a window.
+/// The indices of the layers with a sliding window.
 fn sliding(config: &DecoderConfig) -> Vec<usize> {
     let layers = config.layers.iter().enumerate();
     layers.filter(|(_, layer)| layer.sliding_window.is_some()).map(|(i, _)| i).collect()
 }
 
-/// With nothing but its `model_type`, a configuration is what transformers 5 makes of it.
+/// Goal: a configuration with only a `model_type` has the defaults of transformers 5.
 #[test]
 fn defaults_are_those_of_transformers() {
     let sizes = |config: &DecoderConfig| {
@@ -67,9 +67,9 @@ fn defaults_are_those_of_transformers() {
     assert_eq!(ids("gemma3_text"), (Some(2), vec![1]));
 }
 
-/// Which projections have biases, which models norm q and k, and how scores are scaled.
+/// Goal: biases, norms of q and k, and the attention scale are those of the architecture.
 #[test]
-fn architectures_differ_where_they_should() {
+fn biases_norms_and_scales_follow_the_architecture() {
     let biases = |value: Value| {
         let config = decoder(value);
         (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm)
@@ -91,7 +91,7 @@ fn architectures_differ_where_they_should() {
     assert_eq!(decoder(json!({ "architectures": ["Qwen3ForCausalLM"] })).head_dim, 128);
 }
 
-/// A null key means none, where a missing one means the default.
+/// Goal: a key with the value null means none, while a missing key means the default.
 #[test]
 fn null_is_not_missing() {
     let window = |extra: Value| {
@@ -107,9 +107,10 @@ fn null_is_not_missing() {
     assert_eq!((parsed.eos_token_ids, parsed.bos_token_id), (vec![], None));
 }
 
-/// Windows by `use_sliding_window`, `max_window_layers`, `layer_types` and Gemma's pattern.
+/// Goal: `use_sliding_window`, `max_window_layers`, `layer_types` and Gemma's pattern determine which
+/// layers have a sliding window.
 #[test]
-fn layers_have_their_windows() {
+fn sliding_window_layers_follow_the_configuration() {
     let qwen = |extra: Value| {
         let base = json!({ "model_type": "qwen2", "num_hidden_layers": 4, "sliding_window": 8 });
         sliding(&decoder(with(base, &extra)))
@@ -135,9 +136,9 @@ fn layers_have_their_windows() {
     assert_eq!(sliding(&gemma(json!({ "sliding_window": null }))), none);
 }
 
-/// The older rope keys and the newer ones say the same thing.
+/// Goal: the older and the newer keys of the rotary embedding lead to the same configuration.
 #[test]
-fn rope_keys_old_and_new() {
+fn older_and_newer_rope_keys_are_equivalent() {
     let ropes =
         |name: &str, extra: Value| decoder(with(json!({ "model_type": name }), &extra)).ropes;
     assert_eq!(ropes("llama", json!({})), [plain(10_000.0)]);
@@ -169,9 +170,10 @@ fn rope_keys_old_and_new() {
     assert_eq!(ropes("gemma3_text", new), [linear(1e6), plain(777.0)]);
 }
 
-/// Gemma's multimodal wrapper: the decoder is one level down, the token ids are above it.
+/// Goal: in Gemma's multimodal configuration, the decoder is read from the nested object and the token
+/// ids from the outer one.
 #[test]
-fn gemma_wrapper() {
+fn multimodal_gemma_configurations_are_read() {
     let parsed = read(json!({
         "model_type": "gemma3", "eos_token_id": [1, 106],
         "text_config": { "model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 2 },
@@ -185,10 +187,10 @@ fn gemma_wrapper() {
     assert!(parsed.decoder.tie_word_embeddings);
 }
 
-/// Everything that would change the output if it were ignored, and everything impossible, is
-/// refused with the key, what was expected and what came.
+/// Goal: unsupported options and invalid values are refused with the key, the accepted values and the
+/// actual value.
 #[test]
-fn refusals_name_the_key() {
+fn errors_name_the_key() {
     let llama = |extra: Value| with(json!({ "model_type": "llama" }), &extra);
     let gemma = |extra: Value| with(json!({ "model_type": "gemma3_text" }), &extra);
     let cases: &[(Value, &[&str])] = &[
@@ -254,9 +256,9 @@ fn refusals_name_the_key() {
     }
 }
 
-/// Frequencies as transformers computes them (printed by its `LlamaRotaryEmbedding`).
+/// Goal: the frequencies equal those that transformers' `LlamaRotaryEmbedding` computes.
 #[test]
-fn frequencies_are_those_of_transformers() {
+fn frequencies_match_transformers() {
     let check = |value: Value, expected: &[f32]| {
         let config = decoder(value);
         let got = config.ropes[0].inverse_frequencies(config.head_dim);
@@ -288,7 +290,7 @@ fn frequencies_are_those_of_transformers() {
     );
 }
 
-/// A value that no configuration should have, or should.
+/// An arbitrary value, valid or not.
 fn any_value() -> impl proptest::strategy::Strategy<Value = Value> {
     use proptest::prelude::*;
     prop_oneof![
@@ -307,10 +309,10 @@ fn any_value() -> impl proptest::strategy::Strategy<Value = Value> {
 }
 
 proptest::proptest! {
-    /// Whatever stands at whatever key, reading ends in an error or in a configuration that is
-    /// consistent and small; it never panics.
+    /// Goal: with arbitrary values, parsing never panics and returns either an error or a consistent
+    /// configuration with a bounded number of layers.
     #[test]
-    fn any_value_at_any_key(
+    fn arbitrary_values_never_panic(
         architecture in proptest::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3"]),
         changes in proptest::collection::vec((proptest::sample::select(KEYS.to_vec()), any_value()), 1..4),
     ) {

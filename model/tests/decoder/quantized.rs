@@ -1,4 +1,4 @@
-//! Weights in every stored type: the same answers as their values in f32.
+//! Tests weights of every type: the logits match those of the same values in f32.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use stolon_model::{DecoderConfig, Tensor, TensorType, WeightType, Weights, rando
 use super::fixture::{self, Setup};
 use super::run;
 
-/// A model whose rows are whole super-blocks of 256.
+/// A model whose row lengths are multiples of 256, the size of a super-block.
 fn config() -> DecoderConfig {
     DecoderConfig {
         vocab_size: 300,
@@ -31,9 +31,9 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     quads.collect()
 }
 
-/// All tensors of the f32 `weights`, matrices in `dtype`; and the same with the matrices' values
-/// widened back to f32.
-fn in_type(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> (Weights, Weights) {
+/// The f32 `weights` with matrices converted to `dtype`, and the same with the matrices converted back
+/// to f32.
+fn convert(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> (Weights, Weights) {
     let candle_type = match dtype {
         TensorType::F32 => GgmlDType::F32,
         TensorType::F16 => GgmlDType::F16,
@@ -69,11 +69,11 @@ fn in_type(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> (Wei
         stored.push(Tensor { dtype, bytes: Cow::Owned(bytes), ..plain.clone() });
         widened.push(Tensor { bytes: Cow::Owned(back), ..plain });
     }
-    let weights = |tensors| Weights::from_tensors("memory", tensors).expect("good tensors");
+    let weights = |tensors| Weights::from_tensors("memory", tensors).expect("valid tensors");
     (weights(stored), weights(widened))
 }
 
-/// Logits of some tokens, computed whole and in chunks, which must agree to the last bit.
+/// The logits of 40 tokens. Also checks that they are bit-identical when computed in chunks.
 fn logits(
     config: &DecoderConfig,
     weights: Weights,
@@ -94,19 +94,22 @@ fn logits(
     whole.concat()
 }
 
-/// Goal: a plain model rounded to Q8_0 while it is loaded takes the memory of one that is stored so,
-/// gives bits that do not depend on the chunks, and is as near to the f32 model.
+/// Goal: an f32 model that is rounded to Q8_0 while it is loaded has the size and the accuracy of a
+/// model stored in Q8_0, and its logits do not depend on the chunk size.
 #[test]
-fn rounded_at_load() {
+fn rounding_at_load_matches_stored_q8_0() {
     let config = config();
-    let weights = || random_model(&config, 3).expect("a good configuration");
+    let weights = || random_model(&config, 3).expect("a valid configuration");
     let exact = logits(&config, weights(), Path::PORTABLE, WeightType::Stored);
     for path in Path::supported() {
-        let (stored, _) = in_type(&config, &weights(), TensorType::Q8_0);
+        let (stored, _) = convert(&config, &weights(), TensorType::Q8_0);
         let stored = logits(&config, stored, path, WeightType::Stored);
         let rounded = logits(&config, weights(), path, WeightType::Q8_0);
         let (near, distance) = (error(&stored, &exact), error(&rounded, &exact));
-        assert!(distance < 1.1 * near, "{path:?}: {distance} from f32, {near} if stored so");
+        assert!(
+            distance < 1.1 * near,
+            "{path:?}: error {distance} against f32, but {near} if stored in Q8_0"
+        );
         assert_ne!(rounded, exact, "{path:?}: nothing was rounded");
     }
     let bytes = |weight_type| {
@@ -117,19 +120,19 @@ fn rounded_at_load() {
     assert_eq!(bytes(WeightType::Stored) * 34, bytes(WeightType::Q8_0) * 128);
 }
 
-/// The difference's size against `expected`'s, both as root mean squares.
+/// The relative error: the root mean square of the difference, divided by that of `expected`.
 fn error(got: &[f32], expected: &[f32]) -> f32 {
     let differences = got.iter().zip(expected).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
     (differences / expected.iter().map(|value| value.powi(2)).sum::<f32>()).sqrt()
 }
 
-/// Goal: on every path each type computes what its values say, as closely as that path multiplies
-/// (bf16 hardware and quantised weights round activations), and stays as near the f32 model as its
-/// bits allow.
+/// Goal: on every instruction set, the logits of each type match those of the same values in f32,
+/// within the error of the multiplication (bf16 instructions and quantized weights round the
+/// activations), and match the original f32 model within the type's precision.
 #[test]
-fn every_type_on_every_path() {
+fn every_type_matches_its_values_on_every_instruction_set() {
     let config = config();
-    let weights = || random_model(&config, 3).expect("a good configuration");
+    let weights = || random_model(&config, 3).expect("a valid configuration");
     let exact = logits(&config, weights(), Path::PORTABLE, WeightType::Stored);
     for (dtype, far) in [
         (TensorType::F16, 0.001),
@@ -139,17 +142,17 @@ fn every_type_on_every_path() {
         (TensorType::Q5K, 0.2),
         (TensorType::Q4K, 0.4),
     ] {
-        let (_, widened) = in_type(&config, &weights(), dtype);
+        let (_, widened) = convert(&config, &weights(), dtype);
         let expected = logits(&config, widened, Path::PORTABLE, WeightType::Stored);
         let distance = error(&expected, &exact);
-        assert!(distance < far, "{dtype:?}: {distance} from f32");
+        assert!(distance < far, "{dtype:?}: error {distance} against f32");
         for path in Path::supported() {
             let rounds = matches!(path.kind(), PathKind::Avx512Bf16 | PathKind::Amx);
             let near = if dtype.block_len() > 1 || rounds { 0.02 } else { 1e-4 };
-            let (stored, _) = in_type(&config, &weights(), dtype);
+            let (stored, _) = convert(&config, &weights(), dtype);
             let distance = error(&logits(&config, stored, path, WeightType::Stored), &expected);
-            println!("{dtype:?}, {path:?}: {distance} from its own values");
-            assert!(distance < near, "{dtype:?}, {path:?}: {distance} from its own values");
+            println!("{dtype:?}, {path:?}: error {distance} against the same values in f32");
+            assert!(distance < near, "{dtype:?}, {path:?}: error {distance} against f32");
         }
     }
 }
