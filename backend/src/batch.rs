@@ -91,10 +91,10 @@ pub trait Backend: Send {
 
     /// Computes one ragged batch: writes keys and values and returns the requested logits.
     ///
-    /// **Batch invariance.** A row of logits depends, bit for bit, on the tokens of its own sequence
-    /// only. It does not depend on the other sequences of the batch, on how the prompt was cut
-    /// into chunks, on the block size, or on which positions were read from the cache. The engine
-    /// relies on this to return the same text with a warm and with a cold cache.
+    /// **Batch invariance.** A row of logits depends, bit for bit, on the tokens of its own
+    /// sequence only. It does not depend on the other sequences of the batch, on how the prompt was
+    /// cut into chunks, on the block size, or on which positions were read from the cache. The
+    /// engine relies on this to return the same text with a warm and with a cold cache.
     ///
     /// # Errors
     /// Any [`BackendError`]. Positions outside of the step's write ranges are unchanged even then.

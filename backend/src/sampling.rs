@@ -61,8 +61,8 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(u32, f32)>,
     /// The same seed leads to the same text. With `None`, each sequence gets a random seed.
     pub seed: Option<u64>,
-    /// Which log-probabilities to return per token: with `Some(n)` those of the sampled token and of
-    /// the `n` most likely tokens, with `None` none. At most the vocabulary size.
+    /// Which log-probabilities to return per token: with `Some(n)` those of the sampled token and
+    /// of the `n` most likely tokens, with `None` none. At most the vocabulary size.
     pub logprobs: Option<usize>,
 }
 
@@ -205,9 +205,9 @@ pub struct Sampled {
 ///
 /// 1. [`SamplerState::new`] creates it when the sequence is admitted.
 /// 2. [`SamplerState::sample`] is called once per output token and counts that token.
-/// 3. It is kept when the sequence is preempted, because recomputed tokens are not sampled again. If
-///    it is lost, a new state continues in the same way after [`SamplerState::observe`] was called
-///    with every output token so far.
+/// 3. It is kept when the sequence is preempted, because recomputed tokens are not sampled again.
+///    If it is lost, a new state continues in the same way after [`SamplerState::observe`] was
+///    called with every output token so far.
 #[derive(Clone, Debug)]
 pub struct SamplerState {
     params: SamplingParams,

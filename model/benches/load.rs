@@ -1,9 +1,9 @@
 //! Measures the time and peak memory of loading a model directory, up to the first step.
 //!
-//! `cargo bench -p stolon-model --bench load -- DIRECTORY [q8_0]` measures one load. If the directory
-//! does not exist, the program writes a model with random weights to it (preset `474m`, 0.95 GB) and
-//! must be called again. Without a directory (as under `cargo test`), it writes and loads the smallest
-//! preset in a temporary directory.
+//! `cargo bench -p stolon-model --bench load -- DIRECTORY [q8_0]` measures one load. If the
+//! directory does not exist, the program writes a model with random weights to it (preset `474m`,
+//! 0.95 GB) and must be called again. Without a directory (as under `cargo test`), it writes and
+//! loads the smallest preset in a temporary directory.
 #![allow(clippy::print_stdout, reason = "prints its figures")]
 
 use std::path::Path;

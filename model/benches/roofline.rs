@@ -1,11 +1,11 @@
 //! Measures the time of each stage of a step and compares it with the limits of the machine.
 //!
-//! `cargo bench --workspace --bench roofline [-- PRESET | --vocab=N | --threads=N | --weights=q8_0 |
-//! --only=NAME]`. The default is the shape of Qwen3-0.6B with a vocabulary of 32,768 and random bf16
-//! weights. `--only` selects the steps with this name. The limit of a stage is the longer of two
-//! times: that of reading its operands from memory, at the bandwidth with which all threads read a
-//! large array, and that of its multiplications, at the rate of the largest GEMM that this program
-//! measures. Without `--bench` (as under `cargo test`), only the smallest preset runs once.
+//! `cargo bench --workspace --bench roofline [-- PRESET | --vocab=N | --threads=N | --weights=q8_0
+//! | --only=NAME]`. The default is the shape of Qwen3-0.6B with a vocabulary of 32,768 and random
+//! bf16 weights. `--only` selects the steps with this name. The limit of a stage is the longer of
+//! two times: that of reading its operands from memory, at the bandwidth with which all threads
+//! read a large array, and that of its multiplications, at the rate of the largest GEMM that this
+//! program measures. Without `--bench` (as under `cargo test`), only the smallest preset runs once.
 #![allow(clippy::print_stdout, reason = "prints its figures")]
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -21,8 +21,8 @@ pub enum WeightType {
     Stored,
     /// F32, F16 and BF16 matrices are rounded to Q8_0 while they are loaded. This needs about half
     /// the memory of BF16 and is about twice as fast where the computation is memory-bound.
-    /// Matrices that are quantized already, or whose row length is not a multiple of 32, are kept as
-    /// stored.
+    /// Matrices that are quantized already, or whose row length is not a multiple of 32, are kept
+    /// as stored.
     Q8_0,
 }
 
@@ -106,9 +106,9 @@ impl CpuBackend {
     /// as it is packed. The file of the weights is not needed afterwards.
     ///
     /// # Errors
-    /// [`ModelError`] if a tensor is missing or has the wrong shape or type, if the block size is not
-    /// a power of two from 1 to 256, if the number of threads is 0, if the instruction set is not
-    /// available, or if the budget or the system does not allow the KV store.
+    /// [`ModelError`] if a tensor is missing or has the wrong shape or type, if the block size is
+    /// not a power of two from 1 to 256, if the number of threads is 0, if the instruction set is
+    /// not available, or if the budget or the system does not allow the KV store.
     pub fn new(
         config: DecoderConfig,
         weights: Weights,
@@ -141,8 +141,8 @@ impl CpuBackend {
             kv_type,
             key_layout: KvLayout::of_keys(path, bf16, block_size, config.head_dim),
         };
-        // An explicit budget is checked before the weights are packed, which takes long. The default
-        // budget depends on the memory that is free afterwards.
+        // An explicit budget is checked before the weights are packed, which takes long. The
+        // default budget depends on the memory that is free afterwards.
         if options.kv_budget != KvBudget::Auto {
             options.kv_budget.block_count(shape.block_bytes())?;
         }

@@ -1,9 +1,10 @@
-//! The decoder. There is one for all architectures: a [`DecoderConfig`] says which parts a layer has.
+//! The decoder. There is one for all architectures: a [`DecoderConfig`] says which parts a layer
+//! has.
 //!
 //! Activations are f32 rows, one per token of the batch, in buffers that are reused between steps.
-//! Keys and values are first written to the paged KV store and then read from there, including those
-//! of the current step. Therefore attention reads the same bits for a position, whether it was
-//! computed in this step or in an earlier one.
+//! Keys and values are first written to the paged KV store and then read from there, including
+//! those of the current step. Therefore attention reads the same bits for a position, whether it
+//! was computed in this step or in an earlier one.
 //!
 //! The decoder is loaded once from [`Weights`]. The backend that owns it calls [`Decoder::forward`]
 //! once per step.
@@ -185,8 +186,8 @@ impl Decoder {
         });
     }
 
-    /// Normalizes the residual stream for the attention of layer `index`, or for the output matrix if
-    /// `index` is the number of layers.
+    /// Normalizes the residual stream for the attention of layer `index`, or for the output matrix
+    /// if `index` is the number of layers.
     fn norm_for(&mut self, index: usize, rows: usize, workers: &Workers) {
         let Activations { x, normed, .. } = &mut self.activations;
         let weight = match self.layers.get(index) {
@@ -248,7 +249,8 @@ impl Decoder {
     }
 
     /// Moves the rows that get logits to the front of the residual stream and returns their number.
-    /// If other rows were dropped, the remaining ones are packed again for the last layer's queries.
+    /// If other rows were dropped, the remaining ones are packed again for the last layer's
+    /// queries.
     fn keep_output_rows(&mut self, rows: usize, workers: &Workers) -> usize {
         let kept = self.plan.output_rows.len();
         if kept < rows {
@@ -264,8 +266,8 @@ impl Decoder {
         kept
     }
 
-    /// Computes attention for `rows` rows, adds it to the residual stream, and normalizes the result
-    /// for the MLP.
+    /// Computes attention for `rows` rows, adds it to the residual stream, and normalizes the
+    /// result for the MLP.
     fn attend(
         &mut self,
         index: usize,
@@ -299,8 +301,8 @@ impl Decoder {
         self.profile.mark(Stage::Residual);
     }
 
-    /// Computes the MLP for `rows` normalized rows, adds it to the residual stream, and normalizes the
-    /// result for the next layer or the output matrix.
+    /// Computes the MLP for `rows` normalized rows, adds it to the residual stream, and normalizes
+    /// the result for the next layer or the output matrix.
     fn mlp(&mut self, index: usize, rows: usize, workers: &Workers) {
         let (config, path) = (&self.config, self.path);
         let layer = &self.layers[index];

@@ -1,7 +1,7 @@
 //! Errors of loading a model from disk or from the hub, and of creating a backend for it.
 //!
-//! Every message names the file and the tensor or key in it, with the expected and the actual value,
-//! so that users can find a broken download without a debugger.
+//! Every message names the file and the tensor or key in it, with the expected and the actual
+//! value, so that users can find a broken download without a debugger.
 
 use std::path::PathBuf;
 

@@ -35,7 +35,8 @@ impl ModelRef<'_> {
     }
 }
 
-/// Downloads missing files of the model, and returns the directory of a snapshot that has all files.
+/// Downloads missing files of the model, and returns the directory of a snapshot that has all
+/// files.
 ///
 /// # Errors
 /// [`ModelError::Hub`] with the hub's answer and what may help.
@@ -156,8 +157,8 @@ fn plain_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric())
 }
 
-/// The directory of the cached snapshot of the revision, which is a name or a commit. `None` if there
-/// is no snapshot or some of its files are missing.
+/// The directory of the cached snapshot of the revision, which is a name or a commit. `None` if
+/// there is no snapshot or some of its files are missing.
 fn cached(model: &ModelRef<'_>, cache: &Cache) -> Option<PathBuf> {
     let repo = repo(model.id, model.revision);
     let named = cache.path().join(repo.folder_name()).join("refs").join(model.revision);
@@ -216,7 +217,7 @@ impl Failure {
             Some(404) => format!("not found (is the id or the revision mistyped?): {text}"),
             Some(_) => text,
             None => format!(
-                "{text} (check that {} is reachable, or set HF_HUB_OFFLINE=1 to use the cache only)",
+                "{text} (check that {} is reachable; HF_HUB_OFFLINE=1 uses the cache only)",
                 options.endpoint
             ),
         };

@@ -1,17 +1,17 @@
 //! The paged KV store: the keys and values of all layers, in blocks that block tables refer to.
 //!
-//! The values of a layer have the layout `[block_count, block_size, kv_heads, head_dim]`. The layout
-//! of its keys is [`KvShape::key_layout`]. With [`KvType::Int8`], keys and values have scales
-//! `[block_count, block_size, kv_heads]`. There is one scale per position and head, so that the bits
-//! stored for a position depend on this position only, and not on when or with which others it is
-//! written.
+//! The values of a layer have the layout `[block_count, block_size, kv_heads, head_dim]`. The
+//! layout of its keys is [`KvShape::key_layout`]. With [`KvType::Int8`], keys and values have
+//! scales `[block_count, block_size, kv_heads]`. There is one scale per position and head, so that
+//! the bits stored for a position depend on this position only, and not on when or with which
+//! others it is written.
 //!
 //! The store belongs to one backend, and only the backend's steps write to it. It does not track
 //! which sequence owns which block.
 //!
 //! Memory is reserved at creation in new zeroed mappings, which may use huge pages. It becomes
-//! resident where blocks are written, so a large budget costs nothing until it is used. Dropping the
-//! store releases the memory.
+//! resident where blocks are written, so a large budget costs nothing until it is used. Dropping
+//! the store releases the memory.
 
 use stolon_kernels::{KvLayout, KvSlice};
 

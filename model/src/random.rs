@@ -37,9 +37,9 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
     })
 }
 
-/// Creates random weights for `config` with the element type `config.dtype`. All weights are normally
-/// distributed with standard deviation 0.02. The mean is 0 for matrices and biases; for norms it is
-/// `1 - norm_offset`, with which a norm scales by 1. Uses all cores.
+/// Creates random weights for `config` with the element type `config.dtype`. All weights are
+/// normally distributed with standard deviation 0.02. The mean is 0 for matrices and biases; for
+/// norms it is `1 - norm_offset`, with which a norm scales by 1. Uses all cores.
 ///
 /// # Errors
 /// [`ModelError::Unsupported`] if `config.dtype` is a quantized type, and the errors of

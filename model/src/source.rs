@@ -37,10 +37,10 @@ pub enum ModelSource {
 impl FromStr for ModelSource {
     type Err = ModelError;
 
-    /// An existing directory or file takes precedence; a file must be a GGUF file. Otherwise the text
-    /// is `demo`, `random:PRESET[@SEED]`, or a hub id `org/name[@revision]`. Text that looks like a
-    /// path (it starts with `.`, `/` or `~`, ends in `.gguf`, or has more than one `/`) is never
-    /// parsed as a hub id.
+    /// An existing directory or file takes precedence; a file must be a GGUF file. Otherwise the
+    /// text is `demo`, `random:PRESET[@SEED]`, or a hub id `org/name[@revision]`. Text that looks
+    /// like a path (it starts with `.`, `/` or `~`, ends in `.gguf`, or has more than one `/`) is
+    /// never parsed as a hub id.
     fn from_str(text: &str) -> Result<Self, ModelError> {
         let unknown =
             |reason: &str| ModelError::UnknownSource { given: text.into(), reason: reason.into() };
@@ -85,8 +85,8 @@ impl fmt::Display for ModelSource {
 }
 
 impl From<&Path> for ModelSource {
-    /// A path that ends in `.gguf` is a GGUF file, any other path a directory. The file system is not
-    /// accessed.
+    /// A path that ends in `.gguf` is a GGUF file, any other path a directory. The file system is
+    /// not accessed.
     fn from(path: &Path) -> Self {
         if path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")) {
             return Self::Gguf(path.to_owned());
@@ -166,8 +166,8 @@ mod tests {
         assert!(error.ends_with("; it is a file, but not a .gguf file"), "{error}");
     }
 
-    /// Goal: mistyped paths, invalid seeds, and revisions that would lead out of the cache directory
-    /// are errors instead of hub ids.
+    /// Goal: mistyped paths, invalid seeds, and revisions that would lead out of the cache
+    /// directory are errors instead of hub ids.
     #[test]
     fn invalid_sources_are_refused() {
         for text in [

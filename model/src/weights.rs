@@ -50,8 +50,8 @@ struct Region {
     bytes: Bytes,
 }
 
-/// Where a tensor's bytes are. The code that creates one has checked that the range is inside of the
-/// region and has the length that shape and type require.
+/// Where a tensor's bytes are. The code that creates one has checked that the range is inside of
+/// the region and has the length that shape and type require.
 #[derive(Clone, Debug)]
 struct Stored {
     /// Index into [`Weights::regions`].
@@ -168,12 +168,12 @@ impl Weights {
     }
 
     /// The tensor with the Hugging Face name `name`, such as
-    /// `model.layers.0.self_attn.q_proj.weight`, `model.embed_tokens.weight`, `model.norm.weight` or
-    /// `lm_head.weight`. It must have exactly `shape`.
+    /// `model.layers.0.self_attn.q_proj.weight`, `model.embed_tokens.weight`, `model.norm.weight`
+    /// or `lm_head.weight`. It must have exactly `shape`.
     ///
     /// # Errors
-    /// [`ModelError::MissingTensor`], [`ModelError::WrongShape`], or [`ModelError::WrongType`] if the
-    /// kernels do not support its type. Each names the file and the tensor.
+    /// [`ModelError::MissingTensor`], [`ModelError::WrongShape`], or [`ModelError::WrongType`] if
+    /// the kernels do not support its type. Each names the file and the tensor.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, ModelError> {
         let stored = self.stored(name, shape)?;
         let dtype = self.checked(name, stored, shape)?;
@@ -201,8 +201,8 @@ impl Weights {
         }
     }
 
-    /// Checks that the type of a stored tensor is supported and that it has the shape `shape`. Returns
-    /// the type.
+    /// Checks that the type of a stored tensor is supported and that it has the shape `shape`.
+    /// Returns the type.
     fn checked(
         &self,
         name: &str,
@@ -278,9 +278,9 @@ impl Weights {
     }
 }
 
-/// Restores Hugging Face's order of the rows of Llama's `q_proj` and `k_proj`. In GGUF files, the two
-/// halves of each head are interleaved: row `2 i + j` is row `i` of half `j`. Whole rows are moved,
-/// so this works for quantized rows too.
+/// Restores Hugging Face's order of the rows of Llama's `q_proj` and `k_proj`. In GGUF files, the
+/// two halves of each head are interleaved: row `2 i + j` is row `i` of half `j`. Whole rows are
+/// moved, so this works for quantized rows too.
 fn split_halves(bytes: &[u8], rows: usize, heads: usize) -> Vec<u8> {
     let row_bytes = bytes.len() / rows;
     let head_rows = rows / heads;

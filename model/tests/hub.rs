@@ -1,5 +1,5 @@
-//! Tests models from a hub: which files are downloaded and cached, and the errors. The hub is a small
-//! server in this process that listens on the loopback interface.
+//! Tests models from a hub: which files are downloaded and cached, and the errors. The hub is a
+//! small server in this process that listens on the loopback interface.
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
 #[path = "support/hub_server.rs"]
@@ -103,8 +103,8 @@ fn files_are_downloaded_once_and_then_cached() {
     open(ID, &options).unwrap();
 }
 
-/// Goal: an interrupted download is an error and leaves no incomplete file in the snapshot. The next
-/// attempt completes it.
+/// Goal: an interrupted download is an error and leaves no incomplete file in the snapshot. The
+/// next attempt completes it.
 #[test]
 fn an_interrupted_download_is_completed_later() {
     let hub = Hub::start();
@@ -171,8 +171,8 @@ fn each_commit_has_its_own_snapshot() {
     check(ID, 5);
 }
 
-/// Goal: a private repository requires the token. The error for a missing or wrong token says what to
-/// set, and no message contains the token.
+/// Goal: a private repository requires the token. The error for a missing or wrong token says what
+/// to set, and no message contains the token.
 #[test]
 fn private_repositories_require_the_token() {
     let hub = Hub::start();

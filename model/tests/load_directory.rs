@@ -49,8 +49,8 @@ fn write_sharded(dir: &Path, config: &Value) -> Value {
     index
 }
 
-/// Goal: a model in several files equals the model in one file. The error for a file that is missing,
-/// lacks a tensor or is truncated names the file.
+/// Goal: a model in several files equals the model in one file. The error for a file that is
+/// missing, lacks a tensor or is truncated names the file.
 #[test]
 fn sharded_models_are_loaded_and_broken_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
@@ -77,8 +77,8 @@ fn sharded_models_are_loaded_and_broken_files_are_named() {
     assert!(error.to_string().contains("model-2-of-2.safetensors"), "{error}");
 }
 
-/// Goal: weights are found if they were saved without the prefix `model.`, or as part of a multimodal
-/// model.
+/// Goal: weights are found if they were saved without the prefix `model.`, or as part of a
+/// multimodal model.
 #[test]
 fn weights_with_other_prefixes_are_found() {
     let plain = |name: &str| Some(name.strip_prefix("model.").unwrap_or(name).to_owned());
@@ -96,8 +96,8 @@ fn weights_with_other_prefixes_are_found() {
     }
 }
 
-/// Goal: loading fails if a tensor is missing or has the wrong shape, and the error names the tensor.
-/// The output matrix may be missing only if it is tied to the embedding.
+/// Goal: loading fails if a tensor is missing or has the wrong shape, and the error names the
+/// tensor. The output matrix may be missing only if it is tied to the embedding.
 #[test]
 fn tensors_are_checked_at_loading() {
     let dir = tempfile::tempdir().unwrap();

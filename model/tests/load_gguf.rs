@@ -37,8 +37,8 @@ fn write(dir: &Path, file: &GgufWriter) -> std::path::PathBuf {
     path
 }
 
-/// Goal: for each architecture and type, the configuration equals that of config.json, and each tensor
-/// is byte for byte the quantized form of the one in safetensors.
+/// Goal: for each architecture and type, the configuration equals that of config.json, and each
+/// tensor is byte for byte the quantized form of the one in safetensors.
 #[test]
 fn every_type_is_loaded_byte_for_byte() {
     let mut biased = config_json("llama");
@@ -157,8 +157,8 @@ fn rope_scaling_matches_config_json() {
     }
 }
 
-/// Goal: vocabulary, chat template and end-of-sequence tokens are loaded from the GGUF file, and files
-/// in the same directory take precedence.
+/// Goal: vocabulary, chat template and end-of-sequence tokens are loaded from the GGUF file, and
+/// files in the same directory take precedence.
 #[test]
 fn text_files_in_the_directory_take_precedence() {
     let (config, weights) = model(&config_json("llama"), 13);

@@ -56,8 +56,8 @@ fn text_model(name: &str) -> TextModel {
     TextModel::new(&source, &[]).expect("a tokenizer")
 }
 
-/// Goal: every text is encoded as by transformers, and streaming the tokens leads to the same text as
-/// decoding them at once.
+/// Goal: every text is encoded as by transformers, and streaming the tokens leads to the same text
+/// as decoding them at once.
 #[test]
 #[ignore = "needs the vocabularies that fetch_vocabularies.py fetches"]
 fn tokenizers_agree_with_transformers() {
@@ -110,13 +110,13 @@ fn gguf_vocabularies_agree_with_llama_cpp() {
     assert!(files > 0, "the directory has no vocabularies");
 }
 
-/// A template that joins text marked as safe with other text. Jinja2 escapes the other text for HTML,
-/// including the quotes of a JSON object; minijinja does not.
+/// A template that joins text marked as safe with other text. Jinja2 escapes the other text for
+/// HTML, including the quotes of a JSON object; minijinja does not.
 const MARKED_SAFE: &str = "meetkai-functionary-medium-v3.1.jinja";
 
 /// Compares the rendered conversations with those of transformers. A conversation that the template
-/// rejects must be rejected here too. If Python fails (for example in a loop over `None`), any result
-/// is accepted.
+/// rejects must be rejected here too. If Python fails (for example in a loop over `None`), any
+/// result is accepted.
 fn check_chats(
     name: &str,
     now: SystemTime,
@@ -142,8 +142,8 @@ fn check_chats(
     differences
 }
 
-/// Goal: conversations are rendered byte for byte as by transformers, with the models' own templates
-/// and with those of the collection.
+/// Goal: conversations are rendered byte for byte as by transformers, with the models' own
+/// templates and with those of the collection.
 #[test]
 #[ignore = "needs the vocabularies that fetch_vocabularies.py fetches"]
 fn chat_templates_agree_with_transformers() {

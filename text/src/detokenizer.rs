@@ -62,7 +62,8 @@ impl Detokenizer {
         self.take_complete()
     }
 
-    /// Ends the text and returns the rest: U+FFFD if the last character is incomplete, else nothing.
+    /// Ends the text and returns the rest: U+FFFD if the last character is incomplete, else
+    /// nothing.
     #[must_use]
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.pending).into_owned()

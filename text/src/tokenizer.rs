@@ -46,8 +46,8 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`TokenizerError::Malformed`] or [`TokenizerError::InvalidKey`] if the data is invalid,
-    /// [`TokenizerError::Unsupported`] if the tokenizer cannot be decoded token by token or is of an
-    /// unknown kind, and [`TokenizerError::Missing`] if the model has no tokenizer.
+    /// [`TokenizerError::Unsupported`] if the tokenizer cannot be decoded token by token or is of
+    /// an unknown kind, and [`TokenizerError::Missing`] if the model has no tokenizer.
     pub fn new(source: &TokenizerSource) -> Result<Self, TokenizerError> {
         match source {
             TokenizerSource::Json { file, bytes } => Self::from_json(file, bytes),
@@ -93,8 +93,8 @@ impl Tokenizer {
         Self { inner: Arc::new(Inner { kind: Kind::Bytes, vocab_size: 256, special, decoding }) }
     }
 
-    /// One more than the largest id that has a text. The vocabulary size of the model may be larger,
-    /// because it is often padded.
+    /// One more than the largest id that has a text. The vocabulary size of the model may be
+    /// larger, because it is often padded.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.inner.vocab_size
@@ -129,8 +129,8 @@ impl Tokenizer {
         text
     }
 
-    /// The id of the token, special or not, with this spelling in the vocabulary. `None` if there is
-    /// none, and always for [`Tokenizer::bytes`].
+    /// The id of the token, special or not, with this spelling in the vocabulary. `None` if there
+    /// is none, and always for [`Tokenizer::bytes`].
     #[must_use]
     pub fn token_id(&self, spelling: &str) -> Option<u32> {
         match &self.inner.kind {

@@ -205,8 +205,8 @@ fn nucleus_of_row(logits: &[f32], top_p: f32, weight: impl Fn(f32) -> f32) -> Ve
     }
 }
 
-/// How many of the sorted candidates have a total weight of at least `needed`; `None` if all of them
-/// together have less.
+/// How many of the sorted candidates have a total weight of at least `needed`; `None` if all of
+/// them together have less.
 fn nucleus_len(candidates: &[(f64, u32)], needed: f64) -> Option<usize> {
     let mut sum = 0.0;
     candidates

@@ -112,8 +112,8 @@ proptest! {
             };
             counts[token as usize] += 1;
         }
-        // If a token is exactly at the limit of top-p or min-p, rounding decides whether it is kept.
-        // Then every other probability differs by up to that token's probability.
+        // If a token is exactly at the limit of top-p or min-p, rounding decides whether it is
+        // kept. Then every other probability differs by up to that token's probability.
         let smallest = expected.iter().copied().filter(|&p| p > 0.0).fold(1.0, f64::min);
         let slack = 1.5 / GRID as f64 + 1e-5;
         let fits = |slack: f64| {

@@ -1,8 +1,8 @@
 //! Parses the metadata of a GGUF file into a [`DecoderConfig`], and maps tensor names.
 //!
 //! Some parts of a model differ between GGUF files and Hugging Face's: the offset is already added
-//! to Gemma's norms, Llama 3.1's rope scaling is a tensor of divisors, and the rows of Llama's q and
-//! k projections are in a different order, which [`Weights`](crate::Weights) reverses.
+//! to Gemma's norms, Llama 3.1's rope scaling is a tensor of divisors, and the rows of Llama's q
+//! and k projections are in a different order, which [`Weights`](crate::Weights) reverses.
 
 use std::collections::HashMap;
 
@@ -258,8 +258,8 @@ impl Metadata<'_> {
     }
 }
 
-/// The Hugging Face name of the tensor with the GGUF name `name`; `None` if the decoder does not use
-/// this tensor.
+/// The Hugging Face name of the tensor with the GGUF name `name`; `None` if the decoder does not
+/// use this tensor.
 pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<String> {
     match name {
         "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
@@ -290,8 +290,8 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
     Some(format!("model.layers.{layer}.{module}.{kind}"))
 }
 
-/// The number of heads in which the rows of a tensor are interleaved; `None` if they are not. `name`
-/// is the Hugging Face name.
+/// The number of heads in which the rows of a tensor are interleaved; `None` if they are not.
+/// `name` is the Hugging Face name.
 pub(crate) fn paired_heads(config: &DecoderConfig, name: &str) -> Option<usize> {
     if config.architecture != Architecture::Llama {
         return None;

@@ -89,9 +89,9 @@ pub(super) struct Residual<'a> {
 }
 
 impl Residual<'_> {
-    /// Adds the projection of `rows` to `x`, `[rows, hidden_size]`. With `own_norm`, the projection is
-    /// first written to `projected` and normalized. Returns the time of the addition if it was fused
-    /// into the GEMM, else zero.
+    /// Adds the projection of `rows` to `x`, `[rows, hidden_size]`. With `own_norm`, the projection
+    /// is first written to `projected` and normalized. Returns the time of the addition if it was
+    /// fused into the GEMM, else zero.
     pub(super) fn add(
         &self,
         rows: &Operands,

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 /// A stage of a step. The time of a layer's stage is the sum over all layers.
 ///
-/// In steps of 64 rows or more, the time of an operation that is fused into a GEMM is measured as the
-/// mean over the threads and counts for the operation's stage. In smaller steps it counts for the
-/// GEMM's stage.
+/// In steps of 64 rows or more, the time of an operation that is fused into a GEMM is measured as
+/// the mean over the threads and counts for the operation's stage. In smaller steps it counts for
+/// the GEMM's stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Plan of the step, embedding, first norm, and removal of the rows without logits.

@@ -5,8 +5,8 @@ use crate::config::Rope;
 /// Minimum number of positions of a table, so that a short conversation does not grow it twice.
 const POSITIONS_MIN: usize = 256;
 
-/// The table of one rotary embedding. It grows with the positions in use, so that its size depends on
-/// the actual context lengths and not on the model's maximum.
+/// The table of one rotary embedding. It grows with the positions in use, so that its size depends
+/// on the actual context lengths and not on the model's maximum.
 #[derive(Debug)]
 pub(super) struct RopeTable {
     /// `[head_dim / 2]`, in radians per position.
@@ -56,8 +56,8 @@ mod tests {
     use super::*;
     use crate::config::RopeScaling;
 
-    /// Goal: a table that grows in steps equals one that grows at once, and does not grow beyond the
-    /// maximum.
+    /// Goal: a table that grows in steps equals one that grows at once, and does not grow beyond
+    /// the maximum.
     #[test]
     fn growing_in_steps_leads_to_the_same_table() {
         let rope = Rope { theta: 10000.0, scaling: RopeScaling::None };

@@ -52,8 +52,8 @@ impl Workers {
         if multiply_adds < PRODUCT_MIN { &self.alone } else { &self.pool }
     }
 
-    /// Number of rows per part of a pass over `rows` rows of `width` elements; at least 1. It is all
-    /// rows if the pass is too small to run on several threads.
+    /// Number of rows per part of a pass over `rows` rows of `width` elements; at least 1. It is
+    /// all rows if the pass is too small to run on several threads.
     pub(super) fn chunk_rows(&self, rows: usize, width: usize) -> usize {
         let parts = (rows * width / PASS_MIN * 2).clamp(1, 2 * self.count());
         if self.count() == 1 { rows.max(1) } else { rows.div_ceil(parts).max(1) }

@@ -40,8 +40,8 @@ impl Default for HubOptions {
 
 impl HubOptions {
     /// Reads the options from the environment variables `HF_HOME` (or `HF_HUB_CACHE` for the cache
-    /// only), `HF_TOKEN` (or the file that `HF_TOKEN_PATH` names, or the file `token` in `HF_HOME`),
-    /// `HF_ENDPOINT`, and `HF_HUB_OFFLINE` (1, on, yes or true).
+    /// only), `HF_TOKEN` (or the file that `HF_TOKEN_PATH` names, or the file `token` in
+    /// `HF_HOME`), `HF_ENDPOINT`, and `HF_HUB_OFFLINE` (1, on, yes or true).
     #[must_use]
     pub fn from_env() -> Self {
         Self::from_variables(|name| std::env::var(name).ok())

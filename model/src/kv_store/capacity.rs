@@ -26,8 +26,8 @@ impl KvBudget {
     /// The number of blocks of `block_bytes` bytes each that fit in the budget, at least 1.
     ///
     /// # Errors
-    /// [`KvStoreError::BudgetTooSmall`] if not even one block fits, and [`KvStoreError::BlockCount`]
-    /// for `Blocks(0)`.
+    /// [`KvStoreError::BudgetTooSmall`] if not even one block fits, and
+    /// [`KvStoreError::BlockCount`] for `Blocks(0)`.
     pub fn block_count(self, block_bytes: usize) -> Result<usize, KvStoreError> {
         match self {
             Self::Auto => kv_capacity(default_kv_budget(free_memory()), block_bytes),

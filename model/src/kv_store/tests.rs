@@ -73,8 +73,8 @@ fn rows_are_stored_in_the_documented_layout() {
     }
 }
 
-/// Goal: transposed keys are stored at `[block, head, panel, element, lane]` (with bf16, two adjacent
-/// elements of each lane together) and have the same bits as in rows.
+/// Goal: transposed keys are stored at `[block, head, panel, element, lane]` (with bf16, two
+/// adjacent elements of each lane together) and have the same bits as in rows.
 #[test]
 fn transposed_keys_are_stored_in_the_documented_layout() {
     for kv_type in KvType::ALL {

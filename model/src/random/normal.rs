@@ -1,5 +1,5 @@
-//! A table of quantiles of the standard normal distribution. A uniformly random index into the table
-//! selects a normally distributed value.
+//! A table of quantiles of the standard normal distribution. A uniformly random index into the
+//! table selects a normally distributed value.
 
 /// The 65,536 values in ascending order at which the distribution function is `(i + 1/2) / 65536`.
 /// Their mean is 0, and their standard deviation is 1 to about three digits.

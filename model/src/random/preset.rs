@@ -6,8 +6,8 @@ use crate::config::DecoderConfig;
 use crate::error::ModelError;
 
 /// The names of all presets of [`ModelSource::Random`](crate::ModelSource::Random), smallest first:
-/// `tiny` (about 0.1 M parameters, f32), `20m`, `100m` (Llama shapes, bf16), `474m` (Qwen3 0.6B with
-/// a vocabulary of 32,768), and the shapes of published models (bf16).
+/// `tiny` (about 0.1 M parameters, f32), `20m`, `100m` (Llama shapes, bf16), `474m` (Qwen3 0.6B
+/// with a vocabulary of 32,768), and the shapes of published models (bf16).
 pub const PRESETS: [&str; 9] = [
     "tiny",
     "20m",

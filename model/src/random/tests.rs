@@ -15,7 +15,8 @@ fn quantiles_are_normally_distributed() {
     assert!((square - 1.0).abs() < 1e-3, "{square}");
 }
 
-/// Goal: the same seed and tensor lead to the same bytes, a different seed or tensor to other bytes.
+/// Goal: the same seed and tensor lead to the same bytes, a different seed or tensor to other
+/// bytes.
 #[test]
 fn weights_depend_on_seed_and_tensor() {
     let config = preset("tiny").unwrap();

@@ -1,8 +1,8 @@
 //! Parses the header of a GGUF file (metadata and tensor list) from mapped bytes.
 //!
-//! Supports little-endian files of the versions 2 and 3. Every length is compared with the remaining
-//! bytes before anything is allocated for it, so that parsing a header of `n` bytes never allocates
-//! more than a small multiple of `n`.
+//! Supports little-endian files of the versions 2 and 3. Every length is compared with the
+//! remaining bytes before anything is allocated for it, so that parsing a header of `n` bytes never
+//! allocates more than a small multiple of `n`.
 
 mod cursor;
 mod value;
@@ -31,8 +31,8 @@ pub(crate) struct Header {
     pub(crate) tensors: BTreeMap<String, TensorInfo>,
 }
 
-/// Type, shape and location of a tensor. The range is inside of the file and has the length that type
-/// and shape require.
+/// Type, shape and location of a tensor. The range is inside of the file and has the length that
+/// type and shape require.
 #[derive(Clone, Debug)]
 pub(crate) struct TensorInfo {
     /// The element type, or the name of an unsupported type.

@@ -1,5 +1,5 @@
-//! [`Bytes`]: the memory that weights are read from, which is a mapped file, a part of the binary or
-//! a buffer.
+//! [`Bytes`]: the memory that weights are read from, which is a mapped file, a part of the binary
+//! or a buffer.
 //!
 //! This is the only file of the crate with unsafe code. A mapping lives as long as its [`Bytes`],
 //! which the model's [`Weights`](super::Weights) own.
@@ -64,8 +64,8 @@ impl Bytes {
                 return;
             }
             let offset = ends.start.addr() - all.start.addr();
-            // SAFETY: The mapping is read-only and backed by a file, so a released page has the same
-            // content when it is read again, and borrowed slices remain valid.
+            // SAFETY: The mapping is read-only and backed by a file, so a released page has the
+            // same content when it is read again, and borrowed slices remain valid.
             let advised = unsafe {
                 let advice = memmap2::UncheckedAdvice::DontNeed;
                 map.unchecked_advise_range(advice, offset, part.len())

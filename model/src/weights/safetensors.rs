@@ -1,8 +1,8 @@
-//! Reads safetensors files: the header of a file, and the index of a model that is split into several
-//! files.
+//! Reads safetensors files: the header of a file, and the index of a model that is split into
+//! several files.
 //!
-//! The crate `safetensors` parses the JSON of the header. This file checks that every range is inside
-//! of the file, so that no later access is out of bounds.
+//! The crate `safetensors` parses the JSON of the header. This file checks that every range is
+//! inside of the file, so that no later access is out of bounds.
 
 use std::collections::BTreeSet;
 use std::path::Path;

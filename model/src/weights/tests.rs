@@ -46,8 +46,8 @@ fn tensors_are_found_with_and_without_prefixes() {
     }
 }
 
-/// Goal: the errors for a missing tensor, a wrong shape and an unsupported type name the tensor, the
-/// expected and the actual value.
+/// Goal: the errors for a missing tensor, a wrong shape and an unsupported type name the tensor,
+/// the expected and the actual value.
 #[test]
 fn errors_name_the_tensor() {
     let weights = open(file_of(&[
@@ -174,8 +174,8 @@ fn index_entries_must_be_file_names() {
     assert!(shards(json!({})).is_err());
 }
 
-/// Goal: tensors in memory are refused if their number of bytes does not match shape and type, or if
-/// their name is a duplicate.
+/// Goal: tensors in memory are refused if their number of bytes does not match shape and type, or
+/// if their name is a duplicate.
 #[test]
 fn tensors_in_memory_are_checked() {
     let tensor = |name: &str, dtype, shape: &[usize], bytes: usize| Tensor {

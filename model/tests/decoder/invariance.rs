@@ -1,4 +1,5 @@
-//! Tests batch invariance: a row of logits depends, bit for bit, only on the tokens of its sequence.
+//! Tests batch invariance: a row of logits depends, bit for bit, only on the tokens of its
+//! sequence.
 
 use stolon_backend::{Backend, LogitRows};
 use stolon_kernels::Path;
@@ -141,8 +142,8 @@ impl Subject {
         }
     }
 
-    /// Checks a sequence that reads blocks of another one, and full cache hits, which read their last
-    /// position from the cache.
+    /// Checks a sequence that reads blocks of another one, and full cache hits, which read their
+    /// last position from the cache.
     fn check_shared_blocks(&self, expected: &[Vec<f32>], others: &[Vec<f32>]) {
         let mut backend = self.backend(4, 1);
         let table = run::table(0, self.tokens.len(), 4);
@@ -158,8 +159,8 @@ impl Subject {
             let rows = run::step(&mut backend, &[hit]).remove(0);
             self.assert_same("full cache hit", &rows, &expected[end - 1..end]);
         }
-        // First a slice of different tokens that must not be written, then one of which only the end
-        // is written.
+        // First a slice of different tokens that must not be written, then one of which only the
+        // end is written.
         let mut foreign = run::part(&[7; 60], 57, 60, &table[..15]);
         foreign.slice.write_from = 60;
         run::step(&mut backend, &[foreign]);
@@ -221,7 +222,8 @@ fn every_architecture_is_batch_invariant() {
     }
 }
 
-/// Goal: logits are batch invariant on every instruction set, with GEMMs that run on several threads.
+/// Goal: logits are batch invariant on every instruction set, with GEMMs that run on several
+/// threads.
 #[test]
 fn every_instruction_set_is_batch_invariant() {
     for path in Path::supported() {

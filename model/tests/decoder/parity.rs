@@ -31,7 +31,8 @@ fn check(name: &str) {
     }
 }
 
-/// Goal: the results match with biases on all projections, grouped heads and an untied output matrix.
+/// Goal: the results match with biases on all projections, grouped heads and an untied output
+/// matrix.
 #[test]
 fn llama_matches_transformers() {
     check("llama");

@@ -31,8 +31,8 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     quads.collect()
 }
 
-/// The f32 `weights` with matrices converted to `dtype`, and the same with the matrices converted back
-/// to f32.
+/// The f32 `weights` with matrices converted to `dtype`, and the same with the matrices converted
+/// back to f32.
 fn convert(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> (Weights, Weights) {
     let candle_type = match dtype {
         TensorType::F32 => GgmlDType::F32,

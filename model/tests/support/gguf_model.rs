@@ -32,8 +32,8 @@ pub(crate) fn floats(weights: &Weights, name: &str, shape: &[usize]) -> Vec<f32>
     tensor.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-/// The converter's order of the rows of Llama's q and k: within each head, row `i` of the first half is
-/// followed by row `i` of the second half.
+/// The converter's order of the rows of Llama's q and k: within each head, row `i` of the first
+/// half is followed by row `i` of the second half.
 fn interleaved(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
     let width = values.len() / rows;
     let (head_rows, half) = (rows / heads, rows / heads / 2);

@@ -36,8 +36,8 @@ pub(crate) fn write_json(dir: &Path, name: &str, value: &Value) {
     std::fs::write(dir.join(name), value.to_string()).unwrap();
 }
 
-/// The model's tensors as a safetensors file, with the names that `rename` returns. Tensors for which
-/// it returns `None` are omitted.
+/// The model's tensors as a safetensors file, with the names that `rename` returns. Tensors for
+/// which it returns `None` are omitted.
 pub(crate) fn safetensors_of(
     weights: &Weights,
     rename: impl Fn(&str) -> Option<String>,

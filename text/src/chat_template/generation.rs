@@ -1,8 +1,8 @@
 //! The tags `{% generation %}` .. `{% endgeneration %}`, which mark the assistant's text for
 //! training. They have no output.
 
-/// Replaces the tags by `{% if true %}` .. `{% endif %}`, which minijinja supports and which has the
-/// same effect on the surrounding whitespace.
+/// Replaces the tags by `{% if true %}` .. `{% endif %}`, which minijinja supports and which has
+/// the same effect on the surrounding whitespace.
 pub(super) fn replace_generation_tags(source: &str) -> String {
     let mut result = String::with_capacity(source.len());
     let mut rest = source;

@@ -85,8 +85,8 @@ impl Decoding {
         Ok(decoding)
     }
 
-    /// Adds one step of the decoder. Returns `None` for a step, or an order of steps, that cannot be
-    /// applied token by token. `fused` says whether the previous steps have joined the tokens to
+    /// Adds one step of the decoder. Returns `None` for a step, or an order of steps, that cannot
+    /// be applied token by token. `fused` says whether the previous steps have joined the tokens to
     /// one text.
     fn add_step(&mut self, step: &Value, fused: &mut bool) -> Option<()> {
         match (step["type"].as_str()?, *fused) {

@@ -138,9 +138,9 @@ fn bpe(
     })
 }
 
-/// Converts SentencePiece's scores to merges. SentencePiece repeatedly joins the two adjacent pieces
-/// that form the token with the best score. The equivalent merges are all splits of each token into
-/// two tokens, in order of decreasing score.
+/// Converts SentencePiece's scores to merges. SentencePiece repeatedly joins the two adjacent
+/// pieces that form the token with the best score. The equivalent merges are all splits of each
+/// token into two tokens, in order of decreasing score.
 fn merges_by_score(metadata: &GgufTokenizer) -> Result<Vec<Value>, TokenizerError> {
     let count = metadata.tokens.len();
     let scores = metadata.scores.as_deref().unwrap_or_default();

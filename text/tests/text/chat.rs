@@ -95,8 +95,8 @@ fn arguments_of_calls_are_parsed_to_objects() {
     }
 }
 
-/// Goal: a template is chosen as in transformers: the one that the request names, else `tool_use` if
-/// there are tools, else `default`.
+/// Goal: a template is chosen as in transformers: the one that the request names, else `tool_use`
+/// if there are tools, else `default`.
 #[test]
 fn templates_are_chosen_like_in_transformers() {
     let chat = ChatTemplate::new(

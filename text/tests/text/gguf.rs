@@ -116,8 +116,8 @@ proptest! {
     }
 }
 
-/// Goal: by default, SentencePiece adds the token for the begin of the sequence and prepends a space
-/// to the text. The metadata can change both.
+/// Goal: by default, SentencePiece adds the token for the begin of the sequence and prepends a
+/// space to the text. The metadata can change both.
 #[test]
 fn tokens_added_at_the_start_follow_the_metadata() {
     let encode = |metadata: GgufTokenizer| {
@@ -138,7 +138,8 @@ fn tokens_added_at_the_start_follow_the_metadata() {
     assert_eq!(encode(other), ["the", "</s>", "</s>"]);
 }
 
-/// Goal: each family's split pattern is a valid regular expression and splits numbers as documented.
+/// Goal: each family's split pattern is a valid regular expression and splits numbers as
+/// documented.
 #[test]
 fn each_family_splits_numbers_as_documented() {
     let check = |pre: &str, expected: &[&str]| {

@@ -37,8 +37,8 @@ fn conversations_are_encoded_with_the_templates_special_tokens() {
     assert_eq!(model.eos_token_ids(), [end]);
 }
 
-/// Goal: the named templates of `tokenizer_config.json` can be used, but the loader's choice remains
-/// the default.
+/// Goal: the named templates of `tokenizer_config.json` can be used, but the loader's choice
+/// remains the default.
 #[test]
 fn named_templates_come_from_the_tokenizer_configuration() {
     let config = json!({"chat_template": [

@@ -107,8 +107,8 @@ fn null_is_not_missing() {
     assert_eq!((parsed.eos_token_ids, parsed.bos_token_id), (vec![], None));
 }
 
-/// Goal: `use_sliding_window`, `max_window_layers`, `layer_types` and Gemma's pattern determine which
-/// layers have a sliding window.
+/// Goal: `use_sliding_window`, `max_window_layers`, `layer_types` and Gemma's pattern determine
+/// which layers have a sliding window.
 #[test]
 fn sliding_window_layers_follow_the_configuration() {
     let qwen = |extra: Value| {
@@ -170,8 +170,8 @@ fn older_and_newer_rope_keys_are_equivalent() {
     assert_eq!(ropes("gemma3_text", new), [linear(1e6), plain(777.0)]);
 }
 
-/// Goal: in Gemma's multimodal configuration, the decoder is read from the nested object and the token
-/// ids from the outer one.
+/// Goal: in Gemma's multimodal configuration, the decoder is read from the nested object and the
+/// token ids from the outer one.
 #[test]
 fn multimodal_gemma_configurations_are_read() {
     let parsed = read(json!({
@@ -187,8 +187,8 @@ fn multimodal_gemma_configurations_are_read() {
     assert!(parsed.decoder.tie_word_embeddings);
 }
 
-/// Goal: unsupported options and invalid values are refused with the key, the accepted values and the
-/// actual value.
+/// Goal: unsupported options and invalid values are refused with the key, the accepted values and
+/// the actual value.
 #[test]
 fn errors_name_the_key() {
     let llama = |extra: Value| with(json!({ "model_type": "llama" }), &extra);
@@ -309,8 +309,8 @@ fn any_value() -> impl proptest::strategy::Strategy<Value = Value> {
 }
 
 proptest::proptest! {
-    /// Goal: with arbitrary values, parsing never panics and returns either an error or a consistent
-    /// configuration with a bounded number of layers.
+    /// Goal: with arbitrary values, parsing never panics and returns either an error or a
+    /// consistent configuration with a bounded number of layers.
     #[test]
     fn arbitrary_values_never_panic(
         architecture in proptest::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3"]),

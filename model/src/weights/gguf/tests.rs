@@ -104,7 +104,8 @@ fn malformed_headers_are_refused() {
     assert!(with(24, &(1_u64 << 40).to_le_bytes()).contains("at most"));
 }
 
-/// Goal: a tensor of an unsupported type is an error only if it is used, and the error names the type.
+/// Goal: a tensor of an unsupported type is an error only if it is used, and the error names the
+/// type.
 #[test]
 fn unsupported_types_are_errors_on_use() {
     let mut file = small();
