@@ -9,16 +9,17 @@
 //! The decoder is loaded once from [`Weights`]. The backend that owns it calls [`Decoder::forward`]
 //! once per step.
 
-use crate::config::DecoderConfig;
-use crate::cpu::WeightType;
-use crate::error::ModelError;
-use crate::kv_store::KvStore;
-use crate::weights::Weights;
 use stolon_backend::{LogitRows, StepBatch};
 use stolon_kernels::{
     self as kernels, AttentionSequence, Epilogue, KvLayout, KvRows, Matrix, Path, Product, RowSums,
     Sink,
 };
+
+use crate::config::DecoderConfig;
+use crate::cpu::WeightType;
+use crate::error::ModelError;
+use crate::kv_store::KvStore;
+use crate::weights::Weights;
 
 mod activations;
 mod layer;
@@ -217,9 +218,9 @@ impl Decoder {
             rope: &self.ropes[config.layers[index].rope],
             positions: &plan.positions,
         };
-        let finish_q = |sums: RowSums<'_>| heads.finish(&layer.q, layer.q_norm.as_deref(), sums);
-        let finish_k = |sums: RowSums<'_>| heads.finish(&layer.k, layer.k_norm.as_deref(), sums);
-        let finish_v = |sums: RowSums<'_>| layer.v.add_bias(path, sums.feature, sums.first);
+        let epilogue_q = |sums: RowSums<'_>| heads.apply(&layer.q, layer.q_norm.as_deref(), sums);
+        let epilogue_k = |sums: RowSums<'_>| heads.apply(&layer.k, layer.k_norm.as_deref(), sums);
+        let epilogue_v = |sums: RowSums<'_>| layer.v.add_bias(path, sums.feature, sums.first);
         let matrices = [[&layer.q.matrix], [&layer.k.matrix], [&layer.v.matrix]];
         let q = &mut q[..normed.rows() * config.num_heads * config.head_dim];
         let key_layout = kv.shape().key_layout;
@@ -228,24 +229,24 @@ impl Decoder {
             [(keys, key_layout), (values, KvLayout::Rows)].map(|(plane, layout)| {
                 let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
                 let store = plane.slice_mut();
-                Sink::Cache(KvRows::new(path, store, layout, &plan.places, kv_heads, head_dim))
+                Sink::Cache(KvRows::new(path, store, layout, &plan.slots, kv_heads, head_dim))
             });
-        let finishes: [Epilogue<'_>; 3] = [&finish_q, &finish_k, &finish_v];
+        let epilogues: [Epilogue<'_>; 3] = [&epilogue_q, &epilogue_k, &epilogue_v];
         let sinks = [Sink::Rows(q), keys, values];
-        let all = Part::ALL.into_iter().zip(&matrices).zip(finishes).zip(sinks);
+        let all = Part::ALL.into_iter().zip(&matrices).zip(epilogues).zip(sinks);
         let mut products: Vec<Product<'_>> = all
             .filter(|(((part, _), _), _)| parts.contains(part))
-            .map(|(((_, matrices), finish), sink)| Product {
+            .map(|(((_, matrices), epilogue), sink)| Product {
                 matrices,
                 step: config.head_dim,
-                epilogue: Some(finish),
+                epilogue: Some(epilogue),
                 sink,
             })
             .collect();
         let matrices: Vec<&Matrix> = products.iter().map(|product| product.matrices[0]).collect();
         let threads = workers.for_products(&matrices, normed.rows());
-        let finishing = kernels::multiply(path, threads, normed, &mut products);
-        self.profile.mark_with(Stage::Qkv, finishing, Stage::Heads);
+        let epilogue_time = kernels::multiply(path, threads, normed, &mut products);
+        self.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
     }
 
     /// Moves the rows that get logits to the front of the residual stream and returns their number.
@@ -294,8 +295,8 @@ impl Decoder {
             linear: &layer.o,
             own_norm: layer.post_attention_norm.as_deref(),
         };
-        let finishing = residual.add(attended_packed, x, projected, workers);
-        self.profile.mark_with(Stage::Output, finishing, Stage::Residual);
+        let epilogue_time = residual.add(attended_packed, x, projected, workers);
+        self.profile.mark_with(Stage::Output, epilogue_time, Stage::Residual);
         normed.reset(rows, &[&layer.gate.matrix, &layer.up.matrix]);
         Norm::of(config, &layer.mlp_norm, self.path).pack(x, normed, workers);
         self.profile.mark(Stage::Residual);
@@ -309,16 +310,16 @@ impl Decoder {
         let Activations { x, normed, inner, projected, .. } = &mut self.activations;
         inner.reset(rows, &[&layer.down.matrix]);
         let matrices = [&layer.gate.matrix, &layer.up.matrix];
-        let finish = |sums: RowSums<'_>| passes::gate(config.activation, layer, path, sums);
+        let epilogue = |sums: RowSums<'_>| passes::gate(config.activation, layer, path, sums);
         let product = Product {
             matrices: &matrices,
             step: 1,
-            epilogue: Some(&finish),
+            epilogue: Some(&epilogue),
             sink: Sink::Operands(inner),
         };
         let threads = workers.for_products(&matrices, rows);
-        let finishing = kernels::multiply(path, threads, normed, &mut [product]);
-        self.profile.mark_with(Stage::GateUp, finishing, Stage::Gate);
+        let epilogue_time = kernels::multiply(path, threads, normed, &mut [product]);
+        self.profile.mark_with(Stage::GateUp, epilogue_time, Stage::Gate);
         let residual = passes::Residual {
             config,
             path,
@@ -326,8 +327,8 @@ impl Decoder {
             own_norm: layer.post_mlp_norm.as_deref(),
         };
         let x = &mut x[..rows * config.hidden_size];
-        let finishing = residual.add(inner, x, projected, workers);
-        self.profile.mark_with(Stage::Down, finishing, Stage::Residual);
+        let epilogue_time = residual.add(inner, x, projected, workers);
+        self.profile.mark_with(Stage::Down, epilogue_time, Stage::Residual);
         self.norm_for(index + 1, rows, workers);
         self.profile.mark(Stage::Residual);
     }

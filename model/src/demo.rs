@@ -1,16 +1,15 @@
-//! The model that ships with the crate, embedded in the binary by the feature `demo-model`.
+//! The demo model, which the feature `demo-model` embeds in the binary.
 //!
-//! It is a small Llama that answers questions about a handbook it is given. Its files are those
-//! of any model directory; they are read where they lie in the binary and never copied.
+//! It is a small Llama that answers questions about a handbook in its prompt. The embedded files are
+//! those of a model directory. They are read in place and never copied.
 
 use std::borrow::Cow;
 
 use serde_json::Value;
+use stolon_text::{TextSource, TokenizerSource};
 
 use crate::config;
 use crate::error::ModelError;
-use stolon_text::{TextSource, TokenizerSource};
-
 use crate::load::{LoadedModel, directory, generation};
 use crate::weights::{Bytes, Weights};
 
@@ -18,22 +17,22 @@ mod handbook;
 
 pub use handbook::{Handbook, Question, handbook};
 
-/// The model's name.
+/// The name of the demo model.
 pub const ID: &str = "stolon-demo";
 
-/// One embedded file: its name, for messages, and its content.
+/// An embedded file: its name for error messages, and its content.
 macro_rules! file {
     ($name:literal) => {
         (concat!("demo/", $name), include_bytes!(concat!("../demo/", $name)).as_slice())
     };
 }
 
-/// An embedded JSON file.
+/// Parses an embedded JSON file.
 fn json((file, bytes): (&str, &[u8])) -> Result<Value, ModelError> {
     serde_json::from_slice(bytes).map_err(|e| ModelError::malformed(file, e))
 }
 
-/// The embedded model.
+/// Loads the embedded model.
 pub(crate) fn load() -> Result<LoadedModel, ModelError> {
     let config_file = file!("config.json");
     let config = config::parse_json(config_file.0, &json(config_file)?)?;
@@ -55,7 +54,7 @@ pub(crate) fn load() -> Result<LoadedModel, ModelError> {
 mod tests {
     use super::*;
 
-    /// The embedded files are a whole model, and its weights are read where they lie.
+    /// Goal: the embedded files are a complete model, and its weights are not copied.
     #[test]
     fn loads_without_copying() {
         let model = load().unwrap();

@@ -4,16 +4,17 @@
 
 use std::time::Duration;
 
+use stolon_kernels::{
+    self as kernels, AttentionArgs, AttentionSequence, Epilogue, HeadNorm, Operands, Path, Product,
+    RowSums, Sink,
+};
+
 use super::layer::Layer;
 use super::linear::Linear;
 use super::rope::RopeTable;
 use super::workers::Workers;
 use crate::config::{Activation, DecoderConfig};
 use crate::kv_store::KvStore;
-use stolon_kernels::{
-    self as kernels, AttentionArgs, AttentionSequence, Epilogue, HeadNorm, Operands, Path, Product,
-    RowSums, Sink,
-};
 
 /// An RMS norm over rows of the residual stream.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +59,7 @@ pub(super) struct Heads<'a> {
 impl Heads<'_> {
     /// The epilogue of queries and keys: adds the bias, normalizes each head and applies the rotary
     /// embedding.
-    pub(super) fn finish(&self, linear: &Linear, norm: Option<&[f32]>, sums: RowSums<'_>) {
+    pub(super) fn apply(&self, linear: &Linear, norm: Option<&[f32]>, sums: RowSums<'_>) {
         linear.add_bias(self.path, sums.feature, sums.first);
         let (eps, offset) = (self.eps, self.norm_offset);
         let norm = norm.map(|weight| HeadNorm { weight, eps, offset });
@@ -102,9 +103,9 @@ impl Residual<'_> {
         let (linear, path) = (self.linear, self.path);
         let matrices = [&linear.matrix];
         let threads = workers.for_products(&matrices, rows.rows());
-        let finish = |sums: RowSums<'_>| linear.add_bias(path, sums.feature, sums.first);
+        let add_bias = |sums: RowSums<'_>| linear.add_bias(path, sums.feature, sums.first);
         let multiply = |sink: Sink<'_>| {
-            let epilogue = Some(&finish as Epilogue<'_>);
+            let epilogue = Some(&add_bias as Epilogue<'_>);
             let product = Product { matrices: &matrices, step: 1, epilogue, sink };
             kernels::multiply(path, threads, rows, &mut [product])
         };

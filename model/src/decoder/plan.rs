@@ -10,7 +10,7 @@ pub(super) struct StepPlan {
     /// Position of each row.
     pub(super) positions: Vec<u32>,
     /// Where the keys and values of each row are written.
-    pub(super) places: SlotMapping,
+    pub(super) slots: SlotMapping,
     /// Indices of the rows that get logits, in ascending order.
     pub(super) output_rows: Vec<usize>,
 }
@@ -31,16 +31,16 @@ impl StepPlan {
             let end_row = self.positions.len();
             self.output_rows.extend(end_row - output_count..end_row);
         }
-        let places = batch.sequences.iter().flat_map(|slice| {
+        let slots = batch.sequences.iter().flat_map(|slice| {
             let positions = slice.start..slice.start + slice.token_count;
-            positions.map(|position| place(slice, position, block_size))
+            positions.map(|position| slot(slice, position, block_size))
         });
-        self.places.fill(places);
+        self.slots.fill(slots);
     }
 }
 
 /// Index in the KV store of the keys and values of a position; `None` if they are not written.
-fn place(slice: &SequenceSlice, position: usize, block_size: usize) -> Option<usize> {
+fn slot(slice: &SequenceSlice, position: usize, block_size: usize) -> Option<usize> {
     let block = || slice.block_table[position / block_size].0 as usize;
     (position >= slice.write_from).then(|| block() * block_size + position % block_size)
 }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     /// Goal: the plan has the right positions and output rows, and exactly the positions from
-    /// `write_from` on have places, in the blocks of their table.
+    /// `write_from` on have slots, in the blocks of their table.
     #[test]
     fn a_plan_describes_each_row_of_the_batch() {
         let batch = StepBatch {
@@ -79,8 +79,8 @@ mod tests {
             plan.fill(&batch, 4);
             assert_eq!(plan.positions, [2, 3, 4, 5, 6, 7, 8, 3]);
             assert_eq!(plan.output_rows, [6, 7]);
-            let places = [0, 39, 20, 21, 22, 23, 28, 0].map(|place| (place > 0).then_some(place));
-            assert_eq!(plan.places.as_slice(), places);
+            let slots = [0, 39, 20, 21, 22, 23, 28, 0].map(|slot| (slot > 0).then_some(slot));
+            assert_eq!(plan.slots.as_slice(), slots);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A handbook for the demo model to be asked about, with questions and their answers. The model
-//! has not seen it in training, so an answer can only be right if it was read in the context.
+//! A handbook, with questions about it and their answers, for conversations with the demo model. It
+//! was not part of the training data, so the model can answer correctly only from its context.
 
 use serde::Deserialize;
 
@@ -8,27 +8,27 @@ use crate::error::ModelError;
 /// A handbook with questions about it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Handbook {
-    /// Its text, more than 1,024 tokens: the system prompt of a conversation.
+    /// The text of the handbook, which is used as the system prompt. It has more than 1,024 tokens.
     pub system: String,
-    /// What can be asked about it.
+    /// Questions about the handbook.
     pub questions: Vec<Question>,
 }
 
-/// One question and its one right answer.
+/// A question and its correct answer.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Question {
-    /// The question: the user's turn.
+    /// The question, which is used as the user's message.
     #[serde(rename = "q")]
     pub question: String,
-    /// The answer, word for word as the model learned to give it.
+    /// The exact answer that the model was trained to give.
     #[serde(rename = "a")]
     pub answer: String,
 }
 
-/// The handbook that is embedded beside the model.
+/// The handbook that is embedded together with the model.
 ///
 /// # Errors
-/// [`ModelError::Malformed`] when the file is not what it should be: a broken build.
+/// [`ModelError::Malformed`] if the embedded file is malformed, which is a defect of the build.
 pub fn handbook() -> Result<Handbook, ModelError> {
     let json = include_str!("../../demo/handbook.json");
     serde_json::from_str(json).map_err(|e| ModelError::malformed("demo/handbook.json", e))
@@ -38,9 +38,9 @@ pub fn handbook() -> Result<Handbook, ModelError> {
 mod tests {
     use super::*;
 
-    /// Goal: the embedded file is a handbook, and each answer's last word stands in its text.
+    /// Goal: the embedded file is a handbook, and its text contains the last word of each answer.
     #[test]
-    fn the_handbook_holds_its_answers() {
+    fn the_handbook_contains_the_answers() {
         let book = handbook().expect("a handbook");
         assert!(book.questions.len() >= 4);
         for Question { question, answer } in &book.questions {

@@ -152,10 +152,10 @@ fn writing_beyond_the_store_panics() {
     store.write(0, 5, 3, &[0.0; 20], &[0.0; 20]);
 }
 
-/// Goal: writing two rows to the same place panics.
+/// Goal: writing two rows to the same slot panics.
 #[test]
 #[should_panic(expected = "the same slot")]
-fn writing_two_rows_to_the_same_place_panics() {
+fn writing_two_rows_to_the_same_slot_panics() {
     SlotMapping::default().fill([Some(3), None, Some(4), Some(3)].into_iter());
 }
 
