@@ -126,13 +126,16 @@ pub use stolon_kvcache::{
     Namespace, NamespaceBuilder, NodeDump, NumberedEvent, PinError, PinId, TreeDump,
     UnknownEvictionPolicy,
 };
-pub use stolon_model::{KvBudget, KvStoreError, KvType, ModelError, ModelSource, WeightType};
+pub use stolon_model::{
+    KernelError, KvBudget, KvStoreError, KvType, ModelError, ModelSource, WeightType,
+};
 pub use stolon_scheduler::{
     AdmissionPolicy, AuditReport, CacheStats, EngineError, EngineStats, Event, Finish,
     FinishReason, LengthBound, Timings, TokenEvent, UnknownPolicy, Usage,
 };
-pub use stolon_text::{
-    ChatMessage, ChatTemplateError, MessageContent, TextSource, TokenizerError, TokenizerSource,
-};
 #[cfg(feature = "text")]
-pub use stolon_text::{TextModel, Tokenizer};
+pub use stolon_text::{ChatError, ChatOptions, ChatTemplate, TextModel, Tokenizer};
+pub use stolon_text::{
+    ChatMessage, ChatTemplateError, GgufTokenizer, MessageContent, TextSource, TokenizerError,
+    TokenizerSource,
+};

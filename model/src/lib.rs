@@ -31,4 +31,6 @@ pub use kv_store::{KvBudget, KvStoreError, KvType};
 pub use load::{GenerationDefaults, LoadOptions, LoadedModel, load, read_gguf_tokenizer};
 pub use random::random_model;
 pub use source::ModelSource;
+// A payload of `ModelError`.
+pub use stolon_kernels::KernelError;
 pub use weights::{Tensor, TensorType, Weights};
