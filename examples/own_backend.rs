@@ -79,7 +79,7 @@ impl AttentionBackend {
         sum.map(|element| element / total)
     }
 
-    /// Computes the tokens of one slice and appends the rows of logits that it asks for.
+    /// Computes the tokens of one slice and appends the rows of logits that it requests.
     fn compute_slice(&mut self, slice: &SequenceSlice, tokens: &[u32], logits: &mut Vec<f32>) {
         for (index, &token) in tokens.iter().enumerate() {
             let position = slice.start + index;

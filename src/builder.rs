@@ -233,8 +233,8 @@ impl EngineBuilder {
     /// A custom eviction order, used instead of a built-in [`EvictionPolicy`]. Default: none.
     ///
     /// `make` is called at startup and after each restart of the engine, because a restarted engine
-    /// has a new, empty cache. The order's methods run while the engine changes the prefix tree. They
-    /// should return quickly and must not panic.
+    /// has a new, empty cache. The order's methods run while the engine changes the prefix tree.
+    /// They should return quickly and must not panic.
     ///
     /// ```
     /// use stolon::{Engine, EvictionCandidate, EvictionOrder, EvictionRank};
@@ -297,8 +297,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Whether to reserve room for the whole prompt and `max_tokens` of every running request, as if
-    /// nothing were cached. Default: false. It is a baseline for comparisons.
+    /// Whether to reserve room for the whole prompt and `max_tokens` of every running request, as
+    /// if nothing were cached. Default: false. It is a baseline for comparisons.
     pub fn conservative_admission(mut self, on: bool) -> Self {
         self.config.conservative = on;
         self

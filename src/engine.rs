@@ -158,8 +158,8 @@ impl Engine {
     }
 
     /// Protects the cached prefix of the request's prompt from eviction, for `ttl` or until
-    /// [`Engine::unpin`]. [`Engine::warm`] computes it first. A flush or a restart of the engine ends
-    /// all pins.
+    /// [`Engine::unpin`]. [`Engine::warm`] computes it first. A flush or a restart of the engine
+    /// ends all pins.
     ///
     /// # Errors
     /// Those of rendering and tokenising the prompt, `Pin` if nothing of it is cached or

@@ -25,8 +25,8 @@
 //! # }
 //! ```
 //!
-//! [`Engine`] is `Clone + Send + Sync + 'static`, and streams are owned. Keep an engine in the state
-//! of your web framework and call it from any task.
+//! [`Engine`] is `Clone + Send + Sync + 'static`, and streams are owned. Keep an engine in the
+//! state of your web framework and call it from any task.
 //!
 //! # Concepts
 //!
@@ -64,7 +64,7 @@
 //! * [`Request`] and [`SamplingParams`]: what to generate, and how tokens are sampled;
 //! * [`Completion`]: a whole answer, from [`TokenStream::collect_text`] or [`Engine::best_of`];
 //! * [`Error`] and [`EngineError`]: every failure, with the expected and the actual value;
-//! * [`EngineStats`], [`CacheStats`], [`Engine::events`] and [`Engine::audit`]: observing an engine;
+//! * [`EngineStats`], [`CacheStats`], [`Engine::events`] and [`Engine::audit`]: observation;
 //! * [`mod@backend`]: running another model or device under the engine. The example
 //!   `own_backend.rs` implements a complete backend and a custom [`EvictionOrder`].
 //!

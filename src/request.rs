@@ -65,8 +65,8 @@ impl Request {
         Request::new(Prompt::Chat(messages.into()))
     }
 
-    /// The chat template's variable `tools`: a JSON array of function schemas. Only chat prompts use
-    /// it.
+    /// The chat template's variable `tools`: a JSON array of function schemas. Only chat prompts
+    /// use it.
     pub fn tools(mut self, tools: serde_json::Value) -> Request {
         self.tools = Some(tools);
         self
@@ -123,8 +123,8 @@ impl Request {
         self
     }
 
-    /// Shares cached prefixes only with requests of the same salt, so that tenants cannot probe each
-    /// other's prompts by timing.
+    /// Shares cached prefixes only with requests of the same salt, so that tenants cannot probe
+    /// each other's prompts by timing.
     pub fn cache_salt(mut self, salt: impl Into<String>) -> Request {
         self.cache_salt = Some(salt.into());
         self
@@ -138,8 +138,8 @@ impl Request {
     }
 
     /// Maximum time in the admission queue. After that the stream ends with
-    /// [`EngineError::QueueTimeout`](crate::EngineError::QueueTimeout). Requires a tokio runtime with
-    /// a time driver.
+    /// [`EngineError::QueueTimeout`](crate::EngineError::QueueTimeout). Requires a tokio runtime
+    /// with a time driver.
     pub fn queue_timeout(mut self, timeout: Duration) -> Request {
         self.options.queue_timeout = Some(timeout);
         self

@@ -152,8 +152,8 @@ impl TokenStream {
         }
     }
 
-    /// Ends the request at the stop string `index`. Dropping the engine's stream cancels the rest of
-    /// the sequence.
+    /// Ends the request at the stop string `index`. Dropping the engine's stream cancels the rest
+    /// of the sequence.
     fn end_at_stop_string(&mut self, index: usize) {
         self.sequence = None;
         let stop = self.text.take().and_then(|state| state.stops.into_iter().nth(index));

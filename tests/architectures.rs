@@ -25,7 +25,8 @@ async fn run(engine: &Engine, tokens: &[u32]) -> (Vec<u32>, usize) {
     (answer.token_ids, answer.finish.usage.cached_tokens)
 }
 
-/// Compares the answers of one engine with `expected`: cold, warm, fully cached, and after eviction.
+/// Compares the answers of one engine with `expected`: cold, warm, fully cached, and after
+/// eviction.
 async fn check(model: &str, block_size: usize, chunk: usize, caching: bool, expected: &Answers) {
     let engine = start(model, block_size, chunk, caching).await;
     let case = format!("{model}, block size {block_size}, chunk {chunk}, caching {caching}");

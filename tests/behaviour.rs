@@ -39,8 +39,8 @@ fn handles_are_send_sync_and_owned() {
     check_stream::<stolon::TokenStream>();
 }
 
-/// Goal: a stream yields the start, the tokens and the end in this order, with consistent counts and
-/// times.
+/// Goal: a stream yields the start, the tokens and the end in this order, with consistent counts
+/// and times.
 #[tokio::test]
 async fn a_stream_yields_start_tokens_and_end() {
     let (engine, _) = engine(64).await;
@@ -211,22 +211,22 @@ async fn best_of_returns_the_most_likely_answers() {
     let sampling = SamplingParams { temperature: 1.0, seed: Some(3), ..SamplingParams::default() };
     let prompt = "a prompt of two blocks and of a few more tokens";
     let request = Request::text(prompt).max_tokens(8).ignore_eos(true).sampling(sampling);
-    let asked = request.clone().logprobs(0);
-    let all = engine.best_of(asked.clone(), 6, 6).await.expect("it ends");
-    let mean = |kept: &stolon::Completion| {
-        kept.logprobs.iter().map(|entry| f64::from(entry.logprob)).sum::<f64>() / 8.0
+    let with_logprobs = request.clone().logprobs(0);
+    let all = engine.best_of(with_logprobs.clone(), 6, 6).await.expect("it ends");
+    let mean = |completion: &stolon::Completion| {
+        completion.logprobs.iter().map(|entry| f64::from(entry.logprob)).sum::<f64>() / 8.0
     };
     assert!(all.completions.is_sorted_by(|a, b| mean(a) >= mean(b)));
     assert!(all.completions.windows(2).any(|pair| pair[0].token_ids != pair[1].token_ids));
     assert_eq!((all.usage.prompt_tokens, all.usage.completion_tokens), (prompt.len(), 48));
-    let kept = engine.best_of(request, 6, 2).await.expect("it ends");
-    for (kept, best) in kept.completions.iter().zip(&all.completions) {
-        assert_eq!(kept.token_ids, best.token_ids);
-        assert!(kept.logprobs.is_empty() && best.logprobs.len() == 8);
+    let best_two = engine.best_of(request, 6, 2).await.expect("it ends");
+    for (completion, best) in best_two.completions.iter().zip(&all.completions) {
+        assert_eq!(completion.token_ids, best.token_ids);
+        assert!(completion.logprobs.is_empty() && best.logprobs.len() == 8);
     }
-    assert_eq!((kept.completions.len(), kept.usage.completion_tokens), (2, 48));
+    assert_eq!((best_two.completions.len(), best_two.usage.completion_tokens), (2, 48));
     for (candidates, count) in [(0, 0), (4, 0), (2, 3)] {
-        let refused = engine.best_of(asked.clone(), candidates, count).await;
+        let refused = engine.best_of(with_logprobs.clone(), candidates, count).await;
         assert!(
             matches!(refused, Err(Error::Engine(EngineError::InvalidParameter { .. }))),
             "{refused:?}"
@@ -235,7 +235,8 @@ async fn best_of_returns_the_most_likely_answers() {
     assert_eq!(engine.audit().await.expect("clean").running, 0);
 }
 
-/// Goal: an invalid request is refused with the expected and the actual value, and uses no resources.
+/// Goal: an invalid request is refused with the expected and the actual value, and uses no
+/// resources.
 #[tokio::test]
 async fn invalid_requests_are_refused_with_expected_and_actual_values() {
     let (engine, _) = engine(4).await;

@@ -77,8 +77,8 @@ fn has_word(text: &str, word: &str) -> bool {
     })
 }
 
-/// Goal: where the compiler does not forbid it, `unsafe` is used in the listed files only, and every
-/// listed file uses it.
+/// Goal: where the compiler does not forbid it, `unsafe` is used in the listed files only, and
+/// every listed file uses it.
 #[test]
 fn unsafe_is_used_in_the_listed_files_only() {
     let Some(root) = checkout() else { return };

@@ -136,8 +136,8 @@ fn apply(copy: &mut HashSet<u64>, event: &CacheEvent) {
     }
 }
 
-/// Goal: a snapshot and the events after it reproduce the content of the cache, and the event stream
-/// ends when the engine stops.
+/// Goal: a snapshot and the events after it reproduce the content of the cache, and the event
+/// stream ends when the engine stops.
 #[tokio::test]
 async fn events_reproduce_the_content_of_the_cache() {
     let (builder, _) = builder(16);

@@ -56,7 +56,8 @@ async fn full_hit_computes_only_the_last_position() {
     assert_eq!(engine.audit().await.expect("consistent accounting").blocks_committed, 4);
 }
 
-/// Goal: requests that share cached blocks and decode at the same time get the same tokens as alone.
+/// Goal: requests that share cached blocks and decode at the same time get the same tokens as
+/// alone.
 #[tokio::test]
 async fn concurrent_requests_do_not_corrupt_shared_blocks() {
     let engine = tiny(16, 512, true).await;
@@ -144,8 +145,8 @@ async fn every_block_is_free_or_cached_after_all_requests() {
     assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 20);
 }
 
-/// Goal: without prefix caching no prefix is matched, no block stays cached, and the answers are the
-/// same.
+/// Goal: without prefix caching no prefix is matched, no block stays cached, and the answers are
+/// the same.
 #[tokio::test]
 async fn prefix_caching_can_be_disabled() {
     let mut answers = Vec::new();

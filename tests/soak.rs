@@ -59,9 +59,9 @@ async fn one_request(engine: &Engine, rng: &mut SmallRng) -> usize {
     enough
 }
 
-/// Goal: of 2,000 random requests, many of them cancelled, on a pool that is too small for all, each
-/// completed one gets the right tokens. Afterwards the accounting is consistent and no block is
-/// reserved.
+/// Goal: of 2,000 random requests, many of them cancelled, on a pool that is too small for all,
+/// each completed one gets the right tokens. Afterwards the accounting is consistent and no block
+/// is reserved.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_requests_on_a_small_pool_leave_no_block_reserved() {
     let (builder, _) = fake::builder(48);
