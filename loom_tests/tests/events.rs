@@ -36,7 +36,7 @@ impl Wake for Flag {
     }
 }
 
-/// A full channel: the sender asks for room while the reader reads everything there is.
+/// A full channel: the sender checks for room while the reader reads everything there is.
 fn pause_during_a_drain() {
     let (sender, mut receiver) = channel_with(2);
     let planner = thread::spawn(move || (sender.has_room(), sender));

@@ -141,7 +141,7 @@ pub(crate) fn reuse_during_a_step() {
     let step = in_use.clone();
     together(
         move || {
-            // Stands for the kernel's last access to the block.
+            // Represents the kernel's last access to the block.
             step.store(false, Ordering::Relaxed);
             drop(ticket);
         },
