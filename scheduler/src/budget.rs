@@ -1,23 +1,6 @@
-//! The block budget: how many blocks are available, and how many the running requests will need at
-//! most.
+//! The block budget: how many blocks the running requests will need at most.
 
 use super::blocks_for;
-
-/// Blocks that a request could reserve.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Capacity {
-    /// Free blocks.
-    pub(crate) free: usize,
-    /// Cached blocks that no request and no pin holds.
-    pub(crate) evictable: usize,
-}
-
-impl Capacity {
-    /// Number of blocks that can be reserved now.
-    pub(crate) fn available(self) -> usize {
-        self.free + self.evictable
-    }
-}
 
 /// How many blocks a request holds from now until its end. The request is running or is about to be
 /// admitted. The model assumes that each running request generates one token per step.

@@ -54,17 +54,20 @@ pub struct Committed {
     pub reserved: BlockLease,
 }
 
-/// Number of blocks in each state.
+/// The blocks that a request could reserve.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockCounts {
-    /// Blocks that can be reserved now.
+    /// Free blocks.
     pub free: usize,
-    /// Blocks reserved by sequences.
-    pub reserved: usize,
-    /// Blocks in the tree.
-    pub cached: usize,
-    /// Blocks in the tree that no request and no pin holds.
+    /// Cached blocks that no request and no pin holds.
     pub evictable: usize,
+}
+
+impl BlockCounts {
+    /// Number of blocks that can be reserved now.
+    pub fn available(self) -> usize {
+        self.free + self.evictable
+    }
 }
 
 /// The prefix tree and the block pool. There is one caller, and each call is answered before the

@@ -102,19 +102,13 @@ impl BlockAllocator {
         Ok(())
     }
 
-    /// Counts the blocks of the pool and of the tree.
+    /// Counts the blocks that can be reserved.
     ///
     /// # Errors
     /// Those of the tree.
     pub async fn counts<T: TreeAccess>(&mut self, tree: &mut T) -> Result<BlockCounts, T::Error> {
-        let tree = tree.counts().await?;
-        let pool = self.pool.counts();
-        Ok(BlockCounts {
-            free: pool.free,
-            reserved: pool.reserved,
-            cached: tree.cached,
-            evictable: tree.evictable,
-        })
+        let evictable = tree.counts().await?.evictable;
+        Ok(BlockCounts { free: self.pool.counts().free, evictable })
     }
 
     /// Verifies the pool and the tree, and that every block is in exactly one of them.

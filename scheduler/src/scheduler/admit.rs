@@ -8,10 +8,9 @@ use stolon_kvcache::PrefixLease;
 use super::ending::end_early;
 use super::room::Round;
 use super::{Running, Scheduler};
-use crate::budget::Capacity;
 use crate::error::EngineError;
 use crate::event::Event;
-use crate::memory::{ActorStopped, Memory};
+use crate::memory::{ActorStopped, BlockCounts, Memory};
 use crate::policy;
 use crate::queue::Waiting;
 use crate::sequence::{Ending, Held, Sequence};
@@ -101,8 +100,7 @@ impl<M: Memory> Scheduler<M> {
             }
             let slacks: Vec<usize> = policy::slacks(&candidates).collect();
             let round = Round { policy, candidates, slacks };
-            let counts = self.memory.counts().await?;
-            let mut capacity = Capacity { free: counts.free, evictable: counts.evictable };
+            let mut capacity = self.memory.counts().await?;
             let mut outcome = Attempt::NoRoom;
             for (rank, &index) in order.iter().enumerate() {
                 outcome = self.try_start(index, &round, capacity, now).await?;
@@ -158,7 +156,7 @@ impl<M: Memory> Scheduler<M> {
         &mut self,
         index: usize,
         round: &Round,
-        capacity: Capacity,
+        capacity: BlockCounts,
         now: Instant,
     ) -> Result<Attempt, ActorStopped> {
         if self.follow_a_leader(index) {

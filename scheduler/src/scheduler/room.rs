@@ -2,9 +2,9 @@
 //! to followers that will be admitted before it.
 
 use super::Scheduler;
-use crate::budget::{self, BlockDemand, Capacity};
+use crate::budget::{self, BlockDemand};
 use crate::config::AdmissionPolicy;
-use crate::memory::Memory;
+use crate::memory::{BlockCounts, Memory};
 use crate::policy::Candidate;
 use crate::sequence::Sequence;
 use crate::{blocks_for, policy};
@@ -26,7 +26,7 @@ impl<M: Memory> Scheduler<M> {
     pub(super) fn fits(
         &self,
         index: usize,
-        capacity: Capacity,
+        capacity: BlockCounts,
         promised: usize,
         matched: usize,
     ) -> bool {
