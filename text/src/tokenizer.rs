@@ -6,10 +6,12 @@
 
 mod decoding;
 mod gguf;
+mod longest;
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use serde_json::Value;
 use tokenizers::Tokenizer as Trained;
 
 use crate::detokenizer::Detokenizer;
@@ -31,6 +33,8 @@ struct Inner {
     /// Ids of special tokens, which mark structure such as the start of a turn and have no text.
     special: HashSet<u32>,
     decoding: Decoding,
+    /// Maximum number of bytes of text that one token stands for.
+    longest_token: usize,
 }
 
 #[derive(Debug)]
@@ -66,6 +70,8 @@ impl Tokenizer {
     /// [`TokenizerError::Malformed`] if the content is invalid, and [`TokenizerError::Unsupported`]
     /// if the tokenizer cannot be decoded token by token.
     pub fn from_json(file: &str, bytes: &[u8]) -> Result<Self, TokenizerError> {
+        let document: Value = serde_json::from_slice(bytes)
+            .map_err(|error| TokenizerError::malformed(file, error))?;
         let mut trained =
             Trained::from_bytes(bytes).map_err(|error| TokenizerError::malformed(file, error))?;
         // A file may enable padding and truncation for batches of equal length. Both would change
@@ -81,16 +87,24 @@ impl Tokenizer {
             .collect();
         let vocab_size =
             trained.get_vocab(true).into_values().max().map_or(0, |largest| largest as usize + 1);
+        let longest_token = longest::longest_token(&document, &trained);
         let kind = Kind::Trained(Box::new(trained));
-        Ok(Self { inner: Arc::new(Inner { kind, vocab_size, special, decoding }) })
+        let inner = Inner { kind, vocab_size, special, decoding, longest_token };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Creates a tokenizer without a trained vocabulary, for models with random weights. The token
     /// ids of a text are its UTF-8 bytes. No token is special, and ids from 256 on have no text.
     #[must_use]
     pub fn bytes() -> Self {
-        let (special, decoding) = (HashSet::new(), Decoding::plain());
-        Self { inner: Arc::new(Inner { kind: Kind::Bytes, vocab_size: 256, special, decoding }) }
+        let inner = Inner {
+            kind: Kind::Bytes,
+            vocab_size: 256,
+            special: HashSet::new(),
+            decoding: Decoding::plain(),
+            longest_token: 1,
+        };
+        Self { inner: Arc::new(inner) }
     }
 
     /// One more than the largest id that has a text. The vocabulary size of the model may be
@@ -98,6 +112,17 @@ impl Tokenizer {
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.inner.vocab_size
+    }
+
+    /// The maximum number of bytes of a text that is encoded as at most `tokens` tokens. A longer
+    /// text has more tokens for certain, so it can be refused before the work of encoding it.
+    ///
+    /// In some tokenizers, a token can stand for a text of any length: an unknown word, or a token
+    /// with the whitespace next to it. For these, 1024 bytes per token are assumed, or the length
+    /// of the longest token of the vocabulary if that is more.
+    #[must_use]
+    pub fn max_bytes(&self, tokens: usize) -> usize {
+        tokens.saturating_mul(self.inner.longest_token)
     }
 
     /// The token ids of `text`. Special tokens that are spelled out in the text become their ids.

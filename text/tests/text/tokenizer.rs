@@ -76,6 +76,25 @@ proptest! {
         }
     }
 
+    /// Goal: no text is longer than the maximum for the number of its tokens, including runs of
+    /// unknown characters and text that normalization shortens.
+    #[test]
+    fn no_text_is_longer_than_the_maximum_for_its_tokens(
+        text in "[the and.é漢😀\n]{0,40}|\\PC{0,20}| {0,30}|(<\\|end\\|>|\u{1d400}|\u{1fbe}\u{308}\u{301}){0,9}",
+    ) {
+        let normalized = |normalizer: &str| {
+            let mut json = byte_level();
+            json["normalizer"] = serde_json::json!({"type": normalizer});
+            pair("normalized", &json, true)
+        };
+        for pair in pairs().into_iter().chain(["NFC", "NFKC", "NFD"].map(normalized)) {
+            if let Ok(tokens) = pair.ours.encode(&text, false) {
+                let max = pair.ours.max_bytes(tokens.len());
+                prop_assert!(pair.name == "words" || text.len() <= max, "{}: {max}", pair.name);
+            }
+        }
+    }
+
     /// Goal: a text is encoded as by `tokenizers`, and when the tokens are streamed, no piece
     /// contains an incomplete character.
     #[test]
@@ -136,6 +155,34 @@ fn special_tokens_are_recognized_added_and_skipped() {
     assert_eq!(tokenizer.decode(&tokens, false), "<|begin|>the<|end|><tool call>");
     assert_eq!(tokenizer.vocab_size(), tool as usize + 1);
     assert_eq!(tokenizer.token_bytes(tool + 1), None);
+}
+
+/// Goal: the maximum length of a text follows from the longest token, and is generous where a token
+/// can stand for a text of any length.
+#[test]
+fn the_maximum_length_follows_from_the_longest_token() {
+    let max = |json: &Value| {
+        let json = json.to_string();
+        Tokenizer::from_json("tokenizer.json", json.as_bytes()).expect("valid").max_bytes(10)
+    };
+    assert_eq!(Tokenizer::bytes().max_bytes(10), 10);
+    let longest = "<tool call>".len();
+    assert_eq!(max(&byte_level()), 10 * longest);
+    assert_eq!(max(&metaspace(Spaces::Cut, true)), 10 * "\u{2581}and".len());
+    let mut composed = byte_level();
+    composed["normalizer"] = serde_json::json!({"type": "NFC"});
+    assert_eq!(max(&composed), 40 * longest);
+    let mut stripping = byte_level();
+    stripping["added_tokens"][1]["rstrip"] = true.into();
+    let mut incomplete = byte_level();
+    incomplete["model"]["vocab"].as_object_mut().expect("a map").remove("!");
+    let mut removing = byte_level();
+    removing["normalizer"] = serde_json::json!({"type": "Strip", "strip_left": true,
+                                                "strip_right": true});
+    for unlimited in [stripping, incomplete, removing, words()] {
+        assert_eq!(max(&unlimited), 10 * 1024);
+    }
+    assert_eq!(Tokenizer::bytes().max_bytes(usize::MAX), usize::MAX);
 }
 
 /// Goal: padding and truncation in a `tokenizer.json` have no effect.
