@@ -1,7 +1,8 @@
 //! Errors of loading a model from disk or from the hub, and of creating a backend for it.
 //!
 //! Every message names the file and the tensor or key in it, with the expected and the actual
-//! value, so that users can find a broken download without a debugger.
+//! value, so that users can find a broken download without a debugger. It includes the message of
+//! the error that caused it, which `source()` therefore does not return.
 
 use std::path::PathBuf;
 
@@ -25,12 +26,30 @@ pub enum ModelError {
         reason: String,
     },
     /// A file could not be opened or read.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {error}", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
         /// The error of the operating system.
-        source: std::io::Error,
+        error: std::io::Error,
+    },
+    /// A file is larger than a file of its kind can be.
+    #[error("{file}: expected at most {bytes_max} bytes, got more")]
+    TooLarge {
+        /// The file.
+        file: String,
+        /// Maximum size of such a file in bytes.
+        bytes_max: u64,
+    },
+    /// The model does not fit in memory.
+    #[error("{what}: {expected} bytes of memory are needed, and {free} are free")]
+    OutOfMemory {
+        /// What needs the memory.
+        what: String,
+        /// The needed number of bytes.
+        expected: u64,
+        /// The number of bytes that are free.
+        free: u64,
     },
     /// A file that a model needs is missing.
     #[error("{}: missing file: expected {expected}", directory.display())]
@@ -141,12 +160,12 @@ pub enum ModelError {
         reason: String,
     },
     /// A tensor's bytes cannot be packed for the kernels.
-    #[error("tensor `{tensor}`: {source}")]
+    #[error("tensor `{tensor}`: {error}")]
     Unpackable {
         /// The tensor.
         tensor: String,
         /// The error of the kernels.
-        source: KernelError,
+        error: KernelError,
     },
     /// The KV store could not be created.
     #[error(transparent)]

@@ -13,6 +13,7 @@ mod decoder;
 #[cfg(feature = "demo-model")]
 pub mod demo;
 pub mod error;
+mod files;
 #[cfg(feature = "hub")]
 pub mod hub;
 pub mod kv_store;

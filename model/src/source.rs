@@ -84,6 +84,13 @@ impl fmt::Display for ModelSource {
     }
 }
 
+impl From<PathBuf> for ModelSource {
+    /// Like `From<&Path>`.
+    fn from(path: PathBuf) -> Self {
+        path.as_path().into()
+    }
+}
+
 impl From<&Path> for ModelSource {
     /// A path that ends in `.gguf` is a GGUF file, any other path a directory. The file system is
     /// not accessed.
@@ -111,19 +118,24 @@ fn random(text: &str) -> Option<ModelSource> {
 /// Parses `[org/]name[@revision]`.
 fn hub(text: &str) -> Option<ModelSource> {
     let (id, revision) = text.split_once('@').unwrap_or((text, "main"));
+    is_hub_id(id, revision).then(|| ModelSource::Hub { id: id.into(), revision: revision.into() })
+}
+
+/// Whether `id` is `[org/]name`, and `revision` a branch, tag or commit. Both are used in paths of
+/// the cache, which they must not lead out of.
+pub(crate) fn is_hub_id(id: &str, revision: &str) -> bool {
     let part = |part: &str| {
         !part.is_empty()
             && !part.starts_with(['.', '-', '~'])
             && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
     };
     let revision_char = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
-    let revision_fits = !revision.is_empty()
+    let revision_part = |part: &str| !matches!(part, "" | "." | "..");
+    id.split('/').count() <= 2
+        && id.split('/').all(part)
         && revision.bytes().all(revision_char)
-        && !revision.starts_with('/')
-        && !revision.split('/').any(|part| part.is_empty() || part == "..");
-    let mut parts = id.split('/');
-    let fits = parts.clone().count() <= 2 && parts.all(part) && revision_fits;
-    fits.then(|| ModelSource::Hub { id: id.into(), revision: revision.into() })
+        && revision.split('/').all(revision_part)
+        && id.len() + revision.len() <= 250
 }
 
 #[cfg(test)]
@@ -184,6 +196,7 @@ mod tests {
             "org/name@",
             "org/name@../../x",
             "org/name@/x",
+            "org/name@a/./b",
         ] {
             let error = parse(text).expect_err(text);
             assert!(matches!(error, ModelError::UnknownSource { .. }), "{text}: {error}");

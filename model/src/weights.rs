@@ -14,11 +14,11 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::path::Path;
 
-use serde_json::Value;
 pub use stolon_kernels::TensorType;
 
 use crate::config::DecoderConfig;
 use crate::error::ModelError;
+use crate::files;
 pub(crate) use mmap::Bytes;
 
 /// One tensor, row-major (last dimension contiguous), little-endian.
@@ -80,7 +80,7 @@ impl Weights {
         if single.exists() {
             weights.add_safetensors(&single)?;
         } else if index_path.exists() {
-            let index = read_json(&index_path)?;
+            let index = files::read_json(&index_path)?;
             for shard in safetensors::shards(&index_path.display().to_string(), &index)? {
                 weights.add_safetensors(&directory.join(shard))?;
             }
@@ -296,13 +296,6 @@ fn split_halves(bytes: &[u8], rows: usize, heads: usize) -> Vec<u8> {
     }
     debug_assert_eq!(out.len(), bytes.len());
     out
-}
-
-/// Reads and parses a JSON file.
-pub(crate) fn read_json(path: &Path) -> Result<Value, ModelError> {
-    let io = |source| ModelError::Io { path: path.to_owned(), source };
-    let bytes = std::fs::read(path).map_err(io)?;
-    serde_json::from_slice(&bytes).map_err(|e| ModelError::malformed(path.display().to_string(), e))
 }
 
 #[cfg(test)]

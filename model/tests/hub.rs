@@ -26,7 +26,7 @@ fn options(hub: &Hub, home: &Path) -> HubOptions {
         "HF_ENDPOINT" => Some(endpoint.clone()),
         _ => None,
     });
-    HubOptions { progress: false, ..options }
+    HubOptions { timeout: std::time::Duration::from_secs(10), ..options }
 }
 
 fn open(text: &str, hub: &HubOptions) -> Result<LoadedModel, ModelError> {

@@ -27,7 +27,7 @@ impl Loader<'_> {
         name: &str,
         [out, input]: [usize; 2],
     ) -> Result<Matrix, ModelError> {
-        let unpackable = |source| ModelError::Unpackable { tensor: name.to_owned(), source };
+        let unpackable = |error| ModelError::Unpackable { tensor: name.to_owned(), error };
         let tensor = self.weights.tensor(name, &[out, input])?;
         let dtype = self.weight_type.of(tensor.dtype, input);
         let mut matrix = Matrix::zeroed(dtype, out, input, self.path).map_err(unpackable)?;

@@ -2,6 +2,14 @@
 //! Hugging Face's own tools.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::files;
+
+/// The default of [`HubOptions::timeout`], as in Hugging Face's tools.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum size in bytes of the file with the token.
+const TOKEN_BYTES_MAX: u64 = 4096;
 
 /// How the hub and its cache are accessed.
 #[derive(Clone)]
@@ -14,8 +22,9 @@ pub struct HubOptions {
     pub token: Option<String>,
     /// Whether to use the cache only and never the network.
     pub offline: bool,
-    /// Whether to show a progress bar on stderr for each download, if stderr is a terminal.
-    pub progress: bool,
+    /// Maximum time to wait for a connection, for the headers of an answer, and for the next bytes
+    /// of a file; above 0.
+    pub timeout: Duration,
 }
 
 impl std::fmt::Debug for HubOptions {
@@ -26,7 +35,7 @@ impl std::fmt::Debug for HubOptions {
             .field("endpoint", &self.endpoint)
             .field("token", &self.token.as_ref().map(|_| "..."))
             .field("offline", &self.offline)
-            .field("progress", &self.progress)
+            .field("timeout", &self.timeout)
             .finish()
     }
 }
@@ -41,7 +50,8 @@ impl Default for HubOptions {
 impl HubOptions {
     /// Reads the options from the environment variables `HF_HOME` (or `HF_HUB_CACHE` for the cache
     /// only), `HF_TOKEN` (or the file that `HF_TOKEN_PATH` names, or the file `token` in
-    /// `HF_HOME`), `HF_ENDPOINT`, and `HF_HUB_OFFLINE` (1, on, yes or true).
+    /// `HF_HOME`), `HF_ENDPOINT`, `HF_HUB_OFFLINE` (1, on, yes or true), and
+    /// `HF_HUB_DOWNLOAD_TIMEOUT` (seconds, 1 to 86,400; 10 by default).
     #[must_use]
     pub fn from_env() -> Self {
         Self::from_variables(|name| std::env::var(name).ok())
@@ -63,19 +73,21 @@ impl HubOptions {
         let on = |value: String| {
             matches!(value.to_ascii_lowercase().as_str(), "1" | "on" | "yes" | "true")
         };
+        let timeout = set("HF_HUB_DOWNLOAD_TIMEOUT").and_then(|value| value.parse().ok());
+        let timeout = timeout.filter(|n| (1..=86_400).contains(n)).map(Duration::from_secs);
         Self {
             cache: set("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
             endpoint: endpoint.trim_end_matches('/').to_owned(),
             token: set("HF_TOKEN").map(|t| t.trim().to_owned()).or_else(|| token_in(&token_path)),
             offline: set("HF_HUB_OFFLINE").is_some_and(on),
-            progress: true,
+            timeout: timeout.unwrap_or(TIMEOUT),
         }
     }
 }
 
 /// Reads the token that a login with Hugging Face's tools has stored in the file `path`.
 fn token_in(path: &Path) -> Option<String> {
-    let token = std::fs::read_to_string(path).ok()?;
+    let token = String::from_utf8(files::read(path, TOKEN_BYTES_MAX).ok()?).ok()?;
     let token = token.trim();
     (!token.is_empty()).then(|| token.to_owned())
 }
@@ -114,6 +126,10 @@ mod tests {
         assert_eq!(given.cache, Path::new("/c"));
         assert_eq!(given.token.as_deref(), Some("t"));
         assert!(!format!("{given:?}").contains("\"t\""));
+        for (value, seconds) in [("60", 60), ("0", 10), ("x", 10), ("99999999999999999999", 10)] {
+            let timeout = options(&[("HF_HUB_DOWNLOAD_TIMEOUT", value)]).timeout;
+            assert_eq!(timeout, Duration::from_secs(seconds), "{value}");
+        }
         for (value, offline) in
             [("1", true), ("TRUE", true), ("Yes", true), ("0", false), ("", false)]
         {

@@ -8,7 +8,8 @@ use stolon_text::{TextSource, TokenizerSource};
 use super::{LoadedModel, generation};
 use crate::config;
 use crate::error::ModelError;
-use crate::weights::{Weights, read_json};
+use crate::files::{self, optional, read_json};
+use crate::weights::Weights;
 
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const GENERATION: &str = "generation_config.json";
@@ -24,15 +25,15 @@ pub(crate) const SMALL: [&str; 6] =
 
 /// Loads the model in `directory`. `id` is the model's name.
 pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelError> {
-    let io = |source| ModelError::Io { path: directory.to_owned(), source };
+    let io = |error| ModelError::Io { path: directory.to_owned(), error };
     if !std::fs::metadata(directory).map_err(io)?.is_dir() {
         return Err(io(std::io::Error::other("expected a directory")));
     }
     let path = directory.join(CONFIG);
-    let Some(value) = read_optional(&path)? else { return Err(no_config(directory)) };
+    let Some(value) = optional(read_json(&path))? else { return Err(no_config(directory)) };
     let config = config::parse_json(&path.display().to_string(), &value)?;
     let path = directory.join(GENERATION);
-    let generation = read_optional(&path)?;
+    let generation = optional(read_json(&path))?;
     let generation = generation::parse(&path.display().to_string(), generation.as_ref(), &config)?;
     let weights = Weights::open_directory(directory)?;
     weights.check(&config.decoder)?;
@@ -43,27 +44,25 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
 /// Reads the files of the tokenizer and the chat template in `directory`.
 pub(super) fn text(directory: &Path) -> Result<TextSource, ModelError> {
     let path = directory.join(TOKENIZER);
-    let tokenizer = match std::fs::read(&path) {
-        Ok(bytes) => {
+    let tokenizer = match optional(files::read(&path, files::TOKENIZER_BYTES_MAX))? {
+        Some(bytes) => {
             TokenizerSource::Json { file: path.display().to_string(), bytes: bytes.into() }
         }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            TokenizerSource::Missing { directory: directory.to_owned() }
-        }
-        Err(source) => return Err(ModelError::Io { path, source }),
+        None => TokenizerSource::Missing { directory: directory.to_owned() },
     };
-    let tokenizer_config = read_optional(&directory.join(TOKENIZER_CONFIG))?;
+    let tokenizer_config = optional(read_json(&directory.join(TOKENIZER_CONFIG)))?;
     let path = directory.join(CHAT_TEMPLATE);
-    let chat_template = match std::fs::read_to_string(&path) {
-        Ok(template) => Some(template),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            let older = read_optional(&directory.join(CHAT_TEMPLATE_JSON))?;
+    let chat_template = match optional(files::read(&path, files::TEMPLATE_BYTES_MAX))? {
+        Some(bytes) => Some(String::from_utf8(bytes).map_err(|error| {
+            ModelError::malformed(path.display().to_string(), error.utf8_error())
+        })?),
+        None => {
+            let older = optional(read_json(&directory.join(CHAT_TEMPLATE_JSON)))?;
             older
                 .as_ref()
                 .and_then(template)
                 .or_else(|| tokenizer_config.as_ref().and_then(template))
         }
-        Err(source) => return Err(ModelError::Io { path, source }),
     };
     Ok(TextSource { tokenizer, tokenizer_config, chat_template })
 }
@@ -80,17 +79,6 @@ pub(crate) fn template(object: &Value) -> Option<String> {
             entry.get("template").and_then(Value::as_str).map(str::to_owned)
         }
         _ => None,
-    }
-}
-
-/// Reads a JSON file. Returns `None` if the file does not exist.
-pub(super) fn read_optional(path: &Path) -> Result<Option<Value>, ModelError> {
-    match read_json(path) {
-        Ok(value) => Ok(Some(value)),
-        Err(ModelError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-            Ok(None)
-        }
-        Err(error) => Err(error),
     }
 }
 

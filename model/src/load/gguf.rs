@@ -7,6 +7,7 @@ use stolon_text::{GgufTokenizer, TextSource, TokenizerSource};
 use super::{GenerationDefaults, LoadedModel, directory, generation};
 use crate::config::{self, DecoderConfig, ParsedConfig};
 use crate::error::ModelError;
+use crate::files;
 use crate::weights::gguf::{self, Header, Value};
 use crate::weights::{Bytes, TensorType, Weights};
 
@@ -171,6 +172,6 @@ fn generation(
         bos_token_id: token_id(header, "bos_token_id"),
     };
     let path = directory.join(directory::GENERATION);
-    let value = directory::read_optional(&path)?;
+    let value = files::optional(files::read_json(&path))?;
     generation::parse(&path.display().to_string(), value.as_ref(), &own)
 }

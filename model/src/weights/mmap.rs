@@ -6,13 +6,13 @@
 #![allow(unsafe_code, reason = "mapping a file into memory")]
 
 use std::fmt;
-use std::fs::File;
 use std::ops::Deref;
 use std::path::Path;
 
 use memmap2::Mmap;
 
 use crate::error::ModelError;
+use crate::files;
 
 /// Immutable bytes at a stable address.
 pub(crate) enum Bytes {
@@ -34,13 +34,9 @@ impl Bytes {
     /// # Errors
     /// [`ModelError::Io`] if the file cannot be opened or mapped or is not a regular file.
     pub(crate) fn map(path: &Path) -> Result<Self, ModelError> {
-        let io = |source| ModelError::Io { path: path.to_owned(), source };
-        let file = File::open(path).map_err(io)?;
-        let metadata = file.metadata().map_err(io)?;
-        if !metadata.is_file() {
-            return Err(io(std::io::Error::other("expected a regular file")));
-        }
-        if metadata.len() == 0 {
+        let io = |error| ModelError::Io { path: path.to_owned(), error };
+        let file = files::open(path)?;
+        if file.metadata().map_err(io)?.len() == 0 {
             return Ok(Self::Owned(Vec::new()));
         }
         // SAFETY: The mapping is read-only. `Mmap::map` requires that the file is not modified or
