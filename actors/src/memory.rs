@@ -58,7 +58,7 @@ impl Memory for ActorMemory {
         tokens: &Arc<Vec<u32>>,
         limit: usize,
     ) -> Result<Acquired, ActorStopped> {
-        let (namespace, tokens) = (namespace.clone(), Arc::clone(tokens));
+        let (namespace, tokens) = (*namespace, Arc::clone(tokens));
         self.call_tree(move |reply| TreeMessage::Acquire { namespace, tokens, limit, reply }).await
     }
 
@@ -81,7 +81,7 @@ impl Memory for ActorMemory {
         namespace: &Namespace,
         tokens: &Arc<Vec<u32>>,
     ) -> Result<Option<Arc<[f32]>>, ActorStopped> {
-        let (namespace, tokens) = (namespace.clone(), Arc::clone(tokens));
+        let (namespace, tokens) = (*namespace, Arc::clone(tokens));
         let find = move |reply| AllocatorMessage::FindLogits { block, namespace, tokens, reply };
         self.call_allocator(find).await
     }

@@ -16,7 +16,7 @@ pub(crate) struct Core {
     /// Root of the base namespace. It always exists, so its queries need no look-up.
     pub(crate) base: Node,
     /// Its children are the roots of all other namespaces; their edges are the namespaces'
-    /// encodings.
+    /// digests.
     pub(crate) directory: Node,
     /// Number of published changes. Increased with Release after each change and loaded with
     /// Acquire, so a reader of a number sees the changes up to it.
@@ -146,14 +146,12 @@ impl Core {
         }
         for (root, namespace) in namespaces {
             // SAFETY: the guard keeps every reachable node alive to the end of this function.
-            unsafe { root.each_child(|node| pending.push((node, None, namespace.clone()))) };
+            unsafe { root.each_child(|node| pending.push((node, None, namespace))) };
         }
         while let Some((node, parent, namespace)) = pending.pop() {
             let index = dump.nodes.len();
             // SAFETY: the guard keeps every reachable node alive to the end of this function.
-            unsafe {
-                node.each_child(|child| pending.push((child, Some(index), namespace.clone())))
-            };
+            unsafe { node.each_child(|child| pending.push((child, Some(index), namespace))) };
             let positions = node.edge.positions();
             let (locks, hits, last_use) = node.shown.get();
             dump.nodes.push(NodeDump {

@@ -1,7 +1,7 @@
 //! Switches between the synchronisation types of std and of loom. Every atomic, lock and reference
 //! count through which threads synchronise is imported from here, so that the models in
 //! `loom_tests` control all of them. Exceptions are the counters that only dumps read, and the
-//! reference count of a namespace's words, which are immutable.
+//! key of namespaces, which never changes once it is set.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{

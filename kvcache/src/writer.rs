@@ -160,7 +160,7 @@ impl TreeWriter {
         self.stats.positions_hit += length as u64;
         self.lock_up(end, NodeId::NONE);
         let queue = self.returns.clone();
-        PrefixLease { namespace: namespace.clone(), blocks, block_size, end, queue }
+        PrefixLease { namespace: *namespace, blocks, block_size, end, queue }
     }
 
     /// Returns the numbers of blocks by state, after all dropped leases were processed.

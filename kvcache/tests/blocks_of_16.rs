@@ -269,7 +269,7 @@ fn a_pinned_system_prompt_survives_memory_pressure() {
     let tenants = ["one", "two"].map(|salt| Namespace::builder().salt(salt).build());
     let mut pins = Vec::new();
     for tenant in &tenants {
-        cache.base = tenant.clone();
+        cache.base = *tenant;
         cache.run(&blocks("S"));
         pins.push(cache.writer.pin(tenant, &blocks("S")).expect("cached"));
     }

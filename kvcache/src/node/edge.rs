@@ -27,9 +27,9 @@ impl Edge {
         Edge { words: words.into(), hashes: hashes.into() }
     }
 
-    /// Creates the edge of a namespace's root. Its positions are the namespace's encoding; it
+    /// Creates the edge of a namespace's root. Its positions are the namespace's digest; it
     /// counts as one block, whose id is never used.
-    pub(crate) fn namespace(words: &[u32], root_hash: u64) -> Edge {
+    pub(crate) fn namespace(words: &[u32; 8], root_hash: u64) -> Edge {
         Edge::new(words, &[BlockId(u32::MAX)], &[root_hash])
     }
 

@@ -192,7 +192,7 @@ impl Arena {
         let leaf = self.make(leaf_id, edge, ptr::null_mut());
         let table = Box::into_raw(Box::new(ChildTable::new(&[(leaf_key, leaf)])));
         self.entries[root_id.index()].children = 1;
-        let root = self.make(root_id, Edge::namespace(namespace.words(), root_hash), table);
+        let root = self.make(root_id, Edge::namespace(&namespace.words(), root_hash), table);
         self.add_child(directory, root_hash, root);
         self.core.count_change();
         (root_id, leaf_id)

@@ -120,7 +120,7 @@ impl TreeWriter {
         self.cached += fresh.len();
         if edge.is_some() {
             self.events.report(|| CacheEvent::Stored {
-                namespace: lease.namespace.clone(),
+                namespace: lease.namespace,
                 parent: last.map(|_| parent_hash),
                 hashes: hashes.clone(),
                 positions: positions.to_vec(),

@@ -23,12 +23,8 @@ impl TreeWriter {
         self.pins.check(block_count)?;
         let end = self.end_path_at(block_count);
         self.lock_up(end, NodeId::NONE);
-        let info = PinInfo {
-            id: PinId(0),
-            namespace: namespace.clone(),
-            position_count: length,
-            block_count,
-        };
+        let info =
+            PinInfo { id: PinId(0), namespace: *namespace, position_count: length, block_count };
         Ok(self.pins.insert(info, end))
     }
 

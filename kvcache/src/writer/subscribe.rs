@@ -46,7 +46,7 @@ impl TreeWriter {
                 let last = Some(edge.last_hash());
                 pending.extend(self.arena.children(id).into_iter().map(|child| (child, last)));
                 events.push(CacheEvent::Stored {
-                    namespace: namespace.clone(),
+                    namespace,
                     parent,
                     hashes: edge.hashes().to_vec(),
                     positions: edge.positions().to_vec(),

@@ -63,7 +63,8 @@ impl Model {
         let (mut writer, reader) =
             TreeBuilder::new(block_size).eviction_policy(policy).build().expect("valid block size");
         let events = writer.subscribe(100).expect("a capacity");
-        let salted = |salt: &str| Namespace::builder().salt(salt).build();
+        // With a fixed key, so that a failure can be reproduced in another process.
+        let salted = |salt: &str| Namespace::builder().key([0; 32]).salt(salt).build();
         Model {
             block_size,
             namespaces: [Namespace::default(), salted("a"), salted("b")],

@@ -95,7 +95,7 @@ impl<M: Memory> Scheduler<M> {
             let Some(&block) = blocks.get(last_full) else { continue };
             self.memory.cache_logits(PromptLogits {
                 block,
-                namespace: sequence.namespace.clone(),
+                namespace: sequence.namespace,
                 tokens: sequence.tokens[..sequence.prompt_len].to_vec(),
                 logits,
             })?;
