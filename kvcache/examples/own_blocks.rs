@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         drop(step);
 
         // Publish the full blocks. The partial one stays private.
-        let committed = writer.commit_from(&mut prefix, prompt, &mut private);
+        let committed = writer.commit_from(&mut prefix, prompt, &mut private)?;
         println!("committed {committed} blocks, {} stay private", private.len());
     } // Both leases end here: the prefix may be evicted again, the private block is free.
 

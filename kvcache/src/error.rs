@@ -20,6 +20,47 @@ pub enum ConfigError {
     },
 }
 
+/// A commit was refused. Nothing has changed: all offered blocks still belong to the caller.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CommitError {
+    /// The lease was acquired from another tree.
+    #[error("commit: expected a lease of this tree, got one of another tree")]
+    OtherTree,
+    /// The positions do not start with the prefix that the lease locks.
+    #[error("commit: expected positions that start with the {locked} positions of the lease")]
+    OtherPrefix {
+        /// Length of the lease's prefix, in positions.
+        locked: usize,
+    },
+    /// A position has bit 31 set, but is not part of an atomic token span as
+    /// [`TokenSpanInterner::append`](crate::TokenSpanInterner::append) writes it.
+    #[error(
+        "position {index}: expected a token id below 2^31 or an atomic token span, got {got:#x}"
+    )]
+    InvalidPosition {
+        /// Index of the position.
+        index: usize,
+        /// Its value.
+        got: u32,
+    },
+    /// An offered block is outside the KV memory; see
+    /// [`TreeBuilder::block_count`](crate::TreeBuilder::block_count).
+    #[error("commit: expected block ids below {block_count}, got {}", .block.0)]
+    BlockOutOfRange {
+        /// The block.
+        block: BlockId,
+        /// Number of blocks of the KV memory.
+        block_count: usize,
+    },
+    /// An offered block was offered twice, or is the tree's block of another prefix.
+    #[error("commit: expected blocks that are in no other place, got block {} again", .block.0)]
+    BlockInUse {
+        /// The block.
+        block: BlockId,
+    },
+}
+
 /// The pool has fewer free blocks than requested. Nothing was reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("expected {requested} free blocks, got {free} ({fenced} more after the running steps)")]

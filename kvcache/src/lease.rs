@@ -97,13 +97,13 @@ impl fmt::Debug for PrefixLease {
 
 /// The result of [`TreeWriter::commit`](crate::TreeWriter::commit).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "dropped block ids are never freed"]
 pub struct Commit {
     /// The tree's blocks of the committed part, in order. They extend the lease's prefix and belong
     /// into the sequence's block table in place of the offered ones.
     ///
-    /// There are fewer of them than were offered if the part would end inside an atomic token
-    /// span, and none if the positions do not start with the lease's prefix or the lease is from
-    /// another tree. The remaining offered blocks still belong to the caller.
+    /// There are fewer of them than were offered if there are fewer positions, or if the part would
+    /// end inside an atomic token span. The remaining offered blocks still belong to the caller.
     pub blocks: Vec<BlockId>,
     /// Offered blocks that the tree did not take because it already holds blocks with the same
     /// content. They belong to the caller, who may free them once no running step can access them.

@@ -41,7 +41,7 @@
 //! let mut prefix = writer.acquire(&base, &prompt); // nothing is cached yet
 //! let mut private = pool.reserve(3)?;
 //! // Compute the KV of the prompt into `private.blocks()`, then publish the two full blocks.
-//! assert_eq!(writer.commit_from(&mut prefix, &prompt, &mut private), 2);
+//! assert_eq!(writer.commit_from(&mut prefix, &prompt, &mut private)?, 2);
 //! assert_eq!(reader.query_match_len(&base, &[1, 2, 3, 9]), 2);
 //!
 //! drop((prefix, private));
@@ -136,7 +136,7 @@ mod writer;
 
 pub use block::BlockId;
 pub use dump::{NodeDump, TreeDump};
-pub use error::{AuditError, ConfigError, Shortage};
+pub use error::{AuditError, CommitError, ConfigError, Shortage};
 pub use events::{CacheEvent, EventReceiver, NumberedEvent};
 pub use eviction::{
     EvictionCandidate, EvictionOrder, EvictionPolicy, EvictionRank, UnknownEvictionPolicy,

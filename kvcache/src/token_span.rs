@@ -166,6 +166,18 @@ fn ends_span(position: u32) -> bool {
     position & (SPAN | MORE) != SPAN | MORE
 }
 
+/// The index of the first position that is neither a token id below 2^31 nor part of a span as
+/// [`TokenSpanInterner::append`] writes it. `positions` may end inside a span, but not start there.
+pub(crate) fn first_invalid(positions: &[u32]) -> Option<usize> {
+    let is_invalid = |(index, &position): (usize, &u32)| {
+        let kind = position >> VALUE_BITS & 3;
+        let is_cut = || positions.get(index + 1).is_some_and(|next| next | MORE != position);
+        position & SPAN != 0
+            && (kind > KIND_SIZE || position & MORE != 0 && (kind != KIND_IMAGE || is_cut()))
+    };
+    positions.iter().enumerate().position(is_invalid)
+}
+
 /// The length of the longest whole-block prefix of `positions[..matched]` that does not end inside
 /// a span.
 #[inline(always)]
@@ -207,6 +219,30 @@ mod tests {
             let ends = (1..=length).filter(|&end| whole_spans(&positions, end, 1) == end);
             assert_eq!(ends.collect::<Vec<_>>(), [length]);
         }
+    }
+
+    /// Goal: every span that the interner writes is valid, also in a prompt that is cut anywhere.
+    /// Token ids with bit 31 set are not, unless they happen to be a whole span.
+    #[test]
+    fn invalid_positions_are_found() {
+        let interner = TokenSpanInterner::new(10);
+        let mut prompt = vec![1, SPAN - 1];
+        for span in [
+            TokenSpan::Image { content_hash: 1, kv_len: 5 },
+            TokenSpan::Image { content_hash: 1, kv_len: 5 },
+            TokenSpan::Image { content_hash: 2, kv_len: 1 },
+            TokenSpan::Coordinate { bin: 7 },
+            TokenSpan::Size { width_bin: 1, height_bin: 2 },
+        ] {
+            interner.append(span, &mut prompt).expect("in range");
+        }
+        for end in 0..=prompt.len() {
+            assert_eq!(first_invalid(&prompt[..end]), None, "cut at {end}");
+        }
+        assert_eq!(first_invalid(&[1, 2, u32::MAX]), Some(2), "an unknown kind");
+        assert_eq!(first_invalid(&[1, prompt[2], 3]), Some(1), "an image without an end");
+        assert_eq!(first_invalid(&[prompt[2], prompt[6] + 1]), Some(0), "the end of another image");
+        assert_eq!(first_invalid(&[SPAN | MORE | KIND_SIZE << VALUE_BITS]), Some(0));
     }
 
     /// Goal: a span with a value out of range is refused, and nothing is appended.

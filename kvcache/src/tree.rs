@@ -25,6 +25,7 @@ pub struct TreeBuilder {
     order: Box<dyn EvictionOrder>,
     hash_seed: u64,
     pin_budget: usize,
+    block_count: Option<usize>,
 }
 
 impl TreeBuilder {
@@ -33,7 +34,7 @@ impl TreeBuilder {
     pub fn new(block_size: usize) -> TreeBuilder {
         let order = EvictionPolicy::default().order();
         let (hash_seed, pin_budget) = (hash::DEFAULT_SEED, usize::MAX);
-        TreeBuilder { block_size, order, hash_seed, pin_budget }
+        TreeBuilder { block_size, order, hash_seed, pin_budget, block_count: None }
     }
 
     /// Uses one of the eviction policies that come with this crate.
@@ -62,6 +63,15 @@ impl TreeBuilder {
         self
     }
 
+    /// Sets the number of blocks of the KV memory. Commits then refuse block ids that are not below
+    /// it, and blocks that the tree already has in another place. Without it, the caller alone is
+    /// responsible for the ids, and only [`TreeWriter::audit`] finds a block in two places. Costs
+    /// one bit for each block. More than `u32::MAX` counts as `u32::MAX`.
+    pub fn block_count(mut self, block_count: usize) -> TreeBuilder {
+        self.block_count = Some(block_count.min(u32::MAX as usize));
+        self
+    }
+
     /// Creates the empty tree.
     ///
     /// # Errors
@@ -73,6 +83,6 @@ impl TreeBuilder {
         }
         let core = Arc::new(Core::new(self.block_size, self.hash_seed));
         let reader = TreeReader { core: core.clone() };
-        Ok((TreeWriter::new(core, self.order, self.pin_budget), reader))
+        Ok((TreeWriter::new(core, self.order, self.pin_budget, self.block_count), reader))
     }
 }

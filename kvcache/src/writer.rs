@@ -10,6 +10,7 @@ mod audit;
 mod commit;
 mod evict;
 mod locks;
+mod owned;
 mod pins;
 mod subscribe;
 
@@ -24,6 +25,7 @@ use crate::sync::Arc;
 use crate::sync::planted;
 use crate::{BlockId, Namespace, PrefixLease, TreeReader, TreeStats, token_span};
 use arena::Arena;
+use owned::OwnedBlocks;
 use std::collections::{BTreeSet, HashMap};
 pub use subscribe::CacheSnapshot;
 
@@ -57,6 +59,7 @@ pub struct TreeWriter {
     /// The nodes of the current walk with the number of matched blocks in each. A field only to
     /// reuse its memory.
     path: Vec<(NodeId, usize)>,
+    owned: OwnedBlocks,
     pins: Pins,
     events: EventLog,
     stats: TreeStats,
@@ -108,6 +111,7 @@ impl TreeWriter {
         core: Arc<Core>,
         eviction: Box<dyn EvictionOrder>,
         pin_budget: usize,
+        block_count: Option<usize>,
     ) -> TreeWriter {
         TreeWriter {
             arena: Arena::new(core),
@@ -122,6 +126,7 @@ impl TreeWriter {
             detached_blocks: 0,
             freed: Vec::new(),
             path: Vec::new(),
+            owned: OwnedBlocks::new(block_count),
             pins: Pins::new(pin_budget),
             events: EventLog::default(),
             stats: TreeStats::default(),

@@ -180,7 +180,7 @@ fn allocation_with_an_empty_tree_reserves_all_blocks() {
 fn allocation_reuses_a_cached_prefix() {
     let mut cache = Cache::new(BLOCK, 8);
     let mut first = cache.start(&blocks("ABC")).expect("fits");
-    cache.publish(&mut first, &blocks("ABC"));
+    let _ = cache.publish(&mut first, &blocks("ABC"));
     let second = cache.start(&blocks("ABX")).expect("fits");
     assert_eq!((second.lease.len(), second.private.len()), (32, 1));
     assert_eq!(second.lease.blocks(), &first.lease.blocks()[..2]);
@@ -192,7 +192,7 @@ fn the_end_of_a_request_keeps_its_cached_blocks() {
     let mut cache = Cache::new(BLOCK, 8);
     let prompt = &blocks("ABC")[..40];
     let mut slot = cache.start(prompt).expect("fits");
-    cache.publish(&mut slot, prompt);
+    let _ = cache.publish(&mut slot, prompt);
     assert_eq!((cache.pool.counts().free, cache.writer.counts().locked), (5, 2));
     drop(slot);
     assert_eq!(cache.pool.counts().free, 6, "the partial block is free again");

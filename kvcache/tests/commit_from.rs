@@ -1,8 +1,8 @@
 //! Goal: `commit_from` loses no block, whatever part of the offered blocks the tree takes.
 
 use stolon_kvcache::{
-    BlockId, BlockPool, Namespace, PoolCounts, TokenSpan, TokenSpanInterner, TreeWriter,
-    prefix_tree,
+    BlockId, BlockPool, CommitError, Namespace, PoolCounts, TokenSpan, TokenSpanInterner,
+    TreeWriter, prefix_tree,
 };
 
 /// Evicts everything that is not locked and expects the whole pool to be free then.
@@ -35,7 +35,7 @@ fn blocks_of_a_chunk_that_ends_inside_an_image_come_back() {
         let prompt = prompt_with_image(&interner, content_hash);
         let mut prefix = writer.acquire(&base, &prompt);
         let mut private = pool.reserve(prompt.len().div_ceil(16)).expect("free blocks");
-        assert_eq!(writer.commit_from(&mut prefix, &prompt[..64], &mut private), 0);
+        assert_eq!(writer.commit_from(&mut prefix, &prompt[..64], &mut private), Ok(0));
         assert_eq!((prefix.blocks().len(), private.len()), (0, 5), "all blocks stay private");
         assert_eq!(reader.query_match_len(&base, &prompt), 0);
     }
@@ -52,7 +52,9 @@ fn committing_to_the_tree_before_the_pool_loses_no_block() {
         let prompt = prompt_with_image(&interner, content_hash);
         let mut prefix = writer.acquire(&Namespace::default(), &prompt);
         let mut private = pool.reserve(prompt.len().div_ceil(16)).expect("free blocks");
-        let commit = writer.commit(&mut prefix, &prompt[..64], &private.blocks()[..4]);
+        let commit = writer
+            .commit(&mut prefix, &prompt[..64], &private.blocks()[..4])
+            .expect("a valid commit");
         let taken = private.commit_front(commit.blocks.len());
         assert_eq!((taken, private.len()), (vec![], 5));
         pool.release(commit.duplicates);
@@ -71,11 +73,15 @@ fn full_blocks_move_from_the_private_lease_to_the_prefix() {
     let mut private = pool.reserve(3).expect("free blocks");
     assert_eq!(
         writer.commit_from(&mut prefix, &prompt[..7], &mut private),
-        1,
+        Ok(1),
         "5 to 7 are partial"
     );
-    assert_eq!(writer.commit_from(&mut prefix, &prompt[..7], &mut private), 0, "nothing is new");
-    assert_eq!(writer.commit_from(&mut prefix, &prompt, &mut private), 1);
+    assert_eq!(
+        writer.commit_from(&mut prefix, &prompt[..7], &mut private),
+        Ok(0),
+        "nothing is new"
+    );
+    assert_eq!(writer.commit_from(&mut prefix, &prompt, &mut private), Ok(1));
     assert_eq!(prefix.blocks(), [0, 1].map(BlockId));
     assert_eq!(private.blocks(), [BlockId(2)]);
     assert_eq!(reader.query_match_len(&base, &prompt), 8);
@@ -94,9 +100,9 @@ fn duplicates_return_to_the_pool() {
     let base = Namespace::default();
     let mut first = (writer.acquire(&base, &[1, 2, 3]), pool.reserve(3).expect("free blocks"));
     let mut second = (writer.acquire(&base, &[1, 2, 4]), pool.reserve(3).expect("free blocks"));
-    assert_eq!(writer.commit_from(&mut first.0, &[1, 2, 3], &mut first.1), 3);
+    assert_eq!(writer.commit_from(&mut first.0, &[1, 2, 3], &mut first.1), Ok(3));
     let step = fence.begin();
-    assert_eq!(writer.commit_from(&mut second.0, &[1, 2, 4], &mut second.1), 3);
+    assert_eq!(writer.commit_from(&mut second.0, &[1, 2, 4], &mut second.1), Ok(3));
     assert_eq!(second.0.blocks(), [0, 1, 5].map(BlockId), "two blocks are shared");
     let counts = PoolCounts { free: 2, fenced: 2, reserved: 0, committed: 4 };
     assert_eq!(pool.counts(), counts, "the running step may still use the copies");
@@ -115,10 +121,12 @@ fn a_refused_commit_leaves_the_blocks_private() {
     let base = Namespace::default();
     let mut prefix = writer.acquire(&base, &[1, 2]);
     let mut private = pool.reserve(4).expect("free blocks");
-    assert_eq!(writer.commit_from(&mut prefix, &[1, 2], &mut private), 2);
+    assert_eq!(writer.commit_from(&mut prefix, &[1, 2], &mut private), Ok(2));
     let unrelated = [7, 8, 9];
-    assert_eq!(writer.commit_from(&mut prefix, &unrelated, &mut private), 0);
-    assert_eq!(other_tree.commit_from(&mut prefix, &[1, 2, 3], &mut private), 0);
+    let refused = writer.commit_from(&mut prefix, &unrelated, &mut private);
+    assert_eq!(refused, Err(CommitError::OtherPrefix { locked: 2 }));
+    let refused = other_tree.commit_from(&mut prefix, &[1, 2, 3], &mut private);
+    assert_eq!(refused, Err(CommitError::OtherTree));
     assert_eq!((prefix.len(), private.blocks()), (2, &[2, 3].map(BlockId)[..]));
     drop((prefix, private));
     assert_all_blocks_come_back(&mut writer, &mut pool);

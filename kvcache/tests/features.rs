@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use stolon_kvcache::{
-    BlockId, CacheEvent, ConfigError, EvictionCandidate, EvictionOrder, EvictionPolicy,
-    EvictionRank, Namespace, PinError, TreeBuilder, TreeWriter, prefix_tree,
+    BlockId, CacheEvent, Commit, CommitError, ConfigError, EvictionCandidate, EvictionOrder,
+    EvictionPolicy, EvictionRank, Namespace, PinError, TreeBuilder, TreeWriter, prefix_tree,
 };
 
 fn base() -> Namespace {
@@ -15,7 +15,7 @@ fn put(writer: &mut TreeWriter, namespace: &Namespace, positions: &[u32], first:
     let mut lease = writer.acquire(namespace, positions);
     let missing = positions.len() / writer.block_size() - lease.blocks().len();
     let blocks: Vec<BlockId> = (first..).take(missing).map(BlockId).collect();
-    let _ = writer.commit(&mut lease, positions, &blocks);
+    let _ = writer.commit(&mut lease, positions, &blocks).expect("a valid commit");
 }
 
 fn tree(policy: EvictionPolicy) -> TreeWriter {
@@ -110,7 +110,7 @@ fn the_cost_aware_policy_weighs_depth_and_ages() {
     let deep: Vec<u32> = (0..2000).collect();
     let mut lease = writer.acquire(&base(), &deep[..1900]);
     let blocks: Vec<BlockId> = (0..1900).map(BlockId).collect();
-    let _ = writer.commit(&mut lease, &deep[..1900], &blocks);
+    let _ = writer.commit(&mut lease, &deep[..1900], &blocks).expect("a valid commit");
     put(&mut writer, &base(), &deep, 1900);
     put(&mut writer, &base(), &[7000], 5000);
     assert_eq!(writer.evict(1), [BlockId(5000)], "the shallow leaf is cheaper to recompute");
@@ -140,7 +140,9 @@ fn a_growing_sequence_is_merged_into_one_node() {
     let positions: Vec<u32> = (0..500).collect();
     let mut lease = writer.acquire(&base(), &positions);
     for end in 1..=positions.len() {
-        let _ = writer.commit(&mut lease, &positions[..end], &[BlockId(end as u32)]);
+        let _ = writer
+            .commit(&mut lease, &positions[..end], &[BlockId(end as u32)])
+            .expect("a valid commit");
         assert!(writer.counts().nodes <= 10, "{} nodes at {end}", writer.counts().nodes);
         writer.audit().expect("consistent");
     }
@@ -217,7 +219,7 @@ fn flush_while_leases_exist() {
     let second = writer.acquire(&base(), &[1]);
     assert_eq!(writer.flush(), [BlockId(2)]);
     assert_eq!(reader.query_match_len(&base(), &[1, 2, 3]), 0);
-    let commit = writer.commit(&mut lease, &[1, 2, 8], &[BlockId(8)]);
+    let commit = writer.commit(&mut lease, &[1, 2, 8], &[BlockId(8)]).expect("a valid commit");
     assert_eq!(commit.blocks, [BlockId(8)], "the lease grows outside the index");
     assert_eq!(reader.query_match_len(&base(), &[1, 2, 8]), 0);
     put(&mut writer, &base(), &[1, 5], 20);
@@ -288,9 +290,11 @@ fn failed_operations_change_nothing() {
     let mut lease = writer.acquire(&base(), &[1, 2]);
     let counts = writer.counts();
     let version = reader.tree_version();
-    assert!(writer.commit(&mut foreign, &[5], &[BlockId(5)]).blocks.is_empty());
-    assert!(writer.commit(&mut lease, &[1, 3, 4], &[BlockId(5)]).blocks.is_empty());
-    assert!(writer.commit(&mut lease, &[1, 2, 3], &[]).blocks.is_empty());
+    let refused = writer.commit(&mut foreign, &[5], &[BlockId(5)]);
+    assert_eq!(refused, Err(CommitError::OtherTree));
+    let refused = writer.commit(&mut lease, &[1, 3, 4], &[BlockId(5)]);
+    assert_eq!(refused, Err(CommitError::OtherPrefix { locked: 2 }));
+    assert_eq!(writer.commit(&mut lease, &[1, 2, 3], &[]), Ok(Commit::default()));
     assert!(writer.evict(5).is_empty());
     assert!(writer.evict(0).is_empty());
     let unknown = Namespace::builder().salt("x").build();

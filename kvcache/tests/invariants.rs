@@ -16,7 +16,7 @@ fn put(writer: &mut TreeWriter, positions: &[u32], first: u32) {
     let mut lease = writer.acquire(&base(), positions);
     let missing = positions.len() - lease.len();
     let blocks: Vec<BlockId> = (first..).take(missing).map(BlockId).collect();
-    let _ = writer.commit(&mut lease, positions, &blocks);
+    let _ = writer.commit(&mut lease, positions, &blocks).expect("a valid commit");
 }
 
 /// Goal: free, fenced, reserved and committed blocks always add up to all blocks.
@@ -32,7 +32,7 @@ fn blocks_are_conserved() {
     assert_eq!((pool.counts().reserved, all(&pool)), (4, 10));
     let step = fence.begin();
     let mut lease = writer.acquire(&base(), &[1, 2]);
-    assert_eq!(writer.commit_from(&mut lease, &[1, 2], &mut private), 2);
+    assert_eq!(writer.commit_from(&mut lease, &[1, 2], &mut private), Ok(2));
     assert_eq!((pool.counts().committed, pool.counts().reserved, all(&pool)), (2, 2, 10));
     drop((private, lease));
     assert_eq!((pool.counts().fenced, all(&pool)), (2, 10));
@@ -103,7 +103,7 @@ fn blocks_are_matched_after_commit_and_reused_after_the_fence() {
     let mut private = pool.reserve(1).expect("free");
     let mut lease = writer.acquire(&base(), &[1]);
     assert_eq!(reader.query_match_len(&base(), &[1]), 0, "a reserved block is not cached");
-    assert_eq!(writer.commit_from(&mut lease, &[1], &mut private), 1);
+    assert_eq!(writer.commit_from(&mut lease, &[1], &mut private), Ok(1));
     assert_eq!(reader.query_match_len(&base(), &[1]), 1);
     drop((lease, private));
     let (early, running) = (fence.begin(), fence.begin());
@@ -208,7 +208,7 @@ fn failed_operations_leave_nothing_behind() {
     let over = PinError::OverBudget { budget: 1, pinned: 0, requested: 2 };
     assert_eq!(writer.pin(&base(), &[1, 2]), Err(over));
     let mut lease = writer.acquire(&unknown, &[1]);
-    assert_eq!(writer.commit(&mut lease, &[1], &[]), Commit::default());
+    assert_eq!(writer.commit(&mut lease, &[1], &[]), Ok(Commit::default()));
     drop(lease);
     assert_eq!(before, (writer.counts(), reader.tree_version(), reader.dump().nodes.len()));
     assert_eq!(pool.counts().free, 3);
@@ -235,7 +235,7 @@ fn namespaces_share_nothing() {
         );
         let mut lease = writer.acquire(namespace, &[1, 2, 3]);
         let blocks = [0, 1, 2].map(|n| BlockId(first + n));
-        let commit = writer.commit(&mut lease, &[1, 2, 3], &blocks);
+        let commit = writer.commit(&mut lease, &[1, 2, 3], &blocks).expect("a valid commit");
         assert_eq!((commit.blocks, commit.duplicates), (blocks.to_vec(), vec![]));
     }
     assert_eq!(writer.counts().cached, 3 * named.len());

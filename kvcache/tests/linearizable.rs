@@ -87,7 +87,8 @@ impl Reference {
             self.owner[block.index()] = prompt[..end].to_vec();
             self.cached.insert(prompt[..end].to_vec());
         }
-        assert!(writer.commit(&mut lease, prompt, &blocks).duplicates.is_empty());
+        let commit = writer.commit(&mut lease, prompt, &blocks).expect("a valid commit");
+        assert!(commit.duplicates.is_empty());
     }
 }
 

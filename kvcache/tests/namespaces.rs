@@ -13,7 +13,7 @@ fn fill(writer: &mut TreeWriter) {
         salt[..4].copy_from_slice(&number.to_le_bytes());
         let namespace = Namespace::builder().salt(&salt).build();
         let mut lease = writer.acquire(&namespace, &[1]);
-        let _ = writer.commit(&mut lease, &[1], &[BlockId(number)]);
+        let _ = writer.commit(&mut lease, &[1], &[BlockId(number)]).expect("a valid commit");
         assert_eq!(lease.len(), 1);
     }
 }

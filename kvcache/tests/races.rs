@@ -44,7 +44,7 @@ mod harness {
         let mut lease = writer.acquire(namespace, positions);
         let missing = positions.len() - lease.len();
         let blocks: Vec<BlockId> = (first..).take(missing).map(BlockId).collect();
-        let _ = writer.commit(&mut lease, positions, &blocks);
+        let _ = writer.commit(&mut lease, positions, &blocks).expect("a valid commit");
     }
 
     pub(crate) fn put(writer: &mut TreeWriter, positions: &[u32], first: u32) {

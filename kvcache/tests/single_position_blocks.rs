@@ -152,7 +152,7 @@ fn concurrent_requests_share_the_prefix_and_write_to_private_blocks() {
     let mut cache = Cache::new(1, 2000);
     let prompt = prompt_with_image(&interner, &[1]);
     let mut first = cache.start(&prompt).expect("fits");
-    cache.publish(&mut first, &prompt);
+    let _ = cache.publish(&mut first, &prompt);
     let second = cache.start(&prompt).expect("fits");
     assert_eq!(first.lease.blocks(), second.lease.blocks());
     let (one, two) = (cache.pool.reserve(10).expect("free"), cache.pool.reserve(10).expect("free"));
@@ -183,7 +183,7 @@ fn a_request_fits_only_after_prefixes_were_unlocked() {
     let mut running: Vec<Running> = (0..100)
         .map(|i| {
             let mut running = cache.start(&[i]).expect("fits");
-            cache.publish(&mut running, &[i]);
+            let _ = cache.publish(&mut running, &[i]);
             running
         })
         .collect();
@@ -280,10 +280,12 @@ fn spans_that_cross_block_boundaries_are_matched_as_a_whole() {
     let base = Namespace::default();
     let mut lease = writer.acquire(&base, &prompt);
     // 25 positions, 6 whole blocks; the images cover 3..13 and 13..23: only 24 is a boundary.
-    let commit = writer.commit(&mut lease, &prompt[..20], &[0, 1, 2, 3, 4].map(BlockId));
+    let commit = writer
+        .commit(&mut lease, &prompt[..20], &[0, 1, 2, 3, 4].map(BlockId))
+        .expect("a valid commit");
     assert_eq!(commit, Commit::default(), "20 is inside the second image, as are all before");
     let blocks = [0, 1, 2, 3, 4, 5].map(BlockId);
-    assert_eq!(writer.commit(&mut lease, &prompt, &blocks).blocks, blocks);
+    assert_eq!(writer.commit(&mut lease, &prompt, &blocks).expect("a valid commit").blocks, blocks);
     assert_eq!(reader.query_match_len(&base, &prompt), 24);
     assert_eq!(reader.query_match_len(&base, &prompt[..23]), 0);
     drop(lease);
@@ -296,7 +298,7 @@ fn spans_that_cross_block_boundaries_are_matched_as_a_whole() {
     assert_eq!(reader.query_match_len(&base, &other), 0);
     let mut lease = writer.acquire(&base, &other);
     let blocks = [10, 11, 12, 13, 14, 15].map(BlockId);
-    let commit = writer.commit(&mut lease, &other, &blocks);
+    let commit = writer.commit(&mut lease, &other, &blocks).expect("a valid commit");
     assert_eq!(commit.duplicates, [10, 11, 12].map(BlockId), "equal blocks are shared");
     assert_eq!(reader.query_match_len(&base, &other), 24);
     assert_eq!(reader.query_match_len(&base, &prompt), 24);

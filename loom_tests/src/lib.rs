@@ -20,7 +20,7 @@ pub fn tree() -> (TreeWriter, TreeReader) {
 pub fn put_in(writer: &mut TreeWriter, namespace: &Namespace, positions: &[u32], first: u32) {
     let mut lease = writer.acquire(namespace, positions);
     let blocks: Vec<BlockId> = (first..).take(positions.len() - lease.len()).map(BlockId).collect();
-    let _ = writer.commit(&mut lease, positions, &blocks);
+    let _ = writer.commit(&mut lease, positions, &blocks).expect("a valid commit");
 }
 
 /// As [`put_in`], in the base namespace.

@@ -90,6 +90,7 @@ impl AdmissionContext {
         };
         let (writer, reader) = builder
             .pin_budget(self.config.pin_budget)
+            .block_count(self.spec.block_count)
             .build()
             .map_err(|_| invalid_block_size(self.spec.block_size))?;
         let (pool, fence) = BlockPool::new(self.spec.block_count);

@@ -129,6 +129,10 @@ pub trait Memory: Send {
 /// Adds one sequence's full blocks to the tree.
 pub fn commit(writer: &mut TreeWriter, item: CommitItem) -> Committed {
     let CommitItem { tokens, len, mut lease, mut reserved } = item;
-    writer.commit_from(&mut lease, &tokens[..len], &mut reserved);
+    if let Err(error) = writer.commit_from(&mut lease, &tokens[..len], &mut reserved) {
+        // A defect. The sequence keeps its blocks to itself and goes on.
+        debug_assert!(false, "{error}");
+        tracing::error!(%error, "the prefix tree refused the blocks of a sequence");
+    }
     Committed { lease, reserved }
 }

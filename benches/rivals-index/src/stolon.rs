@@ -13,7 +13,7 @@ fn insert(writer: &mut TreeWriter, prompt: &[u32], first: u32) {
     let mut lease = writer.acquire(&Namespace::default(), prompt);
     let missing = (prompt.len() - lease.len()) / BLOCK;
     let blocks: Vec<BlockId> = (first..).take(missing).map(BlockId).collect();
-    let _ = writer.commit(&mut lease, prompt, &blocks);
+    let _ = writer.commit(&mut lease, prompt, &blocks).expect("a valid commit");
 }
 
 fn filled(workload: &Workload) -> (TreeWriter, TreeReader) {

@@ -50,6 +50,9 @@ impl TreeWriter {
                 return Err(AuditError::SharedBlock { block });
             }
         }
+        if let Some(recorded) = self.owned.count() {
+            same("owned blocks", owned.len(), recorded)?;
+        }
         same("nodes", self.arena.ids().count(), self.arena.node_count())?;
         same("cached blocks", cached, self.cached)?;
         same("locked blocks", locked, self.locked)?;

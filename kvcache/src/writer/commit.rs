@@ -4,7 +4,7 @@ use super::{Record, TreeWriter};
 use crate::node::NodeId;
 use crate::node::edge::Edge;
 use crate::sync::Arc;
-use crate::{BlockId, BlockLease, CacheEvent, Commit, PrefixLease, hash, token_span};
+use crate::{BlockId, BlockLease, CacheEvent, Commit, CommitError, PrefixLease, hash, token_span};
 
 impl TreeWriter {
     /// Publishes blocks whose KV has been written, by id, and extends `lease` by them.
@@ -24,54 +24,76 @@ impl TreeWriter {
     ///
     /// `positions` is the sequence from its start up to the last position whose KV has been
     /// written; a partial block at its end is ignored. `blocks` are the blocks of the part after
-    /// `lease.len()`.
-    #[must_use = "dropped block ids are never freed"]
+    /// `lease.len()`. If the positions are shorter than that, nothing is committed.
+    ///
+    /// # Errors
+    ///
+    /// If the lease, the positions and the blocks do not belong together. Nothing is changed then,
+    /// and all offered blocks still belong to the caller.
     pub fn commit(
         &mut self,
         lease: &mut PrefixLease,
         positions: &[u32],
         blocks: &[BlockId],
-    ) -> Commit {
+    ) -> Result<Commit, CommitError> {
         self.begin_operation();
-        let block_size = self.block_size();
         let have = lease.blocks.len();
-        let offered = (positions.len() / block_size).min(have + blocks.len());
-        let total =
-            token_span::whole_spans(positions, offered * block_size, block_size) / block_size;
-        if total <= have || !Arc::ptr_eq(&lease.queue, &self.returns) {
-            return Commit::default();
+        let total = self.committable(lease, positions, have + blocks.len())?;
+        if total <= have {
+            return Ok(Commit::default());
         }
-        let positions = &positions[..total * block_size];
+        let positions = &positions[..total * self.block_size()];
         let blocks = &blocks[..total - have];
         if !lease.end.is_none() && !self.arena.is_live(lease.end) {
             return self.commit_detached(lease, blocks);
         }
-        let matched = self.find(&lease.namespace, positions) / block_size;
+        let matched = self.find(&lease.namespace, positions) / self.block_size();
         if matched < have || !self.path_passes(lease.end) {
-            return Commit::default();
+            return Err(CommitError::OtherPrefix { locked: lease.len() });
         }
 
-        let mut commit = Commit::default();
         let known =
             self.path.iter().flat_map(|&(id, count)| self.arena.edge(id).blocks().take(count));
-        for (own, &offered) in known.skip(have).zip(blocks) {
-            commit.blocks.push(own);
-            if own != offered {
-                commit.duplicates.push(offered);
-            }
-        }
+        let known: Vec<BlockId> = known.skip(have).collect();
+        let (offered, fresh) = blocks.split_at(known.len());
+        let duplicates = offered.iter().zip(&known).filter(|(offered, known)| offered != known);
+        let duplicates: Vec<BlockId> = duplicates.map(|(&offered, _)| offered).collect();
+        self.owned.add(duplicates.iter().chain(fresh).copied())?;
+        self.owned.remove(duplicates.iter().copied());
+
         for &(id, _) in &self.path {
             self.records[id.index()].last_use = self.tick;
         }
-        let fresh = &blocks[matched - have..];
         self.stats.blocks_committed += fresh.len() as u64;
-        self.stats.blocks_duplicate += commit.duplicates.len() as u64;
-        commit.blocks.extend_from_slice(fresh);
-        let end = self.insert(lease, &positions[matched * block_size..], matched, fresh);
+        self.stats.blocks_duplicate += duplicates.len() as u64;
+        let end = self.insert(lease, &positions[matched * self.block_size()..], matched, fresh);
         self.lock_up(end, lease.end);
         lease.end = end;
+        let commit = Commit { blocks: [&known, fresh].concat(), duplicates };
         lease.blocks.extend_from_slice(&commit.blocks);
-        commit
+        Ok(commit)
+    }
+
+    /// Checks the lease and the positions of a commit. Returns the number of blocks, from the start
+    /// of the sequence and at most `offered`, at which it can end.
+    fn committable(
+        &self,
+        lease: &PrefixLease,
+        positions: &[u32],
+        offered: usize,
+    ) -> Result<usize, CommitError> {
+        if !Arc::ptr_eq(&lease.queue, &self.returns) {
+            return Err(CommitError::OtherTree);
+        }
+        let block_size = self.block_size();
+        let end = offered.min(positions.len() / block_size) * block_size;
+        // The lease ends between spans, so the rest does not start inside one.
+        let rest = positions.get(lease.len()..end).unwrap_or_default();
+        if let Some(at) = token_span::first_invalid(rest) {
+            let index = lease.len() + at;
+            return Err(CommitError::InvalidPosition { index, got: rest[at] });
+        }
+        Ok(token_span::whole_spans(positions, end, block_size) / block_size)
     }
 
     /// Publishes the blocks at the front of `private` whose KV has been written, and moves them
@@ -86,15 +108,19 @@ impl TreeWriter {
     /// `prefix.blocks()` followed by `private.blocks()`.
     ///
     /// Returns the number of blocks by which `prefix` has grown.
+    ///
+    /// # Errors
+    ///
+    /// If the lease, the positions and the blocks do not belong together. Nothing is changed then.
     pub fn commit_from(
         &mut self,
         prefix: &mut PrefixLease,
         positions: &[u32],
         private: &mut BlockLease,
-    ) -> usize {
-        let commit = self.commit(prefix, positions, private.blocks());
+    ) -> Result<usize, CommitError> {
+        let commit = self.commit(prefix, positions, private.blocks())?;
         private.settle(&commit);
-        commit.blocks.len()
+        Ok(commit.blocks.len())
     }
 
     fn path_passes(&self, end: NodeId) -> bool {
@@ -193,13 +219,18 @@ impl TreeWriter {
 
     /// Extends a lease whose prefix was removed from the index by a flush. The blocks stay outside
     /// the index and are returned after the lease was dropped.
-    fn commit_detached(&mut self, lease: &mut PrefixLease, blocks: &[BlockId]) -> Commit {
+    fn commit_detached(
+        &mut self,
+        lease: &mut PrefixLease,
+        blocks: &[BlockId],
+    ) -> Result<Commit, CommitError> {
+        self.owned.add(blocks.iter().copied())?;
         let id = self.arena.take_id(lease.end);
         self.set_record(id, Record { locks: 1, ..self.new_record(0) });
         self.detached.insert(id, blocks.to_vec());
         self.detached_blocks += blocks.len();
         lease.end = id;
         lease.blocks.extend_from_slice(blocks);
-        Commit { blocks: blocks.to_vec(), duplicates: Vec::new() }
+        Ok(Commit { blocks: blocks.to_vec(), duplicates: Vec::new() })
     }
 }

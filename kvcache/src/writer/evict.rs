@@ -55,6 +55,7 @@ impl TreeWriter {
                 self.refresh(id);
             }
         }
+        self.owned.remove(out.iter().copied());
         out
     }
 
@@ -79,6 +80,7 @@ impl TreeWriter {
         let keep = |id: NodeId| detached.contains_key(&id);
         self.arena.clear_below(Core::BASE, keep);
         self.arena.clear_below(Core::DIRECTORY, keep);
+        self.owned.remove(out.iter().copied());
         out
     }
 
@@ -93,7 +95,10 @@ impl TreeWriter {
             self.end_pin(pin);
         }
         let mut out = std::mem::take(&mut self.freed);
-        let Some(root) = self.arena.root(namespace) else { return out };
+        let Some(root) = self.arena.root(namespace) else {
+            self.owned.remove(out.iter().copied());
+            return out;
+        };
         let before = self.cached;
         let hashes = self.take_out_below(root, &mut out);
         self.stats.evicted_by_namespace += (before - self.cached) as u64;
@@ -103,6 +108,7 @@ impl TreeWriter {
         if root != Core::BASE {
             self.arena.remove_leaf(root);
         }
+        self.owned.remove(out.iter().copied());
         out
     }
 

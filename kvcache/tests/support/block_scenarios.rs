@@ -118,7 +118,11 @@ fn commit_against_commit() {
         let [first, second] = [0, 1].map(|_| writer.acquire(&base(), &[1, 2, 3]));
         let writer = Arc::new(Mutex::new(writer));
         let commit = |writer: Arc<Mutex<TreeWriter>>, mut lease, ids: [u32; 3]| {
-            move || lock(&writer).commit(&mut lease, &[1, 2, 3], &ids.map(BlockId))
+            move || {
+                lock(&writer)
+                    .commit(&mut lease, &[1, 2, 3], &ids.map(BlockId))
+                    .expect("a valid commit")
+            }
         };
         let commits = together(
             commit(writer.clone(), first, [0, 1, 2]),

@@ -47,7 +47,10 @@ impl Cache {
 
     /// Commits the full blocks of the prompt, whose KV is written.
     pub(crate) fn publish(&mut self, running: &mut Running, prompt: &[u32]) -> Commit {
-        let commit = self.writer.commit(&mut running.lease, prompt, running.private.blocks());
+        let commit = self
+            .writer
+            .commit(&mut running.lease, prompt, running.private.blocks())
+            .expect("a valid commit");
         let _ = running.private.commit_front(commit.blocks.len());
         self.pool.release(commit.duplicates.clone());
         commit
@@ -55,7 +58,7 @@ impl Cache {
 
     pub(crate) fn run(&mut self, prompt: &[u32]) {
         let mut running = self.start(prompt).expect("fits");
-        self.publish(&mut running, prompt);
+        let _ = self.publish(&mut running, prompt);
     }
 
     pub(crate) fn match_len(&self, positions: &[u32]) -> usize {

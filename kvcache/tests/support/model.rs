@@ -60,8 +60,11 @@ fn positions(bytes: &[u8]) -> Vec<u32> {
 impl Model {
     /// Creates an empty tree and an empty model.
     pub(crate) fn new(block_size: usize, policy: EvictionPolicy) -> Model {
-        let (mut writer, reader) =
-            TreeBuilder::new(block_size).eviction_policy(policy).build().expect("valid block size");
+        let (mut writer, reader) = TreeBuilder::new(block_size)
+            .eviction_policy(policy)
+            .block_count(1 << 20)
+            .build()
+            .expect("valid block size");
         let events = writer.subscribe(100).expect("a capacity");
         // With a fixed key, so that a failure can be reproduced in another process.
         let salted = |salt: &str| Namespace::builder().key([0; 32]).salt(salt).build();
@@ -132,7 +135,8 @@ impl Model {
         let have = held.lease.blocks().len();
         let total = positions.len() / self.block_size;
         let offered: Vec<BlockId> = (have..total).map(|_| self.fresh_block()).collect();
-        let commit = self.writer.commit(&mut held.lease, &positions, &offered);
+        let commit =
+            self.writer.commit(&mut held.lease, &positions, &offered).expect("a valid commit");
         assert_eq!(commit.blocks.len(), offered.len(), "text is committed whole");
         let mut duplicates = Vec::new();
         for (index, &block) in offered.iter().enumerate() {

@@ -75,7 +75,7 @@ fn growth_of_a_leaf_against_read() {
         prepare: |w| put(w, &[1, 2], 0),
         write: |w| {
             let mut lease = w.acquire(&Namespace::default(), &[1, 2]);
-            let _ = w.commit(&mut lease, &[1, 2, 3], &[BlockId(2)]);
+            let _ = w.commit(&mut lease, &[1, 2, 3], &[BlockId(2)]).expect("a valid commit");
         },
         query: |r| match_len(r, &[1, 2, 3]),
         answers: &[2, 3],

@@ -67,7 +67,7 @@ pub(crate) fn run(block_size: usize, rounds: &[Round]) {
             let count = positions.len() / block_size - lease.blocks().len();
             let offered: Vec<BlockId> = (next..).take(count).map(BlockId).collect();
             next += count as u32;
-            let commit = writer.commit(&mut lease, &positions, &offered);
+            let commit = writer.commit(&mut lease, &positions, &offered).expect("a valid commit");
             let whole =
                 boundaries.iter().filter(|&&boundary| boundary % block_size == 0).max().copied();
             assert_eq!(lease.len(), whole.unwrap_or(0).max(expected));
