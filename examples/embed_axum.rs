@@ -37,7 +37,8 @@ async fn ask(
     State(engine): State<Engine>,
     prompt: String,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, (StatusCode, String)> {
-    let stream = engine.generate(Request::text(prompt).max_tokens(64)).map_err(error_reply)?;
+    let stream =
+        engine.generate(Request::text(prompt).max_tokens(64)).await.map_err(error_reply)?;
     Ok(Sse::new(stream.map(|event| {
         Ok(match event {
             Ok(Event::Token(token)) => sse::Event::default().data(token.text),

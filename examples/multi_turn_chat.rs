@@ -29,7 +29,7 @@ async fn main() -> anyhow::Result<()> {
         } else {
             Request::text(transcript.clone())
         };
-        let mut stream = engine.generate(request.max_tokens(48))?;
+        let mut stream = engine.generate(request.max_tokens(48)).await?;
         let mut answer = String::new();
         while let Some(event) = stream.next().await {
             match event? {

@@ -149,7 +149,7 @@ fn prompt(topic: u32, length: u32) -> Vec<u32> {
 
 /// Generates a few tokens and prints them.
 async fn ask(engine: &Engine, name: &str, tokens: Vec<u32>) -> Result<(), Error> {
-    let mut stream = engine.generate(Request::tokens(tokens).max_tokens(8))?;
+    let mut stream = engine.generate(Request::tokens(tokens).max_tokens(8)).await?;
     let mut answer = Vec::new();
     while let Some(event) = stream.next().await {
         match event? {
@@ -179,7 +179,7 @@ async fn main() -> Result<(), Error> {
     ask(&engine, "second request", [shared.clone(), vec![7, 8, 9]].concat()).await?;
 
     // The engine validates a request before it queues it. A prompt that can never fit is refused.
-    match engine.generate(Request::tokens(prompt(1, 500))) {
+    match engine.generate(Request::tokens(prompt(1, 500))).await {
         Err(Error::Engine(EngineError::PromptTooLong { got, limit, .. })) => {
             println!("a prompt of {got} tokens is refused, the limit is {limit}");
         }

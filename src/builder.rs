@@ -12,6 +12,7 @@ use stolon_scheduler::{AdmissionPolicy, EngineConfig, EngineError, EvictionOrder
 #[cfg(feature = "text")]
 use stolon_text::TextModel;
 
+use crate::prompt::Prompts;
 use crate::text::Text;
 use crate::{Engine, Error, EvictionPolicy, ModelInfo, ModelSource, SamplingParams};
 
@@ -396,7 +397,8 @@ impl EngineBuilder {
             kv_bytes = info.kv_bytes,
             "the engine is ready"
         );
-        Ok(Engine::new(handle, text, recommended_sampling, info))
+        let prompts = Prompts::new(text, tokio::runtime::Handle::current());
+        Ok(Engine::new(handle, prompts, recommended_sampling, info))
     }
 }
 

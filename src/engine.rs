@@ -9,8 +9,8 @@ use stolon_kvcache::{Namespace, PinId, TreeDump};
 use stolon_scheduler::{AdmissionPolicy, AuditReport, CacheStats, EngineStats, SequenceRequest};
 use stolon_text::StopStrings;
 
+use crate::prompt::Prompts;
 use crate::stream::StreamParts;
-use crate::text::Text;
 use crate::{
     BestOf, ChatMessage, EngineBuilder, Error, ModelInfo, Request, SamplingParams, TokenStream,
 };
@@ -27,7 +27,7 @@ pub struct Engine {
 #[derive(Debug)]
 struct Inner {
     handle: EngineHandle,
-    text: Text,
+    prompts: Prompts,
     recommended_sampling: SamplingParams,
     info: ModelInfo,
 }
@@ -35,11 +35,11 @@ struct Inner {
 impl Engine {
     pub(crate) fn new(
         handle: EngineHandle,
-        text: Text,
+        prompts: Prompts,
         recommended_sampling: SamplingParams,
         info: ModelInfo,
     ) -> Engine {
-        Engine { inner: Arc::new(Inner { handle, text, recommended_sampling, info }) }
+        Engine { inner: Arc::new(Inner { handle, prompts, recommended_sampling, info }) }
     }
 
     /// Starts configuring an engine.
@@ -49,14 +49,17 @@ impl Engine {
 
     /// Submits a request and returns its event stream.
     ///
-    /// The prompt is rendered, tokenised and validated, and its uncached part is counted, in the
-    /// calling task without waiting. An engine whose admission queue is full refuses at once.
+    /// The prompt is rendered and tokenised, a long one on a blocking thread of the engine's
+    /// runtime, so that the calling task does not block. Then the request is validated and its
+    /// uncached part is counted. An engine whose admission queue is full refuses at once.
+    ///
+    /// Cancel safe: if the future is dropped before it completes, nothing is submitted.
     ///
     /// # Errors
     /// Every way in which a request can be invalid, and [`EngineError`](crate::EngineError)'s
     /// `Overloaded`, `Interrupted` and `Stopped`.
-    pub fn generate(&self, request: Request) -> Result<TokenStream, Error> {
-        let (sequence, parts) = self.prepare(request)?;
+    pub async fn generate(&self, request: Request) -> Result<TokenStream, Error> {
+        let (sequence, parts) = self.prepare(request).await?;
         Ok(TokenStream::new(self.inner.handle.submit(sequence)?, parts))
     }
 
@@ -65,12 +68,12 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::generate`]; then none of them is submitted.
-    pub fn generate_choices(
+    pub async fn generate_choices(
         &self,
         request: Request,
         count: usize,
     ) -> Result<Vec<TokenStream>, Error> {
-        let (sequence, parts) = self.prepare(request)?;
+        let (sequence, parts) = self.prepare(request).await?;
         let sequences = self.inner.handle.submit_choices(sequence, count)?;
         let stream = |sequence| TokenStream::new(sequence, parts.clone());
         Ok(sequences.into_iter().map(stream).collect())
@@ -98,7 +101,7 @@ impl Engine {
         }
         let requested = request.logprobs.or(request.options.sampling.logprobs);
         request.logprobs = Some(requested.unwrap_or(0));
-        let streams = self.generate_choices(request, candidates)?;
+        let streams = self.generate_choices(request, candidates).await?;
         let completions = try_join_all(streams.into_iter().map(TokenStream::collect_text)).await?;
         let mut best = BestOf::choose(completions, count);
         if requested.is_none() {
@@ -108,10 +111,10 @@ impl Engine {
     }
 
     /// Splits a request into what the engine computes and what its stream needs.
-    fn prepare(&self, request: Request) -> Result<(SequenceRequest, StreamParts), Error> {
+    async fn prepare(&self, request: Request) -> Result<(SequenceRequest, StreamParts), Error> {
         let submitted = Instant::now();
-        let text = &self.inner.text;
-        let tokens = text.prompt_tokens(&request)?;
+        let tokens = self.inner.prompts.tokens(&request.source).await?;
+        let text = &self.inner.prompts.text;
         if !request.stop.is_empty() {
             // Stop strings are searched in text.
             text.require_tokenizer()?;
@@ -140,7 +143,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::generate`], and the error that its stream ends with.
     pub async fn warm(&self, request: Request) -> Result<usize, Error> {
-        let stream = self.generate(request.max_tokens(1))?;
+        let stream = self.generate(request.max_tokens(1)).await?;
         let prompt_tokens = stream.prompt_tokens();
         stream.collect_text().await?;
         Ok(prompt_tokens)
@@ -149,10 +152,12 @@ impl Engine {
     /// The number of the request's prompt tokens that are in the cache now. Lock-free and without
     /// side effects. The answer is a hint: it may change before a request runs.
     ///
+    /// A prompt that is not token ids yet is rendered and tokenised on the calling thread.
+    ///
     /// # Errors
     /// Those of rendering and tokenising the prompt.
     pub fn query_match_len(&self, request: &Request) -> Result<usize, Error> {
-        let tokens = self.prompt_tokens(request)?;
+        let tokens = self.inner.prompts.text.prompt_tokens(&request.source)?;
         let namespace = namespace(request.cache_salt.as_deref());
         Ok(self.inner.handle.query_match_len(&namespace, &tokens))
     }
@@ -165,7 +170,7 @@ impl Engine {
     /// Those of rendering and tokenising the prompt, `Pin` if nothing of it is cached or
     /// [`EngineBuilder::pin_budget`] would be exceeded, `Interrupted` and `Stopped`.
     pub async fn pin(&self, request: &Request, ttl: Option<Duration>) -> Result<PinId, Error> {
-        let tokens = self.prompt_tokens(request)?;
+        let tokens = self.prompt_tokens(request).await?;
         let namespace = namespace(request.cache_salt.as_deref());
         Ok(self.inner.handle.pin(namespace, tokens, ttl).await?)
     }
@@ -216,8 +221,8 @@ impl Engine {
     ///
     /// # Errors
     /// Those of rendering and tokenising the prompt.
-    pub fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>, Error> {
-        self.inner.text.prompt_tokens(request)
+    pub async fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>, Error> {
+        self.inner.prompts.tokens(&request.source).await
     }
 
     /// Counters and gauges, read without waiting.
@@ -277,12 +282,16 @@ impl Engine {
     }
 
     /// The token ids of a text. `add_special` adds the special tokens that the model expects around
-    /// a text.
+    /// a text. A long text is tokenised on a blocking thread of the engine's runtime.
     ///
     /// # Errors
     /// [`Error::NoTokenizer`], [`Error::Tokenizer`].
-    pub fn tokenize(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
-        self.inner.text.encode(text, add_special)
+    pub async fn tokenize(
+        &self,
+        text: impl Into<String>,
+        add_special: bool,
+    ) -> Result<Vec<u32>, Error> {
+        self.inner.prompts.encode(text.into(), add_special).await
     }
 
     /// The text of token ids. `skip_special` leaves special tokens out.
@@ -290,11 +299,11 @@ impl Engine {
     /// # Errors
     /// [`Error::NoTokenizer`].
     pub fn detokenize(&self, ids: &[u32], skip_special: bool) -> Result<String, Error> {
-        self.inner.text.decode(ids, skip_special)
+        self.inner.prompts.text.decode(ids, skip_special)
     }
 
     /// The prompt text of a conversation, rendered with the model's chat template and ending where
-    /// the assistant's answer begins.
+    /// the assistant's answer begins. Renders on the calling thread.
     ///
     /// # Errors
     /// [`Error::ChatTemplate`].
@@ -303,7 +312,7 @@ impl Engine {
         messages: &[ChatMessage],
         tools: Option<&serde_json::Value>,
     ) -> Result<String, Error> {
-        self.inner.text.render(messages, tools)
+        self.inner.prompts.text.render(messages, tools)
     }
 }
 

@@ -12,7 +12,7 @@
 //! # async fn first_program() -> Result<(), stolon::Error> {
 //! let engine = Engine::builder().model("Qwen/Qwen3-0.6B").kv_memory(512 << 20).build().await?;
 //! let request = Request::text("A stolon is").max_tokens(64).stop(["\n"]);
-//! let mut stream = engine.generate(request)?; // dropping the stream cancels the request
+//! let mut stream = engine.generate(request).await?; // dropping the stream cancels the request
 //! while let Some(event) = stream.next().await {
 //!     match event? {
 //!         Event::Token(token) => print!("{}", token.text),
@@ -85,6 +85,7 @@ mod completion;
 mod engine;
 mod error;
 mod model_info;
+mod prompt;
 mod request;
 mod stream;
 #[cfg(feature = "text")]

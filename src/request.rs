@@ -5,11 +5,13 @@
 //!
 //! [`Engine::generate`]: crate::Engine::generate
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use stolon_scheduler::{DEFAULT_MAX_TOKENS, RequestOptions};
 
-use crate::{ChatMessage, SamplingParams};
+use crate::prompt::PromptSource;
+use crate::{ChatMessage, MessageContent, SamplingParams};
 
 /// A prompt.
 #[derive(Clone, Debug)]
@@ -23,12 +25,33 @@ pub enum Prompt {
     Chat(Vec<ChatMessage>),
 }
 
+impl Prompt {
+    /// Size in bytes of the text and of what becomes text; 0 for token ids. The variables of chat
+    /// templates do not count.
+    pub(crate) fn len_bytes(&self) -> usize {
+        /// At least what a template adds to each message, and what JSON adds to each part.
+        const ADDED: usize = 16;
+        let part = |part: &serde_json::Value| {
+            part["text"].as_str().map_or(ADDED, |text| ADDED.saturating_add(text.len()))
+        };
+        let message = |message: &ChatMessage| match &message.content {
+            None => ADDED,
+            Some(MessageContent::Text(text)) => ADDED + text.len(),
+            Some(MessageContent::Parts(parts)) => ADDED + parts.iter().map(part).sum::<usize>(),
+        };
+        match self {
+            Prompt::Text(text) => text.len(),
+            Prompt::Tokens(_) => 0,
+            Prompt::Chat(messages) => messages.iter().map(message).sum(),
+        }
+    }
+}
+
 /// A request to generate. Make one with [`Request::text`], [`Request::tokens`] or
 /// [`Request::chat`]; every setter is optional.
 #[derive(Clone, Debug)]
 pub struct Request {
-    pub(crate) prompt: Prompt,
-    pub(crate) tools: Option<serde_json::Value>,
+    pub(crate) source: Arc<PromptSource>,
     pub(crate) stop: Vec<String>,
     pub(crate) ignore_eos: bool,
     pub(crate) logprobs: Option<usize>,
@@ -40,8 +63,7 @@ impl Request {
     /// A request to continue `prompt`.
     pub fn new(prompt: Prompt) -> Request {
         Request {
-            prompt,
-            tools: None,
+            source: Arc::new(PromptSource { prompt, tools: None }),
             stop: Vec::new(),
             ignore_eos: false,
             logprobs: None,
@@ -68,7 +90,7 @@ impl Request {
     /// The chat template's variable `tools`: a JSON array of function schemas. Only chat prompts
     /// use it.
     pub fn tools(mut self, tools: serde_json::Value) -> Request {
-        self.tools = Some(tools);
+        Arc::make_mut(&mut self.source).tools = Some(tools);
         self
     }
 

@@ -6,8 +6,9 @@ use stolon_text::{ChatMessage, ChatOptions, TextModel, Tokenizer};
 
 pub(crate) use stolon_text::Detokenizer;
 
+use crate::Error;
+use crate::prompt::PromptSource;
 use crate::request::Prompt;
-use crate::{Error, Request};
 
 /// The model's tokenizer and chat templates, if it has any. All requests share them.
 #[derive(Clone, Debug, Default)]
@@ -60,13 +61,13 @@ impl Text {
     }
 
     /// The token ids of a request's prompt.
-    pub(crate) fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>, Error> {
-        match &request.prompt {
+    pub(crate) fn prompt_tokens(&self, source: &PromptSource) -> Result<Vec<u32>, Error> {
+        match &source.prompt {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(text) => self.encode(text, true),
             // The template has inserted the special tokens already.
             Prompt::Chat(messages) => {
-                self.encode(&self.render(messages, request.tools.as_ref())?, false)
+                self.encode(&self.render(messages, source.tools.as_ref())?, false)
             }
         }
     }

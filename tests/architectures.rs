@@ -21,7 +21,8 @@ fn prompt(seed: u32, len: u32) -> Vec<u32> {
 /// The greedy tokens after a prompt, and the number of cached prompt tokens.
 async fn run(engine: &Engine, tokens: &[u32]) -> (Vec<u32>, usize) {
     let request = Request::tokens(tokens.to_vec()).max_tokens(ANSWER_LEN).ignore_eos(true);
-    let answer = engine.generate(request).expect("it fits").collect_text().await.expect("ends");
+    let answer =
+        engine.generate(request).await.expect("it fits").collect_text().await.expect("ends");
     (answer.token_ids, answer.finish.usage.cached_tokens)
 }
 

@@ -6,6 +6,8 @@ mod fake;
 use std::time::Duration;
 
 use fake::builder;
+use futures::future::try_join_all;
+use futures::poll;
 use stolon::{
     AdmissionPolicy, Engine, EngineError, Error, Event, FinishReason, Request, SamplingParams,
 };
@@ -45,7 +47,7 @@ fn handles_are_send_sync_and_owned() {
 async fn a_stream_yields_start_tokens_and_end() {
     let (engine, _) = engine(64).await;
     let prompt = "a prompt of some length, for more than one block";
-    let mut stream = engine.generate(Request::text(prompt).max_tokens(5)).expect("it fits");
+    let mut stream = engine.generate(Request::text(prompt).max_tokens(5)).await.expect("it fits");
     assert_eq!(stream.prompt_tokens(), prompt.len());
     let first = stream.next().await.expect("a start").expect("no error");
     assert_eq!(first, Event::Started { prompt_tokens: prompt.len(), cached_tokens: 0 });
@@ -75,12 +77,14 @@ async fn a_shared_prefix_is_computed_once() {
     let (engine, _) = engine(64).await;
     let shared = "x".repeat(100) + "yz";
     let ask = |tail: &str| Request::text(format!("{shared}{tail}")).max_tokens(4);
-    let cold = engine.generate(ask("one")).expect("it fits").collect_text().await.expect("ends");
+    let cold =
+        engine.generate(ask("one")).await.expect("it fits").collect_text().await.expect("ends");
     assert_eq!(cold.finish.usage.cached_tokens, 0);
     for _ in 0..3 {
         assert_eq!(engine.query_match_len(&ask("two")).expect("text"), 96);
     }
-    let warm = engine.generate(ask("two")).expect("it fits").collect_text().await.expect("ends");
+    let warm =
+        engine.generate(ask("two")).await.expect("it fits").collect_text().await.expect("ends");
     assert_eq!(warm.finish.usage.cached_tokens, 96);
     assert_eq!(warm.token_ids, expected(format!("{shared}two").as_bytes(), 4));
     let salted = ask("two").cache_salt("tenant");
@@ -107,13 +111,14 @@ async fn warming_caches_a_prompt() {
 #[tokio::test]
 async fn a_stop_string_ends_the_text() {
     let (engine, _) = engine(64).await;
-    let free = engine.generate(Request::text("abc").max_tokens(40)).expect("it fits");
+    let free = engine.generate(Request::text("abc").max_tokens(40)).await.expect("it fits");
     let free = free.collect_text().await.expect("it ends");
     // Two characters from the middle of the unrestricted answer.
     let stop: String = free.text.chars().skip(6).take(2).collect();
     let place = free.text.find(&stop).expect("it is there");
     let request = Request::text("abc").max_tokens(40).stop([stop.clone(), "never".to_owned()]);
-    let stopped = engine.generate(request).expect("it fits").collect_text().await.expect("ends");
+    let stopped =
+        engine.generate(request).await.expect("it fits").collect_text().await.expect("ends");
     assert_eq!(stopped.text, free.text[..place]);
     assert_eq!(stopped.finish.reason, FinishReason::StopString(stop));
     assert!(stopped.token_ids.len() < 40);
@@ -128,7 +133,7 @@ async fn a_stop_string_ends_the_text() {
 async fn withheld_text_is_emitted_at_the_end() {
     let (engine, _) = engine(64).await;
     let run = async |request: Request| {
-        engine.generate(request).expect("it fits").collect_text().await.expect("it ends")
+        engine.generate(request).await.expect("it fits").collect_text().await.expect("it ends")
     };
     let free = run(Request::text("abc").max_tokens(8)).await;
     let last = free.text.chars().last().expect("some text");
@@ -153,7 +158,7 @@ async fn end_of_sequence_ids_end_an_answer_and_can_be_ignored() {
         .await
         .expect("valid settings");
     let run = async |request: Request| {
-        engine.generate(request).expect("it fits").collect_text().await.expect("it ends")
+        engine.generate(request).await.expect("it fits").collect_text().await.expect("it ends")
     };
     let ended = run(Request::text("abc").max_tokens(20)).await;
     assert_eq!(ended.finish.reason, FinishReason::Stop);
@@ -174,12 +179,12 @@ async fn a_seed_gives_the_same_text_in_any_batch() {
     let (engine, _) = engine(256).await;
     let sampling = SamplingParams { temperature: 1.5, seed: Some(7), ..SamplingParams::default() };
     let request = || Request::text("seeded").max_tokens(30).sampling(sampling.clone());
-    let alone = engine.generate(request()).expect("it fits").collect_text().await.expect("ends");
-    let others: Vec<_> = (0..6)
-        .map(|n| engine.generate(Request::text(format!("other {n}")).max_tokens(40)))
-        .collect::<Result<_, _>>()
-        .expect("they fit");
-    let again = engine.generate(request()).expect("it fits").collect_text().await.expect("ends");
+    let alone =
+        engine.generate(request()).await.expect("it fits").collect_text().await.expect("ends");
+    let other = |n| engine.generate(Request::text(format!("other {n}")).max_tokens(40));
+    let others = try_join_all((0..6).map(other)).await.expect("they fit");
+    let again =
+        engine.generate(request()).await.expect("it fits").collect_text().await.expect("ends");
     assert_eq!(alone.token_ids, again.token_ids);
     drop(others);
 }
@@ -190,7 +195,8 @@ async fn a_seed_gives_the_same_text_in_any_batch() {
 async fn logprobs_are_reported_if_requested() {
     let (engine, _) = engine(64).await;
     let request = Request::text("abcdef").max_tokens(6).logprobs(3).prompt_logprobs(1);
-    let answer = engine.generate(request).expect("it fits").collect_text().await.expect("ends");
+    let answer =
+        engine.generate(request).await.expect("it fits").collect_text().await.expect("ends");
     assert_eq!((answer.logprobs.len(), answer.prompt_logprobs.len()), (6, 6));
     for (id, entry) in answer.token_ids.iter().zip(&answer.logprobs) {
         assert_eq!((entry.token_id, entry.top.len()), (*id, 3));
@@ -266,13 +272,34 @@ async fn invalid_requests_are_refused_with_expected_and_actual_values() {
     ];
     for (request, expected) in cases {
         let shown = format!("{request:?}");
-        let error = engine.generate(request).expect_err("an invalid request").to_string();
+        let error = engine.generate(request).await.expect_err("an invalid request").to_string();
         for part in expected {
             assert!(error.contains(part), "{shown}: {error}");
         }
     }
     assert_eq!(engine.stats().requests, 0);
     assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 4);
+}
+
+/// Goal: a long prompt is tokenised on another thread, so that the calling task does not block. A
+/// caller that drops the future submits nothing and blocks no other.
+#[tokio::test]
+async fn long_prompts_are_tokenised_off_the_callers_thread() {
+    let (engine, _) = engine(512).await;
+    let huge = || Request::text("abc ".repeat(100_000)).max_tokens(1);
+    for _ in 0..100 {
+        let mut future = Box::pin(engine.generate(huge()));
+        assert!(poll!(&mut future).is_pending(), "it does not tokenise while it is polled");
+    }
+    assert_eq!(engine.stats().requests, 0);
+    assert_eq!(engine.prompt_tokens(&huge()).await.expect("text").len(), 400_000);
+    let long = engine.generate(Request::text("abc ".repeat(1_000)).max_tokens(1)).await;
+    let answer = long.expect("it fits").collect_text().await.expect("it ends");
+    assert_eq!(answer.finish.usage.prompt_tokens, 4_000);
+    // The change to another thread would take longer than tokenising a short prompt.
+    let short = Request::text("abc");
+    assert!(poll!(Box::pin(engine.prompt_tokens(&short))).is_ready());
+    assert_eq!(engine.audit().await.expect("consistent accounting").running, 0);
 }
 
 /// Goal: invalid settings of the builder are refused with an error that names them.
@@ -300,7 +327,7 @@ async fn invalid_settings_are_refused() {
 async fn the_engine_recovers_from_a_failing_backend() {
     let (engine, handle) = engine(64).await;
     let request = || Request::text("some prompt that fills a block").max_tokens(6);
-    let run = async || engine.generate(request())?.collect_text().await;
+    let run = async || engine.generate(request()).await?.collect_text().await;
     let before = run().await.expect("it ends");
     for fault in [FakeFault::Panic, FakeFault::Fail] {
         handle.inject_next(fault);
@@ -329,7 +356,7 @@ async fn two_engines_are_independent() {
     let (two, handle) = engine(32).await;
     let prompt = "the same prompt for both, of some length";
     let run = async |engine: &Engine| {
-        let stream = engine.generate(Request::text(prompt).max_tokens(8))?;
+        let stream = engine.generate(Request::text(prompt).max_tokens(8)).await?;
         stream.collect_text().await
     };
     let first = run(&one).await.expect("it ends");
@@ -349,7 +376,7 @@ async fn two_engines_are_independent() {
 #[tokio::test]
 async fn a_stream_keeps_its_engine_alive() {
     let (engine, handle) = engine(64).await;
-    let stream = engine.generate(Request::text("abc").max_tokens(20)).expect("it fits");
+    let stream = engine.generate(Request::text("abc").max_tokens(20)).await.expect("it fits");
     drop(engine);
     assert_eq!(stream.collect_text().await.expect("it ends").token_ids.len(), 20);
     let steps = handle.step_count();
@@ -361,7 +388,7 @@ async fn a_stream_keeps_its_engine_alive() {
 #[tokio::test]
 async fn drain_completes_running_requests() {
     let (engine, _) = engine(64).await;
-    let stream = engine.generate(Request::text("abc").max_tokens(30)).expect("it fits");
+    let stream = engine.generate(Request::text("abc").max_tokens(30)).await.expect("it fits");
     let reader = tokio::spawn(stream.collect_text());
     engine.drain(Duration::from_secs(20)).await;
     assert_eq!(reader.await.expect("no panic").expect("it ends").token_ids.len(), 30);
@@ -380,7 +407,8 @@ async fn the_policy_orders_the_queue() {
         engine.set_admission(policy);
         assert_eq!(engine.admission(), policy);
         let hold = handle.hold();
-        let blocker = engine.generate(Request::text("blocker").max_tokens(2)).expect("it fits");
+        let blocker =
+            engine.generate(Request::text("blocker").max_tokens(2)).await.expect("it fits");
         while handle.step_count() == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -388,7 +416,7 @@ async fn the_policy_orders_the_queue() {
         for (index, len) in [90, 60, 30].into_iter().enumerate() {
             let prompt = vec![index as u32; len];
             let request = Request::tokens(prompt).max_tokens(2).priority(i32::from(index == 1));
-            let stream = engine.generate(request).expect("it fits");
+            let stream = engine.generate(request).await.expect("it fits");
             let sender = sender.clone();
             tokio::spawn(async move {
                 stream.collect_text().await.expect("it ends");

@@ -109,12 +109,13 @@ async fn pins_do_not_starve_requests() {
     let engine = builder.pin_budget(3).build().await.expect("valid settings");
     engine.warm(blocks(3, 3)).await.expect("it fits");
     engine.pin(&blocks(3, 3), None).await.expect("cached, within the budget");
-    let error = engine.generate(blocks(7, 6)).expect_err("five blocks are left");
+    let error = engine.generate(blocks(7, 6)).await.expect_err("five blocks are left");
     assert!(
         matches!(error, Error::Engine(EngineError::PromptTooLong { got: 96, limit: 80, .. })),
         "{error}"
     );
-    let answer = engine.generate(Request::tokens(vec![9; 70]).max_tokens(1000)).expect("it fits");
+    let answer =
+        engine.generate(Request::tokens(vec![9; 70]).max_tokens(1000)).await.expect("it fits");
     assert_eq!(answer.collect_text().await.expect("it ends").token_ids.len(), 11);
     let all = fake::builder(8).0.pin_budget(8);
     let refused = all.build().await.expect_err("no block would be left for requests").to_string();

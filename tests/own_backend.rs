@@ -22,7 +22,7 @@ fn prompt(first: u32, length: u32) -> Vec<u32> {
 
 async fn run(engine: &Engine, tokens: &[u32]) -> Completion {
     let request = Request::tokens(tokens).max_tokens(12).logprobs(3);
-    let stream = engine.generate(request).expect("a valid request");
+    let stream = engine.generate(request).await.expect("a valid request");
     stream.collect_text().await.expect("a complete answer")
 }
 
@@ -91,7 +91,7 @@ async fn custom_eviction_order_selects_the_victim() {
 #[tokio::test]
 async fn error_payloads_are_public() {
     let engine = builder(8).build().await.expect("valid settings");
-    let error = engine.generate(Request::tokens(prompt(1, 500))).expect_err("it cannot fit");
+    let error = engine.generate(Request::tokens(prompt(1, 500))).await.expect_err("it cannot fit");
     let Error::Engine(EngineError::PromptTooLong { got: 500, limit, bound }) = error else {
         panic!("{error}");
     };
@@ -103,7 +103,7 @@ async fn error_payloads_are_public() {
 async fn streams_are_read_without_further_crates() {
     let engine = builder(8).build().await.expect("valid settings");
     let request = Request::tokens(prompt(1, 20)).max_tokens(3);
-    let mut stream = engine.generate(request).expect("a valid request");
+    let mut stream = engine.generate(request).await.expect("a valid request");
     let (mut tokens, mut is_finished) = (0, false);
     while let Some(event) = stream.next().await {
         match event.expect("no error") {

@@ -25,7 +25,7 @@ async fn tiny(block_size: usize, chunk: usize, caching: bool) -> Engine {
 }
 
 async fn run(engine: &Engine, request: Request) -> Completion {
-    engine.generate(request).expect("it fits").collect_text().await.expect("it ends")
+    engine.generate(request).await.expect("it fits").collect_text().await.expect("it ends")
 }
 
 /// The log-probabilities of the whole vocabulary at each of three greedy steps, and the number of
@@ -128,7 +128,7 @@ async fn every_block_is_free_or_cached_after_all_requests() {
     for round in 0..200u32 {
         let tokens: Vec<u32> = (0..round * 7 % 90 + 1).map(|i| i * (1 + round % 3) % 256).collect();
         let request = Request::tokens(tokens).max_tokens(1 + round as usize % 5);
-        let stream = engine.generate(request).expect("it fits");
+        let stream = engine.generate(request).await.expect("it fits");
         if round % 4 == 3 {
             drop(stream);
         } else {

@@ -31,7 +31,7 @@ async fn one_request(engine: &Engine, rng: &mut SmallRng) -> usize {
     let max_tokens = rng.random_range(1..40);
     let request = Request::tokens(prompt.clone()).max_tokens(max_tokens);
     let mut stream = loop {
-        match engine.generate(request.clone()) {
+        match engine.generate(request.clone()).await {
             Ok(stream) => break stream,
             Err(Error::Engine(EngineError::Overloaded { .. })) => {
                 tokio::time::sleep(Duration::from_millis(2)).await

@@ -272,7 +272,7 @@ async fn step_micros(streams: u32) -> anyhow::Result<f64> {
     let mut readers = Vec::new();
     for stream in 0..streams {
         let request = Request::tokens(vec![stream; 16]).max_tokens(TOKENS);
-        readers.push(tokio::spawn(engine.generate(request)?.collect_text()));
+        readers.push(tokio::spawn(engine.generate(request).await?.collect_text()));
     }
     for reader in readers {
         reader.await??;

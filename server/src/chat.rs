@@ -125,7 +125,7 @@ impl Conversation {
     async fn answer(&self) -> anyhow::Result<Option<String>> {
         let request = Request::chat(self.messages.clone());
         let request = self.sampling.apply(request, &self.engine.recommended_sampling());
-        let mut stream = self.engine.generate(request)?;
+        let mut stream = self.engine.generate(request).await?;
         let mut answer = String::new();
         loop {
             let event = tokio::select! {

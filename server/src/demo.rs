@@ -40,7 +40,7 @@ impl DemoArgs {
     pub async fn run(self) -> anyhow::Result<()> {
         let book = handbook()?;
         let engine = self.engine.start().await?;
-        self.introduce(&engine, &book)?;
+        self.introduce(&engine, &book).await?;
 
         let mut shared = Vec::new();
         for index in 0..book.questions.len() {
@@ -56,13 +56,13 @@ impl DemoArgs {
         Ok(())
     }
 
-    fn introduce(&self, engine: &Engine, book: &Handbook) -> anyhow::Result<()> {
+    async fn introduce(&self, engine: &Engine, book: &Handbook) -> anyhow::Result<()> {
         let info = engine.model_info();
         terminal::line(format!(
             "Model {}, {} KV blocks of {} tokens.",
             info.id, info.num_blocks, info.block_size
         ))?;
-        let tokens = engine.tokenize(&book.system, false)?.len();
+        let tokens = engine.tokenize(&book.system, false).await?.len();
         terminal::line(format!("The system prompt is a handbook of {tokens} tokens:\n"))?;
         let end = if self.show_handbook {
             book.system.len()
@@ -90,7 +90,7 @@ async fn ask(
         ChatMessage::new("system", &book.system),
         ChatMessage::new("user", &question.question),
     ];
-    let mut stream = engine.generate(Request::chat(messages).max_tokens(48))?;
+    let mut stream = engine.generate(Request::chat(messages).max_tokens(48)).await?;
     if shown {
         terminal::stream(&format!("\n{}\n", terminal::bold(&question.question)))?;
     }

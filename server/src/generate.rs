@@ -62,15 +62,14 @@ impl GenerateArgs {
         );
         let engine = self.engine.start().await?;
         if self.concurrent {
-            let streams: Vec<_> =
-                requests.into_iter().map(|r| engine.generate(r)).collect::<Result<_, _>>()?;
+            let streams = try_join_all(requests.into_iter().map(|r| engine.generate(r))).await?;
             for completion in try_join_all(streams.into_iter().map(|s| s.collect_text())).await? {
                 terminal::line(to_json(&completion))?;
             }
         } else {
             for request in requests {
                 if self.json {
-                    let completion = engine.generate(request)?.collect_text().await?;
+                    let completion = engine.generate(request).await?.collect_text().await?;
                     terminal::line(to_json(&completion))?;
                 } else {
                     self.print(&engine, request).await?;
@@ -103,7 +102,7 @@ impl GenerateArgs {
 
     /// Streams the text of one answer to standard output, followed by a line of figures.
     async fn print(&self, engine: &Engine, request: Request) -> anyhow::Result<()> {
-        let mut stream = engine.generate(request)?;
+        let mut stream = engine.generate(request).await?;
         let mut logprobs = Vec::new();
         while let Some(event) = stream.next().await {
             match event? {

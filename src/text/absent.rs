@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::prompt::PromptSource;
 use crate::request::Prompt;
-use crate::{ChatMessage, Error, Request};
+use crate::{ChatMessage, Error};
 
 /// Replaces the tokenizer and chat templates. It refuses all text.
 #[derive(Clone, Debug, Default)]
@@ -48,8 +49,8 @@ impl Text {
         false
     }
 
-    pub(crate) fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>, Error> {
-        match &request.prompt {
+    pub(crate) fn prompt_tokens(&self, source: &PromptSource) -> Result<Vec<u32>, Error> {
+        match &source.prompt {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(_) | Prompt::Chat(_) => Err(Error::NoTokenizer),
         }

@@ -53,7 +53,7 @@ pub async fn open_loop(
         }
         let mut client = Client::new(engine.clone(), conversation.clone(), begin);
         // Submitted here rather than in the task, so that requests arrive in the workload's order.
-        let first = client.submit()?;
+        let first = client.submit().await?;
         tasks.spawn(async move { (index, client.run(first).await) });
     }
     while let Some(finished) = tasks.join_next().await {
@@ -81,7 +81,7 @@ pub async fn closed_loop(
         let conversation = Conversation { pause: Duration::ZERO, ..conversation.clone() };
         let mut client = Client::new(engine.clone(), conversation, begin);
         async move {
-            let first = client.submit()?;
+            let first = client.submit().await?;
             Ok::<_, Error>((index, client.run(first).await?))
         }
     });
@@ -131,7 +131,7 @@ impl Client {
     }
 
     /// Submits the next turn. `None` if there is none, or if the engine is overloaded.
-    fn submit(&mut self) -> Result<Option<Sent>, Error> {
+    async fn submit(&mut self) -> Result<Option<Sent>, Error> {
         let Some(turn) = self.conversation.turns.get(self.turns_sent) else { return Ok(None) };
         self.turns_sent += 1;
         self.history.extend_from_slice(&turn.tokens);
@@ -140,7 +140,7 @@ impl Client {
             .priority(self.conversation.priority)
             .ignore_eos(true);
         let sent = Instant::now();
-        match self.engine.generate(request) {
+        match self.engine.generate(request).await {
             Ok(stream) => {
                 let sent_at = sent.duration_since(self.begin).as_secs_f64();
                 let record = RequestRecord { sent_at, ..RequestRecord::default() };
@@ -162,7 +162,7 @@ impl Client {
             if self.turns_sent < self.conversation.turns.len() {
                 tokio::time::sleep(self.conversation.pause).await;
             }
-            sent = self.submit()?;
+            sent = self.submit().await?;
         }
         Ok(self)
     }

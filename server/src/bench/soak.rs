@@ -187,7 +187,7 @@ impl SoakArgs {
 
 async fn one(engine: Engine, draw: Draw) -> Result<End, Error> {
     let request = Request::tokens(draw.tokens).max_tokens(draw.output).ignore_eos(true);
-    let mut stream = engine.generate(request)?;
+    let mut stream = engine.generate(request).await?;
     let mut seen = 0;
     loop {
         if draw.cancel_after == Some(seen) {

@@ -74,7 +74,7 @@ pub(super) async fn create(State(app): State<Arc<App>>, body: Body) -> Result<Re
     if echo {
         for (prompt, engine_request) in prompts.iter().zip(&mut requests) {
             let with_tokens = request.logprobs.is_some();
-            echoes.push(echo_of(prompt, &app.engine, engine_request, with_tokens)?);
+            echoes.push(echo_of(prompt, &app.engine, engine_request, with_tokens).await?);
             if let Some(top) = request.logprobs {
                 *engine_request = engine_request.clone().prompt_logprobs(top);
             }
@@ -111,7 +111,7 @@ fn engine_request(prompt: &Prompt) -> Request {
     }
 }
 
-fn echo_of(
+async fn echo_of(
     prompt: &Prompt,
     engine: &Engine,
     request: &Request,
@@ -121,7 +121,7 @@ fn echo_of(
         Prompt::Text(text) => text.clone(),
         Prompt::Tokens(tokens) => engine.detokenize(tokens, false)?,
     };
-    let tokens = if with_tokens { engine.prompt_tokens(request)? } else { Vec::new() };
+    let tokens = if with_tokens { engine.prompt_tokens(request).await? } else { Vec::new() };
     Ok(Echo { text, tokens })
 }
 

@@ -135,7 +135,7 @@ pub(super) async fn respond<E: Endpoint>(
     let mut streams = Vec::new();
     for request in requests {
         // If a request is refused, the streams made so far are dropped, which cancels them.
-        streams.extend(engine.generate_choices(request, call.choice_count)?);
+        streams.extend(engine.generate_choices(request, call.choice_count).await?);
     }
     let envelope = Envelope::new::<E>(call.model);
     if call.stream {

@@ -1,0 +1,90 @@
+//! Turns prompts into token ids without blocking the caller's runtime.
+//!
+//! Rendering and tokenising take time in proportion to the prompt's length: roughly a millisecond
+//! for 4 KiB, seconds for several megabytes. Short prompts are tokenised where the caller runs,
+//! because the change to another thread would take longer. All others are tokenised on the blocking
+//! threads of the engine's runtime. Semaphores bound how many of them compute at the same time, so
+//! that tokenising leaves cores to the model.
+
+use std::sync::Arc;
+
+use stolon_scheduler::EngineError;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+use crate::Error;
+use crate::request::Prompt;
+use crate::text::Text;
+
+/// What a request's prompt is made from. Requests share it with the threads that tokenise it.
+#[derive(Clone, Debug)]
+pub(crate) struct PromptSource {
+    pub(crate) prompt: Prompt,
+    /// The chat template's variable `tools`.
+    pub(crate) tools: Option<serde_json::Value>,
+}
+
+/// Size up to which a prompt is tokenised in the calling task, in bytes.
+const INLINE_BYTES_MAX: usize = 2 << 10;
+/// Size from which a prompt counts as large, in bytes.
+const LARGE_BYTES: usize = 128 << 10;
+
+/// The text layer of an engine, and the threads on which it runs.
+#[derive(Debug)]
+pub(crate) struct Prompts {
+    pub(crate) text: Text,
+    runtime: Handle,
+    permits: Arc<Semaphore>,
+    /// Large prompts have permits of their own, so that others do not wait for them.
+    large_permits: Arc<Semaphore>,
+}
+
+impl Prompts {
+    /// Prompts are tokenised on the blocking threads of `runtime`.
+    pub(crate) fn new(text: Text, runtime: Handle) -> Prompts {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let permits = |count: usize| Arc::new(Semaphore::new(count.max(1)));
+        Prompts { text, runtime, permits: permits(cores / 2), large_permits: permits(cores / 4) }
+    }
+
+    /// The token ids of a prompt. If the future is dropped while another thread computes, the
+    /// result is discarded.
+    pub(crate) async fn tokens(&self, source: &Arc<PromptSource>) -> Result<Vec<u32>, Error> {
+        if let Prompt::Tokens(tokens) = &source.prompt {
+            return Ok(tokens.clone());
+        }
+        let source = Arc::clone(source);
+        self.run(source.prompt.len_bytes(), move |text| text.prompt_tokens(&source)).await
+    }
+
+    /// The token ids of a text.
+    pub(crate) async fn encode(&self, input: String, add_special: bool) -> Result<Vec<u32>, Error> {
+        self.run(input.len(), move |text| text.encode(&input, add_special)).await
+    }
+
+    /// Runs `work` on a prompt of `bytes` bytes, in the calling task or on a blocking thread.
+    async fn run<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce(&Text) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        if bytes <= INLINE_BYTES_MAX {
+            return work(&self.text);
+        }
+        let permits = if bytes < LARGE_BYTES { &self.permits } else { &self.large_permits };
+        // The semaphores are never closed.
+        let permit = Arc::clone(permits).acquire_owned().await.map_err(|_| EngineError::Stopped)?;
+        let text = self.text.clone();
+        let job = self.runtime.spawn_blocking(move || {
+            // Returned when the work is done, even if the caller has gone.
+            let _permit = permit;
+            work(&text)
+        });
+        match job.await {
+            Ok(result) => result,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            // The engine's runtime has been shut down.
+            Err(_) => Err(EngineError::Stopped.into()),
+        }
+    }
+}
