@@ -397,7 +397,7 @@ impl EngineBuilder {
             kv_bytes = info.kv_bytes,
             "the engine is ready"
         );
-        let prompts = Prompts::new(text, tokio::runtime::Handle::current());
+        let prompts = Prompts::new(text, handle.prompt_limit(), tokio::runtime::Handle::current());
         Ok(Engine::new(handle, prompts, recommended_sampling, info))
     }
 }

@@ -157,7 +157,7 @@ impl Engine {
     /// # Errors
     /// Those of rendering and tokenising the prompt.
     pub fn query_match_len(&self, request: &Request) -> Result<usize, Error> {
-        let tokens = self.inner.prompts.text.prompt_tokens(&request.source)?;
+        let tokens = self.inner.prompts.tokens_here(&request.source)?;
         let namespace = namespace(request.cache_salt.as_deref());
         Ok(self.inner.handle.query_match_len(&namespace, &tokens))
     }

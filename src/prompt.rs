@@ -4,11 +4,12 @@
 //! for 4 KiB, seconds for several megabytes. Short prompts are tokenised where the caller runs,
 //! because the change to another thread would take longer. All others are tokenised on the blocking
 //! threads of the engine's runtime. Semaphores bound how many of them compute at the same time, so
-//! that tokenising leaves cores to the model.
+//! that tokenising leaves cores to the model. A prompt whose text is too long for the context or the
+//! KV pool, whatever its tokens are, is refused before any of this.
 
 use std::sync::Arc;
 
-use stolon_scheduler::EngineError;
+use stolon_scheduler::{EngineError, PromptLimit};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
@@ -33,6 +34,7 @@ const LARGE_BYTES: usize = 128 << 10;
 #[derive(Debug)]
 pub(crate) struct Prompts {
     pub(crate) text: Text,
+    limit: PromptLimit,
     runtime: Handle,
     permits: Arc<Semaphore>,
     /// Large prompts have permits of their own, so that others do not wait for them.
@@ -40,11 +42,22 @@ pub(crate) struct Prompts {
 }
 
 impl Prompts {
-    /// Prompts are tokenised on the blocking threads of `runtime`.
-    pub(crate) fn new(text: Text, runtime: Handle) -> Prompts {
+    /// Prompts of at most `limit` are tokenised on the blocking threads of `runtime`.
+    pub(crate) fn new(text: Text, limit: PromptLimit, runtime: Handle) -> Prompts {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let permits = |count: usize| Arc::new(Semaphore::new(count.max(1)));
-        Prompts { text, runtime, permits: permits(cores / 2), large_permits: permits(cores / 4) }
+        Prompts {
+            text,
+            limit,
+            runtime,
+            permits: permits(cores / 2),
+            large_permits: permits(cores / 4),
+        }
+    }
+
+    /// The token ids of a prompt, computed on the calling thread.
+    pub(crate) fn tokens_here(&self, source: &PromptSource) -> Result<Vec<u32>, Error> {
+        self.text.prompt_tokens(source, self.limit)
     }
 
     /// The token ids of a prompt. If the future is dropped while another thread computes, the
@@ -53,8 +66,10 @@ impl Prompts {
         if let Prompt::Tokens(tokens) = &source.prompt {
             return Ok(tokens.clone());
         }
-        let source = Arc::clone(source);
-        self.run(source.prompt.len_bytes(), move |text| text.prompt_tokens(&source)).await
+        let bytes = source.prompt.len_bytes();
+        self.text.check_len(bytes, self.limit)?;
+        let (source, limit) = (Arc::clone(source), self.limit);
+        self.run(bytes, move |text| text.prompt_tokens(&source, limit)).await
     }
 
     /// The token ids of a text.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use stolon_scheduler::PromptLimit;
 use stolon_text::{ChatMessage, ChatOptions, TextModel, Tokenizer};
 
 pub(crate) use stolon_text::Detokenizer;
@@ -60,14 +61,34 @@ impl Text {
         self.model.as_ref().is_some_and(|model| model.chat_template().is_ok())
     }
 
-    /// The token ids of a request's prompt.
-    pub(crate) fn prompt_tokens(&self, source: &PromptSource) -> Result<Vec<u32>, Error> {
+    /// Refuses a text that has more than `limit` tokens for certain, whatever they are.
+    ///
+    /// # Errors
+    /// `PromptTooLong`.
+    pub(crate) fn check_len(&self, bytes: usize, limit: PromptLimit) -> Result<(), Error> {
+        let Ok(tokenizer) = self.tokenizer() else { return Ok(()) };
+        if bytes <= tokenizer.max_bytes(limit.tokens) {
+            return Ok(());
+        }
+        Err(limit.error(bytes.div_ceil(tokenizer.max_bytes(1).max(1))).into())
+    }
+
+    /// The token ids of a request's prompt. A prompt that is longer than `limit` for certain is
+    /// refused before it is rendered and tokenised.
+    pub(crate) fn prompt_tokens(
+        &self,
+        source: &PromptSource,
+        limit: PromptLimit,
+    ) -> Result<Vec<u32>, Error> {
+        self.check_len(source.prompt.len_bytes(), limit)?;
         match &source.prompt {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(text) => self.encode(text, true),
-            // The template has inserted the special tokens already.
             Prompt::Chat(messages) => {
-                self.encode(&self.render(messages, source.tools.as_ref())?, false)
+                let text = self.render(messages, source.tools.as_ref())?;
+                self.check_len(text.len(), limit)?;
+                // The template has inserted the special tokens already.
+                self.encode(&text, false)
             }
         }
     }

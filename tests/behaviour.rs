@@ -3,6 +3,7 @@
 #[path = "support/fake.rs"]
 mod fake;
 
+use std::task::Poll;
 use std::time::Duration;
 
 use fake::builder;
@@ -286,13 +287,14 @@ async fn invalid_requests_are_refused_with_expected_and_actual_values() {
 #[tokio::test]
 async fn long_prompts_are_tokenised_off_the_callers_thread() {
     let (engine, _) = engine(512).await;
-    let huge = || Request::text("abc ".repeat(100_000)).max_tokens(1);
+    let huge = || "abc ".repeat(100_000);
     for _ in 0..100 {
-        let mut future = Box::pin(engine.generate(huge()));
+        let mut future = Box::pin(engine.tokenize(huge(), false));
         assert!(poll!(&mut future).is_pending(), "it does not tokenise while it is polled");
+        let mut future = Box::pin(engine.generate(Request::text("abc ".repeat(1_000))));
+        let _ = poll!(&mut future);
     }
-    assert_eq!(engine.stats().requests, 0);
-    assert_eq!(engine.prompt_tokens(&huge()).await.expect("text").len(), 400_000);
+    assert_eq!(engine.tokenize(huge(), false).await.expect("text").len(), 400_000);
     let long = engine.generate(Request::text("abc ".repeat(1_000)).max_tokens(1)).await;
     let answer = long.expect("it fits").collect_text().await.expect("it ends");
     assert_eq!(answer.finish.usage.prompt_tokens, 4_000);
@@ -300,6 +302,26 @@ async fn long_prompts_are_tokenised_off_the_callers_thread() {
     let short = Request::text("abc");
     assert!(poll!(Box::pin(engine.prompt_tokens(&short))).is_ready());
     assert_eq!(engine.audit().await.expect("consistent accounting").running, 0);
+}
+
+/// Goal: a text that cannot fit is refused by its length, before it is rendered or tokenised: in
+/// the first poll, on the caller's thread, and by an engine that has no chat template.
+#[tokio::test]
+async fn a_text_that_cannot_fit_is_refused_before_it_is_tokenised() {
+    let (engine, _) = engine(4).await;
+    let huge = "z".repeat(15_000_000);
+    let chat = |content: &str| Request::chat(vec![stolon::ChatMessage::user(content)]);
+    for request in [Request::text(&huge), chat(&huge)] {
+        let Poll::Ready(refused) = poll!(Box::pin(engine.generate(request.clone()))) else {
+            panic!("the prompt is tokenised although it cannot fit");
+        };
+        let error = refused.expect_err("it cannot fit");
+        let Error::Engine(EngineError::PromptTooLong { got, limit: 64, .. }) = error else {
+            panic!("expected that the prompt is too long, got {error}");
+        };
+        assert!(got >= 15_000_000);
+        assert!(engine.query_match_len(&request).is_err());
+    }
 }
 
 /// Goal: invalid settings of the builder are refused with an error that names them.

@@ -10,7 +10,7 @@ use stolon_backend::{Backend, BackendSpec};
 use stolon_kvcache::{Namespace, PinId, TreeDump};
 use stolon_scheduler::{
     AdmissionContext, AdmissionPolicy, AuditReport, CacheStats, EngineConfig, EngineError,
-    EngineStats, SequenceRequest, Submission,
+    EngineStats, PromptLimit, SequenceRequest, Submission,
 };
 
 use crate::admission::AdmissionMessage;
@@ -80,6 +80,11 @@ impl EngineHandle {
     /// The sizes of the backend.
     pub fn spec(&self) -> &BackendSpec {
         &self.shared.common.context.spec
+    }
+
+    /// The maximum length of a prompt.
+    pub fn prompt_limit(&self) -> PromptLimit {
+        self.shared.common.context.prompt_limit()
     }
 
     /// Submits a request and returns its event stream, without waiting.

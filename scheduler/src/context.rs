@@ -47,6 +47,22 @@ pub struct EmptyCache {
     pub fence: StepFence,
 }
 
+/// The maximum length of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptLimit {
+    /// Maximum number of tokens.
+    pub tokens: usize,
+    /// What sets the limit.
+    pub bound: LengthBound,
+}
+
+impl PromptLimit {
+    /// The error of a prompt of `got` tokens.
+    pub fn error(self, got: usize) -> EngineError {
+        EngineError::PromptTooLong { got, limit: self.tokens, bound: self.bound }
+    }
+}
+
 /// A validated request that holds a queue permit.
 #[derive(Debug)]
 pub struct Submission {
@@ -98,6 +114,12 @@ impl AdmissionContext {
         Ok(EmptyCache { writer, reader, allocator, fence })
     }
 
+    /// The maximum length of a prompt: what fits the context and the part of the KV pool that is
+    /// not reserved for pins, with room for one generated token.
+    pub fn prompt_limit(&self) -> PromptLimit {
+        prompt_limit(&self.spec, self.config.pin_budget)
+    }
+
     /// Validates a request and returns the number of tokens it can generate at most: fewer than
     /// requested if the context length or the KV pool is exhausted first.
     ///
@@ -133,6 +155,17 @@ impl AdmissionContext {
     }
 }
 
+/// `pinned` blocks are not available to requests.
+fn prompt_limit(spec: &BackendSpec, pinned: usize) -> PromptLimit {
+    let (blocks, block_size) = (spec.block_count - pinned, spec.block_size);
+    let (pool, context) = (blocks * block_size, spec.max_positions - 1);
+    if context <= pool {
+        PromptLimit { tokens: context, bound: LengthBound::Context(spec.max_positions) }
+    } else {
+        PromptLimit { tokens: pool, bound: LengthBound::Pool { blocks, block_size } }
+    }
+}
+
 /// Validates a request against the backend's sizes and returns the number of tokens it can generate
 /// at most. `pinned` blocks are not available to requests.
 fn check(
@@ -144,17 +177,11 @@ fn check(
     if got == 0 {
         return Err(EngineError::EmptyPrompt);
     }
-    let blocks = spec.block_count - pinned;
-    let pool = blocks * spec.block_size;
-    let context = spec.max_positions - 1;
-    if got > context.min(pool) {
-        let bound = if context <= pool {
-            LengthBound::Context(spec.max_positions)
-        } else {
-            LengthBound::Pool { blocks, block_size: spec.block_size }
-        };
-        return Err(EngineError::PromptTooLong { got, limit: context.min(pool), bound });
+    let limit = prompt_limit(spec, pinned);
+    if got > limit.tokens {
+        return Err(limit.error(got));
     }
+    let pool = (spec.block_count - pinned) * spec.block_size;
     let vocab_size = spec.vocab_size;
     let outside = |&(_, &id): &(usize, &u32)| id as usize >= vocab_size;
     if let Some((index, &got)) = request.tokens.iter().enumerate().find(outside) {

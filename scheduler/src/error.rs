@@ -45,7 +45,8 @@ pub enum EngineError {
     /// The prompt does not fit the context or the KV pool, even if nothing else runs.
     #[error("the prompt is too long: expected at most {limit} tokens, got {got} ({bound})")]
     PromptTooLong {
-        /// Number of tokens of the prompt.
+        /// Number of tokens of the prompt. If its text alone is too long, it is not tokenised, and
+        /// this is the least number of tokens that such a text can have.
         got: usize,
         /// Maximum number of tokens of a prompt.
         limit: usize,

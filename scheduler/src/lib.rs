@@ -47,7 +47,7 @@ mod tests;
 
 pub use cached_logits::PromptLogits;
 pub use config::{AdmissionPolicy, EngineConfig, EvictionOrderFactory, UnknownPolicy};
-pub use context::{AdmissionContext, EmptyCache, Submission};
+pub use context::{AdmissionContext, EmptyCache, PromptLimit, Submission};
 pub use error::{EngineError, LengthBound};
 pub use event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 pub use event_channel::{EventReceiver, EventSender, RESERVED_EVENTS, Received, event_channel};

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use stolon_scheduler::PromptLimit;
+
 use crate::prompt::PromptSource;
 use crate::request::Prompt;
 use crate::{ChatMessage, Error};
@@ -49,7 +51,15 @@ impl Text {
         false
     }
 
-    pub(crate) fn prompt_tokens(&self, source: &PromptSource) -> Result<Vec<u32>, Error> {
+    pub(crate) fn check_len(&self, _bytes: usize, _limit: PromptLimit) -> Result<(), Error> {
+        Ok(())
+    }
+
+    pub(crate) fn prompt_tokens(
+        &self,
+        source: &PromptSource,
+        _limit: PromptLimit,
+    ) -> Result<Vec<u32>, Error> {
         match &source.prompt {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(_) | Prompt::Chat(_) => Err(Error::NoTokenizer),
