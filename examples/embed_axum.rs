@@ -57,11 +57,12 @@ async fn stats(State(engine): State<Engine>) -> String {
 }
 
 fn error_reply(error: Error) -> (StatusCode, String) {
-    let status = match error {
-        Error::Engine(EngineError::Overloaded { .. }) => StatusCode::SERVICE_UNAVAILABLE,
-        Error::Engine(EngineError::Stopped | EngineError::Interrupted { .. }) => {
+    let status = match &error {
+        error if error.is_retryable() => StatusCode::SERVICE_UNAVAILABLE,
+        Error::Engine(EngineError::StepFailed { .. } | EngineError::InvalidLogits { .. }) => {
             StatusCode::INTERNAL_SERVER_ERROR
         }
+        Error::Engine(EngineError::Stopped) => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::BAD_REQUEST,
     };
     (status, error.to_string())

@@ -8,7 +8,7 @@ use stolon_kvcache::EvictionOrder;
 use stolon_model::{
     CpuBackend, CpuOptions, KvBudget, KvType, LoadOptions, LoadedModel, WeightType,
 };
-use stolon_scheduler::{AdmissionPolicy, EngineConfig, EngineError, EvictionOrderFactory};
+use stolon_scheduler::{AdmissionPolicy, EngineConfig, EvictionOrderFactory};
 #[cfg(feature = "text")]
 use stolon_text::TextModel;
 
@@ -328,7 +328,8 @@ impl EngineBuilder {
     /// * [`Error::Tokenizer`] if the model's tokenizer cannot be read;
     /// * [`EngineError::InvalidParameter`] if a setting has an impossible value, or if neither a
     ///   model nor a backend is set;
-    /// * [`EngineError::Interrupted`] if loading or starting panicked.
+    /// * [`Error::LoadPanicked`] if loading panicked, and [`EngineError::StartFailed`] if the
+    ///   engine could not start.
     pub async fn build(self) -> Result<Engine, Error> {
         self.config.validate()?;
         let EngineBuilder {
@@ -365,10 +366,10 @@ impl EngineBuilder {
                     ..CpuOptions::default()
                 };
                 let load = tokio::task::spawn_blocking(move || load(model, options));
-                let interrupted = |error: tokio::task::JoinError| EngineError::Interrupted {
+                let panicked = |error: tokio::task::JoinError| Error::LoadPanicked {
                     reason: error.to_string(),
                 };
-                load.await.map_err(interrupted)??
+                load.await.map_err(panicked)??
             }
             (None, None) => {
                 let got = "neither `model` nor `backend`";

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use futures::future::try_join_all;
 use stolon_actors::{CacheEvents, EngineHandle, Pin};
 use stolon_kvcache::{Namespace, PinId, TreeDump};
-use stolon_scheduler::{AdmissionPolicy, AuditReport, CacheStats, EngineStats, SequenceRequest};
+use stolon_scheduler::{
+    AdmissionPolicy, AuditReport, CacheStats, EngineHealth, EngineStats, SequenceRequest,
+};
 use stolon_text::StopStrings;
 
 use crate::prompt::Prompts;
@@ -223,6 +225,12 @@ impl Engine {
     /// Those of rendering and tokenising the prompt.
     pub async fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>, Error> {
         self.inner.prompts.tokens(&request.source).await
+    }
+
+    /// Whether the engine can answer requests now: it runs, restarts, hangs, drains or has stopped.
+    /// Lock-free, for a server's health checks.
+    pub fn health(&self) -> EngineHealth {
+        self.inner.handle.health()
     }
 
     /// Counters and gauges, read without waiting.

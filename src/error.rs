@@ -1,13 +1,15 @@
 //! Why the engine could not be started, or could not complete a request.
 
 use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
 
 use stolon_model::ModelError;
 use stolon_scheduler::EngineError;
 use stolon_text::{ChatTemplateError, EmptyStopString, TokenizerError};
 
 /// Every error of the library.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The running engine refused or could not complete a request.
@@ -15,7 +17,13 @@ pub enum Error {
     Engine(#[from] EngineError),
     /// The model could not be loaded, or the memory of its KV cache could not be allocated.
     #[error("cannot load the model: {0}")]
-    Load(#[from] ModelError),
+    Load(Arc<ModelError>),
+    /// Loading the model panicked. This is a bug of the loader, or of a custom tokenizer.
+    #[error("cannot load the model: the loader panicked: {reason}")]
+    LoadPanicked {
+        /// The panic's message.
+        reason: String,
+    },
     /// The chat template rejects the conversation, or the model has none.
     #[error(transparent)]
     ChatTemplate(#[from] ChatTemplateError),
@@ -29,6 +37,36 @@ pub enum Error {
 }
 
 impl Error {
+    /// When the same request may be sent to the same engine again; see
+    /// [`EngineError::retry_after`].
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Error::Engine(error) => error.retry_after(),
+            _ => None,
+        }
+    }
+
+    /// Whether the same request may succeed later on the same engine.
+    ///
+    /// ```
+    /// use stolon::{Engine, Error, Request, TokenStream};
+    ///
+    /// /// Submits a request; if the engine is busy or restarts, a second time.
+    /// async fn submit(engine: &Engine, request: Request) -> Result<TokenStream, Error> {
+    ///     match engine.generate(request.clone()) {
+    ///         Err(error) if error.is_retryable() => {
+    ///             tokio::time::sleep(error.retry_after().unwrap_or_default()).await;
+    ///             engine.generate(request)
+    ///         }
+    ///         result => result,
+    ///     }
+    /// }
+    /// # drop(submit);
+    /// ```
+    pub fn is_retryable(&self) -> bool {
+        self.retry_after().is_some()
+    }
+
     /// An [`EngineError::InvalidParameter`].
     pub(crate) fn invalid(
         name: impl Into<Cow<'static, str>>,
@@ -36,6 +74,12 @@ impl Error {
         got: impl ToString,
     ) -> Error {
         EngineError::invalid(name, expected, got).into()
+    }
+}
+
+impl From<ModelError> for Error {
+    fn from(error: ModelError) -> Error {
+        Error::Load(Arc::new(error))
     }
 }
 

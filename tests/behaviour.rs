@@ -343,8 +343,8 @@ async fn invalid_settings_are_refused() {
     assert!(error(builder(4).0.max_batched_tokens(0)).await.contains("max_batched_tokens"));
 }
 
-/// Goal: if the backend panics or fails, requests in flight end with `Interrupted`, the engine
-/// recovers, and answers are the same as before.
+/// Goal: if the backend panics, requests in flight end with `Interrupted`, and if it fails, with
+/// `StepFailed`. The engine recovers, and answers are the same as before.
 #[tokio::test]
 async fn the_engine_recovers_from_a_failing_backend() {
     let (engine, handle) = engine(64).await;
@@ -354,7 +354,12 @@ async fn the_engine_recovers_from_a_failing_backend() {
     for fault in [FakeFault::Panic, FakeFault::Fail] {
         handle.inject_next(fault);
         let error = run().await.expect_err("it was interrupted");
-        assert!(matches!(error, Error::Engine(EngineError::Interrupted { .. })), "{error}");
+        assert_eq!(error.is_retryable(), fault == FakeFault::Panic, "{error}");
+        match (fault, &error) {
+            (FakeFault::Panic, Error::Engine(EngineError::Interrupted { .. })) => {}
+            (FakeFault::Fail, Error::Engine(EngineError::StepFailed { .. })) => {}
+            _ => panic!("{error}"),
+        }
         let again = loop {
             match run().await {
                 Ok(again) => break again,

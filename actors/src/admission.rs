@@ -3,7 +3,7 @@
 //! Everything is decided by the [`Scheduler`]. The actor calls the prefix tree and the block
 //! allocator, through [`ActorMemory`]; all other messages, in both directions, are casts.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
@@ -46,8 +46,6 @@ pub(crate) struct AdmissionArguments {
     pub(crate) fence: StepFence,
     pub(crate) executor: ActorRef<ExecutorMessage>,
     pub(crate) faults: Arc<FaultPlan>,
-    /// Why this generation failed; read by its streams.
-    pub(crate) fault: Arc<OnceLock<EngineError>>,
 }
 
 /// The state of the actor.
@@ -61,7 +59,6 @@ pub(crate) struct AdmissionState {
     step_timeout: Option<Duration>,
     /// When the step in flight is treated as hung.
     hung_at: Option<Instant>,
-    fault: Arc<OnceLock<EngineError>>,
 }
 
 impl Actor for AdmissionActor {
@@ -74,8 +71,7 @@ impl Actor for AdmissionActor {
         myself: ActorRef<AdmissionMessage>,
         arguments: AdmissionArguments,
     ) -> Result<AdmissionState, ActorProcessingErr> {
-        let AdmissionArguments { context, memory, reader, fence, executor, faults, fault } =
-            arguments;
+        let AdmissionArguments { context, memory, reader, fence, executor, faults } = arguments;
         let step_timeout = context.config.step_timeout;
         executor.cast(ExecutorMessage::Attach(myself))?;
         let scheduler = Scheduler::new(context, memory, reader, fence);
@@ -86,7 +82,6 @@ impl Actor for AdmissionActor {
             tick_at: None,
             step_timeout,
             hung_at: None,
-            fault,
         })
     }
 
@@ -141,18 +136,14 @@ impl Actor for AdmissionActor {
 }
 
 impl AdmissionState {
-    /// Ends the generation if the step in flight has taken too long. Its streams end at once,
-    /// without waiting for the backend.
+    /// Ends the generation if the step in flight has taken too long, without waiting for the
+    /// backend.
     fn check_backend(&mut self, now: Instant) -> Result<(), EngineError> {
         let (Some(limit), Some(hung_at)) = (self.step_timeout, self.hung_at) else { return Ok(()) };
         if now < hung_at {
             return Ok(());
         }
-        let hung = EngineError::BackendHung { limit };
-        // Set before the streams see their channels close, so that they find it.
-        let _ = self.fault.set(hung.clone());
-        self.scheduler.close();
-        Err(hung)
+        Err(EngineError::BackendHung { limit })
     }
 
     /// Schedules a tick for the next deadline.

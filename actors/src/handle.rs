@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
-use ractor::{Actor, ActorRef, RpcReplyPort};
+use ractor::{Actor, ActorRef, RpcReplyPort, SpawnErr};
 use stolon_backend::{Backend, BackendSpec};
 use stolon_kvcache::{Namespace, PinId, TreeDump};
 use stolon_scheduler::{
-    AdmissionContext, AdmissionPolicy, AuditReport, CacheStats, EngineConfig, EngineError,
-    EngineStats, PromptLimit, SequenceRequest, Submission,
+    ActorStopped, AdmissionContext, AdmissionPolicy, AuditReport, CacheStats, EngineConfig,
+    EngineError, EngineHealth, EngineStats, PromptLimit, SequenceRequest, Submission,
 };
 
 use crate::admission::AdmissionMessage;
@@ -19,7 +19,7 @@ use crate::fault::{EnginePart, Fault, FaultPlan};
 use crate::memory::{PREFIX_TREE, call};
 use crate::prefix_tree::TreeMessage;
 use crate::stream::SequenceStream;
-use crate::supervisor::{Common, Generation, SupervisorActor, SupervisorMessage};
+use crate::supervisor::{Common, Generation, SupervisorActor, SupervisorMessage, end_error};
 
 /// A running engine that works on token ids. Clones share it. It stops when the last clone and the
 /// last stream are dropped.
@@ -34,17 +34,6 @@ pub(crate) struct Shared {
     common: Arc<Common>,
     supervisor: ActorRef<SupervisorMessage>,
     next_id: AtomicU64,
-}
-
-impl Shared {
-    /// Why a generation no longer answers.
-    pub(crate) fn stop_reason(&self, generation: &Generation) -> EngineError {
-        if self.common.stopped.load(Ordering::Acquire) {
-            return EngineError::Stopped;
-        }
-        let unknown = || EngineError::Interrupted { reason: "a part of it failed".to_owned() };
-        generation.fault.get().cloned().unwrap_or_else(unknown)
-    }
 }
 
 impl Drop for Shared {
@@ -72,7 +61,7 @@ impl EngineHandle {
         let supervisor = SupervisorActor { common: Arc::clone(&common) };
         let (supervisor, _) = Actor::spawn(None, supervisor, backend)
             .await
-            .map_err(|error| EngineError::Interrupted { reason: error.to_string() })?;
+            .map_err(|error| start_error(error, "the supervisor"))?;
         let shared = Shared { common, supervisor, next_id: AtomicU64::new(0) };
         Ok(EngineHandle { shared: Arc::new(shared) })
     }
@@ -144,11 +133,11 @@ impl EngineHandle {
         let submission = context.submit(id, request, max_tokens, matched, Instant::now())?;
         let Submission { sequence, permit, events } = submission;
         let message = AdmissionMessage::Submit(Box::new(sequence), permit);
-        if generation.admission.cast(message).is_err() {
-            return Err(self.shared.stop_reason(&generation));
-        }
+        // If the generation has just ended, the sequence is dropped here, which closes the event
+        // channel. The stream then yields the reason.
+        let _ = generation.admission.cast(message);
         context.gauges.count_request();
-        Ok(SequenceStream::new(id, events, generation, Arc::clone(&self.shared)))
+        Ok(SequenceStream::new(id, events, &generation, Arc::clone(&self.shared)))
     }
 
     fn common(&self) -> &Common {
@@ -162,6 +151,11 @@ impl EngineHandle {
         let query =
             |generation: &Arc<Generation>| generation.reader.query_match_len(namespace, tokens);
         generation.as_ref().map_or(0, query)
+    }
+
+    /// Whether the engine can answer requests now. Lock-free.
+    pub fn health(&self) -> EngineHealth {
+        self.shared.common.health()
     }
 
     /// Counters and gauges, read without waiting.
@@ -274,7 +268,7 @@ impl EngineHandle {
     ) -> Result<T, EngineError> {
         let generation = self.shared.common.current()?;
         let answer = call(&generation.admission, message, "the admission actor").await;
-        answer.map_err(|_| self.shared.stop_reason(&generation))
+        self.or_end(answer, &generation).await
     }
 
     async fn call_tree<T: Send + 'static>(
@@ -283,7 +277,19 @@ impl EngineHandle {
     ) -> Result<T, EngineError> {
         let generation = self.shared.common.current()?;
         let answer = call(&generation.tree, message, PREFIX_TREE).await;
-        answer.map_err(|_| self.shared.stop_reason(&generation))
+        self.or_end(answer, &generation).await
+    }
+
+    /// The answer of an actor; if it has stopped, the reason for the end of its generation.
+    async fn or_end<T>(
+        &self,
+        answer: Result<T, ActorStopped>,
+        generation: &Generation,
+    ) -> Result<T, EngineError> {
+        match answer {
+            Ok(answer) => Ok(answer),
+            Err(ActorStopped(_)) => Err(end_error(generation.end.clone().await)),
+        }
     }
 
     /// Waits until no request runs or waits, for at most `limit`. Returns whether that happened.
@@ -300,4 +306,16 @@ impl EngineHandle {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
+}
+
+/// Why an actor could not be started.
+fn start_error(error: SpawnErr, name: &str) -> EngineError {
+    let reason = match error {
+        SpawnErr::StartupFailed(error) => match error.downcast::<EngineError>() {
+            Ok(error) => return *error,
+            Err(error) => error.to_string(),
+        },
+        other => other.to_string(),
+    };
+    EngineError::StartFailed { reason: format!("{name}: {reason}") }
 }

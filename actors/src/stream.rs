@@ -10,16 +10,18 @@ use stolon_scheduler::{EngineError, Event, EventReceiver};
 
 use crate::admission::AdmissionMessage;
 use crate::handle::Shared;
-use crate::supervisor::Generation;
+use crate::supervisor::{Generation, GenerationEnd, end_error};
 
 /// The events of one request. Dropping the stream cancels the request.
 #[derive(Debug)]
 pub struct SequenceStream {
     id: u64,
     events: EventReceiver,
-    generation: Arc<Generation>,
+    admission: ActorRef<AdmissionMessage>,
+    /// Why the generation ended, if the event channel closes before the request has ended.
+    end: GenerationEnd,
     /// Keeps the engine alive while the stream exists.
-    shared: Arc<Shared>,
+    _shared: Arc<Shared>,
     ended: bool,
 }
 
@@ -27,19 +29,16 @@ impl SequenceStream {
     pub(crate) fn new(
         id: u64,
         events: EventReceiver,
-        generation: Arc<Generation>,
+        generation: &Generation,
         shared: Arc<Shared>,
     ) -> SequenceStream {
-        SequenceStream { id, events, generation, shared, ended: false }
+        let (admission, end) = (generation.admission.clone(), generation.end.clone());
+        SequenceStream { id, events, admission, end, _shared: shared, ended: false }
     }
 
     /// The next event; `None` after the end.
     pub async fn next(&mut self) -> Option<Result<Event, EngineError>> {
         std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
-    }
-
-    fn admission(&self) -> &ActorRef<AdmissionMessage> {
-        &self.generation.admission
     }
 }
 
@@ -53,10 +52,12 @@ impl Stream for SequenceStream {
         let received = ready!(self.events.poll(context));
         if received.resume {
             // Fails only if the engine has stopped.
-            let _ = self.admission().cast(AdmissionMessage::Resume);
+            let _ = self.admission.cast(AdmissionMessage::Resume);
         }
-        let event =
-            received.event.unwrap_or_else(|| Err(self.shared.stop_reason(&self.generation)));
+        let event = match received.event {
+            Some(event) => event,
+            None => Err(end_error(ready!(Pin::new(&mut self.end).poll(context)))),
+        };
         self.ended = matches!(event, Err(_) | Ok(Event::Finished(_)));
         Poll::Ready(Some(event))
     }
@@ -66,7 +67,7 @@ impl Drop for SequenceStream {
     fn drop(&mut self) {
         if !self.ended {
             // Fails only if the engine has stopped, and the request with it.
-            let _ = self.admission().cast(AdmissionMessage::Cancel(self.id));
+            let _ = self.admission.cast(AdmissionMessage::Cancel(self.id));
         }
     }
 }

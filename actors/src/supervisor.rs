@@ -10,14 +10,16 @@
 //! 4. a new generation starts on that backend with an empty tree and an empty pool. What a failed
 //!    part may have left in the cache is never read again.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
+use futures::FutureExt;
+use futures::future::Shared;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent};
 use stolon_backend::Backend;
 use stolon_kvcache::TreeReader;
-use stolon_scheduler::{AdmissionContext, EmptyCache, EngineError};
+use stolon_scheduler::{AdmissionContext, EmptyCache, EngineError, EngineHealth};
 use tokio::sync::oneshot;
 
 use crate::admission::{AdmissionActor, AdmissionArguments, AdmissionMessage};
@@ -33,8 +35,17 @@ pub(crate) struct Generation {
     pub(crate) admission: ActorRef<AdmissionMessage>,
     pub(crate) tree: ActorRef<TreeMessage>,
     pub(crate) reader: TreeReader,
-    /// Why it failed.
-    pub(crate) fault: Arc<OnceLock<EngineError>>,
+    /// Yields the reason for its end when the supervisor knows it.
+    pub(crate) end: GenerationEnd,
+}
+
+/// Why a generation ended: the fault that the supervisor has learned of. An error of the channel
+/// means that the supervisor has stopped: the engine was shut down, or its runtime was.
+pub(crate) type GenerationEnd = Shared<oneshot::Receiver<EngineError>>;
+
+/// The error of a request whose generation has ended.
+pub(crate) fn end_error(end: Result<EngineError, oneshot::error::RecvError>) -> EngineError {
+    end.unwrap_or(EngineError::Stopped)
 }
 
 /// What the supervisor and the callers share.
@@ -62,15 +73,25 @@ pub(crate) struct SupervisorActor {
     pub(crate) common: Arc<Common>,
 }
 
-/// The state of the supervisor: the current generation, `None` once shut down.
+/// The state of the supervisor.
 pub(crate) struct SupervisorState {
+    /// The current generation; `None` during a restart and once shut down.
     parts: Option<Parts>,
+    common: Arc<Common>,
+}
+
+/// The state is dropped whenever the supervisor ends, also if its runtime is dropped under it.
+impl Drop for SupervisorState {
+    fn drop(&mut self) {
+        self.common.stop();
+    }
 }
 
 /// What must be stopped and returned when a generation ends.
 struct Parts {
     cells: Vec<ActorCell>,
-    generation: Arc<Generation>,
+    /// Tells the streams of the generation why it ended.
+    end: oneshot::Sender<EngineError>,
     backend: oneshot::Receiver<Box<dyn Backend>>,
 }
 
@@ -84,7 +105,8 @@ impl Actor for SupervisorActor {
         myself: ActorRef<SupervisorMessage>,
         backend: Box<dyn Backend>,
     ) -> Result<SupervisorState, ActorProcessingErr> {
-        Ok(SupervisorState { parts: Some(self.start(&myself, backend).await?) })
+        let parts = Some(self.start(&myself, backend).await?);
+        Ok(SupervisorState { parts, common: Arc::clone(&self.common) })
     }
 
     async fn handle(
@@ -95,7 +117,7 @@ impl Actor for SupervisorActor {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             SupervisorMessage::Shutdown(reply) => {
-                self.common.stopped.store(true, Ordering::Release);
+                self.common.stop();
                 self.stop_and_drop(state.parts.take()).await;
                 // Fails only if the caller has stopped.
                 let _ = reply.send(());
@@ -106,7 +128,7 @@ impl Actor for SupervisorActor {
                 state.parts = Some(self.start(&myself, backend).await?);
             }
             SupervisorMessage::Backend(None) => {
-                self.common.stopped.store(true, Ordering::Release);
+                self.common.stop();
                 tracing::error!("the backend was lost; the engine has stopped");
             }
         }
@@ -131,14 +153,13 @@ impl Actor for SupervisorActor {
             _ => return Ok(()),
         };
         let is_current = |parts: &Parts| parts.cells.iter().any(|c| c.get_id() == cell.get_id());
+        // Only the first failure of a generation counts, because the others follow from it.
         let Some(parts) = state.parts.take_if(|parts| is_current(parts)) else { return Ok(()) };
         tracing::error!(%fault, "part of the engine failed; restarting with an empty cache");
-        // Only the first reason is kept, because the others follow from it.
-        let _ = parts.generation.fault.set(fault.clone());
         if matches!(fault, EngineError::BackendHung { .. }) {
-            self.common.down.store(Some(Arc::new(fault)));
+            self.common.down.store(Some(Arc::new(fault.clone())));
         }
-        let backend = self.stop(parts).await;
+        let backend = self.stop(parts, Some(fault)).await;
         // The thread returns the backend after its current step, which may never end.
         tokio::spawn(async move {
             // Fails only if the supervisor has stopped; the backend is then dropped.
@@ -152,7 +173,7 @@ impl Actor for SupervisorActor {
         _: ActorRef<SupervisorMessage>,
         state: &mut SupervisorState,
     ) -> Result<(), ActorProcessingErr> {
-        self.common.stopped.store(true, Ordering::Release);
+        self.common.stop();
         self.stop_and_drop(state.parts.take()).await;
         Ok(())
     }
@@ -180,7 +201,6 @@ impl SupervisorActor {
         let executor = ExecutorActor { faults: Arc::clone(&faults) };
         let arguments = ExecutorArguments { backend, return_backend };
         let (executor, _) = Actor::spawn_linked(None, executor, arguments, me.clone()).await?;
-        let fault = Arc::new(OnceLock::new());
         let arguments = AdmissionArguments {
             context,
             memory: ActorMemory { tree: tree.clone(), allocator: allocator.clone() },
@@ -188,22 +208,31 @@ impl SupervisorActor {
             fence,
             executor: executor.clone(),
             faults,
-            fault: Arc::clone(&fault),
         };
         let (admission, _) = Actor::spawn_linked(None, AdmissionActor, arguments, me).await?;
         let cells =
             vec![admission.get_cell(), executor.get_cell(), allocator.get_cell(), tree.get_cell()];
-        let generation = Arc::new(Generation { admission, tree, reader, fault });
-        common.generation.store(Some(Arc::clone(&generation)));
+        let (end, ended) = oneshot::channel();
+        let generation = Generation { admission, tree, reader, end: ended.shared() };
+        common.generation.store(Some(Arc::new(generation)));
         common.down.store(None);
-        Ok(Parts { cells, generation, backend: returned })
+        Ok(Parts { cells, end, backend: returned })
     }
 
-    /// Stops a generation. The receiver yields its backend when the executor thread has returned
-    /// it.
-    async fn stop(&self, parts: Parts) -> oneshot::Receiver<Box<dyn Backend>> {
+    /// Stops a generation because of `fault`, or because the engine stops. The receiver yields its
+    /// backend when the executor thread has returned it.
+    async fn stop(
+        &self,
+        parts: Parts,
+        fault: Option<EngineError>,
+    ) -> oneshot::Receiver<Box<dyn Backend>> {
         self.common.generation.store(None);
-        let Parts { cells, backend, .. } = parts;
+        let Parts { cells, end, backend } = parts;
+        match fault {
+            // Fails only if nothing refers to the generation any more.
+            Some(fault) => drop(end.send(fault)),
+            None => drop(end),
+        }
         for cell in &cells {
             cell.stop(None);
         }
@@ -219,7 +248,7 @@ impl SupervisorActor {
     async fn stop_and_drop(&self, parts: Option<Parts>) {
         self.common.generation.store(None);
         let Some(parts) = parts else { return };
-        let backend = self.stop(parts).await;
+        let backend = self.stop(parts, None).await;
         match self.common.context.config.step_timeout {
             Some(limit) => drop(tokio::time::timeout(limit, backend).await),
             None => drop(backend.await),
@@ -228,6 +257,25 @@ impl SupervisorActor {
 }
 
 impl Common {
+    /// Marks the engine as stopped for good.
+    fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.generation.store(None);
+    }
+
+    /// What the engine is doing.
+    pub(crate) fn health(&self) -> EngineHealth {
+        if self.stopped.load(Ordering::Acquire) {
+            EngineHealth::Stopped
+        } else if self.down.load().is_some() {
+            EngineHealth::Hung
+        } else if self.generation.load().is_none() {
+            EngineHealth::Restarting
+        } else {
+            EngineHealth::Running
+        }
+    }
+
     /// The current generation, or why there is none.
     pub(crate) fn current(&self) -> Result<Arc<Generation>, EngineError> {
         self.generation.load_full().ok_or_else(|| {

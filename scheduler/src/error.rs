@@ -98,9 +98,24 @@ pub enum EngineError {
         /// Time since submission.
         elapsed: Duration,
     },
-    /// Part of the engine failed while the request was in flight. The engine restarts with an
-    /// empty cache.
-    #[error("a part of the engine failed while the request was in flight: {reason}")]
+    /// The backend returned an error for a step that the request was part of. The engine goes on
+    /// with an empty cache. Whether another attempt would succeed is not known: the cause may be
+    /// temporary, this request, or another request of the same step.
+    #[error("the backend failed in a step of the request: {reason}")]
+    StepFailed {
+        /// The backend's error.
+        reason: String,
+    },
+    /// The model computed logits for this request that cannot be sampled from, for example NaN.
+    /// The same request fails again.
+    #[error("the model computed unusable logits for the request: {reason}")]
+    InvalidLogits {
+        /// The first unusable logit.
+        reason: String,
+    },
+    /// Part of the engine failed while the request was in flight. The engine restarts by itself
+    /// with an empty cache, and the request may be sent again.
+    #[error("a part of the engine failed, and it restarts: {reason}")]
     Interrupted {
         /// What failed.
         reason: String,
@@ -112,7 +127,14 @@ pub enum EngineError {
         /// The configured maximum duration of a step.
         limit: Duration,
     },
-    /// The engine was shut down.
+    /// The engine could not start: its backend could not be made, or there is no tokio runtime
+    /// that it can run on.
+    #[error("the engine cannot start: {reason}")]
+    StartFailed {
+        /// What was expected, and what was found.
+        reason: String,
+    },
+    /// The engine was shut down, or the tokio runtime that it ran on was. It does not start again.
     #[error("the engine has stopped")]
     Stopped,
     /// A prefix could not be pinned.
@@ -123,7 +145,30 @@ pub enum EngineError {
     Audit(String),
 }
 
+/// When to send a request again if its error does not say: a restart takes milliseconds, unless the
+/// backend hangs.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
 impl EngineError {
+    /// When the same request may be sent to the same engine again. `None` if that cannot help: the
+    /// request is invalid, its time is over, the engine has stopped, or the cause is not known to
+    /// be temporary.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            EngineError::Overloaded { retry_after, .. } => Some(*retry_after),
+            EngineError::QueueTimeout { .. }
+            | EngineError::Interrupted { .. }
+            | EngineError::BackendHung { .. } => Some(RETRY_AFTER),
+            _ => None,
+        }
+    }
+
+    /// Whether the same request may succeed later on the same engine; see
+    /// [`retry_after`](EngineError::retry_after).
+    pub fn is_retryable(&self) -> bool {
+        self.retry_after().is_some()
+    }
+
     /// An [`EngineError::InvalidParameter`].
     pub fn invalid(
         name: impl Into<Cow<'static, str>>,
@@ -145,6 +190,44 @@ impl From<SamplingError> for EngineError {
                 EngineError::invalid(name, expected, got)
             }
             other => EngineError::invalid("sampling", "usable parameters", other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: exactly the errors whose cause passes are retryable.
+    #[test]
+    fn errors_whose_cause_passes_are_retryable() {
+        let second = Duration::from_secs(1);
+        let reason = || "x".to_owned();
+        let overloaded = EngineError::Overloaded {
+            retry_after: 3 * second,
+            queued_requests: 1,
+            queued_tokens: 1,
+        };
+        assert_eq!(overloaded.retry_after(), Some(3 * second));
+        for error in [
+            EngineError::QueueTimeout { waited: second },
+            EngineError::Interrupted { reason: reason() },
+            EngineError::BackendHung { limit: second },
+        ] {
+            assert_eq!(error.retry_after(), Some(second), "{error}");
+            assert!(error.is_retryable());
+        }
+        for error in [
+            EngineError::EmptyPrompt,
+            EngineError::Timeout { elapsed: second },
+            EngineError::StepFailed { reason: reason() },
+            EngineError::InvalidLogits { reason: reason() },
+            EngineError::StartFailed { reason: reason() },
+            EngineError::Stopped,
+            EngineError::Audit(reason()),
+        ] {
+            assert_eq!(error.retry_after(), None, "{error}");
+            assert!(!error.is_retryable());
         }
     }
 }

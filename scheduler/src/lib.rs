@@ -27,6 +27,7 @@ mod error;
 mod event;
 mod event_channel;
 mod execute;
+mod health;
 mod memory;
 mod permits;
 mod policy;
@@ -52,6 +53,7 @@ pub use error::{EngineError, LengthBound};
 pub use event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 pub use event_channel::{EventReceiver, EventSender, RESERVED_EVENTS, Received, event_channel};
 pub use execute::execute;
+pub use health::EngineHealth;
 pub use memory::{
     Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, DirectMemory,
     Memory, TreeAccess, commit,

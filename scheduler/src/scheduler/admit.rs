@@ -7,6 +7,7 @@ use stolon_kvcache::PrefixLease;
 
 use super::ending::end_early;
 use super::room::Round;
+use super::step::unusable_logits;
 use super::{Running, Scheduler};
 use crate::error::EngineError;
 use crate::event::Event;
@@ -237,7 +238,7 @@ impl<M: Memory> Scheduler<M> {
         let waiting = self.queue.remove(index);
         tracing::error!(sequence = waiting.sequence.id, "no blocks although no request runs");
         let reason = "no blocks could be reserved although no request runs".to_owned();
-        let ending = Ending::Failed(EngineError::Interrupted { reason });
+        let ending = Ending::Failed(EngineError::Audit(reason));
         end_early(waiting.sequence, ending, &self.context.gauges);
         Attempt::Ended
     }
@@ -320,8 +321,7 @@ impl<M: Memory> Scheduler<M> {
                     end = sequence.push(sampled.token, sampled.logprob, now);
                 }
                 Err(failure) => {
-                    let reason = format!("sampling: {failure}");
-                    sequence.end = Some(Ending::Failed(EngineError::Interrupted { reason }));
+                    sequence.end = Some(Ending::Failed(unusable_logits(&failure)));
                 }
             }
         }

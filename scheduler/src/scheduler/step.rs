@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use stolon_backend::{SequenceSlice, StepBatch};
+use stolon_backend::{SamplingError, SequenceSlice, StepBatch};
 
 use super::{InFlight, Scheduler};
 use crate::blocks_for;
@@ -39,8 +39,7 @@ impl<M: Memory> Scheduler<M> {
                     if let Some(failure) = result.failure {
                         // The positions of a failed sequence are not counted as computed, so that
                         // they are never committed.
-                        let reason = format!("sampling: {failure}");
-                        sequence.end = Some(Ending::Failed(EngineError::Interrupted { reason }));
+                        sequence.end = Some(Ending::Failed(unusable_logits(&failure)));
                         continue;
                     }
                     let end = slice.start + slice.count;
@@ -69,7 +68,7 @@ impl<M: Memory> Scheduler<M> {
                     let sequence = &mut self.running[index].sequence;
                     sequence.in_step = false;
                     let reason = reason.clone();
-                    sequence.end = Some(Ending::Failed(EngineError::Interrupted { reason }));
+                    sequence.end = Some(Ending::Failed(EngineError::StepFailed { reason }));
                 }
                 self.end_overdue(now);
                 self.memory.flush().await?;
@@ -160,4 +159,9 @@ impl<M: Memory> Scheduler<M> {
             self.context.limits.set_rate(self.rate);
         }
     }
+}
+
+/// The error of a sequence whose logits cannot be sampled from.
+pub(super) fn unusable_logits(failure: &SamplingError) -> EngineError {
+    EngineError::InvalidLogits { reason: failure.to_string() }
 }

@@ -134,11 +134,9 @@ impl ApiError {
                 let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("overloaded");
                 Self { retry_after: Some(retry_after), ..error }
             }
-            EngineError::QueueTimeout { .. }
-            | EngineError::Interrupted { .. }
-            | EngineError::BackendHung { .. } => {
-                let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
-                Self { retry_after: Some(Duration::from_secs(1)), ..error }
+            error if error.is_retryable() => {
+                let refused = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
+                Self { retry_after: error.retry_after(), ..refused }
             }
             EngineError::Stopped => Self::new(StatusCode::SERVICE_UNAVAILABLE, message),
             EngineError::Timeout { .. } => Self::new(StatusCode::GATEWAY_TIMEOUT, message),
@@ -163,11 +161,15 @@ mod tests {
         let too_long =
             EngineError::PromptTooLong { got: 9, limit: 8, bound: LengthBound::Context(8) };
         let parameter = EngineError::invalid("temperature", "at least 0", -1);
+        let unavailable = "service_unavailable_error";
         for (error, status, kind, code) in [
             (EngineError::EmptyPrompt, 400, "invalid_request_error", None),
             (too_long, 400, "invalid_request_error", Some("context_length_exceeded")),
             (parameter, 400, "invalid_request_error", Some("invalid_value")),
             (overloaded, 429, "rate_limit_error", Some("overloaded")),
+            (EngineError::Interrupted { reason: "x".to_owned() }, 503, unavailable, None),
+            (EngineError::StepFailed { reason: "x".to_owned() }, 500, "server_error", None),
+            (EngineError::InvalidLogits { reason: "x".to_owned() }, 500, "server_error", None),
             (EngineError::Stopped, 503, "service_unavailable_error", None),
             (EngineError::Audit("x".to_owned()), 500, "server_error", None),
         ] {
