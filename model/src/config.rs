@@ -21,6 +21,9 @@ use crate::weights::TensorType;
 /// Maximum number of layers of a configuration. It bounds what is allocated for a malformed file.
 pub(crate) const LAYERS_MAX: usize = 4096;
 
+/// Maximum number of elements of a head. Known models have up to 576.
+pub(crate) const HEAD_DIM_MAX: usize = 1 << 16;
+
 /// The architectures that the decoder supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Architecture {
@@ -163,8 +166,13 @@ impl DecoderConfig {
             let expected = format!("a divisor of num_attention_heads, {}", self.num_heads);
             return Err(ModelError::key(file, "num_key_value_heads", expected, self.num_kv_heads));
         }
-        if !self.head_dim.is_multiple_of(2) {
-            return Err(ModelError::key(file, "head_dim", "an even number", self.head_dim));
+        if !self.head_dim.is_multiple_of(2) || self.head_dim > HEAD_DIM_MAX {
+            let expected = format!("an even number of at most {HEAD_DIM_MAX}");
+            return Err(ModelError::key(file, "head_dim", expected, self.head_dim));
+        }
+        if (self.num_heads * self.head_dim) as u64 > keys::SIZE_MAX {
+            let expected = format!("at most {} with this head_dim", keys::SIZE_MAX);
+            return Err(ModelError::key(file, "num_attention_heads", expected, self.num_heads));
         }
         let floats = [
             ("rms_norm_eps", self.rms_norm_eps),
@@ -177,7 +185,7 @@ impl DecoderConfig {
             }
         }
         for rope in &self.ropes {
-            rope.check(file, self.head_dim)?;
+            rope.check(file, self.head_dim, self.max_positions)?;
         }
         for layer in &self.layers {
             if layer.rope >= self.ropes.len() {

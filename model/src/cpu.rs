@@ -5,12 +5,14 @@
 //! backends in one process share nothing.
 
 use stolon_backend::{Backend, BackendError, BackendSpec, BatchChecker, StepBatch, StepOutput};
-use stolon_kernels::{KvLayout, Path, Threads};
+use stolon_kernels::{KvLayout, Matrix, Path, Threads};
 
-use crate::config::DecoderConfig;
+use crate::config::{DecoderConfig, TensorSpec};
 use crate::decoder::{Decoder, StageTimes, Workers};
 use crate::error::ModelError;
-use crate::kv_store::{KvBudget, KvShape, KvStore, KvType, check_block_size};
+use crate::kv_store::{
+    KvBudget, KvShape, KvStore, KvStoreError, KvType, check_block_size, free_memory,
+};
 use crate::weights::{TensorType, Weights};
 
 /// The element type in which a model's matrices, including the embedding, are kept in memory.
@@ -106,14 +108,17 @@ impl CpuBackend {
     /// as it is packed. The file of the weights is not needed afterwards.
     ///
     /// # Errors
-    /// [`ModelError`] if a tensor is missing or has the wrong shape or type, if the block size is
-    /// not a power of two from 1 to 256, if the number of threads is 0, if the instruction set is
-    /// not available, or if the budget or the system does not allow the KV store.
+    /// [`ModelError`] if the configuration is out of range, if a tensor is missing or has the wrong
+    /// shape or type, if the block size is not a power of two from 1 to 256, if the number of
+    /// threads is 0, if the instruction set is not available, or if there is not enough memory for
+    /// the weights and the KV store.
     pub fn new(
         config: DecoderConfig,
         weights: Weights,
         options: CpuOptions,
     ) -> Result<Self, ModelError> {
+        config.check("the configuration")?;
+        weights.check(&config)?;
         check_block_size(options.block_size)?;
         let thread_count = options.threads.unwrap_or_else(Threads::default_count);
         if thread_count == 0 {
@@ -141,11 +146,7 @@ impl CpuBackend {
             kv_type,
             key_layout: KvLayout::of_keys(path, bf16, block_size, config.head_dim),
         };
-        // An explicit budget is checked before the weights are packed, which takes long. The
-        // default budget depends on the memory that is free afterwards.
-        if options.kv_budget != KvBudget::Auto {
-            options.kv_budget.block_count(shape.block_bytes())?;
-        }
+        check_memory(&config, &weights, &options, &shape)?;
         let workers = Workers::new(thread_count);
         let decoder = Decoder::load(config, weights, options.weight_type, path, &workers)?;
         let block_count = options.kv_budget.block_count(shape.block_bytes())?;
@@ -219,6 +220,60 @@ impl Backend for CpuBackend {
         }
         let logits = self.decoder.forward(batch, &mut self.kv, &self.workers);
         Ok(StepOutput { logits })
+    }
+}
+
+/// Checks that there is memory for the packed weights and for an explicit KV budget, before anything
+/// is packed, which takes long. The default KV budget depends on the memory that is free afterwards.
+fn check_memory(
+    config: &DecoderConfig,
+    weights: &Weights,
+    options: &CpuOptions,
+    shape: &KvShape,
+) -> Result<(), ModelError> {
+    // Weights in buffers are released while they are packed.
+    let packed = packed_bytes(config, weights, options.weight_type);
+    let needed = packed.saturating_sub(weights.buffered_bytes());
+    check_free("the packed weights", needed)?;
+    if options.kv_budget == KvBudget::Auto {
+        return Ok(());
+    }
+    let (block_count, block_bytes) =
+        (options.kv_budget.block_count(shape.block_bytes())?, shape.block_bytes());
+    let expected = (block_count as u64).saturating_mul(block_bytes as u64);
+    let free = free_memory();
+    let left = free.saturating_sub(needed);
+    if free > 0 && expected > left {
+        let error = KvStoreError::OutOfMemory { expected, block_count, block_bytes, free: left };
+        return Err(error.into());
+    }
+    Ok(())
+}
+
+/// The size in bytes of all tensors of `config` after packing.
+fn packed_bytes(config: &DecoderConfig, weights: &Weights, weight_type: WeightType) -> u64 {
+    let bytes = |spec: TensorSpec| match *spec.shape.as_slice() {
+        [rows, columns] => {
+            let stored = weights.dtype(&spec.name).unwrap_or(TensorType::F32);
+            let elements = rows.next_multiple_of(Matrix::ROWS_STEP).saturating_mul(columns);
+            weight_type.of(stored, columns).bytes_of(elements).map_or(u64::MAX, |n| n as u64)
+        }
+        // Norms and biases are kept in f32.
+        _ => 4 * spec.shape.iter().product::<usize>() as u64,
+    };
+    config.tensors().into_iter().map(bytes).fold(0, u64::saturating_add)
+}
+
+/// Checks that `expected` bytes of memory are free. `what` needs them.
+///
+/// # Errors
+/// [`ModelError::OutOfMemory`].
+pub(crate) fn check_free(what: &str, expected: u64) -> Result<(), ModelError> {
+    match free_memory() {
+        // Some systems do not tell.
+        0 => Ok(()),
+        free if expected <= free => Ok(()),
+        free => Err(ModelError::OutOfMemory { what: what.to_owned(), expected, free }),
     }
 }
 

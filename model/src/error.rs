@@ -185,7 +185,7 @@ pub enum ModelError {
 impl ModelError {
     /// Creates a [`ModelError::Malformed`].
     pub(crate) fn malformed(file: impl Into<String>, reason: impl ToString) -> Self {
-        Self::Malformed { file: file.into(), reason: reason.to_string() }
+        Self::Malformed { file: file.into(), reason: quoted(&reason.to_string()) }
     }
 
     /// Creates a [`ModelError::InvalidKey`].
@@ -194,7 +194,7 @@ impl ModelError {
             file: file.into(),
             key: key.into(),
             expected: expected.to_string(),
-            got: got.to_string(),
+            got: quoted(&got.to_string()),
         }
     }
 
@@ -209,7 +209,22 @@ impl ModelError {
             file: file.into(),
             key: key.into(),
             expected: expected.to_string(),
-            got: got.to_string(),
+            got: quoted(&got.to_string()),
         }
     }
+}
+
+/// Text that may be from a file or from the hub, for an error message: control characters are
+/// escaped, and it is cut off after 500 characters.
+pub(crate) fn quoted(text: &str) -> String {
+    const CHARS_MAX: usize = 500;
+    let mut out = String::new();
+    for (index, char) in text.chars().enumerate() {
+        match char {
+            _ if index == CHARS_MAX => return out + "...",
+            char if char.is_control() => out.extend(char.escape_default()),
+            char => out.push(char),
+        }
+    }
+    out
 }

@@ -40,11 +40,18 @@ pub(crate) fn open(path: &Path) -> Result<File, ModelError> {
 /// # Errors
 /// [`ModelError::Io`], and [`ModelError::TooLarge`] for a larger file.
 pub(crate) fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>, ModelError> {
-    let mut bytes = Vec::new();
-    let read = open(path)?.take(bytes_max + 1).read_to_end(&mut bytes);
-    read.map_err(|error| ModelError::Io { path: path.to_owned(), error })?;
+    let io = |error| ModelError::Io { path: path.to_owned(), error };
+    let too_large = || ModelError::TooLarge { file: path.display().to_string(), bytes_max };
+    let file = open(path)?;
+    let size = file.metadata().map_err(io)?.len();
+    if size > bytes_max {
+        return Err(too_large());
+    }
+    let mut bytes = Vec::with_capacity(size as usize);
+    // The file may grow while it is read.
+    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > bytes_max {
-        return Err(ModelError::TooLarge { file: path.display().to_string(), bytes_max });
+        return Err(too_large());
     }
     Ok(bytes)
 }

@@ -19,7 +19,7 @@ use cache::{RepoCache, plain};
 use client::{Answer, Client, Failure};
 pub use options::HubOptions;
 
-use crate::error::ModelError;
+use crate::error::{ModelError, quoted};
 use crate::files as read;
 use crate::load::directory as files;
 use crate::source::is_hub_id;
@@ -44,8 +44,8 @@ impl ModelRef<'_> {
         ModelError::Hub {
             repo: self.id.into(),
             revision: self.revision.into(),
-            file: file.into(),
-            reason: reason.to_string(),
+            file: quoted(file),
+            reason: quoted(&reason.to_string()),
         }
     }
 }
@@ -97,7 +97,7 @@ pub(crate) fn fetch(id: &str, revision: &str, options: &HubOptions) -> Result<Pa
         }
     };
     let Some(directory) = cache.snapshot(&info.sha) else {
-        let reason = format!("expected a commit, got {:?}", shortened(&info.sha));
+        let reason = format!("expected a commit, got `{}`", info.sha);
         return Err(model.error("model info", reason));
     };
     let available: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
@@ -120,11 +120,6 @@ fn info(client: &Client<'_>, model: &ModelRef<'_>) -> Result<Info, Failure> {
     serde_json::from_slice(&bytes).map_err(|error| Failure::answer(answer.status, error))
 }
 
-/// Text from the hub for an error message, cut off after 80 characters.
-fn shortened(text: &str) -> String {
-    text.chars().take(80).collect()
-}
-
 /// One commit of a repository, whose files are being downloaded.
 struct Snapshot<'a> {
     model: &'a ModelRef<'a>,
@@ -144,7 +139,7 @@ impl Snapshot<'_> {
             let gguf = available.iter().find(|name| name.ends_with(".gguf"));
             let reason = match gguf {
                 Some(name) => {
-                    format!("the repository does not have it; download {name:?} and pass its path")
+                    format!("the repository does not have it; download {name} and pass its path")
                 }
                 None => "the repository does not have it: it is not a transformers model".into(),
             };
@@ -173,7 +168,7 @@ impl Snapshot<'_> {
     fn get(&self, name: &str) -> Result<PathBuf, ModelError> {
         if !plain(name) {
             let expected = "expected a file name of letters, digits, `-`, `_` and `.`";
-            return Err(self.model.error(&shortened(name), expected));
+            return Err(self.model.error(name, expected));
         }
         let path = self.directory.join(name);
         if !path.exists() {
@@ -199,8 +194,8 @@ impl Snapshot<'_> {
         let answer = self.request(name, &mut file)?;
         let etag = answer.etag.unwrap_or_default();
         let Some(blob) = self.cache.blob(&etag) else {
-            let text = format!("expected an ETag of letters and digits, got {etag:?}");
-            return Err(Failure::answer(answer.status, shortened(&text)));
+            let text = format!("expected an ETag of letters and digits, got `{etag}`");
+            return Err(Failure::answer(answer.status, text));
         };
         // The same content may be part of another commit already.
         if !blob.is_file() {

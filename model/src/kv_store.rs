@@ -80,10 +80,10 @@ pub enum KvStoreError {
         /// The requested number of blocks.
         got: usize,
     },
-    /// The operating system refused the memory.
+    /// There is not enough memory, or the operating system refused it.
     #[error(
-        "KV memory: the system refused {expected} bytes for {block_count} blocks of \
-         {block_bytes} bytes ({free} bytes are free)"
+        "KV memory: {expected} bytes are needed for {block_count} blocks of {block_bytes} bytes, \
+         and {free} are free"
     )]
     OutOfMemory {
         /// The requested number of bytes.
@@ -92,7 +92,7 @@ pub enum KvStoreError {
         block_count: usize,
         /// Size of one block in bytes.
         block_bytes: usize,
-        /// Free memory in bytes according to the operating system.
+        /// Number of bytes that are free, without those that the weights need.
         free: u64,
     },
 }

@@ -16,6 +16,7 @@ use stolon_text::{TextSource, TokenizerSource};
 pub use preset::{PRESETS, preset};
 
 use crate::config::{DecoderConfig, TensorRole, TensorSpec};
+use crate::cpu::check_free;
 use crate::error::ModelError;
 use crate::load::{GenerationDefaults, LoadedModel};
 use crate::weights::{Tensor, TensorType, Weights};
@@ -42,8 +43,8 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
 /// norms it is `1 - norm_offset`, with which a norm scales by 1. Uses all cores.
 ///
 /// # Errors
-/// [`ModelError::Unsupported`] if `config.dtype` is a quantized type, and the errors of
-/// [`DecoderConfig::check`].
+/// [`ModelError::Unsupported`] if `config.dtype` is a quantized type, the errors of
+/// [`DecoderConfig::check`], and [`ModelError::OutOfMemory`].
 ///
 /// # Panics
 /// If a thread cannot be started.
@@ -55,6 +56,11 @@ pub fn random_model(config: &DecoderConfig, seed: u64) -> Result<Weights, ModelE
     }
     config.check(NAME)?;
     let specs = config.tensors();
+    let bytes = |spec: &TensorSpec| {
+        let elements = spec.shape.iter().try_fold(1_usize, |n, d| n.checked_mul(*d));
+        elements.and_then(|n| config.dtype.bytes_of(n)).map_or(u64::MAX, |n| n as u64)
+    };
+    check_free(NAME, specs.iter().map(bytes).fold(0, u64::saturating_add))?;
     let norm_mean = 1.0 - config.norm_offset;
     let quantiles = normal::quantiles();
     let (matrices, norms) = (

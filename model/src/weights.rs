@@ -233,14 +233,34 @@ impl Weights {
     }
 
     /// Checks that all tensors that `config` requires are present with the right shape and a
-    /// supported type, without reading their data.
+    /// supported type, and that no two tensors share bytes, without reading their data.
     ///
     /// # Errors
-    /// The error of [`tensor`](Self::tensor) for the first tensor that is not.
+    /// The error of [`tensor`](Self::tensor) for the first tensor that is not, or
+    /// [`ModelError::Malformed`] for tensors that overlap.
     pub fn check(&self, config: &DecoderConfig) -> Result<(), ModelError> {
+        self.check_disjoint()?;
         for spec in config.tensors() {
             let stored = self.stored(&spec.name, &spec.shape)?;
             self.checked(&spec.name, stored, &spec.shape)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that tensors do not overlap. Each one is packed separately, so a small file with
+    /// overlapping tensors would need much memory.
+    fn check_disjoint(&self) -> Result<(), ModelError> {
+        let stored = self.tensors.iter().filter(|(_, stored)| !stored.range.is_empty());
+        let mut ranges: Vec<_> = stored
+            .map(|(name, stored)| (stored.region, stored.range.start, stored.range.end, name))
+            .collect();
+        ranges.sort_unstable();
+        for pair in ranges.windows(2) {
+            let [(region, _, end, first), (next_region, start, _, second)] = pair else { continue };
+            if region == next_region && start < end {
+                let reason = format!("the tensors `{first}` and `{second}` overlap");
+                return Err(ModelError::malformed(&self.regions[*region].file, reason));
+            }
         }
         Ok(())
     }
@@ -269,6 +289,20 @@ impl Weights {
     /// The names of all tensors, in arbitrary order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
+    }
+
+    /// The element type of the tensor with this name, if there is one and its type is supported.
+    pub(crate) fn dtype(&self, name: &str) -> Option<TensorType> {
+        self.tensors.get(name)?.dtype.as_ref().ok().copied()
+    }
+
+    /// Total size in bytes of the tensors that are in buffers, not in files.
+    pub(crate) fn buffered_bytes(&self) -> u64 {
+        let owned = self.regions.iter().map(|region| match &region.bytes {
+            Bytes::Owned(bytes) => bytes.len() as u64,
+            _ => 0,
+        });
+        owned.sum()
     }
 
     /// Total size of all tensors in bytes, as stored.

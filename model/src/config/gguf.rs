@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use super::{Activation, Architecture, DecoderConfig, LayerConfig, Rope, RopeScaling};
-use crate::error::ModelError;
+use crate::error::{ModelError, quoted};
 use crate::weights::TensorType;
 use crate::weights::gguf::{Header, Value};
 
@@ -107,7 +107,7 @@ fn architecture(header: &Header) -> Result<(Architecture, &str), ModelError> {
         Some(name @ "gemma3") => Ok((Architecture::Gemma3, name)),
         _ => Err(ModelError::UnknownArchitecture {
             file: header.file.clone(),
-            got: name.map_or_else(|| "nothing".into(), Value::shown),
+            got: name.map_or_else(|| "nothing".into(), |name| quoted(&name.shown())),
             expected: KNOWN.into(),
         }),
     }

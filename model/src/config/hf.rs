@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::keys::Keys;
 use super::{Activation, Architecture, DecoderConfig, LayerConfig};
-use crate::error::ModelError;
+use crate::error::{ModelError, quoted};
 use crate::weights::TensorType;
 
 /// The supported values of `model_type`.
@@ -106,7 +106,7 @@ fn architecture(root: &Keys<'_>) -> Result<Architecture, ModelError> {
     };
     let unknown = |got: &str| ModelError::UnknownArchitecture {
         file: root.file.into(),
-        got: got.into(),
+        got: quoted(got),
         expected: KNOWN.into(),
     };
     match root.text("model_type")?.or(by_class) {

@@ -84,6 +84,14 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// A number that is finite and above 0 as an f32.
+    pub(crate) fn positive_f32(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        match self.positive(key)?.map(|number| number as f32) {
+            Some(number) if !number.is_normal() => Err(self.invalid(key, "a normal f32 above 0")),
+            other => Ok(other),
+        }
+    }
+
     /// A finite number.
     pub(crate) fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
         let Some(value) = self.value(key) else { return Ok(None) };

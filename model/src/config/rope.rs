@@ -41,8 +41,14 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Checks the ranges of the numbers. `file` is the file's name in error messages.
-    pub(crate) fn check(&self, file: &str, head_dim: usize) -> Result<(), ModelError> {
+    /// Checks the ranges of the numbers, and that the angles of all positions are finite. `file` is
+    /// the file's name in error messages.
+    pub(crate) fn check(
+        &self,
+        file: &str,
+        head_dim: usize,
+        max_positions: usize,
+    ) -> Result<(), ModelError> {
         let positive = |key: &str, number: f64| {
             if number.is_finite() && number > 0.0 {
                 return Ok(());
@@ -51,16 +57,24 @@ impl Rope {
         };
         positive("rope_theta", self.theta)?;
         match &self.scaling {
-            RopeScaling::None => Ok(()),
+            RopeScaling::None => {}
             RopeScaling::Linear { factor } | RopeScaling::Llama3 { factor, .. } => {
-                positive("rope_scaling.factor", *factor)
+                positive("rope_scaling.factor", *factor)?;
             }
             RopeScaling::Divisors(divisors) if divisors.len() != head_dim / 2 => {
                 let expected = format!("{} numbers (head_dim / 2)", head_dim / 2);
-                Err(ModelError::key(file, "rope_freqs", expected, divisors.len()))
+                return Err(ModelError::key(file, "rope_freqs", expected, divisors.len()));
             }
             RopeScaling::Divisors(divisors) => {
-                divisors.iter().try_for_each(|d| positive("rope_freqs", f64::from(*d)))
+                divisors.iter().try_for_each(|d| positive("rope_freqs", f64::from(*d)))?;
+            }
+        }
+        let angle = |frequency: f32| frequency * max_positions as f32;
+        match self.inverse_frequencies(head_dim).into_iter().find(|f| !angle(*f).is_finite()) {
+            None => Ok(()),
+            Some(got) => {
+                let expected = "a base and a scaling with finite frequencies";
+                Err(ModelError::key(file, "rope_theta", expected, format!("the frequency {got}")))
             }
         }
     }

@@ -58,14 +58,14 @@ pub fn default_kv_budget(free_bytes: u64) -> u64 {
 }
 
 /// The number of bytes that the process can still allocate without swapping: the system's available
-/// memory or the free memory of the control group, whichever is less.
+/// memory or what the control group leaves, whichever is less. Cached files count as free.
 #[must_use]
 pub fn free_memory() -> u64 {
     let mut system = sysinfo::System::new();
     system.refresh_memory();
     let available = system.available_memory();
     match system.cgroup_limits() {
-        Some(limits) => available.min(limits.free_memory),
+        Some(limits) => available.min(limits.total_memory.saturating_sub(limits.rss)),
         None => available,
     }
 }

@@ -38,23 +38,21 @@ pub(crate) fn parse(
         // A temperature of 0 means greedy here, although transformers uses `do_sample` for that.
         defaults.temperature = match keys.number("temperature")? {
             Some(0.0) => Some(0.0),
-            _ => keys.positive("temperature")?.map(|t| t as f32),
+            _ => keys.positive_f32("temperature")?,
         };
         defaults.top_k = keys.count("top_k")?.map(|k| k as u32);
         defaults.top_p = share("top_p")?;
         defaults.min_p = share("min_p")?;
-        defaults.repetition_penalty = keys.positive("repetition_penalty")?.map(|p| p as f32);
+        defaults.repetition_penalty = keys.positive_f32("repetition_penalty")?;
     }
     let vocab_size = config.decoder.vocab_size;
     defaults.eos_token_ids.sort_unstable();
     defaults.eos_token_ids.dedup();
-    defaults.eos_token_ids.retain(|id| {
-        let inside = (*id as usize) < vocab_size;
-        if !inside {
-            tracing::warn!(id, vocab_size, "{file}: ignoring an eos_token_id not below vocab_size");
-        }
-        inside
-    });
+    let inside = defaults.eos_token_ids.partition_point(|id| (*id as usize) < vocab_size);
+    if let Some(id) = defaults.eos_token_ids.get(inside) {
+        tracing::warn!(id, vocab_size, "{file}: ignoring an eos_token_id not below vocab_size");
+    }
+    defaults.eos_token_ids.truncate(inside);
     defaults.bos_token_id = defaults.bos_token_id.filter(|id| (*id as usize) < vocab_size);
     Ok(defaults)
 }

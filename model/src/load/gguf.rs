@@ -5,7 +5,7 @@ use std::path::Path;
 use stolon_text::{GgufTokenizer, TextSource, TokenizerSource};
 
 use super::{GenerationDefaults, LoadedModel, directory, generation};
-use crate::config::{self, DecoderConfig, ParsedConfig};
+use crate::config::{self, DecoderConfig, HEAD_DIM_MAX, ParsedConfig};
 use crate::error::ModelError;
 use crate::files;
 use crate::weights::gguf::{self, Header, Value};
@@ -39,6 +39,14 @@ fn divisors(header: &Header, bytes: &[u8]) -> Result<Option<Vec<f32>>, ModelErro
             tensor: name.into(),
             expected: "F32".into(),
             got: info.dtype.clone().map_or_else(|other| other, |dtype| dtype.name().into()),
+        });
+    }
+    if info.range.len() > 4 * HEAD_DIM_MAX {
+        return Err(ModelError::WrongShape {
+            file: header.file.clone(),
+            tensor: name.into(),
+            expected: vec![HEAD_DIM_MAX / 2],
+            got: info.shape.clone(),
         });
     }
     let floats = bytes[info.range.clone()].chunks_exact(4);
@@ -84,7 +92,12 @@ fn text(header: &Header, directory: &Path) -> Result<TextSource, ModelError> {
         };
     }
     if text.chat_template.is_none() {
-        let template = header.metadata.get("tokenizer.chat_template").and_then(Value::as_text);
+        let key = "tokenizer.chat_template";
+        let template = header.metadata.get(key).and_then(Value::as_text);
+        if let Some(template) = template.filter(|t| t.len() as u64 > files::TEMPLATE_BYTES_MAX) {
+            let expected = format!("at most {} bytes", files::TEMPLATE_BYTES_MAX);
+            return Err(ModelError::key(&header.file, key, expected, template.len()));
+        }
         text.chat_template = template.map(str::to_owned);
     }
     Ok(text)

@@ -1,8 +1,8 @@
 //! Parses the header of a GGUF file (metadata and tensor list) from mapped bytes.
 //!
 //! Supports little-endian files of the versions 2 and 3. Every length is compared with the
-//! remaining bytes before anything is allocated for it, so that parsing a header of `n` bytes never
-//! allocates more than a small multiple of `n`.
+//! remaining bytes and with a maximum before anything is allocated for it, so that parsing a header
+//! of `n` bytes never allocates more than a small multiple of `n`.
 
 mod cursor;
 mod value;
@@ -17,6 +17,11 @@ use crate::error::ModelError;
 
 /// Alignment in bytes of the tensors' data if `general.alignment` is missing.
 const ALIGNMENT: u64 = 32;
+/// Maximum number of metadata entries. Known files have up to 100.
+const ENTRIES_MAX: u64 = 1 << 16;
+/// Maximum number of tensors. A model with [`LAYERS_MAX`](crate::config::LAYERS_MAX) layers has
+/// less.
+const TENSORS_MAX: u64 = 1 << 17;
 /// Maximum number of dimensions of a tensor.
 const DIMENSIONS_MAX: u32 = 4;
 
@@ -88,10 +93,10 @@ fn read_metadata(
     count: u64,
 ) -> Result<BTreeMap<String, Value>, ModelError> {
     // An entry (length of the key, type, value) has at least 13 bytes.
-    cursor.check_count("metadata entries", count, 13)?;
+    cursor.check_count("metadata entries", count, 13, ENTRIES_MAX)?;
     let mut metadata = BTreeMap::new();
     for _ in 0..count {
-        let key = cursor.string("a metadata key")?;
+        let key = cursor.name("a metadata key")?;
         let value = Value::read(cursor, &key)?;
         if metadata.contains_key(&key) {
             let reason = format!("duplicate metadata key `{key}`");
@@ -114,10 +119,10 @@ struct RawInfo {
 
 fn read_infos(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<RawInfo>, ModelError> {
     // An entry (length of the name, number of dimensions, type, offset) has at least 24 bytes.
-    cursor.check_count("tensors", count, 24)?;
+    cursor.check_count("tensors", count, 24, TENSORS_MAX)?;
     let mut infos = Vec::new();
     for _ in 0..count {
-        let name = cursor.string("a tensor's name")?;
+        let name = cursor.name("a tensor's name")?;
         let dimensions = cursor.u32("a tensor's number of dimensions")?;
         if dimensions > DIMENSIONS_MAX {
             let expected = format!("expected at most {DIMENSIONS_MAX} dimensions");

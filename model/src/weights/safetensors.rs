@@ -15,8 +15,13 @@ use crate::error::ModelError;
 
 /// Size in bytes of the header's length, which precedes the header.
 const PREFIX: u64 = 8;
-/// Maximum length of a header in bytes, as in the reference implementation of the format.
-const HEADER_BYTES_MAX: u64 = 100_000_000;
+/// Maximum length of a header in bytes. A header has about 100 bytes per tensor, and the largest
+/// known models have 100,000 tensors.
+const HEADER_BYTES_MAX: u64 = 32 << 20;
+/// Maximum length of a tensor's name in bytes.
+const NAME_BYTES_MAX: usize = 1024;
+/// Maximum number of dimensions of a tensor.
+const DIMENSIONS_MAX: usize = 8;
 
 /// File name of the index of a model that is split into several files.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
@@ -32,6 +37,17 @@ pub(super) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(),
     for name in metadata.offset_keys() {
         let Some(info) = metadata.info(&name) else { continue };
         let what = || format!("tensor `{name}`");
+        if name.len() > NAME_BYTES_MAX || info.shape.len() > DIMENSIONS_MAX {
+            return Err(ModelError::malformed(
+                file,
+                format!(
+                    "a tensor: expected a name of at most {NAME_BYTES_MAX} bytes and at most \
+                     {DIMENSIONS_MAX} dimensions, got {} and {}",
+                    name.len(),
+                    info.shape.len()
+                ),
+            ));
+        }
         let (start, end) = info.data_offsets;
         let overflow = || ModelError::malformed(file, format!("{}: its size overflows", what()));
         let start = data_start.checked_add(start as u64).ok_or_else(overflow)?;

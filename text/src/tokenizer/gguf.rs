@@ -19,8 +19,19 @@ const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
+/// Maximum number of tokens. Known vocabularies have up to 262,208.
+const TOKENS_MAX: usize = 1 << 20;
+/// Maximum length of a token in bytes. The longest known ones are 128 spaces in 256 bytes. The time
+/// to find the merges of a token grows with the square of its length.
+const TOKEN_BYTES_MAX: usize = 512;
+/// Maximum length of all tokens together in bytes. Known vocabularies have up to 3 MB.
+const VOCABULARY_BYTES_MAX: usize = 16 << 20;
+/// Maximum number of merges. Known tokenizers have up to 580,604.
+const MERGES_MAX: usize = 1 << 21;
+
 /// Builds the tokenizer that `metadata` describes.
 pub(super) fn build(metadata: &GgufTokenizer) -> Result<Tokenizer, TokenizerError> {
+    check_sizes(metadata)?;
     let file = metadata.file.as_str();
     let parts = match metadata.model.as_str() {
         "gpt2" => byte_level(metadata)?,
@@ -40,6 +51,30 @@ pub(super) fn build(metadata: &GgufTokenizer) -> Result<Tokenizer, TokenizerErro
         "model": parts.model,
     });
     Tokenizer::from_json(file, document.to_string().as_bytes())
+}
+
+/// Checks the sizes that bound the time and the memory of the conversion.
+fn check_sizes(metadata: &GgufTokenizer) -> Result<(), TokenizerError> {
+    let tokens = &metadata.tokens;
+    let longest = tokens.iter().map(String::len).max().unwrap_or(0);
+    let total = tokens.iter().map(String::len).sum::<usize>();
+    let merges = metadata.merges.as_deref().unwrap_or_default();
+    let longest_merge = merges.iter().map(String::len).max().unwrap_or(0);
+    let sizes = [
+        ("tokens", "tokens", tokens.len(), TOKENS_MAX),
+        ("tokens", "bytes per token", longest, TOKEN_BYTES_MAX),
+        ("tokens", "bytes in all tokens", total, VOCABULARY_BYTES_MAX),
+        ("merges", "merges", merges.len(), MERGES_MAX),
+        ("merges", "bytes per merge", longest_merge, TOKEN_BYTES_MAX + 1),
+    ];
+    for (key, unit, got, max) in sizes {
+        if got > max {
+            let key = format!("tokenizer.ggml.{key}");
+            let expected = format!("at most {max} {unit}");
+            return Err(TokenizerError::key(&metadata.file, &key, expected, got));
+        }
+    }
+    Ok(())
 }
 
 /// The parts of a `tokenizer.json` that differ between the two kinds of tokenizer.
@@ -160,9 +195,16 @@ fn merges_by_score(metadata: &GgufTokenizer) -> Result<Vec<Value>, TokenizerErro
     for (&token, &id) in &ids {
         for (middle, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(middle);
-            if let (Some(&left_id), Some(&right_id)) = (ids.get(left), ids.get(right)) {
+            if let Some(&left_id) = ids.get(left)
+                && let Some(&right_id) = ids.get(right)
+            {
                 merges.push((id, left_id, right_id));
             }
+        }
+        if merges.len() > MERGES_MAX {
+            let expected = format!("tokens with at most {MERGES_MAX} merges");
+            let key = "tokenizer.ggml.tokens";
+            return Err(TokenizerError::key(&metadata.file, key, expected, "more"));
         }
     }
     merges.sort_unstable_by(|a, b| scores[b.0].total_cmp(&scores[a.0]).then(a.cmp(b)));

@@ -2,8 +2,14 @@
 
 use crate::error::ModelError;
 
-/// Maximum length of a string in bytes. Chat templates have some ten thousand bytes.
-const STRING_BYTES_MAX: u64 = 1 << 26;
+/// Maximum size of a header in bytes. The largest known ones contain a vocabulary of 10 MB, and some
+/// a whole `tokenizer.json` of 35 MB.
+const HEADER_BYTES_MAX: u64 = 128 << 20;
+/// Maximum number of elements of all arrays together. Known headers have up to 1.5 million.
+const ELEMENTS_MAX: u64 = 1 << 23;
+
+/// Maximum length of a metadata key or of a tensor's name in bytes. Known ones have up to 80.
+const NAME_BYTES_MAX: usize = 1024;
 
 /// A read position in the bytes of a file.
 #[derive(Debug)]
@@ -11,11 +17,13 @@ pub(super) struct Cursor<'a> {
     file: &'a str,
     bytes: &'a [u8],
     position: usize,
+    /// Number of elements that arrays may still have.
+    elements_left: u64,
 }
 
 impl<'a> Cursor<'a> {
     pub(super) fn new(file: &'a str, bytes: &'a [u8]) -> Self {
-        Self { file, bytes, position: 0 }
+        Self { file, bytes, position: 0, elements_left: ELEMENTS_MAX }
     }
 
     pub(super) fn file(&self) -> &'a str {
@@ -29,6 +37,7 @@ impl<'a> Cursor<'a> {
 
     /// Reads the next `count` bytes. `what` describes them in errors.
     pub(super) fn take(&mut self, what: &str, count: u64) -> Result<&'a [u8], ModelError> {
+        self.check_header(count)?;
         let rest = &self.bytes[self.position..];
         match usize::try_from(count).ok().and_then(|count| rest.get(..count)) {
             Some(taken) => {
@@ -62,30 +71,62 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
+    /// Reads a name: a string of at most 1,024 bytes.
+    pub(super) fn name(&mut self, what: &str) -> Result<String, ModelError> {
+        let name = self.string(what)?;
+        if name.len() > NAME_BYTES_MAX {
+            return Err(self.too_many(what, "bytes", NAME_BYTES_MAX as u64, name.len() as u64));
+        }
+        Ok(name)
+    }
+
     /// Reads a string: its length in bytes, followed by UTF-8.
     pub(super) fn string(&mut self, what: &str) -> Result<String, ModelError> {
         let length = self.u64(what)?;
-        if length > STRING_BYTES_MAX {
-            let reason = format!("{what}: expected at most {STRING_BYTES_MAX} bytes, got {length}");
-            return Err(ModelError::malformed(self.file, reason));
-        }
         let bytes = self.take(what, length)?;
         let text = std::str::from_utf8(bytes)
             .map_err(|e| ModelError::malformed(self.file, format!("{what}: {e}")))?;
         Ok(text.to_owned())
     }
 
+    /// Returns an error if the header would be too long with `count` more bytes.
+    fn check_header(&self, count: u64) -> Result<(), ModelError> {
+        let length = self.position().saturating_add(count);
+        if length > HEADER_BYTES_MAX && length <= self.bytes.len() as u64 {
+            return Err(self.too_many("the header", "bytes", HEADER_BYTES_MAX, length));
+        }
+        Ok(())
+    }
+
+    fn too_many(&self, what: &str, unit: &str, max: u64, got: u64) -> ModelError {
+        let reason = format!("{what}: expected at most {max} {unit}, got {got}");
+        ModelError::malformed(self.file, reason)
+    }
+
+    /// Returns an error if an array of `count` elements is one too many.
+    pub(super) fn count_elements(&mut self, what: &str, count: u64) -> Result<(), ModelError> {
+        let Some(left) = self.elements_left.checked_sub(count) else {
+            return Err(self.too_many(what, "elements", self.elements_left, count));
+        };
+        self.elements_left = left;
+        Ok(())
+    }
+
     /// Returns an error if the remaining bytes are too few for `count` entries of at least
-    /// `bytes_min` bytes each.
+    /// `bytes_min` bytes each, or if `count` is more than `max`.
     pub(super) fn check_count(
         &self,
         what: &str,
         count: u64,
         bytes_min: u64,
+        max: u64,
     ) -> Result<(), ModelError> {
         let needed = count.saturating_mul(bytes_min);
         if needed > (self.bytes.len() - self.position) as u64 {
             return Err(self.truncated(&format!("{count} {what}"), needed));
+        }
+        if count > max {
+            return Err(self.too_many("the header", what, max, count));
         }
         Ok(())
     }

@@ -68,7 +68,8 @@ impl Value {
             let reason = format!("{what}: unknown type {type_id} of array elements");
             return Err(ModelError::malformed(cursor.file(), reason));
         };
-        cursor.check_count(&format!("entries of `{key}`"), count, entry_bytes)?;
+        cursor.check_count(&format!("entries of `{key}`"), count, entry_bytes, u64::MAX)?;
+        cursor.count_elements(&what, count)?;
         Self::array(cursor, type_id, count, &what)
     }
 
