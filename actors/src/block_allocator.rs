@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
-use stolon_kvcache::{BlockId, BlockLease, Namespace, TreeCounts};
+use stolon_kvcache::{BlockId, BlockLease, EvictedBlock, Namespace, TreeCounts};
 use stolon_scheduler::{
     ActorStopped, AuditReport, BlockAllocator, BlockCounts, Gauges, PromptLogits, TreeAccess,
 };
@@ -50,11 +50,11 @@ impl TreeAccess for TreeClient<'_> {
         call(self.0, TreeMessage::Counts, PREFIX_TREE).await
     }
 
-    async fn evict(&mut self, count: usize) -> Result<Vec<BlockId>, ActorStopped> {
+    async fn evict(&mut self, count: usize) -> Result<Vec<EvictedBlock>, ActorStopped> {
         call(self.0, |reply| TreeMessage::Evict(count, reply), PREFIX_TREE).await
     }
 
-    async fn flush(&mut self) -> Result<Vec<BlockId>, ActorStopped> {
+    async fn flush(&mut self) -> Result<Vec<EvictedBlock>, ActorStopped> {
         call(self.0, TreeMessage::Flush, PREFIX_TREE).await
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use stolon_kvcache::{
-    BlockId, ConfigError, Namespace, PinError, PinId, PinInfo, TreeCounts, TreeWriter,
+    ConfigError, EvictedBlock, Namespace, PinError, PinId, PinInfo, TreeCounts, TreeWriter,
 };
 use stolon_scheduler::{Acquired, CacheStats, CommitItem, Committed, Gauges, commit};
 
@@ -28,9 +28,9 @@ pub(crate) enum TreeMessage {
     /// Add full blocks.
     Commit(Vec<CommitItem>, RpcReplyPort<Vec<Committed>>),
     /// Evict up to this many blocks and return them.
-    Evict(usize, RpcReplyPort<Vec<BlockId>>),
+    Evict(usize, RpcReplyPort<Vec<EvictedBlock>>),
     /// Remove everything that no request holds and return its blocks.
-    Flush(RpcReplyPort<Vec<BlockId>>),
+    Flush(RpcReplyPort<Vec<EvictedBlock>>),
     /// Count blocks.
     Counts(RpcReplyPort<TreeCounts>),
     /// Verify the tree's invariants, then count blocks.

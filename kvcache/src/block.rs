@@ -1,4 +1,6 @@
-//! Block ids.
+//! Block ids, and blocks that leave the tree.
+
+use crate::Namespace;
 
 /// The id of a KV block: an index from 0 to the number of blocks in the engine's KV memory minus 1.
 ///
@@ -11,5 +13,35 @@ impl BlockId {
     /// The id as a `usize`, to index the KV memory.
     pub fn index(self) -> usize {
         self.0 as usize
+    }
+}
+
+/// A block that has left the tree, with the content that it still holds. An engine with a second
+/// tier of memory can copy the content there before it frees the block with
+/// [`BlockPool::release`](crate::BlockPool::release), and find it again by its hash.
+///
+/// Compares with a [`BlockId`] by its id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EvictedBlock {
+    /// The block.
+    pub id: BlockId,
+    /// The namespace of its content.
+    pub namespace: Namespace,
+    /// The chained hash of its content and of everything before it, as
+    /// [`TreeReader::block_hashes`](crate::TreeReader::block_hashes) computes it. It is a 64-bit
+    /// hash that is not cryptographic: whoever relies on it alone should use a secret
+    /// [`TreeBuilder::hash_seed`](crate::TreeBuilder::hash_seed).
+    pub hash: u64,
+}
+
+impl From<EvictedBlock> for BlockId {
+    fn from(evicted: EvictedBlock) -> BlockId {
+        evicted.id
+    }
+}
+
+impl PartialEq<BlockId> for EvictedBlock {
+    fn eq(&self, id: &BlockId) -> bool {
+        self.id == *id
     }
 }

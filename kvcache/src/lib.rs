@@ -134,7 +134,7 @@ mod token_span;
 mod tree;
 mod writer;
 
-pub use block::BlockId;
+pub use block::{BlockId, EvictedBlock};
 pub use dump::{NodeDump, TreeDump};
 pub use error::{AuditError, CommitError, ConfigError, Shortage};
 pub use events::{CacheEvent, EventReceiver, NumberedEvent};

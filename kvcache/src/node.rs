@@ -23,7 +23,7 @@ use table::ChildTable;
 
 /// The number of a node: an index into the writer's arena. Numbers are reused. The writer keeps no
 /// number for longer than the node exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(pub(crate) u32);
 
 impl NodeId {

@@ -114,11 +114,12 @@ impl BlockPool {
         Ok(BlockLease::new(blocks, self.queue.clone()))
     }
 
-    /// Takes back blocks that the tree has evicted, or has refused as duplicates. A block that is
+    /// Takes back blocks that the tree has evicted, or has refused as duplicates: ids, or
+    /// [`EvictedBlock`](crate::EvictedBlock)s. A block that is
     /// not committed, or not of this pool, is refused; [`audit`](BlockPool::audit) reports this.
-    pub fn release(&mut self, blocks: Vec<BlockId>) {
+    pub fn release(&mut self, blocks: impl IntoIterator<Item = impl Into<BlockId>>) {
         self.settle();
-        self.take_back(blocks, State::Committed);
+        self.take_back(blocks.into_iter().map(Into::into), State::Committed);
     }
 
     /// Number of blocks of the pool, in any state.
@@ -195,7 +196,7 @@ impl BlockPool {
         let returned = std::mem::take(&mut *lock(&self.queue));
         for message in returned {
             match message {
-                Returned::Dropped(blocks) => self.take_back(blocks, State::Reserved),
+                Returned::Dropped(blocks) => self.take_back(blocks.into_iter(), State::Reserved),
                 Returned::Committed(blocks) => {
                     self.reserved -= blocks.len();
                     self.committed += blocks.len();
@@ -216,7 +217,7 @@ impl BlockPool {
         }
     }
 
-    fn take_back(&mut self, blocks: Vec<BlockId>, from: State) {
+    fn take_back(&mut self, blocks: impl Iterator<Item = BlockId>, from: State) {
         let begun = self.fence.begun();
         for block in blocks {
             match self.states.get_mut(block.index()) {

@@ -23,7 +23,7 @@ use crate::pin::Pins;
 use crate::sync::Arc;
 #[cfg(loom)]
 use crate::sync::planted;
-use crate::{BlockId, Namespace, PrefixLease, TreeReader, TreeStats, token_span};
+use crate::{EvictedBlock, Namespace, PrefixLease, TreeReader, TreeStats, token_span};
 use arena::Arena;
 use owned::OwnedBlocks;
 use std::collections::{BTreeSet, HashMap};
@@ -51,11 +51,11 @@ pub struct TreeWriter {
     locked: usize,
     /// Blocks that were removed from the index while they were locked, by the number of their
     /// former node. The number stays in use until the last lock is released.
-    detached: HashMap<NodeId, Vec<BlockId>>,
+    detached: HashMap<NodeId, Vec<EvictedBlock>>,
     /// Number of blocks in `detached`.
     detached_blocks: usize,
     /// Blocks of detached nodes whose last lock was released. The next eviction returns them.
-    freed: Vec<BlockId>,
+    freed: Vec<EvictedBlock>,
     /// The nodes of the current walk with the number of matched blocks in each. A field only to
     /// reuse its memory.
     path: Vec<(NodeId, usize)>,
@@ -80,6 +80,8 @@ struct Record {
     last_use: u64,
     /// Number of blocks between the root and this node.
     start_block: u32,
+    /// The root of the namespace.
+    root: NodeId,
     /// Whether the node is evictable, and therefore in the order of eviction under `rank`.
     ranked: bool,
     rank: EvictionRank,
@@ -249,9 +251,9 @@ impl TreeWriter {
         self.records[id.index()] = record;
     }
 
-    fn new_record(&self, start_block: usize) -> Record {
+    fn new_record(&self, start_block: usize, root: NodeId) -> Record {
         let start_block = start_block as u32;
-        Record { created: self.tick, last_use: self.tick, start_block, ..Record::default() }
+        Record { created: self.tick, last_use: self.tick, start_block, root, ..Record::default() }
     }
 
     /// Updates a node's entry in the order of eviction: a leaf without a lock has one.
@@ -317,10 +319,10 @@ impl TreeWriter {
         let mut record = self.records[id.index()].clone();
         self.records[id.index()].start_block += at as u32;
         record.ranked = false;
-        let start_block = record.start_block as usize + at;
+        let (start_block, root) = (record.start_block as usize + at, record.root);
         self.set_record(front, record);
         if let Some(sibling) = sibling {
-            let record = self.new_record(start_block);
+            let record = self.new_record(start_block, root);
             self.set_record(sibling, record);
             self.show(sibling);
         }

@@ -61,7 +61,7 @@ fn eviction_sequence(mut writer: TreeWriter) -> Vec<u32> {
     writer.set_priority(&base(), &[20], -5);
     let mut order = Vec::new();
     while let [block] = writer.evict(1)[..] {
-        order.push(block.0);
+        order.push(block.id.0);
         writer.audit().expect("consistent");
     }
     order
@@ -227,7 +227,7 @@ fn flush_while_leases_exist() {
     assert_eq!(writer.counts().detached, 3);
     drop(lease);
     let mut back = writer.evict(2);
-    back.sort_unstable();
+    back.sort_unstable_by_key(|block| block.id);
     assert_eq!(back, [BlockId(1), BlockId(8)]);
     drop(second);
     assert_eq!(writer.evict(1), [BlockId(0)]);

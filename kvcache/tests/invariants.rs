@@ -3,8 +3,8 @@
 //! with the engine.
 
 use stolon_kvcache::{
-    BlockId, BlockPool, Commit, Namespace, PinError, TokenSpan, TokenSpanInterner, TreeBuilder,
-    TreeWriter, prefix_tree,
+    BlockId, BlockPool, Commit, EvictedBlock, Namespace, PinError, TokenSpan, TokenSpanInterner,
+    TreeBuilder, TreeWriter, prefix_tree,
 };
 
 fn base() -> Namespace {
@@ -72,11 +72,11 @@ fn locked_paths_stay_and_leaves_are_evicted_first() {
     put(&mut writer, &[1, 5], 20);
     let lease = writer.acquire(&base(), &[1, 2, 3]);
     let mut gone = writer.evict(usize::MAX);
-    gone.sort_unstable_by_key(|block| block.0);
+    gone.sort_unstable_by_key(|block| block.id);
     assert_eq!(gone, [10, 20].map(BlockId), "all but the locked path");
     assert_eq!(reader.query_match_len(&base(), &[1, 2, 3]), 3);
     drop(lease);
-    let one_by_one: Vec<BlockId> = (0..3).flat_map(|_| writer.evict(1)).collect();
+    let one_by_one: Vec<EvictedBlock> = (0..3).flat_map(|_| writer.evict(1)).collect();
     assert_eq!(one_by_one, [2, 1, 0].map(BlockId), "the deepest first");
 }
 
@@ -268,7 +268,7 @@ fn the_rest_of_a_cut_span_is_evicted_first() {
     let pin = writer.pin(&base(), &prompt).expect("its text is cached");
     assert_eq!(writer.pins()[0].position_count, 2);
     assert!(writer.unpin(pin));
-    let mut gone: Vec<u32> = writer.evict(19).iter().map(|block| block.0).collect();
+    let mut gone: Vec<u32> = writer.evict(19).iter().map(|block| block.id.0).collect();
     gone.sort_unstable();
     assert_eq!(gone, (2..21).collect::<Vec<_>>(), "not the leaf that was used less recently");
     assert_eq!(reader.query_match_len(&base(), &[50, 51]), 2);

@@ -71,8 +71,8 @@ impl Reference {
     fn step(&mut self, writer: &mut TreeWriter, prompts: &[Vec<u32>], random: &mut Random) {
         if random.below(3) > 0 {
             for block in writer.evict(1) {
-                self.cached.remove(&self.owner[block.index()]);
-                self.free.push(block);
+                self.cached.remove(&self.owner[block.id.index()]);
+                self.free.push(block.id);
             }
             return;
         }

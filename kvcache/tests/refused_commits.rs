@@ -82,6 +82,7 @@ fn returned_blocks_can_be_offered_again() {
             3 => writer.evict_namespace(&base),
             _ => writer.evict(usize::MAX),
         });
+        let mut out: Vec<BlockId> = out.into_iter().map(BlockId::from).collect();
         out.sort_unstable();
         assert_eq!(out, [0, 1, 2].map(BlockId));
         writer.audit().expect("consistent");

@@ -15,7 +15,8 @@ use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::sync::{Arc, Mutex, MutexGuard};
 use loom::thread;
 use stolon_kvcache::{
-    BlockId, BlockLease, BlockPool, Namespace, PrefixLease, StepFence, TreeCounts, TreeWriter,
+    BlockId, BlockLease, BlockPool, EvictedBlock, Namespace, PrefixLease, StepFence, TreeCounts,
+    TreeWriter,
 };
 use stolon_loom_tests::{explore, must_fail, tree};
 use stolon_scheduler::{BlockAllocator, CommitItem, Committed, TreeAccess, commit};
@@ -37,11 +38,11 @@ impl TreeAccess for TreeActor {
         Ok(self.lock().counts())
     }
 
-    async fn evict(&mut self, count: usize) -> Result<Vec<BlockId>, Infallible> {
+    async fn evict(&mut self, count: usize) -> Result<Vec<EvictedBlock>, Infallible> {
         Ok(self.lock().evict(count))
     }
 
-    async fn flush(&mut self) -> Result<Vec<BlockId>, Infallible> {
+    async fn flush(&mut self) -> Result<Vec<EvictedBlock>, Infallible> {
         Ok(self.lock().flush())
     }
 

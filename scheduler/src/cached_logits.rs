@@ -101,9 +101,9 @@ impl CachedLogits {
     }
 
     /// Drops the entries of blocks that have left the tree.
-    pub(crate) fn remove_blocks(&mut self, blocks: &[BlockId]) {
+    pub(crate) fn remove_blocks(&mut self, blocks: impl Iterator<Item = BlockId>) {
         for block in blocks {
-            for (used, entry) in self.by_block.remove(block).into_iter().flatten() {
+            for (used, entry) in self.by_block.remove(&block).into_iter().flatten() {
                 self.order.remove(&used);
                 self.bytes -= entry.bytes();
             }
@@ -152,9 +152,9 @@ mod tests {
         let mut rows = CachedLogits::new(1 << 20);
         rows.insert(row(3, &[1, 2, 3]));
         rows.insert(row(4, &[7, 8]));
-        rows.remove_blocks(&[BlockId(3), BlockId(9)]);
+        rows.remove_blocks([3, 9].map(BlockId).into_iter());
         assert!(!has(&mut rows, 3, &[1, 2, 3]) && has(&mut rows, 4, &[7, 8]));
-        rows.remove_blocks(&[BlockId(4)]);
+        rows.remove_blocks(std::iter::once(BlockId(4)));
         assert_eq!((rows.bytes, rows.order.len(), rows.by_block.len()), (0, 0, 0));
     }
 

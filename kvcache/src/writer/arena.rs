@@ -137,7 +137,7 @@ impl Arena {
         unsafe { node.walk(root_hash, positions, self.core.block_size, visit) }
     }
 
-    /// The namespace of the root `id`.
+    /// The namespace of the root `id`, which is not the directory.
     pub(crate) fn namespace_of(&self, id: NodeId) -> Namespace {
         Namespace::from_words(self.edge(id).positions())
     }

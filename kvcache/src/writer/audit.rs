@@ -39,15 +39,10 @@ impl TreeWriter {
         }
         for blocks in self.detached.values() {
             detached += blocks.len();
-            for &block in blocks {
-                if !owned.insert(block) {
-                    return Err(AuditError::SharedBlock { block });
-                }
-            }
         }
-        for &block in &self.freed {
-            if !owned.insert(block) {
-                return Err(AuditError::SharedBlock { block });
+        for block in self.detached.values().flatten().chain(&self.freed) {
+            if !owned.insert(block.id) {
+                return Err(AuditError::SharedBlock { block: block.id });
             }
         }
         if let Some(recorded) = self.owned.count() {
@@ -89,6 +84,8 @@ impl TreeWriter {
         check(edge.positions().len() == edge.block_count() * block_size, "whole blocks")?;
         let below: u32 = children.iter().map(|child| self.records[child.index()].locks).sum();
         check(record.locks >= below, "at least the locks of its children")?;
+        let root = if arena.is_root(parent) { parent } else { self.records[parent.index()].root };
+        check(record.root == root, "the root of its parent")?;
         let start = match arena.is_root(parent) {
             true => 0,
             false => {

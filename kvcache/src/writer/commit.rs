@@ -4,7 +4,10 @@ use super::{Record, TreeWriter};
 use crate::node::NodeId;
 use crate::node::edge::Edge;
 use crate::sync::Arc;
-use crate::{BlockId, BlockLease, CacheEvent, Commit, CommitError, PrefixLease, hash, token_span};
+use crate::{
+    BlockId, BlockLease, CacheEvent, Commit, CommitError, EvictedBlock, PrefixLease, hash,
+    token_span,
+};
 
 impl TreeWriter {
     /// Publishes blocks whose KV has been written, by id, and extends `lease` by them.
@@ -45,7 +48,7 @@ impl TreeWriter {
         let positions = &positions[..total * self.block_size()];
         let blocks = &blocks[..total - have];
         if !lease.end.is_none() && !self.arena.is_live(lease.end) {
-            return self.commit_detached(lease, blocks);
+            return self.commit_detached(lease, positions, blocks);
         }
         let matched = self.find(&lease.namespace, positions) / self.block_size();
         if matched < have || !self.path_passes(lease.end) {
@@ -172,16 +175,15 @@ impl TreeWriter {
         {
             return self.extend_leaf(id, edge, matched);
         }
-        let parent = last.map(|(id, _)| id).or_else(|| self.arena.root(&lease.namespace));
-        let leaf = match parent {
-            Some(parent) => self.arena.add_leaf(parent, edge),
+        let (root, leaf) = match self.arena.root(&lease.namespace) {
+            Some(root) => (root, self.arena.add_leaf(last.map_or(root, |(id, _)| id), edge)),
             None => {
                 let (root, leaf) = self.arena.add_namespace(&lease.namespace, edge);
-                self.set_record(root, self.new_record(0));
-                leaf
+                self.set_record(root, self.new_record(0, root));
+                (root, leaf)
             }
         };
-        self.set_record(leaf, self.new_record(matched));
+        self.set_record(leaf, self.new_record(matched, root));
         if let Some((parent, _)) = last {
             self.refresh(parent);
         }
@@ -207,7 +209,7 @@ impl TreeWriter {
         }
         if run.is_empty() {
             let leaf = self.arena.add_leaf(id, edge);
-            self.set_record(leaf, self.new_record(matched));
+            self.set_record(leaf, self.new_record(matched, self.records[id.index()].root));
             return leaf;
         }
         run.reverse();
@@ -222,12 +224,18 @@ impl TreeWriter {
     fn commit_detached(
         &mut self,
         lease: &mut PrefixLease,
+        positions: &[u32],
         blocks: &[BlockId],
     ) -> Result<Commit, CommitError> {
         self.owned.add(blocks.iter().copied())?;
         let id = self.arena.take_id(lease.end);
-        self.set_record(id, Record { locks: 1, ..self.new_record(0) });
-        self.detached.insert(id, blocks.to_vec());
+        self.set_record(id, Record { locks: 1, ..Record::default() });
+        let namespace = lease.namespace;
+        let root_hash = namespace.root_hash(self.arena.core.seed);
+        let hashes = hash::block_hashes(root_hash, positions, self.block_size());
+        let new = hashes.into_iter().skip(lease.blocks.len()).zip(blocks);
+        let new = new.map(|(hash, &id)| EvictedBlock { id, namespace, hash }).collect();
+        self.detached.insert(id, new);
         self.detached_blocks += blocks.len();
         lease.end = id;
         lease.blocks.extend_from_slice(blocks);

@@ -3,13 +3,20 @@
 use super::{Record, TreeWriter};
 use crate::core::Core;
 use crate::node::NodeId;
-use crate::{BlockId, CacheEvent, Namespace};
+use crate::node::edge::Edge;
+use crate::{CacheEvent, EvictedBlock, Namespace};
 
 /// Number of victims whose memory is loaded before the first of them is evicted.
 const PREFETCHED: usize = 16;
 
+/// The blocks of an edge, with their content.
+fn content(edge: &Edge, namespace: Namespace) -> impl Iterator<Item = EvictedBlock> + '_ {
+    let blocks = edge.blocks().zip(edge.hashes());
+    blocks.map(move |(id, &hash)| EvictedBlock { id, namespace, hash })
+}
+
 impl TreeWriter {
-    /// Removes up to `block_count` blocks from the index and returns their ids, which the caller
+    /// Removes up to `block_count` blocks from the index and returns them, which the caller
     /// frees with [`BlockPool::release`](crate::BlockPool::release).
     ///
     /// Unlocked leaves are evicted in the order of the eviction policy. A leaf that is longer than
@@ -17,7 +24,7 @@ impl TreeWriter {
     /// earlier is evicted before anything else. Fewer than `block_count` blocks are returned only
     /// if everything that remains is locked.
     #[must_use = "dropped block ids are never freed"]
-    pub fn evict(&mut self, block_count: usize) -> Vec<BlockId> {
+    pub fn evict(&mut self, block_count: usize) -> Vec<EvictedBlock> {
         self.begin_operation();
         let at_hand = self.freed.len().min(block_count);
         let mut out = self.freed.split_off(self.freed.len() - at_hand);
@@ -40,7 +47,8 @@ impl TreeWriter {
                 rest_of_span => rest_of_span,
             };
             let taken = most.min(block_count - out.len());
-            out.extend(edge.blocks().skip(length - taken));
+            let namespace = self.arena.namespace_of(self.records[id.index()].root);
+            out.extend(content(edge, namespace).skip(length - taken));
             let hashes = || edge.hashes()[length - taken..].iter().rev().copied().collect();
             self.events.report(|| CacheEvent::Removed { hashes: hashes() });
             self.cached -= taken;
@@ -55,15 +63,15 @@ impl TreeWriter {
                 self.refresh(id);
             }
         }
-        self.owned.remove(out.iter().copied());
+        self.owned.remove(out.iter().map(|block| block.id));
         out
     }
 
-    /// Removes everything from the index and ends all pins. Returns the ids of all blocks that no
-    /// lease holds. Blocks that leases hold leave the index as well; a later `evict`, `flush` or
+    /// Removes everything from the index and ends all pins. Returns all blocks that no lease
+    /// holds. Blocks that leases hold leave the index as well; a later `evict`, `flush` or
     /// `evict_namespace` returns them, after the last lease on them was dropped.
     #[must_use = "dropped block ids are never freed"]
-    pub fn flush(&mut self) -> Vec<BlockId> {
+    pub fn flush(&mut self) -> Vec<EvictedBlock> {
         self.begin_operation();
         for pin in self.pins.infos().map(|pin| pin.id).collect::<Vec<_>>() {
             self.end_pin(pin);
@@ -80,7 +88,7 @@ impl TreeWriter {
         let keep = |id: NodeId| detached.contains_key(&id);
         self.arena.clear_below(Core::BASE, keep);
         self.arena.clear_below(Core::DIRECTORY, keep);
-        self.owned.remove(out.iter().copied());
+        self.owned.remove(out.iter().map(|block| block.id));
         out
     }
 
@@ -88,7 +96,7 @@ impl TreeWriter {
     /// all namespaces. Of use after an adapter was unloaded or a tenant was deleted. May also
     /// return blocks of other namespaces that were removed earlier and are no longer held.
     #[must_use = "dropped block ids are never freed"]
-    pub fn evict_namespace(&mut self, namespace: &Namespace) -> Vec<BlockId> {
+    pub fn evict_namespace(&mut self, namespace: &Namespace) -> Vec<EvictedBlock> {
         self.begin_operation();
         let pins = self.pins.infos().filter(|pin| pin.namespace == *namespace);
         for pin in pins.map(|pin| pin.id).collect::<Vec<_>>() {
@@ -96,7 +104,7 @@ impl TreeWriter {
         }
         let mut out = std::mem::take(&mut self.freed);
         let Some(root) = self.arena.root(namespace) else {
-            self.owned.remove(out.iter().copied());
+            self.owned.remove(out.iter().map(|block| block.id));
             return out;
         };
         let before = self.cached;
@@ -108,14 +116,15 @@ impl TreeWriter {
         if root != Core::BASE {
             self.arena.remove_leaf(root);
         }
-        self.owned.remove(out.iter().copied());
+        self.owned.remove(out.iter().map(|block| block.id));
         out
     }
 
     /// Removes the records of everything below `root`, before the nodes are removed. Appends blocks
     /// without a lock to `out`; the others become detached. Returns the hashes of all blocks,
     /// descendants first.
-    fn take_out_below(&mut self, root: NodeId, out: &mut Vec<BlockId>) -> Vec<u64> {
+    fn take_out_below(&mut self, root: NodeId, out: &mut Vec<EvictedBlock>) -> Vec<u64> {
+        let namespace = self.arena.namespace_of(root);
         let mut hashes = Vec::new();
         let mut pending = self.arena.children(root);
         while let Some(id) = pending.pop() {
@@ -131,9 +140,9 @@ impl TreeWriter {
             if record.locks > 0 {
                 self.locked -= edge.block_count();
                 self.detached_blocks += edge.block_count();
-                self.detached.insert(id, edge.blocks().collect());
+                self.detached.insert(id, content(edge, namespace).collect());
             } else {
-                out.extend(edge.blocks());
+                out.extend(content(edge, namespace));
             }
         }
         hashes.reverse();

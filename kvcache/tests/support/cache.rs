@@ -2,7 +2,7 @@
 //! rest of the prompt, commit.
 
 use stolon_kvcache::{
-    BlockId, BlockLease, BlockPool, Commit, Namespace, PrefixLease, Shortage, StepFence,
+    BlockLease, BlockPool, Commit, EvictedBlock, Namespace, PrefixLease, Shortage, StepFence,
     TreeReader, TreeWriter, prefix_tree,
 };
 
@@ -65,7 +65,7 @@ impl Cache {
         self.reader.query_match_len(&self.base, positions)
     }
 
-    pub(crate) fn evict(&mut self, count: usize) -> Vec<BlockId> {
+    pub(crate) fn evict(&mut self, count: usize) -> Vec<EvictedBlock> {
         let evicted = self.writer.evict(count);
         self.pool.release(evicted.clone());
         evicted

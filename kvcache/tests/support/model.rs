@@ -3,8 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 use stolon_kvcache::{
-    BlockId, CacheEvent, EventReceiver, EvictionPolicy, Namespace, PinId, PrefixLease, TreeBuilder,
-    TreeReader, TreeWriter,
+    BlockId, CacheEvent, EventReceiver, EvictedBlock, EvictionPolicy, Namespace, PinId,
+    PrefixLease, TreeBuilder, TreeReader, TreeWriter,
 };
 
 /// Identifies a cached block: the number of its namespace, and all positions up to its end.
@@ -23,6 +23,8 @@ pub(crate) struct Model {
     block_size: usize,
     namespaces: [Namespace; 3],
     cached: HashMap<Prefix, BlockId>,
+    /// What each block that was committed last holds.
+    content: HashMap<BlockId, Prefix>,
     leases: Vec<Held>,
     /// Pins and the prefixes that they hold.
     pins: Vec<(PinId, Prefix)>,
@@ -72,6 +74,7 @@ impl Model {
             block_size,
             namespaces: [Namespace::default(), salted("a"), salted("b")],
             cached: HashMap::new(),
+            content: HashMap::new(),
             leases: Vec::new(),
             pins: Vec::new(),
             events,
@@ -151,6 +154,7 @@ impl Model {
                 _ => *self.cached.entry(prefix).or_insert(block),
             };
             assert_eq!(commit.blocks[index], canonical);
+            self.content.insert(canonical, (held.namespace, positions[..end].to_vec()));
         }
         assert_eq!(commit.duplicates, duplicates);
         self.free.extend(duplicates);
@@ -173,13 +177,24 @@ impl Model {
         self.writer.counts().detached - held.len()
     }
 
+    /// Checks that each block leaves with the content that was committed, and returns the ids.
+    fn ids(&self, out: Vec<EvictedBlock>) -> Vec<BlockId> {
+        for block in &out {
+            let (namespace, positions) = &self.content[&block.id];
+            let namespace = self.namespaces[*namespace];
+            let hash = *self.reader.block_hashes(&namespace, positions).last().expect("a block");
+            assert_eq!((block.namespace, block.hash), (namespace, hash));
+        }
+        out.into_iter().map(BlockId::from).collect()
+    }
+
     fn evict(&mut self, count: usize) {
         let locked = self.locked();
         let evictable = self.cached.len() - locked.len();
         let freed = self.freed();
         let out = self.writer.evict(count);
         assert_eq!(out.len(), count.min(evictable + freed), "exactly as many as asked, if any");
-        let out: HashSet<BlockId> = out.into_iter().collect();
+        let out: HashSet<BlockId> = self.ids(out).into_iter().collect();
         let before = self.cached.len();
         self.cached.retain(|_, block| !out.contains(block));
         assert_eq!(before - self.cached.len(), out.len() - freed.min(count));
@@ -214,7 +229,7 @@ impl Model {
         let out = self.writer.evict_namespace(&self.namespaces[namespace]);
         let there = self.cached.keys().filter(|(n, _)| *n == namespace).count();
         assert_eq!(out.len(), there - locked + freed);
-        self.free.extend(out);
+        self.free.extend(self.ids(out));
         self.cached.retain(|(n, _), _| *n != namespace);
         for held in self.leases.iter_mut().filter(|held| held.namespace == namespace) {
             held.detached |= !held.lease.is_empty();
@@ -227,7 +242,7 @@ impl Model {
         let freed = self.freed();
         let out = self.writer.flush();
         assert_eq!(out.len(), self.cached.len() - locked.len() + freed);
-        self.free.extend(out);
+        self.free.extend(self.ids(out));
         self.cached.clear();
         for held in &mut self.leases {
             held.detached |= !held.lease.is_empty();

@@ -9,7 +9,9 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use stolon_kvcache::{BlockId, BlockLease, BlockPool, Namespace, PoolCounts, TreeCounts};
+use stolon_kvcache::{
+    BlockId, BlockLease, BlockPool, EvictedBlock, Namespace, PoolCounts, TreeCounts,
+};
 
 use super::BlockCounts;
 use crate::cached_logits::{CachedLogits, PromptLogits};
@@ -27,10 +29,10 @@ pub trait TreeAccess {
     fn evict(
         &mut self,
         count: usize,
-    ) -> impl Future<Output = Result<Vec<BlockId>, Self::Error>> + Send;
+    ) -> impl Future<Output = Result<Vec<EvictedBlock>, Self::Error>> + Send;
 
     /// Removes everything that no request holds and returns its blocks.
-    fn flush(&mut self) -> impl Future<Output = Result<Vec<BlockId>, Self::Error>> + Send;
+    fn flush(&mut self) -> impl Future<Output = Result<Vec<EvictedBlock>, Self::Error>> + Send;
 
     /// Verifies the tree's invariants, then counts its blocks. The inner error describes the first
     /// inconsistency.
@@ -143,8 +145,8 @@ impl BlockAllocator {
     }
 
     /// Blocks that have left the tree are free again, and their cached logits are dropped.
-    fn take_evicted(&mut self, blocks: Vec<BlockId>) {
-        self.logits.remove_blocks(&blocks);
+    fn take_evicted(&mut self, blocks: Vec<EvictedBlock>) {
+        self.logits.remove_blocks(blocks.iter().map(|block| block.id));
         self.pool.release(blocks);
     }
 }

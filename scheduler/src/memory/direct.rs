@@ -4,7 +4,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use stolon_kvcache::{BlockId, BlockLease, Namespace, TreeCounts, TreeWriter};
+use stolon_kvcache::{BlockId, BlockLease, EvictedBlock, Namespace, TreeCounts, TreeWriter};
 
 use super::{
     Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, Memory, TreeAccess,
@@ -29,11 +29,11 @@ impl TreeAccess for TreeWriter {
         Ok(TreeWriter::counts(self))
     }
 
-    async fn evict(&mut self, count: usize) -> Result<Vec<BlockId>, Infallible> {
+    async fn evict(&mut self, count: usize) -> Result<Vec<EvictedBlock>, Infallible> {
         Ok(TreeWriter::evict(self, count))
     }
 
-    async fn flush(&mut self) -> Result<Vec<BlockId>, Infallible> {
+    async fn flush(&mut self) -> Result<Vec<EvictedBlock>, Infallible> {
         Ok(TreeWriter::flush(self))
     }
 
