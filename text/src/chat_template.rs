@@ -8,16 +8,24 @@
 //! and are ignored.
 
 mod clock;
+mod compile;
+mod environment;
 mod generation;
+mod limits;
 mod messages;
 mod python;
 
 use std::error::Error as _;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
-use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value as Jinja};
+use minijinja::machinery::{Vm, make_string_output};
+use minijinja::value::Value as Jinja;
+use minijinja::{AutoEscape, Environment, ErrorKind, State};
 use serde_json::{Map, Value};
 
+use self::limits::{Budget, DEADLINE, FUEL, MAX_OUTPUT, MAX_SOURCE, MAX_TEMPLATES};
+use crate::bounded::Bounded;
 use crate::{ChatMessage, ChatTemplateError};
 
 /// Name of the template that is used unless the request names another one.
@@ -26,8 +34,17 @@ const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
 /// A model's chat templates.
-#[derive(Debug)]
+///
+/// A template is a program from a downloaded file. It runs on a thread of its own, with limits on
+/// its instructions, memory, output and time, and only when a conversation is rendered.
+#[derive(Clone, Debug)]
 pub struct ChatTemplate {
+    templates: Arc<Templates>,
+    bounded: Bounded,
+}
+
+#[derive(Debug)]
+struct Templates {
     environment: Environment<'static>,
     entries: Vec<Entry>,
     /// The variables `bos_token`, `eos_token` and so on.
@@ -37,11 +54,18 @@ pub struct ChatTemplate {
 #[derive(Debug)]
 struct Entry {
     name: String,
-    /// Whether the template supports content that is a list of parts. Content is converted to the
-    /// other form if the template supports only one.
-    takes_parts: bool,
-    /// Whether the template supports content that is a string.
-    takes_strings: bool,
+    source: String,
+    /// Determined by the first rendering.
+    forms: OnceLock<Forms>,
+}
+
+/// The forms of content that a template supports. Content is converted to the other form if the
+/// template supports only one.
+#[derive(Clone, Copy, Debug)]
+struct Forms {
+    /// A list of parts.
+    parts: bool,
+    strings: bool,
 }
 
 /// Options for rendering a conversation.
@@ -81,43 +105,53 @@ impl Default for ChatOptions {
 struct Raised(String);
 
 impl ChatTemplate {
-    /// Compiles `(name, source)` templates. `special_tokens` are the variables `bos_token`,
-    /// `eos_token` and so on.
+    /// Checks the syntax of `(name, source)` templates, without executing them. `special_tokens`
+    /// are the variables `bos_token`, `eos_token` and so on.
     ///
     /// # Errors
     /// [`ChatTemplateError::Missing`] for an empty list, [`ChatTemplateError::Malformed`] for a
-    /// source that is not valid Jinja.
+    /// source that is not valid Jinja or has more than 256 KiB, and for more than 64 templates.
     pub fn new<N: Into<String>, S: AsRef<str>>(
         templates: impl IntoIterator<Item = (N, S)>,
         special_tokens: Map<String, Value>,
     ) -> Result<Self, ChatTemplateError> {
-        let mut chat = Self { environment: environment(), entries: Vec::new(), special_tokens };
+        let mut entries = Vec::new();
         for (name, source) in templates {
-            let name = name.into();
+            let (name, source) = (name.into(), source.as_ref());
+            let malformed = |name, reason| Err(ChatTemplateError::Malformed { name, reason });
+            if source.len() > MAX_SOURCE {
+                let got = source.len();
+                return malformed(name, format!("expected at most {MAX_SOURCE} bytes, got {got}"));
+            }
+            if entries.len() >= MAX_TEMPLATES {
+                return malformed(name, format!("expected at most {MAX_TEMPLATES} templates"));
+            }
             // Jinja2 treats all line endings as `\n`.
-            let source = source.as_ref().replace("\r\n", "\n").replace('\r', "\n");
-            chat.environment
-                .add_template_owned(name.clone(), generation::replace_generation_tags(&source))
-                .map_err(|error| ChatTemplateError::Malformed {
-                    name: name.clone(),
-                    reason: describe(&error),
-                })?;
-            let entry = chat.probe(name);
-            chat.entries.push(entry);
+            let source = source.replace("\r\n", "\n").replace('\r', "\n");
+            let source = generation::replace_generation_tags(&source);
+            entries.push(Entry { name, source, forms: OnceLock::new() });
         }
-        if chat.entries.is_empty() {
+        if entries.is_empty() {
             return Err(ChatTemplateError::Missing);
         }
+        let environment = environment::environment();
+        let templates = Arc::new(Templates { environment, entries, special_tokens });
+        let chat = Self { templates, bounded: Bounded::default() };
+        let templates = Arc::clone(&chat.templates);
+        chat.bounded.run(DEADLINE, move || templates.check_syntax()).unwrap_or_else(|stopped| {
+            let name = chat.names().collect::<Vec<_>>().join(", ");
+            Err(ChatTemplateError::Malformed { name, reason: stopped.to_string() })
+        })?;
         Ok(chat)
     }
 
     /// The names of the templates.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.entries.iter().map(|entry| entry.name.as_str())
+        self.templates.entries.iter().map(|entry| entry.name.as_str())
     }
 
     /// Renders a conversation. The text contains the special tokens, so it must be encoded without
-    /// adding any.
+    /// adding any. Blocks the calling thread for at most 10 seconds.
     ///
     /// # Errors
     /// Any [`ChatTemplateError`] except [`ChatTemplateError::Missing`] and
@@ -127,112 +161,131 @@ impl ChatTemplate {
         messages: &[ChatMessage],
         options: &ChatOptions,
     ) -> Result<String, ChatTemplateError> {
-        let entry = self.choose(options)?;
-        let messages =
-            messages::to_template_values(messages, entry.takes_parts, entry.takes_strings)?;
-        self.render_values(&entry.name, &messages, options)
+        limits::check_input(messages, options)?;
+        let index = self.choose(options)?;
+        let (messages, options) = (messages.to_vec(), options.clone());
+        let templates = Arc::clone(&self.templates);
+        self.bounded
+            .run(DEADLINE, move || templates.render(index, &messages, &options))
+            .unwrap_or_else(|stopped| {
+                Err(ChatTemplateError::Failed { reason: stopped.to_string() })
+            })
     }
 
-    fn choose(&self, options: &ChatOptions) -> Result<&Entry, ChatTemplateError> {
-        let find = |name: &str| self.entries.iter().find(|entry| entry.name == name);
+    /// The index of the template that the conversation is rendered with.
+    fn choose(&self, options: &ChatOptions) -> Result<usize, ChatTemplateError> {
+        let find = |name: &str| self.names().position(|other| other == name);
         let tool_use = || if options.tools.is_empty() { None } else { find(TOOL_USE) };
         match &options.template {
             Some(name) => find(name),
             // A single template is used whatever its name is.
-            None => tool_use().or_else(|| find(DEFAULT)).or(match self.entries.as_slice() {
-                [only] => Some(only),
-                _ => None,
-            }),
+            None => tool_use()
+                .or_else(|| find(DEFAULT))
+                .or((self.templates.entries.len() == 1).then_some(0)),
         }
         .ok_or_else(|| ChatTemplateError::UnknownName {
             name: options.template.clone().unwrap_or_else(|| DEFAULT.to_owned()),
             available: self.names().collect::<Vec<_>>().join(", "),
         })
     }
+}
+
+/// All of this runs on a thread with a large stack.
+impl Templates {
+    fn check_syntax(&self) -> Result<(), ChatTemplateError> {
+        self.entries.iter().try_for_each(|entry| {
+            compile::compile(&entry.name, &entry.source).map(drop).map_err(|error| {
+                ChatTemplateError::Malformed { name: entry.name.clone(), reason: describe(&error) }
+            })
+        })
+    }
+
+    fn render(
+        &self,
+        index: usize,
+        messages: &[ChatMessage],
+        options: &ChatOptions,
+    ) -> Result<String, ChatTemplateError> {
+        let entry = &self.entries[index];
+        let forms = entry.forms.get_or_init(|| self.probe(entry));
+        let messages = messages::to_template_values(messages, forms.parts, forms.strings)?;
+        self.render_values(entry, &messages, options)
+    }
 
     fn render_values(
         &self,
-        name: &str,
+        entry: &Entry,
         messages: &[Value],
         options: &ChatOptions,
     ) -> Result<String, ChatTemplateError> {
+        // Compiling takes less time than rendering, and the result would borrow from the source.
+        let compiled = compile::compile(&entry.name, &entry.source).map_err(failure)?;
+        let variables = self.variables(messages, options);
+        let mut text = String::new();
+        Vm::new(&self.environment)
+            .eval(
+                &compiled.main,
+                variables,
+                &compiled.blocks,
+                &mut make_string_output(&mut text),
+                AutoEscape::None,
+            )
+            .map_err(failure)?;
+        if text.len() > MAX_OUTPUT {
+            let got = text.len();
+            let reason = format!("expected a text of at most {MAX_OUTPUT} bytes, got {got}");
+            return Err(ChatTemplateError::Failed { reason });
+        }
+        Ok(text)
+    }
+
+    fn variables(&self, messages: &[Value], options: &ChatOptions) -> Jinja {
         // An absent list is passed as `none`, as transformers does: templates distinguish it from
         // an undefined variable and from an empty list.
         let or_none = |list: &[Value]| {
             if list.is_empty() { Jinja::from(()) } else { Jinja::from_serialize(list) }
         };
         let now = options.now.unwrap_or_else(SystemTime::now);
+        let strftime_now = move |state: &State<'_, '_>, format: String| {
+            // A directive such as `%c` becomes a text of several words.
+            Budget::of(state).charge(format.len().saturating_mul(64))?;
+            Ok::<_, minijinja::Error>(clock::format_utc(now, &format))
+        };
         let own = [
             ("messages", Jinja::from_serialize(messages)),
             ("tools", or_none(&options.tools)),
             ("documents", or_none(&options.documents)),
             ("add_generation_prompt", Jinja::from(options.add_generation_prompt)),
-            (
-                "strftime_now",
-                Jinja::from_function(move |format: String| clock::format_utc(now, &format)),
-            ),
+            ("strftime_now", Jinja::from_function(strftime_now)),
         ];
         let of_map = |map: &Map<String, Value>| -> Vec<(String, Jinja)> {
             map.iter().map(|(name, value)| (name.clone(), Jinja::from_serialize(value))).collect()
         };
         // Later variables override earlier ones: a request may override special tokens, but not
         // the conversation.
-        let variables = of_map(&self.special_tokens)
+        of_map(&self.special_tokens)
             .into_iter()
             .chain(of_map(&options.variables))
-            .chain(own.map(|(name, value)| (name.to_owned(), value)));
-        let template = self.environment.get_template(name).map_err(failure)?;
-        template.render(variables.collect::<Jinja>()).map_err(failure)
+            .chain(own.map(|(name, value)| (name.to_owned(), value)))
+            .collect()
     }
 
     /// Determines which forms of content the template supports, by rendering a message with each.
-    fn probe(&self, name: String) -> Entry {
+    fn probe(&self, entry: &Entry) -> Forms {
         const TEXT: &str = "5tolon pr0be";
         let takes = |content: Value| {
             let message = serde_json::json!({"role": "user", "content": content});
-            let text = self.render_values(&name, &[message], &ChatOptions::default());
+            let text = self.render_values(entry, &[message], &ChatOptions::default());
             // A template that does not support parts prints the whole list, including the types.
             text.is_ok_and(|text| text.contains(TEXT) && !text.contains("5tolon_type"))
         };
-        let takes_strings = takes(TEXT.into());
-        let takes_parts = takes(serde_json::json!([
+        let strings = takes(TEXT.into());
+        let parts = takes(serde_json::json!([
             {"type": "text", "text": TEXT, "5tolon_type": 1}
         ]));
         // If both fail, the template needs more than one message. Strings are the common form.
-        Entry { name, takes_parts, takes_strings: takes_strings || !takes_parts }
+        Forms { parts, strings: strings || !parts }
     }
-}
-
-fn environment() -> Environment<'static> {
-    let mut environment = Environment::new();
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
-    environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-    environment.set_formatter(|output, _, value| {
-        let mut text = String::new();
-        python::write_str(value, &mut text);
-        output.write_str(&text).map_err(|_| ErrorKind::WriteFailure.into())
-    });
-    environment.set_unknown_method_callback(python::call_method);
-    environment.add_filter("tojson", python::to_json);
-    environment.add_filter("string", |value: &Jinja| {
-        let mut text = String::new();
-        python::write_str(value, &mut text);
-        text
-    });
-    for name in ["length", "count"] {
-        environment.add_filter(name, python::length);
-    }
-    environment.add_filter("int", python::to_int);
-    environment.add_filter("float", python::to_float);
-    environment.add_test("sequence", python::is_sequence);
-    environment.add_test("iterable", python::is_sequence);
-    environment.add_function("raise_exception", |message: Jinja| -> Result<Jinja, _> {
-        let message = message.to_string();
-        Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.clone())
-            .with_source(Raised(message)))
-    });
-    environment
 }
 
 /// The error and all its sources in one line.
@@ -244,7 +297,7 @@ fn describe(error: &minijinja::Error) -> String {
         text.push_str(&source.to_string());
         cause = source.source();
     }
-    text
+    limits::shortened(text)
 }
 
 fn failure(error: minijinja::Error) -> ChatTemplateError {
@@ -254,6 +307,10 @@ fn failure(error: minijinja::Error) -> ChatTemplateError {
             return ChatTemplateError::Raised { message: message.clone() };
         }
         cause = source.source();
+    }
+    if error.kind() == ErrorKind::OutOfFuel {
+        let reason = format!("expected a template that executes at most {FUEL} instructions");
+        return ChatTemplateError::Failed { reason };
     }
     ChatTemplateError::Failed { reason: describe(&error) }
 }

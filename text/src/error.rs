@@ -88,6 +88,7 @@ impl TokenizerError {
 
 /// Why a conversation could not be rendered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ChatTemplateError {
     /// The model has no chat template. It can only continue text.
     #[error("the model has no chat template, so it can only continue text")]
@@ -120,6 +121,15 @@ pub enum ChatTemplateError {
     Failed {
         /// The location and cause of the failure.
         reason: String,
+    },
+    /// The conversation exceeds a limit: 16 MiB of text, 500,000 values, or 100 levels of nested
+    /// values. Tools, documents and variables are counted too.
+    #[error("the conversation is too large: expected at most {limit} {what}")]
+    TooLarge {
+        /// What was counted.
+        what: &'static str,
+        /// The maximum.
+        limit: usize,
     },
     /// A message has a content part that is not text, but the template supports only text.
     #[error(

@@ -17,6 +17,8 @@
 mod readme {}
 
 #[cfg(feature = "tokenizer")]
+mod bounded;
+#[cfg(feature = "tokenizer")]
 mod chat_template;
 #[cfg(feature = "tokenizer")]
 mod detokenizer;

@@ -5,19 +5,31 @@ use std::fmt::Write;
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value, filters};
-use minijinja_contrib::pycompat;
 use serde_json::Value as Json;
 
-/// Writes a value as Python's `str` formats it, which is what `{{ value }}` prints.
-pub(super) fn write_str(value: &Value, out: &mut String) {
+use super::environment::check_width;
+use super::limits::Budget;
+
+/// A value as Python's `str` formats it, which is what `{{ value }}` prints.
+pub(super) fn to_str(budget: &Budget, value: &Value) -> Result<String, Error> {
+    // Bounds the depth, so that `write_repr` may be recursive.
+    budget.measure(value)?;
+    let mut text = String::new();
     match value.kind() {
         ValueKind::Undefined => {}
-        ValueKind::String => out.push_str(value.as_str().unwrap_or_default()),
-        _ => write_repr(value, out),
+        ValueKind::String => text.push_str(value.as_str().unwrap_or_default()),
+        _ => write_repr(value, &mut text),
     }
+    Ok(text)
+}
+
+/// The filter `string`.
+pub(super) fn to_string(state: &State<'_, '_>, value: &Value) -> Result<String, Error> {
+    to_str(&Budget::of(state), value)
 }
 
 /// Writes a value as Python's `repr` formats it, which is how the elements of a list are printed.
+/// Its depth is bounded by the caller.
 fn write_repr(value: &Value, out: &mut String) {
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
@@ -28,7 +40,7 @@ fn write_repr(value: &Value, out: &mut String) {
             Err(_) => out.push_str(&value.to_string()),
         },
         ValueKind::String => write_quoted(value.as_str().unwrap_or_default(), out),
-        ValueKind::Seq => {
+        ValueKind::Seq | ValueKind::Iterable => {
             out.push('[');
             for (index, item) in value.try_iter().into_iter().flatten().enumerate() {
                 out.push_str(if index > 0 { ", " } else { "" });
@@ -113,25 +125,6 @@ pub(super) fn to_float(state: &State<'_, '_>, value: &Value, default: Option<Val
     filters::float(state, value).unwrap_or_else(|_| default.unwrap_or_else(|| Value::from(0.0)))
 }
 
-/// Methods of Python's strings, lists and mappings that minijinja does not implement.
-pub(super) fn call_method(
-    state: &State<'_, '_>,
-    value: &Value,
-    method: &str,
-    arguments: &[Value],
-) -> Result<Value, Error> {
-    if let (Some(text), [argument]) = (value.as_str(), arguments)
-        && let Some(affix) = argument.as_str()
-    {
-        match method {
-            "removeprefix" => return Ok(text.strip_prefix(affix).unwrap_or(text).into()),
-            "removesuffix" => return Ok(text.strip_suffix(affix).unwrap_or(text).into()),
-            _ => {}
-        }
-    }
-    pycompat::unknown_method_callback(state, value, method, arguments)
-}
-
 /// How JSON is written. The fields have the names and meanings of the arguments of Python's
 /// `json.dumps`.
 struct JsonStyle {
@@ -146,6 +139,7 @@ struct JsonStyle {
 /// The filter `tojson` as transformers defines it: `json.dumps` with `ensure_ascii=False`, nothing
 /// escaped for HTML.
 pub(super) fn to_json(
+    state: &State<'_, '_>,
     value: &Value,
     ensure_ascii: Option<bool>,
     arguments: Kwargs,
@@ -158,7 +152,7 @@ pub(super) fn to_json(
     let indent = match arguments.get::<Option<Value>>("indent")? {
         Some(indent) if !indent.is_none() => Some(match indent.as_str() {
             Some(text) => text.to_owned(),
-            None => " ".repeat(usize::try_from(indent)?),
+            None => " ".repeat(check_width(usize::try_from(indent)?)?),
         }),
         _ => None,
     };
@@ -175,6 +169,12 @@ pub(super) fn to_json(
         };
     let sort_keys = arguments.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     arguments.assert_all_used()?;
+    let budget = Budget::of(state);
+    let size = budget.measure(value)?;
+    let indent_width = check_width(indent.as_ref().map_or(0, String::len))?;
+    let separators = check_width(item_separator.len().max(key_separator.len()))?;
+    let per_value = indent_width.saturating_mul(size.depth).saturating_add(separators);
+    budget.charge(size.values.saturating_mul(per_value))?;
     let json = serde_json::to_value(value).map_err(|error| {
         Error::new(ErrorKind::InvalidOperation, "tojson: the value cannot be converted to JSON")
             .with_source(error)

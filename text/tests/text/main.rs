@@ -2,6 +2,7 @@
 
 mod chat;
 mod gguf;
+mod hostile_templates;
 mod text_model;
 mod tokenizer;
 mod vocabularies;
