@@ -3,35 +3,41 @@
 
 #![allow(clippy::print_stdout, reason = "an example prints what it does")]
 
-use stolon_kvcache::{BlockPool, Namespace, prefix_tree};
+use stolon_kvcache::{Namespace, PrefixCache};
 
 const BLOCK_SIZE: usize = 4;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let (mut writer, reader) = prefix_tree(BLOCK_SIZE)?;
-    let (mut pool, fence) = BlockPool::new(64);
+    let mut cache = PrefixCache::new(BLOCK_SIZE, 64)?;
     let tenant = Namespace::builder().salt("tenant 1").build();
 
     for prompt in [&[7, 7, 1, 2, 3, 4, 5, 6, 9][..], &[7, 7, 1, 2, 3, 4, 5, 6, 8, 8, 8, 8]] {
-        let cached = reader.query_match_len(&tenant, prompt);
-        println!("query: {cached} of {} positions are cached", prompt.len());
+        // The last position is always computed, because its logits give the first token.
+        let mut sequence = cache.begin(&tenant, &prompt[..prompt.len() - 1])?;
+        let cached = sequence.cached_len();
+        println!("{cached} of {} positions are cached", prompt.len());
 
-        // The query was a hint. `acquire` locks what is cached now, so that it stays cached.
-        let mut prefix = writer.acquire(&tenant, prompt);
-        let mut private = pool.reserve((prompt.len() - prefix.len()).div_ceil(BLOCK_SIZE))?;
-
-        // Prefill the rest of the prompt: read from `prefix`, write to `private`.
-        let step = fence.begin();
-        println!("step: reads {:?}, writes {:?}", prefix.blocks(), private.blocks());
+        // Prefill: compute the positions from `cached` on, and write their KV to the table's blocks.
+        cache.grow(&mut sequence, prompt.len())?;
+        let step = cache.begin_step();
+        println!("step: table {:?}", sequence.table().collect::<Vec<_>>());
         drop(step);
+        let mut tokens = prompt.to_vec();
+        cache.commit(&mut sequence, &tokens)?;
 
-        // Publish the full blocks. The partial one stays private.
-        let committed = writer.commit_from(&mut prefix, prompt, &mut private)?;
-        println!("committed {committed} blocks, {} stay private", private.len());
-    } // Both leases end here: the prefix may be evicted again, the private block is free.
+        // Generate three tokens. Each is computed in a step of its own.
+        for token in [100, 101, 102] {
+            tokens.push(token);
+            cache.grow(&mut sequence, tokens.len())?;
+            drop(cache.begin_step());
+            cache.commit(&mut sequence, &tokens)?;
+        }
+        let private = sequence.private().len();
+        println!("{} positions are cached, {private} blocks stay private", sequence.cached_len());
+    } // The sequence ends here: its prefix may be evicted again, its private blocks are free.
 
-    let evicted = writer.evict(1);
-    println!("evicted {evicted:?}; the tree now holds {:?}", writer.counts());
-    pool.release(evicted);
+    let evicted = cache.make_room(61);
+    println!("evicted {evicted:?}; the tree now holds {:?}", cache.tree_counts());
+    cache.audit()?;
     Ok(())
 }

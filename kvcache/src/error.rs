@@ -1,6 +1,6 @@
 //! Errors. Each variant is something that a caller can act on.
 
-use crate::BlockId;
+use crate::{BlockId, TreeCounts};
 use thiserror::Error;
 
 /// A setting has a value that is not supported.
@@ -79,6 +79,25 @@ impl Shortage {
     pub fn missing(&self) -> usize {
         self.requested.saturating_sub(self.free + self.fenced)
     }
+
+    /// The number of blocks to evict, so that as many are free as were requested. `None` if no
+    /// block is missing after the running steps, or if the tree cannot evict that many.
+    pub fn evictions(&self, tree: &TreeCounts) -> Option<usize> {
+        let missing = self.missing();
+        (missing > 0 && missing <= tree.evictable + tree.detached).then_some(missing)
+    }
+}
+
+/// The blocks of a sequence could not be extended. The sequence keeps what it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum GrowError {
+    /// There are too few blocks.
+    #[error(transparent)]
+    Shortage(#[from] Shortage),
+    /// The sequence was begun in another cache.
+    #[error("grow: expected a sequence of this cache, got one of another cache")]
+    OtherCache,
 }
 
 /// An audit found a contradiction. Either this crate has a defect, or a caller passed in a block id

@@ -5,15 +5,20 @@
 //! positions. This crate remembers which blocks hold which prompt prefix, so that a prefix shared
 //! by several requests is computed once. It manages block ids; the engine owns the memory.
 //!
-//! - [`prefix_tree`] creates the index: a [`TreeWriter`] and a [`TreeReader`].
-//! - The reader can be cloned and used on any thread. It answers how much of a prompt is cached
-//!   ([`query_match_len`](TreeReader::query_match_len)) without a lock and without a side effect.
-//! - The writer locks the cached prefix of a request ([`acquire`](TreeWriter::acquire)), adds
-//!   finished blocks ([`commit_from`](TreeWriter::commit_from)), and removes blocks to make room
-//!   ([`evict`](TreeWriter::evict)).
-//! - [`BlockPool`] tracks the blocks outside the tree: free ones, and those that a running request
-//!   has reserved. [`StepFence`] keeps a freed block from being reused while a kernel may still
-//!   access it.
+//! [`PrefixCache`] is the whole cache: [`begin`](PrefixCache::begin) locks the cached prefix of a
+//! prompt and reserves blocks for the rest, [`commit`](PrefixCache::commit) publishes the blocks that
+//! have been computed, and [`make_room`](PrefixCache::make_room) evicts. Its
+//! [readers](PrefixCache::reader) answer on any thread how much of a prompt is cached
+//! ([`query_match_len`](TreeReader::query_match_len)), without a lock and without a side effect.
+//!
+//! Its two parts can also be used by themselves, by an engine that keeps them on different threads:
+//!
+//! - the index, created by [`prefix_tree`] or [`TreeBuilder`]: a [`TreeReader`] and a [`TreeWriter`],
+//!   which locks prefixes ([`acquire`](TreeWriter::acquire)), adds finished blocks
+//!   ([`commit_from`](TreeWriter::commit_from)), and evicts ([`evict`](TreeWriter::evict));
+//! - [`BlockPool`], which tracks the blocks outside the tree: free ones, and those that a running
+//!   request has reserved. [`StepFence`] keeps a freed block from being reused while a kernel may
+//!   still access it.
 //!
 //! # Terms
 //!
@@ -25,30 +30,35 @@
 //! - A **namespace** ([`Namespace`]) is a separate part of the index, for example per adapter or
 //!   tenant.
 //! - A **lease** owns something until it is dropped: [`PrefixLease`] a lock on a cached prefix,
-//!   [`BlockLease`] private blocks.
+//!   [`BlockLease`] private blocks. [`SequenceBlocks`] holds one of each.
 //! - A **tick** is one operation of the writer. Recency is measured in ticks.
 //!
 //! # Example
 //!
 //! ```
-//! use stolon_kvcache::{BlockPool, Namespace, prefix_tree};
+//! use stolon_kvcache::{Namespace, PrefixCache};
 //!
-//! let (mut writer, reader) = prefix_tree(2)?;
-//! let (mut pool, _fence) = BlockPool::new(8);
+//! let mut cache = PrefixCache::new(2, 8)?; // 8 blocks of 2 positions
 //! let base = Namespace::default();
 //! let prompt = [1, 2, 3, 4, 5];
 //!
-//! let mut prefix = writer.acquire(&base, &prompt); // nothing is cached yet
-//! let mut private = pool.reserve(3)?;
-//! // Compute the KV of the prompt into `private.blocks()`, then publish the two full blocks.
-//! assert_eq!(writer.commit_from(&mut prefix, &prompt, &mut private)?, 2);
-//! assert_eq!(reader.query_match_len(&base, &[1, 2, 3, 9]), 2);
+//! let mut sequence = cache.begin(&base, &prompt)?; // nothing is cached yet
+//! // Compute the KV of the prompt into `sequence.table()`, then publish the two full blocks.
+//! assert_eq!(cache.commit(&mut sequence, &prompt)?, 2);
+//! assert_eq!(cache.reader().query_match_len(&base, &[1, 2, 3, 9]), 2);
 //!
-//! drop((prefix, private));
-//! pool.release(writer.evict(1));
-//! assert_eq!(pool.counts().free, 7);
+//! drop(sequence);
+//! cache.make_room(7);
+//! assert_eq!(cache.pool_counts().free, 7);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # What a process shares
+//!
+//! Trees are independent of each other, with two exceptions: all of them free memory through
+//! crossbeam-epoch's default collector, so an epoch that another part of the program keeps pinned
+//! delays the freeing of retired nodes; and namespaces that are built without a key use one random
+//! key of the process ([`NamespaceBuilder::key`]).
 //!
 //! # How the tree is published
 //!
@@ -115,6 +125,7 @@
 compile_error!("`--cfg loom` needs the feature `loom` of stolon-kvcache");
 
 mod block;
+mod cache;
 mod core;
 mod dump;
 mod error;
@@ -135,8 +146,9 @@ mod tree;
 mod writer;
 
 pub use block::{BlockId, EvictedBlock};
+pub use cache::{PrefixCache, SequenceBlocks};
 pub use dump::{NodeDump, TreeDump};
-pub use error::{AuditError, CommitError, ConfigError, Shortage};
+pub use error::{AuditError, CommitError, ConfigError, GrowError, Shortage};
 pub use events::{CacheEvent, EventReceiver, NumberedEvent};
 pub use eviction::{
     EvictionCandidate, EvictionOrder, EvictionPolicy, EvictionRank, UnknownEvictionPolicy,

@@ -122,6 +122,11 @@ impl BlockPool {
         self.take_back(blocks.into_iter().map(Into::into), State::Committed);
     }
 
+    /// Whether `lease` was reserved from this pool.
+    pub(crate) fn has_lease(&self, lease: &BlockLease) -> bool {
+        lease.returns_to(&self.queue)
+    }
+
     /// Number of blocks of the pool, in any state.
     pub fn block_count(&self) -> usize {
         self.states.len()

@@ -3,7 +3,7 @@
 use crate::core::Core;
 use crate::eviction::{EvictionOrder, EvictionPolicy};
 use crate::sync::Arc;
-use crate::{ConfigError, TreeReader, TreeWriter, hash};
+use crate::{BlockPool, ConfigError, PrefixCache, TreeReader, TreeWriter, hash};
 
 /// The largest supported block size, in positions.
 const BLOCK_SIZE_MAX: usize = 256;
@@ -84,5 +84,15 @@ impl TreeBuilder {
         let core = Arc::new(Core::new(self.block_size, self.hash_seed));
         let reader = TreeReader { core: core.clone() };
         Ok((TreeWriter::new(core, self.order, self.pin_budget, self.block_count), reader))
+    }
+    /// Creates the empty tree together with a pool of `block_count` blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::BlockSize`] if the block size is not a power of two from 1 to 256.
+    pub fn build_cache(self, block_count: usize) -> Result<PrefixCache, ConfigError> {
+        let (writer, _) = self.block_count(block_count).build()?;
+        let (pool, fence) = BlockPool::new(block_count);
+        Ok(PrefixCache::from_parts(writer, pool, fence))
     }
 }

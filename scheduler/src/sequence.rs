@@ -135,7 +135,10 @@ impl Held {
     pub(crate) fn add_reserved(&mut self, blocks: BlockLease) {
         self.table.extend_from_slice(blocks.blocks());
         match &mut self.reserved {
-            Some(reserved) => reserved.append(blocks),
+            Some(reserved) => {
+                let appended = reserved.append(blocks);
+                debug_assert!(appended.is_ok(), "an engine has one pool");
+            }
             None => self.reserved = Some(blocks),
         }
     }

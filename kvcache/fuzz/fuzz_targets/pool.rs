@@ -67,7 +67,7 @@ fuzz_target!(|ops: Vec<Op>| {
                     && let Some(right) = pick(&mut leases, right)
                     && let Some(mut left) = pick(&mut leases, left)
                 {
-                    left.append(right);
+                    left.append(right).expect("leases of one pool");
                     leases.push(left);
                 }
             }

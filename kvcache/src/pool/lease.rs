@@ -76,14 +76,22 @@ impl BlockLease {
         }
     }
 
-    /// Appends the blocks of `other`. If `other` belongs to another pool, it is dropped instead,
-    /// which returns its blocks to that pool.
-    pub fn append(&mut self, mut other: BlockLease) {
-        let same_pool = Arc::ptr_eq(&self.queue, &other.queue);
-        debug_assert!(same_pool, "both leases belong to the same pool");
-        if same_pool {
-            self.blocks.append(&mut other.blocks);
+    /// Appends the blocks of `other`.
+    ///
+    /// # Errors
+    ///
+    /// Returns `other` if it was reserved from another pool.
+    pub fn append(&mut self, mut other: BlockLease) -> Result<(), BlockLease> {
+        if !other.returns_to(&self.queue) {
+            return Err(other);
         }
+        self.blocks.append(&mut other.blocks);
+        Ok(())
+    }
+
+    /// Whether the lease belongs to the pool with this queue.
+    pub(crate) fn returns_to(&self, queue: &Arc<Mutex<Vec<Returned>>>) -> bool {
+        Arc::ptr_eq(&self.queue, queue)
     }
 
     /// Moves the first `count` blocks (all, if there are fewer) into a new lease.

@@ -82,7 +82,7 @@ fn a_block_cannot_be_released_twice() {
 fn appended_leases_keep_their_blocks_in_order() {
     let (mut pool, _fence) = BlockPool::new(4);
     let mut lease = pool.reserve(1).expect("free");
-    lease.append(pool.reserve(2).expect("free"));
+    lease.append(pool.reserve(2).expect("free")).expect("of the same pool");
     assert_eq!(lease.blocks(), ids(&[0, 1, 2]));
     drop(lease);
     assert_eq!(pool.reserve(4).expect("all are back").len(), 4);

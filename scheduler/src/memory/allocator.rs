@@ -63,18 +63,15 @@ impl BlockAllocator {
         tree: &mut T,
         count: usize,
     ) -> Result<Option<BlockLease>, T::Error> {
-        let missing = match self.pool.reserve(count) {
+        let shortage = match self.pool.reserve(count) {
             Ok(lease) => return Ok(Some(lease)),
-            Err(shortage) => shortage.missing(),
+            Err(shortage) => shortage,
         };
         // No block is missing if enough of them become free when the step in flight ends.
-        if missing == 0 {
+        if shortage.missing() == 0 {
             return Ok(None);
         }
-        let counts = tree.counts().await?;
-        if counts.evictable + counts.detached < missing {
-            return Ok(None);
-        }
+        let Some(missing) = shortage.evictions(&tree.counts().await?) else { return Ok(None) };
         let evicted = tree.evict(missing).await?;
         self.take_evicted(evicted);
         Ok(self.pool.reserve(count).ok())
