@@ -121,7 +121,7 @@ impl Engine {
             // Stop strings are searched in text.
             text.require_tokenizer()?;
         }
-        let stop_strings = StopStrings::new(request.stop.iter().cloned(), false)?;
+        let stop_strings = StopStrings::new(&request.stop, false)?;
         let eos_ids = if request.ignore_eos { Arc::new([]) } else { text.eos_ids() };
         let mut options = request.options;
         options.sampling.logprobs = request.logprobs.or(options.sampling.logprobs);

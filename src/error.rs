@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use stolon_model::ModelError;
 use stolon_scheduler::EngineError;
-use stolon_text::{ChatTemplateError, EmptyStopString, TokenizerError};
+use stolon_text::{
+    ChatTemplateError, MAX_STOP_BYTES, MAX_STOP_STRINGS, StopStringsError, TokenizerError,
+};
 
 /// Every error of the library.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -83,8 +85,15 @@ impl From<ModelError> for Error {
     }
 }
 
-impl From<EmptyStopString> for Error {
-    fn from(_: EmptyStopString) -> Error {
-        Error::invalid("stop", "strings of at least one character", "an empty string")
+impl From<StopStringsError> for Error {
+    fn from(error: StopStringsError) -> Error {
+        let (expected, got) = match error {
+            StopStringsError::Empty => {
+                ("strings of at least one character".to_owned(), "an empty string")
+            }
+            StopStringsError::TooMany => (format!("at most {MAX_STOP_STRINGS} strings"), "more"),
+            _ => (format!("strings of at most {MAX_STOP_BYTES} bytes in all"), "more"),
+        };
+        Error::invalid("stop", expected, got)
     }
 }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::stop_strings::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
+
 /// Why a tokenizer could not be created from a model's files, or a text could not be tokenized.
 ///
 /// Messages about files name the file, what was expected and what was found.
@@ -141,7 +143,17 @@ pub enum ChatTemplateError {
     },
 }
 
-/// A stop string is empty. It would end every text before its first character.
+/// Why a list of stop strings was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("invalid stop: expected strings of at least one character, got an empty string")]
-pub struct EmptyStopString;
+#[non_exhaustive]
+pub enum StopStringsError {
+    /// A stop string is empty. It would end every text before its first character.
+    #[error("invalid stop: expected strings of at least one character, got an empty string")]
+    Empty,
+    /// There are more than [`MAX_STOP_STRINGS`].
+    #[error("invalid stop: expected at most {MAX_STOP_STRINGS} strings")]
+    TooMany,
+    /// The strings have more than [`MAX_STOP_BYTES`] together.
+    #[error("invalid stop: expected strings of at most {MAX_STOP_BYTES} bytes in all")]
+    TooLong,
+}

@@ -35,10 +35,10 @@ mod tokenizer;
 pub use chat_template::{ChatOptions, ChatTemplate};
 #[cfg(feature = "tokenizer")]
 pub use detokenizer::Detokenizer;
-pub use error::{ChatTemplateError, EmptyStopString, TokenizerError};
+pub use error::{ChatTemplateError, StopStringsError, TokenizerError};
 pub use message::{ChatMessage, MessageContent};
 pub use source::{GgufTokenizer, TextSource, TokenizerSource};
-pub use stop_strings::{StopScan, StopStrings};
+pub use stop_strings::{MAX_STOP_BYTES, MAX_STOP_STRINGS, StopScan, StopStrings};
 #[cfg(feature = "tokenizer")]
 pub use text_model::{ChatError, TextModel};
 #[cfg(feature = "tokenizer")]

@@ -5,32 +5,41 @@
 //! cut into pieces. Only the longest suffix of the text that may still become a stop string is held
 //! back.
 
-use crate::EmptyStopString;
+use std::sync::Arc;
+
+use crate::StopStringsError;
+
+/// Maximum number of stop strings of one request.
+pub const MAX_STOP_STRINGS: usize = 64;
+/// Maximum length in bytes of all stop strings of one request together.
+pub const MAX_STOP_BYTES: usize = 4096;
 
 /// Looks for stop strings in the text of one sequence. Its lifecycle:
 ///
-/// 1. [`StopStrings::new`] creates it for the sequence's output.
+/// 1. [`StopStrings::new`] creates it for the sequence's output. Clones, for further choices of the
+///    same request, share the stop strings and their tables.
 /// 2. [`StopStrings::push`] is called with each piece of text in order, until it reports a match.
 /// 3. If the text ends without a match, [`StopStrings::finish`] returns the text held back.
 #[derive(Clone, Debug)]
 pub struct StopStrings {
-    patterns: Vec<Pattern>,
+    patterns: Arc<[Pattern]>,
+    /// For each pattern, the length in bytes of its longest prefix that the text so far ends with.
+    /// Below the pattern's length between pieces.
+    seen: Vec<u16>,
     include_stop: bool,
     /// Text that was not returned yet: the longest prefix of a stop string that the text ends with.
     held: String,
     matched: bool,
 }
 
-/// One stop string, and the length of its longest prefix that the text so far ends with.
-#[derive(Clone, Debug)]
+/// One stop string.
+#[derive(Debug)]
 struct Pattern {
     text: String,
     /// The failure function of the Knuth-Morris-Pratt algorithm: `fallback[n - 1]` is the length of
-    /// the longest proper prefix of `text[..n]` that is also its suffix, in bytes.
-    fallback: Vec<usize>,
-    /// Length in bytes of the longest prefix of `text` that the text so far ends with. Below
-    /// `text.len()` between pieces.
-    seen: usize,
+    /// the longest proper prefix of `text[..n]` that is also its suffix, in bytes. At most
+    /// [`MAX_STOP_BYTES`].
+    fallback: Vec<u16>,
 }
 
 /// The result of one piece of text.
@@ -47,17 +56,31 @@ impl StopStrings {
     /// Looks for any of `stops`. With `include_stop`, the returned text includes the stop string.
     ///
     /// # Errors
-    /// [`EmptyStopString`] if one of `stops` is empty.
-    pub fn new<S: Into<String>>(
+    /// [`StopStringsError`] if one of `stops` is empty, or if there are more than
+    /// [`MAX_STOP_STRINGS`] or they have more than [`MAX_STOP_BYTES`] together.
+    pub fn new<S: AsRef<str>>(
         stops: impl IntoIterator<Item = S>,
         include_stop: bool,
-    ) -> Result<Self, EmptyStopString> {
-        let patterns: Vec<Pattern> =
-            stops.into_iter().map(|stop| Pattern::new(stop.into())).collect();
-        if patterns.iter().any(|pattern| pattern.text.is_empty()) {
-            return Err(EmptyStopString);
+    ) -> Result<Self, StopStringsError> {
+        let mut patterns = Vec::new();
+        let mut bytes = 0_usize;
+        for stop in stops {
+            let stop = stop.as_ref();
+            bytes = bytes.saturating_add(stop.len());
+            if stop.is_empty() {
+                return Err(StopStringsError::Empty);
+            }
+            if patterns.len() == MAX_STOP_STRINGS {
+                return Err(StopStringsError::TooMany);
+            }
+            if bytes > MAX_STOP_BYTES {
+                return Err(StopStringsError::TooLong);
+            }
+            patterns.push(Pattern::new(stop.to_owned()));
         }
-        Ok(Self { patterns, include_stop, held: String::new(), matched: false })
+        let seen = vec![0; patterns.len()];
+        let patterns = patterns.into();
+        Ok(Self { patterns, seen, include_stop, held: String::new(), matched: false })
     }
 
     /// Adds the next piece of text. After a match, all further text is discarded.
@@ -73,8 +96,8 @@ impl StopStrings {
         let mut text = std::mem::take(&mut self.held);
         text.push_str(piece);
         // A stop string begins at a character boundary, so this is a character boundary too.
-        let held_len = self.patterns.iter().map(|pattern| pattern.seen).max().unwrap_or(0);
-        self.held = text.split_off(text.len() - held_len);
+        let held_len = self.seen.iter().copied().max().unwrap_or(0);
+        self.held = text.split_off(text.len() - usize::from(held_len));
         StopScan { text, matched: None }
     }
 
@@ -88,7 +111,7 @@ impl StopStrings {
     fn advance(&mut self, byte: u8) -> Option<usize> {
         let mut longest: Option<usize> = None;
         for index in 0..self.patterns.len() {
-            let complete = self.patterns[index].advance(byte);
+            let complete = self.patterns[index].advance(&mut self.seen[index], byte);
             let len = |index: usize| self.patterns[index].text.len();
             if complete && longest.is_none_or(|best| len(index) > len(best)) {
                 longest = Some(index);
@@ -113,26 +136,27 @@ impl StopStrings {
 impl Pattern {
     fn new(text: String) -> Self {
         let bytes = text.as_bytes();
-        let mut fallback = vec![0; bytes.len()];
-        let mut len = 0;
+        let mut fallback = vec![0_u16; bytes.len()];
+        let mut len = 0_u16;
         for end in 1..bytes.len() {
-            while len > 0 && bytes[len] != bytes[end] {
-                len = fallback[len - 1];
+            while len > 0 && bytes[usize::from(len)] != bytes[end] {
+                len = fallback[usize::from(len) - 1];
             }
-            len += usize::from(bytes[len] == bytes[end]);
+            len += u16::from(bytes[usize::from(len)] == bytes[end]);
             fallback[end] = len;
         }
-        Self { text, fallback, seen: 0 }
+        Self { text, fallback }
     }
 
-    /// Adds one byte. Returns whether it completes the pattern.
-    fn advance(&mut self, byte: u8) -> bool {
+    /// Adds one byte to a text that ends with the first `seen` bytes of the pattern. Returns whether
+    /// it completes the pattern.
+    fn advance(&self, seen: &mut u16, byte: u8) -> bool {
         let bytes = self.text.as_bytes();
-        while self.seen > 0 && bytes[self.seen] != byte {
-            self.seen = self.fallback[self.seen - 1];
+        while *seen > 0 && bytes[usize::from(*seen)] != byte {
+            *seen = self.fallback[usize::from(*seen) - 1];
         }
-        self.seen += usize::from(bytes[self.seen] == byte);
-        self.seen == bytes.len()
+        *seen += u16::from(bytes[usize::from(*seen)] == byte);
+        usize::from(*seen) == bytes.len()
     }
 }
 
@@ -213,12 +237,30 @@ mod tests {
         assert_eq!(push("more"), (String::new(), None));
     }
 
-    /// Goal: an empty stop string is refused.
+    /// Goal: an empty stop string, too many and too long ones are refused, before tables are built.
     #[test]
-    fn empty_stop_strings_are_refused() {
-        let error = StopStrings::new(["a", ""], false).expect_err("one is empty");
-        let expected =
-            "invalid stop: expected strings of at least one character, got an empty string";
-        assert_eq!(error.to_string(), expected);
+    fn stop_strings_are_limited() {
+        let error = |stops: Vec<String>| StopStrings::new(stops, false).err();
+        assert_eq!(error(vec!["a".to_owned(), String::new()]), Some(StopStringsError::Empty));
+        assert_eq!(error(vec!["a".to_owned(); 64]), None);
+        assert_eq!(error(vec!["a".to_owned(); 65]), Some(StopStringsError::TooMany));
+        assert_eq!(error(vec!["a".repeat(1024); 4]), None);
+        assert_eq!(
+            error(vec!["a".repeat(1024), "a".repeat(3073)]),
+            Some(StopStringsError::TooLong)
+        );
+        let message = StopStringsError::TooLong.to_string();
+        assert_eq!(message, "invalid stop: expected strings of at most 4096 bytes in all");
+    }
+
+    /// Goal: the choices of a request share the tables, and each has a state of its own.
+    #[test]
+    fn clones_share_their_tables() {
+        let mut first = StopStrings::new(["ab"], false).expect("not empty");
+        let mut second = first.clone();
+        assert!(Arc::ptr_eq(&first.patterns, &second.patterns));
+        assert_eq!(first.push("a").text, "");
+        assert_eq!(second.push("b").text, "b");
+        assert_eq!(first.push("b").matched, Some(0));
     }
 }
