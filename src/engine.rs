@@ -282,11 +282,14 @@ impl Engine {
         self.inner.handle.shutdown().await;
     }
 
-    /// Waits until no request runs or waits, for at most `limit`, then stops the engine. Stop
-    /// submitting requests first.
-    pub async fn drain(&self, limit: Duration) {
-        self.inner.handle.idle(limit).await;
-        self.inner.handle.shutdown().await;
+    /// Refuses new requests with [`EngineError::Draining`](crate::EngineError::Draining) from now
+    /// on, waits until no request runs or waits, for at most `limit`, then stops the engine.
+    /// Returns whether all requests had ended before that; those that had not end with
+    /// [`EngineError::Stopped`](crate::EngineError::Stopped).
+    ///
+    /// If the returned future is dropped, the engine keeps running and refusing new requests.
+    pub async fn drain(&self, limit: Duration) -> bool {
+        self.inner.handle.drain(limit).await
     }
 
     /// The token ids of a text. `add_special` adds the special tokens that the model expects around

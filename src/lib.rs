@@ -3,8 +3,7 @@
 //!
 //! # A first program
 //!
-//! The engine needs a tokio runtime. Without a time driver everything works except timeouts and
-//! time limits.
+//! The engine needs a tokio runtime with a time driver, as `#[tokio::main]` makes it.
 //!
 //! ```no_run
 //! use stolon::{Engine, Event, Request};

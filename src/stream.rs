@@ -152,10 +152,12 @@ impl TokenStream {
         }
     }
 
-    /// Ends the request at the stop string `index`. Dropping the engine's stream cancels the rest
-    /// of the sequence.
+    /// Ends the request at the stop string `index`. The engine computes no further
+    /// tokens of it.
     fn end_at_stop_string(&mut self, index: usize) {
-        self.sequence = None;
+        if let Some(sequence) = self.sequence.take() {
+            sequence.complete();
+        }
         let stop = self.text.take().and_then(|state| state.stops.into_iter().nth(index));
         self.progress.timings.total = self.progress.submitted.elapsed();
         self.ready.push_back(Event::Finished(Finish {

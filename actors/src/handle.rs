@@ -1,5 +1,7 @@
 //! The handle that callers hold. Its methods run in the caller's own task.
 
+use std::future::poll_fn;
+use std::panic::catch_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -12,6 +14,7 @@ use stolon_scheduler::{
     ActorStopped, AdmissionContext, AdmissionPolicy, AuditReport, CacheStats, EngineConfig,
     EngineError, EngineHealth, EngineStats, PromptLimit, SequenceRequest, Submission,
 };
+use tokio::runtime::Handle;
 
 use crate::admission::AdmissionMessage;
 use crate::cache::{CacheEvents, Pin};
@@ -34,6 +37,8 @@ pub(crate) struct Shared {
     common: Arc<Common>,
     supervisor: ActorRef<SupervisorMessage>,
     next_id: AtomicU64,
+    /// The runtime that the actors run on.
+    runtime: Handle,
 }
 
 impl Drop for Shared {
@@ -46,11 +51,16 @@ impl EngineHandle {
     /// Starts an engine on the current tokio runtime. The backend moves to a thread of its own.
     ///
     /// # Errors
-    /// [`EngineError::InvalidParameter`] for impossible settings or backend sizes.
+    /// [`EngineError::InvalidParameter`] for impossible settings or backend sizes,
+    /// [`EngineError::StartFailed`] outside of a runtime or if it has no time driver.
     pub async fn start(
         backend: Box<dyn Backend>,
         config: EngineConfig,
     ) -> Result<EngineHandle, EngineError> {
+        let runtime = Handle::try_current().map_err(|_| EngineError::StartFailed {
+            reason: "expected to be called from a tokio runtime, got none".to_owned(),
+        })?;
+        require_timers(&runtime)?;
         let common = Arc::new(Common {
             context: AdmissionContext::new(config, backend.spec().clone())?,
             faults: Arc::new(FaultPlan::default()),
@@ -62,7 +72,7 @@ impl EngineHandle {
         let (supervisor, _) = Actor::spawn(None, supervisor, backend)
             .await
             .map_err(|error| start_error(error, "the supervisor"))?;
-        let shared = Shared { common, supervisor, next_id: AtomicU64::new(0) };
+        let shared = Shared { common, supervisor, next_id: AtomicU64::new(0), runtime };
         Ok(EngineHandle { shared: Arc::new(shared) })
     }
 
@@ -80,7 +90,8 @@ impl EngineHandle {
     ///
     /// # Errors
     /// Every way in which a request can be invalid, [`EngineError::Overloaded`] if the admission
-    /// queue is full, [`EngineError::Interrupted`] and [`EngineError::Stopped`].
+    /// queue is full, [`EngineError::Draining`], [`EngineError::Interrupted`] and
+    /// [`EngineError::Stopped`].
     pub fn submit(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         let max_tokens = self.common().context.check(&request)?;
         self.send(request, max_tokens, self.common().current()?, false)
@@ -136,7 +147,6 @@ impl EngineHandle {
         // If the generation has just ended, the sequence is dropped here, which closes the event
         // channel. The stream then yields the reason.
         let _ = generation.admission.cast(message);
-        context.gauges.count_request();
         Ok(SequenceStream::new(id, events, &generation, Arc::clone(&self.shared)))
     }
 
@@ -293,19 +303,41 @@ impl EngineHandle {
     }
 
     /// Waits until no request runs or waits, for at most `limit`. Returns whether that happened.
+    ///
+    /// May be called from any executor: the timer runs on the engine's runtime.
     pub async fn idle(&self, limit: Duration) -> bool {
-        let until = Instant::now() + limit;
-        loop {
-            let stats = self.stats();
-            if stats.running == 0 && stats.waiting == 0 {
-                return true;
-            }
-            if Instant::now() >= until {
-                return false;
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
+        let gauges = Arc::clone(&self.common().context.gauges);
+        let idle = poll_fn(move |context| gauges.poll_idle(context));
+        let wait = async move { tokio::time::timeout(limit, idle).await.is_ok() };
+        match self.shared.runtime.spawn(wait).await {
+            Ok(idle) => idle,
+            // The runtime has ended, and with it every request.
+            Err(_) => true,
         }
     }
+
+    /// Refuses new requests with [`EngineError::Draining`] from now on, waits until no request runs
+    /// or waits, for at most `limit`, then stops the engine. Returns whether all requests had
+    /// ended before that; those that had not end with [`EngineError::Stopped`].
+    ///
+    /// If the returned future is dropped, the engine keeps running and refusing new requests.
+    pub async fn drain(&self, limit: Duration) -> bool {
+        self.common().context.gauges.close();
+        let idle = self.idle(limit).await;
+        self.shutdown().await;
+        idle
+    }
+}
+
+/// Fails on a runtime without a time driver: timeouts of requests and pins would never end. tokio
+/// has no way to ask for it, but a timer panics without one.
+fn require_timers(runtime: &Handle) -> Result<(), EngineError> {
+    let _context = runtime.enter();
+    catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).map_err(|_| {
+        let expected =
+            "expected a tokio runtime with a time driver (`enable_time`), got one without";
+        EngineError::StartFailed { reason: expected.to_owned() }
+    })
 }
 
 /// Why an actor could not be started.

@@ -36,6 +36,12 @@ impl SequenceStream {
         SequenceStream { id, events, admission, end, _shared: shared, ended: false }
     }
 
+    /// Ends the request because the caller has all that it wants, for example up to a stop string.
+    /// It counts as finished and not as cancelled.
+    pub fn complete(self) {
+        self.events.complete();
+    }
+
     /// The next event; `None` after the end.
     pub async fn next(&mut self) -> Option<Result<Event, EngineError>> {
         std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await

@@ -240,6 +240,7 @@ impl SupervisorActor {
             // Cannot fail without a time limit.
             let _ = cell.wait(None).await;
         }
+        self.common.reset_gauges();
         backend
     }
 
@@ -261,6 +262,12 @@ impl Common {
     fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         self.generation.store(None);
+        self.reset_gauges();
+    }
+
+    /// No block is reserved or cached while there is no generation.
+    fn reset_gauges(&self) {
+        self.context.gauges.reset(self.context.spec.block_count);
     }
 
     /// What the engine is doing.
@@ -269,6 +276,8 @@ impl Common {
             EngineHealth::Stopped
         } else if self.down.load().is_some() {
             EngineHealth::Hung
+        } else if self.context.gauges.is_closed() {
+            EngineHealth::Draining
         } else if self.generation.load().is_none() {
             EngineHealth::Restarting
         } else {

@@ -16,6 +16,7 @@ use crate::event_channel::{EventReceiver, event_channel};
 use crate::memory::BlockAllocator;
 use crate::permits::{QueueLimits, QueuePermit};
 use crate::request::{DEFAULT_MAX_TOKENS, SequenceRequest};
+use crate::request_counts::RequestRecord;
 use crate::sequence::Sequence;
 use crate::stats::{EngineStats, Gauges};
 
@@ -133,7 +134,8 @@ impl AdmissionContext {
     /// `max_tokens` is the result of [`AdmissionContext::check`].
     ///
     /// # Errors
-    /// [`EngineError::Overloaded`] if the admission queue is full.
+    /// [`EngineError::Overloaded`] if the admission queue is full, [`EngineError::Draining`] if no
+    /// request may enter any more.
     pub fn submit(
         &self,
         id: u64,
@@ -144,14 +146,16 @@ impl AdmissionContext {
     ) -> Result<Submission, EngineError> {
         let uncached = request.tokens.len().saturating_sub(matched).max(1);
         let permit = self.limits.acquire(uncached).inspect_err(|_| self.gauges.rejected.add(1))?;
+        let record = RequestRecord::new(&self.gauges)?;
         let (sender, events) = event_channel(self.config.event_capacity);
-        let sequence = Sequence::new(id, request, max_tokens, self.spec.block_size, sender, now);
+        let block_size = self.spec.block_size;
+        let sequence = Sequence::new(id, request, max_tokens, block_size, record, sender, now);
         Ok(Submission { sequence, permit, events })
     }
 
     /// A copy of all counters and gauges.
     pub fn stats(&self) -> EngineStats {
-        self.gauges.snapshot(self.limits.waiting(), self.spec.block_count)
+        self.gauges.snapshot(self.limits.queued_tokens(), self.spec.block_count)
     }
 }
 

@@ -134,6 +134,9 @@ pub enum EngineError {
         /// What was expected, and what was found.
         reason: String,
     },
+    /// The engine is about to stop: it completes the requests that it has and refuses new ones.
+    #[error("the engine is about to stop and accepts no new requests")]
+    Draining,
     /// The engine was shut down, or the tokio runtime that it ran on was. It does not start again.
     #[error("the engine has stopped")]
     Stopped,
@@ -223,6 +226,7 @@ mod tests {
             EngineError::StepFailed { reason: reason() },
             EngineError::InvalidLogits { reason: reason() },
             EngineError::StartFailed { reason: reason() },
+            EngineError::Draining,
             EngineError::Stopped,
             EngineError::Audit(reason()),
         ] {

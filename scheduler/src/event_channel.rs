@@ -35,6 +35,8 @@ struct State {
     paused: bool,
     sender_dropped: bool,
     receiver_dropped: bool,
+    /// The reader has all that it wants; see [`EventReceiver::complete`].
+    complete: bool,
     /// Wakes the reader's task.
     waker: Option<Waker>,
 }
@@ -68,6 +70,7 @@ pub fn event_channel(capacity: usize) -> (EventSender, EventReceiver) {
         paused: false,
         sender_dropped: false,
         receiver_dropped: false,
+        complete: false,
         waker: None,
     }));
     (EventSender { state: Arc::clone(&state) }, EventReceiver { state })
@@ -104,6 +107,11 @@ impl EventSender {
         !state.paused
     }
 
+    /// Whether the reader ended the request because it was complete.
+    pub(crate) fn is_complete(&self) -> bool {
+        lock(&self.state).complete
+    }
+
     /// Whether the receiver was dropped.
     pub fn is_closed(&self) -> bool {
         lock(&self.state).receiver_dropped
@@ -133,6 +141,12 @@ impl EventReceiver {
                 Poll::Pending
             }
         }
+    }
+
+    /// Ends the request because the reader has all that it wants, for example up to a stop string.
+    /// The request then counts as finished and not as cancelled.
+    pub fn complete(&self) {
+        lock(&self.state).complete = true;
     }
 
     /// Reads the next event if there is one.

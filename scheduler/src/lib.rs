@@ -34,6 +34,7 @@ mod policy;
 mod preempt;
 mod queue;
 mod request;
+mod request_counts;
 mod schedule;
 mod scheduler;
 mod sequence;

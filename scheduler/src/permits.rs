@@ -76,7 +76,12 @@ impl QueueLimits {
         Ok(permit)
     }
 
-    /// Number of permits in use.
+    /// Number of uncached tokens of all requests that hold a permit.
+    pub(crate) fn queued_tokens(&self) -> usize {
+        self.tokens.load(Ordering::Relaxed)
+    }
+
+    #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
         self.requests.load(Ordering::Relaxed)
     }

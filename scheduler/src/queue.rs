@@ -238,13 +238,19 @@ mod tests {
     use crate::event_channel::event_channel;
     use crate::permits::QueueLimits;
     use crate::request::SequenceRequest;
+    use crate::request_counts::RequestRecord;
+
+    fn record() -> RequestRecord {
+        RequestRecord::new(&Arc::default()).expect("open")
+    }
 
     fn queue(count: u64) -> Queue {
         let limits = Arc::new(QueueLimits::new(count as usize, usize::MAX));
         let mut queue = Queue::default();
         for id in 0..count {
             let request = SequenceRequest::new(vec![id as u32; 8], 1);
-            let sequence = Sequence::new(id, request, 1, 4, event_channel(8).0, Instant::now());
+            let sequence =
+                Sequence::new(id, request, 1, 4, record(), event_channel(8).0, Instant::now());
             queue.push(sequence, limits.acquire(8).expect("there is room"), 100);
         }
         queue
@@ -283,7 +289,8 @@ mod tests {
         let limits = Arc::new(QueueLimits::new(2, usize::MAX));
         let mut strict = Queue::default();
         let request = SequenceRequest::new(vec![1; 8], 1);
-        let sequence = Sequence::new(0, request, 1, 4, event_channel(8).0, Instant::now());
+        let sequence =
+            Sequence::new(0, request, 1, 4, record(), event_channel(8).0, Instant::now());
         let _ahead = limits.acquire(50).expect("there is room");
         strict.push(sequence, limits.acquire(8).expect("there is room"), 0);
         assert_eq!(bounds(&strict), [0]);

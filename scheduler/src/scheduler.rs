@@ -21,11 +21,14 @@ use std::time::Instant;
 
 use stolon_kvcache::{Namespace, StepFence, TreeReader};
 
+use self::ending::end_early;
 use crate::budget::DecodeForecast;
 use crate::context::AdmissionContext;
 use crate::memory::{ActorStopped, Memory};
 use crate::permits::QueuePermit;
-use crate::queue::{Queue, Waiting};
+use crate::queue::Queue;
+#[cfg(test)]
+use crate::queue::Waiting;
 use crate::sequence::{Ending, Sequence};
 use crate::stats::AuditReport;
 use crate::step_plan::StepPlan;
@@ -127,8 +130,8 @@ impl<M: Memory> Scheduler<M> {
 
     /// Cancels a request: at once, or after the step that it is part of.
     pub fn cancel(&mut self, id: u64) {
-        if self.queue.take(id).is_some() {
-            self.context.gauges.cancelled.add(1);
+        if let Some(waiting) = self.queue.take(id) {
+            end_early(waiting.sequence, Ending::Cancelled);
             self.try_admission = true;
             return;
         }
@@ -201,11 +204,10 @@ impl<M: Memory> Scheduler<M> {
         if self.running.is_empty() && std::mem::take(&mut self.unsettled) {
             self.memory.settle().await?;
         }
-        self.publish();
         Ok(plan)
     }
 
-    /// Drops every request, which closes its event channel.
+    /// Drops every request, which closes its event channel and counts it as failed.
     pub fn close(&mut self) {
         self.queue = Queue::default();
         self.running.clear();
@@ -262,15 +264,5 @@ impl<M: Memory> Scheduler<M> {
             }
         }
         Ok(Ok(report))
-    }
-
-    /// Updates the gauges.
-    fn publish(&self) {
-        let gauges = &self.context.gauges;
-        if gauges.preemptions.get() > 0 {
-            let was_preempted = |waiting: &&Waiting| waiting.permit.is_none();
-            gauges.preempted.set(self.queue.entries().iter().filter(was_preempted).count());
-        }
-        gauges.running.set(self.running.len());
     }
 }

@@ -20,6 +20,7 @@ use crate::error::EngineError;
 use crate::event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 use crate::event_channel::EventSender;
 use crate::request::{RequestOptions, SequenceRequest};
+use crate::request_counts::RequestRecord;
 use crate::schedule::SequenceView;
 use crate::step_plan::{PromptTargets, RowTask};
 
@@ -53,6 +54,9 @@ pub struct Sequence {
     pub(crate) options: RequestOptions,
     /// Prompt log-probabilities, until they were sent.
     pub(crate) prompt_logprobs: Option<PromptLogprobs>,
+    /// Its entry in the counts of requests. Declared before `events`, so that a caller who finds
+    /// the channel closed finds the request counted as ended.
+    pub(crate) record: RequestRecord,
     /// The way to the caller.
     pub(crate) events: EventSender,
     /// Submission, deadlines and milestones.
@@ -151,6 +155,7 @@ impl Sequence {
         request: SequenceRequest,
         max_tokens: usize,
         block_size: usize,
+        record: RequestRecord,
         events: EventSender,
         submitted: Instant,
     ) -> Sequence {
@@ -169,6 +174,7 @@ impl Sequence {
             max_tokens,
             eos_ids,
             prompt_logprobs: options.prompt_logprobs.map(gathered),
+            record,
             events,
             times: Times {
                 submitted,

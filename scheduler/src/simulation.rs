@@ -113,7 +113,6 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
         let submission = self.context.submit(id, request, max_tokens, matched, now)?;
         let Submission { sequence, permit, events } = submission;
         self.next_id += 1;
-        self.context.gauges.requests.add(1);
         self.streams.insert(id, Stream { events, generated: 0 });
         self.scheduler.submit(sequence, permit);
         self.advance()?;

@@ -1,21 +1,21 @@
-//! Counters and gauges of a running engine. The actors write them; anybody reads them without a
-//! lock.
+//! Counters and gauges of a running engine. The actors write them; anybody reads them.
 //!
-//! No value guards other memory, so all accesses are relaxed. Values read at the same time may
-//! therefore be one step apart from each other.
+//! The counts of requests by state are read together and always add up (`request_counts.rs`). All
+//! others are single atomics. They guard no other memory, so all accesses are relaxed, and values
+//! read at the same time may be one step apart from each other.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 
 use serde::Serialize;
 use stolon_kvcache::{PoolCounts, TreeCounts, TreeStats};
 
+use crate::request_counts::{RequestCounts, RequestNumbers};
+
 /// The live values. [`EngineStats`] documents each of them.
 #[derive(Debug, Default)]
 pub struct Gauges {
-    pub(crate) requests: Counter,
-    pub(crate) finished: Counter,
-    pub(crate) cancelled: Counter,
-    pub(crate) failed: Counter,
+    pub(crate) request_counts: RequestCounts,
     pub(crate) rejected: Counter,
     pub(crate) requests_started: Counter,
     pub(crate) requests_hit: Counter,
@@ -24,15 +24,13 @@ pub struct Gauges {
     pub(crate) completion_tokens: Counter,
     pub(crate) computed_tokens: Counter,
     pub(crate) steps: Counter,
+    pub(crate) steps_failed: Counter,
     pub(crate) preemptions: Counter,
     pub(crate) evictions: Counter,
     pub(crate) restarts: Counter,
     pub(crate) follows: Counter,
     pub(crate) first_tokens_from_cache: Counter,
     pub(crate) most_overtaken_tokens: Gauge,
-    pub(crate) running: Gauge,
-    /// Preempted sequences in the admission queue. They hold no queue permit.
-    pub(crate) preempted: Gauge,
     pub(crate) blocks_free: Gauge,
     pub(crate) blocks_reserved: Gauge,
     pub(crate) blocks_cached: Gauge,
@@ -72,18 +70,20 @@ impl Gauge {
     }
 }
 
-/// Counters since the engine started, and gauges of this moment. Values may be one step apart from
-/// each other, because they are read without a lock.
+/// Counters since the engine started, and gauges of this moment. The counts of requests by state
+/// always add up; other values may be one step apart from each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct EngineStats {
-    /// Requests that entered the admission queue.
+    /// Requests that entered the admission queue: always `finished + cancelled + failed + running +
+    /// waiting`.
     pub requests: u64,
     /// Requests that completed.
     pub finished: u64,
-    /// Requests cancelled by dropping their stream, or ended by a stop string.
+    /// Requests cancelled by dropping their stream.
     pub cancelled: u64,
-    /// Requests that ended with an error after they had entered the queue.
+    /// Requests that ended with an error after they had entered the queue, also because the engine
+    /// failed or stopped.
     pub failed: u64,
     /// Requests refused because the admission queue was full.
     pub rejected: u64,
@@ -94,6 +94,8 @@ pub struct EngineStats {
     pub running: usize,
     /// Requests in the admission queue now, including preempted ones.
     pub waiting: usize,
+    /// Uncached prompt tokens of the requests in the admission queue now, without preempted ones.
+    pub queued_tokens: usize,
     /// Prompt tokens of started requests.
     pub prompt_tokens: u64,
     /// Prompt tokens of started requests that were found in the prefix cache.
@@ -110,6 +112,8 @@ pub struct EngineStats {
     pub requests_started: u64,
     /// Forward passes.
     pub steps: u64,
+    /// Forward passes for which the backend returned an error. Their requests failed.
+    pub steps_failed: u64,
     /// Times that a waiting request waited for a running one that was computing the same prefix.
     pub follows: u64,
     /// Times that a running request was preempted.
@@ -223,9 +227,20 @@ pub struct AuditReport {
 }
 
 impl Gauges {
-    /// Counts a request that entered the admission queue.
-    pub fn count_request(&self) {
-        self.requests.add(1);
+    /// Refuses requests from now on, with [`EngineError::Draining`](crate::EngineError::Draining).
+    pub fn close(&self) {
+        self.request_counts.close();
+    }
+
+    /// Whether new requests are refused.
+    pub fn is_closed(&self) -> bool {
+        self.request_counts.is_closed()
+    }
+
+    /// Ready when no request is waiting or running. Otherwise the task of `context` is woken when
+    /// that is the case.
+    pub fn poll_idle(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.request_counts.poll_idle(context)
     }
 
     /// Counts a restart of the engine.
@@ -238,10 +253,8 @@ impl Gauges {
         self.evictions.add(blocks);
     }
 
-    /// Sets the gauges to those of an idle engine with `blocks` free blocks.
+    /// Sets the gauges of blocks to those of an empty cache with `blocks` free blocks.
     pub fn reset(&self, blocks: usize) {
-        self.running.set(0);
-        self.preempted.set(0);
         self.blocks_free.set(blocks);
         self.blocks_reserved.set(0);
         self.blocks_cached.set(0);
@@ -260,13 +273,15 @@ impl Gauges {
         self.blocks_evictable.set(counts.evictable);
     }
 
-    /// A copy of all values. `queued` is the number of requests that hold a queue permit.
-    pub(crate) fn snapshot(&self, queued: usize, blocks_total: usize) -> EngineStats {
+    /// A copy of all values.
+    pub(crate) fn snapshot(&self, queued_tokens: usize, blocks_total: usize) -> EngineStats {
+        let RequestNumbers { requests, finished, cancelled, failed, running, waiting } =
+            self.request_counts.read();
         EngineStats {
-            requests: self.requests.get(),
-            finished: self.finished.get(),
-            cancelled: self.cancelled.get(),
-            failed: self.failed.get(),
+            requests,
+            finished,
+            cancelled,
+            failed,
             rejected: self.rejected.get(),
             requests_started: self.requests_started.get(),
             requests_hit: self.requests_hit.get(),
@@ -276,13 +291,15 @@ impl Gauges {
             completion_tokens: self.completion_tokens.get(),
             computed_tokens: self.computed_tokens.get(),
             steps: self.steps.get(),
+            steps_failed: self.steps_failed.get(),
             preemptions: self.preemptions.get(),
             evictions: self.evictions.get(),
             restarts: self.restarts.get(),
             follows: self.follows.get(),
             most_overtaken_tokens: self.most_overtaken_tokens.get(),
-            running: self.running.get(),
-            waiting: queued + self.preempted.get(),
+            running,
+            waiting,
+            queued_tokens,
             blocks_total,
             blocks_free: self.blocks_free.get(),
             blocks_reserved: self.blocks_reserved.get(),

@@ -389,7 +389,7 @@ fn blocks_are_set_aside_for_followers() {
     let mut most = 0;
     while harness.step(false) {
         harness.read(true);
-        most = most.max(harness.context.gauges.running.get());
+        most = most.max(harness.context.stats().running);
     }
     harness.finish();
     assert!(most >= 4, "{most} ran at once");
@@ -416,7 +416,7 @@ fn default_admission_runs_more_requests_at_once_than_conservative_admission() {
         let mut most = 0;
         while harness.step(false) {
             harness.read(true);
-            most = most.max(harness.context.gauges.running.get());
+            most = most.max(harness.context.stats().running);
         }
         harness.finish();
         most

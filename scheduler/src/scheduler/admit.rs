@@ -239,7 +239,7 @@ impl<M: Memory> Scheduler<M> {
         tracing::error!(sequence = waiting.sequence.id, "no blocks although no request runs");
         let reason = "no blocks could be reserved although no request runs".to_owned();
         let ending = Ending::Failed(EngineError::Audit(reason));
-        end_early(waiting.sequence, ending, &self.context.gauges);
+        end_early(waiting.sequence, ending);
         Attempt::Ended
     }
 
@@ -297,6 +297,7 @@ impl<M: Memory> Scheduler<M> {
         let matched = held.computed;
         self.queue.charge_overtaking(arrival, cost);
         self.context.gauges.most_overtaken_tokens.raise(overtaken);
+        sequence.record.run();
         sequence.held = held;
         sequence.held.rebuild_table();
         sequence.held.last_step = self.step;
@@ -330,9 +331,6 @@ impl<M: Memory> Scheduler<M> {
         self.attach_followers();
         self.unsettled = true;
         self.try_admission = true;
-        // Count it as running before the permit is returned, so that a concurrent reader of the
-        // gauges sees it in at least one of the two counts.
-        self.context.gauges.running.set(self.running.len());
         drop(permit);
         if let Some(end) = end {
             self.finish(id, end, now);

@@ -112,12 +112,12 @@ impl<M: Memory> Scheduler<M> {
     pub(super) fn preempt(&mut self, index: usize) {
         let Running { mut sequence, arrival, overtaken, bound } = self.running.remove(index);
         sequence.release_blocks();
+        sequence.record.wait();
         self.context.gauges.preemptions.add(1);
         self.forecast.preempted();
         let mut waiting = Waiting::new(sequence, arrival, bound, None);
         waiting.overtaken = overtaken;
         self.queue.reinsert(waiting);
-        self.context.gauges.preempted.set(1);
         self.try_admission = true;
     }
 

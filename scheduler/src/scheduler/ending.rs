@@ -3,7 +3,6 @@
 //! A sequence always releases its leases before its last event is sent, so that a caller who has
 //! read the event finds the blocks released.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::Scheduler;
@@ -11,8 +10,8 @@ use crate::error::EngineError;
 use crate::event::FinishReason;
 use crate::memory::Memory;
 use crate::queue::Waiting;
+use crate::request_counts::Outcome;
 use crate::sequence::{Ending, Held, Sequence};
-use crate::stats::Gauges;
 
 impl<M: Memory> Scheduler<M> {
     /// Ends a complete sequence.
@@ -21,8 +20,7 @@ impl<M: Memory> Scheduler<M> {
         let mut sequence = self.running.remove(index).sequence;
         sequence.held = Held::default();
         self.forecast.finished(sequence.max_tokens, sequence.generated());
-        self.context.gauges.finished.add(1);
-        self.context.gauges.running.set(self.running.len());
+        sequence.record.end(Outcome::Finished);
         self.try_admission = true;
         let event = sequence.finish_event(reason, now);
         sequence.send(event);
@@ -31,12 +29,11 @@ impl<M: Memory> Scheduler<M> {
     /// Ends sequences that were cancelled, timed out or failed and are not part of the step in
     /// flight.
     pub(super) fn end_overdue(&mut self, now: Instant) {
-        let gauges = Arc::clone(&self.context.gauges);
         for waiting in self.queue.take_overdue(now) {
             let Waiting { sequence, permit, .. } = waiting;
             drop(permit);
             let ending = sequence.end.clone().unwrap_or_else(|| timed_out(&sequence, now));
-            end_early(sequence, ending, &gauges);
+            end_early(sequence, ending);
             self.try_admission = true;
         }
         let mut index = 0;
@@ -52,7 +49,7 @@ impl<M: Memory> Scheduler<M> {
             }
             match sequence.end.clone() {
                 Some(ending) if !sequence.in_step => {
-                    end_early(self.running.remove(index).sequence, ending, &gauges);
+                    end_early(self.running.remove(index).sequence, ending);
                     self.try_admission = true;
                 }
                 _ => index += 1,
@@ -73,12 +70,16 @@ fn timed_out(sequence: &Sequence, now: Instant) -> Ending {
 }
 
 /// Ends a sequence that is not complete.
-pub(super) fn end_early(mut sequence: Sequence, ending: Ending, gauges: &Gauges) {
+pub(super) fn end_early(mut sequence: Sequence, ending: Ending) {
     sequence.held = Held::default();
     match ending {
-        Ending::Cancelled => gauges.cancelled.add(1),
+        // The caller has found a stop string, for example.
+        Ending::Cancelled if sequence.events.is_complete() => {
+            sequence.record.end(Outcome::Finished)
+        }
+        Ending::Cancelled => sequence.record.end(Outcome::Cancelled),
         Ending::Failed(error) => {
-            gauges.failed.add(1);
+            sequence.record.end(Outcome::Failed);
             // Fails if the caller has dropped the stream.
             let _ = sequence.events.send(Err(error));
         }

@@ -63,6 +63,7 @@ impl<M: Memory> Scheduler<M> {
                 self.cache_logits(rows)?;
             }
             Err(reason) => {
+                gauges.steps_failed.add(1);
                 for slice in &slices {
                     let Some(index) = self.find(slice) else { continue };
                     let sequence = &mut self.running[index].sequence;
