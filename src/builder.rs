@@ -184,6 +184,17 @@ impl EngineBuilder {
         self
     }
 
+    /// Maximum number of tokens to generate for a request that does not call
+    /// [`Request::max_tokens`](crate::Request::max_tokens); at least 1. Default: none, as many as
+    /// the context and the KV cache can hold.
+    ///
+    /// Without a number in the request, admission expects an answer as long as those of earlier
+    /// requests without one, whatever this setting is.
+    pub fn default_max_tokens(mut self, tokens: impl Into<Option<usize>>) -> Self {
+        self.config.default_max_tokens = tokens.into();
+        self
+    }
+
     /// Maximum number of uncached prompt tokens in the admission queue; at least 1. Default:
     /// 1,048,576.
     ///
@@ -387,7 +398,7 @@ impl EngineBuilder {
             block_size: spec.block_size,
             num_blocks: spec.block_count,
             kv_bytes: spec.block_count * spec.block_bytes,
-            eos_token_ids: text.eos_ids().to_vec(),
+            eos_token_ids: text.eos_ids().as_slice().to_vec(),
             has_chat_template: text.has_chat_template(),
             prefix_caching,
         };

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
 use stolon_actors::{CacheEvents, EngineHandle, Pin};
-use stolon_kvcache::{Namespace, PinId, TreeDump};
+use stolon_kvcache::{PinId, TreeDump};
 use stolon_scheduler::{
-    AdmissionPolicy, AuditReport, CacheStats, EngineHealth, EngineStats, SequenceRequest,
+    AdmissionPolicy, AuditReport, CacheStats, EngineHealth, EngineStats, SequenceRequest, TokenSet,
 };
 use stolon_text::StopStrings;
 
@@ -115,26 +115,26 @@ impl Engine {
     /// Splits a request into what the engine computes and what its stream needs.
     async fn prepare(&self, request: Request) -> Result<(SequenceRequest, StreamParts), Error> {
         let submitted = Instant::now();
+        let namespace = request.namespace()?;
         let tokens = self.inner.prompts.tokens(&request.source).await?;
         let text = &self.inner.prompts.text;
         if !request.stop.is_empty() {
             // Stop strings are searched in text.
             text.require_tokenizer()?;
         }
-        let stop_strings = StopStrings::new(&request.stop, false)?;
-        let eos_ids = if request.ignore_eos { Arc::new([]) } else { text.eos_ids() };
+        let stop_strings = StopStrings::new(&*request.stop, false)?;
+        let eos_ids = if request.ignore_eos { TokenSet::default() } else { text.eos_ids() };
         let mut options = request.options;
         options.sampling.logprobs = request.logprobs.or(options.sampling.logprobs);
         let parts = StreamParts {
             detokenizer: text.detokenizer(),
             stops: request.stop,
             stop_strings,
-            eos_ids: Arc::clone(&eos_ids),
+            eos_ids: eos_ids.clone(),
             stop_ids: options.stop_ids.clone(),
             prompt_tokens: tokens.len(),
             submitted,
         };
-        let namespace = namespace(request.cache_salt.as_deref());
         let sequence = SequenceRequest { tokens: Arc::new(tokens), namespace, eos_ids, options };
         Ok((sequence, parts))
     }
@@ -160,7 +160,7 @@ impl Engine {
     /// Those of rendering and tokenising the prompt.
     pub fn query_match_len(&self, request: &Request) -> Result<usize, Error> {
         let tokens = self.inner.prompts.tokens_here(&request.source)?;
-        let namespace = namespace(request.cache_salt.as_deref());
+        let namespace = request.namespace()?;
         Ok(self.inner.handle.query_match_len(&namespace, &tokens))
     }
 
@@ -173,7 +173,7 @@ impl Engine {
     /// [`EngineBuilder::pin_budget`] would be exceeded, `Interrupted` and `Stopped`.
     pub async fn pin(&self, request: &Request, ttl: Option<Duration>) -> Result<PinId, Error> {
         let tokens = self.prompt_tokens(request).await?;
-        let namespace = namespace(request.cache_salt.as_deref());
+        let namespace = request.namespace()?;
         Ok(self.inner.handle.pin(namespace, tokens, ttl).await?)
     }
 
@@ -324,12 +324,5 @@ impl Engine {
         tools: Option<&serde_json::Value>,
     ) -> Result<String, Error> {
         self.inner.prompts.text.render(messages, tools)
-    }
-}
-
-fn namespace(salt: Option<&str>) -> Namespace {
-    match salt {
-        Some(salt) => Namespace::builder().salt(salt).build(),
-        None => Namespace::default(),
     }
 }

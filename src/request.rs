@@ -8,10 +8,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stolon_scheduler::{DEFAULT_MAX_TOKENS, RequestOptions};
+use stolon_scheduler::{RequestOptions, TokenSet};
 
 use crate::prompt::PromptSource;
-use crate::{ChatMessage, MessageContent, SamplingParams};
+use crate::{ChatMessage, Error, MessageContent, Namespace, SamplingParams};
 
 /// A prompt.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ impl Prompt {
 #[derive(Clone, Debug)]
 pub struct Request {
     pub(crate) source: Arc<PromptSource>,
-    pub(crate) stop: Vec<String>,
+    pub(crate) stop: Arc<[String]>,
     pub(crate) ignore_eos: bool,
     pub(crate) logprobs: Option<usize>,
     pub(crate) cache_salt: Option<String>,
@@ -64,7 +64,7 @@ impl Request {
     pub fn new(prompt: Prompt) -> Request {
         Request {
             source: Arc::new(PromptSource { prompt, tools: None }),
-            stop: Vec::new(),
+            stop: Arc::default(),
             ignore_eos: false,
             logprobs: None,
             cache_salt: None,
@@ -94,17 +94,13 @@ impl Request {
         self
     }
 
-    /// Maximum number of tokens to generate, at least 1. Default: [`DEFAULT_MAX_TOKENS`]. Fewer are
+    /// Maximum number of tokens to generate, at least 1. Default:
+    /// [`EngineBuilder::default_max_tokens`](crate::EngineBuilder::default_max_tokens). Fewer are
     /// generated if the context length or the KV pool is exhausted first (finish reason `length`).
-    ///
-    /// [`DEFAULT_MAX_TOKENS`]: Request::DEFAULT_MAX_TOKENS
     pub fn max_tokens(mut self, max_tokens: usize) -> Request {
         self.options.max_tokens = Some(max_tokens);
         self
     }
-
-    /// Maximum number of tokens to generate if [`Request::max_tokens`] is not called.
-    pub const DEFAULT_MAX_TOKENS: usize = DEFAULT_MAX_TOKENS;
 
     /// How tokens are sampled. Default: greedy.
     pub fn sampling(mut self, sampling: SamplingParams) -> Request {
@@ -119,9 +115,10 @@ impl Request {
         self
     }
 
-    /// Token ids that end the generation, in addition to the model's end-of-sequence ids.
+    /// Token ids that end the generation, in addition to the model's end-of-sequence ids. At most
+    /// 4,096 different ones, each below the model's vocabulary size.
     pub fn stop_ids(mut self, ids: impl IntoIterator<Item = u32>) -> Request {
-        self.options.stop_ids = ids.into_iter().collect();
+        self.options.stop_ids = TokenSet::bounded(ids, RequestOptions::MAX_STOP_IDS);
         self
     }
 
@@ -132,24 +129,41 @@ impl Request {
     }
 
     /// Reports the log-probability of each generated token and of the `top` most likely ones; 0 for
-    /// the generated token alone.
+    /// the generated token alone, at most the vocabulary size and 1,024.
     pub fn logprobs(mut self, top: usize) -> Request {
         self.logprobs = Some(top);
         self
     }
 
     /// Reports the log-probability of each prompt token and of the `top` most likely ones in its
-    /// place. Such a request computes its whole prompt, because cached positions have no logits.
+    /// place; at most the vocabulary size and 128. Such a request computes its whole prompt, because cached positions have no logits.
     pub fn prompt_logprobs(mut self, top: usize) -> Request {
         self.options.prompt_logprobs = Some(top);
         self
     }
 
+    /// Maximum length of [`Request::cache_salt`], in bytes.
+    pub const MAX_CACHE_SALT_BYTES: usize = 1024;
+
     /// Shares cached prefixes only with requests of the same salt, so that tenants cannot probe
-    /// each other's prompts by timing.
+    /// each other's prompts by timing. At most [`Request::MAX_CACHE_SALT_BYTES`].
     pub fn cache_salt(mut self, salt: impl Into<String>) -> Request {
         self.cache_salt = Some(salt.into());
         self
+    }
+
+    /// The namespace of its cached prefixes.
+    ///
+    /// # Errors
+    /// `InvalidParameter` if the cache salt is too long.
+    pub(crate) fn namespace(&self) -> Result<Namespace, Error> {
+        let Some(salt) = &self.cache_salt else { return Ok(Namespace::default()) };
+        if salt.len() > Request::MAX_CACHE_SALT_BYTES {
+            let expected = format!("at most {} bytes", Request::MAX_CACHE_SALT_BYTES);
+            let got = format!("{} bytes", salt.len());
+            return Err(Error::invalid("cache_salt", expected, got));
+        }
+        Ok(Namespace::builder().salt(salt).build())
     }
 
     /// Requests with a larger value run earlier under

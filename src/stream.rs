@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use futures::Stream;
 use stolon_actors::SequenceStream;
-use stolon_scheduler::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
+use stolon_scheduler::{Event, Finish, FinishReason, Timings, TokenEvent, TokenSet, Usage};
 use stolon_text::StopStrings;
 
 use crate::text::Detokenizer;
@@ -25,8 +25,8 @@ pub struct TokenStream {
     /// Events that were produced but not yet read.
     ready: VecDeque<Event>,
     text: Option<TextState>,
-    eos_ids: Arc<[u32]>,
-    stop_ids: Vec<u32>,
+    eos_ids: TokenSet,
+    stop_ids: TokenSet,
     progress: Progress,
 }
 
@@ -36,7 +36,7 @@ struct TextState {
     detokenizer: Detokenizer,
     stop_strings: StopStrings,
     /// The stop strings as given, for the finish reason.
-    stops: Vec<String>,
+    stops: Arc<[String]>,
 }
 
 /// The request's usage and timings so far. If a stop string ends the request, the final event is
@@ -52,10 +52,10 @@ struct Progress {
 #[derive(Clone, Debug)]
 pub(crate) struct StreamParts {
     pub(crate) detokenizer: Option<Detokenizer>,
-    pub(crate) stops: Vec<String>,
+    pub(crate) stops: Arc<[String]>,
     pub(crate) stop_strings: StopStrings,
-    pub(crate) eos_ids: Arc<[u32]>,
-    pub(crate) stop_ids: Vec<u32>,
+    pub(crate) eos_ids: TokenSet,
+    pub(crate) stop_ids: TokenSet,
     pub(crate) prompt_tokens: usize,
     pub(crate) submitted: Instant,
 }
@@ -140,8 +140,8 @@ impl TokenStream {
         let mut matched = None;
         // A token that ends the generation is not part of its text.
         if let (Some(id), Some(state)) = (token.id, &mut self.text)
-            && !self.eos_ids.contains(&id)
-            && !self.stop_ids.contains(&id)
+            && !self.eos_ids.contains(id)
+            && !self.stop_ids.contains(id)
         {
             let scan = state.stop_strings.push(&state.detokenizer.push(id));
             (token.text, matched) = (scan.text, scan.matched);
@@ -152,13 +152,12 @@ impl TokenStream {
         }
     }
 
-    /// Ends the request at the stop string `index`. The engine computes no further
-    /// tokens of it.
+    /// Ends the request at the stop string `index`. The engine computes no further tokens of it.
     fn end_at_stop_string(&mut self, index: usize) {
         if let Some(sequence) = self.sequence.take() {
             sequence.complete();
         }
-        let stop = self.text.take().and_then(|state| state.stops.into_iter().nth(index));
+        let stop = self.text.take().and_then(|state| state.stops.get(index).cloned());
         self.progress.timings.total = self.progress.submitted.elapsed();
         self.ready.push_back(Event::Finished(Finish {
             reason: FinishReason::StopString(stop.unwrap_or_default()),
@@ -174,7 +173,7 @@ impl TokenStream {
         if let Some(TextState { detokenizer, mut stop_strings, stops }) = self.text.take() {
             let scan = stop_strings.push(&detokenizer.finish());
             let mut text = scan.text;
-            match scan.matched.and_then(|index| stops.into_iter().nth(index)) {
+            match scan.matched.and_then(|index| stops.get(index).cloned()) {
                 Some(stop) => finish.reason = FinishReason::StopString(stop),
                 None => text.push_str(&stop_strings.finish()),
             }

@@ -1,8 +1,6 @@
 //! The text layer: renders and tokenises prompts, and provides detokenizers for answers.
 
-use std::sync::Arc;
-
-use stolon_scheduler::PromptLimit;
+use stolon_scheduler::{PromptLimit, TokenSet};
 use stolon_text::{ChatMessage, ChatOptions, TextModel, Tokenizer};
 
 pub(crate) use stolon_text::Detokenizer;
@@ -15,12 +13,12 @@ use crate::request::Prompt;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Text {
     model: Option<TextModel>,
-    eos_ids: Arc<[u32]>,
+    eos_ids: TokenSet,
 }
 
 impl Text {
     pub(crate) fn new(model: TextModel) -> Text {
-        let eos_ids = model.eos_token_ids().into();
+        let eos_ids = model.eos_token_ids().iter().copied().collect();
         Text { model: Some(model), eos_ids }
     }
 
@@ -53,8 +51,8 @@ impl Text {
     }
 
     /// Token ids that end an answer. Empty if there is no tokenizer.
-    pub(crate) fn eos_ids(&self) -> Arc<[u32]> {
-        Arc::clone(&self.eos_ids)
+    pub(crate) fn eos_ids(&self) -> TokenSet {
+        self.eos_ids.clone()
     }
 
     pub(crate) fn has_chat_template(&self) -> bool {

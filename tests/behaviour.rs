@@ -122,6 +122,11 @@ async fn a_stop_string_ends_the_text() {
         engine.generate(request).await.expect("it fits").collect_text().await.expect("ends");
     assert_eq!(stopped.text, free.text[..place]);
     assert_eq!(stopped.finish.reason, FinishReason::StopString(stop));
+    while engine.stats().running > 0 {
+        tokio::task::yield_now().await;
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.finished, stats.cancelled), (2, 0), "a stop string completes a request");
     assert!(stopped.token_ids.len() < 40);
     while engine.stats().running > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -266,9 +271,14 @@ async fn invalid_requests_are_refused_with_expected_and_actual_values() {
         (sampled(&|s| s.top_k = Some(0)), &["top_k", "got 0"]),
         (sampled(&|s| s.min_p = 2.0), &["min_p", "0 to 1"]),
         (sampled(&|s| s.repetition_penalty = 0.0), &["repetition_penalty"]),
-        (sampled(&|s| s.logit_bias = vec![(999, 1.0)]), &["logit_bias", "999"]),
+        (sampled(&|s| s.logit_bias = [(999, 1.0)].into()), &["logit_bias", "999"]),
+        (sampled(&|s| s.repetition_penalty = 1e-45), &["repetition_penalty", "0.01 to 100"]),
+        (sampled(&|s| s.logit_bias = vec![(1, 1.0); 1000].into()), &["logit_bias", "256"]),
+        (Request::text("abc").stop_ids([1, 256]), &["stop_ids", "below", "256"]),
+        (Request::text("abc").stop_ids(0..), &["stop_ids", "4096"]),
+        (Request::text("abc").cache_salt("x".repeat(10_000_000)), &["cache_salt", "1024 bytes"]),
         (Request::text("abc").logprobs(1000), &["logprobs", "256"]),
-        (Request::text("abc").prompt_logprobs(1000), &["prompt_logprobs", "256"]),
+        (Request::text("abc").prompt_logprobs(129), &["prompt_logprobs", "128"]),
         (Request::chat(vec![stolon::ChatMessage::user("hi")]), &["chat template"]),
     ];
     for (request, expected) in cases {
@@ -280,6 +290,48 @@ async fn invalid_requests_are_refused_with_expected_and_actual_values() {
     }
     assert_eq!(engine.stats().requests, 0);
     assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 4);
+}
+
+/// Goal: a number of choices that the admission queue can never hold is an invalid parameter, not an
+/// overload that no retry cures.
+#[tokio::test]
+async fn more_choices_than_the_queue_can_hold_are_invalid() {
+    let engine = builder(64).0.max_queued_requests(4).build().await.expect("valid settings");
+    for count in [0, 5, usize::MAX] {
+        let refused = engine.generate_choices(Request::text("abc"), count).await;
+        let error = refused.expect_err("an invalid number").to_string();
+        assert!(error.contains("choices: expected from 1 to 4"), "{error}");
+    }
+    let streams = engine.generate_choices(Request::text("abc").max_tokens(2), 4).await;
+    assert_eq!(streams.expect("they fit").len(), 4);
+}
+
+/// Goal: a request without `max_tokens` runs until the context or the pool is exhausted, or up to
+/// the operator's default, and does not keep others from running beside it.
+#[tokio::test]
+async fn without_max_tokens_an_answer_is_as_long_as_it_fits() {
+    let run = async |engine: &Engine, request| {
+        engine.generate(request).await.expect("it fits").collect_text().await.expect("it ends")
+    };
+    let (whole, _) = engine(32).await;
+    let open = || Request::text("abc").ignore_eos(true);
+    let answer = run(&whole, open()).await;
+    assert_eq!(answer.finish.usage.completion_tokens, 32 * 16 - 3 + 1);
+    assert_eq!(answer.finish.reason, FinishReason::Length);
+    // Several fit at the same time although each of them could fill the pool.
+    let mut streams = Vec::new();
+    for index in 0..3 {
+        let request = Request::text(format!("{index} abc")).ignore_eos(true);
+        let mut stream = whole.generate(request).await.expect("it fits");
+        let first = stream.next().await.expect("it starts");
+        assert!(matches!(first, Ok(Event::Started { .. })));
+        streams.push(stream);
+    }
+    drop(streams);
+    let limited = builder(32).0.default_max_tokens(7).build().await.expect("valid settings");
+    assert_eq!(run(&limited, open()).await.token_ids.len(), 7);
+    assert_eq!(run(&limited, open().max_tokens(9)).await.token_ids.len(), 9);
+    assert!(builder(4).0.default_max_tokens(0).build().await.is_err());
 }
 
 /// Goal: a long prompt is tokenised on another thread, so that the calling task does not block. A

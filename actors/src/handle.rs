@@ -12,7 +12,8 @@ use stolon_backend::{Backend, BackendSpec};
 use stolon_kvcache::{Namespace, PinId, TreeDump};
 use stolon_scheduler::{
     ActorStopped, AdmissionContext, AdmissionPolicy, AuditReport, CacheStats, EngineConfig,
-    EngineError, EngineHealth, EngineStats, PromptLimit, SequenceRequest, Submission,
+    EngineError, EngineHealth, EngineStats, PreparedRequest, PromptLimit, SequenceRequest,
+    Submission,
 };
 use tokio::runtime::Handle;
 
@@ -93,8 +94,8 @@ impl EngineHandle {
     /// queue is full, [`EngineError::Draining`], [`EngineError::Interrupted`] and
     /// [`EngineError::Stopped`].
     pub fn submit(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
-        let max_tokens = self.common().context.check(&request)?;
-        self.send(request, max_tokens, self.common().current()?, false)
+        let prepared = self.common().context.prepare(request)?;
+        self.send(prepared, self.common().current()?, false)
     }
 
     /// Submits `count` requests for the same prompt. The prompt is computed once and counts once
@@ -102,22 +103,22 @@ impl EngineHandle {
     /// requests uses its predecessor's seed plus 1.
     ///
     /// # Errors
-    /// As [`EngineHandle::submit`]; then none of them is submitted.
+    /// [`EngineError::InvalidParameter`] if `count` is 0 or more than the admission queue can hold,
+    /// and as [`EngineHandle::submit`]; then none of them is submitted.
     pub fn submit_choices(
         &self,
         request: SequenceRequest,
         count: usize,
     ) -> Result<Vec<SequenceStream>, EngineError> {
-        if count == 0 {
-            return Err(EngineError::invalid("choices", "at least 1", count));
+        let context = &self.common().context;
+        let max = context.max_choices();
+        if count == 0 || count > max {
+            return Err(EngineError::invalid("choices", format!("from 1 to {max}"), count));
         }
-        let max_tokens = self.common().context.check(&request)?;
+        let prepared = context.prepare(request)?;
         let generation = self.common().current()?;
         let choice = |index: usize| {
-            let mut request = request.clone();
-            let seed = &mut request.options.sampling.seed;
-            *seed = seed.map(|seed| seed.wrapping_add(index as u64));
-            self.send(request, max_tokens, Arc::clone(&generation), index > 0)
+            self.send(prepared.choice(index as u64), Arc::clone(&generation), index > 0)
         };
         // If one is refused, the streams made so far are dropped, which cancels their requests.
         (0..count).map(choice).collect()
@@ -127,12 +128,12 @@ impl EngineHandle {
     /// before computes the same prompt.
     fn send(
         &self,
-        request: SequenceRequest,
-        max_tokens: usize,
+        prepared: PreparedRequest,
         generation: Arc<Generation>,
         repeats_prompt: bool,
     ) -> Result<SequenceStream, EngineError> {
         let context = &self.common().context;
+        let request = prepared.request();
         let shares = context.config.prefix_caching && request.options.prompt_logprobs.is_none();
         let matched = match shares {
             true if repeats_prompt => request.tokens.len(),
@@ -141,7 +142,7 @@ impl EngineHandle {
         };
         // Ids only need to be unique, so relaxed ordering suffices.
         let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
-        let submission = context.submit(id, request, max_tokens, matched, Instant::now())?;
+        let submission = context.submit(id, prepared, matched, Instant::now())?;
         let Submission { sequence, permit, events } = submission;
         let message = AdmissionMessage::Submit(Box::new(sequence), permit);
         // If the generation has just ended, the sequence is dropped here, which closes the event

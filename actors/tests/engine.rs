@@ -201,7 +201,7 @@ async fn a_stop_id_ends_the_generation() {
     let stop = unlimited.tokens[11];
     let first = unlimited.tokens.iter().position(|&token| token == stop).expect("the token occurs");
     let mut request = SequenceRequest::new(tokens, 30);
-    request.options.stop_ids = vec![stop];
+    request.options.stop_ids = [stop].into_iter().collect();
     let answer = read_to_end(harness.engine.submit(request).expect("the request is accepted"))
         .await
         .expect("the request finishes");

@@ -32,6 +32,8 @@ mod tests;
 
 pub use logprob::{TokenLogprob, prompt_logprob};
 
+use std::sync::Arc;
+
 use logprob::RawRow;
 use penalties::Penalties;
 
@@ -49,7 +51,7 @@ pub struct SamplingParams {
     /// probability; 0 to 1. 0 keeps all.
     pub min_p: f32,
     /// For each token that occurs in the prompt or the output, a positive logit is divided by it
-    /// and a negative logit is multiplied by it. Finite and above 0. 1 has no effect.
+    /// and a negative logit is multiplied by it; 0.01 to 100. 1 has no effect.
     pub repetition_penalty: f32,
     /// Subtracted from the logit of each token that occurs in the output; -2 to 2. 0 has no effect.
     pub presence_penalty: f32,
@@ -57,12 +59,14 @@ pub struct SamplingParams {
     /// has no effect.
     pub frequency_penalty: f32,
     /// `(token id, bias)` pairs. The bias, -100 to 100, is added to the token's logit. The extremes
-    /// exclude or force a token in practice. Biases of the same token add up.
-    pub logit_bias: Vec<(u32, f32)>,
+    /// exclude or force a token in practice. Each token at most once. The sequences of a request
+    /// share the list.
+    pub logit_bias: Arc<[(u32, f32)]>,
     /// The same seed leads to the same text. With `None`, each sequence gets a random seed.
     pub seed: Option<u64>,
     /// Which log-probabilities to return per token: with `Some(n)` those of the sampled token and
-    /// of the `n` most likely tokens, with `None` none. At most the vocabulary size.
+    /// of the `n` most likely tokens, with `None` none. At most the vocabulary size and
+    /// [`SamplingParams::MAX_LOGPROBS`].
     pub logprobs: Option<usize>,
 }
 
@@ -76,7 +80,7 @@ impl Default for SamplingParams {
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
-            logit_bias: Vec::new(),
+            logit_bias: Arc::default(),
             seed: None,
             logprobs: None,
         }
@@ -84,6 +88,9 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
+    /// Maximum value of [`SamplingParams::logprobs`].
+    pub const MAX_LOGPROBS: usize = 1024;
+
     /// Checks every value against its range and every id against the vocabulary.
     ///
     /// # Errors
@@ -102,9 +109,9 @@ impl SamplingParams {
         check(self.top_p > 0.0 && self.top_p <= 1.0, "top_p", "above 0 and at most 1", self.top_p)?;
         check((0.0..=1.0).contains(&self.min_p), "min_p", "0 to 1", self.min_p)?;
         check(
-            self.repetition_penalty.is_finite() && self.repetition_penalty > 0.0,
+            (0.01..=100.0).contains(&self.repetition_penalty),
             "repetition_penalty",
-            "a finite number above 0 (1 has no effect)",
+            "0.01 to 100 (1 has no effect)",
             self.repetition_penalty,
         )?;
         let penalty_range = -2.0..=2.0;
@@ -120,7 +127,21 @@ impl SamplingParams {
             "-2 to 2",
             self.frequency_penalty,
         )?;
-        for &(token, bias) in &self.logit_bias {
+        self.validate_bias(vocab_size)?;
+        if let Some(count) = self.logprobs {
+            let limit = vocab_size.min(SamplingParams::MAX_LOGPROBS);
+            check(count <= limit, "logprobs", &format!("at most {limit}"), count)?;
+        }
+        Ok(())
+    }
+
+    fn validate_bias(&self, vocab_size: usize) -> Result<(), SamplingError> {
+        let count = self.logit_bias.len();
+        if count > vocab_size {
+            let expected = format!("at most {vocab_size} entries, one per token");
+            return Err(SamplingError::invalid("logit_bias", expected, count));
+        }
+        for &(token, bias) in self.logit_bias.iter() {
             if token as usize >= vocab_size {
                 let expected = format!("token ids below the vocabulary size {vocab_size}");
                 return Err(SamplingError::invalid("logit_bias", expected, token));
@@ -130,13 +151,15 @@ impl SamplingParams {
                 return Err(SamplingError::invalid("logit_bias", "biases of -100 to 100", got));
             }
         }
-        if let Some(count) = self.logprobs
-            && count > vocab_size
-        {
-            let expected = format!("at most the vocabulary size {vocab_size}");
-            return Err(SamplingError::invalid("logprobs", expected, count));
+        let mut tokens: Vec<u32> = self.logit_bias.iter().map(|&(token, _)| token).collect();
+        tokens.sort_unstable();
+        match tokens.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => {
+                let got = format!("token {} more than once", pair[0]);
+                Err(SamplingError::invalid("logit_bias", "each token at most once", got))
+            }
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Whether the most likely token is always chosen, so that no random numbers are used.
@@ -230,6 +253,15 @@ impl SamplerState {
         Self { params, seed, output_len: 0, penalties }
     }
 
+    /// The state of the `index`-th of several answers to the same prompt. If the request has a
+    /// seed, it uses that seed plus `index`, and a random one otherwise. Must be called before
+    /// anything was sampled. All lists are shared.
+    #[must_use]
+    pub fn choice(&self, index: u64) -> Self {
+        let seed = self.params.seed.map(|seed| seed.wrapping_add(index));
+        Self { seed: seed.unwrap_or_else(draw::fresh_seed), ..self.clone() }
+    }
+
     /// The seed in use: the request's, or a random one if the request has none.
     #[must_use]
     pub fn seed(&self) -> u64 {
@@ -283,13 +315,19 @@ impl SamplerState {
     }
 
     fn transform(&self, logits: &mut [f32]) {
-        for &(token, bias) in &self.params.logit_bias {
+        for &(token, bias) in self.params.logit_bias.iter() {
             if let Some(logit) = logits.get_mut(token as usize) {
-                *logit += bias;
+                *logit = saturate(*logit, *logit + bias);
             }
         }
         if let Some(penalties) = &self.penalties {
             penalties.apply(logits);
         }
     }
+}
+
+/// The result of a transform of a finite logit, limited to finite values. A logit of minus infinity
+/// stays what it is.
+fn saturate(before: f32, after: f32) -> f32 {
+    if before == f32::NEG_INFINITY { before } else { after.clamp(f32::MIN, f32::MAX) }
 }

@@ -73,37 +73,60 @@ pub(crate) fn peak(block_size: usize, demands: impl IntoIterator<Item = BlockDem
     most
 }
 
-/// Predicts which share of `max_tokens` requests generate. The share moves towards that of finished
-/// requests, and grows after a preemption, because then too few tokens were predicted.
+/// What limits the length of an answer, in tokens, at least 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AnswerLimit {
+    /// The request's own `max_tokens`. Clients set it near the length that they expect.
+    Requested(usize),
+    /// The request sets none. The number, what context and pool can hold, says nothing about the
+    /// expected length.
+    Open(usize),
+}
+
+/// Predicts how many tokens requests generate: a share of `max_tokens` if the request sets it, and a
+/// common length otherwise. Both move towards those of finished requests, and grow after a
+/// preemption, because then too few tokens were predicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct DecodeForecast {
     /// Expected share of `max_tokens`, from 0.05 to 1.
     share: f64,
+    /// Expected number of tokens of a request without `max_tokens`, from 1 to 1,000,000.
+    length: f64,
 }
 
 impl Default for DecodeForecast {
     fn default() -> DecodeForecast {
-        DecodeForecast { share: 0.5 }
+        DecodeForecast { share: 0.5, length: 256.0 }
     }
 }
 
 impl DecodeForecast {
-    /// Expected number of tokens that a request still generates after `done` of `max_tokens`, at
-    /// least 1.
-    pub(crate) fn remaining(self, max_tokens: usize, done: usize) -> usize {
-        let expected = (max_tokens as f64 * self.share).ceil() as usize;
+    /// Expected number of tokens that a request still generates after `done`, at least 1.
+    pub(crate) fn remaining(self, limit: AnswerLimit, done: usize) -> usize {
+        let (expected, max_tokens) = match limit {
+            AnswerLimit::Requested(max) => ((max as f64 * self.share).ceil() as usize, max),
+            AnswerLimit::Open(max) => (self.length.ceil() as usize, max),
+        };
         expected.saturating_sub(done).clamp(1, max_tokens.saturating_sub(done).max(1))
     }
 
-    /// Learns from a finished request, which generated `used` of `max_tokens` tokens.
-    pub(crate) fn finished(&mut self, max_tokens: usize, used: usize) {
-        let share = used as f64 / max_tokens.max(1) as f64;
-        self.share = (0.9 * self.share + 0.1 * share).clamp(0.05, 1.0);
+    /// Learns from a finished request, which generated `used` tokens.
+    pub(crate) fn finished(&mut self, limit: AnswerLimit, used: usize) {
+        match limit {
+            AnswerLimit::Requested(max_tokens) => {
+                let share = used as f64 / max_tokens.max(1) as f64;
+                self.share = (0.9 * self.share + 0.1 * share).clamp(0.05, 1.0);
+            }
+            AnswerLimit::Open(_) => {
+                self.length = (0.9 * self.length + 0.1 * used as f64).clamp(1.0, 1e6);
+            }
+        }
     }
 
     /// Learns from a preemption that too few tokens were predicted.
     pub(crate) fn preempted(&mut self) {
         self.share = (self.share * 1.25).min(1.0);
+        self.length = (self.length * 1.25).min(1e6);
     }
 }
 
@@ -183,17 +206,26 @@ mod tests {
 
     #[test]
     fn the_forecast_learns_both_ways_and_stays_in_range() {
+        use AnswerLimit::{Open, Requested};
         let mut forecast = DecodeForecast::default();
-        assert_eq!(forecast.remaining(100, 0), 50);
+        assert_eq!(forecast.remaining(Requested(100), 0), 50);
         for _ in 0..100 {
-            forecast.finished(100, 1);
+            forecast.finished(Requested(100), 1);
         }
-        assert_eq!(forecast.remaining(100, 0), 5);
+        assert_eq!(forecast.remaining(Requested(100), 0), 5);
         for _ in 0..100 {
             forecast.preempted();
         }
-        assert_eq!(forecast.remaining(100, 0), 100);
-        assert_eq!(forecast.remaining(100, 100), 1);
-        assert_eq!(forecast.remaining(1, 0), 1);
+        assert_eq!(forecast.remaining(Requested(100), 0), 100);
+        assert_eq!(forecast.remaining(Requested(100), 100), 1);
+        assert_eq!(forecast.remaining(Requested(1), 0), 1);
+        // What a request without `max_tokens` could generate has no influence on the forecast.
+        assert_eq!(forecast.remaining(Open(100), 0), 100);
+        for _ in 0..100 {
+            forecast.finished(Open(100_000), 20);
+        }
+        assert_eq!(forecast.remaining(Open(100_000), 0), 21);
+        assert_eq!(forecast.remaining(Open(100_000), 50), 1);
+        assert_eq!(forecast.remaining(Requested(100), 0), 100);
     }
 }

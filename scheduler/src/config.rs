@@ -92,6 +92,9 @@ pub struct EngineConfig {
     /// Maximum number of uncached prompt tokens in the admission queue, at least 1. While the queue
     /// is empty, a request of any size is accepted.
     pub max_queued_tokens: usize,
+    /// Maximum number of tokens to generate for a request that does not say, at least 1. `None` is
+    /// as many as the context and the KV pool can hold.
+    pub default_max_tokens: Option<usize>,
     /// Whether computed prefixes are cached and shared.
     pub prefix_caching: bool,
     /// Which cached blocks are evicted first.
@@ -129,6 +132,7 @@ impl Default for EngineConfig {
             max_running: 32,
             max_queued_requests: 1024,
             max_queued_tokens: 1 << 20,
+            default_max_tokens: None,
             prefix_caching: true,
             eviction_policy: EvictionPolicy::default(),
             eviction_order: None,
@@ -157,6 +161,7 @@ impl EngineConfig {
             ("max_queued_tokens", self.max_queued_tokens, 1),
             ("look_ahead", self.look_ahead, 1),
             ("event_capacity", self.event_capacity, 8),
+            ("default_max_tokens", self.default_max_tokens.unwrap_or(usize::MAX), 1),
         ];
         for (name, got, least) in at_least {
             if got < least {

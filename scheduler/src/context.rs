@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use stolon_backend::BackendSpec;
+use stolon_backend::{BackendSpec, SamplerState};
 use stolon_kvcache::{BlockPool, StepFence, TreeBuilder, TreeReader, TreeWriter, prefix_tree};
 
 use crate::config::{AdmissionPolicy, EngineConfig};
@@ -15,7 +15,7 @@ use crate::error::{EngineError, LengthBound};
 use crate::event_channel::{EventReceiver, event_channel};
 use crate::memory::BlockAllocator;
 use crate::permits::{QueueLimits, QueuePermit};
-use crate::request::{DEFAULT_MAX_TOKENS, SequenceRequest};
+use crate::request::{RequestOptions, SequenceRequest};
 use crate::request_counts::RequestRecord;
 use crate::sequence::Sequence;
 use crate::stats::{EngineStats, Gauges};
@@ -61,6 +61,34 @@ impl PromptLimit {
     /// The error of a prompt of `got` tokens.
     pub fn error(self, got: usize) -> EngineError {
         EngineError::PromptTooLong { got, limit: self.tokens, bound: self.bound }
+    }
+}
+
+/// A validated request. Several answers to one prompt are made from clones of it, which share all
+/// lists.
+#[derive(Clone, Debug)]
+pub struct PreparedRequest {
+    pub(crate) request: SequenceRequest,
+    /// Maximum number of tokens to generate, limited to what context and pool can hold.
+    pub(crate) max_tokens: usize,
+    pub(crate) sampler: SamplerState,
+}
+
+impl PreparedRequest {
+    pub(crate) fn new(request: SequenceRequest, max_tokens: usize) -> PreparedRequest {
+        let sampler = SamplerState::new(request.options.sampling.clone(), &request.tokens);
+        PreparedRequest { request, max_tokens, sampler }
+    }
+
+    /// The request.
+    pub fn request(&self) -> &SequenceRequest {
+        &self.request
+    }
+
+    /// The request for the `index`-th of several answers. If it has a seed, the answer uses that
+    /// seed plus `index`.
+    pub fn choice(&self, index: u64) -> PreparedRequest {
+        PreparedRequest { sampler: self.sampler.choice(index), ..self.clone() }
     }
 }
 
@@ -121,17 +149,24 @@ impl AdmissionContext {
         prompt_limit(&self.spec, self.config.pin_budget)
     }
 
-    /// Validates a request and returns the number of tokens it can generate at most: fewer than
-    /// requested if the context length or the KV pool is exhausted first.
+    /// Maximum number of answers to one prompt that can be requested at once: all of them must fit
+    /// into the admission queue.
+    pub fn max_choices(&self) -> usize {
+        /// Bounds the memory of a request if the queue has no limit in practice.
+        const MAX_CHOICES: usize = 1024;
+        self.config.max_queued_requests.min(MAX_CHOICES)
+    }
+
+    /// Validates a request.
     ///
     /// # Errors
     /// Every way in which a request can be invalid.
-    pub fn check(&self, request: &SequenceRequest) -> Result<usize, EngineError> {
-        check(request, &self.spec, self.config.pin_budget)
+    pub fn prepare(&self, request: SequenceRequest) -> Result<PreparedRequest, EngineError> {
+        let max_tokens = check(&request, &self.spec, &self.config)?;
+        Ok(PreparedRequest::new(request, max_tokens))
     }
 
     /// Takes a queue permit for a validated request, of which `matched` positions are cached.
-    /// `max_tokens` is the result of [`AdmissionContext::check`].
     ///
     /// # Errors
     /// [`EngineError::Overloaded`] if the admission queue is full, [`EngineError::Draining`] if no
@@ -139,17 +174,16 @@ impl AdmissionContext {
     pub fn submit(
         &self,
         id: u64,
-        request: SequenceRequest,
-        max_tokens: usize,
+        prepared: PreparedRequest,
         matched: usize,
         now: Instant,
     ) -> Result<Submission, EngineError> {
-        let uncached = request.tokens.len().saturating_sub(matched).max(1);
+        let uncached = prepared.request.tokens.len().saturating_sub(matched).max(1);
         let permit = self.limits.acquire(uncached).inspect_err(|_| self.gauges.rejected.add(1))?;
         let record = RequestRecord::new(&self.gauges)?;
         let (sender, events) = event_channel(self.config.event_capacity);
         let block_size = self.spec.block_size;
-        let sequence = Sequence::new(id, request, max_tokens, block_size, record, sender, now);
+        let sequence = Sequence::new(id, prepared, block_size, record, sender, now);
         Ok(Submission { sequence, permit, events })
     }
 
@@ -171,33 +205,43 @@ fn prompt_limit(spec: &BackendSpec, pinned: usize) -> PromptLimit {
 }
 
 /// Validates a request against the backend's sizes and returns the number of tokens it can generate
-/// at most. `pinned` blocks are not available to requests.
+/// at most: fewer than requested if the context length or the KV pool is exhausted first.
 fn check(
     request: &SequenceRequest,
     spec: &BackendSpec,
-    pinned: usize,
+    config: &EngineConfig,
 ) -> Result<usize, EngineError> {
     let got = request.tokens.len();
     if got == 0 {
         return Err(EngineError::EmptyPrompt);
     }
-    let limit = prompt_limit(spec, pinned);
+    let limit = prompt_limit(spec, config.pin_budget);
     if got > limit.tokens {
         return Err(limit.error(got));
     }
-    let pool = (spec.block_count - pinned) * spec.block_size;
+    let pool = (spec.block_count - config.pin_budget) * spec.block_size;
     let vocab_size = spec.vocab_size;
     let outside = |&(_, &id): &(usize, &u32)| id as usize >= vocab_size;
     if let Some((index, &got)) = request.tokens.iter().enumerate().find(outside) {
         return Err(EngineError::TokenOutOfRange { index, got, vocab_size });
     }
     let options = &request.options;
-    let max_tokens = options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+    let max_tokens = options.max_tokens.or(config.default_max_tokens).unwrap_or(usize::MAX);
     if max_tokens == 0 {
         return Err(EngineError::invalid("max_tokens", "at least 1", 0));
     }
-    if let Some(top) = options.prompt_logprobs.filter(|&top| top > vocab_size) {
-        let expected = format!("at most the vocabulary's {vocab_size}");
+    let stop_ids = options.stop_ids.as_slice();
+    if stop_ids.len() > RequestOptions::MAX_STOP_IDS {
+        let expected = format!("at most {} different ids", RequestOptions::MAX_STOP_IDS);
+        return Err(EngineError::invalid("stop_ids", expected, "more"));
+    }
+    if let Some(&got) = stop_ids.last().filter(|&&id| id as usize >= vocab_size) {
+        let expected = format!("ids below the vocabulary size {vocab_size}");
+        return Err(EngineError::invalid("stop_ids", expected, got));
+    }
+    let top_max = vocab_size.min(RequestOptions::MAX_PROMPT_LOGPROBS);
+    if let Some(top) = options.prompt_logprobs.filter(|&top| top > top_max) {
+        let expected = format!("at most {top_max}");
         return Err(EngineError::invalid("prompt_logprobs", expected, top));
     }
     options.sampling.validate(vocab_size)?;

@@ -43,13 +43,14 @@ mod simulation;
 mod stats;
 mod step_plan;
 mod sync;
+mod token_set;
 
 #[cfg(test)]
 mod tests;
 
 pub use cached_logits::PromptLogits;
 pub use config::{AdmissionPolicy, EngineConfig, EvictionOrderFactory, UnknownPolicy};
-pub use context::{AdmissionContext, EmptyCache, PromptLimit, Submission};
+pub use context::{AdmissionContext, EmptyCache, PreparedRequest, PromptLimit, Submission};
 pub use error::{EngineError, LengthBound};
 pub use event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 pub use event_channel::{EventReceiver, EventSender, RESERVED_EVENTS, Received, event_channel};
@@ -60,7 +61,7 @@ pub use memory::{
     Memory, TreeAccess, commit,
 };
 pub use permits::QueuePermit;
-pub use request::{DEFAULT_MAX_TOKENS, RequestOptions, SequenceRequest};
+pub use request::{RequestOptions, SequenceRequest};
 pub use scheduler::Scheduler;
 pub use sequence::Sequence;
 pub use simulation::{Simulation, SimulationEvent};
@@ -68,6 +69,7 @@ pub use stats::{AuditReport, CacheStats, EngineStats, Gauges};
 pub use step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
 #[cfg(loom)]
 pub use sync::planted;
+pub use token_set::TokenSet;
 
 /// Number of blocks that hold `positions` positions.
 pub(crate) fn blocks_for(block_size: usize, positions: usize) -> usize {

@@ -235,6 +235,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::context::PreparedRequest;
     use crate::event_channel::event_channel;
     use crate::permits::QueueLimits;
     use crate::request::SequenceRequest;
@@ -248,9 +249,9 @@ mod tests {
         let limits = Arc::new(QueueLimits::new(count as usize, usize::MAX));
         let mut queue = Queue::default();
         for id in 0..count {
-            let request = SequenceRequest::new(vec![id as u32; 8], 1);
+            let request = PreparedRequest::new(SequenceRequest::new(vec![id as u32; 8], 1), 1);
             let sequence =
-                Sequence::new(id, request, 1, 4, record(), event_channel(8).0, Instant::now());
+                Sequence::new(id, request, 4, record(), event_channel(8).0, Instant::now());
             queue.push(sequence, limits.acquire(8).expect("there is room"), 100);
         }
         queue
@@ -288,9 +289,8 @@ mod tests {
         assert_eq!(bounds(&queue(3)), [100, 108, 116]);
         let limits = Arc::new(QueueLimits::new(2, usize::MAX));
         let mut strict = Queue::default();
-        let request = SequenceRequest::new(vec![1; 8], 1);
-        let sequence =
-            Sequence::new(0, request, 1, 4, record(), event_channel(8).0, Instant::now());
+        let request = PreparedRequest::new(SequenceRequest::new(vec![1; 8], 1), 1);
+        let sequence = Sequence::new(0, request, 4, record(), event_channel(8).0, Instant::now());
         let _ahead = limits.acquire(50).expect("there is room");
         strict.push(sequence, limits.acquire(8).expect("there is room"), 0);
         assert_eq!(bounds(&strict), [0]);

@@ -6,21 +6,23 @@ use std::time::Duration;
 use stolon_backend::SamplingParams;
 use stolon_kvcache::Namespace;
 
-/// Maximum number of tokens to generate for a request that does not say.
-pub const DEFAULT_MAX_TOKENS: usize = 256;
+use crate::token_set::TokenSet;
 
-/// The options of a request that do not depend on how its prompt was given.
+/// The options of a request that do not depend on how its prompt was given. Clones share all lists.
 #[derive(Clone, Debug, Default)]
 pub struct RequestOptions {
     /// How tokens are sampled, and which log-probabilities are reported.
     pub sampling: SamplingParams,
-    /// Maximum number of tokens to generate, at least 1; `None` for [`DEFAULT_MAX_TOKENS`]. Fewer
-    /// tokens are generated if the context length or the KV pool is exhausted first (finish reason
+    /// Maximum number of tokens to generate, at least 1. `None` for
+    /// [`EngineConfig::default_max_tokens`](crate::EngineConfig::default_max_tokens). Fewer tokens
+    /// are generated if the context length or the KV pool is exhausted first (finish reason
     /// `length`).
     pub max_tokens: Option<usize>,
-    /// Token ids that end the generation, in addition to the end-of-sequence ids.
-    pub stop_ids: Vec<u32>,
-    /// Report the log-probability of each prompt token and of this many most likely alternatives.
+    /// Token ids that end the generation, in addition to the end-of-sequence ids: at most
+    /// [`RequestOptions::MAX_STOP_IDS`], each below the vocabulary size.
+    pub stop_ids: TokenSet,
+    /// Report the log-probability of each prompt token and of this many most likely alternatives,
+    /// at most the vocabulary size and [`RequestOptions::MAX_PROMPT_LOGPROBS`].
     /// Such a request computes its whole prompt, because cached positions have no logits.
     pub prompt_logprobs: Option<usize>,
     /// Requests with a larger value run earlier under the admission policy `priority`.
@@ -29,6 +31,14 @@ pub struct RequestOptions {
     pub queue_timeout: Option<Duration>,
     /// Maximum time from submission to the last token.
     pub timeout: Option<Duration>,
+}
+
+impl RequestOptions {
+    /// Maximum number of different stop ids.
+    pub const MAX_STOP_IDS: usize = 4096;
+
+    /// Maximum value of [`RequestOptions::prompt_logprobs`].
+    pub const MAX_PROMPT_LOGPROBS: usize = 128;
 }
 
 /// A token sequence to continue.
@@ -40,7 +50,7 @@ pub struct SequenceRequest {
     /// Cached positions are shared only between requests of the same namespace.
     pub namespace: Namespace,
     /// End-of-sequence token ids: each of them ends the generation.
-    pub eos_ids: Arc<[u32]>,
+    pub eos_ids: TokenSet,
     /// Everything else.
     pub options: RequestOptions,
 }
@@ -52,7 +62,7 @@ impl SequenceRequest {
         SequenceRequest {
             tokens: Arc::new(tokens),
             namespace: Namespace::default(),
-            eos_ids: Arc::new([]),
+            eos_ids: TokenSet::default(),
             options: RequestOptions { max_tokens: Some(max_tokens), ..RequestOptions::default() },
         }
     }

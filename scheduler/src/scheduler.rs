@@ -131,7 +131,7 @@ impl<M: Memory> Scheduler<M> {
     /// Cancels a request: at once, or after the step that it is part of.
     pub fn cancel(&mut self, id: u64) {
         if let Some(waiting) = self.queue.take(id) {
-            end_early(waiting.sequence, Ending::Cancelled);
+            self.end_early(waiting.sequence, Ending::Cancelled);
             self.try_admission = true;
             return;
         }

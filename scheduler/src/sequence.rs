@@ -16,6 +16,8 @@ use std::time::Instant;
 use stolon_backend::{SamplerState, TokenLogprob};
 use stolon_kvcache::{BlockId, BlockLease, Namespace, PrefixLease};
 
+use crate::budget::{AnswerLimit, DecodeForecast};
+use crate::context::PreparedRequest;
 use crate::error::EngineError;
 use crate::event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 use crate::event_channel::EventSender;
@@ -23,6 +25,7 @@ use crate::request::{RequestOptions, SequenceRequest};
 use crate::request_counts::RequestRecord;
 use crate::schedule::SequenceView;
 use crate::step_plan::{PromptTargets, RowTask};
+use crate::token_set::TokenSet;
 
 /// Maximum number of logit rows of one sequence in one step, for a sequence with prompt
 /// log-probabilities. A row is as wide as the vocabulary, so this bounds memory.
@@ -48,9 +51,9 @@ pub struct Sequence {
     /// Maximum number of tokens to generate, limited to what context and pool can hold.
     pub(crate) max_tokens: usize,
     /// End-of-sequence ids.
-    pub(crate) eos_ids: Arc<[u32]>,
-    /// The request's options. The sampling parameters have moved to `sampler`, and `max_tokens`
-    /// above replaces the requested number.
+    pub(crate) eos_ids: TokenSet,
+    /// The request's options. `sampler` has the sampling parameters, and `max_tokens` above
+    /// replaces the requested number.
     pub(crate) options: RequestOptions,
     /// Prompt log-probabilities, until they were sent.
     pub(crate) prompt_logprobs: Option<PromptLogprobs>,
@@ -149,17 +152,17 @@ impl Held {
 }
 
 impl Sequence {
-    /// A waiting request. `max_tokens` is limited to what context and pool can hold.
+    /// A waiting request.
     pub(crate) fn new(
         id: u64,
-        request: SequenceRequest,
-        max_tokens: usize,
+        prepared: PreparedRequest,
         block_size: usize,
         record: RequestRecord,
         events: EventSender,
         submitted: Instant,
     ) -> Sequence {
-        let SequenceRequest { tokens, namespace, eos_ids, mut options } = request;
+        let PreparedRequest { request, max_tokens, sampler } = prepared;
+        let SequenceRequest { tokens, namespace, eos_ids, options } = request;
         let mut prefix_hash = DefaultHasher::new();
         namespace.hash(&mut prefix_hash);
         tokens[..tokens.len().min(block_size)].hash(&mut prefix_hash);
@@ -167,7 +170,7 @@ impl Sequence {
         Sequence {
             id,
             prompt_len: tokens.len(),
-            sampler: Some(SamplerState::new(mem::take(&mut options.sampling), &tokens)),
+            sampler: Some(sampler),
             tokens,
             namespace,
             prefix_hash: prefix_hash.finish(),
@@ -199,6 +202,19 @@ impl Sequence {
     /// Number of tokens that it may still generate.
     pub(crate) fn remaining(&self) -> usize {
         self.max_tokens.saturating_sub(self.generated())
+    }
+
+    /// Number of tokens that it is expected to generate still, at least 1.
+    pub(crate) fn expected(&self, forecast: DecodeForecast) -> usize {
+        forecast.remaining(self.answer_limit(), self.generated())
+    }
+
+    /// What limits the length of its answer.
+    pub(crate) fn answer_limit(&self) -> AnswerLimit {
+        match self.options.max_tokens {
+            Some(_) => AnswerLimit::Requested(self.max_tokens),
+            None => AnswerLimit::Open(self.max_tokens),
+        }
     }
 
     /// Whether the whole prompt must be computed even if it is cached.
@@ -262,9 +278,9 @@ impl Sequence {
         Arc::make_mut(&mut self.tokens).push(id);
         self.times.first_token.get_or_insert(now);
         self.send(Event::Token(TokenEvent { id: Some(id), text: String::new(), logprob }));
-        if self.eos_ids.contains(&id) {
+        if self.eos_ids.contains(id) {
             Some(FinishReason::Stop)
-        } else if self.options.stop_ids.contains(&id) {
+        } else if self.options.stop_ids.contains(id) {
             Some(FinishReason::StopToken(id))
         } else if self.remaining() == 0 {
             Some(FinishReason::Length)

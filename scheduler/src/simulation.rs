@@ -104,13 +104,14 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
     /// Every way in which a request can be invalid, and [`EngineError::Overloaded`].
     pub fn submit(&mut self, mut request: SequenceRequest) -> Result<u64, EngineError> {
         request.options.prompt_logprobs = None;
-        let max_tokens = self.context.check(&request)?;
+        let prepared = self.context.prepare(request)?;
+        let request = prepared.request();
         let matched = match self.context.config.prefix_caching {
             true => self.scheduler.query_match_len(&request.namespace, &request.tokens),
             false => 0,
         };
         let (id, now) = (self.next_id, self.instant());
-        let submission = self.context.submit(id, request, max_tokens, matched, now)?;
+        let submission = self.context.submit(id, prepared, matched, now)?;
         let Submission { sequence, permit, events } = submission;
         self.next_id += 1;
         self.streams.insert(id, Stream { events, generated: 0 });

@@ -78,7 +78,7 @@ pub struct EngineStats {
     /// Requests that entered the admission queue: always `finished + cancelled + failed + running +
     /// waiting`.
     pub requests: u64,
-    /// Requests that completed.
+    /// Requests that completed, also by a stop string.
     pub finished: u64,
     /// Requests cancelled by dropping their stream.
     pub cancelled: u64,

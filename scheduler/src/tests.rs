@@ -95,7 +95,8 @@ impl Harness {
         request.options.prompt_logprobs = logprobs.then_some(1);
         request.options.timeout = timeout;
         let id = self.callers.len() as u64;
-        let entered = self.context.submit(id, request, max_tokens, 0, self.now);
+        let prepared = self.context.prepare(request).expect("a valid request");
+        let entered = self.context.submit(id, prepared, 0, self.now);
         let Ok(Submission { sequence, permit, events }) = entered else { return };
         self.scheduler.submit(sequence, permit);
         self.callers.push(Caller {

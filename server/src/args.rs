@@ -186,9 +186,10 @@ fn demo_model() -> anyhow::Result<ModelSource> {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Maximum number of tokens to generate per answer
-    #[arg(long, default_value_t = Request::DEFAULT_MAX_TOKENS, value_name = "TOKENS")]
-    pub max_tokens: usize,
+    /// Maximum number of tokens to generate per answer. Default: as many as the context and the KV
+    /// cache can hold
+    #[arg(long, value_name = "TOKENS")]
+    pub max_tokens: Option<usize>,
     /// Softmax temperature, 0 or above. 0 is greedy: always the most likely token
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub temperature: Option<f32>,
@@ -242,10 +243,13 @@ impl SamplingArgs {
         set(&mut sampling.presence_penalty, self.presence_penalty);
         set(&mut sampling.frequency_penalty, self.frequency_penalty);
         sampling.top_k = self.top_k.or(sampling.top_k);
-        sampling.logit_bias.extend(&self.logit_bias);
+        sampling.logit_bias = sampling.logit_bias.iter().chain(&self.logit_bias).copied().collect();
         sampling.seed = self.seed.or(sampling.seed);
+        let request = match self.max_tokens {
+            Some(tokens) => request.max_tokens(tokens),
+            None => request,
+        };
         request
-            .max_tokens(self.max_tokens)
             .sampling(sampling)
             .stop(self.stop.iter().cloned())
             .stop_ids(self.stop_id.iter().copied())

@@ -1,8 +1,6 @@
 //! The text layer of a build without the feature `text`. Every use of text is an error.
 
-use std::sync::Arc;
-
-use stolon_scheduler::PromptLimit;
+use stolon_scheduler::{PromptLimit, TokenSet};
 
 use crate::prompt::PromptSource;
 use crate::request::Prompt;
@@ -43,8 +41,8 @@ impl Text {
         Err(Error::NoTokenizer)
     }
 
-    pub(crate) fn eos_ids(&self) -> Arc<[u32]> {
-        Arc::new([])
+    pub(crate) fn eos_ids(&self) -> TokenSet {
+        TokenSet::default()
     }
 
     pub(crate) fn has_chat_template(&self) -> bool {

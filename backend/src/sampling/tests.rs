@@ -1,7 +1,7 @@
 //! Compares the sampler with a slow reference that follows the documentation in double precision
 //! with a full sort.
 
-use proptest::collection::vec;
+use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 
 use super::*;
@@ -9,7 +9,7 @@ use super::*;
 /// The probability of every token, `[vocab_size]`, computed in the simplest way.
 fn reference(logits: &[f32], params: &SamplingParams, prompt: &[u32], output: &[u32]) -> Vec<f64> {
     let mut logits: Vec<f64> = logits.iter().map(|&logit| f64::from(logit)).collect();
-    for &(token, bias) in &params.logit_bias {
+    for &(token, bias) in params.logit_bias.iter() {
         logits[token as usize] += f64::from(bias);
     }
     for (index, logit) in logits.iter_mut().enumerate() {
@@ -62,7 +62,7 @@ fn params_strategy(vocab_size: u32) -> impl Strategy<Value = SamplingParams> {
         prop_oneof![Just(0.0_f32), -2.0_f32..2.0],
         prop_oneof![Just(0.0_f32), -2.0_f32..2.0],
     );
-    (shape, penalties, vec((0..vocab_size, -10.0_f32..10.0), 0..4), any::<u64>()).prop_map(
+    (shape, penalties, btree_map(0..vocab_size, -10.0_f32..10.0, 0..4), any::<u64>()).prop_map(
         |((temperature, top_k, top_p, min_p), penalties, logit_bias, seed)| SamplingParams {
             temperature,
             top_k,
@@ -71,7 +71,7 @@ fn params_strategy(vocab_size: u32) -> impl Strategy<Value = SamplingParams> {
             repetition_penalty: penalties.0,
             presence_penalty: penalties.1,
             frequency_penalty: penalties.2,
-            logit_bias,
+            logit_bias: logit_bias.into_iter().collect(),
             seed: Some(seed),
             logprobs: None,
         },
@@ -381,10 +381,51 @@ fn values_out_of_range_are_refused() {
     check("min_p", "-0.5", |params| params.min_p = -0.5);
     check("min_p", "1.5", |params| params.min_p = 1.5);
     check("repetition_penalty", "0", |params| params.repetition_penalty = 0.0);
+    check("repetition_penalty", "0.000000000000000000000000000000000000000000001", |params| {
+        params.repetition_penalty = 1e-45;
+    });
     check("repetition_penalty", "inf", |params| params.repetition_penalty = f32::INFINITY);
     check("presence_penalty", "2.5", |params| params.presence_penalty = 2.5);
     check("frequency_penalty", "NaN", |params| params.frequency_penalty = f32::NAN);
-    check("logit_bias", "100", |params| params.logit_bias = vec![(5, 1.0), (100, 0.0)]);
-    check("logit_bias", "101 for token 5", |params| params.logit_bias = vec![(5, 101.0)]);
+    check("logit_bias", "100", |params| params.logit_bias = [(5, 1.0), (100, 0.0)].into());
+    check("logit_bias", "token 5 more than once", |params| {
+        params.logit_bias = [(5, 1.0), (6, 1.0), (5, 1.0)].into();
+    });
+    check("logit_bias", "101", |params| params.logit_bias = vec![(5, 1.0); 101].into());
+    check("logit_bias", "101 for token 5", |params| params.logit_bias = [(5, 101.0)].into());
+    check("logit_bias", "NaN for token 5", |params| params.logit_bias = [(5, f32::NAN)].into());
     check("logprobs", "101", |params| params.logprobs = Some(101));
+}
+
+/// Goal: the most extreme parameters and logits that are accepted yield a token. No transform turns
+/// a finite logit into NaN or infinity.
+#[test]
+fn extreme_parameters_never_overflow() {
+    let row = [f32::MAX, f32::MIN, f32::MIN_POSITIVE, 0.0, f32::NEG_INFINITY];
+    for temperature in [0.0, f32::MIN_POSITIVE, 1e-45, 1.0, f32::MAX] {
+        for repetition_penalty in [0.01, 1.0, 100.0] {
+            for (penalty, bias) in [(-2.0, 100.0), (0.0, 0.0), (2.0, -100.0)] {
+                let params = SamplingParams {
+                    temperature,
+                    top_k: Some(usize::MAX),
+                    top_p: f32::MIN_POSITIVE,
+                    min_p: 1.0,
+                    repetition_penalty,
+                    presence_penalty: penalty,
+                    frequency_penalty: penalty,
+                    logit_bias: [(0, bias), (1, bias), (4, bias)].into(),
+                    seed: Some(u64::MAX),
+                    logprobs: Some(5),
+                };
+                params.validate(row.len()).expect("all values are in range");
+                let mut state = SamplerState::new(params, &[0, 1, u32::MAX]).choice(u64::MAX);
+                for _ in 0..3 {
+                    let mut logits = row;
+                    let sampled = state.sample(&mut logits).expect("the logits are finite");
+                    assert_ne!(sampled.token, 4, "its probability is 0");
+                    assert!(logits.iter().all(|&logit| logit < f32::INFINITY));
+                }
+            }
+        }
+    }
 }

@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use stolon_kvcache::PrefixLease;
 
-use super::ending::end_early;
 use super::room::Round;
 use super::step::unusable_logits;
 use super::{Running, Scheduler};
@@ -239,7 +238,7 @@ impl<M: Memory> Scheduler<M> {
         tracing::error!(sequence = waiting.sequence.id, "no blocks although no request runs");
         let reason = "no blocks could be reserved although no request runs".to_owned();
         let ending = Ending::Failed(EngineError::Audit(reason));
-        end_early(waiting.sequence, ending);
+        self.end_early(waiting.sequence, ending);
         Attempt::Ended
     }
 

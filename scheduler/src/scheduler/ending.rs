@@ -19,7 +19,7 @@ impl<M: Memory> Scheduler<M> {
         let Some(index) = self.running.iter().position(|r| r.sequence.id == id) else { return };
         let mut sequence = self.running.remove(index).sequence;
         sequence.held = Held::default();
-        self.forecast.finished(sequence.max_tokens, sequence.generated());
+        self.forecast.finished(sequence.answer_limit(), sequence.generated());
         sequence.record.end(Outcome::Finished);
         self.try_admission = true;
         let event = sequence.finish_event(reason, now);
@@ -33,7 +33,7 @@ impl<M: Memory> Scheduler<M> {
             let Waiting { sequence, permit, .. } = waiting;
             drop(permit);
             let ending = sequence.end.clone().unwrap_or_else(|| timed_out(&sequence, now));
-            end_early(sequence, ending);
+            self.end_early(sequence, ending);
             self.try_admission = true;
         }
         let mut index = 0;
@@ -49,10 +49,29 @@ impl<M: Memory> Scheduler<M> {
             }
             match sequence.end.clone() {
                 Some(ending) if !sequence.in_step => {
-                    end_early(self.running.remove(index).sequence, ending);
+                    let sequence = self.running.remove(index).sequence;
+                    self.end_early(sequence, ending);
                     self.try_admission = true;
                 }
                 _ => index += 1,
+            }
+        }
+    }
+
+    /// Ends a sequence that has not generated all it may. One that its caller has declared complete
+    /// counts as finished.
+    pub(super) fn end_early(&mut self, mut sequence: Sequence, ending: Ending) {
+        sequence.held = Held::default();
+        match ending {
+            Ending::Cancelled if sequence.events.is_complete() => {
+                self.forecast.finished(sequence.answer_limit(), sequence.generated());
+                sequence.record.end(Outcome::Finished);
+            }
+            Ending::Cancelled => sequence.record.end(Outcome::Cancelled),
+            Ending::Failed(error) => {
+                sequence.record.end(Outcome::Failed);
+                // Fails if the caller has dropped the stream.
+                let _ = sequence.events.send(Err(error));
             }
         }
     }
@@ -67,21 +86,4 @@ fn timed_out(sequence: &Sequence, now: Instant) -> Ending {
     } else {
         EngineError::QueueTimeout { waited: elapsed }
     })
-}
-
-/// Ends a sequence that is not complete.
-pub(super) fn end_early(mut sequence: Sequence, ending: Ending) {
-    sequence.held = Held::default();
-    match ending {
-        // The caller has found a stop string, for example.
-        Ending::Cancelled if sequence.events.is_complete() => {
-            sequence.record.end(Outcome::Finished)
-        }
-        Ending::Cancelled => sequence.record.end(Outcome::Cancelled),
-        Ending::Failed(error) => {
-            sequence.record.end(Outcome::Failed);
-            // Fails if the caller has dropped the stream.
-            let _ = sequence.events.send(Err(error));
-        }
-    }
 }

@@ -70,7 +70,7 @@ impl<M: Memory> Scheduler<M> {
 
     /// The demand of a sequence that holds `held` blocks, with an unknown number of steps.
     pub(super) fn demand(&self, sequence: &Sequence, held: usize) -> BlockDemand {
-        let expected = self.forecast.remaining(sequence.max_tokens, sequence.generated());
+        let expected = sequence.expected(self.forecast);
         let shared = sequence.prompt_len / self.context.spec.block_size;
         BlockDemand { tokens: sequence.tokens.len(), held, expected, steps: None, shared }
     }

@@ -115,7 +115,7 @@ fn sampling(options: &mut GenerationOptions, base: SamplingParams) -> SamplingPa
         repetition_penalty: options.repetition_penalty.unwrap_or(base.repetition_penalty),
         presence_penalty: options.presence_penalty.unwrap_or(base.presence_penalty),
         frequency_penalty: options.frequency_penalty.unwrap_or(base.frequency_penalty),
-        logit_bias: options.logit_bias.take().unwrap_or_default(),
+        logit_bias: options.logit_bias.take().unwrap_or_default().into(),
         seed: options.seed,
         ..base
     }
