@@ -9,7 +9,10 @@
 use crate::Namespace;
 use crate::sync::{Arc, Mutex, lock};
 use std::collections::VecDeque;
-use std::task::{Context, Poll, Waker};
+use std::sync::mpsc::RecvTimeoutError;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 /// One change of the set of cached blocks. Splits and merges of nodes are not reported, because
 /// they do not change which blocks are cached.
@@ -66,6 +69,9 @@ struct Queue {
 /// The receiving end of a subscription, created by
 /// [`TreeWriter::subscribe`](crate::TreeWriter::subscribe). It may be used on any thread. Dropping
 /// it ends the subscription.
+///
+/// A task waits with [`poll_next`](EventReceiver::poll_next), a thread with
+/// [`recv`](EventReceiver::recv).
 #[derive(Debug)]
 pub struct EventReceiver {
     queue: Arc<Mutex<Queue>>,
@@ -91,9 +97,50 @@ impl EventReceiver {
         Poll::Pending
     }
 
+    /// Waits for the next event and blocks the thread meanwhile. `None` when the tree's writer was
+    /// dropped and the queue is empty.
+    pub fn recv(&mut self) -> Option<NumberedEvent> {
+        self.recv_until(None).ok()
+    }
+
+    /// As [`recv`](EventReceiver::recv), but waits for at most `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// [`RecvTimeoutError::Timeout`] after that time, and [`RecvTimeoutError::Disconnected`] when
+    /// the tree's writer was dropped and the queue is empty.
+    pub fn recv_timeout(&mut self, timeout: Duration) -> Result<NumberedEvent, RecvTimeoutError> {
+        // A time beyond what an `Instant` can hold does not come.
+        self.recv_until(Instant::now().checked_add(timeout))
+    }
+
+    fn recv_until(&mut self, end: Option<Instant>) -> Result<NumberedEvent, RecvTimeoutError> {
+        let waker = Waker::from(std::sync::Arc::new(Unpark(thread::current())));
+        let mut context = Context::from_waker(&waker);
+        loop {
+            if let Poll::Ready(event) = self.poll_next(&mut context) {
+                return event.ok_or(RecvTimeoutError::Disconnected);
+            }
+            match end.map(|end| end.saturating_duration_since(Instant::now())) {
+                None => thread::park(),
+                Some(Duration::ZERO) => return Err(RecvTimeoutError::Timeout),
+                Some(left) => thread::park_timeout(left),
+            }
+        }
+    }
+
     /// Takes all queued events, oldest first.
     pub fn drain(&self) -> Vec<NumberedEvent> {
         lock(&self.queue).events.drain(..).collect()
+    }
+}
+
+/// Wakes a thread that is parked.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.unpark();
     }
 }
 

@@ -8,6 +8,7 @@
 //! [`EvictionPolicy`] names the orders that come with this crate.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::str::FromStr;
 use thiserror::Error;
 
@@ -43,7 +44,9 @@ pub struct EvictionCandidate {
 /// [`TreeBuilder::eviction_order`](crate::TreeBuilder::eviction_order).
 ///
 /// The tree calls it on the writer's thread, in the middle of writer operations, so both methods
-/// should return quickly. Neither may panic: the tree would be left inconsistent.
+/// should return quickly. If one panics, the tree stays consistent and the operation continues: a
+/// leaf without a rank is evicted before those that have one, and
+/// [`TreeStats::eviction_order_panics`](crate::TreeStats::eviction_order_panics) counts the panic.
 ///
 /// ```
 /// use stolon_kvcache::{EvictionCandidate, EvictionOrder, EvictionRank, TreeBuilder};
@@ -71,6 +74,14 @@ pub trait EvictionOrder: fmt::Debug + Send {
     fn evicted(&mut self, victim: EvictionRank) {
         let _ = victim;
     }
+}
+
+/// Calls an order of the caller's own. A panic would leave the operation in progress half done, so
+/// it is counted in `panics` and the result is `None`.
+pub(crate) fn contain<T>(panics: &mut u64, call: impl FnOnce() -> T) -> Option<T> {
+    let result = catch_unwind(AssertUnwindSafe(call));
+    *panics += u64::from(result.is_err());
+    result.ok()
 }
 
 /// The eviction orders that come with this crate.

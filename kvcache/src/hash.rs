@@ -4,6 +4,8 @@
 //! The hashes are the keys of the child tables, and queries by hash compare them. They do not
 //! identify a block: a query by positions always compares the positions themselves.
 
+use crate::Namespace;
+
 const LANE_KEYS: [u64; 4] =
     [0x9e6c_63d0_876a_9a47, 0xe703_7ed1_a0b4_28db, 0x8ebc_6af0_9c88_c6e3, 0x5899_65cc_7537_4cc3];
 
@@ -40,6 +42,22 @@ pub(crate) fn digest(positions: &[u32]) -> u64 {
         sum = fold(sum ^ LANE_KEYS[0], u64::from(position) ^ LANE_KEYS[3]);
     }
     sum
+}
+
+/// Computes the hashes of blocks without a tree, in a router for example. Created by
+/// [`TreeBuilder::block_hasher`](crate::TreeBuilder::block_hasher) from the settings of the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockHasher {
+    pub(crate) block_size: usize,
+    pub(crate) seed: u64,
+}
+
+impl BlockHasher {
+    /// Returns the same as [`TreeReader::block_hashes`](crate::TreeReader::block_hashes): one
+    /// chained hash for each whole block of `positions`.
+    pub fn block_hashes(&self, namespace: &Namespace, positions: &[u32]) -> Vec<u64> {
+        block_hashes(namespace.root_hash(self.seed), positions, self.block_size)
+    }
 }
 
 /// The chained hashes of the whole blocks of `positions`, where `root` is the hash before the first

@@ -153,6 +153,7 @@ pub use events::{CacheEvent, EventReceiver, NumberedEvent};
 pub use eviction::{
     EvictionCandidate, EvictionOrder, EvictionPolicy, EvictionRank, UnknownEvictionPolicy,
 };
+pub use hash::BlockHasher;
 pub use lease::{Commit, PrefixLease};
 pub use namespace::{Namespace, NamespaceBuilder};
 pub use pin::{PinError, PinId, PinInfo};

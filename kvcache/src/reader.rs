@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::sync::{Arc, Ordering};
-use crate::{Namespace, TreeDump, hash};
+use crate::{BlockHasher, Namespace, TreeDump};
 
 /// Queries the tree without a lock, while the writer changes it. Cheap to clone; may be used on any
 /// thread, also after the writer was dropped.
@@ -40,8 +40,8 @@ impl TreeReader {
     /// [`CacheEvent`](crate::CacheEvent)s. Depends on the block size and the hash seed only, not on
     /// what is cached.
     pub fn block_hashes(&self, namespace: &Namespace, positions: &[u32]) -> Vec<u64> {
-        let root_hash = namespace.root_hash(self.core.seed);
-        hash::block_hashes(root_hash, positions, self.core.block_size)
+        let hasher = BlockHasher { block_size: self.core.block_size, seed: self.core.seed };
+        hasher.block_hashes(namespace, positions)
     }
 
     /// Returns how many of the first blocks are cached, in blocks, for a caller that has their

@@ -24,6 +24,8 @@ pub struct TreeStats {
     pub evicted_by_flush: u64,
     /// Blocks that were removed together with their namespace.
     pub evicted_by_namespace: u64,
+    /// Panics of an [`EvictionOrder`](crate::EvictionOrder).
+    pub eviction_order_panics: u64,
     /// Histogram of the age of runs of blocks when they were removed. Entry `n` counts the runs
     /// whose age was 2^n to 2^(n+1) - 1 ticks (operations of the writer); entry 0 also counts
     /// those of age 0, and the last entry all older ones.

@@ -3,7 +3,7 @@
 use crate::core::Core;
 use crate::eviction::{EvictionOrder, EvictionPolicy};
 use crate::sync::Arc;
-use crate::{BlockPool, ConfigError, PrefixCache, TreeReader, TreeWriter, hash};
+use crate::{BlockHasher, BlockPool, ConfigError, PrefixCache, TreeReader, TreeWriter, hash};
 
 /// The largest supported block size, in positions.
 const BLOCK_SIZE_MAX: usize = 256;
@@ -72,15 +72,23 @@ impl TreeBuilder {
         self
     }
 
+    /// Returns a hasher that computes the block hashes of trees with these settings.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::BlockSize`] if the block size is not a power of two from 1 to 256.
+    pub fn block_hasher(&self) -> Result<BlockHasher, ConfigError> {
+        self.check_block_size()?;
+        Ok(BlockHasher { block_size: self.block_size, seed: self.hash_seed })
+    }
+
     /// Creates the empty tree.
     ///
     /// # Errors
     ///
     /// [`ConfigError::BlockSize`] if the block size is not a power of two from 1 to 256.
     pub fn build(self) -> Result<(TreeWriter, TreeReader), ConfigError> {
-        if !self.block_size.is_power_of_two() || self.block_size > BLOCK_SIZE_MAX {
-            return Err(ConfigError::BlockSize { got: self.block_size });
-        }
+        self.check_block_size()?;
         let core = Arc::new(Core::new(self.block_size, self.hash_seed));
         let reader = TreeReader { core: core.clone() };
         Ok((TreeWriter::new(core, self.order, self.pin_budget, self.block_count), reader))
@@ -94,5 +102,12 @@ impl TreeBuilder {
         let (writer, _) = self.block_count(block_count).build()?;
         let (pool, fence) = BlockPool::new(block_count);
         Ok(PrefixCache::from_parts(writer, pool, fence))
+    }
+
+    fn check_block_size(&self) -> Result<(), ConfigError> {
+        if self.block_size.is_power_of_two() && self.block_size <= BLOCK_SIZE_MAX {
+            return Ok(());
+        }
+        Err(ConfigError::BlockSize { got: self.block_size })
     }
 }

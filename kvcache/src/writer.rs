@@ -16,7 +16,7 @@ mod subscribe;
 
 use crate::core::Core;
 use crate::events::EventLog;
-use crate::eviction::{EvictionCandidate, EvictionOrder, EvictionRank};
+use crate::eviction::{self, EvictionCandidate, EvictionOrder, EvictionRank};
 use crate::lease::ReturnQueue;
 use crate::node::NodeId;
 use crate::pin::Pins;
@@ -275,19 +275,22 @@ impl TreeWriter {
         let block_count = self.arena.edge(id).block_count();
         let is_whole = self.whole_blocks(id) == block_count;
         let record = &mut self.records[id.index()];
-        let rank = match is_whole {
-            true => self.eviction.rank(&EvictionCandidate {
+        // If the end of an atomic token span was evicted, no match can use the rest of it, so it is
+        // evicted first.
+        let mut rank = EvictionRank::default();
+        if is_whole {
+            let leaf = EvictionCandidate {
                 created: record.created,
                 last_use: record.last_use,
                 hits: record.hits,
                 priority: record.priority,
                 block_count,
                 start_block: record.start_block as usize,
-            }),
-            // The end of an atomic token span was evicted. No match can use the rest of it, so it
-            // is evicted first.
-            false => EvictionRank::default(),
-        };
+            };
+            let panics = &mut self.stats.eviction_order_panics;
+            rank = eviction::contain(panics, || self.eviction.rank(&leaf))
+                .unwrap_or(EvictionRank(0, leaf.last_use));
+        }
         (record.ranked, record.rank) = (true, rank);
         self.order.insert((rank, id));
     }

@@ -99,6 +99,35 @@ fn a_custom_eviction_order_is_used() {
     assert_eq!(eviction_sequence(builder.build().expect("a block size").0), [20, 10, 30]);
 }
 
+/// Goal: an eviction order that panics leaves the tree consistent. Every block can still be evicted,
+/// those without a rank first.
+#[test]
+fn a_panicking_eviction_order_is_contained() {
+    #[derive(Debug)]
+    struct Faulty;
+    impl EvictionOrder for Faulty {
+        fn rank(&mut self, leaf: &EvictionCandidate) -> EvictionRank {
+            assert!(leaf.hits > 0, "this order expects leaves that were used");
+            EvictionRank(1, leaf.last_use)
+        }
+        fn evicted(&mut self, _: EvictionRank) {
+            panic!("this order expects no eviction");
+        }
+    }
+    let builder = TreeBuilder::new(1).eviction_order(Box::new(Faulty));
+    let mut writer = builder.build().expect("a block size").0;
+    for leaf in [10, 20, 30] {
+        put(&mut writer, &base(), &[leaf], leaf);
+        writer.audit().expect("consistent");
+    }
+    drop(writer.acquire(&base(), &[10]));
+    for expected in [20, 30, 10] {
+        assert_eq!(writer.evict(1), [BlockId(expected)]);
+        writer.audit().expect("consistent");
+    }
+    assert!(writer.stats().eviction_order_panics >= 6, "one for each leaf and each eviction");
+}
+
 /// Goal: of two equally used leaves, the cost-aware policy keeps the deep one longer, because it
 /// costs more to recompute. It evicts an expensive leaf that is never used again.
 #[test]
@@ -411,6 +440,22 @@ fn all_forms_of_a_query_agree() {
     }
 }
 
+/// Goal: the hashes of blocks can be computed without a tree, with its settings.
+#[test]
+fn block_hashes_without_a_tree() {
+    let settings = || TreeBuilder::new(4).hash_seed(7);
+    let hasher = settings().block_hasher().expect("a block size");
+    let (_writer, reader) = settings().build().expect("a block size");
+    let positions: Vec<u32> = (0..10).collect();
+    for namespace in [base(), Namespace::builder().salt("s").build()] {
+        let hashes = hasher.block_hashes(&namespace, &positions);
+        assert_eq!(hashes.len(), 2);
+        assert_eq!(hashes, reader.block_hashes(&namespace, &positions));
+    }
+    let refused = TreeBuilder::new(3).block_hasher();
+    assert_eq!(refused, Err(ConfigError::BlockSize { got: 3 }));
+}
+
 /// Goal: the statistics count what happened.
 #[test]
 fn statistics_count_operations() {
@@ -491,4 +536,28 @@ fn waiting_subscribers_are_woken() {
     drop(writer);
     assert_eq!(wakes.0.load(Ordering::Relaxed), 2);
     assert_eq!(events.poll_next(&mut context), Poll::Ready(None));
+}
+
+/// Goal: a thread that waits for events gets them in order, wakes up for an event and when the
+/// writer is dropped, and gives up after its timeout.
+#[test]
+fn threads_can_wait_for_events() {
+    use std::sync::mpsc::RecvTimeoutError;
+    use std::time::Duration;
+    let mut writer = tree(EvictionPolicy::Lru);
+    let mut events = writer.subscribe(10).expect("a capacity");
+    assert_eq!(events.recv_timeout(Duration::ZERO), Err(RecvTimeoutError::Timeout));
+    assert_eq!(events.recv_timeout(Duration::from_millis(1)), Err(RecvTimeoutError::Timeout));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let first = events.recv().map(|event| event.number);
+            let second = events.recv_timeout(Duration::MAX).map(|event| event.number);
+            (first, second, events.recv(), events.recv_timeout(Duration::MAX))
+        });
+        put(&mut writer, &base(), &[1], 0);
+        put(&mut writer, &base(), &[2], 1);
+        drop(writer);
+        let got = waiting.join().expect("the thread ends");
+        assert_eq!(got, (Some(1), Ok(2), None, Err(RecvTimeoutError::Disconnected)));
+    });
 }

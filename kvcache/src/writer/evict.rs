@@ -2,6 +2,7 @@
 
 use super::{Record, TreeWriter};
 use crate::core::Core;
+use crate::eviction;
 use crate::node::NodeId;
 use crate::node::edge::Edge;
 use crate::{CacheEvent, EvictedBlock, Namespace};
@@ -41,7 +42,8 @@ impl TreeWriter {
             let length = edge.block_count();
             let most = match length - self.whole_blocks(id) {
                 0 => {
-                    self.eviction.evicted(rank);
+                    let panics = &mut self.stats.eviction_order_panics;
+                    eviction::contain(panics, || self.eviction.evicted(rank));
                     length
                 }
                 rest_of_span => rest_of_span,
