@@ -7,6 +7,7 @@ use crate::Namespace;
 /// The tree stores ids and never interprets them. [`BlockPool`](crate::BlockPool) hands out the ids
 /// `0..block_count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct BlockId(pub u32);
 
 impl BlockId {
@@ -22,6 +23,7 @@ impl BlockId {
 ///
 /// Compares with a [`BlockId`] by its id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct EvictedBlock {
     /// The block.
     pub id: BlockId,

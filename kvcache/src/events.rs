@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 /// One change of the set of cached blocks. Splits and merges of nodes are not reported, because
 /// they do not change which blocks are cached.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum CacheEvent {
     /// A run of consecutive blocks was added.
     Stored {
@@ -49,6 +50,7 @@ pub enum CacheEvent {
 /// An event with its sequence number. The numbers have no gaps. A [`CacheEvent::Reset`] has the
 /// number of the last event that it replaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct NumberedEvent {
     /// The sequence number, counted from 1 in each tree.
     pub number: u64,

@@ -34,6 +34,8 @@ const TAG_IMAGE: u8 = 4;
 /// assert_eq!(tenant, Namespace::from_bytes(tenant.to_bytes()));
 /// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Namespace {
     /// All zero for the base namespace. No other namespace has this digest, except with a
     /// probability of 2^-256.

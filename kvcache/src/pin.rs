@@ -7,10 +7,12 @@ use thiserror::Error;
 
 /// Identifies a pin. Ids of one tree are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PinId(pub u64);
 
 /// A pinned prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PinInfo {
     /// The id that [`TreeWriter::pin`](crate::TreeWriter::pin) returned.
     pub id: PinId,

@@ -56,6 +56,7 @@ pub struct BlockPool {
 
 /// The number of blocks in each state, returned by [`BlockPool::counts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PoolCounts {
     /// Blocks that can be reserved now.
     pub free: usize,

@@ -5,6 +5,7 @@
 /// [`TreeWriter::stats`](crate::TreeWriter::stats).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TreeStats {
     /// Number of acquires.
     pub acquires: u64,

@@ -90,6 +90,7 @@ struct Record {
 /// The sizes of the tree at one moment, returned by [`TreeWriter::counts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TreeCounts {
     /// Number of blocks in the index: `evictable + locked`.
     pub cached: usize,

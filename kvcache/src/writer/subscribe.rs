@@ -9,6 +9,7 @@ use crate::{CacheEvent, ConfigError, Namespace};
 /// The content of the index, as a list of events that would build it. Returned by
 /// [`TreeWriter::snapshot`].
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct CacheSnapshot {
     /// The number of the last event that the snapshot includes.
     pub number: u64,
