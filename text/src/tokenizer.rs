@@ -4,20 +4,43 @@
 //! Text that arrives token by token is decoded by a [`Detokenizer`]. [`Tokenizer::decode`] uses a
 //! `Detokenizer` too, so streamed and whole text are equal.
 
+mod check;
 mod decoding;
 mod gguf;
 mod longest;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 use tokenizers::Tokenizer as Trained;
 
+use crate::bounded::{Bounded, catch};
 use crate::detokenizer::Detokenizer;
 use crate::{TokenizerError, TokenizerSource};
 
 pub(crate) use decoding::Decoding;
+
+/// Time that reading a tokenizer may take. The largest ones take about a second.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Maximum length in bytes of a text. See [`Tokenizer::max_bytes`] for a closer limit.
+const MAX_TEXT: usize = 64 << 20;
+
+/// Texts that every tokenizer has to encode in time when it is loaded.
+const PROBES: [&str; 8] = [
+    "",
+    "Hello, world! It's 2024. naïve 漢字 😀\r\n\tx = y[1] + 2.5e-3;",
+    concat!(
+        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!"
+    ),
+    "                                                                                         !",
+    "0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567x",
+    "................................................................................!!!!!!!!a",
+    "\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\na",
+    "АБВГДабвгдαβγ가나다ありがとうمرحباשלום\u{200d}\u{301}\u{fdfa}\u{0}",
+];
 
 /// Turns text into token ids and token ids into text.
 #[derive(Clone, Debug)]
@@ -70,14 +93,24 @@ impl Tokenizer {
     /// [`TokenizerError::Malformed`] if the content is invalid, and [`TokenizerError::Unsupported`]
     /// if the tokenizer cannot be decoded token by token.
     pub fn from_json(file: &str, bytes: &[u8]) -> Result<Self, TokenizerError> {
-        let document: Value = serde_json::from_slice(bytes)
+        let document = check::parse(file, bytes)?;
+        Self::from_document(file, document)
+    }
+
+    /// Creates a tokenizer from a parsed `tokenizer.json`. The library reads it on a thread of its
+    /// own, where it also has to encode some texts in time.
+    fn from_document(file: &str, mut document: Value) -> Result<Self, TokenizerError> {
+        check::check(file, &mut document)?;
+        let name = file.to_owned();
+        Bounded::default()
+            .run(DEADLINE, move || Self::build(&name, document))
+            .unwrap_or_else(|stopped| Err(TokenizerError::malformed(file, stopped)))
+    }
+
+    fn build(file: &str, document: Value) -> Result<Self, TokenizerError> {
+        let limits = longest::Limits::of(&document);
+        let trained: Trained = serde_json::from_value(document)
             .map_err(|error| TokenizerError::malformed(file, error))?;
-        let mut trained =
-            Trained::from_bytes(bytes).map_err(|error| TokenizerError::malformed(file, error))?;
-        // A file may enable padding and truncation for batches of equal length. Both would change
-        // the tokens of a single text.
-        trained.with_padding(None);
-        trained.with_truncation(None).map_err(|error| TokenizerError::malformed(file, error))?;
         let decoding = Decoding::of(&trained, file)?;
         let special = trained
             .get_added_tokens_decoder()
@@ -87,10 +120,31 @@ impl Tokenizer {
             .collect();
         let vocab_size =
             trained.get_vocab(true).into_values().max().map_or(0, |largest| largest as usize + 1);
-        let longest_token = longest::longest_token(&document, &trained);
+        let longest_token = limits.longest_token(&trained);
         let kind = Kind::Trained(Box::new(trained));
         let inner = Inner { kind, vocab_size, special, decoding, longest_token };
-        Ok(Self { inner: Arc::new(inner) })
+        let tokenizer = Self { inner: Arc::new(inner) };
+        tokenizer.probe(file)?;
+        Ok(tokenizer)
+    }
+
+    /// Encodes texts that are slow for some regular expressions, and decodes all tokens. A panic or
+    /// a missed deadline is noticed by the caller.
+    fn probe(&self, file: &str) -> Result<(), TokenizerError> {
+        for text in PROBES {
+            for add_special in [false, true] {
+                // A vocabulary that cannot represent a text is not malformed.
+                let encoded = self.encode_trusting(text, add_special);
+                let largest = encoded.into_iter().flatten().max().unwrap_or(0) as usize;
+                if largest >= check::MAX_TOKENS {
+                    let reason = format!("expected ids below {}, got {largest}", check::MAX_TOKENS);
+                    return Err(TokenizerError::malformed(file, reason));
+                }
+            }
+        }
+        let _ = self
+            .decode(&(0..u32::try_from(self.vocab_size()).unwrap_or(0)).collect::<Vec<_>>(), false);
+        Ok(())
     }
 
     /// Creates a tokenizer without a trained vocabulary, for models with random weights. The token
@@ -130,8 +184,19 @@ impl Tokenizer {
     /// beginning of the sequence, are added. A rendered chat template contains them already.
     ///
     /// # Errors
-    /// [`TokenizerError::Encode`] if the vocabulary cannot represent the text.
+    /// [`TokenizerError::Encode`] if the vocabulary cannot represent the text, if the text has more
+    /// than 64 MiB, or if the library panics.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
+        if text.len() > MAX_TEXT {
+            let reason = format!("expected at most {MAX_TEXT} bytes, got {}", text.len());
+            return Err(TokenizerError::Encode(reason));
+        }
+        catch(|| self.encode_trusting(text, add_special))
+            .unwrap_or_else(|stopped| Err(TokenizerError::Encode(stopped.to_string())))
+    }
+
+    /// As [`Tokenizer::encode`], without catching panics of the library.
+    fn encode_trusting(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
         match &self.inner.kind {
             Kind::Trained(trained) => trained
                 .encode_fast(text, add_special)

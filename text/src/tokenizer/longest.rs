@@ -9,25 +9,39 @@ use tokenizers::{NormalizedString, Normalizer};
 /// word becomes one token. Tokens of real vocabularies have at most a few hundred bytes.
 pub(super) const ASSUMED: usize = 1024;
 
-/// The maximum number of bytes of text that one token stands for. `document` is the
-/// `tokenizer.json` that `trained` was created from. [`ASSUMED`], or more if the vocabulary has a
-/// longer token, if there is no maximum.
-pub(super) fn longest_token(document: &Value, trained: &Trained) -> usize {
-    let longest = longest_spelling(document, trained);
-    let Some(shrinks) = shrink_factor(&document["normalizer"]) else { return longest.max(ASSUMED) };
-    let sound = keeps_all(&document["pre_tokenizer"])
-        && covers_all(document)
-        && steps(&document["added_tokens"]).all(|token| {
-            // Such a token includes all whitespace on one of its sides.
-            token["lstrip"] != true && token["rstrip"] != true
-        });
-    let longest = longest.saturating_mul(shrinks);
-    if sound { longest } else { longest.max(ASSUMED) }
+/// What a `tokenizer.json` says about the length of the text that a token stands for.
+pub(super) struct Limits {
+    byte_level: bool,
+    /// How many bytes of text can become one byte when it is normalized.
+    shrinks: usize,
+    /// Whether every token stands for a text of limited length.
+    limited: bool,
+}
+
+impl Limits {
+    pub(super) fn of(document: &Value) -> Self {
+        let shrinks = shrink_factor(&document["normalizer"]);
+        let limited = shrinks.is_some()
+            && keeps_all(&document["pre_tokenizer"])
+            && covers_all(document)
+            && steps(&document["added_tokens"]).all(|token| {
+                // Such a token includes all whitespace on one of its sides.
+                token["lstrip"] != true && token["rstrip"] != true
+            });
+        let byte_level = is_byte_level(document);
+        Self { byte_level, shrinks: shrinks.unwrap_or(1), limited }
+    }
+
+    /// The maximum number of bytes of text that one token of `trained` stands for. [`ASSUMED`], or
+    /// more if the vocabulary has a longer token, if there is no maximum.
+    pub(super) fn longest_token(&self, trained: &Trained) -> usize {
+        let longest = longest_spelling(self.byte_level, trained).saturating_mul(self.shrinks);
+        if self.limited { longest } else { longest.max(ASSUMED) }
+    }
 }
 
 /// The length in bytes of the longest normalized text that a token of the vocabulary matches.
-fn longest_spelling(document: &Value, trained: &Trained) -> usize {
-    let byte_level = is_byte_level(document);
+fn longest_spelling(byte_level: bool, trained: &Trained) -> usize {
     let model = trained
         .get_vocab(false)
         .into_keys()

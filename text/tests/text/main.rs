@@ -3,6 +3,7 @@
 mod chat;
 mod gguf;
 mod hostile_templates;
+mod hostile_tokenizers;
 mod text_model;
 mod tokenizer;
 mod vocabularies;
