@@ -14,6 +14,9 @@ mod decoder;
 pub mod demo;
 pub mod error;
 mod files;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 #[cfg(feature = "hub")]
 pub mod hub;
 pub mod kv_store;

@@ -6,7 +6,7 @@
 
 pub(crate) mod directory;
 pub(crate) mod generation;
-mod gguf;
+pub(crate) mod gguf;
 
 pub use gguf::read_gguf_tokenizer;
 

@@ -103,7 +103,7 @@ impl Weights {
     }
 
     /// Reads a safetensors file that is in memory already. `file` is its name in error messages.
-    #[cfg(any(test, feature = "demo-model"))]
+    #[cfg(any(test, fuzzing, feature = "demo-model"))]
     pub(crate) fn from_safetensors(file: &str, bytes: Bytes) -> Result<Self, ModelError> {
         let mut weights = Self::empty(file);
         safetensors::add(&mut weights, file, bytes)?;

@@ -13,13 +13,7 @@ use crate::weights::{Bytes, TensorType, Weights};
 
 /// Loads the model in the file `path`. `id` is the model's name.
 pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
-    let file = path.display().to_string();
-    let bytes = Bytes::map(path)?;
-    let header = gguf::read(&file, &bytes)?;
-    let divisors = divisors(&header, &bytes)?;
-    let config = config::gguf::parse(&header, divisors)?;
-    let weights = weights(&header, &config, bytes)?;
-    weights.check(&config)?;
+    let (header, config, weights) = parse(&path.display().to_string(), Bytes::map(path)?)?;
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -27,6 +21,19 @@ pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
     let text = text(&header, directory)?;
     let generation = generation(&header, config.clone(), directory)?;
     Ok(LoadedModel { id, config, weights, text, generation })
+}
+
+/// Parses and checks the file with the content `bytes`. `file` is its name in error messages.
+pub(crate) fn parse(
+    file: &str,
+    bytes: Bytes,
+) -> Result<(Header, DecoderConfig, Weights), ModelError> {
+    let header = gguf::read(file, &bytes)?;
+    let divisors = divisors(&header, &bytes)?;
+    let config = config::gguf::parse(&header, divisors)?;
+    let weights = weights(&header, &config, bytes)?;
+    weights.check(&config)?;
+    Ok((header, config, weights))
 }
 
 /// The content of the tensor with Llama 3.1's rope scaling, if the file has it.
@@ -116,7 +123,7 @@ pub fn read_gguf_tokenizer(path: &Path) -> Result<GgufTokenizer, ModelError> {
 }
 
 /// Reads the `tokenizer.ggml.*` keys. Returns `None` if the file has no vocabulary.
-fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelError> {
+pub(crate) fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelError> {
     let key = |name: &str| format!("tokenizer.ggml.{name}");
     let value = |name: &str| header.metadata.get(&key(name));
     let wrong = |name: &str, expected: &str| {
