@@ -1,5 +1,6 @@
 //! Configures and starts an engine.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use stolon_actors::EngineHandle;
@@ -11,6 +12,7 @@ use stolon_model::{
 use stolon_scheduler::{AdmissionPolicy, EngineConfig, EvictionOrderFactory};
 #[cfg(feature = "text")]
 use stolon_text::TextModel;
+use stolon_text::{TextSource, TokenizerSource};
 
 use crate::prompt::Prompts;
 use crate::text::Text;
@@ -30,6 +32,26 @@ pub enum ModelArg {
 impl From<&str> for ModelArg {
     fn from(text: &str) -> ModelArg {
         ModelArg::Text(text.to_owned())
+    }
+}
+
+impl From<&String> for ModelArg {
+    fn from(text: &String) -> ModelArg {
+        ModelArg::Text(text.clone())
+    }
+}
+
+impl From<&Path> for ModelArg {
+    /// See [`ModelSource::from`].
+    fn from(path: &Path) -> ModelArg {
+        ModelArg::Source(path.into())
+    }
+}
+
+impl From<PathBuf> for ModelArg {
+    /// See [`ModelSource::from`].
+    fn from(path: PathBuf) -> ModelArg {
+        ModelArg::Source(path.into())
     }
 }
 
@@ -92,13 +114,15 @@ impl EngineBuilder {
         EngineBuilder::default()
     }
 
-    /// The model to load. Either a [`ModelSource`], or text that is parsed by
-    /// [`build`](Self::build):
+    /// The model to load. Either a [`ModelSource`], the path of a model directory or `.gguf` file, or
+    /// text that is parsed by [`build`](Self::build):
     ///
     /// * the path of a Hugging Face model directory or of a `.gguf` file;
     /// * a hub id, `org/name` or `org/name@revision` (feature `hub`);
     /// * `random:PRESET`, random weights in the shape of a real model, for benchmarks;
     /// * `demo`, the built-in model (feature `demo-model`).
+    ///
+    /// A model without a tokenizer answers prompts of token ids only.
     ///
     /// Required unless [`backend`](Self::backend) is called.
     pub fn model(mut self, model: impl Into<ModelArg>) -> Self {
@@ -422,14 +446,21 @@ fn load(model: ModelArg, options: CpuOptions) -> Result<Loaded, Error> {
     };
     let LoadedModel { id, config, weights, text, generation } =
         stolon_model::load(&source, &LoadOptions::default())?;
-    #[cfg(feature = "text")]
-    let text = Text::new(TextModel::new(&text, &generation.eos_token_ids)?);
-    #[cfg(not(feature = "text"))]
-    let text = {
-        let _ = text;
-        Text
-    };
+    let text = text_layer(&text, &generation.eos_token_ids)?;
     let backend = Box::new(CpuBackend::new(config, weights, options)?);
     let recommended_sampling = generation.recommended_sampling();
     Ok(Loaded { id, backend, text, recommended_sampling })
+}
+
+/// The tokenizer and chat templates of a model, if it has a tokenizer and this build supports it.
+fn text_layer(source: &TextSource, eos_token_ids: &[u32]) -> Result<Text, Error> {
+    if let TokenizerSource::Missing { directory } = &source.tokenizer {
+        let directory = directory.display();
+        tracing::warn!("{directory} has no tokenizer.json: prompts must be token ids");
+        return Ok(Text::tokens_only(eos_token_ids));
+    }
+    #[cfg(feature = "text")]
+    return Ok(Text::new(TextModel::new(source, eos_token_ids)?));
+    #[cfg(not(feature = "text"))]
+    Ok(Text::tokens_only(eos_token_ids))
 }

@@ -22,6 +22,11 @@ impl Text {
         Text { model: Some(model), eos_ids }
     }
 
+    /// For a model without a tokenizer.
+    pub(crate) fn tokens_only(eos_token_ids: &[u32]) -> Text {
+        Text { model: None, eos_ids: eos_token_ids.iter().copied().collect() }
+    }
+
     fn model(&self) -> Result<&TextModel, Error> {
         self.model.as_ref().ok_or(Error::NoTokenizer)
     }

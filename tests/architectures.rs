@@ -2,10 +2,9 @@
 //! and however it is cut into chunks. The models are the small random ones that the parity tests of
 //! `stolon-model` compare with transformers.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use stolon::{Engine, ModelSource, Request};
-use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions};
+use stolon::{Engine, Error, Request};
 
 /// Number of tokens that each request generates.
 const ANSWER_LEN: usize = 12;
@@ -71,34 +70,22 @@ struct Answers {
 /// An engine whose KV cache has 512 positions. `model` is a preset or the name of a fixture.
 async fn start(model: &str, block_size: usize, chunk: usize, caching: bool) -> Engine {
     let builder = match model.starts_with("random:") {
-        true => Engine::builder()
-            .model(model)
-            .num_blocks(512 / block_size)
-            .block_size(block_size)
-            .threads(1),
+        true => Engine::builder().model(model).threads(1),
         false => {
-            let backend = Box::new(fixture(model, block_size));
             // The fixtures have no tokenizer, and the tests use token ids.
-            Engine::builder().backend(model, backend)
+            Engine::builder().model(fixture(model))
         }
     };
     // Cover both kinds of a full hit: with cached logits, and with the last position computed.
     let logit_bytes = if chunk == 7 { 0 } else { 1 << 20 };
+    let builder = builder.num_blocks(512 / block_size).block_size(block_size);
     let builder = builder.max_batched_tokens(chunk).prefix_caching(caching);
     let builder = builder.logit_cache_bytes(logit_bytes);
     builder.build().await.expect("the engine starts")
 }
 
-fn fixture(model: &str, block_size: usize) -> CpuBackend {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/tests/fixtures").join(model);
-    let loaded = stolon_model::load(&ModelSource::Directory(path), &LoadOptions::default())
-        .expect("the fixture loads");
-    let options = CpuOptions {
-        block_size,
-        kv_budget: KvBudget::Blocks(512 / block_size),
-        ..CpuOptions::default()
-    };
-    CpuBackend::new(loaded.config, loaded.weights, options).expect("it fits")
+fn fixture(model: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("model/tests/fixtures").join(model)
 }
 
 async fn warm_equals_cold(model: &str) {
@@ -164,4 +151,19 @@ async fn gemma3() {
 #[tokio::test]
 async fn preset() {
     warm_equals_cold("random:tiny").await;
+}
+
+/// Goal: a model directory without a tokenizer answers prompts of token ids, and stops at its
+/// end-of-sequence token. Prompts of text are refused.
+#[tokio::test]
+async fn a_model_without_a_tokenizer_answers_token_ids() {
+    let path = fixture("llama");
+    let engine =
+        Engine::builder().model(path.as_path()).num_blocks(16).build().await.expect("it starts");
+    let refused = engine.generate(Request::text("hello")).await;
+    assert!(matches!(refused, Err(Error::NoTokenizer)), "{refused:?}");
+    let (answer, _) = run(&engine, &prompt(3, 20)).await;
+    assert_eq!(answer.len(), ANSWER_LEN);
+    assert_eq!(engine.model_info().eos_token_ids, [2]);
+    engine.shutdown().await;
 }

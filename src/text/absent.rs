@@ -8,7 +8,9 @@ use crate::{ChatMessage, Error};
 
 /// Replaces the tokenizer and chat templates. It refuses all text.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Text;
+pub(crate) struct Text {
+    eos_ids: TokenSet,
+}
 
 /// Has no values: without a tokenizer there is no detokenizer.
 #[derive(Clone, Debug)]
@@ -25,6 +27,10 @@ impl Detokenizer {
 }
 
 impl Text {
+    pub(crate) fn tokens_only(eos_token_ids: &[u32]) -> Text {
+        Text { eos_ids: eos_token_ids.iter().copied().collect() }
+    }
+
     pub(crate) fn require_tokenizer(&self) -> Result<(), Error> {
         Err(Error::NoTokenizer)
     }
@@ -42,7 +48,7 @@ impl Text {
     }
 
     pub(crate) fn eos_ids(&self) -> TokenSet {
-        TokenSet::default()
+        self.eos_ids.clone()
     }
 
     pub(crate) fn has_chat_template(&self) -> bool {
