@@ -1,6 +1,7 @@
 //! Configures and starts an engine.
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use stolon_actors::EngineHandle;
@@ -9,10 +10,11 @@ use stolon_kvcache::EvictionOrder;
 use stolon_model::{
     CpuBackend, CpuOptions, KvBudget, KvType, LoadOptions, LoadedModel, WeightType,
 };
-use stolon_scheduler::{AdmissionPolicy, EngineConfig, EvictionOrderFactory};
+use stolon_scheduler::{AdmissionPolicy, EngineConfig, EngineError, EvictionOrderFactory};
 #[cfg(feature = "text")]
 use stolon_text::TextModel;
 use stolon_text::{TextSource, TokenizerSource};
+use tokio::runtime::Handle;
 
 use crate::prompt::Prompts;
 use crate::text::Text;
@@ -67,10 +69,12 @@ impl From<ModelSource> for ModelArg {
     }
 }
 
-/// A backend with the name, text layer and recommended sampling of its model.
+/// Makes a backend on the executor thread.
+type BackendFactory = Box<dyn FnOnce() -> Result<Box<dyn Backend>, Error> + Send>;
+
+/// What is known of a model besides its backend.
 struct Loaded {
     id: String,
-    backend: Box<dyn Backend>,
     text: Text,
     recommended_sampling: SamplingParams,
 }
@@ -82,14 +86,15 @@ struct Loaded {
 #[derive(Default)]
 pub struct EngineBuilder {
     model: Option<ModelArg>,
-    backend: Option<(String, Box<dyn Backend>)>,
+    backend: Option<(String, BackendFactory)>,
     text: Option<Text>,
     kv_memory: Option<u64>,
     num_blocks: Option<usize>,
     block_size: Option<usize>,
     kv_type: Option<KvType>,
     threads: Option<usize>,
-    weights: WeightType,
+    weights: Option<WeightType>,
+    runtime: Option<Handle>,
     config: EngineConfig,
 }
 
@@ -133,21 +138,89 @@ impl EngineBuilder {
     /// Runs a custom [`Backend`] instead of loading a model. `id` is the model's name in
     /// [`ModelInfo`].
     ///
-    /// The backend's spec sets the number and the size of KV blocks, so
+    /// Prompts must be token ids, and events carry no text, unless `text_model` is called too.
+    ///
+    /// The backend's spec sets the number and the size of KV blocks.
     /// [`model`](Self::model), [`kv_memory`](Self::kv_memory), [`num_blocks`](Self::num_blocks),
     /// [`block_size`](Self::block_size), [`kv_type`](Self::kv_type), [`threads`](Self::threads) and
-    /// [`weights`](Self::weights) have no effect. Prompts must be token ids, and events carry no
-    /// text, unless `text_model` is called too.
-    pub fn backend(mut self, id: impl Into<String>, backend: Box<dyn Backend>) -> Self {
-        self.backend = Some((id.into(), backend));
+    /// [`weights`](Self::weights) would have no effect, so [`build`](Self::build) refuses them.
+    pub fn backend(self, id: impl Into<String>, backend: Box<dyn Backend + Send>) -> Self {
+        self.set_backend(id, Box::new(move || Ok(backend)))
+    }
+
+    /// As [`backend`](Self::backend), for a backend that is made by `make` on the executor thread.
+    /// That thread also computes every step and drops the backend, so that the backend may hold
+    /// what belongs to one thread, such as the context of a device. It need not be `Send`.
+    ///
+    /// `make` is called once. A restart of the engine keeps the thread and the backend.
+    ///
+    /// ```
+    /// # #[cfg(feature = "testing")]
+    /// # fn example() {
+    /// use stolon::Engine;
+    /// use stolon::backend::BackendError;
+    /// use stolon::backend::fake::{FakeBackend, FakeOptions};
+    ///
+    /// let builder = Engine::builder()
+    ///     .backend_with("fake", || Ok::<_, BackendError>(FakeBackend::new(FakeOptions::default())));
+    /// # drop(builder);
+    /// # }
+    /// ```
+    pub fn backend_with<B, E>(
+        self,
+        id: impl Into<String>,
+        make: impl FnOnce() -> Result<B, E> + Send + 'static,
+    ) -> Self
+    where
+        B: Backend + 'static,
+        E: std::fmt::Display,
+    {
+        let make = move || match make() {
+            Ok(backend) => Ok(Box::new(backend) as Box<dyn Backend>),
+            Err(error) => {
+                Err(EngineError::StartFailed { reason: format!("the backend: {error}") }.into())
+            }
+        };
+        self.set_backend(id, Box::new(make))
+    }
+
+    fn set_backend(mut self, id: impl Into<String>, make: BackendFactory) -> Self {
+        self.backend = Some((id.into(), make));
         self
     }
 
-    /// The tokenizer and chat templates to use with a custom [`backend`](Self::backend). Default:
-    /// none. Has no effect on a model that is loaded, which has its own.
+    /// The tokenizer and chat templates to use, with a custom [`backend`](Self::backend) or instead
+    /// of those of a [`model`](Self::model). Default: those of the model; none for a custom
+    /// backend.
+    ///
+    /// A token id that the model does not have is refused when a prompt contains it.
     #[cfg(feature = "text")]
     pub fn text_model(mut self, model: TextModel) -> Self {
         self.text = Some(Text::new(model));
+        self
+    }
+
+    /// The tokio runtime that the engine's tasks run on. It needs a time driver and must outlive
+    /// the engine. Default: the runtime on which [`build`](Self::build) is called.
+    ///
+    /// Each step passes through tasks of the engine. If the application keeps the workers of its
+    /// runtime busy, for example with computations between two awaits, each token waits for them. A
+    /// runtime of the engine's own, with one worker, avoids that. Engines and streams can be used
+    /// from any runtime and any thread.
+    ///
+    /// ```
+    /// # fn main() -> std::io::Result<()> {
+    /// let runtime = tokio::runtime::Builder::new_multi_thread()
+    ///     .worker_threads(1)
+    ///     .enable_time()
+    ///     .build()?;
+    /// let builder = stolon::Engine::builder().runtime(runtime.handle().clone());
+    /// # drop(builder);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn runtime(mut self, runtime: Handle) -> Self {
+        self.runtime = Some(runtime);
         self
     }
 
@@ -319,8 +392,7 @@ impl EngineBuilder {
     /// Maximum duration of one forward pass. Default: no limit.
     ///
     /// A backend that takes longer is treated as hung: requests in flight and new requests fail
-    /// with [`EngineError::BackendHung`] until the backend returns. Requires a tokio runtime with a
-    /// time driver.
+    /// with [`EngineError::BackendHung`] until the backend returns.
     pub fn step_timeout(mut self, limit: Duration) -> Self {
         self.config.step_timeout = Some(limit);
         self
@@ -350,70 +422,31 @@ impl EngineBuilder {
     /// Type in which the model's matrices are held in memory. Default: [`WeightType::Stored`], the
     /// type in the model's files.
     pub fn weights(mut self, weights: WeightType) -> Self {
-        self.weights = weights;
+        self.weights = Some(weights);
         self
     }
 
-    /// Loads the model on a blocking thread and starts the engine on the current tokio runtime. The
-    /// number of KV blocks is logged (`tracing`, level info).
+    /// Loads the model and starts the engine. The number of KV blocks is logged (`tracing`, level
+    /// info). If the returned future is dropped, loading continues in the background, and the
+    /// model is then dropped.
     ///
     /// # Errors
     /// * [`Error::Load`] if the model cannot be loaded or the memory of the KV cache cannot be
     ///   allocated;
     /// * [`Error::Tokenizer`] if the model's tokenizer cannot be read;
-    /// * [`EngineError::InvalidParameter`] if a setting has an impossible value, or if neither a
-    ///   model nor a backend is set;
-    /// * [`Error::LoadPanicked`] if loading panicked, and [`EngineError::StartFailed`] if the
-    ///   engine could not start.
-    pub async fn build(self) -> Result<Engine, Error> {
+    /// * [`EngineError::InvalidParameter`] if a setting has an impossible value or has no effect on
+    ///   a custom backend, or if neither a model nor a backend is set;
+    /// * [`EngineError::StartFailed`] if there is no tokio runtime, if it has no time driver, or if
+    ///   loading the model or making the backend panics.
+    pub async fn build(mut self) -> Result<Engine, Error> {
         self.config.validate()?;
-        let EngineBuilder {
-            model,
-            backend,
-            text,
-            kv_memory,
-            num_blocks,
-            block_size,
-            kv_type,
-            threads,
-            weights,
-            config,
-        } = self;
-        let loaded = match (backend, model) {
-            (Some((id, backend)), _) => Loaded {
-                id,
-                backend,
-                text: text.unwrap_or_default(),
-                recommended_sampling: SamplingParams::default(),
-            },
-            (None, Some(model)) => {
-                let kv_budget = match (num_blocks, kv_memory) {
-                    (Some(blocks), _) => KvBudget::Blocks(blocks),
-                    (None, Some(bytes)) => KvBudget::Bytes(bytes),
-                    (None, None) => KvBudget::Auto,
-                };
-                let options = CpuOptions {
-                    block_size: block_size.unwrap_or(16),
-                    kv_budget,
-                    kv_type,
-                    threads,
-                    weight_type: weights,
-                    ..CpuOptions::default()
-                };
-                let load = tokio::task::spawn_blocking(move || load(model, options));
-                let panicked = |error: tokio::task::JoinError| Error::LoadPanicked {
-                    reason: error.to_string(),
-                };
-                load.await.map_err(panicked)??
-            }
-            (None, None) => {
-                let got = "neither `model` nor `backend`";
-                return Err(Error::invalid("model", "a model or a backend", got));
-            }
-        };
-        let Loaded { id, backend, text, recommended_sampling } = loaded;
+        let (config, runtime) = (std::mem::take(&mut self.config), self.runtime.take());
         let prefix_caching = config.prefix_caching;
-        let handle = EngineHandle::start(backend, config).await?;
+        let (sender, loaded) = std::sync::mpsc::channel();
+        let make = self.into_factory(sender)?;
+        let handle = EngineHandle::start_with(make, config, runtime).await?;
+        let missing = |_| EngineError::StartFailed { reason: "nothing was loaded".to_owned() };
+        let Loaded { id, text, recommended_sampling } = loaded.try_recv().map_err(missing)?;
         let spec = handle.spec();
         let info = ModelInfo {
             id,
@@ -433,23 +466,93 @@ impl EngineBuilder {
             kv_bytes = info.kv_bytes,
             "the engine is ready"
         );
-        let prompts = Prompts::new(text, handle.prompt_limit(), tokio::runtime::Handle::current());
+        let prompts = Prompts::new(text, handle.prompt_limit(), handle.runtime().clone());
         Ok(Engine::new(handle, prompts, recommended_sampling, info))
     }
 }
 
-/// Loads a model and builds its CPU backend. Blocks the calling thread.
-fn load(model: ModelArg, options: CpuOptions) -> Result<Loaded, Error> {
+impl EngineBuilder {
+    /// What makes the backend. It sends the rest of the model to `loaded`.
+    fn into_factory(self, loaded: Sender<Loaded>) -> Result<BackendFactory, Error> {
+        if self.backend.is_some() {
+            self.refuse_ignored_settings()?;
+        }
+        let options = CpuOptions {
+            block_size: self.block_size.unwrap_or(16),
+            kv_budget: match (self.num_blocks, self.kv_memory) {
+                (Some(blocks), _) => KvBudget::Blocks(blocks),
+                (None, Some(bytes)) => KvBudget::Bytes(bytes),
+                (None, None) => KvBudget::Auto,
+            },
+            kv_type: self.kv_type,
+            threads: self.threads,
+            weight_type: self.weights.unwrap_or_default(),
+            ..CpuOptions::default()
+        };
+        let own_text = self.text;
+        // Sending fails only if nobody waits for the engine any more.
+        match (self.backend, self.model) {
+            (Some((id, make)), _) => {
+                let (text, recommended_sampling) =
+                    (own_text.unwrap_or_default(), SamplingParams::default());
+                drop(loaded.send(Loaded { id, text, recommended_sampling }));
+                Ok(make)
+            }
+            (None, Some(model)) => Ok(Box::new(move || {
+                let (rest, backend) = load(model, options, own_text)?;
+                drop(loaded.send(rest));
+                Ok(Box::new(backend))
+            })),
+            (None, None) => {
+                let got = "neither `model` nor `backend`";
+                Err(Error::invalid("model", "a model or a backend", got))
+            }
+        }
+    }
+
+    /// # Errors
+    /// [`EngineError::InvalidParameter`] for the first setting that has no effect on a custom
+    /// backend.
+    fn refuse_ignored_settings(&self) -> Result<(), Error> {
+        let ignored = [
+            ("model", self.model.is_some()),
+            ("kv_memory", self.kv_memory.is_some()),
+            ("num_blocks", self.num_blocks.is_some()),
+            ("block_size", self.block_size.is_some()),
+            ("kv_type", self.kv_type.is_some()),
+            ("threads", self.threads.is_some()),
+            ("weights", self.weights.is_some()),
+        ];
+        match ignored.into_iter().find(|(_, is_set)| *is_set) {
+            Some((name, _)) => {
+                let expected = "no value, because a custom `backend` has its own";
+                Err(Error::invalid(name, expected, "a value"))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Loads a model and builds its CPU backend. Blocks the calling thread. `own_text` replaces the
+/// model's tokenizer.
+fn load(
+    model: ModelArg,
+    options: CpuOptions,
+    own_text: Option<Text>,
+) -> Result<(Loaded, CpuBackend), Error> {
     let source = match model {
         ModelArg::Source(source) => source,
         ModelArg::Text(text) => text.parse()?,
     };
     let LoadedModel { id, config, weights, text, generation } =
         stolon_model::load(&source, &LoadOptions::default())?;
-    let text = text_layer(&text, &generation.eos_token_ids)?;
-    let backend = Box::new(CpuBackend::new(config, weights, options)?);
+    let text = match own_text {
+        Some(text) => text,
+        None => text_layer(&text, &generation.eos_token_ids)?,
+    };
+    let backend = CpuBackend::new(config, weights, options)?;
     let recommended_sampling = generation.recommended_sampling();
-    Ok(Loaded { id, backend, text, recommended_sampling })
+    Ok((Loaded { id, text, recommended_sampling }, backend))
 }
 
 /// The tokenizer and chat templates of a model, if it has a tokenizer and this build supports it.

@@ -20,12 +20,6 @@ pub enum Error {
     /// The model could not be loaded, or the memory of its KV cache could not be allocated.
     #[error("cannot load the model: {0}")]
     Load(Arc<ModelError>),
-    /// Loading the model panicked. This is a bug of the loader, or of a custom tokenizer.
-    #[error("cannot load the model: the loader panicked: {reason}")]
-    LoadPanicked {
-        /// The panic's message.
-        reason: String,
-    },
     /// The chat template rejects the conversation, or the model has none.
     #[error(transparent)]
     ChatTemplate(#[from] ChatTemplateError),
@@ -55,10 +49,10 @@ impl Error {
     ///
     /// /// Submits a request; if the engine is busy or restarts, a second time.
     /// async fn submit(engine: &Engine, request: Request) -> Result<TokenStream, Error> {
-    ///     match engine.generate(request.clone()) {
+    ///     match engine.generate(request.clone()).await {
     ///         Err(error) if error.is_retryable() => {
     ///             tokio::time::sleep(error.retry_after().unwrap_or_default()).await;
-    ///             engine.generate(request)
+    ///             engine.generate(request).await
     ///         }
     ///         result => result,
     ///     }

@@ -52,6 +52,7 @@
 //! |---|---|---|
 //! | `text` | yes | prompts and answers as text: tokenizers and chat templates |
 //! | `hub` | yes | downloading models from the Hugging Face hub |
+//! | `testing` | no | `backend::fake`, a deterministic backend for tests of your program |
 //! | `demo-model` | no | the model `demo`, a small model inside the crate; implies `text` |
 //!
 //! Without `text`, prompts are token ids ([`Request::tokens`]), and a request that uses text fails
@@ -102,6 +103,8 @@ pub mod demo {
 /// Everything that an implementation of [`Backend`] needs. `examples/own_backend.rs` is a complete
 /// one.
 pub mod backend {
+    #[cfg(feature = "testing")]
+    pub use stolon_backend::fake;
     pub use stolon_backend::{
         Backend, BackendError, BackendSpec, BatchChecker, LogitRows, SequenceSlice, StepBatch,
         StepOutput,

@@ -19,6 +19,7 @@ use tokio::runtime::Handle;
 
 use crate::admission::AdmissionMessage;
 use crate::cache::{CacheEvents, Pin};
+use crate::executor::ExecutorThread;
 use crate::fault::{EnginePart, Fault, FaultPlan};
 use crate::memory::{PREFIX_TREE, call};
 use crate::prefix_tree::TreeMessage;
@@ -52,29 +53,52 @@ impl EngineHandle {
     /// Starts an engine on the current tokio runtime. The backend moves to a thread of its own.
     ///
     /// # Errors
-    /// [`EngineError::InvalidParameter`] for impossible settings or backend sizes,
-    /// [`EngineError::StartFailed`] outside of a runtime or if it has no time driver.
+    /// As [`EngineHandle::start_with`].
     pub async fn start(
-        backend: Box<dyn Backend>,
+        backend: Box<dyn Backend + Send>,
         config: EngineConfig,
     ) -> Result<EngineHandle, EngineError> {
-        let runtime = Handle::try_current().map_err(|_| EngineError::StartFailed {
-            reason: "expected to be called from a tokio runtime, got none".to_owned(),
-        })?;
+        EngineHandle::start_with(move || Ok(backend as Box<dyn Backend>), config, None).await
+    }
+
+    /// Starts an engine. `make` makes the backend on the executor thread, which also computes every
+    /// step and drops the backend. The actors run on `runtime`, or on the current one.
+    ///
+    /// # Errors
+    /// That of `make`; [`EngineError::InvalidParameter`] for impossible settings or backend sizes;
+    /// [`EngineError::StartFailed`] if `make` panics, without a runtime, or if it has no time
+    /// driver.
+    pub async fn start_with<E: From<EngineError> + Send + 'static>(
+        make: impl FnOnce() -> Result<Box<dyn Backend>, E> + Send + 'static,
+        config: EngineConfig,
+        runtime: Option<Handle>,
+    ) -> Result<EngineHandle, E> {
+        let failed = |reason: &str| EngineError::StartFailed { reason: reason.to_owned() };
+        let current = || {
+            let expected = "expected to be called from a tokio runtime, got none";
+            Handle::try_current().map_err(|_| failed(expected))
+        };
+        let runtime = runtime.map_or_else(current, Ok)?;
         require_timers(&runtime)?;
+        config.validate()?;
+        let faults = Arc::new(FaultPlan::default());
+        let (executor, spec) = ExecutorThread::start(make, Arc::clone(&faults)).await?;
         let common = Arc::new(Common {
-            context: AdmissionContext::new(config, backend.spec().clone())?,
-            faults: Arc::new(FaultPlan::default()),
+            context: AdmissionContext::new(config, spec)?,
+            faults,
             generation: ArcSwapOption::empty(),
             down: ArcSwapOption::empty(),
             stopped: false.into(),
         });
-        let supervisor = SupervisorActor { common: Arc::clone(&common) };
-        let (supervisor, _) = Actor::spawn(None, supervisor, backend)
-            .await
-            .map_err(|error| start_error(error, "the supervisor"))?;
-        let shared = Shared { common, supervisor, next_id: AtomicU64::new(0), runtime };
-        Ok(EngineHandle { shared: Arc::new(shared) })
+        // The handle is made by the task, so that the actors stop if nobody waits for it any more.
+        let start = start_actors(common, executor, runtime.clone());
+        let started = runtime.spawn(start).await;
+        Ok(started.map_err(|_| failed("the tokio runtime has ended"))??)
+    }
+
+    /// The runtime that the actors run on.
+    pub fn runtime(&self) -> &Handle {
+        &self.shared.runtime
     }
 
     /// The sizes of the backend.
@@ -339,6 +363,20 @@ fn require_timers(runtime: &Handle) -> Result<(), EngineError> {
             "expected a tokio runtime with a time driver (`enable_time`), got one without";
         EngineError::StartFailed { reason: expected.to_owned() }
     })
+}
+
+/// Starts the supervisor, which starts the other actors.
+async fn start_actors(
+    common: Arc<Common>,
+    executor: ExecutorThread,
+    runtime: Handle,
+) -> Result<EngineHandle, EngineError> {
+    let supervisor = SupervisorActor { common: Arc::clone(&common) };
+    let (supervisor, _) = Actor::spawn(None, supervisor, executor)
+        .await
+        .map_err(|error| start_error(error, "the supervisor"))?;
+    let shared = Shared { common, supervisor, next_id: AtomicU64::new(0), runtime };
+    Ok(EngineHandle { shared: Arc::new(shared) })
 }
 
 /// Why an actor could not be started.

@@ -1,30 +1,29 @@
 //! The supervisor: starts the four actors and restarts all of them when one fails.
 //!
-//! A **generation** is one set of actors with its prefix tree, its block pool and its executor
-//! thread. When any part fails, the whole generation ends:
+//! A **generation** is one set of actors with its prefix tree and its block pool. The executor
+//! thread and its backend outlive it. When any part fails, the whole generation ends:
 //!
 //! 1. it is unpublished, so that no request enters it;
 //! 2. its actors are stopped; every stream sees its channel close and ends with an error;
-//! 3. the executor thread finishes its step and returns the backend. Nothing waits for a backend
-//!    that hangs; requests are refused until it returns;
-//! 4. a new generation starts on that backend with an empty tree and an empty pool. What a failed
-//!    part may have left in the cache is never read again.
+//! 3. the executor thread finishes its step. Nothing waits for a backend that hangs; requests are
+//!    refused until it returns;
+//! 4. a new generation starts on the same thread and backend with an empty tree and an empty pool.
+//!    What a failed part may have left in the cache is never read again.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 
 use arc_swap::ArcSwapOption;
 use futures::FutureExt;
 use futures::future::Shared;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent};
-use stolon_backend::Backend;
 use stolon_kvcache::TreeReader;
 use stolon_scheduler::{AdmissionContext, EmptyCache, EngineError, EngineHealth};
 use tokio::sync::oneshot;
 
 use crate::admission::{AdmissionActor, AdmissionArguments, AdmissionMessage};
 use crate::block_allocator::BlockAllocatorActor;
-use crate::executor::{ExecutorActor, ExecutorArguments};
+use crate::executor::{ExecutorActor, ExecutorThread};
 use crate::fault::FaultPlan;
 use crate::memory::ActorMemory;
 use crate::prefix_tree::{PrefixTreeActor, TreeMessage};
@@ -64,8 +63,9 @@ pub(crate) struct Common {
 pub(crate) enum SupervisorMessage {
     /// Stop everything, drop the backend, answer.
     Shutdown(RpcReplyPort<()>),
-    /// The backend of a failed generation was returned, or is lost.
-    Backend(Option<Box<dyn Backend>>),
+    /// The executor thread has finished the last step of a failed generation; false if the thread
+    /// has ended.
+    ExecutorFree(bool),
 }
 
 /// The actor.
@@ -77,6 +77,8 @@ pub(crate) struct SupervisorActor {
 pub(crate) struct SupervisorState {
     /// The current generation; `None` during a restart and once shut down.
     parts: Option<Parts>,
+    /// `None` once shut down.
+    executor: Option<ExecutorThread>,
     common: Arc<Common>,
 }
 
@@ -92,21 +94,28 @@ struct Parts {
     cells: Vec<ActorCell>,
     /// Tells the streams of the generation why it ended.
     end: oneshot::Sender<EngineError>,
-    backend: oneshot::Receiver<Box<dyn Backend>>,
+    /// Yields when the executor thread has finished its last step.
+    executor_free: oneshot::Receiver<()>,
+}
+
+impl Parts {
+    fn contains(&self, cell: &ActorCell) -> bool {
+        self.cells.iter().any(|part| part.get_id() == cell.get_id())
+    }
 }
 
 impl Actor for SupervisorActor {
     type Msg = SupervisorMessage;
     type State = SupervisorState;
-    type Arguments = Box<dyn Backend>;
+    type Arguments = ExecutorThread;
 
     async fn pre_start(
         &self,
         myself: ActorRef<SupervisorMessage>,
-        backend: Box<dyn Backend>,
+        executor: ExecutorThread,
     ) -> Result<SupervisorState, ActorProcessingErr> {
-        let parts = Some(self.start(&myself, backend).await?);
-        Ok(SupervisorState { parts, common: Arc::clone(&self.common) })
+        let parts = Some(self.start(&myself, &executor).await?);
+        Ok(SupervisorState { parts, executor: Some(executor), common: Arc::clone(&self.common) })
     }
 
     async fn handle(
@@ -118,19 +127,21 @@ impl Actor for SupervisorActor {
         match message {
             SupervisorMessage::Shutdown(reply) => {
                 self.common.stop();
-                self.stop_and_drop(state.parts.take()).await;
+                self.stop_and_drop(state).await;
                 // Fails only if the caller has stopped.
                 let _ = reply.send(());
                 myself.stop(None);
             }
-            SupervisorMessage::Backend(Some(backend)) => {
-                self.common.context.gauges.count_restart();
-                state.parts = Some(self.start(&myself, backend).await?);
-            }
-            SupervisorMessage::Backend(None) => {
-                self.common.stop();
-                tracing::error!("the backend was lost; the engine has stopped");
-            }
+            SupervisorMessage::ExecutorFree(alive) => match &state.executor {
+                Some(executor) if alive => {
+                    self.common.context.gauges.count_restart();
+                    state.parts = Some(self.start(&myself, executor).await?);
+                }
+                _ => {
+                    self.common.stop();
+                    tracing::error!("the executor thread has ended; the engine has stopped");
+                }
+            },
         }
         Ok(())
     }
@@ -141,29 +152,32 @@ impl Actor for SupervisorActor {
         event: SupervisionEvent,
         state: &mut SupervisorState,
     ) -> Result<(), ActorProcessingErr> {
-        let interrupted = |reason: String| EngineError::Interrupted { reason };
         let (cell, fault) = match event {
             SupervisionEvent::ActorFailed(cell, error) => {
                 let known = error.downcast_ref::<EngineError>().cloned();
-                (cell, known.unwrap_or_else(|| interrupted(error.to_string())))
+                (cell, known.unwrap_or_else(|| interrupted(&error)))
             }
-            SupervisionEvent::ActorTerminated(cell, _, reason) => {
-                (cell, interrupted(reason.unwrap_or_else(|| "it stopped".to_owned())))
+            // No part stops by itself, so its task was cancelled: the runtime is ending.
+            SupervisionEvent::ActorTerminated(cell, _, _) => {
+                if state.parts.take_if(|parts| parts.contains(&cell)).is_some() {
+                    self.common.stop();
+                }
+                return Ok(());
             }
             _ => return Ok(()),
         };
-        let is_current = |parts: &Parts| parts.cells.iter().any(|c| c.get_id() == cell.get_id());
         // Only the first failure of a generation counts, because the others follow from it.
-        let Some(parts) = state.parts.take_if(|parts| is_current(parts)) else { return Ok(()) };
+        let Some(parts) = state.parts.take_if(|parts| parts.contains(&cell)) else { return Ok(()) };
         tracing::error!(%fault, "part of the engine failed; restarting with an empty cache");
         if matches!(fault, EngineError::BackendHung { .. }) {
             self.common.down.store(Some(Arc::new(fault.clone())));
         }
-        let backend = self.stop(parts, Some(fault)).await;
-        // The thread returns the backend after its current step, which may never end.
+        let executor_free = self.stop(parts, Some(fault)).await;
+        // The current step may never end.
         tokio::spawn(async move {
-            // Fails only if the supervisor has stopped; the backend is then dropped.
-            let _ = myself.cast(SupervisorMessage::Backend(backend.await.ok()));
+            let alive = executor_free.await.is_ok();
+            // Fails only if the supervisor has stopped.
+            let _ = myself.cast(SupervisorMessage::ExecutorFree(alive));
         });
         Ok(())
     }
@@ -174,7 +188,7 @@ impl Actor for SupervisorActor {
         state: &mut SupervisorState,
     ) -> Result<(), ActorProcessingErr> {
         self.common.stop();
-        self.stop_and_drop(state.parts.take()).await;
+        self.stop_and_drop(state).await;
         Ok(())
     }
 }
@@ -184,7 +198,7 @@ impl SupervisorActor {
     async fn start(
         &self,
         myself: &ActorRef<SupervisorMessage>,
-        backend: Box<dyn Backend>,
+        executor_thread: &ExecutorThread,
     ) -> Result<Parts, ActorProcessingErr> {
         let common = &self.common;
         let context = common.context.clone();
@@ -197,10 +211,10 @@ impl SupervisorActor {
         let (tree, _) = Actor::spawn_linked(None, tree, writer, me.clone()).await?;
         let actor = BlockAllocatorActor { tree: tree.clone(), gauges, faults: Arc::clone(&faults) };
         let (allocator, _) = Actor::spawn_linked(None, actor, allocator, me.clone()).await?;
-        let (return_backend, returned) = oneshot::channel();
+        let (jobs, queue) = mpsc::channel();
         let executor = ExecutorActor { faults: Arc::clone(&faults) };
-        let arguments = ExecutorArguments { backend, return_backend };
-        let (executor, _) = Actor::spawn_linked(None, executor, arguments, me.clone()).await?;
+        let (executor, _) = Actor::spawn_linked(None, executor, jobs, me.clone()).await?;
+        let executor_free = executor_thread.serve(queue, executor.clone());
         let arguments = AdmissionArguments {
             context,
             memory: ActorMemory { tree: tree.clone(), allocator: allocator.clone() },
@@ -216,18 +230,14 @@ impl SupervisorActor {
         let generation = Generation { admission, tree, reader, end: ended.shared() };
         common.generation.store(Some(Arc::new(generation)));
         common.down.store(None);
-        Ok(Parts { cells, end, backend: returned })
+        Ok(Parts { cells, end, executor_free })
     }
 
-    /// Stops a generation because of `fault`, or because the engine stops. The receiver yields its
-    /// backend when the executor thread has returned it.
-    async fn stop(
-        &self,
-        parts: Parts,
-        fault: Option<EngineError>,
-    ) -> oneshot::Receiver<Box<dyn Backend>> {
+    /// Stops a generation because of `fault`, or because the engine stops. The receiver yields when
+    /// the executor thread has finished its last step.
+    async fn stop(&self, parts: Parts, fault: Option<EngineError>) -> oneshot::Receiver<()> {
         self.common.generation.store(None);
-        let Parts { cells, end, backend } = parts;
+        let Parts { cells, end, executor_free } = parts;
         match fault {
             // Fails only if nothing refers to the generation any more.
             Some(fault) => drop(end.send(fault)),
@@ -241,20 +251,26 @@ impl SupervisorActor {
             let _ = cell.wait(None).await;
         }
         self.common.reset_gauges();
-        backend
+        executor_free
     }
 
-    /// Stops a generation and drops its backend. A backend that hangs is dropped if it ever
-    /// returns.
-    async fn stop_and_drop(&self, parts: Option<Parts>) {
-        self.common.generation.store(None);
-        let Some(parts) = parts else { return };
-        let backend = self.stop(parts, None).await;
+    /// Stops the generation and waits until the executor thread has dropped the backend. A backend
+    /// that hangs is dropped if it ever returns.
+    async fn stop_and_drop(&self, state: &mut SupervisorState) {
+        if let Some(parts) = state.parts.take() {
+            self.stop(parts, None).await;
+        }
+        let Some(executor) = state.executor.take() else { return };
+        let dropped = executor.end();
         match self.common.context.config.step_timeout {
-            Some(limit) => drop(tokio::time::timeout(limit, backend).await),
-            None => drop(backend.await),
+            Some(limit) => drop(tokio::time::timeout(limit, dropped).await),
+            None => drop(dropped.await),
         }
     }
+}
+
+fn interrupted(error: &ActorProcessingErr) -> EngineError {
+    EngineError::Interrupted { reason: error.to_string() }
 }
 
 impl Common {

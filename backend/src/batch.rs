@@ -82,10 +82,12 @@ pub enum BackendError {
 
 /// Computes forward passes.
 ///
-/// The engine calls a backend from one thread, the executor's, so that a backend must be `Send`
-/// but need not be `Sync`. If [`Backend::step`] panics or fails, the engine treats every position
-/// that the step should have written as lost; it never reads them again.
-pub trait Backend: Send {
+/// The engine computes every step on one thread of its own, the executor thread, and drops the
+/// backend there. A backend that the thread also makes, with a factory, need be neither `Send` nor
+/// `Sync`. If [`Backend::step`] panics or fails, the engine treats every position that the step
+/// should have written as lost; it never reads them again. After a panic it restarts on the same
+/// backend, so a panic must not leave a backend that cannot compute further steps.
+pub trait Backend {
     /// The backend's sizes. They are constant over its lifetime.
     fn spec(&self) -> &BackendSpec;
 

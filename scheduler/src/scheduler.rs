@@ -21,7 +21,6 @@ use std::time::Instant;
 
 use stolon_kvcache::{Namespace, StepFence, TreeReader};
 
-use self::ending::end_early;
 use crate::budget::DecodeForecast;
 use crate::context::AdmissionContext;
 use crate::memory::{ActorStopped, Memory};

@@ -1,14 +1,26 @@
-//! The executor thread: executes one step after the other.
+//! The executor thread: makes the backend, computes one step after the other, and drops it.
+//!
+//! One thread does all of that over the whole life of an engine, also across restarts, so that a
+//! backend may hold what belongs to a thread, for example the context of a device. It need not be
+//! `Send` if the thread makes it.
+//!
+//! 1. [`ExecutorThread::start`] starts the thread, which makes the backend.
+//! 2. [`ExecutorThread::serve`] gives it the jobs of a generation of actors. The thread computes
+//!    them until the generation's executor actor drops its end of the channel, or one panics.
+//! 3. When the [`ExecutorThread`] is dropped, the thread finishes its step, drops the backend and
+//!    ends. No task waits for that unless it asks to ([`ExecutorThread::end`]).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::Receiver;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use ractor::ActorRef;
-use stolon_backend::Backend;
-use stolon_scheduler::{StepDone, StepPlan, execute};
+use stolon_backend::{Backend, BackendSpec};
+use stolon_scheduler::{EngineError, StepDone, StepPlan, execute};
 use tokio::sync::oneshot;
 
+use super::ExecutorMessage;
 use crate::admission::AdmissionMessage;
 use crate::fault::{EnginePart, FaultPlan};
 
@@ -19,39 +31,119 @@ pub(crate) struct Job {
     pub(crate) results: ActorRef<AdmissionMessage>,
 }
 
-/// Executes jobs until the channel is closed or a job panics. Returns the backend in both cases;
-/// `died` is called with the message of a panic.
-pub(crate) fn run(
-    mut backend: Box<dyn Backend>,
+/// The jobs of one generation of actors.
+struct Generation {
+    jobs: Receiver<Job>,
+    /// Learns of a panic.
+    executor: ActorRef<ExecutorMessage>,
+    /// Told when no job of the generation is computed any more.
+    free: oneshot::Sender<()>,
+}
+
+/// The thread, as its owner sees it.
+#[derive(Debug)]
+pub(crate) struct ExecutorThread {
+    generations: Sender<Generation>,
+    /// Closes when the thread has dropped the backend.
+    ended: oneshot::Receiver<()>,
+}
+
+impl ExecutorThread {
+    /// Starts the thread and waits until `make` has made the backend on it. If the returned future
+    /// is dropped before that, the thread drops the backend and ends.
+    ///
+    /// # Errors
+    /// That of `make`; [`EngineError::StartFailed`] if it panics.
+    pub(crate) async fn start<E: From<EngineError> + Send + 'static>(
+        make: impl FnOnce() -> Result<Box<dyn Backend>, E> + Send + 'static,
+        faults: Arc<FaultPlan>,
+    ) -> Result<(ExecutorThread, BackendSpec), E> {
+        let failed = |reason| E::from(EngineError::StartFailed { reason });
+        let (generations, queue) = mpsc::channel();
+        let (made, spec) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
+        let life = move || {
+            match catch_unwind(AssertUnwindSafe(make)) {
+                Ok(Ok(backend)) => {
+                    // Fails only if nobody waits for the engine any more.
+                    if made.send(Ok(backend.spec().clone())).is_ok() {
+                        serve(backend, &queue, &faults);
+                    }
+                }
+                Ok(Err(error)) => drop(made.send(Err(error))),
+                Err(panic) => {
+                    let reason = panic_text(panic.as_ref());
+                    let reason =
+                        format!("loading the model or making the backend panicked: {reason}");
+                    drop(made.send(Err(failed(reason))));
+                }
+            }
+            drop::<oneshot::Sender<()>>(end);
+        };
+        let thread = std::thread::Builder::new().name("stolon-executor".to_owned()).spawn(life);
+        thread.map_err(|error| failed(format!("the executor thread: {error}")))?;
+        let lost = |_| failed("the executor thread ended".to_owned());
+        let spec = spec.await.map_err(lost)??;
+        Ok((ExecutorThread { generations, ended }, spec))
+    }
+
+    /// Computes `jobs` from now on. `executor` learns of a panic, which ends the generation. The
+    /// receiver yields when no job of it is computed any more; it fails if the thread has ended.
+    pub(crate) fn serve(
+        &self,
+        jobs: Receiver<Job>,
+        executor: ActorRef<ExecutorMessage>,
+    ) -> oneshot::Receiver<()> {
+        let (free, is_free) = oneshot::channel();
+        // Fails only if the thread has ended, which the receiver then tells.
+        let _ = self.generations.send(Generation { jobs, executor, free });
+        is_free
+    }
+
+    /// Ends the thread. The receiver fails, that is, completes, when the backend was dropped.
+    pub(crate) fn end(self) -> oneshot::Receiver<()> {
+        self.ended
+    }
+}
+
+/// Serves one generation after the other, then drops the backend.
+fn serve(mut backend: Box<dyn Backend>, generations: &Receiver<Generation>, faults: &FaultPlan) {
+    while let Ok(Generation { jobs, executor, free }) = generations.recv() {
+        let outcome = compute(backend.as_mut(), &jobs, faults);
+        // Fails only if the supervisor has stopped.
+        let _ = free.send(());
+        if let Err(panicked) = outcome {
+            // Fails only if the actor has stopped; then nobody needs to know.
+            let _ = executor.cast(ExecutorMessage::Panicked(panicked));
+        }
+    }
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(move || drop(backend))) {
+        tracing::error!(reason = panic_text(panic.as_ref()), "dropping the backend panicked");
+    }
+}
+
+/// Computes jobs until the channel is closed.
+///
+/// # Errors
+/// The message of a job that panics.
+fn compute(
+    backend: &mut dyn Backend,
     jobs: &Receiver<Job>,
     faults: &FaultPlan,
-    return_backend: oneshot::Sender<Box<dyn Backend>>,
-    died: impl FnOnce(String),
-) {
-    let mut panicked = None;
+) -> Result<(), String> {
     while let Ok(Job { plan, results }) = jobs.recv() {
         // A panic may leave the backend's KV and this step's samplers in an inconsistent state.
         // Neither is used again: the engine restarts with an empty cache, and the sequences fail.
         let done =
             catch_unwind(AssertUnwindSafe(|| match faults.strike(EnginePart::ExecutorThread) {
-                Ok(()) => execute(backend.as_mut(), *plan),
+                Ok(()) => execute(backend, *plan),
                 Err(error) => StepDone { outcome: Err(error.to_string()), compute: Duration::ZERO },
             }));
-        match done {
-            // Fails only if the admission actor has stopped; then the result is not needed.
-            Ok(done) => drop(results.cast(AdmissionMessage::StepDone(Box::new(done)))),
-            Err(panic) => {
-                panicked = Some(panic_text(panic.as_ref()));
-                break;
-            }
-        }
+        let done = done.map_err(|panic| panic_text(panic.as_ref()))?;
+        // Fails only if the admission actor has stopped; then the result is not needed.
+        let _ = results.cast(AdmissionMessage::StepDone(Box::new(done)));
     }
-    // The backend is returned first, so that it is available to the supervisor when it learns of
-    // the panic.
-    drop(return_backend.send(backend));
-    if let Some(reason) = panicked {
-        died(reason);
-    }
+    Ok(())
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
