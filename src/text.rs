@@ -88,10 +88,11 @@ impl Text {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(text) => self.encode(text, true),
             Prompt::Chat(messages) => {
-                let text = self.render(messages, source.tools.as_ref())?;
-                self.check_len(text.len(), limit)?;
-                // The template has inserted the special tokens already.
-                self.encode(&text, false)
+                let options = chat_options(source.tools.as_ref())?;
+                let model = self.model()?;
+                let chat = model.prepare_chat(messages, &options)?;
+                self.check_len(chat.len_bytes(), limit)?;
+                Ok(model.encode_rendered(&chat)?)
             }
         }
     }
@@ -102,12 +103,15 @@ impl Text {
         messages: &[ChatMessage],
         tools: Option<&serde_json::Value>,
     ) -> Result<String, Error> {
-        let tools = match tools {
-            None | Some(serde_json::Value::Null) => Vec::new(),
-            Some(serde_json::Value::Array(tools)) => tools.clone(),
-            Some(other) => return Err(Error::invalid("tools", "a list of functions", other)),
-        };
-        let options = ChatOptions { tools, ..ChatOptions::default() };
-        Ok(self.model()?.render_chat(messages, &options)?)
+        Ok(self.model()?.render_chat(messages, &chat_options(tools)?)?)
     }
+}
+
+fn chat_options(tools: Option<&serde_json::Value>) -> Result<ChatOptions, Error> {
+    let tools = match tools {
+        None | Some(serde_json::Value::Null) => Vec::new(),
+        Some(serde_json::Value::Array(tools)) => tools.clone(),
+        Some(other) => return Err(Error::invalid("tools", "a list of functions", other)),
+    };
+    Ok(ChatOptions { tools, ..ChatOptions::default() })
 }

@@ -26,6 +26,7 @@ use serde_json::{Map, Value};
 
 use self::limits::{Budget, DEADLINE, FUEL, MAX_OUTPUT, MAX_SOURCE, MAX_TEMPLATES};
 use crate::bounded::Bounded;
+use crate::spellings::{self, Spellings};
 use crate::{ChatMessage, ChatTemplateError};
 
 /// Name of the template that is used unless the request names another one.
@@ -41,6 +42,91 @@ const TOOL_USE: &str = "tool_use";
 pub struct ChatTemplate {
     templates: Arc<Templates>,
     bounded: Bounded,
+}
+
+/// A rendered conversation, as [`TextModel::prepare_chat`](crate::TextModel::prepare_chat) returns
+/// it.
+#[derive(Clone, Debug)]
+pub struct RenderedChat {
+    text: String,
+    /// The character that separates the pieces to be encoded; `None` for a single piece.
+    separator: Option<char>,
+}
+
+impl RenderedChat {
+    /// Length of the text in bytes.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.text.len()
+    }
+
+    /// The pieces of the text, which are encoded one by one.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = &str> {
+        let separator = self.separator;
+        self.text
+            .split(move |character| Some(character) == separator)
+            .filter(|piece| !piece.is_empty())
+    }
+}
+
+/// The spellings that the texts of a conversation must not contain.
+#[derive(Debug)]
+pub(crate) struct Reserved {
+    /// In the assistant's messages: special tokens. Templates look for other tokens there, such as
+    /// `</think>`.
+    pub(crate) for_assistant: Option<Spellings>,
+    /// Everywhere else: special tokens, and added tokens that the template itself uses.
+    pub(crate) for_others: Option<Spellings>,
+}
+
+impl Reserved {
+    /// Puts separators into the conversation. Returns the separator if one was needed.
+    fn separate(
+        &self,
+        messages: &mut [Value],
+        options: &mut ChatOptions,
+    ) -> Result<Option<char>, ChatTemplateError> {
+        let variables = Value::Object(std::mem::take(&mut options.variables));
+        let mut others = [
+            Value::Array(std::mem::take(&mut options.tools)),
+            Value::Array(std::mem::take(&mut options.documents)),
+            variables,
+        ];
+        let spellings = |message: &Value| match message["role"].as_str() {
+            Some("assistant") => self.for_assistant.as_ref(),
+            _ => self.for_others.as_ref(),
+        };
+        let occur = messages
+            .iter()
+            .map(|message| (message, spellings(message)))
+            .chain(others.iter().map(|value| (value, self.for_others.as_ref())))
+            .any(|(value, spellings)| spellings.is_some_and(|all| all.occur_in(value)));
+        let mut separator = None;
+        if occur {
+            let unused = spellings::unused_character(messages.iter().chain(&others));
+            let unused = unused.ok_or_else(|| ChatTemplateError::Failed {
+                reason: "expected a character for private use that no message contains".to_owned(),
+            })?;
+            for message in &mut *messages {
+                if let Some(spellings) = spellings(message) {
+                    spellings.separate(message, unused);
+                }
+            }
+            for value in &mut others {
+                if let Some(spellings) = &self.for_others {
+                    spellings.separate(value, unused);
+                }
+            }
+            separator = Some(unused);
+        }
+        let [tools, documents, variables] = others;
+        let list = |value| if let Value::Array(items) = value { items } else { Vec::new() };
+        (options.tools, options.documents) = (list(tools), list(documents));
+        if let Value::Object(variables) = variables {
+            options.variables = variables;
+        }
+        Ok(separator)
+    }
 }
 
 #[derive(Debug)]
@@ -82,6 +168,9 @@ pub struct ChatOptions {
     pub template: Option<String>,
     /// Further variables that the template may read, such as `enable_thinking`.
     pub variables: Map<String, Value>,
+    /// Whether special tokens that are spelled out in the conversation become control tokens when it
+    /// is encoded. False by default: only the template's own text can contain control tokens.
+    pub special_tokens_in_messages: bool,
     /// The time that `strftime_now` formats, in UTC. `None` selects the current time.
     pub now: Option<SystemTime>,
 }
@@ -94,6 +183,7 @@ impl Default for ChatOptions {
             documents: Vec::new(),
             template: None,
             variables: Map::new(),
+            special_tokens_in_messages: false,
             now: None,
         }
     }
@@ -161,15 +251,30 @@ impl ChatTemplate {
         messages: &[ChatMessage],
         options: &ChatOptions,
     ) -> Result<String, ChatTemplateError> {
+        self.render_separated(messages, options, None).map(|rendered| rendered.text)
+    }
+
+    /// Renders a conversation, with separators in the given spellings.
+    pub(crate) fn render_separated(
+        &self,
+        messages: &[ChatMessage],
+        options: &ChatOptions,
+        reserved: Option<Arc<Reserved>>,
+    ) -> Result<RenderedChat, ChatTemplateError> {
         limits::check_input(messages, options)?;
         let index = self.choose(options)?;
         let (messages, options) = (messages.to_vec(), options.clone());
         let templates = Arc::clone(&self.templates);
         self.bounded
-            .run(DEADLINE, move || templates.render(index, &messages, &options))
+            .run(DEADLINE, move || templates.render(index, &messages, options, reserved.as_deref()))
             .unwrap_or_else(|stopped| {
                 Err(ChatTemplateError::Failed { reason: stopped.to_string() })
             })
+    }
+
+    /// Whether the source of a template contains `spelling`.
+    pub(crate) fn mentions(&self, spelling: &str) -> bool {
+        self.templates.entries.iter().any(|entry| entry.source.contains(spelling))
     }
 
     /// The index of the template that the conversation is rendered with.
@@ -204,12 +309,18 @@ impl Templates {
         &self,
         index: usize,
         messages: &[ChatMessage],
-        options: &ChatOptions,
-    ) -> Result<String, ChatTemplateError> {
+        mut options: ChatOptions,
+        reserved: Option<&Reserved>,
+    ) -> Result<RenderedChat, ChatTemplateError> {
         let entry = &self.entries[index];
         let forms = entry.forms.get_or_init(|| self.probe(entry));
-        let messages = messages::to_template_values(messages, forms.parts, forms.strings)?;
-        self.render_values(entry, &messages, options)
+        let mut messages = messages::to_template_values(messages, forms.parts, forms.strings)?;
+        let separator = match reserved {
+            Some(reserved) => reserved.separate(&mut messages, &mut options)?,
+            None => None,
+        };
+        let text = self.render_values(entry, &messages, &options)?;
+        Ok(RenderedChat { text, separator })
     }
 
     fn render_values(

@@ -25,6 +25,8 @@ mod detokenizer;
 mod error;
 mod message;
 mod source;
+#[cfg(feature = "tokenizer")]
+mod spellings;
 mod stop_strings;
 #[cfg(feature = "tokenizer")]
 mod text_model;
@@ -32,7 +34,7 @@ mod text_model;
 mod tokenizer;
 
 #[cfg(feature = "tokenizer")]
-pub use chat_template::{ChatOptions, ChatTemplate};
+pub use chat_template::{ChatOptions, ChatTemplate, RenderedChat};
 #[cfg(feature = "tokenizer")]
 pub use detokenizer::Detokenizer;
 pub use error::{ChatTemplateError, StopStringsError, TokenizerError};

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use crate::chat_template::{RenderedChat, Reserved};
+use crate::spellings::Spellings;
 use crate::{
     ChatMessage, ChatOptions, ChatTemplate, ChatTemplateError, GgufTokenizer, TextSource,
     Tokenizer, TokenizerError, TokenizerSource,
@@ -16,6 +18,8 @@ pub struct TextModel {
     tokenizer: Tokenizer,
     /// The chat templates, or why there are none. A model without them can still complete text.
     chat: Result<Arc<ChatTemplate>, ChatTemplateError>,
+    /// The spellings that must not become control tokens in a conversation.
+    reserved: Arc<Reserved>,
     eos_token_ids: Vec<u32>,
 }
 
@@ -51,7 +55,8 @@ impl TextModel {
         let special_tokens = special_tokens(source, &tokenizer);
         let eos_token_ids = end_token_ids(source, eos_token_ids, &special_tokens, &tokenizer);
         let chat = ChatTemplate::new(templates(source), special_tokens).map(Arc::new);
-        Ok(Self { tokenizer, chat, eos_token_ids })
+        let reserved = Arc::new(reserved(&tokenizer, chat.as_deref().ok()));
+        Ok(Self { tokenizer, chat, reserved, eos_token_ids })
     }
 
     /// The tokenizer.
@@ -86,8 +91,16 @@ impl TextModel {
         self.chat_template()?.render(messages, options)
     }
 
-    /// Renders a conversation and encodes the text as token ids. Special tokens come from the
-    /// template only; the tokenizer does not add any.
+    /// Renders a conversation and encodes the text as token ids. The tokenizer adds no special
+    /// tokens.
+    ///
+    /// Unless [`ChatOptions::special_tokens_in_messages`] is set, every special token in the result
+    /// begins in the template's own text or in the variables `bos_token` and so on. A special token
+    /// that is spelled out in a message, a tool, a document or a variable is encoded as text, also
+    /// if the template joins it from several of them. So are added tokens that are not marked as
+    /// special but are part of the template's source, except in messages of the assistant, in which
+    /// templates look for tokens such as `</think>`. If nothing of this kind is spelled out, the
+    /// result is that of encoding the text of [`TextModel::render_chat`].
     ///
     /// # Errors
     /// [`ChatError`] if the conversation cannot be rendered or encoded.
@@ -96,9 +109,49 @@ impl TextModel {
         messages: &[ChatMessage],
         options: &ChatOptions,
     ) -> Result<Vec<u32>, ChatError> {
-        let text = self.render_chat(messages, options)?;
-        Ok(self.tokenizer.encode(&text, false)?)
+        Ok(self.encode_rendered(&self.prepare_chat(messages, options)?)?)
     }
+
+    /// The first half of [`TextModel::encode_chat`]: renders a conversation. The length of the
+    /// result tells whether it may fit in the context before it is encoded.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError`] if there is no template or it fails.
+    pub fn prepare_chat(
+        &self,
+        messages: &[ChatMessage],
+        options: &ChatOptions,
+    ) -> Result<RenderedChat, ChatTemplateError> {
+        let reserved = (!options.special_tokens_in_messages).then(|| Arc::clone(&self.reserved));
+        self.chat_template()?.render_separated(messages, options, reserved)
+    }
+
+    /// The second half of [`TextModel::encode_chat`]: encodes a rendered conversation.
+    ///
+    /// # Errors
+    /// [`TokenizerError`] if the text cannot be encoded.
+    pub fn encode_rendered(&self, chat: &RenderedChat) -> Result<Vec<u32>, TokenizerError> {
+        let mut tokens = Vec::new();
+        for piece in chat.pieces() {
+            tokens.extend(self.tokenizer.encode(piece, false)?);
+        }
+        Ok(tokens)
+    }
+}
+
+/// The spellings that must not become control tokens in a conversation.
+fn reserved(tokenizer: &Tokenizer, chat: Option<&ChatTemplate>) -> Reserved {
+    let added = tokenizer.added_tokens();
+    let spellings = |with_others: bool| {
+        let reserved = added.iter().filter(|(spelling, special)| {
+            // Some vocabularies contain runs of spaces and words as added tokens.
+            let is_markup = spelling.starts_with(['<', '[']);
+            let used = || chat.is_some_and(|chat| chat.mentions(spelling));
+            *special || (with_others && is_markup && used())
+        });
+        Spellings::new(reserved.map(|(spelling, _)| spelling.clone()))
+    };
+    Reserved { for_assistant: spellings(false), for_others: spellings(true) }
 }
 
 /// The templates as `(name, source)`. The loader has chosen the default one, and

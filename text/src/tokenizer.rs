@@ -253,6 +253,19 @@ impl Tokenizer {
         self.inner.special.contains(&token)
     }
 
+    /// The spellings of the tokens that are found in a text before it is split into words, and
+    /// whether each is special.
+    pub(crate) fn added_tokens(&self) -> Vec<(String, bool)> {
+        match &self.inner.kind {
+            Kind::Trained(trained) => trained
+                .get_added_tokens_decoder()
+                .into_values()
+                .map(|token| (token.content, token.special))
+                .collect(),
+            Kind::Bytes => Vec::new(),
+        }
+    }
+
     /// The bytes of a token's text. `first` says whether it is the first token of the text.
     pub(crate) fn piece(&self, token: u32, first: bool) -> Option<Vec<u8>> {
         match &self.inner.kind {

@@ -9,7 +9,6 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 
 use super::Tokenizer;
-use super::check::{MAX_SPELLING, MAX_TOKENS};
 use crate::{GgufTokenizer, TokenizerError};
 
 /// SentencePiece's mark for a space.
@@ -34,13 +33,6 @@ const MERGES_MAX: usize = 1 << 21;
 pub(super) fn build(metadata: &GgufTokenizer) -> Result<Tokenizer, TokenizerError> {
     check_sizes(metadata)?;
     let file = metadata.file.as_str();
-    // Before the merges are computed, which takes time in proportion to the square of the length.
-    let longest = metadata.tokens.iter().map(String::len).max().unwrap_or(0);
-    if longest > MAX_SPELLING || metadata.tokens.len() > MAX_TOKENS {
-        let expected = format!("at most {MAX_TOKENS} tokens of at most {MAX_SPELLING} bytes");
-        let got = format!("{} tokens of up to {longest} bytes", metadata.tokens.len());
-        return Err(TokenizerError::key(file, "tokenizer.ggml.tokens", expected, got));
-    }
     let parts = match metadata.model.as_str() {
         "gpt2" => byte_level(metadata)?,
         "llama" => sentence_piece(metadata)?,
