@@ -59,6 +59,9 @@ mod threads;
 #[cfg(test)]
 mod reference;
 
+/// The optimisation level with which this crate was compiled, as in a profile's `opt-level`.
+pub const OPT_LEVEL: &str = env!("STOLON_KERNELS_OPT_LEVEL");
+
 pub use attention::args::{AttentionArgs, AttentionSequence, KvSlice};
 pub use attention::attention;
 pub use attention::prefix_sharing::positions_read;

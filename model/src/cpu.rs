@@ -167,6 +167,14 @@ impl CpuBackend {
             kv_type = shape.kv_type.name(),
             "the CPU backend is ready"
         );
+        if matches!(stolon_kernels::OPT_LEVEL, "0" | "1") {
+            tracing::warn!(
+                opt_level = stolon_kernels::OPT_LEVEL,
+                "the CPU kernels were compiled without optimisation and are dozens of times slower: \
+                 set `opt-level = 3` in `[profile.dev.package.stolon-kernels]` and \
+                 `[profile.dev.package.stolon-model]` of your Cargo.toml"
+            );
+        }
         let checker = BatchChecker::new(block_count);
         Ok(Self { spec, checker, decoder, kv, workers, path })
     }
