@@ -20,7 +20,8 @@ use crate::{
 /// A running engine. Clones share it. It stops when the last clone and the last stream are dropped.
 ///
 /// An engine runs on the tokio runtime on which it was built, which must outlive it, and on threads
-/// of its own. It has no global state, so several engines can run in one process.
+/// of its own. Several engines can run in one process. The crate documentation has more on
+/// runtimes, threads, drop and cancellation.
 #[derive(Clone, Debug)]
 pub struct Engine {
     inner: Arc<Inner>,

@@ -27,6 +27,19 @@
 //! [`Engine`] is `Clone + Send + Sync + 'static`, and streams are owned. Keep an engine in the
 //! state of your web framework and call it from any task.
 //!
+//! # Optimise it in your `Cargo.toml`
+//!
+//! The profiles of a dependency do not apply to your builds. In a plain `cargo run` the kernels
+//! would be compiled without optimisation, which makes them dozens of times slower; the engine then
+//! logs a warning when it is built. Add to your `Cargo.toml`:
+//!
+//! ```toml
+//! [profile.dev.package.stolon-kernels]
+//! opt-level = 3
+//! [profile.dev.package.stolon-model]
+//! opt-level = 3
+//! ```
+//!
 //! # Concepts
 //!
 //! * **Prefix cache.** The keys and values (KV) of every position that was computed are stored in
@@ -45,6 +58,37 @@
 //! * **Batch invariance.** The logits of a request do not depend on what else is in the batch, how
 //!   the prompt was cut into chunks, or whether its prefix was cached. Greedy answers and seeded
 //!   answers are therefore repeatable.
+//!
+//! # Runtimes, threads, drop and cancellation
+//!
+//! * **Tasks.** The engine's tasks run on the tokio runtime on which it was built, or on
+//!   [`EngineBuilder::runtime`]. If that runtime ends, the engine stops ([`EngineError::Stopped`]).
+//!   Engines and streams can be used from other runtimes and from any executor. If your application
+//!   keeps its workers busy, give the engine a runtime of its own.
+//! * **Threads.** One thread loads the model, computes every step and drops the backend. The CPU
+//!   backend adds [`EngineBuilder::threads`] threads for its kernels. Long prompts are tokenised on
+//!   the runtime's blocking threads.
+//! * **Drop.** Dropping a [`TokenStream`] cancels its request. Dropping the last [`Engine`] and the
+//!   last stream stops the engine without waiting; the memory of the model is released soon after,
+//!   on the engine's own thread. [`Engine::shutdown`] waits for that, and [`Engine::drain`] first
+//!   lets the requests in flight complete.
+//! * **Cancellation.** [`TokenStream::next`] loses no event if its future is dropped, for example
+//!   in `select!`. If the future of [`Engine::generate`] is dropped, the request is not submitted
+//!   or is cancelled.
+//! * **Failures.** If a part of the engine panics, its requests end with
+//!   [`EngineError::Interrupted`], and the engine restarts with an empty cache.
+//!   [`Error::is_retryable`] says whether it helps to send a request again, and
+//!   [`Engine::health`] what the engine is doing.
+//! * **Shared state.** Several engines can run in one process; they share nothing but the default
+//!   collector of `crossbeam-epoch`. A thread that stays pinned in it delays the release of the
+//!   index memory of all prefix trees, not of KV blocks.
+//!
+//! # Tracing
+//!
+//! Each request has a `tracing` span named `request` (target `stolon`, level info) in the span of
+//! its caller: prompt, cached and generated tokens, milliseconds in the queue and to the first
+//! token, how it ended and why. Refusals, evictions and preemptions are events of level debug. The
+//! actor library logs spans of its own; filter them with `ractor=warn`.
 //!
 //! # Features
 //!

@@ -9,6 +9,8 @@ use std::time::Instant;
 use arc_swap::ArcSwap;
 use stolon_backend::{BackendSpec, SamplerState};
 use stolon_kvcache::{BlockPool, StepFence, TreeBuilder, TreeReader, TreeWriter, prefix_tree};
+use tracing::Span;
+use tracing::field::Empty;
 
 use crate::config::{AdmissionPolicy, EngineConfig};
 use crate::error::{EngineError, LengthBound};
@@ -178,9 +180,17 @@ impl AdmissionContext {
         matched: usize,
         now: Instant,
     ) -> Result<Submission, EngineError> {
-        let uncached = prepared.request.tokens.len().saturating_sub(matched).max(1);
-        let permit = self.limits.acquire(uncached).inspect_err(|_| self.gauges.rejected.add(1))?;
-        let record = RequestRecord::new(&self.gauges)?;
+        let prompt_tokens = prepared.request.tokens.len();
+        let uncached = prompt_tokens.saturating_sub(matched).max(1);
+        let refused = |error: &EngineError| {
+            tracing::debug!(target: "stolon", prompt_tokens, uncached, %error, "request refused");
+        };
+        let permit = self.limits.acquire(uncached).inspect_err(|error| {
+            self.gauges.rejected.add(1);
+            refused(error);
+        })?;
+        let span = request_span(id, prompt_tokens);
+        let record = RequestRecord::new(&self.gauges, span).inspect_err(refused)?;
         let (sender, events) = event_channel(self.config.event_capacity);
         let block_size = self.spec.block_size;
         let sequence = Sequence::new(id, prepared, block_size, record, sender, now);
@@ -191,6 +201,23 @@ impl AdmissionContext {
     pub fn stats(&self) -> EngineStats {
         self.gauges.snapshot(self.limits.queued_tokens(), self.spec.block_count)
     }
+}
+
+/// The span of a request, from its submission to its end. The fields that are empty here are
+/// recorded when they are known.
+fn request_span(id: u64, prompt_tokens: usize) -> Span {
+    tracing::info_span!(
+        target: "stolon",
+        "request",
+        id,
+        prompt_tokens,
+        cached_tokens = Empty,
+        queue_ms = Empty,
+        ttft_ms = Empty,
+        completion_tokens = Empty,
+        outcome = Empty,
+        reason = Empty,
+    )
 }
 
 /// `pinned` blocks are not available to requests.

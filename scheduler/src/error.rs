@@ -140,9 +140,9 @@ pub enum EngineError {
     /// The engine was shut down, or the tokio runtime that it ran on was. It does not start again.
     #[error("the engine has stopped")]
     Stopped,
-    /// A prefix could not be pinned.
-    #[error(transparent)]
-    Pin(#[from] PinError),
+    /// A prefix could not be pinned. The budget is `pin_budget` of the engine's settings.
+    #[error("{0}{hint}", hint = pin_hint(.0))]
+    Pin(PinError),
     /// The block accounting is inconsistent. This is a bug.
     #[error("audit failed: {0}")]
     Audit(String),
@@ -186,6 +186,20 @@ impl EngineError {
     }
 }
 
+/// Names the setting that limits pins, which the tree's error does not know.
+fn pin_hint(error: &PinError) -> &'static str {
+    match error {
+        PinError::OverBudget { .. } => "; the limit is the setting `pin_budget`",
+        PinError::NotCached => "",
+    }
+}
+
+impl From<PinError> for EngineError {
+    fn from(error: PinError) -> EngineError {
+        EngineError::Pin(error)
+    }
+}
+
 impl From<SamplingError> for EngineError {
     fn from(error: SamplingError) -> EngineError {
         match error {
@@ -200,6 +214,13 @@ impl From<SamplingError> for EngineError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: the error of a pin over the budget names the setting.
+    #[test]
+    fn a_pin_over_the_budget_names_the_setting() {
+        let error = EngineError::from(PinError::OverBudget { budget: 0, pinned: 0, requested: 6 });
+        assert!(error.to_string().contains("`pin_budget`"), "{error}");
+    }
 
     /// Goal: exactly the errors whose cause passes are retryable.
     #[test]

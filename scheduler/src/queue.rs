@@ -242,7 +242,7 @@ mod tests {
     use crate::request_counts::RequestRecord;
 
     fn record() -> RequestRecord {
-        RequestRecord::new(&Arc::default()).expect("open")
+        RequestRecord::new(&Arc::default(), tracing::Span::none()).expect("open")
     }
 
     fn queue(count: u64) -> Queue {

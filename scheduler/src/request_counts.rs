@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use tracing::Span;
+
 use crate::error::EngineError;
 use crate::stats::Gauges;
 
@@ -52,6 +54,16 @@ pub(crate) enum Outcome {
     Failed,
 }
 
+impl Outcome {
+    fn name(self) -> &'static str {
+        match self {
+            Outcome::Finished => "finished",
+            Outcome::Cancelled => "cancelled",
+            Outcome::Failed => "failed",
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Waiting,
@@ -64,6 +76,8 @@ enum Phase {
 pub(crate) struct RequestRecord {
     gauges: Arc<Gauges>,
     phase: Phase,
+    /// The request's span, a child of the span in which it was submitted.
+    pub(crate) span: Span,
 }
 
 impl RequestCounts {
@@ -119,7 +133,7 @@ impl RequestRecord {
     ///
     /// # Errors
     /// [`EngineError::Draining`] if no request may enter any more.
-    pub(crate) fn new(gauges: &Arc<Gauges>) -> Result<RequestRecord, EngineError> {
+    pub(crate) fn new(gauges: &Arc<Gauges>, span: Span) -> Result<RequestRecord, EngineError> {
         let mut state = gauges.request_counts.lock();
         if gauges.request_counts.is_closed() {
             return Err(EngineError::Draining);
@@ -127,7 +141,7 @@ impl RequestRecord {
         state.numbers.requests += 1;
         state.numbers.waiting += 1;
         drop(state);
-        Ok(RequestRecord { gauges: Arc::clone(gauges), phase: Phase::Waiting })
+        Ok(RequestRecord { gauges: Arc::clone(gauges), phase: Phase::Waiting, span })
     }
 
     /// The request has left the queue.
@@ -142,6 +156,9 @@ impl RequestRecord {
 
     /// The request has ended. Only the first end counts.
     pub(crate) fn end(&mut self, outcome: Outcome) {
+        if self.phase != Phase::Ended {
+            self.span.record("outcome", outcome.name());
+        }
         self.change(Phase::Ended, |numbers| match outcome {
             Outcome::Finished => numbers.finished += 1,
             Outcome::Cancelled => numbers.cancelled += 1,
@@ -191,7 +208,7 @@ mod tests {
     #[test]
     fn every_request_is_counted_in_exactly_one_state() {
         let gauges = Arc::new(Gauges::default());
-        let new = || RequestRecord::new(&gauges).expect("open");
+        let new = || RequestRecord::new(&gauges, Span::none()).expect("open");
         let (mut finished, mut cancelled, mut lost, waiting) = (new(), new(), new(), new());
         assert_eq!(numbers(&gauges), [4, 0, 0, 0, 0, 4]);
         finished.run();
@@ -212,9 +229,10 @@ mod tests {
     #[test]
     fn a_close_is_final_and_the_last_end_wakes_the_waiting_task() {
         let gauges = Arc::new(Gauges::default());
-        let record = RequestRecord::new(&gauges).expect("open");
+        let record = RequestRecord::new(&gauges, Span::none()).expect("open");
         gauges.close();
-        assert_eq!(RequestRecord::new(&gauges).expect_err("closed"), EngineError::Draining);
+        let refused = RequestRecord::new(&gauges, Span::none());
+        assert_eq!(refused.expect_err("closed"), EngineError::Draining);
         let task = std::thread::spawn({
             let gauges = Arc::clone(&gauges);
             move || {

@@ -325,3 +325,23 @@ impl Sequence {
         }
     }
 }
+
+/// However a request ends, its span gets its token counts and times.
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        let span = &self.record.span;
+        if span.is_disabled() {
+            return;
+        }
+        let record_ms = |field, moment: Option<Instant>| {
+            if let Some(moment) = moment {
+                let since = moment.saturating_duration_since(self.times.submitted);
+                span.record(field, since.as_secs_f64() * 1e3);
+            }
+        };
+        record_ms("queue_ms", self.times.started);
+        record_ms("ttft_ms", self.times.first_token);
+        span.record("cached_tokens", self.cached_tokens.unwrap_or(0));
+        span.record("completion_tokens", self.generated());
+    }
+}

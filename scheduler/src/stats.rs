@@ -250,6 +250,9 @@ impl Gauges {
 
     /// Counts blocks evicted to make room.
     pub fn count_evictions(&self, blocks: usize) {
+        if blocks > 0 {
+            tracing::debug!(target: "stolon", blocks, "cached blocks evicted");
+        }
         self.evictions.add(blocks);
     }
 

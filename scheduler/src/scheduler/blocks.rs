@@ -111,6 +111,13 @@ impl<M: Memory> Scheduler<M> {
     /// are in the tree and may still be cached when it runs again.
     pub(super) fn preempt(&mut self, index: usize) {
         let Running { mut sequence, arrival, overtaken, bound } = self.running.remove(index);
+        tracing::debug!(
+            target: "stolon",
+            parent: &sequence.record.span,
+            sequence = sequence.id,
+            computed_tokens = sequence.held.computed,
+            "request preempted"
+        );
         sequence.release_blocks();
         sequence.record.wait();
         self.context.gauges.preemptions.add(1);

@@ -20,6 +20,7 @@ impl<M: Memory> Scheduler<M> {
         let mut sequence = self.running.remove(index).sequence;
         sequence.held = Held::default();
         self.forecast.finished(sequence.answer_limit(), sequence.generated());
+        sequence.record.span.record("reason", tracing::field::debug(&reason));
         sequence.record.end(Outcome::Finished);
         self.try_admission = true;
         let event = sequence.finish_event(reason, now);
@@ -69,6 +70,7 @@ impl<M: Memory> Scheduler<M> {
             }
             Ending::Cancelled => sequence.record.end(Outcome::Cancelled),
             Ending::Failed(error) => {
+                sequence.record.span.record("reason", tracing::field::display(&error));
                 sequence.record.end(Outcome::Failed);
                 // Fails if the caller has dropped the stream.
                 let _ = sequence.events.send(Err(error));
