@@ -11,6 +11,7 @@
 //! `null` means the same as leaving a parameter out, because OpenAI's clients send it for
 //! parameters that were not set. Parameters that no field names are collected in
 //! [`UnknownFields`](fields::UnknownFields) and refused: a misspelt parameter must not be ignored.
+//! Exceptions are values that request nothing, such as `"tools": []`.
 
 pub mod admin;
 pub mod chat;
@@ -19,5 +20,6 @@ pub mod error;
 pub mod fields;
 pub mod logprobs;
 pub mod models;
+pub(crate) mod neutral;
 pub mod options;
 pub mod reply;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use stolon::{
     AdmissionPolicy, Engine, EngineBuilder, EvictionPolicy, KvType, ModelSource, Request,
     SamplingParams, WeightType,
@@ -97,10 +98,12 @@ pub struct EngineArgs {
     /// Seconds after which a forward pass counts as hung
     ///
     /// Requests then fail, and new ones are refused until the backend responds again.
-    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 600, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub step_timeout: u64,
-    /// Number of threads that compute. Default: the number of CPU cores this process may use
-    #[arg(long)]
+    /// Number of threads that compute, 1 to 1024. Default: the number of CPU cores this process may
+    /// use
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
     pub threads: Option<usize>,
     /// Format of the weight matrices in memory: `stored` (as in the file) or `q8_0`
     ///

@@ -13,7 +13,12 @@ fn main() -> ExitCode {
     // Messages of the level `info` from the hub tell how far a download is.
     let filter = EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| EnvFilter::new("warn,stolon_model::hub=info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        // It would report that standard error is closed on standard error, and panic.
+        .log_internal_errors(false)
+        .init();
     let result = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2) // The engine computes on threads of its own; these only forward events.
         .enable_all()

@@ -4,76 +4,96 @@
 //! application of its own. When a client disconnects, axum drops its handler and with it the token
 //! streams, which cancels the client's requests.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context;
-use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use axum::routing::{delete, get, post};
-use clap::Args;
-use stolon::Engine;
-use tokio::net::TcpListener;
-use tokio::sync::watch;
+use axum::{Router, middleware};
+use stolon::{AuditReport, Engine, TreeDump};
+use tokio::sync::Semaphore;
+use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::trace::TraceLayer;
 
-use crate::args::EngineArgs;
-use crate::memory::{format_bytes, parse_bytes};
-use crate::terminal;
+use crate::api::chat::ChatRequest;
+use crate::api::completions::CompletionRequest;
+use crate::api::error::ErrorReply;
+use crate::api::options::MAX_CHOICES;
 
+pub use access::{Access, ApiKey, Secret, Tenants};
+pub use command::ServeArgs;
+
+mod access;
 mod admin;
 mod body;
 mod cache;
 mod chat;
+mod command;
 mod completions;
+mod connection;
 mod error;
+mod flight;
+mod gate;
 mod generation;
+mod keys;
 mod logprobs;
 mod options;
+mod receive;
 mod reply;
+mod scan;
 
-/// Arguments of `stolon serve`.
-#[derive(Debug, Args)]
-pub struct ServeArgs {
-    /// IP address or host name to listen on
-    ///
-    /// The server has no authentication. Use 0.0.0.0 to listen on all interfaces.
-    #[arg(long, default_value = "127.0.0.1")]
-    host: String,
-    /// TCP port to listen on. 0 chooses a free port, which is printed
-    #[arg(long, default_value_t = 8080)]
-    port: u16,
-    /// Additional name that clients may use as `model` in requests. Can be repeated
-    #[arg(long, value_name = "NAME")]
-    served_name: Vec<String>,
-    /// Maximum size of a request body, in bytes or with a unit K, M or G (powers of 1024)
-    ///
-    /// Larger requests are refused with status 413.
-    #[arg(long, default_value = "16M", value_parser = parse_bytes, value_name = "BYTES")]
-    body_limit: u64,
-    /// Seconds that running requests have to finish after SIGINT or SIGTERM
-    ///
-    /// New connections are refused meanwhile. A second signal stops the server immediately.
-    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
-    shutdown_timeout: u64,
-    #[command(flatten)]
-    engine: EngineArgs,
-}
+/// Bytes of a request per token of the context, from which the default limit of bodies follows. A
+/// token is a few bytes of text; JSON escapes and batches of prompts take more.
+const BODY_BYTES_PER_TOKEN: usize = 256;
+/// Smallest and largest default limit of bodies, in bytes.
+const BODY_LIMITS: (usize, usize) = (1 << 20, 16 << 20);
+/// JSON values of a body: this many, and [`VALUES_PER_TOKEN`] per token of the context.
+const BASE_VALUES: usize = 1 << 16;
+const VALUES_PER_TOKEN: usize = 8;
 
 /// Settings of a [`router`].
 #[derive(Clone, Debug)]
 pub struct RouterOptions {
-    /// Names that clients may use for the model, in addition to its id.
+    /// Names that clients may use for the model, in addition to its id. They are listed.
     pub served_names: Vec<String>,
-    /// Maximum size of a request body, in bytes.
-    pub body_limit: usize,
+    /// A further name that is not listed: the argument by which the operator chose the model.
+    pub alias: Option<String>,
+    /// Who may use which route.
+    pub access: Access,
+    /// Maximum size of a request body, in bytes. Default: 256 per token of the context, from 1 MiB
+    /// to 16 MiB.
+    pub body_limit: Option<usize>,
+    /// Maximum time from the end of a request's headers to the end of its body.
+    pub body_timeout: Duration,
+    /// Maximum memory of all bodies that are being received or parsed, in bytes. The first 64 KiB
+    /// of each body do not count.
+    pub body_memory: usize,
+    /// Maximum time for an answer; `None` for no limit.
+    pub request_timeout: Option<Duration>,
+    /// Maximum number of tokens of an answer if the request sets none. Default: 16 for completions,
+    /// as OpenAI's, and for chat as many as the context and the KV pool allow.
+    pub default_max_tokens: Option<usize>,
+    /// Maximum number of answers of one call, prompts times `n` or `best_of`, at most 128. More
+    /// than the engine's queue holds can never be accepted.
+    pub max_answers: usize,
+    /// Whether replies leave out the number of prompt tokens that came from the cache.
+    pub hide_cached_tokens: bool,
 }
 
 impl Default for RouterOptions {
-    /// No additional names, bodies up to 16 MiB.
+    /// No additional names and no keys; 30 s and 256 MiB for bodies; no time limit for answers.
     fn default() -> Self {
-        Self { served_names: Vec::new(), body_limit: 16 << 20 }
+        Self {
+            served_names: Vec::new(),
+            alias: None,
+            access: Access::default(),
+            body_limit: None,
+            body_timeout: Duration::from_secs(30),
+            body_memory: 256 << 20,
+            request_timeout: None,
+            default_max_tokens: None,
+            max_answers: MAX_CHOICES,
+            hide_cached_tokens: false,
+        }
     }
 }
 
@@ -82,31 +102,124 @@ impl Default for RouterOptions {
 struct App {
     engine: Engine,
     served_names: Vec<String>,
+    alias: Option<String>,
+    access: Access,
+    bodies: receive::BodyLimits,
+    parser: body::Parser,
+    request_timeout: Option<Duration>,
+    /// The operator's limit for answers without one.
+    configured_max_tokens: Option<usize>,
+    max_answers: usize,
+    hide_cached_tokens: bool,
+    audits: flight::SingleFlight<Result<AuditReport, error::ApiError>>,
+    dumps: flight::SingleFlight<Result<Arc<TreeDump>, error::ApiError>>,
     /// When the router was made, in seconds since 1970-01-01 UTC: the model's `created`.
     started: u64,
 }
 
 /// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions` and `/v1/models` as
-/// OpenAI's, and `/health`, `/admin/stats`, `/admin/audit`, `/admin/tree` and `/admin/pins` for
-/// operators.
+/// OpenAI's, and `/health`, `/ready`, `/admin/stats`, `/admin/audit`, `/admin/tree` and
+/// `/admin/pins` for operators.
+///
+/// Without an administrator's key, `/admin` is refused unless the connection comes from this
+/// machine, which is known from [`ConnectInfo`](axum::extract::ConnectInfo): serve the router with
+/// [`Router::into_make_service_with_connect_info`] and a
+/// [`SocketAddr`](std::net::SocketAddr).
 pub fn router(engine: Engine, options: RouterOptions) -> Router {
-    let app = Arc::new(App { engine, served_names: options.served_names, started: unix_seconds() });
-    Router::new()
+    let app = Arc::new(App::new(engine, options));
+    let client = middleware::from_fn_with_state(Arc::clone(&app), access::client);
+    let models = Router::new()
         .route("/v1/completions", post(completions::create))
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/models", get(admin::models))
         .route("/v1/models/{*id}", get(admin::model))
-        .route("/health", get(admin::health))
+        .route_layer(client);
+    let operator = middleware::from_fn_with_state(Arc::clone(&app), access::admin);
+    let operators = Router::new()
         .route("/admin/stats", get(admin::stats))
         .route("/admin/audit", get(admin::audit))
         .route("/admin/tree", get(cache::tree))
         .route("/admin/pins", get(cache::pins).post(cache::pin))
         .route("/admin/pins/{id}", delete(cache::unpin))
+        .route_layer(operator);
+    Router::new()
+        .merge(models)
+        .merge(operators)
+        .route("/health", get(admin::health))
+        .route("/ready", get(admin::health))
         .fallback(admin::not_found)
         .method_not_allowed_fallback(admin::method_not_allowed)
-        .layer(DefaultBodyLimit::max(options.body_limit))
+        .layer(CatchPanicLayer::custom(error::panicked))
         .layer(TraceLayer::new_for_http())
         .with_state(app)
+}
+
+/// Parses the body of a completion request as the server does, with a limit on JSON values. For
+/// fuzzing, and for programs that check requests before they send them.
+///
+/// # Errors
+/// The body of the server's reply.
+pub fn parse_completion(body: &[u8], max_values: usize) -> Result<CompletionRequest, ErrorReply> {
+    body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
+}
+
+/// Parses the body of a chat request as the server does, with a limit on JSON values.
+///
+/// # Errors
+/// The body of the server's reply.
+pub fn parse_chat(body: &[u8], max_values: usize) -> Result<ChatRequest, ErrorReply> {
+    body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
+}
+
+impl App {
+    fn new(engine: Engine, options: RouterOptions) -> Self {
+        let context = engine.model_info().max_positions;
+        let (least, most) = BODY_LIMITS;
+        let by_context = context.saturating_mul(BODY_BYTES_PER_TOKEN).clamp(least, most);
+        let values = context.saturating_mul(VALUES_PER_TOKEN).saturating_add(BASE_VALUES);
+        Self {
+            engine,
+            served_names: options.served_names,
+            alias: options.alias,
+            access: options.access,
+            bodies: receive::BodyLimits {
+                size: options.body_limit.unwrap_or(by_context),
+                time: options.body_timeout,
+                memory: Arc::new(Semaphore::new(options.body_memory.min(Semaphore::MAX_PERMITS))),
+            },
+            parser: body::Parser::new(values),
+            request_timeout: options.request_timeout,
+            configured_max_tokens: options.default_max_tokens,
+            max_answers: options.max_answers.clamp(1, MAX_CHOICES),
+            hide_cached_tokens: options.hide_cached_tokens,
+            audits: flight::SingleFlight::new(),
+            dumps: flight::SingleFlight::new(),
+            started: unix_seconds(),
+        }
+    }
+
+    /// Maximum number of tokens of an answer to a chat request that sets none.
+    fn default_max_tokens(&self) -> usize {
+        // The engine ends an answer where the context or the KV pool ends.
+        self.configured_max_tokens.unwrap_or(self.engine.model_info().max_positions)
+    }
+
+    /// Refuses a call for more answers than can ever be accepted.
+    fn check_answers(&self, param: &str, answers: usize) -> Result<(), error::ApiError> {
+        if answers <= self.max_answers {
+            return Ok(());
+        }
+        let message = format!(
+            "expected at most {} answers (prompts x `n`, or x `best_of`), got {answers}",
+            self.max_answers
+        );
+        Err(error::ApiError::invalid(Some(param), message))
+    }
+
+    /// An empty sum of usages.
+    fn usage_sum(&self, choices_per_prompt: usize) -> reply::UsageSum {
+        reply::UsageSum::new(choices_per_prompt, self.hide_cached_tokens)
+    }
 }
 
 /// Seconds since 1970-01-01 UTC.
@@ -114,84 +227,5 @@ fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-impl ServeArgs {
-    /// Serves until SIGINT or SIGTERM, then lets running requests finish.
-    ///
-    /// # Errors
-    /// If the address cannot be bound or the engine cannot be started.
-    pub async fn run(self) -> anyhow::Result<()> {
-        // Bound first, so that a port in use is reported before the model is loaded.
-        let listener = TcpListener::bind((self.host.as_str(), self.port))
-            .await
-            .with_context(|| format!("cannot listen on {}:{}", self.host, self.port))?;
-        let engine = self.engine.start().await?;
-        announce(&engine, listener.local_addr()?)?;
-        let options = RouterOptions {
-            served_names: self.served_name,
-            body_limit: usize::try_from(self.body_limit).unwrap_or(usize::MAX),
-        };
-        let (stopping, mut stop) = watch::channel(false);
-        let serving = axum::serve(listener, router(engine.clone(), options))
-            .with_graceful_shutdown(async move {
-                // An error means that the sender was dropped, and with it the whole server.
-                let _ = stop.wait_for(|&stop| stop).await;
-            })
-            .into_future();
-        tokio::pin!(serving);
-        tokio::select! {
-            result = &mut serving => result?,
-            () = interrupt() => {
-                stopping.send_replace(true);
-                terminal::line("stopping; waiting for running requests to finish")?;
-                let limit = Duration::from_secs(self.shutdown_timeout);
-                tokio::select! {
-                    result = &mut serving => result?,
-                    () = tokio::time::sleep(limit) => {}
-                    () = interrupt() => {}
-                }
-            }
-        }
-        engine.shutdown().await;
-        Ok(())
-    }
-}
-
-fn announce(engine: &Engine, address: SocketAddr) -> anyhow::Result<()> {
-    let info = engine.model_info();
-    terminal::line(format!("model    {} ({} tokens of context)", info.id, info.max_positions))?;
-    terminal::line(format!(
-        "KV cache {} tokens in {} blocks of {}, {}; prefix caching {}",
-        info.num_blocks * info.block_size,
-        info.num_blocks,
-        info.block_size,
-        format_bytes(info.kv_bytes as u64),
-        if info.prefix_caching { "on" } else { "off" },
-    ))?;
-    terminal::line(format!("listening on http://{address}"))?;
-    Ok(())
-}
-
-/// Waits for SIGINT (Ctrl-C) or SIGTERM.
-async fn interrupt() {
-    let keyboard = async {
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await; // No handler could be installed.
-        }
-    };
-    #[cfg(unix)]
-    let terminate = async {
-        use tokio::signal::unix::{SignalKind, signal};
-        match signal(SignalKind::terminate()) {
-            Ok(mut signal) => {
-                signal.recv().await;
-            }
-            Err(_) => std::future::pending::<()>().await,
-        }
-    };
-    #[cfg(not(unix))]
-    let terminate = std::future::pending::<()>();
-    tokio::select! {
-        () = keyboard => {}
-        () = terminate => {}
-    }
-}
+#[cfg(test)]
+mod tests;

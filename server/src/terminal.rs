@@ -31,6 +31,17 @@ pub(crate) fn line(text: impl Display) -> io::Result<()> {
     writeln!(io::stdout().lock(), "{text}")
 }
 
+/// Writes a line to standard output, if somebody reads it. For programs that go on without a reader.
+pub(crate) fn note(text: impl Display) {
+    let mut out = io::stdout().lock();
+    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+}
+
+/// Writes a line to standard error, if somebody reads it.
+pub(crate) fn warn(text: impl Display) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
 /// Rows as aligned columns: the first left-aligned, the others right-aligned.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);

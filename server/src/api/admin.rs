@@ -1,4 +1,4 @@
-//! Endpoints for operators: `/health`, `/admin/stats`, `/admin/audit`, `/admin/tree` and
+//! Endpoints for operators: `/health`, `/ready`, `/admin/stats`, `/admin/audit`, `/admin/tree` and
 //! `/admin/pins`.
 
 use serde::{Deserialize, Serialize};
@@ -6,11 +6,42 @@ use stolon::{AuditReport, CacheStats, EngineStats, ModelInfo, NodeDump, Pin};
 
 use super::fields::{self, UnknownFields};
 
-/// `GET /health`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// `GET /health` and `GET /ready`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Health {
-    /// Always `ok`: the server answers.
-    pub status: &'static str,
+    /// What the server is doing. Any other status than `ok` comes with HTTP status 503.
+    pub status: Status,
+    /// Why the server cannot answer requests; left out if it can.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+impl Health {
+    /// Requests are answered.
+    pub(crate) fn ok() -> Self {
+        Self { status: Status::Ok, reason: None }
+    }
+
+    /// Requests are not answered.
+    pub(crate) fn not_ready(status: Status, reason: String) -> Self {
+        Self { status, reason: Some(reason) }
+    }
+}
+
+/// What the server is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// It answers requests.
+    Ok,
+    /// It loads the model.
+    Loading,
+    /// A part of the engine failed, and the engine starts again.
+    Restarting,
+    /// The engine does not answer, because its backend hangs.
+    Hung,
+    /// It finishes running requests and accepts no new ones.
+    Stopping,
 }
 
 /// `GET /admin/stats`: the model and the engine's counters.
@@ -41,6 +72,9 @@ pub struct TreeQuery {
     /// How to show the tree. Default `json`.
     #[serde(default)]
     pub format: TreeFormat,
+    /// Whether to show the first tokens of each node, which are parts of prompts. Default false.
+    #[serde(default)]
+    pub tokens: bool,
 }
 
 /// How to show the prefix tree.
@@ -76,8 +110,9 @@ pub struct TreeNode {
     pub blocks: usize,
     /// Tokens of the node.
     pub tokens: usize,
-    /// The node's first token ids, at most eight.
-    pub first_tokens: Vec<u32>,
+    /// The node's first token ids, at most eight, if they were requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_tokens: Option<Vec<u32>>,
     /// Running requests and pins that hold the node or one below it. Such a node is not evicted.
     pub locks: u32,
     /// Requests that matched the node.
@@ -86,14 +121,15 @@ pub struct TreeNode {
     pub last_use: u64,
 }
 
-impl From<&NodeDump> for TreeNode {
-    fn from(node: &NodeDump) -> Self {
+impl TreeNode {
+    /// Describes a node, with its first tokens if `tokens` is true.
+    pub(crate) fn new(node: &NodeDump, tokens: bool) -> Self {
         Self {
             parent: node.parent,
             namespace: format!("{:?}", node.namespace),
             blocks: node.block_count,
             tokens: node.position_count,
-            first_tokens: node.first_positions.clone(),
+            first_tokens: tokens.then(|| node.first_positions.clone()),
             locks: node.locks,
             hits: node.hits,
             last_use: node.last_use,
@@ -109,6 +145,9 @@ pub struct PinRequest {
     pub prompt: PinPrompt,
     /// The cache salt that requests with this prompt use. Default: none.
     pub cache_salt: Option<String>,
+    /// The tenant whose requests the pin is for, on a server that tells tenants apart by their keys
+    /// or by a header. Default: none.
+    pub tenant: Option<String>,
     /// Seconds after which the pin ends, 1 to 4294967295. Default: it lasts until it is deleted.
     #[serde(default, deserialize_with = "fields::count::<_, 1, { u32::MAX as usize }>")]
     pub ttl_seconds: Option<usize>,

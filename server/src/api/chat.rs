@@ -1,6 +1,5 @@
 //! `POST /v1/chat/completions`: answers a conversation.
 
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -9,14 +8,21 @@ use super::logprobs::ChatLogprobs;
 use super::options::{GenerationOptions, MAX_LOGPROBS};
 use super::reply::{FinishReason, Reply};
 
+/// Most messages of a conversation.
+pub const MAX_MESSAGES: usize = 4096;
+
+/// Most parts of a message's content.
+pub const MAX_PARTS: usize = 1024;
+
 /// The request body.
 #[derive(Debug, Deserialize)]
 #[serde(expecting = "an object")]
 pub struct ChatRequest {
-    /// The conversation, oldest message first; at least one message.
+    /// The conversation, oldest message first; 1 to [`MAX_MESSAGES`] messages.
+    #[serde(deserialize_with = "fields::list::<_, _, MAX_MESSAGES>")]
     pub messages: Vec<Message>,
-    /// Maximum number of tokens to generate per choice, 1 or above. Default 256. Fewer are
-    /// generated if the context length or the KV pool is exhausted first.
+    /// Maximum number of tokens to generate per choice, 1 or above. Default: what the server is
+    /// started with (`--default-max-tokens`), or as many as the context length and the KV pool allow.
     #[serde(default, deserialize_with = "fields::count::<_, 1, { usize::MAX }>")]
     pub max_completion_tokens: Option<usize>,
     /// Older name of `max_completion_tokens`. If both are given they must be equal.
@@ -28,16 +34,6 @@ pub struct ChatRequest {
     /// Default 0.
     #[serde(default, deserialize_with = "fields::count::<_, 0, MAX_LOGPROBS>")]
     pub top_logprobs: Option<usize>,
-    /// Tool calls are not supported: only an empty list is accepted.
-    pub tools: Option<Value>,
-    /// Tool calls are not supported: only `none` and `auto` are accepted.
-    pub tool_choice: Option<Value>,
-    /// Tool calls are not supported: either value is accepted and has no effect.
-    pub parallel_tool_calls: Option<bool>,
-    /// Only `{"type": "text"}` is accepted.
-    pub response_format: Option<Value>,
-    /// Only `["text"]` is accepted.
-    pub modalities: Option<Value>,
     /// Parameters shared with completions.
     #[serde(flatten)]
     pub options: GenerationOptions,
@@ -56,9 +52,6 @@ pub struct Message {
     pub content: Content,
     /// Name of the participant, for chat templates that use it.
     pub name: Option<Value>,
-    /// Accepted and ignored, because replies contain it: an earlier reply's message can be sent
-    /// back as it is.
-    pub refusal: Option<IgnoredAny>,
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,
@@ -95,7 +88,7 @@ impl Role {
 pub enum Content {
     /// A text.
     Text(String),
-    /// A list of parts, which the model's chat template joins.
+    /// A list of at most [`MAX_PARTS`] parts, which the model's chat template joins.
     Parts(Vec<ContentPart>),
 }
 

@@ -1,7 +1,6 @@
 //! `POST /v1/completions`: continues prompts.
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::fields::{self, UnknownFields};
 use super::logprobs::CompletionLogprobs;
@@ -19,8 +18,9 @@ pub struct CompletionRequest {
     #[serde(default, deserialize_with = "fields::count::<_, 0, { usize::MAX }>")]
     pub max_tokens: Option<usize>,
     /// Number of most likely tokens to report per position, 0 to 20, with their
-    /// log-probabilities; the generated token's own is reported in any case. Default: none.
-    #[serde(default, deserialize_with = "fields::count::<_, 0, MAX_LOGPROBS>")]
+    /// log-probabilities; the generated token's own is reported in any case. `false` or left out:
+    /// none.
+    #[serde(default, deserialize_with = "fields::count_or_false::<_, 0, MAX_LOGPROBS>")]
     pub logprobs: Option<usize>,
     /// Whether each choice begins with its prompt. Default false.
     pub echo: Option<bool>,
@@ -29,8 +29,6 @@ pub struct CompletionRequest {
     /// `n`, in the order of their seeds.
     #[serde(default, deserialize_with = "fields::count::<_, 1, MAX_CHOICES>")]
     pub best_of: Option<usize>,
-    /// Insertion is not supported: only an empty string is accepted.
-    pub suffix: Option<Value>,
     /// Parameters shared with chat completions.
     #[serde(flatten)]
     pub options: GenerationOptions,

@@ -3,9 +3,13 @@
 //! serde describes what it expected by Rust's type names (`f32`, `u32`). The functions here are
 //! used with `#[serde(deserialize_with = "...")]` and describe the JSON value instead.
 
-use serde::de::{Error, Unexpected, Visitor};
+use std::marker::PhantomData;
+
+use serde::de::{Error, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
+
+use super::options::MAX_TOKEN_IDS;
 
 /// The members of a JSON object that no other field of the struct names. For use with
 /// `#[serde(flatten)]`.
@@ -14,10 +18,10 @@ use serde_json::{Map, Value};
 pub struct UnknownFields(Map<String, Value>);
 
 impl UnknownFields {
-    /// The name of the first unknown field. Fields that are `null` do not count.
-    #[must_use]
-    pub fn first(&self) -> Option<&str> {
-        self.0.iter().find(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())
+    /// Names and values of the members that are not `null`.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+        let given = self.0.iter().filter(|(_, value)| !value.is_null());
+        given.map(|(name, value)| (name.as_str(), value))
     }
 }
 
@@ -36,6 +40,53 @@ where
     Ok(Option::<Count<MIN, MAX>>::deserialize(deserializer)?.map(|Count(count)| count))
 }
 
+/// As [`count`]; `false` counts as `null`.
+pub(super) fn count_or_false<'de, D, const MIN: usize, const MAX: usize>(
+    deserializer: D,
+) -> Result<Option<usize>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    match Value::deserialize(deserializer)? {
+        Value::Bool(false) => Ok(None),
+        value => count::<_, MIN, MAX>(value).map_err(D::Error::custom),
+    }
+}
+
+/// The number of tokens to keep, where 0 and -1 keep all, or `null`.
+pub(super) fn top_k<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
+    match Value::deserialize(deserializer)? {
+        value if value == -1 => Ok(Some(0)),
+        value => count::<_, 0, { u32::MAX as usize }>(value).map_err(D::Error::custom),
+    }
+}
+
+/// A list of at most `MAX` elements. Longer ones are refused at the first element too many.
+pub(super) fn list<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct ListVisitor<T, const MAX: usize>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for ListVisitor<T, MAX> {
+        type Value = Vec<T>;
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            write!(f, "a list of at most {MAX} elements")
+        }
+        fn visit_seq<S: SeqAccess<'de>>(self, mut elements: S) -> Result<Vec<T>, S::Error> {
+            let mut list = Vec::new();
+            while let Some(element) = elements.next_element()? {
+                if list.len() == MAX {
+                    return Err(S::Error::invalid_length(MAX + 1, &self));
+                }
+                list.push(element);
+            }
+            Ok(list)
+        }
+    }
+    deserializer.deserialize_seq(ListVisitor::<T, MAX>(PhantomData))
+}
+
 /// A whole number of 32 bits with a sign, or `null`.
 pub(super) fn signed_32<'de, D: Deserializer<'de>>(
     deserializer: D,
@@ -49,16 +100,23 @@ pub(super) fn seed<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
     Ok(Option::<Seed>::deserialize(deserializer)?.map(|Seed(seed)| seed))
 }
 
-/// A list of token ids, or `null`.
+/// A list of at most [`MAX_TOKEN_IDS`] token ids, or `null`.
 pub(super) fn token_ids<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Vec<u32>>, D::Error> {
-    let ids = Option::<Vec<Count<0, { u32::MAX as usize }>>>::deserialize(deserializer)?;
-    Ok(ids.map(|ids| ids.into_iter().map(|Count(id)| id as u32).collect()))
+    struct Ids(Vec<Count<0, { u32::MAX as usize }>>);
+    impl<'de> Deserialize<'de> for Ids {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            list::<_, _, MAX_TOKEN_IDS>(deserializer).map(Self)
+        }
+    }
+    let ids = Option::<Ids>::deserialize(deserializer)?;
+    Ok(ids.map(|Ids(ids)| ids.into_iter().map(|Count(id)| id as u32).collect()))
 }
 
 /// OpenAI's `logit_bias`, or `null`: an object from token ids, written as strings because JSON
-/// has no other keys, to numbers from -100 to 100. The order is kept.
+/// has no other keys, to numbers from -100 to 100. The order is kept. An id is written in one way
+/// only (`1`, not `01` or `+1`), so that no token has two biases.
 pub(super) fn logit_bias<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Vec<(u32, f32)>>, D::Error> {
@@ -174,7 +232,10 @@ impl<'de> Deserialize<'de> for LogitBias {
         impl<'de> Visitor<'de> for LogitBiasVisitor {
             type Value = LogitBias;
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("an object from token ids to numbers from -100 to 100")
+                write!(
+                    f,
+                    "an object from at most {MAX_TOKEN_IDS} token ids to numbers from -100 to 100"
+                )
             }
             fn visit_map<M: serde::de::MapAccess<'de>>(
                 self,
@@ -182,9 +243,13 @@ impl<'de> Deserialize<'de> for LogitBias {
             ) -> Result<LogitBias, M::Error> {
                 let mut pairs = Vec::new();
                 while let Some((key, Number(bias))) = map.next_entry::<String, Number>()? {
-                    let id = key.parse();
+                    let id: Option<u32> = key.parse().ok();
+                    let id = id.filter(|id| id.to_string() == key);
                     let id =
-                        id.map_err(|_| M::Error::invalid_value(Unexpected::Str(&key), &self))?;
+                        id.ok_or_else(|| M::Error::invalid_value(Unexpected::Str(&key), &self))?;
+                    if pairs.len() == MAX_TOKEN_IDS {
+                        return Err(M::Error::invalid_length(MAX_TOKEN_IDS + 1, &self));
+                    }
                     if !(-100.0..=100.0).contains(&bias) {
                         let got = Unexpected::Float(f64::from(bias));
                         return Err(M::Error::invalid_value(got, &self));

@@ -15,7 +15,8 @@ pub struct CompletionLogprobs {
     /// The most likely tokens at each position, by their texts, most likely first, and the
     /// generated token itself. Of tokens with the same text only the most likely is listed.
     pub top_logprobs: Vec<Option<IndexMap<String, f64>>>,
-    /// Number of characters of the choice's text before each token.
+    /// Number of characters of the choice's text before each token. All tokens of a character that
+    /// has several begin where it begins.
     pub text_offset: Vec<usize>,
 }
 

@@ -3,9 +3,7 @@
 //! A parameter of the engine is written once here and applied once, in
 //! [`serve`](crate::serve)'s `options.rs`.
 
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::fields::{self, UnknownFields};
 
@@ -17,6 +15,9 @@ pub const MAX_LOGPROBS: usize = 20;
 
 /// Most stop strings of one request.
 pub const MAX_STOP_STRINGS: usize = 16;
+
+/// Most entries of `stop_token_ids` and of `logit_bias`.
+pub const MAX_TOKEN_IDS: usize = 4096;
 
 /// Sampling parameters, stop conditions and delivery of the reply. Every field is optional.
 ///
@@ -41,8 +42,8 @@ pub struct GenerationOptions {
     /// at most 1. 1 keeps all.
     #[serde(default, deserialize_with = "fields::number")]
     pub top_p: Option<f32>,
-    /// Keep this many of the most likely tokens; 0 keeps all.
-    #[serde(default, deserialize_with = "fields::count::<_, 0, { u32::MAX as usize }>")]
+    /// Keep this many of the most likely tokens; 0 and -1 keep all.
+    #[serde(default, deserialize_with = "fields::top_k")]
     pub top_k: Option<usize>,
     /// Keep the tokens whose probability is at least this fraction of the most likely token's;
     /// 0 to 1. 0 keeps all.
@@ -83,19 +84,6 @@ pub struct GenerationOptions {
     /// `--admission priority`. Any 32-bit integer. Default 0.
     #[serde(default, deserialize_with = "fields::signed_32")]
     pub priority: Option<i32>,
-
-    /// Accepted and ignored: a label of hosted services that does not change the answer.
-    pub user: Option<IgnoredAny>,
-    /// Accepted and ignored, like `user`.
-    pub metadata: Option<IgnoredAny>,
-    /// Accepted and ignored, like `user`.
-    pub safety_identifier: Option<IgnoredAny>,
-    /// Accepted and ignored, like `user`. The prefix cache needs no key.
-    pub prompt_cache_key: Option<IgnoredAny>,
-    /// Nothing is stored: only `false` is accepted.
-    pub store: Option<Value>,
-    /// There is one tier: only `auto` and `default` are accepted.
-    pub service_tier: Option<Value>,
 }
 
 /// One stop string or several.
@@ -125,8 +113,6 @@ impl StopStrings {
 pub struct StreamOptions {
     /// Whether the last event before `[DONE]` reports the usage. Default false.
     pub include_usage: Option<bool>,
-    /// Nothing is obfuscated: only `false` is accepted.
-    pub include_obfuscation: Option<Value>,
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,

@@ -30,8 +30,9 @@ pub struct Usage {
     pub completion_tokens: usize,
     /// Sum of the two.
     pub total_tokens: usize,
-    /// More about the prompt tokens.
-    pub prompt_tokens_details: PromptTokensDetails,
+    /// More about the prompt tokens; left out by a server that hides it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens_details: Option<PromptTokensDetails>,
 }
 
 /// More about the prompt tokens.

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{Method, StatusCode, Uri};
+use futures::FutureExt;
+use stolon::EngineHealth;
 
 use super::App;
 use super::error::ApiError;
-use crate::api::admin::{Audit, Health, Stats};
+use crate::api::admin::{Audit, Health, Stats, Status};
 use crate::api::models::{Model, ModelList};
 
 /// `GET /v1/models`.
@@ -27,9 +29,18 @@ pub(super) async fn model(
     Ok(Json(app.model_entry(&id)))
 }
 
-/// `GET /health`: succeeds as long as the server answers.
-pub(super) async fn health() -> Json<Health> {
-    Json(Health { status: "ok" })
+/// `GET /health` and `GET /ready`: whether the engine accepts requests, without asking it anything
+/// that it would have to compute.
+pub(super) async fn health(State(app): State<Arc<App>>) -> (StatusCode, Json<Health>) {
+    let health = app.engine.health();
+    let status = match health {
+        EngineHealth::Running => return (StatusCode::OK, Json(Health::ok())),
+        EngineHealth::Hung => Status::Hung,
+        EngineHealth::Restarting => Status::Restarting,
+        _ => Status::Stopping,
+    };
+    let health = Health::not_ready(status, format!("the engine is {health}"));
+    (StatusCode::SERVICE_UNAVAILABLE, Json(health))
 }
 
 /// `GET /admin/stats`: the model and the engine's counters.
@@ -45,7 +56,9 @@ pub(super) async fn stats(State(app): State<Arc<App>>) -> Json<Stats> {
 
 /// `GET /admin/audit`: verifies the engine's block accounting.
 pub(super) async fn audit(State(app): State<Arc<App>>) -> Result<Json<Audit>, ApiError> {
-    Ok(Json(Audit { ok: true, audit: app.engine.audit().await? }))
+    let engine = app.engine.clone();
+    let audit = app.audits.run(|| async move { Ok(engine.audit().await?) }.boxed()).await?;
+    Ok(Json(Audit { ok: true, audit }))
 }
 
 /// Any path that does not exist.
@@ -60,7 +73,7 @@ pub(super) async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
 }
 
 impl App {
-    /// The names that clients may use, the model's id first.
+    /// The names that are listed, the model's id first.
     fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.engine.model_info().id.as_str())
             .chain(self.served_names.iter().map(String::as_str))
@@ -68,7 +81,7 @@ impl App {
 
     /// Refuses a model that is not served here.
     pub(super) fn check_model(&self, name: &str) -> Result<(), ApiError> {
-        if self.names().any(|served| served == name) {
+        if self.names().any(|served| served == name) || self.alias.as_deref() == Some(name) {
             return Ok(());
         }
         Err(ApiError::unknown_model(name, &self.engine.model_info().id))

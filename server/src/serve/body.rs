@@ -1,82 +1,144 @@
 //! From a request's body to a typed request, and from serde's errors to replies that name the
 //! parameter at fault, what was expected and what was received.
 
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
+use std::sync::Arc;
+
+use axum::http::StatusCode;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_path_to_error::{Path, Segment};
+use tokio::sync::Semaphore;
 
 use super::error::ApiError;
+use super::receive::Received;
+use super::scan;
+use crate::api::admin::PinRequest;
 use crate::api::chat::ChatRequest;
 use crate::api::completions::CompletionRequest;
 use crate::api::fields::UnknownFields;
+use crate::api::neutral::{self, Scope};
 use crate::api::options::GenerationOptions;
 
-/// A body as axum's extractor returns it: an error if it is too large or was cut off.
-pub(super) type Body = Result<Bytes, BytesRejection>;
+/// Bodies of up to this many bytes are parsed on the thread that received them.
+const INLINE_BYTES: usize = 32 << 10;
 
-/// Parses the body of a request without shared generation options.
-pub(super) fn parse<T: DeserializeOwned>(body: Body) -> Result<T, ApiError> {
-    let body = object(body)?;
-    typed(&body).map_err(|error| refusal(&error, &body))
+/// How many larger bodies are parsed at the same time, on threads that may block.
+const PARALLEL: usize = 2;
+
+/// Parses bodies within limits on their number of values and on the work at one time.
+#[derive(Debug)]
+pub(super) struct Parser {
+    max_values: usize,
+    permits: Arc<Semaphore>,
 }
 
-/// A request that has generation options in a flattened field.
-pub(super) trait GenerationRequest: DeserializeOwned {
+impl Parser {
+    /// A parser for bodies of at most `max_values` JSON values.
+    pub(super) fn new(max_values: usize) -> Self {
+        Self { max_values, permits: Arc::new(Semaphore::new(PARALLEL)) }
+    }
+
+    /// Parses a body. It is dropped before this returns, and with it its claim on memory.
+    pub(super) async fn parse<T: RequestBody>(&self, body: Received) -> Result<T, ApiError> {
+        let max_values = self.max_values;
+        if body.bytes.len() <= INLINE_BYTES {
+            return parse(&body.bytes, max_values);
+        }
+        let failed =
+            |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the body could not be parsed");
+        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| failed(()))?;
+        let parsed = tokio::task::spawn_blocking(move || {
+            let parsed = parse(&body.bytes, max_values);
+            drop((body, permit));
+            parsed
+        });
+        parsed.await.map_err(|_| failed(()))?
+    }
+}
+
+/// The type of a request's body.
+pub(super) trait RequestBody: DeserializeOwned + Send + 'static {
+    /// Which parameters without an effect are accepted.
+    const SCOPE: Scope;
+
     /// What the request contains beyond its fields.
     fn unknown(&self) -> &UnknownFields;
+
+    /// serde buffers the members of a flattened struct, and with that the path of an error inside
+    /// it is lost. Parsing the flattened part on its own gives the path.
+    fn flattened_error(_body: &Value) -> Option<PathError> {
+        None
+    }
 }
 
-impl GenerationRequest for CompletionRequest {
+impl RequestBody for CompletionRequest {
+    const SCOPE: Scope = Scope::Completions;
+
+    fn unknown(&self) -> &UnknownFields {
+        &self.unknown
+    }
+
+    fn flattened_error(body: &Value) -> Option<PathError> {
+        typed::<GenerationOptions>(body).err()
+    }
+}
+
+impl RequestBody for ChatRequest {
+    const SCOPE: Scope = Scope::Chat;
+
+    fn unknown(&self) -> &UnknownFields {
+        &self.unknown
+    }
+
+    fn flattened_error(body: &Value) -> Option<PathError> {
+        typed::<GenerationOptions>(body).err()
+    }
+}
+
+impl RequestBody for PinRequest {
+    const SCOPE: Scope = Scope::None;
+
     fn unknown(&self) -> &UnknownFields {
         &self.unknown
     }
 }
 
-impl GenerationRequest for ChatRequest {
-    fn unknown(&self) -> &UnknownFields {
-        &self.unknown
-    }
-}
-
-/// Parses the body of a request with generation options.
-pub(super) fn parse_generation<T: GenerationRequest>(body: Body) -> Result<T, ApiError> {
-    let body = object(body)?;
+/// Parses a body of at most `max_values` JSON values. All of its members must be known, or request
+/// nothing.
+pub(super) fn parse<T: RequestBody>(body: &[u8], max_values: usize) -> Result<T, ApiError> {
+    let body = object(body, max_values)?;
     let request: T = typed(&body).map_err(|error| {
-        // serde buffers the members of a flattened struct, and with that the path of an error
-        // inside it is lost. Parsing the options on their own gives the path.
-        let options = typed::<GenerationOptions>(&body);
-        refusal(&options.err().unwrap_or(error), &body)
+        let error = T::flattened_error(&body).unwrap_or(error);
+        refusal(&error, &body)
     })?;
-    refuse_unknown("", request.unknown())?;
+    refuse_unknown("", request.unknown(), T::SCOPE)?;
     Ok(request)
 }
 
-/// Refuses fields that the server does not know. `prefix` is what their path begins with.
-pub(super) fn refuse_unknown(prefix: &str, unknown: &UnknownFields) -> Result<(), ApiError> {
-    match unknown.first() {
-        Some(name) => Err(ApiError::unsupported(&format!("{prefix}{name}"), None)),
-        None => Ok(()),
-    }
-}
-
-/// Refuses a parameter that the server does not implement, unless its value requests nothing.
-pub(super) fn accept_only(
-    name: &str,
-    value: Option<&Value>,
-    neutral: &[Value],
+/// Refuses fields that the server does not implement, unless their values request nothing. `prefix`
+/// is what their path begins with.
+pub(super) fn refuse_unknown(
+    prefix: &str,
+    unknown: &UnknownFields,
+    scope: Scope,
 ) -> Result<(), ApiError> {
-    match value {
-        Some(value) if !neutral.contains(value) => Err(ApiError::unsupported(name, Some(value))),
-        _ => Ok(()),
+    for (name, value) in unknown.iter() {
+        let path = format!("{prefix}{name}");
+        match neutral::requests_nothing(scope, name, value) {
+            Some(true) => {}
+            Some(false) => return Err(ApiError::unsupported(&path, Some(value))),
+            None => return Err(ApiError::unsupported(&path, None)),
+        }
     }
+    Ok(())
 }
 
-fn object(body: Body) -> Result<Value, ApiError> {
-    let body =
-        body.map_err(|rejection| ApiError::new(rejection.status(), rejection.body_text()))?;
-    match serde_json::from_slice(&body) {
+fn object(body: &[u8], max_values: usize) -> Result<Value, ApiError> {
+    if !scan::has_at_most(body, max_values) {
+        let message = format!("the body has too many JSON values: expected at most {max_values}");
+        return Err(ApiError::invalid(None, message));
+    }
+    match serde_json::from_slice(body) {
         Ok(object @ Value::Object(_)) => Ok(object),
         Ok(other) => Err(ApiError::invalid(
             None,
@@ -86,7 +148,8 @@ fn object(body: Body) -> Result<Value, ApiError> {
     }
 }
 
-type PathError = serde_path_to_error::Error<serde_json::Error>;
+/// An error of serde with the path to the value.
+pub(super) type PathError = serde_path_to_error::Error<serde_json::Error>;
 
 fn typed<T: DeserializeOwned>(body: &Value) -> Result<T, PathError> {
     serde_path_to_error::deserialize(body)
@@ -146,10 +209,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api::options::StopStrings;
+    use crate::api::options::{MAX_TOKEN_IDS, StopStrings};
+
+    const MAX_VALUES: usize = 1_000;
 
     fn completion(body: &Value) -> Result<CompletionRequest, ApiError> {
-        parse_generation(Ok(Bytes::from(body.to_string())))
+        parse(body.to_string().as_bytes(), MAX_VALUES)
     }
 
     /// Goal: every form of a value is accepted, `null` counts as absent, and so does a field that
@@ -233,15 +298,53 @@ mod tests {
         assert!(missing.message.contains("required"), "{missing:?}");
     }
 
-    /// Goal: a value that requests nothing is accepted, any other is refused and shown.
+    /// Goal: a parameter that the server does not implement is accepted with a value that requests
+    /// nothing, and refused with any other, which is shown.
     #[test]
     fn neutral_values_are_accepted() {
-        accept_only("tools", None, &[json!([])]).expect("absent");
-        accept_only("tools", Some(&json!([])), &[json!([])]).expect("neutral");
-        let refused = accept_only("tools", Some(&json!([1])), &[json!([])]);
-        let error = refused.expect_err("a tool").reply().error;
-        assert_eq!(error.param.as_deref(), Some("tools"));
-        assert!(error.message.contains("[1]"), "{error:?}");
+        for neutral in [
+            json!({"min_tokens": 0, "top_k": -1, "suffix": "", "logprobs": false, "n": 1}),
+            json!({"best_of": 1, "stream_options": null, "store": false, "logit_bias": {}}),
+            json!({"skip_special_tokens": true, "length_penalty": 1, "service_tier": "auto"}),
+            json!({"use_beam_search": false, "stop": [], "user": "someone", "echo": false}),
+        ] {
+            let mut body = neutral.clone();
+            body["prompt"] = json!("x");
+            completion(&body).unwrap_or_else(|error| panic!("{neutral}: {error:?}"));
+        }
+        for (name, value) in [("min_tokens", json!(1)), ("suffix", json!("y"))] {
+            let mut body = json!({"prompt": "x"});
+            body[name] = value.clone();
+            let error = completion(&body).expect_err("not implemented").reply().error;
+            assert_eq!(error.param.as_deref(), Some(name));
+            assert!(error.message.contains(&value.to_string()), "{error:?}");
+        }
+    }
+
+    /// Goal: long lists and objects are refused before anything of them is stored.
+    #[test]
+    fn too_many_values_are_refused() {
+        for (body, param) in [
+            (json!({"prompt": vec![1; 2 * MAX_VALUES]}), None),
+            (json!({"prompt": "x", "anything": vec![json!({}); MAX_VALUES]}), None),
+            (json!({"prompt": "x", "logit_bias": {"1": 1, "01": 1}}), Some("logit_bias")),
+            (json!({"prompt": "x", "logit_bias": {"+1": 1}}), Some("logit_bias")),
+        ] {
+            let error = completion(&body).expect_err("too many").reply().error;
+            assert_eq!(error.param.as_deref(), param, "{error:?}");
+        }
+        let ids: Vec<usize> = (0..=MAX_TOKEN_IDS).collect();
+        let long = "z".repeat(100_000);
+        for body in [json!({"prompt": "x", (&long): 1}), json!({"prompt": "x", "seed": &long})] {
+            let error = completion(&body).expect_err("refused").reply().error;
+            assert!(error.message.len() < 3_000, "a client's text is not repeated in full");
+            assert!(error.param.is_some_and(|param| param.len() < 300));
+        }
+        let body = json!({"prompt": "x", "stop_token_ids": ids}).to_string();
+        let error = parse::<CompletionRequest>(body.as_bytes(), usize::MAX).expect_err("too many");
+        let error = error.reply().error;
+        assert_eq!(error.param.as_deref(), Some("stop_token_ids"));
+        assert!(error.message.contains(&MAX_TOKEN_IDS.to_string()), "{error:?}");
     }
 
     /// Goal: a body that is not JSON, or not an object, is refused; a long value is cut between
@@ -249,7 +352,7 @@ mod tests {
     #[test]
     fn bodies_that_are_not_objects_are_refused() {
         for body in ["[1]", "{", "", "\"x\"", "{\"prompt\": \"\u{1}\"}"] {
-            let parsed = parse_generation::<CompletionRequest>(Ok(Bytes::from(body)));
+            let parsed = parse::<CompletionRequest>(body.as_bytes(), MAX_VALUES);
             assert!(parsed.is_err(), "{body}");
         }
         let long = Value::String("\u{e9}".repeat(200));

@@ -4,14 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
+use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use stolon::{PinId, Request};
+use futures::FutureExt;
+use stolon::{PinId, Request, TreeDump};
 
 use super::App;
-use super::body::{Body, parse, refuse_unknown};
+use super::access::Tenant;
 use super::error::ApiError;
+use super::receive::Received;
 use crate::api::admin::{
     PinCreated, PinDeleted, PinInfo, PinList, PinPrompt, PinRequest, Tree, TreeFormat, TreeNode,
     TreeQuery,
@@ -20,15 +23,21 @@ use crate::api::admin::{
 /// `GET /admin/tree`: the prefix tree and its statistics, or with `?format=dot` a graph of it.
 pub(super) async fn tree(
     State(app): State<Arc<App>>,
-    Query(query): Query<TreeQuery>,
+    query: Result<Query<TreeQuery>, QueryRejection>,
 ) -> Result<Response, ApiError> {
-    let dump = app.engine.dump()?;
+    let Query(query) = query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
+    let engine = app.engine.clone();
+    let dump = app.dumps.run(|| async move { Ok(Arc::new(engine.dump()?)) }.boxed()).await?;
     if query.format == TreeFormat::Dot {
         let content_type = [(header::CONTENT_TYPE, "text/vnd.graphviz; charset=utf-8")];
+        let mut dump = TreeDump::clone(&dump);
+        if !query.tokens {
+            dump.nodes.iter_mut().for_each(|node| node.first_positions.clear());
+        }
         return Ok((content_type, dump.to_graphviz()).into_response());
     }
     let stats = app.engine.cache_stats().await?;
-    let nodes = dump.nodes.iter().map(TreeNode::from).collect();
+    let nodes = dump.nodes.iter().map(|node| TreeNode::new(node, query.tokens)).collect();
     Ok(Json(Tree { version: dump.version, stats, nodes }).into_response())
 }
 
@@ -41,15 +50,14 @@ pub(super) async fn pins(State(app): State<Arc<App>>) -> Result<Json<PinList>, A
 /// `POST /admin/pins`: pins what is cached of a prompt.
 pub(super) async fn pin(
     State(app): State<Arc<App>>,
-    body: Body,
+    body: Received,
 ) -> Result<Json<PinCreated>, ApiError> {
-    let pin: PinRequest = parse(body)?;
-    refuse_unknown("", &pin.unknown)?;
+    let pin: PinRequest = app.parser.parse(body).await?;
     let mut request = match pin.prompt {
         PinPrompt::Text(text) => Request::text(text),
         PinPrompt::Tokens(tokens) => Request::tokens(tokens),
     };
-    if let Some(salt) = pin.cache_salt {
+    if let Some(salt) = Tenant::named(pin.tenant).salt(pin.cache_salt.as_deref()) {
         request = request.cache_salt(salt);
     }
     let ttl = pin.ttl_seconds.map(|seconds| Duration::from_secs(seconds as u64));
@@ -60,8 +68,9 @@ pub(super) async fn pin(
 /// `DELETE /admin/pins/{id}`: ends a pin.
 pub(super) async fn unpin(
     State(app): State<Arc<App>>,
-    Path(id): Path<u64>,
+    id: Result<Path<u64>, PathRejection>,
 ) -> Result<Json<PinDeleted>, ApiError> {
+    let Path(id) = id.map_err(|error| ApiError::invalid(Some("id"), error.body_text()))?;
     if app.engine.unpin(PinId(id)).await? {
         return Ok(Json(PinDeleted { deleted: true }));
     }

@@ -2,21 +2,26 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::json;
-use stolon::{ChatMessage, Completion, Engine, MessageContent, Request, TokenLogprob};
+use stolon::{ChatMessage, Completion, Engine, MessageContent, Request};
 
 use super::App;
-use super::body::{Body, accept_only, parse_generation, refuse_unknown};
+use super::access::Tenant;
+use super::body::refuse_unknown;
 use super::error::ApiError;
 use super::generation::{Endpoint, Piece, respond};
 use super::logprobs;
 use super::options::Call;
+use super::receive::Received;
 use crate::api::chat::{
-    AnswerMessage, ChatChoice, ChatChunkChoice, ChatRequest, Content, Delta, Message, Role,
+    AnswerMessage, ChatChoice, ChatChunkChoice, ChatRequest, Content, Delta, MAX_PARTS, Message,
+    Role,
 };
 use crate::api::logprobs::ChatLogprobs;
+use crate::api::neutral::Scope;
 use crate::api::reply::FinishReason;
 
 /// The form of the choices of one call.
@@ -26,16 +31,24 @@ struct Chat {
 }
 
 /// The handler.
-pub(super) async fn create(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let request: ChatRequest = parse_generation(body)?;
-    refuse_unsupported(&request)?;
+pub(super) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(tenant): Extension<Tenant>,
+    body: Received,
+) -> Result<Response, ApiError> {
+    let request: ChatRequest = app.parser.parse(body).await?;
     let max_tokens = max_tokens(&request)?;
     let logprobs = top_logprobs(&request)?;
     let messages = messages(request.messages)?;
-    let mut call = Call::new(request.options, &app)?;
-    (call.max_tokens, call.logprobs) = (max_tokens, logprobs);
+    let mut call = Call::new(request.options, &app, &tenant)?;
+    app.check_answers("n", call.choice_count)?;
+    call.logprobs = logprobs;
+    if let Some(max_tokens) = max_tokens {
+        call.max_tokens = max_tokens;
+    }
     let chat = Chat { logprobs: logprobs.is_some() };
-    respond(&app, chat, call, vec![Request::chat(messages)]).await
+    let usage = app.usage_sum(call.choice_count);
+    respond(&app, chat, call, vec![Request::chat(messages)], usage).await
 }
 
 /// `max_completion_tokens`, or `max_tokens`, its older name.
@@ -63,15 +76,6 @@ fn top_logprobs(request: &ChatRequest) -> Result<Option<usize>, ApiError> {
     }
 }
 
-/// Refuses what is not implemented, except values that request nothing.
-fn refuse_unsupported(request: &ChatRequest) -> Result<(), ApiError> {
-    accept_only("tools", request.tools.as_ref(), &[json!([])])?;
-    accept_only("tool_choice", request.tool_choice.as_ref(), &[json!("none"), json!("auto")])?;
-    let text = [json!({"type": "text"})];
-    accept_only("response_format", request.response_format.as_ref(), &text)?;
-    accept_only("modalities", request.modalities.as_ref(), &[json!(["text"])])
-}
-
 /// The conversation as the engine takes it.
 fn messages(messages: Vec<Message>) -> Result<Vec<ChatMessage>, ApiError> {
     if messages.is_empty() {
@@ -80,10 +84,16 @@ fn messages(messages: Vec<Message>) -> Result<Vec<ChatMessage>, ApiError> {
     }
     let mut converted = Vec::with_capacity(messages.len());
     for (index, message) in messages.into_iter().enumerate() {
-        refuse_unknown(&format!("messages[{index}]."), &message.unknown)?;
+        refuse_unknown(&format!("messages[{index}]."), &message.unknown, Scope::Message)?;
         let mut chat_message = ChatMessage::new(message.role.as_str(), "");
         chat_message.content = Some(match message.content {
             Content::Text(text) => MessageContent::Text(text),
+            Content::Parts(parts) if parts.len() > MAX_PARTS => {
+                let path = format!("messages[{index}].content");
+                let message =
+                    format!("`{path}`: expected at most {MAX_PARTS} parts, got {}", parts.len());
+                return Err(ApiError::invalid(Some(&path), message));
+            }
             Content::Parts(parts) => {
                 MessageContent::Parts(parts.iter().map(|part| json!(part)).collect())
             }
@@ -120,17 +130,12 @@ impl Endpoint for Chat {
         }
     }
 
-    fn opening(
-        &self,
-        _: &Engine,
-        index: usize,
-        _: &[Option<TokenLogprob>],
-    ) -> Option<(ChatChunkChoice, usize)> {
+    fn opening(&self, index: usize) -> Option<ChatChunkChoice> {
         let delta = Delta { role: Some(Role::Assistant), content: Some(String::new()) };
-        Some((ChatChunkChoice { index, delta, logprobs: None, finish_reason: None }, 0))
+        Some(ChatChunkChoice { index, delta, logprobs: None, finish_reason: None })
     }
 
-    fn delta(&self, engine: &Engine, index: usize, piece: &Piece<'_>) -> Option<ChatChunkChoice> {
+    fn delta(&self, engine: &Engine, index: usize, piece: Piece<'_>) -> Option<ChatChunkChoice> {
         let logprobs = logprobs::chat(engine, logprobs::visible(engine, piece.logprob));
         let logprobs: Option<ChatLogprobs> = (!logprobs.content.is_empty()).then_some(logprobs);
         if piece.text.is_empty() && logprobs.is_none() {
@@ -148,14 +153,15 @@ impl Endpoint for Chat {
 
 #[cfg(test)]
 mod tests {
-    use axum::body::Bytes;
     use serde_json::Value;
 
     use super::*;
+    use crate::api::chat::MAX_MESSAGES;
+    use crate::serve::body::parse;
 
     fn parse_messages(value: Value) -> Result<Vec<ChatMessage>, ApiError> {
-        let body = Bytes::from(json!({ "messages": value }).to_string());
-        messages(parse_generation::<ChatRequest>(Ok(body))?.messages)
+        let body = json!({ "messages": value }).to_string();
+        messages(parse::<ChatRequest>(body.as_bytes(), usize::MAX)?.messages)
     }
 
     /// Goal: content may be a string or a list of parts, and `developer` is the role `system`.
@@ -164,7 +170,8 @@ mod tests {
         let messages = parse_messages(json!([
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-            {"role": "assistant", "content": "c", "refusal": null, "tool_calls": null},
+            {"role": "assistant", "content": "c", "refusal": null, "tool_calls": [],
+             "annotations": [], "audio": null},
         ]));
         let messages = messages.expect("messages");
         let roles: Vec<&str> = messages.iter().map(|message| message.role.as_str()).collect();
@@ -193,6 +200,16 @@ mod tests {
         for (messages, param) in [
             (json!(null), "messages"),
             (json!([]), "messages"),
+            (json!(vec![json!({"role": "user", "content": "x"}); MAX_MESSAGES + 1]), "messages"),
+            (
+                json!([{"role": "user", "content":
+                        vec![json!({"type": "text", "text": "x"}); MAX_PARTS + 1]}]),
+                "messages[0].content",
+            ),
+            (
+                json!([{"role": "assistant", "content": "x", "tool_calls": [{}]}]),
+                "messages[0].tool_calls",
+            ),
             (json!(["hello"]), "messages[0]"),
             (json!([{"role": "robot", "content": "x"}]), "messages[0].role"),
             (json!([{"role": "tool", "content": "x"}]), "messages[0].role"),

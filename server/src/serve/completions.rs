@@ -2,17 +2,20 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
+use futures::future::try_join_all;
 use serde_json::json;
-use stolon::{Completion, Engine, Request, TokenLogprob};
+use stolon::{Completion, Engine, Request};
 
 use super::App;
-use super::body::{Body, accept_only, parse_generation};
+use super::access::Tenant;
 use super::error::ApiError;
-use super::generation::{Endpoint, Piece, respond};
-use super::logprobs::{CompletionLists, visible};
+use super::generation::{Endpoint, Piece, respond, respond_without_answers};
+use super::logprobs::{CompletionLists, TextOffsets, visible};
 use super::options::Call;
+use super::receive::Received;
 use crate::api::completions::{CompletionChoice, CompletionRequest, Prompt};
 use crate::api::options::MAX_CHOICES;
 use crate::api::reply::FinishReason;
@@ -20,11 +23,17 @@ use crate::api::reply::FinishReason;
 /// OpenAI's default for this endpoint.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
+/// Most log-probabilities that a reply may have for repeated prompts: positions times choices times
+/// tokens listed per position. They take about 50 bytes each in the reply.
+const MAX_ECHOED_LOGPROBS: usize = 1 << 19;
+
 /// A prompt that is repeated at the beginning of its choices.
 struct Echo {
     text: String,
-    /// Its token ids; empty unless their log-probabilities are reported.
-    tokens: Vec<u32>,
+    /// Log-probabilities of its tokens; empty unless they were requested.
+    lists: CompletionLists,
+    /// Where the text of the first generated token begins.
+    offsets: TextOffsets,
 }
 
 /// The form of the choices of one call.
@@ -34,59 +43,112 @@ struct Completions {
     logprobs: bool,
     /// One entry per prompt if prompts are repeated, empty otherwise.
     echoes: Vec<Echo>,
-    /// `max_tokens` is 0: the reply has the prompt alone.
-    prompt_only: bool,
 }
 
 /// The handler.
-pub(super) async fn create(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
-    let request: CompletionRequest = parse_generation(body)?;
-    accept_only("suffix", request.suffix.as_ref(), &[json!("")])?;
-    let mut call = Call::new(request.options, &app)?;
+pub(super) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(tenant): Extension<Tenant>,
+    body: Received,
+) -> Result<Response, ApiError> {
+    let request: CompletionRequest = app.parser.parse(body).await?;
+    let mut call = Call::new(request.options, &app, &tenant)?;
     let prompts = request.prompt.into_prompts();
     if prompts.is_empty() {
         return Err(ApiError::expected("prompt", "at least one prompt", &json!([])));
     }
     call.candidate_count = candidates(request.best_of, &call)?;
     let answers = prompts.len() * call.candidate_count.unwrap_or(call.choice_count);
-    if answers > MAX_CHOICES {
-        let message = format!(
-            "expected at most {MAX_CHOICES} answers (prompts x `n`, or x `best_of`), got {answers}"
-        );
-        return Err(ApiError::invalid(Some("prompt"), message));
-    }
+    app.check_answers(if prompts.len() == 1 { "n" } else { "prompt" }, answers)?;
     let echo = request.echo.unwrap_or(false);
-    let max_tokens = request.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
-    let prompt_only = max_tokens == 0;
-    if prompt_only && !echo {
+    let max_tokens = request.max_tokens.or(app.configured_max_tokens).unwrap_or(DEFAULT_MAX_TOKENS);
+    if max_tokens == 0 && !echo {
         return Err(ApiError::expected("max_tokens", "at least 1 without `echo`", &json!(0)));
     }
-    if prompt_only && call.candidate_count.is_some() {
+    if max_tokens == 0 && call.candidate_count.is_some() {
         let message = "`best_of` is not possible with `max_tokens`: 0, which generates nothing";
         return Err(ApiError::invalid(Some("best_of"), message));
     }
-    // The engine generates at least one token. With `max_tokens` 0 the reply leaves it out.
-    call.max_tokens = Some(max_tokens.max(1));
+    call.max_tokens = max_tokens;
     call.logprobs = request.logprobs;
+    let mut completions = Completions {
+        choices_per_prompt: call.choice_count,
+        logprobs: request.logprobs.is_some(),
+        echoes: Vec::new(),
+    };
+    let usage = app.usage_sum(call.choice_count);
+    if !echo {
+        let requests = prompts.into_iter().map(engine_request).collect();
+        return respond(&app, completions, call, requests, usage).await;
+    }
+    let scored = prompts.into_iter().map(|prompt| score(&app.engine, &call, prompt));
+    let scored = try_join_all(scored).await?;
+    let prompt_usages: Vec<stolon::Usage> = scored.iter().map(|scored| scored.usage).collect();
+    let usage = usage.with_prompts(&prompt_usages);
+    let mut requests = Vec::with_capacity(scored.len());
+    for scored in scored {
+        completions.echoes.push(scored.echo);
+        requests.push(Request::tokens(scored.tokens));
+    }
+    if max_tokens == 0 {
+        return Ok(respond_without_answers(&app, completions, call, requests.len(), usage));
+    }
+    if request.logprobs.is_none() {
+        // The prompts have not been computed, and count with their answers.
+        let usage = app.usage_sum(call.choice_count);
+        return respond(&app, completions, call, requests, usage).await;
+    }
+    respond(&app, completions, call, requests, usage).await
+}
 
-    let mut requests: Vec<Request> = prompts.iter().map(engine_request).collect();
-    let mut echoes = Vec::new();
-    if echo {
-        for (prompt, engine_request) in prompts.iter().zip(&mut requests) {
-            let with_tokens = request.logprobs.is_some();
-            echoes.push(echo_of(prompt, &app.engine, engine_request, with_tokens).await?);
-            if let Some(top) = request.logprobs {
-                *engine_request = engine_request.clone().prompt_logprobs(top);
+/// A prompt with its log-probabilities.
+struct Scored {
+    echo: Echo,
+    tokens: Vec<u32>,
+    usage: stolon::Usage,
+}
+
+/// Prepares a prompt for being repeated. Its log-probabilities are computed by a request of its
+/// own, so that they are computed once for all choices, which then find the prompt in the cache.
+async fn score(engine: &Engine, call: &Call, prompt: Prompt) -> Result<Scored, ApiError> {
+    let is_text = matches!(prompt, Prompt::Text(_));
+    let text = match &prompt {
+        Prompt::Text(text) => text.clone(),
+        Prompt::Tokens(tokens) => engine.detokenize(tokens, false)?,
+    };
+    let tokens = match prompt {
+        Prompt::Tokens(tokens) => tokens,
+        text @ Prompt::Text(_) => engine.prompt_tokens(&engine_request(text)).await?,
+    };
+    let mut usage = stolon::Usage { prompt_tokens: tokens.len(), ..stolon::Usage::default() };
+    let mut lists = CompletionLists::default();
+    let mut offsets = TextOffsets::of_prompt(!is_text);
+    if let Some(top) = call.logprobs {
+        check_echoed_logprobs(tokens.len(), call, top)?;
+        let request = call.apply(Request::tokens(tokens.clone())).prompt_logprobs(top);
+        let scored = engine.generate(request.max_tokens(1)).await?.collect_text().await?;
+        usage.cached_tokens = scored.finish.usage.cached_tokens;
+        for (&token, entry) in tokens.iter().zip(&scored.prompt_logprobs) {
+            match entry {
+                Some(entry) => lists.push(engine, entry, &mut offsets),
+                None => lists.push_first(engine, token, &mut offsets),
             }
         }
     }
-    let completions = Completions {
-        choices_per_prompt: call.choice_count,
-        logprobs: request.logprobs.is_some(),
-        echoes,
-        prompt_only,
-    };
-    respond(&app, completions, call, requests).await
+    offsets.continue_after(text.chars().count());
+    Ok(Scored { echo: Echo { text, lists, offsets }, tokens, usage })
+}
+
+fn check_echoed_logprobs(positions: usize, call: &Call, top: usize) -> Result<(), ApiError> {
+    let count = positions.saturating_mul(call.choice_count).saturating_mul(top + 1);
+    if count <= MAX_ECHOED_LOGPROBS {
+        return Ok(());
+    }
+    let message = format!(
+        "expected at most {MAX_ECHOED_LOGPROBS} log-probabilities of repeated prompts (tokens x `n` \
+         x (`logprobs` + 1)), got {count}"
+    );
+    Err(ApiError::invalid(Some("echo"), message))
 }
 
 /// The number of candidates of `best_of`; `None` for 1, which leaves nothing to choose from.
@@ -104,49 +166,16 @@ fn candidates(best_of: Option<usize>, call: &Call) -> Result<Option<usize>, ApiE
     Ok((count > 1).then_some(count))
 }
 
-fn engine_request(prompt: &Prompt) -> Request {
+fn engine_request(prompt: Prompt) -> Request {
     match prompt {
-        Prompt::Text(text) => Request::text(text.clone()),
-        Prompt::Tokens(tokens) => Request::tokens(tokens.clone()),
+        Prompt::Text(text) => Request::text(text),
+        Prompt::Tokens(tokens) => Request::tokens(tokens),
     }
-}
-
-async fn echo_of(
-    prompt: &Prompt,
-    engine: &Engine,
-    request: &Request,
-    with_tokens: bool,
-) -> Result<Echo, ApiError> {
-    let text = match prompt {
-        Prompt::Text(text) => text.clone(),
-        Prompt::Tokens(tokens) => engine.detokenize(tokens, false)?,
-    };
-    let tokens = if with_tokens { engine.prompt_tokens(request).await? } else { Vec::new() };
-    Ok(Echo { text, tokens })
 }
 
 impl Completions {
     fn echo(&self, index: usize) -> Option<&Echo> {
         self.echoes.get(index / self.choices_per_prompt)
-    }
-
-    /// Lists with the prompt's tokens, if the prompt is repeated.
-    fn prompt_lists(
-        &self,
-        engine: &Engine,
-        index: usize,
-        prompt: &[Option<TokenLogprob>],
-    ) -> CompletionLists {
-        let mut lists = CompletionLists::default();
-        if let Some(echo) = self.echo(index) {
-            for (&token, entry) in echo.tokens.iter().zip(prompt) {
-                match entry {
-                    Some(entry) => lists.push(engine, entry),
-                    None => lists.push_first(engine, token),
-                }
-            }
-        }
-        lists
     }
 }
 
@@ -159,35 +188,30 @@ impl Endpoint for Completions {
     type ChunkChoice = CompletionChoice;
 
     fn whole(&self, engine: &Engine, index: usize, completion: &Completion) -> CompletionChoice {
-        let mut text = self.echo(index).map(|echo| echo.text.clone()).unwrap_or_default();
-        let mut lists = self.prompt_lists(engine, index, &completion.prompt_logprobs);
-        let mut finish_reason = FinishReason::from(&completion.finish.reason);
-        if self.prompt_only {
-            finish_reason = FinishReason::Length;
-        } else {
-            text.push_str(&completion.text);
-            visible(engine, &completion.logprobs).for_each(|entry| lists.push(engine, entry));
-        }
-        let logprobs = self.logprobs.then(|| lists.finish());
-        CompletionChoice { index, text, logprobs, finish_reason: Some(finish_reason) }
+        let echo = self.echo(index);
+        let mut text = echo.map(|echo| echo.text.clone()).unwrap_or_default();
+        text.push_str(&completion.text);
+        let logprobs = self.logprobs.then(|| {
+            let mut offsets = self.offsets(index);
+            let mut lists = echo.map(|echo| echo.lists.clone()).unwrap_or_default();
+            visible(engine, &completion.logprobs)
+                .for_each(|entry| lists.push(engine, entry, &mut offsets));
+            lists.finish()
+        });
+        let finish_reason = Some(FinishReason::from(&completion.finish.reason));
+        CompletionChoice { index, text, logprobs, finish_reason }
     }
 
-    fn opening(
-        &self,
-        engine: &Engine,
-        index: usize,
-        prompt: &[Option<TokenLogprob>],
-    ) -> Option<(CompletionChoice, usize)> {
-        let text = self.echo(index)?.text.clone();
-        let logprobs = self.logprobs.then(|| self.prompt_lists(engine, index, prompt).finish());
-        let characters = text.chars().count();
-        Some((CompletionChoice { index, text, logprobs, finish_reason: None }, characters))
+    fn opening(&self, index: usize) -> Option<CompletionChoice> {
+        let echo = self.echo(index)?;
+        let logprobs = self.logprobs.then(|| echo.lists.clone().finish());
+        Some(CompletionChoice { index, text: echo.text.clone(), logprobs, finish_reason: None })
     }
 
-    fn delta(&self, engine: &Engine, index: usize, piece: &Piece<'_>) -> Option<CompletionChoice> {
+    fn delta(&self, engine: &Engine, index: usize, piece: Piece<'_>) -> Option<CompletionChoice> {
         let logprobs = visible(engine, piece.logprob).next().map(|entry| {
-            let mut lists = CompletionLists::starting_at(piece.offset);
-            lists.push(engine, entry);
+            let mut lists = CompletionLists::default();
+            lists.push(engine, entry, piece.offsets);
             lists.finish()
         });
         if piece.text.is_empty() && logprobs.is_none() {
@@ -198,30 +222,26 @@ impl Endpoint for Completions {
     }
 
     fn closing(&self, index: usize, reason: FinishReason) -> CompletionChoice {
-        let reason = if self.prompt_only { FinishReason::Length } else { reason };
         let (text, finish_reason) = (String::new(), Some(reason));
         CompletionChoice { index, text, logprobs: None, finish_reason }
     }
 
-    fn opens_with_prompt_logprobs(&self) -> bool {
-        self.logprobs && !self.echoes.is_empty()
-    }
-
-    fn prompt_only(&self) -> bool {
-        self.prompt_only
+    fn offsets(&self, index: usize) -> TextOffsets {
+        self.echo(index).map(|echo| echo.offsets.clone()).unwrap_or_default()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use axum::body::Bytes;
     use serde_json::Value;
 
     use super::*;
+    use crate::serve::body::parse as parse_body;
 
     fn parse(prompt: &Value) -> Result<Vec<Prompt>, ApiError> {
-        let body = Bytes::from(json!({ "prompt": prompt }).to_string());
-        Ok(parse_generation::<CompletionRequest>(Ok(body))?.prompt.into_prompts())
+        let body = json!({ "prompt": prompt }).to_string();
+        let request = parse_body::<CompletionRequest>(body.as_bytes(), usize::MAX)?;
+        Ok(request.prompt.into_prompts())
     }
 
     /// Goal: the four forms of a prompt are recognised, and nothing else is accepted as a prompt.

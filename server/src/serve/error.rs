@@ -13,6 +13,11 @@ use stolon::{EngineError, Error};
 use super::body::brief;
 use crate::api::error::{ErrorObject, ErrorReply};
 
+/// Maximum length of an error's message, in bytes. Messages quote what a client has sent.
+const MAX_MESSAGE: usize = 2000;
+/// Maximum length of the path of a parameter, in bytes.
+const MAX_PARAM: usize = 200;
+
 /// A failed request, as its client sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ApiError {
@@ -28,13 +33,14 @@ pub(super) struct ApiError {
 
 impl ApiError {
     pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None, retry_after: None }
+        let message = cut(message.into(), MAX_MESSAGE);
+        Self { status, message, param: None, code: None, retry_after: None }
     }
 
     /// 400: the request is wrong; repeating it does not help.
     pub(super) fn invalid(param: Option<&str>, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::BAD_REQUEST, message);
-        Self { param: param.map(str::to_owned), ..error }
+        Self { param: param.map(|param| cut(param.to_owned(), MAX_PARAM)), ..error }
     }
 
     /// 400: a parameter has a wrong type or value.
@@ -65,6 +71,17 @@ impl ApiError {
         Self { param: Some("model".to_owned()), ..error }
     }
 
+    /// 401: a key is missing or wrong.
+    pub(super) fn unauthorized(message: &str) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key")
+    }
+
+    /// 503: the request may succeed after `wait`.
+    pub(super) fn unavailable(message: impl Into<String>, wait: Duration) -> Self {
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
+        Self { retry_after: Some(wait), ..error }
+    }
+
     fn code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
     }
@@ -74,6 +91,8 @@ impl ApiError {
         match self.status {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
             status if status.is_client_error() => "invalid_request_error",
             StatusCode::SERVICE_UNAVAILABLE => "service_unavailable_error",
             _ => "server_error",
@@ -93,6 +112,16 @@ impl ApiError {
     }
 }
 
+/// The text, cut to at most `max` bytes and an ellipsis.
+fn cut(mut text: String, max: usize) -> String {
+    if text.len() > max {
+        let end = (0..=max).rev().find(|&end| text.is_char_boundary(end));
+        text.truncate(end.unwrap_or(0));
+        text.push_str("...");
+    }
+    text
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.reply())).into_response();
@@ -100,6 +129,10 @@ impl IntoResponse for ApiError {
             // Whole seconds, at least 1: clients take 0 for "immediately".
             let seconds = wait.as_secs_f64().ceil().max(1.0) as u64;
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            let scheme = HeaderValue::from_static("Bearer");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
         }
         response
     }
@@ -115,6 +148,12 @@ impl From<Error> for ApiError {
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
         }
     }
+}
+
+/// The reply for a handler that panicked. The panic has been logged on standard error.
+pub(super) fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
+    let message = "the server failed while it handled this request";
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message).into_response()
 }
 
 impl ApiError {

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use axum::response::Response;
 use futures::future::try_join_all;
 use serde::Serialize;
-use stolon::{Completion, Engine, Request, TokenLogprob, TokenStream};
+use stolon::{Completion, Engine, Finish, Request, TokenLogprob, TokenStream};
 
 use super::error::ApiError;
+use super::logprobs::TextOffsets;
 use super::options::Call;
 use super::reply::UsageSum;
 use super::{App, reply, unix_seconds};
@@ -36,30 +37,19 @@ pub(super) trait Endpoint: Send + Sync + 'static {
     /// A choice of a whole reply.
     fn whole(&self, engine: &Engine, index: usize, completion: &Completion) -> Self::Choice;
 
-    /// The piece that begins a streamed choice, before any generated token, and the number of
-    /// characters of text in it; `None` if such a piece is not needed.
-    fn opening(
-        &self,
-        engine: &Engine,
-        index: usize,
-        prompt: &[Option<TokenLogprob>],
-    ) -> Option<(Self::ChunkChoice, usize)>;
+    /// The piece that begins a streamed choice, before any generated token; `None` if such a piece
+    /// is not needed.
+    fn opening(&self, index: usize) -> Option<Self::ChunkChoice>;
 
     /// The piece for one generated token; `None` if it would be empty.
-    fn delta(&self, engine: &Engine, index: usize, piece: &Piece<'_>) -> Option<Self::ChunkChoice>;
+    fn delta(&self, engine: &Engine, index: usize, piece: Piece<'_>) -> Option<Self::ChunkChoice>;
 
     /// The piece that ends a streamed choice.
     fn closing(&self, index: usize, reason: FinishReason) -> Self::ChunkChoice;
 
-    /// Whether a streamed choice begins when the prompt's log-probabilities arrive rather than
-    /// when the request starts to run.
-    fn opens_with_prompt_logprobs(&self) -> bool {
-        false
-    }
-
-    /// Whether generated tokens are left out because only the prompt is to be scored.
-    fn prompt_only(&self) -> bool {
-        false
+    /// Where the text of the choice's first generated token begins.
+    fn offsets(&self, _index: usize) -> TextOffsets {
+        TextOffsets::default()
     }
 }
 
@@ -69,8 +59,8 @@ pub(super) struct Piece<'a> {
     pub(super) text: &'a str,
     /// The token's log-probability, if it was requested.
     pub(super) logprob: Option<&'a TokenLogprob>,
-    /// Number of characters of the choice's text before this piece.
-    pub(super) offset: usize,
+    /// Where the token's text begins in the choice.
+    pub(super) offsets: &'a mut TextOffsets,
 }
 
 /// The fields that all pieces of a reply share.
@@ -111,15 +101,16 @@ impl Envelope {
 }
 
 /// Runs the prompts of one call, each with as many choices as were requested, and replies whole
-/// or streamed. The choices of prompt `p` have the indices `p * n` to `p * n + n - 1`.
+/// or streamed. The choices of prompt `p` have the indices `p * n` to `p * n + n - 1`. `usage` has
+/// what has been counted before.
 pub(super) async fn respond<E: Endpoint>(
     app: &Arc<App>,
     endpoint: E,
     call: Call,
     prompts: Vec<Request>,
+    mut usage: UsageSum,
 ) -> Result<Response, ApiError> {
     let engine = app.engine.clone();
-    let mut usage = UsageSum::new(call.choice_count, endpoint.prompt_only());
     let requests = prompts.into_iter().map(|prompt| call.apply(prompt));
     if let Some(candidates) = call.candidate_count {
         // All prompts are submitted before the first is awaited. An error cancels the others.
@@ -147,4 +138,39 @@ pub(super) async fn respond<E: Endpoint>(
         usage.add(index, completion.finish.usage);
     }
     Ok(reply::whole(&engine, &endpoint, &envelope, usage, &completions))
+}
+
+/// Replies with the prompts alone, of which each has as many choices as were requested.
+pub(super) fn respond_without_answers<E: Endpoint>(
+    app: &Arc<App>,
+    endpoint: E,
+    call: Call,
+    prompt_count: usize,
+    usage: UsageSum,
+) -> Response {
+    let envelope = Envelope::new::<E>(call.model);
+    let (engine, choices) = (app.engine.clone(), prompt_count * call.choice_count);
+    if call.stream {
+        return reply::stream_of_prompts(
+            engine,
+            endpoint,
+            envelope,
+            usage,
+            choices,
+            call.include_usage,
+        );
+    }
+    let finish = Finish {
+        reason: stolon::FinishReason::Length,
+        usage: stolon::Usage::default(),
+        timings: stolon::Timings::default(),
+    };
+    let empty = Completion {
+        text: String::new(),
+        token_ids: Vec::new(),
+        logprobs: Vec::new(),
+        prompt_logprobs: Vec::new(),
+        finish,
+    };
+    reply::whole(&engine, &endpoint, &envelope, usage, &vec![empty; choices])
 }

@@ -48,44 +48,98 @@ fn chat_token(engine: &Engine, id: u32, logprob: f32) -> ChatTokenLogprob {
     ChatTokenLogprob { token, logprob: finite(logprob), bytes }
 }
 
-/// Builds the lists of the completions form token by token.
-#[derive(Default)]
-pub(super) struct CompletionLists {
-    lists: CompletionLogprobs,
-    /// Number of characters before the next token.
-    offset: usize,
+/// Finds out where the text of each token begins, in characters. A character may have several
+/// tokens, which all begin where it begins.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TextOffsets {
+    /// Number of complete characters so far.
+    characters: usize,
+    /// The tokens of the last step that completed a character, then those that did not yet.
+    window: Vec<u32>,
+    /// Number of the former in the window.
+    decoded: usize,
+    /// The tokens are the beginning of a text, where tokenizers may leave out a space.
+    at_start: bool,
+    /// Special tokens have a text.
+    shows_special: bool,
 }
 
-impl CompletionLists {
-    /// Empty lists for tokens that begin `offset` characters into the text.
-    pub(super) fn starting_at(offset: usize) -> Self {
-        Self { offset, ..Self::default() }
+impl TextOffsets {
+    /// Offsets of a whole text from its beginning. `shows_special`: special tokens are part of it.
+    pub(super) fn of_prompt(shows_special: bool) -> Self {
+        Self { at_start: true, shows_special, ..Self::default() }
     }
 
+    /// Continues with generated tokens after a text of this many characters.
+    pub(super) fn continue_after(&mut self, characters: usize) {
+        (self.characters, self.shows_special) = (characters, false);
+    }
+
+    /// The offset of the next token.
+    fn push(&mut self, engine: &Engine, id: u32) -> usize {
+        let offset = self.characters;
+        if self.window.is_empty() && !self.at_start {
+            // What a token adds to a text depends on whether anything precedes it.
+            self.window.push(id);
+            self.decoded = 1;
+        }
+        self.window.push(id);
+        let decode = |ids: &[u32]| engine.detokenize(ids, !self.shows_special).unwrap_or_default();
+        let text = decode(&self.window);
+        let pending = self.window.len() - self.decoded;
+        // A character has at most four bytes, and a token at least one.
+        if !text.ends_with(char::REPLACEMENT_CHARACTER) || pending >= 4 {
+            let before = decode(&self.window[..self.decoded]).chars().count();
+            self.characters += text.chars().count().saturating_sub(before);
+            self.window.drain(..self.decoded);
+            self.decoded = self.window.len();
+        }
+        offset
+    }
+}
+
+/// Builds the lists of the completions form token by token.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CompletionLists(CompletionLogprobs);
+
+impl CompletionLists {
     /// Adds a token with its log-probability. The token itself is always among the most likely
     /// ones that are listed.
-    pub(super) fn push(&mut self, engine: &Engine, entry: &TokenLogprob) {
+    pub(super) fn push(
+        &mut self,
+        engine: &Engine,
+        entry: &TokenLogprob,
+        offsets: &mut TextOffsets,
+    ) {
         let mut top = IndexMap::new();
         for &(id, logprob) in entry.top.iter().chain([&(entry.token_id, entry.logprob)]) {
             top.entry(token_text(engine, id)).or_insert_with(|| finite(logprob));
         }
-        self.add(token_text(engine, entry.token_id), Some(finite(entry.logprob)), Some(top));
+        let (id, logprob) = (entry.token_id, Some(finite(entry.logprob)));
+        self.add(engine, id, logprob, Some(top), offsets);
     }
 
     /// Adds a token without a log-probability: the first of a prompt.
-    pub(super) fn push_first(&mut self, engine: &Engine, id: u32) {
-        self.add(token_text(engine, id), None, None);
+    pub(super) fn push_first(&mut self, engine: &Engine, id: u32, offsets: &mut TextOffsets) {
+        self.add(engine, id, None, None, offsets);
     }
 
-    fn add(&mut self, token: String, logprob: Option<f64>, top: Option<IndexMap<String, f64>>) {
-        self.lists.text_offset.push(self.offset);
-        self.offset += token.chars().count();
-        self.lists.tokens.push(token);
-        self.lists.token_logprobs.push(logprob);
-        self.lists.top_logprobs.push(top);
+    fn add(
+        &mut self,
+        engine: &Engine,
+        id: u32,
+        logprob: Option<f64>,
+        top: Option<IndexMap<String, f64>>,
+        offsets: &mut TextOffsets,
+    ) {
+        let Self(lists) = self;
+        lists.text_offset.push(offsets.push(engine, id));
+        lists.tokens.push(token_text(engine, id));
+        lists.token_logprobs.push(logprob);
+        lists.top_logprobs.push(top);
     }
 
     pub(super) fn finish(self) -> CompletionLogprobs {
-        self.lists
+        self.0
     }
 }

@@ -1,11 +1,15 @@
 //! Applies the shared generation options of a request to the engine's requests.
 
+use std::time::Duration;
+
 use serde_json::json;
 use stolon::{Request, SamplingParams};
 
 use super::App;
-use super::body::{accept_only, refuse_unknown};
+use super::access::Tenant;
+use super::body::refuse_unknown;
 use super::error::ApiError;
+use crate::api::neutral::Scope;
 use crate::api::options::{GenerationOptions, MAX_STOP_STRINGS, StreamOptions};
 
 /// What one call asks for, apart from its prompts. Rules that involve two parameters have been
@@ -23,19 +27,27 @@ pub(super) struct Call {
     pub(super) stream: bool,
     /// Whether a streamed reply ends with the usage.
     pub(super) include_usage: bool,
-    /// Maximum number of tokens of a choice; `None` for the engine's default.
-    pub(super) max_tokens: Option<usize>,
+    /// Maximum number of tokens of a choice, at least 1.
+    pub(super) max_tokens: usize,
     /// Number of most likely tokens to report per position; `None` reports no log-probabilities.
     pub(super) logprobs: Option<usize>,
     /// The parameters that are passed on to the engine as they are.
     options: GenerationOptions,
     sampling: SamplingParams,
+    /// The salt of the tenant and of the request.
+    salt: Option<String>,
+    /// Maximum time for an answer.
+    timeout: Option<Duration>,
 }
 
 impl Call {
     /// Checks the shared options. `max_tokens`, `logprobs` and `best_of` have different rules in
     /// the two endpoints, which set these fields afterwards.
-    pub(super) fn new(mut options: GenerationOptions, app: &App) -> Result<Self, ApiError> {
+    pub(super) fn new(
+        mut options: GenerationOptions,
+        app: &App,
+        tenant: &Tenant,
+    ) -> Result<Self, ApiError> {
         let model = match options.model.take() {
             Some(name) => {
                 app.check_model(&name)?;
@@ -45,9 +57,6 @@ impl Call {
         };
         let stream = options.stream.unwrap_or(false);
         let include_usage = include_usage(options.stream_options.as_ref(), stream)?;
-        accept_only("store", options.store.as_ref(), &[json!(false)])?;
-        let tiers = [json!("auto"), json!("default")];
-        accept_only("service_tier", options.service_tier.as_ref(), &tiers)?;
         if let Some(stop) = &options.stop
             && stop.as_slice().len() > MAX_STOP_STRINGS
         {
@@ -61,8 +70,10 @@ impl Call {
             candidate_count: None,
             stream,
             include_usage,
-            max_tokens: None,
+            max_tokens: app.default_max_tokens(),
             logprobs: None,
+            salt: tenant.salt(options.cache_salt.as_deref()),
+            timeout: app.request_timeout,
             options,
             sampling,
         })
@@ -73,18 +84,19 @@ impl Call {
         let options = &self.options;
         let mut request = request
             .sampling(self.sampling.clone())
+            .max_tokens(self.max_tokens)
             .stop(options.stop.iter().flat_map(|stop| stop.as_slice()).cloned())
             .stop_ids(options.stop_token_ids.iter().flatten().copied())
             .ignore_eos(options.ignore_eos.unwrap_or(false))
             .priority(options.priority.unwrap_or(0));
-        if let Some(max_tokens) = self.max_tokens {
-            request = request.max_tokens(max_tokens);
-        }
         if let Some(top) = self.logprobs {
             request = request.logprobs(top);
         }
-        if let Some(salt) = &options.cache_salt {
+        if let Some(salt) = &self.salt {
             request = request.cache_salt(salt.clone());
+        }
+        if let Some(timeout) = self.timeout {
+            request = request.timeout(timeout);
         }
         request
     }
@@ -96,9 +108,7 @@ fn include_usage(options: Option<&StreamOptions>, stream: bool) -> Result<bool, 
         let message = "`stream_options` is allowed only with `stream`: true";
         return Err(ApiError::invalid(Some("stream_options"), message));
     }
-    let obfuscation = options.include_obfuscation.as_ref();
-    accept_only("stream_options.include_obfuscation", obfuscation, &[json!(false)])?;
-    refuse_unknown("stream_options.", &options.unknown)?;
+    refuse_unknown("stream_options.", &options.unknown, Scope::StreamOptions)?;
     Ok(options.include_usage.unwrap_or(false))
 }
 

@@ -5,10 +5,11 @@ use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::stream::{self, SelectAll};
 use futures::{Stream, StreamExt};
-use stolon::{Completion, Engine, Error, Event, TokenLogprob, TokenStream};
+use stolon::{Completion, Engine, Error, Event, TokenStream};
 
 use super::error::ApiError;
 use super::generation::{Endpoint, Envelope, Piece};
+use super::logprobs::TextOffsets;
 use crate::api::reply::{FinishReason, PromptTokensDetails, Usage};
 
 /// Adds up the usage of all choices of a call. A prompt counts once, however many choices it has:
@@ -16,14 +17,22 @@ use crate::api::reply::{FinishReason, PromptTokensDetails, Usage};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UsageSum {
     choices_per_prompt: usize,
-    /// Only the prompts are scored, so that generated tokens do not count.
-    prompt_only: bool,
+    hides_cached_tokens: bool,
+    /// The prompts have been counted already.
+    prompts_counted: bool,
     sum: stolon::Usage,
 }
 
 impl UsageSum {
-    pub(super) fn new(choices_per_prompt: usize, prompt_only: bool) -> Self {
-        Self { choices_per_prompt, prompt_only, sum: stolon::Usage::default() }
+    pub(super) fn new(choices_per_prompt: usize, hides_cached_tokens: bool) -> Self {
+        let (prompts_counted, sum) = (false, stolon::Usage::default());
+        Self { choices_per_prompt, hides_cached_tokens, prompts_counted, sum }
+    }
+
+    /// Counts the prompts, so that those of the choices do not count.
+    pub(super) fn with_prompts(mut self, prompts: &[stolon::Usage]) -> Self {
+        prompts.iter().for_each(|&usage| self.add_prompt(usage));
+        Self { prompts_counted: true, ..self }
     }
 
     /// Adds the choice with this index.
@@ -36,11 +45,11 @@ impl UsageSum {
 
     /// Adds a prompt together with all that was generated for it.
     pub(super) fn add_prompt(&mut self, usage: stolon::Usage) {
-        self.sum.prompt_tokens += usage.prompt_tokens;
-        self.sum.cached_tokens += usage.cached_tokens;
-        if !self.prompt_only {
-            self.sum.completion_tokens += usage.completion_tokens;
+        if !self.prompts_counted {
+            self.sum.prompt_tokens += usage.prompt_tokens;
+            self.sum.cached_tokens += usage.cached_tokens;
         }
+        self.sum.completion_tokens += usage.completion_tokens;
     }
 
     fn total(self) -> Usage {
@@ -49,7 +58,8 @@ impl UsageSum {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
-            prompt_tokens_details: PromptTokensDetails { cached_tokens },
+            prompt_tokens_details: (!self.hides_cached_tokens)
+                .then_some(PromptTokensDetails { cached_tokens }),
         }
     }
 }
@@ -85,16 +95,15 @@ struct Streaming<E> {
 }
 
 /// What has been sent of a choice.
-#[derive(Clone, Default)]
 struct StreamedChoice {
     /// The piece that begins the choice has been sent, or is not needed.
     opened: bool,
-    /// Number of characters sent.
-    offset: usize,
+    /// Where the text of the next token begins.
+    offsets: TextOffsets,
 }
 
-/// Replies with server-sent events as the engine produces them. When the client disconnects, axum
-/// drops the response's body and with it the token streams, which cancels their requests.
+/// Replies with server-sent events as the engine produces them. When the client disconnects, the
+/// response's body is dropped and with it the token streams, which cancels their requests.
 pub(super) fn stream<E: Endpoint>(
     engine: Engine,
     endpoint: E,
@@ -103,11 +112,13 @@ pub(super) fn stream<E: Endpoint>(
     streams: Vec<TokenStream>,
     include_usage: bool,
 ) -> Response {
-    let choices = vec![StreamedChoice::default(); streams.len()];
+    let choice = |index| StreamedChoice { opened: false, offsets: endpoint.offsets(index) };
+    let choices = (0..streams.len()).map(choice).collect();
     let numbered = streams
         .into_iter()
         .enumerate()
         .map(|(index, stream)| stream.map(move |event| (index, event)).boxed());
+    let events = stream::select_all(numbered);
     let streaming = Streaming {
         engine,
         endpoint,
@@ -115,10 +126,45 @@ pub(super) fn stream<E: Endpoint>(
         usage,
         include_usage,
         choices,
-        events: stream::select_all(numbered),
+        events,
         done: false,
     };
     Sse::new(streaming.into_events()).keep_alive(KeepAlive::default()).into_response()
+}
+
+/// Replies with the beginnings and the ends of choices that have no answers.
+pub(super) fn stream_of_prompts<E: Endpoint>(
+    engine: Engine,
+    endpoint: E,
+    envelope: Envelope,
+    usage: UsageSum,
+    choice_count: usize,
+    include_usage: bool,
+) -> Response {
+    let (choices, events) = (Vec::new(), SelectAll::new());
+    let mut streaming = Streaming {
+        engine,
+        endpoint,
+        envelope,
+        usage,
+        include_usage,
+        choices,
+        events,
+        done: false,
+    };
+    let mut payloads = Vec::new();
+    for index in 0..choice_count {
+        let pieces = streaming.endpoint.opening(index).into_iter();
+        for piece in pieces.chain([streaming.endpoint.closing(index, FinishReason::Length)]) {
+            payloads.push(streaming.chunk(vec![piece], None));
+        }
+    }
+    payloads.extend(streaming.end());
+    Sse::new(stream::iter(payloads.into_iter().map(event))).into_response()
+}
+
+fn event(payload: String) -> Result<sse::Event, std::convert::Infallible> {
+    Ok(sse::Event::default().data(payload))
 }
 
 impl<E: Endpoint> Streaming<E> {
@@ -134,22 +180,18 @@ impl<E: Endpoint> Streaming<E> {
             };
             Some((stream::iter(payloads), state))
         });
-        batches.flatten().map(|payload| Ok(sse::Event::default().data(payload)))
+        batches.flatten().map(event)
     }
 
     /// The payloads for one event of the engine.
     fn on_event(&mut self, index: usize, event: Event) -> Vec<String> {
         let mut pieces = Vec::new();
         match event {
-            Event::Started { .. } if self.endpoint.opens_with_prompt_logprobs() => {}
-            Event::Started { .. } => pieces.extend(self.open(index, Vec::new())),
-            Event::PromptLogprobs(prompt) => pieces.extend(self.open(index, prompt)),
-            Event::Token(token) if !self.endpoint.prompt_only() => {
-                let logprob = token.logprob.as_ref();
-                let state = &mut self.choices[index];
-                let piece = Piece { text: &token.text, logprob, offset: state.offset };
-                pieces.extend(self.endpoint.delta(&self.engine, index, &piece));
-                state.offset += token.text.chars().count();
+            Event::Started { .. } => pieces.extend(self.open(index)),
+            Event::Token(token) => {
+                let offsets = &mut self.choices[index].offsets;
+                let piece = Piece { text: &token.text, logprob: token.logprob.as_ref(), offsets };
+                pieces.extend(self.endpoint.delta(&self.engine, index, piece));
             }
             Event::Finished(finish) => {
                 self.usage.add(index, finish.usage);
@@ -160,13 +202,11 @@ impl<E: Endpoint> Streaming<E> {
         pieces.into_iter().map(|piece| self.chunk(vec![piece], None)).collect()
     }
 
-    fn open(&mut self, index: usize, prompt: Vec<Option<TokenLogprob>>) -> Option<E::ChunkChoice> {
+    fn open(&mut self, index: usize) -> Option<E::ChunkChoice> {
         if std::mem::replace(&mut self.choices[index].opened, true) {
             return None; // A preempted request starts a second time.
         }
-        let (piece, characters) = self.endpoint.opening(&self.engine, index, &prompt)?;
-        self.choices[index].offset = characters;
-        Some(piece)
+        self.endpoint.opening(index)
     }
 
     /// One piece of the reply as JSON. Every piece has the field `usage` if the client asked for

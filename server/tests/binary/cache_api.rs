@@ -20,7 +20,9 @@ async fn the_prefix_tree_is_shown_as_json_and_graphviz() {
         (&node["blocks"], &node["tokens"], &node["locks"]),
         (&json!(3), &json!(48), &json!(0))
     );
-    assert_eq!(node["first_tokens"].as_array().map(Vec::len), Some(8));
+    assert!(node["first_tokens"].is_null(), "prompts are not shown unasked: {tree}");
+    let (_, with_tokens) = server.get("/admin/tree?tokens=true").await;
+    assert_eq!(with_tokens["nodes"][0]["first_tokens"], json!(prompt(40, 1)[..8]));
     let namespace = node["namespace"].as_str().expect("a namespace");
     assert!(namespace.starts_with("Namespace(") && !namespace.contains("tenant"), "{namespace}");
     assert_eq!((&tree["stats"]["blocks"], &tree["stats"]["namespaces"]), (&json!(3), &json!(1)));
@@ -28,6 +30,10 @@ async fn the_prefix_tree_is_shown_as_json_and_graphviz() {
     assert_eq!(drawing.headers()["content-type"], "text/vnd.graphviz; charset=utf-8");
     let drawing = drawing.text().await.expect("text");
     assert!(drawing.starts_with("digraph") && drawing.contains("3 blocks"), "{drawing}");
+    let first = prompt(40, 1)[..3].iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+    assert!(!drawing.contains(&first), "{drawing}");
+    let drawing = reqwest::get(server.url("/admin/tree?format=dot&tokens=true")).await;
+    assert!(drawing.expect("a response").text().await.expect("text").contains(&first));
 }
 
 /// Goal: pins are created, listed and deleted; a prompt that cannot be pinned is refused with the

@@ -99,6 +99,48 @@ async fn unsupported_chat_parameters_are_refused() {
     }
 }
 
+/// Goal: without a limit in the request, an answer ends where the context ends, or at the operator's
+/// limit.
+#[tokio::test]
+async fn answers_without_a_limit_use_the_context() {
+    let server = Server::start("demo", &[]);
+    let body = json!({"messages": conversation(), "temperature": 0, "logit_bias": {"65": 100}});
+    let reply = server.ok(PATH, body.clone()).await;
+    let (prompt, answer) = (&reply["usage"]["prompt_tokens"], &reply["usage"]["completion_tokens"]);
+    let sum = prompt.as_u64().zip(answer.as_u64()).map(|(prompt, answer)| prompt + answer);
+    let (_, models) = server.get("/v1/models").await;
+    assert_eq!(sum, models["data"][0]["max_model_len"].as_u64());
+    let server = Server::start("demo", &["--default-max-tokens", "7"]);
+    let reply = server.ok(PATH, body).await;
+    assert_eq!(reply["usage"]["completion_tokens"], 7);
+}
+
+/// Goal: values of parameters that request nothing are accepted, as clients send them unasked.
+#[tokio::test]
+async fn neutral_values_are_accepted() {
+    let server = Server::start("demo", &[]);
+    let body = json!({
+        "model": "demo", "max_tokens": 1, "temperature": 0, "stream": false, "n": 1, "best_of": 1,
+        "messages": [{"role": "assistant", "content": "x", "tool_calls": [], "annotations": [],
+                      "refusal": null, "audio": null, "function_call": null},
+                     {"role": "user", "content": "y", "name": null}],
+        "tools": [], "tool_choice": "auto", "functions": [], "parallel_tool_calls": true,
+        "response_format": {"type": "text"}, "modalities": ["text"], "logprobs": false,
+        "top_logprobs": null, "stream_options": null, "min_tokens": 0, "top_k": -1, "echo": false,
+        "store": false, "metadata": {}, "user": "u", "service_tier": "auto", "stop": [],
+        "logit_bias": {}, "seed": null, "use_beam_search": false, "length_penalty": 1.0,
+        "skip_special_tokens": true, "chat_template_kwargs": {}, "reasoning_effort": null,
+    });
+    server.ok(PATH, body.clone()).await;
+    for (name, value) in
+        [("top_k", json!(0)), ("top_logprobs", json!(0)), ("verbosity", json!("medium"))]
+    {
+        let mut body = body.clone();
+        body[name] = value;
+        server.ok(PATH, body).await;
+    }
+}
+
 /// Goal: chat with a model that has no chat template is refused; no template is guessed.
 #[tokio::test]
 async fn chat_without_a_chat_template_is_refused() {

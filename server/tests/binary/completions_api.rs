@@ -121,6 +121,59 @@ async fn logprobs_cover_the_answer_and_with_echo_the_prompt() {
     assert_eq!(scores[..], prompt_part[..3]);
 }
 
+/// Goal: `text_offset` counts characters, of which some have several tokens, and is the same streamed
+/// and whole, with a stop string that withholds text, too.
+#[tokio::test]
+async fn text_offsets_count_characters() {
+    let server = Server::tiny();
+    // The bytes of U+00E9 and U+20AC are tokens of their own. Each prompt forces one token.
+    let body = json!({"prompt": "a\u{e9}b\u{20ac}c", "max_tokens": 6, "logprobs": 1, "echo": true,
+                      "ignore_eos": true, "logit_bias": {"65": 100}, "stop": "AAAB"});
+    let whole = server.complete(body.clone()).await;
+    let offsets = json!([0, 1, 1, 2, 3, 3, 3, 4, 5, 6, 7, 8, 9, 10]);
+    assert_eq!(texts(&whole), ["a\u{e9}b\u{20ac}cAAAAAA"]);
+    assert_eq!(whole["choices"][0]["logprobs"]["text_offset"], offsets);
+    let events = server.events("/v1/completions", body).await;
+    let streamed: Vec<&Value> = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["logprobs"]["text_offset"].as_array())
+        .flatten()
+        .collect();
+    assert_eq!(json!(streamed), offsets);
+}
+
+/// Goal: the log-probabilities of a repeated prompt are computed once for all choices, and are the
+/// same in each, streamed and whole. A reply of too many of them is refused.
+#[tokio::test]
+async fn repeated_prompts_are_scored_once() {
+    let server = Server::tiny();
+    let body = json!({"prompt": prompt(100, 1), "n": 4, "echo": true, "logprobs": 1, "seed": 3,
+                      "max_tokens": 3, "temperature": 1, "ignore_eos": true});
+    let whole = server.complete(body.clone()).await;
+    assert_eq!(whole["usage"]["prompt_tokens"], 108);
+    assert_eq!(whole["usage"]["completion_tokens"], 12);
+    assert_eq!(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    let (_, stats) = server.get("/admin/stats").await;
+    let computed = stats["stats"]["computed_tokens"].as_u64().expect("a count");
+    assert!(computed < 2 * 108, "the prompt was computed {computed} / 108 times");
+    let scores = |choice: &Value| {
+        choice["logprobs"]["token_logprobs"].as_array().expect("a list")[..108].to_vec()
+    };
+    for index in 1..4 {
+        assert_eq!(scores(&whole["choices"][index]), scores(&whole["choices"][0]));
+    }
+    let events = server.events("/v1/completions", body).await;
+    for index in 0..4 {
+        let mut pieces = events.iter().map(|event| &event["choices"][0]);
+        let opening = pieces.find(|choice| choice["index"] == index).expect("a piece");
+        assert_eq!(scores(opening), scores(&whole["choices"][0]));
+    }
+    let body = json!({"prompt": prompt(4000, 1), "n": 128, "echo": true, "logprobs": 20,
+                      "max_tokens": 0});
+    let (status, reply) = server.post("/v1/completions", body).await;
+    assert_eq!((status, &reply["error"]["param"]), (400, &json!("echo")), "{reply}");
+}
+
 /// Goal: the same seed gives the same choices, and the choices of one call differ.
 #[tokio::test]
 async fn a_seed_repeats_its_choices_and_choices_differ() {

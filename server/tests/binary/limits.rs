@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use serde_json::{Value, json};
 
-use crate::support::{Server, TINY};
+use crate::support::{Server, TINY, fail};
 
 /// Goal: each wrong request is refused with status 400 and the parameter at fault, and leaves nothing
 /// allocated.
@@ -84,6 +84,46 @@ async fn http_errors_have_openais_form() {
         assert_eq!(response.status(), 400, "{body}");
         let reply: Value = response.json().await.expect("JSON");
         assert!(reply["error"]["message"].is_string());
+    }
+}
+
+/// Goal: a call for more answers than the queue can ever hold is refused with status 400, because
+/// repeating it does not help.
+#[tokio::test]
+async fn more_answers_than_the_queue_holds_are_refused_for_good() {
+    let server = Server::start(TINY, &["--max-queued", "3"]);
+    for body in [
+        json!({"prompt": "x", "n": 4}),
+        json!({"prompt": "x", "best_of": 4}),
+        json!({"prompt": ["x", "y"], "n": 2}),
+    ] {
+        let (status, reply) = server.post("/v1/completions", body).await;
+        assert_eq!(status, 400, "{reply}");
+        assert!(reply["error"]["message"].as_str().is_some_and(|m| m.contains("at most 3")));
+    }
+    server.complete(json!({"prompt": "x", "n": 3, "max_tokens": 1})).await;
+}
+
+/// Goal: impossible values of options are refused before a model is loaded, with the accepted range.
+#[test]
+fn impossible_options_are_refused() {
+    for (option, value, range) in [
+        ("--step-timeout", "0", "1..=1000000"),
+        ("--threads", "0", "1..=1024"),
+        ("--threads", "1000000", "1..=1024"),
+        ("--body-timeout", "0", "1..=1000000"),
+        ("--header-timeout", "0", "1..=1000000"),
+        ("--max-connections", "0", "1..=1000000"),
+        ("--body-limit", "0", "a size"),
+    ] {
+        let message = fail(&["serve", "--model", TINY, option, value]);
+        assert!(message.contains(option) && message.contains(range), "{message}");
+    }
+    for option in
+        ["--max-running", "--max-queued", "--max-batched-tokens", "--num-blocks", "--block-size"]
+    {
+        let message = fail(&["generate", "--prompt", "x", "--model", TINY, option, "0"]);
+        assert!(message.contains("got 0") || message.contains("is not in"), "{option}: {message}");
     }
 }
 

@@ -1,10 +1,13 @@
 //! Tests of the `stolon` binary: its commands as run from a shell, and its HTTP server over TCP.
 //! They use models with random weights and the built-in demo model.
 
+mod access_api;
 mod bench;
 mod cache_api;
 mod chat_api;
 mod commands;
 mod completions_api;
+mod connections;
 mod limits;
+mod readme;
 mod support;

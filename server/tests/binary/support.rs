@@ -1,7 +1,7 @@
 //! Runs the binary and talks to the server.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Output, Stdio};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -13,6 +13,7 @@ pub(crate) const TINY: &str = "random:tiny";
 pub(crate) fn stolon(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stolon"));
     command.args(args).env_remove("STOLON_MODEL").env_remove("RUST_LOG");
+    command.env_remove("STOLON_API_KEY").env_remove("STOLON_ADMIN_KEY");
     command
 }
 
@@ -69,12 +70,37 @@ pub(crate) struct Server {
 impl Server {
     /// Starts a server on a free port.
     pub(crate) fn start(model: &str, args: &[&str]) -> Self {
+        let (server, lines) = Self::spawn(model, args, Stdio::inherit());
+        // Later output is read so that it does not fill the pipe.
+        std::thread::spawn(move || lines.for_each(drop));
+        server
+    }
+
+    /// Starts a server, and closes its standard output and standard error when it listens.
+    pub(crate) fn without_readers(model: &str, args: &[&str]) -> Self {
+        let (mut server, lines) = Self::spawn(model, args, Stdio::piped());
+        drop((lines, server.child.stderr.take()));
+        server
+    }
+
+    /// Starts a server and stops it when it listens. Returns its standard error.
+    pub(crate) fn errors_at_start(model: &str, args: &[&str]) -> String {
+        let (mut server, _lines) = Self::spawn(model, args, Stdio::piped());
+        server.terminate();
+        let mut errors = String::new();
+        let mut pipe = server.child.stderr.take().expect("a pipe");
+        pipe.read_to_string(&mut errors).expect("UTF-8");
+        errors
+    }
+
+    fn spawn(model: &str, args: &[&str], errors: Stdio) -> (Self, Lines<BufReader<ChildStdout>>) {
         let pool: &[&str] =
             if args.contains(&"--num-blocks") { &[] } else { &["--num-blocks", "512"] };
         let mut child = stolon(&["serve", "--port", "0", "--model", model])
             .args(pool)
             .args(args)
             .stdout(Stdio::piped())
+            .stderr(errors)
             .spawn()
             .expect("the binary starts");
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
@@ -84,9 +110,12 @@ impl Server {
                 break address.to_owned();
             }
         };
-        // Later output is read so that it does not fill the pipe.
-        std::thread::spawn(move || lines.for_each(drop));
-        Self { child, base, client: reqwest::Client::new() }
+        (Self { child, base, client: reqwest::Client::new() }, lines)
+    }
+
+    /// Address and port of the server.
+    pub(crate) fn address(&self) -> &str {
+        self.base.trim_start_matches("http://")
     }
 
     pub(crate) fn tiny() -> Self {

@@ -1,0 +1,95 @@
+//! Parameters of OpenAI's and vLLM's APIs that this server does not implement, and the values of
+//! them that request nothing. Clients and proxies send these values without being asked to.
+
+use serde_json::{Value, json};
+
+/// The object that a parameter belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// The body of a completion request.
+    Completions,
+    /// The body of a chat request.
+    Chat,
+    /// A message of a conversation.
+    Message,
+    /// The `stream_options`.
+    StreamOptions,
+    /// An object of this server's own API.
+    None,
+}
+
+/// Whether this value of a parameter requests nothing; `None` if the parameter is unknown.
+pub(crate) fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Option<bool> {
+    match scope {
+        Scope::Completions => match name {
+            "suffix" => Some(is_empty(value)),
+            "add_special_tokens" => Some(value == true),
+            _ => of_generation(name, value),
+        },
+        Scope::Chat => of_chat(name, value).or_else(|| of_generation(name, value)),
+        Scope::Message => match name {
+            "tool_calls" | "annotations" | "reasoning" | "reasoning_content" => {
+                Some(is_empty(value))
+            }
+            // Replies contain it: an earlier reply's message can be sent back as it is.
+            "refusal" => Some(true),
+            _ => None,
+        },
+        Scope::StreamOptions => match name {
+            "include_obfuscation" | "continuous_usage_stats" => Some(value == false),
+            _ => None,
+        },
+        Scope::None => None,
+    }
+}
+
+fn of_chat(name: &str, value: &Value) -> Option<bool> {
+    Some(match name {
+        "tools" | "functions" | "documents" | "chat_template_kwargs" | "mm_processor_kwargs" => {
+            is_empty(value)
+        }
+        "tool_choice" | "function_call" => value == "none" || value == "auto",
+        "parallel_tool_calls" | "include_reasoning" => value.is_boolean(),
+        "modalities" => *value == json!(["text"]),
+        "reasoning_effort" => value == "none",
+        "verbosity" => value == "medium",
+        "best_of" => value == 1,
+        "echo" | "continue_final_message" | "add_special_tokens" => value == false,
+        "add_generation_prompt" => value == true,
+        _ => return None,
+    })
+}
+
+fn of_generation(name: &str, value: &Value) -> Option<bool> {
+    Some(match name {
+        // Labels of hosted services. They do not change the answer.
+        "user"
+        | "metadata"
+        | "safety_identifier"
+        | "prompt_cache_key"
+        | "prompt_cache_retention"
+        | "request_id" => true,
+        "store"
+        | "use_beam_search"
+        | "include_stop_str_in_output"
+        | "return_token_ids"
+        | "return_tokens_as_token_ids" => value == false,
+        "skip_special_tokens" | "spaces_between_special_tokens" | "detokenize" => value == true,
+        "service_tier" => value == "auto" || value == "default",
+        "response_format" => *value == json!({"type": "text"}),
+        "min_tokens" => value == 0,
+        "length_penalty" => value.as_f64() == Some(1.0),
+        "bad_words" | "logits_processors" | "vllm_xargs" => is_empty(value),
+        _ => return None,
+    })
+}
+
+/// Whether a value is an empty list, object or string.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Array(list) => list.is_empty(),
+        Value::Object(object) => object.is_empty(),
+        Value::String(text) => text.is_empty(),
+        _ => false,
+    }
+}

@@ -1,0 +1,307 @@
+//! Who may use which route: API keys for `/v1`, the operator's key or this machine for `/admin`.
+//!
+//! Two kinds of callers are kept apart from the operator on the same machine: clients behind a
+//! reverse proxy, whose connections come from this machine, and web pages that are open in a
+//! browser here, which can send requests to 127.0.0.1.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use subtle::ConstantTimeEq;
+
+use super::App;
+use super::error::ApiError;
+
+/// Headers by which reverse proxies say that a request is not their own.
+const FORWARDED: [&str; 5] =
+    ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via"];
+
+/// A key that is never printed.
+#[derive(Clone)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Compares in a time that depends on the lengths only.
+    fn matches(&self, given: &str) -> bool {
+        self.0.as_bytes().ct_eq(given.as_bytes()).into()
+    }
+}
+
+impl From<String> for Secret {
+    fn from(key: String) -> Self {
+        Self(key)
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// A key of a client.
+#[derive(Clone, Debug)]
+pub struct ApiKey {
+    /// The client's name. Several keys may have the same name.
+    pub name: String,
+    /// What the client sends as `Authorization: Bearer KEY`.
+    pub key: Secret,
+}
+
+/// Where the tenant of a request comes from. Tenants never share cached prefixes; a request's own
+/// `cache_salt` divides its tenant's prefixes further.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Tenants {
+    /// All requests belong to one tenant.
+    #[default]
+    One,
+    /// The tenant is the name of the API key.
+    ByKey,
+    /// The tenant is the value of a header, which a reverse proxy sets. A request without it is
+    /// refused.
+    ByHeader(HeaderName),
+}
+
+/// Who may use which route.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    /// Keys for `/v1`. If there are none, everybody may use it.
+    pub api_keys: Vec<ApiKey>,
+    /// The key for `/admin`. Without one, only connections from this machine may use it.
+    pub admin_key: Option<Secret>,
+    /// Where the tenant of a request comes from.
+    pub tenants: Tenants,
+}
+
+/// The tenant of a request, as a request extension.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tenant(Option<String>);
+
+impl Tenant {
+    pub(super) fn named(name: Option<String>) -> Self {
+        Self(name)
+    }
+
+    /// The salt for the engine. The length of the tenant's name comes first, so that no choice of
+    /// `salt` gives another tenant's.
+    pub(super) fn salt(&self, salt: Option<&str>) -> Option<String> {
+        match (&self.0, salt) {
+            (None, salt) => salt.map(str::to_owned),
+            (Some(tenant), salt) => {
+                Some(format!("{}:{tenant}{}", tenant.len(), salt.unwrap_or_default()))
+            }
+        }
+    }
+}
+
+/// Middleware of `/v1`: checks the API key and finds out the tenant.
+pub(super) async fn client(
+    State(app): State<Arc<App>>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    let tenant = app.access.tenant(request.headers())?;
+    request.extensions_mut().insert(tenant);
+    Ok(next.run(request).await)
+}
+
+/// Middleware of `/admin`.
+pub(super) async fn admin(
+    State(app): State<Arc<App>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
+    app.access.check_admin(peer, request.headers())?;
+    Ok(next.run(request).await)
+}
+
+impl Access {
+    fn tenant(&self, headers: &HeaderMap) -> Result<Tenant, ApiError> {
+        let name = if self.api_keys.is_empty() { None } else { Some(self.client(headers)?) };
+        match &self.tenants {
+            Tenants::One => Ok(Tenant(None)),
+            // A router without keys has one tenant, the nameless one.
+            Tenants::ByKey => Ok(Tenant(Some(name.unwrap_or_default().to_owned()))),
+            Tenants::ByHeader(header) => match headers.get(header).map(|value| value.to_str()) {
+                Some(Ok(tenant)) => Ok(Tenant(Some(tenant.to_owned()))),
+                _ => {
+                    let message = format!("expected the header {header} with the tenant's name");
+                    Err(ApiError::invalid(None, message))
+                }
+            },
+        }
+    }
+
+    /// The name of the client that sent the request.
+    fn client(&self, headers: &HeaderMap) -> Result<&str, ApiError> {
+        let given = bearer(headers).unwrap_or_default();
+        // All keys are compared, so that the time does not tell which one is close.
+        let mut name = None;
+        for key in &self.api_keys {
+            if key.key.matches(given) {
+                name = Some(key.name.as_str());
+            }
+        }
+        name.ok_or_else(|| {
+            ApiError::unauthorized("expected the header Authorization: Bearer KEY with an API key")
+        })
+    }
+
+    fn check_admin(&self, peer: Option<IpAddr>, headers: &HeaderMap) -> Result<(), ApiError> {
+        if is_cross_site(headers) {
+            return Err(forbidden("a web page of another site may not use this route"));
+        }
+        if let Some(key) = &self.admin_key {
+            if key.matches(bearer(headers).unwrap_or_default()) {
+                return Ok(());
+            }
+            let message =
+                "expected the header Authorization: Bearer KEY with the administrator's key";
+            return Err(ApiError::unauthorized(message));
+        }
+        let is_local = peer.is_some_and(|peer| peer.to_canonical().is_loopback());
+        if !is_local || FORWARDED.iter().any(|name| headers.contains_key(*name)) {
+            return Err(forbidden(
+                "without an administrator's key (--admin-key) this route can be used only from the \
+                 machine that the server runs on",
+            ));
+        }
+        // A web page can give its own name the address 127.0.0.1 (DNS rebinding).
+        if authority(headers, header::HOST).is_some_and(|host| is_loopback_name(host.host())) {
+            return Ok(());
+        }
+        Err(forbidden(
+            "without an administrator's key (--admin-key) this route can be used only with the host \
+             localhost, 127.0.0.1 or [::1] in its address",
+        ))
+    }
+}
+
+fn forbidden(message: &str) -> ApiError {
+    ApiError::new(StatusCode::FORBIDDEN, message)
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, key) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+}
+
+fn authority(headers: &HeaderMap, name: HeaderName) -> Option<Authority> {
+    headers.get(name)?.to_str().ok()?.parse().ok()
+}
+
+/// Whether a browser sent the request for a page of another site.
+fn is_cross_site(headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site").map(axum::http::HeaderValue::as_bytes);
+    if site.is_some_and(|site| !matches!(site, b"same-origin" | b"none")) {
+        return true;
+    }
+    let Some(origin) = headers.get(header::ORIGIN) else { return false };
+    let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+    let own = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    origin.map(|(_, authority)| authority) != own
+}
+
+/// Whether a host in an address can only be this machine.
+fn is_loopback_name(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost")
+        || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        let pair = |&(name, value): &(&'static str, &str)| {
+            (HeaderName::from_static(name), value.parse().expect("a value"))
+        };
+        pairs.iter().map(pair).collect()
+    }
+
+    /// Goal: without a key, the administrator's routes are open to programs on this machine alone:
+    /// not to other machines, clients of a proxy, or web pages, rebound names included.
+    #[test]
+    fn admin_routes_without_a_key_are_local() {
+        let access = Access::default();
+        let check = |peer: &str, pairs: &[(&'static str, &str)]| {
+            let peer = peer.parse().expect("an address");
+            access.check_admin(Some(peer), &headers(pairs)).is_ok()
+        };
+        for host in ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "127.9.9.9"] {
+            assert!(check("127.0.0.1", &[("host", host)]), "{host}");
+        }
+        let local = ("host", "127.0.0.1:8080");
+        assert!(check("::ffff:127.0.0.1", &[local]) && check("::1", &[local]));
+        assert!(check("127.0.0.1", &[local, ("origin", "http://127.0.0.1:8080")]));
+        assert!(!check("192.0.2.7", &[local]));
+        assert!(access.check_admin(None, &headers(&[local])).is_err());
+        for host in ["rebound.example", "127.0.0.1.example", "0.0.0.0", "192.0.2.7:80", ""] {
+            assert!(!check("127.0.0.1", &[("host", host)]), "{host}");
+        }
+        assert!(!check("127.0.0.1", &[]), "no host");
+        for foreign in [
+            ("origin", "https://evil.example"),
+            ("origin", "http://127.0.0.1:9090"),
+            ("origin", "null"),
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-site", "same-site"),
+            ("x-forwarded-for", "203.0.113.9"),
+            ("forwarded", "for=203.0.113.9"),
+            ("via", "1.1 proxy"),
+        ] {
+            assert!(!check("127.0.0.1", &[local, foreign]), "{foreign:?}");
+        }
+    }
+
+    /// Goal: with a key, the key alone decides, except about web pages.
+    #[test]
+    fn admin_routes_with_a_key_need_the_key() {
+        let access =
+            Access { admin_key: Some(Secret::from("sesame".to_owned())), ..Access::default() };
+        let check = |pairs: &[(&'static str, &str)]| {
+            let peer = Some(IpAddr::from([192, 0, 2, 7]));
+            access.check_admin(peer, &headers(pairs)).is_ok()
+        };
+        let key = ("authorization", "Bearer sesame");
+        assert!(check(&[key]) && check(&[("authorization", "bearer sesame"), ("via", "proxy")]));
+        for wrong in ["Bearer sesam", "Bearer sesame1", "Bearer ", "Basic sesame", "sesame"] {
+            assert!(!check(&[("authorization", wrong)]), "{wrong}");
+        }
+        assert!(!check(&[]) && !check(&[key, ("origin", "https://evil.example")]));
+    }
+
+    /// Goal: a client is known by its key, and no salt of a client leads to another's prefixes.
+    #[test]
+    fn tenants_are_kept_apart() {
+        let key =
+            |name: &str, key: &str| ApiKey { name: name.to_owned(), key: key.to_owned().into() };
+        let mut access = Access {
+            api_keys: vec![key("a", "key-a"), key("ab", "key-ab")],
+            tenants: Tenants::ByKey,
+            ..Access::default()
+        };
+        let salt = |access: &Access, header: (&'static str, &str), salt: Option<&str>| {
+            access.tenant(&headers(&[header])).ok().and_then(|tenant| tenant.salt(salt))
+        };
+        let of_a = |s| salt(&access, ("authorization", "Bearer key-a"), s);
+        let of_ab = |s| salt(&access, ("authorization", "Bearer key-ab"), s);
+        assert_ne!(of_a(Some("bc")), of_ab(Some("c")));
+        assert_ne!(of_a(None), of_ab(None));
+        assert_ne!(of_a(Some("x")), of_a(Some("y")));
+        assert!(access.tenant(&headers(&[("authorization", "Bearer key-")])).is_err());
+        access.api_keys.clear();
+        access.tenants = Tenants::ByHeader(HeaderName::from_static("x-tenant"));
+        assert_eq!(salt(&access, ("x-tenant", "t"), None).as_deref(), Some("1:t"));
+        assert!(access.tenant(&HeaderMap::new()).is_err(), "the header is required");
+        access.tenants = Tenants::One;
+        assert_eq!(salt(&access, ("x-tenant", "t"), Some("s")).as_deref(), Some("s"));
+    }
+}

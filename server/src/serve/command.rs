@@ -1,0 +1,322 @@
+//! `stolon serve`: binds the port, loads the model and serves until it is told to stop.
+//!
+//! The port is bound first, so that a port in use is reported before the model is loaded, and
+//! requests are answered with status 503 until it is.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::http::HeaderName;
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+use stolon::Engine;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use super::connection::{ConnectionLimits, listen};
+use super::gate::Gate;
+use super::{Access, ApiKey, RouterOptions, Secret, Tenants, keys, router};
+use crate::api::options::MAX_CHOICES;
+use crate::args::EngineArgs;
+use crate::memory::{format_bytes, parse_bytes};
+use crate::terminal;
+
+/// Most connections by default.
+const MAX_CONNECTIONS: usize = 1024;
+/// File descriptors that are kept for the engine: files, pipes and standard streams.
+const RESERVED_DESCRIPTORS: u64 = 32;
+
+/// Arguments of `stolon serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// IP address or host name to listen on
+    ///
+    /// Use 0.0.0.0 to listen on all interfaces. Everybody who can reach the address can then use
+    /// the model, unless API keys are set.
+    #[arg(long, default_value = "127.0.0.1")]
+    host: String,
+    /// TCP port to listen on. 0 chooses a free port, which is printed
+    #[arg(long, default_value_t = 8080)]
+    port: u16,
+    /// Additional name that clients may use as `model` in requests. Can be repeated
+    #[arg(long, value_name = "NAME")]
+    served_name: Vec<String>,
+    /// Maximum number of tokens of an answer, if the request sets no limit
+    ///
+    /// Default: 16 for completions, as OpenAI's API, and for chat as many as the context and the KV
+    /// cache allow.
+    #[arg(long, value_name = "TOKENS", value_parser = seconds_or_count())]
+    default_max_tokens: Option<u64>,
+    /// Seconds that running requests have to finish after SIGINT or SIGTERM
+    ///
+    /// New requests are refused meanwhile, with status 503. A second signal stops the server
+    /// immediately.
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    shutdown_timeout: u64,
+    #[command(flatten)]
+    access: AccessArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// Who may use the server, and which of them share a cache.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Access")]
+struct AccessArgs {
+    /// Key that clients send as `Authorization: Bearer KEY`. Can be repeated
+    ///
+    /// Without any key, everybody may use /v1. Other programs on this machine can see a process's
+    /// arguments: prefer the environment variable or --api-key-file.
+    #[arg(long, value_name = "KEY", env = "STOLON_API_KEY", hide_env_values = true)]
+    api_key: Vec<String>,
+    /// File with API keys: a client's name and its key on each line. Lines that begin with # are
+    /// comments
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<std::path::PathBuf>,
+    /// Key for the routes below /admin, sent as `Authorization: Bearer KEY`
+    ///
+    /// Without it, these routes can be used only from this machine.
+    #[arg(long, value_name = "KEY", env = "STOLON_ADMIN_KEY", hide_env_values = true)]
+    admin_key: Option<String>,
+    /// Separate the cached prefixes of tenants: `key` by the name of the API key, `header:NAME` by a
+    /// header that a reverse proxy sets
+    ///
+    /// Tenants can otherwise find out by the time to the first token, and by `cached_tokens`, what
+    /// others have sent. Keys given with --api-key all have the name `default`. A request's own
+    /// `cache_salt` separates prefixes within its tenant.
+    #[arg(long, value_name = "SOURCE", value_parser = parse_tenants)]
+    tenant_by: Option<Tenants>,
+    /// Leave the number of cached prompt tokens out of replies
+    #[arg(long)]
+    hide_cached_tokens: bool,
+}
+
+/// Limits of connections and requests.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Limits")]
+struct LimitArgs {
+    /// Maximum number of open connections
+    ///
+    /// When there are as many, connections that wait for a request are closed to make room. Default:
+    /// 1024, or fewer if the limit of open files is lower.
+    #[arg(long, value_name = "CONNECTIONS", value_parser = seconds_or_count())]
+    max_connections: Option<u64>,
+    /// Seconds within which a request's headers have to arrive, after the connection was opened or
+    /// the previous reply ended
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = seconds_or_count())]
+    header_timeout: u64,
+    /// Seconds within which a request's body has to arrive
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = seconds_or_count())]
+    body_timeout: u64,
+    /// Seconds after which a client is disconnected that accepts nothing of its reply
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds_or_count())]
+    write_timeout: u64,
+    /// Seconds after which a request is ended, with status 504 if its reply has not begun
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = seconds_or_count())]
+    request_timeout: u64,
+    /// Maximum size of a request body, in bytes or with a unit K, M or G (powers of 1024)
+    ///
+    /// Larger requests are refused with status 413. Default: 256 bytes per token of the model's
+    /// context, from 1M to 16M.
+    #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
+    body_limit: Option<u64>,
+    /// Maximum memory of all request bodies that are being received or parsed
+    ///
+    /// Requests that need more are refused with status 503. The first 64K of each body do not count.
+    #[arg(long, default_value = "256M", value_parser = parse_bytes, value_name = "BYTES")]
+    body_memory: u64,
+}
+
+/// A whole number from 1 to a million.
+fn seconds_or_count() -> RangedU64ValueParser<u64> {
+    RangedU64ValueParser::new().range(1..=1_000_000)
+}
+
+impl ServeArgs {
+    /// Serves until SIGINT or SIGTERM, then lets running requests finish.
+    ///
+    /// # Errors
+    /// If the address cannot be bound, the keys cannot be read or the engine cannot be started.
+    pub async fn run(self) -> anyhow::Result<()> {
+        let options = self.router_options()?;
+        let mut interrupts = Interrupts::new().context("cannot receive signals")?;
+        let listener = TcpListener::bind((self.host.as_str(), self.port))
+            .await
+            .with_context(|| format!("cannot listen on {}:{}", self.host, self.port))?;
+        let address = listener.local_addr()?;
+        warn_if_open(address, &options.access);
+        let gate = Arc::new(Gate::loading());
+        let (stopping, stop) = watch::channel(false);
+        let limits = self.limits.of_connections();
+        let serving = tokio::spawn(listen(listener, Arc::clone(&gate), limits, stop));
+        terminal::note(format!("loading {} for http://{address}", self.engine.model));
+        let engine = tokio::select! {
+            engine = self.engine.start() => engine?,
+            () = interrupts.next() => return Ok(()),
+        };
+        gate.open(router(engine.clone(), options));
+        announce(&engine, address);
+        interrupts.next().await;
+        gate.close();
+        stopping.send_replace(true);
+        terminal::note("stopping; waiting for running requests to finish");
+        tokio::select! {
+            result = serving => result?,
+            () = tokio::time::sleep(Duration::from_secs(self.shutdown_timeout)) => {}
+            () = interrupts.next() => {}
+        }
+        engine.shutdown().await;
+        Ok(())
+    }
+
+    fn router_options(&self) -> anyhow::Result<RouterOptions> {
+        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let max_answers = self.engine.max_queued.unwrap_or(MAX_CHOICES).min(MAX_CHOICES);
+        // A path on this machine is not a name for clients.
+        let alias = Some(&self.engine.model).filter(|model| !Path::new(model).exists());
+        Ok(RouterOptions {
+            served_names: self.served_name.clone(),
+            alias: alias.cloned(),
+            access: self.access.read()?,
+            body_limit: self.limits.body_limit.map(size),
+            body_timeout: Duration::from_secs(self.limits.body_timeout),
+            body_memory: size(self.limits.body_memory),
+            request_timeout: Some(Duration::from_secs(self.limits.request_timeout)),
+            default_max_tokens: self.default_max_tokens.map(size),
+            max_answers,
+            hide_cached_tokens: self.access.hide_cached_tokens,
+        })
+    }
+}
+
+impl AccessArgs {
+    fn read(&self) -> anyhow::Result<Access> {
+        let mut api_keys = Vec::new();
+        for key in &self.api_key {
+            keys::check(key).map_err(|message| anyhow::anyhow!("--api-key: {message}"))?;
+            api_keys.push(ApiKey { name: "default".to_owned(), key: Secret::from(key.clone()) });
+        }
+        if let Some(path) = &self.api_key_file {
+            api_keys.extend(keys::read(path)?);
+        }
+        if let Some(key) = &self.admin_key {
+            keys::check(key).map_err(|message| anyhow::anyhow!("--admin-key: {message}"))?;
+        }
+        let tenants = self.tenant_by.clone().unwrap_or_default();
+        anyhow::ensure!(
+            tenants != Tenants::ByKey || !api_keys.is_empty(),
+            "--tenant-by key: expected API keys (--api-key-file), got none"
+        );
+        let admin_key = self.admin_key.clone().map(Secret::from);
+        Ok(Access { api_keys, admin_key, tenants })
+    }
+}
+
+impl LimitArgs {
+    fn of_connections(&self) -> ConnectionLimits {
+        // A connection is a file descriptor. A listener that has none left cannot accept any.
+        let files = rlimit::Resource::NOFILE.get_soft().unwrap_or(u64::MAX);
+        let possible = files.saturating_sub(RESERVED_DESCRIPTORS).max(1);
+        let count = self.max_connections.unwrap_or(MAX_CONNECTIONS as u64).min(possible);
+        ConnectionLimits {
+            count: usize::try_from(count).unwrap_or(MAX_CONNECTIONS),
+            header_timeout: Duration::from_secs(self.header_timeout),
+            write_timeout: Duration::from_secs(self.write_timeout),
+        }
+    }
+}
+
+fn parse_tenants(text: &str) -> Result<Tenants, String> {
+    let refused = || format!("expected `key` or `header:NAME`, got `{text}`");
+    match text.strip_prefix("header:") {
+        Some(name) => name.parse::<HeaderName>().map(Tenants::ByHeader).map_err(|_| refused()),
+        None if text == "key" => Ok(Tenants::ByKey),
+        None => Err(refused()),
+    }
+}
+
+/// Warns if other machines can reach a server that asks nobody for a key.
+fn warn_if_open(address: SocketAddr, access: &Access) {
+    if access.api_keys.is_empty() && !address.ip().is_loopback() {
+        terminal::warn(format!(
+            "WARNING: other machines can reach {address}, and there are no API keys: everybody there \
+             can use the model. Set --api-key-file or STOLON_API_KEY, or listen on 127.0.0.1."
+        ));
+    }
+}
+
+/// Describes the server on standard output. A server whose output is not read serves all the same.
+fn announce(engine: &Engine, address: SocketAddr) {
+    let info = engine.model_info();
+    terminal::note(format!("model    {} ({} tokens of context)", info.id, info.max_positions));
+    terminal::note(format!(
+        "KV cache {} tokens in {} blocks of {}, {}; prefix caching {}",
+        info.num_blocks * info.block_size,
+        info.num_blocks,
+        info.block_size,
+        format_bytes(info.kv_bytes as u64),
+        if info.prefix_caching { "on" } else { "off" },
+    ));
+    terminal::note(format!("listening on http://{address}"));
+}
+
+/// SIGINT (Ctrl-C) and SIGTERM. One value lives as long as the server, because a signal that comes
+/// while none exists is lost.
+#[derive(Debug)]
+struct Interrupts {
+    #[cfg(unix)]
+    signals: [tokio::signal::unix::Signal; 2],
+}
+
+impl Interrupts {
+    #[cfg(unix)]
+    fn new() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let signals = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
+        Ok(Self { signals })
+    }
+
+    #[cfg(not(unix))]
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {})
+    }
+
+    /// Waits for the next signal.
+    #[cfg(unix)]
+    async fn next(&mut self) {
+        let [interrupt, terminate] = &mut self.signals;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    }
+
+    /// Waits for the next signal.
+    #[cfg(not(unix))]
+    async fn next(&mut self) {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await; // No handler could be installed.
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the two sources of tenants are parsed, anything else is refused.
+    #[test]
+    fn sources_of_tenants_are_parsed() {
+        assert_eq!(parse_tenants("key"), Ok(Tenants::ByKey));
+        let header = HeaderName::from_static("x-tenant");
+        assert_eq!(parse_tenants("header:X-Tenant"), Ok(Tenants::ByHeader(header)));
+        for bad in ["", "keys", "header:", "header:a b"] {
+            assert!(parse_tenants(bad).is_err_and(|message| message.contains("expected")), "{bad}");
+        }
+    }
+}

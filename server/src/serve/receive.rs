@@ -1,0 +1,146 @@
+//! Receives the body of a request, within limits on its type, size, time and memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderMap, StatusCode, header};
+use http_body_util::BodyExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::App;
+use super::connection::Activity;
+use super::error::ApiError;
+
+/// Bytes of a body that do not count towards the memory of all bodies, so that ordinary requests
+/// are accepted while large ones have taken all of it. The number of connections bounds their sum.
+const FREE_BYTES: usize = 64 << 10;
+
+/// Limits of the bodies of a router's requests.
+#[derive(Debug)]
+pub(super) struct BodyLimits {
+    /// Maximum size of one body, in bytes.
+    pub(super) size: usize,
+    /// Maximum time from the end of the headers to the end of the body.
+    pub(super) time: Duration,
+    /// One permit for each byte that all bodies may hold together until they have been parsed.
+    pub(super) memory: Arc<Semaphore>,
+}
+
+/// The whole body of a request of type JSON.
+#[derive(Debug)]
+pub(super) struct Received {
+    pub(super) bytes: Vec<u8>,
+    /// The part of [`BodyLimits::memory`] that the body holds.
+    _memory: Option<OwnedSemaphorePermit>,
+}
+
+#[cfg(test)]
+impl From<String> for Received {
+    fn from(text: String) -> Self {
+        Self { bytes: text.into_bytes(), _memory: None }
+    }
+}
+
+impl FromRequest<Arc<App>> for Received {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let checked = check_content_type(request.headers());
+        let activity = request.extensions().get::<Arc<Activity>>().cloned();
+        let limits = &app.bodies;
+        let received = limits.receive_or_discard(checked, request.into_body());
+        let received = tokio::time::timeout(limits.time, received);
+        let received = received.await.map_err(|_| {
+            let message = format!("the body did not arrive within {:?}", limits.time);
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
+        })??;
+        if let Some(activity) = activity {
+            activity.busy();
+        }
+        Ok(received)
+    }
+}
+
+/// A web page can send a form or plain text to any server without asking it first. It cannot send
+/// JSON.
+fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let given = headers
+        .get(header::CONTENT_TYPE)
+        .map_or("none", |value| value.to_str().unwrap_or("an unreadable one"));
+    let essence = given.split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let message = format!("expected the header Content-Type: application/json, got {given}");
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
+}
+
+impl BodyLimits {
+    /// A client that is refused while it sends may not see the reply, so that the rest of its body
+    /// is read first, unless that is too long.
+    async fn receive_or_discard(
+        &self,
+        checked: Result<(), ApiError>,
+        mut body: Body,
+    ) -> Result<Received, ApiError> {
+        let refused = match checked {
+            Ok(()) => match self.receive(&mut body).await {
+                Ok(received) => return Ok(received),
+                Err(error) => error,
+            },
+            Err(error) => error,
+        };
+        let mut left = self.size;
+        while let Some(Ok(frame)) = body.frame().await
+            && let Some(rest) = left.checked_sub(frame.data_ref().map_or(0, |data| data.len()))
+        {
+            left = rest;
+        }
+        Err(refused)
+    }
+
+    async fn receive(&self, body: &mut Body) -> Result<Received, ApiError> {
+        let announced = hyper::body::Body::size_hint(body).lower();
+        self.check_size(usize::try_from(announced).unwrap_or(usize::MAX))?;
+        let mut bytes = Vec::new();
+        let mut memory: Option<OwnedSemaphorePermit> = None;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| {
+                ApiError::invalid(None, format!("the body was cut off: {error}"))
+            })?;
+            let Ok(data) = frame.into_data() else { continue }; // Trailers are ignored.
+            self.check_size(bytes.len() + data.len())?;
+            let held = memory.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+            let needed = (bytes.len() + data.len()).saturating_sub(FREE_BYTES + held);
+            if needed > 0 {
+                let more = self.reserve(needed)?;
+                match &mut memory {
+                    Some(memory) => memory.merge(more),
+                    None => memory = Some(more),
+                }
+            }
+            bytes.extend_from_slice(&data);
+        }
+        Ok(Received { bytes, _memory: memory })
+    }
+
+    fn check_size(&self, size: usize) -> Result<(), ApiError> {
+        if size <= self.size {
+            return Ok(());
+        }
+        let message = format!("the body is too large: expected at most {} bytes", self.size);
+        Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message))
+    }
+
+    /// Takes memory for bytes that have arrived. It does not wait: bodies that wait for each
+    /// other's memory would never end.
+    fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
+        Arc::clone(&self.memory).try_acquire_many_owned(permits).map_err(|_| {
+            let message = "too many large requests are being received: try again";
+            ApiError::unavailable(message, Duration::from_secs(1))
+        })
+    }
+}

@@ -1,0 +1,79 @@
+//! The router on an engine whose backend can be made to hang.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use stolon::Engine;
+use stolon_backend::fake::{FakeBackend, FakeOptions};
+use tower::ServiceExt;
+
+use super::gate::Gate;
+use super::{RouterOptions, router};
+
+async fn json(response: axum::response::Response) -> (StatusCode, Value) {
+    let status = response.status();
+    let body = response.into_body().collect().await.expect("a body").to_bytes();
+    (status, serde_json::from_slice(&body).expect("JSON"))
+}
+
+fn get(path: &str) -> Request<Body> {
+    Request::get(path).body(Body::empty()).expect("a request")
+}
+
+/// Goal: health tells that the backend hangs, and that it has returned, without generating.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_tells_that_the_backend_hangs() {
+    let backend = FakeBackend::new(FakeOptions::default());
+    let fake = backend.handle();
+    let engine = Engine::builder().backend("fake", Box::new(backend));
+    let engine = engine.step_timeout(Duration::from_millis(50)).build().await.expect("an engine");
+    let router = router(engine, RouterOptions::default());
+    let ask = async |path| json(router.clone().oneshot(get(path)).await.expect("a reply")).await;
+    let hold = fake.hold();
+    let body = json!({"prompt": [1, 2, 3], "max_tokens": 1}).to_string();
+    let request = Request::post("/v1/completions").header("content-type", "application/json");
+    let request = request.body(Body::from(body)).expect("a request");
+    let (status, reply) = json(router.clone().oneshot(request).await.expect("a reply")).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{reply}");
+    for path in ["/health", "/ready"] {
+        let (status, reply) = ask(path).await;
+        assert_eq!((status, &reply["status"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("hung")));
+    }
+    drop(hold);
+    while ask("/ready").await.0 != StatusCode::OK {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Goal: routes for operators are refused if the router is not told where a connection comes from.
+#[tokio::test]
+async fn admin_routes_need_a_known_peer() {
+    let backend = Box::new(FakeBackend::new(FakeOptions::default()));
+    let engine = Engine::builder().backend("fake", backend).build().await.expect("an engine");
+    let router = router(engine, RouterOptions::default());
+    let (status, reply) = json(router.oneshot(get("/admin/tree")).await.expect("a reply")).await;
+    assert_eq!(status, StatusCode::FORBIDDEN);
+    assert_eq!(reply["error"]["type"], "permission_error");
+}
+
+/// Goal: before the model has been loaded, and while the server stops, every request is answered
+/// with status 503, in the form of its route, and the time to try again.
+#[tokio::test]
+async fn a_closed_gate_answers_every_request() {
+    let gate = Gate::loading();
+    for name in ["loading", "stopping"] {
+        let health = gate.answer(get("/health")).await;
+        assert_eq!(health.headers()["connection"], "close");
+        let (status, reply) = json(health).await;
+        assert_eq!((status, &reply["status"]), (StatusCode::SERVICE_UNAVAILABLE, &json!(name)));
+        let other = gate.answer(get("/v1/models")).await;
+        assert!(other.headers().contains_key("retry-after"));
+        let (status, reply) = json(other).await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(reply["error"]["type"], "service_unavailable_error");
+        gate.close();
+    }
+}
