@@ -8,6 +8,11 @@ use clap::Parser;
 use stolon_server::cli::Cli;
 use tracing_subscriber::EnvFilter;
 
+/// Returns the memory of large requests to the operating system. glibc's allocator keeps most of it.
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     // Messages of the level `info` from the hub tell how far a download is.
