@@ -70,33 +70,22 @@ pub(crate) struct Server {
 impl Server {
     /// Starts a server on a free port.
     pub(crate) fn start(model: &str, args: &[&str]) -> Self {
-        let (server, lines) = Self::spawn(model, args, Stdio::inherit());
-        // Later output is read so that it does not fill the pipe.
-        std::thread::spawn(move || lines.for_each(drop));
-        server
+        Self::spawn(stolon(&[]), model, args)
     }
 
-    /// Starts a server, and closes its standard output and standard error when it listens.
-    pub(crate) fn without_readers(model: &str, args: &[&str]) -> Self {
-        let (mut server, lines) = Self::spawn(model, args, Stdio::piped());
-        drop((lines, server.child.stderr.take()));
-        server
+    /// Starts a server whose address space is limited to this many bytes.
+    pub(crate) fn start_limited(model: &str, args: &[&str], bytes: u64) -> Self {
+        let mut shell = Command::new("sh");
+        let limit = format!("ulimit -v {} && exec \"$@\"", bytes / 1024);
+        shell.args(["-c", &limit, "sh", env!("CARGO_BIN_EXE_stolon")]).env_remove("RUST_LOG");
+        Self::spawn(shell, model, args)
     }
 
-    /// Starts a server and stops it when it listens. Returns its standard error.
-    pub(crate) fn errors_at_start(model: &str, args: &[&str]) -> String {
-        let (mut server, _lines) = Self::spawn(model, args, Stdio::piped());
-        server.terminate();
-        let mut errors = String::new();
-        let mut pipe = server.child.stderr.take().expect("a pipe");
-        pipe.read_to_string(&mut errors).expect("UTF-8");
-        errors
-    }
-
-    fn spawn(model: &str, args: &[&str], errors: Stdio) -> (Self, Lines<BufReader<ChildStdout>>) {
+    fn spawn(mut command: Command, model: &str, args: &[&str]) -> Self {
         let pool: &[&str] =
             if args.contains(&"--num-blocks") { &[] } else { &["--num-blocks", "512"] };
-        let mut child = stolon(&["serve", "--port", "0", "--model", model])
+        let mut child = command
+            .args(["serve", "--port", "0", "--model", model])
             .args(pool)
             .args(args)
             .stdout(Stdio::piped())
@@ -193,6 +182,14 @@ impl Server {
             assert!(Instant::now() < deadline, "requests still hold blocks: {audit}");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+    }
+
+    /// Resident memory of the process, in bytes.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.child.id());
+        let status = std::fs::read_to_string(path).expect("Linux describes the process");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
     }
 
     /// Sends SIGTERM to the process.
