@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use stolon_kvcache::{StepFence, TreeReader};
 use stolon_scheduler::{
-    AdmissionContext, AuditReport, EngineError, QueuePermit, Scheduler, Sequence, StepDone,
+    ActorStopped, AdmissionContext, AuditReport, EngineError, QueuePermit, Scheduler, Sequence,
+    StepDone,
 };
 
 use crate::executor::ExecutorMessage;
@@ -59,7 +60,15 @@ pub(crate) struct AdmissionState {
     step_timeout: Option<Duration>,
     /// When the step in flight is treated as hung.
     hung_at: Option<Instant>,
+    /// Callers that wait for an audit. The next one answers all of them.
+    audits: Vec<RpcReplyPort<Result<AuditReport, String>>>,
+    /// While a step is in flight, no audit starts before this time.
+    audit_after: Instant,
 }
+
+/// While requests run, the time between audits in durations of an audit, so that callers that audit
+/// all the time take a tenth of the scheduler's time at most.
+const AUDIT_PAUSE: u32 = 9;
 
 impl Actor for AdmissionActor {
     type Msg = AdmissionMessage;
@@ -82,6 +91,8 @@ impl Actor for AdmissionActor {
             tick_at: None,
             step_timeout,
             hung_at: None,
+            audits: Vec::new(),
+            audit_after: Instant::now(),
         })
     }
 
@@ -108,17 +119,14 @@ impl Actor for AdmissionActor {
                 // Fails only if the caller has stopped.
                 let _ = reply.send(());
             }
-            AdmissionMessage::Audit(reply) => {
-                let report = scheduler.audit().await?;
-                // Fails only if the caller has stopped.
-                let _ = reply.send(report);
-            }
+            AdmissionMessage::Audit(reply) => state.audits.push(reply),
         }
         state.check_backend(now)?;
         if let Some(plan) = state.scheduler.advance(now).await? {
             state.hung_at = state.step_timeout.and_then(|limit| now.checked_add(limit));
             state.executor.cast(ExecutorMessage::Step(Box::new(plan)))?;
         }
+        state.audit().await?;
         state.schedule_tick(&myself, now);
         Ok(())
     }
@@ -136,6 +144,22 @@ impl Actor for AdmissionActor {
 }
 
 impl AdmissionState {
+    /// Runs an audit if somebody waits for one, and answers everybody who does. It runs after the
+    /// next step was sent to the executor, so that the two overlap.
+    async fn audit(&mut self) -> Result<(), ActorStopped> {
+        let begun = Instant::now();
+        if self.audits.is_empty() || (self.scheduler.has_step() && begun < self.audit_after) {
+            return Ok(());
+        }
+        let report = self.scheduler.audit().await?;
+        for reply in self.audits.drain(..) {
+            // Fails only if the caller has stopped.
+            let _ = reply.send(report.clone());
+        }
+        self.audit_after = Instant::now() + begun.elapsed() * AUDIT_PAUSE;
+        Ok(())
+    }
+
     /// Ends the generation if the step in flight has taken too long, without waiting for the
     /// backend.
     fn check_backend(&mut self, now: Instant) -> Result<(), EngineError> {
@@ -148,7 +172,9 @@ impl AdmissionState {
 
     /// Schedules a tick for the next deadline.
     fn schedule_tick(&mut self, myself: &ActorRef<AdmissionMessage>, now: Instant) {
-        let next = [self.scheduler.next_deadline(), self.hung_at].into_iter().flatten().min();
+        let audit_at = (!self.audits.is_empty()).then_some(self.audit_after);
+        let deadlines = [self.scheduler.next_deadline(), self.hung_at, audit_at];
+        let next = deadlines.into_iter().flatten().min();
         let Some(deadline) = next else { return };
         if self.tick_at.is_some_and(|tick| tick <= deadline) {
             return;

@@ -149,6 +149,11 @@ impl<M: Memory> Scheduler<M> {
         self.reader.query_match_len(namespace, tokens)
     }
 
+    /// Whether a step is in flight.
+    pub fn has_step(&self) -> bool {
+        self.in_flight.is_some()
+    }
+
     /// The sequences of the step in flight, in the order of its slices.
     pub fn ids_in_flight(&self) -> Vec<u64> {
         self.in_flight.iter().flatten().map(|slice| slice.id).collect()
