@@ -8,7 +8,9 @@ use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
 use stolon_backend::{BackendSpec, StepBatch};
-use stolon_scheduler::{EngineConfig, EngineStats, Event, SequenceRequest, Simulation};
+use stolon_scheduler::{
+    AdmissionPolicy, EngineConfig, EngineStats, Event, SequenceRequest, Simulation,
+};
 use stolon_server::bench::metrics::RequestRecord;
 use stolon_server::bench::workload::Conversation;
 
@@ -57,6 +59,8 @@ pub fn simulate(
     cost: &CostModel,
 ) -> anyhow::Result<Run> {
     let block_size = spec.block_size;
+    // The other policies are compared within one priority.
+    let with_priorities = config.policy == AdmissionPolicy::Priority;
     let mut simulation = Simulation::new(spec, config, |batch| cost.step(batch, block_size))?;
     let new_client = |conversation| Client { conversation, history: Vec::new(), turns_sent: 0 };
     let mut clients: Vec<Client<'_>> = conversations.iter().map(new_client).collect();
@@ -73,7 +77,7 @@ pub fn simulate(
                 arrivals.pop().into_iter().for_each(|Reverse((_, client))| {
                     simulation.wait_until(at);
                     let sent_at = at.as_secs_f64();
-                    match submit(&mut simulation, &mut clients[client]) {
+                    match submit(&mut simulation, &mut clients[client], with_priorities) {
                         Some(id) => {
                             let record = RequestRecord { sent_at, ..RequestRecord::default() };
                             in_flight.insert(id, InFlight { client, record });
@@ -134,12 +138,15 @@ pub fn capacity(
 fn submit<C: FnMut(&StepBatch) -> Duration>(
     simulation: &mut Simulation<C>,
     client: &mut Client<'_>,
+    with_priorities: bool,
 ) -> Option<u64> {
     let turn = &client.conversation.turns[client.turns_sent];
     client.turns_sent += 1;
     client.history.extend_from_slice(&turn.tokens);
     let mut request = SequenceRequest::new(client.history.clone(), turn.output_tokens);
-    request.options.priority = client.conversation.priority;
+    if with_priorities {
+        request.options.priority = client.conversation.priority;
+    }
     simulation.submit(request).ok()
 }
 

@@ -9,7 +9,8 @@ use stolon_kvcache::{EvictionOrder, EvictionPolicy};
 
 use crate::error::EngineError;
 
-/// Which waiting request is admitted next. Under every policy, the amount of later work that is
+/// Which waiting request is admitted next. Under every policy, requests with a larger priority come
+/// before those with a smaller one, and the policy orders requests of equal priority. The amount of later work that is
 /// admitted before a request is bounded: see [`EngineConfig::max_overtake_tokens`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -21,7 +22,7 @@ pub enum AdmissionPolicy {
     /// The request with the fewest uncached prompt tokens first; requests age while they wait.
     #[default]
     Cost,
-    /// The request with the largest priority first, in order of arrival among equals.
+    /// The same as `Fcfs`, which has this name in other engines.
     Priority,
 }
 

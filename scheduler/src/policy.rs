@@ -13,8 +13,8 @@ use crate::config::AdmissionPolicy;
 pub(crate) struct Candidate {
     /// Order of arrival; unique.
     pub(crate) arrival: u64,
-    /// [`RequestOptions::priority`](crate::RequestOptions::priority).
-    pub(crate) priority: i32,
+    /// The request's priority. Larger classes come first under every policy.
+    pub(crate) class: i32,
     /// Number of tokens of the prompt, and of what was generated before a preemption.
     pub(crate) tokens: usize,
     /// How many of them were cached at the last query.
@@ -88,24 +88,24 @@ pub(crate) fn slacks(candidates: &[Candidate]) -> impl Iterator<Item = usize> + 
 }
 
 /// The order of candidates under a policy. The smallest key comes first.
-pub(crate) type SortKey = (i64, i64, i64, u64);
+pub(crate) type SortKey = (i64, i64, i64, i64, u64);
 
-/// The key of a candidate. Under the policies that do not promise a strict order, candidates of
+/// The key of a candidate. Every policy orders the requests of the largest class first, then by its
+/// own rule. Under the policies that do not promise a strict order, candidates of
 /// similar cost are ordered by `prefix_sharers`, so that requests which share a prefix run at the
 /// same time and hold its blocks once. Arrival breaks ties.
 pub(crate) fn sort_key(policy: AdmissionPolicy, candidate: &Candidate) -> SortKey {
     let prefix_sharers = -(candidate.prefix_sharers as i64);
     let (first, second, third) = match policy {
-        AdmissionPolicy::Fcfs => (0, 0, 0),
+        AdmissionPolicy::Fcfs | AdmissionPolicy::Priority => (0, 0, 0),
         AdmissionPolicy::LongestPrefix => (-(candidate.matched as i64), prefix_sharers, 0),
         // Costs with the same integer logarithm to base 2 count as similar.
         AdmissionPolicy::Cost => {
             let cost = candidate.aged_cost();
             (i64::from(cost.ilog2()), prefix_sharers, cost as i64)
         }
-        AdmissionPolicy::Priority => (-i64::from(candidate.priority), 0, 0),
     };
-    (first, second, third, candidate.arrival)
+    (-i64::from(candidate.class), first, second, third, candidate.arrival)
 }
 
 #[cfg(test)]
@@ -117,7 +117,7 @@ mod tests {
     fn candidate(arrival: u64, tokens: usize, matched: usize) -> Candidate {
         Candidate {
             arrival,
-            priority: 0,
+            class: 0,
             tokens,
             matched,
             prefix_sharers: 1,
@@ -134,12 +134,30 @@ mod tests {
 
     #[test]
     fn each_policy_orders_by_its_own_rule() {
-        let mut candidates = [candidate(0, 100, 0), candidate(1, 300, 280), candidate(2, 50, 10)];
+        let candidates = [candidate(0, 100, 0), candidate(1, 300, 280), candidate(2, 50, 10)];
         check(AdmissionPolicy::Fcfs, &candidates, &[0, 1, 2]);
         check(AdmissionPolicy::LongestPrefix, &candidates, &[1, 2, 0]);
         check(AdmissionPolicy::Cost, &candidates, &[1, 2, 0]);
-        candidates[2].priority = 5;
-        check(AdmissionPolicy::Priority, &candidates, &[2, 0, 1]);
+        check(AdmissionPolicy::Priority, &candidates, &[0, 1, 2]);
+    }
+
+    /// Goal: under every policy a larger class comes first and the policy orders within a class, but
+    /// a request without slack is not overtaken by a larger class either.
+    #[test]
+    fn classes_come_before_the_rule_of_the_policy() {
+        let mut candidates = [candidate(0, 10, 0), candidate(1, 300, 0), candidate(2, 200, 0)];
+        (candidates[1].class, candidates[2].class) = (5, 5);
+        for (policy, expected) in [
+            (AdmissionPolicy::Fcfs, [1, 2, 0]),
+            (AdmissionPolicy::Priority, [1, 2, 0]),
+            (AdmissionPolicy::LongestPrefix, [1, 2, 0]),
+            (AdmissionPolicy::Cost, [2, 1, 0]),
+        ] {
+            check(policy, &candidates, &expected);
+            candidates[0].slack = 0;
+            check(policy, &candidates, &[0]);
+            candidates[0].slack = 1000;
+        }
     }
 
     #[test]
@@ -221,7 +239,7 @@ mod tests {
             let mut waiting: Vec<Candidate> = Vec::new();
             let mut arriving = costs.iter().enumerate().map(|(n, &cost)| {
                 let candidate = candidate(n as u64, cost, cost / 3);
-                Candidate { priority: cost as i32 % 7, slack: BOUND, bound: BOUND, ..candidate }
+                Candidate { class: cost as i32 % 7, slack: BOUND, bound: BOUND, ..candidate }
             });
             let mut admitted = 0;
             loop {

@@ -191,7 +191,7 @@ impl Queue {
             let stalled = waiting.sequence.is_stalled();
             Candidate {
                 arrival: waiting.arrival,
-                priority: waiting.sequence.options.priority,
+                class: waiting.sequence.options.priority,
                 tokens: waiting.sequence.tokens.len(),
                 matched: waiting.matched,
                 prefix_sharers: counts_by_prefix[&waiting.sequence.prefix_hash],

@@ -25,7 +25,7 @@ pub struct RequestOptions {
     /// at most the vocabulary size and [`RequestOptions::MAX_PROMPT_LOGPROBS`].
     /// Such a request computes its whole prompt, because cached positions have no logits.
     pub prompt_logprobs: Option<usize>,
-    /// Requests with a larger value run earlier under the admission policy `priority`.
+    /// Requests with a larger value are admitted earlier, under every admission policy.
     pub priority: i32,
     /// Maximum time in the admission queue.
     pub queue_timeout: Option<Duration>,

@@ -91,7 +91,10 @@ impl Harness {
         let pool = spec.block_count * spec.block_size;
         let max_tokens = max_tokens.min(pool + 1 - prompt.len());
         let mut request = SequenceRequest::new(prompt.clone(), max_tokens);
-        request.options.priority = prompt[0] as i32;
+        // The order of the other policies is observed within one priority.
+        if **self.context.policy.load() == AdmissionPolicy::Priority {
+            request.options.priority = prompt[0] as i32;
+        }
         request.options.prompt_logprobs = logprobs.then_some(1);
         request.options.timeout = timeout;
         let id = self.callers.len() as u64;

@@ -92,7 +92,8 @@ pub struct EngineArgs {
     /// Order in which queued requests are admitted: fcfs, longest-prefix, cost or priority
     ///
     /// fcfs: first come, first served. longest-prefix: most cached prompt tokens first. cost:
-    /// fewest uncached prompt tokens first; requests age. priority: the request's `priority`.
+    /// fewest uncached prompt tokens first; requests age. priority: another name of fcfs. Under each
+    /// of them, requests with a larger `priority` come first.
     #[arg(long, default_value_t, value_name = "POLICY")]
     pub admission: AdmissionPolicy,
     /// Seconds after which a forward pass counts as hung

@@ -80,8 +80,7 @@ pub struct GenerationOptions {
     /// Only requests with the same salt share cached prefixes. Keeps tenants from finding out by
     /// timing what others have sent. Default: the cache of requests without a salt.
     pub cache_salt: Option<String>,
-    /// Requests with a larger priority are admitted first if the server runs with
-    /// `--admission priority`. Any 32-bit integer. Default 0.
+    /// Requests with a larger priority are admitted first. Any 32-bit integer. Default 0.
     #[serde(default, deserialize_with = "fields::signed_32")]
     pub priority: Option<i32>,
 }

@@ -16,8 +16,7 @@ pub struct Conversation {
     pub pause: Duration,
     /// The turns; at least one.
     pub turns: Vec<Turn>,
-    /// Priority of its requests; larger is more urgent. Only the admission policy `priority` uses
-    /// it.
+    /// Priority of its requests; larger is more urgent.
     pub priority: i32,
 }
 
