@@ -7,7 +7,7 @@ use crate::{Completion, Usage};
 
 /// The most likely of several answers to one request, from
 /// [`Engine::best_of`](crate::Engine::best_of).
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct BestOf {
     /// The returned answers, the most likely one first.
     pub completions: Vec<Completion>,

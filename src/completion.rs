@@ -1,10 +1,11 @@
 //! A whole generation.
 
+use serde::Serialize;
 use stolon_backend::TokenLogprob;
 use stolon_scheduler::Finish;
 
 /// A whole generation, collected from its stream.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Completion {
     /// The generated text, without a stop string and what follows it.
     pub text: String,

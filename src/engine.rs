@@ -14,7 +14,8 @@ use stolon_text::StopStrings;
 use crate::prompt::Prompts;
 use crate::stream::StreamParts;
 use crate::{
-    BestOf, ChatMessage, EngineBuilder, Error, ModelInfo, Request, SamplingParams, TokenStream,
+    BestOf, ChatMessage, Completion, EngineBuilder, Error, Estimate, ModelInfo, Request,
+    SamplingParams, TokenStream,
 };
 
 /// A running engine. Clones share it. It stops when the last clone and the last stream are dropped.
@@ -64,6 +65,22 @@ impl Engine {
     pub async fn generate(&self, request: Request) -> Result<TokenStream, Error> {
         let (sequence, parts) = self.prepare(request).await?;
         Ok(TokenStream::new(self.inner.handle.submit(sequence)?, parts))
+    }
+
+    /// Submits a request and returns its whole answer.
+    ///
+    /// ```no_run
+    /// # async fn complete(engine: stolon::Engine) -> Result<(), stolon::Error> {
+    /// let answer = engine.complete(stolon::Request::text("A stolon is").max_tokens(32)).await?;
+    /// println!("{}", answer.text);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Engine::generate`], and the error that the request ends with.
+    pub async fn complete(&self, request: Request) -> Result<Completion, Error> {
+        self.generate(request).await?.collect_text().await
     }
 
     /// Submits `count` requests for the same prompt, which is computed once. If the request has a
@@ -163,6 +180,39 @@ impl Engine {
         let tokens = self.inner.prompts.tokens_here(&request.source)?;
         let namespace = request.namespace()?;
         Ok(self.inner.handle.query_match_len(&namespace, &tokens))
+    }
+
+    /// What this engine would have to compute for a request, and how long the request would wait
+    /// for it, so that a router can choose between engines. Lock-free and without side effects; the
+    /// numbers may change before a request runs.
+    ///
+    /// A prompt that is not token ids yet is rendered and tokenised on the calling thread; see
+    /// [`Engine::tokenized`].
+    ///
+    /// # Errors
+    /// Those of rendering and tokenising the prompt.
+    pub fn estimate(&self, request: &Request) -> Result<Estimate, Error> {
+        let namespace = request.namespace()?;
+        let tokens = self.inner.prompts.tokens_here(&request.source)?;
+        let handle = &self.inner.handle;
+        let (queued_tokens, expected_wait) = handle.queue_estimate();
+        Ok(Estimate {
+            prompt_tokens: tokens.len(),
+            cached_tokens: handle.query_match_len(&namespace, &tokens),
+            queued_tokens,
+            expected_wait,
+        })
+    }
+
+    /// The same request with its prompt as token ids, so that it is tokenised once for any number of
+    /// [`Engine::query_match_len`], [`Engine::estimate`] and [`Engine::generate`], also of other
+    /// engines that run the same model.
+    ///
+    /// # Errors
+    /// Those of rendering and tokenising the prompt.
+    pub async fn tokenized(&self, request: Request) -> Result<Request, Error> {
+        let tokens = self.prompt_tokens(&request).await?;
+        Ok(request.with_tokens(tokens))
     }
 
     /// Protects the cached prefix of the request's prompt from eviction, for `ttl` or until
@@ -324,6 +374,6 @@ impl Engine {
         messages: &[ChatMessage],
         tools: Option<&serde_json::Value>,
     ) -> Result<String, Error> {
-        self.inner.prompts.text.render(messages, tools)
+        self.inner.prompts.text.render_chat(messages, tools)
     }
 }

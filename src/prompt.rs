@@ -23,6 +23,20 @@ pub(crate) struct PromptSource {
     pub(crate) prompt: Prompt,
     /// The chat template's variable `tools`.
     pub(crate) tools: Option<serde_json::Value>,
+    /// How a conversation is rendered, apart from the tools.
+    #[cfg(feature = "text")]
+    pub(crate) chat: stolon_text::ChatOptions,
+}
+
+impl PromptSource {
+    pub(crate) fn new(prompt: Prompt) -> PromptSource {
+        PromptSource {
+            prompt,
+            tools: None,
+            #[cfg(feature = "text")]
+            chat: stolon_text::ChatOptions::default(),
+        }
+    }
 }
 
 /// Size up to which a prompt is tokenised in the calling task, in bytes.

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use stolon_scheduler::{RequestOptions, TokenSet};
 
+#[cfg(feature = "text")]
+use crate::ChatOptions;
 use crate::prompt::PromptSource;
 use crate::{ChatMessage, Error, MessageContent, Namespace, SamplingParams};
 
@@ -63,7 +65,7 @@ impl Request {
     /// A request to continue `prompt`.
     pub fn new(prompt: Prompt) -> Request {
         Request {
-            source: Arc::new(PromptSource { prompt, tools: None }),
+            source: Arc::new(PromptSource::new(prompt)),
             stop: Arc::default(),
             ignore_eos: false,
             logprobs: None,
@@ -92,6 +94,72 @@ impl Request {
     pub fn tools(mut self, tools: serde_json::Value) -> Request {
         Arc::make_mut(&mut self.source).tools = Some(tools);
         self
+    }
+
+    /// How a conversation is rendered: template variables such as `enable_thinking`, documents, the
+    /// name of the template. Only chat prompts use it. Its `tools` are replaced by those of
+    /// [`Request::tools`] if that is called.
+    #[cfg(feature = "text")]
+    pub fn chat_options(mut self, options: ChatOptions) -> Request {
+        Arc::make_mut(&mut self.source).chat = options;
+        self
+    }
+
+    /// Sets one variable that the chat template may read, for example `enable_thinking`. Only chat
+    /// prompts use it.
+    #[cfg(feature = "text")]
+    pub fn template_variable(
+        mut self,
+        name: impl Into<String>,
+        value: impl Into<serde_json::Value>,
+    ) -> Request {
+        let variables = &mut Arc::make_mut(&mut self.source).chat.variables;
+        variables.insert(name.into(), value.into());
+        self
+    }
+
+    /// Replaces the prompt by token ids and keeps everything else. With the ids from
+    /// [`Engine::prompt_tokens`], nothing is tokenised again.
+    ///
+    /// [`Engine::prompt_tokens`]: crate::Engine::prompt_tokens
+    pub fn with_tokens(mut self, tokens: impl Into<Vec<u32>>) -> Request {
+        self.source = Arc::new(PromptSource::new(Prompt::Tokens(tokens.into())));
+        self
+    }
+
+    /// The prompt.
+    pub fn prompt(&self) -> &Prompt {
+        &self.source.prompt
+    }
+
+    /// The value of [`Request::max_tokens`]; `None` if it was not called.
+    pub fn get_max_tokens(&self) -> Option<usize> {
+        self.options.max_tokens
+    }
+
+    /// The value of [`Request::sampling`].
+    pub fn get_sampling(&self) -> &SamplingParams {
+        &self.options.sampling
+    }
+
+    /// The value of [`Request::stop`].
+    pub fn get_stop(&self) -> &[String] {
+        &self.stop
+    }
+
+    /// The ids of [`Request::stop_ids`], in ascending order.
+    pub fn get_stop_ids(&self) -> &[u32] {
+        self.options.stop_ids.as_slice()
+    }
+
+    /// The value of [`Request::cache_salt`]; `None` if it was not called.
+    pub fn get_cache_salt(&self) -> Option<&str> {
+        self.cache_salt.as_deref()
+    }
+
+    /// The value of [`Request::timeout`]; `None` if it was not called.
+    pub fn get_timeout(&self) -> Option<Duration> {
+        self.options.timeout
     }
 
     /// Maximum number of tokens to generate, at least 1. Default:
@@ -166,8 +234,9 @@ impl Request {
         Ok(Namespace::builder().salt(salt).build())
     }
 
-    /// Requests with a larger value run earlier under
-    /// [`AdmissionPolicy::Priority`](crate::AdmissionPolicy::Priority). Default: 0.
+    /// Requests with a larger value are admitted earlier, under every
+    /// [`AdmissionPolicy`](crate::AdmissionPolicy). The bound on overtaking holds for them too.
+    /// Default: 0.
     pub fn priority(mut self, priority: i32) -> Request {
         self.options.priority = priority;
         self

@@ -64,6 +64,15 @@ impl Text {
         self.model.as_ref().is_some_and(|model| model.chat_template().is_ok())
     }
 
+    /// The prompt text of a conversation, ending where the assistant's answer begins.
+    pub(crate) fn render_chat(
+        &self,
+        messages: &[ChatMessage],
+        tools: Option<&serde_json::Value>,
+    ) -> Result<String, Error> {
+        self.render(messages, tools, &ChatOptions::default())
+    }
+
     /// Refuses a text that has more than `limit` tokens for certain, whatever they are.
     ///
     /// # Errors
@@ -88,7 +97,7 @@ impl Text {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(text) => self.encode(text, true),
             Prompt::Chat(messages) => {
-                let options = chat_options(source.tools.as_ref())?;
+                let options = chat_options(source.tools.as_ref(), &source.chat)?;
                 let model = self.model()?;
                 let chat = model.prepare_chat(messages, &options)?;
                 self.check_len(chat.len_bytes(), limit)?;
@@ -97,21 +106,26 @@ impl Text {
         }
     }
 
-    /// The prompt text of a conversation, ending where the assistant's answer begins.
+    /// The prompt text of a conversation. `tools` replace those of `options`.
     pub(crate) fn render(
         &self,
         messages: &[ChatMessage],
         tools: Option<&serde_json::Value>,
+        options: &ChatOptions,
     ) -> Result<String, Error> {
-        Ok(self.model()?.render_chat(messages, &chat_options(tools)?)?)
+        Ok(self.model()?.render_chat(messages, &chat_options(tools, options)?)?)
     }
 }
 
-fn chat_options(tools: Option<&serde_json::Value>) -> Result<ChatOptions, Error> {
+/// `options` with `tools`, if there are any.
+fn chat_options(
+    tools: Option<&serde_json::Value>,
+    options: &ChatOptions,
+) -> Result<ChatOptions, Error> {
     let tools = match tools {
-        None | Some(serde_json::Value::Null) => Vec::new(),
+        None | Some(serde_json::Value::Null) => options.tools.clone(),
         Some(serde_json::Value::Array(tools)) => tools.clone(),
         Some(other) => return Err(Error::invalid("tools", "a list of functions", other)),
     };
-    Ok(ChatOptions { tools, ..ChatOptions::default() })
+    Ok(ChatOptions { tools, ..options.clone() })
 }

@@ -193,6 +193,12 @@ impl EngineHandle {
         self.shared.common.health()
     }
 
+    /// Number of uncached tokens in the admission queue, and the time to compute them at the recent
+    /// throughput; `None` before anything was computed. Lock-free.
+    pub fn queue_estimate(&self) -> (usize, Option<Duration>) {
+        self.shared.common.context.queue_estimate()
+    }
+
     /// Counters and gauges, read without waiting.
     pub fn stats(&self) -> EngineStats {
         self.shared.common.context.stats()

@@ -4,7 +4,7 @@
 //! The engine, the simulation and the tests all use this one path.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use stolon_backend::{BackendSpec, SamplerState};
@@ -195,6 +195,13 @@ impl AdmissionContext {
         let block_size = self.spec.block_size;
         let sequence = Sequence::new(id, prepared, block_size, record, sender, now);
         Ok(Submission { sequence, permit, events })
+    }
+
+    /// Number of uncached tokens in the admission queue, and the time to compute them at the recent
+    /// throughput; `None` before anything was computed.
+    pub fn queue_estimate(&self) -> (usize, Option<Duration>) {
+        let queued = self.limits.queued_tokens();
+        (queued, self.limits.time_of(queued))
     }
 
     /// A copy of all counters and gauges.

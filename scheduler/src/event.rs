@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use serde::{Serialize, Serializer};
 use stolon_backend::TokenLogprob;
 
 /// One event of a request, in this order: `Started`, then `PromptLogprobs` if requested, then any
 /// number of `Token`s, then `Finished`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub enum Event {
     /// The request has left the admission queue and is being computed.
@@ -25,7 +26,7 @@ pub enum Event {
 }
 
 /// A generated token.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct TokenEvent {
     /// The token's id. `None` in a final event that only carries text which was withheld until it
     /// was certain that it does not become a stop string.
@@ -38,7 +39,7 @@ pub struct TokenEvent {
 }
 
 /// Why a generation ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub enum FinishReason {
     /// The model generated an end-of-sequence id.
@@ -62,7 +63,7 @@ impl FinishReason {
 }
 
 /// How many tokens a request used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
@@ -72,19 +73,22 @@ pub struct Usage {
     pub completion_tokens: usize,
 }
 
-/// How long the phases of a request took.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How long the phases of a request took. Serialised in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Timings {
     /// From submission until the request left the admission queue.
+    #[serde(serialize_with = "seconds")]
     pub queue: Duration,
     /// Time to first token, from submission.
+    #[serde(serialize_with = "seconds")]
     pub ttft: Duration,
     /// From submission to the end.
+    #[serde(serialize_with = "seconds")]
     pub total: Duration,
 }
 
 /// The end of a request.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finish {
     /// Why the generation ended.
     pub reason: FinishReason,
@@ -92,4 +96,8 @@ pub struct Finish {
     pub usage: Usage,
     /// How long it took.
     pub timings: Timings,
+}
+
+fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64())
 }

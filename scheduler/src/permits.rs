@@ -91,6 +91,13 @@ impl QueueLimits {
         self.rate.store(tokens_per_second as u64, Ordering::Relaxed);
     }
 
+    /// Time to compute `tokens` at the recent throughput; `None` while it is unknown.
+    pub(crate) fn time_of(&self, tokens: usize) -> Option<Duration> {
+        let rate = self.rate.load(Ordering::Relaxed);
+        let seconds = || tokens as f64 / rate as f64;
+        (rate > 0).then(|| Duration::from_secs_f64(seconds()))
+    }
+
     /// Estimated time to compute half of the waiting tokens, from 50 ms to 60 s.
     fn retry_after(&self, queued_tokens: usize) -> Duration {
         let rate = self.rate.load(Ordering::Relaxed);

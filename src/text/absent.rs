@@ -70,7 +70,7 @@ impl Text {
         }
     }
 
-    pub(crate) fn render(
+    pub(crate) fn render_chat(
         &self,
         _messages: &[ChatMessage],
         _tools: Option<&serde_json::Value>,

@@ -5,7 +5,7 @@ use super::exp::exp_at_most_one;
 use super::{SamplingError, select};
 
 /// The log-probabilities of one token and of the most likely tokens at its position.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct TokenLogprob {
     /// The sampled token, or a token of the prompt.
     pub token_id: u32,
