@@ -340,11 +340,8 @@ impl EngineHandle {
         let gauges = Arc::clone(&self.common().context.gauges);
         let idle = poll_fn(move |context| gauges.poll_idle(context));
         let wait = async move { tokio::time::timeout(limit, idle).await.is_ok() };
-        match self.shared.runtime.spawn(wait).await {
-            Ok(idle) => idle,
-            // The runtime has ended, and with it every request.
-            Err(_) => true,
-        }
+        // An error means that the runtime has ended, and with it every request.
+        self.shared.runtime.spawn(wait).await.unwrap_or(true)
     }
 
     /// Refuses new requests with [`EngineError::Draining`] from now on, waits until no request runs
