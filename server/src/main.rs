@@ -8,7 +8,8 @@ use clap::Parser;
 use stolon_server::cli::Cli;
 use tracing_subscriber::EnvFilter;
 
-/// Returns the memory of large requests to the operating system. glibc's allocator keeps most of it.
+/// Returns the memory of large requests to the operating system. glibc's allocator keeps most of
+/// it.
 #[cfg(feature = "mimalloc")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

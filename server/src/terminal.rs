@@ -31,7 +31,8 @@ pub(crate) fn line(text: impl Display) -> io::Result<()> {
     writeln!(io::stdout().lock(), "{text}")
 }
 
-/// Writes a line to standard output, if somebody reads it. For programs that go on without a reader.
+/// Writes a line to standard output, if somebody reads it. For programs that go on without a
+/// reader.
 pub(crate) fn note(text: impl Display) {
     let mut out = io::stdout().lock();
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());

@@ -22,7 +22,8 @@ pub struct ChatRequest {
     #[serde(deserialize_with = "fields::list::<_, _, MAX_MESSAGES>")]
     pub messages: Vec<Message>,
     /// Maximum number of tokens to generate per choice, 1 or above. Default: what the server is
-    /// started with (`--default-max-tokens`), or as many as the context length and the KV pool allow.
+    /// started with (`--default-max-tokens`), or as many as the context length and the KV pool
+    /// allow.
     #[serde(default, deserialize_with = "fields::count::<_, 1, { usize::MAX }>")]
     pub max_completion_tokens: Option<usize>,
     /// Older name of `max_completion_tokens`. If both are given they must be equal.

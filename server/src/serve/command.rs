@@ -48,7 +48,7 @@ pub struct ServeArgs {
     ///
     /// Default: 16 for completions, as OpenAI's API, and for chat as many as the context and the KV
     /// cache allow.
-    #[arg(long, value_name = "TOKENS", value_parser = seconds_or_count())]
+    #[arg(long, value_name = "TOKENS", value_parser = from_one())]
     default_max_tokens: Option<u64>,
     /// Seconds that running requests have to finish after SIGINT or SIGTERM
     ///
@@ -83,8 +83,8 @@ struct AccessArgs {
     /// Without it, these routes can be used only from this machine.
     #[arg(long, value_name = "KEY", env = "STOLON_ADMIN_KEY", hide_env_values = true)]
     admin_key: Option<String>,
-    /// Separate the cached prefixes of tenants: `key` by the name of the API key, `header:NAME` by a
-    /// header that a reverse proxy sets
+    /// Separate the cached prefixes of tenants: `key` by the name of the API key, `header:NAME` by
+    /// a header that a reverse proxy sets
     ///
     /// Tenants can otherwise find out by the time to the first token, and by `cached_tokens`, what
     /// others have sent. Keys given with --api-key all have the name `default`. A request's own
@@ -102,22 +102,22 @@ struct AccessArgs {
 struct LimitArgs {
     /// Maximum number of open connections
     ///
-    /// When there are as many, connections that wait for a request are closed to make room. Default:
-    /// 1024, or fewer if the limit of open files is lower.
-    #[arg(long, value_name = "CONNECTIONS", value_parser = seconds_or_count())]
+    /// When there are as many, connections that wait for a request are closed to make room.
+    /// Default: 1024, or fewer if the limit of open files is lower.
+    #[arg(long, value_name = "CONNECTIONS", value_parser = from_one())]
     max_connections: Option<u64>,
     /// Seconds within which a request's headers have to arrive, after the connection was opened or
     /// the previous reply ended
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = seconds_or_count())]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = from_one())]
     header_timeout: u64,
     /// Seconds within which a request's body has to arrive
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = seconds_or_count())]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = from_one())]
     body_timeout: u64,
     /// Seconds after which a client is disconnected that accepts nothing of its reply
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds_or_count())]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = from_one())]
     write_timeout: u64,
     /// Seconds after which a request is ended, with status 504 if its reply has not begun
-    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = seconds_or_count())]
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = from_one())]
     request_timeout: u64,
     /// Maximum size of a request body, in bytes or with a unit K, M or G (powers of 1024)
     ///
@@ -127,13 +127,14 @@ struct LimitArgs {
     body_limit: Option<u64>,
     /// Maximum memory of all request bodies that are being received or parsed
     ///
-    /// Requests that need more are refused with status 503. The first 64K of each body do not count.
+    /// Requests that need more are refused with status 503. The first 64K of each body do not
+    /// count.
     #[arg(long, default_value = "256M", value_parser = parse_bytes, value_name = "BYTES")]
     body_memory: u64,
 }
 
 /// A whole number from 1 to a million.
-fn seconds_or_count() -> RangedU64ValueParser<u64> {
+fn from_one() -> RangedU64ValueParser<u64> {
     RangedU64ValueParser::new().range(1..=1_000_000)
 }
 

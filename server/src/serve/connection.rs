@@ -184,8 +184,10 @@ async fn serve(
                 return;
             }
             changed = signal.changed() => {
-                let stopping = changed.is_err() || signal.borrow_and_update().stopping;
-                if stopping {
+                if changed.is_err() {
+                    return; // The listener has ended, which waits for older connections.
+                }
+                if signal.borrow_and_update().stopping {
                     connection.as_mut().graceful_shutdown();
                 }
                 if activity.may_be_closed() {

@@ -177,7 +177,9 @@ impl ApiError {
                 let refused = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
                 Self { retry_after: error.retry_after(), ..refused }
             }
-            EngineError::Stopped => Self::new(StatusCode::SERVICE_UNAVAILABLE, message),
+            EngineError::Stopped | EngineError::Draining => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+            }
             EngineError::Timeout { .. } => Self::new(StatusCode::GATEWAY_TIMEOUT, message),
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
         }
@@ -210,6 +212,7 @@ mod tests {
             (EngineError::StepFailed { reason: "x".to_owned() }, 500, "server_error", None),
             (EngineError::InvalidLogits { reason: "x".to_owned() }, 500, "server_error", None),
             (EngineError::Stopped, 503, "service_unavailable_error", None),
+            (EngineError::Draining, 503, "service_unavailable_error", None),
             (EngineError::Audit("x".to_owned()), 500, "server_error", None),
         ] {
             let error = ApiError::from(Error::from(error));

@@ -33,8 +33,8 @@ async fn admin_routes_are_closed_to_web_pages_and_proxies() {
     assert_eq!(status(form.body(r#"{"prompt": "x"}"#)).await, 415);
 }
 
-/// Goal: with an administrator's key, its routes need it, from this machine too, and everything else
-/// does not.
+/// Goal: with an administrator's key, its routes need it, from this machine too, and everything
+/// else does not.
 #[tokio::test]
 async fn an_admin_key_is_needed_for_admin_routes_alone() {
     let server = Server::start(TINY, &["--admin-key", "sesame"]);

@@ -99,8 +99,8 @@ async fn unsupported_chat_parameters_are_refused() {
     }
 }
 
-/// Goal: without a limit in the request, an answer ends where the context ends, or at the operator's
-/// limit.
+/// Goal: without a limit in the request, an answer ends where the context ends, or at the
+/// operator's limit.
 #[tokio::test]
 async fn answers_without_a_limit_use_the_context() {
     let server = Server::start("demo", &[]);

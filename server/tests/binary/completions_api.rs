@@ -121,8 +121,8 @@ async fn logprobs_cover_the_answer_and_with_echo_the_prompt() {
     assert_eq!(scores[..], prompt_part[..3]);
 }
 
-/// Goal: `text_offset` counts characters, of which some have several tokens, and is the same streamed
-/// and whole, with a stop string that withholds text, too.
+/// Goal: `text_offset` counts characters, of which some have several tokens, and is the same
+/// streamed and whole, with a stop string that withholds text, too.
 #[tokio::test]
 async fn text_offsets_count_characters() {
     let server = Server::tiny();

@@ -65,8 +65,8 @@ async fn connections_that_do_nothing_make_room_for_others() {
     }
 }
 
-/// Goal: a client that does not finish its headers, or its body, is disconnected in time, the latter
-/// with an explanation.
+/// Goal: a client that does not finish its headers, or its body, is disconnected in time, the
+/// latter with an explanation.
 #[tokio::test]
 async fn slow_requests_are_ended() {
     let server = Server::start(TINY, &["--header-timeout", "1", "--body-timeout", "1"]);

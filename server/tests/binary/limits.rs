@@ -104,7 +104,8 @@ async fn more_answers_than_the_queue_holds_are_refused_for_good() {
     server.complete(json!({"prompt": "x", "n": 3, "max_tokens": 1})).await;
 }
 
-/// Goal: impossible values of options are refused before a model is loaded, with the accepted range.
+/// Goal: impossible values of options are refused before a model is loaded, with the accepted
+/// range.
 #[test]
 fn impossible_options_are_refused() {
     for (option, value, range) in [
