@@ -70,7 +70,7 @@ pub(crate) struct Server {
 impl Server {
     /// Starts a server on a free port.
     pub(crate) fn start(model: &str, args: &[&str]) -> Self {
-        Self::spawn(stolon(&[]), model, args)
+        Self::read(Self::spawn(stolon(&[]), model, args, Stdio::inherit()))
     }
 
     /// Starts a server whose address space is limited to this many bytes.
@@ -78,10 +78,38 @@ impl Server {
         let mut shell = Command::new("sh");
         let limit = format!("ulimit -v {} && exec \"$@\"", bytes / 1024);
         shell.args(["-c", &limit, "sh", env!("CARGO_BIN_EXE_stolon")]).env_remove("RUST_LOG");
-        Self::spawn(shell, model, args)
+        Self::read(Self::spawn(shell, model, args, Stdio::inherit()))
     }
 
-    fn spawn(mut command: Command, model: &str, args: &[&str]) -> Self {
+    fn read((server, lines): (Self, Lines<BufReader<ChildStdout>>)) -> Self {
+        // Later output is read so that it does not fill the pipe.
+        std::thread::spawn(move || lines.for_each(drop));
+        server
+    }
+
+    /// Starts a server, and closes its standard output and standard error when it listens.
+    pub(crate) fn without_readers(model: &str, args: &[&str]) -> Self {
+        let (mut server, lines) = Self::spawn(stolon(&[]), model, args, Stdio::piped());
+        drop((lines, server.child.stderr.take()));
+        server
+    }
+
+    /// Starts a server and stops it when it listens. Returns its standard error.
+    pub(crate) fn errors_at_start(model: &str, args: &[&str]) -> String {
+        let (mut server, _lines) = Self::spawn(stolon(&[]), model, args, Stdio::piped());
+        server.terminate();
+        let mut errors = String::new();
+        let mut pipe = server.child.stderr.take().expect("a pipe");
+        pipe.read_to_string(&mut errors).expect("UTF-8");
+        errors
+    }
+
+    fn spawn(
+        mut command: Command,
+        model: &str,
+        args: &[&str],
+        errors: Stdio,
+    ) -> (Self, Lines<BufReader<ChildStdout>>) {
         let pool: &[&str] =
             if args.contains(&"--num-blocks") { &[] } else { &["--num-blocks", "512"] };
         let mut child = command
