@@ -1,6 +1,7 @@
 //! Tests of the `stolon` binary: its commands as run from a shell, and its HTTP server over TCP.
 //! They use models with random weights and the built-in demo model.
 
+mod access_api;
 mod attacks;
 mod bench;
 mod cache_api;
