@@ -141,6 +141,7 @@ async fn every_attack_is_survived() {
 /// times are printed, not judged: they depend on the machine and on what else it does.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes several minutes, and its figures need a quiet machine"]
+#[allow(clippy::print_stdout, reason = "it is a measurement")]
 async fn attacks_are_measured() {
     let server = Server::start_limited("demo", &["--num-blocks", "1024"], 4 << 30);
     let expected = normal_answer(&server).await;
@@ -185,6 +186,7 @@ impl Noticed {
         Self { answers, health }
     }
 
+    #[allow(clippy::print_stdout, reason = "it is a measurement")]
     fn print(&self, quiet: &Self, server: &Server, name: &str) {
         let at = |times: &[f64], share: f64| times[((times.len() - 1) as f64 * share) as usize];
         let median = at(&self.answers, 0.5);
@@ -272,7 +274,7 @@ async fn vanish(server: &Server) {
         let body = json!({"prompt": format!("request {index}"), "max_tokens": 500,
                           "ignore_eos": true, "stream": true});
         let mut response = server.send(COMPLETIONS, body.to_string()).await;
-        if index % 2 == 0 {
+        if index.is_multiple_of(2) {
             response.chunk().await.expect("the beginning of a reply");
         }
     };
