@@ -45,6 +45,8 @@ struct Running {
     overtaken: usize,
     /// Maximum value of `overtaken`.
     bound: usize,
+    /// It was stalled by a slow consumer when the scheduler last looked.
+    stalled: bool,
 }
 
 /// One slice of the step in flight.
@@ -190,6 +192,7 @@ impl<M: Memory> Scheduler<M> {
         let mut plan = None;
         for _ in 0..ROUNDS_MAX {
             self.end_overdue(now);
+            self.notice_stalled();
             if self.try_admission && !self.queue.is_empty() {
                 self.try_admission = false;
                 self.admit(now).await?;
@@ -209,6 +212,20 @@ impl<M: Memory> Scheduler<M> {
             self.memory.settle().await?;
         }
         Ok(plan)
+    }
+
+    /// Tries admission if a sequence has been stalled by a slow consumer, because it can be preempted
+    /// for a waiting request. Nothing else may happen that would call for it: a stalled sequence
+    /// takes part in no step.
+    fn notice_stalled(&mut self) {
+        if self.queue.is_empty() {
+            return;
+        }
+        for running in &mut self.running {
+            let stalled = running.sequence.is_stalled();
+            self.try_admission |= stalled && !running.stalled;
+            running.stalled = stalled;
+        }
     }
 
     /// Drops every request, which closes its event channel and counts it as failed.

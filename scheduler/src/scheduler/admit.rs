@@ -325,7 +325,7 @@ impl<M: Memory> Scheduler<M> {
                 }
             }
         }
-        self.running.push(Running { sequence, arrival, overtaken, bound });
+        self.running.push(Running { sequence, arrival, overtaken, bound, stalled: false });
         self.running_version += 1;
         self.attach_followers();
         self.unsettled = true;

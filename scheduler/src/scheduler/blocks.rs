@@ -110,7 +110,7 @@ impl<M: Memory> Scheduler<M> {
     /// Preempts a sequence: releases its blocks and puts it back into the queue. Its full blocks
     /// are in the tree and may still be cached when it runs again.
     pub(super) fn preempt(&mut self, index: usize) {
-        let Running { mut sequence, arrival, overtaken, bound } = self.running.remove(index);
+        let Running { mut sequence, arrival, overtaken, bound, .. } = self.running.remove(index);
         tracing::debug!(
             target: "stolon",
             parent: &sequence.record.span,
