@@ -108,7 +108,7 @@ async fn choices_share_the_computation_of_their_prompt() {
     let decodes = 4 * 4;
     assert_eq!(harness.fake.token_count(), 200 + 3 * 8 + decodes);
     let refused = harness.engine.submit_choices(request, 0).expect_err("no choices");
-    assert!(refused.to_string().contains("at least 1"), "{refused}");
+    assert!(refused.to_string().contains("from 1 to"), "{refused}");
     harness.check_nothing_held().await;
 }
 

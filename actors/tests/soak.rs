@@ -62,7 +62,7 @@ async fn run_random_request(harness: &Harness, rng: &mut SmallRng, outcomes: &Ou
                 return;
             }
             Some(Ok(_)) => {}
-            Some(Err(EngineError::Interrupted { .. })) => {
+            Some(Err(EngineError::Interrupted { .. } | EngineError::StepFailed { .. })) => {
                 outcomes.interrupted.fetch_add(1, Ordering::Relaxed);
                 return;
             }

@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(forecast.remaining(Requested(1), 0), 1);
         // What a request without `max_tokens` could generate has no influence on the forecast.
         assert_eq!(forecast.remaining(Open(100), 0), 100);
-        for _ in 0..100 {
+        for _ in 0..200 {
             forecast.finished(Open(100_000), 20);
         }
         assert_eq!(forecast.remaining(Open(100_000), 0), 21);
