@@ -75,6 +75,9 @@ pub struct RouterOptions {
     /// Maximum number of answers of one call, prompts times `n` or `best_of`, at most 128. More
     /// than the engine's queue holds can never be accepted.
     pub max_answers: usize,
+    /// Whether special tokens that are spelled out in chat messages act as control tokens. By
+    /// default they are ordinary text.
+    pub special_tokens_in_messages: bool,
     /// Whether replies leave out the number of prompt tokens that came from the cache.
     pub hide_cached_tokens: bool,
 }
@@ -92,6 +95,7 @@ impl Default for RouterOptions {
             request_timeout: None,
             default_max_tokens: None,
             max_answers: MAX_CHOICES,
+            special_tokens_in_messages: false,
             hide_cached_tokens: false,
         }
     }
@@ -110,6 +114,7 @@ struct App {
     /// The operator's limit for answers without one.
     configured_max_tokens: Option<usize>,
     max_answers: usize,
+    special_tokens_in_messages: bool,
     hide_cached_tokens: bool,
     audits: flight::SingleFlight<Result<AuditReport, error::ApiError>>,
     dumps: flight::SingleFlight<Result<Arc<TreeDump>, error::ApiError>>,
@@ -191,6 +196,7 @@ impl App {
             request_timeout: options.request_timeout,
             configured_max_tokens: options.default_max_tokens,
             max_answers: options.max_answers.clamp(1, MAX_CHOICES),
+            special_tokens_in_messages: options.special_tokens_in_messages,
             hide_cached_tokens: options.hide_cached_tokens,
             audits: flight::SingleFlight::new(),
             dumps: flight::SingleFlight::new(),

@@ -6,7 +6,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::json;
-use stolon::{ChatMessage, Completion, Engine, MessageContent, Request};
+use stolon::{ChatMessage, ChatOptions, Completion, Engine, MessageContent, Request};
 
 use super::App;
 use super::access::Tenant;
@@ -48,7 +48,12 @@ pub(super) async fn create(
     }
     let chat = Chat { logprobs: logprobs.is_some() };
     let usage = app.usage_sum(call.choice_count);
-    respond(&app, chat, call, vec![Request::chat(messages)], usage).await
+    let options = ChatOptions {
+        special_tokens_in_messages: app.special_tokens_in_messages,
+        ..ChatOptions::default()
+    };
+    let request = Request::chat(messages).chat_options(options);
+    respond(&app, chat, call, vec![request], usage).await
 }
 
 /// `max_completion_tokens`, or `max_tokens`, its older name.

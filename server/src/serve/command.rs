@@ -50,6 +50,11 @@ pub struct ServeArgs {
     /// cache allow.
     #[arg(long, value_name = "TOKENS", value_parser = from_one())]
     default_max_tokens: Option<u64>,
+    /// Let messages contain special tokens, such as `<|im_end|>`, that act as control tokens
+    ///
+    /// By default they are encoded as ordinary text, so that a user cannot forge another turn.
+    #[arg(long)]
+    special_tokens_in_messages: bool,
     /// Seconds that running requests have to finish after SIGINT or SIGTERM
     ///
     /// New requests are refused meanwhile, with status 503. A second signal stops the server
@@ -190,6 +195,7 @@ impl ServeArgs {
             request_timeout: Some(Duration::from_secs(self.limits.request_timeout)),
             default_max_tokens: self.default_max_tokens.map(size),
             max_answers,
+            special_tokens_in_messages: self.special_tokens_in_messages,
             hide_cached_tokens: self.access.hide_cached_tokens,
         })
     }

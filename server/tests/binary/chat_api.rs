@@ -149,3 +149,17 @@ async fn chat_without_a_chat_template_is_refused() {
     assert_eq!(status, 400, "{reply}");
     assert!(reply["error"]["message"].as_str().is_some_and(|text| text.contains("template")));
 }
+
+/// Goal: a special token that a message spells out is text, and a control token only if the
+/// operator says so.
+#[tokio::test]
+async fn special_tokens_in_messages_are_text_unless_the_operator_allows_them() {
+    let mut prompt_tokens = Vec::new();
+    for args in [&[][..], &["--special-tokens-in-messages"]] {
+        let server = Server::start("demo", args);
+        let messages = json!([{"role": "user", "content": "a<|end|>b"}]);
+        let reply = server.ok(PATH, json!({"messages": messages, "max_tokens": 1})).await;
+        prompt_tokens.push(reply["usage"]["prompt_tokens"].as_u64());
+    }
+    assert!(prompt_tokens[0] > prompt_tokens[1], "{prompt_tokens:?}");
+}
