@@ -144,6 +144,7 @@ impl Engine {
         let eos_ids = if request.ignore_eos { TokenSet::default() } else { text.eos_ids() };
         let mut options = request.options;
         options.sampling.logprobs = request.logprobs.or(options.sampling.logprobs);
+        options.sampling.processor = request.processor.or(options.sampling.processor);
         let parts = StreamParts {
             detokenizer: text.detokenizer(),
             stops: request.stop,

@@ -169,7 +169,9 @@ pub use stream::TokenStream;
 
 pub use futures::{Stream, StreamExt};
 pub use stolon_actors::{CacheEvents, Pin};
-pub use stolon_backend::{Backend, SamplingError, SamplingParams, TokenLogprob};
+pub use stolon_backend::{
+    Backend, LogitsProcessor, SamplingError, SamplingParams, SharedProcessor, TokenLogprob,
+};
 pub use stolon_kvcache::{
     CacheEvent, CacheSnapshot, EvictionCandidate, EvictionOrder, EvictionPolicy, EvictionRank,
     Namespace, NamespaceBuilder, NodeDump, NumberedEvent, PinError, PinId, TreeDump,

@@ -13,7 +13,9 @@ use stolon_scheduler::{RequestOptions, TokenSet};
 #[cfg(feature = "text")]
 use crate::ChatOptions;
 use crate::prompt::PromptSource;
-use crate::{ChatMessage, Error, MessageContent, Namespace, SamplingParams};
+use crate::{
+    ChatMessage, Error, LogitsProcessor, MessageContent, Namespace, SamplingParams, SharedProcessor,
+};
 
 /// A prompt.
 #[derive(Clone, Debug)]
@@ -57,6 +59,7 @@ pub struct Request {
     pub(crate) stop: Arc<[String]>,
     pub(crate) ignore_eos: bool,
     pub(crate) logprobs: Option<usize>,
+    pub(crate) processor: Option<SharedProcessor>,
     pub(crate) cache_salt: Option<String>,
     pub(crate) options: RequestOptions,
 }
@@ -69,6 +72,7 @@ impl Request {
             stop: Arc::default(),
             ignore_eos: false,
             logprobs: None,
+            processor: None,
             cache_salt: None,
             options: RequestOptions::default(),
         }
@@ -203,8 +207,34 @@ impl Request {
         self
     }
 
+    /// Changes the logits before each token is chosen, for example to exclude tokens that do not
+    /// continue a grammar.
+    ///
+    /// ```
+    /// use stolon::{LogitsProcessor, Request};
+    ///
+    /// /// Allows each token once.
+    /// struct NoRepetition;
+    ///
+    /// impl LogitsProcessor for NoRepetition {
+    ///     fn process(&self, output: &[u32], logits: &mut [f32]) {
+    ///         for &token in output {
+    ///             logits[token as usize] = f32::NEG_INFINITY;
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// let request = Request::text("one, two,").logits_processor(NoRepetition);
+    /// # drop(request);
+    /// ```
+    pub fn logits_processor(mut self, processor: impl LogitsProcessor + 'static) -> Request {
+        self.processor = Some(SharedProcessor::new(processor));
+        self
+    }
+
     /// Reports the log-probability of each prompt token and of the `top` most likely ones in its
-    /// place; at most the vocabulary size and 128. Such a request computes its whole prompt, because cached positions have no logits.
+    /// place; at most the vocabulary size and 128. Such a request computes its whole prompt, because
+    /// cached positions have no logits.
     pub fn prompt_logprobs(mut self, top: usize) -> Request {
         self.options.prompt_logprobs = Some(top);
         self

@@ -563,3 +563,38 @@ async fn the_policy_orders_the_queue() {
         assert_eq!(got, expected, "{policy}");
     }
 }
+
+/// Always chooses the token after the number of tokens so far, and panics at the given number.
+struct Count {
+    panic_at: usize,
+}
+
+impl stolon::LogitsProcessor for Count {
+    fn process(&self, output: &[u32], logits: &mut [f32]) {
+        assert!(output.len() < self.panic_at, "too many");
+        logits.fill(f32::NEG_INFINITY);
+        logits[output.len()] = 0.0;
+    }
+}
+
+/// Goal: a logits processor decides every token of its request, also when the logits of the prompt
+/// are cached, and no token of others. A panic in it ends its own request and nothing else.
+#[tokio::test]
+async fn a_logits_processor_changes_its_own_request_only() {
+    let (engine, _) = engine(64).await;
+    let prompt = "a prompt of 2 full blocks, no more";
+    let plain = || Request::text(prompt).max_tokens(6).ignore_eos(true);
+    for _ in 0..2 {
+        let counting = plain().logits_processor(Count { panic_at: 100 });
+        let (counted, other) = futures::join!(engine.complete(counting), engine.complete(plain()));
+        assert_eq!(counted.expect("it ends").token_ids, [0, 1, 2, 3, 4, 5]);
+        assert_eq!(other.expect("it ends").token_ids, expected(prompt.as_bytes(), 6));
+    }
+    let panicking = plain().logits_processor(Count { panic_at: 3 });
+    let (failed, other) = futures::join!(engine.complete(panicking), engine.complete(plain()));
+    let error = failed.expect_err("it panicked");
+    assert!(matches!(error, Error::Engine(EngineError::InvalidLogits { .. })), "{error}");
+    assert!(error.to_string().contains("too many") && !error.is_retryable(), "{error}");
+    assert_eq!(other.expect("it ends").token_ids, expected(prompt.as_bytes(), 6));
+    assert_eq!(engine.stats().restarts, 0);
+}

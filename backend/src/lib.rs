@@ -30,5 +30,6 @@ pub use batch::{
 };
 pub use check::BatchChecker;
 pub use sampling::{
-    Sampled, SamplerState, SamplingError, SamplingParams, TokenLogprob, prompt_logprob,
+    LogitsProcessor, Sampled, SamplerState, SamplingError, SamplingParams, SharedProcessor,
+    TokenLogprob, prompt_logprob,
 };

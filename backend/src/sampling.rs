@@ -9,7 +9,7 @@
 //!
 //! 1. If the request wants log-probabilities, they are taken from the **raw** logits, that is, from
 //!    the model's own distribution before any of the following steps.
-//! 2. Logit bias is added.
+//! 2. The request's [`LogitsProcessor`] changes them, and logit bias is added.
 //! 3. The repetition penalty (over prompt and output) is applied, then the frequency and presence
 //!    penalties (over the output only).
 //! 4. At temperature 0 the token with the largest logit is returned; among equal logits, the lowest
@@ -26,11 +26,13 @@ mod draw;
 mod exp;
 mod logprob;
 mod penalties;
+mod processor;
 mod select;
 #[cfg(test)]
 mod tests;
 
 pub use logprob::{TokenLogprob, prompt_logprob};
+pub use processor::{LogitsProcessor, SharedProcessor};
 
 use std::sync::Arc;
 
@@ -68,6 +70,8 @@ pub struct SamplingParams {
     /// of the `n` most likely tokens, with `None` none. At most the vocabulary size and
     /// [`SamplingParams::MAX_LOGPROBS`].
     pub logprobs: Option<usize>,
+    /// The caller's own change of the logits. `None` leaves them as they are.
+    pub processor: Option<SharedProcessor>,
 }
 
 impl Default for SamplingParams {
@@ -83,6 +87,7 @@ impl Default for SamplingParams {
             logit_bias: Arc::default(),
             seed: None,
             logprobs: None,
+            processor: None,
         }
     }
 }
@@ -200,6 +205,12 @@ pub enum SamplingError {
         /// The logit: NaN or +infinity.
         value: f32,
     },
+    /// The request's [`LogitsProcessor`] panicked.
+    #[error("the logits processor panicked: {reason}")]
+    ProcessorPanicked {
+        /// The panic's message.
+        reason: String,
+    },
     /// No token can be chosen, because every logit is minus infinity or the row is empty.
     #[error("expected a finite logit among {vocab_size} logits, got none")]
     NoCandidate {
@@ -238,6 +249,8 @@ pub struct SamplerState {
     seed: u64,
     /// Number of output tokens so far, which is also the index of the next random number.
     output_len: u64,
+    /// The output tokens so far; empty if the request has no processor.
+    output: Vec<u32>,
     /// Token counts for the penalties; `None` if all penalties are off.
     penalties: Option<Penalties>,
 }
@@ -250,7 +263,7 @@ impl SamplerState {
     pub fn new(params: SamplingParams, prompt_tokens: &[u32]) -> Self {
         let seed = params.seed.unwrap_or_else(draw::fresh_seed);
         let penalties = Penalties::new(&params, prompt_tokens);
-        Self { params, seed, output_len: 0, penalties }
+        Self { params, seed, output_len: 0, output: Vec::new(), penalties }
     }
 
     /// The state of the `index`-th of several answers to the same prompt. If the request has a
@@ -278,6 +291,9 @@ impl SamplerState {
     /// was sampled by an earlier state that is lost.
     pub fn observe(&mut self, token: u32) {
         self.output_len += 1;
+        if self.params.processor.is_some() {
+            self.output.push(token);
+        }
         if let Some(penalties) = &mut self.penalties {
             penalties.observe(token);
         }
@@ -287,7 +303,8 @@ impl SamplerState {
     /// are overwritten. A token whose logit is minus infinity is never chosen.
     ///
     /// # Errors
-    /// [`SamplingError::BadLogit`] and [`SamplingError::NoCandidate`]. The state is unchanged then.
+    /// [`SamplingError::BadLogit`], [`SamplingError::NoCandidate`] and
+    /// [`SamplingError::ProcessorPanicked`]. The state is unchanged then.
     pub fn sample(&mut self, logits: &mut [f32]) -> Result<Sampled, SamplingError> {
         let raw_best = select::best(logits)?;
         let raw_row = self.params.logprobs.map(|top| RawRow::new(logits, raw_best, top));
@@ -295,7 +312,7 @@ impl SamplerState {
         let mut raw_logits = None;
         if self.transforms() {
             raw_logits = raw_row.is_some().then(|| logits.to_vec());
-            self.transform(logits);
+            self.transform(logits)?;
             best = select::best(logits)?;
         }
         let token = if self.params.is_greedy() {
@@ -309,12 +326,24 @@ impl SamplerState {
         Ok(Sampled { token, logprob })
     }
 
-    /// Whether bias or penalties may change a logit.
-    fn transforms(&self) -> bool {
-        !self.params.logit_bias.is_empty() || self.penalties.is_some()
+    /// Whether the request has a [`LogitsProcessor`].
+    #[must_use]
+    pub fn has_processor(&self) -> bool {
+        self.params.processor.is_some()
     }
 
-    fn transform(&self, logits: &mut [f32]) {
+    /// Whether a processor, bias or penalties may change a logit.
+    fn transforms(&self) -> bool {
+        let params = &self.params;
+        params.processor.is_some() || !params.logit_bias.is_empty() || self.penalties.is_some()
+    }
+
+    fn transform(&self, logits: &mut [f32]) -> Result<(), SamplingError> {
+        if let Some(processor) = &self.params.processor {
+            processor.process(&self.output, logits)?;
+            // The transforms below expect what a model may compute.
+            select::best(logits)?;
+        }
         for &(token, bias) in self.params.logit_bias.iter() {
             if let Some(logit) = logits.get_mut(token as usize) {
                 *logit = saturate(*logit, *logit + bias);
@@ -323,6 +352,7 @@ impl SamplerState {
         if let Some(penalties) = &self.penalties {
             penalties.apply(logits);
         }
+        Ok(())
     }
 }
 

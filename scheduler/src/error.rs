@@ -106,9 +106,9 @@ pub enum EngineError {
         /// The backend's error.
         reason: String,
     },
-    /// The model computed logits for this request that cannot be sampled from, for example NaN.
-    /// The same request fails again.
-    #[error("the model computed unusable logits for the request: {reason}")]
+    /// No token could be chosen from the logits of this request: the model computed NaN, for
+    /// example, or the request's logits processor panicked. The same request fails again.
+    #[error("no token can be chosen from the logits of the request: {reason}")]
     InvalidLogits {
         /// The first unusable logit.
         reason: String,

@@ -74,6 +74,7 @@ fn params_strategy(vocab_size: u32) -> impl Strategy<Value = SamplingParams> {
             logit_bias: logit_bias.into_iter().collect(),
             seed: Some(seed),
             logprobs: None,
+            processor: None,
         },
     )
 }
@@ -100,7 +101,7 @@ proptest! {
             state.observe(token);
         }
         let mut changed = logits;
-        state.transform(&mut changed);
+        state.transform(&mut changed).expect("there is no processor");
         let best = select::best(&changed).expect("all logits are finite");
         let mut counts = vec![0; VOCAB as usize];
         for step in 0..GRID {
@@ -416,6 +417,7 @@ fn extreme_parameters_never_overflow() {
                     logit_bias: [(0, bias), (1, bias), (4, bias)].into(),
                     seed: Some(u64::MAX),
                     logprobs: Some(5),
+                    processor: None,
                 };
                 params.validate(row.len()).expect("all values are in range");
                 let mut state = SamplerState::new(params, &[0, 1, u32::MAX]).choice(u64::MAX);

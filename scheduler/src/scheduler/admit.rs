@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use stolon_backend::SamplerState;
 use stolon_kvcache::PrefixLease;
 
 use super::room::Round;
@@ -209,7 +210,8 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// The cached logits of the last position of a waiting request whose full blocks are all
-    /// cached.
+    /// cached. None for a request with a logits processor, which must not run on the scheduler's
+    /// task.
     async fn find_logits(
         &mut self,
         index: usize,
@@ -220,7 +222,8 @@ impl<M: Memory> Scheduler<M> {
             return Ok(None);
         };
         let all_cached = sequence.tokens.len() - lease.len() < self.context.spec.block_size;
-        if !all_cached || self.context.config.logit_cache_bytes == 0 {
+        let processed = sequence.sampler.as_ref().is_some_and(SamplerState::has_processor);
+        if !all_cached || processed || self.context.config.logit_cache_bytes == 0 {
             return Ok(None);
         }
         self.memory.find_logits(block, &sequence.namespace, &sequence.tokens).await

@@ -1,0 +1,57 @@
+//! [`LogitsProcessor`]: a caller's own change of a row of logits.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::SamplingError;
+
+/// Changes the logits of one request before a token is chosen, for example to exclude tokens that
+/// do not continue a grammar.
+///
+/// It runs on the thread that computes steps, once per generated token, so all requests wait for
+/// it. If it panics, its own request ends with an error and no other does.
+pub trait LogitsProcessor: Send + Sync {
+    /// Changes `logits`, `[vocab_size]`, from which the token after `output` is chosen. `output` are
+    /// the tokens that the request has generated so far. Minus infinity excludes a token; NaN and
+    /// plus infinity end the request.
+    ///
+    /// After a preemption it is not called again for tokens that were generated already.
+    fn process(&self, output: &[u32], logits: &mut [f32]);
+}
+
+/// A [`LogitsProcessor`] that the sequences of a request share. Two are equal if they are the same
+/// object.
+#[derive(Clone)]
+pub struct SharedProcessor(Arc<dyn LogitsProcessor>);
+
+impl SharedProcessor {
+    /// Makes a processor shareable.
+    #[must_use]
+    pub fn new(processor: impl LogitsProcessor + 'static) -> Self {
+        Self(Arc::new(processor))
+    }
+
+    /// # Errors
+    /// [`SamplingError::ProcessorPanicked`].
+    pub(super) fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), SamplingError> {
+        // The row is not used after a panic, and the processor belongs to the caller.
+        catch_unwind(AssertUnwindSafe(|| self.0.process(output, logits))).map_err(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            SamplingError::ProcessorPanicked { reason: text.unwrap_or("a panic").to_owned() }
+        })
+    }
+}
+
+impl PartialEq for SharedProcessor {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Debug for SharedProcessor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SharedProcessor(..)")
+    }
+}
