@@ -19,7 +19,8 @@ import tempfile
 import urllib.request
 from unittest import mock
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent / "fixtures"))
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "text" / "tests" / "fixtures"))
 import make_chat_fixtures as chat  # noqa: E402
 import jinja2  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
@@ -37,7 +38,6 @@ REBUILT = {"llama2"}
 LLAMA_CPP_VERSION = "0.3.36"
 GGUF = ["llama-spm", "llama-bpe", "qwen2", "gpt-2", "refact", "starcoder", "command-r", "phi-3"]
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEXTS = [
     "", " ", "  ", "\n", "\n\n", "\t\n ", "a", " a", "a ", "Hello, world!", "  leading and trailing  ",
     "I'll say it's they've WE'RE don't", "3 33 333 3333 33333 333333 12345678", "1,234.56 + 7e-10",
