@@ -209,9 +209,9 @@ fn hostile_vocabularies_are_refused() {
         assert!(error.contains(expected), "{what}: {error}");
     };
     let long = "a".repeat(1 << 20);
-    check("long token", &vocabulary(vec![long.clone()], None), "at most 512 bytes per token");
+    check("long token", &vocabulary(vec![long.clone()], None), "at most 1024 bytes per token");
     let merges = Some(vec![format!("{long} {long}")]);
-    check("long merge", &vocabulary(vec!["a".into()], merges), "at most 513 bytes per merge");
+    check("long merge", &vocabulary(vec!["a".into()], merges), "at most 1025 bytes per merge");
     let many = vec![String::new(); (1 << 20) + 1];
     check("many tokens", &vocabulary(many, None), "at most 1048576 tokens");
     let large = (0..40_000).map(|id| format!("{id:0500}")).collect();

@@ -21,9 +21,9 @@ const USER_DEFINED: i32 = 4;
 
 /// Maximum number of tokens. Known vocabularies have up to 262,208.
 const TOKENS_MAX: usize = 1 << 20;
-/// Maximum length of a token in bytes. The longest known ones are 128 spaces in 256 bytes. The time
+/// Maximum length of a token in bytes. The longest known one, of Command R, has 1,024. The time
 /// to find the merges of a token grows with the square of its length.
-const TOKEN_BYTES_MAX: usize = 512;
+const TOKEN_BYTES_MAX: usize = 1024;
 /// Maximum length of all tokens together in bytes. Known vocabularies have up to 3 MB.
 const VOCABULARY_BYTES_MAX: usize = 16 << 20;
 /// Maximum number of merges. Known tokenizers have up to 580,604.
