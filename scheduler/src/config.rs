@@ -9,9 +9,10 @@ use stolon_kvcache::{EvictionOrder, EvictionPolicy};
 
 use crate::error::EngineError;
 
-/// Which waiting request is admitted next. Under every policy, requests with a larger priority come
-/// before those with a smaller one, and the policy orders requests of equal priority. The amount of later work that is
-/// admitted before a request is bounded: see [`EngineConfig::max_overtake_tokens`].
+/// Which waiting request is admitted next. Under every policy, requests with a larger priority
+/// come before those with a smaller one, and the policy orders requests of equal priority. The
+/// amount of later work that is admitted before a request is bounded: see
+/// [`EngineConfig::max_overtake_tokens`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AdmissionPolicy {
