@@ -52,7 +52,11 @@ impl Bounded {
         });
         let thread = spawned.map_err(|error| Stopped::NoThread(error.to_string()))?;
         match receiver.recv_timeout(limit) {
-            Ok(result) => result,
+            Ok(result) => {
+                // It has nothing left to do but to free its own storage.
+                let _ = thread.join();
+                result
+            }
             Err(_) => {
                 self.overdue.fetch_add(1, Ordering::Relaxed);
                 let overdue = Arc::clone(&self.overdue);
