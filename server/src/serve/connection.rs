@@ -4,8 +4,9 @@
 //! A connection is either *receiving* (it waits for a request, or for the rest of one) or *busy*
 //! (a complete request is being answered). Connections that have been receiving for a while are
 //! closed when there are too many connections and when the server stops, so that neither waits for
-//! a slow or idle client. Busy connections are closed only by the time limits of their requests
-//! and by [`ConnectionLimits::write_timeout`].
+//! a slow or idle client. The others are left a moment, because a request may be on its way: when
+//! the server stops, it is answered with status 503 instead of being lost. Busy connections are
+//! closed only by the time limits of their requests and by [`ConnectionLimits::write_timeout`].
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -67,9 +68,10 @@ impl Activity {
         *self.receiving_since.lock().unwrap_or_else(PoisonError::into_inner) = since;
     }
 
-    fn may_be_closed(&self) -> bool {
+    /// How long the connection has been receiving; `None` while it is busy.
+    fn receiving(&self) -> Option<Duration> {
         let since = *self.receiving_since.lock().unwrap_or_else(PoisonError::into_inner);
-        since.is_some_and(|since| since.elapsed() >= GRACE)
+        since.map(|since| since.elapsed())
     }
 }
 
@@ -187,11 +189,12 @@ async fn serve(
                 if changed.is_err() {
                     return; // The listener has ended, which waits for older connections.
                 }
-                if signal.borrow_and_update().stopping {
-                    connection.as_mut().graceful_shutdown();
-                }
-                if activity.may_be_closed() {
-                    return;
+                let stopping = signal.borrow_and_update().stopping;
+                match activity.receiving() {
+                    Some(time) if time >= GRACE => return,
+                    Some(_) => {}
+                    None if stopping => connection.as_mut().graceful_shutdown(),
+                    None => {}
                 }
             }
         }
