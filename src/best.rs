@@ -9,7 +9,8 @@ use crate::{Completion, Usage};
 /// [`Engine::best_of`](crate::Engine::best_of).
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct BestOf {
-    /// The returned answers, the most likely one first.
+    /// The returned answers, the most likely one first. It has the log-probabilities of the prompt,
+    /// if they were requested.
     pub completions: Vec<Completion>,
     /// Token counts of all candidates, including those that are not returned. The prompt counts
     /// once.
@@ -24,9 +25,14 @@ impl BestOf {
         let mut usage = candidates.first().map(|first| first.finish.usage).unwrap_or_default();
         usage.completion_tokens =
             candidates.iter().map(|candidate| candidate.finish.usage.completion_tokens).sum();
+        let prompt_logprobs =
+            candidates.first_mut().map(|first| std::mem::take(&mut first.prompt_logprobs));
         // The sort is stable, so the earlier one of equal candidates comes first.
         candidates.sort_by(|a, b| score(b).total_cmp(&score(a)));
         candidates.truncate(count);
+        if let Some(best) = candidates.first_mut() {
+            best.prompt_logprobs = prompt_logprobs.unwrap_or_default();
+        }
         BestOf { completions: candidates, usage }
     }
 }

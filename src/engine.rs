@@ -84,7 +84,8 @@ impl Engine {
     }
 
     /// Submits `count` requests for the same prompt, which is computed once. If the request has a
-    /// seed, each of the `count` requests uses its predecessor's seed plus 1.
+    /// seed, each of the `count` requests uses its predecessor's seed plus 1. Log-probabilities of
+    /// the prompt, if requested, are those of the first stream.
     ///
     /// # Errors
     /// As [`Engine::generate`]; then none of them is submitted.

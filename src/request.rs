@@ -234,7 +234,7 @@ impl Request {
 
     /// Reports the log-probability of each prompt token and of the `top` most likely ones in its
     /// place; at most the vocabulary size and 128. Such a request computes its whole prompt, because
-    /// cached positions have no logits.
+    /// cached positions have no logits. Of several choices, the first one reports them.
     pub fn prompt_logprobs(mut self, top: usize) -> Request {
         self.options.prompt_logprobs = Some(top);
         self

@@ -213,6 +213,16 @@ async fn logprobs_are_reported_if_requested() {
         answer.prompt_logprobs[3].as_ref().map(|entry| entry.token_id),
         Some(u32::from(b'd'))
     );
+    let request = Request::text("abcdef").max_tokens(2).prompt_logprobs(1);
+    let streams = engine.generate_choices(request.clone(), 3).await.expect("they fit");
+    let mut lengths = Vec::new();
+    for stream in streams {
+        lengths.push(stream.collect_text().await.expect("ends").prompt_logprobs.len());
+    }
+    assert_eq!(lengths, [6, 0, 0], "the prompt is scored once");
+    let best = engine.best_of(request, 3, 2).await.expect("they fit").completions;
+    let lengths: Vec<_> = best.iter().map(|answer| answer.prompt_logprobs.len()).collect();
+    assert_eq!(lengths, [6, 0]);
 }
 
 /// Goal: `best_of` returns the most likely candidates first, reports log-probabilities only if

@@ -88,9 +88,13 @@ impl PreparedRequest {
     }
 
     /// The request for the `index`-th of several answers. If it has a seed, the answer uses that
-    /// seed plus `index`.
+    /// seed plus `index`. Log-probabilities of the prompt are computed for the first answer only.
     pub fn choice(&self, index: u64) -> PreparedRequest {
-        PreparedRequest { sampler: self.sampler.choice(index), ..self.clone() }
+        let mut choice = PreparedRequest { sampler: self.sampler.choice(index), ..self.clone() };
+        if index > 0 {
+            choice.request.options.prompt_logprobs = None;
+        }
+        choice
     }
 }
 
