@@ -1,83 +1,25 @@
 //! Configures and starts an engine.
 
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::Sender;
+mod arg;
+mod load;
+
 use std::time::Duration;
 
 use stolon_actors::EngineHandle;
 use stolon_backend::Backend;
 use stolon_kvcache::EvictionOrder;
-use stolon_model::{
-    CpuBackend, CpuOptions, KvBudget, KvType, LoadOptions, LoadedModel, WeightType,
-};
+use stolon_model::{KvType, WeightType};
 use stolon_scheduler::{AdmissionPolicy, EngineConfig, EngineError, EvictionOrderFactory};
 #[cfg(feature = "text")]
 use stolon_text::TextModel;
-use stolon_text::{TextSource, TokenizerSource};
 use tokio::runtime::Handle;
 
 use crate::prompt::Prompts;
 use crate::text::Text;
-use crate::{Engine, Error, EvictionPolicy, ModelInfo, ModelSource, SamplingParams};
+use crate::{Engine, Error, EvictionPolicy, ModelInfo};
 
-/// The argument of [`EngineBuilder::model`]: text that is parsed when the engine is built, or a
-/// parsed source.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum ModelArg {
-    /// The path of a model directory or `.gguf` file, a hub id, `random:PRESET` or `demo`.
-    Text(String),
-    /// A parsed source.
-    Source(ModelSource),
-}
-
-impl From<&str> for ModelArg {
-    fn from(text: &str) -> ModelArg {
-        ModelArg::Text(text.to_owned())
-    }
-}
-
-impl From<&String> for ModelArg {
-    fn from(text: &String) -> ModelArg {
-        ModelArg::Text(text.clone())
-    }
-}
-
-impl From<&Path> for ModelArg {
-    /// See [`ModelSource::from`].
-    fn from(path: &Path) -> ModelArg {
-        ModelArg::Source(path.into())
-    }
-}
-
-impl From<PathBuf> for ModelArg {
-    /// See [`ModelSource::from`].
-    fn from(path: PathBuf) -> ModelArg {
-        ModelArg::Source(path.into())
-    }
-}
-
-impl From<String> for ModelArg {
-    fn from(text: String) -> ModelArg {
-        ModelArg::Text(text)
-    }
-}
-
-impl From<ModelSource> for ModelArg {
-    fn from(source: ModelSource) -> ModelArg {
-        ModelArg::Source(source)
-    }
-}
-
-/// Makes a backend on the executor thread.
-type BackendFactory = Box<dyn FnOnce() -> Result<Box<dyn Backend>, Error> + Send>;
-
-/// What is known of a model besides its backend.
-struct Loaded {
-    id: String,
-    text: Text,
-    recommended_sampling: SamplingParams,
-}
+pub use arg::ModelArg;
+use load::{BackendFactory, Loaded};
 
 /// Settings of an engine that is about to be started. Made with [`Engine::builder`].
 ///
@@ -469,101 +411,4 @@ impl EngineBuilder {
         let prompts = Prompts::new(text, handle.prompt_limit(), handle.runtime().clone());
         Ok(Engine::new(handle, prompts, recommended_sampling, info))
     }
-}
-
-impl EngineBuilder {
-    /// What makes the backend. It sends the rest of the model to `loaded`.
-    fn into_factory(self, loaded: Sender<Loaded>) -> Result<BackendFactory, Error> {
-        if self.backend.is_some() {
-            self.refuse_ignored_settings()?;
-        }
-        let options = CpuOptions {
-            block_size: self.block_size.unwrap_or(16),
-            kv_budget: match (self.num_blocks, self.kv_memory) {
-                (Some(blocks), _) => KvBudget::Blocks(blocks),
-                (None, Some(bytes)) => KvBudget::Bytes(bytes),
-                (None, None) => KvBudget::Auto,
-            },
-            kv_type: self.kv_type,
-            threads: self.threads,
-            weight_type: self.weights.unwrap_or_default(),
-            ..CpuOptions::default()
-        };
-        let own_text = self.text;
-        // Sending fails only if nobody waits for the engine any more.
-        match (self.backend, self.model) {
-            (Some((id, make)), _) => {
-                let (text, recommended_sampling) =
-                    (own_text.unwrap_or_default(), SamplingParams::default());
-                drop(loaded.send(Loaded { id, text, recommended_sampling }));
-                Ok(make)
-            }
-            (None, Some(model)) => Ok(Box::new(move || {
-                let (rest, backend) = load(model, options, own_text)?;
-                drop(loaded.send(rest));
-                Ok(Box::new(backend))
-            })),
-            (None, None) => {
-                let got = "neither `model` nor `backend`";
-                Err(Error::invalid("model", "a model or a backend", got))
-            }
-        }
-    }
-
-    /// # Errors
-    /// [`EngineError::InvalidParameter`] for the first setting that has no effect on a custom
-    /// backend.
-    fn refuse_ignored_settings(&self) -> Result<(), Error> {
-        let ignored = [
-            ("model", self.model.is_some()),
-            ("kv_memory", self.kv_memory.is_some()),
-            ("num_blocks", self.num_blocks.is_some()),
-            ("block_size", self.block_size.is_some()),
-            ("kv_type", self.kv_type.is_some()),
-            ("threads", self.threads.is_some()),
-            ("weights", self.weights.is_some()),
-        ];
-        match ignored.into_iter().find(|(_, is_set)| *is_set) {
-            Some((name, _)) => {
-                let expected = "no value, because a custom `backend` has its own";
-                Err(Error::invalid(name, expected, "a value"))
-            }
-            None => Ok(()),
-        }
-    }
-}
-
-/// Loads a model and builds its CPU backend. Blocks the calling thread. `own_text` replaces the
-/// model's tokenizer.
-fn load(
-    model: ModelArg,
-    options: CpuOptions,
-    own_text: Option<Text>,
-) -> Result<(Loaded, CpuBackend), Error> {
-    let source = match model {
-        ModelArg::Source(source) => source,
-        ModelArg::Text(text) => text.parse()?,
-    };
-    let LoadedModel { id, config, weights, text, generation } =
-        stolon_model::load(&source, &LoadOptions::default())?;
-    let text = match own_text {
-        Some(text) => text,
-        None => text_layer(&text, &generation.eos_token_ids)?,
-    };
-    let backend = CpuBackend::new(config, weights, options)?;
-    let recommended_sampling = generation.recommended_sampling();
-    Ok((Loaded { id, text, recommended_sampling }, backend))
-}
-
-/// The tokenizer and chat templates of a model, if it has a tokenizer and this build supports it.
-fn text_layer(source: &TextSource, eos_token_ids: &[u32]) -> Result<Text, Error> {
-    if let TokenizerSource::Missing { directory } = &source.tokenizer {
-        let directory = directory.display();
-        tracing::warn!("{directory} has no tokenizer.json: prompts must be token ids");
-        return Ok(Text::tokens_only(eos_token_ids));
-    }
-    #[cfg(feature = "text")]
-    return Ok(Text::new(TextModel::new(source, eos_token_ids)?));
-    #[cfg(not(feature = "text"))]
-    Ok(Text::tokens_only(eos_token_ids))
 }

@@ -1,0 +1,120 @@
+//! Makes the backend and the text layer of the configured model.
+
+use std::sync::mpsc::Sender;
+
+use stolon_backend::Backend;
+use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions, LoadedModel};
+#[cfg(feature = "text")]
+use stolon_text::TextModel;
+use stolon_text::{TextSource, TokenizerSource};
+
+use super::{EngineBuilder, ModelArg};
+use crate::text::Text;
+use crate::{Error, SamplingParams};
+
+/// Makes a backend on the executor thread.
+pub(super) type BackendFactory = Box<dyn FnOnce() -> Result<Box<dyn Backend>, Error> + Send>;
+
+/// What is known of a model besides its backend.
+pub(super) struct Loaded {
+    pub(super) id: String,
+    pub(super) text: Text,
+    pub(super) recommended_sampling: SamplingParams,
+}
+
+impl EngineBuilder {
+    /// What makes the backend. It sends the rest of the model to `loaded`.
+    pub(super) fn into_factory(self, loaded: Sender<Loaded>) -> Result<BackendFactory, Error> {
+        if self.backend.is_some() {
+            self.refuse_ignored_settings()?;
+        }
+        let options = CpuOptions {
+            block_size: self.block_size.unwrap_or(16),
+            kv_budget: match (self.num_blocks, self.kv_memory) {
+                (Some(blocks), _) => KvBudget::Blocks(blocks),
+                (None, Some(bytes)) => KvBudget::Bytes(bytes),
+                (None, None) => KvBudget::Auto,
+            },
+            kv_type: self.kv_type,
+            threads: self.threads,
+            weight_type: self.weights.unwrap_or_default(),
+            ..CpuOptions::default()
+        };
+        let own_text = self.text;
+        // Sending fails only if the caller has dropped the future.
+        match (self.backend, self.model) {
+            (Some((id, make)), _) => {
+                let (text, recommended_sampling) =
+                    (own_text.unwrap_or_default(), SamplingParams::default());
+                drop(loaded.send(Loaded { id, text, recommended_sampling }));
+                Ok(make)
+            }
+            (None, Some(model)) => Ok(Box::new(move || {
+                let (rest, backend) = load(model, options, own_text)?;
+                drop(loaded.send(rest));
+                Ok(Box::new(backend))
+            })),
+            (None, None) => {
+                let got = "neither `model` nor `backend`";
+                Err(Error::invalid("model", "a model or a backend", got))
+            }
+        }
+    }
+
+    /// # Errors
+    /// [`EngineError::InvalidParameter`] for the first setting that has no effect on a custom
+    /// backend.
+    fn refuse_ignored_settings(&self) -> Result<(), Error> {
+        let ignored = [
+            ("model", self.model.is_some()),
+            ("kv_memory", self.kv_memory.is_some()),
+            ("num_blocks", self.num_blocks.is_some()),
+            ("block_size", self.block_size.is_some()),
+            ("kv_type", self.kv_type.is_some()),
+            ("threads", self.threads.is_some()),
+            ("weights", self.weights.is_some()),
+        ];
+        match ignored.into_iter().find(|(_, is_set)| *is_set) {
+            Some((name, _)) => {
+                let expected = "no value, because a custom `backend` has its own";
+                Err(Error::invalid(name, expected, "a value"))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Loads a model and builds its CPU backend. Blocks the calling thread. `own_text` replaces the
+/// model's tokenizer.
+fn load(
+    model: ModelArg,
+    options: CpuOptions,
+    own_text: Option<Text>,
+) -> Result<(Loaded, CpuBackend), Error> {
+    let source = match model {
+        ModelArg::Source(source) => source,
+        ModelArg::Text(text) => text.parse()?,
+    };
+    let LoadedModel { id, config, weights, text, generation } =
+        stolon_model::load(&source, &LoadOptions::default())?;
+    let text = match own_text {
+        Some(text) => text,
+        None => text_layer(&text, &generation.eos_token_ids)?,
+    };
+    let backend = CpuBackend::new(config, weights, options)?;
+    let recommended_sampling = generation.recommended_sampling();
+    Ok((Loaded { id, text, recommended_sampling }, backend))
+}
+
+/// The tokenizer and chat templates of a model, if it has a tokenizer and this build supports it.
+fn text_layer(source: &TextSource, eos_token_ids: &[u32]) -> Result<Text, Error> {
+    if let TokenizerSource::Missing { directory } = &source.tokenizer {
+        let directory = directory.display();
+        tracing::warn!("{directory} has no tokenizer.json: prompts must be token ids");
+        return Ok(Text::tokens_only(eos_token_ids));
+    }
+    #[cfg(feature = "text")]
+    return Ok(Text::new(TextModel::new(source, eos_token_ids)?));
+    #[cfg(not(feature = "text"))]
+    Ok(Text::tokens_only(eos_token_ids))
+}
