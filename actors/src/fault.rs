@@ -19,6 +19,17 @@ pub enum EnginePart {
     ExecutorThread,
 }
 
+impl EnginePart {
+    /// All parts.
+    pub const ALL: [Self; 5] = [
+        Self::Admission,
+        Self::PrefixTree,
+        Self::BlockAllocator,
+        Self::Executor,
+        Self::ExecutorThread,
+    ];
+}
+
 /// How a part fails at its next message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {

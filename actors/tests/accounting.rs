@@ -34,13 +34,6 @@ fn check_stopped(stats: &EngineStats) {
 /// Submits, reads, drops and breaks things at random, and checks the counts after each. Returns
 /// the numbers of requests that were accepted, that ended in their stream, and that failed in it.
 async fn random_life(harness: &Harness, rng: &mut SmallRng, actions: usize) -> [u64; 3] {
-    let parts = [
-        EnginePart::Admission,
-        EnginePart::PrefixTree,
-        EnginePart::BlockAllocator,
-        EnginePart::Executor,
-        EnginePart::ExecutorThread,
-    ];
     let mut streams: Vec<SequenceStream> = Vec::new();
     let [mut accepted, mut finished, mut failed] = [0; 3];
     for _ in 0..actions {
@@ -75,7 +68,8 @@ async fn random_life(harness: &Harness, rng: &mut SmallRng, actions: usize) -> [
             }),
             18 => {
                 let fault = if rng.random_bool(0.5) { Fault::Error } else { Fault::Panic };
-                harness.engine.inject(parts[rng.random_range(0..parts.len())], fault);
+                let part = EnginePart::ALL[rng.random_range(0..EnginePart::ALL.len())];
+                harness.engine.inject(part, fault);
             }
             _ => tokio::task::yield_now().await,
         }

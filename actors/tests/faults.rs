@@ -39,16 +39,9 @@ async fn retry_until_answered(harness: &Harness, tokens: &[u32]) {
 /// with the right tokens or with the right error, the engine recovers, and no block is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_engine_recovers_from_a_failure_of_any_part() {
-    let parts = [
-        EnginePart::Admission,
-        EnginePart::PrefixTree,
-        EnginePart::BlockAllocator,
-        EnginePart::Executor,
-        EnginePart::ExecutorThread,
-    ];
     let harness = start(options(16, 64), EngineConfig::default()).await;
     let mut restarts = 0;
-    for part in parts {
+    for part in EnginePart::ALL {
         for fault in [Fault::Panic, Fault::Error, Fault::Stall(Duration::from_millis(30))] {
             let prompts: Vec<_> = (0..6).map(|n| prompt(n % 3, 70 + n as usize)).collect();
             let streams: Vec<_> = prompts.iter().map(|p| (p, harness.submit(p, 30))).collect();

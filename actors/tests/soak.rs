@@ -77,13 +77,6 @@ async fn run_random_request(harness: &Harness, rng: &mut SmallRng, outcomes: &Ou
 /// Faults follow the work done, not the time, so that a slow machine does not see more faults per
 /// request.
 async fn inject_faults(harness: Arc<Harness>, mut rng: SmallRng, outcomes: Arc<Outcomes>) {
-    const PARTS: [EnginePart; 5] = [
-        EnginePart::Admission,
-        EnginePart::PrefixTree,
-        EnginePart::BlockAllocator,
-        EnginePart::Executor,
-        EnginePart::ExecutorThread,
-    ];
     let mut next = 0;
     loop {
         next += rng.random_range(25..75);
@@ -96,7 +89,9 @@ async fn inject_faults(harness: Arc<Harness>, mut rng: SmallRng, outcomes: Arc<O
             harness.fake.inject_next(faults[rng.random_range(0..3)]);
         } else {
             let faults = [Fault::Panic, Fault::Error, Fault::Stall(stall)];
-            harness.engine.inject(PARTS[rng.random_range(0..5)], faults[rng.random_range(0..3)]);
+            harness
+                .engine
+                .inject(EnginePart::ALL[rng.random_range(0..5)], faults[rng.random_range(0..3)]);
         }
     }
 }

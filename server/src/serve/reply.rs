@@ -119,16 +119,9 @@ pub(super) fn stream<E: Endpoint>(
         .enumerate()
         .map(|(index, stream)| stream.map(move |event| (index, event)).boxed());
     let events = stream::select_all(numbered);
-    let streaming = Streaming {
-        engine,
-        endpoint,
-        envelope,
-        usage,
-        include_usage,
-        choices,
-        events,
-        done: false,
-    };
+    let done = false;
+    let streaming =
+        Streaming { engine, endpoint, envelope, usage, include_usage, choices, events, done };
     Sse::new(streaming.into_events()).keep_alive(KeepAlive::default()).into_response()
 }
 
@@ -141,17 +134,9 @@ pub(super) fn stream_of_prompts<E: Endpoint>(
     choice_count: usize,
     include_usage: bool,
 ) -> Response {
-    let (choices, events) = (Vec::new(), SelectAll::new());
-    let mut streaming = Streaming {
-        engine,
-        endpoint,
-        envelope,
-        usage,
-        include_usage,
-        choices,
-        events,
-        done: false,
-    };
+    let (choices, events, done) = (Vec::new(), SelectAll::new(), false);
+    let mut streaming =
+        Streaming { engine, endpoint, envelope, usage, include_usage, choices, events, done };
     let mut payloads = Vec::new();
     for index in 0..choice_count {
         let pieces = streaming.endpoint.opening(index).into_iter();
