@@ -31,7 +31,7 @@ pub struct EvictedBlock {
     pub namespace: Namespace,
     /// The chained hash of its content and of everything before it, as
     /// [`TreeReader::block_hashes`](crate::TreeReader::block_hashes) computes it. It is a 64-bit
-    /// hash that is not cryptographic: whoever relies on it alone should use a secret
+    /// hash that is not cryptographic: a program that relies on it alone should use a secret
     /// [`TreeBuilder::hash_seed`](crate::TreeBuilder::hash_seed).
     pub hash: u64,
 }

@@ -144,7 +144,7 @@ impl NamespaceBuilder {
 
     /// Sets the key of the digest. Replicas of a service, and a router in front of them, must use
     /// the same key, so that the same fields give the same namespace and the same block hashes in
-    /// each process. Keep it secret: whoever knows it can find a short salt by trying all. Without
+    /// each process. Keep it secret: with it, a short salt can be found by trying all. Without
     /// this call, a key is used that was drawn at random when the process built its first
     /// namespace. The base namespace does not depend on the key.
     pub fn key(mut self, key: [u8; 32]) -> Self {

@@ -1,5 +1,5 @@
 //! Tests downloads from a hub that is hostile or broken: nothing is written outside of the cache,
-//! the token goes to nobody else, and nothing hangs or fills memory or disk.
+//! the token is sent to no other server, and nothing hangs or fills memory or disk.
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
 use std::io::{BufRead, BufReader, Write};

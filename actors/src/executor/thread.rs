@@ -36,7 +36,7 @@ struct Generation {
     jobs: Receiver<Job>,
     /// Learns of a panic.
     executor: ActorRef<ExecutorMessage>,
-    /// Told when no job of the generation is computed any more.
+    /// Yields when no job of the generation is computed any more.
     free: oneshot::Sender<()>,
 }
 
@@ -65,7 +65,7 @@ impl ExecutorThread {
         let life = move || {
             match catch_unwind(AssertUnwindSafe(make)) {
                 Ok(Ok(backend)) => {
-                    // Fails only if nobody waits for the engine any more.
+                    // Fails only if the caller has dropped the future.
                     if made.send(Ok(backend.spec().clone())).is_ok() {
                         serve(backend, &queue, &faults);
                     }
@@ -113,7 +113,7 @@ fn serve(mut backend: Box<dyn Backend>, generations: &Receiver<Generation>, faul
         // Fails only if the supervisor has stopped.
         let _ = free.send(());
         if let Err(panicked) = outcome {
-            // Fails only if the actor has stopped; then nobody needs to know.
+            // Fails only if the actor has stopped; then the message is not needed.
             let _ = executor.cast(ExecutorMessage::Panicked(panicked));
         }
     }

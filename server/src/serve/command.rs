@@ -1,4 +1,4 @@
-//! `stolon serve`: binds the port, loads the model and serves until it is told to stop.
+//! `stolon serve`: binds the port, loads the model and serves until SIGINT or SIGTERM.
 //!
 //! The port is bound first, so that a port in use is reported before the model is loaded, and
 //! requests are answered with status 503 until it is.
@@ -247,7 +247,7 @@ fn parse_tenants(text: &str) -> Result<Tenants, String> {
     }
 }
 
-/// Warns if other machines can reach a server that asks nobody for a key.
+/// Warns if other machines can reach a server without API keys.
 fn warn_if_open(address: SocketAddr, access: &Access) {
     if access.api_keys.is_empty() && !address.ip().is_loopback() {
         terminal::warn(format!(
