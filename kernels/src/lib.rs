@@ -13,7 +13,8 @@
 //! * [`Matrix`]: weights, packed once at load time into the layout that the kernels read.
 //! * [`Operands`] and [`multiply`]: packed activations, and GEMMs with several matrices at once
 //!   whose
-//!   epilogues are fused.
+//!   epilogues are fused. [`accumulate`] adds the products of groups of rows, such as those of
+//!   experts, to rows of a common output.
 //! * [`attention`]: causal attention over ragged batches, which reads keys and values through block
 //!   tables. [`KvRows`] writes them.
 //! * [`rms_norm`], [`silu_mul`], [`norm_and_rope`] and others: elementwise operations between
@@ -72,9 +73,9 @@ pub use heads::{HeadNorm, norm_and_rope};
 pub use kv_layout::KvLayout;
 pub use kv_rows::{KvRows, KvSliceMut, SlotMapping};
 pub use matrix::Matrix;
-pub use operand::Operands;
+pub use operand::{Operands, OperandsMut};
 pub use path::{Path, PathKind};
-pub use product::{Epilogue, Product, RowSums, Sink, multiply};
+pub use product::{Epilogue, Product, RowSums, Sink, Term, accumulate, multiply};
 pub use quant::widen;
 #[cfg(loom)]
 pub use sync::planted;

@@ -245,7 +245,8 @@ impl Matrix {
         let packed = Packed::new(packing, rows, memory.slice_mut::<u8>());
         packed.pack_all(threads, x);
         let shape = TaskShape::of(&[packing]);
-        let partition = Partition::new(threads, rows, self.out_features, &shape);
+        let wanted = threads.count() * Partition::TASKS_PER_THREAD;
+        let partition = Partition::new(wanted, rows, self.out_features, &shape);
         let sums = SharedMut::new(out);
         threads.for_each(partition.task_count(), |task| {
             let task = partition.task(task);

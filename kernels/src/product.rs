@@ -1,7 +1,7 @@
 //! Products of rows with several matrices, with fused epilogues.
 //!
-//! All products of one call read the same rows, and their tasks are distributed over the threads
-//! together. A task computes a block of some rows times some features in scratch memory that stays
+//! The tasks of all products of one call are distributed over the threads together. Each product
+//! reads one group of rows of the same [`Operands`]. A task computes a block of some rows times some features in scratch memory that stays
 //! in the L2 cache. It then runs the [`Epilogue`] of the product (a norm, a rotary embedding, a
 //! gate) on each row and passes the rows to the [`Sink`]. So intermediate results are never written
 //! to main memory.
@@ -9,6 +9,8 @@
 //! **Invariant: batch invariance.** As for [`Matrix::matmul`], a result depends only on its row and
 //! its weights. An epilogue must preserve that: it may only depend on the row that it is given.
 #![allow(unsafe_code, reason = "tasks write disjoint blocks of one output")]
+
+mod accumulate;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -18,11 +20,12 @@ use crate::elementwise;
 use crate::kv_rows::KvRows;
 use crate::lanes::LANES;
 use crate::matrix::{GemmTask, Matrix, Partition, TaskShape};
-use crate::operand::Operands;
+use crate::operand::{Operands, OperandsMut, TaskRanges};
 use crate::packing::{COLUMNS_STEP, Packed};
 use crate::path::Path;
 use crate::source_rows::SourceRows;
 use crate::threads::Threads;
+pub use accumulate::{Term, accumulate};
 
 /// Number of rows from which the time of epilogues is measured. Reading the clock is too expensive
 /// for fewer rows.
@@ -31,8 +34,14 @@ const TIMED_ROWS: usize = 64;
 /// packing, and few enough for the L1 cache.
 const EPILOGUE_ROWS: usize = 48;
 
+/// Number of tasks per thread that all products of a call together are divided into if there are
+/// many of them, so that experts with few rows become few tasks.
+const TASKS_PER_THREAD: usize = 32;
+
 /// One product of a call.
 pub struct Product<'a> {
+    /// Index of the group of rows that is multiplied; 0 if there is one group.
+    pub group: usize,
     /// One matrix, or two matrices of the same shape whose results the epilogue combines (gate and
     /// up).
     pub matrices: &'a [&'a Matrix],
@@ -58,7 +67,7 @@ pub type Epilogue<'a> = &'a (dyn Fn(RowSums<'_>) + Sync);
 /// Results of a product for one row and some successive output features.
 #[derive(Debug)]
 pub struct RowSums<'a> {
-    /// Index of the row in the batch.
+    /// Index of the row in its group.
     pub row: usize,
     /// Index of the first output feature. A multiple of [`Product::step`].
     pub feature: usize,
@@ -77,12 +86,12 @@ pub enum Sink<'a> {
     Add(&'a mut [f32]),
     /// Stores the results in the KV cache.
     Cache(KvRows<'a>),
-    /// Packs the results as the rows of the next product. The operands must have been
+    /// Packs the results as a group of rows of the next product. The operands must have been
     /// [reset](Operands::reset) for the rows and the readers.
-    Operands(&'a mut Operands),
+    Operands(OperandsMut<'a>),
 }
 
-/// Multiplies the packed rows `x` with the matrices of all products.
+/// Multiplies groups of the packed rows `x` with the matrices of all products.
 ///
 /// Returns the time that the threads spent in epilogues and sinks, averaged over the threads. It is
 /// zero for fewer than 64 rows, for which it is not measured.
@@ -96,25 +105,18 @@ pub fn multiply(
     x: &Operands,
     products: &mut [Product<'_>],
 ) -> Duration {
-    if x.rows() == 0 {
-        return Duration::ZERO;
-    }
+    let tasks_wanted = threads.count() * TASKS_PER_THREAD / products.len().max(1);
+    let filled = products.iter_mut().filter(|product| x.group_rows(product.group) > 0);
     let jobs: Vec<Job<'_>> =
-        products.iter_mut().map(|product| Job::new(path, threads, x, product)).collect();
+        filled.map(|product| Job::new(path, threads, x, product, tasks_wanted)).collect();
+    let tasks = TaskRanges::of(jobs.iter().map(|job| job.partition.task_count()));
     let epilogue_nanos = AtomicU64::new(0);
-    threads.for_each(jobs.iter().map(|job| job.partition.task_count()).sum(), |mut task| {
-        for job in &jobs {
-            let count = job.partition.task_count();
-            if task < count {
-                // SAFETY: `for_each` calls each index once, so each task of a job runs once.
-                let nanos = unsafe { job.run(threads, task) };
-                // `for_each` returns after all tasks, which orders this addition before the read
-                // below.
-                epilogue_nanos.fetch_add(nanos, Ordering::Relaxed);
-                return;
-            }
-            task -= count;
-        }
+    threads.for_each(tasks.count(), |task| {
+        let (job, task) = tasks.locate(task);
+        // SAFETY: `for_each` calls each index once, so each task of a job runs once.
+        let nanos = unsafe { jobs[job].run(threads, task) };
+        // `for_each` returns after all tasks, which orders this addition before the read below.
+        epilogue_nanos.fetch_add(nanos, Ordering::Relaxed);
     });
     Duration::from_nanos(epilogue_nanos.into_inner() / threads.count() as u64)
 }
@@ -136,14 +138,21 @@ enum Target<'a> {
     Rows { to: SharedMut<f32>, width: usize },
     Add { path: Path, to: SharedMut<f32>, width: usize },
     Cache(&'a KvRows<'a>),
-    Operands(Vec<Packed>),
+    Operands(&'a [Packed]),
 }
 
 impl<'a> Job<'a> {
-    fn new(path: Path, threads: &Threads, x: &Operands, product: &'a mut Product<'_>) -> Job<'a> {
+    fn new(
+        path: Path,
+        threads: &Threads,
+        x: &Operands,
+        product: &'a mut Product<'_>,
+        tasks_wanted: usize,
+    ) -> Job<'a> {
+        let group = product.group;
         let matrices: Vec<_> =
-            product.matrices.iter().map(|&matrix| (matrix, x.of(matrix))).collect();
-        let (rows, width) = (x.rows(), product.matrices[0].out_features());
+            product.matrices.iter().map(|&matrix| (matrix, x.of(group, matrix))).collect();
+        let (rows, width) = (x.group_rows(group), product.matrices[0].out_features());
         assert!((1..=2).contains(&matrices.len()), "a product has one or two matrices");
         assert!(
             matrices.iter().all(|(matrix, _)| matrix.out_features() == width),
@@ -170,18 +179,18 @@ impl<'a> Job<'a> {
             }
             Sink::Operands(operands) => {
                 assert_eq!(
-                    (operands.rows(), operands.width()),
+                    (operands.rows, operands.width),
                     (rows, width),
                     "the sink must have the rows and features of the product"
                 );
-                let packed: Vec<Packed> = operands.packed().collect();
-                packings.extend(packed.iter().map(Packed::packing));
+                packings.extend(operands.packed.iter().map(Packed::packing));
                 step = step.max(1).next_multiple_of(COLUMNS_STEP);
-                Target::Operands(packed)
+                Target::Operands(&operands.packed)
             }
         };
         let shape = TaskShape::of(&packings).with(step, matrices.len());
-        let partition = Partition::new(threads, rows, width, &shape);
+        let wanted = tasks_wanted.clamp(1, threads.count() * Partition::TASKS_PER_THREAD);
+        let partition = Partition::new(wanted, rows, width, &shape);
         let timed = rows >= TIMED_ROWS;
         Job { matrices, partition, epilogue: product.epilogue, target, timed }
     }
@@ -271,7 +280,7 @@ impl Target<'_> {
             Target::Operands(packed) => {
                 let columns = task.features;
                 let source = SourceRows { x: block, stride: columns, columns, rows };
-                for packed in packed {
+                for packed in *packed {
                     // SAFETY: a block has whole groups of rows and begins at a multiple of
                     // COLUMNS_STEP columns, and no other thread accesses it. The `Operands` are
                     // borrowed mutably by the product.

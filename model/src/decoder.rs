@@ -162,8 +162,8 @@ impl Decoder {
         }
         let mut logits = vec![0.0; rows * self.config.vocab_size];
         let head = self.head.as_ref().unwrap_or(&self.embedding);
-        let product =
-            Product { matrices: &[head], step: 1, epilogue: None, sink: Sink::Rows(&mut logits) };
+        let sink = Sink::Rows(&mut logits);
+        let product = Product { group: 0, matrices: &[head], step: 1, epilogue: None, sink };
         let threads = workers.for_products(&[head], rows);
         kernels::multiply(self.path, threads, &self.activations.normed, &mut [product]);
         self.profile.mark(Stage::Logits);
@@ -237,6 +237,7 @@ impl Decoder {
         let mut products: Vec<Product<'_>> = all
             .filter(|(((part, _), _), _)| parts.contains(part))
             .map(|(((_, matrices), epilogue), sink)| Product {
+                group: 0,
                 matrices,
                 step: config.head_dim,
                 epilogue: Some(epilogue),
@@ -312,10 +313,11 @@ impl Decoder {
         let matrices = [&layer.gate.matrix, &layer.up.matrix];
         let epilogue = |sums: RowSums<'_>| passes::gate(config.activation, layer, path, sums);
         let product = Product {
+            group: 0,
             matrices: &matrices,
             step: 1,
             epilogue: Some(&epilogue),
-            sink: Sink::Operands(inner),
+            sink: Sink::Operands(inner.only()),
         };
         let threads = workers.for_products(&matrices, rows);
         let epilogue_time = kernels::multiply(path, threads, normed, &mut [product]);

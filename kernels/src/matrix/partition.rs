@@ -2,7 +2,6 @@
 
 use crate::lanes::LANES;
 use crate::packing::Packing;
-use crate::threads::Threads;
 
 /// Maximum number of rows of a task.
 const TASK_ROWS_MAX: usize = 256;
@@ -26,7 +25,7 @@ pub(crate) struct Partition {
 pub(crate) struct TaskShape {
     /// Number of rows of a task: a multiple of the group size of all packings that tasks read or
     /// write.
-    row_chunk: usize,
+    pub(crate) row_chunk: usize,
     /// The number of panels of a task is a multiple of this.
     panel_step: usize,
     /// Maximum number of panels of a task.
@@ -69,16 +68,19 @@ pub(crate) struct GemmTask {
 }
 
 impl Partition {
-    /// Divides a product of `[rows, out_features]` results into tasks of the given shape, about
-    /// eight for each thread.
+    /// Number of tasks for each thread that a product alone is divided into.
+    pub(crate) const TASKS_PER_THREAD: usize = 8;
+
+    /// Divides a product of `[rows, out_features]` results into about `wanted` tasks of the given
+    /// shape; more if these would be too large.
     pub(crate) fn new(
-        threads: &Threads,
+        wanted: usize,
         rows: usize,
         out_features: usize,
         shape: &TaskShape,
     ) -> Partition {
         let panels = out_features.div_ceil(LANES);
-        let wanted = (threads.count() * 8).div_ceil(rows.div_ceil(shape.row_chunk));
+        let wanted = wanted.div_ceil(rows.div_ceil(shape.row_chunk));
         let panel_chunk = panels.div_ceil(wanted).next_multiple_of(shape.panel_step);
         let panel_chunk = panel_chunk.min(shape.panels_max);
         Partition { rows, row_chunk: shape.row_chunk, out_features, panel_chunk }

@@ -76,12 +76,19 @@ fn written_and_added_results_equal_separate_passes() {
         };
         let mut products = [
             Product {
+                group: 0,
                 matrices: &[&first],
                 step: head,
                 epilogue: Some(&epilogue),
                 sink: Sink::Rows(&mut got),
             },
-            Product { matrices: &[&second], step: 1, epilogue: None, sink: Sink::Add(&mut added) },
+            Product {
+                group: 0,
+                matrices: &[&second],
+                step: 1,
+                epilogue: None,
+                sink: Sink::Add(&mut added),
+            },
         ];
         multiply(path, threads, &operands, &mut products);
         same(&got, &want, what);
@@ -107,23 +114,24 @@ fn gated_and_packed_results_equal_separate_passes() {
 
         let mut operands = Operands::default();
         operands.reset(rows, &[&gate, &up]);
-        operands.fill(threads, |first, block| {
+        operands.fill(threads, |_, first, block| {
             block.copy_from_slice(&x[first * hidden..][..block.len()]);
         });
         let mut packed = Operands::default();
         packed.reset(rows, &[&down, &other]);
         let epilogue = |sums: RowSums<'_>| silu_mul(path, sums.first, sums.second);
         let product = Product {
+            group: 0,
             matrices: &[&gate, &up],
             step: 1,
             epilogue: Some(&epilogue),
-            sink: Sink::Operands(&mut packed),
+            sink: Sink::Operands(packed.only()),
         };
         multiply(path, threads, &operands, &mut [product]);
         for (matrix, want) in [&down, &other].into_iter().zip(&want) {
             let mut got = vec![f32::NAN; want.len()];
             let sink = Sink::Rows(&mut got);
-            let product = Product { matrices: &[matrix], step: 1, epilogue: None, sink };
+            let product = Product { group: 0, matrices: &[matrix], step: 1, epilogue: None, sink };
             multiply(path, threads, &packed, &mut [product]);
             same(&got, want, what);
         }
@@ -150,12 +158,12 @@ fn padding_is_zeroed_when_packed_by_blocks() {
         operands.reset(rows, &[&first]);
         operands.pack(threads, &x);
         packed.reset(rows, &[&second]);
-        let sink = Sink::Operands(&mut packed);
-        let product = Product { matrices: &[&first], step: 1, epilogue: None, sink };
+        let sink = Sink::Operands(packed.only());
+        let product = Product { group: 0, matrices: &[&first], step: 1, epilogue: None, sink };
         multiply(path, threads, &operands, &mut [product]);
         let mut got = vec![f32::NAN; want.len()];
         let sink = Sink::Rows(&mut got);
-        let product = Product { matrices: &[&second], step: 1, epilogue: None, sink };
+        let product = Product { group: 0, matrices: &[&second], step: 1, epilogue: None, sink };
         multiply(path, threads, &packed, &mut [product]);
         same(&got, &want, what);
     });
@@ -178,7 +186,8 @@ fn cache_sink_equals_writing_row_by_row() {
         let sums = alone(&matrix, &x, rows);
         let together = |store: KvSliceMut<'_>, layout| {
             let sink = Sink::Cache(KvRows::new(path, store, layout, &places, kv_heads, head_dim));
-            let product = Product { matrices: &[&matrix], step: head_dim, epilogue: None, sink };
+            let product =
+                Product { group: 0, matrices: &[&matrix], step: head_dim, epilogue: None, sink };
             multiply(path, threads, &operands, &mut [product]);
         };
         let apart = |store: KvSliceMut<'_>, layout| {
@@ -207,5 +216,83 @@ fn cache_sink_equals_writing_row_by_row() {
             apart(KvSliceMut::Int8 { values: &mut bytes[1], scales: &mut scales[1] }, layout);
             assert!(bytes[0] == bytes[1] && scales[0] == scales[1], "{what}");
         }
+    });
+}
+
+/// Goal: groups of rows that are gated and added to rows of a common output by experts of different
+/// widths equal the same steps row by row, in the order of the groups. Rows may be in no group, in
+/// some or in all.
+#[test]
+fn groups_equal_their_rows_one_by_one() {
+    check(|path, dtype, rows, threads, what| {
+        let (hidden, out) = (64, 150);
+        let widths = [96, 32, 96, 608];
+        let experts: Vec<[Matrix; 3]> = (0..4)
+            .map(|e| {
+                let [gate, up] = [10 * e, 10 * e + 1]
+                    .map(|seed| matrix(dtype, seed, widths[e as usize], hidden, path));
+                [gate, up, matrix(TensorType::F32, 10 * e + 2, out, widths[e as usize], path)]
+            })
+            .collect();
+        let chosen = |e: usize, row: usize| match e {
+            2 => false,
+            3 => true,
+            _ => (row * 7 + e) % 3 == 0,
+        };
+        let x = random(5, rows * hidden);
+        let begin = random(6, rows * out);
+        let mut want = begin.clone();
+        for (e, [gate, up, down]) in experts.iter().enumerate() {
+            for row in (0..rows).filter(|row| chosen(e, *row)) {
+                let x = &x[row * hidden..][..hidden];
+                let mut gated = alone(gate, x, 1);
+                silu_mul(path, &mut gated, &alone(up, x, 1));
+                let mut sums = alone(down, &gated, 1);
+                sums.iter_mut().for_each(|sum| *sum *= (row + e) as f32);
+                elementwise::add(path, &mut want[row * out..][..out], &sums);
+            }
+        }
+
+        let indices: Vec<Vec<u32>> = (0..experts.len())
+            .map(|e| (0..rows).filter(|row| chosen(e, *row)).map(|row| row as u32).collect())
+            .collect();
+        let (mut operands, mut packed) = (Operands::default(), Operands::default());
+        let groups = experts.iter().zip(&indices);
+        operands.reset_groups(groups.clone().map(|([gate, up, _], rows)| (rows.len(), [gate, up])));
+        packed.reset_groups(groups.map(|([_, _, down], rows)| (rows.len(), [down])));
+        operands.fill(threads, |group, first, block| {
+            for (row, block) in indices[group][first..].iter().zip(block.chunks_exact_mut(hidden)) {
+                block.copy_from_slice(&x[*row as usize * hidden..][..hidden]);
+            }
+        });
+        let gated = |sums: RowSums<'_>| silu_mul(path, sums.first, sums.second);
+        let pairs: Vec<[&Matrix; 2]> = experts.iter().map(|[gate, up, _]| [gate, up]).collect();
+        let sinks = packed.groups_mut().into_iter().zip(&pairs).enumerate();
+        let mut products: Vec<Product<'_>> = sinks
+            .map(|(group, (sink, matrices))| Product {
+                group,
+                matrices,
+                step: 1,
+                epilogue: Some(&gated),
+                sink: Sink::Operands(sink),
+            })
+            .collect();
+        multiply(path, threads, &operands, &mut products);
+        drop(products);
+        let scaled: Vec<_> = (0..experts.len())
+            .map(|e| {
+                let rows = &indices[e];
+                move |sums: RowSums<'_>| {
+                    let factor = (rows[sums.row] as usize + e) as f32;
+                    sums.first.iter_mut().for_each(|sum| *sum *= factor);
+                }
+            })
+            .collect();
+        let terms: Vec<Term<'_>> = (0..experts.len())
+            .map(|e| Term { matrix: &experts[e][2], epilogue: &scaled[e], rows: &indices[e] })
+            .collect();
+        let mut got = begin;
+        accumulate(path, threads, &packed, &terms, &mut got);
+        same(&got, &want, what);
     });
 }

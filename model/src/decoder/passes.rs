@@ -33,7 +33,7 @@ impl<'a> Norm<'a> {
     /// Normalizes the rows of `x` and packs them into `out`.
     pub(super) fn pack(&self, x: &[f32], out: &mut Operands, workers: &Workers) {
         let width = self.weight.len();
-        out.fill(workers.for_pass(x.len() / width, width), |first, rows| {
+        out.fill(workers.for_pass(x.len() / width, width), |_, first, rows| {
             let x = &x[first * width..][..rows.len()];
             kernels::rms_norm(self.path, x, self.weight, self.eps, self.offset, rows);
         });
@@ -106,7 +106,7 @@ impl Residual<'_> {
         let add_bias = |sums: RowSums<'_>| linear.add_bias(path, sums.feature, sums.first);
         let multiply = |sink: Sink<'_>| {
             let epilogue = Some(&add_bias as Epilogue<'_>);
-            let product = Product { matrices: &matrices, step: 1, epilogue, sink };
+            let product = Product { group: 0, matrices: &matrices, step: 1, epilogue, sink };
             kernels::multiply(path, threads, rows, &mut [product])
         };
         let Some(weight) = self.own_norm else {
