@@ -10,9 +10,10 @@ use crate::error::ModelError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ModelSource {
-    /// A Hugging Face model directory.
+    /// A Hugging Face model directory, or a directory with a single GGUF model.
     Directory(PathBuf),
-    /// A GGUF file.
+    /// A GGUF file. Any part of a model in several files (`NAME-00001-of-00003.gguf`) leads to all
+    /// of them.
     Gguf(PathBuf),
     /// A repository on the Hugging Face hub.
     Hub {

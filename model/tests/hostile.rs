@@ -22,6 +22,8 @@ mod safetensors;
 #[cfg(unix)]
 #[path = "hostile/special_files.rs"]
 mod special_files;
+#[path = "hostile/split.rs"]
+mod split;
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;

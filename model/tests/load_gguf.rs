@@ -6,6 +6,7 @@
 #[path = "support/gguf_model.rs"]
 mod gguf_model;
 #[path = "support/gguf_writer.rs"]
+#[allow(dead_code, reason = "shared between tests")]
 mod gguf_writer;
 #[path = "support/model_dir.rs"]
 #[allow(dead_code, reason = "shared between tests")]

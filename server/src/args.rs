@@ -21,9 +21,9 @@ const DEMO: &str = "demo";
 pub struct EngineArgs {
     /// Model to load
     ///
-    /// One of: `demo` (the small built-in model), a Hugging Face model directory, a `.gguf` file, a
-    /// Hugging Face hub id (`org/name` or `org/name@revision`), or `random:PRESET` (random weights
-    /// of a known shape, for tests).
+    /// One of: `demo` (the small built-in model), a Hugging Face model directory, a `.gguf` file (of
+    /// a model in several files, any of them), a Hugging Face hub id (`org/name` or
+    /// `org/name@revision`), or `random:PRESET` (random weights of a known shape, for tests).
     #[arg(long, default_value = DEMO, env = "STOLON_MODEL")]
     pub model: String,
     /// Memory for the KV cache, in bytes or with a unit: 536870912, 512M, 1.5G

@@ -27,11 +27,6 @@ pub(crate) fn parse(
     divisors: Option<Vec<f32>>,
 ) -> Result<DecoderConfig, ModelError> {
     let (architecture, prefix) = architecture(header)?;
-    let parts = header.metadata.get("split.count").and_then(Value::as_u64).unwrap_or(1);
-    if parts > 1 {
-        let expected = "a model in a single file (merge the parts)";
-        return Err(ModelError::unsupported(&header.file, "split.count", expected, parts));
-    }
     let keys = Metadata { header, prefix };
     keys.refuse_options()?;
     let gemma = architecture == Architecture::Gemma3;

@@ -1,15 +1,16 @@
-//! Loads a Hugging Face model directory.
+//! Loads a Hugging Face model directory, or a directory with a GGUF model.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use stolon_text::{TextSource, TokenizerSource};
 
-use super::{LoadedModel, generation};
+use super::{LoadedModel, generation, gguf};
 use crate::config;
 use crate::error::ModelError;
 use crate::files::{self, optional, read_json};
-use crate::weights::Weights;
+use crate::weights::gguf::split;
+use crate::weights::{Weights, safetensors};
 
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const GENERATION: &str = "generation_config.json";
@@ -28,6 +29,9 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
     let io = |error| ModelError::Io { path: directory.to_owned(), error };
     if !std::fs::metadata(directory).map_err(io)?.is_dir() {
         return Err(io(std::io::Error::other("expected a directory")));
+    }
+    if let Some(path) = gguf_instead(directory)? {
+        return gguf::load(&path, id);
     }
     let path = directory.join(CONFIG);
     let Some(value) = optional(read_json(&path))? else { return Err(no_config(directory)) };
@@ -82,14 +86,17 @@ pub(crate) fn template(object: &Value) -> Option<String> {
     }
 }
 
-/// The error for a directory without `config.json`. It suggests a GGUF file if there is one.
+/// The GGUF model in `directory`, unless the directory has a configuration with safetensors files.
+pub(crate) fn gguf_instead(directory: &Path) -> Result<Option<PathBuf>, ModelError> {
+    let has = |name: &str| directory.join(name).exists();
+    match has(CONFIG) && (has(safetensors::SINGLE) || has(safetensors::INDEX)) {
+        true => Ok(None),
+        false => split::find(directory),
+    }
+}
+
+/// The error for a directory without `config.json`.
 fn no_config(directory: &Path) -> ModelError {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let gguf =
-        entries.map(|entry| entry.path()).find(|path| path.extension() == Some("gguf".as_ref()));
-    let expected = match gguf {
-        Some(path) => format!("{CONFIG} (or give the GGUF file itself: {})", path.display()),
-        None => CONFIG.to_owned(),
-    };
+    let expected = format!("{CONFIG} or a .gguf file");
     ModelError::MissingFile { directory: directory.to_owned(), expected }
 }

@@ -1,4 +1,5 @@
-//! Loads a GGUF file, and the tokenizer and generation files in the same directory.
+//! Loads a GGUF file or the parts of a split one, and the tokenizer and generation files in the same
+//! directory.
 
 use std::path::Path;
 
@@ -8,12 +9,13 @@ use super::{GenerationDefaults, LoadedModel, directory, generation};
 use crate::config::{self, DecoderConfig, HEAD_DIM_MAX, ParsedConfig};
 use crate::error::ModelError;
 use crate::files;
-use crate::weights::gguf::{self, Header, Value};
+use crate::weights::gguf::{Header, Value, split};
 use crate::weights::{Bytes, TensorType, Weights};
 
-/// Loads the model in the file `path`. `id` is the model's name.
+/// Loads the model in the file `path`, which may be any of several parts. `id` is the model's name.
 pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
-    let (header, config, weights) = parse(&path.display().to_string(), Bytes::map(path)?)?;
+    let (header, contents) = split::open(path)?;
+    let (config, weights) = parse(&header, contents)?;
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -23,26 +25,25 @@ pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
     Ok(LoadedModel { id, config, weights, text, generation })
 }
 
-/// Parses and checks the file with the content `bytes`. `file` is its name in error messages.
+/// Parses and checks the model with the header `header`. `contents` are the bytes of its files.
 pub(crate) fn parse(
-    file: &str,
-    bytes: Bytes,
-) -> Result<(Header, DecoderConfig, Weights), ModelError> {
-    let header = gguf::read(file, &bytes)?;
-    let divisors = divisors(&header, &bytes)?;
-    let config = config::gguf::parse(&header, divisors)?;
-    let weights = weights(&header, &config, bytes)?;
+    header: &Header,
+    contents: Vec<Bytes>,
+) -> Result<(DecoderConfig, Weights), ModelError> {
+    let divisors = divisors(header, &contents)?;
+    let config = config::gguf::parse(header, divisors)?;
+    let weights = weights(header, &config, contents)?;
     weights.check(&config)?;
-    Ok((header, config, weights))
+    Ok((config, weights))
 }
 
 /// The content of the tensor with Llama 3.1's rope scaling, if the file has it.
-fn divisors(header: &Header, bytes: &[u8]) -> Result<Option<Vec<f32>>, ModelError> {
+fn divisors(header: &Header, contents: &[Bytes]) -> Result<Option<Vec<f32>>, ModelError> {
     let name = config::gguf::ROPE_FREQS;
     let Some(info) = header.tensors.get(name) else { return Ok(None) };
     if info.dtype != Ok(TensorType::F32) {
         return Err(ModelError::WrongType {
-            file: header.file.clone(),
+            file: header.file_of(info).into(),
             tensor: name.into(),
             expected: "F32".into(),
             got: info.dtype.clone().map_or_else(|other| other, |dtype| dtype.name().into()),
@@ -50,17 +51,21 @@ fn divisors(header: &Header, bytes: &[u8]) -> Result<Option<Vec<f32>>, ModelErro
     }
     if info.range.len() > 4 * HEAD_DIM_MAX {
         return Err(ModelError::WrongShape {
-            file: header.file.clone(),
+            file: header.file_of(info).into(),
             tensor: name.into(),
             expected: vec![HEAD_DIM_MAX / 2],
             got: info.shape.clone(),
         });
     }
-    let floats = bytes[info.range.clone()].chunks_exact(4);
+    let floats = contents[info.part][info.range.clone()].chunks_exact(4);
     Ok(Some(floats.map(|f| f32::from_le_bytes([f[0], f[1], f[2], f[3]])).collect()))
 }
 
-fn weights(header: &Header, config: &DecoderConfig, bytes: Bytes) -> Result<Weights, ModelError> {
+fn weights(
+    header: &Header,
+    config: &DecoderConfig,
+    contents: Vec<Bytes>,
+) -> Result<Weights, ModelError> {
     // The rows of q and k can be reordered only if their number matches the configuration.
     let rows = |name: &str| {
         let heads = config::gguf::paired_heads(config, name)?;
@@ -74,7 +79,7 @@ fn weights(header: &Header, config: &DecoderConfig, bytes: Bytes) -> Result<Weig
             let mut expected = info.shape.clone();
             expected.splice(..1.min(expected.len()), [rows]);
             return Err(ModelError::WrongShape {
-                file: header.file.clone(),
+                file: header.file_of(info).into(),
                 tensor: name,
                 expected,
                 got: info.shape.clone(),
@@ -82,7 +87,7 @@ fn weights(header: &Header, config: &DecoderConfig, bytes: Bytes) -> Result<Weig
         }
     }
     header.weights(
-        bytes,
+        contents,
         |name| config::gguf::tensor_name(config.architecture, name),
         |name| rows(name).map(|(heads, _)| heads),
     )
@@ -110,13 +115,14 @@ fn text(header: &Header, directory: &Path) -> Result<TextSource, ModelError> {
     Ok(text)
 }
 
-/// Reads the vocabulary of a GGUF file. The file need not contain anything else.
+/// Reads the vocabulary of a GGUF file. The file need not contain anything else, and may be any of
+/// several parts.
 ///
 /// # Errors
 /// [`ModelError`] if the file cannot be read, is malformed, or has no vocabulary.
 pub fn read_gguf_tokenizer(path: &Path) -> Result<GgufTokenizer, ModelError> {
     let file = path.display().to_string();
-    let header = gguf::read(&file, &Bytes::map(path)?)?;
+    let (header, _) = split::open(path)?;
     tokenizer(&header)?.ok_or_else(|| {
         ModelError::key(&file, "tokenizer.ggml.tokens", "a list of strings", "nothing")
     })

@@ -5,6 +5,7 @@
 //! of `n` bytes never allocates more than a small multiple of `n`.
 
 mod cursor;
+pub(crate) mod split;
 mod value;
 
 use std::collections::BTreeMap;
@@ -25,11 +26,13 @@ const TENSORS_MAX: u64 = 1 << 17;
 /// Maximum number of dimensions of a tensor.
 const DIMENSIONS_MAX: u32 = 4;
 
-/// The header of a GGUF file.
-#[derive(Debug)]
+/// The header of a GGUF file, or of all parts of a split model.
+#[derive(Debug, Default)]
 pub(crate) struct Header {
-    /// Name of the file, used in error messages.
+    /// Name of the file with the metadata, used in error messages.
     pub(crate) file: String,
+    /// Names of the files with the tensors.
+    pub(crate) files: Vec<String>,
     /// Metadata by key.
     pub(crate) metadata: BTreeMap<String, Value>,
     /// The tensors by their GGUF names, sorted so that errors are deterministic.
@@ -44,7 +47,9 @@ pub(crate) struct TensorInfo {
     pub(crate) dtype: Result<TensorType, String>,
     /// The sizes of the dimensions, outermost first. The file has them in reverse order.
     pub(crate) shape: Vec<usize>,
-    /// Byte range of the tensor's data in the file.
+    /// Index into [`Header::files`].
+    pub(crate) part: usize,
+    /// Byte range of the tensor's data in its file.
     pub(crate) range: std::ops::Range<usize>,
 }
 
@@ -85,7 +90,7 @@ pub(crate) fn read(file: &str, bytes: &[u8]) -> Result<Header, ModelError> {
             return Err(ModelError::malformed(file, format!("duplicate tensor `{name}`")));
         }
     }
-    Ok(Header { file: file.into(), metadata, tensors })
+    Ok(Header { file: file.into(), files: vec![file.into()], metadata, tensors })
 }
 
 fn read_metadata(
@@ -182,7 +187,7 @@ impl RawInfo {
                 got: file_bytes,
             });
         }
-        Ok(TensorInfo { dtype, shape, range: start as usize..end as usize })
+        Ok(TensorInfo { dtype, shape, part: 0, range: start as usize..end as usize })
     }
 }
 
@@ -227,21 +232,30 @@ fn tensor_type(id: u32) -> Result<TensorType, String> {
 }
 
 impl Header {
+    /// The name of the file that contains a tensor.
+    pub(crate) fn file_of(&self, info: &TensorInfo) -> &str {
+        &self.files[info.part]
+    }
+
     /// The tensors as weights, with the names that `rename` returns. Tensors for which it returns
     /// `None` are omitted. `paired_heads` returns the number of heads in which a tensor's rows are
-    /// interleaved, by its new name.
+    /// interleaved, by its new name. `contents` are the bytes of [`Header::files`].
     pub(crate) fn weights(
         &self,
-        bytes: Bytes,
+        contents: Vec<Bytes>,
         rename: impl Fn(&str) -> Option<String>,
         paired_heads: impl Fn(&str) -> Option<usize>,
     ) -> Result<Weights, ModelError> {
-        let mut weights = Weights::empty(&self.file);
-        let region = weights.add_region(&self.file, bytes);
+        let mut weights = Weights::empty(match self.files.len() {
+            1 => self.file.clone(),
+            count => format!("{} and {} other parts", self.file, count - 1),
+        });
+        let files = self.files.iter().zip(contents);
+        let regions: Vec<_> = files.map(|(file, bytes)| weights.add_region(file, bytes)).collect();
         for (name, info) in &self.tensors {
             let Some(name) = rename(name) else { continue };
             let stored = Stored {
-                region,
+                region: regions[info.part],
                 dtype: info.dtype.clone(),
                 shape: info.shape.clone(),
                 range: info.range.clone(),

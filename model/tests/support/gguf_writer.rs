@@ -3,7 +3,9 @@
 /// A metadata value.
 #[derive(Clone, Debug)]
 pub(crate) enum Meta {
+    U16(u16),
     U32(u32),
+    I32(i32),
     F32(f32),
     Bool(bool),
     Text(String),
@@ -37,7 +39,9 @@ fn array(out: &mut Vec<u8>, type_id: u32, count: usize) {
 fn value(out: &mut Vec<u8>, value: &Meta) {
     let id = |out: &mut Vec<u8>, id: u32| out.extend(id.to_le_bytes());
     match value {
+        Meta::U16(n) => (id(out, 2), out.extend(n.to_le_bytes())).1,
         Meta::U32(n) => (id(out, 4), out.extend(n.to_le_bytes())).1,
+        Meta::I32(n) => (id(out, 5), out.extend(n.to_le_bytes())).1,
         Meta::F32(n) => (id(out, 6), out.extend(n.to_le_bytes())).1,
         Meta::Bool(flag) => (id(out, 7), out.push(u8::from(*flag))).1,
         Meta::Text(string) => (id(out, 8), text(out, string)).1,
@@ -64,6 +68,22 @@ impl GgufWriter {
     pub(crate) fn set(&mut self, key: &str, value: Meta) {
         self.metadata.retain(|(there, _)| there != key);
         self.metadata.push((key.to_owned(), value));
+    }
+
+    /// The file split into `count` parts with about as many tensors each, as llama.cpp does it: the
+    /// first part has the metadata.
+    pub(crate) fn split(&self, count: usize) -> Vec<Self> {
+        let per_part = self.tensors.len().div_ceil(count);
+        let mut parts = vec![Self::default(); count];
+        parts[0].metadata.clone_from(&self.metadata);
+        for (index, part) in parts.iter_mut().enumerate() {
+            part.set("split.no", Meta::U16(index as u16));
+            part.set("split.count", Meta::U16(count as u16));
+            part.set("split.tensors.count", Meta::I32(self.tensors.len() as i32));
+            part.tensors =
+                self.tensors.iter().skip(index * per_part).take(per_part).cloned().collect();
+        }
+        parts
     }
 
     /// The bytes of the file in version 3, with the data aligned to 32 bytes.
