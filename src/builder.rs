@@ -36,6 +36,8 @@ pub struct EngineBuilder {
     kv_type: Option<KvType>,
     threads: Option<usize>,
     weights: Option<WeightType>,
+    #[cfg(feature = "hub")]
+    download_progress: Option<stolon_model::ProgressCallback>,
     runtime: Option<Handle>,
     config: EngineConfig,
 }
@@ -65,7 +67,7 @@ impl EngineBuilder {
     /// text that is parsed by [`build`](Self::build):
     ///
     /// * the path of a Hugging Face model directory or of a `.gguf` file;
-    /// * a hub id, `org/name` or `org/name@revision` (feature `hub`);
+    /// * a hub id, `org/name`, `org/name@revision` or `org/name:Q4_K_M` (feature `hub`);
     /// * `random:PRESET`, random weights in the shape of a real model, for benchmarks;
     /// * `demo`, the built-in model (feature `demo-model`).
     ///
@@ -365,6 +367,24 @@ impl EngineBuilder {
     /// type in the model's files.
     pub fn weights(mut self, weights: WeightType) -> Self {
         self.weights = Some(weights);
+        self
+    }
+
+    /// Calls `callback` with the progress of each file that is downloaded from the hub, several
+    /// times a second. Default: none, and progress is logged every five seconds.
+    ///
+    /// ```no_run
+    /// let builder = stolon::Engine::builder().model("Qwen/Qwen3-0.6B").download_progress(|file| {
+    ///     eprintln!("{}: {} bytes of {:?}", file.file, file.bytes, file.size);
+    /// });
+    /// # drop(builder);
+    /// ```
+    #[cfg(feature = "hub")]
+    pub fn download_progress(
+        mut self,
+        callback: impl Fn(&crate::DownloadProgress<'_>) + Send + Sync + 'static,
+    ) -> Self {
+        self.download_progress = Some(stolon_model::ProgressCallback::new(callback));
         self
     }
 

@@ -177,6 +177,8 @@ pub use stolon_kvcache::{
     Namespace, NamespaceBuilder, NodeDump, NumberedEvent, PinError, PinId, TreeDump,
     UnknownEvictionPolicy,
 };
+#[cfg(feature = "hub")]
+pub use stolon_model::DownloadProgress;
 pub use stolon_model::{
     KernelError, KvBudget, KvStoreError, KvType, ModelError, ModelSource, WeightType,
 };

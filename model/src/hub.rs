@@ -2,27 +2,30 @@
 //!
 //! Online, the revision is resolved to a commit once and all files are taken from that commit, so
 //! that a model never mixes files of two commits. Only files that the engine reads and that are not
-//! in the cache are downloaded. Offline, or if the hub cannot be reached, the cached snapshot is
-//! used.
+//! in the cache are downloaded. An interrupted download is continued, and the hash of each file is
+//! verified. Offline, or if the hub cannot be reached, the cached snapshot is used.
 
 mod cache;
+mod checksum;
 mod client;
+mod download;
 mod options;
+mod progress;
 
-use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-use cache::{RepoCache, plain};
-use client::{Answer, Client, Failure};
+use cache::{RepoCache, plain_path};
+use client::{Client, Failure};
 pub use options::HubOptions;
+pub use progress::{DownloadProgress, ProgressCallback};
 
 use crate::error::{ModelError, quoted};
 use crate::files as read;
 use crate::load::directory as files;
 use crate::source::is_hub_id;
+use crate::weights::gguf::split;
 use crate::weights::safetensors;
 
 /// Maximum size in bytes of the hub's description of a repository.
@@ -30,13 +33,13 @@ const INFO_BYTES_MAX: u64 = 16 << 20;
 /// Maximum size in bytes of one file with weights. It is above the largest size that the public hub
 /// accepts.
 const WEIGHT_BYTES_MAX: u64 = 1 << 40;
-/// Time between two log messages about the progress of a download.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The requested model.
 struct ModelRef<'a> {
     id: &'a str,
     revision: &'a str,
+    /// A GGUF file, or a quantisation such as `Q4_K_M`.
+    file: Option<&'a str>,
 }
 
 impl ModelRef<'_> {
@@ -63,14 +66,20 @@ struct Sibling {
 }
 
 /// Downloads missing files of the model, and returns the directory of a snapshot that has all
-/// files.
+/// files, or the path of a GGUF file in it. `file` selects a GGUF model: see
+/// [`ModelSource::Hub`](crate::ModelSource::Hub).
 ///
 /// # Errors
 /// [`ModelError::Hub`] with the hub's answer and what may help.
-pub(crate) fn fetch(id: &str, revision: &str, options: &HubOptions) -> Result<PathBuf, ModelError> {
-    let model = ModelRef { id, revision };
-    if !is_hub_id(id, revision) {
-        return Err(model.error("model info", "expected the form org/name@revision"));
+pub(crate) fn fetch(
+    id: &str,
+    revision: &str,
+    file: Option<&str>,
+    options: &HubOptions,
+) -> Result<PathBuf, ModelError> {
+    let model = ModelRef { id, revision, file };
+    if !is_hub_id(id, revision, file) {
+        return Err(model.error("model info", "expected the form org/name@revision:file"));
     }
     let cache = RepoCache::new(&options.cache, id);
     if options.offline {
@@ -87,11 +96,11 @@ pub(crate) fn fetch(id: &str, revision: &str, options: &HubOptions) -> Result<Pa
         Err(failure) => {
             // The cache is used only if the hub has not answered. An error from the hub counts.
             if failure.status.is_none()
-                && let Some(directory) = cached(&model, &cache)
+                && let Some(path) = cached(&model, &cache)
             {
-                let (text, directory_shown) = (&failure.text, directory.display());
-                tracing::warn!("cannot reach the hub ({text}); using {directory_shown}");
-                return Ok(directory);
+                let (text, shown) = (&failure.text, path.display());
+                tracing::warn!("cannot reach the hub ({text}); using {shown}");
+                return Ok(path);
             }
             return Err(explain(failure));
         }
@@ -103,11 +112,11 @@ pub(crate) fn fetch(id: &str, revision: &str, options: &HubOptions) -> Result<Pa
     let available: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
     let snapshot =
         Snapshot { model: &model, client, cache: &cache, options, commit: &info.sha, directory };
-    snapshot.fetch(&available)?;
+    let path = snapshot.fetch(&available)?;
     cache
         .set_commit(revision, &info.sha)
         .map_err(|error| ModelError::Io { path: options.cache.clone(), error })?;
-    Ok(snapshot.directory)
+    Ok(path)
 }
 
 /// Requests the description of the model's revision.
@@ -132,41 +141,73 @@ struct Snapshot<'a> {
 }
 
 impl Snapshot<'_> {
-    /// Downloads those of the `available` files that the engine reads.
-    fn fetch(&self, available: &[&str]) -> Result<(), ModelError> {
+    /// Downloads those of the `available` files that the engine reads. Returns the path of the model.
+    fn fetch(&self, available: &[&str]) -> Result<PathBuf, ModelError> {
         let has = |name: &str| available.contains(&name);
-        if !has(files::CONFIG) {
-            let gguf = available.iter().find(|name| name.ends_with(".gguf"));
-            let reason = match gguf {
-                Some(name) => {
-                    format!("the repository does not have it; download {name} and pass its path")
-                }
-                None => "the repository does not have it: it is not a transformers model".into(),
-            };
-            return Err(self.model.error(files::CONFIG, reason));
+        let has_weights = has(safetensors::SINGLE) || has(safetensors::INDEX);
+        if self.model.file.is_some() || !has(files::CONFIG) || !has_weights {
+            return self.fetch_gguf(available);
         }
         // Small files first, so that a missing one is reported before the long download.
         for name in files::SMALL.iter().filter(|name| has(name)) {
             self.get(name)?;
         }
         if has(safetensors::SINGLE) {
-            return self.get(safetensors::SINGLE).map(drop);
-        }
-        if !has(safetensors::INDEX) {
-            let reason = "the repository has no safetensors weights";
-            return Err(self.model.error(safetensors::SINGLE, reason));
+            self.get(safetensors::SINGLE)?;
+            return Ok(self.directory.clone());
         }
         let index = self.get(safetensors::INDEX)?;
         let shards = safetensors::shards(&index.display().to_string(), &read::read_json(&index)?)?;
         for shard in shards {
             self.get(&shard)?;
         }
-        Ok(())
+        Ok(self.directory.clone())
+    }
+
+    /// Downloads all parts of a GGUF model, and returns the path of the first one.
+    fn fetch_gguf(&self, available: &[&str]) -> Result<PathBuf, ModelError> {
+        let first = split::choose(available.iter().copied(), self.model.file)
+            .map_err(|models| self.no_choice(available, &models))?;
+        let parts = split::parts(&first);
+        if let Some(missing) = parts.iter().find(|part| !available.contains(&part.as_str())) {
+            let reason = "the repository does not have this part of the model";
+            return Err(self.model.error(missing, reason));
+        }
+        parts.iter().try_for_each(|part| self.get(part).map(drop))?;
+        Ok(self.directory.join(first))
+    }
+
+    /// The error if the repository does not have exactly one GGUF model that was asked for.
+    fn no_choice(&self, available: &[&str], models: &[String]) -> ModelError {
+        const LISTED: usize = 20;
+        if models.is_empty() {
+            return match available.contains(&files::CONFIG) {
+                true => {
+                    let reason = "the repository has no safetensors weights and no GGUF file";
+                    self.model.error(safetensors::SINGLE, reason)
+                }
+                false => {
+                    let reason = "the repository has neither this file nor a GGUF file";
+                    self.model.error(files::CONFIG, reason)
+                }
+            };
+        }
+        let listed: Vec<_> = models.iter().take(LISTED).map(String::as_str).collect();
+        let more = if models.len() > LISTED { ", ..." } else { "" };
+        let listed = listed.join(", ") + more;
+        match self.model.file {
+            Some(file) => self.model.error(file, format!("expected one of {listed}")),
+            None => {
+                let id = self.model.id;
+                let reason = format!("choose one as {id}:FILE or {id}:Q8_0, for example: {listed}");
+                self.model.error("several GGUF models", reason)
+            }
+        }
     }
 
     /// Returns the path of the file on disk. Downloads it first if it is not in the cache.
     fn get(&self, name: &str) -> Result<PathBuf, ModelError> {
-        if !plain(name) {
+        if !plain_path(name) {
             let expected = "expected a file name of letters, digits, `-`, `_` and `.`";
             return Err(self.model.error(name, expected));
         }
@@ -176,69 +217,6 @@ impl Snapshot<'_> {
             self.download(name, &path).map_err(failed)?;
         }
         Ok(path)
-    }
-
-    /// Downloads the file `name` to `path`. An interrupted download is continued.
-    fn download(&self, name: &str, path: &Path) -> Result<(), Failure> {
-        let incomplete = self.cache.incomplete(self.commit, name);
-        incomplete.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(Failure::new)?;
-        let file = OpenOptions::new().create(true).append(true).open(&incomplete);
-        let mut file = file.map_err(Failure::new)?;
-        // Another process may be downloading the same file. Some file systems have no locks.
-        if let Err(error) = file.lock() {
-            tracing::debug!(%error, "cannot lock {}", incomplete.display());
-        }
-        if path.exists() {
-            return Ok(());
-        }
-        let answer = self.request(name, &mut file)?;
-        let etag = answer.etag.unwrap_or_default();
-        let Some(blob) = self.cache.blob(&etag) else {
-            let text = format!("expected an ETag of letters and digits, got `{etag}`");
-            return Err(Failure::answer(answer.status, text));
-        };
-        // The same content may be part of another commit already.
-        if !blob.is_file() {
-            let have = answer.start;
-            let size = expected_size(name, answer.status, answer.size)?;
-            let limit = size.unwrap_or(bytes_max(name)).saturating_sub(have);
-            let mut progress = Progress::new(self.model, name, size);
-            let report = |copied| progress.report(have + copied);
-            let got = client::copy(answer.body, &mut file, limit, self.client.window(), report);
-            let got = have + got.map_err(Failure::new)?;
-            if let Some(size) = size
-                && got != size
-            {
-                return Err(Failure::new(format!("expected {size} bytes, got {got}")));
-            }
-            std::fs::rename(&incomplete, &blob).map_err(Failure::new)?;
-        } else {
-            let _ = std::fs::remove_file(&incomplete);
-        }
-        cache::link(&blob, path).map_err(Failure::new)
-    }
-
-    /// Requests the rest of a file of which `file` has the beginning. If the hub does not send the
-    /// rest, `file` is emptied, and the answer is the whole file.
-    fn request(&self, name: &str, file: &mut File) -> Result<Answer, Failure> {
-        let path = format!("/{}/resolve/{}/{name}", self.model.id, self.commit);
-        let have = file.metadata().map_err(Failure::new)?.len();
-        if have > 0 {
-            match self.client.get(&path, have) {
-                Ok(answer) if answer.start == have => return Ok(answer),
-                // The range is not satisfiable: the file is shorter.
-                Err(failure) if failure.status != Some(416) => return Err(failure),
-                _ => file.set_len(0).map_err(Failure::new)?,
-            }
-        }
-        let answer = self.client.get(&path, 0)?;
-        match answer.start {
-            0 => Ok(answer),
-            start => {
-                let text = format!("expected the file from its start, got it from byte {start}");
-                Err(Failure::answer(answer.status, text))
-            }
-        }
     }
 }
 
@@ -252,50 +230,18 @@ fn bytes_max(name: &str) -> u64 {
     }
 }
 
-/// Checks the size that the hub has sent for the file `name`. It is required for weights.
-fn expected_size(name: &str, status: u16, size: Option<u64>) -> Result<Option<u64>, Failure> {
-    let max = bytes_max(name);
-    match size {
-        Some(size) if size > max => {
-            let text = format!("expected at most {max} bytes, got {size}");
-            Err(Failure::answer(status, text))
-        }
-        None if max == WEIGHT_BYTES_MAX => {
-            Err(Failure::answer(status, "expected a size, got none"))
-        }
-        size => Ok(size),
-    }
-}
-
-/// Logs the progress of a download.
-struct Progress {
-    what: String,
-    size: Option<u64>,
-    next: Instant,
-}
-
-impl Progress {
-    fn new(model: &ModelRef<'_>, name: &str, size: Option<u64>) -> Self {
-        let what = format!("{}: {name}", model.id);
-        Self { what, size, next: Instant::now() + PROGRESS_INTERVAL }
-    }
-
-    /// Reports that `bytes` bytes of the file are on disk.
-    fn report(&mut self, bytes: u64) {
-        if Instant::now() < self.next {
-            return;
-        }
-        self.next = Instant::now() + PROGRESS_INTERVAL;
-        let percent = self.size.map_or(0, |size| 100 * bytes / size.max(1));
-        tracing::info!("downloading {}: {} MB, {percent} %", self.what, bytes / 1_000_000);
-    }
-}
-
-/// The directory of the cached snapshot of the revision, which is a name or a commit. `None` if
-/// there is no snapshot or some of its files are missing.
+/// The path of the model in the cached snapshot of the revision, which is a name or a commit.
+/// `None` if there is no snapshot or some of its files are missing.
 fn cached(model: &ModelRef<'_>, cache: &RepoCache) -> Option<PathBuf> {
     let commit = cache.commit_of(model.revision).unwrap_or_else(|| model.revision.to_owned());
-    cache.snapshot(&commit).filter(|directory| is_complete(directory))
+    let directory = cache.snapshot(&commit)?;
+    if model.file.is_none() && is_complete(&directory) {
+        return Some(directory);
+    }
+    let names = cache::files_in(&directory);
+    let first = split::choose(names.iter().map(String::as_str), model.file).ok()?;
+    let complete = split::parts(&first).iter().all(|part| directory.join(part).exists());
+    complete.then(|| directory.join(first))
 }
 
 fn is_complete(directory: &Path) -> bool {
@@ -325,6 +271,7 @@ impl Failure {
             }
             Some(404) => format!("not found (is the id or the revision mistyped?): {text}"),
             Some(_) => text,
+            None if self.corrupt => format!("{text} (the file has been removed; try again)"),
             None => format!(
                 "{text} (check that {} is reachable; HF_HUB_OFFLINE=1 uses the cache only)",
                 options.endpoint

@@ -30,7 +30,7 @@ pub use cpu::{CpuBackend, CpuOptions, WeightType};
 pub use decoder::{Stage, StageTimes};
 pub use error::ModelError;
 #[cfg(feature = "hub")]
-pub use hub::HubOptions;
+pub use hub::{DownloadProgress, HubOptions, ProgressCallback};
 pub use kv_store::{KvBudget, KvStoreError, KvType};
 pub use load::{GenerationDefaults, LoadOptions, LoadedModel, load, read_gguf_tokenizer};
 pub use random::random_model;

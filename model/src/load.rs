@@ -95,9 +95,12 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, 
         ModelSource::Directory(path) => directory::load(path, file_name(path)),
         ModelSource::Gguf(path) => gguf::load(path, file_name(path)),
         #[cfg(feature = "hub")]
-        ModelSource::Hub { id, revision } => {
-            let snapshot = hub::fetch(id, revision, &options.hub)?;
-            directory::load(&snapshot, id.clone())
+        ModelSource::Hub { id, revision, file } => {
+            let path = hub::fetch(id, revision, file.as_deref(), &options.hub)?;
+            match path.is_dir() {
+                true => directory::load(&path, id.clone()),
+                false => gguf::load(&path, id.clone()),
+            }
         }
         #[cfg(not(feature = "hub"))]
         ModelSource::Hub { .. } => Err(ModelError::UnknownSource {

@@ -21,6 +21,10 @@ pub enum ModelSource {
         id: String,
         /// A branch, tag or commit; `main` by default.
         revision: String,
+        /// Selects a GGUF model of the repository: the name of its file (of any of its parts), or a
+        /// quantisation such as `Q4_K_M`. With `None`, safetensors files are loaded, or the GGUF
+        /// model of a repository without them: the only one, or the one in `Q4_K_M`.
+        file: Option<String>,
     },
     /// The demo model that is embedded in the crate (feature `demo-model`).
     #[cfg(feature = "demo-model")]
@@ -39,9 +43,9 @@ impl FromStr for ModelSource {
     type Err = ModelError;
 
     /// An existing directory or file takes precedence; a file must be a GGUF file. Otherwise the
-    /// text is `demo`, `random:PRESET[@SEED]`, or a hub id `org/name[@revision]`. Text that looks
-    /// like a path (it starts with `.`, `/` or `~`, ends in `.gguf`, or has more than one `/`) is
-    /// never parsed as a hub id.
+    /// text is `demo`, `random:PRESET[@SEED]`, or a hub id `org/name[@revision][:file]`. Text that
+    /// looks like a path (it starts with `.`, `/` or `~`, ends in `.gguf` without a `:`, or has more
+    /// than one `/` before the `:`) is never parsed as a hub id.
     fn from_str(text: &str) -> Result<Self, ModelError> {
         let unknown =
             |reason: &str| ModelError::UnknownSource { given: text.into(), reason: reason.into() };
@@ -56,7 +60,8 @@ impl FromStr for ModelSource {
         if path.exists() && !is_gguf {
             return Err(unknown("it is a file, but not a .gguf file"));
         }
-        if is_gguf {
+        let in_hub = hub(text).filter(|_| text.contains(':') && !path.exists());
+        if is_gguf && in_hub.is_none() {
             return Ok(Self::Gguf(path.to_owned()));
         }
         if text == "demo" {
@@ -76,8 +81,13 @@ impl fmt::Display for ModelSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Directory(path) | Self::Gguf(path) => path.display().fmt(f),
-            Self::Hub { id, revision } if revision == "main" => f.write_str(id),
-            Self::Hub { id, revision } => write!(f, "{id}@{revision}"),
+            Self::Hub { id, revision, file } => {
+                f.write_str(id)?;
+                if revision != "main" {
+                    write!(f, "@{revision}")?;
+                }
+                file.as_ref().map_or(Ok(()), |file| write!(f, ":{file}"))
+            }
             #[cfg(feature = "demo-model")]
             Self::Demo => f.write_str("demo"),
             Self::Random { preset, seed } => write!(f, "random:{preset}@{seed}"),
@@ -116,15 +126,20 @@ fn random(text: &str) -> Option<ModelSource> {
     Some(ModelSource::Random { preset: preset.into(), seed: seed.parse().ok()? })
 }
 
-/// Parses `[org/]name[@revision]`.
+/// Parses `[org/]name[@revision][:file]`.
 fn hub(text: &str) -> Option<ModelSource> {
+    let (text, file) = text.split_once(':').map_or((text, None), |(id, file)| (id, Some(file)));
     let (id, revision) = text.split_once('@').unwrap_or((text, "main"));
-    is_hub_id(id, revision).then(|| ModelSource::Hub { id: id.into(), revision: revision.into() })
+    is_hub_id(id, revision, file).then(|| ModelSource::Hub {
+        id: id.into(),
+        revision: revision.into(),
+        file: file.map(str::to_owned),
+    })
 }
 
-/// Whether `id` is `[org/]name`, and `revision` a branch, tag or commit. Both are used in paths of
-/// the cache, which they must not lead out of.
-pub(crate) fn is_hub_id(id: &str, revision: &str) -> bool {
+/// Whether `id` is `[org/]name`, `revision` a branch, tag or commit, and `file` a file or the name
+/// of a quantisation. They are used in paths of the cache, which they must not lead out of.
+pub(crate) fn is_hub_id(id: &str, revision: &str, file: Option<&str>) -> bool {
     let part = |part: &str| {
         !part.is_empty()
             && !part.starts_with(['.', '-', '~'])
@@ -137,6 +152,7 @@ pub(crate) fn is_hub_id(id: &str, revision: &str) -> bool {
         && revision.bytes().all(revision_char)
         && revision.split('/').all(revision_part)
         && id.len() + revision.len() <= 250
+        && file.is_none_or(|file| file.len() <= 250 && file.split('/').all(part))
 }
 
 #[cfg(test)]
@@ -148,7 +164,7 @@ mod tests {
     }
 
     fn hub(id: &str, revision: &str) -> ModelSource {
-        ModelSource::Hub { id: id.into(), revision: revision.into() }
+        ModelSource::Hub { id: id.into(), revision: revision.into(), file: None }
     }
 
     /// Goal: hub ids, with and without owner and revision, and presets are parsed.
@@ -160,7 +176,21 @@ mod tests {
         let random = |preset: &str, seed| ModelSource::Random { preset: preset.into(), seed };
         assert_eq!(parse("random:100m").unwrap(), random("100m", 0));
         assert_eq!(parse("random:100m@9").unwrap(), random("100m", 9));
-        for text in ["org/name", "org/name@refs/pr/3", "random:tiny@7"] {
+        let gguf = |text: &str, expected: &str| match parse(text).unwrap() {
+            ModelSource::Hub { id, revision, file: Some(file) } => {
+                assert_eq!(format!("{id} {revision} {file}"), expected);
+            }
+            other => panic!("{text}: {other:?}"),
+        };
+        gguf("org/name:Q4_K_M", "org/name main Q4_K_M");
+        gguf("org/name@v1:dir/m.gguf", "org/name v1 dir/m.gguf");
+        for text in [
+            "org/name",
+            "org/name@refs/pr/3",
+            "random:tiny@7",
+            "org/name:Q4_K_M",
+            "org/name@v1:dir/m.gguf",
+        ] {
             assert_eq!(parse(text).unwrap().to_string(), text);
         }
     }
@@ -198,6 +228,9 @@ mod tests {
             "org/name@../../x",
             "org/name@/x",
             "org/name@a/./b",
+            "org/name:",
+            "org/name:../x.txt",
+            "org/name:a//b",
         ] {
             let error = parse(text).expect_err(text);
             assert!(matches!(error, ModelError::UnknownSource { .. }), "{text}: {error}");

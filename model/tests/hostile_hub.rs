@@ -88,6 +88,7 @@ fn options(server: &Server, home: &Path) -> HubOptions {
         token: Some(TOKEN.into()),
         offline: false,
         timeout: Duration::from_millis(300),
+        progress: None,
     }
 }
 
@@ -95,7 +96,7 @@ fn options(server: &Server, home: &Path) -> HubOptions {
 /// directory.
 fn failure(server: &Server) -> (String, tempfile::TempDir) {
     let home = tempfile::tempdir().unwrap();
-    let source = ModelSource::Hub { id: "org/name".into(), revision: "main".into() };
+    let source = ModelSource::Hub { id: "org/name".into(), revision: "main".into(), file: None };
     let error = load(&source, &LoadOptions { hub: options(server, home.path()) }).unwrap_err();
     assert!(matches!(error, ModelError::Hub { .. }), "{error}");
     let error = error.to_string();
@@ -153,7 +154,7 @@ fn commits_never_become_paths() {
     let (_, home) = failure(&server);
     let snapshot = format!("a/b/c/hub/models--org--name/snapshots/{COMMIT}/config.json");
     assert!(home.path().join(snapshot).exists());
-    assert_eq!(files(home.path()).len(), 3, "the file, its link, the start of the weights");
+    assert_eq!(files(home.path()).len(), 2, "the file and its link");
 }
 
 /// Goal: ids and revisions that are not parsed from text are checked too.
@@ -169,7 +170,7 @@ fn ids_and_revisions_never_become_paths() {
         ("org/name\r\nX: y", "main"),
         ("", ""),
     ] {
-        let source = ModelSource::Hub { id: id.into(), revision: revision.into() };
+        let source = ModelSource::Hub { id: id.into(), revision: revision.into(), file: None };
         let error = load(&source, &LoadOptions { hub: options(&server, home.path()) }).unwrap_err();
         assert!(error.to_string().contains("expected the form"), "{error}");
     }
@@ -194,10 +195,55 @@ fn shard_names_never_become_paths() {
             _ => send(stream, 200, "ETag: \"x\"\r\n", b"evil"),
         });
         let home = tempfile::tempdir().unwrap();
-        let source = ModelSource::Hub { id: "org/name".into(), revision: "main".into() };
+        let source =
+            ModelSource::Hub { id: "org/name".into(), revision: "main".into(), file: None };
         let error = load(&source, &LoadOptions { hub: options(&server, home.path()) }).unwrap_err();
         assert!(error.to_string().contains("file name"), "{name}: {error}");
-        assert_eq!(server.requests.lock().unwrap().len(), 3, "{name}");
+        // The description, and two requests each for the configuration and the index.
+        assert_eq!(server.requests.lock().unwrap().len(), 5, "{name}");
+    }
+}
+
+/// Goal: names of GGUF files become paths only inside of the snapshot.
+#[test]
+fn gguf_names_never_become_paths() {
+    for name in
+        ["../../../../x.gguf", "/tmp/x.gguf", "a/../../x.gguf", "a\\x.gguf", "a/b/c/d/e/x.gguf"]
+    {
+        let info = json!({ "sha": COMMIT, "siblings": [{ "rfilename": name }] }).to_string();
+        let server = Server::start(move |_, stream| send(stream, 200, "", info.as_bytes()));
+        let (error, home) = failure(&server);
+        assert!(error.contains("expected a file name"), "{name}: {error}");
+        assert_eq!(files(home.path()), [] as [PathBuf; 0]);
+    }
+}
+
+/// Goal: a file that changes between the request for its hash and the request for its content is
+/// refused, and so is one with the wrong hash.
+#[test]
+fn files_that_change_are_refused() {
+    let answers = |first: &'static str, then: &'static str| {
+        let count = std::sync::atomic::AtomicUsize::new(0);
+        Server::with_files(move |_, stream| {
+            let earlier = count.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            send(stream, 200, if earlier == 0 { first } else { then }, b"{}")
+        })
+    };
+    let hash = "b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0";
+    let sha1: &str = "ETag: \"b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0\"\r\n";
+    for (first, then, expected) in [
+        ("ETag: \"a\"\r\n", "ETag: \"b\"\r\n", "expected the ETag `a`, got `b`".to_owned()),
+        (
+            "ETag: \"a\"\r\nX-Linked-Size: 3\r\n",
+            "ETag: \"a\"\r\n",
+            "expected 3 bytes, got 2".into(),
+        ),
+        (sha1, sha1, format!("SHA-1 of the Git object: expected {hash}, got ")),
+    ] {
+        let (error, home) = failure(&answers(first, then));
+        assert!(error.contains(&expected), "{first}: {error}");
+        let sizes = files(home.path()).iter().map(|f| f.metadata().unwrap().len()).sum::<u64>();
+        assert_eq!(sizes, 0, "{first}");
     }
 }
 

@@ -2,6 +2,11 @@
 //! small server in this process that listens on the loopback interface.
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
+#[path = "support/gguf_model.rs"]
+mod gguf_model;
+#[path = "support/gguf_writer.rs"]
+#[allow(dead_code, reason = "shared between tests")]
+mod gguf_writer;
 #[path = "support/hub_server.rs"]
 mod hub_server;
 #[path = "support/model_dir.rs"]
@@ -9,11 +14,16 @@ mod hub_server;
 mod model_dir;
 
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
+use gguf_model::gguf_of;
 use hub_server::{Hub, Repository};
 use model_dir::{assert_same, config_json, model, safetensors_of};
 use serde_json::json;
-use stolon_model::{HubOptions, LoadOptions, LoadedModel, ModelError, ModelSource, load};
+use stolon_model::{
+    HubOptions, LoadOptions, LoadedModel, ModelError, ModelSource, ProgressCallback, TensorType,
+    load,
+};
 
 const ID: &str = "org/tiny-model";
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -43,7 +53,7 @@ fn repository(seed: u64, commit: &str) -> Repository {
     put("config.json", config.to_string().into_bytes());
     put("generation_config.json", json!({ "eos_token_id": [3, 4] }).to_string().into_bytes());
     put("tokenizer.json", b"{}".to_vec());
-    put("tokenizer_config.json", b"{}".to_vec());
+    put("tokenizer_config.json", b"{ }".to_vec());
     put("chat_template.jinja", b"template".to_vec());
     put("model.safetensors", safetensors_of(&weights, |name| Some(name.to_owned())));
     put("pytorch_model.bin", vec![0; 1000]);
@@ -103,24 +113,168 @@ fn files_are_downloaded_once_and_then_cached() {
     open(ID, &options).unwrap();
 }
 
+/// The names and sizes of the files that are not complete.
+fn incomplete(home: &Path) -> Vec<(String, u64)> {
+    let blobs = home.join("hub/models--org--tiny-model/blobs");
+    let entries = std::fs::read_dir(blobs).unwrap().map(|entry| entry.unwrap());
+    let named =
+        entries.map(|e| (e.file_name().into_string().unwrap(), e.metadata().unwrap().len()));
+    named.filter(|(name, _)| name.ends_with(".incomplete")).collect()
+}
+
 /// Goal: an interrupted download is an error and leaves no incomplete file in the snapshot. The
-/// next attempt completes it.
+/// next attempt requests only the rest. The progress starts with what is there, and ends with the
+/// size.
 #[test]
-fn an_interrupted_download_is_completed_later() {
+fn an_interrupted_download_is_continued_later() {
     let hub = Hub::start();
     let whole = repository(8, COMMIT);
+    let size = whole.files["model.safetensors"].len() as u64;
     let cut = Repository { cut: Some("model.safetensors".into()), ..whole.clone() };
     hub.put(ID, "main", &cut);
     let home = tempfile::tempdir().unwrap();
     let mut options = options(&hub, home.path());
     let error = open(ID, &options).unwrap_err().to_string();
     assert!(error.contains("model.safetensors"), "{error}");
+    let left = incomplete(home.path());
+    assert!(matches!(left[..], [(_, bytes)] if bytes == size / 2), "{left:?}");
     options.offline = true;
     assert!(open(ID, &options).is_err());
     options.offline = false;
     hub.put(ID, "main", &whole);
+    hub.take_requests();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let progress = seen.clone();
+    options.progress = Some(ProgressCallback::new(move |file| {
+        assert_eq!((file.repo, file.file), (ID, "model.safetensors"));
+        progress.lock().unwrap().push((file.bytes, file.size, file.done));
+    }));
     let loaded = open(ID, &options).unwrap();
     assert_same(&loaded.weights, &model(&config_json("llama"), 8).1, &loaded.config);
+    let ranges = hub.take_ranges();
+    let start = ranges.iter().find(|(path, _)| path.ends_with("model.safetensors")).unwrap().1;
+    assert_eq!((start as u64, ranges.len()), (size / 2, 2), "{ranges:?}");
+    assert_eq!(incomplete(home.path()), []);
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.first(), Some(&(size / 2, Some(size), false)));
+    assert_eq!(seen.last(), Some(&(size, Some(size), true)));
+    assert!(seen.is_sorted() && seen.iter().filter(|(.., done)| *done).count() == 1);
+}
+
+/// Goal: if the part that an interrupted download has left is damaged, too long or complete, the
+/// result is the right file or an error, and the next attempt succeeds.
+#[test]
+fn damaged_parts_are_not_used() {
+    let hub = Hub::start();
+    let whole = repository(9, COMMIT);
+    hub.put(ID, "main", &whole);
+    let content = &whole.files["model.safetensors"];
+    let zeroes = vec![0; content.len() / 3];
+    let too_long = [content.as_slice(), b"x"].concat();
+    let mut wrong = content.clone();
+    wrong[100] ^= 1;
+    for (part, sound) in [(&zeroes, false), (&wrong, false), (&too_long, true), (content, true)] {
+        let home = tempfile::tempdir().unwrap();
+        let options = options(&hub, home.path());
+        hub.put(ID, "main", &Repository { cut: Some("model.safetensors".into()), ..whole.clone() });
+        open(ID, &options).unwrap_err();
+        let [(name, _)] = &incomplete(home.path())[..] else { panic!("one file") };
+        let blobs = home.path().join("hub/models--org--tiny-model/blobs");
+        std::fs::write(blobs.join(name), part).unwrap();
+        hub.put(ID, "main", &whole);
+        if !sound {
+            let error = open(ID, &options).unwrap_err().to_string();
+            let hash = name.trim_end_matches(".incomplete");
+            let expected = format!("model.safetensors: SHA-256: expected {hash}, got ");
+            assert!(error.contains(&expected), "{error}");
+            assert_eq!(incomplete(home.path()), []);
+        }
+        let loaded = open(ID, &options).unwrap();
+        assert_same(&loaded.weights, &model(&config_json("llama"), 9).1, &loaded.config);
+    }
+}
+
+/// Goal: a file whose content does not have the announced hash is an error with both hashes. It is
+/// removed and never used.
+#[test]
+fn corrupt_files_are_refused_and_removed() {
+    let hub = Hub::start();
+    let home = tempfile::tempdir().unwrap();
+    let mut options = options(&hub, home.path());
+    let whole = repository(10, COMMIT);
+    for (name, hash) in [("model.safetensors", "SHA-256"), ("config.json", "SHA-1")] {
+        let corrupt = Repository { corrupt: Some(name.into()), ..whole.clone() };
+        hub.put(ID, "main", &corrupt);
+        let home = tempfile::tempdir().unwrap();
+        options.cache = home.path().join("hub");
+        let error = open(ID, &options).unwrap_err().to_string();
+        for part in [name, hash, "expected ", ", got ", "removed"] {
+            assert!(error.contains(part), "`{error}` lacks `{part}`");
+        }
+        assert_eq!(incomplete(home.path()), []);
+        let snapshot = home.path().join("hub/models--org--tiny-model/snapshots").join(COMMIT);
+        assert!(!snapshot.join(name).exists());
+        hub.put(ID, "main", &whole);
+        open(ID, &options).unwrap();
+    }
+}
+
+/// A GGUF model in `count` files.
+fn gguf_files(seed: u64, count: usize) -> Vec<Vec<u8>> {
+    let (config, weights) = model(&config_json("qwen3"), seed);
+    let file = gguf_of(&config, &weights, TensorType::F32);
+    match count {
+        1 => vec![file.bytes()],
+        _ => file.split(count).iter().map(|part| part.bytes()).collect(),
+    }
+}
+
+/// Goal: of a repository with GGUF files, the chosen model is downloaded with all of its parts and
+/// nothing else, and is found in the cache offline. Without a choice, the usual quantisation is
+/// taken, or the models are listed.
+#[test]
+fn gguf_models_are_downloaded_with_all_parts() {
+    let hub = Hub::start();
+    let mut repository = Repository { commit: COMMIT.into(), ..Repository::default() };
+    let mut put = |name: &str, bytes: Vec<u8>| repository.files.insert(name.into(), bytes);
+    put("config.json", b"{}".to_vec());
+    put("m-Q4_K_M.gguf", gguf_files(1, 1).remove(0));
+    put("mmproj-m.gguf", vec![0; 10]);
+    for (index, part) in gguf_files(2, 3).into_iter().enumerate() {
+        put(&format!("BF16/m-BF16-0000{}-of-00003.gguf", index + 1), part);
+    }
+    put("m-Q8_0-00001-of-00002.gguf", vec![0; 10]);
+    hub.put(ID, "main", &repository);
+    let home = tempfile::tempdir().unwrap();
+    let mut options = options(&hub, home.path());
+    let check = |text: &str, seed, options: &HubOptions, expected: &[&str]| {
+        let loaded = open(text, options).unwrap();
+        assert_eq!(loaded.id, ID);
+        let (config, weights) = model(&config_json("qwen3"), seed);
+        assert_same(&loaded.weights, &weights, &config);
+        assert_eq!(fetched(&hub), expected, "{text}");
+    };
+    check(ID, 1, &options, &["m-Q4_K_M.gguf"]);
+    let parts = [1, 2, 3].map(|number| format!("m-BF16-0000{number}-of-00003.gguf"));
+    let parts = parts.each_ref().map(String::as_str);
+    check(&format!("{ID}:bf16"), 2, &options, &parts);
+    check(&format!("{ID}@{COMMIT}:m-BF16-00002-of-00003.gguf"), 2, &options, &[]);
+    options.offline = true;
+    check(&format!("{ID}:bf16"), 2, &options, &[]);
+    check(&format!("{ID}:Q4_K_M"), 1, &options, &[]);
+    let blob = home.path().join("hub/models--org--tiny-model/snapshots").join(COMMIT);
+    std::fs::remove_file(blob.join("BF16/m-BF16-00003-of-00003.gguf")).unwrap();
+    assert!(open(&format!("{ID}:bf16"), &options).is_err());
+    options.offline = false;
+    let fails = |text: &str, expected: &str| {
+        let error = open(text, &options).unwrap_err().to_string();
+        assert!(error.contains(expected), "`{error}` lacks `{expected}`");
+    };
+    fails(&format!("{ID}:Q8_0"), "m-Q8_0-00002-of-00002.gguf: the repository does not have");
+    fails(&format!("{ID}:Q6_K"), "Q6_K: expected one of BF16/m-BF16-00001-of-00003.gguf, m-Q4_K_M");
+    repository.files.remove("m-Q4_K_M.gguf");
+    hub.put(ID, "main", &repository);
+    fails(ID, "choose one as org/tiny-model:FILE or org/tiny-model:Q8_0, for example: BF16/m-BF16");
 }
 
 /// Goal: of a model in several files, exactly the files in its index are downloaded.
@@ -211,9 +365,8 @@ fn errors_name_what_is_missing() {
     hub.put("org/bin", "main", &other);
     fails("org/bin", &options, &["no safetensors weights"]);
     other.files.remove("config.json");
-    other.files.insert("q4.gguf".into(), vec![]);
-    hub.put("org/gguf", "main", &other);
-    fails("org/gguf", &options, &["config.json", "q4.gguf"]);
+    hub.put("org/other-format", "main", &other);
+    fails("org/other-format", &options, &["config.json", "neither this file nor a GGUF file"]);
 
     let mut escaping = repository(7, COMMIT);
     escaping.commit = "../../../x".into();

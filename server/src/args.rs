@@ -10,6 +10,7 @@ use stolon::{
     SamplingParams, WeightType,
 };
 
+use crate::download;
 use crate::memory::parse_bytes;
 
 /// The default of `--model`.
@@ -22,8 +23,11 @@ pub struct EngineArgs {
     /// Model to load
     ///
     /// One of: `demo` (the small built-in model), a Hugging Face model directory, a `.gguf` file (of
-    /// a model in several files, any of them), a Hugging Face hub id (`org/name` or
-    /// `org/name@revision`), or `random:PRESET` (random weights of a known shape, for tests).
+    /// a model in several files, any of them), a Hugging Face hub id (`org/name`,
+    /// `org/name@revision`, or `org/name:Q4_K_M` or `org/name:FILE` for a GGUF file of a
+    /// repository), or `random:PRESET` (random weights of a known shape, for tests).
+    ///
+    /// Downloads are verified, and continued if they were interrupted.
     #[arg(long, default_value = DEMO, env = "STOLON_MODEL")]
     pub model: String,
     /// Memory for the KV cache, in bytes or with a unit: 536870912, 512M, 1.5G
@@ -120,7 +124,7 @@ impl EngineArgs {
     /// # Errors
     /// If the demo model is requested and this build does not contain it.
     pub fn builder(&self) -> anyhow::Result<EngineBuilder> {
-        let mut builder = Engine::builder()
+        let mut builder = download::with_bars(Engine::builder())
             .block_size(self.block_size)
             .max_batched_tokens(self.max_batched_tokens)
             .max_running(self.max_running)

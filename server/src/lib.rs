@@ -13,6 +13,7 @@ pub mod chat;
 pub mod cli;
 #[cfg(feature = "demo-model")]
 pub mod demo;
+mod download;
 pub mod generate;
 pub mod memory;
 pub mod serve;

@@ -41,6 +41,12 @@ impl EngineBuilder {
             ..CpuOptions::default()
         };
         let own_text = self.text;
+        #[cfg_attr(not(feature = "hub"), allow(unused_mut, reason = "all options are the hub's"))]
+        let mut load_options = LoadOptions::default();
+        #[cfg(feature = "hub")]
+        {
+            load_options.hub.progress = self.download_progress;
+        }
         // Sending fails only if the caller has dropped the future.
         match (self.backend, self.model) {
             (Some((id, make)), _) => {
@@ -50,7 +56,7 @@ impl EngineBuilder {
                 Ok(make)
             }
             (None, Some(model)) => Ok(Box::new(move || {
-                let (rest, backend) = load(model, options, own_text)?;
+                let (rest, backend) = load(model, &load_options, options, own_text)?;
                 drop(loaded.send(rest));
                 Ok(Box::new(backend))
             })),
@@ -88,6 +94,7 @@ impl EngineBuilder {
 /// model's tokenizer.
 fn load(
     model: ModelArg,
+    load_options: &LoadOptions,
     options: CpuOptions,
     own_text: Option<Text>,
 ) -> Result<(Loaded, CpuBackend), Error> {
@@ -96,7 +103,7 @@ fn load(
         ModelArg::Text(text) => text.parse()?,
     };
     let LoadedModel { id, config, weights, text, generation } =
-        stolon_model::load(&source, &LoadOptions::default())?;
+        stolon_model::load(&source, load_options)?;
     let text = match own_text {
         Some(text) => text,
         None => text_layer(&text, &generation.eos_token_ids)?,

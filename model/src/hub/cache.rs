@@ -10,12 +10,41 @@ use crate::files;
 
 /// Maximum size in bytes of a file in `refs/`.
 const REF_BYTES_MAX: u64 = 1024;
+/// Maximum number of components of a file's name in a repository.
+const DEPTH_MAX: usize = 4;
+/// Maximum number of files of a snapshot that are looked at.
+const FILES_MAX: usize = 10_000;
 
 /// Whether a name that the hub sent can be used as one component of a path: 1 to 200 ASCII letters,
 /// digits, `-`, `_` and `.`, and no dot at the start.
 pub(super) fn plain(name: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
     (1..=200).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(plain)
+}
+
+/// Whether a name that the hub sent can be used as a relative path: at most four [`plain`] names
+/// between `/`.
+pub(super) fn plain_path(name: &str) -> bool {
+    name.split('/').count() <= DEPTH_MAX && name.split('/').all(plain)
+}
+
+/// The names of the files in a snapshot's directory, also in directories below it.
+pub(super) fn files_in(directory: &Path) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut waiting = vec![String::new()];
+    while let Some(parent) = waiting.pop() {
+        let entries = std::fs::read_dir(directory.join(&parent)).into_iter().flatten().flatten();
+        for entry in entries.take(FILES_MAX.saturating_sub(names.len())) {
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let name = if parent.is_empty() { name } else { format!("{parent}/{name}") };
+            // Files are symbolic links, so only directories count as directories here.
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() && plain_path(&name) => waiting.push(name),
+                _ => names.push(name),
+            }
+        }
+    }
+    names
 }
 
 /// The cached files of one repository.
@@ -53,11 +82,10 @@ impl RepoCache {
         plain(etag).then(|| self.blobs().join(etag))
     }
 
-    /// The path at which the file `name` of a commit is stored until its download is complete. Both
-    /// are [`plain`] names.
-    pub(super) fn incomplete(&self, commit: &str, name: &str) -> PathBuf {
-        assert!(plain(commit) && plain(name), "names are checked before paths are made of them");
-        self.blobs().join(format!("{commit}.{name}.incomplete"))
+    /// The path at which the content with the ETag `etag` is stored until its download is complete,
+    /// as in Hugging Face's tools. `None` if it is not a [`plain`] name.
+    pub(super) fn incomplete(&self, etag: &str) -> Option<PathBuf> {
+        plain(etag).then(|| self.blobs().join(format!("{etag}.incomplete")))
     }
 
     fn blobs(&self) -> PathBuf {
@@ -66,14 +94,18 @@ impl RepoCache {
 }
 
 /// Makes `blob` available under the path `file` of a snapshot: by a relative symbolic link, or by
-/// moving it where the system does not allow links.
-pub(super) fn link(blob: &Path, file: &Path) -> std::io::Result<()> {
+/// moving it where the system does not allow links. `depth` is the number of directories of the
+/// snapshot that `file` is in.
+pub(super) fn link(blob: &Path, file: &Path, depth: usize) -> std::io::Result<()> {
     file.parent().map_or(Ok(()), std::fs::create_dir_all)?;
     #[cfg(unix)]
     let linked = {
         let name = blob.file_name().unwrap_or_default();
-        std::os::unix::fs::symlink(Path::new("../../blobs").join(name), file)
+        let blobs = PathBuf::from("../".repeat(depth) + "../../blobs");
+        std::os::unix::fs::symlink(blobs.join(name), file)
     };
+    #[cfg(not(unix))]
+    let _ = depth;
     #[cfg(not(unix))]
     let linked = std::fs::hard_link(blob, file);
     match linked {
@@ -98,6 +130,10 @@ mod tests {
             ["", ".", "..", "../../x", "/etc/passwd", "a/b", "a\\b", "C:x", "a b", "a\0", &long]
         {
             assert!(!plain(name), "{name}");
+        }
+        assert!(plain_path("BF16/m-BF16-00001-of-00002.gguf"));
+        for name in ["", "/a", "a/", "a//b", "a/../b", "./a", "a/b/c/d/e", "a\\b/c"] {
+            assert!(!plain_path(name), "{name}");
         }
     }
 }

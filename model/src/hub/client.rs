@@ -12,7 +12,7 @@ use ureq::http::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, ETAG, LOCATION, RANGE,
 };
 use ureq::http::uri::{Scheme, Uri};
-use ureq::http::{HeaderMap, Response};
+use ureq::http::{HeaderMap, Method, Response};
 use ureq::{Agent, Body};
 
 use super::HubOptions;
@@ -31,18 +31,35 @@ pub(super) struct Failure {
     /// The HTTP status of the hub's answer; `None` if there was no answer.
     pub(super) status: Option<u16>,
     pub(super) text: String,
+    /// Whether a file arrived completely but with another content than announced.
+    pub(super) corrupt: bool,
 }
 
 impl Failure {
     /// A failure without an answer.
     pub(super) fn new(text: impl ToString) -> Self {
-        Self { status: None, text: text.to_string() }
+        Self { status: None, text: text.to_string(), corrupt: false }
     }
 
     /// An answer that does not conform to the hub's interface.
     pub(super) fn answer(status: u16, text: impl ToString) -> Self {
-        Self { status: Some(status), text: text.to_string() }
+        Self { status: Some(status), ..Self::new(text) }
     }
+
+    /// A file whose hash is wrong.
+    pub(super) fn corrupt(text: impl ToString) -> Self {
+        Self { corrupt: true, ..Self::new(text) }
+    }
+}
+
+/// The answer to a `HEAD` request.
+#[derive(Debug)]
+pub(super) struct Head {
+    pub(super) status: u16,
+    /// The ETag that the hub itself sent, not the server to which it redirects. Not validated.
+    pub(super) etag: Option<String>,
+    /// Size of the file in bytes, if it was sent.
+    pub(super) size: Option<u64>,
 }
 
 /// The answer to a successful request.
@@ -106,32 +123,73 @@ impl<'a> Client<'a> {
     /// # Errors
     /// [`Failure`] if there is no answer, or a status other than success.
     pub(super) fn get(&self, path: &str, start: u64) -> Result<Answer, Failure> {
+        let last = self.request(&Method::GET, path, start)?;
+        match last.response.status().is_success() {
+            true => answer(last),
+            false => Err(last.failure()),
+        }
+    }
+
+    /// Requests the ETag and the size of the file `path`.
+    ///
+    /// # Errors
+    /// As for [`get`](Self::get). A redirect to another server is a success: the hub has sent both
+    /// with it.
+    pub(super) fn head(&self, path: &str) -> Result<Head, Failure> {
+        let last = self.request(&Method::HEAD, path, 0)?;
+        let status = last.response.status();
+        if !status.is_success() && !status.is_redirection() {
+            return Err(last.failure());
+        }
+        let length = || text(last.response.headers(), CONTENT_LENGTH.as_str())?.parse().ok();
+        let size = last.linked_size.or_else(|| status.is_success().then(length)?);
+        Ok(Head { status: status.as_u16(), etag: last.etag, size })
+    }
+
+    /// Sends a request and follows redirects, for `HEAD` only those within the hub's own server.
+    fn request(&self, method: &Method, path: &str, start: u64) -> Result<Last, Failure> {
         let url = format!("{}{path}", self.options.endpoint);
         let mut url: Uri = url.parse().map_err(|e| Failure::new(format!("{url}: {e}")))?;
         let mut etag = None;
         let mut linked_size = None;
         for _ in 0..=REDIRECTS_MAX {
             let own = same_server(&url, &self.endpoint);
-            let response = self.request(&url, own, start)?;
-            let status = response.status();
+            let response = self.send(method, &url, own, start)?;
             let headers = response.headers();
             if own {
                 etag = text(headers, "x-linked-etag").or(text(headers, ETAG.as_str()));
                 etag = etag.map(|etag| etag.trim_start_matches("W/").replace('"', ""));
                 linked_size = text(headers, "x-linked-size").and_then(|size| size.parse().ok());
             }
-            match text(headers, LOCATION.as_str()) {
-                Some(location) if status.is_redirection() => url = redirected(&url, &location)?,
-                _ if status.is_success() => return answer(response, etag, linked_size),
-                _ => return Err(Failure::answer(status.as_u16(), format!("{url}: {status}"))),
+            let target = match text(headers, LOCATION.as_str()) {
+                Some(location) if response.status().is_redirection() => {
+                    Some(redirected(&url, &location)?)
+                }
+                _ => None,
+            };
+            match target {
+                Some(target) if *method == Method::GET || same_server(&target, &self.endpoint) => {
+                    url = target;
+                }
+                _ => return Ok(Last { response, url, etag, linked_size }),
             }
         }
         Err(Failure::new(format!("{url}: expected at most {REDIRECTS_MAX} redirects, got more")))
     }
 
     /// Sends one request. `own` says whether `url` is on the hub's own server.
-    fn request(&self, url: &Uri, own: bool, start: u64) -> Result<Response<Body>, Failure> {
-        let mut request = self.agent.get(url.clone()).header(ACCEPT_ENCODING, "identity");
+    fn send(
+        &self,
+        method: &Method,
+        url: &Uri,
+        own: bool,
+        start: u64,
+    ) -> Result<Response<Body>, Failure> {
+        let mut request = match *method {
+            Method::HEAD => self.agent.head(url.clone()),
+            _ => self.agent.get(url.clone()),
+        };
+        request = request.header(ACCEPT_ENCODING, "identity");
         if let (true, Some(token)) = (own, &self.options.token) {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
@@ -182,12 +240,27 @@ fn text(headers: &HeaderMap, name: &str) -> Option<String> {
     headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
 }
 
-/// Reads the position and the size from the headers of a successful answer.
-fn answer(
+/// The answer to a request after all redirects.
+struct Last {
     response: Response<Body>,
+    url: Uri,
+    /// The ETag that the hub itself sent.
     etag: Option<String>,
+    /// The size of the file that the hub itself sent.
     linked_size: Option<u64>,
-) -> Result<Answer, Failure> {
+}
+
+impl Last {
+    /// The failure of a status other than success.
+    fn failure(&self) -> Failure {
+        let status = self.response.status();
+        Failure::answer(status.as_u16(), format!("{}: {status}", self.url))
+    }
+}
+
+/// Reads the position and the size from the headers of a successful answer.
+fn answer(last: Last) -> Result<Answer, Failure> {
+    let Last { response, etag, linked_size, .. } = last;
     let status = response.status().as_u16();
     let headers = response.headers();
     let (start, size) = match text(headers, CONTENT_RANGE.as_str()).filter(|_| status == 206) {

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::ProgressCallback;
 use crate::files;
 
 /// The default of [`HubOptions::timeout`], as in Hugging Face's tools.
@@ -25,6 +26,9 @@ pub struct HubOptions {
     /// Maximum time to wait for a connection, for the headers of an answer, and for the next bytes
     /// of a file; above 0.
     pub timeout: Duration,
+    /// Called with the progress of each download. With `None`, progress is logged every five
+    /// seconds.
+    pub progress: Option<ProgressCallback>,
 }
 
 impl std::fmt::Debug for HubOptions {
@@ -36,6 +40,7 @@ impl std::fmt::Debug for HubOptions {
             .field("token", &self.token.as_ref().map(|_| "..."))
             .field("offline", &self.offline)
             .field("timeout", &self.timeout)
+            .field("progress", &self.progress)
             .finish()
     }
 }
@@ -81,6 +86,7 @@ impl HubOptions {
             token: set("HF_TOKEN").map(|t| t.trim().to_owned()).or_else(|| token_in(&token_path)),
             offline: set("HF_HUB_OFFLINE").is_some_and(on),
             timeout: timeout.unwrap_or(TIMEOUT),
+            progress: None,
         }
     }
 }

@@ -1,4 +1,5 @@
-//! A small hub on the loopback interface. It answers the three requests of a model download.
+//! A small hub on the loopback interface. It answers the requests of a model download: weights as
+//! the public hub answers for large files (SHA-256), all others as for files in Git.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -6,6 +7,8 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+
+use ring::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 
 /// A repository: its commit, its files, and the required token, if any.
 #[derive(Clone, Debug, Default)]
@@ -15,14 +18,16 @@ pub(crate) struct Repository {
     pub(crate) token: Option<String>,
     /// The server closes the connection in the middle of this file.
     pub(crate) cut: Option<String>,
+    /// The server sends another content of this file than its hash says, with the same size.
+    pub(crate) corrupt: Option<String>,
 }
 
 #[derive(Default)]
 struct State {
     /// Repositories by `org/name` and revision.
     repositories: BTreeMap<(String, String), Repository>,
-    /// Paths of all requests, except those that probe a file's size with a short `Range`.
-    requests: Vec<String>,
+    /// Paths of all `GET` requests, and the byte from which on the file was requested.
+    requests: Vec<(String, usize)>,
 }
 
 /// The server. Dropping it stops the server.
@@ -62,6 +67,11 @@ impl Hub {
 
     /// Returns the paths requested since the last call.
     pub(crate) fn take_requests(&self) -> Vec<String> {
+        self.take_ranges().into_iter().map(|(path, _)| path).collect()
+    }
+
+    /// As [`take_requests`](Self::take_requests), with the first byte that was requested.
+    pub(crate) fn take_ranges(&self) -> Vec<(String, usize)> {
         std::mem::take(&mut self.state.lock().unwrap().requests)
     }
 }
@@ -80,6 +90,7 @@ impl Drop for Hub {
 /// The head of a request: path, start of the `Range`, token.
 struct Head {
     path: String,
+    /// Whether the method is `HEAD`.
     probe: bool,
     start: usize,
     token: Option<String>,
@@ -90,7 +101,7 @@ fn head(stream: &TcpStream) -> std::io::Result<Head> {
     let first = lines.next().transpose()?.unwrap_or_default();
     let mut head = Head {
         path: first.split(' ').nth(1).unwrap_or_default().replace("%2F", "/"),
-        probe: false,
+        probe: first.starts_with("HEAD "),
         start: 0,
         token: None,
     };
@@ -102,7 +113,6 @@ fn head(stream: &TcpStream) -> std::io::Result<Head> {
         let (name, value) = line.split_once(": ").unwrap_or((&line, ""));
         match name.to_ascii_lowercase().as_str() {
             "range" => {
-                head.probe = value == "bytes=0-0";
                 let start = value.trim_start_matches("bytes=").split('-').next();
                 head.start = start.and_then(|n| n.parse().ok()).unwrap_or(0);
             }
@@ -126,7 +136,10 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     }
     response += &format!("Content-Length: {}\r\n\r\n", length);
     stream.write_all(response.as_bytes())?;
-    stream.write_all(&body)
+    match head.probe {
+        true => Ok(()),
+        false => stream.write_all(&body),
+    }
 }
 
 /// The header of a response whose body is to be cut off.
@@ -136,7 +149,7 @@ type Response = (u16, Vec<(&'static str, String)>, Vec<u8>);
 
 fn respond(head: &Head, state: &mut State) -> Response {
     if !head.probe {
-        state.requests.push(head.path.clone());
+        state.requests.push((head.path.clone(), head.start));
     }
     let (id, revision, file) = match head.path.strip_prefix("/api/models/") {
         Some(rest) => match rest.split_once("/revision/") {
@@ -164,16 +177,38 @@ fn respond(head: &Head, state: &mut State) -> Response {
         return (200, vec![], info.to_string().into_bytes());
     };
     let Some(content) = repository.files.get(file) else { return (404, vec![], vec![]) };
-    let end = if head.probe { 1.min(content.len()) } else { content.len() };
-    let range = format!("bytes {}-{}/{}", head.start, end.max(1) - 1, content.len());
-    let etag = format!("\"{}-{}\"", repository.commit, file.replace(['/', '.'], "-"));
-    let mut headers = vec![
-        ("x-repo-commit", repository.commit.clone()),
-        ("etag", etag),
-        ("Content-Range", range),
-    ];
+    let mut headers = vec![("x-repo-commit", repository.commit.clone())];
+    if file.ends_with(".safetensors") || file.ends_with(".gguf") {
+        headers.push(("x-linked-etag", format!("\"{}\"", hex(&SHA256, &[content]))));
+        headers.push(("x-linked-size", content.len().to_string()));
+        headers.push(("etag", "\"of-another-server\"".into()));
+    } else {
+        let blob = format!("blob {}\0", content.len());
+        let hash = hex(&SHA1_FOR_LEGACY_USE_ONLY, &[blob.as_bytes(), content]);
+        headers.push(("etag", format!("W/\"{hash}\"")));
+    }
     if !head.probe && repository.cut.as_deref() == Some(file) {
         headers.push((CUT, "yes".into()));
     }
-    (206, headers, content[head.start..end].to_vec())
+    let mut content = content.clone();
+    if repository.corrupt.as_deref() == Some(file)
+        && let Some(last) = content.last_mut()
+    {
+        *last ^= 1;
+    }
+    if head.start == 0 {
+        return (200, headers, content);
+    }
+    if head.start >= content.len() {
+        return (416, headers, vec![]);
+    }
+    let range = format!("bytes {}-{}/{}", head.start, content.len() - 1, content.len());
+    headers.push(("Content-Range", range));
+    (206, headers, content[head.start..].to_vec())
+}
+
+fn hex(algorithm: &'static Algorithm, parts: &[&[u8]]) -> String {
+    let mut context = Context::new(algorithm);
+    parts.iter().for_each(|part| context.update(part));
+    context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
