@@ -10,7 +10,7 @@ import time
 import llama_cpp as lc
 import numpy
 
-CONTEXT, POSITIONS, SEQUENCES, BATCH = 512, 2048, 8, 2048
+CONTEXT, POSITIONS, SEQUENCES, BATCH = 512, 2048, 16, 2048
 
 
 class Worker:

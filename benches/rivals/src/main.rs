@@ -19,7 +19,7 @@ const CONTEXT: usize = 512;
 /// Maximum number of positions of a sequence.
 const POSITIONS: usize = 2048;
 /// Maximum number of sequences.
-const SEQUENCES: usize = 8;
+const SEQUENCES: usize = 16;
 
 type Error = Box<dyn std::error::Error>;
 

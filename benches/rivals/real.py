@@ -1,0 +1,367 @@
+"""Compares Stolon with llama.cpp on real, trained models: the same files, in one run.
+
+Not part of CI; `.ci/deep` runs the tasks `perplexity`, `greedy` and `chat`. Needs what rivals.py needs:
+
+    venv/bin/pip install gguf numpy
+    CMAKE_ARGS="-DGGML_NATIVE=ON" venv/bin/pip install --no-binary llama-cpp-python llama-cpp-python
+    cargo build --release -p stolon-server          # and here, for speed: cargo build --release
+    venv/bin/python ../../model/tests/fetch_models.py models
+    venv/bin/python real.py models
+
+Tasks:
+
+    perplexity  of English documentation and of Python sources, which come with Python, for each file
+                and for its weights widened to F16 with an f32 KV cache; fails if it differs from
+                llama.cpp's by more than the limits
+    greedy      continuations of 100 prompts: how often the first token is the same, and how many tokens
+                agree, beside the same figures of llama.cpp with another type of KV cache
+    chat        a conversation of ten turns with SmolLM2, whose answers with a warm cache equal those of
+                a server that has just started
+    speed       tokens per second, time to the first token, time to load and resident memory
+"""
+
+import argparse
+import contextlib
+import http.client
+import json
+import math
+import os
+import pathlib
+import pydoc_data.topics
+import re
+import statistics
+import subprocess
+import sys
+import sysconfig
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "model" / "tests"))
+import fetch_models  # noqa: E402
+
+WINDOW = 512
+# Largest relative difference of perplexity from llama.cpp's: as stored, and with F16 weights.
+LIMIT, LIMIT_F16 = 0.005, 0.002
+CONTINUATION = 64
+QUESTIONS = [
+    "What is the capital of France?", "Which river flows through it?", "Name two museums there.",
+    "What language do people speak there?", "Say hello in that language.", "What is 2 + 3?",
+    "Write one sentence about the sea.", "Now one about mountains.", "What was my first question?",
+    "Thank you. Say goodbye.",
+]
+
+
+def texts():
+    """English documentation and Python sources that come with Python, by name."""
+    english = re.sub(r"\n{3,}", "\n\n", "\n".join(pydoc_data.topics.topics.values()))
+    library = pathlib.Path(sysconfig.get_path("stdlib"))
+    code = "".join((library / name).read_text() for name in ("argparse.py", "textwrap.py", "heapq.py"))
+    return {"English": english[:60_000], "code": code[:60_000]}
+
+
+class Stolon:
+    """A running `stolon serve`."""
+
+    def __init__(self, binary, model, *arguments):
+        command = [binary, "serve", "--port", "0", "--model", model, *arguments]
+        begun = time.perf_counter()
+        self.process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True)
+        for line in self.process.stdout:
+            if line.startswith("listening on "):
+                address = line.split("//")[1].strip()
+                break
+        else:
+            sys.exit(f"{command} did not start")
+        self.load = time.perf_counter() - begun
+        self.connection = http.client.HTTPConnection(address, timeout=600)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait()
+
+    def post(self, path, body):
+        self.connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        reply = self.connection.getresponse()
+        text = reply.read()
+        if reply.status != 200:
+            sys.exit(f"{path}: {reply.status} {text[:500]}")
+        return json.loads(text)
+
+    def count(self, text):
+        """The number of tokens of a text."""
+        body = {"prompt": text, "max_tokens": 1, "temperature": 0}
+        return self.post("/v1/completions", body)["usage"]["prompt_tokens"]
+
+    def score(self, tokens):
+        """The sum of the log-probabilities of all tokens but the first."""
+        body = {"prompt": tokens, "echo": True, "logprobs": 0, "max_tokens": 0}
+        choice = self.post("/v1/completions", body)["choices"][0]
+        return math.fsum(choice["logprobs"]["token_logprobs"][1:])
+
+    def continuation(self, tokens):
+        """The texts of the tokens of a greedy continuation."""
+        body = {"prompt": tokens, "max_tokens": CONTINUATION, "temperature": 0, "ignore_eos": True, "logprobs": 0}
+        return self.post("/v1/completions", body)["choices"][0]["logprobs"]["tokens"]
+
+    def resident(self):
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024
+
+
+class Llama:
+    """A model in llama.cpp, through its C interface."""
+
+    def __init__(self, path, threads, kv_type="F16"):
+        import ctypes
+
+        import llama_cpp as lc
+        import numpy
+
+        self.ctypes, self.lc, self.numpy = ctypes, lc, numpy
+        self.quiet = lc.llama_log_callback(lambda *_: None)
+        lc.llama_log_set(self.quiet, ctypes.c_void_p(0))
+        lc.llama_backend_init()
+        self.model = lc.llama_model_load_from_file(str(path).encode(), lc.llama_model_default_params())
+        params = lc.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = 2 * WINDOW
+        params.n_threads = params.n_threads_batch = threads
+        params.type_k = params.type_v = getattr(lc, f"GGML_TYPE_{kv_type}")
+        self.context = lc.llama_init_from_model(self.model, params)
+        self.memory = lc.llama_get_memory(self.context)
+        self.vocabulary = lc.llama_model_get_vocab(self.model)
+        self.vocab_size = lc.llama_vocab_n_tokens(self.vocabulary)
+        self.batch = lc.llama_batch_init(2 * WINDOW, 0, 1)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.lc.llama_batch_free(self.batch)
+        self.lc.llama_free(self.context)
+        self.lc.llama_model_free(self.model)
+
+    def tokens(self, text, add_special=False):
+        data = text.encode()
+        out = (self.lc.llama_token * (len(data) + 8))()
+        count = self.lc.llama_tokenize(self.vocabulary, data, len(data), out, len(out), add_special, False)
+        return list(out[:count])
+
+    def begin(self):
+        """The tokens that a text begins with: the beginning-of-sequence token, if the model has one."""
+        return self.tokens("", add_special=True)
+
+    def logits(self, tokens, start, wanted):
+        """Computes tokens at the positions from `start` on; the logits of all or of the last."""
+        self.batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            self.batch.token[i] = token
+            self.batch.pos[i] = start + i
+            self.batch.n_seq_id[i] = 1
+            self.batch.seq_id[i][0] = 0
+            self.batch.logits[i] = wanted == "all" or i + 1 == len(tokens)
+        if self.lc.llama_decode(self.context, self.batch) != 0:
+            sys.exit("llama_decode failed")
+        rows = range(len(tokens)) if wanted == "all" else [len(tokens) - 1]
+        array = self.numpy.ctypeslib.as_array
+        return [array(self.lc.llama_get_logits_ith(self.context, i), (self.vocab_size,)) for i in rows]
+
+    def score(self, tokens):
+        self.lc.llama_memory_clear(self.memory, True)
+        rows = self.logits(tokens, 0, "all")
+        total = []
+        for row, token in zip(rows, tokens[1:]):
+            row = row.astype(self.numpy.float64)
+            largest = row.max()
+            total.append(row[token] - largest - math.log(self.numpy.exp(row - largest).sum()))
+        return math.fsum(total)
+
+    def continuation(self, tokens):
+        self.lc.llama_memory_clear(self.memory, True)
+        answer, start, last = [], 0, tokens
+        for _ in range(CONTINUATION):
+            row = self.logits(last, start, "last")[0]
+            start += len(last)
+            last = [int(row.argmax())]
+            answer.append(self.text(last[0]))
+        return answer
+
+    def text(self, token):
+        out = self.ctypes.create_string_buffer(256)
+        length = self.lc.llama_token_to_piece(self.vocabulary, token, out, len(out), 0, True)
+        return out.raw[: max(length, 0)].decode(errors="replace")
+
+
+def widened(path):
+    """A copy of a GGUF file with its matrices in F16; vectors stay as they are."""
+    import gguf
+    from gguf import GGMLQuantizationType as Type
+
+    target = path.with_name(path.stem + ".widened-f16.gguf")
+    if target.exists():
+        return target
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            kind = field.types[0]
+            sub_type = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), kind, sub_type)
+    for tensor in reader.tensors:
+        data = tensor.data
+        if tensor.tensor_type not in (Type.F32, Type.F16):
+            data = gguf.quants.dequantize(data, tensor.tensor_type).astype("float16")
+        writer.add_tensor(tensor.name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def perplexity(options, path, kinds):
+    """One row for each text and kind of weights. Returns whether all are within the limits."""
+    print(f"\n### Perplexity of {path.name}, windows of {WINDOW} tokens\n")
+    print("| text | weights, KV | tokens | Stolon | llama.cpp | difference |\n|---|---|---|---|---|---|")
+    right = True
+    for kind, file, kv_type, limit in kinds:
+        with Llama(file, options.threads, kv_type) as llama, Stolon(
+            options.stolon, file, "--kv-dtype", kv_type.lower()
+        ) as stolon:
+            for name, text in texts().items():
+                tokens, begin = llama.tokens(text), llama.begin()
+                if stolon.count(text[:20_000]) != len(llama.tokens(text[:20_000], add_special=True)):
+                    print(f"{path.name}: the tokens of {name} differ")
+                    right = False
+                tokens = tokens[: options.tokens]
+                windows = [begin + tokens[i : i + WINDOW] for i in range(0, len(tokens), WINDOW)]
+                scored = sum(len(window) - 1 for window in windows)
+                ours, theirs = (
+                    math.exp(-math.fsum(engine.score(window) for window in windows) / scored)
+                    for engine in (stolon, llama)
+                )
+                difference = ours / theirs - 1
+                right &= abs(difference) <= limit
+                print(f"| {name} | {kind} | {scored:,} | {ours:.4f} | {theirs:.4f} | {difference:+.3%} |", flush=True)
+    return right
+
+
+def agreement(first, second):
+    """The share of equal first tokens, and the mean number of tokens until the first difference."""
+    def common(a, b):
+        return next((i for i, pair in enumerate(zip(a, b)) if pair[0] != pair[1]), len(a))
+
+    pairs = [common(a, b) for a, b in zip(first, second)]
+    return sum(length > 0 for length in pairs) / len(pairs), statistics.mean(pairs)
+
+
+def greedy(options, path):
+    print(f"\n### Greedy continuations of 100 prompts, {CONTINUATION} tokens, {path.name}\n")
+    with Llama(path, options.threads) as llama:
+        begin = llama.begin()
+        excerpts = [llama.tokens(text[at : at + 400]) for text in texts().values() for at in range(0, 50_000, 1000)]
+        prompts = [begin + tokens[:64] for tokens in excerpts]
+        reference = [llama.continuation(prompt) for prompt in prompts]
+    with Llama(path, options.threads, "F32") as llama:
+        noise = [llama.continuation(prompt) for prompt in prompts]
+    with Stolon(options.stolon, path) as stolon:
+        ours = [stolon.continuation(prompt) for prompt in prompts]
+        again = [stolon.continuation(prompt) for prompt in prompts]
+    print("| compared with llama.cpp, KV in F16 | same first token | tokens until they differ |\n|---|---|---|")
+    for name, answers in (("Stolon", ours), ("llama.cpp, KV in F32", noise)):
+        equal, length = agreement(answers, reference)
+        print(f"| {name} | {equal:.0%} | {length:.1f} |")
+    return ours == again
+
+
+def chat(options, path):
+    """Ten turns with one server, and each turn with a server that has just started."""
+    print(f"\n### Ten turns with {path.name}\n")
+    messages, right = [], True
+
+    def answer(server):
+        body = {"messages": messages, "temperature": 0, "max_tokens": 80}
+        return server.post("/v1/chat/completions", body)
+
+    with Stolon(options.stolon, path) as warm:
+        for question in QUESTIONS:
+            messages.append({"role": "user", "content": question})
+            reply = answer(warm)
+            text = reply["choices"][0]["message"]["content"]
+            with Stolon(options.stolon, path) as cold:
+                right &= answer(cold)["choices"][0]["message"]["content"] == text
+            usage = reply["usage"]
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            print(f"- {question} **{text.strip()[:70]!r}** ({cached} of {usage['prompt_tokens']} cached)")
+            messages.append({"role": "assistant", "content": text})
+    print("\nWarm and cold answers are equal." if right else "\nWarm and cold answers DIFFER.")
+    return right and "Paris" in messages[1]["content"]
+
+
+def speed(options, paths):
+    """Stolon and llama.cpp by turns, as in rivals.py."""
+    import rivals
+
+    works = [("prefill 512", 512), ("prefill 1088", 1088), ("decode 1 16", 1), ("decode 4 16", 4), ("decode 16 8", 16)]
+    print("\n### Tokens per second, medians, Stolon / llama.cpp\n")
+    print("| file | " + " | ".join(work for work, _ in works) + " | load, s | resident, MB |")
+    print("|---|" + "---|" * (len(works) + 2))
+    for path in paths:
+        commands = ([options.worker], [sys.executable, HERE / "worker_llama.py"])
+        engines = [
+            rivals.Engine(str(command[0]), [*map(str, command), str(path), str(options.threads)], {})
+            for command in commands
+        ]
+        times = {work: ([], []) for work, _ in works}
+        for round in range(options.rounds + 1):
+            for work, _ in works:
+                for engine, seconds in zip(engines, times[work]):
+                    taken = engine.ask(work)
+                    if round > 0:
+                        seconds.append(taken)
+        cells = []
+        for work, tokens in works:
+            ours, theirs = (tokens / statistics.median(seconds) for seconds in times[work])
+            cells.append(f"{ours:.0f} / {theirs:.0f} = {ours / theirs:.2f}")
+        cells.append(" / ".join(f"{engine.load:.2f}" for engine in engines))
+        resident = [
+            int(re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{e.process.pid}/status").read_text())[1]) // 1024
+            for e in engines
+        ]
+        cells.append(" / ".join(map(str, resident)))
+        print(f"| {path.name} | " + " | ".join(cells) + " |", flush=True)
+        for engine in engines:
+            engine.close()
+    return True
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", type=pathlib.Path, help="folder of fetch_models.py")
+    parser.add_argument("--tasks", nargs="*", default=["perplexity", "greedy", "chat", "speed"])
+    parser.add_argument("--stolon", type=pathlib.Path, default=ROOT / "target/release/stolon", help="the command")
+    parser.add_argument("--worker", type=pathlib.Path, default=HERE / "target/release/stolon-rivals")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--tokens", type=int, default=10_240, help="tokens of each text")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    files = [options.models / name for name in fetch_models.FILES]
+    right = True
+    for path in files:
+        if "perplexity" in options.tasks:
+            kinds = [("as stored, f16", path, "F16", LIMIT), ("F16, f32", widened(path), "F32", LIMIT_F16)]
+            right &= perplexity(options, path, kinds)
+        if "greedy" in options.tasks:
+            right &= greedy(options, path)
+    if "chat" in options.tasks:
+        right &= chat(options, options.models / fetch_models.SMOLLM2)
+    if "speed" in options.tasks:
+        speed(options, [file for path in files for file in (path, widened(path))])
+    sys.exit(0 if right else "some results are not as expected")
+
+
+if __name__ == "__main__":
+    main()
