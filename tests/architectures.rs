@@ -167,3 +167,21 @@ async fn a_model_without_a_tokenizer_answers_token_ids() {
     assert_eq!(engine.model_info().eos_token_ids, [2]);
     engine.shutdown().await;
 }
+
+/// Goal: warm and cold answers are equal with a mixture of experts and a sliding window.
+#[tokio::test]
+async fn mixtral() {
+    warm_equals_cold("mixtral").await;
+}
+
+/// Goal: warm and cold answers are equal with a shared expert.
+#[tokio::test]
+async fn qwen2_moe() {
+    warm_equals_cold("qwen2_moe").await;
+}
+
+/// Goal: warm and cold answers are equal with many narrow experts.
+#[tokio::test]
+async fn qwen3_moe() {
+    warm_equals_cold("qwen3_moe").await;
+}

@@ -4,12 +4,14 @@
 //! from a preset. It is constant afterwards. The forward pass reads these fields and never branches
 //! on the architecture.
 
+mod experts;
 pub(crate) mod gguf;
 mod hf;
 mod keys;
 mod rope;
 mod tensors;
 
+pub use experts::ExpertsConfig;
 pub(crate) use hf::{ParsedConfig, parse as parse_json};
 pub(crate) use keys::Keys;
 pub use rope::{Rope, RopeScaling};
@@ -37,6 +39,12 @@ pub enum Architecture {
     Qwen3,
     /// The text part of Gemma 3: four norms per layer, local and global layers.
     Gemma3,
+    /// Mixtral: Mistral with a mixture of experts in each layer.
+    Mixtral,
+    /// Qwen1.5-MoE and Qwen2-MoE: a mixture of experts with a shared expert.
+    Qwen2Moe,
+    /// Qwen3-MoE: a mixture of experts.
+    Qwen3Moe,
 }
 
 impl Architecture {
@@ -49,6 +57,9 @@ impl Architecture {
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
             Self::Gemma3 => "gemma3_text",
+            Self::Mixtral => "mixtral",
+            Self::Qwen2Moe => "qwen2_moe",
+            Self::Qwen3Moe => "qwen3_moe",
         }
     }
 }
@@ -71,6 +82,8 @@ pub struct LayerConfig {
     /// reads the keys at `p + 1 - window ..= p`. At least 1. With `None`, it reads all keys up to
     /// its own.
     pub sliding_window: Option<usize>,
+    /// Whether the MLP is the mixture of experts that [`DecoderConfig::experts`] describes.
+    pub experts: bool,
 }
 
 /// Everything that the forward pass needs besides the weights. All sizes are at least 1.
@@ -82,8 +95,10 @@ pub struct DecoderConfig {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the MLP.
+    /// Width of the MLP in layers without experts.
     pub intermediate_size: usize,
+    /// The mixture of experts, if at least one layer has one.
+    pub experts: Option<ExpertsConfig>,
     /// Number of query heads, a multiple of `num_kv_heads`.
     pub num_heads: usize,
     /// Number of key heads and of value heads.
@@ -103,7 +118,7 @@ pub struct DecoderConfig {
     pub qkv_bias: bool,
     /// Whether `o_proj` has a bias.
     pub output_bias: bool,
-    /// Whether `gate_proj`, `up_proj` and `down_proj` have biases.
+    /// Whether `gate_proj`, `up_proj` and `down_proj` have biases, also those of experts.
     pub mlp_bias: bool,
     /// Whether the norms `q_norm` and `k_norm`, `[head_dim]` each, are applied to every head before
     /// the rotary embedding.
@@ -184,6 +199,7 @@ impl DecoderConfig {
                 return Err(ModelError::key(file, key, "a finite number above 0", number));
             }
         }
+        self.check_experts(file)?;
         for rope in &self.ropes {
             rope.check(file, self.head_dim, self.max_positions)?;
         }
@@ -197,5 +213,21 @@ impl DecoderConfig {
             }
         }
         Ok(())
+    }
+    fn check_experts(&self, file: &str) -> Result<(), ModelError> {
+        let layers = self.layers.iter().filter(|layer| layer.experts).count();
+        let Some(experts) = &self.experts else {
+            let missing = || ModelError::key(file, "num_experts", "1 or more", "nothing");
+            return if layers > 0 { Err(missing()) } else { Ok(()) };
+        };
+        if self.sandwich_norms {
+            return Err(ModelError::unsupported(
+                file,
+                "num_experts",
+                "no norm after experts",
+                layers,
+            ));
+        }
+        experts.check(file, layers)
     }
 }

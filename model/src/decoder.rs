@@ -22,16 +22,19 @@ use crate::kv_store::KvStore;
 use crate::weights::Weights;
 
 mod activations;
+mod experts;
 mod layer;
 mod linear;
 mod passes;
 mod plan;
 mod profile;
 mod rope;
+mod routing;
 mod workers;
 
 use activations::Activations;
-use layer::Layer;
+use experts::ExpertsPass;
+use layer::{Layer, Mlp};
 use linear::Loader;
 use passes::Norm;
 use plan::StepPlan;
@@ -268,8 +271,7 @@ impl Decoder {
         kept
     }
 
-    /// Computes attention for `rows` rows, adds it to the residual stream, and normalizes the
-    /// result for the MLP.
+    /// Computes attention for `rows` rows and adds it to the residual stream.
     fn attend(
         &mut self,
         index: usize,
@@ -280,8 +282,7 @@ impl Decoder {
     ) {
         let config = &self.config;
         let layer = &self.layers[index];
-        let Activations { x, normed, q, attended, attended_packed, projected, .. } =
-            &mut self.activations;
+        let Activations { x, q, attended, attended_packed, projected, .. } = &mut self.activations;
         let width = config.num_heads * config.head_dim;
         let q = &q[..rows * width];
         let attended = &mut attended[..rows * width];
@@ -298,39 +299,44 @@ impl Decoder {
         };
         let epilogue_time = residual.add(attended_packed, x, projected, workers);
         self.profile.mark_with(Stage::Output, epilogue_time, Stage::Residual);
-        normed.reset(rows, &[&layer.gate.matrix, &layer.up.matrix]);
-        Norm::of(config, &layer.mlp_norm, self.path).pack(x, normed, workers);
-        self.profile.mark(Stage::Residual);
     }
 
-    /// Computes the MLP for `rows` normalized rows, adds it to the residual stream, and normalizes
-    /// the result for the next layer or the output matrix.
+    /// Normalizes the residual stream of `rows` rows, computes the MLP or the experts of layer
+    /// `index`, adds the result to the residual stream, and normalizes that for the next layer or
+    /// the output matrix.
     fn mlp(&mut self, index: usize, rows: usize, workers: &Workers) {
-        let (config, path) = (&self.config, self.path);
-        let layer = &self.layers[index];
-        let Activations { x, normed, inner, projected, .. } = &mut self.activations;
-        inner.reset(rows, &[&layer.down.matrix]);
-        let matrices = [&layer.gate.matrix, &layer.up.matrix];
-        let epilogue = |sums: RowSums<'_>| passes::gate(config.activation, layer, path, sums);
-        let product = Product {
-            group: 0,
-            matrices: &matrices,
-            step: 1,
-            epilogue: Some(&epilogue),
-            sink: Sink::Operands(inner.only()),
-        };
-        let threads = workers.for_products(&matrices, rows);
-        let epilogue_time = kernels::multiply(path, threads, normed, &mut [product]);
-        self.profile.mark_with(Stage::GateUp, epilogue_time, Stage::Gate);
-        let residual = passes::Residual {
-            config,
-            path,
-            linear: &layer.down,
-            own_norm: layer.post_mlp_norm.as_deref(),
-        };
+        let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
+        let Activations { x, normed, inner, projected, routing, .. } = &mut self.activations;
         let x = &mut x[..rows * config.hidden_size];
-        let epilogue_time = residual.add(inner, x, projected, workers);
-        self.profile.mark_with(Stage::Down, epilogue_time, Stage::Residual);
+        let norm = Norm::of(config, &layer.mlp_norm, path);
+        match &layer.mlp {
+            Mlp::Dense(mlp) => {
+                let matrices = [&mlp.gate.matrix, &mlp.up.matrix];
+                normed.reset(rows, &matrices);
+                norm.pack(x, normed, workers);
+                self.profile.mark(Stage::Residual);
+                inner.reset(rows, &[&mlp.down.matrix]);
+                let gate = |sums: RowSums<'_>| passes::gate(config.activation, mlp, path, sums);
+                let product = Product {
+                    group: 0,
+                    matrices: &matrices,
+                    step: 1,
+                    epilogue: Some(&gate),
+                    sink: Sink::Operands(inner.only()),
+                };
+                let threads = workers.for_products(&matrices, rows);
+                let epilogue_time = kernels::multiply(path, threads, normed, &mut [product]);
+                self.profile.mark_with(Stage::GateUp, epilogue_time, Stage::Gate);
+                let own_norm = layer.post_mlp_norm.as_deref();
+                let residual = passes::Residual { config, path, linear: &mlp.down, own_norm };
+                let epilogue_time = residual.add(inner, x, projected, workers);
+                self.profile.mark_with(Stage::Down, epilogue_time, Stage::Residual);
+            }
+            Mlp::Experts(experts) => {
+                let pass = ExpertsPass { config, path, workers, experts };
+                pass.add(norm, x, normed, inner, routing, &mut self.profile);
+            }
+        }
         self.norm_for(index + 1, rows, workers);
         self.profile.mark(Stage::Residual);
     }

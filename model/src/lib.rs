@@ -25,7 +25,9 @@ pub mod random;
 pub mod source;
 pub mod weights;
 
-pub use config::{Activation, Architecture, DecoderConfig, LayerConfig, Rope, RopeScaling};
+pub use config::{
+    Activation, Architecture, DecoderConfig, ExpertsConfig, LayerConfig, Rope, RopeScaling,
+};
 pub use cpu::{CpuBackend, CpuOptions, WeightType};
 pub use decoder::{Stage, StageTimes};
 pub use error::ModelError;

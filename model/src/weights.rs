@@ -194,9 +194,12 @@ impl Weights {
     /// Removes a tensor and releases its memory.
     pub(crate) fn remove(&mut self, name: &str) {
         let Some(Stored { region, range, .. }) = self.tensors.remove(name) else { return };
-        let region_unused = self.tensors.values().all(|other| other.region != region);
         match &mut self.regions[region].bytes {
-            bytes @ Bytes::Owned(_) if region_unused => *bytes = Bytes::Owned(Vec::new()),
+            bytes @ Bytes::Owned(_) => {
+                if self.tensors.values().all(|other| other.region != region) {
+                    *bytes = Bytes::Owned(Vec::new());
+                }
+            }
             bytes => bytes.release(&bytes[range]),
         }
     }
@@ -221,7 +224,8 @@ impl Weights {
                 });
             }
         };
-        if stored.shape != shape {
+        // A matrix of one row may be stored as a vector.
+        if stored.shape != shape && [&[1], stored.shape.as_slice()].concat() != shape {
             return Err(ModelError::WrongShape {
                 file: file.clone(),
                 tensor: name.into(),

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use stolon_model::{LoadOptions, LoadedModel, ModelError, ModelSource, load};
 use stolon_text::TokenizerSource;
 
-const ARCHITECTURES: [&str; 5] = ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"];
+const ARCHITECTURES: [&str; 8] =
+    ["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe"];
 
 fn open(dir: &Path) -> Result<LoadedModel, ModelError> {
     load(&ModelSource::Directory(dir.to_owned()), &LoadOptions::default())

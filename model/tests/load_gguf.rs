@@ -14,9 +14,9 @@ mod model_dir;
 
 use std::path::Path;
 
-use gguf_model::{floats, gguf_of, quantized};
+use gguf_model::{floats, gguf_of, quantized, stored_type};
 use gguf_writer::{GgufWriter, Meta};
-use model_dir::{config_json, model, write_json};
+use model_dir::{assert_same, config_json, model, write_json};
 use serde_json::{Value, json};
 use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
 use stolon_kvcache::BlockId;
@@ -51,6 +51,8 @@ fn every_type_is_loaded_byte_for_byte() {
         config_json("qwen2"),
         config_json("qwen3"),
         config_json("gemma3_text"),
+        config_json("qwen2_moe"),
+        config_json("qwen3_moe"),
     ];
     for json in cases {
         let (config, weights) = model(&json, 11);
@@ -67,7 +69,7 @@ fn every_type_is_loaded_byte_for_byte() {
                 if norm {
                     values.iter_mut().for_each(|value| *value += config.norm_offset);
                 }
-                let dtype = if spec.role == TensorRole::Matrix { dtype } else { TensorType::F32 };
+                let dtype = stored_type(&spec, dtype);
                 let got = loaded.weights.tensor(&spec.name, &spec.shape).unwrap();
                 assert_eq!(got.dtype, dtype, "{}", spec.name);
                 let same = *got.bytes == quantized(&values, &spec.shape, dtype);
@@ -102,9 +104,12 @@ fn logits(config: &DecoderConfig, weights: Weights) -> Vec<f32> {
 /// off.
 #[test]
 fn logits_match_those_from_safetensors() {
-    for architecture in ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"] {
+    for architecture in
+        ["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe"]
+    {
         let mut json = config_json(architecture);
-        json["sliding_window"] = if architecture == "mistral" { Value::Null } else { 16.into() };
+        let windowless = matches!(architecture, "mistral" | "mixtral");
+        json["sliding_window"] = if windowless { Value::Null } else { 16.into() };
         let (config, weights) = model(&json, 16);
         let files = TensorType::ALL.map(|dtype| (dtype, gguf_of(&config, &weights, dtype)));
         let expected = logits(&config, weights);
@@ -126,9 +131,39 @@ fn logits_match_those_from_safetensors() {
                 TensorType::Q5K => 0.2,
                 TensorType::Q4K => 0.4,
             };
+            // Rounding also changes which experts a row uses.
+            let allowed = if config.experts.is_some() { 2.0 * allowed } else { allowed };
             assert!(error <= allowed, "{architecture} {dtype:?}: {error}");
         }
     }
+}
+
+/// Goal: a file with one tensor per expert, as older converters wrote it, equals one with stacked
+/// tensors.
+#[test]
+fn experts_may_be_separate_tensors() {
+    let (config, weights) = model(&config_json("mixtral"), 19);
+    let mut file = gguf_of(&config, &weights, TensorType::Q8_0);
+    let dir = tempfile::tempdir().unwrap();
+    let stacked = open(&write(dir.path(), &file)).unwrap();
+    let tensors = std::mem::take(&mut file.tensors);
+    for (name, shape, type_id, bytes) in tensors {
+        match name.split_once("_exps") {
+            Some((start, end)) => {
+                let experts = bytes.chunks(bytes.len() / shape[0]).enumerate();
+                file.tensors.extend(experts.map(|(index, bytes)| {
+                    let name = format!("{start}.{index}{end}");
+                    (name, shape[1..].to_vec(), type_id, bytes.to_vec())
+                }));
+            }
+            None => file.tensors.push((name, shape, type_id, bytes)),
+        }
+    }
+    assert!(file.tensors.iter().any(|tensor| tensor.0 == "blk.1.ffn_down.3.weight"));
+    let dir = tempfile::tempdir().unwrap();
+    let separate = open(&write(dir.path(), &file)).unwrap();
+    assert_eq!(separate.config, stacked.config);
+    assert_same(&separate.weights, &stacked.weights, &config);
 }
 
 /// Goal: linear rope scaling from the metadata and Llama 3's from its tensor lead to the same
@@ -270,6 +305,18 @@ fn errors_name_the_key_or_tensor() {
             }
         })
     };
+    check("qwen3_moe", &set("qwen3moe.expert_used_count", Meta::U32(5)), &["per_tok", "1 to 4"]);
+    check("qwen3_moe", &set("qwen3moe.expert_count", Meta::U32(5000)), &["num_experts", "1024"]);
+    check("qwen3_moe", &drop_key("qwen3moe.expert_count"), &["`qwen3moe.expert_count`"]);
+    let other_count = set("qwen3moe.expert_count", Meta::U32(8));
+    check("qwen3_moe", &other_count, &["experts.*.", "expected shape [8, 256, 256], got [4,"]);
+    let shared = set("qwen3moe.expert_shared_feed_forward_length", Meta::U32(8));
+    check("qwen3_moe", &shared, &["`qwen3moe.expert_shared_feed_forward_length`"]);
+    check(
+        "qwen2_moe",
+        &drop_tensor("blk.1.ffn_up_exps.weight"),
+        &["missing tensor `model.layers.1.mlp.experts.0.up_proj.weight`"],
+    );
     check("llama", &old_type, &["`model.layers.0.mlp.up_proj.weight`", "Q6_K, got Q5_0"]);
 }
 

@@ -6,7 +6,9 @@
 
 use std::collections::HashMap;
 
-use super::{Activation, Architecture, DecoderConfig, LayerConfig, Rope, RopeScaling};
+use super::{
+    Activation, Architecture, DecoderConfig, ExpertsConfig, LayerConfig, Rope, RopeScaling,
+};
 use crate::error::{ModelError, quoted};
 use crate::weights::TensorType;
 use crate::weights::gguf::{Header, Value};
@@ -14,7 +16,7 @@ use crate::weights::gguf::{Header, Value};
 /// Maximum of every size in the metadata.
 const SIZE_MAX: u64 = super::keys::SIZE_MAX;
 /// The supported values of `general.architecture`.
-const KNOWN: &str = "llama, qwen2, qwen3, gemma3";
+const KNOWN: &str = "llama, qwen2, qwen3, gemma3, qwen2moe, qwen3moe";
 /// Name of the tensor with Llama 3.1's rope scaling.
 pub(crate) const ROPE_FREQS: &str = "rope_freqs.weight";
 /// Number of layers of Gemma 3 27B, whose attention scale is computed from a different size.
@@ -64,12 +66,14 @@ pub(crate) fn parse(
         });
     };
     let has = |name: &str| header.tensors.contains_key(name);
-    let (ropes, layers) = keys.layers(gemma, layer_count, divisors)?;
+    let (ropes, mut layers) = keys.layers(gemma, layer_count, divisors)?;
+    let experts = keys.experts(architecture, &mut layers)?;
     let config = DecoderConfig {
         architecture,
         vocab_size: info.shape.first().copied().unwrap_or(0),
         hidden_size,
         intermediate_size: keys.required_size("feed_forward_length")?,
+        experts,
         num_heads,
         num_kv_heads,
         head_dim,
@@ -99,6 +103,8 @@ fn architecture(header: &Header) -> Result<(Architecture, &str), ModelError> {
         Some(name @ "llama") => Ok((Architecture::Llama, name)),
         Some(name @ "qwen2") => Ok((Architecture::Qwen2, name)),
         Some(name @ "qwen3") => Ok((Architecture::Qwen3, name)),
+        Some(name @ "qwen2moe") => Ok((Architecture::Qwen2Moe, name)),
+        Some(name @ "qwen3moe") => Ok((Architecture::Qwen3Moe, name)),
         Some(name @ "gemma3") => Ok((Architecture::Gemma3, name)),
         _ => Err(ModelError::UnknownArchitecture {
             file: header.file.clone(),
@@ -167,7 +173,9 @@ impl Metadata<'_> {
     /// Returns an error for an option that is not implemented and would change the output.
     fn refuse_options(&self) -> Result<(), ModelError> {
         for key in [
-            "expert_count",
+            "expert_group_count",
+            "expert_weights_scale",
+            "leading_dense_block_count",
             "attn_logit_softcapping",
             "final_logit_softcapping",
             "attention.scale",
@@ -198,7 +206,7 @@ impl Metadata<'_> {
         };
         let mut ropes = vec![Rope { theta, scaling }];
         let window = self.size("attention.sliding_window")?;
-        let full = LayerConfig { rope: 0, sliding_window: None };
+        let full = LayerConfig { rope: 0, sliding_window: None, experts: false };
         if !gemma {
             // No known file of these architectures has a sliding window.
             if let Some(window) = window {
@@ -211,10 +219,65 @@ impl Metadata<'_> {
         }
         let theta = self.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
         ropes.push(Rope { theta, scaling: RopeScaling::None });
-        let sliding = LayerConfig { rope: 1, sliding_window: window };
+        let sliding = LayerConfig { rope: 1, sliding_window: window, experts: false };
         let is_sliding = self.sliding_layers(count)?;
         let layer = |sliding_here| if sliding_here { sliding } else { full };
         Ok((ropes, is_sliding.into_iter().map(layer).collect()))
+    }
+
+    /// The mixture of experts, if the file has one. Sets [`LayerConfig::experts`] of the layers that
+    /// have a router.
+    fn experts(
+        &self,
+        architecture: Architecture,
+        layers: &mut [LayerConfig],
+    ) -> Result<Option<ExpertsConfig>, ModelError> {
+        for (index, layer) in layers.iter_mut().enumerate() {
+            let router = format!("blk.{index}.ffn_gate_inp.weight");
+            layer.experts = self.header.tensors.contains_key(&router);
+        }
+        if layers.iter().all(|layer| !layer.experts) {
+            // A model without experts may have the key with the value 0.
+            return match self.value("expert_count") {
+                Some(count) if count.as_u64() != Some(0) => {
+                    Err(self.unsupported("expert_count", "a router `ffn_gate_inp`", count.shown()))
+                }
+                _ => Ok(None),
+            };
+        }
+        let qwen2 = architecture == Architecture::Qwen2Moe;
+        let dense_width = self.required_size("feed_forward_length")?;
+        let per_token = self.required_size("expert_used_count")?;
+        // The same defaults as in llama.cpp.
+        let width = match (self.size("expert_feed_forward_length")?, architecture) {
+            (Some(width), _) => width,
+            (None, Architecture::Llama) => dense_width,
+            (None, _) => dense_width / per_token,
+        };
+        let shared_width = match self.size("expert_shared_feed_forward_length")? {
+            width if qwen2 => Some(width.unwrap_or(dense_width)),
+            None => None,
+            Some(width) => {
+                return Err(self.unsupported(
+                    "expert_shared_feed_forward_length",
+                    "nothing",
+                    width,
+                ));
+            }
+        };
+        let normalized = match self.value("expert_weights_norm") {
+            None => !qwen2,
+            Some(value) => value.as_bool().ok_or_else(|| {
+                self.invalid("expert_weights_norm", "true or false", value.shown())
+            })?,
+        };
+        Ok(Some(ExpertsConfig {
+            count: self.required_size("expert_count")?,
+            per_token,
+            width,
+            normalized,
+            shared_width,
+        }))
     }
 
     fn scaling(&self) -> Result<RopeScaling, ModelError> {
@@ -254,7 +317,8 @@ impl Metadata<'_> {
 }
 
 /// The Hugging Face name of the tensor with the GGUF name `name`; `None` if the decoder does not
-/// use this tensor.
+/// use this tensor. In the name of a stacked tensor, whose first dimension is the expert, `*` takes
+/// the place of the expert's index.
 pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<String> {
     match name {
         "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
@@ -280,9 +344,29 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
         "ffn_gate" => "mlp.gate_proj",
         "ffn_up" => "mlp.up_proj",
         "ffn_down" => "mlp.down_proj",
-        _ => return None,
+        "ffn_gate_inp" => "mlp.gate",
+        "ffn_gate_inp_shexp" => "mlp.shared_expert_gate",
+        "ffn_gate_shexp" => "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp" => "mlp.shared_expert.up_proj",
+        "ffn_down_shexp" => "mlp.shared_expert.down_proj",
+        "ffn_gate_exps" => "mlp.experts.*.gate_proj",
+        "ffn_up_exps" => "mlp.experts.*.up_proj",
+        "ffn_down_exps" => "mlp.experts.*.down_proj",
+        _ => return expert_name(layer, module, kind),
     };
     Some(format!("model.layers.{layer}.{module}.{kind}"))
+}
+
+/// The name of a tensor in older files, which have one tensor per expert: `ffn_gate.7.weight`.
+fn expert_name(layer: &str, module: &str, kind: &str) -> Option<String> {
+    let (module, expert) = module.rsplit_once('.')?;
+    let module = match module {
+        "ffn_gate" => "gate_proj",
+        "ffn_up" => "up_proj",
+        "ffn_down" => "down_proj",
+        _ => return None,
+    };
+    Some(format!("model.layers.{layer}.mlp.experts.{expert}.{module}.{kind}"))
 }
 
 /// The number of heads in which the rows of a tensor are interleaved; `None` if they are not.

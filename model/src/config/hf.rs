@@ -3,6 +3,7 @@
 //! Missing keys have the same defaults as in transformers. Options that the decoder does not
 //! implement are errors, because a model computes wrong results if an option is ignored.
 
+mod experts;
 mod rope;
 
 use serde_json::Value;
@@ -13,7 +14,8 @@ use crate::error::{ModelError, quoted};
 use crate::weights::TensorType;
 
 /// The supported values of `model_type`.
-const KNOWN: &str = "llama, mistral, qwen2, qwen3, gemma3_text, gemma3";
+const KNOWN: &str =
+    "llama, mistral, qwen2, qwen3, gemma3_text, gemma3, mixtral, qwen2_moe, qwen3_moe";
 
 /// The defaults of transformers for keys that `config.json` lacks.
 struct Defaults {
@@ -29,6 +31,7 @@ struct Defaults {
     max_positions: usize,
     tie_word_embeddings: bool,
     sliding_window: Option<usize>,
+    rms_norm_eps: f64,
     eos_token_id: Option<u32>,
     bos_token_id: Option<u32>,
 }
@@ -100,6 +103,9 @@ fn architecture(root: &Keys<'_>) -> Result<Architecture, ModelError> {
         Some("MistralForCausalLM") => Some("mistral"),
         Some("Qwen2ForCausalLM") => Some("qwen2"),
         Some("Qwen3ForCausalLM") => Some("qwen3"),
+        Some("MixtralForCausalLM") => Some("mixtral"),
+        Some("Qwen2MoeForCausalLM") => Some("qwen2_moe"),
+        Some("Qwen3MoeForCausalLM") => Some("qwen3_moe"),
         Some("Gemma3ForCausalLM") => Some("gemma3_text"),
         Some("Gemma3ForConditionalGeneration") => Some("gemma3"),
         _ => None,
@@ -114,6 +120,9 @@ fn architecture(root: &Keys<'_>) -> Result<Architecture, ModelError> {
         Some("mistral") => Ok(Architecture::Mistral),
         Some("qwen2") => Ok(Architecture::Qwen2),
         Some("qwen3") => Ok(Architecture::Qwen3),
+        Some("mixtral") => Ok(Architecture::Mixtral),
+        Some("qwen2_moe") => Ok(Architecture::Qwen2Moe),
+        Some("qwen3_moe") => Ok(Architecture::Qwen3Moe),
         Some("gemma3_text" | "gemma3") => Ok(Architecture::Gemma3),
         Some(other) => Err(unknown(&format!("`{other}`"))),
         None => Err(unknown(&match class {
@@ -135,6 +144,7 @@ fn defaults(architecture: Architecture) -> Defaults {
         max_positions: 2048,
         tie_word_embeddings: false,
         sliding_window: None,
+        rms_norm_eps: 1e-6,
         eos_token_id: Some(2),
         bos_token_id: Some(1),
     };
@@ -159,6 +169,28 @@ fn defaults(architecture: Architecture) -> Defaults {
         },
         Architecture::Qwen2 => qwen2,
         Architecture::Qwen3 => Defaults { head_dim: Some(128), ..qwen2 },
+        Architecture::Mixtral => Defaults {
+            intermediate_size: 14_336,
+            num_kv_heads: Some(8),
+            max_positions: 131_072,
+            rms_norm_eps: 1e-5,
+            ..llama
+        },
+        Architecture::Qwen2Moe => Defaults {
+            hidden_size: 2048,
+            intermediate_size: 5632,
+            num_layers: 24,
+            num_heads: 16,
+            num_kv_heads: Some(16),
+            ..qwen2
+        },
+        Architecture::Qwen3Moe => Defaults {
+            hidden_size: 2048,
+            intermediate_size: 6144,
+            num_layers: 24,
+            num_kv_heads: Some(4),
+            ..qwen2
+        },
         Architecture::Gemma3 => Defaults {
             vocab_size: 262_208,
             hidden_size: 2304,
@@ -170,6 +202,7 @@ fn defaults(architecture: Architecture) -> Defaults {
             max_positions: 131_072,
             tie_word_embeddings: true,
             sliding_window: Some(4096),
+            rms_norm_eps: 1e-6,
             eos_token_id: Some(1),
             bos_token_id: Some(2),
         },
@@ -202,14 +235,16 @@ fn decoder(
     };
     let attention_bias = keys.flag("attention_bias")?.unwrap_or(false);
     let (qkv_bias, output_bias) = match architecture {
-        Architecture::Mistral => (false, false),
+        Architecture::Mistral | Architecture::Mixtral => (false, false),
         Architecture::Qwen2 => (true, false),
+        Architecture::Qwen2Moe => (keys.flag("qkv_bias")?.unwrap_or(true), false),
         _ => (attention_bias, attention_bias),
     };
     let mlp_bias = architecture == Architecture::Llama && keys.flag("mlp_bias")?.unwrap_or(false);
     refuse_options(keys)?;
     let (ropes, local) = rope::parse(architecture, keys, max_positions)?;
-    let layers = layers(architecture, keys, defaults, local)?;
+    let mut layers = layers(architecture, keys, defaults, local)?;
+    let experts = experts::parse(architecture, keys, defaults.intermediate_size, &mut layers)?;
     let score_dim = match keys.positive("query_pre_attn_scalar")? {
         Some(scalar) if gemma => scalar,
         _ if gemma => 256.0,
@@ -220,17 +255,21 @@ fn decoder(
         vocab_size: keys.size("vocab_size")?.unwrap_or(defaults.vocab_size),
         hidden_size,
         intermediate_size: keys.size("intermediate_size")?.unwrap_or(defaults.intermediate_size),
+        experts,
         num_heads,
         num_kv_heads,
         head_dim,
-        rms_norm_eps: keys.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        rms_norm_eps: keys.positive("rms_norm_eps")?.unwrap_or(defaults.rms_norm_eps) as f32,
         norm_offset: if gemma { 1.0 } else { 0.0 },
         max_positions,
         tie_word_embeddings: tied,
         qkv_bias,
         output_bias,
         mlp_bias,
-        qk_norm: matches!(architecture, Architecture::Qwen3 | Architecture::Gemma3),
+        qk_norm: matches!(
+            architecture,
+            Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3
+        ),
         sandwich_norms: gemma,
         activation: activation(keys, gemma)?,
         embedding_scale: gemma.then(|| (hidden_size as f64).sqrt() as f32),
@@ -278,29 +317,35 @@ fn layers(
     if count > super::LAYERS_MAX {
         return Err(keys.invalid("num_hidden_layers", &format!("at most {}", super::LAYERS_MAX)));
     }
-    let window = match keys.size("sliding_window")? {
-        Some(window) => Some(window),
-        None if keys.given("sliding_window") => None,
-        None => defaults.sliding_window,
+    // Without this flag, the Qwen architectures ignore the window, which may then be 0.
+    let windowless = match architecture {
+        Architecture::Qwen2
+        | Architecture::Qwen3
+        | Architecture::Qwen2Moe
+        | Architecture::Qwen3Moe => !keys.flag("use_sliding_window")?.unwrap_or(false),
+        _ => false,
     };
-    let full = LayerConfig { rope: 0, sliding_window: None };
-    let sliding = LayerConfig { rope: local, sliding_window: window };
+    let window = match keys.given("sliding_window") {
+        _ if windowless => None,
+        true => keys.size("sliding_window")?,
+        false => defaults.sliding_window,
+    };
+    let full = LayerConfig { rope: 0, sliding_window: None, experts: false };
+    let sliding = LayerConfig { rope: local, sliding_window: window, experts: false };
     let kinds = match keys.texts("layer_types")? {
         // In these architectures all layers are of the same kind, and transformers ignores the key.
         _ if architecture == Architecture::Llama => return Ok(vec![full; count]),
-        _ if architecture == Architecture::Mistral => return Ok(vec![sliding; count]),
+        _ if matches!(
+            architecture,
+            Architecture::Mistral | Architecture::Mixtral | Architecture::Qwen3Moe
+        ) =>
+        {
+            return Ok(vec![sliding; count]);
+        }
         Some(kinds) if kinds.len() != count => {
             return Err(keys.invalid("layer_types", &format!("{count} entries, one per layer")));
         }
         kinds => kinds,
-    };
-    let sliding = match architecture {
-        Architecture::Qwen2 | Architecture::Qwen3
-            if !keys.flag("use_sliding_window")?.unwrap_or(false) =>
-        {
-            full
-        }
-        _ => sliding,
     };
     if let Some(kinds) = kinds {
         return kinds
@@ -316,8 +361,11 @@ fn layers(
         let pattern = keys.size("sliding_window_pattern")?.unwrap_or(6);
         Box::new(move |layer| (layer + 1) % pattern != 0)
     } else {
-        let first = keys.count("max_window_layers")?.unwrap_or(28);
-        Box::new(move |layer| layer >= first)
+        let windows = keys.count("max_window_layers")?.unwrap_or(28);
+        match architecture {
+            Architecture::Qwen2Moe => Box::new(move |layer| layer % 2 == 0 && layer < windows),
+            _ => Box::new(move |layer| layer >= windows),
+        }
     };
     Ok((0..count).map(|layer| if is_sliding(layer) { sliding } else { full }).collect())
 }

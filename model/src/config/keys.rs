@@ -123,6 +123,17 @@ impl<'a> Keys<'a> {
             .ok_or_else(|| self.invalid(key, "a list of strings"))
     }
 
+    /// A list of counts: integers from 0 to [`SIZE_MAX`].
+    pub(crate) fn counts(&self, key: &str) -> Result<Option<Vec<usize>>, ModelError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let count = |value| whole_number(value).filter(|n| *n <= SIZE_MAX).map(|n| n as usize);
+        value
+            .as_array()
+            .and_then(|list| list.iter().map(count).collect())
+            .map(Some)
+            .ok_or_else(|| self.invalid(key, &format!("a list of integers from 0 to {SIZE_MAX}")))
+    }
+
     /// A token id or a list of token ids. Negative ones mean "none" and are omitted.
     pub(crate) fn token_ids(&self, key: &str) -> Result<Option<Vec<u32>>, ModelError> {
         let Some(value) = self.value(key) else { return Ok(None) };

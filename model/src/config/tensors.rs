@@ -1,7 +1,7 @@
 //! The list of tensors of a decoder. Loading checks that each is present, and random models fill
 //! them.
 
-use super::DecoderConfig;
+use super::{DecoderConfig, ExpertsConfig};
 
 /// The kind of a tensor, by which random models choose its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,11 +59,30 @@ impl DecoderConfig {
         if self.sandwich_norms {
             list.norm(&at("pre_feedforward_layernorm"), hidden);
         }
-        list.matrix(&at("mlp.gate_proj"), self.intermediate_size, hidden, self.mlp_bias);
-        list.matrix(&at("mlp.up_proj"), self.intermediate_size, hidden, self.mlp_bias);
-        list.matrix(&at("mlp.down_proj"), hidden, self.intermediate_size, self.mlp_bias);
+        match self.experts.filter(|_| self.layers[layer].experts) {
+            Some(experts) => self.expert_tensors(&experts, &at("mlp"), list),
+            None => self.mlp_tensors(&at("mlp"), self.intermediate_size, list),
+        }
         if self.sandwich_norms {
             list.norm(&at("post_feedforward_layernorm"), hidden);
+        }
+    }
+
+    fn mlp_tensors(&self, module: &str, width: usize, list: &mut List) {
+        let (hidden, bias) = (self.hidden_size, self.mlp_bias);
+        list.matrix(&format!("{module}.gate_proj"), width, hidden, bias);
+        list.matrix(&format!("{module}.up_proj"), width, hidden, bias);
+        list.matrix(&format!("{module}.down_proj"), hidden, width, bias);
+    }
+
+    fn expert_tensors(&self, experts: &ExpertsConfig, module: &str, list: &mut List) {
+        list.matrix(&format!("{module}.gate"), experts.count, self.hidden_size, false);
+        for index in 0..experts.count {
+            self.mlp_tensors(&format!("{module}.experts.{index}"), experts.width, list);
+        }
+        if let Some(width) = experts.shared_width {
+            self.mlp_tensors(&format!("{module}.shared_expert"), width, list);
+            list.matrix(&format!("{module}.shared_expert_gate"), 1, self.hidden_size, false);
         }
     }
 

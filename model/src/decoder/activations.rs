@@ -2,6 +2,7 @@
 
 use stolon_kernels::Operands;
 
+use super::routing::Routing;
 use crate::config::DecoderConfig;
 
 /// The activations of a step. The f32 buffers have room for at least as many rows as the step has.
@@ -18,8 +19,11 @@ pub(super) struct Activations {
     pub(super) attended: Vec<f32>,
     /// Output of attention, packed for the output projection.
     pub(super) attended_packed: Operands,
-    /// Output of the gate function `[rows, intermediate_size]`, packed for the down projection.
+    /// Output of the gate function `[rows, intermediate_size]`, packed for the down projection. With
+    /// experts, one group of rows for each expert.
     pub(super) inner: Operands,
+    /// Which experts each row uses.
+    pub(super) routing: Routing,
     /// Output of a projection `[rows, hidden_size]` that is normalized before it is added to the
     /// residual stream. Used only with `sandwich_norms`.
     pub(super) projected: Vec<f32>,

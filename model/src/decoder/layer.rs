@@ -1,5 +1,6 @@
 //! The weights of one layer.
 
+use super::experts::Experts;
 use super::linear::{Linear, Loader};
 use crate::config::DecoderConfig;
 use crate::error::ModelError;
@@ -21,11 +22,49 @@ pub(super) struct Layer {
     pub(super) post_attention_norm: Option<Vec<f32>>,
     /// Norm before the MLP.
     pub(super) mlp_norm: Vec<f32>,
+    pub(super) mlp: Mlp,
+    /// Norm of the MLP's output before it is added to the residual stream (Gemma).
+    pub(super) post_mlp_norm: Option<Vec<f32>>,
+}
+
+/// What a layer computes after attention.
+#[derive(Debug)]
+pub(super) enum Mlp {
+    /// One MLP for all rows.
+    Dense(GatedMlp),
+    /// A mixture of experts.
+    Experts(Experts),
+}
+
+/// An MLP with a gate: `down(activation(gate(x)) * up(x))`.
+#[derive(Debug)]
+pub(super) struct GatedMlp {
     pub(super) gate: Linear,
     pub(super) up: Linear,
     pub(super) down: Linear,
-    /// Norm of the MLP's output before it is added to the residual stream (Gemma).
-    pub(super) post_mlp_norm: Option<Vec<f32>>,
+}
+
+impl GatedMlp {
+    /// Loads the MLP `module` with `width` inner features.
+    pub(super) fn load(
+        config: &DecoderConfig,
+        module: &str,
+        width: usize,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        let (hidden, bias) = (config.hidden_size, config.mlp_bias);
+        let mut linear = |part, shape| loader.linear(&format!("{module}.{part}"), shape, bias);
+        Ok(Self {
+            gate: linear("gate_proj", [width, hidden])?,
+            up: linear("up_proj", [width, hidden])?,
+            down: linear("down_proj", [hidden, width])?,
+        })
+    }
+
+    /// Size in bytes of all packed matrices.
+    pub(super) fn bytes(&self) -> usize {
+        self.gate.bytes() + self.up.bytes() + self.down.bytes()
+    }
 }
 
 impl Layer {
@@ -36,10 +75,10 @@ impl Layer {
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
         let name = |part: &str| format!("model.layers.{index}.{part}");
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let hidden = config.hidden_size;
         let queries = config.num_heads * config.head_dim;
         let keys = config.num_kv_heads * config.head_dim;
-        let (qkv, mlp) = (config.qkv_bias, config.mlp_bias);
+        let qkv = config.qkv_bias;
         let sandwich = config.sandwich_norms;
         let mlp_norm =
             if sandwich { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
@@ -61,16 +100,26 @@ impl Layer {
             k_norm,
             post_attention_norm,
             mlp_norm,
-            gate: linear("mlp.gate_proj", [inner, hidden], mlp)?,
-            up: linear("mlp.up_proj", [inner, hidden], mlp)?,
-            down: linear("mlp.down_proj", [hidden, inner], mlp)?,
+            mlp: match config.experts.filter(|_| config.layers[index].experts) {
+                Some(experts) => {
+                    Mlp::Experts(Experts::load(config, &experts, &name("mlp"), loader)?)
+                }
+                None => {
+                    let width = config.intermediate_size;
+                    Mlp::Dense(GatedMlp::load(config, &name("mlp"), width, loader)?)
+                }
+            },
             post_mlp_norm,
         })
     }
 
     /// Size in bytes of all packed matrices.
     pub(super) fn bytes(&self) -> usize {
-        let all = [&self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down];
-        all.iter().map(|linear| linear.bytes()).sum()
+        let attention = [&self.q, &self.k, &self.v, &self.o];
+        let mlp = match &self.mlp {
+            Mlp::Dense(mlp) => mlp.bytes(),
+            Mlp::Experts(experts) => experts.bytes(),
+        };
+        attention.iter().map(|linear| linear.bytes()).sum::<usize>() + mlp
     }
 }

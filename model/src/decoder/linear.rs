@@ -27,9 +27,20 @@ impl Loader<'_> {
         name: &str,
         [out, input]: [usize; 2],
     ) -> Result<Matrix, ModelError> {
+        let weight_type = self.weight_type;
+        self.matrix_as(name, [out, input], weight_type)
+    }
+
+    /// Packs the matrix `name` of the shape `[out, input]` in the type that `weight_type` selects.
+    fn matrix_as(
+        &mut self,
+        name: &str,
+        [out, input]: [usize; 2],
+        weight_type: WeightType,
+    ) -> Result<Matrix, ModelError> {
         let unpackable = |error| ModelError::Unpackable { tensor: name.to_owned(), error };
         let tensor = self.weights.tensor(name, &[out, input])?;
-        let dtype = self.weight_type.of(tensor.dtype, input);
+        let dtype = weight_type.of(tensor.dtype, input);
         let mut matrix = Matrix::zeroed(dtype, out, input, self.path).map_err(unpackable)?;
         let row_bytes = tensor.bytes.len() / out;
         let run_rows = (RUN_BYTES / row_bytes).max(1).next_multiple_of(Matrix::ROWS_STEP);
@@ -42,6 +53,16 @@ impl Loader<'_> {
         drop(tensor);
         self.weights.remove(name);
         Ok(matrix)
+    }
+
+    /// Packs a small matrix of the shape `[out, input]` whose results decide between alternatives,
+    /// in the type in which it is stored.
+    pub(super) fn exact_matrix(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+    ) -> Result<Matrix, ModelError> {
+        self.matrix_as(name, shape, WeightType::Stored)
     }
 
     /// Reads the vector `name` (a norm or a bias) of the length `len` and converts it to f32.

@@ -9,7 +9,7 @@ use stolon_kernels::{
     RowSums, Sink,
 };
 
-use super::layer::Layer;
+use super::layer::GatedMlp;
 use super::linear::Linear;
 use super::rope::RopeTable;
 use super::workers::Workers;
@@ -36,6 +36,15 @@ impl<'a> Norm<'a> {
         out.fill(workers.for_pass(x.len() / width, width), |_, first, rows| {
             let x = &x[first * width..][..rows.len()];
             kernels::rms_norm(self.path, x, self.weight, self.eps, self.offset, rows);
+        });
+    }
+
+    /// Normalizes the rows of `x` into `out`.
+    pub(super) fn rows(&self, x: &[f32], out: &mut [f32], workers: &Workers) {
+        let width = self.weight.len();
+        let chunk = workers.chunk_rows(x.len() / width, width) * width;
+        workers.run(x.chunks(chunk).zip(out.chunks_mut(chunk)), |(x, out)| {
+            kernels::rms_norm(self.path, x, self.weight, self.eps, self.offset, out);
         });
     }
 
@@ -70,9 +79,9 @@ impl Heads<'_> {
 
 /// The epilogue of the gate and up projections: adds the biases and applies the gate function. The
 /// result replaces the values of the gate projection.
-pub(super) fn gate(activation: Activation, layer: &Layer, path: Path, sums: RowSums<'_>) {
-    layer.gate.add_bias(path, sums.feature, sums.first);
-    layer.up.add_bias(path, sums.feature, sums.second);
+pub(super) fn gate(activation: Activation, mlp: &GatedMlp, path: Path, sums: RowSums<'_>) {
+    mlp.gate.add_bias(path, sums.feature, sums.first);
+    mlp.up.add_bias(path, sums.feature, sums.second);
     match activation {
         Activation::Silu => kernels::silu_mul(path, sums.first, sums.second),
         Activation::GeluTanh => kernels::gelu_tanh_mul(path, sums.first, sums.second),

@@ -19,6 +19,9 @@ pub enum Stage {
     Attention,
     /// GEMM of the output projection after attention.
     Output,
+    /// With experts: the norm and GEMM of the router, the choice of experts, and packing of the rows
+    /// of each expert.
+    Route,
     /// GEMMs of the gate and up projections.
     GateUp,
     /// Gate function.
@@ -33,12 +36,13 @@ pub enum Stage {
 
 impl Stage {
     /// All stages, in the order of a step.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Batch,
         Self::Qkv,
         Self::Heads,
         Self::Attention,
         Self::Output,
+        Self::Route,
         Self::GateUp,
         Self::Gate,
         Self::Down,

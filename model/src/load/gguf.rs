@@ -88,9 +88,22 @@ fn weights(
     }
     header.weights(
         contents,
-        |name| config::gguf::tensor_name(config.architecture, name),
+        config.experts.map_or(0, |experts| experts.count),
+        |name| {
+            config::gguf::tensor_name(config.architecture, name)
+                .filter(|name| !name.contains('*') || has_experts(config, name))
+        },
         |name| rows(name).map(|(heads, _)| heads),
     )
+}
+
+/// Whether the tensor `name` belongs to a layer with experts. Stacked tensors of other layers are
+/// omitted, because each of them is divided into many.
+fn has_experts(config: &DecoderConfig, name: &str) -> bool {
+    let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+    let Some((number, _)) = layer else { return false };
+    let index = number.parse::<usize>().ok().filter(|index| index.to_string() == number);
+    index.and_then(|index| config.layers.get(index)).is_some_and(|layer| layer.experts)
 }
 
 /// The tokenizer and chat template data. A `tokenizer.json` in the same directory takes precedence

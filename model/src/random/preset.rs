@@ -7,12 +7,14 @@ use crate::error::ModelError;
 
 /// The names of all presets of [`ModelSource::Random`](crate::ModelSource::Random), smallest first:
 /// `tiny` (about 0.1 M parameters, f32), `20m`, `100m` (Llama shapes, bf16), `474m` (Qwen3 0.6B
-/// with a vocabulary of 32,768), and the shapes of published models (bf16).
-pub const PRESETS: [&str; 9] = [
+/// with a vocabulary of 32,768), `moe-1b` (a mixture of experts in the shape of Qwen3-MoE: 1.3 B
+/// parameters, of which a token uses 0.26 B), and the shapes of published models (bf16).
+pub const PRESETS: [&str; 10] = [
     "tiny",
     "20m",
     "100m",
     "474m",
+    "moe-1b",
     "qwen2.5-0.5b",
     "qwen3-0.6b",
     "gemma3-1b",
@@ -64,6 +66,13 @@ fn preset_json(name: &str) -> Option<Value> {
             "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
             "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40_960,
             "rope_theta": 1_000_000.0, "tie_word_embeddings": true, "dtype": "bfloat16",
+        }),
+        "moe-1b" => json!({
+            "model_type": "qwen3_moe", "vocab_size": 32_768, "hidden_size": 1024,
+            "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 4,
+            "head_dim": 64, "max_position_embeddings": 32_768, "rope_theta": 1_000_000.0,
+            "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 384,
+            "norm_topk_prob": true, "tie_word_embeddings": true, "dtype": "bfloat16",
         }),
         "gemma3-1b" => json!({
             "model_type": "gemma3_text", "vocab_size": 262_144, "hidden_size": 1152,

@@ -238,11 +238,14 @@ impl Header {
     }
 
     /// The tensors as weights, with the names that `rename` returns. Tensors for which it returns
-    /// `None` are omitted. `paired_heads` returns the number of heads in which a tensor's rows are
-    /// interleaved, by its new name. `contents` are the bytes of [`Header::files`].
+    /// `None` are omitted. A stacked tensor, in whose name `*` takes the place of an index, becomes
+    /// `experts` tensors without its first dimension. `paired_heads` returns the number of heads in
+    /// which a tensor's rows are interleaved, by its new name. `contents` are the bytes of
+    /// [`Header::files`].
     pub(crate) fn weights(
         &self,
         contents: Vec<Bytes>,
+        experts: usize,
         rename: impl Fn(&str) -> Option<String>,
         paired_heads: impl Fn(&str) -> Option<usize>,
     ) -> Result<Weights, ModelError> {
@@ -261,9 +264,43 @@ impl Header {
                 range: info.range.clone(),
                 paired_heads: paired_heads(&name),
             };
-            weights.insert(name, stored)?;
+            if name.contains('*') {
+                for (index, expert) in stored.split(self.file_of(info), &name, experts)?.enumerate()
+                {
+                    weights.insert(name.replace('*', &index.to_string()), expert)?;
+                }
+            } else {
+                weights.insert(name, stored)?;
+            }
         }
         Ok(weights)
+    }
+}
+
+impl Stored {
+    /// Divides a tensor into the `count` parts of its first dimension. `file` and `name` are used
+    /// in errors.
+    fn split(
+        self,
+        file: &str,
+        name: &str,
+        count: usize,
+    ) -> Result<impl Iterator<Item = Stored>, ModelError> {
+        if count == 0 || self.shape.len() < 2 || self.shape[0] != count {
+            let mut expected = self.shape.clone();
+            expected.splice(..1.min(expected.len()), [count]);
+            return Err(ModelError::WrongShape {
+                file: file.into(),
+                tensor: name.into(),
+                expected,
+                got: self.shape,
+            });
+        }
+        let len = self.range.len() / count;
+        Ok((0..count).map(move |index| {
+            let start = self.range.start + index * len;
+            Stored { shape: self.shape[1..].to_vec(), range: start..start + len, ..self.clone() }
+        }))
     }
 }
 

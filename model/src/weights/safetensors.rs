@@ -180,14 +180,23 @@ pub(super) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Resul
 }
 
 /// The name that the decoder uses for a tensor. Models saved without their output matrix lack the
-/// prefix `model.`, and multimodal models have longer prefixes.
+/// prefix `model.`, multimodal models have longer prefixes, and Mixtral names experts differently.
 fn canonical_name(name: &str) -> String {
     if let Some(rest) = name.strip_prefix("model.language_model.") {
         return format!("model.{rest}");
     }
     let name = name.strip_prefix("language_model.").unwrap_or(name);
     if ["layers.", "embed_tokens.", "norm."].iter().any(|start| name.starts_with(start)) {
-        return format!("model.{name}");
+        return canonical_name(&format!("model.{name}"));
     }
-    name.to_owned()
+    match name.split_once(".block_sparse_moe.") {
+        Some((layer, module)) => {
+            let module = module
+                .replace(".w1.", ".gate_proj.")
+                .replace(".w2.", ".down_proj.")
+                .replace(".w3.", ".up_proj.");
+            format!("{layer}.mlp.{module}")
+        }
+        None => name.to_owned(),
+    }
 }

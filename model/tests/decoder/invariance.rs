@@ -3,7 +3,9 @@
 
 use stolon_backend::{Backend, LogitRows};
 use stolon_kernels::Path;
-use stolon_model::{CpuBackend, DecoderConfig, KvType, LoadedModel, TensorType, random_model};
+use stolon_model::{
+    CpuBackend, DecoderConfig, ExpertsConfig, KvType, LoadedModel, TensorType, random_model,
+};
 
 use super::fixture::{self, Setup};
 use super::run::{self, Part};
@@ -32,12 +34,18 @@ impl Subject {
     }
 
     /// A model and a sequence that are large enough for all work to run on several threads.
-    fn wide(dtype: TensorType, path: Path) -> Self {
-        let LoadedModel { config, .. } = fixture::model("qwen3");
+    fn wide(fixture: &'static str, dtype: TensorType, path: Path) -> Self {
+        let LoadedModel { config, .. } = fixture::model(fixture);
+        let experts = config.experts.map(|experts| ExpertsConfig {
+            width: 320,
+            shared_width: experts.shared_width.map(|_| 480),
+            ..experts
+        });
         let config = DecoderConfig {
             vocab_size: 500,
             hidden_size: 256,
             intermediate_size: 600,
+            experts,
             num_heads: 6,
             num_kv_heads: 2,
             head_dim: 64,
@@ -47,13 +55,14 @@ impl Subject {
         };
         let kv_type = if dtype == TensorType::F32 { KvType::F32 } else { KvType::Bf16 };
         let make = move |setup| {
-            let mut model = fixture::model("qwen3");
+            let mut model = fixture::model(fixture);
             model.weights = random_model(&config, 7).expect("a valid configuration");
             model.config = config.clone();
             fixture::backend(model, setup)
         };
         let tokens = (0..140).map(|i| i * i % 499).collect();
-        Self::new(format!("wide, {dtype:?}, {path:?}"), Box::new(make), tokens, kv_type, path)
+        let label = format!("wide {fixture}, {dtype:?}, {path:?}");
+        Self::new(label, Box::new(make), tokens, kv_type, path)
     }
 
     fn new(
@@ -228,8 +237,9 @@ fn every_architecture_is_batch_invariant() {
 fn every_instruction_set_is_batch_invariant() {
     for path in Path::supported() {
         for dtype in [TensorType::F32, TensorType::Bf16] {
-            Subject::wide(dtype, path).check();
+            Subject::wide("qwen3", dtype, path).check();
         }
+        Subject::wide("qwen2_moe", TensorType::Bf16, path).check();
     }
 }
 

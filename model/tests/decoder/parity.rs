@@ -68,3 +68,22 @@ fn qwen3_matches_transformers() {
 fn gemma3_matches_transformers() {
     check("gemma3");
 }
+
+/// Goal: the results match with experts in all layers and a sliding window.
+#[test]
+fn mixtral_matches_transformers() {
+    check("mixtral");
+}
+
+/// Goal: the results match with a shared expert, weights that do not add up to 1, and experts in
+/// some layers only.
+#[test]
+fn qwen2_moe_matches_transformers() {
+    check("qwen2_moe");
+}
+
+/// Goal: the results match with many narrow experts, and norms of q and k.
+#[test]
+fn qwen3_moe_matches_transformers() {
+    check("qwen3_moe");
+}

@@ -32,7 +32,7 @@ fn hostile() -> Vec<Value> {
 #[test]
 fn no_value_of_a_key_is_dangerous() {
     let dir = tempfile::tempdir().unwrap();
-    for architecture in ["llama", "gemma3_text"] {
+    for architecture in ["llama", "gemma3_text", "qwen2_moe"] {
         let mut config = config_json(architecture);
         for key in [
             "head_dim",
@@ -48,6 +48,8 @@ fn no_value_of_a_key_is_dangerous() {
             "rope_local_base_freq",
             "architectures",
             "text_config",
+            "num_local_experts",
+            "decoder_sparse_step",
         ] {
             let value = config.get(key).cloned().unwrap_or(Value::Null);
             config[key] = value;

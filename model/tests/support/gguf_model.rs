@@ -2,7 +2,7 @@
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor as CandleTensor};
-use stolon_model::config::TensorRole;
+use stolon_model::config::{TensorRole, TensorSpec};
 use stolon_model::{Architecture, DecoderConfig, RopeScaling, TensorType, Weights};
 
 use crate::gguf_writer::{GgufWriter, Meta};
@@ -75,6 +75,16 @@ fn gguf_name(name: &str, gemma: bool) -> String {
         "mlp.gate_proj" => "ffn_gate",
         "mlp.up_proj" => "ffn_up",
         "mlp.down_proj" => "ffn_down",
+        "mlp.gate" => "ffn_gate_inp",
+        "mlp.shared_expert_gate" => "ffn_gate_inp_shexp",
+        "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
+        "mlp.shared_expert.up_proj" => "ffn_up_shexp",
+        "mlp.shared_expert.down_proj" => "ffn_down_shexp",
+        expert if expert.starts_with("mlp.experts.") => match expert.rsplit('.').next() {
+            Some("gate_proj") => "ffn_gate_exps",
+            Some("up_proj") => "ffn_up_exps",
+            _ => "ffn_down_exps",
+        },
         other => panic!("{other}"),
     };
     format!("blk.{layer}.{gguf}.{kind}")
@@ -84,7 +94,9 @@ fn gguf_name(name: &str, gemma: bool) -> String {
 fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     let prefix = match config.architecture {
         Architecture::Gemma3 => "gemma3",
-        Architecture::Mistral => "llama",
+        Architecture::Mistral | Architecture::Mixtral => "llama",
+        Architecture::Qwen2Moe => "qwen2moe",
+        Architecture::Qwen3Moe => "qwen3moe",
         other => other.name(),
     };
     file.set("general.architecture", Meta::Text(prefix.into()));
@@ -101,6 +113,19 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     ];
     for (key, number) in numbers {
         file.set(&format!("{prefix}.{key}"), Meta::U32(number as u32));
+    }
+    if let Some(experts) = &config.experts {
+        let numbers = [
+            ("expert_count", Some(experts.count)),
+            ("expert_used_count", Some(experts.per_token)),
+            ("expert_feed_forward_length", Some(experts.width)),
+            ("expert_shared_feed_forward_length", experts.shared_width),
+        ];
+        for (key, number) in numbers {
+            if let Some(number) = number {
+                file.set(&format!("{prefix}.{key}"), Meta::U32(number as u32));
+            }
+        }
     }
     file.set(&format!("{prefix}.rope.freq_base"), Meta::F32(config.ropes[0].theta as f32));
     let epsilon = format!("{prefix}.attention.layer_norm_rms_epsilon");
@@ -128,11 +153,20 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     }
 }
 
+/// The type in which the converter stores a tensor in a file with matrices in `dtype`.
+pub(crate) fn stored_type(spec: &TensorSpec, dtype: TensorType) -> TensorType {
+    let routes = ["mlp.gate.", "mlp.shared_expert_gate."].iter().any(|s| spec.name.contains(s));
+    if spec.role == TensorRole::Matrix && !routes { dtype } else { TensorType::F32 }
+}
+
 /// The model as a GGUF file with matrices in `dtype`.
 pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> GgufWriter {
     let mut file = GgufWriter::default();
     metadata(config, &mut file);
-    let llama = matches!(config.architecture, Architecture::Llama | Architecture::Mistral);
+    let llama = matches!(
+        config.architecture,
+        Architecture::Llama | Architecture::Mistral | Architecture::Mixtral
+    );
     for spec in config.tensors() {
         let mut values = floats(weights, &spec.name, &spec.shape);
         if llama && spec.name.contains("q_proj") {
@@ -144,10 +178,25 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         if spec.role == TensorRole::Norm {
             values.iter_mut().for_each(|value| *value += config.norm_offset);
         }
-        let dtype = if spec.role == TensorRole::Matrix { dtype } else { TensorType::F32 };
+        let dtype = stored_type(&spec, dtype);
         let bytes = quantized(&values, &spec.shape, dtype);
         let name = gguf_name(&spec.name, config.architecture == Architecture::Gemma3);
-        file.tensors.push((name, spec.shape, candle_type(dtype).1, bytes));
+        if spec.name.contains(".mlp.experts.") {
+            // Experts are stacked along a new first dimension, in ascending order.
+            let Some(stacked) = file.tensors.iter_mut().find(|tensor| tensor.0 == name) else {
+                let shape = [&[1], spec.shape.as_slice()].concat();
+                file.tensors.push((name, shape, candle_type(dtype).1, bytes));
+                continue;
+            };
+            stacked.1[0] += 1;
+            stacked.3.extend(bytes);
+            continue;
+        }
+        let mut shape = spec.shape;
+        if spec.name.contains("shared_expert_gate") {
+            shape.remove(0);
+        }
+        file.tensors.push((name, shape, candle_type(dtype).1, bytes));
     }
     file
 }

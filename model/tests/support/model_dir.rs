@@ -22,6 +22,19 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["layer_types"] = json!(["sliding_attention", "full_attention"]);
         config["tie_word_embeddings"] = true.into();
     }
+    if let "mixtral" | "qwen2_moe" | "qwen3_moe" = architecture {
+        let count = if architecture == "mixtral" { "num_local_experts" } else { "num_experts" };
+        config[count] = 4.into();
+        config["num_experts_per_tok"] = 2.into();
+    }
+    if let "qwen2_moe" | "qwen3_moe" = architecture {
+        config["moe_intermediate_size"] = 256.into();
+        config["norm_topk_prob"] = (architecture == "qwen3_moe").into();
+        config["mlp_only_layers"] = json!([0]);
+    }
+    if architecture == "qwen2_moe" {
+        config["shared_expert_intermediate_size"] = 512.into();
+    }
     config
 }
 

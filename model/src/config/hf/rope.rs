@@ -17,7 +17,8 @@ pub(super) fn parse(
     if architecture == Architecture::Gemma3 {
         return gemma(keys, max_positions).map(|ropes| (ropes, 1));
     }
-    let theta = keys.positive("rope_theta")?.unwrap_or(10_000.0);
+    let default = if architecture == Architecture::Mixtral { 1e6 } else { 1e4 };
+    let theta = keys.positive("rope_theta")?.unwrap_or(default);
     // If both keys are present, transformers uses the older one.
     let parameters = match keys.object("rope_scaling")? {
         Some(older) if older.names().next().is_some() => Some(older),

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::config::{Rope, RopeScaling};
+use crate::config::{ExpertsConfig, Rope, RopeScaling};
 
 fn read(value: Value) -> Result<ParsedConfig, ModelError> {
     parse("config.json", &value)
@@ -50,11 +50,15 @@ fn defaults_are_those_of_transformers() {
         ("qwen2", [151_936, 4096, 22_016, 32, 32, 32, 128, 32_768]),
         ("qwen3", [151_936, 4096, 22_016, 32, 32, 32, 128, 32_768]),
         ("gemma3_text", [262_208, 2304, 9216, 26, 8, 4, 256, 131_072]),
+        ("mixtral", [32_000, 4096, 14_336, 32, 32, 8, 128, 131_072]),
+        ("qwen2_moe", [151_936, 2048, 5632, 24, 16, 16, 128, 32_768]),
+        ("qwen3_moe", [151_936, 2048, 6144, 24, 32, 4, 64, 32_768]),
     ];
     for (name, expected) in cases {
         let config = decoder(json!({ "model_type": name }));
         assert_eq!(sizes(&config), expected, "{name}");
-        assert_eq!(config.rms_norm_eps, 1e-6, "{name}");
+        let eps = if name == "mixtral" { 1e-5 } else { 1e-6 };
+        assert_eq!(config.rms_norm_eps, eps, "{name}");
         assert_eq!(config.tie_word_embeddings, name == "gemma3_text", "{name}");
         assert_eq!(config.architecture.name(), name);
     }
@@ -105,6 +109,44 @@ fn null_is_not_missing() {
     let parsed = read(json!({ "model_type": "llama", "eos_token_id": null, "bos_token_id": null }));
     let parsed = parsed.unwrap();
     assert_eq!((parsed.eos_token_ids, parsed.bos_token_id), (vec![], None));
+}
+
+/// Goal: experts have the defaults of transformers 5, keys change them, and impossible numbers are
+/// refused.
+#[test]
+fn experts_follow_the_configuration() {
+    let experts = |name: &str, extra: Value| {
+        let config = decoder(with(json!({ "model_type": name, "num_hidden_layers": 6 }), &extra));
+        let layers = config.layers.iter().enumerate().filter(|(_, layer)| layer.experts);
+        (config.experts, layers.map(|(index, _)| index).collect::<Vec<_>>())
+    };
+    let all = vec![0, 1, 2, 3, 4, 5];
+    let of = |count, per_token, width, normalized, shared_width| {
+        Some(ExpertsConfig { count, per_token, width, normalized, shared_width })
+    };
+    assert_eq!(experts("mixtral", json!({})), (of(8, 2, 14_336, true, None), all.clone()));
+    let qwen2 = of(60, 4, 1408, false, Some(5632));
+    assert_eq!(experts("qwen2_moe", json!({})), (qwen2, all.clone()));
+    assert_eq!(experts("qwen3_moe", json!({})), (of(128, 8, 768, false, None), all));
+    let changed = json!({
+        "num_experts": 16, "num_experts_per_tok": 16, "moe_intermediate_size": 96,
+        "norm_topk_prob": true, "decoder_sparse_step": 2, "mlp_only_layers": [3, 77],
+    });
+    assert_eq!(experts("qwen3_moe", changed), (of(16, 16, 96, true, None), vec![1, 5]));
+    assert_eq!(experts("qwen3_moe", json!({ "num_experts": 0 })), (None, Vec::new()));
+    assert_eq!(experts("llama", json!({ "num_experts": 8 })), (None, Vec::new()));
+    let refused = |extra: Value, parts: [&str; 2]| {
+        let error = read(with(json!({ "model_type": "qwen3_moe" }), &extra)).unwrap_err();
+        for part in parts {
+            assert!(error.to_string().contains(part), "`{error}` lacks `{part}`");
+        }
+    };
+    refused(json!({ "num_experts": 1025 }), ["`num_experts`", "1 to 1024"]);
+    let layers = json!({ "num_experts": 1024, "num_hidden_layers": 64 });
+    refused(layers, ["`num_experts`", "1 to 512"]);
+    refused(json!({ "num_experts_per_tok": 129 }), ["`num_experts_per_tok`", "1 to 128"]);
+    refused(json!({ "num_experts_per_tok": 0 }), ["`num_experts_per_tok`", "got 0"]);
+    refused(json!({ "mlp_only_layers": [-1] }), ["`mlp_only_layers`", "[-1]"]);
 }
 
 /// Goal: `use_sliding_window`, `max_window_layers`, `layer_types` and Gemma's pattern determine
@@ -313,7 +355,7 @@ proptest::proptest! {
     /// consistent configuration with a bounded number of layers.
     #[test]
     fn arbitrary_values_never_panic(
-        architecture in proptest::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3"]),
+        architecture in proptest::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe"]),
         changes in proptest::collection::vec((proptest::sample::select(KEYS.to_vec()), any_value()), 1..4),
     ) {
         let mut value = json!({ "model_type": architecture });
@@ -327,7 +369,7 @@ proptest::proptest! {
     }
 }
 
-const KEYS: [&str; 34] = [
+const KEYS: [&str; 42] = [
     "architectures",
     "attention_bias",
     "attn_logit_softcapping",
@@ -362,4 +404,12 @@ const KEYS: [&str; 34] = [
     "tie_word_embeddings",
     "torch_dtype",
     "use_sliding_window",
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+    "mlp_only_layers",
 ];

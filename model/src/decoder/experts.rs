@@ -1,0 +1,186 @@
+//! A mixture of experts: the rows of a batch are grouped by expert, so that the weights of an expert
+//! are read once per step, however many rows use it.
+//!
+//! One call of [`kernels::multiply`] computes the gate and up projections of all groups, and one call
+//! of [`kernels::accumulate`] their down projections, so there are two parallel loops and not two per
+//! expert. The shared expert is one more group, with all rows.
+//!
+//! **Invariant: batch invariance.** The experts of a row and their weights depend on the row only,
+//! and their outputs are added to the row in ascending order of the experts' indices.
+
+use stolon_kernels::{
+    self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink, Term,
+};
+
+use super::layer::GatedMlp;
+use super::linear::Loader;
+use super::passes::{self, Norm};
+use super::profile::{Profile, Stage};
+use super::routing::{ExpertGroup, Routing};
+use super::workers::Workers;
+use crate::config::{DecoderConfig, ExpertsConfig};
+use crate::error::ModelError;
+
+/// The weights of a layer's mixture of experts.
+#[derive(Debug)]
+pub(super) struct Experts {
+    config: ExpertsConfig,
+    /// `[experts, hidden_size]`.
+    router: Matrix,
+    /// The experts, followed by the shared expert if there is one.
+    experts: Vec<GatedMlp>,
+    /// `[1, hidden_size]`: the score of the shared expert.
+    shared_gate: Option<Matrix>,
+}
+
+impl Experts {
+    /// Loads the experts in `module`, such as `model.layers.3.mlp`.
+    pub(super) fn load(
+        config: &DecoderConfig,
+        experts: &ExpertsConfig,
+        module: &str,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        let hidden = config.hidden_size;
+        let router = format!("{module}.gate.weight");
+        let router = loader.exact_matrix(&router, [experts.count, hidden])?;
+        let mut mlps = Vec::with_capacity(experts.count + 1);
+        for index in 0..experts.count {
+            let module = format!("{module}.experts.{index}");
+            mlps.push(GatedMlp::load(config, &module, experts.width, loader)?);
+        }
+        let mut shared_gate = None;
+        if let Some(width) = experts.shared_width {
+            mlps.push(GatedMlp::load(config, &format!("{module}.shared_expert"), width, loader)?);
+            let gate = format!("{module}.shared_expert_gate.weight");
+            shared_gate = Some(loader.exact_matrix(&gate, [1, hidden])?);
+        }
+        Ok(Self { config: *experts, router, experts: mlps, shared_gate })
+    }
+
+    /// Size in bytes of all packed matrices.
+    pub(super) fn bytes(&self) -> usize {
+        let gate = self.shared_gate.as_ref().map_or(0, Matrix::bytes);
+        self.router.bytes() + gate + self.experts.iter().map(GatedMlp::bytes).sum::<usize>()
+    }
+}
+
+/// The forward pass of a layer's mixture of experts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExpertsPass<'a> {
+    pub(super) config: &'a DecoderConfig,
+    pub(super) path: Path,
+    pub(super) workers: &'a Workers,
+    pub(super) experts: &'a Experts,
+}
+
+impl ExpertsPass<'_> {
+    /// Normalizes the rows of the residual stream `x`, `[rows, hidden_size]`, and adds the outputs
+    /// of their experts to them. The other arguments are buffers.
+    pub(super) fn add(
+        &self,
+        norm: Norm<'_>,
+        x: &mut [f32],
+        normed: &mut Operands,
+        inner: &mut Operands,
+        routing: &mut Routing,
+        profile: &mut Profile,
+    ) {
+        self.route(norm, x, normed, routing);
+        let groups: Vec<(&ExpertGroup, &GatedMlp)> = routing
+            .groups
+            .iter()
+            .map(|group| (group, &self.experts.experts[group.expert]))
+            .collect();
+        let rows = |group| routing.rows(group).len();
+        let gate_up: Vec<[&Matrix; 2]> =
+            groups.iter().map(|(_, mlp)| [&mlp.gate.matrix, &mlp.up.matrix]).collect();
+        normed.reset_groups(groups.iter().zip(&gate_up).map(|((group, _), m)| (rows(group), m)));
+        inner.reset_groups(groups.iter().map(|(group, mlp)| (rows(group), [&mlp.down.matrix])));
+        let hidden = self.config.hidden_size;
+        let total: usize = groups.iter().map(|(group, _)| rows(group)).sum();
+        normed.fill(self.workers.for_pass(total, hidden), |group, first, block| {
+            let rows = &routing.rows(groups[group].0)[first..];
+            for (row, block) in rows.iter().zip(block.chunks_exact_mut(hidden)) {
+                block.copy_from_slice(&routing.normed[*row as usize * hidden..][..hidden]);
+            }
+        });
+        profile.mark(Stage::Route);
+        let work = groups
+            .iter()
+            .zip(&gate_up)
+            .map(|((group, _), [gate, _])| rows(group) * gate.in_features() * gate.out_features());
+        let work: usize = work.sum();
+
+        let activation = self.config.activation;
+        let gates: Vec<_> = groups
+            .iter()
+            .map(|(_, mlp)| |sums: RowSums<'_>| passes::gate(activation, mlp, self.path, sums))
+            .collect();
+        let sinks = inner.groups_mut().into_iter().zip(&gate_up).zip(&gates).enumerate();
+        let mut products: Vec<Product<'_>> = sinks
+            .map(|(group, ((sink, matrices), gate))| Product {
+                group,
+                matrices,
+                step: 1,
+                epilogue: Some(gate as Epilogue<'_>),
+                sink: Sink::Operands(sink),
+            })
+            .collect();
+        let threads = self.workers.for_work(2 * work);
+        let epilogue_time = kernels::multiply(self.path, threads, normed, &mut products);
+        drop(products);
+        profile.mark_with(Stage::GateUp, epilogue_time, Stage::Gate);
+
+        let weighted: Vec<_> = groups
+            .iter()
+            .map(|(group, mlp)| {
+                let weights = routing.weights(group);
+                move |sums: RowSums<'_>| {
+                    mlp.down.add_bias(self.path, sums.feature, sums.first);
+                    let weight = weights[sums.row];
+                    sums.first.iter_mut().for_each(|sum| *sum *= weight);
+                }
+            })
+            .collect();
+        let terms: Vec<Term<'_>> = groups
+            .iter()
+            .zip(&weighted)
+            .map(|((group, mlp), epilogue)| Term {
+                matrix: &mlp.down.matrix,
+                epilogue,
+                rows: routing.rows(group),
+            })
+            .collect();
+        kernels::accumulate(self.path, self.workers.for_work(work), inner, &terms, x);
+        profile.mark(Stage::Down);
+    }
+
+    /// Normalizes the rows of `x` and chooses their experts.
+    fn route(&self, norm: Norm<'_>, x: &[f32], normed: &mut Operands, routing: &mut Routing) {
+        let Experts { config, router, shared_gate, .. } = self.experts;
+        let hidden = self.config.hidden_size;
+        let rows = x.len() / hidden;
+        routing.reset(config, rows, hidden);
+        norm.rows(x, &mut routing.normed, self.workers);
+        let readers: Vec<&Matrix> = [router].into_iter().chain(shared_gate).collect();
+        normed.reset(rows, &readers);
+        normed.pack(self.workers.for_pass(rows, hidden), &routing.normed);
+        let sinks = [&mut routing.scores, &mut routing.shared_scores];
+        let mut products: Vec<Product<'_>> = readers
+            .iter()
+            .zip(sinks)
+            .map(|(reader, sink)| Product {
+                group: 0,
+                matrices: std::slice::from_ref(reader),
+                step: 1,
+                epilogue: None,
+                sink: Sink::Rows(sink),
+            })
+            .collect();
+        let threads = self.workers.for_products(&readers, rows);
+        kernels::multiply(self.path, threads, normed, &mut products);
+        drop(products);
+        routing.choose(config, self.workers);
+    }
+}

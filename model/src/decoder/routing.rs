@@ -1,0 +1,203 @@
+//! The choice of experts for each row, and the groups of rows that use the same expert.
+
+use super::workers::Workers;
+use crate::config::ExpertsConfig;
+
+/// Which experts the rows of a step use in one layer. The buffers are reused.
+#[derive(Debug, Default)]
+pub(super) struct Routing {
+    /// The normalized residual stream, `[rows, hidden_size]`.
+    pub(super) normed: Vec<f32>,
+    /// The router's scores, `[rows, experts]`.
+    pub(super) scores: Vec<f32>,
+    /// The score of the shared expert, `[rows]`.
+    pub(super) shared_scores: Vec<f32>,
+    /// The experts that each row uses, with their weights, `[rows, experts per token]`.
+    choices: Vec<Choice>,
+    /// The experts that at least one row uses, in ascending order. The shared expert is last; its
+    /// index is the number of the other experts.
+    pub(super) groups: Vec<ExpertGroup>,
+    /// The rows of all groups, those of the first group first, in ascending order within a group.
+    rows: Vec<u32>,
+    /// The weight of the expert's output for each entry of `rows`.
+    weights: Vec<f32>,
+}
+
+/// An expert that a row uses.
+#[derive(Clone, Copy, Debug, Default)]
+struct Choice {
+    expert: u32,
+    weight: f32,
+}
+
+/// The rows that use one expert.
+#[derive(Clone, Debug)]
+pub(super) struct ExpertGroup {
+    /// Index of the expert.
+    pub(super) expert: usize,
+    /// Range in [`Routing::rows`].
+    range: std::ops::Range<usize>,
+}
+
+impl Routing {
+    /// Resizes the buffers to `rows` rows.
+    pub(super) fn reset(&mut self, config: &ExpertsConfig, rows: usize, hidden_size: usize) {
+        self.normed.resize(rows * hidden_size, 0.0);
+        self.scores.resize(rows * config.count, 0.0);
+        self.shared_scores.resize(config.shared_width.map_or(0, |_| rows), 0.0);
+        self.choices.resize(rows * config.per_token, Choice::default());
+    }
+
+    /// Chooses the experts of each row by its scores, and groups the rows by expert.
+    pub(super) fn choose(&mut self, config: &ExpertsConfig, workers: &Workers) {
+        let rows = self.scores.len() / config.count;
+        let chunk = workers.chunk_rows(rows, 8 * config.count);
+        let scores = self.scores.chunks(chunk * config.count);
+        let parts = scores.zip(self.choices.chunks_mut(chunk * config.per_token));
+        workers.run(parts, |(scores, choices)| {
+            let mut order = Vec::new();
+            let rows = scores.chunks_exact(config.count);
+            for (scores, choices) in rows.zip(choices.chunks_exact_mut(config.per_token)) {
+                choose(scores, config.normalized, &mut order, choices);
+            }
+        });
+        self.group(config.count, config.per_token);
+        if config.shared_width.is_some() {
+            let start = self.rows.len();
+            self.rows.extend(0..rows as u32);
+            self.weights.extend(self.shared_scores.iter().map(|score| sigmoid(*score)));
+            self.groups.push(ExpertGroup { expert: config.count, range: start..start + rows });
+        }
+    }
+
+    /// Groups the rows of `choices` by expert, with a counting sort.
+    fn group(&mut self, count: usize, per_token: usize) {
+        let mut ends = vec![0; count + 1];
+        for choice in &self.choices {
+            ends[choice.expert as usize + 1] += 1;
+        }
+        self.groups.clear();
+        for expert in 0..count {
+            let start = ends[expert];
+            ends[expert + 1] += start;
+            if ends[expert + 1] > start {
+                self.groups.push(ExpertGroup { expert, range: start..ends[expert + 1] });
+            }
+        }
+        self.rows.clear();
+        self.rows.resize(self.choices.len(), 0);
+        self.weights.clear();
+        self.weights.resize(self.choices.len(), 0.0);
+        for (index, choice) in self.choices.iter().enumerate() {
+            // `ends[e]` is the next free index of expert `e`.
+            let next = &mut ends[choice.expert as usize];
+            self.rows[*next] = (index / per_token) as u32;
+            self.weights[*next] = choice.weight;
+            *next += 1;
+        }
+    }
+
+    /// The rows of a group, in ascending order.
+    pub(super) fn rows(&self, group: &ExpertGroup) -> &[u32] {
+        &self.rows[group.range.clone()]
+    }
+
+    /// For each row of a group, the weight of the expert's output.
+    pub(super) fn weights(&self, group: &ExpertGroup) -> &[f32] {
+        &self.weights[group.range.clone()]
+    }
+}
+
+/// Chooses as many experts with the highest `scores` as `choices` has entries; of equal scores the
+/// one with the lower index. Their order in `choices` is by score. `order` is scratch memory.
+fn choose(scores: &[f32], normalized: bool, order: &mut Vec<u32>, choices: &mut [Choice]) {
+    let by_score =
+        |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));
+    order.clear();
+    order.extend(0..scores.len() as u32);
+    if choices.len() < order.len() {
+        order.select_nth_unstable_by(choices.len(), by_score);
+        order.truncate(choices.len());
+    }
+    order.sort_unstable_by(by_score);
+    let largest = scores[order[0] as usize];
+    let weight = |expert: u32| (scores[expert as usize] - largest).exp();
+    let sum: f32 = match normalized {
+        true => order.iter().map(|expert| weight(*expert)).sum(),
+        false => (0..scores.len() as u32).map(weight).sum(),
+    };
+    for (choice, &expert) in choices.iter_mut().zip(order.iter()) {
+        *choice = Choice { expert, weight: weight(expert) / sum };
+    }
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(per_token: usize, normalized: bool, shared: bool) -> ExpertsConfig {
+        let shared_width = shared.then_some(8);
+        ExpertsConfig { count: 5, per_token, width: 4, normalized, shared_width }
+    }
+
+    fn routing(config: &ExpertsConfig, scores: &[f32]) -> Routing {
+        let mut routing = Routing::default();
+        routing.reset(config, scores.len() / config.count, 1);
+        routing.scores.copy_from_slice(scores);
+        routing.shared_scores.fill(0.0);
+        routing.choose(config, &Workers::new(1));
+        routing
+    }
+
+    /// The groups as `(expert, rows)`.
+    fn groups(routing: &Routing) -> Vec<(usize, Vec<u32>)> {
+        let groups = routing.groups.iter();
+        groups.map(|group| (group.expert, routing.rows(group).to_vec())).collect()
+    }
+
+    /// Goal: each row is in the groups of its best experts, of equal ones in that with the lower
+    /// index, and groups and their rows are in ascending order. All rows use the shared expert.
+    #[test]
+    fn rows_are_grouped_by_their_best_experts() {
+        let scores = [
+            [0.0, 3.0, 1.0, 2.0, -1.0],
+            [2.0, 2.0, 2.0, 2.0, 2.0],
+            [f32::NAN, 1.0, 0.0, f32::NEG_INFINITY, 0.5],
+            [-0.0, -5.0, -4.0, -3.0, 7.0],
+        ];
+        let got = routing(&config(2, true, true), scores.as_flattened());
+        let expected = [
+            (0, vec![1, 2, 3]),
+            (1, vec![0, 1, 2]),
+            (3, vec![0]),
+            (4, vec![3]),
+            (5, vec![0, 1, 2, 3]),
+        ];
+        assert_eq!(groups(&got), expected);
+        let all = routing(&config(5, false, false), scores.as_flattened());
+        assert_eq!(groups(&all), [0, 1, 2, 3, 4].map(|expert| (expert, vec![0, 1, 2, 3])));
+    }
+
+    /// Goal: weights are the softmax over the chosen experts, or over all, and the shared expert's
+    /// is the sigmoid of its score.
+    #[test]
+    fn weights_are_a_softmax() {
+        let scores = [0.0, 2.0, 1.0, -1.0, 0.5_f32];
+        let exp = |x: f32| f64::from(x).exp();
+        for normalized in [true, false] {
+            let config = config(2, normalized, true);
+            let routing = routing(&config, &scores);
+            let all: f64 = scores.iter().map(|x| exp(*x)).sum();
+            let sum = if normalized { exp(2.0) + exp(1.0) } else { all };
+            let expected = [exp(2.0) / sum, exp(1.0) / sum, 0.5];
+            for (group, expected) in routing.groups.iter().zip(expected) {
+                let [weight] = routing.weights(group) else { panic!("one row") };
+                assert!((f64::from(*weight) - expected).abs() < 1e-6, "{weight} {expected}");
+            }
+        }
+    }
+}
