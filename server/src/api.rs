@@ -1,7 +1,7 @@
 //! Requests and replies of the HTTP API as plain typed data.
 //!
-//! One file per endpoint: [`completions`], [`chat`], [`models`], and [`admin`] for the operator's
-//! endpoints. What two of them share has a file too: [`options`] (parameters of both text
+//! One file per endpoint: [`completions`], [`chat`], [`tokenize`], [`models`], and [`admin`] for the
+//! operator's endpoints. What two of them share has a file too: [`options`] (parameters of both text
 //! endpoints), [`reply`] (the object around generated choices), [`logprobs`] and [`error`].
 //!
 //! Requests implement `Deserialize` and replies implement `Serialize`. The types only fix the
@@ -23,3 +23,4 @@ pub mod models;
 pub(crate) mod neutral;
 pub mod options;
 pub mod reply;
+pub mod tokenize;

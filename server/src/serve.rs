@@ -39,7 +39,9 @@ mod logprobs;
 mod options;
 mod receive;
 mod reply;
+mod request_id;
 mod scan;
+mod tokenize;
 
 /// Bytes of a request per token of the context, from which the default limit of bodies follows. A
 /// token is a few bytes of text; JSON escapes and batches of prompts take more.
@@ -123,7 +125,8 @@ struct App {
 }
 
 /// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions` and `/v1/models` as
-/// OpenAI's, and `/health`, `/ready`, `/admin/stats`, `/admin/audit`, `/admin/tree` and
+/// OpenAI's, `/tokenize` and `/detokenize` as vLLM's, and `/health`, `/ready`, `/version`,
+/// `/admin/stats`, `/admin/audit`, `/admin/tree` and
 /// `/admin/pins` for operators.
 ///
 /// Without an administrator's key, `/admin` is refused unless the connection comes from this
@@ -138,6 +141,8 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/models", get(admin::models))
         .route("/v1/models/{*id}", get(admin::model))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
         .route_layer(client);
     let operator = middleware::from_fn_with_state(Arc::clone(&app), access::admin);
     let operators = Router::new()
@@ -152,10 +157,12 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .merge(operators)
         .route("/health", get(admin::health))
         .route("/ready", get(admin::health))
+        .route("/version", get(admin::version))
         .fallback(admin::not_found)
         .method_not_allowed_fallback(admin::method_not_allowed)
         .layer(CatchPanicLayer::custom(error::panicked))
-        .layer(TraceLayer::new_for_http())
+        .layer(TraceLayer::new_for_http().make_span_with(request_id::span))
+        .layer(middleware::from_fn(request_id::middleware))
         .with_state(app)
 }
 

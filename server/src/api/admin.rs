@@ -1,4 +1,4 @@
-//! Endpoints for operators: `/health`, `/ready`, `/admin/stats`, `/admin/audit`, `/admin/tree` and
+//! Endpoints for operators: `/health`, `/ready`, `/version`, `/admin/stats`, `/admin/audit`, `/admin/tree` and
 //! `/admin/pins`.
 
 use serde::{Deserialize, Serialize};
@@ -42,6 +42,13 @@ pub enum Status {
     Hung,
     /// It finishes running requests and accepts no new ones.
     Stopping,
+}
+
+/// `GET /version`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Version {
+    /// Version of the server, such as `0.1.0`.
+    pub version: &'static str,
 }
 
 /// `GET /admin/stats`: the model and the engine's counters.

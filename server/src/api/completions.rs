@@ -90,4 +90,11 @@ pub struct CompletionChoice {
     pub logprobs: Option<CompletionLogprobs>,
     /// Why generation ended; `null` in all pieces but the last of a choice.
     pub finish_reason: Option<FinishReason>,
+    /// Token ids of the prompt, in a whole choice or in its first piece, if they were requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
+    /// Ids of the tokens that were generated, or that this piece adds, if they were requested. An
+    /// end-of-sequence token is one of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
 }

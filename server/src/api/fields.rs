@@ -87,6 +87,23 @@ where
     deserializer.deserialize_seq(ListVisitor::<T, MAX>(PhantomData))
 }
 
+/// As [`list`], or `null`.
+pub(super) fn optional_list<'de, D, T, const MAX: usize>(
+    deserializer: D,
+) -> Result<Option<Vec<T>>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct List<T, const MAX: usize>(Vec<T>);
+    impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for List<T, MAX> {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            list::<_, _, MAX>(deserializer).map(Self)
+        }
+    }
+    Ok(Option::<List<T, MAX>>::deserialize(deserializer)?.map(|List(list)| list))
+}
+
 /// A whole number of 32 bits with a sign, or `null`.
 pub(super) fn signed_32<'de, D: Deserializer<'de>>(
     deserializer: D,

@@ -14,6 +14,8 @@ pub(crate) enum Scope {
     Message,
     /// The `stream_options`.
     StreamOptions,
+    /// The body of a request to tokenise.
+    Tokenize,
     /// An object of this server's own API.
     None,
 }
@@ -37,6 +39,11 @@ pub(crate) fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Optio
         },
         Scope::StreamOptions => match name {
             "include_obfuscation" | "continuous_usage_stats" => Some(value == false),
+            _ => None,
+        },
+        Scope::Tokenize => match name {
+            "continue_final_message" => Some(value == false),
+            "tools" | "mm_processor_kwargs" => Some(is_empty(value)),
             _ => None,
         },
         Scope::None => None,
@@ -72,7 +79,6 @@ fn of_generation(name: &str, value: &Value) -> Option<bool> {
         "store"
         | "use_beam_search"
         | "include_stop_str_in_output"
-        | "return_token_ids"
         | "return_tokens_as_token_ids" => value == false,
         "skip_special_tokens" | "spaces_between_special_tokens" | "detokenize" => value == true,
         "service_tier" => value == "auto" || value == "default",

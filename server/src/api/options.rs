@@ -34,6 +34,8 @@ pub struct GenerationOptions {
     pub stream: Option<bool>,
     /// Settings of a streamed reply. Allowed only with `stream`.
     pub stream_options: Option<StreamOptions>,
+    /// Whether to report the token ids of the prompts and of the answers. Default false.
+    pub return_token_ids: Option<bool>,
 
     /// Softmax temperature, 0 or above; 0 is greedy decoding.
     #[serde(default, deserialize_with = "fields::number")]

@@ -15,6 +15,10 @@ pub struct Reply<Choice> {
     pub model: String,
     /// The choices; empty in the piece that reports the usage.
     pub choices: Vec<Choice>,
+    /// Token ids of the conversation's prompt, in a whole reply or in its first piece, if they were
+    /// requested. Completions have them in their choices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
     /// Token counts. Left out (outer `None`) of streamed pieces unless the client asked for them;
     /// then `null` (inner `None`) in all pieces but the last.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -11,7 +11,7 @@ use stolon::EngineHealth;
 
 use super::App;
 use super::error::ApiError;
-use crate::api::admin::{Audit, Health, Stats, Status};
+use crate::api::admin::{Audit, Health, Stats, Status, Version};
 use crate::api::models::{Model, ModelList};
 
 /// `GET /v1/models`.
@@ -41,6 +41,11 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> (StatusCode, Json<Hea
     };
     let health = Health::not_ready(status, format!("the engine is {health}"));
     (StatusCode::SERVICE_UNAVAILABLE, Json(health))
+}
+
+/// `GET /version`.
+pub(super) async fn version() -> Json<Version> {
+    Json(Version { version: env!("CARGO_PKG_VERSION") })
 }
 
 /// `GET /admin/stats`: the model and the engine's counters.

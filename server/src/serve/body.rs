@@ -18,11 +18,16 @@ use crate::api::completions::CompletionRequest;
 use crate::api::fields::UnknownFields;
 use crate::api::neutral::{self, Scope};
 use crate::api::options::GenerationOptions;
+use crate::api::tokenize::{DetokenizeRequest, TokenizeRequest};
 
 /// Bodies of up to this many bytes are parsed on the thread that received them.
 const INLINE_BYTES: usize = 32 << 10;
 
-/// How many larger bodies are parsed at the same time, on threads that may block.
+/// Up to this many tokens are converted to text on the thread that received them.
+const INLINE_TOKENS: usize = 4096;
+
+/// How many larger bodies and lists of tokens are processed at the same time, on threads that may
+/// block.
 const PARALLEL: usize = 2;
 
 /// Parses bodies within limits on their number of values and on the work at one time.
@@ -40,19 +45,35 @@ impl Parser {
 
     /// Parses a body. It is dropped before this returns, and with it its claim on memory.
     pub(super) async fn parse<T: RequestBody>(&self, body: Received) -> Result<T, ApiError> {
-        let max_values = self.max_values;
-        if body.bytes.len() <= INLINE_BYTES {
-            return parse(&body.bytes, max_values);
-        }
-        let failed =
-            |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the body could not be parsed");
-        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| failed(()))?;
-        let parsed = tokio::task::spawn_blocking(move || {
-            let parsed = parse(&body.bytes, max_values);
-            drop((body, permit));
-            parsed
+        let (length, max_values) = (body.bytes.len(), self.max_values);
+        let work = move || parse(&body.bytes, max_values);
+        if length <= INLINE_BYTES { work() } else { self.run_elsewhere(work).await? }
+    }
+
+    /// Runs work on `count` tokens: a few on the calling thread, many on a thread that may block.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        count: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if count <= INLINE_TOKENS { Ok(work()) } else { self.run_elsewhere(work).await }
+    }
+
+    async fn run_elsewhere<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let failed = || {
+            let message = "the server failed while it handled this request";
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+        };
+        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| failed())?;
+        let job = tokio::task::spawn_blocking(move || {
+            let result = work();
+            drop(permit);
+            result
         });
-        parsed.await.map_err(|_| failed(()))?
+        job.await.map_err(|_| failed())
     }
 }
 
@@ -92,6 +113,22 @@ impl RequestBody for ChatRequest {
 
     fn flattened_error(body: &Value) -> Option<PathError> {
         typed::<GenerationOptions>(body).err()
+    }
+}
+
+impl RequestBody for TokenizeRequest {
+    const SCOPE: Scope = Scope::Tokenize;
+
+    fn unknown(&self) -> &UnknownFields {
+        &self.unknown
+    }
+}
+
+impl RequestBody for DetokenizeRequest {
+    const SCOPE: Scope = Scope::None;
+
+    fn unknown(&self) -> &UnknownFields {
+        &self.unknown
     }
 }
 

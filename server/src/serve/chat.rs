@@ -28,6 +28,8 @@ use crate::api::reply::FinishReason;
 struct Chat {
     /// Whether log-probabilities were requested.
     logprobs: bool,
+    /// Token ids of the prompt, if token ids were requested.
+    prompt_ids: Option<Vec<u32>>,
 }
 
 /// The handler.
@@ -46,13 +48,14 @@ pub(super) async fn create(
     if let Some(max_tokens) = max_tokens {
         call.max_tokens = max_tokens;
     }
-    let chat = Chat { logprobs: logprobs.is_some() };
     let usage = app.usage_sum(call.choice_count);
     let options = ChatOptions {
         special_tokens_in_messages: app.special_tokens_in_messages,
         ..ChatOptions::default()
     };
-    let request = Request::chat(messages).chat_options(options);
+    let mut request = Request::chat(messages).chat_options(options);
+    let prompt_ids = call.prompt_ids(&app.engine, &mut request).await?;
+    let chat = Chat { logprobs: logprobs.is_some(), prompt_ids };
     respond(&app, chat, call, vec![request], usage).await
 }
 
@@ -82,7 +85,7 @@ fn top_logprobs(request: &ChatRequest) -> Result<Option<usize>, ApiError> {
 }
 
 /// The conversation as the engine takes it.
-fn messages(messages: Vec<Message>) -> Result<Vec<ChatMessage>, ApiError> {
+pub(super) fn messages(messages: Vec<Message>) -> Result<Vec<ChatMessage>, ApiError> {
     if messages.is_empty() {
         let expected = "a list of at least one message";
         return Err(ApiError::expected("messages", expected, &json!([])));
@@ -132,27 +135,35 @@ impl Endpoint for Chat {
             },
             logprobs,
             finish_reason: FinishReason::from(&completion.finish.reason),
+            token_ids: self.prompt_ids.is_some().then(|| completion.token_ids.clone()),
         }
+    }
+
+    fn prompt_ids(&self) -> Option<Vec<u32>> {
+        self.prompt_ids.clone()
     }
 
     fn opening(&self, index: usize) -> Option<ChatChunkChoice> {
         let delta = Delta { role: Some(Role::Assistant), content: Some(String::new()) };
-        Some(ChatChunkChoice { index, delta, logprobs: None, finish_reason: None })
+        let token_ids = self.prompt_ids.is_some().then(Vec::new);
+        Some(ChatChunkChoice { index, delta, logprobs: None, finish_reason: None, token_ids })
     }
 
     fn delta(&self, engine: &Engine, index: usize, piece: Piece<'_>) -> Option<ChatChunkChoice> {
         let logprobs = logprobs::chat(engine, logprobs::visible(engine, piece.logprob));
         let logprobs: Option<ChatLogprobs> = (!logprobs.content.is_empty()).then_some(logprobs);
-        if piece.text.is_empty() && logprobs.is_none() {
+        let token_ids = self.prompt_ids.is_some().then(|| piece.id.into_iter().collect());
+        if piece.text.is_empty() && logprobs.is_none() && token_ids.is_none() {
             return None;
         }
         let delta = Delta { role: None, content: Some(piece.text.to_owned()) };
-        Some(ChatChunkChoice { index, delta, logprobs, finish_reason: None })
+        Some(ChatChunkChoice { index, delta, logprobs, finish_reason: None, token_ids })
     }
 
     fn closing(&self, index: usize, reason: FinishReason) -> ChatChunkChoice {
         let (delta, finish_reason) = (Delta::default(), Some(reason));
-        ChatChunkChoice { index, delta, logprobs: None, finish_reason }
+        let token_ids = self.prompt_ids.is_some().then(Vec::new);
+        ChatChunkChoice { index, delta, logprobs: None, finish_reason, token_ids }
     }
 }
 

@@ -43,6 +43,8 @@ struct Completions {
     logprobs: bool,
     /// One entry per prompt if prompts are repeated, empty otherwise.
     echoes: Vec<Echo>,
+    /// Token ids of each prompt if token ids were requested, empty otherwise.
+    prompt_ids: Vec<Vec<u32>>,
 }
 
 /// The handler.
@@ -75,10 +77,14 @@ pub(super) async fn create(
         choices_per_prompt: call.choice_count,
         logprobs: request.logprobs.is_some(),
         echoes: Vec::new(),
+        prompt_ids: Vec::new(),
     };
     let usage = app.usage_sum(call.choice_count);
     if !echo {
-        let requests = prompts.into_iter().map(engine_request).collect();
+        let mut requests: Vec<Request> = prompts.into_iter().map(engine_request).collect();
+        for request in &mut requests {
+            completions.prompt_ids.extend(call.prompt_ids(&app.engine, request).await?);
+        }
         return respond(&app, completions, call, requests, usage).await;
     }
     let scored = prompts.into_iter().map(|prompt| score(&app.engine, &call, prompt));
@@ -88,6 +94,9 @@ pub(super) async fn create(
     let mut requests = Vec::with_capacity(scored.len());
     for scored in scored {
         completions.echoes.push(scored.echo);
+        if call.return_token_ids {
+            completions.prompt_ids.push(scored.tokens.clone());
+        }
         requests.push(Request::tokens(scored.tokens));
     }
     if max_tokens == 0 {
@@ -177,6 +186,23 @@ impl Completions {
     fn echo(&self, index: usize) -> Option<&Echo> {
         self.echoes.get(index / self.choices_per_prompt)
     }
+
+    fn prompt_ids(&self, index: usize) -> Option<&Vec<u32>> {
+        self.prompt_ids.get(index / self.choices_per_prompt)
+    }
+
+    /// A piece of a choice without token ids of the prompt. `token_ids` are those that it adds.
+    fn piece(&self, index: usize, text: String, token_ids: Vec<u32>) -> CompletionChoice {
+        let token_ids = (!self.prompt_ids.is_empty()).then_some(token_ids);
+        CompletionChoice {
+            index,
+            text,
+            logprobs: None,
+            finish_reason: None,
+            prompt_token_ids: None,
+            token_ids,
+        }
+    }
 }
 
 impl Endpoint for Completions {
@@ -199,13 +225,20 @@ impl Endpoint for Completions {
             lists.finish()
         });
         let finish_reason = Some(FinishReason::from(&completion.finish.reason));
-        CompletionChoice { index, text, logprobs, finish_reason }
+        let piece = self.piece(index, text, completion.token_ids.clone());
+        let prompt_token_ids = self.prompt_ids(index).cloned();
+        CompletionChoice { logprobs, finish_reason, prompt_token_ids, ..piece }
     }
 
     fn opening(&self, index: usize) -> Option<CompletionChoice> {
-        let echo = self.echo(index)?;
-        let logprobs = self.logprobs.then(|| echo.lists.clone().finish());
-        Some(CompletionChoice { index, text: echo.text.clone(), logprobs, finish_reason: None })
+        let (echo, prompt_token_ids) = (self.echo(index), self.prompt_ids(index).cloned());
+        if echo.is_none() && prompt_token_ids.is_none() {
+            return None;
+        }
+        let text = echo.map(|echo| echo.text.clone()).unwrap_or_default();
+        let lists = echo.filter(|_| self.logprobs).map(|echo| echo.lists.clone().finish());
+        let piece = self.piece(index, text, Vec::new());
+        Some(CompletionChoice { logprobs: lists, prompt_token_ids, ..piece })
     }
 
     fn delta(&self, engine: &Engine, index: usize, piece: Piece<'_>) -> Option<CompletionChoice> {
@@ -214,16 +247,16 @@ impl Endpoint for Completions {
             lists.push(engine, entry, piece.offsets);
             lists.finish()
         });
-        if piece.text.is_empty() && logprobs.is_none() {
+        if piece.text.is_empty() && logprobs.is_none() && self.prompt_ids.is_empty() {
             return None;
         }
-        let text = piece.text.to_owned();
-        Some(CompletionChoice { index, text, logprobs, finish_reason: None })
+        let ids = piece.id.into_iter().collect();
+        Some(CompletionChoice { logprobs, ..self.piece(index, piece.text.to_owned(), ids) })
     }
 
     fn closing(&self, index: usize, reason: FinishReason) -> CompletionChoice {
-        let (text, finish_reason) = (String::new(), Some(reason));
-        CompletionChoice { index, text, logprobs: None, finish_reason }
+        let piece = self.piece(index, String::new(), Vec::new());
+        CompletionChoice { finish_reason: Some(reason), ..piece }
     }
 
     fn offsets(&self, index: usize) -> TextOffsets {

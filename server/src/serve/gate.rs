@@ -11,6 +11,7 @@ use axum::{Json, Router};
 use tower::ServiceExt;
 
 use super::error::ApiError;
+use super::request_id::RequestId;
 use crate::api::admin::{Health, Status};
 
 /// The life of the server: loading, then serving, then stopping.
@@ -62,7 +63,12 @@ impl Gate {
                 Ok(response) => response,
                 Err(never) => match never {},
             },
-            Err(health) => unavailable(request.uri().path(), health),
+            Err(health) => {
+                let id = RequestId::of(request.headers());
+                let mut response = unavailable(request.uri().path(), health);
+                id.add_to(&mut response);
+                response
+            }
         }
     }
 }

@@ -2,7 +2,6 @@
 //! [`Endpoint`] trait is where they differ.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::response::Response;
 use futures::future::try_join_all;
@@ -13,7 +12,7 @@ use super::error::ApiError;
 use super::logprobs::TextOffsets;
 use super::options::Call;
 use super::reply::UsageSum;
-use super::{App, reply, unix_seconds};
+use super::{App, reply, request_id, unix_seconds};
 use crate::api::reply::{FinishReason, Reply, Usage};
 
 /// One of the two text endpoints: the form of its choices.
@@ -47,6 +46,12 @@ pub(super) trait Endpoint: Send + Sync + 'static {
     /// The piece that ends a streamed choice.
     fn closing(&self, index: usize, reason: FinishReason) -> Self::ChunkChoice;
 
+    /// Token ids of the prompt, for endpoints that report them once for all choices, if they were
+    /// requested.
+    fn prompt_ids(&self) -> Option<Vec<u32>> {
+        None
+    }
+
     /// Where the text of the choice's first generated token begins.
     fn offsets(&self, _index: usize) -> TextOffsets {
         TextOffsets::default()
@@ -57,6 +62,8 @@ pub(super) trait Endpoint: Send + Sync + 'static {
 pub(super) struct Piece<'a> {
     /// Text; may be empty.
     pub(super) text: &'a str,
+    /// The token's id; `None` for text that was withheld until the end.
+    pub(super) id: Option<u32>,
     /// The token's log-probability, if it was requested.
     pub(super) logprob: Option<&'a TokenLogprob>,
     /// Where the token's text begins in the choice.
@@ -73,13 +80,8 @@ pub(super) struct Envelope {
 
 impl Envelope {
     fn new<E: Endpoint>(model: String) -> Self {
-        // The counter makes ids unique in this process, the time and the process id make them
-        // unique between processes.
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let created = unix_seconds();
-        let id = format!("{}-{created:x}{:08x}{count:08x}", E::ID_PREFIX, std::process::id());
-        Self { id, created, model }
+        let id = format!("{}-{}", E::ID_PREFIX, request_id::fresh());
+        Self { id, created: unix_seconds(), model }
     }
 
     /// A reply, or a piece of one.
@@ -95,6 +97,7 @@ impl Envelope {
             created: self.created,
             model: self.model.clone(),
             choices,
+            prompt_token_ids: None,
             usage,
         }
     }

@@ -9,7 +9,7 @@ use crate::api::logprobs::{ChatLogprobs, ChatTokenLogprob, ChatTokenLogprobs, Co
 const LOWEST: f32 = -9999.0;
 
 /// A token's text; empty for an engine without a tokenizer.
-fn token_text(engine: &Engine, id: u32) -> String {
+pub(super) fn token_text(engine: &Engine, id: u32) -> String {
     engine.detokenize(&[id], false).unwrap_or_default()
 }
 

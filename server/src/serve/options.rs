@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use stolon::{Request, SamplingParams};
+use stolon::{Engine, Request, SamplingParams};
 
 use super::App;
 use super::access::Tenant;
@@ -31,6 +31,8 @@ pub(super) struct Call {
     pub(super) max_tokens: usize,
     /// Number of most likely tokens to report per position; `None` reports no log-probabilities.
     pub(super) logprobs: Option<usize>,
+    /// Whether to report token ids.
+    pub(super) return_token_ids: bool,
     /// The parameters that are passed on to the engine as they are.
     options: GenerationOptions,
     sampling: SamplingParams,
@@ -72,11 +74,27 @@ impl Call {
             include_usage,
             max_tokens: app.default_max_tokens(),
             logprobs: None,
+            return_token_ids: options.return_token_ids.unwrap_or(false),
             salt: tenant.salt(options.cache_salt.as_deref()),
             timeout: app.request_timeout,
             options,
             sampling,
         })
+    }
+
+    /// The token ids of a prompt, if they are to be reported. The prompt is then replaced by them,
+    /// so that it is tokenised once.
+    pub(super) async fn prompt_ids(
+        &self,
+        engine: &Engine,
+        prompt: &mut Request,
+    ) -> Result<Option<Vec<u32>>, ApiError> {
+        if !self.return_token_ids {
+            return Ok(None);
+        }
+        let tokens = engine.prompt_tokens(prompt).await?;
+        *prompt = prompt.clone().with_tokens(tokens.clone());
+        Ok(Some(tokens))
     }
 
     /// Sets everything but the prompt in a request to the engine.

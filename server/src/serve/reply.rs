@@ -5,7 +5,7 @@ use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::stream::{self, SelectAll};
 use futures::{Stream, StreamExt};
-use stolon::{Completion, Engine, Error, Event, TokenStream};
+use stolon::{Completion, Engine, Error, Event, TokenEvent, TokenStream};
 
 use super::error::ApiError;
 use super::generation::{Endpoint, Envelope, Piece};
@@ -75,7 +75,9 @@ pub(super) fn whole<E: Endpoint>(
     let choices = completions.iter().enumerate();
     let choices = choices.map(|(index, completion)| endpoint.whole(engine, index, completion));
     let usage = Some(Some(usage.total()));
-    Json(envelope.wrap(E::OBJECT, choices.collect(), usage)).into_response()
+    let mut reply = envelope.wrap(E::OBJECT, choices.collect(), usage);
+    reply.prompt_token_ids = endpoint.prompt_ids();
+    Json(reply).into_response()
 }
 
 /// One choice's stream, its events paired with the choice's index.
@@ -90,6 +92,8 @@ struct Streaming<E> {
     include_usage: bool,
     choices: Vec<StreamedChoice>,
     events: SelectAll<Numbered>,
+    /// Token ids of the prompt, for the first piece.
+    prompt_ids: Option<Vec<u32>>,
     /// The last payload has been sent.
     done: bool,
 }
@@ -119,9 +123,8 @@ pub(super) fn stream<E: Endpoint>(
         .enumerate()
         .map(|(index, stream)| stream.map(move |event| (index, event)).boxed());
     let events = stream::select_all(numbered);
-    let done = false;
     let streaming =
-        Streaming { engine, endpoint, envelope, usage, include_usage, choices, events, done };
+        Streaming::new(engine, endpoint, envelope, usage, choices, events, include_usage);
     Sse::new(streaming.into_events()).keep_alive(KeepAlive::default()).into_response()
 }
 
@@ -134,9 +137,9 @@ pub(super) fn stream_of_prompts<E: Endpoint>(
     choice_count: usize,
     include_usage: bool,
 ) -> Response {
-    let (choices, events, done) = (Vec::new(), SelectAll::new(), false);
+    let (choices, events) = (Vec::new(), SelectAll::new());
     let mut streaming =
-        Streaming { engine, endpoint, envelope, usage, include_usage, choices, events, done };
+        Streaming::new(engine, endpoint, envelope, usage, choices, events, include_usage);
     let mut payloads = Vec::new();
     for index in 0..choice_count {
         let pieces = streaming.endpoint.opening(index).into_iter();
@@ -153,6 +156,19 @@ fn event(payload: String) -> Result<sse::Event, std::convert::Infallible> {
 }
 
 impl<E: Endpoint> Streaming<E> {
+    fn new(
+        engine: Engine,
+        endpoint: E,
+        envelope: Envelope,
+        usage: UsageSum,
+        choices: Vec<StreamedChoice>,
+        events: SelectAll<Numbered>,
+        include_usage: bool,
+    ) -> Self {
+        let (prompt_ids, done) = (endpoint.prompt_ids(), false);
+        Self { engine, endpoint, envelope, usage, include_usage, choices, events, prompt_ids, done }
+    }
+
     fn into_events(self) -> impl Stream<Item = Result<sse::Event, std::convert::Infallible>> {
         let batches = stream::unfold(self, |mut state| async move {
             if state.done {
@@ -175,7 +191,8 @@ impl<E: Endpoint> Streaming<E> {
             Event::Started { .. } => pieces.extend(self.open(index)),
             Event::Token(token) => {
                 let offsets = &mut self.choices[index].offsets;
-                let piece = Piece { text: &token.text, logprob: token.logprob.as_ref(), offsets };
+                let TokenEvent { id, text, logprob } = &token;
+                let piece = Piece { text, id: *id, logprob: logprob.as_ref(), offsets };
                 pieces.extend(self.endpoint.delta(&self.engine, index, piece));
             }
             Event::Finished(finish) => {
@@ -196,9 +213,11 @@ impl<E: Endpoint> Streaming<E> {
 
     /// One piece of the reply as JSON. Every piece has the field `usage` if the client asked for
     /// it; it is `null` in all but the last.
-    fn chunk(&self, choices: Vec<E::ChunkChoice>, usage: Option<Usage>) -> String {
+    fn chunk(&mut self, choices: Vec<E::ChunkChoice>, usage: Option<Usage>) -> String {
         let usage = self.include_usage.then_some(usage);
-        to_json(&self.envelope.wrap(E::CHUNK_OBJECT, choices, usage))
+        let mut piece = self.envelope.wrap(E::CHUNK_OBJECT, choices, usage);
+        piece.prompt_token_ids = self.prompt_ids.take();
+        to_json(&piece)
     }
 
     /// All choices have ended.
@@ -206,7 +225,8 @@ impl<E: Endpoint> Streaming<E> {
         self.done = true;
         let mut payloads = Vec::new();
         if self.include_usage {
-            payloads.push(self.chunk(Vec::new(), Some(self.usage.total())));
+            let usage = self.usage.total();
+            payloads.push(self.chunk(Vec::new(), Some(usage)));
         }
         payloads.push("[DONE]".to_owned());
         payloads

@@ -12,3 +12,4 @@ mod connections;
 mod limits;
 mod readme;
 mod support;
+mod tokenize_api;

@@ -1,0 +1,68 @@
+//! `POST /tokenize` and `POST /detokenize`, as vLLM's.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::chat::{MAX_MESSAGES, Message};
+use super::fields::{self, UnknownFields};
+
+/// The body of `POST /tokenize`. It has either a `prompt` or `messages`.
+#[derive(Debug, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct TokenizeRequest {
+    /// The model's id or one of its names. Default: the served model.
+    pub model: Option<String>,
+    /// A text.
+    pub prompt: Option<String>,
+    /// A conversation, which is rendered with the model's chat template; 1 to [`MAX_MESSAGES`]
+    /// messages.
+    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_MESSAGES>")]
+    pub messages: Option<Vec<Message>>,
+    /// Whether to add the special tokens that the model expects around a text. Default true. The
+    /// chat template adds those of a conversation, so that only `false` is allowed with `messages`.
+    pub add_special_tokens: Option<bool>,
+    /// Whether a conversation ends with the start of the model's answer. Default true. Allowed only
+    /// with `messages`.
+    pub add_generation_prompt: Option<bool>,
+    /// Whether to return the text of each token. Default false.
+    pub return_token_strs: Option<bool>,
+    /// Variables of the chat template. Allowed only with `messages`.
+    pub chat_template_kwargs: Option<serde_json::Map<String, Value>>,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// The reply to `POST /tokenize`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Tokenized {
+    /// Number of tokens.
+    pub count: usize,
+    /// Context length of the model in tokens: prompt and generated tokens together.
+    pub max_model_len: usize,
+    /// The token ids.
+    pub tokens: Vec<u32>,
+    /// The text of each token, if it was requested, otherwise `null`. A token that is a part of a
+    /// character has the replacement character as its text.
+    pub token_strs: Option<Vec<String>>,
+}
+
+/// The body of `POST /detokenize`.
+#[derive(Debug, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct DetokenizeRequest {
+    /// The model's id or one of its names. Default: the served model.
+    pub model: Option<String>,
+    /// Token ids, each below the model's vocabulary size.
+    pub tokens: Vec<u32>,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// The reply to `POST /detokenize`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Detokenized {
+    /// The text of the tokens, special tokens included.
+    pub prompt: String,
+}

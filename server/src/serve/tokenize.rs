@@ -1,0 +1,110 @@
+//! The handlers of `POST /tokenize` and `POST /detokenize`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use serde_json::json;
+use stolon::{ChatOptions, Request};
+
+use super::App;
+use super::chat::messages;
+use super::error::ApiError;
+use super::logprobs::token_text;
+use super::receive::Received;
+use crate::api::chat::Message;
+use crate::api::tokenize::{DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized};
+
+/// `POST /tokenize`.
+pub(super) async fn tokenize(
+    State(app): State<Arc<App>>,
+    body: Received,
+) -> Result<Json<Tokenized>, ApiError> {
+    let mut request: TokenizeRequest = app.parser.parse(body).await?;
+    if let Some(model) = &request.model {
+        app.check_model(model)?;
+    }
+    let tokens = match (request.prompt.take(), request.messages.take()) {
+        (Some(prompt), None) => text_tokens(&app, prompt, &request).await?,
+        (None, Some(messages)) => chat_tokens(&app, messages, request.chat_options(&app)?).await?,
+        (None, None) => return Err(ApiError::missing("prompt")),
+        (Some(_), Some(_)) => {
+            let message = "expected either `prompt` or `messages`, got both";
+            return Err(ApiError::invalid(Some("messages"), message));
+        }
+    };
+    let max_model_len = app.engine.model_info().max_positions;
+    let count = tokens.len();
+    if !request.return_token_strs.unwrap_or(false) {
+        return Ok(Json(Tokenized { count, max_model_len, tokens, token_strs: None }));
+    }
+    let engine = app.engine.clone();
+    let with_texts = move || {
+        let texts = tokens.iter().map(|&token| token_text(&engine, token)).collect();
+        Tokenized { count, max_model_len, tokens, token_strs: Some(texts) }
+    };
+    Ok(Json(app.parser.run(count, with_texts).await?))
+}
+
+/// `POST /detokenize`.
+pub(super) async fn detokenize(
+    State(app): State<Arc<App>>,
+    body: Received,
+) -> Result<Json<Detokenized>, ApiError> {
+    let request: DetokenizeRequest = app.parser.parse(body).await?;
+    if let Some(model) = &request.model {
+        app.check_model(model)?;
+    }
+    let limit = app.engine.model_info().vocab_size;
+    if let Some(token) = request.tokens.iter().find(|&&token| token as usize >= limit) {
+        let expected = format!("token ids below {limit}, the size of the vocabulary");
+        return Err(ApiError::expected("tokens", &expected, &json!(token)));
+    }
+    let engine = app.engine.clone();
+    let count = request.tokens.len();
+    let decode = move || engine.detokenize(&request.tokens, false);
+    Ok(Json(Detokenized { prompt: app.parser.run(count, decode).await?? }))
+}
+
+async fn text_tokens(
+    app: &App,
+    prompt: String,
+    request: &TokenizeRequest,
+) -> Result<Vec<u32>, ApiError> {
+    if request.add_generation_prompt.is_some() {
+        return Err(only_with_messages("add_generation_prompt"));
+    }
+    if request.chat_template_kwargs.is_some() {
+        return Err(only_with_messages("chat_template_kwargs"));
+    }
+    Ok(app.engine.tokenize(prompt, request.add_special_tokens.unwrap_or(true)).await?)
+}
+
+async fn chat_tokens(
+    app: &App,
+    conversation: Vec<Message>,
+    options: ChatOptions,
+) -> Result<Vec<u32>, ApiError> {
+    let request = Request::chat(messages(conversation)?).chat_options(options);
+    Ok(app.engine.prompt_tokens(&request).await?)
+}
+
+fn only_with_messages(param: &str) -> ApiError {
+    ApiError::invalid(Some(param), format!("`{param}` is allowed only with `messages`"))
+}
+
+impl TokenizeRequest {
+    /// How the conversation is rendered.
+    fn chat_options(&mut self, app: &App) -> Result<ChatOptions, ApiError> {
+        if self.add_special_tokens == Some(true) {
+            let expected = "false with `messages`, because the chat template adds special tokens";
+            return Err(ApiError::expected("add_special_tokens", expected, &json!(true)));
+        }
+        Ok(ChatOptions {
+            add_generation_prompt: self.add_generation_prompt.unwrap_or(true),
+            special_tokens_in_messages: app.special_tokens_in_messages,
+            variables: self.chat_template_kwargs.take().unwrap_or_default(),
+            ..ChatOptions::default()
+        })
+    }
+}
