@@ -107,6 +107,7 @@
 //! * [`EngineBuilder`]: all settings with their defaults;
 //! * [`Request`] and [`SamplingParams`]: what to generate, and how tokens are sampled;
 //! * [`Completion`]: a whole answer, from [`TokenStream::collect_text`] or [`Engine::best_of`];
+//! * [`inspect()`](inspect::inspect): what a model is and needs, without loading it;
 //! * [`Error`] and [`EngineError`]: every failure, with the expected and the actual value;
 //! * [`EngineStats`], [`CacheStats`], [`Engine::events`] and [`Engine::audit`]: observation;
 //! * [`mod@backend`]: running another model or device under the engine. The example
@@ -179,6 +180,7 @@ pub use stolon_kvcache::{
 };
 #[cfg(feature = "hub")]
 pub use stolon_model::DownloadProgress;
+pub use stolon_model::inspect;
 pub use stolon_model::{
     KernelError, KvBudget, KvStoreError, KvType, ModelError, ModelSource, WeightType,
 };

@@ -259,7 +259,11 @@ fn check_memory(
 }
 
 /// The size in bytes of all tensors of `config` after packing.
-fn packed_bytes(config: &DecoderConfig, weights: &Weights, weight_type: WeightType) -> u64 {
+pub(crate) fn packed_bytes(
+    config: &DecoderConfig,
+    weights: &Weights,
+    weight_type: WeightType,
+) -> u64 {
     let bytes = |spec: TensorSpec| match *spec.shape.as_slice() {
         [rows, columns] => {
             let stored = weights.dtype(&spec.name).unwrap_or(TensorType::F32);
@@ -286,7 +290,7 @@ pub(crate) fn check_free(what: &str, expected: u64) -> Result<(), ModelError> {
 }
 
 /// The default element type of the KV store. It is not more exact than the weights.
-fn default_kv_type(weights: TensorType) -> KvType {
+pub(crate) fn default_kv_type(weights: TensorType) -> KvType {
     match weights {
         TensorType::F32 => KvType::F32,
         _ => KvType::Bf16,

@@ -9,6 +9,7 @@ mod cache;
 mod checksum;
 mod client;
 mod download;
+mod headers;
 mod options;
 mod progress;
 
@@ -18,6 +19,7 @@ use serde::Deserialize;
 
 use cache::{RepoCache, plain_path};
 use client::{Client, Failure};
+pub(crate) use headers::{Remote, headers};
 pub use options::HubOptions;
 pub use progress::{DownloadProgress, ProgressCallback};
 
@@ -78,29 +80,46 @@ pub(crate) fn fetch(
     options: &HubOptions,
 ) -> Result<PathBuf, ModelError> {
     let model = ModelRef { id, revision, file };
-    if !is_hub_id(id, revision, file) {
+    with_snapshot(&model, options, Ok, |snapshot, available| {
+        let path = snapshot.fetch(available)?;
+        let recorded = snapshot.cache.set_commit(revision, snapshot.commit);
+        recorded.map_err(|error| ModelError::Io { path: options.cache.clone(), error })?;
+        Ok(path)
+    })
+}
+
+/// Calls `online` with the current commit of the revision and the names of its files. If the hub
+/// must not or cannot be reached, calls `if_cached` with the path of the model in the cache instead.
+fn with_snapshot<T>(
+    model: &ModelRef<'_>,
+    options: &HubOptions,
+    if_cached: impl Fn(PathBuf) -> Result<T, ModelError>,
+    online: impl Fn(&Snapshot<'_>, &[&str]) -> Result<T, ModelError>,
+) -> Result<T, ModelError> {
+    if !is_hub_id(model.id, model.revision, model.file) {
         return Err(model.error("model info", "expected the form org/name@revision:file"));
     }
-    let cache = RepoCache::new(&options.cache, id);
+    let cache = RepoCache::new(&options.cache, model.id);
     if options.offline {
-        return cached(&model, &cache).ok_or_else(|| {
+        let path = cached(model, &cache).ok_or_else(|| {
             let cache = options.cache.display();
             model
                 .error(files::CONFIG, format!("offline, and there is no snapshot of it in {cache}"))
-        });
+        })?;
+        return if_cached(path);
     }
-    let explain = |failure: Failure| failure.explain(&model, "model info", options);
+    let explain = |failure: Failure| failure.explain(model, "model info", options);
     let client = Client::new(options).map_err(explain)?;
-    let info = match info(&client, &model) {
+    let info = match info(&client, model) {
         Ok(info) => info,
         Err(failure) => {
             // The cache is used only if the hub has not answered. An error from the hub counts.
             if failure.status.is_none()
-                && let Some(path) = cached(&model, &cache)
+                && let Some(path) = cached(model, &cache)
             {
                 let (text, shown) = (&failure.text, path.display());
                 tracing::warn!("cannot reach the hub ({text}); using {shown}");
-                return Ok(path);
+                return if_cached(path);
             }
             return Err(explain(failure));
         }
@@ -110,13 +129,8 @@ pub(crate) fn fetch(
         return Err(model.error("model info", reason));
     };
     let available: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
-    let snapshot =
-        Snapshot { model: &model, client, cache: &cache, options, commit: &info.sha, directory };
-    let path = snapshot.fetch(&available)?;
-    cache
-        .set_commit(revision, &info.sha)
-        .map_err(|error| ModelError::Io { path: options.cache.clone(), error })?;
-    Ok(path)
+    let snapshot = Snapshot { model, client, cache: &cache, options, commit: &info.sha, directory };
+    online(&snapshot, &available)
 }
 
 /// Requests the description of the model's revision.
@@ -140,41 +154,51 @@ struct Snapshot<'a> {
     directory: PathBuf,
 }
 
+/// The files of a model in a repository.
+struct Plan {
+    /// The snapshot's directory, or the path of the first part of a GGUF model in it.
+    path: PathBuf,
+    /// The names of the files with weights.
+    weights: Vec<String>,
+}
+
 impl Snapshot<'_> {
     /// Downloads those of the `available` files that the engine reads. Returns the path of the model.
     fn fetch(&self, available: &[&str]) -> Result<PathBuf, ModelError> {
+        let plan = self.plan(available)?;
+        plan.weights.iter().try_for_each(|name| self.get(name).map(drop))?;
+        Ok(plan.path)
+    }
+
+    /// Downloads all files of the model but its weights.
+    fn plan(&self, available: &[&str]) -> Result<Plan, ModelError> {
         let has = |name: &str| available.contains(&name);
         let has_weights = has(safetensors::SINGLE) || has(safetensors::INDEX);
         if self.model.file.is_some() || !has(files::CONFIG) || !has_weights {
-            return self.fetch_gguf(available);
+            return self.plan_gguf(available);
         }
-        // Small files first, so that a missing one is reported before the long download.
         for name in files::SMALL.iter().filter(|name| has(name)) {
             self.get(name)?;
         }
+        let path = self.directory.clone();
         if has(safetensors::SINGLE) {
-            self.get(safetensors::SINGLE)?;
-            return Ok(self.directory.clone());
+            return Ok(Plan { path, weights: vec![safetensors::SINGLE.to_owned()] });
         }
         let index = self.get(safetensors::INDEX)?;
         let shards = safetensors::shards(&index.display().to_string(), &read::read_json(&index)?)?;
-        for shard in shards {
-            self.get(&shard)?;
-        }
-        Ok(self.directory.clone())
+        Ok(Plan { path, weights: shards })
     }
 
-    /// Downloads all parts of a GGUF model, and returns the path of the first one.
-    fn fetch_gguf(&self, available: &[&str]) -> Result<PathBuf, ModelError> {
+    /// The parts of a GGUF model.
+    fn plan_gguf(&self, available: &[&str]) -> Result<Plan, ModelError> {
         let first = split::choose(available.iter().copied(), self.model.file)
             .map_err(|models| self.no_choice(available, &models))?;
-        let parts = split::parts(&first);
-        if let Some(missing) = parts.iter().find(|part| !available.contains(&part.as_str())) {
+        let weights = split::parts(&first);
+        if let Some(missing) = weights.iter().find(|part| !available.contains(&part.as_str())) {
             let reason = "the repository does not have this part of the model";
             return Err(self.model.error(missing, reason));
         }
-        parts.iter().try_for_each(|part| self.get(part).map(drop))?;
-        Ok(self.directory.join(first))
+        Ok(Plan { path: self.directory.join(first), weights })
     }
 
     /// The error if the repository does not have exactly one GGUF model that was asked for.
@@ -205,13 +229,18 @@ impl Snapshot<'_> {
         }
     }
 
-    /// Returns the path of the file on disk. Downloads it first if it is not in the cache.
-    fn get(&self, name: &str) -> Result<PathBuf, ModelError> {
+    /// The path of the file on disk, whether it exists or not.
+    fn path(&self, name: &str) -> Result<PathBuf, ModelError> {
         if !plain_path(name) {
             let expected = "expected a file name of letters, digits, `-`, `_` and `.`";
             return Err(self.model.error(name, expected));
         }
-        let path = self.directory.join(name);
+        Ok(self.directory.join(name))
+    }
+
+    /// Returns the path of the file on disk. Downloads it first if it is not in the cache.
+    fn get(&self, name: &str) -> Result<PathBuf, ModelError> {
+        let path = self.path(name)?;
         if !path.exists() {
             let failed = |failure: Failure| failure.explain(self.model, name, self.options);
             self.download(name, &path).map_err(failed)?;

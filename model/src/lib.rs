@@ -19,6 +19,7 @@ mod files;
 pub mod fuzzing;
 #[cfg(feature = "hub")]
 pub mod hub;
+pub mod inspect;
 pub mod kv_store;
 pub mod load;
 pub mod random;
@@ -33,6 +34,7 @@ pub use decoder::{Stage, StageTimes};
 pub use error::ModelError;
 #[cfg(feature = "hub")]
 pub use hub::{DownloadProgress, HubOptions, ProgressCallback};
+pub use inspect::{InspectOptions, Inspection, inspect};
 pub use kv_store::{KvBudget, KvStoreError, KvType};
 pub use load::{GenerationDefaults, LoadOptions, LoadedModel, load, read_gguf_tokenizer};
 pub use random::random_model;

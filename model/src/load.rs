@@ -114,7 +114,7 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, 
 }
 
 /// The last component of a path, which is used as the model's name.
-fn file_name(path: &std::path::Path) -> String {
+pub(crate) fn file_name(path: &std::path::Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }

@@ -16,7 +16,7 @@ use std::path::Path;
 
 pub use stolon_kernels::TensorType;
 
-use crate::config::DecoderConfig;
+use crate::config::{DecoderConfig, TensorSpec};
 use crate::error::ModelError;
 use crate::files;
 pub(crate) use mmap::Bytes;
@@ -154,7 +154,7 @@ impl Weights {
     }
 
     fn insert(&mut self, name: String, stored: Stored) -> Result<(), ModelError> {
-        debug_assert!(stored.range.end <= self.regions[stored.region].bytes.len());
+        debug_assert!(stored.range.end as u64 <= self.regions[stored.region].bytes.file_bytes());
         let file = self.regions[stored.region].file.clone();
         match self.tensors.entry(name) {
             Entry::Vacant(entry) => {
@@ -177,7 +177,15 @@ impl Weights {
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, ModelError> {
         let stored = self.stored(name, shape)?;
         let dtype = self.checked(name, stored, shape)?;
-        let bytes = &self.regions[stored.region].bytes[stored.range.clone()];
+        let region = &self.regions[stored.region];
+        let Some(bytes) = region.bytes.get(stored.range.clone()) else {
+            return Err(ModelError::Truncated {
+                file: region.file.clone(),
+                what: format!("tensor `{name}`"),
+                expected: stored.range.end as u64,
+                got: region.bytes.len() as u64,
+            });
+        };
         let bytes = match stored.paired_heads {
             Some(heads) => Cow::Owned(split_halves(bytes, stored.shape[0], heads)),
             None => Cow::Borrowed(bytes),
@@ -243,12 +251,19 @@ impl Weights {
     /// The error of [`tensor`](Self::tensor) for the first tensor that is not, or
     /// [`ModelError::Malformed`] for tensors that overlap.
     pub fn check(&self, config: &DecoderConfig) -> Result<(), ModelError> {
-        self.check_disjoint()?;
-        for spec in config.tensors() {
-            let stored = self.stored(&spec.name, &spec.shape)?;
-            self.checked(&spec.name, stored, &spec.shape)?;
-        }
-        Ok(())
+        self.problems(config).next().map_or(Ok(()), Err)
+    }
+
+    /// All errors that [`check`](Self::check) can find.
+    pub(crate) fn problems(&self, config: &DecoderConfig) -> impl Iterator<Item = ModelError> {
+        let of_tensor = |spec: TensorSpec| {
+            let stored = self
+                .stored(&spec.name, &spec.shape)
+                .and_then(|stored| self.checked(&spec.name, stored, &spec.shape));
+            stored.err()
+        };
+        let overlap = self.check_disjoint().err();
+        overlap.into_iter().chain(config.tensors().into_iter().filter_map(of_tensor))
     }
 
     /// Checks that tensors do not overlap. Each one is packed separately, so a small file with
@@ -307,6 +322,23 @@ impl Weights {
             _ => 0,
         });
         owned.sum()
+    }
+
+    /// The stored tensors in arbitrary order: the name, the type or the name of an unsupported type,
+    /// the shape, and the number of bytes.
+    pub(crate) fn list(&self) -> impl Iterator<Item = (&str, String, &[usize], u64)> {
+        self.tensors.iter().map(|(name, stored)| {
+            let dtype = match &stored.dtype {
+                Ok(dtype) => dtype.name().to_owned(),
+                Err(other) => other.clone(),
+            };
+            (name.as_str(), dtype, stored.shape.as_slice(), stored.range.len() as u64)
+        })
+    }
+
+    /// The files: their names and sizes in bytes.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.regions.iter().map(|region| (region.file.as_str(), region.bytes.file_bytes()))
     }
 
     /// Total size of all tensors in bytes, as stored.

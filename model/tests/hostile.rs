@@ -31,7 +31,9 @@ use std::time::Duration;
 
 use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
 use stolon_kvcache::BlockId;
-use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions, ModelSource, load};
+use stolon_model::{
+    CpuBackend, CpuOptions, InspectOptions, KvBudget, LoadOptions, ModelSource, inspect, load,
+};
 use stolon_text::TextModel;
 
 /// Time after which loading counts as hung. It is a guard, not a measurement.
@@ -42,7 +44,14 @@ const MEMORY_MAX: u64 = 64 << 20;
 /// Does everything that an engine does with a model: reads it, creates its tokenizer, packs its
 /// weights and computes a step. Returns the error as text.
 fn run(path: &Path) -> Result<(), String> {
-    let loaded = load(&ModelSource::from(path), &LoadOptions::default());
+    let source = ModelSource::from(path);
+    let loaded = load(&source, &LoadOptions::default());
+    // Inspection finds an error exactly if loading does.
+    let refused = match inspect(&source, &InspectOptions::default()) {
+        Ok(inspection) => !inspection.refusals.is_empty(),
+        Err(_) => true,
+    };
+    assert_eq!(refused, loaded.is_err(), "{}: {:?}", path.display(), loaded.as_ref().err());
     let loaded = loaded.map_err(|error| error.to_string())?;
     let text = TextModel::new(&loaded.text, &loaded.generation.eos_token_ids);
     let options = CpuOptions {

@@ -21,8 +21,8 @@ use hub_server::{Hub, Repository};
 use model_dir::{assert_same, config_json, model, safetensors_of};
 use serde_json::json;
 use stolon_model::{
-    HubOptions, LoadOptions, LoadedModel, ModelError, ModelSource, ProgressCallback, TensorType,
-    load,
+    HubOptions, InspectOptions, LoadOptions, LoadedModel, ModelError, ModelSource,
+    ProgressCallback, TensorType, inspect, load,
 };
 
 const ID: &str = "org/tiny-model";
@@ -302,6 +302,45 @@ fn sharded_models_are_downloaded_by_their_index() {
     let names = fetched(&hub);
     assert_eq!(names.len(), 4, "{names:?}");
     assert!(!names.contains(&"model-3-of-3.safetensors".to_owned()));
+}
+
+/// Goal: a model on the hub is described without downloading its weights, in the same way as one in
+/// the cache.
+#[test]
+fn models_are_inspected_without_their_weights() {
+    let hub = Hub::start();
+    let mut large = repository(12, COMMIT);
+    let mut config = config_json("llama");
+    config["vocab_size"] = 4000.into();
+    let (_, weights) = model(&config, 12);
+    large.files.insert("config.json".into(), config.to_string().into_bytes());
+    let weights = safetensors_of(&weights, |name| Some(name.to_owned()));
+    large.files.insert("model.safetensors".into(), weights);
+    hub.put(ID, "main", &large);
+    let mut split = Repository { commit: "d".repeat(40), ..Repository::default() };
+    for (index, part) in gguf_files(2, 3).into_iter().enumerate() {
+        split.files.insert(format!("m-0000{}-of-00003.gguf", index + 1), part);
+    }
+    hub.put("org/split", "main", &split);
+    let home = tempfile::tempdir().unwrap();
+    let hub_options = options(&hub, home.path());
+    let load_options = LoadOptions { hub: hub_options.clone() };
+    let inspect_options = InspectOptions { load: load_options, ..InspectOptions::default() };
+    for (id, files) in [(ID, 1), ("org/split", 3)] {
+        let source: ModelSource = id.parse().unwrap();
+        let remote = inspect(&source, &inspect_options).unwrap();
+        assert_eq!(remote.refusals, [] as [&str; 0]);
+        assert_eq!(remote.files.len(), files);
+        let blobs = home.path().join(format!("hub/models--{}/blobs", id.replace('/', "--")));
+        let stored = std::fs::read_dir(blobs).into_iter().flatten().flatten();
+        let stored = stored.map(|entry| entry.metadata().unwrap().len());
+        assert!(stored.sum::<u64>() < 10_000);
+        open(id, &hub_options).unwrap();
+        let local = inspect(&source, &inspect_options).unwrap();
+        assert_eq!((remote.parameters, remote.memory), (local.parameters, local.memory));
+        assert_eq!((remote.tensors, remote.outline), (local.tensors, local.outline));
+        assert_eq!(remote.eos_token_ids, local.eos_token_ids);
+    }
 }
 
 /// Goal: each commit of a branch has its own snapshot.

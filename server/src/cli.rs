@@ -1,6 +1,7 @@
 //! The command line: parsing it and running the chosen command.
 
 use std::io::ErrorKind;
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
@@ -9,6 +10,7 @@ use crate::chat::ChatArgs;
 #[cfg(feature = "demo-model")]
 use crate::demo::DemoArgs;
 use crate::generate::GenerateArgs;
+use crate::inspect::ModelCommand;
 use crate::serve::ServeArgs;
 
 /// An LLM inference engine with a shared prefix cache
@@ -37,17 +39,20 @@ enum Command {
     Chat(ChatArgs),
     /// Serve a model over HTTP with an OpenAI-compatible API
     Serve(ServeArgs),
+    /// Look at a model without loading it
+    #[command(subcommand)]
+    Model(ModelCommand),
     /// Benchmark the engine
     #[command(subcommand)]
     Bench(BenchCommand),
 }
 
 impl Cli {
-    /// Runs the chosen command.
+    /// Runs the chosen command. Returns the exit status of a command that has not failed.
     ///
     /// # Errors
     /// Any error that stops it, with a message for the user.
-    pub async fn run(self) -> anyhow::Result<()> {
+    pub async fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             #[cfg(feature = "demo-model")]
             Command::Demo(args) => args.run().await,
@@ -55,7 +60,9 @@ impl Cli {
             Command::Chat(args) => args.run().await,
             Command::Serve(args) => args.run().await,
             Command::Bench(command) => command.run().await,
-        }
+            Command::Model(command) => return command.run(),
+        }?;
+        Ok(ExitCode::SUCCESS)
     }
 }
 

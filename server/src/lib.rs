@@ -15,6 +15,7 @@ pub mod cli;
 pub mod demo;
 mod download;
 pub mod generate;
+pub mod inspect;
 pub mod memory;
 pub mod serve;
 mod terminal;

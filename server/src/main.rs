@@ -37,7 +37,7 @@ fn main() -> ExitCode {
             result
         });
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(error) if stolon_server::cli::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             use std::io::Write;

@@ -136,7 +136,7 @@ impl Snapshot<'_> {
         }
     }
 
-    fn url(&self, name: &str) -> String {
+    pub(super) fn url(&self, name: &str) -> String {
         format!("/{}/resolve/{}/{name}", self.model.id, self.commit)
     }
 }

@@ -46,7 +46,7 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
 }
 
 /// Reads the files of the tokenizer and the chat template in `directory`.
-pub(super) fn text(directory: &Path) -> Result<TextSource, ModelError> {
+pub(crate) fn text(directory: &Path) -> Result<TextSource, ModelError> {
     let path = directory.join(TOKENIZER);
     let tokenizer = match optional(files::read(&path, files::TOKENIZER_BYTES_MAX))? {
         Some(bytes) => {

@@ -16,13 +16,18 @@ use crate::weights::{Bytes, TensorType, Weights};
 pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
     let (header, contents) = split::open(path)?;
     let (config, weights) = parse(&header, contents)?;
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
+    let directory = directory_of(path);
     let text = text(&header, directory)?;
     let generation = generation(&header, config.clone(), directory)?;
     Ok(LoadedModel { id, config, weights, text, generation })
+}
+
+/// The directory of the file `path`.
+pub(crate) fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
 }
 
 /// Parses and checks the model with the header `header`. `contents` are the bytes of its files.
@@ -30,10 +35,19 @@ pub(crate) fn parse(
     header: &Header,
     contents: Vec<Bytes>,
 ) -> Result<(DecoderConfig, Weights), ModelError> {
+    let (config, weights) = describe(header, contents)?;
+    weights.check(&config)?;
+    Ok((config, weights))
+}
+
+/// Parses the model without checking that all of its tensors are present.
+pub(crate) fn describe(
+    header: &Header,
+    contents: Vec<Bytes>,
+) -> Result<(DecoderConfig, Weights), ModelError> {
     let divisors = divisors(header, &contents)?;
     let config = config::gguf::parse(header, divisors)?;
     let weights = weights(header, &config, contents)?;
-    weights.check(&config)?;
     Ok((config, weights))
 }
 
@@ -57,8 +71,9 @@ fn divisors(header: &Header, contents: &[Bytes]) -> Result<Option<Vec<f32>>, Mod
             got: info.shape.clone(),
         });
     }
-    let floats = contents[info.part][info.range.clone()].chunks_exact(4);
-    Ok(Some(floats.map(|f| f32::from_le_bytes([f[0], f[1], f[2], f[3]])).collect()))
+    // An inspected file of which only the header is known does not have the content.
+    let Some(bytes) = contents[info.part].get(info.range.clone()) else { return Ok(None) };
+    Ok(Some(bytes.chunks_exact(4).map(|f| f32::from_le_bytes([f[0], f[1], f[2], f[3]])).collect()))
 }
 
 fn weights(
@@ -108,7 +123,7 @@ fn has_experts(config: &DecoderConfig, name: &str) -> bool {
 
 /// The tokenizer and chat template data. A `tokenizer.json` in the same directory takes precedence
 /// over the vocabulary of the GGUF file.
-fn text(header: &Header, directory: &Path) -> Result<TextSource, ModelError> {
+pub(crate) fn text(header: &Header, directory: &Path) -> Result<TextSource, ModelError> {
     let mut text = directory::text(directory)?;
     if let TokenizerSource::Missing { .. } = &text.tokenizer {
         text.tokenizer = match tokenizer(header)? {
@@ -199,7 +214,7 @@ fn token_id(header: &Header, name: &str) -> Option<u32> {
 
 /// The generation defaults. A `generation_config.json` in the same directory takes precedence over
 /// the end-of-sequence tokens of the GGUF file.
-fn generation(
+pub(crate) fn generation(
     header: &Header,
     decoder: DecoderConfig,
     directory: &Path,

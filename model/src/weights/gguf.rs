@@ -54,7 +54,23 @@ pub(crate) struct TensorInfo {
 }
 
 /// Parses the header of the file with the content `bytes`. `file` is its name in error messages.
+#[cfg(any(test, fuzzing))]
 pub(crate) fn read(file: &str, bytes: &[u8]) -> Result<Header, ModelError> {
+    read_head(file, bytes, bytes.len() as u64)
+}
+
+/// Whether `head`, the beginning of a file of `file_bytes` bytes, has the whole header. It counts
+/// as whole if the rest would not help.
+#[cfg(feature = "hub")]
+pub(crate) fn has_header(head: &[u8], file_bytes: u64) -> bool {
+    // The size decides which error is reported for tensors outside of the file, and a header
+    // without errors is complete.
+    let truncated = matches!(read_head("", head, u64::MAX), Err(ModelError::Truncated { .. }));
+    !truncated || head.len() as u64 >= file_bytes
+}
+
+/// Parses the header of a file of `file_bytes` bytes that begins with `bytes`.
+fn read_head(file: &str, bytes: &[u8], file_bytes: u64) -> Result<Header, ModelError> {
     let mut cursor = Cursor::new(file, bytes);
     let magic = cursor.array::<4>("the magic number")?;
     if &magic != b"GGUF" {
@@ -85,7 +101,7 @@ pub(crate) fn read(file: &str, bytes: &[u8]) -> Result<Header, ModelError> {
     let mut tensors = BTreeMap::new();
     for info in infos {
         let name = info.name.clone();
-        let info = info.locate(file, data_start, alignment, bytes.len() as u64)?;
+        let info = info.locate(file, data_start, alignment, file_bytes)?;
         if tensors.insert(name.clone(), info).is_some() {
             return Err(ModelError::malformed(file, format!("duplicate tensor `{name}`")));
         }

@@ -26,6 +26,10 @@ pub(crate) enum Bytes {
     Static(&'static [u8]),
     /// A buffer.
     Owned(Vec<u8>),
+    /// The beginning of a file on the hub, with at least its header, and the size of the whole file
+    /// in bytes. Only inspection uses it; see [`inspect`](crate::inspect).
+    #[cfg(feature = "hub")]
+    Head(Vec<u8>, u64),
 }
 
 impl Bytes {
@@ -45,6 +49,15 @@ impl Bytes {
         // updates do not do it: downloads write a new file and rename it when it is complete.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         Ok(Self::Mapped(map))
+    }
+
+    /// Size of the whole file in bytes. The bytes themselves may be fewer.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        match self {
+            #[cfg(feature = "hub")]
+            Self::Head(_, file_bytes) => *file_bytes,
+            bytes => bytes.len() as u64,
+        }
     }
 }
 
@@ -84,6 +97,8 @@ impl Deref for Bytes {
             Self::Mapped(map) => map,
             Self::Static(bytes) => bytes,
             Self::Owned(bytes) => bytes,
+            #[cfg(feature = "hub")]
+            Self::Head(bytes, _) => bytes,
         }
     }
 }
@@ -95,6 +110,8 @@ impl fmt::Debug for Bytes {
             Self::Mapped(_) => "Mapped",
             Self::Static(_) => "Static",
             Self::Owned(_) => "Owned",
+            #[cfg(feature = "hub")]
+            Self::Head(..) => "Head",
         };
         write!(f, "{variant}({} bytes)", self.len())
     }

@@ -29,9 +29,9 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
 
 /// Adds the tensors of one file to `weights`. `file` is its name in error messages.
-pub(super) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(), ModelError> {
+pub(crate) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(), ModelError> {
     let (data_start, metadata) = header(file, &bytes)?;
-    let file_bytes = bytes.len() as u64;
+    let file_bytes = bytes.file_bytes();
     let region = weights.add_region(file, bytes);
     // In the order of the data, so that the error is about the first invalid tensor.
     for name in metadata.offset_keys() {
@@ -105,6 +105,14 @@ pub(super) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(),
     Ok(())
 }
 
+/// Whether `head`, the beginning of a file of `file_bytes` bytes, has the whole
+/// header. It counts as whole if the rest would not help.
+#[cfg(feature = "hub")]
+pub(crate) fn has_header(head: &[u8], file_bytes: u64) -> bool {
+    let truncated = matches!(header("", head), Err(ModelError::Truncated { .. }));
+    !truncated || head.len() as u64 >= file_bytes
+}
+
 /// Parses the header. Returns the offset of the data in the file and the header.
 fn header(file: &str, bytes: &[u8]) -> Result<(u64, Metadata), ModelError> {
     let got = bytes.len() as u64;
@@ -165,7 +173,7 @@ pub(crate) fn shards(file: &str, index: &Value) -> Result<Vec<String>, ModelErro
 }
 
 /// Checks that `weights` has every tensor of the index.
-pub(super) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Result<(), ModelError> {
+pub(crate) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Result<(), ModelError> {
     let map = index.get("weight_map").and_then(Value::as_object);
     for (tensor, shard) in map.into_iter().flatten() {
         if !weights.contains(&canonical_name(tensor)) {

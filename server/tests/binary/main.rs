@@ -9,6 +9,10 @@ mod chat_api;
 mod commands;
 mod completions_api;
 mod connections;
+#[path = "../../../model/tests/support/gguf_writer.rs"]
+#[allow(dead_code, reason = "shared with the tests of stolon-model")]
+mod gguf_writer;
+mod inspect;
 mod limits;
 mod readme;
 mod support;

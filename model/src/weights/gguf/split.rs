@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Header, TENSORS_MAX, Value, read};
+use super::{Header, TENSORS_MAX, Value, read_head};
 use crate::error::ModelError;
 use crate::weights::Bytes;
 
@@ -127,7 +127,7 @@ pub(crate) fn find(directory: &Path) -> Result<Option<PathBuf>, ModelError> {
 pub(crate) fn open(path: &Path) -> Result<(Header, Vec<Bytes>), ModelError> {
     let bytes = Bytes::map(path)?;
     let file = path.display().to_string();
-    let header = read(&file, &bytes)?;
+    let header = read_head(&file, &bytes, bytes.file_bytes())?;
     let count = header.metadata.get("split.count").map_or(Some(1), Value::as_u64);
     if count.is_some_and(|count| count <= 1) {
         return Ok((header, vec![bytes]));
@@ -144,10 +144,11 @@ pub(crate) fn open(path: &Path) -> Result<(Header, Vec<Bytes>), ModelError> {
     };
     drop((header, bytes));
     let directory = path.parent().unwrap_or(Path::new(""));
-    let paths: Vec<_> =
-        (1..=part.count).map(|number| directory.join(part.sibling(number))).collect();
+    let sibling = |number| directory.join(part.sibling(number));
+    let paths: Vec<_> = (1..=part.count).map(sibling).collect();
     check_present(directory, part, &paths)?;
-    join(&paths)
+    let files = paths.iter().map(|path| Ok((path.display().to_string(), Bytes::map(path)?)));
+    join(paths.len(), files)
 }
 
 /// Checks that all parts exist, before any of them is read.
@@ -168,16 +169,23 @@ fn check_present(
     })
 }
 
-/// Maps the parts at `paths` and joins their headers.
-fn join(paths: &[PathBuf]) -> Result<(Header, Vec<Bytes>), ModelError> {
+/// Joins the headers of the parts, of which `files` has the names and contents in order. `count` is
+/// their number; a single file need not be a part.
+pub(crate) fn join(
+    count: usize,
+    files: impl Iterator<Item = Result<(String, Bytes), ModelError>>,
+) -> Result<(Header, Vec<Bytes>), ModelError> {
     let mut joined: Option<Header> = None;
-    let mut contents = Vec::with_capacity(paths.len());
-    for (index, path) in paths.iter().enumerate() {
-        let bytes = Bytes::map(path)?;
-        let header = read(&path.display().to_string(), &bytes)?;
+    let mut contents = Vec::with_capacity(count);
+    for (index, part) in files.enumerate() {
+        let (file, bytes) = part?;
+        let header = read_head(&file, &bytes, bytes.file_bytes())?;
         contents.push(bytes);
+        if count == 1 && !header.metadata.contains_key("split.count") {
+            return Ok((header, contents));
+        }
         check_key(&header, "split.no", index as u64)?;
-        check_key(&header, "split.count", paths.len() as u64)?;
+        check_key(&header, "split.count", count as u64)?;
         match &mut joined {
             None => joined = Some(header),
             Some(joined) => joined.add(header)?,
