@@ -2,12 +2,14 @@
 //!
 //! The engine below this crate works on token ids only. A program that sends and receives ids does
 //! not need it; the feature `tokenizer`, which is on by default, brings the tokenizer and template
-//! libraries. Without the feature only the plain data types and [`StopStrings`] are left.
+//! libraries. Without the feature only the plain data types, [`StopStrings`] and [`AnswerParser`] are
+//! left.
 //!
 //! * [`TextSource`]: what a model's files say about its text, as a loader has read it;
 //! * `TextModel`: tokenizer, chat templates and end-of-sequence ids of one model;
 //! * `Tokenizer`, `Detokenizer`: from text to token ids, and back while tokens arrive;
 //! * `ChatTemplate`: from [`ChatMessage`]s to the text that the model was trained on;
+//! * [`AnswerParser`]: takes an answer apart into reasoning, text and tool calls;
 //! * [`StopStrings`]: ends a streamed text where a stop string is complete.
 #![forbid(unsafe_code)]
 
@@ -16,6 +18,7 @@
 #[doc = include_str!("../README.md")]
 mod readme {}
 
+mod answer;
 #[cfg(feature = "tokenizer")]
 mod bounded;
 #[cfg(feature = "tokenizer")]
@@ -33,6 +36,9 @@ mod text_model;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
 
+pub use answer::{
+    Answer, AnswerFormat, AnswerParser, AnswerPart, ReasoningFormat, ToolCall, ToolCallFormat,
+};
 #[cfg(feature = "tokenizer")]
 pub use chat_template::{ChatOptions, ChatTemplate, RenderedChat};
 #[cfg(feature = "tokenizer")]

@@ -1,0 +1,347 @@
+//! [`AnswerParser`]: the states of reading an answer.
+
+use std::sync::Arc;
+
+use super::block::{Block, Change, Next};
+use super::envelope::CallPart;
+use super::{AnswerFormat, AnswerPart, MAX_CALLS, ReasoningFormat, ToolCallFormat};
+
+/// Takes one answer apart while it arrives: [`AnswerParser::push`] is called with each piece of
+/// text in order, and [`AnswerParser::finish`] at the end.
+#[derive(Clone, Debug)]
+pub struct AnswerParser {
+    format: AnswerFormat,
+    mode: Mode,
+    /// Text that was not read yet: at most the beginning of a marker between two pieces.
+    pending: String,
+    /// Whitespace that is dropped if a tag or a call follows.
+    space: String,
+    /// Whether whitespace is dropped until other text arrives.
+    at_start: bool,
+    /// Number of calls that have begun.
+    calls: usize,
+    /// Whether the last call has begun and not ended.
+    in_call: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Mode {
+    /// Before the first character, in an answer that may begin with reasoning.
+    Start,
+    Reasoning,
+    /// Before the first character of the text, in a format whose calls need no marker.
+    MayBeCall,
+    Text,
+    Block(Block),
+    /// The rest is text, whatever it is.
+    PlainText,
+    /// The rest is dropped.
+    Dropped,
+}
+
+impl AnswerParser {
+    /// A parser for one answer.
+    #[must_use]
+    pub fn new(format: AnswerFormat) -> Self {
+        let mut parser = Self {
+            mode: Mode::Start,
+            pending: String::new(),
+            space: String::new(),
+            at_start: false,
+            calls: 0,
+            in_call: false,
+            format,
+        };
+        match parser.format.reasoning {
+            Some(_) if parser.format.reasoning_is_open => {
+                parser.mode = Mode::Reasoning;
+                parser.at_start = true;
+            }
+            Some(_) => {}
+            None => parser.mode = parser.text_mode(),
+        }
+        parser
+    }
+
+    /// Adds the next piece of text.
+    pub fn push(&mut self, piece: &str) -> Vec<AnswerPart> {
+        self.pending.push_str(piece);
+        let mut parts = Vec::new();
+        while self.advance(&mut parts, false) {}
+        parts
+    }
+
+    /// Ends the text.
+    pub fn finish(mut self) -> Vec<AnswerPart> {
+        let mut parts = Vec::new();
+        while self.advance(&mut parts, true) {}
+        if let Mode::Block(block) = &mut self.mode {
+            let mut changes = Vec::new();
+            let next = block.finish(&mut changes);
+            self.apply(changes, &mut parts);
+            if next == Next::Broken {
+                self.break_call(&mut parts);
+            }
+        }
+        if !matches!(self.mode, Mode::Reasoning | Mode::Dropped) {
+            let rest = std::mem::take(&mut self.space) + &std::mem::take(&mut self.pending);
+            add_text(&mut parts, &rest);
+        }
+        parts
+    }
+
+    fn max_calls(&self) -> usize {
+        if self.format.single_call { 1 } else { MAX_CALLS }
+    }
+
+    /// The mode after the reasoning, or at the beginning.
+    fn text_mode(&self) -> Mode {
+        match self.format.tool_calls {
+            None => Mode::PlainText,
+            Some(ToolCallFormat::Llama3Json) => Mode::MayBeCall,
+            Some(_) => Mode::Text,
+        }
+    }
+
+    /// Reads pending text. Returns whether more of it can be read now.
+    fn advance(&mut self, parts: &mut Vec<AnswerPart>, at_end: bool) -> bool {
+        match self.mode {
+            Mode::Start => self.at_beginning(at_end),
+            Mode::Reasoning => self.in_reasoning(parts, at_end),
+            Mode::MayBeCall => self.before_text(),
+            Mode::Text => self.in_text(parts, at_end),
+            Mode::Block(_) => self.in_block(parts, at_end),
+            Mode::PlainText => {
+                let text = std::mem::take(&mut self.pending);
+                self.emit(&text, parts, AnswerPart::Text);
+                let space = std::mem::take(&mut self.space);
+                add_text(parts, &space);
+                false
+            }
+            Mode::Dropped => {
+                self.pending.clear();
+                false
+            }
+        }
+    }
+
+    /// Moves whitespace at the beginning of the pending text to `space`.
+    fn take_space(&mut self) {
+        let len = self.pending.len() - self.pending.trim_start().len();
+        self.space.extend(self.pending.drain(..len));
+    }
+
+    fn at_beginning(&mut self, at_end: bool) -> bool {
+        let Some((open, _)) = self.format.reasoning.map(ReasoningFormat::tags) else {
+            return false;
+        };
+        self.take_space();
+        if self.pending.starts_with(open) {
+            self.pending.drain(..open.len());
+            self.space.clear();
+            (self.mode, self.at_start) = (Mode::Reasoning, true);
+            return true;
+        }
+        if open.starts_with(self.pending.as_str()) && !at_end {
+            return false;
+        }
+        self.mode = self.text_mode();
+        // The space belongs to the text.
+        self.pending.insert_str(0, &std::mem::take(&mut self.space));
+        true
+    }
+
+    fn in_reasoning(&mut self, parts: &mut Vec<AnswerPart>, at_end: bool) -> bool {
+        let Some((_, close)) = self.format.reasoning.map(ReasoningFormat::tags) else {
+            return false;
+        };
+        let found = find(&self.pending, &[close], at_end);
+        let text: String = self.pending.drain(..found.text).collect();
+        self.emit(&text, parts, AnswerPart::Reasoning);
+        if found.marker == 0 {
+            return false;
+        }
+        self.pending.drain(..found.marker);
+        self.space.clear();
+        (self.mode, self.at_start) = (self.text_mode(), true);
+        true
+    }
+
+    /// Before the text in a format whose calls need no marker.
+    fn before_text(&mut self) -> bool {
+        self.take_space();
+        if self.at_start {
+            self.space.clear();
+        }
+        let Some(first) = self.pending.chars().next() else { return false };
+        if first == '{' {
+            self.begin_block(String::new(), Some(Arc::clone(&self.format.functions)));
+        } else {
+            self.mode = Mode::Text;
+            self.pending.insert_str(0, &std::mem::take(&mut self.space));
+        }
+        true
+    }
+
+    fn in_text(&mut self, parts: &mut Vec<AnswerPart>, at_end: bool) -> bool {
+        let Some(format) = self.format.tool_calls else { return false };
+        let found = find(&self.pending, format.markers().open, at_end);
+        let text: String = self.pending.drain(..found.text).collect();
+        self.emit(&text, parts, AnswerPart::Text);
+        if found.marker == 0 {
+            return false;
+        }
+        let marker: String = self.pending.drain(..found.marker).collect();
+        self.begin_block(marker, None);
+        true
+    }
+
+    /// Begins a block of calls. The space before it belongs to it.
+    fn begin_block(&mut self, marker: String, functions: Option<Arc<[String]>>) {
+        if let Some(format) = self.format.tool_calls {
+            let raw = std::mem::take(&mut self.space) + &marker;
+            self.mode = Mode::Block(Block::new(format, functions, raw));
+        }
+    }
+
+    fn in_block(&mut self, parts: &mut Vec<AnswerPart>, at_end: bool) -> bool {
+        let complete = self.calls - usize::from(self.in_call);
+        let mut left = self.max_calls().saturating_sub(complete);
+        let Mode::Block(block) = &mut self.mode else { return false };
+        let pending = std::mem::take(&mut self.pending);
+        let mut changes = Vec::new();
+        let mut next = Next::Continue;
+        let mut read = pending.len();
+        for (at, character) in pending.char_indices() {
+            let before = changes.len();
+            next = block.push(character, &mut changes);
+            if next != Next::Continue {
+                read = at;
+                break;
+            }
+            if changes.len() > before && changes.last() == Some(&Change::CallEnd) {
+                left = left.saturating_sub(1);
+                if left == 0 {
+                    read = at + character.len_utf8();
+                    break;
+                }
+            }
+        }
+        self.pending = pending[read..].to_owned();
+        self.apply(changes, parts);
+        match next {
+            Next::Continue if left == 0 => {
+                self.mode = if self.format.single_call { Mode::Dropped } else { Mode::PlainText };
+                true
+            }
+            Next::Continue => false,
+            Next::Broken => {
+                self.break_call(parts);
+                true
+            }
+            Next::MayEnd => self.end_block(at_end),
+        }
+    }
+
+    /// Ends a block whose closing marker, or a text, follows.
+    fn end_block(&mut self, at_end: bool) -> bool {
+        let close = self.format.tool_calls.map_or("", |format| format.markers().close);
+        if close.starts_with(self.pending.as_str()) && close != self.pending && !at_end {
+            return false;
+        }
+        if self.pending.starts_with(close) {
+            self.pending.drain(..close.len());
+        }
+        (self.mode, self.at_start) = (Mode::Text, true);
+        true
+    }
+
+    /// Passes on what a block contains, up to the last call that may be passed on.
+    fn apply(&mut self, changes: Vec<Change>, parts: &mut Vec<AnswerPart>) {
+        for change in changes {
+            if self.calls >= self.max_calls() && !self.in_call {
+                return;
+            }
+            match change {
+                Change::Part(CallPart::Name(name)) => {
+                    self.in_call = true;
+                    parts.push(AnswerPart::Call { index: self.calls, name });
+                    self.calls += 1;
+                }
+                Change::Part(CallPart::Arguments(json)) => {
+                    let index = self.calls.saturating_sub(1);
+                    match parts.last_mut() {
+                        Some(AnswerPart::Arguments { json: last, .. }) => last.push_str(&json),
+                        _ => parts.push(AnswerPart::Arguments { index, json }),
+                    }
+                }
+                Change::CallEnd => {
+                    self.in_call = false;
+                    parts.push(AnswerPart::CallEnd { index: self.calls.saturating_sub(1) });
+                }
+            }
+        }
+    }
+
+    /// What was read since the last complete call is text, and so is everything after it.
+    fn break_call(&mut self, parts: &mut Vec<AnswerPart>) {
+        let Mode::Block(block) = std::mem::replace(&mut self.mode, Mode::PlainText) else { return };
+        if std::mem::take(&mut self.in_call) {
+            self.calls = self.calls.saturating_sub(1);
+            parts.push(AnswerPart::CallBroken { index: self.calls });
+        }
+        self.at_start = false;
+        add_text(parts, &block.into_raw());
+    }
+
+    /// Passes on text, apart from space that may have to be dropped.
+    fn emit(
+        &mut self,
+        text: &str,
+        parts: &mut Vec<AnswerPart>,
+        part: impl Fn(String) -> AnswerPart,
+    ) {
+        let text = if self.at_start { text.trim_start() } else { text };
+        if text.is_empty() {
+            return;
+        }
+        self.at_start = false;
+        let end = text.trim_end().len();
+        if end > 0 {
+            let mut ready = std::mem::take(&mut self.space);
+            ready.push_str(&text[..end]);
+            parts.push(part(ready));
+        }
+        self.space.push_str(&text[end..]);
+    }
+}
+
+/// Where a marker is.
+struct Found {
+    /// Length of the text before it, or of the text that cannot be part of a marker.
+    text: usize,
+    /// Length of the marker; 0 if there is none.
+    marker: usize,
+}
+
+/// Finds the first of `markers`. Unless the text is `at_end`, the beginning of a marker at its end
+/// is not counted as text.
+fn find(text: &str, markers: &[&str], at_end: bool) -> Found {
+    let first = markers.iter().filter_map(|marker| Some((text.find(marker)?, marker.len()))).min();
+    if let Some((at, marker)) = first {
+        return Found { text: at, marker };
+    }
+    let partial = |marker: &&str| {
+        (1..marker.len())
+            .rev()
+            .find(|&len| marker.is_char_boundary(len) && text.ends_with(&marker[..len]))
+    };
+    let held = if at_end { 0 } else { markers.iter().filter_map(partial).max().unwrap_or(0) };
+    Found { text: text.len() - held, marker: 0 }
+}
+
+fn add_text(parts: &mut Vec<AnswerPart>, text: &str) {
+    if !text.is_empty() {
+        parts.push(AnswerPart::Text(text.to_owned()));
+    }
+}

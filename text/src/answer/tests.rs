@@ -1,0 +1,268 @@
+use proptest::prelude::*;
+use serde_json::Value;
+
+use super::*;
+
+const FUNCTIONS: [&str; 2] = ["get", "put"];
+
+fn format(tool_calls: Option<ToolCallFormat>, reasoning: bool) -> AnswerFormat {
+    AnswerFormat {
+        reasoning: reasoning.then_some(ReasoningFormat::Think),
+        tool_calls,
+        functions: FUNCTIONS.map(str::to_owned).into(),
+        ..AnswerFormat::default()
+    }
+}
+
+/// The answer as `reasoning|text|name arguments|...`.
+fn shown(format: &AnswerFormat, text: &str) -> String {
+    let answer = Answer::parse(format, text);
+    let calls = answer.calls.iter().map(|call| format!("|{} {}", call.name, call.arguments));
+    format!("{}|{}{}", answer.reasoning, answer.text, calls.collect::<String>())
+}
+
+/// Goal: calls in each format are found, with the text around them.
+#[test]
+fn calls_are_found_in_every_format() {
+    use ToolCallFormat::{Gemma, Hermes, Llama3Json, Mistral};
+    let get = r#"{"name": "get", "arguments": {"a": [1, "}"]}}"#;
+    let parameters = r#"{"name": "get", "parameters": {"a": 1}}"#;
+    let reversed = r#"{"arguments": {"a": 1}, "name": "put"}"#;
+    for (format_of, text, expected) in [
+        (Hermes, format!("One.\n<tool_call>\n{get}\n</tool_call>"), r#"|One.|get {"a": [1, "}"]}"#),
+        (
+            Hermes,
+            format!("<tool_call>{get}</tool_call>\n<tool_call>\n{reversed}</tool_call> End. "),
+            r#"|End. |get {"a": [1, "}"]}|put {"a": 1}"#,
+        ),
+        (Hermes, format!("<tool_call>{get}"), r#"||get {"a": [1, "}"]}"#),
+        (
+            Hermes,
+            r#"<tool_call>{"name":"get","arguments":"{\"a\":1}"}"#.to_owned(),
+            r#"||get {"a":1}"#,
+        ),
+        (Hermes, r#"<tool_call>{"name":"get"}</tool_call>"#.to_owned(), "||get {}"),
+        (Hermes, r#"<tool_call>{"arguments":null,"name":"get"}"#.to_owned(), "||get {}"),
+        (Llama3Json, parameters.to_owned(), r#"||get {"a": 1}"#),
+        (Llama3Json, format!("\n{parameters}; {parameters}"), r#"||get {"a": 1}|get {"a": 1}"#),
+        (Llama3Json, format!("So <|python_tag|>{parameters}"), r#"|So|get {"a": 1}"#),
+        (
+            Mistral,
+            format!("[TOOL_CALLS][{get}, {reversed}]"),
+            r#"||get {"a": [1, "}"]}|put {"a": 1}"#,
+        ),
+        (
+            Mistral,
+            "Hm. [TOOL_CALLS]get[ARGS]{\"a\": 1}[TOOL_CALLS]put[CALL_ID]abc[ARGS]{}".to_owned(),
+            "|Hm.|get {\"a\": 1}|put {}",
+        ),
+        (Mistral, "[TOOL_CALLS]get{\"a\": {}}".to_owned(), "||get {\"a\": {}}"),
+        (Gemma, format!("```tool_call\n{get}\n```"), r#"||get {"a": [1, "}"]}"#),
+        (
+            Gemma,
+            "I do.\n```tool_code\nget(a=1)\nput()\n``` Ok".to_owned(),
+            r#"|I do.Ok|get {"a":1}|put {}"#,
+        ),
+        (Gemma, "```tool_code\n[get(a='x')]".to_owned(), r#"||get {"a":"x"}"#),
+    ] {
+        assert_eq!(shown(&format(Some(format_of), false), &text), expected, "{text}");
+    }
+}
+
+/// Goal: what is not a call is text, unchanged, and later markers are not looked for.
+#[test]
+fn what_is_not_a_call_is_text() {
+    use ToolCallFormat::{Gemma, Hermes, Llama3Json, Mistral};
+    for (format_of, text) in [
+        (Hermes, "no call <tool_cal"),
+        (Hermes, " x\n<tool_call>\n{\"name\": \"get\", \"arguments\": {\"a\": 1"),
+        (
+            Hermes,
+            "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": x}}</tool_call> <tool_call>",
+        ),
+        (Hermes, "<tool_call>get</tool_call>"),
+        (Hermes, "<tool_call>{\"name\": 1}</tool_call>"),
+        (Hermes, "<tool_call>{\"name\": \"a\", \"name\": \"b\"}"),
+        (Hermes, "<tool_call>{\"name\": \"a\", \"arguments\": [1]}"),
+        (Hermes, "<tool_call>{\"arguments\": {}}"),
+        (Llama3Json, " {\"name\": \"Ada\", \"parameters\": {}} "),
+        (Llama3Json, "{\"answer\": 42}"),
+        (Llama3Json, "<|python_tag|>print(1)"),
+        (Mistral, "[TOOL_CALLS]get\n{}"),
+        (Mistral, "[TOOL_CALLS]get[X]{}"),
+        (Gemma, "```tool_code\nimport os\n```\n"),
+    ] {
+        assert_eq!(shown(&format(Some(format_of), false), text), format!("|{text}"));
+    }
+    let one_then_broken = "<tool_call>{\"name\": \"get\"}</tool_call><tool_call>{\"name\": }";
+    let expected = "|<tool_call>{\"name\": }|get {}";
+    assert_eq!(shown(&format(Some(Hermes), false), one_then_broken), expected);
+}
+
+/// Goal: reasoning is split off, whether the answer or the prompt begins it; tags elsewhere are text.
+#[test]
+fn reasoning_is_split_off() {
+    let closed = format(Some(ToolCallFormat::Hermes), true);
+    let open = AnswerFormat { reasoning_is_open: true, ..closed.clone() };
+    for (format, text, expected) in [
+        (&closed, "\n<think>\nWhy?\n</think>\n\nSo.\n", "Why?|So.\n"),
+        (&closed, "<think></think>So.", "|So."),
+        (&closed, "<think>Why? </thi", "Why? </thi|"),
+        (&closed, " So. <think>no</think>", "| So. <think>no</think>"),
+        (&closed, "<thin", "|<thin"),
+        (&open, "Why?\n</think>\n\nSo.", "Why?|So."),
+        (&open, "\nWhy?", "Why?|"),
+        (
+            &open,
+            "<tool_call></think>\n<tool_call>{\"name\": \"get\"}</tool_call>",
+            "<tool_call>||get {}",
+        ),
+    ] {
+        assert_eq!(shown(format, text), expected, "{text}");
+    }
+    let off = AnswerFormat::default();
+    assert_eq!(shown(&off, " <think>x</think> "), "| <think>x</think> ");
+}
+
+/// Goal: with a single call, everything after the first call is dropped.
+#[test]
+fn a_single_call_ends_the_answer() {
+    for (format_of, text) in [
+        (
+            ToolCallFormat::Hermes,
+            "x<tool_call>{\"name\": \"get\"}</tool_call><tool_call>{\"name\": \"put\"}",
+        ),
+        (ToolCallFormat::Gemma, "x```tool_code\nget()\nput()```"),
+    ] {
+        let single = AnswerFormat { single_call: true, ..format(Some(format_of), false) };
+        assert_eq!(shown(&single, text), "|x|get {}");
+    }
+}
+
+/// Goal: endless calls and very many calls become text, and memory stays bounded by the text.
+#[test]
+fn endless_calls_become_text() {
+    let hermes = format(Some(ToolCallFormat::Hermes), false);
+    let start = "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": \"";
+    let text = start.to_owned() + &"x".repeat(3 << 20);
+    assert_eq!(Answer::parse(&hermes, &text), Answer { text: text.clone(), ..Answer::default() });
+    let many = "<tool_call>{\"name\": \"get\"}</tool_call>".repeat(MAX_CALLS + 1);
+    let answer = Answer::parse(&hermes, &many);
+    assert_eq!(answer.calls.len(), MAX_CALLS);
+    assert!(answer.text.ends_with("<tool_call>{\"name\": \"get\"}</tool_call>"));
+}
+
+/// Goal: arguments are passed on while they arrive, after the name.
+#[test]
+fn arguments_arrive_in_pieces() {
+    let mut parser = AnswerParser::new(format(Some(ToolCallFormat::Hermes), false));
+    let mut parts = Vec::new();
+    for piece in
+        ["Ok <tool", "_call>{\"name\": \"get\", \"argu", "ments\": {\"a\":", " 1", "}", "}"]
+    {
+        parts.push(parser.push(piece));
+    }
+    let json = |json: &str| AnswerPart::Arguments { index: 0, json: json.to_owned() };
+    assert_eq!(parts[0], [AnswerPart::Text("Ok".to_owned())]);
+    assert_eq!(parts[1], [AnswerPart::Call { index: 0, name: "get".to_owned() }]);
+    assert_eq!(parts[2..5], [[json("{\"a\":")], [json(" 1")], [json("}")]]);
+    assert_eq!(parts[5], [AnswerPart::CallEnd { index: 0 }]);
+    assert_eq!(parser.finish(), []);
+}
+
+fn any_format() -> impl Strategy<Value = AnswerFormat> {
+    let calls = prop::option::of(prop::sample::select(&ToolCallFormat::ALL[..]));
+    (calls, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
+        |(calls, reasoning, open, single)| AnswerFormat {
+            reasoning_is_open: open,
+            single_call: single,
+            ..format(calls, reasoning)
+        },
+    )
+}
+
+/// Texts of pieces that matter to the parser.
+fn any_text() -> impl Strategy<Value = String> {
+    let pieces = [
+        "<tool_call>",
+        "</tool_call>",
+        "{\"name\": \"get\", \"arguments\": {\"a\": 1}}",
+        "{\"name\"",
+        ": \"put\"",
+        ", \"parameters\": ",
+        "{\"b\": [\"é}\"]}",
+        "}",
+        "{",
+        "[",
+        "]",
+        "[TOOL_CALLS]",
+        "get",
+        "[ARGS]",
+        "<|python_tag|>",
+        "```tool_code",
+        "```",
+        "put(a=1)",
+        "<think>",
+        "</think>",
+        " ",
+        "\n",
+        ",",
+        ";",
+        "text",
+        "<",
+        "</t",
+        "\"",
+        "{}",
+        "😀",
+    ];
+    prop::collection::vec(prop::sample::select(pieces.to_vec()), 0..16)
+        .prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4000))]
+
+    /// Goal: the answer does not depend on how its text is cut into pieces; each call is complete,
+    /// with arguments that are an object; and without calls and reasoning the text is unchanged.
+    #[test]
+    fn pieces_do_not_matter(
+        format in any_format(),
+        text in any_text(),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
+    ) {
+        let whole = Answer::parse(&format, &text);
+        let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
+        cuts.retain(|&cut| text.is_char_boundary(cut));
+        cuts.extend([0, text.len()]);
+        cuts.sort_unstable();
+        let (mut parser, mut answer) = (AnswerParser::new(format.clone()), Answer::default());
+        let mut open = None;
+        let mut parts = Vec::new();
+        for cut in cuts.windows(2) {
+            parts.extend(parser.push(&text[cut[0]..cut[1]]));
+        }
+        parts.extend(parser.finish());
+        for part in parts {
+            match &part {
+                AnswerPart::Call { index, .. } => {
+                    prop_assert_eq!((open, *index), (None, answer.calls.len()));
+                    open = Some(*index);
+                }
+                AnswerPart::Arguments { index, .. } => prop_assert_eq!(open, Some(*index)),
+                AnswerPart::CallEnd { index } | AnswerPart::CallBroken { index } => {
+                    prop_assert_eq!(open.take(), Some(*index));
+                }
+                AnswerPart::Reasoning(_) | AnswerPart::Text(_) => prop_assert_eq!(open, None),
+            }
+            answer.add(part);
+        }
+        prop_assert_eq!(open, None);
+        prop_assert_eq!(&answer, &whole);
+        for call in &whole.calls {
+            prop_assert!(serde_json::from_str::<Value>(&call.arguments).is_ok_and(|json| json.is_object()));
+        }
+        if whole.calls.is_empty() && format.reasoning.is_none() {
+            prop_assert_eq!(&whole.text, &text);
+        }
+    }
+}
