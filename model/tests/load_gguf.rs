@@ -166,15 +166,19 @@ fn experts_may_be_separate_tensors() {
     assert_same(&separate.weights, &stacked.weights, &config);
 }
 
-/// Goal: linear rope scaling from the metadata and Llama 3's from its tensor lead to the same
-/// frequencies as in config.json.
+/// Goal: linear rope scaling and YaRN from the metadata and Llama 3's scaling from its tensor lead to
+/// the same frequencies as in config.json.
 #[test]
 fn rope_scaling_matches_config_json() {
     let llama3 = json!({
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     });
-    for scaling in [llama3, json!({ "rope_type": "linear", "factor": 4.0 })] {
+    let linear = json!({ "rope_type": "linear", "factor": 4.0 });
+    let yarn = json!({
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+    });
+    for scaling in [llama3, linear, yarn] {
         for architecture in ["llama", "gemma3_text"] {
             let mut json = config_json(architecture);
             json["rope_scaling"] = scaling.clone();
@@ -183,7 +187,9 @@ fn rope_scaling_matches_config_json() {
             let file = gguf_of(&config, &weights, TensorType::F32);
             let loaded = open(&write(dir.path(), &file)).unwrap().config;
             assert_eq!(loaded.ropes.len(), config.ropes.len());
+            assert_eq!(loaded.max_positions, config.max_positions);
             for (got, expected) in loaded.ropes.iter().zip(&config.ropes) {
+                assert_eq!(got.attention_factor(), expected.attention_factor());
                 let got = got.inverse_frequencies(config.head_dim);
                 let expected = expected.inverse_frequencies(config.head_dim);
                 let near = |(g, e): (&f32, &f32)| (g / e - 1.0).abs() < 1e-6;
@@ -271,7 +277,8 @@ fn errors_name_the_key_or_tensor() {
     check("llama", &set("llama.block_count", Meta::U32(1 << 29)), &["at most 4096"]);
     check("llama", &set("llama.block_count", text("two")), &["`llama.block_count`", "`two`"]);
     check("llama", &set("llama.expert_count", Meta::U32(8)), &["`llama.expert_count`", "8"]);
-    check("llama", &set("llama.rope.scaling.type", text("yarn")), &["yarn", "not supported"]);
+    check("llama", &set("llama.rope.scaling.type", text("longrope")), &["longrope", "yarn"]);
+    check("llama", &set("llama.rope.scaling.type", text("yarn")), &["scaling.factor`", "nothing"]);
     check("llama", &set("llama.rope.dimension_count", Meta::U32(16)), &["dimension_count", "32"]);
     check("llama", &set("llama.attention.value_length", Meta::U32(16)), &["value_length"]);
     let small_heads = |f: &mut GgufWriter| {

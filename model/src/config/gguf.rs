@@ -66,6 +66,7 @@ pub(crate) fn parse(
         });
     };
     let has = |name: &str| header.tensors.contains_key(name);
+    let max_positions = keys.required_size("context_length")?;
     let (ropes, mut layers) = keys.layers(gemma, layer_count, divisors)?;
     let experts = keys.experts(architecture, &mut layers)?;
     let config = DecoderConfig {
@@ -79,7 +80,7 @@ pub(crate) fn parse(
         head_dim,
         rms_norm_eps: keys.required_float("attention.layer_norm_rms_epsilon")? as f32,
         norm_offset: 0.0,
-        max_positions: keys.required_size("context_length")?,
+        max_positions: ropes[0].context(max_positions),
         tie_word_embeddings: !has("output.weight"),
         qkv_bias: has("blk.0.attn_q.bias"),
         output_bias: has("blk.0.attn_output.bias"),
@@ -180,16 +181,22 @@ impl Metadata<'_> {
             "final_logit_softcapping",
             "attention.scale",
             "logit_scale",
-            "rope.scaling.attn_factor",
+            "rope.scaling.yarn_log_multiplier",
         ] {
-            let neutral = if key == "rope.scaling.attn_factor" { 1.0 } else { 0.0 };
-            if let Some(value) = self.value(key)
-                && value.as_f64() != Some(neutral)
-            {
-                return Err(self.unsupported(key, "nothing", value.shown()));
-            }
+            self.only(key, 0.0)?;
         }
         Ok(())
+    }
+
+    /// Returns an error if the key is present with another value than `neutral`, with which it has
+    /// no effect.
+    fn only(&self, key: &str, neutral: f64) -> Result<(), ModelError> {
+        match self.value(key) {
+            Some(value) if value.as_f64() != Some(neutral) => {
+                Err(self.unsupported(key, "nothing", value.shown()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The rotary embeddings, and the rotary embedding and sliding window of each layer.
@@ -201,7 +208,10 @@ impl Metadata<'_> {
     ) -> Result<(Vec<Rope>, Vec<LayerConfig>), ModelError> {
         let theta = self.float("rope.freq_base")?.unwrap_or(if gemma { 1e6 } else { 1e4 });
         let scaling = match divisors {
-            Some(divisors) => RopeScaling::Divisors(divisors),
+            Some(divisors) => {
+                self.only("rope.scaling.attn_factor", 1.0)?;
+                RopeScaling::Divisors(divisors)
+            }
             None => self.scaling()?,
         };
         let mut ropes = vec![Rope { theta, scaling }];
@@ -289,13 +299,44 @@ impl Metadata<'_> {
             }
         };
         let factor = self.float("rope.scaling.factor")?.or(self.float("rope.scale_linear")?);
+        if kind == Some("yarn") {
+            return self.yarn(factor);
+        }
+        self.only("rope.scaling.attn_factor", 1.0)?;
         match (kind, factor) {
             (Some("none"), _) | (None | Some("linear"), None) => Ok(RopeScaling::None),
             (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
             (Some(other), _) => {
-                Err(self.unsupported(key, "none or linear (or rope_freqs.weight)", other))
+                Err(self.unsupported(key, "none, linear or yarn (or rope_freqs.weight)", other))
             }
         }
+    }
+
+    fn yarn(&self, factor: Option<f64>) -> Result<RopeScaling, ModelError> {
+        self.only("rope.scaling.yarn_ext_factor", 1.0)?;
+        let factor = match factor {
+            Some(factor) if factor >= 1.0 => factor,
+            other => {
+                let got = other.map_or_else(|| "nothing".to_owned(), |factor| factor.to_string());
+                return Err(self.invalid("rope.scaling.factor", "a number of at least 1", got));
+            }
+        };
+        let float = |key, default| self.float(key).map(|value| value.unwrap_or(default));
+        let attention_factor = RopeScaling::yarn_attention_factor(factor)
+            * float("rope.scaling.attn_factor", 1.0)?
+            * float("rope.scaling.yarn_attn_factor", 1.0)?;
+        let original = match self.size("rope.scaling.original_context_length")? {
+            Some(original) => original,
+            None => self.required_size("context_length")?,
+        };
+        Ok(RopeScaling::Yarn {
+            factor,
+            beta_fast: float("rope.scaling.yarn_beta_fast", 32.0)?,
+            beta_slow: float("rope.scaling.yarn_beta_slow", 1.0)?,
+            truncate: true,
+            original_max_position_embeddings: original,
+            attention_factor: attention_factor as f32,
+        })
     }
 
     /// Which layers have a sliding window: five of six, unless the file says otherwise.

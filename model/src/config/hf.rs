@@ -261,7 +261,7 @@ fn decoder(
         head_dim,
         rms_norm_eps: keys.positive("rms_norm_eps")?.unwrap_or(defaults.rms_norm_eps) as f32,
         norm_offset: if gemma { 1.0 } else { 0.0 },
-        max_positions,
+        max_positions: ropes[0].context(max_positions),
         tie_word_embeddings: tied,
         qkv_bias,
         output_bias,

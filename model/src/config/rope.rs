@@ -1,5 +1,6 @@
 //! Rotary position embedding: the frequencies, and how models scale them for longer contexts.
 
+use super::keys::SIZE_MAX;
 use crate::error::ModelError;
 
 /// How the frequencies differ from `theta^(-2i / head_dim)`.
@@ -26,9 +27,35 @@ pub enum RopeScaling {
         /// Context length in positions of the model's original training.
         original_max_position_embeddings: usize,
     },
+    /// YaRN (Peng et al., 2023): low frequencies are divided by `factor`, high frequencies are
+    /// unchanged, and those in between are interpolated linearly in the index of the frequency.
+    Yarn {
+        /// The divisor of low frequencies, at least 1.
+        factor: f64,
+        /// A frequency is high if it makes more than this number of turns within
+        /// `original_max_position_embeddings`. Above 0.
+        beta_fast: f64,
+        /// A frequency is low if it makes fewer than this number of turns within
+        /// `original_max_position_embeddings`. Above 0.
+        beta_slow: f64,
+        /// Whether the bounds of the interpolation are rounded to whole indices, away from each
+        /// other.
+        truncate: bool,
+        /// Context length in positions of the model's original training.
+        original_max_position_embeddings: usize,
+        /// Factor of rotated queries and keys, above 0.
+        attention_factor: f32,
+    },
     /// `[head_dim / 2]`, all above 0: the divisor of each frequency. GGUF files store Llama 3.1's
     /// scaling in this form.
     Divisors(Vec<f32>),
+}
+
+impl RopeScaling {
+    /// YaRN's attention factor if the configuration does not give one: `0.1 ln(factor) + 1`.
+    pub(crate) fn yarn_attention_factor(factor: f64) -> f64 {
+        0.1 * factor.max(1.0).ln() + 1.0
+    }
 }
 
 /// One rotary embedding.
@@ -61,6 +88,12 @@ impl Rope {
             RopeScaling::Linear { factor } | RopeScaling::Llama3 { factor, .. } => {
                 positive("rope_scaling.factor", *factor)?;
             }
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, attention_factor, .. } => {
+                positive("rope_scaling.factor", *factor)?;
+                positive("rope_scaling.beta_fast", *beta_fast)?;
+                positive("rope_scaling.beta_slow", *beta_slow)?;
+                positive("rope_scaling.attention_factor", f64::from(*attention_factor))?;
+            }
             RopeScaling::Divisors(divisors) if divisors.len() != head_dim / 2 => {
                 let expected = format!("{} numbers (head_dim / 2)", head_dim / 2);
                 return Err(ModelError::key(file, "rope_freqs", expected, divisors.len()));
@@ -79,6 +112,28 @@ impl Rope {
         }
     }
 
+    /// Factor of the cosines and sines, and so of rotated queries and keys.
+    #[must_use]
+    pub fn attention_factor(&self) -> f32 {
+        match self.scaling {
+            RopeScaling::Yarn { attention_factor, .. } => attention_factor,
+            _ => 1.0,
+        }
+    }
+
+    /// The context length in positions that the scaling is made for, if the configuration gives the
+    /// context length `max_positions`. It is longer with YaRN: the configurations of such models
+    /// often keep the length of the original training.
+    pub(crate) fn context(&self, max_positions: usize) -> usize {
+        match self.scaling {
+            RopeScaling::Yarn { factor, original_max_position_embeddings, .. } => {
+                let scaled = original_max_position_embeddings as f64 * factor;
+                max_positions.max(scaled.min(SIZE_MAX as f64) as usize)
+            }
+            _ => max_positions,
+        }
+    }
+
     /// The inverse frequencies, `[head_dim / 2]`: at position `p`, pair `i` of a head is rotated by
     /// `p * f[i]` radians. Computed in f32 with the same operations as in transformers.
     #[must_use]
@@ -89,6 +144,28 @@ impl Rope {
             RopeScaling::None => plain.collect(),
             RopeScaling::Linear { factor } => plain.map(|f| f / *factor as f32).collect(),
             RopeScaling::Divisors(divisors) => plain.zip(divisors).map(|(f, d)| f / d).collect(),
+            RopeScaling::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                truncate,
+                original_max_position_embeddings,
+                ..
+            } => {
+                let context = *original_max_position_embeddings as f64;
+                let index = |turns| yarn_index(turns, head_dim, self.theta, context);
+                let (mut low, mut high) = (index(*beta_fast), index(*beta_slow));
+                if *truncate {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                let (low, high) = (low.max(0.0) as f32, high.min(head_dim as f64 - 1.0) as f32);
+                let width = if low == high { 0.001 } else { high - low };
+                let frequency = |(i, plain): (usize, f32)| {
+                    let share = 1.0 - ((i as f32 - low) / width).clamp(0.0, 1.0);
+                    plain / *factor as f32 * (1.0 - share) + plain * share
+                };
+                plain.enumerate().map(frequency).collect()
+            }
             RopeScaling::Llama3 {
                 factor,
                 low_freq_factor,
@@ -102,6 +179,12 @@ impl Rope {
             }
         }
     }
+}
+
+/// The index, not rounded, of the frequency that makes `turns` turns within `context` positions.
+fn yarn_index(turns: f64, head_dim: usize, theta: f64, context: f64) -> f64 {
+    let wavelength = context / (turns * 2.0 * std::f64::consts::PI);
+    head_dim as f64 * wavelength.ln() / (2.0 * theta.ln())
 }
 
 /// Scales one frequency by Llama 3.1's rule.

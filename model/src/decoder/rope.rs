@@ -11,17 +11,20 @@ const POSITIONS_MIN: usize = 256;
 pub(super) struct RopeTable {
     /// `[head_dim / 2]`, in radians per position.
     frequencies: Vec<f32>,
+    /// Factor of all cosines and sines.
+    factor: f32,
     max_positions: usize,
-    /// `[positions, head_dim / 2]`.
+    /// `[positions, head_dim / 2]`, multiplied by `factor`.
     cos: Vec<f32>,
-    /// `[positions, head_dim / 2]`.
+    /// `[positions, head_dim / 2]`, multiplied by `factor`.
     sin: Vec<f32>,
 }
 
 impl RopeTable {
     pub(super) fn new(rope: &Rope, head_dim: usize, max_positions: usize) -> Self {
         let frequencies = rope.inverse_frequencies(head_dim);
-        Self { frequencies, max_positions, cos: Vec::new(), sin: Vec::new() }
+        let factor = rope.attention_factor();
+        Self { frequencies, factor, max_positions, cos: Vec::new(), sin: Vec::new() }
     }
 
     /// Grows the table to at least the positions `0..count`.
@@ -37,8 +40,8 @@ impl RopeTable {
             // The product is rounded to f32 before the cosine and sine, as in transformers.
             let angles = self.frequencies.iter().map(|frequency| position as f32 * frequency);
             for angle in angles {
-                self.cos.push(angle.cos());
-                self.sin.push(angle.sin());
+                self.cos.push(self.factor * angle.cos());
+                self.sin.push(self.factor * angle.sin());
             }
         }
     }

@@ -140,6 +140,12 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
             file.set(&format!("{prefix}.rope.scaling.type"), Meta::Text("linear".into()));
             file.set(&format!("{prefix}.rope.scaling.factor"), Meta::F32(factor as f32));
         }
+        RopeScaling::Yarn { factor, original_max_position_embeddings: original, .. } => {
+            file.set(&format!("{prefix}.rope.scaling.type"), Meta::Text("yarn".into()));
+            file.set(&format!("{prefix}.rope.scaling.factor"), Meta::F32(factor as f32));
+            let key = format!("{prefix}.rope.scaling.original_context_length");
+            file.set(&key, Meta::U32(original as u32));
+        }
         RopeScaling::Llama3 { .. } => {
             let plain =
                 stolon_model::Rope { scaling: RopeScaling::None, ..config.ropes[0].clone() };

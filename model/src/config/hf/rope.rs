@@ -6,7 +6,7 @@ use super::super::keys::Keys;
 use super::super::{Architecture, Rope, RopeScaling};
 use crate::error::ModelError;
 
-const TYPES: &str = "default, linear or llama3";
+const TYPES: &str = "default, linear, dynamic, llama3 or yarn";
 
 /// The rotary embeddings, and the index of the one that layers with a sliding window use.
 pub(super) fn parse(
@@ -74,7 +74,11 @@ fn one(parameters: &Keys<'_>, theta: f64, max_positions: usize) -> Result<Rope, 
     let key = if parameters.value("rope_type").is_some() { "rope_type" } else { "type" };
     let scaling = match parameters.text(key)?.unwrap_or("default") {
         "default" => RopeScaling::None,
+        // The frequencies change only for sequences that are longer than `max_position_embeddings`,
+        // which is the longest context here.
+        "dynamic" if !parameters.given("alpha") => RopeScaling::None,
         "linear" => RopeScaling::Linear { factor: factor(parameters)? },
+        "yarn" => yarn(parameters, max_positions)?,
         "llama3" => {
             let low_freq_factor = required(parameters, "low_freq_factor")?;
             let high_freq_factor = required(parameters, "high_freq_factor")?;
@@ -86,14 +90,43 @@ fn one(parameters: &Keys<'_>, theta: f64, max_positions: usize) -> Result<Rope, 
                 factor: factor(parameters)?,
                 low_freq_factor,
                 high_freq_factor,
-                original_max_position_embeddings: parameters
-                    .size("original_max_position_embeddings")?
-                    .unwrap_or(max_positions),
+                original_max_position_embeddings: original_context(parameters, max_positions)?,
             }
         }
         _ => return Err(parameters.unsupported(key, TYPES)),
     };
     Ok(Rope { theta, scaling })
+}
+
+fn yarn(parameters: &Keys<'_>, max_positions: usize) -> Result<RopeScaling, ModelError> {
+    let original_max_position_embeddings = original_context(parameters, max_positions)?;
+    let factor = match parameters.value("factor") {
+        None => (max_positions as f64 / original_max_position_embeddings as f64).max(1.0),
+        Some(_) => factor(parameters)?,
+    };
+    let magnitude = |key| -> Result<Option<f64>, ModelError> {
+        let scale = parameters.number(key)?.filter(|scale| *scale != 0.0);
+        Ok(scale.map(|scale| scale * (RopeScaling::yarn_attention_factor(factor) - 1.0) + 1.0))
+    };
+    let attention_factor = match parameters.positive("attention_factor")? {
+        Some(factor) => factor,
+        None => match (magnitude("mscale")?, magnitude("mscale_all_dim")?) {
+            (Some(scale), Some(all)) => scale / all,
+            _ => RopeScaling::yarn_attention_factor(factor),
+        },
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        beta_fast: parameters.positive("beta_fast")?.unwrap_or(32.0),
+        beta_slow: parameters.positive("beta_slow")?.unwrap_or(1.0),
+        truncate: parameters.flag("truncate")?.unwrap_or(true),
+        original_max_position_embeddings,
+        attention_factor: attention_factor as f32,
+    })
+}
+
+fn original_context(parameters: &Keys<'_>, max_positions: usize) -> Result<usize, ModelError> {
+    Ok(parameters.size("original_max_position_embeddings")?.unwrap_or(max_positions))
 }
 
 fn factor(parameters: &Keys<'_>) -> Result<f64, ModelError> {

@@ -256,8 +256,16 @@ fn errors_name_the_key() {
         (llama(json!({ "dtype": "float8_e4m3fn" })), &["`dtype`", "float8", "bfloat16"]),
         (llama(json!({ "rope_theta": 0 })), &["`rope_theta`", "above 0"]),
         (
-            llama(json!({ "rope_scaling": { "rope_type": "yarn", "factor": 4.0 } })),
-            &["`rope_scaling.rope_type`", "yarn", "llama3"],
+            llama(json!({ "rope_scaling": { "rope_type": "mrope", "factor": 4.0 } })),
+            &["`rope_scaling.rope_type`", "mrope", "llama3 or yarn"],
+        ),
+        (
+            llama(json!({ "rope_scaling": { "type": "yarn", "factor": 4.0, "beta_fast": -1 } })),
+            &["`rope_scaling.beta_fast`", "above 0", "-1"],
+        ),
+        (
+            llama(json!({ "rope_scaling": { "type": "dynamic", "factor": 1.0, "alpha": 1000.0 } })),
+            &["`rope_scaling.type`", "dynamic"],
         ),
         (
             llama(json!({ "rope_scaling": { "type": "linear" } })),
@@ -332,6 +340,77 @@ fn frequencies_match_transformers() {
     );
 }
 
+/// Goal: YaRN's frequencies and attention factors equal those of transformers, and the context
+/// length is the one that the scaling is made for.
+#[test]
+fn yarn_matches_transformers() {
+    let check = |value: Value, frequencies: &[f32], factor: f32, context: usize| {
+        let config = decoder(value);
+        let rope = &config.ropes[0];
+        assert!((rope.attention_factor() / factor - 1.0).abs() < 1e-6, "{rope:?}");
+        assert_eq!(config.max_positions, context);
+        let got = rope.inverse_frequencies(config.head_dim);
+        assert_eq!(got.len(), frequencies.len());
+        for (got, expected) in got.iter().zip(frequencies) {
+            assert!((got / expected - 1.0).abs() < 2e-6, "{got} {expected}");
+        }
+    };
+    // As the model cards of Qwen2.5 and Qwen3 advise: the context length stays as it was.
+    check(
+        json!({ "model_type": "qwen2", "head_dim": 16, "rope_theta": 1e6,
+            "max_position_embeddings": 32_768, "rope_scaling": {
+                "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768,
+            },
+        }),
+        &[
+            1.0,
+            0.177_827_94,
+            0.031_622_78,
+            0.004_217_56,
+            0.000_5,
+            4.445_698_5e-5,
+            7.905_693_6e-6,
+            1.405_853_4e-6,
+        ],
+        1.138_629_4,
+        131_072,
+    );
+    check(
+        json!({ "model_type": "llama", "head_dim": 16, "max_position_embeddings": 131_072,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "beta_fast": 32.0,
+                "beta_slow": 1.0, "truncate": false, "original_max_position_embeddings": 4096,
+            },
+        }),
+        &[
+            1.0,
+            0.225_418,
+            0.050_813_273,
+            0.006_794_959_3,
+            0.000_456_483_92,
+            1.818_833_7e-5,
+            4.099_978_5e-6,
+            9.242_09e-7,
+        ],
+        1.346_573_6,
+        131_072,
+    );
+    check(
+        json!({ "model_type": "llama", "head_dim": 12, "max_position_embeddings": 163_840,
+            "rope_scaling": {
+                "type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+                "mscale_all_dim": 0.8, "original_max_position_embeddings": 4096,
+            },
+        }),
+        &[1.0, 0.215_443_45, 0.035_102_013, 0.005_125, 0.000_579_004_23, 1.160_397_4e-5],
+        1.056_966_3,
+        163_840,
+    );
+    let dynamic = json!({ "type": "dynamic", "factor": 4.0 });
+    let dynamic = decoder(json!({ "model_type": "llama", "rope_scaling": dynamic }));
+    assert_eq!((&dynamic.ropes[..], dynamic.max_positions), (&[plain(1e4)][..], 2048));
+}
+
 /// An arbitrary value, valid or not.
 fn any_value() -> impl proptest::strategy::Strategy<Value = Value> {
     use proptest::prelude::*;
@@ -346,6 +425,7 @@ fn any_value() -> impl proptest::strategy::Strategy<Value = Value> {
         Just(json!([])),
         Just(json!(["full_attention", 3])),
         Just(json!({ "rope_type": "llama3", "factor": 1e300 })),
+        Just(json!({ "rope_type": "yarn", "factor": 1e300, "mscale": -1, "mscale_all_dim": 1 })),
         Just(json!({ "full_attention": { "type": "linear" }, "sliding_attention": null })),
     ]
 }
