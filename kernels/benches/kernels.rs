@@ -142,6 +142,7 @@ impl Layer {
             kv_heads: KV_HEADS,
             head_dim: HEAD_DIM,
             scale: 1.0 / (HEAD_DIM as f32).sqrt(),
+            softcap: None,
             sliding_window: None,
         };
         attention(threads, &args, out);

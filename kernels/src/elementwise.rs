@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "runs on SIMD lanes, whose methods are unsafe")]
 
 use crate::lanes::math::{gelu_tanh, sigmoid};
-use crate::lanes::{LANES, Lanes, dispatch};
+use crate::lanes::{self, LANES, Lanes, dispatch};
 use crate::path::Path;
 
 /// RMS norm of each row: `out = x / sqrt(mean(x^2) + eps) * (weight + offset)`.
@@ -65,6 +65,22 @@ pub fn add(path: Path, x: &mut [f32], other: &[f32]) {
     assert_eq!(x.len(), other.len(), "add: both slices must have the same length");
     // SAFETY: `x` and `other` each hold `x.len()` values, as asserted above.
     unsafe { add_dispatch(path, x.as_mut_ptr(), other.as_ptr(), x.len()) }
+}
+
+/// `x = factor * x`, elementwise.
+pub fn scale(path: Path, x: &mut [f32], factor: f32) {
+    // SAFETY: `x` holds `x.len()` values.
+    unsafe { scale_dispatch(path, x.as_mut_ptr(), x.len(), factor) }
+}
+
+/// `x = cap * tanh(x / cap)`, elementwise: soft-capping of logits (Gemma 2).
+///
+/// # Panics
+/// If `cap` is not above 0.
+pub fn soft_cap(path: Path, x: &mut [f32], cap: f32) {
+    assert!(cap > 0.0, "soft_cap: expected a cap above 0, got {cap}");
+    // SAFETY: `x` holds `x.len()` values.
+    unsafe { soft_cap_dispatch(path, x.as_mut_ptr(), x.len(), cap) }
 }
 
 /// Applies rotary position embedding (RoPE) to the heads of one position.
@@ -223,6 +239,46 @@ dispatch! {
     /// # Safety
     /// Both pointers are valid for `len` values.
     unsafe fn add_dispatch(x: *mut f32, other: *const f32, len: usize) = add_lanes
+}
+
+/// `x = f(x)`, elementwise.
+///
+/// # Safety
+/// The instruction set of `L` is available, and `x` is readable and writable for `len` values.
+#[inline(always)]
+unsafe fn map_in_place<L: Lanes>(x: *mut f32, len: usize, f: impl Fn(L) -> L + Copy) {
+    for i in (0..len).step_by(LANES) {
+        // SAFETY: `i < len`, so `len - i` values from `x + i` on are valid.
+        unsafe { store_some(f(load_some(x.add(i), len - i, 0.0)), x.add(i), len - i) };
+    }
+}
+
+/// # Safety
+/// The instruction set of `L` is available, and `x` is valid for `len` values.
+#[inline(always)]
+unsafe fn scale_lanes<L: Lanes>(x: *mut f32, len: usize, factor: f32) {
+    // SAFETY: `map_in_place` requires exactly what this function requires; the closure only
+    // computes in registers.
+    unsafe { map_in_place::<L>(x, len, |value| value.mul(L::splat(factor))) }
+}
+dispatch! {
+    /// # Safety
+    /// `x` is valid for `len` values.
+    unsafe fn scale_dispatch(x: *mut f32, len: usize, factor: f32) = scale_lanes
+}
+
+/// # Safety
+/// The instruction set of `L` is available, and `x` is valid for `len` values.
+#[inline(always)]
+unsafe fn soft_cap_all<L: Lanes>(x: *mut f32, len: usize, cap: f32) {
+    // SAFETY: `map_in_place` requires exactly what this function requires; the closure only
+    // computes in registers.
+    unsafe { map_in_place::<L>(x, len, |value| lanes::soft_cap(value, cap)) }
+}
+dispatch! {
+    /// # Safety
+    /// `x` is valid for `len` values.
+    unsafe fn soft_cap_dispatch(x: *mut f32, len: usize, cap: f32) = soft_cap_all
 }
 
 /// # Safety

@@ -19,9 +19,9 @@ mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use math::exp2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use math::exp2_rough;
+pub(crate) use math::{exp2, soft_cap};
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::{Neon, each};
 pub(crate) use portable::Portable;

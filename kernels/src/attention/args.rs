@@ -87,6 +87,9 @@ pub struct AttentionArgs<'a> {
     pub head_dim: usize,
     /// Factor of the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
+    /// Soft-capping (Gemma 2): a score `s`, which includes the factor `scale`, is replaced by
+    /// `softcap * tanh(s / softcap)`. Finite and above 0; `None` leaves scores as they are.
+    pub softcap: Option<f32>,
     /// Number of positions that a query sees, including its own; at least 1. `None` if it sees all
     /// positions up to its own.
     pub sliding_window: Option<usize>,
@@ -96,6 +99,11 @@ impl AttentionArgs<'_> {
     /// Values of one position's keys: `kv_heads * head_dim`.
     fn position_len(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// [`Self::softcap`] in the units of the kernels' scores, ln 2.
+    pub(super) fn softcap_base_2(&self) -> Option<f32> {
+        self.softcap.map(|cap| cap * std::f32::consts::LOG2_E)
     }
 
     /// First position that a query at `position` sees.
@@ -140,6 +148,11 @@ impl AttentionArgs<'_> {
         assert!(
             self.sliding_window != Some(0),
             "attention: expected a sliding window of at least 1 position, got 0"
+        );
+        assert!(
+            self.softcap.is_none_or(|cap| cap.is_finite() && cap > 0.0),
+            "attention: expected a finite softcap above 0, got {:?}",
+            self.softcap
         );
         let rows: usize = self.sequences.iter().map(|sequence| sequence.count).sum();
         assert_eq!(

@@ -24,6 +24,7 @@ struct Shape {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
+    softcap: Option<f32>,
     window: Option<usize>,
     stored: Stored,
 }
@@ -66,17 +67,90 @@ fn quantised(values: &[f32], head_dim: usize) -> (Vec<i8>, Vec<f32>) {
     (integers.collect(), scales)
 }
 
-const SHAPES: [Shape; 10] = [
-    Shape { heads: 4, kv_heads: 2, head_dim: 32, window: None, stored: Stored::F32 },
-    Shape { heads: 4, kv_heads: 2, head_dim: 64, window: None, stored: Stored::Bf16 },
-    Shape { heads: 3, kv_heads: 1, head_dim: 20, window: Some(37), stored: Stored::F32 },
-    Shape { heads: 2, kv_heads: 2, head_dim: 128, window: Some(1), stored: Stored::Bf16 },
-    Shape { heads: 7, kv_heads: 1, head_dim: 8, window: Some(100), stored: Stored::Bf16 },
-    Shape { heads: 16, kv_heads: 2, head_dim: 96, window: None, stored: Stored::Bf16 },
-    Shape { heads: 2, kv_heads: 1, head_dim: 1, window: None, stored: Stored::F32 },
-    Shape { heads: 4, kv_heads: 2, head_dim: 64, window: None, stored: Stored::F16 },
-    Shape { heads: 4, kv_heads: 2, head_dim: 64, window: None, stored: Stored::Int8 },
-    Shape { heads: 3, kv_heads: 1, head_dim: 20, window: Some(37), stored: Stored::Int8 },
+const SHAPES: [Shape; 13] = [
+    Shape { heads: 4, kv_heads: 2, head_dim: 32, softcap: None, window: None, stored: Stored::F32 },
+    Shape {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        softcap: None,
+        window: None,
+        stored: Stored::Bf16,
+    },
+    Shape {
+        heads: 3,
+        kv_heads: 1,
+        head_dim: 20,
+        softcap: None,
+        window: Some(37),
+        stored: Stored::F32,
+    },
+    Shape {
+        heads: 2,
+        kv_heads: 2,
+        head_dim: 128,
+        softcap: None,
+        window: Some(1),
+        stored: Stored::Bf16,
+    },
+    Shape {
+        heads: 7,
+        kv_heads: 1,
+        head_dim: 8,
+        softcap: None,
+        window: Some(100),
+        stored: Stored::Bf16,
+    },
+    Shape {
+        heads: 16,
+        kv_heads: 2,
+        head_dim: 96,
+        softcap: None,
+        window: None,
+        stored: Stored::Bf16,
+    },
+    Shape { heads: 2, kv_heads: 1, head_dim: 1, softcap: None, window: None, stored: Stored::F32 },
+    Shape { heads: 4, kv_heads: 2, head_dim: 64, softcap: None, window: None, stored: Stored::F16 },
+    Shape {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        softcap: None,
+        window: None,
+        stored: Stored::Int8,
+    },
+    Shape {
+        heads: 3,
+        kv_heads: 1,
+        head_dim: 20,
+        softcap: None,
+        window: Some(37),
+        stored: Stored::Int8,
+    },
+    Shape {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        softcap: Some(1.5),
+        window: None,
+        stored: Stored::Bf16,
+    },
+    Shape {
+        heads: 3,
+        kv_heads: 1,
+        head_dim: 20,
+        softcap: Some(0.7),
+        window: Some(37),
+        stored: Stored::F32,
+    },
+    Shape {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 16,
+        softcap: Some(4.0),
+        window: None,
+        stored: Stored::Int8,
+    },
 ];
 
 /// The queries, keys and values of one sequence, in order of position.
@@ -100,7 +174,7 @@ fn sequence(shape: Shape, len: usize, seed: u64) -> Sequence {
 }
 
 fn expected(shape: Shape, sequence: &Sequence, positions: Range<usize>) -> Vec<f64> {
-    let Shape { heads, kv_heads, head_dim, window, .. } = shape;
+    let Shape { heads, kv_heads, head_dim, softcap, window, .. } = shape;
     let mut out = Vec::new();
     for position in positions {
         for head in 0..heads {
@@ -112,7 +186,8 @@ fn expected(shape: Shape, sequence: &Sequence, positions: Range<usize>) -> Vec<f
                     let k = &sequence.k[kv(at)..][..head_dim];
                     let dot: f64 =
                         q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
-                    dot / (head_dim as f64).sqrt()
+                    let score = dot / (head_dim as f64).sqrt();
+                    softcap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh())
                 })
                 .collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -243,6 +318,7 @@ fn run(
         kv_heads: shape.kv_heads,
         head_dim: shape.head_dim,
         scale: 1.0 / (shape.head_dim as f32).sqrt(),
+        softcap: shape.softcap,
         sliding_window: shape.window,
     };
     let mut out = vec![f32::NAN; q.len()];
@@ -339,7 +415,8 @@ fn bits_do_not_depend_on_how_a_long_context_is_divided() {
     let pools = [1, 2, 3, 8].map(Threads::new);
     for path in Path::supported() {
         for stored in [Stored::Bf16, Stored::F32] {
-            let shape = Shape { heads: 4, kv_heads: 2, head_dim: 32, window: None, stored };
+            let shape =
+                Shape { heads: 4, kv_heads: 2, head_dim: 32, softcap: None, window: None, stored };
             for shape in [shape, Shape { window: Some(1300), ..shape }] {
                 let sequences = [sequence(shape, 2600, 3)];
                 let cache = cache(shape, &sequences, 16);
@@ -375,6 +452,7 @@ fn nonexistent_block_is_refused() {
         kv_heads: 1,
         head_dim: 8,
         scale: 1.0,
+        softcap: None,
         sliding_window: None,
     };
     attention(&Threads::new(1), &args, &mut [0.0; 8]);

@@ -82,6 +82,30 @@ fn gates_match_their_formulas() {
     }
 }
 
+/// Goal: scaling and soft-capping match their formulas, and soft-capping is exact at zero and bounded
+/// for any input.
+#[test]
+fn scale_and_soft_cap_match_their_formulas() {
+    let inputs = |size| -> Vec<f32> { random(11, size).iter().map(|v| v * 90.0).collect() };
+    let apply = |f: fn(Path, &mut [f32], f32), path, size| {
+        let mut x = inputs(size);
+        f(path, &mut x, 30.0);
+        x
+    };
+    let capped = |size| wide(&inputs(size)).iter().map(|x| 30.0 * (x / 30.0).tanh()).collect();
+    check(2e-5, |path, size| apply(soft_cap, path, size), capped);
+    for path in Path::supported() {
+        let mut x = random(12, 37);
+        let want: Vec<f32> = x.iter().map(|v| v * 0.3).collect();
+        scale(path, &mut x, 0.3);
+        assert_eq!(x, want, "{path}");
+        let mut extremes = [0.0, f32::MAX, -f32::INFINITY, f32::NAN];
+        soft_cap(path, &mut extremes, 5.0);
+        assert_eq!(extremes[..3], [0.0, 5.0, -5.0], "{path}");
+        assert!(extremes[3].is_nan(), "{path}: NaN must propagate");
+    }
+}
+
 /// Goal: value `i` is rotated with value `i + half`, and values beyond the rotary part do not
 /// change.
 #[test]

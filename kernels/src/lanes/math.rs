@@ -91,6 +91,20 @@ pub(crate) unsafe fn sigmoid<L: Lanes>(x: L) -> L {
     }
 }
 
+/// `cap * tanh(x / cap)` for a positive `cap`, computed as `cap * (2 sigmoid(2 x / cap) - 1)`. The
+/// absolute error is below `7e-7 * cap`; exactly 0 at zero.
+///
+/// # Safety
+/// The instruction set of `L` is available.
+#[inline(always)]
+pub(crate) unsafe fn soft_cap<L: Lanes>(x: L, cap: f32) -> L {
+    // SAFETY: computes in registers; the instruction set of `L` is available.
+    unsafe {
+        let share = sigmoid(x.mul(L::splat(2.0 / cap)));
+        share.mul_add(L::splat(2.0 * cap), L::splat(-cap))
+    }
+}
+
 /// The tanh approximation of GELU, `x / 2 (1 + tanh(c (x + 0.044715 x^3)))` with `c = sqrt(2 /
 /// pi)`, computed as `x sigmoid(2 c (x + 0.044715 x^3))`.
 ///

@@ -165,6 +165,7 @@ pub(super) fn attend(
         kv_heads: config.num_kv_heads,
         head_dim: config.head_dim,
         scale: config.attention_scale,
+        softcap: None,
         sliding_window,
     };
     kernels::attention(workers.for_work(2 * products), &args, out);

@@ -57,6 +57,12 @@ impl AmxWork<'_> {
             {
                 return false;
             }
+            if let Some(cap) = self.args.softcap_base_2() {
+                for row in rows.clone() {
+                    let at = self.scores_at(row, first);
+                    lanes::soft_cap(Avx512::load(at), cap).store(at);
+                }
+            }
             let whole = lowest_last >= position_lane(begin + rows.end - 1)
                 && highest_first <= position_lane(begin + rows.start);
             if !whole {

@@ -27,6 +27,7 @@ fn args<'a>(
         kv_heads: 4,
         head_dim: 20,
         scale: 1.0,
+        softcap: None,
         sliding_window,
     }
 }

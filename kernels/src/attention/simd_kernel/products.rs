@@ -83,7 +83,8 @@ impl SimdWork<'_> {
                 for query in first..first + live {
                     let seen = self.seen(&readers, query, view);
                     let scores = self.scores.add(query * POSITIONS_PER_TILE);
-                    weigh::<L>(scores, scales.as_ref(), state, query, seen, view.panels());
+                    let softcap = self.args.softcap_base_2();
+                    weigh::<L>(scores, scales.as_ref(), softcap, state, query, seen, view.panels());
                 }
                 let sums = state.values.add(first * self.padded_dim);
                 if self.reads_stored_values(queries) {
@@ -301,7 +302,7 @@ impl SimdWork<'_> {
 /// One step of the online softmax: turns a query's scores of a tile into weights relative to the
 /// largest score so far, and rescales the query's state to it. Positions outside `seen` get the
 /// weight zero. The scales of bytes are applied here, once per position: those of keys to scores,
-/// those of values to weights.
+/// those of values to weights. `softcap` is in the units of the scores.
 ///
 /// # Safety
 /// `scores` is valid for `panels * 16` values, at most 64, and `seen` lies within them. `query` is
@@ -311,6 +312,7 @@ impl SimdWork<'_> {
 unsafe fn weigh<L: Lanes>(
     scores: *mut f32,
     scales: Option<&TileScales>,
+    softcap: Option<f32>,
     state: &SoftmaxState,
     query: usize,
     seen: Range<usize>,
@@ -327,6 +329,12 @@ unsafe fn weigh<L: Lanes>(
             for panel in (0..panels * LANES).step_by(LANES) {
                 let at = scores.add(panel);
                 L::load(at).mul(L::load(scales.keys.as_ptr().add(panel))).store(at);
+            }
+        }
+        if let Some(cap) = softcap {
+            for panel in (0..panels * LANES).step_by(LANES) {
+                let at = scores.add(panel);
+                lanes::soft_cap(L::load(at), cap).store(at);
             }
         }
         for outside in (0..seen.start).chain(seen.end..panels * LANES) {

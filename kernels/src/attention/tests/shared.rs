@@ -3,14 +3,49 @@
 use super::*;
 
 const SHARED_SHAPES: [Shape; 8] = [
-    Shape { heads: 4, kv_heads: 2, head_dim: 32, window: None, stored: Stored::Bf16 },
-    Shape { heads: 4, kv_heads: 2, head_dim: 32, window: Some(500), stored: Stored::Bf16 },
-    Shape { heads: 12, kv_heads: 1, head_dim: 64, window: None, stored: Stored::Bf16 },
-    Shape { heads: 3, kv_heads: 1, head_dim: 20, window: None, stored: Stored::F32 },
-    Shape { heads: 5, kv_heads: 1, head_dim: 33, window: Some(700), stored: Stored::Bf16 },
-    Shape { heads: 7, kv_heads: 1, head_dim: 16, window: None, stored: Stored::F16 },
-    Shape { heads: 4, kv_heads: 2, head_dim: 24, window: None, stored: Stored::Int8 },
-    Shape { heads: 20, kv_heads: 1, head_dim: 8, window: None, stored: Stored::F32 },
+    Shape {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 32,
+        softcap: None,
+        window: None,
+        stored: Stored::Bf16,
+    },
+    Shape {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 32,
+        softcap: None,
+        window: Some(500),
+        stored: Stored::Bf16,
+    },
+    Shape {
+        heads: 12,
+        kv_heads: 1,
+        head_dim: 64,
+        softcap: None,
+        window: None,
+        stored: Stored::Bf16,
+    },
+    Shape { heads: 3, kv_heads: 1, head_dim: 20, softcap: None, window: None, stored: Stored::F32 },
+    Shape {
+        heads: 5,
+        kv_heads: 1,
+        head_dim: 33,
+        softcap: None,
+        window: Some(700),
+        stored: Stored::Bf16,
+    },
+    Shape { heads: 7, kv_heads: 1, head_dim: 16, softcap: None, window: None, stored: Stored::F16 },
+    Shape {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 24,
+        softcap: None,
+        window: None,
+        stored: Stored::Int8,
+    },
+    Shape { heads: 20, kv_heads: 1, head_dim: 8, softcap: None, window: None, stored: Stored::F32 },
 ];
 
 /// Sequences of which each has a prefix of random length in common with a random earlier one, and a
@@ -85,7 +120,14 @@ fn bits_do_not_depend_on_other_readers_of_a_prefix() {
 #[test]
 fn many_decodes_of_one_prefix_match_the_formula() {
     for (head_dim, stored) in [(16, Stored::F32), (32, Stored::Bf16)] {
-        check_many_decodes(Shape { heads: 8, kv_heads: 1, head_dim, window: None, stored });
+        check_many_decodes(Shape {
+            heads: 8,
+            kv_heads: 1,
+            head_dim,
+            softcap: None,
+            window: None,
+            stored,
+        });
     }
 }
 

@@ -11,7 +11,14 @@ fn sixteen_bit_values_equal_their_f32_values() {
         for stored in [Stored::Bf16, Stored::F16] {
             // None of these sizes is computed on AMX tiles.
             for (heads, head_dim) in [(4, 80), (4, 18), (12, 16), (3, 33)] {
-                let shape = Shape { heads, kv_heads: 1, head_dim, window: Some(333), stored };
+                let shape = Shape {
+                    heads,
+                    kv_heads: 1,
+                    head_dim,
+                    softcap: None,
+                    window: Some(333),
+                    stored,
+                };
                 let sequences = [sequence(shape, 600, 21)];
                 for block_size in [1, 16, 24, 64] {
                     let cache = cache(shape, &sequences, block_size);
@@ -43,8 +50,14 @@ fn error_of_smaller_types_is_bounded() {
     for (stored, bound) in
         [(Stored::F32, 3e-5), (Stored::F16, 1e-3), (Stored::Bf16, 2e-2), (Stored::Int8, 2e-2)]
     {
-        let exact =
-            Shape { heads: 4, kv_heads: 2, head_dim: 64, window: None, stored: Stored::F32 };
+        let exact = Shape {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            softcap: None,
+            window: None,
+            stored: Stored::F32,
+        };
         let shape = Shape { stored, ..exact };
         let sequence = sequence(exact, 150, 11);
         let want = expected(exact, &sequence, 0..sequence.len);
