@@ -101,7 +101,7 @@ fn write(name: &str, directory: &Path) -> Result<(), Failure> {
 /// The `config.json` of a preset of the architecture `llama` or `qwen3`.
 fn config_json(config: &DecoderConfig) -> serde_json::Value {
     json!({
-        "model_type": if config.qk_norm { "qwen3" } else { "llama" },
+        "model_type": if config.qk_norm.is_some() { "qwen3" } else { "llama" },
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,

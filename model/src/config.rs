@@ -37,6 +37,16 @@ pub enum Architecture {
     Qwen2,
     /// Qwen3: q and k of each head are normalized.
     Qwen3,
+    /// Granite 3: factors of the embeddings, the residuals and the logits.
+    Granite,
+    /// OLMo 2: norms of the outputs of attention and MLP only, and of all heads of q and k together.
+    Olmo2,
+    /// SmolLM3: every fourth layer has no rotary embedding.
+    SmolLm3,
+    /// Phi-3, Phi-3.5 and Phi-4: q, k and v are stored as one tensor, and so are gate and up.
+    Phi3,
+    /// Gemma 2: four norms per layer, local and global layers, soft-capped scores and logits.
+    Gemma2,
     /// The text part of Gemma 3: four norms per layer, local and global layers.
     Gemma3,
     /// Mixtral: Mistral with a mixture of experts in each layer.
@@ -56,6 +66,11 @@ impl Architecture {
             Self::Mistral => "mistral",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Granite => "granite",
+            Self::Olmo2 => "olmo2",
+            Self::SmolLm3 => "smollm3",
+            Self::Phi3 => "phi3",
+            Self::Gemma2 => "gemma2",
             Self::Gemma3 => "gemma3_text",
             Self::Mixtral => "mixtral",
             Self::Qwen2Moe => "qwen2_moe",
@@ -73,11 +88,64 @@ pub enum Activation {
     GeluTanh,
 }
 
+/// Where a layer normalizes the residual stream. The names of the weights depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormPlacement {
+    /// The inputs of attention and MLP are normalized: `input_layernorm` and
+    /// `post_attention_layernorm`.
+    Input,
+    /// The outputs are normalized before the residual is added (OLMo 2):
+    /// `post_attention_layernorm` and `post_feedforward_layernorm`.
+    Output,
+    /// Both (Gemma): `input_layernorm`, `post_attention_layernorm`, `pre_feedforward_layernorm` and
+    /// `post_feedforward_layernorm`, in the order of the forward pass.
+    InputAndOutput,
+}
+
+/// Names of a layer's norms.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LayerNorms {
+    pub(crate) attention_input: Option<&'static str>,
+    pub(crate) attention_output: Option<&'static str>,
+    pub(crate) mlp_input: Option<&'static str>,
+    pub(crate) mlp_output: Option<&'static str>,
+}
+
+impl NormPlacement {
+    /// Whether outputs are normalized before the residual is added.
+    pub(crate) fn outputs(self) -> bool {
+        self != Self::Input
+    }
+
+    /// The Hugging Face names of the norms, without the prefix of the layer.
+    pub(crate) fn names(self) -> LayerNorms {
+        let inputs = self != Self::Output;
+        let mlp_input =
+            if self.outputs() { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+        LayerNorms {
+            attention_input: inputs.then_some("input_layernorm"),
+            attention_output: self.outputs().then_some("post_attention_layernorm"),
+            mlp_input: inputs.then_some(mlp_input),
+            mlp_output: self.outputs().then_some("post_feedforward_layernorm"),
+        }
+    }
+}
+
+/// What the norms `q_norm` and `k_norm` are applied to, before the rotary embedding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head. The weights are `[head_dim]`.
+    Head,
+    /// All heads of a position together (OLMo 2). The weights are `[num_heads * head_dim]` and
+    /// `[num_kv_heads * head_dim]`.
+    Position,
+}
+
 /// The properties in which layers may differ from each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerConfig {
-    /// Index into [`DecoderConfig::ropes`].
-    pub rope: usize,
+    /// Index into [`DecoderConfig::ropes`], or `None` if queries and keys are not rotated.
+    pub rope: Option<usize>,
     /// Number of positions that a query attends to, including its own: a query at position `p`
     /// reads the keys at `p + 1 - window ..= p`. At least 1. With `None`, it reads all keys up to
     /// its own.
@@ -106,6 +174,9 @@ pub struct DecoderConfig {
     /// Number of elements of a head, which is even. `num_heads * head_dim` may differ from
     /// `hidden_size`.
     pub head_dim: usize,
+    /// Number of leading elements of each head that are rotated (Phi-4-mini: three of four), which is
+    /// even and at most `head_dim`. `None` for all.
+    pub rotary_dim: Option<usize>,
     /// Added to the mean square in every RMS norm.
     pub rms_norm_eps: f32,
     /// Every RMS norm multiplies by `norm_offset + weight`. 1 for Gemma's safetensors, else 0.
@@ -120,20 +191,26 @@ pub struct DecoderConfig {
     pub output_bias: bool,
     /// Whether `gate_proj`, `up_proj` and `down_proj` have biases, also those of experts.
     pub mlp_bias: bool,
-    /// Whether the norms `q_norm` and `k_norm`, `[head_dim]` each, are applied to every head before
-    /// the rotary embedding.
-    pub qk_norm: bool,
-    /// Whether the layers have Gemma's four norms: `post_attention_layernorm` is applied to the
-    /// attention's output before the residual is added, and `pre_feedforward_layernorm` and
-    /// `post_feedforward_layernorm` are applied before and after the MLP. Otherwise
-    /// `post_attention_layernorm` is the MLP's input norm.
-    pub sandwich_norms: bool,
+    /// The norms of queries and keys; `None` if there are none.
+    pub qk_norm: Option<QkNorm>,
+    /// Where layers normalize the residual stream.
+    pub norms: NormPlacement,
     /// The MLP's gate function.
     pub activation: Activation,
     /// Factor of the embeddings (Gemma: the square root of `hidden_size`); `None` for 1.
     pub embedding_scale: Option<f32>,
+    /// Factor of the outputs of attention and MLP when they are added to the residual stream, above
+    /// 0; `None` for 1.
+    pub residual_scale: Option<f32>,
+    /// Factor of the logits, above 0; `None` for 1.
+    pub logit_scale: Option<f32>,
     /// Factor of the attention scores before the softmax, above 0.
     pub attention_scale: f32,
+    /// Attention scores, after the multiplication by `attention_scale`, are bounded by soft-capping
+    /// (`cap * tanh(score / cap)`) with this cap, above 0. `None` for no soft-capping.
+    pub attention_softcap: Option<f32>,
+    /// Logits are bounded by soft-capping with this cap, above 0. `None` for no soft-capping.
+    pub logit_softcap: Option<f32>,
     /// The rotary embeddings in use: either one, or a global and a local one.
     pub ropes: Vec<Rope>,
     /// One entry per layer.
@@ -150,6 +227,12 @@ impl DecoderConfig {
     /// [`ModelError::Unsupported`] for an option that is valid but not implemented.
     pub fn from_json(file: &str, value: &serde_json::Value) -> Result<Self, ModelError> {
         parse_json(file, value).map(|parsed| parsed.decoder)
+    }
+
+    /// Number of leading elements of each head that are rotated.
+    #[must_use]
+    pub fn rotary_dim(&self) -> usize {
+        self.rotary_dim.unwrap_or(self.head_dim)
     }
 
     /// Checks the documented ranges of the fields and the relations between them. `file` is the
@@ -185,6 +268,11 @@ impl DecoderConfig {
             let expected = format!("an even number of at most {HEAD_DIM_MAX}");
             return Err(ModelError::key(file, "head_dim", expected, self.head_dim));
         }
+        let rotary_dim = self.rotary_dim();
+        if rotary_dim == 0 || !rotary_dim.is_multiple_of(2) || rotary_dim > self.head_dim {
+            let expected = format!("an even number from 2 to {}", self.head_dim);
+            return Err(ModelError::key(file, "rotary_dim", expected, rotary_dim));
+        }
         if (self.num_heads * self.head_dim) as u64 > keys::SIZE_MAX {
             let expected = format!("at most {} with this head_dim", keys::SIZE_MAX);
             return Err(ModelError::key(file, "num_attention_heads", expected, self.num_heads));
@@ -193,6 +281,10 @@ impl DecoderConfig {
             ("rms_norm_eps", self.rms_norm_eps),
             ("attention_scale", self.attention_scale),
             ("embedding_scale", self.embedding_scale.unwrap_or(1.0)),
+            ("residual_scale", self.residual_scale.unwrap_or(1.0)),
+            ("logit_scale", self.logit_scale.unwrap_or(1.0)),
+            ("attn_logit_softcapping", self.attention_softcap.unwrap_or(1.0)),
+            ("final_logit_softcapping", self.logit_softcap.unwrap_or(1.0)),
         ];
         for (key, number) in floats {
             if !number.is_finite() || number <= 0.0 {
@@ -201,12 +293,12 @@ impl DecoderConfig {
         }
         self.check_experts(file)?;
         for rope in &self.ropes {
-            rope.check(file, self.head_dim, self.max_positions)?;
+            rope.check(file, rotary_dim, self.max_positions)?;
         }
         for layer in &self.layers {
-            if layer.rope >= self.ropes.len() {
+            if let Some(rope) = layer.rope.filter(|rope| *rope >= self.ropes.len()) {
                 let expected = format!("an index below {}", self.ropes.len());
-                return Err(ModelError::key(file, "rope", expected, layer.rope));
+                return Err(ModelError::key(file, "rope", expected, rope));
             }
             if layer.sliding_window == Some(0) {
                 return Err(ModelError::key(file, "sliding_window", "at least 1", 0));
@@ -220,13 +312,9 @@ impl DecoderConfig {
             let missing = || ModelError::key(file, "num_experts", "1 or more", "nothing");
             return if layers > 0 { Err(missing()) } else { Ok(()) };
         };
-        if self.sandwich_norms {
-            return Err(ModelError::unsupported(
-                file,
-                "num_experts",
-                "no norm after experts",
-                layers,
-            ));
+        if self.norms.outputs() || self.residual_scale.is_some() {
+            let expected = "no norm or factor after experts";
+            return Err(ModelError::unsupported(file, "num_experts", expected, layers));
         }
         experts.check(file, layers)
     }

@@ -15,7 +15,7 @@ use stolon_kernels::{
     Sink,
 };
 
-use crate::config::DecoderConfig;
+use crate::config::{DecoderConfig, QkNorm};
 use crate::cpu::WeightType;
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
@@ -91,7 +91,7 @@ impl Decoder {
         let ropes = config
             .ropes
             .iter()
-            .map(|rope| RopeTable::new(rope, config.head_dim, config.max_positions))
+            .map(|rope| RopeTable::new(rope, config.rotary_dim(), config.max_positions))
             .collect();
         Ok(Self {
             config,
@@ -169,6 +169,7 @@ impl Decoder {
         let product = Product { group: 0, matrices: &[head], step: 1, epilogue: None, sink };
         let threads = workers.for_products(&[head], rows);
         kernels::multiply(self.path, threads, &self.activations.normed, &mut [product]);
+        passes::finish_logits(&self.config, self.path, &mut logits, workers);
         self.profile.mark(Stage::Logits);
         logits
     }
@@ -197,28 +198,29 @@ impl Decoder {
         let weight = match self.layers.get(index) {
             Some(layer) => {
                 normed.reset(rows, &[&layer.q.matrix, &layer.k.matrix, &layer.v.matrix]);
-                &layer.input_norm
+                layer.input_norm.as_deref()
             }
             None => {
                 normed.reset(rows, &[self.head.as_ref().unwrap_or(&self.embedding)]);
-                &self.final_norm
+                Some(&self.final_norm[..])
             }
         };
-        let norm = Norm::of(&self.config, weight, self.path);
-        norm.pack(&x[..rows * self.config.hidden_size], normed, workers);
+        let x = &x[..rows * self.config.hidden_size];
+        Norm::of(&self.config, weight, self.path).pack(x, normed, workers);
     }
 
     /// Computes the given `parts` of queries, keys and values. Keys and values are written to `kv`.
     fn heads(&mut self, index: usize, parts: &[Part], kv: &mut KvStore, workers: &Workers) {
         let (config, path) = (&self.config, self.path);
         let (layer, plan) = (&self.layers[index], &self.plan);
-        let Activations { normed, q, .. } = &mut self.activations;
+        let Activations { normed, q, k, .. } = &mut self.activations;
         let heads = passes::Heads {
             path,
             head_dim: config.head_dim,
             eps: config.rms_norm_eps,
             norm_offset: config.norm_offset,
-            rope: &self.ropes[config.layers[index].rope],
+            norm: config.qk_norm,
+            rope: config.layers[index].rope.map(|rope| &self.ropes[rope]),
             positions: &plan.positions,
         };
         let epilogue_q = |sums: RowSums<'_>| heads.apply(&layer.q, layer.q_norm.as_deref(), sums);
@@ -226,16 +228,22 @@ impl Decoder {
         let epilogue_v = |sums: RowSums<'_>| layer.v.add_bias(path, sums.feature, sums.first);
         let matrices = [[&layer.q.matrix], [&layer.k.matrix], [&layer.v.matrix]];
         let q = &mut q[..normed.rows() * config.num_heads * config.head_dim];
+        let key_width = config.num_kv_heads * config.head_dim;
         let key_layout = kv.shape().key_layout;
         let [keys, values] = kv.layer_mut(index);
         let [keys, values] =
             [(keys, key_layout), (values, KvLayout::Rows)].map(|(plane, layout)| {
                 let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
                 let store = plane.slice_mut();
-                Sink::Cache(KvRows::new(path, store, layout, &plan.slots, kv_heads, head_dim))
+                KvRows::new(path, store, layout, &plan.slots, kv_heads, head_dim)
             });
+        // Keys that are normalized together are complete only after the GEMM.
+        let (keys, mut late_keys) = match config.qk_norm {
+            Some(QkNorm::Position) => (Sink::Rows(&mut k[..normed.rows() * key_width]), Some(keys)),
+            _ => (Sink::Cache(keys), None),
+        };
         let epilogues: [Epilogue<'_>; 3] = [&epilogue_q, &epilogue_k, &epilogue_v];
-        let sinks = [Sink::Rows(q), keys, values];
+        let sinks = [Sink::Rows(&mut *q), keys, Sink::Cache(values)];
         let all = Part::ALL.into_iter().zip(&matrices).zip(epilogues).zip(sinks);
         let mut products: Vec<Product<'_>> = all
             .filter(|(((part, _), _), _)| parts.contains(part))
@@ -250,6 +258,20 @@ impl Decoder {
         let matrices: Vec<&Matrix> = products.iter().map(|product| product.matrices[0]).collect();
         let threads = workers.for_products(&matrices, normed.rows());
         let epilogue_time = kernels::multiply(path, threads, normed, &mut products);
+        drop(products);
+        if let (Some(rows), Some(q_norm), Some(k_norm)) =
+            (&mut late_keys, &layer.q_norm, &layer.k_norm)
+        {
+            if parts.contains(&Part::Queries) {
+                heads.norm_positions(q, q_norm, workers);
+            }
+            if parts.contains(&Part::Keys) {
+                let k = &mut k[..normed.rows() * key_width];
+                heads.norm_positions(k, k_norm, workers);
+                let keys = k.chunks_exact(key_width).enumerate();
+                keys.for_each(|(row, values)| rows.write_row(row, values));
+            }
+        }
         self.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
     }
 
@@ -308,7 +330,7 @@ impl Decoder {
         let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
         let Activations { x, normed, inner, projected, routing, .. } = &mut self.activations;
         let x = &mut x[..rows * config.hidden_size];
-        let norm = Norm::of(config, &layer.mlp_norm, path);
+        let norm = Norm::of(config, layer.mlp_norm.as_deref(), path);
         match &layer.mlp {
             Mlp::Dense(mlp) => {
                 let matrices = [&mlp.gate.matrix, &mlp.up.matrix];

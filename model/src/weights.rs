@@ -244,6 +244,35 @@ impl Weights {
         Ok(dtype)
     }
 
+    /// Divides tensors that contain the rows of several of the configuration's matrices. Nothing is
+    /// copied: each matrix is a range of the bytes.
+    pub(crate) fn split_fused(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
+        for fused in config.fused_tensors() {
+            let Some(stored) = self.tensors.get(&fused.name) else { continue };
+            let rows = fused.parts.iter().map(|(_, rows)| rows).sum();
+            if stored.shape != [rows, fused.columns] {
+                return Err(ModelError::WrongShape {
+                    file: self.regions[stored.region].file.clone(),
+                    tensor: fused.name,
+                    expected: vec![rows, fused.columns],
+                    got: stored.shape.clone(),
+                });
+            }
+            let stored = stored.clone();
+            self.tensors.remove(&fused.name);
+            // Tensors of types that are not supported may have any length, and are not read.
+            let row_bytes = if stored.dtype.is_ok() { stored.range.len() / rows } else { 0 };
+            let mut start = stored.range.start;
+            for (name, rows) in fused.parts {
+                let end = start + rows * row_bytes;
+                let (shape, range) = (vec![rows, fused.columns], start..end);
+                self.insert(name, Stored { shape, range, ..stored.clone() })?;
+                start = end;
+            }
+        }
+        Ok(())
+    }
+
     /// Checks that all tensors that `config` requires are present with the right shape and a
     /// supported type, and that no two tensors share bytes, without reading their data.
     ///

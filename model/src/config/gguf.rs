@@ -7,7 +7,8 @@
 use std::collections::HashMap;
 
 use super::{
-    Activation, Architecture, DecoderConfig, ExpertsConfig, LayerConfig, Rope, RopeScaling,
+    Activation, Architecture, DecoderConfig, ExpertsConfig, LayerConfig, NormPlacement, QkNorm,
+    Rope, RopeScaling,
 };
 use crate::error::{ModelError, quoted};
 use crate::weights::TensorType;
@@ -16,22 +17,36 @@ use crate::weights::gguf::{Header, Value};
 /// Maximum of every size in the metadata.
 const SIZE_MAX: u64 = super::keys::SIZE_MAX;
 /// The supported values of `general.architecture`.
-const KNOWN: &str = "llama, qwen2, qwen3, gemma3, qwen2moe, qwen3moe";
+const KNOWN: &str = "llama, qwen2, qwen3, granite, olmo2, smollm3, phi3, gemma2, gemma3, qwen2moe, \
+                     qwen3moe";
 /// Name of the tensor with Llama 3.1's rope scaling.
-pub(crate) const ROPE_FREQS: &str = "rope_freqs.weight";
-/// Number of layers of Gemma 3 27B, whose attention scale is computed from a different size.
-const GEMMA_27B_LAYERS: usize = 62;
+const ROPE_FREQS: &str = "rope_freqs.weight";
+/// Every such layer of SmolLM3 has no rotary embedding.
+const SMOLLM3_ROPE_STEP: usize = 4;
+/// The sliding window of Gemma 2 if the file does not have it.
+const GEMMA2_WINDOW: usize = 4096;
+/// Names of the tensors with the divisors of LongRoPE for long and short contexts.
+const ROPE_LONG: &str = "rope_factors_long.weight";
+const ROPE_SHORT: &str = "rope_factors_short.weight";
+/// Numbers of layers of Gemma 2 27B and Gemma 3 27B, whose attention scale is computed from a
+/// different size.
+const GEMMA2_27B_LAYERS: usize = 46;
+const GEMMA3_27B_LAYERS: usize = 62;
 
-/// Parses the configuration from `header`. `divisors` is the content of the tensor [`ROPE_FREQS`],
-/// if the file has it.
+/// Reads the content of a small tensor of F32 values, if the file has it.
+pub(crate) type SmallTensors<'a> = dyn Fn(&str) -> Result<Option<Vec<f32>>, ModelError> + 'a;
+
+/// Parses the configuration from `header`. `tensors` reads the divisors of rotary embeddings.
 pub(crate) fn parse(
     header: &Header,
-    divisors: Option<Vec<f32>>,
+    tensors: &SmallTensors<'_>,
 ) -> Result<DecoderConfig, ModelError> {
     let (architecture, prefix) = architecture(header)?;
     let keys = Metadata { header, prefix };
-    keys.refuse_options()?;
-    let gemma = architecture == Architecture::Gemma3;
+    let granite = architecture == Architecture::Granite;
+    keys.refuse_options(granite)?;
+    let gemma2 = architecture == Architecture::Gemma2;
+    let gemma = gemma2 || architecture == Architecture::Gemma3;
     let hidden_size = keys.required_size("embedding_length")?;
     let num_heads = keys.required_size("attention.head_count")?;
     let num_kv_heads = keys.size("attention.head_count_kv")?.unwrap_or(num_heads);
@@ -42,8 +57,9 @@ pub(crate) fn parse(
         let expected = format!("{head_dim} (equal to attention.key_length)");
         return Err(keys.unsupported("attention.value_length", &expected, value_dim));
     }
-    if let Some(rotary) = keys.size("rope.dimension_count")?
-        && rotary != head_dim
+    let rotary_dim = keys.size("rope.dimension_count")?.filter(|dim| *dim != head_dim);
+    if let Some(rotary) = rotary_dim
+        && architecture != Architecture::Phi3
     {
         return Err(keys.unsupported("rope.dimension_count", &head_dim.to_string(), rotary));
     }
@@ -52,10 +68,21 @@ pub(crate) fn parse(
         let expected = format!("at most {}", super::LAYERS_MAX);
         return Err(keys.invalid("block_count", &expected, layer_count));
     }
-    let score_dim = if gemma && layer_count == GEMMA_27B_LAYERS {
-        (hidden_size / num_heads) as f32
-    } else {
-        head_dim as f32
+    let score_dim = match (architecture, layer_count) {
+        (Architecture::Gemma2, GEMMA2_27B_LAYERS) | (Architecture::Gemma3, GEMMA3_27B_LAYERS) => {
+            (hidden_size / num_heads) as f32
+        }
+        _ => head_dim as f32,
+    };
+    let softcap = |key: &str, default: f32| match keys.float(key)? {
+        Some(cap) if !gemma => Err(keys.unsupported(key, "nothing", cap)),
+        None if gemma2 => Ok(Some(default)),
+        cap => Ok(cap.map(|cap| cap as f32)),
+    };
+    let scale = |key: &str| keys.factor(key).map(|factor| factor.filter(|factor| *factor != 1.0));
+    let embedding_scale = match scale("embedding_scale")? {
+        None => gemma.then(|| (hidden_size as f64).sqrt() as f32),
+        factor => factor,
     };
     let embedding = "token_embd.weight";
     let Some(info) = header.tensors.get(embedding) else {
@@ -67,7 +94,8 @@ pub(crate) fn parse(
     };
     let has = |name: &str| header.tensors.contains_key(name);
     let max_positions = keys.required_size("context_length")?;
-    let (ropes, mut layers) = keys.layers(gemma, layer_count, divisors)?;
+    let rope = keys.rope(architecture, max_positions, tensors)?;
+    let (ropes, mut layers) = keys.layers(architecture, layer_count, rope)?;
     let experts = keys.experts(architecture, &mut layers)?;
     let config = DecoderConfig {
         architecture,
@@ -78,6 +106,7 @@ pub(crate) fn parse(
         num_heads,
         num_kv_heads,
         head_dim,
+        rotary_dim,
         rms_norm_eps: keys.required_float("attention.layer_norm_rms_epsilon")? as f32,
         norm_offset: 0.0,
         max_positions: ropes[0].context(max_positions),
@@ -85,11 +114,18 @@ pub(crate) fn parse(
         qkv_bias: has("blk.0.attn_q.bias"),
         output_bias: has("blk.0.attn_output.bias"),
         mlp_bias: has("blk.0.ffn_up.bias"),
-        qk_norm: has("blk.0.attn_q_norm.weight"),
-        sandwich_norms: gemma,
+        qk_norm: match architecture {
+            Architecture::Olmo2 => Some(QkNorm::Position),
+            _ => has("blk.0.attn_q_norm.weight").then_some(QkNorm::Head),
+        },
+        norms: norms(architecture),
         activation: if gemma { Activation::GeluTanh } else { Activation::Silu },
-        embedding_scale: gemma.then(|| (hidden_size as f64).sqrt() as f32),
-        attention_scale: 1.0 / score_dim.sqrt(),
+        embedding_scale,
+        residual_scale: scale("residual_scale")?,
+        logit_scale: scale("logit_scale")?.map(|divisor| 1.0 / divisor),
+        attention_scale: keys.factor("attention.scale")?.unwrap_or(1.0 / score_dim.sqrt()),
+        attention_softcap: softcap("attn_logit_softcapping", 50.0)?,
+        logit_softcap: softcap("final_logit_softcapping", 30.0)?,
         ropes,
         layers,
         dtype: most_common_type(header),
@@ -106,12 +142,25 @@ fn architecture(header: &Header) -> Result<(Architecture, &str), ModelError> {
         Some(name @ "qwen3") => Ok((Architecture::Qwen3, name)),
         Some(name @ "qwen2moe") => Ok((Architecture::Qwen2Moe, name)),
         Some(name @ "qwen3moe") => Ok((Architecture::Qwen3Moe, name)),
+        Some(name @ "granite") => Ok((Architecture::Granite, name)),
+        Some(name @ "olmo2") => Ok((Architecture::Olmo2, name)),
+        Some(name @ "smollm3") => Ok((Architecture::SmolLm3, name)),
+        Some(name @ "phi3") => Ok((Architecture::Phi3, name)),
+        Some(name @ "gemma2") => Ok((Architecture::Gemma2, name)),
         Some(name @ "gemma3") => Ok((Architecture::Gemma3, name)),
         _ => Err(ModelError::UnknownArchitecture {
             file: header.file.clone(),
             got: name.map_or_else(|| "nothing".into(), |name| quoted(&name.shown())),
             expected: KNOWN.into(),
         }),
+    }
+}
+
+fn norms(architecture: Architecture) -> NormPlacement {
+    match architecture {
+        Architecture::Gemma2 | Architecture::Gemma3 => NormPlacement::InputAndOutput,
+        Architecture::Olmo2 => NormPlacement::Output,
+        _ => NormPlacement::Input,
     }
 }
 
@@ -167,23 +216,32 @@ impl Metadata<'_> {
         }
     }
 
+    /// A factor above 0; `None` if it is missing or 0, which means the default as in llama.cpp.
+    fn factor(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        match self.value(key).and_then(Value::as_f64) {
+            Some(0.0) => Ok(None),
+            _ => Ok(self.float(key)?.map(|factor| factor as f32)),
+        }
+    }
+
     fn required_float(&self, key: &str) -> Result<f64, ModelError> {
         self.float(key)?.ok_or_else(|| self.invalid(key, "a number", "nothing"))
     }
 
     /// Returns an error for an option that is not implemented and would change the output.
-    fn refuse_options(&self) -> Result<(), ModelError> {
+    fn refuse_options(&self, granite: bool) -> Result<(), ModelError> {
         for key in [
             "expert_group_count",
             "expert_weights_scale",
             "leading_dense_block_count",
-            "attn_logit_softcapping",
-            "final_logit_softcapping",
-            "attention.scale",
-            "logit_scale",
             "rope.scaling.yarn_log_multiplier",
         ] {
             self.only(key, 0.0)?;
+        }
+        if !granite {
+            for key in ["attention.scale", "embedding_scale", "residual_scale", "logit_scale"] {
+                self.only(key, 0.0)?;
+            }
         }
         Ok(())
     }
@@ -199,38 +257,86 @@ impl Metadata<'_> {
         }
     }
 
-    /// The rotary embeddings, and the rotary embedding and sliding window of each layer.
+    /// The rotary embedding of layers without a sliding window.
+    fn rope(
+        &self,
+        architecture: Architecture,
+        max_positions: usize,
+        tensors: &SmallTensors<'_>,
+    ) -> Result<Rope, ModelError> {
+        let default = if architecture == Architecture::Gemma3 { 1e6 } else { 1e4 };
+        let theta = self.float("rope.freq_base")?.unwrap_or(default);
+        let scaling = if let Some(divisors) = tensors(ROPE_FREQS)? {
+            self.only("rope.scaling.attn_factor", 1.0)?;
+            RopeScaling::Divisors { divisors, attention_factor: 1.0 }
+        } else if self.header.tensors.contains_key(ROPE_LONG) {
+            self.long_rope(max_positions, tensors)?
+        } else {
+            self.scaling()?
+        };
+        Ok(Rope { theta, scaling })
+    }
+
+    /// LongRoPE, whose divisors are tensors.
+    fn long_rope(
+        &self,
+        max_positions: usize,
+        tensors: &SmallTensors<'_>,
+    ) -> Result<RopeScaling, ModelError> {
+        let original = self.size("rope.scaling.original_context_length")?.unwrap_or(max_positions);
+        let attention_factor = self.float("rope.scaling.attn_factor")?.unwrap_or(1.0);
+        RopeScaling::long_rope(max_positions, original, attention_factor, |long| {
+            let name = if long { ROPE_LONG } else { ROPE_SHORT };
+            tensors(name)?.ok_or_else(|| ModelError::MissingTensor {
+                file: self.header.file.clone(),
+                tensor: name.into(),
+                expected: vec![],
+            })
+        })
+    }
+
+    /// The rotary embeddings, and the rotary embedding and sliding window of each layer. `rope` is
+    /// that of layers without a sliding window.
     fn layers(
         &self,
-        gemma: bool,
+        architecture: Architecture,
         count: usize,
-        divisors: Option<Vec<f32>>,
+        rope: Rope,
     ) -> Result<(Vec<Rope>, Vec<LayerConfig>), ModelError> {
-        let theta = self.float("rope.freq_base")?.unwrap_or(if gemma { 1e6 } else { 1e4 });
-        let scaling = match divisors {
-            Some(divisors) => {
-                self.only("rope.scaling.attn_factor", 1.0)?;
-                RopeScaling::Divisors(divisors)
-            }
-            None => self.scaling()?,
+        let mut ropes = vec![rope];
+        // Phi-4 has 0, which means none.
+        let key = "attention.sliding_window";
+        let none = self.value(key).is_some_and(|value| value.as_u64() == Some(0));
+        let window = match self.value(key).filter(|_| !none) {
+            None if architecture == Architecture::Gemma2 => Some(GEMMA2_WINDOW),
+            None => None,
+            Some(_) => self.size(key)?,
         };
-        let mut ropes = vec![Rope { theta, scaling }];
-        let window = self.size("attention.sliding_window")?;
-        let full = LayerConfig { rope: 0, sliding_window: None, experts: false };
-        if !gemma {
-            // No known file of these architectures has a sliding window.
-            if let Some(window) = window {
-                return Err(self.unsupported("attention.sliding_window", "nothing", window));
-            }
-            return Ok((ropes, vec![full; count]));
-        }
+        let full = LayerConfig { rope: Some(0), sliding_window: None, experts: false };
         if window.is_none() {
-            return Ok((ropes, vec![full; count]));
+            // The converter marks models without rotary embeddings (Granite 4) in this way.
+            let key = "rope.scaling.finetuned";
+            let rotated = self.value(key).and_then(Value::as_bool) != Some(false)
+                || architecture != Architecture::Granite;
+            let step = if architecture == Architecture::SmolLm3 { SMOLLM3_ROPE_STEP } else { 0 };
+            let rope = |number: usize| (rotated && (step == 0 || number % step != 0)).then_some(0);
+            let layer = |number| LayerConfig { rope: rope(number), ..full };
+            return Ok((ropes, (1..=count).map(layer).collect()));
         }
-        let theta = self.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
-        ropes.push(Rope { theta, scaling: RopeScaling::None });
-        let sliding = LayerConfig { rope: 1, sliding_window: window, experts: false };
-        let is_sliding = self.sliding_layers(count)?;
+        let is_sliding = match architecture {
+            Architecture::Gemma2 => self.sliding_layers(count, 2)?,
+            Architecture::Gemma3 => self.sliding_layers(count, 6)?,
+            Architecture::Phi3 => {
+                return Ok((ropes, vec![LayerConfig { sliding_window: window, ..full }; count]));
+            }
+            // No known file of these architectures has a sliding window.
+            _ => return Err(self.unsupported(key, "nothing", window.unwrap_or(0))),
+        };
+        if architecture == Architecture::Gemma3 {
+            let theta = self.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
+            ropes.push(Rope { theta, scaling: RopeScaling::None });
+        }
+        let sliding = LayerConfig { rope: Some(ropes.len() - 1), sliding_window: window, ..full };
         let layer = |sliding_here| if sliding_here { sliding } else { full };
         Ok((ropes, is_sliding.into_iter().map(layer).collect()))
     }
@@ -339,11 +445,12 @@ impl Metadata<'_> {
         })
     }
 
-    /// Which layers have a sliding window: five of six, unless the file says otherwise.
-    fn sliding_layers(&self, count: usize) -> Result<Vec<bool>, ModelError> {
+    /// Which layers have a sliding window: all but every `pattern`-th, unless the file says
+    /// otherwise.
+    fn sliding_layers(&self, count: usize, pattern: usize) -> Result<Vec<bool>, ModelError> {
         let key = "attention.sliding_window_pattern";
         let pattern = match self.value(key) {
-            None => 6,
+            None => pattern,
             Some(Value::Bools(layers)) if layers.len() == count => return Ok(layers.clone()),
             Some(value) => match value.as_u64() {
                 Some(n) if n >= 1 => n as usize,
@@ -369,20 +476,22 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
     }
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let (module, kind) = rest.rsplit_once('.')?;
-    let gemma = architecture == Architecture::Gemma3;
+    let norms = norms(architecture).names();
+    let phi = architecture == Architecture::Phi3;
     let module = match module {
-        "attn_norm" => "input_layernorm",
+        "attn_norm" => norms.attention_input?,
         "attn_q" => "self_attn.q_proj",
         "attn_k" => "self_attn.k_proj",
         "attn_v" => "self_attn.v_proj",
+        "attn_qkv" if phi => "self_attn.qkv_proj",
         "attn_output" => "self_attn.o_proj",
         "attn_q_norm" => "self_attn.q_norm",
         "attn_k_norm" => "self_attn.k_norm",
-        "ffn_norm" if gemma => "pre_feedforward_layernorm",
-        "ffn_norm" => "post_attention_layernorm",
-        "post_attention_norm" if gemma => "post_attention_layernorm",
-        "post_ffw_norm" if gemma => "post_feedforward_layernorm",
+        "ffn_norm" => norms.mlp_input?,
+        "post_attention_norm" => norms.attention_output?,
+        "post_ffw_norm" => norms.mlp_output?,
         "ffn_gate" => "mlp.gate_proj",
+        "ffn_up" if phi => "mlp.gate_up_proj",
         "ffn_up" => "mlp.up_proj",
         "ffn_down" => "mlp.down_proj",
         "ffn_gate_inp" => "mlp.gate",
@@ -413,7 +522,10 @@ fn expert_name(layer: &str, module: &str, kind: &str) -> Option<String> {
 /// The number of heads in which the rows of a tensor are interleaved; `None` if they are not.
 /// `name` is the Hugging Face name.
 pub(crate) fn paired_heads(config: &DecoderConfig, name: &str) -> Option<usize> {
-    if config.architecture != Architecture::Llama {
+    if !matches!(
+        config.architecture,
+        Architecture::Llama | Architecture::Granite | Architecture::SmolLm3
+    ) {
         return None;
     }
     if name.contains(".self_attn.q_proj.") {

@@ -9,13 +9,13 @@ mod rope;
 use serde_json::Value;
 
 use super::keys::Keys;
-use super::{Activation, Architecture, DecoderConfig, LayerConfig};
+use super::{Activation, Architecture, DecoderConfig, LayerConfig, NormPlacement, QkNorm};
 use crate::error::{ModelError, quoted};
 use crate::weights::TensorType;
 
 /// The supported values of `model_type`.
-const KNOWN: &str =
-    "llama, mistral, qwen2, qwen3, gemma3_text, gemma3, mixtral, qwen2_moe, qwen3_moe";
+const KNOWN: &str = "llama, mistral, qwen2, qwen3, granite, olmo2, smollm3, phi3, gemma2, gemma3_text, gemma3, \
+     mixtral, qwen2_moe, qwen3_moe";
 
 /// The defaults of transformers for keys that `config.json` lacks.
 struct Defaults {
@@ -29,9 +29,11 @@ struct Defaults {
     /// `None`: `hidden_size / num_heads`.
     head_dim: Option<usize>,
     max_positions: usize,
+    rms_norm_eps: f64,
     tie_word_embeddings: bool,
     sliding_window: Option<usize>,
-    rms_norm_eps: f64,
+    attention_softcap: Option<f32>,
+    logit_softcap: Option<f32>,
     eos_token_id: Option<u32>,
     bos_token_id: Option<u32>,
 }
@@ -106,6 +108,11 @@ fn architecture(root: &Keys<'_>) -> Result<Architecture, ModelError> {
         Some("MixtralForCausalLM") => Some("mixtral"),
         Some("Qwen2MoeForCausalLM") => Some("qwen2_moe"),
         Some("Qwen3MoeForCausalLM") => Some("qwen3_moe"),
+        Some("GraniteForCausalLM") => Some("granite"),
+        Some("Olmo2ForCausalLM") => Some("olmo2"),
+        Some("SmolLM3ForCausalLM") => Some("smollm3"),
+        Some("Phi3ForCausalLM") => Some("phi3"),
+        Some("Gemma2ForCausalLM") => Some("gemma2"),
         Some("Gemma3ForCausalLM") => Some("gemma3_text"),
         Some("Gemma3ForConditionalGeneration") => Some("gemma3"),
         _ => None,
@@ -123,6 +130,11 @@ fn architecture(root: &Keys<'_>) -> Result<Architecture, ModelError> {
         Some("mixtral") => Ok(Architecture::Mixtral),
         Some("qwen2_moe") => Ok(Architecture::Qwen2Moe),
         Some("qwen3_moe") => Ok(Architecture::Qwen3Moe),
+        Some("granite") => Ok(Architecture::Granite),
+        Some("olmo2") => Ok(Architecture::Olmo2),
+        Some("smollm3") => Ok(Architecture::SmolLm3),
+        Some("phi3") => Ok(Architecture::Phi3),
+        Some("gemma2") => Ok(Architecture::Gemma2),
         Some("gemma3_text" | "gemma3") => Ok(Architecture::Gemma3),
         Some(other) => Err(unknown(&format!("`{other}`"))),
         None => Err(unknown(&match class {
@@ -142,9 +154,11 @@ fn defaults(architecture: Architecture) -> Defaults {
         num_kv_heads: None,
         head_dim: None,
         max_positions: 2048,
+        rms_norm_eps: 1e-6,
         tie_word_embeddings: false,
         sliding_window: None,
-        rms_norm_eps: 1e-6,
+        attention_softcap: None,
+        logit_softcap: None,
         eos_token_id: Some(2),
         bos_token_id: Some(1),
     };
@@ -158,8 +172,23 @@ fn defaults(architecture: Architecture) -> Defaults {
         bos_token_id: None,
         ..llama
     };
+    let gemma3 = Defaults {
+        vocab_size: 262_208,
+        hidden_size: 2304,
+        intermediate_size: 9216,
+        num_layers: 26,
+        num_heads: 8,
+        num_kv_heads: Some(4),
+        head_dim: Some(256),
+        max_positions: 131_072,
+        tie_word_embeddings: true,
+        sliding_window: Some(4096),
+        eos_token_id: Some(1),
+        bos_token_id: Some(2),
+        ..llama
+    };
     match architecture {
-        Architecture::Llama => llama,
+        Architecture::Llama | Architecture::Granite => llama,
         Architecture::Mistral => Defaults {
             intermediate_size: 14_336,
             num_kv_heads: Some(8),
@@ -191,21 +220,42 @@ fn defaults(architecture: Architecture) -> Defaults {
             num_kv_heads: Some(4),
             ..qwen2
         },
-        Architecture::Gemma3 => Defaults {
-            vocab_size: 262_208,
-            hidden_size: 2304,
-            intermediate_size: 9216,
-            num_layers: 26,
-            num_heads: 8,
-            num_kv_heads: Some(4),
-            head_dim: Some(256),
-            max_positions: 131_072,
-            tie_word_embeddings: true,
-            sliding_window: Some(4096),
-            rms_norm_eps: 1e-6,
-            eos_token_id: Some(1),
-            bos_token_id: Some(2),
+        Architecture::Olmo2 => Defaults {
+            vocab_size: 50_304,
+            rms_norm_eps: 1e-5,
+            eos_token_id: Some(50_279),
+            bos_token_id: None,
+            ..llama
         },
+        Architecture::SmolLm3 => Defaults {
+            vocab_size: 128_256,
+            hidden_size: 2048,
+            num_layers: 36,
+            num_heads: 16,
+            num_kv_heads: Some(4),
+            max_positions: 32_768,
+            tie_word_embeddings: true,
+            eos_token_id: Some(128_001),
+            bos_token_id: Some(128_000),
+            ..llama
+        },
+        Architecture::Phi3 => Defaults {
+            vocab_size: 32_064,
+            hidden_size: 3072,
+            intermediate_size: 8192,
+            max_positions: 4096,
+            rms_norm_eps: 1e-5,
+            eos_token_id: Some(32_000),
+            ..llama
+        },
+        Architecture::Gemma2 => Defaults {
+            vocab_size: 256_000,
+            max_positions: 8192,
+            attention_softcap: Some(50.0),
+            logit_softcap: Some(30.0),
+            ..gemma3
+        },
+        Architecture::Gemma3 => gemma3,
     }
 }
 
@@ -215,7 +265,8 @@ fn decoder(
     root: &Keys<'_>,
     defaults: &Defaults,
 ) -> Result<DecoderConfig, ModelError> {
-    let gemma = architecture == Architecture::Gemma3;
+    let gemma = matches!(architecture, Architecture::Gemma2 | Architecture::Gemma3);
+    let granite = architecture == Architecture::Granite;
     let hidden_size = keys.size("hidden_size")?.unwrap_or(defaults.hidden_size);
     let num_heads = keys.size("num_attention_heads")?.unwrap_or(defaults.num_heads);
     let num_kv_heads = match keys.size("num_key_value_heads")? {
@@ -235,20 +286,39 @@ fn decoder(
     };
     let attention_bias = keys.flag("attention_bias")?.unwrap_or(false);
     let (qkv_bias, output_bias) = match architecture {
-        Architecture::Mistral | Architecture::Mixtral => (false, false),
+        Architecture::Mistral | Architecture::Mixtral | Architecture::Phi3 => (false, false),
         Architecture::Qwen2 => (true, false),
         Architecture::Qwen2Moe => (keys.flag("qkv_bias")?.unwrap_or(true), false),
         _ => (attention_bias, attention_bias),
     };
-    let mlp_bias = architecture == Architecture::Llama && keys.flag("mlp_bias")?.unwrap_or(false);
-    refuse_options(keys)?;
-    let (ropes, local) = rope::parse(architecture, keys, max_positions)?;
-    let mut layers = layers(architecture, keys, defaults, local)?;
+    let mlp_bias =
+        matches!(architecture, Architecture::Llama | Architecture::Granite | Architecture::SmolLm3)
+            && keys.flag("mlp_bias")?.unwrap_or(false);
+    if keys.flag("use_bidirectional_attention")?.unwrap_or(false) {
+        return Err(keys.unsupported("use_bidirectional_attention", "false"));
+    }
+    let softcap = |key: &str, default: Option<f32>| match keys.positive_f32(key)? {
+        Some(_) if !gemma => Err(keys.unsupported(key, "null")),
+        None if !keys.given(key) => Ok(default),
+        cap => Ok(cap),
+    };
+    let ropes = rope::parse(architecture, keys, head_dim, max_positions)?;
+    let mut layers = layers(architecture, keys, defaults, ropes.local)?;
     let experts = experts::parse(architecture, keys, defaults.intermediate_size, &mut layers)?;
-    let score_dim = match keys.positive("query_pre_attn_scalar")? {
-        Some(scalar) if gemma => scalar,
-        _ if gemma => 256.0,
-        _ => head_dim as f64,
+    let attention_scale = if granite {
+        keys.positive("attention_multiplier")?.unwrap_or(1.0)
+    } else if gemma {
+        keys.positive("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5)
+    } else {
+        (head_dim as f64).powf(-0.5)
+    };
+    let multiplier = |key: &str| match keys.positive_f32(key)? {
+        Some(_) if !granite => Err(keys.unsupported(key, "null")),
+        factor => Ok(factor.filter(|factor| *factor != 1.0)),
+    };
+    let embedding_scale = match multiplier("embedding_multiplier")? {
+        None => gemma.then(|| (hidden_size as f64).sqrt() as f32),
+        factor => factor,
     };
     Ok(DecoderConfig {
         architecture,
@@ -259,40 +329,37 @@ fn decoder(
         num_heads,
         num_kv_heads,
         head_dim,
+        rotary_dim: ropes.rotary_dim,
         rms_norm_eps: keys.positive("rms_norm_eps")?.unwrap_or(defaults.rms_norm_eps) as f32,
         norm_offset: if gemma { 1.0 } else { 0.0 },
-        max_positions: ropes[0].context(max_positions),
+        max_positions: ropes.list[0].context(max_positions),
         tie_word_embeddings: tied,
         qkv_bias,
         output_bias,
         mlp_bias,
-        qk_norm: matches!(
-            architecture,
-            Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3
-        ),
-        sandwich_norms: gemma,
+        qk_norm: match architecture {
+            Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3 => {
+                Some(QkNorm::Head)
+            }
+            Architecture::Olmo2 => Some(QkNorm::Position),
+            _ => None,
+        },
+        norms: match architecture {
+            Architecture::Olmo2 => NormPlacement::Output,
+            _ if gemma => NormPlacement::InputAndOutput,
+            _ => NormPlacement::Input,
+        },
         activation: activation(keys, gemma)?,
-        embedding_scale: gemma.then(|| (hidden_size as f64).sqrt() as f32),
-        attention_scale: score_dim.powf(-0.5) as f32,
-        ropes,
+        embedding_scale,
+        residual_scale: multiplier("residual_multiplier")?,
+        logit_scale: multiplier("logits_scaling")?.map(|divisor| 1.0 / divisor),
+        attention_scale: attention_scale as f32,
+        attention_softcap: softcap("attn_logit_softcapping", defaults.attention_softcap)?,
+        logit_softcap: softcap("final_logit_softcapping", defaults.logit_softcap)?,
+        ropes: ropes.list,
         layers,
         dtype: dtype(keys, root)?,
     })
-}
-
-fn refuse_options(keys: &Keys<'_>) -> Result<(), ModelError> {
-    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
-        if keys.value(key).is_some() {
-            return Err(keys.unsupported(key, "null"));
-        }
-    }
-    if keys.flag("use_bidirectional_attention")?.unwrap_or(false) {
-        return Err(keys.unsupported("use_bidirectional_attention", "false"));
-    }
-    if keys.number("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
-        return Err(keys.unsupported("partial_rotary_factor", "1.0"));
-    }
-    Ok(())
 }
 
 fn activation(keys: &Keys<'_>, gemma: bool) -> Result<Activation, ModelError> {
@@ -317,12 +384,13 @@ fn layers(
     if count > super::LAYERS_MAX {
         return Err(keys.invalid("num_hidden_layers", &format!("at most {}", super::LAYERS_MAX)));
     }
-    // Without this flag, the Qwen architectures ignore the window, which may then be 0.
+    // Without this flag, these architectures ignore the window, which may then be 0.
     let windowless = match architecture {
         Architecture::Qwen2
         | Architecture::Qwen3
         | Architecture::Qwen2Moe
-        | Architecture::Qwen3Moe => !keys.flag("use_sliding_window")?.unwrap_or(false),
+        | Architecture::Qwen3Moe
+        | Architecture::SmolLm3 => !keys.flag("use_sliding_window")?.unwrap_or(false),
         _ => false,
     };
     let window = match keys.given("sliding_window") {
@@ -330,14 +398,23 @@ fn layers(
         true => keys.size("sliding_window")?,
         false => defaults.sliding_window,
     };
-    let full = LayerConfig { rope: 0, sliding_window: None, experts: false };
-    let sliding = LayerConfig { rope: local, sliding_window: window, experts: false };
+    let full = LayerConfig { rope: Some(0), sliding_window: None, experts: false };
+    let sliding = LayerConfig { rope: Some(local), sliding_window: window, experts: false };
     let kinds = match keys.texts("layer_types")? {
         // In these architectures all layers are of the same kind, and transformers ignores the key.
-        _ if architecture == Architecture::Llama => return Ok(vec![full; count]),
         _ if matches!(
             architecture,
-            Architecture::Mistral | Architecture::Mixtral | Architecture::Qwen3Moe
+            Architecture::Llama | Architecture::Granite | Architecture::Olmo2
+        ) =>
+        {
+            return Ok(vec![full; count]);
+        }
+        _ if matches!(
+            architecture,
+            Architecture::Mistral
+                | Architecture::Mixtral
+                | Architecture::Qwen3Moe
+                | Architecture::Phi3
         ) =>
         {
             return Ok(vec![sliding; count]);
@@ -347,27 +424,55 @@ fn layers(
         }
         kinds => kinds,
     };
+    let rotated = match architecture {
+        Architecture::SmolLm3 => rotated_layers(keys, count)?,
+        _ => vec![true; count],
+    };
+    let layer = |(kind, rotated): (LayerConfig, bool)| LayerConfig {
+        rope: kind.rope.filter(|_| rotated),
+        ..kind
+    };
     if let Some(kinds) = kinds {
-        return kinds
-            .into_iter()
-            .map(|kind| match kind {
-                "full_attention" => Ok(full),
-                "sliding_attention" => Ok(sliding),
-                _ => Err(keys.unsupported("layer_types", "full_attention or sliding_attention")),
-            })
-            .collect();
+        let kind = |kind| match kind {
+            "full_attention" => Ok(full),
+            "sliding_attention" => Ok(sliding),
+            _ => Err(keys.unsupported("layer_types", "full_attention or sliding_attention")),
+        };
+        let kinds = kinds.into_iter().map(kind).collect::<Result<Vec<_>, _>>()?;
+        return Ok(kinds.into_iter().zip(rotated).map(layer).collect());
     }
-    let is_sliding: Box<dyn Fn(usize) -> bool> = if architecture == Architecture::Gemma3 {
-        let pattern = keys.size("sliding_window_pattern")?.unwrap_or(6);
-        Box::new(move |layer| (layer + 1) % pattern != 0)
-    } else {
-        let windows = keys.count("max_window_layers")?.unwrap_or(28);
-        match architecture {
-            Architecture::Qwen2Moe => Box::new(move |layer| layer % 2 == 0 && layer < windows),
-            _ => Box::new(move |layer| layer >= windows),
+    let is_sliding: Box<dyn Fn(usize) -> bool> = match architecture {
+        Architecture::Gemma2 => Box::new(|layer| layer % 2 == 0),
+        Architecture::SmolLm3 => Box::new(|layer| !rotated[layer]),
+        Architecture::Qwen2Moe => {
+            let windows = keys.count("max_window_layers")?.unwrap_or(28);
+            Box::new(move |layer| layer % 2 == 0 && layer < windows)
+        }
+        Architecture::Gemma3 => {
+            let pattern = keys.size("sliding_window_pattern")?.unwrap_or(6);
+            Box::new(move |layer| (layer + 1) % pattern != 0)
+        }
+        _ => {
+            let first = keys.count("max_window_layers")?.unwrap_or(28);
+            Box::new(move |layer| layer >= first)
         }
     };
-    Ok((0..count).map(|layer| if is_sliding(layer) { sliding } else { full }).collect())
+    let kinds = (0..count).map(|layer| if is_sliding(layer) { sliding } else { full });
+    Ok(kinds.zip(rotated.iter().copied()).map(layer).collect())
+}
+
+/// Which layers have a rotary embedding (SmolLM3).
+fn rotated_layers(keys: &Keys<'_>, count: usize) -> Result<Vec<bool>, ModelError> {
+    // Despite its name, the list has 1 for layers with a rotary embedding.
+    let key = "no_rope_layers";
+    match keys.flags(key)? {
+        Some(rotated) if rotated.len() >= count => Ok(rotated[..count].to_vec()),
+        Some(_) => Err(keys.invalid(key, &format!("at least {count} entries, one per layer"))),
+        None => {
+            let interval = keys.size("no_rope_layer_interval")?.unwrap_or(4);
+            Ok((1..=count).map(|number| number % interval != 0).collect())
+        }
+    }
 }
 
 fn dtype(keys: &Keys<'_>, root: &Keys<'_>) -> Result<TensorType, ModelError> {

@@ -125,13 +125,40 @@ impl<'a> Keys<'a> {
 
     /// A list of counts: integers from 0 to [`SIZE_MAX`].
     pub(crate) fn counts(&self, key: &str) -> Result<Option<Vec<usize>>, ModelError> {
+        let count = |value: &Value| whole_number(value).filter(|n| *n <= SIZE_MAX);
+        let expected = format!("a list of integers from 0 to {SIZE_MAX}");
+        self.list(key, &expected, |value| count(value).map(|n| n as usize))
+    }
+
+    /// A list of booleans, which may be written as 0 and 1.
+    pub(crate) fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, ModelError> {
+        self.list(key, "a list of 0 and 1", |value| match whole_number(value) {
+            Some(0) => Some(false),
+            Some(1) => Some(true),
+            _ => value.as_bool(),
+        })
+    }
+
+    /// A list of numbers that are finite as f32.
+    pub(crate) fn numbers(&self, key: &str) -> Result<Option<Vec<f32>>, ModelError> {
+        self.list(key, "a list of numbers", |value| {
+            value.as_f64().map(|n| n as f32).filter(|n| n.is_finite())
+        })
+    }
+
+    /// A list whose entries `parse` accepts.
+    fn list<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        parse: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<Vec<T>>, ModelError> {
         let Some(value) = self.value(key) else { return Ok(None) };
-        let count = |value| whole_number(value).filter(|n| *n <= SIZE_MAX).map(|n| n as usize);
         value
             .as_array()
-            .and_then(|list| list.iter().map(count).collect())
+            .and_then(|list| list.iter().map(parse).collect())
             .map(Some)
-            .ok_or_else(|| self.invalid(key, &format!("a list of integers from 0 to {SIZE_MAX}")))
+            .ok_or_else(|| self.invalid(key, expected))
     }
 
     /// A token id or a list of token ids. Negative ones mean "none" and are omitted.

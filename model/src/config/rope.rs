@@ -3,7 +3,7 @@
 use super::keys::SIZE_MAX;
 use crate::error::ModelError;
 
-/// How the frequencies differ from `theta^(-2i / head_dim)`.
+/// How the frequencies differ from `theta^(-2i / rotary_dim)`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// No scaling.
@@ -46,12 +46,33 @@ pub enum RopeScaling {
         /// Factor of rotated queries and keys, above 0.
         attention_factor: f32,
     },
-    /// `[head_dim / 2]`, all above 0: the divisor of each frequency. GGUF files store Llama 3.1's
-    /// scaling in this form.
-    Divisors(Vec<f32>),
+    /// A divisor for each frequency. This is Phi-3's LongRoPE (Ding et al., 2024), and the form in
+    /// which GGUF files store Llama 3.1's scaling.
+    Divisors {
+        /// `[rotary_dim / 2]`, all above 0.
+        divisors: Vec<f32>,
+        /// Factor of rotated queries and keys, above 0.
+        attention_factor: f32,
+    },
 }
 
 impl RopeScaling {
+    /// LongRoPE, which has divisors for contexts up to the length `original` of the model's original
+    /// training and others for longer contexts. `choose` gets whether the longer ones are used.
+    ///
+    /// transformers chooses by the length of each sequence, so that all keys of a sequence change
+    /// when it becomes longer than `original`. Cached keys must not depend on what follows them.
+    /// Therefore the model's context length `max_positions` decides, as in vLLM and llama.cpp.
+    pub(crate) fn long_rope<E>(
+        max_positions: usize,
+        original: usize,
+        attention_factor: f64,
+        choose: impl FnOnce(bool) -> Result<Vec<f32>, E>,
+    ) -> Result<Self, E> {
+        let divisors = choose(max_positions > original)?;
+        Ok(Self::Divisors { divisors, attention_factor: attention_factor as f32 })
+    }
+
     /// YaRN's attention factor if the configuration does not give one: `0.1 ln(factor) + 1`.
     pub(crate) fn yarn_attention_factor(factor: f64) -> f64 {
         0.1 * factor.max(1.0).ln() + 1.0
@@ -73,7 +94,7 @@ impl Rope {
     pub(crate) fn check(
         &self,
         file: &str,
-        head_dim: usize,
+        rotary_dim: usize,
         max_positions: usize,
     ) -> Result<(), ModelError> {
         let positive = |key: &str, number: f64| {
@@ -94,16 +115,18 @@ impl Rope {
                 positive("rope_scaling.beta_slow", *beta_slow)?;
                 positive("rope_scaling.attention_factor", f64::from(*attention_factor))?;
             }
-            RopeScaling::Divisors(divisors) if divisors.len() != head_dim / 2 => {
-                let expected = format!("{} numbers (head_dim / 2)", head_dim / 2);
-                return Err(ModelError::key(file, "rope_freqs", expected, divisors.len()));
+            RopeScaling::Divisors { divisors, .. } if divisors.len() != rotary_dim / 2 => {
+                let expected =
+                    format!("{} divisors (half of the rotated elements)", rotary_dim / 2);
+                return Err(ModelError::key(file, "rope_scaling", expected, divisors.len()));
             }
-            RopeScaling::Divisors(divisors) => {
-                divisors.iter().try_for_each(|d| positive("rope_freqs", f64::from(*d)))?;
+            RopeScaling::Divisors { divisors, attention_factor } => {
+                positive("rope_scaling.attention_factor", f64::from(*attention_factor))?;
+                divisors.iter().try_for_each(|d| positive("rope_scaling", f64::from(*d)))?;
             }
         }
         let angle = |frequency: f32| frequency * max_positions as f32;
-        match self.inverse_frequencies(head_dim).into_iter().find(|f| !angle(*f).is_finite()) {
+        match self.inverse_frequencies(rotary_dim).into_iter().find(|f| !angle(*f).is_finite()) {
             None => Ok(()),
             Some(got) => {
                 let expected = "a base and a scaling with finite frequencies";
@@ -116,7 +139,8 @@ impl Rope {
     #[must_use]
     pub fn attention_factor(&self) -> f32 {
         match self.scaling {
-            RopeScaling::Yarn { attention_factor, .. } => attention_factor,
+            RopeScaling::Yarn { attention_factor, .. }
+            | RopeScaling::Divisors { attention_factor, .. } => attention_factor,
             _ => 1.0,
         }
     }
@@ -134,16 +158,19 @@ impl Rope {
         }
     }
 
-    /// The inverse frequencies, `[head_dim / 2]`: at position `p`, pair `i` of a head is rotated by
+    /// The inverse frequencies, `[rotary_dim / 2]`: at position `p`, pair `i` of a head is rotated by
     /// `p * f[i]` radians. Computed in f32 with the same operations as in transformers.
     #[must_use]
-    pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f32> {
+    pub fn inverse_frequencies(&self, rotary_dim: usize) -> Vec<f32> {
         let theta = self.theta as f32;
-        let plain = (0..head_dim / 2).map(|i| 1.0 / theta.powf((2 * i) as f32 / head_dim as f32));
+        let plain =
+            (0..rotary_dim / 2).map(|i| 1.0 / theta.powf((2 * i) as f32 / rotary_dim as f32));
         match &self.scaling {
             RopeScaling::None => plain.collect(),
             RopeScaling::Linear { factor } => plain.map(|f| f / *factor as f32).collect(),
-            RopeScaling::Divisors(divisors) => plain.zip(divisors).map(|(f, d)| f / d).collect(),
+            RopeScaling::Divisors { divisors, .. } => {
+                plain.zip(divisors).map(|(f, d)| f / d).collect()
+            }
             RopeScaling::Yarn {
                 factor,
                 beta_fast,
@@ -153,12 +180,12 @@ impl Rope {
                 ..
             } => {
                 let context = *original_max_position_embeddings as f64;
-                let index = |turns| yarn_index(turns, head_dim, self.theta, context);
+                let index = |turns| yarn_index(turns, rotary_dim, self.theta, context);
                 let (mut low, mut high) = (index(*beta_fast), index(*beta_slow));
                 if *truncate {
                     (low, high) = (low.floor(), high.ceil());
                 }
-                let (low, high) = (low.max(0.0) as f32, high.min(head_dim as f64 - 1.0) as f32);
+                let (low, high) = (low.max(0.0) as f32, high.min(rotary_dim as f64 - 1.0) as f32);
                 let width = if low == high { 0.001 } else { high - low };
                 let frequency = |(i, plain): (usize, f32)| {
                     let share = 1.0 - ((i as f32 - low) / width).clamp(0.0, 1.0);
@@ -182,9 +209,9 @@ impl Rope {
 }
 
 /// The index, not rounded, of the frequency that makes `turns` turns within `context` positions.
-fn yarn_index(turns: f64, head_dim: usize, theta: f64, context: f64) -> f64 {
+fn yarn_index(turns: f64, rotary_dim: usize, theta: f64, context: f64) -> f64 {
     let wavelength = context / (turns * 2.0 * std::f64::consts::PI);
-    head_dim as f64 * wavelength.ln() / (2.0 * theta.ln())
+    rotary_dim as f64 * wavelength.ln() / (2.0 * theta.ln())
 }
 
 /// Scales one frequency by Llama 3.1's rule.

@@ -1,7 +1,7 @@
 //! The list of tensors of a decoder. Loading checks that each is present, and random models fill
 //! them.
 
-use super::{DecoderConfig, ExpertsConfig};
+use super::{DecoderConfig, ExpertsConfig, QkNorm};
 
 /// The kind of a tensor, by which random models choose its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,16 @@ pub struct TensorSpec {
     pub role: TensorRole,
 }
 
+/// A matrix whose rows are those of several matrices, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FusedTensor {
+    /// The Hugging Face name.
+    pub(crate) name: String,
+    pub(crate) columns: usize,
+    /// Name and number of rows of each part, in order.
+    pub(crate) parts: Vec<(String, usize)>,
+}
+
 impl DecoderConfig {
     /// All tensors that the decoder reads, in the order of the forward pass.
     #[must_use]
@@ -46,26 +56,58 @@ impl DecoderConfig {
         let hidden = self.hidden_size;
         let (queries, keys) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
         let at = |part: &str| format!("model.layers.{layer}.{part}");
-        list.norm(&at("input_layernorm"), hidden);
+        let norms = self.norms.names();
+        let norm = |list: &mut List, name: Option<&str>| {
+            if let Some(name) = name {
+                list.norm(&at(name), hidden);
+            }
+        };
+        norm(list, norms.attention_input);
         list.matrix(&at("self_attn.q_proj"), queries, hidden, self.qkv_bias);
         list.matrix(&at("self_attn.k_proj"), keys, hidden, self.qkv_bias);
         list.matrix(&at("self_attn.v_proj"), keys, hidden, self.qkv_bias);
-        if self.qk_norm {
-            list.norm(&at("self_attn.q_norm"), self.head_dim);
-            list.norm(&at("self_attn.k_norm"), self.head_dim);
+        if let Some([q_norm, k_norm]) = self.qk_norm_sizes() {
+            list.norm(&at("self_attn.q_norm"), q_norm);
+            list.norm(&at("self_attn.k_norm"), k_norm);
         }
         list.matrix(&at("self_attn.o_proj"), hidden, queries, self.output_bias);
-        list.norm(&at("post_attention_layernorm"), hidden);
-        if self.sandwich_norms {
-            list.norm(&at("pre_feedforward_layernorm"), hidden);
-        }
+        norm(list, norms.attention_output);
+        norm(list, norms.mlp_input);
         match self.experts.filter(|_| self.layers[layer].experts) {
             Some(experts) => self.expert_tensors(&experts, &at("mlp"), list),
             None => self.mlp_tensors(&at("mlp"), self.intermediate_size, list),
         }
-        if self.sandwich_norms {
-            list.norm(&at("post_feedforward_layernorm"), hidden);
-        }
+        norm(list, norms.mlp_output);
+    }
+
+    /// The sizes of the weights of `q_norm` and `k_norm`, if the model has these norms.
+    pub(crate) fn qk_norm_sizes(&self) -> Option<[usize; 2]> {
+        let dim = self.head_dim;
+        self.qk_norm.map(|norm| match norm {
+            QkNorm::Head => [dim, dim],
+            QkNorm::Position => [self.num_heads * dim, self.num_kv_heads * dim],
+        })
+    }
+
+    /// The tensors that files may contain in place of several of [`Self::tensors`] (Phi-3).
+    pub(crate) fn fused_tensors(&self) -> Vec<FusedTensor> {
+        let (queries, keys) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
+        let inner = self.intermediate_size;
+        let attention = [("q_proj", queries), ("k_proj", keys), ("v_proj", keys)];
+        let mlp = [("gate_proj", inner), ("up_proj", inner)];
+        let modules =
+            [("self_attn", "qkv_proj", &attention[..]), ("mlp", "gate_up_proj", &mlp[..])];
+        let fused = |layer: usize| {
+            modules.map(|(module, fused, parts)| {
+                let name = |part: &str| format!("model.layers.{layer}.{module}.{part}.weight");
+                FusedTensor {
+                    name: name(fused),
+                    columns: self.hidden_size,
+                    parts: parts.iter().map(|(part, rows)| (name(part), *rows)).collect(),
+                }
+            })
+        };
+        (0..self.layers.len()).flat_map(fused).collect()
     }
 
     fn mlp_tensors(&self, module: &str, width: usize, list: &mut List) {

@@ -3,7 +3,7 @@
 use stolon_kernels::Operands;
 
 use super::routing::Routing;
-use crate::config::DecoderConfig;
+use crate::config::{DecoderConfig, QkNorm};
 
 /// The activations of a step. The f32 buffers have room for at least as many rows as the step has.
 /// Packed operands are reset to the number of rows where they are computed.
@@ -15,6 +15,9 @@ pub(super) struct Activations {
     pub(super) normed: Operands,
     /// Queries, `[rows, num_heads, head_dim]`.
     pub(super) q: Vec<f32>,
+    /// Keys, `[rows, num_kv_heads, head_dim]`, that are normalized before they are written to the KV
+    /// store. Used only with [`QkNorm::Position`].
+    pub(super) k: Vec<f32>,
     /// Output of attention, `[rows, num_heads, head_dim]`.
     pub(super) attended: Vec<f32>,
     /// Output of attention, packed for the output projection.
@@ -25,7 +28,7 @@ pub(super) struct Activations {
     /// Which experts each row uses.
     pub(super) routing: Routing,
     /// Output of a projection `[rows, hidden_size]` that is normalized before it is added to the
-    /// residual stream. Used only with `sandwich_norms`.
+    /// residual stream. Used only if outputs are normalized.
     pub(super) projected: Vec<f32>,
 }
 
@@ -33,11 +36,16 @@ impl Activations {
     /// Grows the f32 buffers to at least `rows` rows.
     pub(super) fn reserve(&mut self, config: &DecoderConfig, rows: usize) {
         let queries = rows * config.num_heads * config.head_dim;
-        let projected = if config.sandwich_norms { rows * config.hidden_size } else { 0 };
+        let projected = if config.norms.outputs() { rows * config.hidden_size } else { 0 };
+        let keys = match config.qk_norm {
+            Some(QkNorm::Position) => rows * config.num_kv_heads * config.head_dim,
+            _ => 0,
+        };
         for (buffer, len) in [
             (&mut self.x, rows * config.hidden_size),
             (&mut self.projected, projected),
             (&mut self.q, queries),
+            (&mut self.k, keys),
             (&mut self.attended, queries),
         ] {
             if buffer.len() < len {

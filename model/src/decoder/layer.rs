@@ -9,21 +9,21 @@ use crate::error::ModelError;
 #[derive(Debug)]
 pub(super) struct Layer {
     /// Norm before attention.
-    pub(super) input_norm: Vec<f32>,
+    pub(super) input_norm: Option<Vec<f32>>,
     pub(super) q: Linear,
     pub(super) k: Linear,
     pub(super) v: Linear,
     pub(super) o: Linear,
-    /// Norm of the query of each head, `[head_dim]`.
+    /// Norm of queries; its size depends on [`DecoderConfig::qk_norm`].
     pub(super) q_norm: Option<Vec<f32>>,
-    /// Norm of the key of each head, `[head_dim]`.
+    /// Norm of keys; its size depends on [`DecoderConfig::qk_norm`].
     pub(super) k_norm: Option<Vec<f32>>,
-    /// Norm of attention's output before it is added to the residual stream (Gemma).
+    /// Norm of attention's output before it is added to the residual stream.
     pub(super) post_attention_norm: Option<Vec<f32>>,
     /// Norm before the MLP.
-    pub(super) mlp_norm: Vec<f32>,
+    pub(super) mlp_norm: Option<Vec<f32>>,
     pub(super) mlp: Mlp,
-    /// Norm of the MLP's output before it is added to the residual stream (Gemma).
+    /// Norm of the MLP's output before it is added to the residual stream.
     pub(super) post_mlp_norm: Option<Vec<f32>>,
 }
 
@@ -79,16 +79,20 @@ impl Layer {
         let queries = config.num_heads * config.head_dim;
         let keys = config.num_kv_heads * config.head_dim;
         let qkv = config.qkv_bias;
-        let sandwich = config.sandwich_norms;
-        let mlp_norm =
-            if sandwich { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
-        let mut norm = |part: &str, len| loader.vector(&name(&format!("{part}.weight")), len);
-        let (input_norm, mlp_norm) = (norm("input_layernorm", hidden)?, norm(mlp_norm, hidden)?);
-        let mut optional = |wanted: bool, part, len| wanted.then(|| norm(part, len)).transpose();
-        let q_norm = optional(config.qk_norm, "self_attn.q_norm", config.head_dim)?;
-        let k_norm = optional(config.qk_norm, "self_attn.k_norm", config.head_dim)?;
-        let post_attention_norm = optional(sandwich, "post_attention_layernorm", hidden)?;
-        let post_mlp_norm = optional(sandwich, "post_feedforward_layernorm", hidden)?;
+        let norms = config.norms.names();
+        let mut norm = |part: Option<&str>, len| {
+            part.map(|part| loader.vector(&name(&format!("{part}.weight")), len)).transpose()
+        };
+        let input_norm = norm(norms.attention_input, hidden)?;
+        let mlp_norm = norm(norms.mlp_input, hidden)?;
+        let post_attention_norm = norm(norms.attention_output, hidden)?;
+        let post_mlp_norm = norm(norms.mlp_output, hidden)?;
+        let (q_norm, k_norm) = match config.qk_norm_sizes() {
+            Some([q, k]) => {
+                (norm(Some("self_attn.q_norm"), q)?, norm(Some("self_attn.k_norm"), k)?)
+            }
+            None => (None, None),
+        };
         let mut linear = |part: &str, shape, bias| loader.linear(&name(part), shape, bias);
         Ok(Self {
             input_norm,

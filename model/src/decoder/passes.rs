@@ -13,43 +13,45 @@ use super::layer::GatedMlp;
 use super::linear::Linear;
 use super::rope::RopeTable;
 use super::workers::Workers;
-use crate::config::{Activation, DecoderConfig};
+use crate::config::{Activation, DecoderConfig, QkNorm};
 use crate::kv_store::KvStore;
 
-/// An RMS norm over rows of the residual stream.
+/// An RMS norm over rows of the residual stream. Without a weight, rows are left as they are.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Norm<'a> {
-    weight: &'a [f32],
+    weight: Option<&'a [f32]>,
+    /// Number of elements of a row.
+    width: usize,
     eps: f32,
     offset: f32,
     path: Path,
 }
 
 impl<'a> Norm<'a> {
-    pub(super) fn of(config: &DecoderConfig, weight: &'a [f32], path: Path) -> Self {
-        Self { weight, eps: config.rms_norm_eps, offset: config.norm_offset, path }
+    pub(super) fn of(config: &DecoderConfig, weight: Option<&'a [f32]>, path: Path) -> Self {
+        let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
+        Self { weight, width: config.hidden_size, eps, offset, path }
     }
 
     /// Normalizes the rows of `x` and packs them into `out`.
     pub(super) fn pack(&self, x: &[f32], out: &mut Operands, workers: &Workers) {
-        let width = self.weight.len();
+        let width = self.width;
         out.fill(workers.for_pass(x.len() / width, width), |_, first, rows| {
-            let x = &x[first * width..][..rows.len()];
-            kernels::rms_norm(self.path, x, self.weight, self.eps, self.offset, rows);
+            self.apply(&x[first * width..][..rows.len()], rows);
         });
     }
 
     /// Normalizes the rows of `x` into `out`.
     pub(super) fn rows(&self, x: &[f32], out: &mut [f32], workers: &Workers) {
-        let width = self.weight.len();
-        let chunk = workers.chunk_rows(x.len() / width, width) * width;
-        workers.run(x.chunks(chunk).zip(out.chunks_mut(chunk)), |(x, out)| {
-            kernels::rms_norm(self.path, x, self.weight, self.eps, self.offset, out);
-        });
+        let chunk = workers.chunk_rows(x.len() / self.width, self.width) * self.width;
+        workers.run(x.chunks(chunk).zip(out.chunks_mut(chunk)), |(x, out)| self.apply(x, out));
     }
 
-    fn apply_in_place(&self, x: &mut [f32]) {
-        kernels::rms_norm_in_place(self.path, x, self.weight, self.eps, self.offset);
+    fn apply(&self, x: &[f32], out: &mut [f32]) {
+        match self.weight {
+            Some(weight) => kernels::rms_norm(self.path, x, weight, self.eps, self.offset, out),
+            None => out.copy_from_slice(x),
+        }
     }
 }
 
@@ -60,20 +62,47 @@ pub(super) struct Heads<'a> {
     pub(super) head_dim: usize,
     pub(super) eps: f32,
     pub(super) norm_offset: f32,
-    pub(super) rope: &'a RopeTable,
+    /// What the norms are applied to.
+    pub(super) norm: Option<QkNorm>,
+    /// `None` if heads are not rotated.
+    pub(super) rope: Option<&'a RopeTable>,
     /// Position of each row.
     pub(super) positions: &'a [u32],
 }
 
 impl Heads<'_> {
     /// The epilogue of queries and keys: adds the bias, normalizes each head and applies the rotary
-    /// embedding.
+    /// embedding. If all heads of a position are normalized together, it only adds the bias, and
+    /// [`Self::norm_positions`] has to follow.
     pub(super) fn apply(&self, linear: &Linear, norm: Option<&[f32]>, sums: RowSums<'_>) {
         linear.add_bias(self.path, sums.feature, sums.first);
+        if self.norm == Some(QkNorm::Position) {
+            return;
+        }
         let (eps, offset) = (self.eps, self.norm_offset);
         let norm = norm.map(|weight| HeadNorm { weight, eps, offset });
-        let rotation = self.rope.at(self.positions[sums.row]);
+        let rotation = self.rotation(self.positions[sums.row]);
         kernels::norm_and_rope(self.path, sums.first, self.head_dim, norm, rotation);
+    }
+
+    /// Normalizes all heads of each position together and applies the rotary embedding. `x` is
+    /// `[rows, heads, head_dim]`, with as many rows as there are positions.
+    pub(super) fn norm_positions(&self, x: &mut [f32], weight: &[f32], workers: &Workers) {
+        let width = weight.len();
+        let chunk = workers.chunk_rows(self.positions.len(), width);
+        let parts = x.chunks_mut(chunk * width).zip(self.positions.chunks(chunk));
+        workers.run(parts, |(rows, positions)| {
+            kernels::rms_norm_in_place(self.path, rows, weight, self.eps, self.norm_offset);
+            for (row, &position) in rows.chunks_exact_mut(width).zip(positions) {
+                let rotation = self.rotation(position);
+                kernels::norm_and_rope(self.path, row, self.head_dim, None, rotation);
+            }
+        });
+    }
+
+    /// The cosines and sines of a position; empty if heads are not rotated.
+    fn rotation(&self, position: u32) -> (&[f32], &[f32]) {
+        self.rope.map_or_else(Default::default, |rope| rope.at(position))
     }
 }
 
@@ -112,9 +141,19 @@ impl Residual<'_> {
         let (linear, path) = (self.linear, self.path);
         let matrices = [&linear.matrix];
         let threads = workers.for_products(&matrices, rows.rows());
-        let add_bias = |sums: RowSums<'_>| linear.add_bias(path, sums.feature, sums.first);
+        let scale = |values: &mut [f32]| {
+            if let Some(factor) = self.config.residual_scale {
+                kernels::scale(path, values, factor);
+            }
+        };
+        let finish = |sums: RowSums<'_>| {
+            linear.add_bias(path, sums.feature, sums.first);
+            if self.own_norm.is_none() {
+                scale(sums.first);
+            }
+        };
         let multiply = |sink: Sink<'_>| {
-            let epilogue = Some(&add_bias as Epilogue<'_>);
+            let epilogue = Some(&finish as Epilogue<'_>);
             let product = Product { group: 0, matrices: &matrices, step: 1, epilogue, sink };
             kernels::multiply(path, threads, rows, &mut [product])
         };
@@ -123,16 +162,39 @@ impl Residual<'_> {
         };
         let projected = &mut projected[..x.len()];
         multiply(Sink::Rows(projected));
-        let norm = Norm::of(self.config, weight, path);
+        let (eps, offset) = (self.config.rms_norm_eps, self.config.norm_offset);
         let width = weight.len();
         let chunk = workers.chunk_rows(x.len() / width, 2 * width);
         let parts = x.chunks_mut(chunk * width).zip(projected.chunks_mut(chunk * width));
         workers.run(parts, |(x, projected)| {
-            norm.apply_in_place(projected);
+            kernels::rms_norm_in_place(path, projected, weight, eps, offset);
+            scale(projected);
             kernels::add(path, x, projected);
         });
         Duration::ZERO
     }
+}
+
+/// Applies the operations after the output matrix to `logits`.
+pub(super) fn finish_logits(
+    config: &DecoderConfig,
+    path: Path,
+    logits: &mut [f32],
+    workers: &Workers,
+) {
+    let (scale, cap) = (config.logit_scale, config.logit_softcap);
+    if scale.is_none() && cap.is_none() {
+        return;
+    }
+    let chunk = workers.chunk_rows(logits.len(), 1);
+    workers.run(logits.chunks_mut(chunk), |logits| {
+        if let Some(factor) = scale {
+            kernels::scale(path, logits, factor);
+        }
+        if let Some(cap) = cap {
+            kernels::soft_cap(path, logits, cap);
+        }
+    });
 }
 
 /// Paged attention of one layer: `q` and `out` are `[rows, num_heads, head_dim]`.
@@ -165,7 +227,7 @@ pub(super) fn attend(
         kv_heads: config.num_kv_heads,
         head_dim: config.head_dim,
         scale: config.attention_scale,
-        softcap: None,
+        softcap: config.attention_softcap,
         sliding_window,
     };
     kernels::attention(workers.for_work(2 * products), &args, out);

@@ -9,20 +9,20 @@ const POSITIONS_MIN: usize = 256;
 /// on the actual context lengths and not on the model's maximum.
 #[derive(Debug)]
 pub(super) struct RopeTable {
-    /// `[head_dim / 2]`, in radians per position.
+    /// `[rotary_dim / 2]`, in radians per position.
     frequencies: Vec<f32>,
     /// Factor of all cosines and sines.
     factor: f32,
     max_positions: usize,
-    /// `[positions, head_dim / 2]`, multiplied by `factor`.
+    /// `[positions, rotary_dim / 2]`, multiplied by `factor`.
     cos: Vec<f32>,
-    /// `[positions, head_dim / 2]`, multiplied by `factor`.
+    /// `[positions, rotary_dim / 2]`, multiplied by `factor`.
     sin: Vec<f32>,
 }
 
 impl RopeTable {
-    pub(super) fn new(rope: &Rope, head_dim: usize, max_positions: usize) -> Self {
-        let frequencies = rope.inverse_frequencies(head_dim);
+    pub(super) fn new(rope: &Rope, rotary_dim: usize, max_positions: usize) -> Self {
+        let frequencies = rope.inverse_frequencies(rotary_dim);
         let factor = rope.attention_factor();
         Self { frequencies, factor, max_positions, cos: Vec::new(), sin: Vec::new() }
     }
@@ -46,7 +46,7 @@ impl RopeTable {
         }
     }
 
-    /// The cosines and sines of a position, `[head_dim / 2]` each.
+    /// The cosines and sines of a position, `[rotary_dim / 2]` each.
     pub(super) fn at(&self, position: u32) -> (&[f32], &[f32]) {
         let half = self.frequencies.len();
         let range = position as usize * half..(position as usize + 1) * half;

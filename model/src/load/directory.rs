@@ -39,7 +39,8 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
     let path = directory.join(GENERATION);
     let generation = optional(read_json(&path))?;
     let generation = generation::parse(&path.display().to_string(), generation.as_ref(), &config)?;
-    let weights = Weights::open_directory(directory)?;
+    let mut weights = Weights::open_directory(directory)?;
+    weights.split_fused(&config.decoder)?;
     weights.check(&config.decoder)?;
     let text = text(directory)?;
     Ok(LoadedModel { id, config: config.decoder, weights, text, generation })

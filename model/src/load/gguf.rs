@@ -45,15 +45,19 @@ pub(crate) fn describe(
     header: &Header,
     contents: Vec<Bytes>,
 ) -> Result<(DecoderConfig, Weights), ModelError> {
-    let divisors = divisors(header, &contents)?;
-    let config = config::gguf::parse(header, divisors)?;
-    let weights = weights(header, &config, contents)?;
+    let config = config::gguf::parse(header, &|name| small_floats(header, &contents, name))?;
+    let mut weights = weights(header, &config, contents)?;
+    weights.split_fused(&config)?;
     Ok((config, weights))
 }
 
-/// The content of the tensor with Llama 3.1's rope scaling, if the file has it.
-fn divisors(header: &Header, contents: &[Bytes]) -> Result<Option<Vec<f32>>, ModelError> {
-    let name = config::gguf::ROPE_FREQS;
+/// The content of the small F32 tensor `name`, such as the divisors of a rotary embedding, if the
+/// file has it.
+fn small_floats(
+    header: &Header,
+    contents: &[Bytes],
+    name: &str,
+) -> Result<Option<Vec<f32>>, ModelError> {
     let Some(info) = header.tensors.get(name) else { return Ok(None) };
     if info.dtype != Ok(TensorType::F32) {
         return Err(ModelError::WrongType {

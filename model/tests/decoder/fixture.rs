@@ -10,8 +10,23 @@ use stolon_model::{
 };
 
 /// The names of all fixtures. There is at least one per architecture.
-pub(super) const NAMES: [&str; 9] =
-    ["llama", "llama3", "mistral", "qwen2", "qwen3", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe"];
+pub(super) const NAMES: [&str; 15] = [
+    "llama",
+    "llama3",
+    "mistral",
+    "qwen2",
+    "yarn",
+    "qwen3",
+    "granite",
+    "olmo2",
+    "smollm3",
+    "phi3",
+    "gemma2",
+    "gemma3",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+];
 
 /// The results of transformers for a model.
 pub(super) struct Expected {

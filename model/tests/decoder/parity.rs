@@ -62,6 +62,43 @@ fn qwen3_matches_transformers() {
     check("qwen3");
 }
 
+/// Goal: the results match with YaRN beyond the context of the original training.
+#[test]
+fn yarn_matches_transformers() {
+    check("yarn");
+}
+
+/// Goal: the results match with factors of embeddings, scores, residuals and logits.
+#[test]
+fn granite_matches_transformers() {
+    check("granite");
+}
+
+/// Goal: the results match with norms of the outputs only, and of all heads of q and k together.
+#[test]
+fn olmo2_matches_transformers() {
+    check("olmo2");
+}
+
+/// Goal: the results match with a layer without a rotary embedding.
+#[test]
+fn smollm3_matches_transformers() {
+    check("smollm3");
+}
+
+/// Goal: the results match with fused projections, rotated parts of heads, LongRoPE and a sliding
+/// window.
+#[test]
+fn phi3_matches_transformers() {
+    check("phi3");
+}
+
+/// Goal: the results match with soft-capped scores and logits, and alternating windows.
+#[test]
+fn gemma2_matches_transformers() {
+    check("gemma2");
+}
+
 /// Goal: the results match with four norms per layer, local and global layers with different rotary
 /// embeddings, and scaled embeddings and attention.
 #[test]

@@ -2,7 +2,7 @@
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor as CandleTensor};
-use stolon_model::config::{TensorRole, TensorSpec};
+use stolon_model::config::{NormPlacement, TensorRole, TensorSpec};
 use stolon_model::{Architecture, DecoderConfig, RopeScaling, TensorType, Weights};
 
 use crate::gguf_writer::{GgufWriter, Meta};
@@ -50,7 +50,7 @@ fn interleaved(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
 }
 
 /// The GGUF name of a tensor.
-fn gguf_name(name: &str, gemma: bool) -> String {
+fn gguf_name(name: &str, output_norms: bool) -> String {
     let top = [
         ("model.embed_tokens.weight", "token_embd.weight"),
         ("model.norm.weight", "output_norm.weight"),
@@ -69,7 +69,7 @@ fn gguf_name(name: &str, gemma: bool) -> String {
         "self_attn.o_proj" => "attn_output",
         "self_attn.q_norm" => "attn_q_norm",
         "self_attn.k_norm" => "attn_k_norm",
-        "post_attention_layernorm" if gemma => "post_attention_norm",
+        "post_attention_layernorm" if output_norms => "post_attention_norm",
         "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
         "post_feedforward_layernorm" => "post_ffw_norm",
         "mlp.gate_proj" => "ffn_gate",
@@ -109,7 +109,7 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         ("attention.head_count_kv", config.num_kv_heads),
         ("attention.key_length", config.head_dim),
         ("attention.value_length", config.head_dim),
-        ("rope.dimension_count", config.head_dim),
+        ("rope.dimension_count", config.rotary_dim()),
     ];
     for (key, number) in numbers {
         file.set(&format!("{prefix}.{key}"), Meta::U32(number as u32));
@@ -130,21 +130,41 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     file.set(&format!("{prefix}.rope.freq_base"), Meta::F32(config.ropes[0].theta as f32));
     let epsilon = format!("{prefix}.attention.layer_norm_rms_epsilon");
     file.set(&epsilon, Meta::F32(config.rms_norm_eps));
+    let granite = config.architecture == Architecture::Granite;
+    for (key, number) in [
+        ("attention.scale", granite.then_some(config.attention_scale)),
+        ("embedding_scale", config.embedding_scale.filter(|_| granite)),
+        ("residual_scale", config.residual_scale),
+        ("logit_scale", config.logit_scale.map(|factor| 1.0 / factor)),
+        ("attn_logit_softcapping", config.attention_softcap),
+        ("final_logit_softcapping", config.logit_softcap),
+    ] {
+        if let Some(number) = number {
+            file.set(&format!("{prefix}.{key}"), Meta::F32(number));
+        }
+    }
     if let Some(window) = config.layers[0].sliding_window {
         file.set(&format!("{prefix}.attention.sliding_window"), Meta::U32(window as u32));
         let pattern = config.layers.iter().map(|l| l.sliding_window.is_some()).collect();
         file.set(&format!("{prefix}.attention.sliding_window_pattern"), Meta::Bools(pattern));
     }
-    match config.ropes[0].scaling {
+    match &config.ropes[0].scaling {
+        RopeScaling::Divisors { divisors, attention_factor } => {
+            file.set(&format!("{prefix}.rope.scaling.attn_factor"), Meta::F32(*attention_factor));
+            let bytes: Vec<u8> = divisors.iter().flat_map(|d| d.to_le_bytes()).collect();
+            for name in ["rope_factors_short.weight", "rope_factors_long.weight"] {
+                file.tensors.push((name.into(), vec![divisors.len()], 0, bytes.clone()));
+            }
+        }
         RopeScaling::Linear { factor } => {
             file.set(&format!("{prefix}.rope.scaling.type"), Meta::Text("linear".into()));
-            file.set(&format!("{prefix}.rope.scaling.factor"), Meta::F32(factor as f32));
+            file.set(&format!("{prefix}.rope.scaling.factor"), Meta::F32(*factor as f32));
         }
         RopeScaling::Yarn { factor, original_max_position_embeddings: original, .. } => {
             file.set(&format!("{prefix}.rope.scaling.type"), Meta::Text("yarn".into()));
-            file.set(&format!("{prefix}.rope.scaling.factor"), Meta::F32(factor as f32));
+            file.set(&format!("{prefix}.rope.scaling.factor"), Meta::F32(*factor as f32));
             let key = format!("{prefix}.rope.scaling.original_context_length");
-            file.set(&key, Meta::U32(original as u32));
+            file.set(&key, Meta::U32(*original as u32));
         }
         RopeScaling::Llama3 { .. } => {
             let plain =
@@ -165,13 +185,31 @@ pub(crate) fn stored_type(spec: &TensorSpec, dtype: TensorType) -> TensorType {
     if spec.role == TensorRole::Matrix && !routes { dtype } else { TensorType::F32 }
 }
 
+/// The GGUF name of Phi-3's tensor with the rows of several matrices, of which `name` is one, and
+/// whether `name` is the first of them.
+fn fused_name(name: &str) -> Option<(String, bool)> {
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let (fused, first) = match rest {
+        "self_attn.q_proj.weight" => ("attn_qkv", true),
+        "self_attn.k_proj.weight" | "self_attn.v_proj.weight" => ("attn_qkv", false),
+        "mlp.gate_proj.weight" => ("ffn_up", true),
+        "mlp.up_proj.weight" => ("ffn_up", false),
+        _ => return None,
+    };
+    Some((format!("blk.{layer}.{fused}.weight"), first))
+}
+
 /// The model as a GGUF file with matrices in `dtype`.
 pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> GgufWriter {
     let mut file = GgufWriter::default();
     metadata(config, &mut file);
     let llama = matches!(
         config.architecture,
-        Architecture::Llama | Architecture::Mistral | Architecture::Mixtral
+        Architecture::Llama
+            | Architecture::Mistral
+            | Architecture::Mixtral
+            | Architecture::Granite
+            | Architecture::SmolLm3
     );
     for spec in config.tensors() {
         let mut values = floats(weights, &spec.name, &spec.shape);
@@ -186,7 +224,17 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         }
         let dtype = stored_type(&spec, dtype);
         let bytes = quantized(&values, &spec.shape, dtype);
-        let name = gguf_name(&spec.name, config.architecture == Architecture::Gemma3);
+        let fused = fused_name(&spec.name).filter(|_| config.architecture == Architecture::Phi3);
+        if let Some((name, first)) = fused {
+            if first {
+                file.tensors.push((name, vec![0, spec.shape[1]], candle_type(dtype).1, vec![]));
+            }
+            let (_, shape, _, all) = file.tensors.last_mut().unwrap();
+            shape[0] += spec.shape[0];
+            all.extend(bytes);
+            continue;
+        }
+        let name = gguf_name(&spec.name, config.norms != NormPlacement::Input);
         if spec.name.contains(".mlp.experts.") {
             // Experts are stacked along a new first dimension, in ascending order.
             let Some(stacked) = file.tensors.iter_mut().find(|tensor| tensor.0 == name) else {

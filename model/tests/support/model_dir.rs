@@ -16,7 +16,20 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         "rms_norm_eps": 1e-5, "rope_theta": 50_000.0, "tie_word_embeddings": false,
         "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2,
     });
-    if architecture == "gemma3_text" {
+    if architecture == "granite" {
+        config["attention_multiplier"] = 0.1.into();
+        config["embedding_multiplier"] = 12.0.into();
+        config["residual_multiplier"] = 0.22.into();
+        config["logits_scaling"] = 8.0.into();
+    }
+    if architecture == "smollm3" {
+        config["num_hidden_layers"] = 5.into();
+    }
+    if architecture == "gemma2" {
+        config["attn_logit_softcapping"] = 3.0.into();
+        config["final_logit_softcapping"] = 1.5.into();
+    }
+    if architecture.starts_with("gemma") {
         config["query_pre_attn_scalar"] = 32.into();
         config["sliding_window"] = 16.into();
         config["layer_types"] = json!(["sliding_attention", "full_attention"]);
@@ -34,6 +47,14 @@ pub(crate) fn config_json(architecture: &str) -> Value {
     }
     if architecture == "qwen2_moe" {
         config["shared_expert_intermediate_size"] = 512.into();
+    }
+    if architecture == "phi3" {
+        let divisors: Vec<f64> = (0..12).map(|i| 1.0 + 0.1 * f64::from(i)).collect();
+        config["partial_rotary_factor"] = 0.75.into();
+        config["original_max_position_embeddings"] = 32.into();
+        config["sliding_window"] = 16.into();
+        config["rope_scaling"] =
+            json!({ "type": "longrope", "short_factor": divisors, "long_factor": divisors });
     }
     config
 }

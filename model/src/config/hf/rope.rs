@@ -1,43 +1,82 @@
 //! Parses the rotary embeddings of a `config.json`, from the older keys (`rope_theta`,
-//! `rope_scaling`, `rope_local_base_freq`) and from the newer one (`rope_parameters`, which is
-//! either flat or has one object per layer type).
+//! `rope_scaling`, `rope_local_base_freq`, `partial_rotary_factor`) and from the newer one
+//! (`rope_parameters`, which is either flat or has one object per layer type).
 
 use super::super::keys::Keys;
 use super::super::{Architecture, Rope, RopeScaling};
 use crate::error::ModelError;
 
-const TYPES: &str = "default, linear, dynamic, llama3 or yarn";
+/// Phi-3's default of `original_max_position_embeddings`.
+const PHI3_ORIGINAL_CONTEXT: usize = 4096;
+const TYPES: &str = "default, linear, dynamic, llama3, yarn or longrope";
 
-/// The rotary embeddings, and the index of the one that layers with a sliding window use.
+/// The rotary embeddings of a model.
+pub(super) struct Ropes {
+    pub(super) list: Vec<Rope>,
+    /// Index of the one that layers with a sliding window use.
+    pub(super) local: usize,
+    /// See [`DecoderConfig::rotary_dim`](crate::DecoderConfig::rotary_dim).
+    pub(super) rotary_dim: Option<usize>,
+}
+
+/// What the keys of a rotary embedding refer to. Lengths are in positions.
+#[derive(Clone, Copy)]
+struct Context {
+    /// Whether only a part of each head may be rotated.
+    partial: bool,
+    max_positions: usize,
+    /// That of the model's original training, if it is known from outside of the object with the
+    /// parameters.
+    original: Option<usize>,
+}
+
 pub(super) fn parse(
     architecture: Architecture,
     keys: &Keys<'_>,
+    head_dim: usize,
     max_positions: usize,
-) -> Result<(Vec<Rope>, usize), ModelError> {
+) -> Result<Ropes, ModelError> {
+    let original = match keys.size("original_max_position_embeddings")? {
+        None if architecture == Architecture::Phi3 => Some(PHI3_ORIGINAL_CONTEXT),
+        other => other,
+    };
+    let partial = architecture == Architecture::Phi3;
+    let context = Context { max_positions, original, partial };
+    context.rotary_share(keys)?;
     if architecture == Architecture::Gemma3 {
-        return gemma(keys, max_positions).map(|ropes| (ropes, 1));
+        return Ok(Ropes { list: gemma(keys, context)?, local: 1, rotary_dim: None });
     }
-    let default = if architecture == Architecture::Mixtral { 1e6 } else { 1e4 };
+    let default = match architecture {
+        Architecture::Mixtral => 1e6,
+        Architecture::SmolLm3 => 2e6,
+        _ => 1e4,
+    };
     let theta = keys.positive("rope_theta")?.unwrap_or(default);
     // If both keys are present, transformers uses the older one.
     let parameters = match keys.object("rope_scaling")? {
         Some(older) if older.names().next().is_some() => Some(older),
         _ => keys.object("rope_parameters")?,
     };
-    let rope = match parameters {
+    let rope = match &parameters {
         Some(parameters) => {
             if parameters.given("full_attention") {
                 return Err(keys.unsupported("rope_parameters", "one rope for all layers"));
             }
-            one(&parameters, theta, max_positions)?
+            one(parameters, theta, context)?
         }
         None => Rope { theta, scaling: RopeScaling::None },
     };
-    Ok((vec![rope], 0))
+    let mut rotary_dim = None;
+    for keys in [keys].into_iter().chain(&parameters) {
+        if let Some(share) = context.rotary_share(keys)? {
+            rotary_dim = Some((head_dim as f64 * share) as usize).filter(|dim| *dim != head_dim);
+        }
+    }
+    Ok(Ropes { list: vec![rope], local: 0, rotary_dim })
 }
 
 /// Gemma 3: a global rotary embedding (index 0), to which `rope_scaling` applies, and a local one.
-fn gemma(keys: &Keys<'_>, max_positions: usize) -> Result<Vec<Rope>, ModelError> {
+fn gemma(keys: &Keys<'_>, context: Context) -> Result<Vec<Rope>, ModelError> {
     let nested = keys.object("rope_parameters")?;
     if let Some(nested) = &nested
         && let Some(other) =
@@ -52,25 +91,23 @@ fn gemma(keys: &Keys<'_>, max_positions: usize) -> Result<Vec<Rope>, ModelError>
         None => Ok(None),
     };
     let mut global = match layer_type("full_attention")? {
-        Some(parameters) => one(&parameters, theta_global, max_positions)?,
+        Some(parameters) => one(&parameters, theta_global, context)?,
         None => Rope { theta: theta_global, scaling: RopeScaling::None },
     };
     if let Some(older) = keys.object("rope_scaling")? {
-        global = one(&older, global.theta, max_positions)?;
+        global = one(&older, global.theta, context)?;
     }
     let local = match layer_type("sliding_attention")? {
-        Some(parameters) => one(&parameters, theta_local, max_positions)?,
+        Some(parameters) => one(&parameters, theta_local, context)?,
         None => Rope { theta: theta_local, scaling: RopeScaling::None },
     };
     Ok(vec![global, local])
 }
 
 /// One rotary embedding from a flat object. `theta` is the default of `rope_theta`.
-fn one(parameters: &Keys<'_>, theta: f64, max_positions: usize) -> Result<Rope, ModelError> {
+fn one(parameters: &Keys<'_>, theta: f64, context: Context) -> Result<Rope, ModelError> {
     let theta = parameters.positive("rope_theta")?.unwrap_or(theta);
-    if parameters.number("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
-        return Err(parameters.unsupported("partial_rotary_factor", "1.0"));
-    }
+    context.rotary_share(parameters)?;
     let key = if parameters.value("rope_type").is_some() { "rope_type" } else { "type" };
     let scaling = match parameters.text(key)?.unwrap_or("default") {
         "default" => RopeScaling::None,
@@ -78,7 +115,10 @@ fn one(parameters: &Keys<'_>, theta: f64, max_positions: usize) -> Result<Rope, 
         // which is the longest context here.
         "dynamic" if !parameters.given("alpha") => RopeScaling::None,
         "linear" => RopeScaling::Linear { factor: factor(parameters)? },
-        "yarn" => yarn(parameters, max_positions)?,
+        // Phi-3's files may have older names of LongRoPE.
+        "longrope" | "su" => long_rope(parameters, context)?,
+        "yarn" if parameters.given("long_factor") => long_rope(parameters, context)?,
+        "yarn" => yarn(parameters, context)?,
         "llama3" => {
             let low_freq_factor = required(parameters, "low_freq_factor")?;
             let high_freq_factor = required(parameters, "high_freq_factor")?;
@@ -90,7 +130,7 @@ fn one(parameters: &Keys<'_>, theta: f64, max_positions: usize) -> Result<Rope, 
                 factor: factor(parameters)?,
                 low_freq_factor,
                 high_freq_factor,
-                original_max_position_embeddings: original_context(parameters, max_positions)?,
+                original_max_position_embeddings: context.original(parameters)?,
             }
         }
         _ => return Err(parameters.unsupported(key, TYPES)),
@@ -98,12 +138,9 @@ fn one(parameters: &Keys<'_>, theta: f64, max_positions: usize) -> Result<Rope, 
     Ok(Rope { theta, scaling })
 }
 
-fn yarn(parameters: &Keys<'_>, max_positions: usize) -> Result<RopeScaling, ModelError> {
-    let original_max_position_embeddings = original_context(parameters, max_positions)?;
-    let factor = match parameters.value("factor") {
-        None => (max_positions as f64 / original_max_position_embeddings as f64).max(1.0),
-        Some(_) => factor(parameters)?,
-    };
+fn yarn(parameters: &Keys<'_>, context: Context) -> Result<RopeScaling, ModelError> {
+    let original_max_position_embeddings = context.original(parameters)?;
+    let factor = context.factor(parameters)?;
     let magnitude = |key| -> Result<Option<f64>, ModelError> {
         let scale = parameters.number(key)?.filter(|scale| *scale != 0.0);
         Ok(scale.map(|scale| scale * (RopeScaling::yarn_attention_factor(factor) - 1.0) + 1.0))
@@ -125,8 +162,42 @@ fn yarn(parameters: &Keys<'_>, max_positions: usize) -> Result<RopeScaling, Mode
     })
 }
 
-fn original_context(parameters: &Keys<'_>, max_positions: usize) -> Result<usize, ModelError> {
-    Ok(parameters.size("original_max_position_embeddings")?.unwrap_or(max_positions))
+fn long_rope(parameters: &Keys<'_>, context: Context) -> Result<RopeScaling, ModelError> {
+    let original = context.original(parameters)?;
+    let attention_factor = match parameters.positive("attention_factor")? {
+        Some(factor) => factor,
+        None => (1.0 + context.factor(parameters)?.ln() / (original as f64).ln()).sqrt(),
+    };
+    RopeScaling::long_rope(context.max_positions, original, attention_factor, |long| {
+        let key = if long { "long_factor" } else { "short_factor" };
+        parameters.numbers(key)?.ok_or_else(|| parameters.invalid(key, "a list of numbers"))
+    })
+}
+
+impl Context {
+    /// The share of each head that is rotated, if `keys` gives it.
+    fn rotary_share(self, keys: &Keys<'_>) -> Result<Option<f64>, ModelError> {
+        match keys.number("partial_rotary_factor")? {
+            Some(share) if share != 1.0 && !self.partial => {
+                Err(keys.unsupported("partial_rotary_factor", "1.0"))
+            }
+            other => Ok(other),
+        }
+    }
+
+    /// The context length of the model's original training.
+    fn original(self, parameters: &Keys<'_>) -> Result<usize, ModelError> {
+        let own = parameters.size("original_max_position_embeddings")?;
+        Ok(self.original.or(own).unwrap_or(self.max_positions))
+    }
+
+    /// The factor by which the context was extended, at least 1.
+    fn factor(self, parameters: &Keys<'_>) -> Result<f64, ModelError> {
+        match parameters.value("factor") {
+            Some(_) => factor(parameters),
+            None => Ok((self.max_positions as f64 / self.original(parameters)? as f64).max(1.0)),
+        }
+    }
 }
 
 fn factor(parameters: &Keys<'_>) -> Result<f64, ModelError> {

@@ -49,6 +49,11 @@ fn defaults_are_those_of_transformers() {
         ("mistral", [32_000, 4096, 14_336, 32, 32, 8, 128, 131_072]),
         ("qwen2", [151_936, 4096, 22_016, 32, 32, 32, 128, 32_768]),
         ("qwen3", [151_936, 4096, 22_016, 32, 32, 32, 128, 32_768]),
+        ("granite", [32_000, 4096, 11_008, 32, 32, 32, 128, 2048]),
+        ("olmo2", [50_304, 4096, 11_008, 32, 32, 32, 128, 2048]),
+        ("smollm3", [128_256, 2048, 11_008, 36, 16, 4, 128, 32_768]),
+        ("phi3", [32_064, 3072, 8192, 32, 32, 32, 96, 4096]),
+        ("gemma2", [256_000, 2304, 9216, 26, 8, 4, 256, 8192]),
         ("gemma3_text", [262_208, 2304, 9216, 26, 8, 4, 256, 131_072]),
         ("mixtral", [32_000, 4096, 14_336, 32, 32, 8, 128, 131_072]),
         ("qwen2_moe", [151_936, 2048, 5632, 24, 16, 16, 128, 32_768]),
@@ -57,9 +62,10 @@ fn defaults_are_those_of_transformers() {
     for (name, expected) in cases {
         let config = decoder(json!({ "model_type": name }));
         assert_eq!(sizes(&config), expected, "{name}");
-        let eps = if name == "mixtral" { 1e-5 } else { 1e-6 };
+        let eps = if matches!(name, "phi3" | "olmo2" | "mixtral") { 1e-5 } else { 1e-6 };
         assert_eq!(config.rms_norm_eps, eps, "{name}");
-        assert_eq!(config.tie_word_embeddings, name == "gemma3_text", "{name}");
+        let tied = name.starts_with("gemma") || name == "smollm3";
+        assert_eq!(config.tie_word_embeddings, tied, "{name}");
         assert_eq!(config.architecture.name(), name);
     }
     let ids = |name: &str| {
@@ -76,7 +82,7 @@ fn defaults_are_those_of_transformers() {
 fn biases_norms_and_scales_follow_the_architecture() {
     let biases = |value: Value| {
         let config = decoder(value);
-        (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm)
+        (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm.is_some())
     };
     let model =
         |name: &str| json!({ "model_type": name, "attention_bias": true, "mlp_bias": true });
@@ -86,7 +92,7 @@ fn biases_norms_and_scales_follow_the_architecture() {
     assert_eq!(biases(model("qwen3")), (true, true, false, true));
     assert_eq!(biases(model("gemma3_text")), (true, true, false, true));
     let gemma = decoder(json!({ "model_type": "gemma3_text", "query_pre_attn_scalar": 64 }));
-    assert_eq!((gemma.norm_offset, gemma.sandwich_norms), (1.0, true));
+    assert_eq!((gemma.norm_offset, gemma.norms), (1.0, NormPlacement::InputAndOutput));
     assert_eq!(gemma.activation, Activation::GeluTanh);
     assert_eq!(gemma.attention_scale, 0.125);
     assert_eq!(gemma.embedding_scale, Some(48.0));
@@ -173,7 +179,7 @@ fn sliding_window_layers_follow_the_configuration() {
     };
     let config = gemma(json!({}));
     assert_eq!(sliding(&config), [0, 1, 2, 3, 4, 6, 7]);
-    assert_eq!((config.layers[0].rope, config.layers[5].rope), (1, 0));
+    assert_eq!((config.layers[0].rope, config.layers[5].rope), (Some(1), Some(0)));
     assert_eq!(sliding(&gemma(json!({ "sliding_window_pattern": 2 }))), [0, 2, 4, 6]);
     assert_eq!(sliding(&gemma(json!({ "sliding_window": null }))), none);
 }
@@ -210,6 +216,155 @@ fn older_and_newer_rope_keys_are_equivalent() {
         "sliding_attention": { "rope_type": "default", "rope_theta": 777.0 },
     }});
     assert_eq!(ropes("gemma3_text", new), [linear(1e6), plain(777.0)]);
+}
+
+/// Goal: the published configurations of Phi-3 and Phi-4 are read: the window of all layers, the
+/// rotated part of each head, and the divisors for the context length. LongRoPE's attention factor
+/// is that of transformers.
+#[test]
+fn phi_configurations_are_read() {
+    let phi = |extra: Value| {
+        let base = json!({
+            "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "hidden_size": 3072,
+            "num_attention_heads": 32, "num_key_value_heads": 32, "attention_bias": false,
+            "original_max_position_embeddings": 4096, "rope_theta": 10000.0, "resid_pdrop": 0.0,
+        });
+        decoder(with(base, &extra))
+    };
+    let mini = phi(json!({ "max_position_embeddings": 4096, "sliding_window": 2047 }));
+    assert_eq!(mini.ropes, [plain(1e4)]);
+    assert!(mini.layers.iter().all(|layer| layer.sliding_window == Some(2047)));
+    assert_eq!((mini.rotary_dim(), mini.qkv_bias), (96, false));
+
+    let long_rope = |name: &str, context: usize| {
+        json!({ "max_position_embeddings": context, "rope_scaling": {
+            "type": name, "short_factor": vec![1.5; 48], "long_factor": vec![2.5; 48],
+        }})
+    };
+    let scaling = |value: Value| phi(value).ropes[0].scaling.clone();
+    let divisors = |divisor, attention_factor| RopeScaling::Divisors {
+        divisors: vec![divisor; 48],
+        attention_factor,
+    };
+    for name in ["longrope", "su", "yarn"] {
+        assert_eq!(scaling(long_rope(name, 131_072)), divisors(2.5, 1.190_238));
+    }
+    assert_eq!(scaling(long_rope("longrope", 4096)), divisors(1.5, 1.0));
+    let error = read(with(
+        json!({ "model_type": "phi3" }),
+        &json!({
+            "rope_scaling": { "type": "longrope", "short_factor": [1.0], "long_factor": [] },
+        }),
+    ));
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("48 divisors") && error.contains("got 1"), "{error}");
+
+    let phi4_mini = with(
+        long_rope("longrope", 131_072),
+        &json!({
+            "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75,
+            "sliding_window": 262_144, "tie_word_embeddings": true, "vocab_size": 200_064,
+        }),
+    );
+    let phi4_mini = phi(phi4_mini);
+    assert_eq!((phi4_mini.head_dim, phi4_mini.rotary_dim()), (128, 96));
+    assert!(phi4_mini.tie_word_embeddings);
+}
+
+/// Goal: Gemma 2's soft-capping, scale of scores and alternating windows are read, from the keys and
+/// from their defaults, and null turns soft-capping off.
+#[test]
+fn gemma2_configurations_are_read() {
+    let gemma = |extra: Value| decoder(with(json!({ "model_type": "gemma2" }), &extra));
+    let small = gemma(json!({ "num_hidden_layers": 4, "hidden_act": "gelu_pytorch_tanh" }));
+    assert_eq!((small.attention_softcap, small.logit_softcap), (Some(50.0), Some(30.0)));
+    assert_eq!((small.attention_scale, small.qk_norm), (0.0625, None));
+    assert_eq!((sliding(&small), small.layers[0].sliding_window), (vec![0, 2], Some(4096)));
+    assert_eq!((&small.ropes[..], small.layers[0].rope), (&[plain(1e4)][..], Some(0)));
+    assert_eq!((small.norm_offset, small.embedding_scale), (1.0, Some(48.0)));
+    let large = gemma(json!({
+        "hidden_size": 4608, "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 144, "attn_logit_softcapping": null,
+        "final_logit_softcapping": 20.0,
+    }));
+    assert_eq!(large.attention_scale, (1.0_f64 / 12.0) as f32);
+    assert_eq!((large.attention_softcap, large.logit_softcap), (None, Some(20.0)));
+}
+
+/// Goal: the published configuration of SmolLM3 is read, and layers without a rotary embedding follow
+/// the list or the interval.
+#[test]
+fn smollm3_configurations_are_read() {
+    let smol = |extra: Value| {
+        let base = json!({
+            "model_type": "smollm3", "rope_theta": 5e6, "max_position_embeddings": 65_536,
+            "num_hidden_layers": 8, "use_sliding_window": false, "sliding_window": null,
+            "rope_scaling": null, "attention_bias": false, "mlp_bias": false,
+            "layer_types": vec!["full_attention"; 8],
+        });
+        with(base, &extra)
+    };
+    let without = |value: Value| {
+        let config = decoder(value);
+        assert_eq!(config.ropes, [plain(5e6)]);
+        let layers = config.layers.iter().enumerate();
+        layers.filter(|(_, layer)| layer.rope.is_none()).map(|(i, _)| i).collect::<Vec<_>>()
+    };
+    assert_eq!(without(smol(json!({ "no_rope_layers": [1, 1, 1, 0, 1, 1, 1, 0] }))), [3, 7]);
+    assert_eq!(without(smol(json!({ "no_rope_layer_interval": 3 }))), [2, 5]);
+    assert_eq!(without(smol(json!({}))), [3, 7]);
+    let windows = smol(json!({
+        "layer_types": null, "use_sliding_window": true, "sliding_window": 9,
+    }));
+    assert_eq!(sliding(&decoder(windows)), [3, 7]);
+    let error = read(smol(json!({ "no_rope_layers": [1] }))).unwrap_err().to_string();
+    assert!(error.contains("`no_rope_layers`") && error.contains("at least 8"), "{error}");
+}
+
+/// Goal: the published configuration of Granite 3.3 2B is read, with its four factors; factors of 1
+/// are left out, and other architectures refuse them.
+#[test]
+fn granite_configurations_are_read() {
+    let granite = decoder(json!({
+        "model_type": "granite", "vocab_size": 49_159, "hidden_size": 2048,
+        "intermediate_size": 8192, "num_hidden_layers": 40, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rope_theta": 1e7,
+        "rope_scaling": null, "rms_norm_eps": 1e-5, "tie_word_embeddings": true,
+        "attention_bias": false, "mlp_bias": false, "attention_multiplier": 0.015_625,
+        "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22,
+    }));
+    assert_eq!((granite.attention_scale, granite.embedding_scale), (0.015_625, Some(12.0)));
+    assert_eq!((granite.residual_scale, granite.logit_scale), (Some(0.22), Some(0.125)));
+    assert_eq!((&granite.ropes[..], granite.num_kv_heads), (&[plain(1e7)][..], 8));
+    let plain = decoder(json!({ "model_type": "granite", "residual_multiplier": 1.0 }));
+    assert_eq!((plain.attention_scale, plain.embedding_scale), (1.0, None));
+    assert_eq!((plain.residual_scale, plain.logit_scale), (None, None));
+    let error = read(json!({ "model_type": "llama", "logits_scaling": 8.0 })).unwrap_err();
+    assert!(error.to_string().contains("`logits_scaling`"), "{error}");
+}
+
+/// Goal: the published configuration of OLMo 2 7B is read, with norms of outputs and of all heads.
+#[test]
+fn olmo2_configurations_are_read() {
+    let parsed = read(json!({
+        "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "vocab_size": 100_352,
+        "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 2,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 4096,
+        "rope_theta": 500_000, "rope_scaling": null, "rms_norm_eps": 1e-6,
+        "attention_bias": false, "eos_token_id": 100_257, "pad_token_id": 100_277,
+    }));
+    let parsed = parsed.unwrap();
+    let config = parsed.decoder;
+    assert_eq!((parsed.bos_token_id, &parsed.eos_token_ids[..]), (None, &[100_257][..]));
+    assert_eq!((config.norms, config.qk_norm), (NormPlacement::Output, Some(QkNorm::Position)));
+    let names: Vec<_> = config.tensors().into_iter().map(|spec| (spec.name, spec.shape)).collect();
+    let has = |name: &str, shape: &[usize]| {
+        names.iter().any(|(n, s)| n == &format!("model.layers.1.{name}.weight") && s == shape)
+    };
+    assert!(has("self_attn.q_norm", &[4096]) && has("self_attn.k_norm", &[4096]));
+    assert!(has("post_attention_layernorm", &[4096]));
+    assert!(has("post_feedforward_layernorm", &[4096]));
+    assert!(!names.iter().any(|(name, _)| name.contains("input_layernorm")));
 }
 
 /// Goal: in Gemma's multimodal configuration, the decoder is read from the nested object and the
@@ -285,8 +440,8 @@ fn errors_name_the_key() {
             llama(json!({ "quantization_config": { "quant_method": "gptq" } })),
             &["`quantization_config`", "gptq", "GGUF"],
         ),
-        (gemma(json!({ "attn_logit_softcapping": 50.0 })), &["`attn_logit_softcapping`", "50"]),
-        (gemma(json!({ "final_logit_softcapping": 30.0 })), &["`final_logit_softcapping`", "30"]),
+        (llama(json!({ "attn_logit_softcapping": 50.0 })), &["`attn_logit_softcapping`", "50"]),
+        (gemma(json!({ "final_logit_softcapping": -30.0 })), &["`final_logit_softcapping`", "-30"]),
         (gemma(json!({ "use_bidirectional_attention": true })), &["bidirectional"]),
         (gemma(json!({ "layer_types": ["full_attention"] })), &["`layer_types`", "26 entries"]),
         (
@@ -426,6 +581,7 @@ fn any_value() -> impl proptest::strategy::Strategy<Value = Value> {
         Just(json!(["full_attention", 3])),
         Just(json!({ "rope_type": "llama3", "factor": 1e300 })),
         Just(json!({ "rope_type": "yarn", "factor": 1e300, "mscale": -1, "mscale_all_dim": 1 })),
+        Just(json!({ "rope_type": "longrope", "short_factor": [1, 2], "long_factor": [-1] })),
         Just(json!({ "full_attention": { "type": "linear" }, "sliding_attention": null })),
     ]
 }
@@ -435,7 +591,7 @@ proptest::proptest! {
     /// consistent configuration with a bounded number of layers.
     #[test]
     fn arbitrary_values_never_panic(
-        architecture in proptest::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe"]),
+        architecture in proptest::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "granite", "olmo2", "smollm3", "phi3", "gemma2", "gemma3_text", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe"]),
         changes in proptest::collection::vec((proptest::sample::select(KEYS.to_vec()), any_value()), 1..4),
     ) {
         let mut value = json!({ "model_type": architecture });
