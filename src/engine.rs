@@ -7,7 +7,8 @@ use futures::future::try_join_all;
 use stolon_actors::{CacheEvents, EngineHandle, Pin};
 use stolon_kvcache::{PinId, TreeDump};
 use stolon_scheduler::{
-    AdmissionPolicy, AuditReport, CacheStats, EngineHealth, EngineStats, SequenceRequest, TokenSet,
+    AdmissionPolicy, AuditReport, CacheStats, EngineHealth, EngineHistograms, EngineStats,
+    SequenceRequest, TokenSet,
 };
 use stolon_text::StopStrings;
 
@@ -289,6 +290,11 @@ impl Engine {
     /// Counters and gauges, read without waiting.
     pub fn stats(&self) -> EngineStats {
         self.inner.handle.stats()
+    }
+
+    /// Distributions of the times and sizes of requests and steps, read without waiting.
+    pub fn histograms(&self) -> EngineHistograms {
+        self.inner.handle.histograms()
     }
 
     /// The model that the engine runs, and its sizes.

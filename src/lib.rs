@@ -185,8 +185,9 @@ pub use stolon_model::{
     KernelError, KvBudget, KvStoreError, KvType, ModelError, ModelSource, WeightType,
 };
 pub use stolon_scheduler::{
-    AdmissionPolicy, AuditReport, CacheStats, EngineError, EngineHealth, EngineStats, Event,
-    Finish, FinishReason, LengthBound, Timings, TokenEvent, UnknownPolicy, Usage,
+    AdmissionPolicy, AuditReport, CacheStats, EngineError, EngineHealth, EngineHistograms,
+    EngineStats, Event, Finish, FinishReason, HistogramData, LengthBound, Timings, TokenEvent,
+    UnknownPolicy, Usage,
 };
 #[cfg(feature = "text")]
 pub use stolon_text::{ChatError, ChatOptions, ChatTemplate, TextModel, Tokenizer};

@@ -12,8 +12,8 @@ use stolon_backend::{Backend, BackendSpec};
 use stolon_kvcache::{Namespace, PinId, TreeDump};
 use stolon_scheduler::{
     ActorStopped, AdmissionContext, AdmissionPolicy, AuditReport, CacheStats, EngineConfig,
-    EngineError, EngineHealth, EngineStats, PreparedRequest, PromptLimit, SequenceRequest,
-    Submission,
+    EngineError, EngineHealth, EngineHistograms, EngineStats, PreparedRequest, PromptLimit,
+    SequenceRequest, Submission,
 };
 use tokio::runtime::Handle;
 
@@ -202,6 +202,11 @@ impl EngineHandle {
     /// Counters and gauges, read without waiting.
     pub fn stats(&self) -> EngineStats {
         self.shared.common.context.stats()
+    }
+
+    /// Distributions of times and sizes, read without waiting.
+    pub fn histograms(&self) -> EngineHistograms {
+        self.shared.common.context.gauges.histograms()
     }
 
     /// The admission policy in use.

@@ -110,7 +110,9 @@ impl Actor for PrefixTreeActor {
                 let _ = reply.send(evicted);
             }
             TreeMessage::Flush(reply) => {
+                let before = writer.counts().cached;
                 let flushed = writer.flush();
+                self.gauges.count_requested_evictions(before);
                 state.deadlines.clear();
                 self.publish(writer);
                 let _ = reply.send(flushed);

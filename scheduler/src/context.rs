@@ -191,6 +191,11 @@ impl AdmissionContext {
         };
         let permit = self.limits.acquire(uncached).inspect_err(|error| {
             self.gauges.rejected.add(1);
+            if let EngineError::Overloaded { queued_requests, .. } = error
+                && *queued_requests < self.config.max_queued_requests
+            {
+                self.gauges.rejected_by_tokens.add(1);
+            }
             refused(error);
         })?;
         let span = request_span(id, prompt_tokens);

@@ -28,6 +28,7 @@ mod event;
 mod event_channel;
 mod execute;
 mod health;
+mod histogram;
 mod memory;
 mod permits;
 mod policy;
@@ -56,6 +57,7 @@ pub use event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 pub use event_channel::{EventReceiver, EventSender, RESERVED_EVENTS, Received, event_channel};
 pub use execute::execute;
 pub use health::EngineHealth;
+pub use histogram::{EngineHistograms, HistogramData};
 pub use memory::{
     Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, DirectMemory,
     Memory, TreeAccess, commit,

@@ -144,6 +144,11 @@ impl RequestRecord {
         Ok(RequestRecord { gauges: Arc::clone(gauges), phase: Phase::Waiting, span })
     }
 
+    /// The engine's counters.
+    pub(crate) fn gauges(&self) -> &Gauges {
+        &self.gauges
+    }
+
     /// The request has left the queue.
     pub(crate) fn run(&mut self) {
         self.change(Phase::Running, |_| {});

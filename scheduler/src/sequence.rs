@@ -11,7 +11,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use stolon_backend::{SamplerState, TokenLogprob};
 use stolon_kvcache::{BlockId, BlockLease, Namespace, PrefixLease};
@@ -22,7 +22,7 @@ use crate::error::EngineError;
 use crate::event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 use crate::event_channel::EventSender;
 use crate::request::{RequestOptions, SequenceRequest};
-use crate::request_counts::RequestRecord;
+use crate::request_counts::{Outcome, RequestRecord};
 use crate::schedule::SequenceView;
 use crate::step_plan::{PromptTargets, RowTask};
 use crate::token_set::TokenSet;
@@ -95,6 +95,8 @@ pub(crate) struct Times {
     pub(crate) started: Option<Instant>,
     /// When its first token was sampled.
     pub(crate) first_token: Option<Instant>,
+    /// When its last token so far was sampled.
+    pub(crate) last_token: Option<Instant>,
 }
 
 /// Prompt log-probabilities, collected over the prefill chunks.
@@ -185,6 +187,7 @@ impl Sequence {
                 deadline: options.timeout.and_then(|t| submitted.checked_add(t)),
                 started: None,
                 first_token: None,
+                last_token: None,
             },
             options,
             cached_tokens: None,
@@ -276,6 +279,11 @@ impl Sequence {
         now: Instant,
     ) -> Option<FinishReason> {
         Arc::make_mut(&mut self.tokens).push(id);
+        let histograms = &self.record.gauges().histograms;
+        match self.times.last_token.replace(now) {
+            None => histograms.time_to_first_token.time(since(self.times.submitted, now)),
+            Some(last) => histograms.inter_token.time(since(last, now)),
+        }
         self.times.first_token.get_or_insert(now);
         self.send(Event::Token(TokenEvent { id: Some(id), text: String::new(), logprob }));
         if self.eos_ids.contains(id) {
@@ -293,6 +301,26 @@ impl Sequence {
     pub(crate) fn send(&mut self, event: Event) {
         if !self.events.send(Ok(event)) && self.end.is_none() {
             self.end = Some(Ending::Cancelled);
+        }
+    }
+
+    /// Counts a complete sequence, and records its times and sizes.
+    pub(crate) fn complete(&mut self, now: Instant) {
+        self.record.end(Outcome::Finished);
+        let histograms = &self.record.gauges().histograms;
+        histograms.end_to_end.time(since(self.times.submitted, now));
+        histograms.prompt_tokens.count(self.prompt_len);
+        histograms.generation_tokens.count(self.generated());
+        let Some(started) = self.times.started else { return };
+        histograms.queue_time.time(since(self.times.submitted, started));
+        let (Some(first), Some(last)) = (self.times.first_token, self.times.last_token) else {
+            return;
+        };
+        histograms.prefill_time.time(since(started, first));
+        histograms.decode_time.time(since(first, last));
+        let intervals = u32::try_from(self.generated().saturating_sub(1)).unwrap_or(u32::MAX);
+        if intervals > 0 {
+            histograms.time_per_output_token.time(since(first, last) / intervals);
         }
     }
 
@@ -324,6 +352,10 @@ impl Sequence {
             wanted.gathered.clear();
         }
     }
+}
+
+fn since(earlier: Instant, later: Instant) -> Duration {
+    later.saturating_duration_since(earlier)
 }
 
 /// However a request ends, its span gets its token counts and times.

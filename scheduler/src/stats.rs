@@ -10,13 +10,17 @@ use std::task::{Context, Poll};
 use serde::Serialize;
 use stolon_kvcache::{PoolCounts, TreeCounts, TreeStats};
 
+use crate::histogram::{EngineHistograms, Histograms};
 use crate::request_counts::{RequestCounts, RequestNumbers};
 
 /// The live values. [`EngineStats`] documents each of them.
 #[derive(Debug, Default)]
 pub struct Gauges {
     pub(crate) request_counts: RequestCounts,
+    pub(crate) histograms: Histograms,
+    pub(crate) finished_length: Counter,
     pub(crate) rejected: Counter,
+    pub(crate) rejected_by_tokens: Counter,
     pub(crate) requests_started: Counter,
     pub(crate) requests_hit: Counter,
     pub(crate) prompt_tokens: Counter,
@@ -26,7 +30,9 @@ pub struct Gauges {
     pub(crate) steps: Counter,
     pub(crate) steps_failed: Counter,
     pub(crate) preemptions: Counter,
+    pub(crate) preemptions_stalled: Counter,
     pub(crate) evictions: Counter,
+    pub(crate) evictions_requested: Counter,
     pub(crate) restarts: Counter,
     pub(crate) follows: Counter,
     pub(crate) first_tokens_from_cache: Counter,
@@ -35,6 +41,7 @@ pub struct Gauges {
     pub(crate) blocks_reserved: Gauge,
     pub(crate) blocks_cached: Gauge,
     pub(crate) blocks_evictable: Gauge,
+    pub(crate) blocks_pinned: Gauge,
 }
 
 /// A value that only grows.
@@ -80,6 +87,10 @@ pub struct EngineStats {
     pub requests: u64,
     /// Requests that completed, also by a stop string.
     pub finished: u64,
+    /// Completed requests whose answer ended because `max_tokens`, the context length or the KV pool
+    /// was exhausted. The other completed ones ended with an end-of-sequence token, a stop token or
+    /// a stop string.
+    pub finished_length: u64,
     /// Requests cancelled by dropping their stream.
     pub cancelled: u64,
     /// Requests that ended with an error after they had entered the queue, also because the engine
@@ -87,6 +98,9 @@ pub struct EngineStats {
     pub failed: u64,
     /// Requests refused because the admission queue was full.
     pub rejected: u64,
+    /// How many of them would have exceeded the limit of uncached tokens in the queue; the others
+    /// exceeded the limit of requests.
+    pub rejected_by_tokens: u64,
     /// The largest number of uncached prompt tokens of later requests that were admitted before
     /// an earlier one.
     pub most_overtaken_tokens: usize,
@@ -118,8 +132,13 @@ pub struct EngineStats {
     pub follows: u64,
     /// Times that a running request was preempted.
     pub preemptions: u64,
+    /// How many of them were stalled by a slow consumer and made room for another request; the
+    /// others lost their blocks to an older running request.
+    pub preemptions_stalled: u64,
     /// Blocks evicted from the prefix cache to make room.
     pub evictions: u64,
+    /// Blocks removed from the prefix cache by a flush or by another request of the operator.
+    pub evictions_requested: u64,
     /// Restarts of the engine after a failure.
     pub restarts: u64,
     /// Blocks of the KV pool.
@@ -132,6 +151,8 @@ pub struct EngineStats {
     pub blocks_cached: usize,
     /// Cached blocks that no running request and no pin holds.
     pub blocks_evictable: usize,
+    /// Cached blocks that pins hold. A block held by several pins counts once for each.
+    pub blocks_pinned: usize,
 }
 
 impl EngineStats {
@@ -256,12 +277,23 @@ impl Gauges {
         self.evictions.add(blocks);
     }
 
+    /// Counts blocks removed from the cache because an operator asked for it.
+    pub fn count_requested_evictions(&self, blocks: usize) {
+        self.evictions_requested.add(blocks);
+    }
+
+    /// A copy of all distributions.
+    pub fn histograms(&self) -> EngineHistograms {
+        self.histograms.read()
+    }
+
     /// Sets the gauges of blocks to those of an empty cache with `blocks` free blocks.
     pub fn reset(&self, blocks: usize) {
         self.blocks_free.set(blocks);
         self.blocks_reserved.set(0);
         self.blocks_cached.set(0);
         self.blocks_evictable.set(0);
+        self.blocks_pinned.set(0);
     }
 
     /// Sets the gauges of the block pool.
@@ -274,6 +306,7 @@ impl Gauges {
     pub fn set_tree(&self, counts: &TreeCounts) {
         self.blocks_cached.set(counts.cached + counts.detached);
         self.blocks_evictable.set(counts.evictable);
+        self.blocks_pinned.set(counts.pinned);
     }
 
     /// A copy of all values.
@@ -283,9 +316,11 @@ impl Gauges {
         EngineStats {
             requests,
             finished,
+            finished_length: self.finished_length.get(),
             cancelled,
             failed,
             rejected: self.rejected.get(),
+            rejected_by_tokens: self.rejected_by_tokens.get(),
             requests_started: self.requests_started.get(),
             requests_hit: self.requests_hit.get(),
             prompt_tokens: self.prompt_tokens.get(),
@@ -296,7 +331,9 @@ impl Gauges {
             steps: self.steps.get(),
             steps_failed: self.steps_failed.get(),
             preemptions: self.preemptions.get(),
+            preemptions_stalled: self.preemptions_stalled.get(),
             evictions: self.evictions.get(),
+            evictions_requested: self.evictions_requested.get(),
             restarts: self.restarts.get(),
             follows: self.follows.get(),
             most_overtaken_tokens: self.most_overtaken_tokens.get(),
@@ -308,6 +345,7 @@ impl Gauges {
             blocks_reserved: self.blocks_reserved.get(),
             blocks_cached: self.blocks_cached.get(),
             blocks_evictable: self.blocks_evictable.get(),
+            blocks_pinned: self.blocks_pinned.get(),
         }
     }
 }

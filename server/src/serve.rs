@@ -36,6 +36,7 @@ mod gate;
 mod generation;
 mod keys;
 mod logprobs;
+mod metrics;
 mod options;
 mod receive;
 mod reply;
@@ -80,6 +81,8 @@ pub struct RouterOptions {
     /// Whether special tokens that are spelled out in chat messages act as control tokens. By
     /// default they are ordinary text.
     pub special_tokens_in_messages: bool,
+    /// Whether everybody may read `/metrics`; otherwise the rules of `/admin` hold.
+    pub public_metrics: bool,
     /// Whether replies leave out the number of prompt tokens that came from the cache.
     pub hide_cached_tokens: bool,
 }
@@ -98,6 +101,7 @@ impl Default for RouterOptions {
             default_max_tokens: None,
             max_answers: MAX_CHOICES,
             special_tokens_in_messages: false,
+            public_metrics: false,
             hide_cached_tokens: false,
         }
     }
@@ -118,6 +122,7 @@ struct App {
     max_answers: usize,
     special_tokens_in_messages: bool,
     hide_cached_tokens: bool,
+    metrics: metrics::Metrics,
     audits: flight::SingleFlight<Result<AuditReport, error::ApiError>>,
     dumps: flight::SingleFlight<Result<Arc<TreeDump>, error::ApiError>>,
     /// When the router was made, in seconds since 1970-01-01 UTC: the model's `created`.
@@ -126,14 +131,15 @@ struct App {
 
 /// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions` and `/v1/models` as
 /// OpenAI's, `/tokenize` and `/detokenize` as vLLM's, and `/health`, `/ready`, `/version`,
-/// `/admin/stats`, `/admin/audit`, `/admin/tree` and
+/// `/metrics`, `/admin/stats`, `/admin/audit`, `/admin/tree` and
 /// `/admin/pins` for operators.
 ///
-/// Without an administrator's key, `/admin` is refused unless the connection comes from this
+/// Without an administrator's key, `/admin` and `/metrics` are refused unless the connection comes from this
 /// machine, which is known from [`ConnectInfo`](axum::extract::ConnectInfo): serve the router with
 /// [`Router::into_make_service_with_connect_info`] and a
 /// [`SocketAddr`](std::net::SocketAddr).
 pub fn router(engine: Engine, options: RouterOptions) -> Router {
+    let public_metrics = options.public_metrics;
     let app = Arc::new(App::new(engine, options));
     let client = middleware::from_fn_with_state(Arc::clone(&app), access::client);
     let models = Router::new()
@@ -145,14 +151,19 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .route("/detokenize", post(tokenize::detokenize))
         .route_layer(client);
     let operator = middleware::from_fn_with_state(Arc::clone(&app), access::admin);
-    let operators = Router::new()
+    let metrics = Router::new().route("/metrics", get(metrics::metrics));
+    let (public, operators) = match public_metrics {
+        true => (metrics, Router::new()),
+        false => (Router::new(), metrics),
+    };
+    let operators = operators
         .route("/admin/stats", get(admin::stats))
         .route("/admin/audit", get(admin::audit))
         .route("/admin/tree", get(cache::tree))
         .route("/admin/pins", get(cache::pins).post(cache::pin))
         .route("/admin/pins/{id}", delete(cache::unpin))
         .route_layer(operator);
-    Router::new()
+    public
         .merge(models)
         .merge(operators)
         .route("/health", get(admin::health))
@@ -190,6 +201,7 @@ impl App {
         let by_context = context.saturating_mul(BODY_BYTES_PER_TOKEN).clamp(least, most);
         let values = context.saturating_mul(VALUES_PER_TOKEN).saturating_add(BASE_VALUES);
         Self {
+            metrics: metrics::Metrics::new(engine.clone()),
             engine,
             served_names: options.served_names,
             alias: options.alias,

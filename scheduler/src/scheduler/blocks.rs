@@ -137,6 +137,7 @@ impl<M: Memory> Scheduler<M> {
             .max_by_key(|&index| self.running[index].arrival);
         match youngest {
             Some(index) => {
+                self.context.gauges.preemptions_stalled.add(1);
                 self.preempt(index);
                 true
             }

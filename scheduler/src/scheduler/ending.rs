@@ -21,7 +21,10 @@ impl<M: Memory> Scheduler<M> {
         sequence.held = Held::default();
         self.forecast.finished(sequence.answer_limit(), sequence.generated());
         sequence.record.span.record("reason", tracing::field::debug(&reason));
-        sequence.record.end(Outcome::Finished);
+        if reason == FinishReason::Length {
+            self.context.gauges.finished_length.add(1);
+        }
+        sequence.complete(now);
         self.try_admission = true;
         let event = sequence.finish_event(reason, now);
         sequence.send(event);
@@ -66,7 +69,7 @@ impl<M: Memory> Scheduler<M> {
         match ending {
             Ending::Cancelled if sequence.events.is_complete() => {
                 self.forecast.finished(sequence.answer_limit(), sequence.generated());
-                sequence.record.end(Outcome::Finished);
+                sequence.complete(Instant::now());
             }
             Ending::Cancelled => sequence.record.end(Outcome::Cancelled),
             Ending::Failed(error) => {

@@ -31,6 +31,7 @@ impl<M: Memory> Scheduler<M> {
                 debug_assert_eq!(results.len(), slices.len());
                 let computed: usize = slices.iter().map(|slice| slice.count).sum();
                 gauges.computed_tokens.add(computed);
+                gauges.histograms.step_tokens.count(computed);
                 self.note_rate(computed, done.compute.as_secs_f64());
                 for (slice, result) in slices.iter().zip(results) {
                     let Some(index) = self.find(slice) else { continue };

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use axum::http::StatusCode;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_path_to_error::{Path, Segment};
@@ -63,17 +62,14 @@ impl Parser {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, ApiError> {
-        let failed = || {
-            let message = "the server failed while it handled this request";
-            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
-        };
-        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| failed())?;
+        let permit = Arc::clone(&self.permits).acquire_owned().await;
+        let permit = permit.map_err(|_| ApiError::internal())?;
         let job = tokio::task::spawn_blocking(move || {
             let result = work();
             drop(permit);
             result
         });
-        job.await.map_err(|_| failed())
+        job.await.map_err(|_| ApiError::internal())
     }
 }
 

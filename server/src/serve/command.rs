@@ -99,6 +99,12 @@ struct AccessArgs {
     /// Leave the number of cached prompt tokens out of replies
     #[arg(long)]
     hide_cached_tokens: bool,
+    /// Let everybody who can reach the server read /metrics
+    ///
+    /// By default the rules of /admin hold: the key given with --admin-key, or this machine.
+    /// Metrics say how many prompt tokens were cached, over all clients.
+    #[arg(long)]
+    public_metrics: bool,
 }
 
 /// Limits of connections and requests.
@@ -196,6 +202,7 @@ impl ServeArgs {
             default_max_tokens: self.default_max_tokens.map(size),
             max_answers,
             special_tokens_in_messages: self.special_tokens_in_messages,
+            public_metrics: self.access.public_metrics,
             hide_cached_tokens: self.access.hide_cached_tokens,
         })
     }

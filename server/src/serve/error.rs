@@ -76,6 +76,12 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key")
     }
 
+    /// 500: a defect of the server.
+    pub(super) fn internal() -> Self {
+        let message = "the server failed while it handled this request";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    }
+
     /// 503: the request may succeed after `wait`.
     pub(super) fn unavailable(message: impl Into<String>, wait: Duration) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
@@ -152,8 +158,7 @@ impl From<Error> for ApiError {
 
 /// The reply for a handler that panicked. The panic has been logged on standard error.
 pub(super) fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
-    let message = "the server failed while it handled this request";
-    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message).into_response()
+    ApiError::internal().into_response()
 }
 
 impl ApiError {

@@ -14,6 +14,7 @@ mod connections;
 mod gguf_writer;
 mod inspect;
 mod limits;
+mod metrics_api;
 mod readme;
 mod support;
 mod tokenize_api;

@@ -1,0 +1,251 @@
+//! `GET /metrics`: the engine's counters and distributions as Prometheus reads them.
+//!
+//! Names and buckets are vLLM's where they mean the same, with the prefix `stolon:`, so that its
+//! dashboards and the routers that read its metrics need little change. Nothing is measured here:
+//! the engine counts with atomics, which a scrape reads.
+
+use std::fmt;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use stolon::{Engine, EngineHistograms, EngineStats, HistogramData, ModelInfo};
+
+use super::App;
+use super::error::ApiError;
+
+/// The text format of OpenMetrics, which Prometheus asks for and other readers accept.
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The metrics of one engine.
+#[derive(Debug)]
+pub(super) struct Metrics(Registry);
+
+impl Metrics {
+    pub(super) fn new(engine: Engine) -> Self {
+        let model = ("model_name".into(), engine.model_info().id.clone().into());
+        let mut registry = Registry::with_labels([model].into_iter());
+        registry.register_collector(Box::new(EngineMetrics(engine)));
+        Self(registry)
+    }
+}
+
+/// The handler.
+pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let mut body = String::new();
+    text::encode(&mut body, &app.metrics.0).map_err(|_| ApiError::internal())?;
+    Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], body).into_response())
+}
+
+/// Reads the engine's numbers at each scrape.
+#[derive(Debug)]
+struct EngineMetrics(Engine);
+
+impl Collector for EngineMetrics {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Self(engine) = self;
+        let mut out = Output(encoder);
+        let (stats, info) = (engine.stats(), engine.model_info());
+        requests(&mut out, &stats)?;
+        tokens(&mut out, &stats)?;
+        blocks(&mut out, &stats, info)?;
+        steps(&mut out, &stats)?;
+        distributions(&mut out, &engine.histograms(), info.max_positions)
+    }
+}
+
+fn requests(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
+    let running = stats.running as u64;
+    out.gauge("num_requests_running", "Requests being computed.", running)?;
+    let waiting = stats.waiting as u64;
+    out.gauge("num_requests_waiting", "Requests in the admission queue.", waiting)?;
+    let queued = stats.queued_tokens as u64;
+    out.gauge("queued_tokens", "Uncached prompt tokens in the admission queue.", queued)?;
+    let help = "Requests that have ended. Reason abort: cancelled by the client; error: failed.";
+    let reasons = [
+        ("stop", stats.finished - stats.finished_length),
+        ("length", stats.finished_length),
+        ("abort", stats.cancelled),
+        ("error", stats.failed),
+    ];
+    out.counters("request_success", help, "finished_reason", &reasons)?;
+    let help = "Requests refused with status 429, by the limit of the queue that they exceeded.";
+    let reasons = [
+        ("requests", stats.rejected - stats.rejected_by_tokens),
+        ("tokens", stats.rejected_by_tokens),
+    ];
+    out.counters("admission_rejections", help, "reason", &reasons)?;
+    let help = "Times that a waiting request waited for a running one that computed its prefix.";
+    out.counter("shared_prefill_waits", help, stats.follows)?;
+    let help = "Requests that were preempted, by any reason.";
+    out.counter("num_preemptions", help, stats.preemptions)?;
+    let help = "Requests that were preempted. Reason no_blocks: an older request needed the KV \
+                blocks; slow_client: the client did not read its answer.";
+    let reasons = [
+        ("no_blocks", stats.preemptions - stats.preemptions_stalled),
+        ("slow_client", stats.preemptions_stalled),
+    ];
+    out.counters("preemptions_by_reason", help, "reason", &reasons)
+}
+
+fn tokens(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
+    out.counter("prompt_tokens", "Prompt tokens of started requests.", stats.prompt_tokens)?;
+    let help = "Prompt tokens that were read from the prefix cache.";
+    out.counter("prompt_tokens_cached", help, stats.cached_tokens)?;
+    let help = "Prompt tokens that were looked up in the prefix cache.";
+    out.counter("prefix_cache_queries", help, stats.prompt_tokens)?;
+    let help = "Prompt tokens that were found in the prefix cache.";
+    out.counter("prefix_cache_hits", help, stats.cached_tokens)?;
+    out.counter("generation_tokens", "Generated tokens.", stats.completion_tokens)?;
+    let help = "First tokens that were sampled from cached logits, without a forward pass.";
+    out.counter("first_tokens_from_cache", help, stats.first_tokens_from_cache)
+}
+
+fn blocks(out: &mut Output<'_>, stats: &EngineStats, info: &ModelInfo) -> fmt::Result {
+    let available = stats.blocks_free + stats.blocks_evictable;
+    let used = stats.blocks_total.saturating_sub(available) as f64;
+    let help = "Share of the KV blocks that requests and pins hold, 0 to 1.";
+    out.gauge_f64("kv_cache_usage_perc", help, used / stats.blocks_total.max(1) as f64)?;
+    let help = "KV blocks. State cached: owned by the prefix cache, of which evictable ones are \
+                held by no request and no pin; reserved: private to running requests.";
+    let states = [
+        ("free", stats.blocks_free as u64),
+        ("reserved", stats.blocks_reserved as u64),
+        ("cached", stats.blocks_cached as u64),
+        ("evictable", stats.blocks_evictable as u64),
+        ("pinned", stats.blocks_pinned as u64),
+    ];
+    out.gauges("kv_cache_blocks", help, "state", &states)?;
+    let help = "Blocks that left the prefix cache. Reason room: to make room for a request; \
+                requested: by a flush or another call of the operator.";
+    let reasons = [("room", stats.evictions), ("requested", stats.evictions_requested)];
+    out.counters("prefix_cache_evicted_blocks", help, "reason", &reasons)?;
+    let labels = [
+        ("block_size", info.block_size.to_string()),
+        ("num_gpu_blocks", info.num_blocks.to_string()),
+        ("enable_prefix_caching", info.prefix_caching.to_string()),
+    ];
+    out.info("cache_config_info", "Size of the KV cache: blocks, and tokens per block.", &labels)
+}
+
+fn steps(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
+    out.counter("engine_steps", "Forward passes.", stats.steps)?;
+    out.counter("engine_steps_failed", "Forward passes that failed.", stats.steps_failed)?;
+    out.counter("engine_restarts", "Restarts of the engine after a failure.", stats.restarts)
+}
+
+fn distributions(
+    out: &mut Output<'_>,
+    data: &EngineHistograms,
+    max_positions: usize,
+) -> fmt::Result {
+    let mut seconds = |name: &str, help, data| out.histogram(name, help, data, f64::INFINITY);
+    let help = "Time from the arrival of a request to its first token.";
+    seconds("time_to_first_token_seconds", help, &data.time_to_first_token)?;
+    let help = "Time between two tokens of a request.";
+    seconds("inter_token_latency_seconds", help, &data.inter_token)?;
+    let help = "Mean time between the tokens of a request.";
+    seconds("request_time_per_output_token_seconds", help, &data.time_per_output_token)?;
+    let help = "Time from the arrival of a request to its end.";
+    seconds("e2e_request_latency_seconds", help, &data.end_to_end)?;
+    let help = "Time of a request in the admission queue.";
+    seconds("request_queue_time_seconds", help, &data.queue_time)?;
+    let help = "Time of a request from the queue to its first token.";
+    seconds("request_prefill_time_seconds", help, &data.prefill_time)?;
+    let help = "Time of a request from its first token to its last.";
+    seconds("request_decode_time_seconds", help, &data.decode_time)?;
+    let mut tokens = |name: &str, help, data| out.histogram(name, help, data, max_positions as f64);
+    tokens("request_prompt_tokens", "Tokens of a prompt.", &data.prompt_tokens)?;
+    tokens("request_generation_tokens", "Tokens of an answer.", &data.generation_tokens)?;
+    let help = "Positions computed in one forward pass.";
+    out.histogram("iteration_tokens_total", help, &data.step_tokens, f64::INFINITY)
+}
+
+/// Writes metrics one by one.
+struct Output<'a>(DescriptorEncoder<'a>);
+
+impl Output<'_> {
+    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.one(name, help, &ConstCounter::new(value))
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.one(name, help, &ConstGauge::new(value))
+    }
+
+    fn gauge_f64(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
+        self.one(name, help, &ConstGauge::new(value))
+    }
+
+    fn one(&mut self, name: &str, help: &str, metric: &impl EncodeMetric) -> fmt::Result {
+        let kind = metric.metric_type();
+        let name = prefixed(name);
+        let encoder = self.0.encode_descriptor(&name, help, None, kind)?;
+        metric.encode(encoder)
+    }
+
+    /// A counter for each value of a label.
+    fn counters(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: &[(&str, u64)],
+    ) -> fmt::Result {
+        let name = prefixed(name);
+        let mut family = self.0.encode_descriptor(&name, help, None, MetricType::Counter)?;
+        values.iter().try_for_each(|&(value, count)| {
+            ConstCounter::new(count).encode(family.encode_family(&[(label, value)])?)
+        })
+    }
+
+    /// A gauge for each value of a label.
+    fn gauges(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: &[(&str, u64)],
+    ) -> fmt::Result {
+        let name = prefixed(name);
+        let mut family = self.0.encode_descriptor(&name, help, None, MetricType::Gauge)?;
+        values.iter().try_for_each(|&(value, count)| {
+            ConstGauge::new(count).encode(family.encode_family(&[(label, value)])?)
+        })
+    }
+
+    /// A gauge of value 1 whose labels carry the information.
+    fn info(&mut self, name: &str, help: &str, labels: &[(&str, String); 3]) -> fmt::Result {
+        let name = prefixed(name);
+        let mut family = self.0.encode_descriptor(&name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(1_u64).encode(family.encode_family(labels)?)
+    }
+
+    /// A distribution, without the buckets above `most`, which no value can reach.
+    fn histogram(
+        &mut self,
+        name: &str,
+        help: &str,
+        data: &HistogramData,
+        most: f64,
+    ) -> fmt::Result {
+        let name = prefixed(name);
+        let kept = data.bounds.iter().take_while(|&&bound| bound <= most).count();
+        let mut buckets: Vec<(f64, u64)> =
+            data.bounds[..kept].iter().copied().zip(data.counts.iter().copied()).collect();
+        buckets.push((f64::INFINITY, data.counts[kept..].iter().sum()));
+        let mut encoder = self.0.encode_descriptor(&name, help, None, MetricType::Histogram)?;
+        encoder.encode_histogram::<[(&str, &str); 0]>(data.sum, data.total(), &buckets, None)
+    }
+}
+
+fn prefixed(name: &str) -> String {
+    format!("stolon:{name}")
+}
