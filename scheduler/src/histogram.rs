@@ -178,7 +178,9 @@ mod tests {
         assert_eq!((data.counts.last(), data.total()), (Some(&1), 4));
         assert!((data.sum - 8_001.101).abs() < 1e-6, "{}", data.sum);
         let tokens = Histogram::tokens(&TOKENS);
-        [0, 1, 3].map(|count| tokens.count(count));
+        for count in [0, 1, 3] {
+            tokens.count(count);
+        }
         assert_eq!((&tokens.read().counts[..3], tokens.read().sum), (&[2, 0, 1][..], 4.0));
     }
 
