@@ -13,7 +13,6 @@
 mod activations;
 mod chunk;
 mod dots;
-mod format;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod set;
@@ -32,6 +31,8 @@ pub(super) use set::DotSet;
 use crate::amx::tile::AMX_TILE_ROWS as TILE_ROWS;
 use crate::gemm::group_rows;
 use crate::tensor_type::TensorType;
+#[cfg(target_arch = "x86_64")]
+use crate::tensor_type::with_format;
 use crate::threads::Threads;
 
 /// Number of rows from which AMX tiles are faster than dot products.
@@ -103,7 +104,8 @@ impl Groups {
             #[cfg(target_arch = "x86_64")]
             if self.tiles {
                 let mut spare = threads.scratch::<u8>(tiles::expanded_len(args.inner));
-                return tiles::chunk(args, dtype, spare.slice_mut::<u8>().as_mut_ptr());
+                let spare = spare.slice_mut::<u8>().as_mut_ptr();
+                return with_format!(dtype, F => tiles::chunk::<F>(args, spare));
             }
             let _ = threads;
             self.set.chunk(args, dtype);

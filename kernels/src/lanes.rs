@@ -8,9 +8,10 @@
 //! available; a value of `Path` proves that.
 //!
 //! `vector` defines the interface, `portable`, `x86` and `neon` implement it, and `math` has the
-//! functions that are not single instructions.
+//! functions that are not single instructions. `bytes` has vectors of 16 words of four bytes.
 #![allow(unsafe_code, reason = "dispatches to functions compiled for an instruction set")]
 
+mod bytes;
 pub(crate) mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -19,6 +20,11 @@ mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) use bytes::Four;
+pub(crate) use bytes::{Bytes, PlainBytes, WORD_VECTOR_BYTES};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use bytes::{One, Two};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use math::exp2_rough;
 pub(crate) use math::{exp2, soft_cap};

@@ -126,7 +126,7 @@ impl Matrix {
             return Err(self.wrong_bytes(source, first_row, bytes));
         }
         let rounds = source != self.dtype;
-        if rounds && (self.dtype != TensorType::Q8_0 || source.block_len() > 1) {
+        if rounds && (self.dtype != TensorType::Q8_0 || source.is_quantised()) {
             return Err(KernelError::NotRounded { from: source, to: self.dtype });
         }
         let first_panel = first_row / LANES;
@@ -277,7 +277,7 @@ impl Matrix {
     /// The packing of activations that products of `rows` rows with this matrix read.
     pub(crate) fn packing(&self, rows: usize) -> Packing {
         let inner = self.padded_inner;
-        if self.dtype.block_len() > 1 {
+        if self.dtype.is_quantised() {
             return Packing::Bytes { inner, groups: int8::Groups::new(self.dots, rows) };
         }
         #[cfg(target_arch = "x86_64")]
@@ -386,9 +386,7 @@ impl Matrix {
                     let panels = &self.data.slice::<u16>()[self.panel_start(task, 2)..];
                     gemm::chunk_bf16(self.path, &with_panels(args, panels));
                 }
-                TensorType::Q8_0 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
-                    unreachable!("quantised weights are multiplied as integers")
-                }
+                _ => unreachable!("quantised weights are multiplied as integers"),
             }
         }
     }

@@ -1,5 +1,4 @@
-//! The quantised block formats of GGUF: their bytes in a file, their layout in a packed panel, and
-//! their conversion to f32.
+//! The quantised block formats: their layout in a packed panel, and their conversion to f32.
 //!
 //! The formats are those of ggml (`ggml-common.h`, `ggml-quants.c`). All integers are
 //! little-endian. A block consists of scales and *words*; a word is 4 bytes of quantised weights. A
@@ -8,49 +7,38 @@
 //! * `[block][word][16]`, 4 bytes per word: what dot products and AMX tiles of bytes read;
 //! * `[block][byte][16]`: the other bytes of the blocks, the scales.
 //!
-//! Packing moves bytes but does not change them, so a packed row can be unpacked exactly.
+//! Packing moves bytes, and some formats reorder bits in a block. No information is lost, so a
+//! packed row can be unpacked exactly.
+//!
+//! Everything about one format is in one implementation of [`Format`].
+#![allow(unsafe_code, reason = "unpacks blocks that were packed before")]
 
-use std::ops::Range;
+mod format;
+mod k_quants;
+mod small_blocks;
 
-use crate::lanes::LANES;
-use crate::tensor_type::TensorType;
+pub(crate) use format::{Block, Format, WORDS};
+pub(crate) use k_quants::{Q4K, Q5K, Q6K};
+pub(crate) use small_blocks::Q8_0;
 
-/// Number of weights in a sub-block. A `Q8_0` block is one sub-block; the 256 weights of a K-quant
-/// block are eight.
+use crate::lanes::{LANES, PlainBytes, Portable};
+use crate::tensor_type::{TensorType, with_format};
+
+/// Number of weights in a sub-block.
 pub(super) const SUB_BLOCK: usize = 32;
-
-/// The range of the words in the bytes of a block. The other bytes are scales.
-pub(super) fn words(dtype: TensorType) -> Range<usize> {
-    match dtype {
-        TensorType::Q8_0 => 2..34,
-        TensorType::Q4K => 16..144,
-        TensorType::Q5K => 16..176,
-        TensorType::Q6K => 0..192,
-        TensorType::F32 | TensorType::F16 | TensorType::Bf16 => {
-            unreachable!("{dtype:?} weights are not quantised")
-        }
-    }
-}
 
 /// Calls `copy` for each piece of a row with its offset in the row, its offset in the panel, and
 /// whether it is a word (4 bytes) or a single byte.
 #[inline(always)]
-fn each_piece(
-    dtype: TensorType,
-    row_bytes: usize,
-    lane: usize,
-    mut copy: impl FnMut(usize, usize, bool),
-) {
-    let block_bytes = dtype.block_bytes();
-    let words = words(dtype);
+fn each_piece<F: Format>(row_bytes: usize, lane: usize, mut copy: impl FnMut(usize, usize, bool)) {
     let mut word = 4 * lane;
-    let mut byte = row_bytes / block_bytes * words.len() * LANES + lane;
-    for block in (0..row_bytes).step_by(block_bytes) {
-        for place in words.clone().step_by(4) {
+    let mut byte = row_bytes / F::BLOCK_BYTES * F::WORDS.len() * LANES + lane;
+    for block in (0..row_bytes).step_by(F::BLOCK_BYTES) {
+        for place in F::WORDS.step_by(4) {
             copy(block + place, word, true);
             word += 4 * LANES;
         }
-        for place in (0..words.start).chain(words.end..block_bytes) {
+        for place in (0..F::WORDS.start).chain(F::WORDS.end..F::BLOCK_BYTES) {
             copy(block + place, byte, false);
             byte += LANES;
         }
@@ -69,8 +57,22 @@ fn copy_piece(source: &[u8], target: &mut [u8], is_word: bool) {
 /// Packs at most 16 rows of blocks, `row_bytes` bytes each, into a panel. Lanes of missing rows are
 /// not changed.
 pub(super) fn pack(dtype: TensorType, row_bytes: usize, rows: &[u8], panel: &mut [u8]) {
+    with_format!(dtype, F => pack_of::<F>(row_bytes, rows, panel));
+}
+
+/// [`pack`] for blocks of `F`.
+fn pack_of<F: Format>(row_bytes: usize, rows: &[u8], panel: &mut [u8]) {
+    let mut arranged = Vec::new();
     for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
-        each_piece(dtype, row_bytes, lane, |in_row, in_panel, is_word| {
+        let row = if F::ARRANGED {
+            arranged.clear();
+            arranged.extend_from_slice(row);
+            arranged.chunks_exact_mut(F::BLOCK_BYTES).for_each(F::arrange);
+            &arranged
+        } else {
+            row
+        };
+        each_piece::<F>(row_bytes, lane, |in_row, in_panel, is_word| {
             copy_piece(&row[in_row..], &mut panel[in_panel..], is_word);
         });
     }
@@ -78,8 +80,13 @@ pub(super) fn pack(dtype: TensorType, row_bytes: usize, rows: &[u8], panel: &mut
 
 /// Reverses [`pack`] for the row in lane `lane` of `panel`.
 pub(super) fn unpack(dtype: TensorType, panel: &[u8], lane: usize, row: &mut [u8]) {
-    each_piece(dtype, row.len(), lane, |in_row, in_panel, is_word| {
-        copy_piece(&panel[in_panel..], &mut row[in_row..], is_word);
+    with_format!(dtype, F => {
+        each_piece::<F>(row.len(), lane, |in_row, in_panel, is_word| {
+            copy_piece(&panel[in_panel..], &mut row[in_row..], is_word);
+        });
+        if F::ARRANGED {
+            row.chunks_exact_mut(F::BLOCK_BYTES).for_each(F::restore);
+        }
     });
 }
 
@@ -113,9 +120,7 @@ pub fn widen(dtype: TensorType, row: &[u8], out: &mut [f32]) {
                 *value = half::bf16::from_le_bytes(*bytes).to_f32();
             }
         }
-        TensorType::Q8_0 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
-            dequantise(dtype, row, out);
-        }
+        _ => dequantise(dtype, row, out),
     }
 }
 
@@ -169,104 +174,37 @@ pub(super) fn quantise_q8_0(values: &[f32], blocks: &mut [u8]) {
 /// # Panics
 /// If the blocks do not fill `out` exactly, or `dtype` is not quantised.
 pub(super) fn dequantise(dtype: TensorType, blocks: &[u8], out: &mut [f32]) {
-    let (block_len, block_bytes) = (dtype.block_len(), dtype.block_bytes());
     assert_eq!(
-        blocks.len() / block_bytes * block_len,
+        blocks.len() / dtype.block_bytes() * dtype.block_len(),
         out.len(),
         "out must hold one value per weight"
     );
-    let one: fn(&[u8], &mut [f32]) = match dtype {
-        TensorType::Q8_0 => q8_0,
-        TensorType::Q4K => q4_k,
-        TensorType::Q5K => q5_k,
-        TensorType::Q6K => q6_k,
-        TensorType::F32 | TensorType::F16 | TensorType::Bf16 => {
-            unreachable!("{dtype:?} weights are not quantised")
-        }
-    };
-    for (block, out) in blocks.chunks_exact(block_bytes).zip(out.chunks_exact_mut(block_len)) {
-        one(block, out);
-    }
+    with_format!(dtype, F => dequantise_of::<F>(blocks, out));
 }
 
-/// The f16 value in the first two bytes.
-#[inline]
-fn f16(bytes: &[u8]) -> f32 {
-    half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
-}
-
-/// `Q8_0`: an f16 scale, then 32 signed bytes.
-#[inline]
-fn q8_0(block: &[u8], out: &mut [f32]) {
-    let scale = f16(block);
-    for (value, byte) in out.iter_mut().zip(&block[2..]) {
-        *value = f32::from(byte.cast_signed()) * scale;
-    }
-}
-
-/// The 6-bit scale and minimum of sub-block `index`, from the 12 bytes that hold those of all
-/// eight.
-#[inline]
-fn scale_and_min(packed: &[u8], index: usize) -> (f32, f32) {
-    let (scale, min) = if index < 4 {
-        (packed[index] & 63, packed[index + 4] & 63)
-    } else {
-        let low = packed[index + 4];
-        ((low & 15) | (packed[index - 4] >> 6 << 4), (low >> 4) | (packed[index] >> 6 << 4))
-    };
-    (f32::from(scale), f32::from(min))
-}
-
-/// `Q4_K`: an f16 scale of the scales, an f16 scale of the minima, 12 bytes of 6-bit scales and
-/// minima,
-/// 128 bytes with two 4-bit weights each.
-#[inline]
-fn q4_k(block: &[u8], out: &mut [f32]) {
-    let (d, d_min) = (f16(block), f16(&block[2..]));
-    let (scales, bytes) = (&block[4..16], &block[16..144]);
-    for (sub_block, out) in out.chunks_exact_mut(SUB_BLOCK).enumerate() {
-        let (scale, min) = scale_and_min(scales, sub_block);
-        let (scale, min) = (d * scale, d_min * min);
-        let shift = sub_block % 2 * 4;
-        for (value, byte) in out.iter_mut().zip(&bytes[sub_block / 2 * 32..]) {
-            *value = scale * f32::from((byte >> shift) & 15) - min;
-        }
-    }
-}
-
-/// `Q5_K`: as [`q4_k`], with 32 bytes of fifth bits before the 4-bit weights. Bit `n` of these
-/// belongs to sub-block `n`.
-#[inline]
-fn q5_k(block: &[u8], out: &mut [f32]) {
-    let (d, d_min) = (f16(block), f16(&block[2..]));
-    let (scales, high, bytes) = (&block[4..16], &block[16..48], &block[48..176]);
-    for (sub_block, out) in out.chunks_exact_mut(SUB_BLOCK).enumerate() {
-        let (scale, min) = scale_and_min(scales, sub_block);
-        let (scale, min) = (d * scale, d_min * min);
-        let shift = sub_block % 2 * 4;
-        for ((value, byte), high) in out.iter_mut().zip(&bytes[sub_block / 2 * 32..]).zip(high) {
-            let quant = ((byte >> shift) & 15) | ((high >> sub_block & 1) << 4);
-            *value = scale * f32::from(quant) - min;
-        }
-    }
-}
-
-/// `Q6_K`: 128 bytes of low 4 bits, 64 bytes of high 2 bits, 16 signed 8-bit scales, an f16 scale
-/// of the scales.
-#[inline]
-fn q6_k(block: &[u8], out: &mut [f32]) {
-    let (low, high, scales) = (&block[..128], &block[128..192], &block[192..208]);
-    let d = f16(&block[208..]);
-    for (sub_block, out) in out.chunks_exact_mut(SUB_BLOCK).enumerate() {
-        // Four sub-blocks share 64 bytes of low bits and 32 bytes of high bits.
-        let (half, quarter) = (sub_block / 4, sub_block % 4);
-        let low = &low[half * 64 + quarter % 2 * 32..][..32];
-        let high = &high[half * 32..][..32];
-        for (i, value) in out.iter_mut().enumerate() {
-            let scale = d * f32::from(scales[sub_block * 2 + i / 16].cast_signed());
-            let nibble = (low[i] >> (quarter / 2 * 4)) & 15;
-            let quant = nibble | (high[i] >> (quarter * 2) & 3) << 4;
-            *value = scale * (f32::from(quant) - 32.0);
+/// [`dequantise`] for blocks of `F`. Packs 16 blocks at a time as if they were the rows of a
+/// panel, and unpacks these with the same code as products do, in portable Rust.
+fn dequantise_of<F: Format>(blocks: &[u8], out: &mut [f32]) {
+    let mut panel = vec![0; F::BLOCK_BYTES * LANES];
+    let blocks = blocks.chunks(F::BLOCK_BYTES * LANES);
+    for (blocks, out) in blocks.zip(out.chunks_mut(F::BLOCK_LEN * LANES)) {
+        pack_of::<F>(F::BLOCK_BYTES, blocks, &mut panel);
+        let scales = panel[F::WORDS.len() * LANES..].as_ptr();
+        let block = Block { words: panel.as_ptr(), scales };
+        for place in 0..F::SUB_BLOCKS * WORDS {
+            let scale = place * F::SCALES / WORDS;
+            // SAFETY: the panel holds one whole packed block in each lane. Portable Rust needs no
+            // instruction set.
+            let (PlainBytes(bytes), Portable(scales), Portable(mins)) = unsafe {
+                let min = if F::MINS { F::min(block, scale) } else { Portable([0.0; LANES]) };
+                (F::word(block, place / WORDS, place % WORDS), F::scale(block, scale), min)
+            };
+            for (lane, out) in out.chunks_exact_mut(F::BLOCK_LEN).enumerate() {
+                let bytes = &bytes[4 * lane..][..4];
+                for (value, byte) in out[4 * place..].iter_mut().zip(bytes) {
+                    *value = scales[lane] * f32::from(byte.cast_signed()) - mins[lane];
+                }
+            }
         }
     }
 }

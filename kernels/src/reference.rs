@@ -1,5 +1,7 @@
 //! Slow and obvious reference implementations in f64, and random data, for the tests.
 
+pub(super) mod blocks;
+
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 

@@ -2,16 +2,12 @@
 #![allow(unsafe_code, reason = "reads packed weights and activations by pointer")]
 
 use super::dots::Dots;
-#[cfg(target_arch = "x86_64")]
-use super::dots::{Bytes, WORD_VECTOR_BYTES};
-use super::format::{Format, WORDS};
-#[cfg(target_arch = "x86_64")]
-use super::format::{Q4K, Q5K, Q6K, Q8_0};
 use crate::gemm::group_rows;
+#[cfg(target_arch = "x86_64")]
+use crate::lanes::{Bytes, WORD_VECTOR_BYTES};
 use crate::lanes::{LANES, Lanes};
 use crate::prefetch::prefetch_l1;
-use crate::quant::{self, SUB_BLOCK};
-use crate::tensor_type::TensorType;
+use crate::quant::{Block, Format, SUB_BLOCK, WORDS};
 
 /// Distance in bytes by which words are prefetched. It covers the latency of memory.
 const WORD_PREFETCH_BYTES: usize = 4096;
@@ -47,32 +43,19 @@ pub(crate) struct Int8Chunk {
 /// A packed panel of quantised weights, from some block on.
 #[derive(Clone, Copy)]
 pub(super) struct QuantPanel {
-    /// Words of the block.
-    pub(super) words: *const u8,
-    /// Scales of the block.
-    pub(super) scales: *const u8,
+    /// The block.
+    block: Block,
     /// Number of blocks of the panel.
-    pub(super) blocks: usize,
-    /// Bytes of the words of a block, for all 16 features.
-    pub(super) block_words: usize,
-    /// Bytes of the scales of a block, for all 16 features.
-    pub(super) block_scales: usize,
+    blocks: usize,
 }
 
 impl QuantPanel {
     /// The first block of panel `index`, where `panels` points to panel 0.
-    pub(super) fn at(
-        dtype: TensorType,
-        inner: usize,
-        panels: *const u8,
-        index: usize,
-    ) -> QuantPanel {
-        let blocks = inner / dtype.block_len();
-        let block_words = quant::words(dtype).len() * LANES;
-        let block_scales = dtype.block_bytes() * LANES - block_words;
-        let words = panels.wrapping_add(index * blocks * dtype.block_bytes() * LANES);
-        let scales = words.wrapping_add(blocks * block_words);
-        QuantPanel { words, scales, blocks, block_words, block_scales }
+    pub(super) fn at<F: Format>(inner: usize, panels: *const u8, index: usize) -> QuantPanel {
+        let blocks = inner / F::BLOCK_LEN;
+        let words = panels.wrapping_add(index * blocks * F::BLOCK_BYTES * LANES);
+        let scales = words.wrapping_add(blocks * F::WORDS.len() * LANES);
+        QuantPanel { block: Block { words, scales }, blocks }
     }
 
     /// Prefetches as many bytes as the words of one sub-block have, [`WORD_PREFETCH_BYTES`] after
@@ -80,21 +63,21 @@ impl QuantPanel {
     /// prefetch skips its scales and continues in the next panel.
     #[inline(always)]
     fn prefetch<F: Format>(&self, block: usize, sub_block: usize) {
-        debug_assert_eq!(F::SUB_BLOCKS * F::SUB_BLOCK_BYTES, self.block_words);
-        let ends =
-            (block + 1) * self.block_words + WORD_PREFETCH_BYTES > self.blocks * self.block_words;
-        let skipped = if ends { self.blocks * self.block_scales } else { 0 };
-        let from =
-            self.words.wrapping_add(WORD_PREFETCH_BYTES + sub_block * F::SUB_BLOCK_BYTES + skipped);
-        for byte in (0..F::SUB_BLOCK_BYTES).step_by(64) {
-            prefetch_l1(from.wrapping_add(byte));
+        let (block_words, block_bytes) = (F::WORDS.len() * LANES, F::BLOCK_BYTES * LANES);
+        let ends = (block + 1) * block_words + WORD_PREFETCH_BYTES > self.blocks * block_words;
+        let skipped = if ends { self.blocks * (block_bytes - block_words) } else { 0 };
+        let sub_block_words = block_words / F::SUB_BLOCKS;
+        let from = WORD_PREFETCH_BYTES + sub_block * sub_block_words + skipped;
+        for byte in (0..sub_block_words).step_by(64) {
+            prefetch_l1(self.block.words.wrapping_add(from + byte));
         }
     }
 
     /// Moves to the next block.
-    pub(super) fn advance(&mut self) {
-        self.words = self.words.wrapping_add(self.block_words);
-        self.scales = self.scales.wrapping_add(self.block_scales);
+    fn advance<F: Format>(&mut self) {
+        let words = F::WORDS.len();
+        self.block.words = self.block.words.wrapping_add(words * LANES);
+        self.block.scales = self.block.scales.wrapping_add((F::BLOCK_BYTES - words) * LANES);
     }
 }
 
@@ -127,11 +110,11 @@ unsafe fn group<D: Dots, F: Format, const R: usize>(
                     // The sums of all rows advance together, which hides the latency of additions.
                     let (mut dots, mut excess) = ([D::zero(); R], D::zero());
                     for i in index * count..(index + 1) * count {
-                        let weights = D::weights(F::word(panel.words, sub_block, i));
+                        let weights = D::weights(F::word(panel.block, sub_block, i));
                         excess = D::exceed(excess, weights);
                         D::dot_rows(&mut dots, weights, words.add(i * R * D::WORD));
                     }
-                    let scale = F::scale::<D::Lanes>(panel.scales, sub_block * F::SCALES + index);
+                    let scale = F::scale::<D::Lanes>(panel.block, sub_block * F::SCALES + index);
                     for r in 0..R {
                         let row_scale = D::Lanes::splat(*scales.add(r));
                         let dots = D::widen(dots[r], excess).mul(row_scale);
@@ -139,7 +122,7 @@ unsafe fn group<D: Dots, F: Format, const R: usize>(
                     }
                 }
                 if F::MINS {
-                    let min = F::min::<D::Lanes>(panel.scales, sub_block);
+                    let min = F::min::<D::Lanes>(panel.block, sub_block);
                     for r in 0..R {
                         totals[r] = D::fused(D::Lanes::splat(*sums.add(r)), min, totals[r]);
                     }
@@ -148,7 +131,7 @@ unsafe fn group<D: Dots, F: Format, const R: usize>(
                 scales = scales.add(R);
                 sums = sums.add(R);
             }
-            panel.advance();
+            panel.advance::<F>();
         }
         for (r, total) in totals.iter().enumerate().take(live) {
             let to = args.out.add(r * args.out_row);
@@ -171,7 +154,7 @@ unsafe fn group<D: Dots, F: Format, const R: usize>(
 #[inline(always)]
 pub(super) unsafe fn chunk<D: Dots, F: Format>(args: &Int8Chunk) {
     for index in 0..args.features.div_ceil(LANES) {
-        let panel = QuantPanel::at(F::DTYPE, args.inner, args.panels, index);
+        let panel = QuantPanel::at::<F>(args.inner, args.panels, index);
         let features = LANES.min(args.features - index * LANES);
         let mut row = 0;
         while row < args.rows {
@@ -209,38 +192,11 @@ pub(super) unsafe fn chunk<D: Dots, F: Format>(args: &Int8Chunk) {
 /// `[sub-block][scale][16]`, and minima, `[sub-block][16]`.
 ///
 /// # Safety
-/// The instruction set of `D` is available, `panel` is a whole panel with blocks of `dtype`, and
+/// The instruction set of `D` is available, `panel` is a whole panel with blocks of `F`, and
 /// `bytes`, `scales` and `mins` are writable for the arrays above.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(super) unsafe fn expand<D: Dots>(
-    dtype: TensorType,
-    panel: QuantPanel,
-    bytes: *mut u8,
-    scales: *mut f32,
-    mins: *mut f32,
-) {
-    // SAFETY: the requirements of `expand_of` are those of this function for the type of each arm.
-    unsafe {
-        match dtype {
-            TensorType::Q8_0 => expand_of::<D, Q8_0>(panel, bytes, scales, mins),
-            TensorType::Q4K => expand_of::<D, Q4K>(panel, bytes, scales, mins),
-            TensorType::Q5K => expand_of::<D, Q5K>(panel, bytes, scales, mins),
-            TensorType::Q6K => expand_of::<D, Q6K>(panel, bytes, scales, mins),
-            TensorType::F32 | TensorType::F16 | TensorType::Bf16 => {
-                unreachable!("{dtype:?} weights are not quantised")
-            }
-        }
-    }
-}
-
-/// [`expand`] for blocks of `F`.
-///
-/// # Safety
-/// As for [`expand`], where the blocks are those of `F`.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-unsafe fn expand_of<D: Dots, F: Format>(
+pub(super) unsafe fn expand<D: Dots, F: Format>(
     mut panel: QuantPanel,
     mut bytes: *mut u8,
     mut scales: *mut f32,
@@ -252,19 +208,19 @@ unsafe fn expand_of<D: Dots, F: Format>(
         for _ in 0..panel.blocks {
             for sub_block in 0..F::SUB_BLOCKS {
                 for index in 0..WORDS {
-                    F::word::<D::Bytes>(panel.words, sub_block, index).store(bytes);
+                    F::word::<D::Bytes>(panel.block, sub_block, index).store(bytes);
                     bytes = bytes.add(WORD_VECTOR_BYTES);
                 }
                 for index in 0..F::SCALES {
-                    F::scale::<D::Lanes>(panel.scales, sub_block * F::SCALES + index).store(scales);
+                    F::scale::<D::Lanes>(panel.block, sub_block * F::SCALES + index).store(scales);
                     scales = scales.add(LANES);
                 }
                 if F::MINS {
-                    F::min::<D::Lanes>(panel.scales, sub_block).store(mins);
+                    F::min::<D::Lanes>(panel.block, sub_block).store(mins);
                     mins = mins.add(LANES);
                 }
             }
-            panel.advance();
+            panel.advance::<F>();
         }
     }
 }

@@ -4,13 +4,13 @@
 use super::activations::{self, GroupRows, PackedGroup};
 use super::chunk::{self, Int8Chunk};
 use super::dots::{Dots, PlainDots};
-use super::format::{Format, Q4K, Q5K, Q6K, Q8_0};
 #[cfg(target_arch = "aarch64")]
 use super::neon::NeonDots;
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2Pairs, Avx512Pairs, Avx512Vnni, AvxVnni};
 use crate::path::{Path, PathKind};
-use crate::tensor_type::TensorType;
+use crate::quant::Format;
+use crate::tensor_type::{TensorType, with_format};
 
 /// The dot-product instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,71 +39,74 @@ pub(crate) struct DotSet(Kind);
 /// Defines a method that runs `body(args..., D)` compiled for the dot-product set. `D` is a value
 /// of the type that implements [`Dots`] for the set.
 macro_rules! dispatch_dots {
-    ($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) = $body:expr) => {
+    (
+        $(#[$doc:meta])*
+        fn $name:ident $(<$format:ident: $bound:ident>)? ($($arg:ident: $type:ty),*) = $body:ident
+    ) => {
         $(#[$doc])*
         #[inline(never)]
-        pub(super) unsafe fn $name(self, $($arg: $type),*) {
+        pub(super) unsafe fn $name$(<$format: $bound>)?(self, $($arg: $type),*) {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2,fma,f16c")]
-                unsafe fn avx2($($arg: $type),*) {
+                unsafe fn avx2$(<$format: $bound>)?($($arg: $type),*) {
                     // SAFETY: this function enables AVX2, FMA and F16C; its caller meets the
                     // requirements of the method.
-                    unsafe { ($body)($($arg),*, Avx2Pairs) }
+                    unsafe { $body::<$($format,)? _>($($arg),*, Avx2Pairs) }
                 }
                 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-                unsafe fn avx_vnni($($arg: $type),*) {
+                unsafe fn avx_vnni$(<$format: $bound>)?($($arg: $type),*) {
                     // SAFETY: this function enables AVX2, FMA, F16C and AVX-VNNI; its caller meets
                     // the requirements of the method.
-                    unsafe { ($body)($($arg),*, AvxVnni) }
+                    unsafe { $body::<$($format,)? _>($($arg),*, AvxVnni) }
                 }
                 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-                unsafe fn avx512($($arg: $type),*) {
+                unsafe fn avx512$(<$format: $bound>)?($($arg: $type),*) {
                     // SAFETY: this function enables AVX-512 F, BW, VL and DQ; its caller meets the
                     // requirements of the method.
-                    unsafe { ($body)($($arg),*, Avx512Pairs) }
+                    unsafe { $body::<$($format,)? _>($($arg),*, Avx512Pairs) }
                 }
                 #[target_feature(
                     enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"
                 )]
-                unsafe fn avx512_vnni($($arg: $type),*) {
+                unsafe fn avx512_vnni$(<$format: $bound>)?($($arg: $type),*) {
                     // SAFETY: this function enables AVX-512 F, BW, VL, DQ and VNNI; its caller
                     // meets the requirements of the method.
-                    unsafe { ($body)($($arg),*, Avx512Vnni) }
+                    unsafe { $body::<$($format,)? _>($($arg),*, Avx512Vnni) }
                 }
                 // SAFETY: a `DotSet` of a kind exists only if `DotSet::of` detected its
                 // instructions; the caller meets the requirements of the method.
                 unsafe {
                     match self.0 {
                         Kind::Plain => {}
-                        Kind::Avx2 => return avx2($($arg),*),
-                        Kind::AvxVnni => return avx_vnni($($arg),*),
-                        Kind::Avx512 => return avx512($($arg),*),
-                        Kind::Avx512Vnni | Kind::Tiles => return avx512_vnni($($arg),*),
+                        Kind::Avx2 => return avx2$(::<$format>)?($($arg),*),
+                        Kind::AvxVnni => return avx_vnni$(::<$format>)?($($arg),*),
+                        Kind::Avx512 => return avx512$(::<$format>)?($($arg),*),
+                        Kind::Avx512Vnni | Kind::Tiles => return avx512_vnni$(::<$format>)?($($arg),*),
                     }
                 }
             }
             #[cfg(target_arch = "aarch64")]
             {
                 #[target_feature(enable = "neon,dotprod")]
-                unsafe fn neon_dot($($arg: $type),*) {
+                unsafe fn neon_dot$(<$format: $bound>)?($($arg: $type),*) {
                     // SAFETY: this function enables FEAT_DotProd; its caller meets the requirements
                     // of the method.
-                    unsafe { ($body)($($arg),*, NeonDots::<true>) }
+                    unsafe { $body::<$($format,)? _>($($arg),*, NeonDots::<true>) }
                 }
                 // SAFETY: a `DotSet` of a kind exists only if `DotSet::of` detected its
                 // instructions; the caller meets the requirements of the method.
                 unsafe {
                     match self.0 {
                         Kind::Plain => {}
-                        Kind::Neon => return ($body)($($arg),*, NeonDots::<false>),
-                        Kind::NeonDot => return neon_dot($($arg),*),
+                        Kind::Neon => return $body::<$($format,)? _>($($arg),*, NeonDots::<false>),
+                        Kind::NeonDot => return neon_dot$(::<$format>)?($($arg),*),
                     }
                 }
             }
             // SAFETY: portable Rust needs no instruction set; the caller meets the requirements of
             // the method.
-            unsafe { ($body)($($arg),*, PlainDots) }
+            unsafe { $body::<$($format,)? _>($($arg),*, PlainDots) }
         }
     };
 }
@@ -212,47 +215,16 @@ impl DotSet {
     /// # Safety
     /// `args` is valid (see [`Int8Chunk`]), and its rows were packed by this set.
     pub(super) unsafe fn chunk(self, args: &Int8Chunk, dtype: TensorType) {
-        // SAFETY: each method requires the same, for panels of its type.
-        unsafe {
-            match dtype {
-                TensorType::Q8_0 => self.chunk_q8_0(args),
-                TensorType::Q4K => self.chunk_q4_k(args),
-                TensorType::Q5K => self.chunk_q5_k(args),
-                TensorType::Q6K => self.chunk_q6_k(args),
-                TensorType::F32 | TensorType::F16 | TensorType::Bf16 => {
-                    unreachable!("{dtype:?} weights are not quantised")
-                }
-            }
-        }
+        // SAFETY: the requirements are the same, for panels of blocks of `F`.
+        with_format!(dtype, F => unsafe { self.chunk_of::<F>(args) });
     }
 
     dispatch_dots! {
-        /// [`DotSet::chunk`] for `Q8_0` weights.
+        /// [`DotSet::chunk`] for blocks of `F`.
         ///
         /// # Safety
         /// As for [`DotSet::chunk`].
-        fn chunk_q8_0(args: &Int8Chunk) = chunk_with::<Q8_0, _>
-    }
-    dispatch_dots! {
-        /// [`DotSet::chunk`] for `Q4_K` weights.
-        ///
-        /// # Safety
-        /// As for [`DotSet::chunk`].
-        fn chunk_q4_k(args: &Int8Chunk) = chunk_with::<Q4K, _>
-    }
-    dispatch_dots! {
-        /// [`DotSet::chunk`] for `Q5_K` weights.
-        ///
-        /// # Safety
-        /// As for [`DotSet::chunk`].
-        fn chunk_q5_k(args: &Int8Chunk) = chunk_with::<Q5K, _>
-    }
-    dispatch_dots! {
-        /// [`DotSet::chunk`] for `Q6_K` weights.
-        ///
-        /// # Safety
-        /// As for [`DotSet::chunk`].
-        fn chunk_q6_k(args: &Int8Chunk) = chunk_with::<Q6K, _>
+        fn chunk_of<F: Format>(args: &Int8Chunk) = chunk_with
     }
 }
 

@@ -8,9 +8,6 @@ use crate::quant;
 use crate::quant::SUB_BLOCK;
 use crate::reference::{product, random, worst};
 
-const DTYPES: [TensorType; 4] =
-    [TensorType::Q8_0, TensorType::Q4K, TensorType::Q5K, TensorType::Q6K];
-
 /// Rows, output features and blocks per row: groups of every size, full tiles and remainders.
 const SHAPES: [(usize, usize, usize); 9] = [
     (1, 1, 1),
@@ -48,7 +45,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// quantised values in f64.
 #[test]
 fn all_sets_agree_and_are_near_f64() {
-    for dtype in DTYPES {
+    for dtype in TensorType::ALL.into_iter().filter(|dtype| dtype.is_quantised()) {
         for (rows, out, blocks) in SHAPES {
             let inner = blocks * dtype.block_len();
             let (matrix, values) = weights(dtype, out, inner);

@@ -13,14 +13,11 @@ use std::arch::x86_64::{
 
 use super::activations::{self, GroupRows, PackedGroup};
 use super::chunk::{Int8Chunk, QuantPanel, expand};
-use super::dots::WORD_VECTOR_BYTES;
-use super::format::WORDS;
 use super::x86::Avx512Vnni;
 use crate::amx::tile::{AMX_TILE_ROWS, configure_bytes, release, tile_asm};
 use crate::buffer::BUFFER_ALIGN;
-use crate::lanes::LANES;
-use crate::quant::SUB_BLOCK;
-use crate::tensor_type::TensorType;
+use crate::lanes::{LANES, WORD_VECTOR_BYTES};
+use crate::quant::{Format, SUB_BLOCK, WORDS};
 
 /// Packs a group of 16 rows.
 ///
@@ -61,11 +58,10 @@ struct TileSums([[[i32; LANES]; AMX_TILE_ROWS]; 2]);
 /// is valid (see [`Int8Chunk`]), and its rows were packed by [`pack`]. `spare` is writable for
 /// [`expanded_len`] bytes and aligned to a cache line.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn chunk(args: &Int8Chunk, dtype: TensorType, spare: *mut u8) {
+pub(super) unsafe fn chunk<F: Format>(args: &Int8Chunk, spare: *mut u8) {
     debug_assert!(spare.addr().is_multiple_of(BUFFER_ALIGN));
     let sub_blocks = args.inner / SUB_BLOCK;
-    let halves = dtype == TensorType::Q6K;
-    let mins = matches!(dtype, TensorType::Q4K | TensorType::Q5K);
+    let halves = F::SCALES == 2;
     // SAFETY: bytes, scales and minima of the unpacked panel divide `spare` as `expanded_len` adds
     // them up. Panel `index` is one of the task's. Groups have 16 rows, so the one of `row < rows`
     // is whole, and `rows` and `features` limit what is written.
@@ -75,8 +71,8 @@ pub(super) unsafe fn chunk(args: &Int8Chunk, dtype: TensorType, spare: *mut u8) 
         let expanded = Expanded { bytes: spare, scales, mins: panel_mins, sub_blocks };
         configure_bytes(if halves { SUB_BLOCK / 2 } else { SUB_BLOCK });
         for index in 0..args.features.div_ceil(LANES) {
-            let panel = QuantPanel::at(dtype, args.inner, args.panels, index);
-            expand::<Avx512Vnni>(dtype, panel, spare, scales, panel_mins);
+            let panel = QuantPanel::at::<F>(args.inner, args.panels, index);
+            expand::<Avx512Vnni, F>(panel, spare, scales, panel_mins);
             let features = LANES.min(args.features - index * LANES);
             for row in (0..args.rows).step_by(AMX_TILE_ROWS) {
                 let args = Int8Chunk {
@@ -88,7 +84,7 @@ pub(super) unsafe fn chunk(args: &Int8Chunk, dtype: TensorType, spare: *mut u8) 
                     features,
                     ..*args
                 };
-                match (halves, mins) {
+                match (halves, F::MINS) {
                     (true, _) => tile::<true, false>(&args, &expanded),
                     (false, true) => tile::<false, true>(&args, &expanded),
                     (false, false) => tile::<false, false>(&args, &expanded),

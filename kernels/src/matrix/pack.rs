@@ -27,9 +27,7 @@ impl PanelLayout {
         match self.dtype {
             TensorType::F32 | TensorType::Bf16 => self.pack_units::<4>(rows, panel),
             TensorType::F16 => self.pack_units::<2>(rows, panel),
-            TensorType::Q8_0 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
-                quant::pack(self.dtype, self.row_bytes, rows, panel);
-            }
+            _ => quant::pack(self.dtype, self.row_bytes, rows, panel),
         }
     }
 
@@ -38,9 +36,7 @@ impl PanelLayout {
         match self.dtype {
             TensorType::F32 | TensorType::Bf16 => unpack_units::<4>(panel, lane, row),
             TensorType::F16 => unpack_units::<2>(panel, lane, row),
-            TensorType::Q8_0 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
-                quant::unpack(self.dtype, panel, lane, row);
-            }
+            _ => quant::unpack(self.dtype, panel, lane, row),
         }
     }
 

@@ -2,9 +2,11 @@
 //! work.
 
 use super::*;
+use crate::reference::blocks::random_blocks;
 use crate::reference::{product, random, to_bf16, worst};
 
-/// The bytes of `weights` as a tensor of type `dtype`.
+/// The bytes of `weights` as a tensor of type `dtype`. For quantised types, these are other random
+/// weights of the same number.
 pub(crate) fn bytes_of(dtype: TensorType, weights: &[f32]) -> Vec<u8> {
     match dtype {
         TensorType::F32 => weights.iter().flat_map(|w| w.to_le_bytes()).collect(),
@@ -15,30 +17,11 @@ pub(crate) fn bytes_of(dtype: TensorType, weights: &[f32]) -> Vec<u8> {
             weights.iter().flat_map(|&w| half::bf16::from_f32(w).to_le_bytes()).collect()
         }
         _ => {
-            use candle_core::quantized::{GgmlDType, QTensor};
-            let ggml = match dtype {
-                TensorType::Q8_0 => GgmlDType::Q8_0,
-                TensorType::Q4K => GgmlDType::Q4K,
-                TensorType::Q5K => GgmlDType::Q5K,
-                _ => GgmlDType::Q6K,
-            };
-            let tensor =
-                candle_core::Tensor::from_slice(weights, weights.len(), &candle_core::Device::Cpu)
-                    .unwrap();
-            QTensor::quantize(&tensor, ggml).unwrap().data().unwrap().to_vec()
+            let seed = weights[0].to_bits().into();
+            random_blocks(dtype, seed, weights.len() / dtype.block_len())
         }
     }
 }
-
-const DTYPES: [TensorType; 7] = [
-    TensorType::F32,
-    TensorType::F16,
-    TensorType::Bf16,
-    TensorType::Q8_0,
-    TensorType::Q4K,
-    TensorType::Q5K,
-    TensorType::Q6K,
-];
 
 /// Rows, output features, inner size; the inner size is rounded up to whole blocks.
 const SHAPES: [(usize, usize, usize); 12] = [
@@ -97,14 +80,14 @@ fn rows_unpack_to_what_was_packed() {
 fn product_matches_f64_on_irregular_shapes() {
     let threads = Threads::new(3);
     for path in Path::supported() {
-        for dtype in DTYPES {
+        for dtype in TensorType::ALL {
             for (rows, out, inner) in shapes(dtype) {
                 let weights = random(2, out * inner);
                 let matrix =
                     Matrix::pack(dtype, out, inner, &bytes_of(dtype, &weights), path).unwrap();
                 let x = random(3, rows * inner);
                 let got = multiply(&matrix, &threads, &x);
-                let seen = if dtype.block_len() > 1 {
+                let seen = if dtype.is_quantised() {
                     int8::rounded(&x)
                 } else if matrix.rounds_activations() {
                     to_bf16(&x)
@@ -130,7 +113,7 @@ fn product_matches_f64_on_irregular_shapes() {
 fn bits_do_not_depend_on_the_batch_or_the_threads() {
     let (one, three) = (Threads::new(1), Threads::new(3));
     for path in Path::supported() {
-        for dtype in DTYPES {
+        for dtype in TensorType::ALL {
             let (rows, out, inner) = (70, 83, 173_usize.next_multiple_of(dtype.block_len()));
             let weights = random(4, out * inner);
             let matrix = Matrix::pack(dtype, out, inner, &bytes_of(dtype, &weights), path).unwrap();

@@ -1,29 +1,40 @@
-//! Dequantisation is compared with candle.
-
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Tensor};
+//! Conversion to f32 is compared with the `gguf` package, and packing with unpacking.
 
 use super::*;
-use crate::reference::random;
+use crate::reference::blocks::{fixtures, random_blocks};
 
-/// Goal: for blocks quantised by candle, dequantisation gives the same values as candle for every
-/// type.
+/// Goal: every value of random blocks of every type of GGUF files has the same bits as in the
+/// `gguf` package.
 #[test]
-fn dequantised_values_match_candle() {
-    let weights: Vec<f32> = random(1, 4096).iter().map(|w| w * w * w).collect();
-    let tensor = Tensor::from_slice(&weights, weights.len(), &Device::Cpu).unwrap();
-    for (dtype, ggml) in [
-        (TensorType::Q8_0, GgmlDType::Q8_0),
-        (TensorType::Q4K, GgmlDType::Q4K),
-        (TensorType::Q5K, GgmlDType::Q5K),
-        (TensorType::Q6K, GgmlDType::Q6K),
-    ] {
-        let quantised = QTensor::quantize(&tensor, ggml).unwrap();
-        let want: Vec<f32> = quantised.dequantize(&Device::Cpu).unwrap().to_vec1().unwrap();
-        let mut got = vec![0.0; weights.len()];
-        dequantise(dtype, &quantised.data().unwrap(), &mut got);
-        for (index, (got, want)) in got.iter().zip(&want).enumerate() {
-            assert!((got - want).abs() <= 1e-6, "{dtype:?} {index}: {got}, candle {want}");
+fn values_have_the_bits_of_the_gguf_package() {
+    let fixtures = fixtures();
+    let quantised = TensorType::ALL.into_iter().filter(|dtype| dtype.is_quantised());
+    for dtype in quantised.filter(|dtype| dtype.gguf_id().is_some()) {
+        let fixture = fixtures.iter().find(|fixture| fixture.dtype == dtype).unwrap();
+        let mut got = vec![f32::NAN; fixture.values.len()];
+        widen(dtype, &fixture.blocks, &mut got);
+        for (index, (got, want)) in got.iter().zip(&fixture.values).enumerate() {
+            let same = got.to_bits() == want.to_bits();
+            assert!(same, "{dtype:?}: value {index} is {got}, expected {want}");
+        }
+    }
+}
+
+/// Goal: rows of every type can be unpacked from a panel without a change, also if some lanes are
+/// empty.
+#[test]
+fn unpacked_rows_are_those_that_were_packed() {
+    for dtype in TensorType::ALL.into_iter().filter(|dtype| dtype.is_quantised()) {
+        for (rows, blocks) in [(16, 3), (16, 1), (5, 2)] {
+            let row_bytes = blocks * dtype.block_bytes();
+            let bytes = random_blocks(dtype, 3, rows * blocks);
+            let mut panel = vec![0; LANES * row_bytes];
+            pack(dtype, row_bytes, &bytes, &mut panel);
+            let mut got = vec![0; row_bytes];
+            for (lane, row) in bytes.chunks_exact(row_bytes).enumerate() {
+                unpack(dtype, &panel, lane, &mut got);
+                assert!(got == row, "{dtype:?}, lane {lane} of {rows}");
+            }
         }
     }
 }

@@ -209,14 +209,10 @@ impl RawInfo {
 
 /// The element type with the number `id` in the file, or the name of an unsupported type.
 fn tensor_type(id: u32) -> Result<TensorType, String> {
+    if let Some(dtype) = TensorType::from_gguf_id(id) {
+        return Ok(dtype);
+    }
     let name = match id {
-        0 => return Ok(TensorType::F32),
-        1 => return Ok(TensorType::F16),
-        8 => return Ok(TensorType::Q8_0),
-        12 => return Ok(TensorType::Q4K),
-        13 => return Ok(TensorType::Q5K),
-        14 => return Ok(TensorType::Q6K),
-        30 => return Ok(TensorType::Bf16),
         2 => "Q4_0",
         3 => "Q4_1",
         6 => "Q5_0",

@@ -1,0 +1,109 @@
+//! [`Bytes`] on x86-64: one register with AVX-512, two with AVX2.
+#![allow(unsafe_code, reason = "intrinsics")]
+
+use std::arch::x86_64::{
+    __m256i, __m512i, _mm_cvtsi64_si128, _mm256_and_si256, _mm256_loadu_si256, _mm256_or_si256,
+    _mm256_set1_epi8, _mm256_sll_epi16, _mm256_srl_epi16, _mm256_storeu_si256, _mm256_sub_epi8,
+    _mm512_and_si512, _mm512_loadu_si512, _mm512_or_si512, _mm512_set1_epi8, _mm512_sll_epi16,
+    _mm512_srl_epi16, _mm512_storeu_si512, _mm512_sub_epi8,
+};
+
+use super::Bytes;
+
+/// 16 words in one register.
+pub(crate) type One = __m512i;
+/// 16 words in two registers.
+pub(crate) type Two = [__m256i; 2];
+
+impl Bytes for One {
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        // SAFETY: `from` is readable for 64 bytes, and AVX-512 F and BW are available.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        // SAFETY: `to` is writable for 64 bytes, and AVX-512 F and BW are available.
+        unsafe { _mm512_storeu_si512(to.cast(), self) }
+    }
+    #[inline(always)]
+    unsafe fn or(self, other: Self) -> Self {
+        // SAFETY: computes in registers; AVX-512 F and BW are available.
+        unsafe { _mm512_or_si512(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, value: u8) -> Self {
+        // SAFETY: computes in registers; AVX-512 F and BW are available.
+        unsafe { _mm512_sub_epi8(self, _mm512_set1_epi8(value.cast_signed())) }
+    }
+    #[inline(always)]
+    unsafe fn right(self, count: usize, mask: u8) -> Self {
+        // SAFETY: computes in registers; AVX-512 F and BW are available. The mask removes bits from
+        // the neighbouring byte.
+        unsafe {
+            let shifted = _mm512_srl_epi16(self, _mm_cvtsi64_si128(count as i64));
+            _mm512_and_si512(shifted, _mm512_set1_epi8(mask.cast_signed()))
+        }
+    }
+    #[inline(always)]
+    unsafe fn left(self, count: usize, mask: u8) -> Self {
+        // SAFETY: computes in registers; AVX-512 F and BW are available.
+        unsafe {
+            let shifted = _mm512_sll_epi16(self, _mm_cvtsi64_si128(count as i64));
+            _mm512_and_si512(shifted, _mm512_set1_epi8(mask.cast_signed()))
+        }
+    }
+}
+
+impl Bytes for Two {
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        // SAFETY: `from` is readable for 64 bytes, and AVX2 is available.
+        unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        // SAFETY: `to` is writable for 64 bytes, and AVX2 is available.
+        unsafe {
+            _mm256_storeu_si256(to.cast(), self[0]);
+            _mm256_storeu_si256(to.add(32).cast(), self[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn or(self, other: Self) -> Self {
+        // SAFETY: computes in registers; AVX2 is available.
+        unsafe { [_mm256_or_si256(self[0], other[0]), _mm256_or_si256(self[1], other[1])] }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, value: u8) -> Self {
+        // SAFETY: computes in registers; AVX2 is available.
+        unsafe {
+            let value = _mm256_set1_epi8(value.cast_signed());
+            [_mm256_sub_epi8(self[0], value), _mm256_sub_epi8(self[1], value)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn right(self, count: usize, mask: u8) -> Self {
+        // SAFETY: computes in registers; AVX2 is available.
+        unsafe {
+            let (count, mask) = (_mm_cvtsi64_si128(count as i64), mask.cast_signed());
+            let mask = _mm256_set1_epi8(mask);
+            [
+                _mm256_and_si256(_mm256_srl_epi16(self[0], count), mask),
+                _mm256_and_si256(_mm256_srl_epi16(self[1], count), mask),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn left(self, count: usize, mask: u8) -> Self {
+        // SAFETY: computes in registers; AVX2 is available.
+        unsafe {
+            let (count, mask) = (_mm_cvtsi64_si128(count as i64), mask.cast_signed());
+            let mask = _mm256_set1_epi8(mask);
+            [
+                _mm256_and_si256(_mm256_sll_epi16(self[0], count), mask),
+                _mm256_and_si256(_mm256_sll_epi16(self[1], count), mask),
+            ]
+        }
+    }
+}
