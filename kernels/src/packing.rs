@@ -104,7 +104,8 @@ impl Packing {
 
     /// Number of bytes that `rows` packed rows need.
     pub(crate) fn bytes(self, rows: usize) -> usize {
-        self.packed_rows(rows) * (self.row_bytes() + 2 * size_of::<f32>() * self.row_scales())
+        self.packed_rows(rows)
+            * (self.row_bytes() + (1 + int8::SUMS) * size_of::<f32>() * self.row_scales())
     }
 }
 
@@ -167,8 +168,8 @@ impl Packed {
 
     /// The negated sums of the group that begins with row `first`.
     pub(crate) fn sums(&self, first: usize) -> *mut f32 {
-        let rows = self.packing.packed_rows(self.rows);
-        self.scales(first).wrapping_add(rows * self.packing.row_scales())
+        let (rows, row_scales) = (self.packing.packed_rows(self.rows), self.packing.row_scales());
+        self.scales(0).wrapping_add((rows + first * int8::SUMS) * row_scales)
     }
 
     /// Packs a block of rows and columns.
@@ -237,7 +238,7 @@ impl Packed {
                     let to = int8::PackedGroup {
                         words: values.add(from / 4 * groups.word_bytes() * group),
                         scales: self.scales(first).add(scales),
-                        sums: self.sums(first).add(scales),
+                        sums: self.sums(first).add(int8::SUMS * scales),
                     };
                     groups.pack(int8::GroupRows { source, size: group }, to);
                 }

@@ -14,12 +14,14 @@
 #![allow(unsafe_code, reason = "unpacks blocks that were packed before")]
 
 mod format;
+mod groups;
 mod k_quants;
 mod small_blocks;
 
 pub(crate) use format::{Block, Format, WORDS};
-pub(crate) use k_quants::{Q4K, Q5K, Q6K};
-pub(crate) use small_blocks::Q8_0;
+pub(crate) use groups::{I8Group16, I8Group32, U4Group32, U4Group128};
+pub(crate) use k_quants::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
+pub(crate) use small_blocks::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
 use crate::lanes::{LANES, PlainBytes, Portable};
 use crate::tensor_type::{TensorType, with_format};

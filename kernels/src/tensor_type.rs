@@ -94,14 +94,47 @@ tensor_types! {
         Bf16("BF16", 30, 2),
     }
     blocks {
+        /// Blocks of 32 weights of 4 bits, symmetric (18 bytes).
+        Q4_0("Q4_0", Some(2)),
+        /// Blocks of 32 weights of 4 bits with an offset (20 bytes).
+        Q4_1("Q4_1", Some(3)),
+        /// Blocks of 32 weights of 5 bits, symmetric (22 bytes).
+        Q5_0("Q5_0", Some(6)),
+        /// Blocks of 32 weights of 5 bits with an offset (24 bytes).
+        Q5_1("Q5_1", Some(7)),
         /// Blocks of 32 weights: an f16 scale and 32 signed bytes (34 bytes).
         Q8_0("Q8_0", Some(8)),
+        /// Super-blocks of 256 weights of 2 bits (84 bytes).
+        Q2K("Q2_K", Some(10)),
+        /// Super-blocks of 256 weights of 3 bits (110 bytes).
+        Q3K("Q3_K", Some(11)),
         /// Super-blocks of 256 weights of 4 bits (144 bytes).
         Q4K("Q4_K", Some(12)),
         /// Super-blocks of 256 weights of 5 bits (176 bytes).
         Q5K("Q5_K", Some(13)),
         /// Super-blocks of 256 weights of 6 bits (210 bytes).
         Q6K("Q6_K", Some(14)),
+        /// Blocks of 32 weights of 4 bits, which are indices into a table (18 bytes).
+        Iq4Nl("IQ4_NL", Some(20)),
+        /// Super-blocks of 256 weights of 4 bits, which are indices into a table (136 bytes).
+        Iq4Xs("IQ4_XS", Some(23)),
+        /// Blocks of 32 floats of 4 bits (E2M1) with a power of two as scale (17 bytes).
+        Mxfp4("MXFP4", Some(39)),
+        /// Blocks of 32 signed bytes with an f32 scale for every 16 of them (40 bytes): the two
+        /// scales, then the bytes. No file has this type; weights of other types are converted to
+        /// it.
+        I8Group16("I8 with a scale per 16", None),
+        /// Blocks of 32 signed bytes with an f32 scale (36 bytes): the scale, then the bytes. No
+        /// file has this type; weights of other types are converted to it.
+        I8Group32("I8 with a scale per 32", None),
+        /// Blocks of 32 weights of 4 bits (24 bytes): an f32 scale, an f32 minimum, and 16 bytes
+        /// whose low bits are the first 16 weights and whose high bits are the last 16. The value
+        /// of a weight is `scale * bits - minimum`, where `bits` is from 0 to 15. No file has this
+        /// type; weights of other types are converted to it.
+        U4Group32("U4 with a scale per 32", None),
+        /// Blocks of 128 weights of 4 bits (72 bytes): as [`U4Group32`](Self::U4Group32), with the
+        /// 16 bytes of four times 32 weights after the scale and the minimum.
+        U4Group128("U4 with a scale per 128", None),
     }
 }
 

@@ -227,7 +227,7 @@ impl Weights {
                 return Err(ModelError::WrongType {
                     file: file.clone(),
                     tensor: name.into(),
-                    expected: TensorType::ALL.map(TensorType::name).join(", "),
+                    expected: supported_types().join(", "),
                     got: other.clone(),
                 });
             }
@@ -375,6 +375,12 @@ impl Weights {
     pub fn total_bytes(&self) -> u64 {
         self.tensors.values().map(|stored| stored.range.len() as u64).sum()
     }
+}
+
+/// The names of the types that files may have.
+fn supported_types() -> Vec<&'static str> {
+    let types = TensorType::ALL.into_iter().filter(|dtype| dtype.gguf_id().is_some());
+    types.map(TensorType::name).collect()
 }
 
 /// Restores Hugging Face's order of the rows of Llama's `q_proj` and `k_proj`. In GGUF files, the

@@ -15,12 +15,17 @@ struct SubBlock {
     scale: f32,
     /// The quantised activations, from -127 to 127.
     bytes: [i8; SUB_BLOCK],
-    /// Negated sum of the quantised activations, times the scale.
-    sum: f32,
+    /// Negated sums of the quantised activations, times the scale: of all, of the first 16 and of
+    /// the last 16.
+    sums: [f32; SUMS],
 }
 
+/// Number of sums of a sub-block of activations: of all, of the first half and of the second half.
+/// Minima of a sub-block of weights meet the first, minima of half of one meet the others.
+pub(crate) const SUMS: usize = 3;
+
 impl SubBlock {
-    const ZERO: SubBlock = SubBlock { scale: 0.0, bytes: [0; SUB_BLOCK], sum: 0.0 };
+    const ZERO: SubBlock = SubBlock { scale: 0.0, bytes: [0; SUB_BLOCK], sums: [0.0; SUMS] };
 
     /// Quantises 32 activations.
     #[inline(always)]
@@ -40,13 +45,14 @@ impl SubBlock {
         }
         let inverse = 1.0 / scale;
         let mut bytes = [0; SUB_BLOCK];
-        let mut sum = 0;
-        for (byte, value) in bytes.iter_mut().zip(values) {
+        let mut sums = [0, 0];
+        for (index, (byte, value)) in bytes.iter_mut().zip(values).enumerate() {
             *byte = round_to_byte(value * inverse);
-            sum += i32::from(*byte);
+            sums[index / (SUB_BLOCK / 2)] += i32::from(*byte);
         }
         #[allow(clippy::cast_precision_loss, reason = "at most 32 * 127")]
-        SubBlock { scale, bytes, sum: -(scale * sum as f32) }
+        let sums = [sums[0] + sums[1], sums[0], sums[1]].map(|sum| -(scale * sum as f32));
+        SubBlock { scale, bytes, sums }
     }
 }
 
@@ -59,7 +65,7 @@ pub(crate) struct PackedGroup {
     pub(crate) words: *mut u8,
     /// Scales, `[columns / 32][rows]`.
     pub(crate) scales: *mut f32,
-    /// Negated sums, `[columns / 32][rows]`.
+    /// Negated sums, `[columns / 32][SUMS][rows]`.
     pub(crate) sums: *mut f32,
 }
 
@@ -93,10 +99,13 @@ impl GroupRows<'_> {
                     SubBlock::ZERO
                 };
                 let at = index * self.size + row;
-                // SAFETY: `at` is below `columns / 32 * rows`, the size of both arrays.
+                // SAFETY: `at` is below `columns / 32 * rows`, the number of scales. The other
+                // indices are below `SUMS` times that number.
                 unsafe {
                     packed.scales.add(at).write(sub_block.scale);
-                    packed.sums.add(at).write(sub_block.sum);
+                    for (i, sum) in sub_block.sums.into_iter().enumerate() {
+                        packed.sums.add((index * SUMS + i) * self.size + row).write(sum);
+                    }
                 }
                 put(&sub_block.bytes, index, row);
             }

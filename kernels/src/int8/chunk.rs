@@ -1,6 +1,7 @@
 //! A task of a quantised product, computed by dot products of bytes.
 #![allow(unsafe_code, reason = "reads packed weights and activations by pointer")]
 
+use super::activations::SUMS;
 use super::dots::Dots;
 use crate::gemm::group_rows;
 #[cfg(target_arch = "x86_64")]
@@ -24,7 +25,7 @@ pub(crate) struct Int8Chunk {
     pub(crate) words: *const u8,
     /// Scales of the activations, `[group][inner / 32][rows of the group]`.
     pub(crate) scales: *const f32,
-    /// Negated sums of the activations, `[group][inner / 32][rows of the group]`.
+    /// Negated sums of the activations, `[group][inner / 32][SUMS][rows of the group]`.
     pub(crate) sums: *const f32,
     /// Number of rows.
     pub(crate) rows: usize,
@@ -120,16 +121,18 @@ unsafe fn group<D: Dots, F: Format, const R: usize>(
                         let dots = D::widen(dots[r], excess).mul(row_scale);
                         totals[r] = D::fused(dots, scale, totals[r]);
                     }
-                }
-                if F::MINS {
-                    let min = F::min::<D::Lanes>(panel.block, sub_block);
-                    for r in 0..R {
-                        totals[r] = D::fused(D::Lanes::splat(*sums.add(r)), min, totals[r]);
+                    if F::MINS {
+                        let min = F::min::<D::Lanes>(panel.block, sub_block * F::SCALES + index);
+                        let sum = if F::SCALES == 1 { 0 } else { 1 + index };
+                        let sums = sums.add(sum * R);
+                        for r in 0..R {
+                            totals[r] = D::fused(D::Lanes::splat(*sums.add(r)), min, totals[r]);
+                        }
                     }
                 }
                 words = words.add(WORDS * R * D::WORD);
                 scales = scales.add(R);
-                sums = sums.add(R);
+                sums = sums.add(SUMS * R);
             }
             panel.advance::<F>();
         }
@@ -166,7 +169,7 @@ pub(super) unsafe fn chunk<D: Dots, F: Format>(args: &Int8Chunk) {
                 let args = Int8Chunk {
                     words: args.words.add(row * args.inner / 4 * D::WORD),
                     scales: args.scales.add(row * args.inner / SUB_BLOCK),
-                    sums: args.sums.add(row * args.inner / SUB_BLOCK),
+                    sums: args.sums.add(row * args.inner / SUB_BLOCK * SUMS),
                     out: args.out.add(row * args.out_row + index * LANES),
                     ..*args
                 };
@@ -189,7 +192,7 @@ pub(super) unsafe fn chunk<D: Dots, F: Format>(args: &Int8Chunk) {
 }
 
 /// Unpacks a whole panel to signed bytes, `[sub-block][8][16]` words, scales,
-/// `[sub-block][scale][16]`, and minima, `[sub-block][16]`.
+/// `[sub-block][scale][16]`, and minima, which are as many as scales.
 ///
 /// # Safety
 /// The instruction set of `D` is available, `panel` is a whole panel with blocks of `F`, and
@@ -214,10 +217,10 @@ pub(super) unsafe fn expand<D: Dots, F: Format>(
                 for index in 0..F::SCALES {
                     F::scale::<D::Lanes>(panel.block, sub_block * F::SCALES + index).store(scales);
                     scales = scales.add(LANES);
-                }
-                if F::MINS {
-                    F::min::<D::Lanes>(panel.block, sub_block).store(mins);
-                    mins = mins.add(LANES);
+                    if F::MINS {
+                        F::min::<D::Lanes>(panel.block, sub_block * F::SCALES + index).store(mins);
+                        mins = mins.add(LANES);
+                    }
                 }
             }
             panel.advance::<F>();

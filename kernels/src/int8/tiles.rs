@@ -11,7 +11,7 @@ use std::arch::x86_64::{
     _mm512_mask_storeu_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_ps,
 };
 
-use super::activations::{self, GroupRows, PackedGroup};
+use super::activations::{self, GroupRows, PackedGroup, SUMS};
 use super::chunk::{Int8Chunk, QuantPanel, expand};
 use super::x86::Avx512Vnni;
 use crate::amx::tile::{AMX_TILE_ROWS, configure_bytes, release, tile_asm};
@@ -30,9 +30,9 @@ pub(super) unsafe fn pack(rows: GroupRows<'_>, packed: PackedGroup) {
     unsafe { activations::pack_tiles(rows, packed) }
 }
 
-/// Number of bytes of an unpacked panel: bytes, at most two scales per sub-block, and minima.
+/// Number of bytes of an unpacked panel: bytes, and at most two scales and minima per sub-block.
 pub(super) fn expanded_len(inner: usize) -> usize {
-    inner / SUB_BLOCK * (WORDS * WORD_VECTOR_BYTES + 3 * LANES * size_of::<f32>())
+    inner / SUB_BLOCK * (WORDS * WORD_VECTOR_BYTES + 4 * LANES * size_of::<f32>())
 }
 
 /// A panel, unpacked by [`expand`].
@@ -41,7 +41,7 @@ struct Expanded {
     bytes: *const u8,
     /// `[sub-block][scale][16]`.
     scales: *const f32,
-    /// `[sub-block][16]`, if the format has minima.
+    /// `[sub-block][scale][16]`, if the format has minima.
     mins: *const f32,
     /// Number of sub-blocks.
     sub_blocks: usize,
@@ -78,14 +78,15 @@ pub(super) unsafe fn chunk<F: Format>(args: &Int8Chunk, spare: *mut u8) {
                 let args = Int8Chunk {
                     words: args.words.add(row * args.inner),
                     scales: args.scales.add(row * sub_blocks),
-                    sums: args.sums.add(row * sub_blocks),
+                    sums: args.sums.add(row * sub_blocks * SUMS),
                     rows: AMX_TILE_ROWS.min(args.rows - row),
                     out: args.out.add(row * args.out_row + index * LANES),
                     features,
                     ..*args
                 };
                 match (halves, F::MINS) {
-                    (true, _) => tile::<true, false>(&args, &expanded),
+                    (true, true) => tile::<true, true>(&args, &expanded),
+                    (true, false) => tile::<true, false>(&args, &expanded),
                     (false, true) => tile::<false, true>(&args, &expanded),
                     (false, false) => tile::<false, false>(&args, &expanded),
                 }
@@ -164,8 +165,9 @@ unsafe fn tile<const HALVES: bool, const MINS: bool>(args: &Int8Chunk, panel: &E
                     totals[r] = _mm512_fmadd_ps(sums, scale, totals[r]);
                 }
                 if MINS {
-                    let min = _mm512_loadu_ps(panel.mins.add(sub_block * LANES));
-                    let row_sums = args.sums.add(sub_block * AMX_TILE_ROWS);
+                    let min = _mm512_loadu_ps(panel.mins.add(tile * LANES));
+                    let sum = if HALVES { 1 + tile % 2 } else { 0 };
+                    let row_sums = args.sums.add((sub_block * SUMS + sum) * AMX_TILE_ROWS);
                     for r in 0..AMX_TILE_ROWS {
                         let sum = _mm512_set1_ps(*row_sums.add(r));
                         totals[r] = _mm512_fmadd_ps(sum, min, totals[r]);

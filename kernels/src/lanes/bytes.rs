@@ -36,6 +36,8 @@ pub(crate) trait Bytes: Copy {
     /// Shifts each byte left by `count` bits, then masks it. The lower `count` bits of `mask` are
     /// zero.
     unsafe fn left(self, count: usize, mask: u8) -> Self;
+    /// Replaces each byte, which is below 16, by the entry of `table` with that index.
+    unsafe fn look_up(self, table: &[i8; 16]) -> Self;
 }
 
 /// A vector of 16 words in portable Rust.
@@ -70,5 +72,9 @@ impl Bytes for PlainBytes {
     #[inline(always)]
     unsafe fn left(self, count: usize, mask: u8) -> Self {
         PlainBytes(self.0.map(|byte| (byte << count) & mask))
+    }
+    #[inline(always)]
+    unsafe fn look_up(self, table: &[i8; 16]) -> Self {
+        PlainBytes(self.0.map(|byte| table[usize::from(byte & 15)].cast_unsigned()))
     }
 }

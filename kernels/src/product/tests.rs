@@ -237,7 +237,7 @@ fn groups_equal_their_rows_one_by_one() {
         let chosen = |e: usize, row: usize| match e {
             2 => false,
             3 => true,
-            _ => (row * 7 + e) % 3 == 0,
+            _ => (row * 7 + e).is_multiple_of(3),
         };
         let x = random(5, rows * hidden);
         let begin = random(6, rows * out);

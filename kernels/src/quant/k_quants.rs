@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::format::{Block, Format, WORDS};
+use super::small_blocks::{IQ4_VALUES, nibbles};
 use crate::lanes::{Bytes, LANES, Lanes};
 
 /// Weights of 4 bits, or of 5 bits if `FIFTH`, in eight sub-blocks with 6-bit scales and minima.
@@ -97,5 +98,117 @@ impl Format for Q6K {
     unsafe fn scale<L: Lanes>(block: Block, index: usize) -> L {
         // SAFETY: the block has 16 scales, followed by the scale of the scales.
         unsafe { block.halves::<L>(16).mul(L::load_i8(block.bytes(index).as_ptr())) }
+    }
+}
+
+/// 2-bit weights in eight sub-blocks with two 4-bit scales and two 4-bit minima each.
+///
+/// 16 bytes with a scale (low bits) and a minimum each, 64 bytes with four weights each, an f16
+/// scale of the scales, an f16 scale of the minima. Four sub-blocks share 32 bytes.
+pub(crate) struct Q2K;
+
+impl Format for Q2K {
+    const SUB_BLOCKS: usize = 8;
+    const BLOCK_BYTES: usize = 84;
+    const WORDS: Range<usize> = 16..80;
+    const SCALES: usize = 2;
+    const MINS: bool = true;
+    #[inline(always)]
+    unsafe fn word<B: Bytes>(block: Block, sub_block: usize, index: usize) -> B {
+        // SAFETY: the word is one of a whole packed block.
+        unsafe { two_bits(block, 0, sub_block, index) }
+    }
+    #[inline(always)]
+    unsafe fn scale<L: Lanes>(block: Block, index: usize) -> L {
+        // SAFETY: the bytes are some of a whole packed block.
+        unsafe {
+            let scales = block.bytes(index).map(|byte| byte & 15);
+            block.halves::<L>(16).mul(L::load_u8(scales.as_ptr()))
+        }
+    }
+    #[inline(always)]
+    unsafe fn min<L: Lanes>(block: Block, index: usize) -> L {
+        // SAFETY: the bytes are some of a whole packed block.
+        unsafe {
+            let mins = block.bytes(index).map(|byte| byte >> 4);
+            block.halves::<L>(18).mul(L::load_u8(mins.as_ptr()))
+        }
+    }
+}
+
+/// Word `index` of a sub-block of 2-bit weights that begin with word `first` of the block.
+///
+/// # Safety
+/// The word is one of a whole packed block, and the instruction set of `B` is available.
+#[inline(always)]
+unsafe fn two_bits<B: Bytes>(block: Block, first: usize, sub_block: usize, index: usize) -> B {
+    // SAFETY: the word is one of a whole packed block.
+    unsafe { block.word::<B>(first + sub_block / 4 * WORDS + index).right(sub_block % 4 * 2, 3) }
+}
+
+/// 3-bit weights in eight sub-blocks with two 6-bit scales each.
+///
+/// 32 bytes of third bits (bit `n` of them belongs to sub-block `n`), 64 bytes with the low bits of
+/// four weights each, 12 bytes of scales, an f16 scale of the scales. A weight is from -4 to 3, a
+/// scale from -32 to 31.
+pub(crate) struct Q3K;
+
+impl Format for Q3K {
+    const SUB_BLOCKS: usize = 8;
+    const BLOCK_BYTES: usize = 110;
+    const WORDS: Range<usize> = 0..96;
+    const SCALES: usize = 2;
+    #[inline(always)]
+    unsafe fn word<B: Bytes>(block: Block, sub_block: usize, index: usize) -> B {
+        // SAFETY: the words are some of a whole packed block.
+        unsafe {
+            let third = block.word::<B>(index).right(sub_block, 1).left(2, 4);
+            two_bits::<B>(block, WORDS, sub_block, index).or(third).sub(4)
+        }
+    }
+    #[inline(always)]
+    unsafe fn scale<L: Lanes>(block: Block, index: usize) -> L {
+        let mut scales = [0; LANES];
+        // SAFETY: bytes 0 to 7 hold the low four bits of two scales each, bytes 8 to 11 the high
+        // two bits of four scales each, and bytes 12 and 13 the scale of the scales.
+        unsafe {
+            let (low, high) = (block.bytes(index % 8), block.bytes(8 + index % 4));
+            for i in 0..LANES {
+                let low = low[i] >> (index / 8 * 4) & 15;
+                scales[i] = (low | (high[i] >> (index / 4 * 2) & 3) << 4).wrapping_sub(32);
+            }
+            block.halves::<L>(12).mul(L::load_i8(scales.as_ptr()))
+        }
+    }
+}
+
+/// Indices of 4 bits into [`IQ4_VALUES`] in eight sub-blocks with 6-bit scales.
+///
+/// An f16 scale of the scales, 2 bytes with the high two bits of the scales, 4 bytes with the low
+/// four bits of two scales each, 128 bytes with two indices each. A scale is from -32 to 31.
+pub(crate) struct Iq4Xs;
+
+impl Format for Iq4Xs {
+    const SUB_BLOCKS: usize = 8;
+    const BLOCK_BYTES: usize = 136;
+    const WORDS: Range<usize> = 8..136;
+    #[inline(always)]
+    unsafe fn word<B: Bytes>(block: Block, sub_block: usize, index: usize) -> B {
+        // SAFETY: the words are some of a whole packed block.
+        unsafe { nibbles::<B>(block, sub_block * WORDS / 2, index).look_up(&IQ4_VALUES) }
+    }
+    #[inline(always)]
+    unsafe fn scale<L: Lanes>(block: Block, index: usize) -> L {
+        let mut scales = [0; LANES];
+        // SAFETY: bytes 0 and 1 are the scale of the scales, bytes 2 and 3 hold the high bits of
+        // four scales each, bytes 4 to 7 the low bits of two scales each.
+        unsafe {
+            let (high, low) = (block.bytes(2 + index / 4), block.bytes(4 + index / 2));
+            for i in 0..LANES {
+                let low = low[i] >> (index % 2 * 4) & 15;
+                scales[i] = (low | (high[i] >> (index % 4 * 2) & 3) << 4).wrapping_sub(32);
+            }
+            block.halves::<L>(0).mul(L::load_i8(scales.as_ptr()))
+        }
     }
 }

@@ -32,7 +32,27 @@ pub(crate) fn fixtures() -> Vec<Fixture> {
 /// `count` blocks whose values are between -1 and 1, and which depend on the seed alone.
 pub(crate) fn random_blocks(dtype: TensorType, seed: u64, count: usize) -> Vec<u8> {
     let mut random = SmallRng::seed_from_u64(seed);
+    if dtype.gguf_id().is_none() {
+        return (0..count).flat_map(|_| random_group(dtype, &mut random)).collect();
+    }
     let fixture = fixtures().into_iter().find(|fixture| fixture.dtype == dtype).unwrap();
     let blocks: Vec<_> = fixture.blocks.chunks_exact(dtype.block_bytes()).collect();
     (0..count).flat_map(|_| blocks[random.random_range(0..blocks.len())]).copied().collect()
+}
+
+/// A random block of one of the types that no file has.
+fn random_group(dtype: TensorType, random: &mut SmallRng) -> Vec<u8> {
+    let scales: &[f32] = match dtype {
+        TensorType::I8Group16 => &[1.0 / 128.0, 1.0 / 128.0],
+        TensorType::I8Group32 => &[1.0 / 128.0],
+        // A scale and a minimum.
+        TensorType::U4Group32 | TensorType::U4Group128 => &[1.0 / 16.0, 1.0],
+        _ => panic!("{dtype:?} is a type of GGUF files"),
+    };
+    let mut block: Vec<u8> = scales
+        .iter()
+        .flat_map(|scale| (scale * random.random_range(0.1..1.0_f32)).to_le_bytes())
+        .collect();
+    block.resize_with(dtype.block_bytes(), || random.random());
+    block
 }

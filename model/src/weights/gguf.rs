@@ -213,22 +213,14 @@ fn tensor_type(id: u32) -> Result<TensorType, String> {
         return Ok(dtype);
     }
     let name = match id {
-        2 => "Q4_0",
-        3 => "Q4_1",
-        6 => "Q5_0",
-        7 => "Q5_1",
         9 => "Q8_1",
-        10 => "Q2_K",
-        11 => "Q3_K",
         15 => "Q8_K",
         16 => "IQ2_XXS",
         17 => "IQ2_XS",
         18 => "IQ3_XXS",
         19 => "IQ1_S",
-        20 => "IQ4_NL",
         21 => "IQ3_S",
         22 => "IQ2_S",
-        23 => "IQ4_XS",
         24 => "I8",
         25 => "I16",
         26 => "I32",
@@ -237,7 +229,8 @@ fn tensor_type(id: u32) -> Result<TensorType, String> {
         29 => "IQ1_M",
         34 => "TQ1_0",
         35 => "TQ2_0",
-        39 => "MXFP4",
+        40 => "NVFP4",
+        41 => "Q1_0",
         _ => return Err(format!("unknown type {id}")),
     };
     Err(name.to_owned())

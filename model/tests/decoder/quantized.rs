@@ -38,10 +38,17 @@ fn convert(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> (Wei
         TensorType::F32 => GgmlDType::F32,
         TensorType::F16 => GgmlDType::F16,
         TensorType::Bf16 => GgmlDType::BF16,
+        TensorType::Q4_0 => GgmlDType::Q4_0,
+        TensorType::Q4_1 => GgmlDType::Q4_1,
+        TensorType::Q5_0 => GgmlDType::Q5_0,
+        TensorType::Q5_1 => GgmlDType::Q5_1,
         TensorType::Q8_0 => GgmlDType::Q8_0,
+        TensorType::Q2K => GgmlDType::Q2K,
+        TensorType::Q3K => GgmlDType::Q3K,
         TensorType::Q4K => GgmlDType::Q4K,
         TensorType::Q5K => GgmlDType::Q5K,
         TensorType::Q6K => GgmlDType::Q6K,
+        _ => panic!("candle cannot quantise to {dtype:?}"),
     };
     let mut stored = Vec::new();
     let mut widened = Vec::new();
@@ -141,6 +148,12 @@ fn every_type_matches_its_values_on_every_instruction_set() {
         (TensorType::Q6K, 0.1),
         (TensorType::Q5K, 0.2),
         (TensorType::Q4K, 0.4),
+        (TensorType::Q3K, 0.8),
+        (TensorType::Q2K, 1.6),
+        (TensorType::Q5_1, 0.2),
+        (TensorType::Q5_0, 0.2),
+        (TensorType::Q4_1, 0.4),
+        (TensorType::Q4_0, 0.4),
     ] {
         let (_, widened) = convert(&config, &weights(), dtype);
         let expected = logits(&config, widened, Path::PORTABLE, WeightType::Stored);

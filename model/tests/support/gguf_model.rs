@@ -7,22 +7,35 @@ use stolon_model::{Architecture, DecoderConfig, RopeScaling, TensorType, Weights
 
 use crate::gguf_writer::{GgufWriter, Meta};
 
-fn candle_type(dtype: TensorType) -> (GgmlDType, u32) {
-    match dtype {
-        TensorType::F32 => (GgmlDType::F32, 0),
-        TensorType::F16 => (GgmlDType::F16, 1),
-        TensorType::Bf16 => (GgmlDType::BF16, 30),
-        TensorType::Q8_0 => (GgmlDType::Q8_0, 8),
-        TensorType::Q4K => (GgmlDType::Q4K, 12),
-        TensorType::Q5K => (GgmlDType::Q5K, 13),
-        TensorType::Q6K => (GgmlDType::Q6K, 14),
-    }
+/// The type of candle, if candle can quantise to it.
+fn candle_type(dtype: TensorType) -> Option<GgmlDType> {
+    Some(match dtype {
+        TensorType::F32 => GgmlDType::F32,
+        TensorType::F16 => GgmlDType::F16,
+        TensorType::Bf16 => GgmlDType::BF16,
+        TensorType::Q4_0 => GgmlDType::Q4_0,
+        TensorType::Q4_1 => GgmlDType::Q4_1,
+        TensorType::Q5_0 => GgmlDType::Q5_0,
+        TensorType::Q5_1 => GgmlDType::Q5_1,
+        TensorType::Q8_0 => GgmlDType::Q8_0,
+        TensorType::Q2K => GgmlDType::Q2K,
+        TensorType::Q3K => GgmlDType::Q3K,
+        TensorType::Q4K => GgmlDType::Q4K,
+        TensorType::Q5K => GgmlDType::Q5K,
+        TensorType::Q6K => GgmlDType::Q6K,
+        _ => return None,
+    })
 }
 
-/// The bytes of `values` in the type `dtype`.
+/// The bytes of `values` in the type `dtype`, or arbitrary bytes of the same length if candle
+/// cannot quantise to it.
 pub(crate) fn quantized(values: &[f32], shape: &[usize], dtype: TensorType) -> Vec<u8> {
+    let Some(candle_type) = candle_type(dtype) else {
+        let bytes = values.iter().flat_map(|value| value.to_bits().to_le_bytes());
+        return bytes.take(dtype.bytes_of(values.len()).unwrap()).collect();
+    };
     let tensor = CandleTensor::from_slice(values, shape, &Device::Cpu).unwrap();
-    let quantized = QTensor::quantize(&tensor, candle_type(dtype).0).unwrap();
+    let quantized = QTensor::quantize(&tensor, candle_type).unwrap();
     quantized.data().unwrap().into_owned()
 }
 
@@ -227,7 +240,8 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         let fused = fused_name(&spec.name).filter(|_| config.architecture == Architecture::Phi3);
         if let Some((name, first)) = fused {
             if first {
-                file.tensors.push((name, vec![0, spec.shape[1]], candle_type(dtype).1, vec![]));
+                let id = dtype.gguf_id().unwrap();
+                file.tensors.push((name, vec![0, spec.shape[1]], id, vec![]));
             }
             let (_, shape, _, all) = file.tensors.last_mut().unwrap();
             shape[0] += spec.shape[0];
@@ -239,7 +253,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             // Experts are stacked along a new first dimension, in ascending order.
             let Some(stacked) = file.tensors.iter_mut().find(|tensor| tensor.0 == name) else {
                 let shape = [&[1], spec.shape.as_slice()].concat();
-                file.tensors.push((name, shape, candle_type(dtype).1, bytes));
+                file.tensors.push((name, shape, dtype.gguf_id().unwrap(), bytes));
                 continue;
             };
             stacked.1[0] += 1;
@@ -250,7 +264,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         if spec.name.contains("shared_expert_gate") {
             shape.remove(0);
         }
-        file.tensors.push((name, shape, candle_type(dtype).1, bytes));
+        file.tensors.push((name, shape, dtype.gguf_id().unwrap(), bytes));
     }
     file
 }

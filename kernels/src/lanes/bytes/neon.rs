@@ -2,7 +2,8 @@
 #![allow(unsafe_code, reason = "intrinsics")]
 
 use std::arch::aarch64::{
-    uint8x16_t, vandq_u8, vdupq_n_s8, vdupq_n_u8, vld1q_u8, vorrq_u8, vshlq_u8, vsubq_u8,
+    uint8x16_t, vandq_u8, vdupq_n_s8, vdupq_n_u8, vld1q_u8, vorrq_u8, vqtbl1q_u8, vshlq_u8,
+    vsubq_u8,
 };
 
 use super::Bytes;
@@ -43,6 +44,14 @@ impl Bytes for Four {
     unsafe fn left(self, count: usize, mask: u8) -> Self {
         // SAFETY: computes in registers; every aarch64 has NEON.
         unsafe { shift(self, count as i8, mask) }
+    }
+    #[inline(always)]
+    unsafe fn look_up(self, table: &[i8; 16]) -> Self {
+        // SAFETY: `table` is readable for 16 bytes, and every aarch64 has NEON.
+        unsafe {
+            let table = [vld1q_u8(table.as_ptr().cast()); 4];
+            each!(vqtbl1q_u8(table, self))
+        }
     }
 }
 

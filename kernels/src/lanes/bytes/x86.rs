@@ -2,10 +2,12 @@
 #![allow(unsafe_code, reason = "intrinsics")]
 
 use std::arch::x86_64::{
-    __m256i, __m512i, _mm_cvtsi64_si128, _mm256_and_si256, _mm256_loadu_si256, _mm256_or_si256,
-    _mm256_set1_epi8, _mm256_sll_epi16, _mm256_srl_epi16, _mm256_storeu_si256, _mm256_sub_epi8,
-    _mm512_and_si512, _mm512_loadu_si512, _mm512_or_si512, _mm512_set1_epi8, _mm512_sll_epi16,
-    _mm512_srl_epi16, _mm512_storeu_si512, _mm512_sub_epi8,
+    __m256i, __m512i, _mm_cvtsi64_si128, _mm_loadu_si128, _mm256_and_si256,
+    _mm256_broadcastsi128_si256, _mm256_loadu_si256, _mm256_or_si256, _mm256_set1_epi8,
+    _mm256_shuffle_epi8, _mm256_sll_epi16, _mm256_srl_epi16, _mm256_storeu_si256, _mm256_sub_epi8,
+    _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_loadu_si512, _mm512_or_si512,
+    _mm512_set1_epi8, _mm512_shuffle_epi8, _mm512_sll_epi16, _mm512_srl_epi16, _mm512_storeu_si512,
+    _mm512_sub_epi8,
 };
 
 use super::Bytes;
@@ -51,6 +53,14 @@ impl Bytes for One {
         unsafe {
             let shifted = _mm512_sll_epi16(self, _mm_cvtsi64_si128(count as i64));
             _mm512_and_si512(shifted, _mm512_set1_epi8(mask.cast_signed()))
+        }
+    }
+    #[inline(always)]
+    unsafe fn look_up(self, table: &[i8; 16]) -> Self {
+        // SAFETY: `table` is readable for 16 bytes, and AVX-512 F and BW are available.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, self)
         }
     }
 }
@@ -104,6 +114,14 @@ impl Bytes for Two {
                 _mm256_and_si256(_mm256_sll_epi16(self[0], count), mask),
                 _mm256_and_si256(_mm256_sll_epi16(self[1], count), mask),
             ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn look_up(self, table: &[i8; 16]) -> Self {
+        // SAFETY: `table` is readable for 16 bytes, and AVX2 is available.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            [_mm256_shuffle_epi8(table, self[0]), _mm256_shuffle_epi8(table, self[1])]
         }
     }
 }

@@ -109,15 +109,15 @@ fn malformed_headers_are_refused() {
 #[test]
 fn unsupported_types_are_errors_on_use() {
     let mut file = small();
-    file.tensors[1].2 = 2;
+    file.tensors[1].2 = 9;
     let bytes = file.bytes();
     let header = read("f.gguf", &bytes).unwrap();
-    assert_eq!(header.tensors["b"].dtype, Err("Q4_0".into()));
+    assert_eq!(header.tensors["b"].dtype, Err("Q8_1".into()));
     let weights =
         header.weights(vec![Bytes::Owned(bytes)], 0, |n| Some(n.to_owned()), |_| None).unwrap();
     assert!(weights.tensor("a", &[2, 3]).is_ok());
     let error = weights.tensor("b", &[2, 32]).unwrap_err().to_string();
-    assert!(error.contains("`b`") && error.contains("Q6_K") && error.ends_with("got Q4_0"));
+    assert!(error.contains("`b`") && error.contains("Q6_K") && error.ends_with("got Q8_1"));
 }
 
 proptest::proptest! {
