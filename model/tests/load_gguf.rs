@@ -115,7 +115,7 @@ fn tolerance(dtype: TensorType) -> Option<f64> {
     Some(match dtype {
         TensorType::F32 => 0.0,
         TensorType::F16 => 2e-3,
-        TensorType::Bf16 | TensorType::Q8_0 => 0.03,
+        TensorType::Bf16 | TensorType::Q8_0 => 0.035,
         TensorType::Q6K => 0.1,
         TensorType::Q5_0 | TensorType::Q5_1 | TensorType::Q5K => 0.2,
         TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q4K => 0.4,

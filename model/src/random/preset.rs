@@ -9,7 +9,7 @@ use crate::error::ModelError;
 /// `tiny` (about 0.1 M parameters, f32), `20m`, `100m` (Llama shapes, bf16), `474m` (Qwen3 0.6B
 /// with a vocabulary of 32,768), `moe-1b` (a mixture of experts in the shape of Qwen3-MoE: 1.3 B
 /// parameters, of which a token uses 0.26 B), and the shapes of published models (bf16).
-pub const PRESETS: [&str; 10] = [
+pub const PRESETS: [&str; 13] = [
     "tiny",
     "20m",
     "100m",
@@ -19,6 +19,9 @@ pub const PRESETS: [&str; 10] = [
     "qwen3-0.6b",
     "gemma3-1b",
     "llama3.2-1b",
+    "gemma2-2b",
+    "smollm3-3b",
+    "phi4-mini",
     "mistral-7b",
 ];
 
@@ -88,6 +91,20 @@ fn preset_json(name: &str) -> Option<Value> {
             "rope_scaling": {
                 "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0,
                 "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+            },
+            "dtype": "bfloat16",
+        }),
+        "gemma2-2b" => json!({ "model_type": "gemma2", "dtype": "bfloat16" }),
+        "smollm3-3b" => json!({
+            "model_type": "smollm3", "rope_theta": 5_000_000.0, "max_position_embeddings": 65_536,
+            "dtype": "bfloat16",
+        }),
+        "phi4-mini" => json!({
+            "model_type": "phi3", "vocab_size": 200_064, "num_attention_heads": 24,
+            "num_key_value_heads": 8, "max_position_embeddings": 131_072,
+            "sliding_window": 262_144, "partial_rotary_factor": 0.75, "tie_word_embeddings": true,
+            "rope_scaling": {
+                "type": "longrope", "short_factor": vec![1.0; 48], "long_factor": vec![4.0; 48],
             },
             "dtype": "bfloat16",
         }),

@@ -44,6 +44,9 @@ fn presets_are_valid() {
     assert_eq!(millions("moe-1b"), 1284);
     assert_eq!(millions("gemma3-1b"), 999);
     assert_eq!(millions("llama3.2-1b"), 1235);
+    assert_eq!(millions("gemma2-2b"), 2614);
+    assert_eq!(millions("smollm3-3b"), 3075);
+    assert_eq!(millions("phi4-mini"), 3836);
     let error = preset("200m").unwrap_err().to_string();
     assert!(error.contains("`200m`") && error.contains("qwen3-0.6b"), "{error}");
 }
