@@ -40,8 +40,11 @@ const SPECIAL_TOKENS: [&str; 7] =
 
 /// The tokens with which common model families end a turn. A GGUF file names only one
 /// end-of-sequence token, which is often a different one.
-const TURN_ENDS: [&str; 5] =
-    ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>"];
+const TURN_ENDS: [&str; 6] =
+    ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"];
+
+/// In the vocabulary of gpt-oss, which has this token, `<|end|>` ends a message within a turn.
+const ENDS_TURN_OF_MESSAGES: &str = "<|return|>";
 
 impl TextModel {
     /// Creates the tokenizer and chat templates of a model. `eos_token_ids` are the end-of-sequence
@@ -215,7 +218,9 @@ fn end_token_ids(
         ids.extend(spelling.and_then(|spelling| tokenizer.token_id(spelling)));
     }
     if matches!(source.tokenizer, TokenizerSource::Gguf(_)) {
-        let ends = TURN_ENDS.iter().filter_map(|end| tokenizer.token_id(end));
+        let messages = tokenizer.token_id(ENDS_TURN_OF_MESSAGES).is_some();
+        let ends = TURN_ENDS.iter().filter(|end| !messages || **end != "<|end|>");
+        let ends = ends.filter_map(|end| tokenizer.token_id(end));
         ids.extend(ends.filter(|&id| tokenizer.is_special(id)));
     }
     ids.sort_unstable();

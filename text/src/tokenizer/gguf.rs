@@ -308,11 +308,12 @@ impl Split {
                 adds_bos: true,
                 ..Self::default()
             },
+            Some("gpt-4o" | "llama4") => Self { pattern: Some(GPT4O), ..Self::default() },
             Some("smollm" | "starcoder" | "refact" | "command-r") => {
                 Self { single_digits: true, ..Self::default() }
             }
             Some(other) => {
-                let expected = "gpt-2, llama-bpe, qwen2, tekken or smollm; or copy the model's \
+                let expected = "gpt-2, llama-bpe, qwen2, gpt-4o, tekken or smollm; or copy the model's \
                                 tokenizer.json to the directory of the file";
                 return Err(TokenizerError::unsupported(
                     file,
@@ -336,6 +337,16 @@ const LLAMA3: &str = concat!(
 const QWEN2: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
+
+/// GPT-4o (Phi-4-mini, gpt-oss): like Tekken, but with contractions at the end of a word, and numbers
+/// of up to three digits.
+const GPT4O: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
 
 /// Mistral's Tekken: words are also split where a capital follows a small letter; single digits.

@@ -75,26 +75,32 @@ fn end_of_sequence_tokens_come_from_the_model_or_the_tokenizer() {
     let model = TextModel::new(&source(Some(config), None), &[3, 7]).expect("a valid source");
     assert_eq!(model.eos_token_ids(), [3, 7]);
 
-    let (mut tokens, merges) = byte_level_tokens();
-    let count = tokens.len() as u32;
-    let mut token_types = vec![1; tokens.len()];
-    tokens.extend(["</s>", "<|im_end|>"].map(str::to_owned));
-    token_types.extend([3, 3]);
-    let metadata = GgufTokenizer {
-        model: "gpt2".to_owned(),
-        pre: Some("qwen2".to_owned()),
-        tokens,
-        token_types: Some(token_types),
-        merges: Some(merges.iter().map(|[left, right]| format!("{left} {right}")).collect()),
-        eos_token_id: Some(count),
-        ..GgufTokenizer::default()
+    let (byte_tokens, merges) = byte_level_tokens();
+    let count = byte_tokens.len() as u32;
+    let metadata = |special: &[&str]| {
+        let mut tokens = byte_tokens.clone();
+        let mut token_types = vec![1; tokens.len()];
+        tokens.extend(special.iter().map(|token| (*token).to_owned()));
+        token_types.extend(special.iter().map(|_| 3));
+        GgufTokenizer {
+            model: "gpt2".to_owned(),
+            pre: Some("qwen2".to_owned()),
+            tokens,
+            token_types: Some(token_types),
+            merges: Some(merges.iter().map(|[left, right]| format!("{left} {right}")).collect()),
+            eos_token_id: Some(count),
+            ..GgufTokenizer::default()
+        }
     };
-    let gguf = TextSource {
-        tokenizer: TokenizerSource::Gguf(Box::new(metadata)),
+    let gguf = |special: &[&str]| TextSource {
+        tokenizer: TokenizerSource::Gguf(Box::new(metadata(special))),
         tokenizer_config: None,
         chat_template: Some("{{ messages[0].content }}{{ eos_token }}".to_owned()),
     };
-    let model = self::model(&gguf);
+    let ends = |special: &[&str]| self::model(&gguf(special)).eos_token_ids().to_vec();
+    assert_eq!(ends(&["</s>", "<|end|>"]), [count, count + 1]);
+    assert_eq!(ends(&["<|return|>", "<|end|>"]), [count]);
+    let model = self::model(&gguf(&["</s>", "<|im_end|>"]));
     assert_eq!(model.eos_token_ids(), [count, count + 1]);
     let text = model.render_chat(&[ChatMessage::user("x")], &ChatOptions::default());
     assert_eq!(text.as_deref(), Ok("x</s>"));
