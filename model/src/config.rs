@@ -8,6 +8,7 @@ mod experts;
 pub(crate) mod gguf;
 mod hf;
 mod keys;
+pub(crate) mod quantization;
 mod rope;
 mod tensors;
 

@@ -210,7 +210,16 @@ fn of_directory(
             None
         }
     };
-    match weights {
+    let converted = weights.and_then(|mut weights| {
+        if let Some((quantization, decoder)) = config
+            .as_ref()
+            .and_then(|config| Some((config.quantization.as_ref()?, &config.decoder)))
+        {
+            weights.convert(quantization, decoder)?;
+        }
+        Ok(weights)
+    });
+    match converted {
         Ok(weights) => inspection.of_weights(&weights, config.as_ref(), options),
         Err(error) => inspection.refuse(error),
     }

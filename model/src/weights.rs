@@ -2,10 +2,12 @@
 //! from memory.
 //!
 //! The loader opens the files once. The bytes stay in a memory map, in the binary or in a buffer. A
-//! [`Tensor`] borrows them, except where the order of rows in a GGUF file has to be reversed.
+//! [`Tensor`] borrows them, except where the order of rows in a GGUF file has to be reversed, or a
+//! quantised matrix has to be converted (`quantized.rs`).
 
 pub(crate) mod gguf;
 mod mmap;
+mod quantized;
 pub(crate) mod safetensors;
 
 use std::borrow::Cow;
@@ -20,6 +22,7 @@ use crate::config::{DecoderConfig, TensorSpec};
 use crate::error::ModelError;
 use crate::files;
 pub(crate) use mmap::Bytes;
+use quantized::Converted;
 
 /// One tensor, row-major (last dimension contiguous), little-endian.
 #[derive(Clone, Debug)]
@@ -63,6 +66,8 @@ struct Stored {
     /// The number of heads whose rows are interleaved, as in GGUF files with Llama's architecture;
     /// see [`split_halves`]. `None` if the rows are in Hugging Face's order.
     paired_heads: Option<usize>,
+    /// The parts of a quantised matrix. `region` and `range` are those of its codes.
+    converted: Option<Box<Converted>>,
 }
 
 impl Weights {
@@ -142,6 +147,7 @@ impl Weights {
                 dtype: Ok(tensor.dtype),
                 shape: tensor.shape,
                 paired_heads: None,
+                converted: None,
             };
             weights.insert(tensor.name, stored)?;
         }
@@ -177,6 +183,10 @@ impl Weights {
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, ModelError> {
         let stored = self.stored(name, shape)?;
         let dtype = self.checked(name, stored, shape)?;
+        if let Some(converted) = &stored.converted {
+            let bytes = Cow::Owned(converted.bytes(self)?);
+            return Ok(Tensor { name: name.into(), dtype, shape: stored.shape.clone(), bytes });
+        }
         let region = &self.regions[stored.region];
         let Some(bytes) = region.bytes.get(stored.range.clone()) else {
             return Err(ModelError::Truncated {
@@ -361,7 +371,11 @@ impl Weights {
                 Ok(dtype) => dtype.name().to_owned(),
                 Err(other) => other.clone(),
             };
-            (name.as_str(), dtype, stored.shape.as_slice(), stored.range.len() as u64)
+            let (dtype, bytes) = match &stored.converted {
+                Some(converted) => (converted.format.to_owned(), converted.bytes),
+                None => (dtype, stored.range.len() as u64),
+            };
+            (name.as_str(), dtype, stored.shape.as_slice(), bytes)
         })
     }
 

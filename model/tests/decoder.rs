@@ -2,6 +2,7 @@
 //! all batchings, chunk sizes, block sizes and thread counts.
 
 mod decoder {
+    mod checkpoints;
     mod fixture;
     mod invariance;
     mod parity;

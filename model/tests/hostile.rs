@@ -17,6 +17,8 @@ mod config;
 mod gguf;
 #[path = "hostile/mutations.rs"]
 mod mutations;
+#[path = "hostile/quantized.rs"]
+mod quantized;
 #[path = "hostile/safetensors.rs"]
 mod safetensors;
 #[cfg(unix)]

@@ -9,6 +9,7 @@ mod rope;
 use serde_json::Value;
 
 use super::keys::Keys;
+use super::quantization::{self, Quantization};
 use super::{Activation, Architecture, DecoderConfig, LayerConfig, NormPlacement, QkNorm};
 use crate::error::{ModelError, quoted};
 use crate::weights::TensorType;
@@ -47,18 +48,20 @@ pub(crate) struct ParsedConfig {
     pub(crate) eos_token_ids: Vec<u32>,
     /// Id of the token that begins a sequence.
     pub(crate) bos_token_id: Option<u32>,
+    /// How the matrices are quantised.
+    pub(crate) quantization: Option<Quantization>,
 }
 
 /// Parses `config.json`. `file` is its name in error messages.
 pub(crate) fn parse(file: &str, value: &Value) -> Result<ParsedConfig, ModelError> {
     let root = Keys::root(file, value)?;
-    refuse_quantized(&root)?;
+    let mut quantization = quantization::parse(&root)?;
     let architecture = architecture(&root)?;
     // In multimodal models, the decoder's keys are in a nested object.
     let text = root.object("text_config")?;
     let keys = match (&text, root.text("model_type")?) {
         (Some(text), _) if architecture == Architecture::Gemma3 => {
-            refuse_quantized(text)?;
+            quantization = quantization.or(quantization::parse(text)?);
             text.clone()
         }
         (None, Some("gemma3")) => return Err(root.invalid("text_config", "an object")),
@@ -75,7 +78,7 @@ pub(crate) fn parse(file: &str, value: &Value) -> Result<ParsedConfig, ModelErro
         Some(ids) => ids.first().copied(),
         None => defaults.bos_token_id,
     };
-    Ok(ParsedConfig { decoder, eos_token_ids, bos_token_id })
+    Ok(ParsedConfig { decoder, eos_token_ids, bos_token_id, quantization })
 }
 
 /// Token ids under `key` of the first object that has the key. An explicit null is an empty list.
@@ -86,15 +89,6 @@ fn ids(objects: &[&Keys<'_>], key: &str) -> Result<Option<Vec<u32>>, ModelError>
         }
     }
     Ok(objects.iter().any(|object| object.given(key)).then(Vec::new))
-}
-
-fn refuse_quantized(keys: &Keys<'_>) -> Result<(), ModelError> {
-    for key in ["quantization_config", "compression_config"] {
-        if keys.value(key).is_some() {
-            return Err(keys.unsupported(key, "safetensors without quantization, or a GGUF file"));
-        }
-    }
-    Ok(())
 }
 
 /// The architecture that `model_type` names, or else the class in `architectures`.

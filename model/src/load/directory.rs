@@ -40,6 +40,9 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
     let generation = optional(read_json(&path))?;
     let generation = generation::parse(&path.display().to_string(), generation.as_ref(), &config)?;
     let mut weights = Weights::open_directory(directory)?;
+    if let Some(quantization) = &config.quantization {
+        weights.convert(quantization, &config.decoder)?;
+    }
     weights.split_fused(&config.decoder)?;
     weights.check(&config.decoder)?;
     let text = text(directory)?;

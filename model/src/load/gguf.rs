@@ -228,6 +228,7 @@ pub(crate) fn generation(
         decoder,
         eos_token_ids: ends.iter().filter_map(|name| token_id(header, name)).collect(),
         bos_token_id: token_id(header, "bos_token_id"),
+        quantization: None,
     };
     let path = directory.join(directory::GENERATION);
     let value = files::optional(files::read_json(&path))?;

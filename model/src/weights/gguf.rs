@@ -268,6 +268,7 @@ impl Header {
                 shape: info.shape.clone(),
                 range: info.range.clone(),
                 paired_heads: paired_heads(&name),
+                converted: None,
             };
             if name.contains('*') {
                 for (index, expert) in stored.split(self.file_of(info), &name, experts)?.enumerate()

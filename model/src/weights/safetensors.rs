@@ -92,6 +92,7 @@ pub(crate) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(),
                 shape: info.shape.clone(),
                 range: start as usize..end as usize,
                 paired_heads: None,
+                converted: None,
             },
         )?;
     }

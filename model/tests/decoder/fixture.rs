@@ -49,26 +49,39 @@ pub(super) fn model(name: &str) -> LoadedModel {
     load(&ModelSource::Directory(directory(name)), &LoadOptions::default()).expect("a valid model")
 }
 
+/// The content of a file of the fixture `name`.
+pub(super) fn file(name: &str, file: &str) -> Vec<u8> {
+    std::fs::read(directory(name).join(file)).expect("a fixture")
+}
+
+fn integers(file: &SafeTensors<'_>, key: &str) -> Vec<u32> {
+    let data = file.tensor(key).expect("a tensor of the script").data().chunks_exact(8);
+    data.map(|b| i64::from_le_bytes(b.try_into().expect("8 bytes")) as u32).collect()
+}
+
+fn logits(file: &SafeTensors<'_>) -> Vec<f32> {
+    let data = file.tensor("logits").expect("a tensor of the script").data().chunks_exact(4);
+    data.map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes"))).collect()
+}
+
 /// Reads the expected results of the fixture `name`.
 pub(super) fn expected(name: &str) -> Expected {
-    let bytes = std::fs::read(directory(name).join("expected.safetensors")).expect("a fixture");
+    let bytes = file(name, "expected.safetensors");
     let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
-    let integers = |key: &str| -> Vec<u32> {
-        let data = file.tensor(key).expect("a tensor of the script").data().chunks_exact(8);
-        data.map(|b| i64::from_le_bytes(b.try_into().expect("8 bytes")) as u32).collect()
-    };
-    let logits = file.tensor("logits").expect("a tensor of the script");
-    let values: Vec<f32> = logits
-        .data()
-        .chunks_exact(4)
-        .map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes")))
-        .collect();
+    let width = file.tensor("logits").expect("a tensor of the script").shape()[1];
     Expected {
-        prompt: integers("prompt"),
-        rows: integers("rows").into_iter().map(|row| row as usize).collect(),
-        logits: values.chunks_exact(logits.shape()[1]).map(<[f32]>::to_vec).collect(),
-        greedy: integers("greedy"),
+        prompt: integers(&file, "prompt"),
+        rows: integers(&file, "rows").into_iter().map(|row| row as usize).collect(),
+        logits: logits(&file).chunks_exact(width).map(<[f32]>::to_vec).collect(),
+        greedy: integers(&file, "greedy"),
     }
+}
+
+/// Reads the prompt of the fixture `name`, and the logits of all of its positions in one list.
+pub(super) fn prompt_and_logits(name: &str) -> (Vec<u32>, Vec<f32>) {
+    let bytes = file(name, "expected.safetensors");
+    let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    (integers(&file, "prompt"), logits(&file))
 }
 
 /// The options of a test's backend.

@@ -438,7 +438,7 @@ fn errors_name_the_key() {
         (llama(json!({ "partial_rotary_factor": 0.5 })), &["`partial_rotary_factor`", "0.5"]),
         (
             llama(json!({ "quantization_config": { "quant_method": "gptq" } })),
-            &["`quantization_config`", "gptq", "GGUF"],
+            &["`quantization_config.bits`", "4 or 8", "nothing"],
         ),
         (llama(json!({ "attn_logit_softcapping": 50.0 })), &["`attn_logit_softcapping`", "50"]),
         (gemma(json!({ "final_logit_softcapping": -30.0 })), &["`final_logit_softcapping`", "-30"]),

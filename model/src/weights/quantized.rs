@@ -1,0 +1,209 @@
+//! Matrices of safetensors files in a quantised format: FP8, AWQ, GPTQ and compressed-tensors.
+//!
+//! A format stores a matrix in parts: codes, scales and possibly zero points. When the model is
+//! opened, [`Weights::convert`] checks the parts and joins them under the name of the matrix. When
+//! the matrix is packed, its rows are computed in the type [`Converted::target`]. The value of a
+//! weight is `scale * (code - zero)` in f32, with the scale and the zero point of its group.
+
+mod decode;
+mod layout;
+
+use std::ops::Range;
+
+use super::{Stored, TensorType, Weights};
+use crate::config::quantization::Quantization;
+use crate::config::{DecoderConfig, TensorRole};
+use crate::error::ModelError;
+
+/// The number type of a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Number {
+    F32,
+    F16,
+    Bf16,
+    /// 8 bits: sign, 4 bits of exponent, 3 bits of mantissa.
+    F8E4M3,
+    I32,
+    I8,
+}
+
+/// The types of scales.
+const FLOATS: [Number; 3] = [Number::F32, Number::F16, Number::Bf16];
+
+impl Number {
+    fn bytes(self) -> usize {
+        match self {
+            Self::F32 | Self::I32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+            Self::F8E4M3 | Self::I8 => 1,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::F8E4M3 => "F8_E4M3",
+            Self::I32 => "I32",
+            Self::I8 => "I8",
+        }
+    }
+}
+
+/// A tensor that is a part of a matrix. Its range has the length that its shape and type require.
+#[derive(Clone, Debug)]
+struct Part {
+    region: usize,
+    range: Range<usize>,
+    number: Number,
+}
+
+/// The codes of a matrix with `rows` rows and `columns` columns. Words are little-endian and hold
+/// several unsigned codes, the first in the lowest bits.
+#[derive(Clone, Debug)]
+enum Codes {
+    /// `[rows, columns]` floats of 8 bits, which need no zero point.
+    Floats(Part),
+    /// `[rows, columns]` signed bytes.
+    Bytes(Part),
+    /// `[rows, columns * bits / 32]` words.
+    Rows { words: Part, bits: usize },
+    /// `[columns * bits / 32, rows]` words.
+    Columns { words: Part, bits: usize },
+    /// `[columns, rows / 8]` words of 4-bit codes in the order [`AWQ_ORDER`].
+    Awq { words: Part },
+}
+
+/// The row, within 8, of each code in a word of AWQ.
+const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+
+/// The scales: that of a group of columns in a row is at
+/// `row / row_block * row_stride + group * group_stride`.
+#[derive(Clone, Debug)]
+struct Scales {
+    part: Part,
+    row_block: usize,
+    row_stride: usize,
+    group_stride: usize,
+}
+
+/// The zero points of the groups.
+#[derive(Clone, Debug)]
+enum Zeros {
+    /// The same everywhere.
+    Constant(i32),
+    /// `[rows, groups]` signed bytes.
+    Bytes(Part),
+    /// `[rows * bits / 32, groups]` words.
+    Rows { words: Part, bits: usize },
+    /// `[groups, rows * bits / 32]` words, and a number that is added to each.
+    Columns { words: Part, bits: usize, offset: i32 },
+    /// `[groups, rows / 8]` words in the order [`AWQ_ORDER`].
+    Awq { words: Part },
+}
+
+/// A matrix that is stored in parts.
+#[derive(Clone, Debug)]
+pub(super) struct Converted {
+    /// Name of the matrix without `.weight`, for error messages.
+    module: String,
+    rows: usize,
+    columns: usize,
+    codes: Codes,
+    scales: Scales,
+    zeros: Zeros,
+    /// Number of columns of a group. The last group may have fewer.
+    group: usize,
+    /// `[columns]` words with the group of each column, all below the number of groups. `None` if
+    /// groups consist of adjacent columns.
+    order: Option<Part>,
+    /// The element type of the rows that are computed.
+    target: TensorType,
+    /// The format in which the matrix is stored, for people.
+    pub(super) format: &'static str,
+    /// Total size of the parts in bytes.
+    pub(super) bytes: u64,
+}
+
+impl Weights {
+    /// Joins the parts of each matrix of `config` that is stored in the format `quantization`. No
+    /// data is read but the order of columns.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a part that is missing or has the wrong shape or type.
+    pub(crate) fn convert(
+        &mut self,
+        quantization: &Quantization,
+        config: &DecoderConfig,
+    ) -> Result<(), ModelError> {
+        let mut done = 0_usize;
+        let (mut stored_bytes, mut bytes) = (0_u64, 0_u64);
+        for spec in config.tensors() {
+            let (Some(module), &[rows, columns]) =
+                (spec.name.strip_suffix(".weight"), spec.shape.as_slice())
+            else {
+                continue;
+            };
+            if spec.role != TensorRole::Matrix {
+                continue;
+            }
+            let Some((stored, names)) = self.quantized(quantization, module, [rows, columns])?
+            else {
+                continue;
+            };
+            names.iter().for_each(|name| drop(self.tensors.remove(name)));
+            if let (Some(converted), Ok(target)) = (&stored.converted, &stored.dtype) {
+                stored_bytes = stored_bytes.saturating_add(converted.bytes);
+                let elements = rows.saturating_mul(columns);
+                bytes = bytes.saturating_add(target.bytes_of(elements).unwrap_or(0) as u64);
+                done += 1;
+            }
+            self.insert(spec.name, stored)?;
+        }
+        if done > 0 {
+            let (from, to) = (stored_bytes >> 20, bytes >> 20);
+            tracing::info!(
+                "{}: {done} quantised matrices have {from} MiB in the files and need {to} MiB of memory",
+                self.origin
+            );
+        }
+        Ok(())
+    }
+
+    /// The matrix `module` of the shape `[rows, columns]` in the format `quantization`, and the names
+    /// of its parts. `None` if it is not stored in this format.
+    fn quantized(
+        &self,
+        quantization: &Quantization,
+        module: &str,
+        [rows, columns]: [usize; 2],
+    ) -> Result<Option<(Stored, Vec<String>)>, ModelError> {
+        let mut parts = layout::Parts::new(self, module, [rows, columns]);
+        let Some(converted) = parts.convert(quantization)? else { return Ok(None) };
+        let main = converted.codes.part();
+        let stored = Stored {
+            region: main.region,
+            dtype: Ok(converted.target),
+            shape: vec![rows, columns],
+            range: main.range.clone(),
+            paired_heads: None,
+            converted: Some(Box::new(converted)),
+        };
+        Ok(Some((stored, parts.names)))
+    }
+
+    /// The bytes of a part; `None` if only the header of its file is known.
+    fn part(&self, part: &Part) -> Option<&[u8]> {
+        self.regions[part.region].bytes.get(part.range.clone())
+    }
+}
+
+impl Codes {
+    fn part(&self) -> &Part {
+        match self {
+            Self::Floats(part) | Self::Bytes(part) => part,
+            Self::Rows { words, .. } | Self::Columns { words, .. } | Self::Awq { words } => words,
+        }
+    }
+}
