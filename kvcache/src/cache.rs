@@ -186,6 +186,13 @@ impl PrefixCache {
         self.free(evicted)
     }
 
+    /// Removes what is cached of the sequences that start with `positions`, as
+    /// [`TreeWriter::evict_prefix`] does. Returns the blocks that were freed.
+    pub fn evict_prefix(&mut self, namespace: &Namespace, positions: &[u32]) -> Vec<EvictedBlock> {
+        let evicted = self.writer.evict_prefix(namespace, positions);
+        self.free(evicted)
+    }
+
     // ---- the tree ----
 
     /// As [`TreeWriter::pin`].

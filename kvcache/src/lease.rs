@@ -48,6 +48,8 @@ pub struct PrefixLease {
     /// The tree's blocks of the prefix, from position 0.
     pub(crate) blocks: Vec<BlockId>,
     pub(crate) block_size: usize,
+    /// The priority of the blocks that are committed through it.
+    pub(crate) priority: Option<i32>,
     /// The deepest locked node, which ends exactly where the prefix ends. Its number stays valid
     /// while it is locked: after a split the rear keeps the number, after a merge the merged node
     /// has the number of its lowest part.

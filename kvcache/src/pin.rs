@@ -92,6 +92,11 @@ impl Pins {
         Some(end)
     }
 
+    /// The node that a pin locks.
+    pub(crate) fn end(&self, id: PinId) -> Option<NodeId> {
+        self.pins.get(&id).map(|&(_, end)| end)
+    }
+
     pub(crate) fn infos(&self) -> impl Iterator<Item = &PinInfo> {
         self.pins.values().map(|(info, _)| info)
     }

@@ -25,6 +25,8 @@ pub struct TreeStats {
     pub evicted_by_flush: u64,
     /// Blocks that were removed together with their namespace.
     pub evicted_by_namespace: u64,
+    /// Blocks that were removed by their prefix.
+    pub evicted_by_prefix: u64,
     /// Panics of an [`EvictionOrder`](crate::EvictionOrder).
     pub eviction_order_panics: u64,
     /// Histogram of the age of runs of blocks when they were removed. Entry `n` counts the runs

@@ -2,8 +2,8 @@
 //! publishes everything that readers see through [`arena`].
 //!
 //! Life of a block in the tree: added by [`TreeWriter::commit`], locked by leases and pins, and
-//! returned exactly once by [`TreeWriter::evict`], [`TreeWriter::flush`] or
-//! [`TreeWriter::evict_namespace`].
+//! returned exactly once by [`TreeWriter::evict`], [`TreeWriter::flush`],
+//! [`TreeWriter::evict_namespace`] or [`TreeWriter::evict_prefix`].
 
 pub(crate) mod arena;
 mod audit;
@@ -150,6 +150,27 @@ impl TreeWriter {
     /// while the lease lives. The prefix may be shorter than an earlier query said, or empty.
     /// Counts as a use of all its blocks for the order of eviction.
     pub fn acquire(&mut self, namespace: &Namespace, positions: &[u32]) -> PrefixLease {
+        self.acquire_with(namespace, positions, None)
+    }
+
+    /// As [`acquire`](TreeWriter::acquire), for a request with a priority. The priority of the
+    /// blocks of the prefix, and of those that are committed through the lease, becomes the maximum
+    /// of their own and `priority`. So a prefix has the priority of its most important user.
+    pub fn acquire_prioritized(
+        &mut self,
+        namespace: &Namespace,
+        positions: &[u32],
+        priority: i32,
+    ) -> PrefixLease {
+        self.acquire_with(namespace, positions, Some(priority))
+    }
+
+    fn acquire_with(
+        &mut self,
+        namespace: &Namespace,
+        positions: &[u32],
+        priority: Option<i32>,
+    ) -> PrefixLease {
         self.begin_operation();
         let block_size = self.block_size();
         let raw = self.find(namespace, positions);
@@ -160,6 +181,7 @@ impl TreeWriter {
             let record = &mut self.records[id.index()];
             record.hits = record.hits.saturating_add(1);
             record.last_use = self.tick;
+            record.priority = record.priority.max(priority.unwrap_or(i32::MIN));
             blocks.extend(self.arena.edge(id).blocks());
         }
         self.stats.acquires += 1;
@@ -168,7 +190,7 @@ impl TreeWriter {
         self.stats.positions_hit += length as u64;
         self.lock_up(end, NodeId::NONE);
         let queue = self.returns.clone();
-        PrefixLease { namespace: *namespace, blocks, block_size, end, queue }
+        PrefixLease { namespace: *namespace, blocks, block_size, priority, end, queue }
     }
 
     /// Returns the numbers of blocks by state, after all dropped leases were processed.
@@ -184,6 +206,14 @@ impl TreeWriter {
             nodes: self.arena.node_count() - roots,
             namespaces: roots,
         }
+    }
+
+    /// Replaces the order of eviction. The leaves that can be evicted are ranked anew.
+    pub fn set_eviction_order(&mut self, order: Box<dyn EvictionOrder>) {
+        self.drain();
+        self.eviction = order;
+        let leaves: Vec<NodeId> = self.order.iter().map(|&(_, id)| id).collect();
+        leaves.into_iter().for_each(|id| self.refresh(id));
     }
 
     /// Returns the counters since the tree was created.

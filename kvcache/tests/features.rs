@@ -48,17 +48,8 @@ fn unsupported_settings_are_refused() {
     assert_eq!(refused, Some(ConfigError::EventCapacity { got: 0 }));
 }
 
-/// Commits the leaves 10, 20 and 30 in this order, then uses 10 twice and 20 once. Returns the
-/// order in which the leaves are evicted.
-fn eviction_sequence(mut writer: TreeWriter) -> Vec<u32> {
-    for leaf in [10, 20, 30] {
-        put(&mut writer, &base(), &[leaf], leaf);
-    }
-    for leaf in [10, 10, 20] {
-        drop(writer.acquire(&base(), &[leaf]));
-    }
-    writer.set_priority(&base(), &[10], 5);
-    writer.set_priority(&base(), &[20], -5);
+/// The order in which the leaves of a tree are evicted, named by the first of their blocks.
+fn evict_all(writer: &mut TreeWriter) -> Vec<u32> {
     let mut order = Vec::new();
     while let [block] = writer.evict(1)[..] {
         order.push(block.id.0);
@@ -67,22 +58,125 @@ fn eviction_sequence(mut writer: TreeWriter) -> Vec<u32> {
     order
 }
 
-/// Goal: each policy evicts the leaves in its own order.
+/// Commits five leaves below different parents, uses them in different ways and evicts them all.
+///
+/// | leaf | committed | hits | last use | priority | depth |
+/// |---|---|---|---|---|---|
+/// | 10 | first | 2 | second | 5 | 0 |
+/// | 20 | second | 1 | third | 0 | 0 |
+/// | 30 | third | 0 | first | 7 | 0 |
+/// | 40 | fourth | 3 | last | -1 | 0 |
+/// | 50 | last | 0 | fourth | 1 | 600 blocks |
+fn eviction_sequence(mut writer: TreeWriter) -> Vec<u32> {
+    let deep: Vec<u32> = (10_000..10_600).chain([50]).collect();
+    put(&mut writer, &base(), &deep[..600], 1_000);
+    let trunk = writer.acquire(&base(), &deep[..600]);
+    for leaf in [10, 20, 30, 40] {
+        put(&mut writer, &base(), &[leaf], leaf);
+    }
+    for leaf in [10, 10, 20] {
+        drop(writer.acquire(&base(), &[leaf]));
+    }
+    let mut lease = writer.acquire(&base(), &deep[..600]);
+    let _ = writer.commit(&mut lease, &deep, &[BlockId(50)]).expect("a valid commit");
+    drop(lease);
+    for leaf in [40, 40, 40] {
+        drop(writer.acquire(&base(), &[leaf]));
+    }
+    for (leaf, priority) in [(10, 5), (20, 0), (30, 7), (40, -1)] {
+        writer.set_priority(&base(), &[leaf], priority);
+    }
+    writer.set_priority(&base(), &deep, 1);
+    let order = evict_all(&mut writer);
+    drop(trunk);
+    order
+}
+
+/// Goal: each policy evicts the leaves in its own order, and no two policies in the same.
 #[test]
 fn policies_order_their_victims() {
     let expected = [
-        (EvictionPolicy::Lru, [30, 10, 20]),
-        (EvictionPolicy::Lfu, [30, 20, 10]),
-        (EvictionPolicy::Fifo, [10, 20, 30]),
-        (EvictionPolicy::Mru, [20, 10, 30]),
-        (EvictionPolicy::Filo, [30, 20, 10]),
-        (EvictionPolicy::Priority, [20, 30, 10]),
-        (EvictionPolicy::Slru, [30, 20, 10]),
-        (EvictionPolicy::CostAware, [30, 20, 10]),
+        (EvictionPolicy::Lru, [30, 10, 20, 50, 40]),
+        (EvictionPolicy::Lfu, [30, 50, 20, 10, 40]),
+        (EvictionPolicy::Fifo, [10, 20, 30, 40, 50]),
+        (EvictionPolicy::Mru, [40, 50, 20, 10, 30]),
+        (EvictionPolicy::Filo, [50, 40, 30, 20, 10]),
+        (EvictionPolicy::Priority, [40, 20, 50, 10, 30]),
+        (EvictionPolicy::Slru, [30, 20, 50, 10, 40]),
+        (EvictionPolicy::CostAware, [30, 20, 10, 50, 40]),
     ];
     for (policy, order) in expected {
         assert_eq!(eviction_sequence(tree(policy)), order, "{policy:?}");
     }
+    for (index, (policy, order)) in expected.iter().enumerate() {
+        for (other, same) in &expected[index + 1..] {
+            assert_ne!(order, same, "{policy:?} and {other:?}");
+        }
+    }
+}
+
+/// Goal: the order of eviction can be replaced while the tree holds leaves, which are then evicted
+/// in the new order.
+#[test]
+fn the_eviction_order_can_be_replaced() {
+    let mut writer = tree(EvictionPolicy::Lru);
+    for leaf in [10, 20, 30] {
+        put(&mut writer, &base(), &[leaf], leaf);
+    }
+    let lease = writer.acquire(&base(), &[20]);
+    writer.set_eviction_order(EvictionPolicy::Mru.order());
+    drop(lease);
+    assert_eq!(evict_all(&mut writer), [20, 30, 10]);
+}
+
+/// Goal: a prefix has the largest priority of the requests that used or committed it, and what only
+/// others committed does not.
+#[test]
+fn priorities_of_requests_reach_their_prefixes() {
+    let mut writer = tree(EvictionPolicy::Priority);
+    let mut request = |positions: &[u32], first: u32, priority: i32| {
+        let mut lease = writer.acquire_prioritized(&base(), positions, priority);
+        let missing = positions.len() - lease.blocks().len();
+        let blocks: Vec<BlockId> = (first..).take(missing).map(BlockId).collect();
+        let _ = writer.commit(&mut lease, positions, &blocks).expect("a valid commit");
+        drop(lease);
+        writer.audit().expect("consistent");
+    };
+    request(&[1, 2, 3], 10, 3); // The end of it is split off by the next one and keeps 3.
+    request(&[1, 2, 4], 20, 8);
+    request(&[5], 30, -2);
+    request(&[6], 40, 0);
+    request(&[7], 50, 5);
+    request(&[7], 60, 1); // It does not lower the priority.
+    request(&[6], 70, 6); // A request that finds everything cached raises it.
+    assert_eq!(evict_all(&mut writer), [30, 12, 50, 40, 20, 11, 10]);
+}
+
+/// Goal: the eviction of a prefix removes what starts with it and what only it uses, and keeps what
+/// others share, and what leases and pins hold.
+#[test]
+fn a_prefix_can_be_evicted() {
+    let (mut writer, reader) = prefix_tree(2).expect("a block size");
+    let evicted = |writer: &mut TreeWriter, positions: &[u32]| {
+        let mut ids: Vec<u32> =
+            writer.evict_prefix(&base(), positions).iter().map(|block| block.id.0).collect();
+        writer.audit().expect("consistent");
+        ids.sort_unstable();
+        ids
+    };
+    put(&mut writer, &base(), &[1, 2, 3, 4, 5, 6], 10);
+    put(&mut writer, &base(), &[1, 2, 3, 4, 7, 8], 20);
+    put(&mut writer, &base(), &[1, 2, 9, 9], 30);
+    assert!(evicted(&mut writer, &[1]).is_empty(), "not a whole block");
+    assert!(evicted(&mut writer, &[1, 2, 3, 4, 5, 5]).is_empty(), "not cached");
+    let pin = writer.pin(&base(), &[1, 2, 3, 4, 7, 8]).expect("cached");
+    assert_eq!(evicted(&mut writer, &[1, 2, 3, 4]), [12], "the pin holds the others");
+    assert_eq!(reader.query_match_len(&base(), &[1, 2, 3, 4, 7, 8]), 6);
+    assert!(writer.unpin(pin));
+    assert_eq!(evicted(&mut writer, &[1, 2, 3, 4, 7]), [11, 20], "the first block is shared");
+    assert_eq!(reader.query_match_len(&base(), &[1, 2, 9, 9]), 4);
+    assert_eq!(evicted(&mut writer, &[1, 2, 9, 9]), [10, 30], "nothing shares it any more");
+    assert_eq!((writer.counts().cached, writer.stats().evicted_by_prefix), (0, 5));
 }
 
 /// Goal: the tree evicts in the order that the caller supplies.
@@ -96,7 +190,12 @@ fn a_custom_eviction_order_is_used() {
         }
     }
     let builder = TreeBuilder::new(1).eviction_order(Box::new(Middle));
-    assert_eq!(eviction_sequence(builder.build().expect("a block size").0), [20, 10, 30]);
+    let mut writer = builder.build().expect("a block size").0;
+    for leaf in [10, 20, 30] {
+        put(&mut writer, &base(), &[leaf], leaf);
+    }
+    drop(writer.acquire(&base(), &[20]));
+    assert_eq!(evict_all(&mut writer), [20, 10, 30]);
 }
 
 /// Goal: an eviction order that panics leaves the tree consistent. Every block can still be evicted,

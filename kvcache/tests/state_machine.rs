@@ -25,6 +25,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0u8..3, bytes()).prop_map(|(n, b)| Op::Pin(n, b)),
         1 => (0u8..3).prop_map(Op::Unpin),
         1 => (0u8..3).prop_map(Op::EvictNamespace),
+        2 => (0u8..3, bytes()).prop_map(|(n, b)| Op::EvictPrefix(n, b)),
         1 => Just(Op::Flush),
     ]
 }

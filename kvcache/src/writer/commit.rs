@@ -70,6 +70,9 @@ impl TreeWriter {
         self.stats.blocks_committed += fresh.len() as u64;
         self.stats.blocks_duplicate += duplicates.len() as u64;
         let end = self.insert(lease, &positions[matched * self.block_size()..], matched, fresh);
+        if let Some(priority) = lease.priority {
+            self.raise_priority(end, priority);
+        }
         self.lock_up(end, lease.end);
         lease.end = end;
         let commit = Commit { blocks: [&known, fresh].concat(), duplicates };
@@ -161,6 +164,7 @@ impl TreeWriter {
         {
             let (front, sibling) = self.split(id, count, edge);
             if let Some(sibling) = sibling {
+                self.records[sibling.index()].priority = lease.priority.unwrap_or_default();
                 self.refresh(sibling);
             }
             return sibling.unwrap_or(front);
@@ -183,12 +187,24 @@ impl TreeWriter {
                 (root, leaf)
             }
         };
-        self.set_record(leaf, self.new_record(matched, root));
+        let priority = lease.priority.unwrap_or_default();
+        self.set_record(leaf, Record { priority, ..self.new_record(matched, root) });
         if let Some((parent, _)) = last {
             self.refresh(parent);
         }
         self.refresh(leaf);
         leaf
+    }
+
+    /// Sets the priority of the nodes from `end` to the root to at least `priority`. The lease that
+    /// calls this locks them all next, so that none of them is ranked by its old priority.
+    fn raise_priority(&mut self, end: NodeId, priority: i32) {
+        let mut id = end;
+        while !id.is_none() && !self.arena.is_root(id) {
+            let record = &mut self.records[id.index()];
+            record.priority = record.priority.max(priority);
+            id = self.arena.parent(id);
+        }
     }
 
     /// Extends the leaf `id`, which only the committing lease locks. Nodes above are merged into
@@ -209,7 +225,8 @@ impl TreeWriter {
         }
         if run.is_empty() {
             let leaf = self.arena.add_leaf(id, edge);
-            self.set_record(leaf, self.new_record(matched, self.records[id.index()].root));
+            let Record { root, priority, .. } = self.records[id.index()];
+            self.set_record(leaf, Record { priority, ..self.new_record(matched, root) });
             return leaf;
         }
         run.reverse();

@@ -122,11 +122,68 @@ impl TreeWriter {
         out
     }
 
+    /// Removes the cached sequences that start with `positions`, rounded down to whole blocks, and
+    /// those blocks of `positions` that no other cached sequence shares. Blocks that leases and
+    /// pins hold stay cached. Does nothing if `positions` is not cached up to its last whole block.
+    /// May also return blocks that were removed earlier and are no longer held.
+    #[must_use = "dropped block ids are never freed"]
+    pub fn evict_prefix(&mut self, namespace: &Namespace, positions: &[u32]) -> Vec<EvictedBlock> {
+        self.begin_operation();
+        let mut out = std::mem::take(&mut self.freed);
+        let whole = positions.len() / self.block_size() * self.block_size();
+        let before = self.cached;
+        if self.find(namespace, &positions[..whole]) == whole
+            && let Some(&(end, _)) = self.path.last()
+        {
+            // Below a locked node, every unlocked node is the root of an unlocked subtree.
+            let mut pending = vec![end];
+            while let Some(id) = pending.pop() {
+                if self.records[id.index()].locks > 0 {
+                    pending.extend(self.arena.children(id));
+                } else {
+                    self.remove_subtree(id, &mut out);
+                }
+            }
+        }
+        self.stats.evicted_by_prefix += (before - self.cached) as u64;
+        self.owned.remove(out.iter().map(|block| block.id));
+        out
+    }
+
+    /// Removes an unlocked node with everything below it, and then the unlocked nodes above it that
+    /// have become leaves. Appends their blocks to `out`.
+    fn remove_subtree(&mut self, top: NodeId, out: &mut Vec<EvictedBlock>) {
+        let namespace = self.arena.namespace_of(self.records[top.index()].root);
+        let mut hashes = self.take_out_below(top, out);
+        self.arena.clear_below(top, |_| false);
+        let mut id = top;
+        loop {
+            let parent = self.arena.parent(id);
+            let edge = self.arena.edge(id);
+            hashes.extend(edge.hashes().iter().rev());
+            out.extend(content(edge, namespace));
+            self.cached -= edge.block_count();
+            self.stats.record_lifetime(self.tick - self.records[id.index()].created);
+            let ends = self.arena.is_root(parent)
+                || self.arena.child_count(parent) > 1
+                || self.records[parent.index()].locks > 0;
+            self.remove_leaf(id);
+            if ends {
+                break;
+            }
+            id = parent;
+        }
+        self.events.report(|| CacheEvent::Removed { hashes });
+    }
+
     /// Removes the records of everything below `root`, before the nodes are removed. Appends blocks
     /// without a lock to `out`; the others become detached. Returns the hashes of all blocks,
     /// descendants first.
     fn take_out_below(&mut self, root: NodeId, out: &mut Vec<EvictedBlock>) -> Vec<u64> {
-        let namespace = self.arena.namespace_of(root);
+        let namespace = match self.arena.is_root(root) {
+            true => self.arena.namespace_of(root),
+            false => self.arena.namespace_of(self.records[root.index()].root),
+        };
         let mut hashes = Vec::new();
         let mut pending = self.arena.children(root);
         while let Some(id) = pending.pop() {

@@ -50,6 +50,7 @@ pub(crate) enum Op {
     Pin(u8, Vec<u8>),
     Unpin(u8),
     EvictNamespace(u8),
+    EvictPrefix(u8, Vec<u8>),
     Flush,
 }
 
@@ -236,6 +237,29 @@ impl Model {
         }
     }
 
+    fn evict_prefix(&mut self, namespace: usize, positions: &[u32]) {
+        let (locked, freed) = (self.locked(), self.freed());
+        let whole = positions.len() / self.block_size * self.block_size;
+        let before = self.cached.len();
+        let start = &positions[..whole];
+        let extends =
+            |prefix: &Prefix, start: &[u32]| prefix.0 == namespace && prefix.1.starts_with(start);
+        if self.cached.contains_key(&(namespace, start.to_vec())) {
+            self.cached.retain(|prefix, _| locked.contains(prefix) || !extends(prefix, start));
+            // From the last block of the prefix to the first: those that nothing extends any more.
+            for end in (self.block_size..whole).step_by(self.block_size).rev() {
+                let prefix = (namespace, start[..end].to_vec());
+                let users = self.cached.keys().filter(|other| extends(other, &prefix.1)).count();
+                if users == 1 && !locked.contains(&prefix) {
+                    self.cached.remove(&prefix);
+                }
+            }
+        }
+        let out = self.writer.evict_prefix(&self.namespaces[namespace], positions);
+        assert_eq!(out.len(), before - self.cached.len() + freed);
+        self.free.extend(self.ids(out));
+    }
+
     fn flush(&mut self) {
         self.pins.clear();
         let locked = self.locked();
@@ -291,6 +315,7 @@ impl Model {
             Op::Pin(n, bytes) => self.pin(namespace(n), &positions(&bytes)),
             Op::Unpin(n) => wrap(n, pins).into_iter().for_each(|n| self.unpin(n)),
             Op::EvictNamespace(n) => self.evict_namespace(namespace(n)),
+            Op::EvictPrefix(n, bytes) => self.evict_prefix(namespace(n), &positions(&bytes)),
             Op::Flush => self.flush(),
         }
         self.check();
