@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
-use stolon_actors::{CacheEvents, EngineHandle, Pin};
-use stolon_kvcache::{PinId, TreeDump};
+use stolon_actors::{CacheEvents, EngineHandle, Pin, PinOptions, Removal};
+use stolon_kvcache::{EvictionPolicy, PinId, TreeDump};
 use stolon_scheduler::{
     AdmissionPolicy, AuditReport, CacheStats, EngineHealth, EngineHistograms, EngineStats,
     SequenceRequest, TokenSet,
@@ -185,6 +185,55 @@ impl Engine {
         Ok(self.inner.handle.query_match_len(&namespace, &tokens))
     }
 
+    /// [`Engine::query_match_len`] of several requests, in their order.
+    ///
+    /// # Errors
+    /// Those of rendering and tokenising the first prompt that fails.
+    pub fn query_match_lens(&self, requests: &[Request]) -> Result<Vec<usize>, Error> {
+        requests.iter().map(|request| self.query_match_len(request)).collect()
+    }
+
+    /// Removes what is cached of the sequences that start with the request's prompt, in its
+    /// namespace, and of the prompt itself what no other cached sequence shares. The prompt is
+    /// rounded down to whole blocks. What running requests and pins hold stays. Returns the number
+    /// of blocks that were freed.
+    ///
+    /// # Errors
+    /// Those of rendering and tokenising the prompt, `Interrupted` and `Stopped`.
+    pub async fn evict_prefix(&self, request: &Request) -> Result<usize, Error> {
+        let namespace = request.namespace()?;
+        let tokens = self.prompt_tokens(request).await?;
+        Ok(self.inner.handle.evict(Removal::Prefix(namespace, tokens)).await?)
+    }
+
+    /// Removes everything that is cached of requests with this cache salt (`None`: of those
+    /// without one), and ends its pins. What running requests use is freed when they have ended.
+    /// Returns the number of blocks that were freed at once.
+    ///
+    /// # Errors
+    /// `InvalidParameter` if the salt is too long, `Interrupted` and `Stopped`.
+    pub async fn evict_salt(&self, salt: Option<&str>) -> Result<usize, Error> {
+        let request = Request::tokens([]);
+        let request = match salt {
+            Some(salt) => request.cache_salt(salt),
+            None => request,
+        };
+        Ok(self.inner.handle.evict(Removal::Namespace(request.namespace()?)).await?)
+    }
+
+    /// The eviction policy in use; `None` for a custom order.
+    pub fn eviction_policy(&self) -> Option<EvictionPolicy> {
+        self.inner.handle.eviction_policy()
+    }
+
+    /// Changes the eviction policy, also for what is cached already. It replaces a custom order.
+    ///
+    /// # Errors
+    /// `Interrupted` and `Stopped`.
+    pub fn set_eviction_policy(&self, policy: EvictionPolicy) -> Result<(), Error> {
+        Ok(self.inner.handle.set_eviction_policy(policy)?)
+    }
+
     /// What this engine would have to compute for a request, and how long the request would wait
     /// for it, so that a router can choose between engines. Lock-free and without side effects; the
     /// numbers may change before a request runs.
@@ -226,9 +275,17 @@ impl Engine {
     /// Those of rendering and tokenising the prompt, `Pin` if nothing of it is cached or
     /// [`EngineBuilder::pin_budget`] would be exceeded, `Interrupted` and `Stopped`.
     pub async fn pin(&self, request: &Request, ttl: Option<Duration>) -> Result<PinId, Error> {
+        self.pin_with(request, PinOptions { ttl, ..PinOptions::default() }).await
+    }
+
+    /// As [`Engine::pin`], with all options.
+    ///
+    /// # Errors
+    /// As [`Engine::pin`].
+    pub async fn pin_with(&self, request: &Request, options: PinOptions) -> Result<PinId, Error> {
         let tokens = self.prompt_tokens(request).await?;
         let namespace = request.namespace()?;
-        Ok(self.inner.handle.pin(namespace, tokens, ttl).await?)
+        Ok(self.inner.handle.pin(namespace, tokens, options).await?)
     }
 
     /// Ends a pin. Returns whether it existed.

@@ -169,7 +169,7 @@ pub use request::{Prompt, Request};
 pub use stream::TokenStream;
 
 pub use futures::{Stream, StreamExt};
-pub use stolon_actors::{CacheEvents, Pin};
+pub use stolon_actors::{CacheEvents, Pin, PinOptions};
 pub use stolon_backend::{
     Backend, LogitsProcessor, SamplingError, SamplingParams, SharedProcessor, TokenLogprob,
 };

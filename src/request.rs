@@ -265,8 +265,9 @@ impl Request {
     }
 
     /// Requests with a larger value are admitted earlier, under every
-    /// [`AdmissionPolicy`](crate::AdmissionPolicy). The bound on overtaking holds for them too.
-    /// Default: 0.
+    /// [`AdmissionPolicy`](crate::AdmissionPolicy). The bound on overtaking holds for them too. A
+    /// prefix has the largest priority of the requests that used it, which
+    /// [`EvictionPolicy::Priority`](crate::EvictionPolicy::Priority) evicts last. Default: 0.
     pub fn priority(mut self, priority: i32) -> Request {
         self.options.priority = priority;
         self

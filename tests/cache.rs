@@ -8,7 +8,9 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use fake::builder;
-use stolon::{CacheEvent, Engine, EngineError, Error, EvictionPolicy, PinError, Request};
+use stolon::{
+    CacheEvent, Engine, EngineError, Error, EvictionPolicy, PinError, PinOptions, Request,
+};
 use stolon_backend::fake::FakeFault;
 
 /// A prompt of one block that begins with `first`. Its one generated token does not fill a block.
@@ -220,4 +222,96 @@ async fn dump_exports_the_tree() {
     let stats = engine.cache_stats().await.expect("it runs");
     assert_eq!((stats.blocks, stats.nodes, stats.blocks_committed), (3, 1, 3));
     assert!(stats.index_bytes > 0 && stats.average_match > 0.0);
+}
+
+/// Goal: the priority of a request reaches the prefixes that it uses, and the policy `priority`
+/// evicts those of the lowest priority first, whichever was used last.
+#[tokio::test]
+async fn priorities_of_requests_decide_what_is_evicted() {
+    for (policy, survivor) in [(EvictionPolicy::Priority, 0), (EvictionPolicy::Lru, 100)] {
+        let (builder, _) = builder(4);
+        let engine = builder.eviction_policy(policy).build().await.expect("valid settings");
+        engine.warm(prompt(0).priority(7)).await.expect("it fits");
+        engine.warm(prompt(100).priority(-7)).await.expect("it fits");
+        // Two of the four blocks are cached. The next prompt needs three, so one is evicted.
+        engine.warm(blocks(200, 3)).await.expect("it fits");
+        let kept = [0, 100].map(|first| cached(&engine, &prompt(first)) > 0);
+        assert_eq!(kept, [survivor == 0, survivor == 100], "{policy}");
+    }
+}
+
+/// Goal: the eviction policy can be changed while the engine runs, for what is cached already.
+#[tokio::test]
+async fn the_eviction_policy_can_be_changed() {
+    let (builder, _) = builder(4);
+    let engine = builder.build().await.expect("valid settings");
+    assert_eq!(engine.eviction_policy(), Some(EvictionPolicy::Lru));
+    engine.warm(prompt(0)).await.expect("it fits");
+    engine.warm(prompt(100)).await.expect("it fits");
+    engine.set_eviction_policy(EvictionPolicy::Mru).expect("it runs");
+    assert_eq!(engine.eviction_policy(), Some(EvictionPolicy::Mru));
+    engine.warm(blocks(200, 3)).await.expect("it fits");
+    assert_eq!((cached(&engine, &prompt(0)), cached(&engine, &prompt(100))), (16, 0));
+}
+
+/// Goal: a prefix or a salt can be evicted, without what others share, what pins hold and what
+/// other salts have cached; the blocks are free afterwards. Several prompts can be queried at once.
+#[tokio::test]
+async fn prefixes_and_salts_can_be_evicted() {
+    let (builder, _) = builder(16);
+    let engine = builder.pin_budget(4).build().await.expect("valid settings");
+    let tokens = |tail: u32| (0..16).chain(tail..tail + 16).collect::<Vec<u32>>();
+    let request = |tail: u32| Request::tokens(tokens(tail)).max_tokens(1);
+    let salted = request(40).cache_salt("tenant");
+    for prompt in [request(40), request(80), salted.clone()] {
+        engine.warm(prompt).await.expect("it fits");
+    }
+    let all = [request(40), request(80), salted.clone(), request(90)];
+    assert_eq!(engine.query_match_lens(&all).expect("tokens"), [32, 32, 32, 16]);
+    assert_eq!(engine.evict_prefix(&request(40)).await.expect("it runs"), 1);
+    assert_eq!(engine.query_match_lens(&all).expect("tokens"), [16, 32, 32, 16]);
+    engine.pin(&request(80), None).await.expect("cached");
+    assert_eq!(engine.evict_prefix(&request(80)).await.expect("it runs"), 0, "it is pinned");
+    assert_eq!(engine.evict_salt(Some("tenant")).await.expect("it runs"), 2);
+    assert_eq!(engine.query_match_lens(&all).expect("tokens"), [16, 32, 0, 16]);
+    assert_eq!(engine.evict_salt(None).await.expect("it runs"), 2, "with the pin");
+    assert!(engine.pins().await.expect("it runs").is_empty());
+    assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 16);
+    assert_eq!(engine.stats().evictions_requested, 5);
+    // The cached logits of evicted prompts are gone too: the answer is computed again.
+    engine.warm(request(40)).await.expect("it fits");
+    assert_eq!(engine.stats().cached_tokens, 16, "of the second prompt, nothing since");
+}
+
+/// Goal: a pin that asks for it lives on while its prefix is used, and the list of pins says what
+/// each one holds and why.
+#[tokio::test]
+async fn used_pins_live_on() {
+    let (builder, _) = builder(8);
+    let engine = builder.pin_budget(4).build().await.expect("valid settings");
+    engine.warm(prompt(0)).await.expect("it fits");
+    let ttl = Some(Duration::from_millis(100));
+    let options = PinOptions { ttl, refresh_on_hit: true, ..PinOptions::default() };
+    let described = PinOptions {
+        reason: Some("release".to_owned()),
+        description: Some("system prompt".to_owned()),
+        ..options
+    };
+    engine.pin_with(&prompt(0), described.clone()).await.expect("cached");
+    engine.pin(&prompt(0), ttl).await.expect("cached");
+    let pins = engine.pins().await.expect("it runs");
+    assert_eq!((pins.len(), &pins[0].options), (2, &described));
+    assert_eq!(*pins[0].token_ids, (0..16).collect::<Vec<u32>>()[..]);
+    // Used until the other pin has long ended.
+    while engine.pins().await.expect("it runs").len() == 2 {
+        engine.warm(prompt(0)).await.expect("it fits");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let left = engine.pins().await.expect("it runs");
+    assert_eq!((left.len(), left[0].id), (1, pins[0].id));
+    // Not used any more.
+    while !engine.pins().await.expect("it runs").is_empty() {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    engine.audit().await.expect("consistent accounting");
 }

@@ -11,6 +11,7 @@ use stolon_scheduler::{
     ActorStopped, AuditReport, BlockAllocator, BlockCounts, Gauges, PromptLogits, TreeAccess,
 };
 
+use crate::cache::Removal;
 use crate::fault::{EnginePart, FaultPlan};
 use crate::memory::{PREFIX_TREE, call};
 use crate::prefix_tree::TreeMessage;
@@ -28,6 +29,8 @@ pub(crate) enum AllocatorMessage {
         reply: RpcReplyPort<Option<Arc<[f32]>>>,
     },
     Flush(RpcReplyPort<()>),
+    /// Removes part of the cache and answers how many blocks were freed.
+    Remove(Removal, RpcReplyPort<usize>),
     Counts(RpcReplyPort<BlockCounts>),
     Settle(RpcReplyPort<()>),
     Audit(RpcReplyPort<Result<AuditReport, String>>),
@@ -102,6 +105,14 @@ impl Actor for BlockAllocatorActor {
                 allocator.flush(&mut tree).await?;
                 self.gauges.set_pool(&allocator.pool_counts());
                 let _ = reply.send(());
+            }
+            AllocatorMessage::Remove(removal, reply) => {
+                let remove = |reply| TreeMessage::Remove(removal, reply);
+                let removed = call(&self.tree, remove, PREFIX_TREE).await?;
+                let count = removed.len();
+                allocator.take_evicted(removed);
+                self.gauges.set_pool(&allocator.pool_counts());
+                let _ = reply.send(count);
             }
             AllocatorMessage::Counts(reply) => {
                 let counts = allocator.counts(&mut tree).await?;

@@ -1,24 +1,59 @@
 //! What callers get to see of the prefix cache: pins and the stream of changes.
 
 use std::pin::Pin as Pinned;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::Stream;
-use stolon_kvcache::{CacheSnapshot, EventReceiver, NumberedEvent, PinId};
+use stolon_kvcache::{CacheSnapshot, EventReceiver, Namespace, NumberedEvent, PinId};
+
+/// How long a pin lasts, and what it is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PinOptions {
+    /// Time to live. `None` lasts until it is unpinned.
+    pub ttl: Option<Duration>,
+    /// Whether requests that use the prefix prolong its life: when `ttl` has passed and the prefix
+    /// was used meanwhile, the pin lives for another `ttl`. So it ends at the earliest `ttl`, and
+    /// at the latest twice that, after its last use.
+    pub refresh_on_hit: bool,
+    /// Why it was pinned, in a word or two. Shown only.
+    pub reason: Option<String>,
+    /// What it is. Shown only.
+    pub description: Option<String>,
+}
+
+/// What [`EngineHandle::evict`](crate::EngineHandle::evict) removes from the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Removal {
+    /// All of a namespace, and its pins. Blocks that running requests hold can no longer be matched
+    /// and are freed when these requests have ended.
+    Namespace(Namespace),
+    /// The sequences of a namespace that start with these tokens, rounded down to whole blocks, and
+    /// those of the prefix's blocks that no other cached sequence shares. Blocks that running
+    /// requests and pins hold stay.
+    Prefix(Namespace, Vec<u32>),
+}
 
 /// A pinned prefix: it is not evicted until the pin ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pin {
     /// Identifies the pin.
     pub id: PinId,
+    /// The namespace of the prefix.
+    pub namespace: Namespace,
     /// Number of pinned tokens from the start of the prompt: whole blocks.
     pub tokens: usize,
     /// Number of pinned blocks. Blocks shared with another pin count for both.
     pub blocks: usize,
     /// Remaining time to live; `None` if it has no limit.
     pub ends_in: Option<Duration>,
+    /// The pinned token ids.
+    pub token_ids: Arc<[u32]>,
+    /// What the pin was made with.
+    pub options: PinOptions,
 }
 
 /// The changes of the prefix cache, in order. A router can use them to keep a copy of the tree.

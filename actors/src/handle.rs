@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use ractor::{Actor, ActorRef, RpcReplyPort, SpawnErr};
 use stolon_backend::{Backend, BackendSpec};
-use stolon_kvcache::{Namespace, PinId, TreeDump};
+use stolon_kvcache::{EvictionPolicy, Namespace, PinId, TreeDump};
 use stolon_scheduler::{
     ActorStopped, AdmissionContext, AdmissionPolicy, AuditReport, CacheStats, EngineConfig,
     EngineError, EngineHealth, EngineHistograms, EngineStats, PreparedRequest, PromptLimit,
@@ -18,10 +18,11 @@ use stolon_scheduler::{
 use tokio::runtime::Handle;
 
 use crate::admission::AdmissionMessage;
-use crate::cache::{CacheEvents, Pin};
+use crate::block_allocator::AllocatorMessage;
+use crate::cache::{CacheEvents, Pin, PinOptions, Removal};
 use crate::executor::ExecutorThread;
 use crate::fault::{EnginePart, Fault, FaultPlan};
-use crate::memory::{PREFIX_TREE, call};
+use crate::memory::{BLOCK_ALLOCATOR, PREFIX_TREE, call};
 use crate::prefix_tree::TreeMessage;
 use crate::stream::SequenceStream;
 use crate::supervisor::{Common, Generation, SupervisorActor, SupervisorMessage, end_error};
@@ -228,7 +229,7 @@ impl EngineHandle {
         self.call_admission(AdmissionMessage::Audit).await?.map_err(EngineError::Audit)
     }
 
-    /// Protects the cached prefix of the tokens from eviction, for `ttl` or until
+    /// Protects the cached prefix of the tokens from eviction, for its time to live or until
     /// [`unpin`](EngineHandle::unpin). A flush or a restart ends all pins.
     ///
     /// # Errors
@@ -238,9 +239,39 @@ impl EngineHandle {
         &self,
         namespace: Namespace,
         tokens: Vec<u32>,
-        ttl: Option<Duration>,
+        options: PinOptions,
     ) -> Result<PinId, EngineError> {
-        Ok(self.call_tree(|reply| TreeMessage::Pin { namespace, tokens, ttl, reply }).await??)
+        Ok(self.call_tree(|reply| TreeMessage::Pin { namespace, tokens, options, reply }).await??)
+    }
+
+    /// Removes part of the cache, except for what running requests use. Returns the number of
+    /// blocks that were freed.
+    ///
+    /// # Errors
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub async fn evict(&self, removal: Removal) -> Result<usize, EngineError> {
+        let generation = self.shared.common.current()?;
+        let remove = |reply| AllocatorMessage::Remove(removal, reply);
+        let answer = call(&generation.allocator, remove, BLOCK_ALLOCATOR).await;
+        self.or_end(answer, &generation).await
+    }
+
+    /// The eviction policy in use; `None` for a custom order.
+    pub fn eviction_policy(&self) -> Option<EvictionPolicy> {
+        self.common().context.eviction_policy()
+    }
+
+    /// Changes the eviction policy, also for what is cached already. It replaces a custom order.
+    ///
+    /// # Errors
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub fn set_eviction_policy(&self, policy: EvictionPolicy) -> Result<(), EngineError> {
+        // A generation that starts from now on has the policy from its beginning.
+        self.common().context.set_eviction_policy(policy);
+        let generation = self.common().current()?;
+        // Fails only if the generation has just ended.
+        let _ = generation.tree.cast(TreeMessage::SetEvictionPolicy(policy));
+        Ok(())
     }
 
     /// Ends a pin. Returns whether it existed.

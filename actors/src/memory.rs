@@ -14,7 +14,7 @@ use crate::prefix_tree::TreeMessage;
 
 /// The names of actors in errors.
 pub(crate) const PREFIX_TREE: &str = "the prefix tree's actor";
-const BLOCK_ALLOCATOR: &str = "the block allocator's actor";
+pub(crate) const BLOCK_ALLOCATOR: &str = "the block allocator's actor";
 
 /// The two actors.
 #[derive(Clone, Debug)]
@@ -57,9 +57,12 @@ impl Memory for ActorMemory {
         namespace: &Namespace,
         tokens: &Arc<Vec<u32>>,
         limit: usize,
+        priority: i32,
     ) -> Result<Acquired, ActorStopped> {
         let (namespace, tokens) = (*namespace, Arc::clone(tokens));
-        self.call_tree(move |reply| TreeMessage::Acquire { namespace, tokens, limit, reply }).await
+        let acquire =
+            move |reply| TreeMessage::Acquire { namespace, tokens, limit, priority, reply };
+        self.call_tree(acquire).await
     }
 
     async fn commit(&mut self, items: Vec<CommitItem>) -> Result<Vec<Committed>, ActorStopped> {

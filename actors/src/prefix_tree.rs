@@ -2,27 +2,29 @@
 //!
 //! It calls no other actor. Readers query the tree concurrently, without a message.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use stolon_kvcache::{
-    ConfigError, EvictedBlock, Namespace, PinError, PinId, PinInfo, TreeCounts, TreeWriter,
+    ConfigError, EvictedBlock, EvictionPolicy, Namespace, PinError, PinId, PinInfo, TreeCounts,
+    TreeWriter,
 };
 use stolon_scheduler::{Acquired, CacheStats, CommitItem, Committed, Gauges, commit};
 
-use crate::cache::{CacheEvents, Pin};
+use crate::cache::{CacheEvents, Pin, PinOptions, Removal};
 use crate::fault::{EnginePart, FaultPlan};
 
 /// The messages of the prefix tree's actor.
 #[derive(Debug)]
 pub(crate) enum TreeMessage {
-    /// Lock the longest match of the first `limit` tokens.
+    /// Lock the longest match of the first `limit` tokens, for a request with this priority.
     Acquire {
         namespace: Namespace,
         tokens: Arc<Vec<u32>>,
         limit: usize,
+        priority: i32,
         reply: RpcReplyPort<Acquired>,
     },
     /// Add full blocks.
@@ -31,15 +33,19 @@ pub(crate) enum TreeMessage {
     Evict(usize, RpcReplyPort<Vec<EvictedBlock>>),
     /// Remove everything that no request holds and return its blocks.
     Flush(RpcReplyPort<Vec<EvictedBlock>>),
+    /// Remove some of what no request holds and return its blocks.
+    Remove(Removal, RpcReplyPort<Vec<EvictedBlock>>),
+    /// Evict in this order from now on.
+    SetEvictionPolicy(EvictionPolicy),
     /// Count blocks.
     Counts(RpcReplyPort<TreeCounts>),
     /// Verify the tree's invariants, then count blocks.
     Audit(RpcReplyPort<Result<TreeCounts, String>>),
-    /// Pin the cached prefix of these tokens, for `ttl` or until it is unpinned.
+    /// Pin the cached prefix of these tokens.
     Pin {
         namespace: Namespace,
         tokens: Vec<u32>,
-        ttl: Option<Duration>,
+        options: PinOptions,
         reply: RpcReplyPort<Result<PinId, PinError>>,
     },
     /// End a pin. Answers whether there was one.
@@ -58,9 +64,20 @@ pub(crate) enum TreeMessage {
 #[derive(Debug)]
 pub(crate) struct TreeState {
     writer: TreeWriter,
-    /// When pins with a time to live end. The tree knows no wall clock, so the actor sends itself a
+    /// What the tree does not know of the pins.
+    pins: HashMap<PinId, PinRecord>,
+}
+
+/// What the tree does not know of a pin.
+#[derive(Debug)]
+struct PinRecord {
+    options: PinOptions,
+    token_ids: Arc<[u32]>,
+    /// When it ends, unless it is used. The tree knows no wall clock, so the actor sends itself a
     /// message at that time.
-    deadlines: HashMap<PinId, Instant>,
+    end: Option<Instant>,
+    /// When its prefix had last been used when `end` was set, in ticks of the tree.
+    last_use: Option<u64>,
 }
 
 /// The actor.
@@ -79,7 +96,7 @@ impl Actor for PrefixTreeActor {
         _: ActorRef<TreeMessage>,
         writer: TreeWriter,
     ) -> Result<TreeState, ActorProcessingErr> {
-        Ok(TreeState { writer, deadlines: HashMap::new() })
+        Ok(TreeState { writer, pins: HashMap::new() })
     }
 
     async fn handle(
@@ -92,8 +109,8 @@ impl Actor for PrefixTreeActor {
         let writer = &mut state.writer;
         // A send fails only if the caller has stopped; dropping a lease returns what it holds.
         match message {
-            TreeMessage::Acquire { namespace, tokens, limit, reply } => {
-                let lease = writer.acquire(&namespace, &tokens[..limit]);
+            TreeMessage::Acquire { namespace, tokens, limit, priority, reply } => {
+                let lease = writer.acquire_prioritized(&namespace, &tokens[..limit], priority);
                 let evictable = self.publish(writer).evictable;
                 drop(tokens);
                 let _ = reply.send(Acquired { lease, evictable });
@@ -113,10 +130,22 @@ impl Actor for PrefixTreeActor {
                 let before = writer.counts().cached;
                 let flushed = writer.flush();
                 self.gauges.count_requested_evictions(before);
-                state.deadlines.clear();
+                state.pins.clear();
                 self.publish(writer);
                 let _ = reply.send(flushed);
             }
+            TreeMessage::Remove(removal, reply) => {
+                let before = writer.counts().cached;
+                let removed = match removal {
+                    Removal::Namespace(namespace) => writer.evict_namespace(&namespace),
+                    Removal::Prefix(namespace, tokens) => writer.evict_prefix(&namespace, &tokens),
+                };
+                self.gauges.count_requested_evictions(before - self.publish(writer).cached);
+                let live: HashSet<PinId> = writer.pins().iter().map(|pin| pin.id).collect();
+                state.pins.retain(|id, _| live.contains(id));
+                let _ = reply.send(removed);
+            }
+            TreeMessage::SetEvictionPolicy(policy) => writer.set_eviction_order(policy.order()),
             TreeMessage::Counts(reply) => {
                 let _ = reply.send(self.publish(writer));
             }
@@ -124,15 +153,11 @@ impl Actor for PrefixTreeActor {
                 let checked = writer.audit().map_err(|error| error.to_string());
                 let _ = reply.send(checked.map(|_| self.publish(writer)));
             }
-            TreeMessage::Pin { namespace, tokens, ttl, reply } => {
+            TreeMessage::Pin { namespace, tokens, options, reply } => {
                 let pinned = writer.pin(&namespace, &tokens);
                 self.publish(writer);
-                if let (Ok(id), Some(ttl)) = (pinned, ttl)
-                    && let Some(end) = Instant::now().checked_add(ttl)
-                {
-                    state.deadlines.insert(id, end);
-                    // If this actor has stopped by then, the pin has ended with it.
-                    drop(myself.send_after(ttl, move || TreeMessage::Expire(id)));
+                if let Ok(id) = pinned {
+                    state.keep(id, &tokens, options, &myself);
                 }
                 let _ = reply.send(pinned);
             }
@@ -140,11 +165,13 @@ impl Actor for PrefixTreeActor {
                 let _ = reply.send(self.unpin(state, id));
             }
             TreeMessage::Expire(id) => {
-                self.unpin(state, id);
+                if !state.prolong(id, &myself) {
+                    self.unpin(state, id);
+                }
             }
             TreeMessage::Pins(reply) => {
-                let pins = writer.pins().into_iter();
-                let _ = reply.send(pins.map(|info| state.pin(info)).collect());
+                let pins = writer.pins();
+                let _ = reply.send(pins.iter().map(|info| state.pin(info)).collect());
             }
             TreeMessage::Subscribe(capacity, reply) => {
                 let receiver = writer.subscribe(capacity);
@@ -163,20 +190,63 @@ impl Actor for PrefixTreeActor {
 }
 
 impl TreeState {
-    fn pin(&self, info: PinInfo) -> Pin {
-        let deadline = self.deadlines.get(&info.id);
+    /// Remembers a new pin of the prefix of `tokens`.
+    fn keep(
+        &mut self,
+        id: PinId,
+        tokens: &[u32],
+        options: PinOptions,
+        myself: &ActorRef<TreeMessage>,
+    ) {
+        let infos = self.writer.pins();
+        let pinned = infos.iter().find(|info| info.id == id).map_or(0, |info| info.position_count);
+        let token_ids = tokens[..pinned].into();
+        let (end, last_use) = (None, None);
+        self.pins.insert(id, PinRecord { options, token_ids, end, last_use });
+        self.set_end(id, myself);
+    }
+
+    /// Lets a pin with a time to live end after that time, from now on.
+    fn set_end(&mut self, id: PinId, myself: &ActorRef<TreeMessage>) {
+        let Some(pin) = self.pins.get_mut(&id) else { return };
+        let Some(ttl) = pin.options.ttl else { return };
+        pin.end = Instant::now().checked_add(ttl);
+        pin.last_use = self.writer.pin_last_use(id);
+        if pin.end.is_some() {
+            // If this actor has stopped by then, the pin has ended with it.
+            drop(myself.send_after(ttl, move || TreeMessage::Expire(id)));
+        }
+    }
+
+    /// Lets a pin whose time has passed live on if it asks for that and was used. Returns whether
+    /// it does.
+    fn prolong(&mut self, id: PinId, myself: &ActorRef<TreeMessage>) -> bool {
+        let Some(pin) = self.pins.get(&id) else { return false };
+        if !pin.options.refresh_on_hit || self.writer.pin_last_use(id) == pin.last_use {
+            return false;
+        }
+        self.set_end(id, myself);
+        true
+    }
+
+    fn pin(&self, info: &PinInfo) -> Pin {
+        let record = self.pins.get(&info.id);
+        let end = record.and_then(|record| record.end);
         Pin {
             id: info.id,
+            namespace: info.namespace,
             tokens: info.position_count,
             blocks: info.block_count,
-            ends_in: deadline.map(|end| end.saturating_duration_since(Instant::now())),
+            ends_in: end.map(|end| end.saturating_duration_since(Instant::now())),
+            token_ids: record.map(|record| Arc::clone(&record.token_ids)).unwrap_or_default(),
+            options: record.map(|record| record.options.clone()).unwrap_or_default(),
         }
     }
 }
 
 impl PrefixTreeActor {
     fn unpin(&self, state: &mut TreeState, id: PinId) -> bool {
-        state.deadlines.remove(&id);
+        state.pins.remove(&id);
         let was_there = state.writer.unpin(id);
         self.publish(&mut state.writer);
         was_there

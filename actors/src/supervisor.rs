@@ -22,7 +22,7 @@ use stolon_scheduler::{AdmissionContext, EmptyCache, EngineError, EngineHealth};
 use tokio::sync::oneshot;
 
 use crate::admission::{AdmissionActor, AdmissionArguments, AdmissionMessage};
-use crate::block_allocator::BlockAllocatorActor;
+use crate::block_allocator::{AllocatorMessage, BlockAllocatorActor};
 use crate::executor::{ExecutorActor, ExecutorThread};
 use crate::fault::FaultPlan;
 use crate::memory::ActorMemory;
@@ -33,6 +33,7 @@ use crate::prefix_tree::{PrefixTreeActor, TreeMessage};
 pub(crate) struct Generation {
     pub(crate) admission: ActorRef<AdmissionMessage>,
     pub(crate) tree: ActorRef<TreeMessage>,
+    pub(crate) allocator: ActorRef<AllocatorMessage>,
     pub(crate) reader: TreeReader,
     /// Yields the reason for its end when the supervisor knows it.
     pub(crate) end: GenerationEnd,
@@ -227,7 +228,7 @@ impl SupervisorActor {
         let cells =
             vec![admission.get_cell(), executor.get_cell(), allocator.get_cell(), tree.get_cell()];
         let (end, ended) = oneshot::channel();
-        let generation = Generation { admission, tree, reader, end: ended.shared() };
+        let generation = Generation { admission, tree, allocator, reader, end: ended.shared() };
         common.generation.store(Some(Arc::new(generation)));
         common.down.store(None);
         Ok(Parts { cells, end, executor_free })

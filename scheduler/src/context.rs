@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use stolon_backend::{BackendSpec, SamplerState};
-use stolon_kvcache::{BlockPool, StepFence, TreeBuilder, TreeReader, TreeWriter, prefix_tree};
+use stolon_kvcache::{
+    BlockPool, EvictionPolicy, StepFence, TreeBuilder, TreeReader, TreeWriter, prefix_tree,
+};
 use tracing::Span;
 use tracing::field::Empty;
 
@@ -30,6 +32,8 @@ pub struct AdmissionContext {
     pub config: Arc<EngineConfig>,
     /// The admission policy in use. It can be changed at any time.
     pub policy: Arc<ArcSwap<AdmissionPolicy>>,
+    /// The eviction policy in use; `None` for the custom order of the settings.
+    eviction_policy: Arc<ArcSwap<Option<EvictionPolicy>>>,
     /// Counters and gauges.
     pub gauges: Arc<Gauges>,
     /// The backend's sizes.
@@ -119,6 +123,10 @@ impl AdmissionContext {
         check_spec(&spec, &config)?;
         Ok(AdmissionContext {
             policy: Arc::new(ArcSwap::from_pointee(config.policy)),
+            eviction_policy: Arc::new(ArcSwap::from_pointee(match config.eviction_order {
+                Some(_) => None,
+                None => Some(config.eviction_policy),
+            })),
             limits: Arc::new(QueueLimits::new(
                 config.max_queued_requests,
                 config.max_queued_tokens,
@@ -135,9 +143,9 @@ impl AdmissionContext {
     /// [`EngineError::InvalidParameter`] for a block size that the prefix tree does not support.
     pub fn empty_cache(&self) -> Result<EmptyCache, EngineError> {
         let builder = TreeBuilder::new(self.spec.block_size);
-        let builder = match &self.config.eviction_order {
-            Some(factory) => builder.eviction_order(factory.make()),
-            None => builder.eviction_policy(self.config.eviction_policy),
+        let builder = match (self.eviction_policy(), &self.config.eviction_order) {
+            (None, Some(factory)) => builder.eviction_order(factory.make()),
+            (policy, _) => builder.eviction_policy(policy.unwrap_or_default()),
         };
         let (writer, reader) = builder
             .pin_budget(self.config.pin_budget)
@@ -147,6 +155,16 @@ impl AdmissionContext {
         let (pool, fence) = BlockPool::new(self.spec.block_count);
         let allocator = BlockAllocator::new(pool, self.config.logit_cache_bytes);
         Ok(EmptyCache { writer, reader, allocator, fence })
+    }
+
+    /// The eviction policy in use; `None` for a custom order.
+    pub fn eviction_policy(&self) -> Option<EvictionPolicy> {
+        **self.eviction_policy.load()
+    }
+
+    /// Sets the eviction policy of caches that are made from now on.
+    pub fn set_eviction_policy(&self, policy: EvictionPolicy) {
+        self.eviction_policy.store(Arc::new(Some(policy)));
     }
 
     /// The maximum length of a prompt: what fits the context and the part of the KV pool that is

@@ -73,12 +73,14 @@ impl BlockCounts {
 /// The prefix tree and the block pool. There is one caller, and each call is answered before the
 /// next one is made.
 pub trait Memory: Send {
-    /// Locks the longest cached prefix of the first `limit` tokens.
+    /// Locks the longest cached prefix of the first `limit` tokens, for a request with this
+    /// priority.
     fn acquire(
         &mut self,
         namespace: &Namespace,
         tokens: &Arc<Vec<u32>>,
         limit: usize,
+        priority: i32,
     ) -> impl Future<Output = Result<Acquired, ActorStopped>> + Send;
 
     /// Adds full blocks to the tree, in this order.

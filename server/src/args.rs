@@ -85,6 +85,9 @@ pub struct EngineArgs {
     pub no_prefix_caching: bool,
     /// Order in which cached blocks are evicted: lru, lfu, fifo, mru, filo, priority, slru or
     /// cost-aware
+    ///
+    /// priority: a prefix has the largest `priority` of the requests that used it; the lowest is
+    /// evicted first.
     #[arg(long, default_value_t, value_name = "POLICY")]
     pub eviction_policy: EvictionPolicy,
     /// Maximum number of KV blocks that pinned prefixes may occupy

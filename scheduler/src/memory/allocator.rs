@@ -142,7 +142,7 @@ impl BlockAllocator {
     }
 
     /// Blocks that have left the tree are free again, and their cached logits are dropped.
-    fn take_evicted(&mut self, blocks: Vec<EvictedBlock>) {
+    pub fn take_evicted(&mut self, blocks: Vec<EvictedBlock>) {
         self.logits.remove_blocks(blocks.iter().map(|block| block.id));
         self.pool.release(blocks);
     }

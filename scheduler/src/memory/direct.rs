@@ -54,8 +54,9 @@ impl Memory for DirectMemory {
         namespace: &Namespace,
         tokens: &Arc<Vec<u32>>,
         limit: usize,
+        priority: i32,
     ) -> Result<Acquired, ActorStopped> {
-        let lease = self.writer.acquire(namespace, &tokens[..limit]);
+        let lease = self.writer.acquire_prioritized(namespace, &tokens[..limit], priority);
         Ok(Acquired { lease, evictable: self.writer.counts().evictable })
     }
 

@@ -146,8 +146,9 @@ impl<M: Memory> Scheduler<M> {
         if waiting.matched == 0 {
             return Ok(evictable);
         }
-        let Sequence { namespace, tokens, .. } = &waiting.sequence;
-        let acquired = self.memory.acquire(namespace, tokens, waiting.matched).await?;
+        let Sequence { namespace, tokens, options, .. } = &waiting.sequence;
+        let (limit, priority) = (waiting.matched, options.priority);
+        let acquired = self.memory.acquire(namespace, tokens, limit, priority).await?;
         self.queue.entries_mut()[index].match_lock = Some(acquired.lease);
         Ok(acquired.evictable)
     }
@@ -178,8 +179,8 @@ impl<M: Memory> Scheduler<M> {
         if caching {
             let sequence = &self.queue.entries()[index].sequence;
             let limit = if sequence.bypasses_match() { 0 } else { sequence.tokens.len() };
-            let Sequence { namespace, tokens, .. } = sequence;
-            let acquired = self.memory.acquire(namespace, tokens, limit).await?;
+            let Sequence { namespace, tokens, options, .. } = sequence;
+            let acquired = self.memory.acquire(namespace, tokens, limit, options.priority).await?;
             let waiting = &mut self.queue.entries_mut()[index];
             waiting.matched = acquired.lease.len();
             waiting.version = Some(self.reader.tree_version());
