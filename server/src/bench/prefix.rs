@@ -88,6 +88,10 @@ impl PrefixArgs {
             self.unique_min,
             self.unique_max
         );
+        anyhow::ensure!(
+            !self.engine.no_prefix_caching,
+            "--no-prefix-caching has no meaning here: the benchmark runs without and with caching"
+        );
         let off = self.engine.builder()?.prefix_caching(false).build().await?;
         let on = self.engine.builder()?.prefix_caching(true).build().await?;
         let rates = match self.rate {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::{TINY, json_lines, succeed};
+use crate::support::{TINY, fail, json_lines, succeed};
 
 fn bench(args: &[&str]) -> Value {
     let output = succeed(&[&["bench"], args, &["--json", "--model", TINY]].concat());
@@ -109,4 +109,11 @@ fn load_accounts_for_every_request() {
         assert!(level["goodput_tok_s"].as_f64() > Some(0.0), "{level}");
     }
     assert!(levels[1]["rejected"].as_u64() > Some(0), "{report}");
+}
+
+/// Goal: a setting that the comparison would ignore is refused.
+#[test]
+fn the_prefix_benchmark_refuses_no_prefix_caching() {
+    let message = fail(&["bench", "prefix", "--model", TINY, "--no-prefix-caching"]);
+    assert!(message.contains("--no-prefix-caching"), "{message}");
 }
