@@ -66,13 +66,14 @@ impl Matrix {
     ) -> Result<Matrix, KernelError> {
         let mut matrix = Matrix::zeroed(dtype, out_features, in_features, path)?;
         matrix.fill(&Threads::new(1), 0, dtype, bytes)?;
-        if bytes.len() < matrix.layout().row_bytes * out_features {
+        if dtype.bytes_of(out_features * in_features) != Some(bytes.len()) {
             return Err(matrix.wrong_bytes(dtype, 0, bytes));
         }
         Ok(matrix)
     }
 
-    /// Creates a matrix of zeroes, which [`Matrix::fill`] then fills.
+    /// Creates a matrix of zeroes, which [`Matrix::fill`] then fills. Its type is the one in which
+    /// weights of type `dtype` are [kept](TensorType::kept_as).
     ///
     /// # Errors
     /// * [`KernelError::Empty`] if a dimension is zero.
@@ -86,9 +87,11 @@ impl Matrix {
         if out_features == 0 || in_features == 0 {
             return Err(KernelError::Empty { out_features, in_features });
         }
-        let expected = dtype.block_len();
+        let source = dtype;
+        let dtype = source.kept_as();
+        let expected = source.block_len();
         if !in_features.is_multiple_of(expected) {
-            return Err(KernelError::PartialBlock { dtype, expected, got: in_features });
+            return Err(KernelError::PartialBlock { dtype: source, expected, got: in_features });
         }
         let padded_inner = match dtype {
             TensorType::Bf16 => in_features.next_multiple_of(BF16_INNER),
@@ -104,8 +107,8 @@ impl Matrix {
     ///
     /// `first_row` is a multiple of [`ROWS_STEP`](Matrix::ROWS_STEP). `bytes` holds whole rows with
     /// weights of type `source`. Their number is a multiple of `ROWS_STEP` too, except at the end
-    /// of the matrix. `source` is the type of the matrix; a `Q8_0` matrix also accepts `F32`, `F16`
-    /// and `Bf16` rows and quantises them.
+    /// of the matrix. `source` is the type of the matrix, or one that is [kept](TensorType::kept_as)
+    /// as that type. A `Q8_0` matrix also accepts `F32`, `F16` and `Bf16` rows and quantises them.
     ///
     /// # Errors
     /// * [`KernelError::WrongByteCount`] if `bytes` does not hold such rows.
@@ -125,7 +128,7 @@ impl Matrix {
         if rows * row_bytes != bytes.len() || !ends || !first_row.is_multiple_of(LANES) {
             return Err(self.wrong_bytes(source, first_row, bytes));
         }
-        let rounds = source != self.dtype;
+        let rounds = source.kept_as() != self.dtype;
         if rounds && (self.dtype != TensorType::Q8_0 || source.is_quantised()) {
             return Err(KernelError::NotRounded { from: source, to: self.dtype });
         }
@@ -140,12 +143,11 @@ impl Matrix {
                 let start = panels.get().add((first_panel + index) * layout.panel_bytes);
                 std::slice::from_raw_parts_mut(start, layout.panel_bytes)
             };
-            if rounds {
-                let blocks = quant::round_to_q8_0(source, self.in_features, rows);
-                layout.pack(&blocks, panel);
-            } else {
-                layout.pack(rows, panel);
-            }
+            let converted = match rounds {
+                true => Some(quant::round_to_q8_0(source, self.in_features, rows)),
+                false => source.convert(rows),
+            };
+            layout.pack(converted.as_deref().unwrap_or(rows), panel);
         });
         Ok(())
     }

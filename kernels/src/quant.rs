@@ -13,11 +13,17 @@
 //! Everything about one format is in one implementation of [`Format`].
 #![allow(unsafe_code, reason = "unpacks blocks that were packed before")]
 
+mod converted;
 mod format;
+mod grids;
 mod groups;
 mod k_quants;
 mod small_blocks;
 
+pub(crate) use converted::{
+    BLOCK_LEN as CONVERTED_BLOCK_LEN, Converted, Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs,
+    Tq1_0, Tq2_0, convert, target as converted_to,
+};
 pub(crate) use format::{Block, Format, WORDS};
 pub(crate) use groups::{I8Group16, I8Group32, U4Group32, U4Group128};
 pub(crate) use k_quants::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
@@ -181,7 +187,10 @@ pub(super) fn dequantise(dtype: TensorType, blocks: &[u8], out: &mut [f32]) {
         out.len(),
         "out must hold one value per weight"
     );
-    with_format!(dtype, F => dequantise_of::<F>(blocks, out));
+    match dtype.convert(blocks) {
+        Some(blocks) => dequantise(dtype.kept_as(), &blocks, out),
+        None => with_format!(dtype, F => dequantise_of::<F>(blocks, out)),
+    }
 }
 
 /// [`dequantise`] for blocks of `F`. Packs 16 blocks at a time as if they were the rows of a

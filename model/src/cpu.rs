@@ -4,6 +4,8 @@
 //! [`Backend::step`]. Dropping it frees the weights and the KV store and stops the threads. Two
 //! backends in one process share nothing.
 
+use std::collections::HashMap;
+
 use stolon_backend::{Backend, BackendError, BackendSpec, BatchChecker, StepBatch, StepOutput};
 use stolon_kernels::{KvLayout, Matrix, Path, Threads};
 
@@ -32,7 +34,7 @@ impl WeightType {
     /// The type in which a matrix is kept that is stored as `stored` and has `columns` columns.
     pub(crate) fn of(self, stored: TensorType, columns: usize) -> TensorType {
         let fits = stored.block_len() == 1 && columns.is_multiple_of(TensorType::Q8_0.block_len());
-        if self == Self::Q8_0 && fits { TensorType::Q8_0 } else { stored }
+        if self == Self::Q8_0 && fits { TensorType::Q8_0 } else { stored.kept_as() }
     }
 }
 
@@ -239,6 +241,7 @@ fn check_memory(
     options: &CpuOptions,
     shape: &KvShape,
 ) -> Result<(), ModelError> {
+    log_conversions(config, weights);
     // Weights in buffers are released while they are packed.
     let packed = packed_bytes(config, weights, options.weight_type);
     let needed = packed.saturating_sub(weights.buffered_bytes());
@@ -256,6 +259,28 @@ fn check_memory(
         return Err(error.into());
     }
     Ok(())
+}
+
+/// Logs which types of weights are converted to others that take more memory.
+fn log_conversions(config: &DecoderConfig, weights: &Weights) {
+    let mut elements = HashMap::<TensorType, usize>::new();
+    for spec in config.tensors() {
+        let Some(dtype) = weights.dtype(&spec.name) else { continue };
+        if dtype.kept_as() != dtype {
+            let count = spec.shape.iter().fold(1, |product: usize, n| product.saturating_mul(*n));
+            let sum = elements.entry(dtype).or_default();
+            *sum = sum.saturating_add(count);
+        }
+    }
+    for (dtype, count) in elements {
+        tracing::info!(
+            from = dtype.name(),
+            to = dtype.kept_as().name(),
+            stored_bytes = dtype.bytes_of(count),
+            packed_bytes = dtype.kept_as().bytes_of(count),
+            "weights are converted while they are loaded: no value changes, but they take more memory"
+        );
+    }
 }
 
 /// The size in bytes of all tensors of `config` after packing.
