@@ -159,6 +159,11 @@ impl DotSet {
                 }
             }
         }
+        // Without AMX, the tests emulate the tile instructions.
+        #[cfg(target_arch = "x86_64")]
+        if sets.contains(&DotSet(Kind::Avx512Vnni)) && !sets.contains(&DotSet(Kind::Tiles)) {
+            sets.push(DotSet(Kind::Tiles));
+        }
         sets
     }
 

@@ -69,7 +69,9 @@ pub(super) unsafe fn chunk<F: Format>(args: &Int8Chunk, spare: *mut u8) {
         let scales = spare.add(sub_blocks * WORDS * WORD_VECTOR_BYTES).cast::<f32>();
         let panel_mins = scales.add(2 * sub_blocks * LANES);
         let expanded = Expanded { bytes: spare, scales, mins: panel_mins, sub_blocks };
-        configure_bytes(if halves { SUB_BLOCK / 2 } else { SUB_BLOCK });
+        if !emulated() {
+            configure_bytes(if halves { SUB_BLOCK / 2 } else { SUB_BLOCK });
+        }
         for index in 0..args.features.div_ceil(LANES) {
             let panel = QuantPanel::at::<F>(args.inner, args.panels, index);
             expand::<Avx512Vnni, F>(panel, spare, scales, panel_mins);
@@ -92,7 +94,45 @@ pub(super) unsafe fn chunk<F: Format>(args: &Int8Chunk, spare: *mut u8) {
                 }
             }
         }
-        release();
+        if !emulated() {
+            release();
+        }
+    }
+}
+
+/// Whether tests compute tiles without AMX: on machines that have only AVX-512 VNNI.
+#[cfg(test)]
+fn emulated() -> bool {
+    !crate::amx::probe::allowed().int8
+}
+
+/// Products that are not tests use AMX.
+#[cfg(not(test))]
+const fn emulated() -> bool {
+    false
+}
+
+/// [`two_tiles`] without AMX. `depth` is the number of activations of a row.
+///
+/// # Safety
+/// As for [`two_tiles`].
+#[cfg(test)]
+unsafe fn emulate(words: [*const u8; 2], bytes: [*const u8; 2], depth: usize, sums: &mut TileSums) {
+    for tile in 0..2 {
+        for (row, sums) in sums.0[tile].iter_mut().enumerate() {
+            for (lane, sum) in sums.iter_mut().enumerate() {
+                let product = |k: usize| {
+                    // SAFETY: the tiles have 16 rows of activations, 32 bytes apart, and `depth / 4`
+                    // rows of 16 words.
+                    let (x, weight) = unsafe {
+                        let weight = bytes[tile].add(k / 4 * WORD_VECTOR_BYTES + 4 * lane + k % 4);
+                        (*words[tile].add(row * SUB_BLOCK + k), *weight)
+                    };
+                    i32::from(x.cast_signed()) * i32::from(weight.cast_signed())
+                };
+                *sum = (0..depth).map(product).sum();
+            }
+        }
     }
 }
 
@@ -147,7 +187,12 @@ unsafe fn tile<const HALVES: bool, const MINS: bool>(args: &Int8Chunk, panel: &E
         let next = |first: usize, sums: &mut [TileSums; 2]| {
             let second = (first + 1).min(tiles - 1);
             let at = &mut sums[first / 2 % 2];
-            two_tiles([words(first), words(second)], [bytes(first), bytes(second)], at);
+            let (words, bytes) = ([words(first), words(second)], [bytes(first), bytes(second)]);
+            #[cfg(test)]
+            if emulated() {
+                return emulate(words, bytes, SUB_BLOCK / halves, at);
+            }
+            two_tiles(words, bytes, at);
         };
         next(0, &mut sums);
         for first in (0..tiles).step_by(2) {
