@@ -153,6 +153,7 @@ impl Layer {
             scale: 1.0 / (HEAD_DIM as f32).sqrt(),
             softcap: None,
             sliding_window: None,
+            sinks: None,
         };
         attention(threads, &args, out);
     }

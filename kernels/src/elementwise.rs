@@ -57,6 +57,18 @@ pub fn gelu_tanh_mul(path: Path, gate: &mut [f32], up: &[f32]) {
     unsafe { gelu_mul_dispatch(path, gate.as_mut_ptr(), up.as_ptr(), gate.len()) }
 }
 
+/// `gate = (up + 1) * g * sigmoid(alpha * g)`, elementwise, where `g` is `gate`, at most `limit`, and
+/// `up` is clamped to `-limit..=limit`: the gate function of gpt-oss.
+///
+/// # Panics
+/// If `gate` and `up` have different lengths.
+pub fn clamped_swiglu(path: Path, gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+    assert_eq!(gate.len(), up.len(), "clamped_swiglu: gate and up must have the same length");
+    let (to, len) = (gate.as_mut_ptr(), gate.len());
+    // SAFETY: `gate` and `up` each hold `len` values, as asserted above.
+    unsafe { clamped_swiglu_dispatch(path, to, up.as_ptr(), len, alpha, limit) }
+}
+
 /// `x += other`, elementwise: a residual connection.
 ///
 /// # Panics
@@ -225,6 +237,35 @@ dispatch! {
     /// # Safety
     /// Both pointers are valid for `len` values.
     unsafe fn gelu_mul_dispatch(gate: *mut f32, up: *const f32, len: usize) = gelu_mul_lanes
+}
+
+/// # Safety
+/// The instruction set of `L` is available, and `gate` and `up` are valid for `len` values.
+#[inline(always)]
+unsafe fn clamped_swiglu_lanes<L: Lanes>(
+    gate: *mut f32,
+    up: *const f32,
+    len: usize,
+    alpha: f32,
+    limit: f32,
+) {
+    // SAFETY: `zip_in_place` requires exactly what this function requires; the closure only
+    // computes in registers.
+    unsafe {
+        let (alpha, limit, lowest) = (L::splat(alpha), L::splat(limit), L::splat(-limit));
+        zip_in_place::<L>(gate, up, len, |g, u| {
+            let g = limit.min(g);
+            let u = lowest.max(limit.min(u)).add(L::splat(1.0));
+            g.mul(sigmoid(g.mul(alpha))).mul(u)
+        });
+    }
+}
+dispatch! {
+    /// # Safety
+    /// Both pointers are valid for `len` values.
+    unsafe fn clamped_swiglu_dispatch(
+        gate: *mut f32, up: *const f32, len: usize, alpha: f32, limit: f32,
+    ) = clamped_swiglu_lanes
 }
 
 /// # Safety

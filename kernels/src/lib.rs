@@ -67,7 +67,9 @@ pub use attention::args::{AttentionArgs, AttentionSequence, KvSlice};
 pub use attention::attention;
 pub use attention::prefix_sharing::positions_read;
 pub use buffer::{Buffer, Plain};
-pub use elementwise::{add, gelu_tanh_mul, rms_norm, rms_norm_in_place, scale, silu_mul, soft_cap};
+pub use elementwise::{
+    add, clamped_swiglu, gelu_tanh_mul, rms_norm, rms_norm_in_place, scale, silu_mul, soft_cap,
+};
 pub use error::KernelError;
 pub use heads::{HeadNorm, norm_and_rope};
 pub use kv_layout::KvLayout;

@@ -93,6 +93,9 @@ pub struct AttentionArgs<'a> {
     /// Number of positions that a query sees, including its own; at least 1. `None` if it sees all
     /// positions up to its own.
     pub sliding_window: Option<usize>,
+    /// `[heads]`: the score of each head's attention sink. A sink takes part in the softmax as one
+    /// more position whose value is zero. `None` if there are no sinks.
+    pub sinks: Option<&'a [f32]>,
 }
 
 impl AttentionArgs<'_> {
@@ -153,6 +156,12 @@ impl AttentionArgs<'_> {
             self.softcap.is_none_or(|cap| cap.is_finite() && cap > 0.0),
             "attention: expected a finite softcap above 0, got {:?}",
             self.softcap
+        );
+        assert!(
+            self.sinks.is_none_or(|sinks| sinks.len() == self.heads),
+            "attention: expected {} sinks, got {:?}",
+            self.heads,
+            self.sinks.map(<[f32]>::len)
         );
         let rows: usize = self.sequences.iter().map(|sequence| sequence.count).sum();
         assert_eq!(

@@ -157,6 +157,20 @@ impl SoftmaxState {
         }
     }
 
+    /// The factor of the values and the sum of the weights after an attention sink with the score
+    /// `sink` was added.
+    ///
+    /// # Safety
+    /// The memory of the view is still valid, and `query` is below `self.queries`.
+    unsafe fn with_sink(&self, query: usize, sink: f32) -> (f32, f32) {
+        let sink = sink * std::f32::consts::LOG2_E;
+        // SAFETY: `query` is below the number of queries, for which both pointers are valid.
+        let (largest, sum) = unsafe { (*self.largest.add(query), *self.sums.add(query)) };
+        let new = largest.max(sink);
+        let keep = rescale_factor(largest, new);
+        (keep, sum * keep + rescale_factor(sink, new))
+    }
+
     /// Writes the results, the weighted averages of values, to the rows of `chunk` in `out`
     /// (`[rows, heads, head_dim]`) for the query heads that share `kv_head`.
     ///
@@ -183,9 +197,13 @@ impl SoftmaxState {
             // chunk's rows and `head` below `heads`, so `to..to + head_dim` lies within `out`; the
             // stores of `live` or 16 values end there. The set of `L` is available.
             unsafe {
-                let sum = L::splat(*self.sums.add(query));
+                let (keep, sum) = match args.sinks {
+                    None => (1.0, *self.sums.add(query)),
+                    Some(sinks) => self.with_sink(query, sinks[head]),
+                };
+                let (keep, sum) = (L::splat(keep), L::splat(sum));
                 for d in (0..args.head_dim).step_by(LANES) {
-                    let values = L::load(self.values.add(query * self.width + d));
+                    let values = L::load(self.values.add(query * self.width + d)).mul(keep);
                     // Adding zero turns -0 into 0. A masked position has the same effect on a sum,
                     // so the result would otherwise depend on how many positions were masked.
                     let average = values.div(sum).add(L::splat(0.0));

@@ -16,6 +16,7 @@ use crate::path::{Path, PathKind};
 use crate::reference::{random, to_bf16, worst};
 
 mod shared;
+mod sinks;
 mod stored;
 
 /// The sizes of a layer, and how its cache is stored.
@@ -174,6 +175,16 @@ fn sequence(shape: Shape, len: usize, seed: u64) -> Sequence {
 }
 
 fn expected(shape: Shape, sequence: &Sequence, positions: Range<usize>) -> Vec<f64> {
+    expected_with(shape, sequence, positions, None)
+}
+
+/// [`expected`] with a sink for each head.
+fn expected_with(
+    shape: Shape,
+    sequence: &Sequence,
+    positions: Range<usize>,
+    sinks: Option<&[f32]>,
+) -> Vec<f64> {
     let Shape { heads, kv_heads, head_dim, softcap, window, .. } = shape;
     let mut out = Vec::new();
     for position in positions {
@@ -190,8 +201,9 @@ fn expected(shape: Shape, sequence: &Sequence, positions: Range<usize>) -> Vec<f
                     softcap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh())
                 })
                 .collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
+            let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[head]));
+            let max = scores.iter().copied().fold(sink, f64::max);
+            let sum: f64 = scores.iter().chain([&sink]).map(|score| (score - max).exp()).sum();
             out.extend((0..head_dim).map(|d| {
                 let weighted = scores
                     .iter()
@@ -261,6 +273,19 @@ fn run(
     cache: &Cache,
     parts: &[(usize, usize, usize)],
 ) -> Vec<Vec<f32>> {
+    run_with(path, threads, shape, sequences, cache, parts, None)
+}
+
+/// [`run`] with a sink for each head.
+fn run_with(
+    path: Path,
+    threads: &Threads,
+    shape: Shape,
+    sequences: &[Sequence],
+    cache: &Cache,
+    parts: &[(usize, usize, usize)],
+    sinks: Option<&[f32]>,
+) -> Vec<Vec<f32>> {
     let row_len = shape.heads * shape.head_dim;
     let bf16 = |values: &[f32]| -> Vec<u16> {
         values.iter().map(|&v| half::bf16::from_f32(v).to_bits()).collect()
@@ -320,6 +345,7 @@ fn run(
         scale: 1.0 / (shape.head_dim as f32).sqrt(),
         softcap: shape.softcap,
         sliding_window: shape.window,
+        sinks,
     };
     let mut out = vec![f32::NAN; q.len()];
     attention(threads, &args, &mut out);
@@ -454,6 +480,7 @@ fn nonexistent_block_is_refused() {
         scale: 1.0,
         softcap: None,
         sliding_window: None,
+        sinks: None,
     };
     attention(&Threads::new(1), &args, &mut [0.0; 8]);
 }

@@ -106,6 +106,38 @@ fn scale_and_soft_cap_match_their_formulas() {
     }
 }
 
+/// Goal: the clamped gate matches its formula within and beyond the limits, and propagates NaN.
+#[test]
+fn clamped_swiglu_matches_its_formula() {
+    let inputs = |size| {
+        let wide = |seed| random(seed, size).iter().map(|v| v * 4.0).collect::<Vec<_>>();
+        (wide(3), wide(4))
+    };
+    let got = |path, size| {
+        let (mut gate, up) = inputs(size);
+        clamped_swiglu(path, &mut gate, &up, 1.7, 2.5);
+        gate
+    };
+    let want = |size| {
+        let (gate, up) = inputs(size);
+        let pairs = wide(&gate).into_iter().zip(wide(&up));
+        pairs
+            .map(|(gate, up)| {
+                let gate = gate.min(2.5);
+                (up.clamp(-2.5, 2.5) + 1.0) * gate / (1.0 + (-1.7 * gate).exp())
+            })
+            .collect()
+    };
+    check(3e-6, got, want);
+    for path in Path::supported() {
+        for (gate, up) in [(f32::NAN, 1.0), (1.0, f32::NAN)] {
+            let mut gate = [gate];
+            clamped_swiglu(path, &mut gate, &[up], 1.7, 2.5);
+            assert!(gate[0].is_nan(), "{path}: NaN must propagate");
+        }
+    }
+}
+
 /// Goal: value `i` is rotated with value `i + half`, and values beyond the rotary part do not
 /// change.
 #[test]

@@ -29,6 +29,7 @@ fn args<'a>(
         scale: 1.0,
         softcap: None,
         sliding_window,
+        sinks: None,
     }
 }
 
