@@ -73,6 +73,12 @@ impl CacheEvents {
         &self.snapshot
     }
 
+    /// Takes the content that [`CacheEvents::snapshot`] returns and leaves an empty list of events.
+    pub fn take_snapshot(&mut self) -> CacheSnapshot {
+        let events = std::mem::take(&mut self.snapshot.events);
+        CacheSnapshot { number: self.snapshot.number, events }
+    }
+
     /// The next change; `None` at the end.
     pub async fn next(&mut self) -> Option<NumberedEvent> {
         std::future::poll_fn(|context| self.receiver.poll_next(context)).await

@@ -1,7 +1,7 @@
 //! Requests and replies of the HTTP API as plain typed data.
 //!
-//! One file per endpoint: [`completions`], [`chat`], [`tokenize`], [`models`], and [`admin`] for the
-//! operator's endpoints. What two of them share has a file too: [`options`] (parameters of both text
+//! One file per endpoint: [`completions`], [`chat`], [`tokenize`], [`models`], and [`admin`] and
+//! [`cache`] for the operator's endpoints. What two of them share has a file too: [`options`] (parameters of both text
 //! endpoints), [`reply`] (the object around generated choices), [`logprobs`] and [`error`].
 //!
 //! Requests implement `Deserialize` and replies implement `Serialize`. The types only fix the
@@ -14,6 +14,7 @@
 //! Exceptions are values that request nothing, such as `"tools": []`.
 
 pub mod admin;
+pub mod cache;
 pub mod chat;
 pub mod completions;
 pub mod error;

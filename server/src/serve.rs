@@ -26,6 +26,7 @@ mod access;
 mod admin;
 mod body;
 mod cache;
+mod cache_events;
 mod chat;
 mod command;
 mod completions;
@@ -124,6 +125,7 @@ struct App {
     hide_cached_tokens: bool,
     metrics: metrics::Metrics,
     audits: flight::SingleFlight<Result<AuditReport, error::ApiError>>,
+    event_streams: cache_events::EventStreams,
     dumps: flight::SingleFlight<Result<Arc<TreeDump>, error::ApiError>>,
     /// When the router was made, in seconds since 1970-01-01 UTC: the model's `created`.
     started: u64,
@@ -131,10 +133,9 @@ struct App {
 
 /// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions` and `/v1/models` as
 /// OpenAI's, `/tokenize` and `/detokenize` as vLLM's, and `/health`, `/ready`, `/version`,
-/// `/metrics`, `/admin/stats`, `/admin/audit`, `/admin/tree` and
-/// `/admin/pins` for operators.
+/// `/metrics`, `/v1/cache` and `/admin` for operators.
 ///
-/// Without an administrator's key, `/admin` and `/metrics` are refused unless the connection comes from this
+/// Without an administrator's key, `/v1/cache`, `/admin` and `/metrics` are refused unless the connection comes from this
 /// machine, which is known from [`ConnectInfo`](axum::extract::ConnectInfo): serve the router with
 /// [`Router::into_make_service_with_connect_info`] and a
 /// [`SocketAddr`](std::net::SocketAddr).
@@ -159,9 +160,21 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
     let operators = operators
         .route("/admin/stats", get(admin::stats))
         .route("/admin/audit", get(admin::audit))
+        .route("/v1/cache/stats", get(cache::stats))
+        .route("/v1/cache/tree", get(cache::tree))
+        .route("/v1/cache/query", post(cache::query))
+        .route("/v1/cache/warm", post(cache::warm))
+        .route("/v1/cache/pin", post(cache::pin))
+        .route("/v1/cache/unpin", post(cache::unpin))
+        .route("/v1/cache/pins", get(cache::pins))
+        .route("/v1/cache/evict", post(cache::evict))
+        .route("/v1/cache/flush", post(cache::flush))
+        .route("/v1/cache/audit", get(admin::audit))
+        .route("/v1/cache/policy", get(cache::policy).post(cache::set_policy))
+        .route("/v1/cache/events", get(cache_events::events))
         .route("/admin/tree", get(cache::tree))
         .route("/admin/pins", get(cache::pins).post(cache::pin))
-        .route("/admin/pins/{id}", delete(cache::unpin))
+        .route("/admin/pins/{id}", delete(cache::delete_pin))
         .route_layer(operator);
     public
         .merge(models)
@@ -217,6 +230,7 @@ impl App {
             max_answers: options.max_answers.clamp(1, MAX_CHOICES),
             special_tokens_in_messages: options.special_tokens_in_messages,
             hide_cached_tokens: options.hide_cached_tokens,
+            event_streams: cache_events::EventStreams::new(),
             audits: flight::SingleFlight::new(),
             dumps: flight::SingleFlight::new(),
             started: unix_seconds(),

@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use super::error::ApiError;
 use super::receive::Received;
 use super::scan;
-use crate::api::admin::PinRequest;
+use crate::api::cache::{CachePrompt, CacheRequest, PinRequest, PolicyRequest, UnpinRequest};
 use crate::api::chat::ChatRequest;
 use crate::api::completions::CompletionRequest;
 use crate::api::fields::UnknownFields;
@@ -120,21 +120,39 @@ impl RequestBody for TokenizeRequest {
     }
 }
 
-impl RequestBody for DetokenizeRequest {
-    const SCOPE: Scope = Scope::None;
+/// Bodies that have no parameters without an effect.
+macro_rules! plain_body {
+    ($($body:ty),+) => {
+        $(impl RequestBody for $body {
+            const SCOPE: Scope = Scope::None;
 
-    fn unknown(&self) -> &UnknownFields {
-        &self.unknown
-    }
+            fn unknown(&self) -> &UnknownFields {
+                &self.unknown
+            }
+        })+
+    };
 }
 
-impl RequestBody for PinRequest {
-    const SCOPE: Scope = Scope::None;
+plain_body!(DetokenizeRequest, PolicyRequest, UnpinRequest);
 
-    fn unknown(&self) -> &UnknownFields {
-        &self.unknown
-    }
+/// Bodies with prompts for the cache.
+macro_rules! cache_body {
+    ($($body:ty),+) => {
+        $(impl RequestBody for $body {
+            const SCOPE: Scope = Scope::None;
+
+            fn unknown(&self) -> &UnknownFields {
+                &self.unknown
+            }
+
+            fn flattened_error(body: &Value) -> Option<PathError> {
+                typed::<CachePrompt>(body).err()
+            }
+        })+
+    };
 }
+
+cache_body!(CacheRequest, PinRequest);
 
 /// Parses a body of at most `max_values` JSON values. All of its members must be known, or request
 /// nothing.

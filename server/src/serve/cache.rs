@@ -1,4 +1,4 @@
-//! Handlers of `/admin/tree` and `/admin/pins`: the prefix cache for operators.
+//! Handlers of `/v1/cache`: the prefix cache for operators.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,18 +9,30 @@ use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::FutureExt;
-use stolon::{PinId, Request, TreeDump};
+use futures::future::try_join_all;
+use serde_json::json;
+use stolon::{ChatOptions, Pin, PinId, PinOptions, Request, TreeDump};
 
 use super::App;
 use super::access::Tenant;
-use super::error::ApiError;
+use super::chat::messages;
+use super::completions::engine_request;
+use super::error::{ApiError, cut};
 use super::receive::Received;
-use crate::api::admin::{
-    PinCreated, PinDeleted, PinInfo, PinList, PinPrompt, PinRequest, Tree, TreeFormat, TreeNode,
-    TreeQuery,
+use crate::api::cache::{
+    CachePrompt, CacheRequest, CacheResult, CacheResults, CacheStatsReply, Evicted, Flushed,
+    MAX_PIN_TEXT, MAX_PROMPTS, PinCreated, PinDeleted, PinInfo, PinList, PinRequest, Policy,
+    PolicyRequest, TokensQuery, Tree, TreeFormat, TreeNode, TreeQuery, UnpinRequest,
 };
 
-/// `GET /admin/tree`: the prefix tree and its statistics, or with `?format=dot` a graph of it.
+/// `GET /v1/cache/stats`.
+pub(super) async fn stats(State(app): State<Arc<App>>) -> Result<Json<CacheStatsReply>, ApiError> {
+    let (cache, stats) = (app.engine.cache_stats().await?, app.engine.stats());
+    let (token_hit_rate, request_hit_rate) = (stats.token_hit_rate(), stats.request_hit_rate());
+    Ok(Json(CacheStatsReply { cache, stats, token_hit_rate, request_hit_rate }))
+}
+
+/// `GET /v1/cache/tree`: the prefix tree and its statistics, or with `?format=dot` a graph of it.
 pub(super) async fn tree(
     State(app): State<Arc<App>>,
     query: Result<Query<TreeQuery>, QueryRejection>,
@@ -41,38 +53,280 @@ pub(super) async fn tree(
     Ok(Json(Tree { version: dump.version, stats, nodes }).into_response())
 }
 
-/// `GET /admin/pins`: all pins.
-pub(super) async fn pins(State(app): State<Arc<App>>) -> Result<Json<PinList>, ApiError> {
-    let pins = app.engine.pins().await?;
-    Ok(Json(PinList { pins: pins.iter().map(PinInfo::from).collect() }))
+/// `POST /v1/cache/query`: how much of each prompt is cached. The tree is read without a lock.
+pub(super) async fn query(
+    State(app): State<Arc<App>>,
+    body: Received,
+) -> Result<Json<CacheResults>, ApiError> {
+    let request: CacheRequest = app.parser.parse(body).await?;
+    let requests = app.tokenized(request.prompts).await?;
+    Ok(Json(app.cached(&requests)?))
 }
 
-/// `POST /admin/pins`: pins what is cached of a prompt.
+/// `POST /v1/cache/warm`: computes what is not cached of each prompt.
+pub(super) async fn warm(
+    State(app): State<Arc<App>>,
+    body: Received,
+) -> Result<Json<CacheResults>, ApiError> {
+    let request: CacheRequest = app.parser.parse(body).await?;
+    let requests = app.tokenized(request.prompts).await?;
+    app.compute(&requests).await?;
+    Ok(Json(app.cached(&requests)?))
+}
+
+/// `GET /v1/cache/pins`: all pins, and what they hold.
+pub(super) async fn pins(
+    State(app): State<Arc<App>>,
+    query: Result<Query<TokensQuery>, QueryRejection>,
+) -> Result<Json<PinList>, ApiError> {
+    let Query(query) = query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
+    let pins = app.engine.pins().await?;
+    let pins = pins.iter().map(|pin| app.pin_info(pin, query.tokens)).collect();
+    Ok(Json(PinList { pins }))
+}
+
+/// `POST /v1/cache/pin`: pins a prompt, of which it computes what is not cached.
 pub(super) async fn pin(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<PinCreated>, ApiError> {
-    let pin: PinRequest = app.parser.parse(body).await?;
-    let mut request = match pin.prompt {
-        PinPrompt::Text(text) => Request::text(text),
-        PinPrompt::Tokens(tokens) => Request::tokens(tokens),
+    let mut pin: PinRequest = app.parser.parse(body).await?;
+    let options = pin_options(&mut pin)?;
+    let requests = app.tokenized(pin.prompts).await?;
+    let [request] = &requests[..] else {
+        let message = format!("`prompt`: expected one prompt, got {}", requests.len());
+        return Err(ApiError::invalid(Some("prompt"), message));
     };
-    if let Some(salt) = Tenant::named(pin.tenant).salt(pin.cache_salt.as_deref()) {
-        request = request.cache_salt(salt);
+    if pin.compute.unwrap_or(true) {
+        app.compute(&requests).await?;
     }
-    let ttl = pin.ttl_seconds.map(|seconds| Duration::from_secs(seconds as u64));
-    let id = app.engine.pin(&request, ttl).await?;
-    Ok(Json(PinCreated { id: id.0 }))
+    let id = app.engine.pin_with(request, options).await?;
+    let pins = app.engine.pins().await?;
+    let tokens = pins.iter().find(|pin| pin.id == id).map_or(0, |pin| pin.tokens);
+    Ok(Json(PinCreated { id: id.0, tokens }))
+}
+
+/// `POST /v1/cache/unpin`: ends a pin.
+pub(super) async fn unpin(
+    State(app): State<Arc<App>>,
+    body: Received,
+) -> Result<Json<PinDeleted>, ApiError> {
+    let request: UnpinRequest = app.parser.parse(body).await?;
+    app.end_pin(request.id).await
 }
 
 /// `DELETE /admin/pins/{id}`: ends a pin.
-pub(super) async fn unpin(
+pub(super) async fn delete_pin(
     State(app): State<Arc<App>>,
     id: Result<Path<u64>, PathRejection>,
 ) -> Result<Json<PinDeleted>, ApiError> {
     let Path(id) = id.map_err(|error| ApiError::invalid(Some("id"), error.body_text()))?;
-    if app.engine.unpin(PinId(id)).await? {
-        return Ok(Json(PinDeleted { deleted: true }));
+    app.end_pin(id).await
+}
+
+/// `POST /v1/cache/evict`: removes prompts, or all that has a cache salt.
+pub(super) async fn evict(
+    State(app): State<Arc<App>>,
+    body: Received,
+) -> Result<Json<Evicted>, ApiError> {
+    let CacheRequest { prompts, .. } = app.parser.parse(body).await?;
+    if prompts.prompt.is_some() || prompts.messages.is_some() {
+        let mut blocks = 0;
+        for request in app.tokenized(prompts).await? {
+            blocks += app.engine.evict_prefix(&request).await?;
+        }
+        return Ok(Json(Evicted { blocks }));
     }
-    Err(ApiError::new(StatusCode::NOT_FOUND, format!("there is no pin {id}")))
+    let Some(salt) = prompts.salt() else {
+        let message = "expected `prompt`, `messages`, `cache_salt` or `tenant`; /v1/cache/flush \
+                       removes everything";
+        return Err(ApiError::invalid(Some("prompt"), message));
+    };
+    Ok(Json(Evicted { blocks: app.engine.evict_salt(Some(&salt)).await? }))
+}
+
+/// `POST /v1/cache/flush`: removes everything, and ends all pins.
+pub(super) async fn flush(State(app): State<Arc<App>>) -> Result<Json<Flushed>, ApiError> {
+    app.engine.flush().await?;
+    Ok(Json(Flushed { flushed: true }))
+}
+
+/// `GET /v1/cache/policy`.
+pub(super) async fn policy(State(app): State<Arc<App>>) -> Json<Policy> {
+    Json(app.policy())
+}
+
+/// `POST /v1/cache/policy`: changes the order of eviction, of admission, or both.
+pub(super) async fn set_policy(
+    State(app): State<Arc<App>>,
+    body: Received,
+) -> Result<Json<Policy>, ApiError> {
+    let request: PolicyRequest = app.parser.parse(body).await?;
+    let eviction = parse_policy("eviction", request.eviction.as_deref())?;
+    let admission = parse_policy("admission", request.admission.as_deref())?;
+    if let Some(policy) = eviction {
+        app.engine.set_eviction_policy(policy)?;
+    }
+    if let Some(policy) = admission {
+        app.engine.set_admission(policy);
+    }
+    Ok(Json(app.policy()))
+}
+
+fn parse_policy<P>(param: &str, name: Option<&str>) -> Result<Option<P>, ApiError>
+where
+    P: std::str::FromStr<Err: std::fmt::Display>,
+{
+    let parse = |name: &str| {
+        name.parse().map_err(|error: P::Err| ApiError::invalid(Some(param), error.to_string()))
+    };
+    name.map(parse).transpose()
+}
+
+/// Takes the options of a pin from its request.
+fn pin_options(pin: &mut PinRequest) -> Result<PinOptions, ApiError> {
+    let refresh_on_hit = pin.refresh_on_hit.unwrap_or(false);
+    if refresh_on_hit && pin.ttl_seconds.is_none() {
+        let message = "`refresh_on_hit` is allowed only with `ttl_seconds`";
+        return Err(ApiError::invalid(Some("refresh_on_hit"), message));
+    }
+    for (param, text) in [("reason", &pin.reason), ("description", &pin.description)] {
+        if let Some(text) = text.as_ref().filter(|text| text.len() > MAX_PIN_TEXT) {
+            let expected = format!("at most {MAX_PIN_TEXT} bytes");
+            return Err(ApiError::expected(param, &expected, &json!(text)));
+        }
+    }
+    Ok(PinOptions {
+        ttl: pin.ttl_seconds.map(|seconds| Duration::from_secs(seconds as u64)),
+        refresh_on_hit,
+        reason: pin.reason.take(),
+        description: pin.description.take(),
+    })
+}
+
+impl CachePrompt {
+    /// The salt of the requests that it is about, for the engine.
+    fn salt(&self) -> Option<String> {
+        Tenant::named(self.tenant.clone()).salt(self.cache_salt.as_deref())
+    }
+
+    /// The engine's requests, which are made as those of completions and of chat are.
+    fn into_requests(self, app: &App) -> Result<Vec<Request>, ApiError> {
+        let salt = self.salt();
+        if self.messages.is_none() {
+            for (param, given) in [
+                ("chat_template_kwargs", self.chat_template_kwargs.is_some()),
+                ("add_generation_prompt", self.add_generation_prompt.is_some()),
+            ] {
+                if given {
+                    let message = format!("`{param}` is allowed only with `messages`");
+                    return Err(ApiError::invalid(Some(param), message));
+                }
+            }
+        }
+        let mut requests: Vec<Request> = match (self.prompt, self.messages) {
+            (Some(prompt), None) => prompt.into_prompts().into_iter().map(engine_request).collect(),
+            (None, Some(conversation)) => {
+                let options = ChatOptions {
+                    special_tokens_in_messages: app.special_tokens_in_messages,
+                    add_generation_prompt: self.add_generation_prompt.unwrap_or(true),
+                    variables: self.chat_template_kwargs.unwrap_or_default(),
+                    ..ChatOptions::default()
+                };
+                vec![Request::chat(messages(conversation)?).chat_options(options)]
+            }
+            (None, None) => return Err(ApiError::missing("prompt")),
+            (Some(_), Some(_)) => {
+                let message = "expected either `prompt` or `messages`, got both";
+                return Err(ApiError::invalid(Some("messages"), message));
+            }
+        };
+        if requests.is_empty() || requests.len() > MAX_PROMPTS {
+            let message =
+                format!("`prompt`: expected 1 to {MAX_PROMPTS} prompts, got {}", requests.len());
+            return Err(ApiError::invalid(Some("prompt"), message));
+        }
+        if let Some(salt) = salt {
+            requests.iter_mut().for_each(|r| *r = r.clone().cache_salt(salt.clone()));
+        }
+        Ok(requests)
+    }
+}
+
+impl App {
+    /// The engine's requests with their prompts as token ids.
+    async fn tokenized(&self, prompts: CachePrompt) -> Result<Vec<Request>, ApiError> {
+        let requests = prompts.into_requests(self)?;
+        Ok(try_join_all(requests.into_iter().map(|r| self.engine.tokenized(r))).await?)
+    }
+
+    /// How much of each prompt is cached.
+    fn cached(&self, requests: &[Request]) -> Result<CacheResults, ApiError> {
+        let cached = self.engine.query_match_lens(requests)?;
+        let results = requests.iter().zip(cached);
+        let results = results.map(|(request, cached_tokens)| CacheResult {
+            prompt_tokens: prompt_len(request),
+            cached_tokens,
+        });
+        Ok(CacheResults { results: results.collect() })
+    }
+
+    /// Computes those prompts of which a whole block is not cached.
+    async fn compute(&self, requests: &[Request]) -> Result<(), ApiError> {
+        let block_size = self.engine.model_info().block_size;
+        let cached = self.engine.query_match_lens(requests)?;
+        let missing = requests
+            .iter()
+            .zip(cached)
+            .filter(|(request, cached)| prompt_len(request) / block_size > cached / block_size);
+        try_join_all(missing.map(|(request, _)| {
+            let request = request.clone();
+            self.engine.warm(match self.request_timeout {
+                Some(timeout) => request.timeout(timeout),
+                None => request,
+            })
+        }))
+        .await?;
+        Ok(())
+    }
+
+    async fn end_pin(&self, id: u64) -> Result<Json<PinDeleted>, ApiError> {
+        if self.engine.unpin(PinId(id)).await? {
+            return Ok(Json(PinDeleted { deleted: true }));
+        }
+        Err(ApiError::new(StatusCode::NOT_FOUND, format!("there is no pin {id}")))
+    }
+
+    fn pin_info(&self, pin: &Pin, tokens: bool) -> PinInfo {
+        // A token has at least one byte, so that no more of them are needed.
+        let shown = &pin.token_ids[..pin.token_ids.len().min(MAX_PIN_TEXT)];
+        let text = tokens.then(|| self.engine.detokenize(shown, false).unwrap_or_default());
+        PinInfo {
+            id: pin.id.0,
+            namespace: format!("{:?}", pin.namespace),
+            tokens: pin.tokens,
+            blocks: pin.blocks,
+            ends_in_seconds: pin.ends_in.map(|left| left.as_secs_f64()),
+            refresh_on_hit: pin.options.refresh_on_hit,
+            reason: pin.options.reason.clone(),
+            description: pin.options.description.clone(),
+            token_ids: tokens.then(|| pin.token_ids.to_vec()),
+            text: text.map(|text| cut(text, MAX_PIN_TEXT)),
+        }
+    }
+
+    fn policy(&self) -> Policy {
+        Policy {
+            eviction: self.engine.eviction_policy().map(|policy| policy.to_string()),
+            admission: self.engine.admission().to_string(),
+        }
+    }
+}
+
+/// Number of tokens of a tokenised prompt.
+fn prompt_len(request: &Request) -> usize {
+    match request.prompt() {
+        stolon::Prompt::Tokens(tokens) => tokens.len(),
+        _ => 0,
+    }
 }

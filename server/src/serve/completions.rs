@@ -175,7 +175,7 @@ fn candidates(best_of: Option<usize>, call: &Call) -> Result<Option<usize>, ApiE
     Ok((count > 1).then_some(count))
 }
 
-fn engine_request(prompt: Prompt) -> Request {
+pub(super) fn engine_request(prompt: Prompt) -> Request {
     match prompt {
         Prompt::Text(text) => Request::text(text),
         Prompt::Tokens(tokens) => Request::tokens(tokens),

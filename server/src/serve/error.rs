@@ -119,7 +119,7 @@ impl ApiError {
 }
 
 /// The text, cut to at most `max` bytes and an ellipsis.
-fn cut(mut text: String, max: usize) -> String {
+pub(super) fn cut(mut text: String, max: usize) -> String {
     if text.len() > max {
         let end = (0..=max).rev().find(|&end| text.is_char_boundary(end));
         text.truncate(end.unwrap_or(0));

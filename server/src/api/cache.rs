@@ -1,0 +1,327 @@
+//! `/v1/cache`: the prefix cache for operators.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use stolon::{CacheStats, EngineStats, NodeDump};
+
+use super::chat::{MAX_MESSAGES, Message};
+use super::completions::PromptInput;
+use super::fields::{self, UnknownFields};
+
+/// Most prompts of one request.
+pub const MAX_PROMPTS: usize = 128;
+
+/// Maximum length of the reason and of the description of a pin, in bytes.
+pub const MAX_PIN_TEXT: usize = 512;
+
+/// The query of `GET /v1/cache/tree`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct TreeQuery {
+    /// How to show the tree. Default `json`.
+    #[serde(default)]
+    pub format: TreeFormat,
+    /// Whether to show the first tokens of each node, which are parts of prompts. Default false.
+    #[serde(default)]
+    pub tokens: bool,
+}
+
+/// How to show the prefix tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TreeFormat {
+    /// Statistics and a list of nodes.
+    #[default]
+    Json,
+    /// A graph in Graphviz's DOT language.
+    Dot,
+}
+
+/// `GET /v1/cache/tree` as JSON: the prefix tree.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tree {
+    /// Version of the tree; it grows with each change.
+    pub version: u64,
+    /// Statistics of the prefix cache.
+    pub stats: CacheStats,
+    /// The nodes; parents come before their children.
+    pub nodes: Vec<TreeNode>,
+}
+
+/// A node of the prefix tree: a run of tokens that some prompts have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TreeNode {
+    /// Index of the parent in the list of nodes; `null` for a node at the root.
+    pub parent: Option<usize>,
+    /// Hash of the cache salt, which itself is not shown.
+    pub namespace: String,
+    /// KV blocks of the node.
+    pub blocks: usize,
+    /// Tokens of the node.
+    pub tokens: usize,
+    /// The node's first token ids, at most eight, if they were requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_tokens: Option<Vec<u32>>,
+    /// Running requests and pins that hold the node or one below it. Such a node is not evicted.
+    pub locks: u32,
+    /// Requests that matched the node.
+    pub hits: u32,
+    /// When the node was last used, in changes of the cache since its start.
+    pub last_use: u64,
+}
+
+impl TreeNode {
+    /// Describes a node, with its first tokens if `tokens` is true.
+    pub(crate) fn new(node: &NodeDump, tokens: bool) -> Self {
+        Self {
+            parent: node.parent,
+            namespace: format!("{:?}", node.namespace),
+            blocks: node.block_count,
+            tokens: node.position_count,
+            first_tokens: tokens.then(|| node.first_positions.clone()),
+            locks: node.locks,
+            hits: node.hits,
+            last_use: node.last_use,
+        }
+    }
+}
+
+/// The prompts that a request is about, and whose cache they are in.
+#[derive(Debug, Default, Deserialize)]
+pub struct CachePrompt {
+    /// A text, a list of texts, the token ids of one prompt, or a list of such lists; at most
+    /// [`MAX_PROMPTS`].
+    pub prompt: Option<PromptInput>,
+    /// Instead of `prompt`: a conversation, which is rendered as for a chat request.
+    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_MESSAGES>")]
+    pub messages: Option<Vec<Message>>,
+    /// Variables of the chat template. Allowed only with `messages`.
+    pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// Whether a conversation ends with the start of the model's answer. Default true. Allowed only
+    /// with `messages`.
+    pub add_generation_prompt: Option<bool>,
+    /// The cache salt that requests with these prompts use. Default: none.
+    pub cache_salt: Option<String>,
+    /// The tenant whose requests it is about, on a server that tells tenants apart by their keys or
+    /// by a header. Default: none.
+    pub tenant: Option<String>,
+}
+
+/// The body of `POST /v1/cache/query`, `/v1/cache/warm` and `/v1/cache/evict`.
+#[derive(Debug, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct CacheRequest {
+    /// The prompts.
+    #[serde(flatten)]
+    pub prompts: CachePrompt,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// The reply to `POST /v1/cache/query` and `/v1/cache/warm`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CacheResults {
+    /// One entry for each prompt, in their order.
+    pub results: Vec<CacheResult>,
+}
+
+/// How much of a prompt is cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct CacheResult {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// How many of them are cached, from its start: whole blocks.
+    pub cached_tokens: usize,
+}
+
+/// The reply to `POST /v1/cache/evict`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Evicted {
+    /// KV blocks that were freed.
+    pub blocks: usize,
+}
+
+/// The reply to `POST /v1/cache/flush`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Flushed {
+    /// Always true.
+    pub flushed: bool,
+}
+
+/// `GET /v1/cache/stats`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CacheStatsReply {
+    /// Statistics of the prefix tree.
+    pub cache: CacheStats,
+    /// The engine's counters and gauges.
+    pub stats: EngineStats,
+    /// Fraction of prompt tokens that were read from the prefix cache, 0 to 1.
+    pub token_hit_rate: f64,
+    /// Fraction of requests that found a part of their prompt cached, 0 to 1.
+    pub request_hit_rate: f64,
+}
+
+/// `GET /v1/cache/policy`, and the reply to `POST`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Policy {
+    /// Order in which cached blocks are evicted; `null` for a custom one.
+    pub eviction: Option<String>,
+    /// Order in which queued requests are admitted.
+    pub admission: String,
+}
+
+/// The body of `POST /v1/cache/policy`. What is left out stays as it is.
+#[derive(Debug, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct PolicyRequest {
+    /// Order in which cached blocks are evicted, such as `lru`.
+    pub eviction: Option<String>,
+    /// Order in which queued requests are admitted, such as `fcfs`.
+    pub admission: Option<String>,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// The query of `GET /v1/cache/pins` and `GET /v1/cache/events`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct TokensQuery {
+    /// Whether to show token ids, which are parts of prompts. Default false.
+    #[serde(default)]
+    pub tokens: bool,
+}
+
+/// `POST /v1/cache/pin`: keeps a prompt from being evicted.
+#[derive(Debug, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct PinRequest {
+    /// The prompt: one.
+    #[serde(flatten)]
+    pub prompts: CachePrompt,
+    /// Whether to compute what is not cached of it. Default true. With false, only what is cached
+    /// is pinned.
+    pub compute: Option<bool>,
+    /// Seconds after which the pin ends, 1 to 4294967295. Default: it lasts until it is unpinned.
+    #[serde(default, deserialize_with = "fields::count::<_, 1, { u32::MAX as usize }>")]
+    pub ttl_seconds: Option<usize>,
+    /// Whether requests that use the prompt prolong the life of the pin, so that it ends at the
+    /// earliest `ttl_seconds`, and at the latest twice that, after its last use. Default false.
+    /// Allowed only with `ttl_seconds`.
+    pub refresh_on_hit: Option<bool>,
+    /// Why it is pinned, at most [`MAX_PIN_TEXT`] bytes.
+    pub reason: Option<String>,
+    /// What it is, at most [`MAX_PIN_TEXT`] bytes.
+    pub description: Option<String>,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// `POST /v1/cache/unpin`.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct UnpinRequest {
+    /// Id of the pin.
+    pub id: u64,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// Reply to `POST /v1/cache/pin`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PinCreated {
+    /// Id of the pin.
+    pub id: u64,
+    /// Tokens of the prompt that are pinned, from its start: whole blocks.
+    pub tokens: usize,
+}
+
+/// Reply to `POST /v1/cache/unpin`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PinDeleted {
+    /// Always true.
+    pub deleted: bool,
+}
+
+/// `GET /v1/cache/pins`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PinList {
+    /// All pins, oldest first.
+    pub pins: Vec<PinInfo>,
+}
+
+/// A pinned prefix.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PinInfo {
+    /// Id of the pin.
+    pub id: u64,
+    /// Hash of the cache salt, which itself is not shown.
+    pub namespace: String,
+    /// Tokens of the prompt that are pinned, from its start: whole blocks.
+    pub tokens: usize,
+    /// KV blocks that the pin holds.
+    pub blocks: usize,
+    /// Seconds until the pin ends, or is prolonged; `null` if it lasts until it is unpinned.
+    pub ends_in_seconds: Option<f64>,
+    /// Whether use prolongs its life.
+    pub refresh_on_hit: bool,
+    /// Why it was pinned.
+    pub reason: Option<String>,
+    /// What it is.
+    pub description: Option<String>,
+    /// The pinned token ids, if they were requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
+    /// The first [`MAX_PIN_TEXT`] bytes of their text, if token ids were requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+}
+
+/// The data of one event of `GET /v1/cache/events`. Hashes are 16 hexadecimal digits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum EventData {
+    /// The first event. It is followed by `runs` events of type `stored`, with this number, which
+    /// have all that is cached.
+    Snapshot {
+        /// Number of the last event that the snapshot includes.
+        number: u64,
+        /// Events of the snapshot that follow.
+        runs: usize,
+    },
+    /// Blocks were added.
+    Stored {
+        /// Number of the event. Numbers have no gaps.
+        number: u64,
+        /// Hash of the cache salt, which itself is not shown.
+        namespace: String,
+        /// Hash of the block before the first one; `null` at the start of a prompt.
+        parent: Option<String>,
+        /// Hashes of the blocks.
+        hashes: Vec<String>,
+        /// Token ids of the blocks, if they were requested.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        token_ids: Option<Vec<u32>>,
+    },
+    /// Blocks were removed.
+    Removed {
+        /// Number of the event.
+        number: u64,
+        /// Hashes of the blocks.
+        hashes: Vec<String>,
+    },
+    /// All blocks were removed.
+    Cleared {
+        /// Number of the event.
+        number: u64,
+    },
+    /// The client was too slow, and events were dropped. This is the last event: connect again for
+    /// a new snapshot.
+    Reset {
+        /// Number of the last event that was dropped.
+        number: u64,
+        /// Events that were dropped.
+        missed: u64,
+    },
+}
