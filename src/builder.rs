@@ -333,6 +333,13 @@ impl EngineBuilder {
         self
     }
 
+    /// Maximum number of tokens of a request, prompt and answer together; at least 2 and at most the
+    /// context length of the model. Default: the context length.
+    pub fn max_positions(mut self, tokens: usize) -> Self {
+        self.config.max_positions = Some(tokens);
+        self
+    }
+
     /// Maximum duration of one forward pass. Default: no limit.
     ///
     /// A backend that takes longer is treated as hung: requests in flight and new requests fail

@@ -97,6 +97,9 @@ pub struct EngineConfig {
     /// Maximum number of tokens to generate for a request that does not say, at least 1. `None` is
     /// as many as the context and the KV pool can hold.
     pub default_max_tokens: Option<usize>,
+    /// Maximum number of tokens of a request, prompt and answer together: at least 2 and at most
+    /// the backend's context length, which `None` allows.
+    pub max_positions: Option<usize>,
     /// Whether computed prefixes are cached and shared.
     pub prefix_caching: bool,
     /// Which cached blocks are evicted first.
@@ -135,6 +138,7 @@ impl Default for EngineConfig {
             max_queued_requests: 1024,
             max_queued_tokens: 1 << 20,
             default_max_tokens: None,
+            max_positions: None,
             prefix_caching: true,
             eviction_policy: EvictionPolicy::default(),
             eviction_order: None,

@@ -118,9 +118,20 @@ impl AdmissionContext {
     ///
     /// # Errors
     /// [`EngineError::InvalidParameter`] for the first impossible value.
-    pub fn new(config: EngineConfig, spec: BackendSpec) -> Result<AdmissionContext, EngineError> {
+    pub fn new(
+        config: EngineConfig,
+        mut spec: BackendSpec,
+    ) -> Result<AdmissionContext, EngineError> {
         config.validate()?;
         check_spec(&spec, &config)?;
+        if let Some(limit) = config.max_positions {
+            if limit < 2 || limit > spec.max_positions {
+                let context = spec.max_positions;
+                let expected = format!("from 2 to the model's context length {context}");
+                return Err(EngineError::invalid("max_positions", expected, limit));
+            }
+            spec.max_positions = limit;
+        }
         Ok(AdmissionContext {
             policy: Arc::new(ArcSwap::from_pointee(config.policy)),
             eviction_policy: Arc::new(ArcSwap::from_pointee(match config.eviction_order {

@@ -35,6 +35,7 @@ pub struct EngineArgs {
     /// Units are K, M, G and T, powers of 1024. By default a part of the memory that is free after
     /// the model has been loaded.
     #[arg(long, value_parser = parse_bytes, conflicts_with = "num_blocks", value_name = "BYTES")]
+    #[arg(visible_alias = "kv-cache-memory", alias = "kv-cache-memory-bytes")]
     pub kv_memory: Option<u64>,
     /// Size of the KV cache in blocks of `--block-size` tokens, instead of `--kv-memory`
     #[arg(long, value_name = "BLOCKS")]
@@ -55,10 +56,11 @@ pub struct EngineArgs {
     ///
     /// Larger values increase the throughput of prompts; smaller values reduce the time that
     /// running requests wait while a prompt is processed.
-    #[arg(long, default_value_t = 512, value_name = "TOKENS")]
+    #[arg(long, visible_alias = "max-num-batched-tokens", default_value_t = 512)]
+    #[arg(value_name = "TOKENS")]
     pub max_batched_tokens: usize,
     /// Maximum number of requests that run at the same time
-    #[arg(long, default_value_t = 32, value_name = "REQUESTS")]
+    #[arg(long, visible_alias = "max-num-seqs", default_value_t = 32, value_name = "REQUESTS")]
     pub max_running: usize,
     /// Maximum number of queued requests; more are refused
     ///
@@ -80,9 +82,17 @@ pub struct EngineArgs {
     /// admits strictly in order of arrival. Default 4096.
     #[arg(long, value_name = "TOKENS")]
     pub max_overtake_tokens: Option<usize>,
+    /// Maximum number of tokens of a request, prompt and answer together; at least 2 and at most the
+    /// context length of the model, which is the default
+    #[arg(long, value_name = "TOKENS")]
+    pub max_model_len: Option<usize>,
     /// Disable the prefix cache: every prompt is computed from scratch
-    #[arg(long)]
+    #[arg(long, visible_alias = "no-enable-prefix-caching")]
+    #[arg(overrides_with = "enable_prefix_caching")]
     pub no_prefix_caching: bool,
+    /// Enable the prefix cache. This is the default
+    #[arg(long, overrides_with = "no_prefix_caching")]
+    pub enable_prefix_caching: bool,
     /// Order in which cached blocks are evicted: lru, lfu, fifo, mru, filo, priority, slru or
     /// cost-aware
     ///
@@ -101,7 +111,7 @@ pub struct EngineArgs {
     /// fcfs: first come, first served. longest-prefix: most cached prompt tokens first. cost:
     /// fewest uncached prompt tokens first; requests age. priority: another name of fcfs. Under each
     /// of them, requests with a larger `priority` come first.
-    #[arg(long, default_value_t, value_name = "POLICY")]
+    #[arg(long, visible_alias = "scheduling-policy", default_value_t, value_name = "POLICY")]
     pub admission: AdmissionPolicy,
     /// Seconds after which a forward pass counts as hung
     ///
@@ -159,6 +169,9 @@ impl EngineArgs {
         }
         if let Some(tokens) = self.max_overtake_tokens {
             builder = builder.max_overtake_tokens(tokens);
+        }
+        if let Some(tokens) = self.max_model_len {
+            builder = builder.max_positions(tokens);
         }
         if let Some(count) = self.threads {
             builder = builder.threads(count);

@@ -1,11 +1,15 @@
 //! The command line: parsing it and running the chosen command.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use anyhow::Context;
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 
 use crate::bench::BenchCommand;
+use crate::cache::CacheArgs;
 use crate::chat::ChatArgs;
 #[cfg(feature = "demo-model")]
 use crate::demo::DemoArgs;
@@ -45,6 +49,20 @@ enum Command {
     /// Benchmark the engine
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Look at and change the prefix cache of a running server
+    Cache(CacheArgs),
+    /// Print a script that completes commands and flags in a shell
+    ///
+    /// For bash, for example: stolon completions bash > ~/.local/share/bash-completion/completions/stolon
+    Completions {
+        /// The shell: bash, elvish, fish, powershell or zsh
+        shell: Shell,
+    },
+    /// Write manual pages of all commands
+    Man {
+        /// Existing folder in which the pages are written
+        folder: PathBuf,
+    },
 }
 
 impl Cli {
@@ -61,9 +79,26 @@ impl Cli {
             Command::Serve(args) => args.run().await,
             Command::Bench(command) => command.run().await,
             Command::Model(command) => return command.run(),
+            Command::Cache(args) => args.run().await,
+            Command::Completions { shell } => completions(shell),
+            Command::Man { folder } => manual_pages(&folder),
         }?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+fn completions(shell: Shell) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    let mut command = Cli::command();
+    let name = command.get_name().to_owned();
+    clap_complete::generate(shell, &mut command, name, &mut script);
+    // The generator panics if it cannot write, so that it writes to memory.
+    Ok(std::io::stdout().lock().write_all(&script)?)
+}
+
+fn manual_pages(folder: &Path) -> anyhow::Result<()> {
+    let written = clap_mangen::generate_to(Cli::command(), folder);
+    written.with_context(|| format!("cannot write manual pages to {}", folder.display()))
 }
 
 /// Whether the error is a closed output pipe, as in `stolon generate ... | head`. That is not a
@@ -92,7 +127,6 @@ pub fn one_line(error: &anyhow::Error) -> String {
 #[cfg(test)]
 mod tests {
     use anyhow::anyhow;
-    use clap::CommandFactory;
 
     use super::*;
 

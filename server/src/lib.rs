@@ -9,6 +9,7 @@
 pub mod api;
 pub mod args;
 pub mod bench;
+pub mod cache;
 pub mod chat;
 pub mod cli;
 #[cfg(feature = "demo-model")]

@@ -42,7 +42,7 @@ pub struct ServeArgs {
     #[arg(long, default_value_t = 8080)]
     port: u16,
     /// Additional name that clients may use as `model` in requests. Can be repeated
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, visible_alias = "served-model-name", value_name = "NAME")]
     served_name: Vec<String>,
     /// Maximum number of tokens of an answer, if the request sets no limit
     ///

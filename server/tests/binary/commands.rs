@@ -1,8 +1,8 @@
 //! `stolon generate`, `chat` and `demo`, run as from a shell.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::support::{TINY, fail, json_lines, stolon, succeed, succeed_with};
+use crate::support::{Server, TINY, fail, json_lines, stolon, succeed, succeed_with};
 
 /// `generate --json` on the tiny model with these further arguments.
 fn generate(args: &[&str]) -> Vec<Value> {
@@ -190,4 +190,106 @@ fn demo_answers_are_the_same_cached_and_cold() {
     assert!(output.contains("cold") && output.contains("warm"), "{output}");
     let count = figures.len();
     assert!(output.contains(&format!("{count} of {count} answers are the same")), "{output}");
+}
+
+/// Goal: `stolon cache` does on a running server what its routes do, and reports a refusal and an
+/// address where nothing answers.
+#[tokio::test]
+async fn the_cache_of_a_running_server_is_administered() {
+    let server = Server::start(TINY, &["--pin-budget", "8", "--admin-key", "root"]);
+    let url = server.url("");
+    let cache = |args: &[&str]| {
+        let all = [&["cache", "--url", &url, "--admin-key", "root"], args].concat();
+        succeed(&all)
+    };
+    let text = "The keeper of the tower lights the lamp every evening."; // 54 bytes, 54 tokens.
+    assert_eq!(cache(&["query", text]), "0 of 54 tokens are cached\n");
+    assert_eq!(
+        cache(&["warm", text, "x"]),
+        "48 of 54 tokens are cached\n0 of 1 tokens are cached\n"
+    );
+    let queried = json_lines(&cache(&["query", "--json", "--token-ids", "84,104,101"]));
+    assert_eq!(queried[0]["results"][0]["prompt_tokens"], 3);
+    let pinned = cache(&["pin", text, "--ttl", "900", "--refresh-on-hit", "--reason", "release"]);
+    assert_eq!(pinned, "pin 1: 48 tokens\n");
+    let pins = cache(&["list-pinned", "--tokens"]);
+    for word in ["pin 1: 48 tokens, 3 blocks", "ends in", "release", "The keeper"] {
+        assert!(pins.contains(word), "{pins}");
+    }
+    assert_eq!(cache(&["evict", text]), "0 blocks freed\n");
+    assert_eq!(cache(&["unpin", "1"]), "pin 1 has ended\n");
+    assert!(cache(&["tree", "--tokens"]).contains("48 tokens, "));
+    assert!(cache(&["tree", "--dot"]).starts_with("digraph"));
+    assert!(cache(&["stats"]).contains("3 cached (3 evictable, 0 pinned)"));
+    assert_eq!(cache(&["evict", text]), "3 blocks freed\n");
+    assert_eq!(cache(&["flush"]), "the cache is empty\n");
+    assert_eq!(cache(&["tree"]), "nothing is cached\n");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("prompt.txt");
+    std::fs::write(&file, text).expect("a file");
+    let file = file.to_str().expect("UTF-8");
+    assert_eq!(cache(&["query", "--prompt-file", file]), "0 of 54 tokens are cached\n");
+    let refused = fail(&["cache", "--url", &url, "stats"]);
+    assert!(refused.contains("401") && refused.contains("STOLON_ADMIN_KEY"), "{refused}");
+    let unpinned = fail(&["cache", "--url", &url, "--admin-key", "root", "unpin", "7"]);
+    assert!(unpinned.contains("there is no pin 7"), "{unpinned}");
+    let nobody = fail(&["cache", "--url", "http://127.0.0.1:1", "stats"]);
+    assert!(nobody.contains("stolon serve"), "{nobody}");
+}
+
+/// Goal: completions and manual pages know every command, and flags are found under vLLM's names.
+#[test]
+fn completions_manual_pages_and_aliases_exist() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = succeed(&["completions", shell]);
+        assert!(script.contains("list-pinned") && script.contains("max-num-seqs"), "{shell}");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().to_str().expect("UTF-8");
+    succeed(&["man", path]);
+    for page in ["stolon.1", "stolon-serve.1", "stolon-cache-pin.1"] {
+        assert!(folder.path().join(page).is_file(), "{page}");
+    }
+    let missing = folder.path().join("missing");
+    assert!(fail(&["man", missing.to_str().expect("UTF-8")]).contains("missing"));
+}
+
+/// Goal: a server starts with vLLM's names of the flags, and the context is as long as requested.
+#[tokio::test]
+async fn flags_have_the_names_of_vllm() {
+    let server = Server::start(
+        TINY,
+        &[
+            "--max-num-seqs",
+            "4",
+            "--max-num-batched-tokens",
+            "64",
+            "--max-model-len",
+            "100",
+            "--served-model-name",
+            "helper",
+            "--scheduling-policy",
+            "priority",
+            "--no-enable-prefix-caching",
+            "--enable-prefix-caching",
+        ],
+    );
+    let (_, models) = server.get("/v1/models").await;
+    assert_eq!(
+        (&models["data"][1]["id"], &models["data"][1]["max_model_len"]),
+        (&"helper".into(), &100.into())
+    );
+    let (status, refused) = server.post("/v1/completions", json!({"prompt": vec![65; 100]})).await;
+    assert_eq!(
+        (status, &refused["error"]["code"]),
+        (400, &"context_length_exceeded".into()),
+        "{refused}"
+    );
+    let body = json!({"prompt": vec![65; 64], "max_tokens": 1});
+    for cached in [0, 64] {
+        let reply = server.ok("/v1/completions", body.clone()).await;
+        assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], cached);
+    }
+    let refused = fail(&["serve", "--model", TINY, "--max-model-len", "100000000", "--port", "0"]);
+    assert!(refused.contains("max_positions") && refused.contains("100000000"), "{refused}");
 }

@@ -1,0 +1,385 @@
+//! `stolon cache`: looks at and changes the prefix cache of a running server, by its routes below
+//! `/v1/cache`.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+
+use crate::terminal;
+
+/// Most bytes that are read of a file with a prompt or messages.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+/// Most bytes that are read of a reply.
+const MAX_REPLY_BYTES: u64 = 1 << 30;
+
+/// Arguments of `stolon cache`.
+#[derive(Debug, Args)]
+pub struct CacheArgs {
+    /// Address of the server
+    #[arg(long, default_value = "http://127.0.0.1:8080", env = "STOLON_URL", global = true)]
+    url: String,
+    /// The server's key for operators (its --admin-key). Not needed for a server on this machine
+    /// that has none
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "STOLON_ADMIN_KEY",
+        hide_env_values = true,
+        global = true
+    )]
+    admin_key: Option<String>,
+    /// Print the server's reply as JSON
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: CacheCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum CacheCommand {
+    /// Show how much is cached and how often it is used
+    Stats {
+        /// Show the statistics again every SECONDS seconds until interrupted
+        #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+        watch: Option<u64>,
+    },
+    /// Show the prefix tree
+    Tree {
+        /// Print a graph in Graphviz's DOT language
+        #[arg(long, conflicts_with = "json")]
+        dot: bool,
+        /// Show the first tokens of each node, which are parts of prompts
+        #[arg(long)]
+        tokens: bool,
+    },
+    /// Show how much of each prompt is cached, without computing anything
+    Query(PromptArgs),
+    /// Compute what is not cached of each prompt
+    Warm(PromptArgs),
+    /// Keep a prompt in the cache: compute what is missing and protect it from eviction
+    Pin(PinArgs),
+    /// End a pin
+    Unpin {
+        /// Id of the pin, as `list-pinned` shows it
+        id: u64,
+    },
+    /// Show all pins and what they hold
+    ListPinned {
+        /// Show the beginning of each pinned prompt
+        #[arg(long)]
+        tokens: bool,
+    },
+    /// Remove prompts, or with --cache-salt or --tenant alone everything of theirs
+    Evict(PromptArgs),
+    /// Remove everything that no request uses, and end all pins
+    Flush,
+}
+
+/// The prompts that a command is about.
+#[derive(Debug, Args)]
+struct PromptArgs {
+    /// Texts
+    #[arg(value_name = "TEXT")]
+    prompts: Vec<String>,
+    /// Read one text from a file; `-` is standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "prompts")]
+    prompt_file: Option<PathBuf>,
+    /// Read a conversation from a JSON file: a list of messages, or an object with `messages`. `-`
+    /// is standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompts", "prompt_file"])]
+    messages: Option<PathBuf>,
+    /// Token ids of one prompt, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',',
+          conflicts_with_all = ["prompts", "prompt_file", "messages"])]
+    token_ids: Vec<u32>,
+    /// The cache salt that requests with these prompts use
+    #[arg(long, value_name = "SALT")]
+    cache_salt: Option<String>,
+    /// The tenant whose requests it is about, on a server with --tenant-by
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+}
+
+#[derive(Debug, Args)]
+struct PinArgs {
+    #[command(flatten)]
+    prompt: PromptArgs,
+    /// Seconds after which the pin ends. Default: it lasts until it is unpinned
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    ttl: Option<u32>,
+    /// Let requests that use the prompt prolong the life of the pin
+    #[arg(long, requires = "ttl")]
+    refresh_on_hit: bool,
+    /// Why it is pinned; shown by `list-pinned`
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    /// What it is; shown by `list-pinned`
+    #[arg(long, value_name = "TEXT")]
+    description: Option<String>,
+    /// Pin only what is cached already
+    #[arg(long)]
+    no_compute: bool,
+}
+
+impl PromptArgs {
+    /// The body of a request about these prompts.
+    fn body(&self) -> anyhow::Result<Map<String, Value>> {
+        let mut body = Map::new();
+        if let Some(path) = &self.prompt_file {
+            body.insert("prompt".to_owned(), json!(read(path)?));
+        } else if let Some(path) = &self.messages {
+            let read: Value = serde_json::from_str(&read(path)?)
+                .with_context(|| format!("{} is not JSON", path.display()))?;
+            let messages = read.get("messages").cloned().unwrap_or(read);
+            body.insert("messages".to_owned(), messages);
+        } else if !self.token_ids.is_empty() {
+            body.insert("prompt".to_owned(), json!(self.token_ids));
+        } else if !self.prompts.is_empty() {
+            body.insert("prompt".to_owned(), json!(self.prompts));
+        }
+        for (name, value) in [("cache_salt", &self.cache_salt), ("tenant", &self.tenant)] {
+            body.extend(value.iter().map(|value| (name.to_owned(), json!(value))));
+        }
+        Ok(body)
+    }
+}
+
+impl PinArgs {
+    fn body(&self) -> anyhow::Result<Map<String, Value>> {
+        let mut body = self.prompt.body()?;
+        body.insert("compute".to_owned(), json!(!self.no_compute));
+        if let Some(seconds) = self.ttl {
+            body.insert("ttl_seconds".to_owned(), json!(seconds));
+            body.insert("refresh_on_hit".to_owned(), json!(self.refresh_on_hit));
+        }
+        for (name, value) in [("reason", &self.reason), ("description", &self.description)] {
+            body.extend(value.iter().map(|value| (name.to_owned(), json!(value))));
+        }
+        Ok(body)
+    }
+}
+
+/// Reads a text from a file or from standard input.
+fn read(path: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let source: Box<dyn Read> = if path == Path::new("-") {
+        Box::new(std::io::stdin())
+    } else {
+        let file = std::fs::File::open(path);
+        Box::new(file.with_context(|| format!("cannot open {}", path.display()))?)
+    };
+    let read = source.take(MAX_FILE_BYTES + 1).read_to_string(&mut text);
+    read.with_context(|| format!("cannot read {}", path.display()))?;
+    anyhow::ensure!(
+        text.len() as u64 <= MAX_FILE_BYTES,
+        "{}: expected at most {MAX_FILE_BYTES} bytes",
+        path.display()
+    );
+    Ok(text)
+}
+
+impl CacheArgs {
+    /// Sends the command to the server and prints its reply.
+    ///
+    /// # Errors
+    /// If the server cannot be reached or refuses, with its reason.
+    pub async fn run(self) -> anyhow::Result<()> {
+        // The HTTP client blocks.
+        tokio::task::spawn_blocking(move || self.run_blocking()).await?
+    }
+
+    fn run_blocking(&self) -> anyhow::Result<()> {
+        match &self.command {
+            CacheCommand::Stats { watch } => loop {
+                self.show(&self.get("stats")?, stats)?;
+                let Some(seconds) = watch else { return Ok(()) };
+                std::thread::sleep(Duration::from_secs(*seconds));
+            },
+            CacheCommand::Tree { dot: true, tokens } => {
+                let text = self.send("tree", &format!("?format=dot&tokens={tokens}"), None)?;
+                Ok(terminal::line(text.trim_end())?)
+            }
+            CacheCommand::Tree { dot: false, tokens } => {
+                self.show(&self.get(&format!("tree?tokens={tokens}"))?, tree)
+            }
+            CacheCommand::Query(prompts) => {
+                self.show(&self.post("query", &prompts.body()?)?, results)
+            }
+            CacheCommand::Warm(prompts) => {
+                self.show(&self.post("warm", &prompts.body()?)?, results)
+            }
+            CacheCommand::Pin(pin) => self.show(&self.post("pin", &pin.body()?)?, |reply| {
+                vec![format!("pin {}: {} tokens", reply["id"], reply["tokens"])]
+            }),
+            CacheCommand::Unpin { id } => {
+                let body = Map::from_iter([("id".to_owned(), json!(id))]);
+                self.show(&self.post("unpin", &body)?, |_| vec![format!("pin {id} has ended")])
+            }
+            CacheCommand::ListPinned { tokens } => {
+                self.show(&self.get(&format!("pins?tokens={tokens}"))?, pins)
+            }
+            CacheCommand::Evict(prompts) => self
+                .show(&self.post("evict", &prompts.body()?)?, |reply| {
+                    vec![format!("{} blocks freed", reply["blocks"])]
+                }),
+            CacheCommand::Flush => self
+                .show(&self.post("flush", &Map::new())?, |_| vec!["the cache is empty".to_owned()]),
+        }
+    }
+
+    /// Prints a reply as JSON or as lines of text.
+    fn show(&self, reply: &Value, lines: impl Fn(&Value) -> Vec<String>) -> anyhow::Result<()> {
+        if self.json {
+            return Ok(terminal::line(reply)?);
+        }
+        Ok(lines(reply).into_iter().try_for_each(terminal::line)?)
+    }
+
+    fn get(&self, path: &str) -> anyhow::Result<Value> {
+        let (name, query) = path.split_once('?').unwrap_or((path, ""));
+        let query = if query.is_empty() { String::new() } else { format!("?{query}") };
+        parse(&self.send(name, &query, None)?)
+    }
+
+    fn post(&self, name: &str, body: &Map<String, Value>) -> anyhow::Result<Value> {
+        parse(&self.send(name, "", Some(json!(body).to_string()))?)
+    }
+
+    /// Sends a request and returns the text of a successful reply.
+    fn send(&self, name: &str, query: &str, body: Option<String>) -> anyhow::Result<String> {
+        let url = format!("{}/v1/cache/{name}{query}", self.url.trim_end_matches('/'));
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(Duration::from_secs(10)))
+            .build();
+        let agent = ureq::Agent::new_with_config(config);
+        let key = self.admin_key.as_ref().map(|key| format!("Bearer {key}"));
+        let sent = match body {
+            Some(body) => {
+                let mut request = agent.post(&url).header("content-type", "application/json");
+                if let Some(key) = key {
+                    request = request.header("authorization", key);
+                }
+                request.send(body)
+            }
+            None => {
+                let mut request = agent.get(&url);
+                if let Some(key) = key {
+                    request = request.header("authorization", key);
+                }
+                request.call()
+            }
+        };
+        let mut reply = sent.with_context(|| {
+            format!("cannot reach {url}: is `stolon serve` running there? --url sets the address")
+        })?;
+        let status = reply.status();
+        let text = reply.body_mut().with_config().limit(MAX_REPLY_BYTES).read_to_string();
+        let text = text.with_context(|| format!("the reply of {url} was cut off"))?;
+        if status.is_success() {
+            return Ok(text);
+        }
+        let error: Option<Value> = serde_json::from_str(&text).ok();
+        let message = error.as_ref().and_then(|error| error["error"]["message"].as_str());
+        let hint = match status.as_u16() {
+            401 => " (set STOLON_ADMIN_KEY or --admin-key)",
+            _ => "",
+        };
+        anyhow::bail!(
+            "the server answered {status}: {}{hint}",
+            message.unwrap_or("no reason given")
+        )
+    }
+}
+
+fn parse(text: &str) -> anyhow::Result<Value> {
+    serde_json::from_str(text).context("the reply is not JSON: is the address that of a Stolon?")
+}
+
+fn stats(reply: &Value) -> Vec<String> {
+    let (cache, stats) = (&reply["cache"], &reply["stats"]);
+    let percent = |value: &Value| value.as_f64().unwrap_or(0.0) * 100.0;
+    vec![
+        format!(
+            "blocks   {} cached ({} evictable, {} pinned), {} free, {} in use by requests",
+            cache["blocks"],
+            cache["blocks_evictable"],
+            cache["blocks_pinned"],
+            stats["blocks_free"],
+            stats["blocks_reserved"]
+        ),
+        format!(
+            "hits     {:.1} % of prompt tokens, {:.1} % of requests",
+            percent(&reply["token_hit_rate"]),
+            percent(&reply["request_hit_rate"])
+        ),
+        format!("tree     {} nodes, {} bytes", cache["nodes"], cache["index_bytes"]),
+        format!(
+            "removed  {} blocks to make room, {} by operators",
+            stats["evictions"], stats["evictions_requested"]
+        ),
+        format!("requests {} running, {} waiting", stats["running"], stats["waiting"]),
+    ]
+}
+
+/// The tree with each node below its parent.
+fn tree(reply: &Value) -> Vec<String> {
+    let nodes = reply["nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut children = vec![Vec::new(); nodes.len()];
+    let mut pending = Vec::new();
+    for (index, node) in nodes.iter().enumerate().rev() {
+        let parent = node["parent"].as_u64().and_then(|parent| usize::try_from(parent).ok());
+        match parent.and_then(|parent| children.get_mut(parent)) {
+            Some(siblings) => siblings.push(index),
+            None => pending.push((index, 0)),
+        }
+    }
+    let mut lines = Vec::new();
+    while let Some((index, depth)) = pending.pop() {
+        let node = &nodes[index];
+        let first = match &node["first_tokens"] {
+            Value::Null => String::new(),
+            first => format!(", begins with {first}"),
+        };
+        lines.push(format!(
+            "{}{} tokens, {} hits, {} locks{first}",
+            "  ".repeat(depth),
+            node["tokens"],
+            node["hits"],
+            node["locks"]
+        ));
+        pending.extend(children[index].iter().map(|&child| (child, depth + 1)));
+    }
+    if lines.is_empty() { vec!["nothing is cached".to_owned()] } else { lines }
+}
+
+fn results(reply: &Value) -> Vec<String> {
+    let results = reply["results"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let line = |result: &Value| {
+        format!("{} of {} tokens are cached", result["cached_tokens"], result["prompt_tokens"])
+    };
+    results.iter().map(line).collect()
+}
+
+fn pins(reply: &Value) -> Vec<String> {
+    let pins = reply["pins"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let line = |pin: &Value| {
+        let mut line =
+            format!("pin {}: {} tokens, {} blocks", pin["id"], pin["tokens"], pin["blocks"]);
+        if let Some(seconds) = pin["ends_in_seconds"].as_f64() {
+            line.push_str(&format!(", ends in {seconds:.0} s"));
+        }
+        for name in ["reason", "description", "text"] {
+            if let Some(text) = pin[name].as_str() {
+                line.push_str(&format!(", {name} {text:?}"));
+            }
+        }
+        line
+    };
+    let lines: Vec<String> = pins.iter().map(line).collect();
+    if lines.is_empty() { vec!["there are no pins".to_owned()] } else { lines }
+}
