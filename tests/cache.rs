@@ -124,6 +124,33 @@ async fn pins_do_not_starve_requests() {
     assert!(refused.contains("pin_budget") && refused.contains("got 8"), "{refused}");
 }
 
+/// Goal: while nothing is pinned, a prompt is limited by the pool alone, not by the pin budget. No
+/// pin can take its blocks while it is in flight, and afterwards pins limit prompts again.
+#[tokio::test]
+async fn the_pin_budget_limits_prompts_only_while_something_is_pinned() {
+    let (builder, fake) = builder(8);
+    let engine = builder.pin_budget(3).build().await.expect("valid settings");
+    let long = Request::tokens(vec![9; 120]).max_tokens(1000);
+    let hold = fake.hold();
+    let stream = engine.generate(long.clone()).await.expect("it fits the pool");
+    let error = engine.pin(&prompt(0), None).await.expect_err("a long prompt is in flight");
+    assert!(matches!(error, Error::Engine(EngineError::PinBudgetInUse)), "{error}");
+    assert!(error.is_retryable());
+    drop(hold);
+    // 120 tokens and 9 more fill the pool; the last one needs no position.
+    assert_eq!(stream.collect_text().await.expect("it ends").token_ids.len(), 9);
+    engine.warm(prompt(0)).await.expect("it fits");
+    let pin = engine.pin(&prompt(0), None).await.expect("nothing long is in flight");
+    let error = engine.generate(long.clone()).await.expect_err("something is pinned");
+    assert!(
+        matches!(error, Error::Engine(EngineError::PromptTooLong { limit: 80, .. })),
+        "{error}"
+    );
+    assert!(engine.unpin(pin).await.expect("it runs"));
+    engine.warm(long).await.expect("nothing is pinned");
+    engine.audit().await.expect("consistent accounting");
+}
+
 /// Applies an event to a copy of the cache, the set of the hashes of all cached blocks.
 fn apply(copy: &mut HashSet<u64>, event: &CacheEvent) {
     match event {

@@ -234,7 +234,8 @@ impl EngineHandle {
     ///
     /// # Errors
     /// [`EngineError::Pin`] if nothing of it is cached or [`EngineConfig::pin_budget`] would be
-    /// exceeded, [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    /// exceeded, [`EngineError::PinBudgetInUse`], [`EngineError::Interrupted`],
+    /// [`EngineError::Stopped`].
     pub async fn pin(
         &self,
         namespace: Namespace,

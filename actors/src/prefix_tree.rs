@@ -8,10 +8,11 @@ use std::time::Instant;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use stolon_kvcache::{
-    ConfigError, EvictedBlock, EvictionPolicy, Namespace, PinError, PinId, PinInfo, TreeCounts,
-    TreeWriter,
+    ConfigError, EvictedBlock, EvictionPolicy, Namespace, PinId, PinInfo, TreeCounts, TreeWriter,
 };
-use stolon_scheduler::{Acquired, CacheStats, CommitItem, Committed, Gauges, commit};
+use stolon_scheduler::{
+    Acquired, CacheStats, CommitItem, Committed, EngineError, Gauges, PinBudget, commit,
+};
 
 use crate::cache::{CacheEvents, Pin, PinOptions, Removal};
 use crate::fault::{EnginePart, FaultPlan};
@@ -46,7 +47,7 @@ pub(crate) enum TreeMessage {
         namespace: Namespace,
         tokens: Vec<u32>,
         options: PinOptions,
-        reply: RpcReplyPort<Result<PinId, PinError>>,
+        reply: RpcReplyPort<Result<PinId, EngineError>>,
     },
     /// End a pin. Answers whether there was one.
     Unpin(PinId, RpcReplyPort<bool>),
@@ -83,6 +84,7 @@ struct PinRecord {
 /// The actor.
 pub(crate) struct PrefixTreeActor {
     pub(crate) gauges: Arc<Gauges>,
+    pub(crate) pin_budget: Arc<PinBudget>,
     pub(crate) faults: Arc<FaultPlan>,
 }
 
@@ -96,6 +98,7 @@ impl Actor for PrefixTreeActor {
         _: ActorRef<TreeMessage>,
         writer: TreeWriter,
     ) -> Result<TreeState, ActorProcessingErr> {
+        self.pin_budget.set_pinned(false);
         Ok(TreeState { writer, pins: HashMap::new() })
     }
 
@@ -131,7 +134,7 @@ impl Actor for PrefixTreeActor {
                 let flushed = writer.flush();
                 self.gauges.count_requested_evictions(before);
                 state.pins.clear();
-                self.publish(writer);
+                self.publish_pins(writer);
                 let _ = reply.send(flushed);
             }
             TreeMessage::Remove(removal, reply) => {
@@ -143,6 +146,7 @@ impl Actor for PrefixTreeActor {
                 self.gauges.count_requested_evictions(before - self.publish(writer).cached);
                 let live: HashSet<PinId> = writer.pins().iter().map(|pin| pin.id).collect();
                 state.pins.retain(|id, _| live.contains(id));
+                self.publish_pins(writer);
                 let _ = reply.send(removed);
             }
             TreeMessage::SetEvictionPolicy(policy) => writer.set_eviction_order(policy.order()),
@@ -154,8 +158,11 @@ impl Actor for PrefixTreeActor {
                 let _ = reply.send(checked.map(|_| self.publish(writer)));
             }
             TreeMessage::Pin { namespace, tokens, options, reply } => {
-                let pinned = writer.pin(&namespace, &tokens);
-                self.publish(writer);
+                let pinned = match self.pin_budget.begin_pin() {
+                    true => writer.pin(&namespace, &tokens).map_err(EngineError::from),
+                    false => Err(EngineError::PinBudgetInUse),
+                };
+                self.publish_pins(writer);
                 if let Ok(id) = pinned {
                     state.keep(id, &tokens, options, &myself);
                 }
@@ -248,8 +255,13 @@ impl PrefixTreeActor {
     fn unpin(&self, state: &mut TreeState, id: PinId) -> bool {
         state.pins.remove(&id);
         let was_there = state.writer.unpin(id);
-        self.publish(&mut state.writer);
+        self.publish_pins(&mut state.writer);
         was_there
+    }
+
+    /// Sets the gauges, and lets long prompts use the blocks of the pin budget if nothing is pinned.
+    fn publish_pins(&self, writer: &mut TreeWriter) {
+        self.pin_budget.set_pinned(self.publish(writer).pinned > 0);
     }
 
     /// Sets the gauges and returns the counts.

@@ -208,7 +208,11 @@ impl SupervisorActor {
         gauges.reset(context.spec.block_count);
         let faults = Arc::clone(&common.faults);
         let me = myself.get_cell();
-        let tree = PrefixTreeActor { gauges: Arc::clone(&gauges), faults: Arc::clone(&faults) };
+        let tree = PrefixTreeActor {
+            gauges: Arc::clone(&gauges),
+            pin_budget: Arc::clone(&context.pin_budget),
+            faults: Arc::clone(&faults),
+        };
         let (tree, _) = Actor::spawn_linked(None, tree, writer, me.clone()).await?;
         let actor = BlockAllocatorActor { tree: tree.clone(), gauges, faults: Arc::clone(&faults) };
         let (allocator, _) = Actor::spawn_linked(None, actor, allocator, me.clone()).await?;

@@ -107,7 +107,8 @@ pub struct EngineConfig {
     /// A custom order of eviction, used instead of `eviction_policy`.
     pub eviction_order: Option<EvictionOrderFactory>,
     /// Maximum number of KV blocks that pinned prefixes may occupy. These blocks are not available
-    /// to running requests, so that every admitted request can complete.
+    /// to running requests, so that every admitted request can complete. While nothing is pinned, a
+    /// prompt that needs them may use them, and nothing can be pinned until it has ended.
     pub pin_budget: usize,
     /// The admission policy at startup.
     pub policy: AdmissionPolicy,

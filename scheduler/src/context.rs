@@ -19,6 +19,7 @@ use crate::error::{EngineError, LengthBound};
 use crate::event_channel::{EventReceiver, event_channel};
 use crate::memory::BlockAllocator;
 use crate::permits::{QueueLimits, QueuePermit};
+use crate::pin_budget::{BudgetLoan, PinBudget};
 use crate::request::{RequestOptions, SequenceRequest};
 use crate::request_counts::RequestRecord;
 use crate::sequence::Sequence;
@@ -34,6 +35,8 @@ pub struct AdmissionContext {
     pub policy: Arc<ArcSwap<AdmissionPolicy>>,
     /// The eviction policy in use; `None` for the custom order of the settings.
     eviction_policy: Arc<ArcSwap<Option<EvictionPolicy>>>,
+    /// Whether requests or pins use the blocks of the pin budget.
+    pub pin_budget: Arc<PinBudget>,
     /// Counters and gauges.
     pub gauges: Arc<Gauges>,
     /// The backend's sizes.
@@ -78,12 +81,14 @@ pub struct PreparedRequest {
     /// Maximum number of tokens to generate, limited to what context and pool can hold.
     pub(crate) max_tokens: usize,
     pub(crate) sampler: SamplerState,
+    /// The right to use the blocks of the pin budget, if the prompt needs them.
+    pub(crate) loan: Option<Arc<BudgetLoan>>,
 }
 
 impl PreparedRequest {
     pub(crate) fn new(request: SequenceRequest, max_tokens: usize) -> PreparedRequest {
         let sampler = SamplerState::new(request.options.sampling.clone(), &request.tokens);
-        PreparedRequest { request, max_tokens, sampler }
+        PreparedRequest { request, max_tokens, sampler, loan: None }
     }
 
     /// The request.
@@ -138,6 +143,7 @@ impl AdmissionContext {
                 Some(_) => None,
                 None => Some(config.eviction_policy),
             })),
+            pin_budget: Arc::default(),
             limits: Arc::new(QueueLimits::new(
                 config.max_queued_requests,
                 config.max_queued_tokens,
@@ -178,10 +184,10 @@ impl AdmissionContext {
         self.eviction_policy.store(Arc::new(Some(policy)));
     }
 
-    /// The maximum length of a prompt: what fits the context and the part of the KV pool that is
-    /// not reserved for pins, with room for one generated token.
+    /// The maximum length of a prompt while nothing is pinned: what fits the context and the KV
+    /// pool, with room for one generated token.
     pub fn prompt_limit(&self) -> PromptLimit {
-        prompt_limit(&self.spec, self.config.pin_budget)
+        prompt_limit(&self.spec, 0)
     }
 
     /// Maximum number of answers to one prompt that can be requested at once: all of them must fit
@@ -197,8 +203,13 @@ impl AdmissionContext {
     /// # Errors
     /// Every way in which a request can be invalid.
     pub fn prepare(&self, request: SequenceRequest) -> Result<PreparedRequest, EngineError> {
-        let max_tokens = check(&request, &self.spec, &self.config)?;
-        Ok(PreparedRequest::new(request, max_tokens))
+        let (got, reserved) = (request.tokens.len(), self.config.pin_budget);
+        let needs_more = got > prompt_limit(&self.spec, reserved).tokens
+            && got <= prompt_limit(&self.spec, 0).tokens;
+        let loan = if needs_more { self.pin_budget.borrow().map(Arc::new) } else { None };
+        let reserved = if loan.is_some() { 0 } else { reserved };
+        let max_tokens = check(&request, &self.spec, &self.config, reserved)?;
+        Ok(PreparedRequest { loan, ..PreparedRequest::new(request, max_tokens) })
     }
 
     /// Takes a queue permit for a validated request, of which `matched` positions are cached.
@@ -265,9 +276,9 @@ fn request_span(id: u64, prompt_tokens: usize) -> Span {
     )
 }
 
-/// `pinned` blocks are not available to requests.
-fn prompt_limit(spec: &BackendSpec, pinned: usize) -> PromptLimit {
-    let (blocks, block_size) = (spec.block_count - pinned, spec.block_size);
+/// `reserved` blocks are not available to requests.
+fn prompt_limit(spec: &BackendSpec, reserved: usize) -> PromptLimit {
+    let (blocks, block_size) = (spec.block_count - reserved, spec.block_size);
     let (pool, context) = (blocks * block_size, spec.max_positions - 1);
     if context <= pool {
         PromptLimit { tokens: context, bound: LengthBound::Context(spec.max_positions) }
@@ -277,21 +288,23 @@ fn prompt_limit(spec: &BackendSpec, pinned: usize) -> PromptLimit {
 }
 
 /// Validates a request against the backend's sizes and returns the number of tokens it can generate
-/// at most: fewer than requested if the context length or the KV pool is exhausted first.
+/// at most: fewer than requested if the context length or the KV pool, without `reserved` blocks, is
+/// exhausted first.
 fn check(
     request: &SequenceRequest,
     spec: &BackendSpec,
     config: &EngineConfig,
+    reserved: usize,
 ) -> Result<usize, EngineError> {
     let got = request.tokens.len();
     if got == 0 {
         return Err(EngineError::EmptyPrompt);
     }
-    let limit = prompt_limit(spec, config.pin_budget);
+    let limit = prompt_limit(spec, reserved);
     if got > limit.tokens {
         return Err(limit.error(got));
     }
-    let pool = (spec.block_count - config.pin_budget) * spec.block_size;
+    let pool = (spec.block_count - reserved) * spec.block_size;
     let vocab_size = spec.vocab_size;
     let outside = |&(_, &id): &(usize, &u32)| id as usize >= vocab_size;
     if let Some((index, &got)) = request.tokens.iter().enumerate().find(outside) {

@@ -143,6 +143,13 @@ pub enum EngineError {
     /// A prefix could not be pinned. The budget is `pin_budget` of the engine's settings.
     #[error("{0}{hint}", hint = pin_hint(.0))]
     Pin(PinError),
+    /// A prefix could not be pinned now, because a long request that is in flight needs the blocks
+    /// that pins may occupy.
+    #[error(
+        "pin: a long request that is in flight needs the blocks of the pin budget; try again when \
+         it has ended"
+    )]
+    PinBudgetInUse,
     /// The block accounting is inconsistent. This is a bug.
     #[error("audit failed: {0}")]
     Audit(String),
@@ -160,6 +167,7 @@ impl EngineError {
         match self {
             EngineError::Overloaded { retry_after, .. } => Some(*retry_after),
             EngineError::QueueTimeout { .. }
+            | EngineError::PinBudgetInUse
             | EngineError::Interrupted { .. }
             | EngineError::BackendHung { .. } => Some(RETRY_AFTER),
             _ => None,

@@ -31,6 +31,7 @@ mod health;
 mod histogram;
 mod memory;
 mod permits;
+mod pin_budget;
 mod policy;
 mod preempt;
 mod queue;
@@ -63,6 +64,7 @@ pub use memory::{
     Memory, TreeAccess, commit,
 };
 pub use permits::QueuePermit;
+pub use pin_budget::PinBudget;
 pub use request::{RequestOptions, SequenceRequest};
 pub use scheduler::Scheduler;
 pub use sequence::Sequence;

@@ -21,6 +21,7 @@ use crate::context::PreparedRequest;
 use crate::error::EngineError;
 use crate::event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 use crate::event_channel::EventSender;
+use crate::pin_budget::BudgetLoan;
 use crate::request::{RequestOptions, SequenceRequest};
 use crate::request_counts::{Outcome, RequestRecord};
 use crate::schedule::SequenceView;
@@ -68,6 +69,8 @@ pub struct Sequence {
     pub(crate) cached_tokens: Option<usize>,
     /// Blocks and positions that it holds while it runs.
     pub(crate) held: Held,
+    /// The right to use the blocks of the pin budget, if its prompt needs them.
+    pub(crate) loan: Option<Arc<BudgetLoan>>,
     /// Whether it is part of the step in flight.
     pub(crate) in_step: bool,
     /// Set if it must end before it is complete.
@@ -163,7 +166,7 @@ impl Sequence {
         events: EventSender,
         submitted: Instant,
     ) -> Sequence {
-        let PreparedRequest { request, max_tokens, sampler } = prepared;
+        let PreparedRequest { request, max_tokens, sampler, loan } = prepared;
         let SequenceRequest { tokens, namespace, eos_ids, options } = request;
         let mut prefix_hash = DefaultHasher::new();
         namespace.hash(&mut prefix_hash);
@@ -192,6 +195,7 @@ impl Sequence {
             options,
             cached_tokens: None,
             held: Held::default(),
+            loan,
             in_step: false,
             end: None,
         }

@@ -102,8 +102,8 @@ pub struct EngineArgs {
     pub eviction_policy: EvictionPolicy,
     /// Maximum number of KV blocks that pinned prefixes may occupy
     ///
-    /// These blocks are not available to running requests. With 0, prefixes cannot be pinned
-    /// (`/admin/pins`).
+    /// These blocks are not available to running requests, except to long prompts while nothing is
+    /// pinned. With 0, prefixes cannot be pinned (`/v1/cache/pin`).
     #[arg(long, default_value_t = 0, value_name = "BLOCKS")]
     pub pin_budget: usize,
     /// Order in which queued requests are admitted: fcfs, longest-prefix, cost or priority

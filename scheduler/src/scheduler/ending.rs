@@ -19,6 +19,7 @@ impl<M: Memory> Scheduler<M> {
         let Some(index) = self.running.iter().position(|r| r.sequence.id == id) else { return };
         let mut sequence = self.running.remove(index).sequence;
         sequence.held = Held::default();
+        sequence.loan = None;
         self.forecast.finished(sequence.answer_limit(), sequence.generated());
         sequence.record.span.record("reason", tracing::field::debug(&reason));
         if reason == FinishReason::Length {
@@ -66,6 +67,7 @@ impl<M: Memory> Scheduler<M> {
     /// counts as finished.
     pub(super) fn end_early(&mut self, mut sequence: Sequence, ending: Ending) {
         sequence.held = Held::default();
+        sequence.loan = None;
         match ending {
             Ending::Cancelled if sequence.events.is_complete() => {
                 self.forecast.finished(sequence.answer_limit(), sequence.generated());
