@@ -74,7 +74,7 @@ class Stolon:
         else:
             sys.exit(f"{command} did not start")
         self.load = time.perf_counter() - begun
-        self.connection = http.client.HTTPConnection(address, timeout=600)
+        self.address = address
 
     def __enter__(self):
         return self
@@ -84,9 +84,12 @@ class Stolon:
         self.process.wait()
 
     def post(self, path, body):
-        self.connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-        reply = self.connection.getresponse()
+        # A connection that was idle while llama.cpp computed may have been closed.
+        connection = http.client.HTTPConnection(self.address, timeout=600)
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        reply = connection.getresponse()
         text = reply.read()
+        connection.close()
         if reply.status != 200:
             sys.exit(f"{path}: {reply.status} {text[:500]}")
         return json.loads(text)
