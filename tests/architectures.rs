@@ -147,6 +147,44 @@ async fn gemma3() {
     warm_equals_cold("gemma3").await;
 }
 
+/// Goal: warm and cold answers are equal with YaRN, of which the prompt is longer than the original
+/// context.
+#[tokio::test]
+async fn yarn() {
+    warm_equals_cold("yarn").await;
+}
+
+/// Goal: warm and cold answers are equal with LongRoPE, where a prompt grows beyond the original
+/// context.
+#[tokio::test]
+async fn phi3() {
+    warm_equals_cold("phi3").await;
+}
+
+/// Goal: warm and cold answers are equal with soft-capped scores and logits.
+#[tokio::test]
+async fn gemma2() {
+    warm_equals_cold("gemma2").await;
+}
+
+/// Goal: warm and cold answers are equal with factors of embeddings, residuals and logits.
+#[tokio::test]
+async fn granite() {
+    warm_equals_cold("granite").await;
+}
+
+/// Goal: warm and cold answers are equal with keys that are normalized together.
+#[tokio::test]
+async fn olmo2() {
+    warm_equals_cold("olmo2").await;
+}
+
+/// Goal: warm and cold answers are equal with a layer without a rotary embedding.
+#[tokio::test]
+async fn smollm3() {
+    warm_equals_cold("smollm3").await;
+}
+
 /// Goal: warm and cold answers are equal for a preset that the builder loads.
 #[tokio::test]
 async fn preset() {

@@ -8,11 +8,24 @@ use std::path::Path;
 
 use model_dir::{assert_same, config_json, model, safetensors_of, write_json, write_model};
 use serde_json::{Value, json};
-use stolon_model::{LoadOptions, LoadedModel, ModelError, ModelSource, load};
+use stolon_model::{LoadOptions, LoadedModel, ModelError, ModelSource, Tensor, Weights, load};
 use stolon_text::TokenizerSource;
 
-const ARCHITECTURES: [&str; 8] =
-    ["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe"];
+const ARCHITECTURES: [&str; 13] = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "granite",
+    "olmo2",
+    "smollm3",
+    "phi3",
+    "gemma2",
+    "gemma3_text",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+];
 
 fn open(dir: &Path) -> Result<LoadedModel, ModelError> {
     load(&ModelSource::Directory(dir.to_owned()), &LoadOptions::default())
@@ -29,6 +42,47 @@ fn every_architecture_is_loaded_as_saved() {
         assert_same(&loaded.weights, &weights, &config);
         assert_eq!(loaded.id, dir.path().file_name().unwrap().to_str().unwrap());
     }
+}
+
+/// Goal: projections that are stored as one tensor (Phi-3) equal separate ones, and the error for a
+/// wrong number of rows names the tensor in the file.
+#[test]
+fn fused_projections_are_divided() {
+    let json = config_json("phi3");
+    let (config, weights) = model(&json, 5);
+    let write = |dir: &Path, with_queries: bool| {
+        let mut tensors: Vec<Tensor<'static>> = Vec::new();
+        for spec in config.tensors() {
+            let tensor = weights.tensor(&spec.name, &spec.shape).unwrap();
+            let (module, part) = spec.name.trim_end_matches(".weight").rsplit_once('.').unwrap();
+            let name = match part {
+                "q_proj" if !with_queries => continue,
+                "q_proj" | "k_proj" | "v_proj" => format!("{module}.qkv_proj.weight"),
+                "gate_proj" | "up_proj" => format!("{module}.gate_up_proj.weight"),
+                _ => spec.name.clone(),
+            };
+            match tensors.iter_mut().find(|tensor| tensor.name == name) {
+                Some(fused) => {
+                    fused.shape[0] += spec.shape[0];
+                    fused.bytes.to_mut().extend_from_slice(&tensor.bytes);
+                }
+                None => {
+                    let bytes = tensor.bytes.to_vec().into();
+                    tensors.push(Tensor { name, shape: spec.shape, bytes, dtype: tensor.dtype });
+                }
+            }
+        }
+        let fused = Weights::from_tensors("memory", tensors).unwrap();
+        let file = safetensors_of(&fused, |name| Some(name.to_owned()));
+        write_json(dir, "config.json", &json);
+        std::fs::write(dir.join("model.safetensors"), file).unwrap();
+    };
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), true);
+    assert_same(&open(dir.path()).unwrap().weights, &weights, &config);
+    write(dir.path(), false);
+    let error = open(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("self_attn.qkv_proj.weight") && error.contains("[128, 256]"), "{error}");
 }
 
 /// Writes the model to two files and an index.

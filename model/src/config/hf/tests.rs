@@ -605,7 +605,14 @@ proptest::proptest! {
     }
 }
 
-const KEYS: [&str; 42] = [
+const KEYS: [&str; 49] = [
+    "attention_multiplier",
+    "embedding_multiplier",
+    "logits_scaling",
+    "no_rope_layer_interval",
+    "no_rope_layers",
+    "original_max_position_embeddings",
+    "residual_multiplier",
     "architectures",
     "attention_bias",
     "attn_logit_softcapping",
