@@ -54,7 +54,8 @@ fn fused_projections_are_divided() {
         let mut tensors: Vec<Tensor<'static>> = Vec::new();
         for spec in config.tensors() {
             let tensor = weights.tensor(&spec.name, &spec.shape).unwrap();
-            let (module, part) = spec.name.trim_end_matches(".weight").rsplit_once('.').unwrap();
+            let module = spec.name.trim_end_matches(".weight");
+            let (module, part) = module.rsplit_once('.').unwrap_or(("", module));
             let name = match part {
                 "q_proj" if !with_queries => continue,
                 "q_proj" | "k_proj" | "v_proj" => format!("{module}.qkv_proj.weight"),
@@ -194,6 +195,8 @@ fn missing_and_malformed_files_are_named() {
     std::fs::write(dir.path().join("m.gguf"), "").unwrap();
     let error = open(dir.path()).unwrap_err().to_string();
     assert!(error.contains("m.gguf"), "{error}");
+    // Weights in a GGUF file have their configuration in the same file.
+    std::fs::remove_file(dir.path().join("m.gguf")).unwrap();
     std::fs::write(dir.path().join("config.json"), "{ \"model_type\": ").unwrap();
     let error = open(dir.path()).unwrap_err().to_string();
     assert!(error.contains("config.json: malformed") && error.contains("line 1"), "{error}");

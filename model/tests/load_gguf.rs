@@ -165,6 +165,8 @@ fn logits_match_those_from_safetensors() {
                 if architecture.starts_with("gemma") { allowed.max(1e-5) } else { allowed };
             // Rounding also changes which experts a row uses.
             let allowed = if config.experts.is_some() { 2.0 * allowed } else { allowed };
+            // OLMo 2 does not normalize the inputs of its matrices.
+            let allowed = if architecture == "olmo2" { 1.25 * allowed } else { allowed };
             assert!(error <= allowed, "{architecture} {dtype:?}: {error}");
         }
     }
@@ -301,7 +303,7 @@ fn errors_name_the_key_or_tensor() {
     check(
         "llama",
         &set("split.count", Meta::U32(3)),
-        &["`split.count`: 3", "a model in a single file"],
+        &["`split.count`", "NAME-00001-of-00003.gguf", "got 3"],
     );
     check("llama", &drop_key("general.architecture"), &["nothing", "qwen2"]);
     check("llama", &drop_key("llama.block_count"), &["`llama.block_count`", "got nothing"]);

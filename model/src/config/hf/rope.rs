@@ -30,6 +30,8 @@ struct Context {
     original: Option<usize>,
 }
 
+/// Parses the rotary embeddings of all layers. `head_dim` is the number of elements of a head, and
+/// `max_positions` the context length in positions.
 pub(super) fn parse(
     architecture: Architecture,
     keys: &Keys<'_>,

@@ -247,7 +247,7 @@ fn phi_configurations_are_read() {
         attention_factor,
     };
     for name in ["longrope", "su", "yarn"] {
-        assert_eq!(scaling(long_rope(name, 131_072)), divisors(2.5, 1.190_238));
+        assert_eq!(scaling(long_rope(name, 131_072)), divisors(2.5, 1.190_238_1));
     }
     assert_eq!(scaling(long_rope("longrope", 4096)), divisors(1.5, 1.0));
     let error = read(with(
@@ -412,7 +412,7 @@ fn errors_name_the_key() {
         (llama(json!({ "rope_theta": 0 })), &["`rope_theta`", "above 0"]),
         (
             llama(json!({ "rope_scaling": { "rope_type": "mrope", "factor": 4.0 } })),
-            &["`rope_scaling.rope_type`", "mrope", "llama3 or yarn"],
+            &["`rope_scaling.rope_type`", "mrope", "yarn or longrope"],
         ),
         (
             llama(json!({ "rope_scaling": { "type": "yarn", "factor": 4.0, "beta_fast": -1 } })),
