@@ -3,6 +3,7 @@
 
 mod outline;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Serialize;
@@ -45,7 +46,8 @@ pub struct Inspection {
     /// All tensors in the files, by name. The names are Hugging Face's if the configuration is
     /// supported, else those in the file.
     pub tensors: Vec<TensorSummary>,
-    /// The memory that the model needs; `None` if its configuration is not supported.
+    /// The memory that the model needs; `None` if its configuration or a type of its tensors is not
+    /// supported.
     pub memory: Option<MemoryNeeded>,
     /// Why the model would be refused, at most 20 reasons. Empty if it can be loaded.
     pub refusals: Vec<String>,
@@ -210,16 +212,11 @@ fn of_directory(
             None
         }
     };
-    let converted = weights.and_then(|mut weights| {
-        if let Some((quantization, decoder)) = config
-            .as_ref()
-            .and_then(|config| Some((config.quantization.as_ref()?, &config.decoder)))
-        {
-            weights.convert(quantization, decoder)?;
-        }
+    let prepared = weights.and_then(|mut weights| {
+        config.as_ref().map_or(Ok(()), |config| directory::prepare(&mut weights, config))?;
         Ok(weights)
     });
-    match converted {
+    match prepared {
         Ok(weights) => inspection.of_weights(&weights, config.as_ref(), options),
         Err(error) => inspection.refuse(error),
     }
@@ -278,8 +275,24 @@ impl Inspection {
         self.outline.set(config);
         self.parameters = config.parameter_count();
         self.tensors = summaries(weights);
-        self.memory = Some(memory(config, weights, options));
-        weights.problems(config).for_each(|error| self.refuse(error));
+        // One reason for all tensors of a type that is not supported.
+        let mut types = BTreeMap::<String, (String, usize)>::new();
+        for error in weights.problems(config) {
+            let text = error.to_string();
+            match error {
+                ModelError::WrongType { got, .. } => types.entry(got).or_insert((text, 0)).1 += 1,
+                _ => self.refuse(text),
+            }
+        }
+        if types.is_empty() {
+            self.memory = Some(memory(config, weights, options));
+        }
+        for (first, count) in types.into_values() {
+            match count {
+                1 => self.refuse(first),
+                _ => self.refuse(format!("{first} (and {} other tensors)", count - 1)),
+            }
+        }
     }
 
     /// Adds the tensor types of a GGUF file that are not supported.

@@ -40,14 +40,16 @@ impl Bars {
 }
 
 fn bar(progress: &DownloadProgress<'_>) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(progress.size, ProgressDrawTarget::stderr())
+    let mut bar = ProgressBar::with_draw_target(progress.size, ProgressDrawTarget::stderr())
         .with_message(progress.file.to_owned())
-        // The speed counts only what is downloaded now, not what an earlier download has left.
         .with_position(progress.bytes);
-    bar.reset_eta();
     let template = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
-    match ProgressStyle::with_template(template) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar = bar.with_style(style);
     }
+    // What an earlier download has left does not count for the speed: the first drawing notes the
+    // position, and the speed is measured from there.
+    bar.tick();
+    bar.reset_eta();
+    bar
 }

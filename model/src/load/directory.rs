@@ -6,7 +6,7 @@ use serde_json::Value;
 use stolon_text::{TextSource, TokenizerSource};
 
 use super::{LoadedModel, generation, gguf};
-use crate::config;
+use crate::config::{self, ParsedConfig};
 use crate::error::ModelError;
 use crate::files::{self, optional, read_json};
 use crate::weights::gguf::split;
@@ -40,13 +40,18 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
     let generation = optional(read_json(&path))?;
     let generation = generation::parse(&path.display().to_string(), generation.as_ref(), &config)?;
     let mut weights = Weights::open_directory(directory)?;
-    if let Some(quantization) = &config.quantization {
-        weights.convert(quantization, &config.decoder)?;
-    }
-    weights.split_fused(&config.decoder)?;
+    prepare(&mut weights, &config)?;
     weights.check(&config.decoder)?;
     let text = text(directory)?;
     Ok(LoadedModel { id, config: config.decoder, weights, text, generation })
+}
+
+/// Gives the tensors of a directory the names and the form that `config` requires.
+pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<(), ModelError> {
+    if let Some(quantization) = &config.quantization {
+        weights.convert(quantization, &config.decoder)?;
+    }
+    weights.split_fused(&config.decoder)
 }
 
 /// Reads the files of the tokenizer and the chat template in `directory`.

@@ -108,7 +108,11 @@ enum Zeros {
 pub(super) struct Converted {
     /// Name of the matrix without `.weight`, for error messages.
     module: String,
-    rows: usize,
+    /// Number of rows of the stored matrix.
+    stored_rows: usize,
+    /// The rows of the stored matrix that are the rows of this one. All, unless several matrices are
+    /// stored as one.
+    rows: Range<usize>,
     columns: usize,
     codes: Codes,
     scales: Scales,
@@ -139,63 +143,76 @@ impl Weights {
     ) -> Result<(), ModelError> {
         let mut done = 0_usize;
         let (mut stored_bytes, mut bytes) = (0_u64, 0_u64);
-        for spec in config.tensors() {
-            let (Some(module), &[rows, columns]) =
-                (spec.name.strip_suffix(".weight"), spec.shape.as_slice())
-            else {
-                continue;
-            };
-            if spec.role != TensorRole::Matrix {
-                continue;
+        // Several matrices may be stored as one.
+        let fused = config.fused_tensors().into_iter().map(|fused| {
+            let rows = fused.parts.iter().map(|(_, rows)| rows).sum();
+            (fused.name, [rows, fused.columns], fused.parts)
+        });
+        let specs = config.tensors().into_iter().filter(|spec| spec.role == TensorRole::Matrix);
+        let whole = specs.filter_map(|spec| match *spec.shape.as_slice() {
+            [rows, columns] => Some((spec.name.clone(), [rows, columns], vec![(spec.name, rows)])),
+            _ => None,
+        });
+        for (name, shape, matrices) in fused.chain(whole) {
+            let Some(module) = name.strip_suffix(".weight") else { continue };
+            let mut parts = layout::Parts::new(self, module, shape);
+            let Some(converted) = parts.convert(quantization)? else { continue };
+            parts.names.into_iter().for_each(|name| drop(self.tensors.remove(&name)));
+            stored_bytes = stored_bytes.saturating_add(converted.bytes);
+            let elements = shape[0].saturating_mul(shape[1]);
+            bytes = bytes.saturating_add(converted.target.bytes_of(elements).unwrap_or(0) as u64);
+            done += 1;
+            for (name, stored) in converted.matrices(matrices) {
+                self.insert(name, stored)?;
             }
-            let Some((stored, names)) = self.quantized(quantization, module, [rows, columns])?
-            else {
-                continue;
-            };
-            names.iter().for_each(|name| drop(self.tensors.remove(name)));
-            if let (Some(converted), Ok(target)) = (&stored.converted, &stored.dtype) {
-                stored_bytes = stored_bytes.saturating_add(converted.bytes);
-                let elements = rows.saturating_mul(columns);
-                bytes = bytes.saturating_add(target.bytes_of(elements).unwrap_or(0) as u64);
-                done += 1;
-            }
-            self.insert(spec.name, stored)?;
         }
         if done > 0 {
-            let (from, to) = (stored_bytes >> 20, bytes >> 20);
-            tracing::info!(
-                "{}: {done} quantised matrices have {from} MiB in the files and need {to} MiB of memory",
-                self.origin
-            );
+            let (origin, from, to) = (&self.origin, stored_bytes >> 20, bytes >> 20);
+            // A model that needs much more memory than its files have bytes is a surprise.
+            if bytes > stored_bytes.saturating_add(stored_bytes / 2) {
+                tracing::warn!(
+                    "{origin}: {done} quantised matrices of {from} MiB need {to} MiB of memory, \
+                     because they are converted to a wider type"
+                );
+            } else {
+                tracing::info!(
+                    "{origin}: {done} quantised matrices of {from} MiB need {to} MiB of memory"
+                );
+            }
         }
         Ok(())
-    }
-
-    /// The matrix `module` of the shape `[rows, columns]` in the format `quantization`, and the names
-    /// of its parts. `None` if it is not stored in this format.
-    fn quantized(
-        &self,
-        quantization: &Quantization,
-        module: &str,
-        [rows, columns]: [usize; 2],
-    ) -> Result<Option<(Stored, Vec<String>)>, ModelError> {
-        let mut parts = layout::Parts::new(self, module, [rows, columns]);
-        let Some(converted) = parts.convert(quantization)? else { return Ok(None) };
-        let main = converted.codes.part();
-        let stored = Stored {
-            region: main.region,
-            dtype: Ok(converted.target),
-            shape: vec![rows, columns],
-            range: main.range.clone(),
-            paired_heads: None,
-            converted: Some(Box::new(converted)),
-        };
-        Ok(Some((stored, parts.names)))
     }
 
     /// The bytes of a part; `None` if only the header of its file is known.
     fn part(&self, part: &Part) -> Option<&[u8]> {
         self.regions[part.region].bytes.get(part.range.clone())
+    }
+}
+
+impl Converted {
+    /// The matrices that are stored in this one, with their names. `parts` are the names and numbers
+    /// of rows, in order.
+    fn matrices(self, parts: Vec<(String, usize)>) -> impl Iterator<Item = (String, Stored)> {
+        let mut next = 0;
+        parts.into_iter().map(move |(name, rows)| {
+            let main = self.codes.part();
+            // Only the first has bytes, because two tensors must not share them.
+            let (range, bytes) = match next {
+                0 => (main.range.clone(), self.bytes),
+                _ => (main.range.start..main.range.start, 0),
+            };
+            let part = Self { rows: next..next + rows, bytes, ..self.clone() };
+            next += rows;
+            let stored = Stored {
+                region: main.region,
+                dtype: Ok(self.target),
+                shape: vec![rows, self.columns],
+                range,
+                paired_heads: None,
+                converted: Some(Box::new(part)),
+            };
+            (name, stored)
+        })
     }
 }
 

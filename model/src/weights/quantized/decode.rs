@@ -21,20 +21,22 @@ impl Converted {
     /// [`ModelError::Malformed`] for a scale that is not finite.
     pub(in crate::weights) fn bytes(&self, weights: &Weights) -> Result<Vec<u8>, ModelError> {
         let row_bytes = self.columns / self.target.block_len() * self.target.block_bytes();
-        let mut out = vec![0; self.rows * row_bytes];
+        let rows = self.rows.len();
+        let mut out = vec![0; rows * row_bytes];
         let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
-        let threads = match self.rows * self.columns < PARALLEL_MIN {
+        let threads = match rows * self.columns < PARALLEL_MIN {
             true => 1,
             false => cores.min(THREADS_MAX),
         };
-        let rows_per_thread = self.rows.div_ceil(threads).next_multiple_of(RUN_ROWS);
+        let rows_per_thread = rows.div_ceil(threads).next_multiple_of(RUN_ROWS);
         let decoder = Decoder::new(self, weights)?;
         let results: Vec<_> = std::thread::scope(|scope| {
             let shares = out.chunks_mut(rows_per_thread * row_bytes).enumerate();
             let handles: Vec<_> = shares
                 .map(|(index, share)| {
                     let decoder = &decoder;
-                    scope.spawn(move || decoder.rows(index * rows_per_thread, row_bytes, share))
+                    let first = self.rows.start + index * rows_per_thread;
+                    scope.spawn(move || decoder.rows(first, row_bytes, share))
                 })
                 .collect();
             handles.into_iter().map(|handle| handle.join()).collect()
@@ -115,7 +117,7 @@ impl<'a> Decoder<'a> {
 
     /// Unpacks the codes of the rows from `first` on to `out`, `[rows, columns]`.
     fn unpack(&self, first: usize, out: &mut [i16]) {
-        let (rows, columns) = (self.matrix.rows, self.matrix.columns);
+        let (rows, columns) = (self.matrix.stored_rows, self.matrix.columns);
         let count = out.len() / columns;
         match self.matrix.codes {
             Codes::Floats(_) => {
@@ -153,11 +155,16 @@ impl<'a> Decoder<'a> {
                 }
             }
             Codes::Awq { .. } => {
+                // The first and the last word may also have codes of other rows.
+                let end = first + count;
                 for column in 0..columns {
-                    for start in (0..count).step_by(8) {
-                        let word = self.word(column * (rows / 8) + (first + start) / 8);
+                    for start in (first / 8 * 8..end).step_by(8) {
+                        let word = self.word(column * (rows / 8) + start / 8);
                         for (at, row) in AWQ_ORDER.iter().enumerate() {
-                            out[(start + row) * columns + column] = code_at(word, at, 4);
+                            let row = start + row;
+                            if (first..end).contains(&row) {
+                                out[(row - first) * columns + column] = code_at(word, at, 4);
+                            }
                         }
                     }
                 }
@@ -188,7 +195,7 @@ impl<'a> Decoder<'a> {
     }
 
     fn zero(&self, row: usize, group: usize) -> i32 {
-        let rows = self.matrix.rows;
+        let rows = self.matrix.stored_rows;
         match self.matrix.zeros {
             Zeros::Constant(zero) => zero,
             Zeros::Bytes(_) => i32::from(self.zeros[row * self.groups + group].cast_signed()),
@@ -212,13 +219,43 @@ impl<'a> Decoder<'a> {
 
     /// Writes a row in the type of the target. `values` has room for the row.
     fn emit(&self, codes: &[i16], row: &Row, values: &mut [f32], out: &mut [u8]) {
-        self.values(codes, row, values);
-        let pairs = out.as_chunks_mut::<2>().0.iter_mut().zip(values.iter());
         match self.matrix.target {
+            TensorType::I8Group32 | TensorType::U4Group32 | TensorType::U4Group128 => {
+                self.blocks(codes, row, out);
+            }
             TensorType::Bf16 => {
+                self.values(codes, row, values);
+                let pairs = out.as_chunks_mut::<2>().0.iter_mut().zip(values.iter());
                 pairs.for_each(|(out, value)| *out = bf16::from_f32(*value).to_le_bytes());
             }
-            _ => pairs.for_each(|(out, value)| *out = f16::from_f32(*value).to_le_bytes()),
+            _ => {
+                self.values(codes, row, values);
+                let pairs = out.as_chunks_mut::<2>().0.iter_mut().zip(values.iter());
+                pairs.for_each(|(out, value)| *out = f16::from_f32(*value).to_le_bytes());
+            }
+        }
+    }
+
+    /// Writes a row as blocks with a scale and, for codes of 4 bits, a minimum.
+    fn blocks(&self, codes: &[i16], row: &Row, out: &mut [u8]) {
+        let target = self.matrix.target;
+        let block_len = target.block_len();
+        let blocks = codes.chunks_exact(block_len).zip(out.chunks_exact_mut(target.block_bytes()));
+        for (index, (codes, out)) in blocks.enumerate() {
+            let group = index * block_len / self.matrix.group;
+            let (scale, zero) = (row.scales[group], row.zeros[group]);
+            out[..4].copy_from_slice(&scale.to_le_bytes());
+            if target == TensorType::I8Group32 {
+                let signed = codes.iter().map(|code| (i32::from(*code) - zero) as u8);
+                out[4..].iter_mut().zip(signed).for_each(|(out, byte)| *out = byte);
+                continue;
+            }
+            out[4..8].copy_from_slice(&(scale * zero as f32).to_le_bytes());
+            for (codes, out) in codes.chunks_exact(32).zip(out[8..].chunks_exact_mut(16)) {
+                let (low, high) = codes.split_at(16);
+                let pairs = low.iter().zip(high).map(|(low, high)| (low | high << 4) as u8);
+                out.iter_mut().zip(pairs).for_each(|(out, byte)| *out = byte);
+            }
         }
     }
 

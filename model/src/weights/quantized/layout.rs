@@ -114,7 +114,7 @@ impl<'a> Parts<'a> {
         let zeros = self.part("qzeros", &[Number::I32], &[&[groups, rows / per_word]])?;
         let scales = self.column_scales(groups)?;
         let order = self.order("g_idx", act_order, group)?;
-        let zeros = Zeros::Columns { words: zeros, bits, offset };
+        let zeros = self.constant_zeros(Zeros::Columns { words: zeros, bits, offset });
         let target = if order.is_some() { WIDE } else { self.target(bits, group, &zeros) };
         let format = if bits == 4 { "GPTQ 4-bit" } else { "GPTQ 8-bit" };
         let codes = Codes::Columns { words, bits };
@@ -168,9 +168,30 @@ impl<'a> Parts<'a> {
         Ok(Converted { order, ..converted })
     }
 
-    /// The type of the rows of codes with `bits` bits in groups of `group` columns.
-    fn target(&self, _bits: usize, _group: usize, _zeros: &Zeros) -> TensorType {
-        WIDE
+    /// The type of the rows of codes with `bits` bits in groups of `group` columns: an exact one, if
+    /// the columns are whole blocks of it and no block has columns of two groups.
+    fn target(&self, bits: usize, group: usize, zeros: &Zeros) -> TensorType {
+        let fits = |dtype: TensorType| {
+            let block = dtype.block_len();
+            let whole_groups = group.is_multiple_of(block) || group >= self.columns;
+            self.columns.is_multiple_of(block) && whole_groups
+        };
+        let exact: &[TensorType] = match (bits, zeros) {
+            (4, _) => &[TensorType::U4Group128, TensorType::U4Group32],
+            // With other zero points, the differences need more than eight bits.
+            (_, Zeros::Constant(_)) => &[TensorType::I8Group32],
+            _ => &[],
+        };
+        exact.iter().copied().find(|dtype| fits(*dtype)).unwrap_or(WIDE)
+    }
+
+    /// The zero points of GPTQ as a constant, if they are those of signed bytes.
+    fn constant_zeros(&self, zeros: Zeros) -> Zeros {
+        const SIGNED: i32 = 128;
+        let Zeros::Columns { words, bits: 8, offset } = &zeros else { return zeros };
+        let bytes = self.weights.part(words).unwrap_or_default();
+        let constant = bytes.iter().all(|zero| i32::from(*zero) + offset == SIGNED);
+        if constant { Zeros::Constant(SIGNED) } else { zeros }
     }
 
     fn converted(
@@ -184,7 +205,8 @@ impl<'a> Parts<'a> {
     ) -> Converted {
         Converted {
             module: self.module.to_owned(),
-            rows: self.rows,
+            stored_rows: self.rows,
+            rows: 0..self.rows,
             columns: self.columns,
             codes,
             scales,
