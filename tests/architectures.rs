@@ -223,3 +223,9 @@ async fn qwen2_moe() {
 async fn qwen3_moe() {
     warm_equals_cold("qwen3_moe").await;
 }
+
+/// Goal: warm and cold answers are equal with attention sinks and a window in every other layer.
+#[tokio::test]
+async fn gpt_oss() {
+    warm_equals_cold("gpt_oss").await;
+}

@@ -56,6 +56,9 @@ pub enum Architecture {
     Qwen2Moe,
     /// Qwen3-MoE: a mixture of experts.
     Qwen3Moe,
+    /// gpt-oss: a mixture of experts with biases and clamped gates, attention sinks, and windows in
+    /// every other layer.
+    GptOss,
 }
 
 impl Architecture {
@@ -76,17 +79,26 @@ impl Architecture {
             Self::Mixtral => "mixtral",
             Self::Qwen2Moe => "qwen2_moe",
             Self::Qwen3Moe => "qwen3_moe",
+            Self::GptOss => "gpt_oss",
         }
     }
 }
 
 /// The MLP's gate function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
     /// GELU in its tanh approximation (`gelu_pytorch_tanh`).
     GeluTanh,
+    /// gpt-oss: `x * sigmoid(alpha * x)`, where `x` is at most `limit`. The other factor is clamped to
+    /// `-limit..=limit`, and 1 is added to it.
+    ClampedSwiglu {
+        /// Factor of the sigmoid's argument, above 0.
+        alpha: f32,
+        /// Bound of both inputs, above 0.
+        limit: f32,
+    },
 }
 
 /// Where a layer normalizes the residual stream. The names of the weights depend on it.
@@ -198,6 +210,9 @@ pub struct DecoderConfig {
     pub norms: NormPlacement,
     /// The MLP's gate function.
     pub activation: Activation,
+    /// Whether each head has an attention sink: a learnt score that takes part in the softmax as one
+    /// more position without a value.
+    pub attention_sinks: bool,
     /// Factor of the embeddings (Gemma: the square root of `hidden_size`); `None` for 1.
     pub embedding_scale: Option<f32>,
     /// Factor of the outputs of attention and MLP when they are added to the residual stream, above
@@ -278,11 +293,17 @@ impl DecoderConfig {
             let expected = format!("at most {} with this head_dim", keys::SIZE_MAX);
             return Err(ModelError::key(file, "num_attention_heads", expected, self.num_heads));
         }
+        let (alpha, limit) = match self.activation {
+            Activation::ClampedSwiglu { alpha, limit } => (alpha, limit),
+            Activation::Silu | Activation::GeluTanh => (1.0, 1.0),
+        };
         let floats = [
             ("rms_norm_eps", self.rms_norm_eps),
             ("attention_scale", self.attention_scale),
             ("embedding_scale", self.embedding_scale.unwrap_or(1.0)),
             ("residual_scale", self.residual_scale.unwrap_or(1.0)),
+            ("swiglu_alpha", alpha),
+            ("swiglu_limit", limit),
             ("logit_scale", self.logit_scale.unwrap_or(1.0)),
             ("attn_logit_softcapping", self.attention_softcap.unwrap_or(1.0)),
             ("final_logit_softcapping", self.logit_softcap.unwrap_or(1.0)),

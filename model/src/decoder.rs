@@ -308,7 +308,8 @@ impl Decoder {
         let width = config.num_heads * config.head_dim;
         let q = &q[..rows * width];
         let attended = &mut attended[..rows * width];
-        passes::attend(config, index, self.path, kv, q, sequences, attended, workers);
+        let sinks = layer.sinks.as_deref();
+        passes::attend(config, index, self.path, kv, q, sinks, sequences, attended, workers);
         self.profile.mark(Stage::Attention);
         attended_packed.reset(rows, &[&layer.o.matrix]);
         attended_packed.pack(workers.for_pass(rows, width), attended);

@@ -6,6 +6,7 @@
 //! quantised matrix has to be converted (`quantized.rs`).
 
 pub(crate) mod gguf;
+mod interleaved;
 mod mmap;
 mod quantized;
 pub(crate) mod safetensors;
@@ -21,6 +22,7 @@ pub use stolon_kernels::TensorType;
 use crate::config::{DecoderConfig, TensorSpec};
 use crate::error::ModelError;
 use crate::files;
+use interleaved::Interleaved;
 pub(crate) use mmap::Bytes;
 use quantized::Converted;
 
@@ -68,6 +70,8 @@ struct Stored {
     paired_heads: Option<usize>,
     /// The parts of a quantised matrix. `region` and `range` are those of its codes.
     converted: Option<Box<Converted>>,
+    /// How the tensor is part of one that holds all experts; `None` if it is stored by itself.
+    interleaved: Option<Interleaved>,
 }
 
 impl Weights {
@@ -100,6 +104,7 @@ impl Weights {
             }
             return Err(ModelError::MissingFile { directory: directory.to_owned(), expected });
         }
+        interleaved::divide(&mut weights)?;
         Ok(weights)
     }
 
@@ -112,6 +117,7 @@ impl Weights {
     pub(crate) fn from_safetensors(file: &str, bytes: Bytes) -> Result<Self, ModelError> {
         let mut weights = Self::empty(file);
         safetensors::add(&mut weights, file, bytes)?;
+        interleaved::divide(&mut weights)?;
         Ok(weights)
     }
 
@@ -148,6 +154,7 @@ impl Weights {
                 shape: tensor.shape,
                 paired_heads: None,
                 converted: None,
+                interleaved: None,
             };
             weights.insert(tensor.name, stored)?;
         }
@@ -188,17 +195,20 @@ impl Weights {
             return Ok(Tensor { name: name.into(), dtype, shape: stored.shape.clone(), bytes });
         }
         let region = &self.regions[stored.region];
-        let Some(bytes) = region.bytes.get(stored.range.clone()) else {
-            return Err(ModelError::Truncated {
-                file: region.file.clone(),
-                what: format!("tensor `{name}`"),
-                expected: stored.range.end as u64,
-                got: region.bytes.len() as u64,
-            });
+        let truncated = || ModelError::Truncated {
+            file: region.file.clone(),
+            what: format!("tensor `{name}`"),
+            expected: stored.range.end as u64,
+            got: region.bytes.len() as u64,
         };
-        let bytes = match stored.paired_heads {
-            Some(heads) => Cow::Owned(split_halves(bytes, stored.shape[0], heads)),
-            None => Cow::Borrowed(bytes),
+        let bytes = region.bytes.get(stored.range.clone()).ok_or_else(truncated)?;
+        let bytes = match (stored.paired_heads, &stored.interleaved) {
+            (Some(heads), _) => Cow::Owned(split_halves(bytes, stored.shape[0], heads)),
+            (None, Some(interleaved)) => {
+                let (rows, width) = (stored.shape[0], dtype.block_bytes());
+                Cow::Owned(interleaved.read(self, bytes, rows, width).ok_or_else(truncated)?)
+            }
+            (None, None) => Cow::Borrowed(bytes),
         };
         Ok(Tensor { name: name.into(), dtype, shape: stored.shape.clone(), bytes })
     }
@@ -308,7 +318,10 @@ impl Weights {
     /// Checks that tensors do not overlap. Each one is packed separately, so a small file with
     /// overlapping tensors would need much memory.
     fn check_disjoint(&self) -> Result<(), ModelError> {
-        let stored = self.tensors.iter().filter(|(_, stored)| !stored.range.is_empty());
+        // Interleaved tensors share their range.
+        let first = |stored: &Stored| stored.interleaved.as_ref().is_none_or(|i| i.first == 0);
+        let stored =
+            self.tensors.iter().filter(|(_, stored)| !stored.range.is_empty() && first(stored));
         let mut ranges: Vec<_> = stored
             .map(|(name, stored)| (stored.region, stored.range.start, stored.range.end, name))
             .collect();
@@ -373,7 +386,7 @@ impl Weights {
             };
             let (dtype, bytes) = match &stored.converted {
                 Some(converted) => (converted.format.to_owned(), converted.bytes),
-                None => (dtype, stored.range.len() as u64),
+                None => (dtype, stored.byte_len()),
             };
             (name.as_str(), dtype, stored.shape.as_slice(), bytes)
         })
@@ -387,7 +400,17 @@ impl Weights {
     /// Total size of all tensors in bytes, as stored.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
-        self.tensors.values().map(|stored| stored.range.len() as u64).sum()
+        self.tensors.values().map(Stored::byte_len).sum()
+    }
+}
+
+impl Stored {
+    /// Size of the tensor in bytes, as stored.
+    fn byte_len(&self) -> u64 {
+        match &self.interleaved {
+            Some(interleaved) => interleaved.byte_len(self.range.len()) as u64,
+            None => self.range.len() as u64,
+        }
     }
 }
 

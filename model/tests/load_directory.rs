@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use stolon_model::{LoadOptions, LoadedModel, ModelError, ModelSource, Tensor, Weights, load};
 use stolon_text::TokenizerSource;
 
-const ARCHITECTURES: [&str; 13] = [
+const ARCHITECTURES: [&str; 14] = [
     "llama",
     "mistral",
     "qwen2",
@@ -25,6 +25,7 @@ const ARCHITECTURES: [&str; 13] = [
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
+    "gpt_oss",
 ];
 
 fn open(dir: &Path) -> Result<LoadedModel, ModelError> {

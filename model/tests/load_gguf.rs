@@ -63,6 +63,7 @@ fn every_type_is_loaded_byte_for_byte() {
         config_json("gemma3_text"),
         config_json("qwen2_moe"),
         config_json("qwen3_moe"),
+        config_json("gpt_oss"),
     ];
     for json in cases {
         let (config, weights) = model(&json, 11);
@@ -142,6 +143,7 @@ fn logits_match_those_from_safetensors() {
         "mixtral",
         "qwen2_moe",
         "qwen3_moe",
+        "gpt_oss",
     ] {
         let mut json = config_json(architecture);
         let windowless = matches!(architecture, "mistral" | "mixtral");

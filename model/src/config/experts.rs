@@ -25,6 +25,8 @@ pub struct ExpertsConfig {
     /// Whether the weights of a token's experts add up to 1: the softmax is taken over the scores
     /// of these experts. Otherwise it is taken over the scores of all experts.
     pub normalized: bool,
+    /// Whether the router has a bias.
+    pub router_bias: bool,
     /// Width of the MLP of the shared expert, which all tokens use in addition. Its weight is the
     /// sigmoid of a projection to one number. `None` if there is no shared expert.
     pub shared_width: Option<usize>,

@@ -18,7 +18,7 @@ use crate::weights::gguf::{Header, Value};
 const SIZE_MAX: u64 = super::keys::SIZE_MAX;
 /// The supported values of `general.architecture`.
 const KNOWN: &str = "llama, qwen2, qwen3, granite, olmo2, smollm3, phi3, gemma2, gemma3, qwen2moe, \
-                     qwen3moe";
+                     qwen3moe, gpt-oss";
 /// Name of the tensor with Llama 3.1's rope scaling.
 const ROPE_FREQS: &str = "rope_freqs.weight";
 /// Every such layer of SmolLM3 has no rotary embedding.
@@ -113,13 +113,18 @@ pub(crate) fn parse(
         tie_word_embeddings: !has("output.weight"),
         qkv_bias: has("blk.0.attn_q.bias"),
         output_bias: has("blk.0.attn_output.bias"),
-        mlp_bias: has("blk.0.ffn_up.bias"),
+        mlp_bias: has("blk.0.ffn_up.bias") || has("blk.0.ffn_up_exps.bias"),
         qk_norm: match architecture {
             Architecture::Olmo2 => Some(QkNorm::Position),
             _ => has("blk.0.attn_q_norm.weight").then_some(QkNorm::Head),
         },
         norms: norms(architecture),
-        activation: if gemma { Activation::GeluTanh } else { Activation::Silu },
+        activation: match architecture {
+            Architecture::GptOss => Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 },
+            _ if gemma => Activation::GeluTanh,
+            _ => Activation::Silu,
+        },
+        attention_sinks: has("blk.0.attn_sinks.weight"),
         embedding_scale,
         residual_scale: scale("residual_scale")?,
         logit_scale: scale("logit_scale")?.map(|divisor| 1.0 / divisor),
@@ -142,6 +147,7 @@ fn architecture(header: &Header) -> Result<(Architecture, &str), ModelError> {
         Some(name @ "qwen3") => Ok((Architecture::Qwen3, name)),
         Some(name @ "qwen2moe") => Ok((Architecture::Qwen2Moe, name)),
         Some(name @ "qwen3moe") => Ok((Architecture::Qwen3Moe, name)),
+        Some(name @ "gpt-oss") => Ok((Architecture::GptOss, name)),
         Some(name @ "granite") => Ok((Architecture::Granite, name)),
         Some(name @ "olmo2") => Ok((Architecture::Olmo2, name)),
         Some(name @ "smollm3") => Ok((Architecture::SmolLm3, name)),
@@ -272,7 +278,7 @@ impl Metadata<'_> {
         } else if self.header.tensors.contains_key(ROPE_LONG) {
             self.long_rope(max_positions, tensors)?
         } else {
-            self.scaling()?
+            self.scaling(architecture)?
         };
         Ok(Rope { theta, scaling })
     }
@@ -324,7 +330,7 @@ impl Metadata<'_> {
             return Ok((ropes, (1..=count).map(layer).collect()));
         }
         let is_sliding = match architecture {
-            Architecture::Gemma2 => self.sliding_layers(count, 2)?,
+            Architecture::Gemma2 | Architecture::GptOss => self.sliding_layers(count, 2)?,
             Architecture::Gemma3 => self.sliding_layers(count, 6)?,
             Architecture::Phi3 => {
                 return Ok((ropes, vec![LayerConfig { sliding_window: window, ..full }; count]));
@@ -392,11 +398,12 @@ impl Metadata<'_> {
             per_token,
             width,
             normalized,
+            router_bias: architecture == Architecture::GptOss,
             shared_width,
         }))
     }
 
-    fn scaling(&self) -> Result<RopeScaling, ModelError> {
+    fn scaling(&self, architecture: Architecture) -> Result<RopeScaling, ModelError> {
         let key = "rope.scaling.type";
         let kind = match self.value(key) {
             None => None,
@@ -406,7 +413,7 @@ impl Metadata<'_> {
         };
         let factor = self.float("rope.scaling.factor")?.or(self.float("rope.scale_linear")?);
         if kind == Some("yarn") {
-            return self.yarn(factor);
+            return self.yarn(architecture, factor);
         }
         self.only("rope.scaling.attn_factor", 1.0)?;
         match (kind, factor) {
@@ -418,7 +425,11 @@ impl Metadata<'_> {
         }
     }
 
-    fn yarn(&self, factor: Option<f64>) -> Result<RopeScaling, ModelError> {
+    fn yarn(
+        &self,
+        architecture: Architecture,
+        factor: Option<f64>,
+    ) -> Result<RopeScaling, ModelError> {
         self.only("rope.scaling.yarn_ext_factor", 1.0)?;
         let factor = match factor {
             Some(factor) if factor >= 1.0 => factor,
@@ -439,7 +450,8 @@ impl Metadata<'_> {
             factor,
             beta_fast: float("rope.scaling.yarn_beta_fast", 32.0)?,
             beta_slow: float("rope.scaling.yarn_beta_slow", 1.0)?,
-            truncate: true,
+            // The metadata has no key for it.
+            truncate: architecture != Architecture::GptOss,
             original_max_position_embeddings: original,
             attention_factor: attention_factor as f32,
         })
@@ -488,6 +500,8 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
         "attn_q_norm" => "self_attn.q_norm",
         "attn_k_norm" => "self_attn.k_norm",
         "ffn_norm" => norms.mlp_input?,
+        "attn_sinks" => return Some(format!("model.layers.{layer}.self_attn.sinks")),
+        "post_attention_norm" if architecture == Architecture::GptOss => norms.mlp_input?,
         "post_attention_norm" => norms.attention_output?,
         "post_ffw_norm" => norms.mlp_output?,
         "ffn_gate" => "mlp.gate_proj",

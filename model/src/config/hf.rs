@@ -16,7 +16,7 @@ use crate::weights::TensorType;
 
 /// The supported values of `model_type`.
 const KNOWN: &str = "llama, mistral, qwen2, qwen3, granite, olmo2, smollm3, phi3, gemma2, gemma3_text, gemma3, \
-     mixtral, qwen2_moe, qwen3_moe";
+     mixtral, qwen2_moe, qwen3_moe, gpt_oss";
 
 /// The defaults of transformers for keys that `config.json` lacks.
 struct Defaults {
@@ -102,6 +102,7 @@ fn architecture(root: &Keys<'_>) -> Result<Architecture, ModelError> {
         Some("MixtralForCausalLM") => Some("mixtral"),
         Some("Qwen2MoeForCausalLM") => Some("qwen2_moe"),
         Some("Qwen3MoeForCausalLM") => Some("qwen3_moe"),
+        Some("GptOssForCausalLM") => Some("gpt_oss"),
         Some("GraniteForCausalLM") => Some("granite"),
         Some("Olmo2ForCausalLM") => Some("olmo2"),
         Some("SmolLM3ForCausalLM") => Some("smollm3"),
@@ -124,6 +125,7 @@ fn architecture(root: &Keys<'_>) -> Result<Architecture, ModelError> {
         Some("mixtral") => Ok(Architecture::Mixtral),
         Some("qwen2_moe") => Ok(Architecture::Qwen2Moe),
         Some("qwen3_moe") => Ok(Architecture::Qwen3Moe),
+        Some("gpt_oss") => Ok(Architecture::GptOss),
         Some("granite") => Ok(Architecture::Granite),
         Some("olmo2") => Ok(Architecture::Olmo2),
         Some("smollm3") => Ok(Architecture::SmolLm3),
@@ -214,6 +216,21 @@ fn defaults(architecture: Architecture) -> Defaults {
             num_kv_heads: Some(4),
             ..qwen2
         },
+        Architecture::GptOss => Defaults {
+            vocab_size: 201_088,
+            hidden_size: 2880,
+            intermediate_size: 2880,
+            num_layers: 36,
+            num_heads: 64,
+            num_kv_heads: Some(8),
+            head_dim: Some(64),
+            max_positions: 131_072,
+            sliding_window: Some(128),
+            rms_norm_eps: 1e-5,
+            eos_token_id: None,
+            bos_token_id: None,
+            ..llama
+        },
         Architecture::Olmo2 => Defaults {
             vocab_size: 50_304,
             rms_norm_eps: 1e-5,
@@ -278,7 +295,8 @@ fn decoder(
         Some(tied) => tied,
         None => keys.flag("tie_word_embeddings")?.unwrap_or(defaults.tie_word_embeddings),
     };
-    let attention_bias = keys.flag("attention_bias")?.unwrap_or(false);
+    let gpt_oss = architecture == Architecture::GptOss;
+    let attention_bias = keys.flag("attention_bias")?.unwrap_or(gpt_oss);
     let (qkv_bias, output_bias) = match architecture {
         Architecture::Mistral | Architecture::Mixtral | Architecture::Phi3 => (false, false),
         Architecture::Qwen2 => (true, false),
@@ -287,7 +305,8 @@ fn decoder(
     };
     let mlp_bias =
         matches!(architecture, Architecture::Llama | Architecture::Granite | Architecture::SmolLm3)
-            && keys.flag("mlp_bias")?.unwrap_or(false);
+            && keys.flag("mlp_bias")?.unwrap_or(false)
+            || gpt_oss;
     if keys.flag("use_bidirectional_attention")?.unwrap_or(false) {
         return Err(keys.unsupported("use_bidirectional_attention", "false"));
     }
@@ -343,7 +362,11 @@ fn decoder(
             _ if gemma => NormPlacement::InputAndOutput,
             _ => NormPlacement::Input,
         },
-        activation: activation(keys, gemma)?,
+        activation: match gpt_oss {
+            true => clamped_swiglu(keys)?,
+            false => activation(keys, gemma)?,
+        },
+        attention_sinks: gpt_oss,
         embedding_scale,
         residual_scale: multiplier("residual_multiplier")?,
         logit_scale: multiplier("logits_scaling")?.map(|divisor| 1.0 / divisor),
@@ -354,6 +377,13 @@ fn decoder(
         layers,
         dtype: dtype(keys, root)?,
     })
+}
+
+/// The gate function of gpt-oss, which does not depend on `hidden_act`.
+fn clamped_swiglu(keys: &Keys<'_>) -> Result<Activation, ModelError> {
+    let alpha = keys.positive_f32("swiglu_alpha")?.unwrap_or(1.702);
+    let limit = keys.positive_f32("swiglu_limit")?.unwrap_or(7.0);
+    Ok(Activation::ClampedSwiglu { alpha, limit })
 }
 
 fn activation(keys: &Keys<'_>, gemma: bool) -> Result<Activation, ModelError> {
@@ -436,7 +466,7 @@ fn layers(
         return Ok(kinds.into_iter().zip(rotated).map(layer).collect());
     }
     let is_sliding: Box<dyn Fn(usize) -> bool> = match architecture {
-        Architecture::Gemma2 => Box::new(|layer| layer % 2 == 0),
+        Architecture::Gemma2 | Architecture::GptOss => Box::new(|layer| layer % 2 == 0),
         Architecture::SmolLm3 => Box::new(|layer| !rotated[layer]),
         Architecture::Qwen2Moe => {
             let windows = keys.count("max_window_layers")?.unwrap_or(28);

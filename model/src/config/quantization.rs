@@ -10,7 +10,7 @@ use super::keys::Keys;
 use crate::error::ModelError;
 
 /// The supported values of `quant_method`.
-const METHODS: &str = "fp8, awq, gptq or compressed-tensors (other models: as a GGUF file)";
+const METHODS: &str = "fp8, awq, gptq, mxfp4 or compressed-tensors (other models: as a GGUF file)";
 
 /// How the matrices of a model are quantised.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +65,8 @@ pub(super) fn parse(keys: &Keys<'_>) -> Result<Option<Quantization>, ModelError>
         Some("awq") => awq(&object),
         Some("gptq") => gptq(&object),
         Some("compressed-tensors") => compressed(&object),
+        // The experts of gpt-oss, which have tensors of their own kind.
+        Some("mxfp4") => return Ok(None),
         _ => Err(object.unsupported("quant_method", METHODS)),
     }
     .map(Some)

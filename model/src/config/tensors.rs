@@ -70,6 +70,10 @@ impl DecoderConfig {
             list.norm(&at("self_attn.q_norm"), q_norm);
             list.norm(&at("self_attn.k_norm"), k_norm);
         }
+        if self.attention_sinks {
+            let name = at("self_attn.sinks");
+            list.push(name, vec![self.num_heads], TensorRole::Bias);
+        }
         list.matrix(&at("self_attn.o_proj"), hidden, queries, self.output_bias);
         norm(list, norms.attention_output);
         norm(list, norms.mlp_input);
@@ -118,7 +122,12 @@ impl DecoderConfig {
     }
 
     fn expert_tensors(&self, experts: &ExpertsConfig, module: &str, list: &mut List) {
-        list.matrix(&format!("{module}.gate"), experts.count, self.hidden_size, false);
+        list.matrix(
+            &format!("{module}.gate"),
+            experts.count,
+            self.hidden_size,
+            experts.router_bias,
+        );
         for index in 0..experts.count {
             self.mlp_tensors(&format!("{module}.experts.{index}"), experts.width, list);
         }

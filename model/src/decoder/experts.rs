@@ -13,7 +13,7 @@ use stolon_kernels::{
 };
 
 use super::layer::GatedMlp;
-use super::linear::Loader;
+use super::linear::{Linear, Loader};
 use super::passes::{self, Norm};
 use super::profile::{Profile, Stage};
 use super::routing::{ExpertGroup, Routing};
@@ -26,11 +26,11 @@ use crate::error::ModelError;
 pub(super) struct Experts {
     config: ExpertsConfig,
     /// `[experts, hidden_size]`.
-    router: Matrix,
+    router: Linear,
     /// The experts, followed by the shared expert if there is one.
     experts: Vec<GatedMlp>,
     /// `[1, hidden_size]`: the score of the shared expert.
-    shared_gate: Option<Matrix>,
+    shared_gate: Option<Linear>,
 }
 
 impl Experts {
@@ -42,8 +42,9 @@ impl Experts {
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
         let hidden = config.hidden_size;
-        let router = format!("{module}.gate.weight");
-        let router = loader.exact_matrix(&router, [experts.count, hidden])?;
+        let router = format!("{module}.gate");
+        let shape = [experts.count, hidden];
+        let router = loader.exact_linear(&router, shape, experts.router_bias)?;
         let mut mlps = Vec::with_capacity(experts.count + 1);
         for index in 0..experts.count {
             let module = format!("{module}.experts.{index}");
@@ -52,15 +53,15 @@ impl Experts {
         let mut shared_gate = None;
         if let Some(width) = experts.shared_width {
             mlps.push(GatedMlp::load(config, &format!("{module}.shared_expert"), width, loader)?);
-            let gate = format!("{module}.shared_expert_gate.weight");
-            shared_gate = Some(loader.exact_matrix(&gate, [1, hidden])?);
+            let gate = format!("{module}.shared_expert_gate");
+            shared_gate = Some(loader.exact_linear(&gate, [1, hidden], false)?);
         }
         Ok(Self { config: *experts, router, experts: mlps, shared_gate })
     }
 
     /// Size in bytes of all packed matrices.
     pub(super) fn bytes(&self) -> usize {
-        let gate = self.shared_gate.as_ref().map_or(0, Matrix::bytes);
+        let gate = self.shared_gate.as_ref().map_or(0, Linear::bytes);
         self.router.bytes() + gate + self.experts.iter().map(GatedMlp::bytes).sum::<usize>()
     }
 }
@@ -163,18 +164,22 @@ impl ExpertsPass<'_> {
         let rows = x.len() / hidden;
         routing.reset(config, rows, hidden);
         norm.rows(x, &mut routing.normed, self.workers);
-        let readers: Vec<&Matrix> = [router].into_iter().chain(shared_gate).collect();
+        let gates = [Some(router), shared_gate.as_ref()].into_iter().flatten();
+        let readers: Vec<&Matrix> = gates.map(|gate| &gate.matrix).collect();
         normed.reset(rows, &readers);
         normed.pack(self.workers.for_pass(rows, hidden), &routing.normed);
         let sinks = [&mut routing.scores, &mut routing.shared_scores];
+        let add_bias = |sums: RowSums<'_>| router.add_bias(self.path, sums.feature, sums.first);
+        let epilogues = [Some(&add_bias as Epilogue<'_>), None];
         let mut products: Vec<Product<'_>> = readers
             .iter()
             .zip(sinks)
-            .map(|(reader, sink)| Product {
+            .zip(epilogues)
+            .map(|((reader, sink), epilogue)| Product {
                 group: 0,
                 matrices: std::slice::from_ref(reader),
                 step: 1,
-                epilogue: None,
+                epilogue,
                 sink: Sink::Rows(sink),
             })
             .collect();

@@ -18,6 +18,8 @@ pub(super) struct Layer {
     pub(super) q_norm: Option<Vec<f32>>,
     /// Norm of keys; its size depends on [`DecoderConfig::qk_norm`].
     pub(super) k_norm: Option<Vec<f32>>,
+    /// The score of the attention sink of each head, `[num_heads]`.
+    pub(super) sinks: Option<Vec<f32>>,
     /// Norm of attention's output before it is added to the residual stream.
     pub(super) post_attention_norm: Option<Vec<f32>>,
     /// Norm before the MLP.
@@ -93,6 +95,10 @@ impl Layer {
             }
             None => (None, None),
         };
+        let sinks = match config.attention_sinks {
+            true => Some(loader.vector(&name("self_attn.sinks"), config.num_heads)?),
+            false => None,
+        };
         let mut linear = |part: &str, shape, bias| loader.linear(&name(part), shape, bias);
         Ok(Self {
             input_norm,
@@ -102,6 +108,7 @@ impl Layer {
             o: linear("self_attn.o_proj", [hidden, queries], config.output_bias)?,
             q_norm,
             k_norm,
+            sinks,
             post_attention_norm,
             mlp_norm,
             mlp: match config.experts.filter(|_| config.layers[index].experts) {

@@ -55,14 +55,16 @@ impl Loader<'_> {
         Ok(matrix)
     }
 
-    /// Packs a small matrix of the shape `[out, input]` whose results decide between alternatives,
-    /// in the type in which it is stored.
-    pub(super) fn exact_matrix(
+    /// Loads a small matrix whose results decide between alternatives, in the type in which it is
+    /// stored. Otherwise as [`linear`](Self::linear).
+    pub(super) fn exact_linear(
         &mut self,
         name: &str,
-        shape: [usize; 2],
-    ) -> Result<Matrix, ModelError> {
-        self.matrix_as(name, shape, WeightType::Stored)
+        [out, input]: [usize; 2],
+        bias: bool,
+    ) -> Result<Linear, ModelError> {
+        let matrix = self.matrix_as(&format!("{name}.weight"), [out, input], WeightType::Stored)?;
+        Ok(Linear { matrix, bias: self.bias(name, out, bias)? })
     }
 
     /// Reads the vector `name` (a norm or a bias) of the length `len` and converts it to f32.
@@ -91,11 +93,17 @@ impl Loader<'_> {
         bias: bool,
     ) -> Result<Linear, ModelError> {
         let matrix = self.matrix(&format!("{name}.weight"), [out, input])?;
-        let bias = match bias {
-            true => Some(self.vector(&format!("{name}.bias"), out)?),
-            false => None,
-        };
-        Ok(Linear { matrix, bias })
+        Ok(Linear { matrix, bias: self.bias(name, out, bias)? })
+    }
+
+    /// Loads `{name}.bias` of the length `out` if `present` is true.
+    fn bias(
+        &mut self,
+        name: &str,
+        out: usize,
+        present: bool,
+    ) -> Result<Option<Vec<f32>>, ModelError> {
+        present.then(|| self.vector(&format!("{name}.bias"), out)).transpose()
     }
 }
 

@@ -114,6 +114,9 @@ pub(super) fn gate(activation: Activation, mlp: &GatedMlp, path: Path, sums: Row
     match activation {
         Activation::Silu => kernels::silu_mul(path, sums.first, sums.second),
         Activation::GeluTanh => kernels::gelu_tanh_mul(path, sums.first, sums.second),
+        Activation::ClampedSwiglu { alpha, limit } => {
+            kernels::clamped_swiglu(path, sums.first, sums.second, alpha, limit);
+        }
     }
 }
 
@@ -197,7 +200,8 @@ pub(super) fn finish_logits(
     });
 }
 
-/// Paged attention of one layer: `q` and `out` are `[rows, num_heads, head_dim]`.
+/// Paged attention of one layer: `q` and `out` are `[rows, num_heads, head_dim]`, `sinks` is
+/// `[num_heads]`.
 #[allow(clippy::too_many_arguments, reason = "all are plain inputs of one kernel call")]
 pub(super) fn attend(
     config: &DecoderConfig,
@@ -205,6 +209,7 @@ pub(super) fn attend(
     path: Path,
     kv: &KvStore,
     q: &[f32],
+    sinks: Option<&[f32]>,
     sequences: &[AttentionSequence<'_>],
     out: &mut [f32],
     workers: &Workers,
@@ -229,6 +234,7 @@ pub(super) fn attend(
         scale: config.attention_scale,
         softcap: config.attention_softcap,
         sliding_window,
+        sinks,
     };
     kernels::attention(workers.for_work(2 * products), &args, out);
 }

@@ -141,7 +141,14 @@ mod tests {
 
     fn config(per_token: usize, normalized: bool, shared: bool) -> ExpertsConfig {
         let shared_width = shared.then_some(8);
-        ExpertsConfig { count: 5, per_token, width: 4, normalized, shared_width }
+        ExpertsConfig {
+            count: 5,
+            per_token,
+            width: 4,
+            normalized,
+            router_bias: false,
+            shared_width,
+        }
     }
 
     fn routing(config: &ExpertsConfig, scores: &[f32]) -> Routing {

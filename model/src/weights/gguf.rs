@@ -260,6 +260,7 @@ impl Header {
                 range: info.range.clone(),
                 paired_heads: paired_heads(&name),
                 converted: None,
+                interleaved: None,
             };
             if name.contains('*') {
                 for (index, expert) in stored.split(self.file_of(info), &name, experts)?.enumerate()

@@ -209,6 +209,7 @@ impl Converted {
                 shape: vec![rows, self.columns],
                 range,
                 paired_heads: None,
+                interleaved: None,
                 converted: Some(Box::new(part)),
             };
             (name, stored)

@@ -93,6 +93,7 @@ pub(crate) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(),
                 range: start as usize..end as usize,
                 paired_heads: None,
                 converted: None,
+                interleaved: None,
             },
         )?;
     }
@@ -189,7 +190,8 @@ pub(crate) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Resul
 }
 
 /// The name that the decoder uses for a tensor. Models saved without their output matrix lack the
-/// prefix `model.`, multimodal models have longer prefixes, and Mixtral names experts differently.
+/// prefix `model.`, multimodal models have longer prefixes, and some models name routers and experts
+/// differently.
 fn canonical_name(name: &str) -> String {
     if let Some(rest) = name.strip_prefix("model.language_model.") {
         return format!("model.{rest}");
@@ -197,6 +199,9 @@ fn canonical_name(name: &str) -> String {
     let name = name.strip_prefix("language_model.").unwrap_or(name);
     if ["layers.", "embed_tokens.", "norm."].iter().any(|start| name.starts_with(start)) {
         return canonical_name(&format!("model.{name}"));
+    }
+    if let Some((layer, kind)) = name.split_once(".mlp.router.") {
+        return format!("{layer}.mlp.gate.{kind}");
     }
     match name.split_once(".block_sparse_moe.") {
         Some((layer, module)) => {

@@ -10,7 +10,7 @@ use stolon_model::{
 };
 
 /// The names of all fixtures. There is at least one per architecture.
-pub(super) const NAMES: [&str; 15] = [
+pub(super) const NAMES: [&str; 16] = [
     "llama",
     "llama3",
     "mistral",
@@ -26,6 +26,7 @@ pub(super) const NAMES: [&str; 15] = [
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
+    "gpt_oss",
 ];
 
 /// The results of transformers for a model.
@@ -40,7 +41,8 @@ pub(super) struct Expected {
     pub(super) greedy: Vec<u32>,
 }
 
-fn directory(name: &str) -> PathBuf {
+/// The directory of the fixture `name`.
+pub(super) fn directory(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "tests", "fixtures", name].iter().collect()
 }
 

@@ -63,7 +63,7 @@ fn interleaved(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
 }
 
 /// The GGUF name of a tensor.
-fn gguf_name(name: &str, output_norms: bool) -> String {
+fn gguf_name(name: &str, post_norms: bool) -> String {
     let top = [
         ("model.embed_tokens.weight", "token_embd.weight"),
         ("model.norm.weight", "output_norm.weight"),
@@ -82,7 +82,8 @@ fn gguf_name(name: &str, output_norms: bool) -> String {
         "self_attn.o_proj" => "attn_output",
         "self_attn.q_norm" => "attn_q_norm",
         "self_attn.k_norm" => "attn_k_norm",
-        "post_attention_layernorm" if output_norms => "post_attention_norm",
+        "self_attn" if kind == "sinks" => return format!("blk.{layer}.attn_sinks.weight"),
+        "post_attention_layernorm" if post_norms => "post_attention_norm",
         "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
         "post_feedforward_layernorm" => "post_ffw_norm",
         "mlp.gate_proj" => "ffn_gate",
@@ -110,6 +111,7 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         Architecture::Mistral | Architecture::Mixtral => "llama",
         Architecture::Qwen2Moe => "qwen2moe",
         Architecture::Qwen3Moe => "qwen3moe",
+        Architecture::GptOss => "gpt-oss",
         other => other.name(),
     };
     file.set("general.architecture", Meta::Text(prefix.into()));
@@ -248,7 +250,9 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             all.extend(bytes);
             continue;
         }
-        let name = gguf_name(&spec.name, config.norms != NormPlacement::Input);
+        let post_norms =
+            config.norms != NormPlacement::Input || config.architecture == Architecture::GptOss;
+        let name = gguf_name(&spec.name, post_norms);
         if spec.name.contains(".mlp.experts.") {
             // Experts are stacked along a new first dimension, in ascending order.
             let Some(stacked) = file.tensors.iter_mut().find(|tensor| tensor.0 == name) else {

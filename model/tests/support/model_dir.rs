@@ -35,8 +35,9 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["layer_types"] = json!(["sliding_attention", "full_attention"]);
         config["tie_word_embeddings"] = true.into();
     }
-    if let "mixtral" | "qwen2_moe" | "qwen3_moe" = architecture {
-        let count = if architecture == "mixtral" { "num_local_experts" } else { "num_experts" };
+    if let "mixtral" | "qwen2_moe" | "qwen3_moe" | "gpt_oss" = architecture {
+        let qwen = architecture.starts_with("qwen");
+        let count = if qwen { "num_experts" } else { "num_local_experts" };
         config[count] = 4.into();
         config["num_experts_per_tok"] = 2.into();
     }
@@ -44,6 +45,13 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["moe_intermediate_size"] = 256.into();
         config["norm_topk_prob"] = (architecture == "qwen3_moe").into();
         config["mlp_only_layers"] = json!([0]);
+    }
+    if architecture == "gpt_oss" {
+        config["sliding_window"] = 16.into();
+        config["rope_scaling"] = json!({
+            "rope_type": "yarn", "factor": 4.0, "truncate": false,
+            "original_max_position_embeddings": 32,
+        });
     }
     if architecture == "qwen2_moe" {
         config["shared_expert_intermediate_size"] = 512.into();

@@ -13,6 +13,7 @@ struct Defaults {
     shared_width: Option<usize>,
     /// `None`: always normalized, without a key.
     normalized: Option<bool>,
+    router_bias: bool,
 }
 
 /// The mixture of experts, if the architecture has one. Sets [`LayerConfig::experts`] of the layers
@@ -23,23 +24,31 @@ pub(super) fn parse(
     intermediate_size: usize,
     layers: &mut [LayerConfig],
 ) -> Result<Option<ExpertsConfig>, ModelError> {
+    let mixtral = Defaults {
+        count: 8,
+        per_token: 2,
+        width: None,
+        shared_width: None,
+        normalized: None,
+        router_bias: false,
+    };
     let defaults = match architecture {
-        Architecture::Mixtral => {
-            Defaults { count: 8, per_token: 2, width: None, shared_width: None, normalized: None }
-        }
+        Architecture::Mixtral => mixtral,
+        Architecture::GptOss => Defaults { count: 128, per_token: 4, router_bias: true, ..mixtral },
         Architecture::Qwen2Moe => Defaults {
             count: 60,
             per_token: 4,
             width: Some(1408),
             shared_width: Some(5632),
             normalized: Some(false),
+            ..mixtral
         },
         Architecture::Qwen3Moe => Defaults {
             count: 128,
             per_token: 8,
             width: Some(768),
-            shared_width: None,
             normalized: Some(false),
+            ..mixtral
         },
         _ => return Ok(None),
     };
@@ -79,5 +88,6 @@ pub(super) fn parse(
         None => true,
     };
     let per_token = keys.size("num_experts_per_tok")?.unwrap_or(defaults.per_token);
-    Ok(Some(ExpertsConfig { count, per_token, width, normalized, shared_width }))
+    let router_bias = defaults.router_bias;
+    Ok(Some(ExpertsConfig { count, per_token, width, normalized, router_bias, shared_width }))
 }

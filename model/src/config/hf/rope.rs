@@ -8,6 +8,16 @@ use crate::error::ModelError;
 
 /// Phi-3's default of `original_max_position_embeddings`.
 const PHI3_ORIGINAL_CONTEXT: usize = 4096;
+/// The scaling of gpt-oss without `rope_parameters`.
+const GPT_OSS_SCALING: RopeScaling = RopeScaling::Yarn {
+    factor: 32.0,
+    beta_fast: 32.0,
+    beta_slow: 1.0,
+    truncate: false,
+    original_max_position_embeddings: 4096,
+    // 0.1 ln(factor) + 1
+    attention_factor: 1.346_573_6,
+};
 const TYPES: &str = "default, linear, dynamic, llama3, yarn or longrope";
 
 /// The rotary embeddings of a model.
@@ -51,6 +61,7 @@ pub(super) fn parse(
     let default = match architecture {
         Architecture::Mixtral => 1e6,
         Architecture::SmolLm3 => 2e6,
+        Architecture::GptOss => 15e4,
         _ => 1e4,
     };
     let theta = keys.positive("rope_theta")?.unwrap_or(default);
@@ -66,6 +77,7 @@ pub(super) fn parse(
             }
             one(parameters, theta, context)?
         }
+        None if architecture == Architecture::GptOss => Rope { theta, scaling: GPT_OSS_SCALING },
         None => Rope { theta, scaling: RopeScaling::None },
     };
     let mut rotary_dim = None;

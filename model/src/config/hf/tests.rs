@@ -58,11 +58,13 @@ fn defaults_are_those_of_transformers() {
         ("mixtral", [32_000, 4096, 14_336, 32, 32, 8, 128, 131_072]),
         ("qwen2_moe", [151_936, 2048, 5632, 24, 16, 16, 128, 32_768]),
         ("qwen3_moe", [151_936, 2048, 6144, 24, 32, 4, 64, 32_768]),
+        ("gpt_oss", [201_088, 2880, 2880, 36, 64, 8, 64, 131_072]),
     ];
     for (name, expected) in cases {
         let config = decoder(json!({ "model_type": name }));
         assert_eq!(sizes(&config), expected, "{name}");
-        let eps = if matches!(name, "phi3" | "olmo2" | "mixtral") { 1e-5 } else { 1e-6 };
+        let eps =
+            if matches!(name, "phi3" | "olmo2" | "mixtral" | "gpt_oss") { 1e-5 } else { 1e-6 };
         assert_eq!(config.rms_norm_eps, eps, "{name}");
         let tied = name.starts_with("gemma") || name == "smollm3";
         assert_eq!(config.tie_word_embeddings, tied, "{name}");
@@ -128,7 +130,8 @@ fn experts_follow_the_configuration() {
     };
     let all = vec![0, 1, 2, 3, 4, 5];
     let of = |count, per_token, width, normalized, shared_width| {
-        Some(ExpertsConfig { count, per_token, width, normalized, shared_width })
+        let router_bias = false;
+        Some(ExpertsConfig { count, per_token, width, normalized, router_bias, shared_width })
     };
     assert_eq!(experts("mixtral", json!({})), (of(8, 2, 14_336, true, None), all.clone()));
     let qwen2 = of(60, 4, 1408, false, Some(5632));
@@ -591,7 +594,7 @@ proptest::proptest! {
     /// consistent configuration with a bounded number of layers.
     #[test]
     fn arbitrary_values_never_panic(
-        architecture in proptest::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "granite", "olmo2", "smollm3", "phi3", "gemma2", "gemma3_text", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe"]),
+        architecture in proptest::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "granite", "olmo2", "smollm3", "phi3", "gemma2", "gemma3_text", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"]),
         changes in proptest::collection::vec((proptest::sample::select(KEYS.to_vec()), any_value()), 1..4),
     ) {
         let mut value = json!({ "model_type": architecture });

@@ -1,0 +1,268 @@
+//! The tensors of gpt-oss that hold all experts of a layer, with the rows of the gate and up
+//! projections interleaved. They are divided into one tensor per expert and projection, whose rows
+//! are brought into the usual order when it is read.
+//!
+//! | tensor | shape |
+//! |---|---|
+//! | `gate_up_proj` | `[experts, hidden, 2 * width]` floats |
+//! | `down_proj` | `[experts, width, hidden]` floats |
+//! | `gate_up_proj_bias` | `[experts, 2 * width]` floats |
+//! | `down_proj_bias` | `[experts, hidden]` floats |
+//! | `gate_up_proj_blocks` | `[experts, 2 * width, hidden / 32, 16]` bytes |
+//! | `down_proj_blocks` | `[experts, hidden, width / 32, 16]` bytes |
+//! | `gate_up_proj_scales`, `down_proj_scales` | as the blocks, without the last dimension |
+//!
+//! Blocks and scales are MXFP4: a byte of a block has two successive weights, the first in its low
+//! bits. ggml's [`TensorType::Mxfp4`] has the scale before its block, and a byte has weights whose
+//! distance is 16.
+
+use std::ops::Range;
+
+use super::{Stored, TensorType, Weights};
+use crate::error::ModelError;
+
+/// Maximum number of experts of a tensor.
+const EXPERTS_MAX: usize = 1024;
+/// Number of weights of an MXFP4 block.
+const BLOCK_LEN: usize = 32;
+/// Number of bytes of the weights of an MXFP4 block.
+const BLOCK_BYTES: usize = BLOCK_LEN / 2;
+
+/// How a tensor is part of one that holds all experts. The range of the tensor is that of all rows of
+/// its expert.
+#[derive(Clone, Debug)]
+pub(super) struct Interleaved {
+    /// The first row of the expert that belongs to the tensor.
+    pub(super) first: usize,
+    /// The distance to the next row that belongs to it: 2 if gate and up are interleaved.
+    pub(super) step: usize,
+    form: Form,
+}
+
+/// How the rows of an expert are stored.
+#[derive(Clone, Debug)]
+enum Form {
+    /// `[rows, columns]`.
+    Rows,
+    /// `[columns, rows]`.
+    Columns,
+    /// MXFP4 blocks, `[rows, columns / 32, 16]`. The scales are `[rows, columns / 32]` bytes in a
+    /// range of another region.
+    Mxfp4 { region: usize, scales: Range<usize> },
+}
+
+impl Interleaved {
+    /// Size of the tensor in bytes, as stored, where that of all rows of the expert without scales
+    /// is `expert`.
+    pub(super) fn byte_len(&self, expert: usize) -> usize {
+        let scales = match &self.form {
+            Form::Mxfp4 { scales, .. } => scales.len(),
+            Form::Rows | Form::Columns => 0,
+        };
+        (expert + scales) / self.step
+    }
+
+    /// The bytes of a tensor with `rows` rows whose elements have `width` bytes. `expert` is the
+    /// content of the tensor's range; `None` if the scales are not part of `weights`.
+    pub(super) fn read(
+        &self,
+        weights: &Weights,
+        expert: &[u8],
+        rows: usize,
+        width: usize,
+    ) -> Option<Vec<u8>> {
+        let all_rows = rows * self.step;
+        let row_bytes = expert.len() / all_rows;
+        let mut bytes = Vec::with_capacity(rows * row_bytes);
+        let own_rows = (self.first..all_rows).step_by(self.step);
+        let row = |row: usize| &expert[row * row_bytes..][..row_bytes];
+        match &self.form {
+            Form::Rows => own_rows.for_each(|index| bytes.extend_from_slice(row(index))),
+            Form::Columns => {
+                for index in own_rows {
+                    for column in expert.chunks_exact(all_rows * width) {
+                        bytes.extend_from_slice(&column[index * width..][..width]);
+                    }
+                }
+            }
+            Form::Mxfp4 { region, scales } => {
+                let scales = weights.regions[*region].bytes.get(scales.clone())?;
+                let row_blocks = row_bytes / BLOCK_BYTES;
+                for index in own_rows {
+                    let scales = &scales[index * row_blocks..][..row_blocks];
+                    for (block, scale) in row(index).as_chunks().0.iter().zip(scales) {
+                        bytes.push(*scale);
+                        bytes.extend_from_slice(&ggml_order(block));
+                    }
+                }
+            }
+        }
+        Some(bytes)
+    }
+}
+
+/// Reorders the 32 weights of a block: byte `i` has the weights `i` and `i + 16`, not `2 i` and
+/// `2 i + 1`.
+fn ggml_order(block: &[u8; BLOCK_BYTES]) -> [u8; BLOCK_BYTES] {
+    let weight = |index: usize| block[index / 2] >> (4 * (index % 2)) & 15;
+    std::array::from_fn(|index| weight(index) | weight(index + BLOCK_BYTES) << 4)
+}
+
+/// Replaces tensors of all experts in `weights` by the tensors of each expert and projection.
+///
+/// # Errors
+/// [`ModelError::Malformed`] for a tensor of another shape, and [`ModelError::MissingTensor`] for
+/// blocks without scales.
+pub(super) fn divide(weights: &mut Weights) -> Result<(), ModelError> {
+    let of_experts = |name: &&String| {
+        let (_, last) = name.rsplit_once(".experts.").unwrap_or_default();
+        let last = last.strip_suffix("_bias").or(last.strip_suffix("_blocks")).unwrap_or(last);
+        matches!(last, "gate_up_proj" | "down_proj")
+    };
+    let mut names: Vec<String> = weights.tensors.keys().filter(of_experts).cloned().collect();
+    names.sort_unstable();
+    for name in names {
+        if let Some(stored) = weights.tensors.remove(&name) {
+            divide_one(weights, &name, stored)?;
+        }
+    }
+    Ok(())
+}
+
+fn divide_one(weights: &mut Weights, name: &str, mut stored: Stored) -> Result<(), ModelError> {
+    let file = weights.regions[stored.region].file.clone();
+    let malformed = |expected: &str, got: &Stored| {
+        let reason = format!("tensor `{name}`: expected {expected}, got {:?}", got.shape);
+        ModelError::malformed(&file, format!("{reason} in {} bytes", got.range.len()))
+    };
+    let (module, last) = name.rsplit_once('.').unwrap_or_default();
+    let projections: &[&str] =
+        if last.starts_with("gate_up_proj") { &["gate_proj", "up_proj"] } else { &["down_proj"] };
+    let step = projections.len();
+    let mut scales = None;
+    // The number of experts, of rows and, except for biases, of columns.
+    let (count, rows, columns) = match *stored.shape.as_slice() {
+        [count, rows] if last.ends_with("_bias") => (count, rows, None),
+        [count, rows, groups, BLOCK_BYTES] if last.ends_with("_blocks") => {
+            let scales_name = name.replace("_blocks", "_scales");
+            let shape = vec![count, rows, groups];
+            let found =
+                weights.tensors.remove(&scales_name).ok_or_else(|| ModelError::MissingTensor {
+                    file: file.clone(),
+                    tensor: scales_name,
+                    expected: shape.clone(),
+                })?;
+            let groups_total = shape.iter().try_fold(1_usize, |n, d| n.checked_mul(*d));
+            let bytes = |groups: usize| groups.checked_mul(BLOCK_BYTES);
+            if found.shape != shape
+                || Some(found.range.len()) != groups_total
+                || Some(stored.range.len()) != groups_total.and_then(bytes)
+            {
+                return Err(malformed("bytes, 16 for each byte of scales", &stored));
+            }
+            stored.dtype = Ok(TensorType::Mxfp4);
+            scales = Some((found.region, found.range));
+            (count, rows, groups.checked_mul(BLOCK_LEN))
+        }
+        [count, columns, rows] if !last.contains("proj_") => (count, rows, Some(columns)),
+        _ => (0, 0, None),
+    };
+    if !(1..=EXPERTS_MAX).contains(&count)
+        || !rows.is_multiple_of(step)
+        || stored.range.len() < count
+    {
+        let expected = format!("1 to {EXPERTS_MAX} experts with a multiple of {step} rows");
+        return Err(malformed(&expected, &stored));
+    }
+    let kind = if columns.is_some() { "weight" } else { "bias" };
+    let part = |range: &Range<usize>, index: usize| {
+        let len = range.len() / count;
+        range.start + index * len..range.start + (index + 1) * len
+    };
+    for index in 0..count {
+        for (first, projection) in projections.iter().enumerate() {
+            let form = match &scales {
+                Some((region, scales)) => {
+                    Form::Mxfp4 { region: *region, scales: part(scales, index) }
+                }
+                None if columns.is_some() => Form::Columns,
+                None => Form::Rows,
+            };
+            let stored = Stored {
+                shape: [rows / step].into_iter().chain(columns).collect(),
+                range: part(&stored.range, index),
+                interleaved: Some(Interleaved { first, step, form }),
+                ..stored.clone()
+            };
+            weights.insert(format!("{module}.{index}.{projection}.{kind}"), stored)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weights::Tensor;
+
+    fn weights(tensors: Vec<(&str, Vec<usize>, Vec<f32>)>) -> Result<Weights, ModelError> {
+        let tensors = tensors.into_iter().map(|(name, shape, values)| Tensor {
+            name: format!("m.experts.{name}"),
+            dtype: TensorType::F32,
+            shape,
+            bytes: values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>().into(),
+        });
+        let mut weights = Weights::from_tensors("f", tensors)?;
+        divide(&mut weights)?;
+        Ok(weights)
+    }
+
+    fn floats(weights: &Weights, name: &str, shape: &[usize]) -> Vec<f32> {
+        let tensor = weights.tensor(&format!("m.experts.{name}"), shape).unwrap();
+        tensor.bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    }
+
+    /// Goal: the rows of gate and up are separated, columns become rows, and biases are divided.
+    #[test]
+    fn rows_are_brought_into_the_usual_order() {
+        let numbers = |count: u16| (0..count).map(f32::from).collect::<Vec<_>>();
+        let weights = weights(vec![
+            ("gate_up_proj", vec![2, 3, 4], numbers(24)),
+            ("gate_up_proj_bias", vec![2, 4], numbers(8)),
+            ("down_proj", vec![2, 2, 3], numbers(12)),
+        ])
+        .unwrap();
+        let gate = floats(&weights, "1.gate_proj.weight", &[2, 3]);
+        assert_eq!(gate, [12.0, 16.0, 20.0, 14.0, 18.0, 22.0]);
+        let up = floats(&weights, "0.up_proj.weight", &[2, 3]);
+        assert_eq!(up, [1.0, 5.0, 9.0, 3.0, 7.0, 11.0]);
+        assert_eq!(floats(&weights, "1.up_proj.bias", &[2]), [5.0, 7.0]);
+        let down = floats(&weights, "1.down_proj.weight", &[3, 2]);
+        assert_eq!(down, [6.0, 9.0, 7.0, 10.0, 8.0, 11.0]);
+        assert_eq!(weights.total_bytes(), 4 * (24 + 8 + 12));
+        assert!(weights.check_disjoint().is_ok());
+    }
+
+    /// Goal: tensors of other shapes are refused by name.
+    #[test]
+    fn other_shapes_are_refused() {
+        for (name, shape) in [
+            ("gate_up_proj", vec![2, 3, 3]),
+            ("gate_up_proj", vec![2, 6]),
+            ("down_proj", vec![1025, 1, 1]),
+            ("down_proj", vec![4, 1, 0]),
+            ("down_proj_bias", vec![2, 2, 2]),
+            ("down_proj_blocks", vec![1, 2, 1, 8]),
+        ] {
+            let values = vec![0.0; shape.iter().product()];
+            let error = weights(vec![(name, shape, values)]).unwrap_err().to_string();
+            assert!(error.contains(&format!("`m.experts.{name}`: expected")), "{error}");
+        }
+        let blocks = ("down_proj_blocks", vec![1, 2, 1, 16], vec![0.0; 32]);
+        let error = weights(vec![blocks.clone()]).unwrap_err().to_string();
+        assert!(error.contains("m.experts.down_proj_scales"), "{error}");
+        let scales = ("down_proj_scales", vec![1, 2, 1], vec![0.0; 2]);
+        let error = weights(vec![blocks, scales]).unwrap_err().to_string();
+        assert!(error.contains("`m.experts.down_proj_blocks`: expected bytes"), "{error}");
+    }
+}
