@@ -324,8 +324,9 @@ impl Metadata<'_> {
             let key = "rope.scaling.finetuned";
             let rotated = self.value(key).and_then(Value::as_bool) != Some(false)
                 || architecture != Architecture::Granite;
+            // No layer number is a multiple of 0.
             let step = if architecture == Architecture::SmolLm3 { SMOLLM3_ROPE_STEP } else { 0 };
-            let rope = |number: usize| (rotated && (step == 0 || number % step != 0)).then_some(0);
+            let rope = |number: usize| (rotated && !number.is_multiple_of(step)).then_some(0);
             let layer = |number| LayerConfig { rope: rope(number), ..full };
             return Ok((ropes, (1..=count).map(layer).collect()));
         }

@@ -2,7 +2,15 @@
 
 use super::*;
 
-const SHARED_SHAPES: [Shape; 8] = [
+const SHARED_SHAPES: [Shape; 9] = [
+    Shape {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 32,
+        softcap: Some(0.8),
+        window: None,
+        stored: Stored::Bf16,
+    },
     Shape {
         heads: 4,
         kv_heads: 2,
