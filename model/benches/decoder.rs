@@ -54,7 +54,7 @@ fn measure(
     work: &str,
     time: Duration,
 ) -> Result<(), ModelError> {
-    const SEQUENCES: usize = 8;
+    const SEQUENCES: usize = 16;
     let source = ModelSource::Random { preset: preset.to_owned(), seed: 1 };
     let model = load(&source, &LoadOptions::default())?;
     let block_size = CpuOptions::default().block_size;
@@ -73,6 +73,7 @@ fn measure(
         ("prefill 512", batch(vec![slice(0, 0, CONTEXT, block_size)])),
         ("prefill 64", batch(vec![slice(0, 0, 64, block_size)])),
         ("decode 1", batch(vec![slice(0, CONTEXT, 1, block_size)])),
+        ("decode 16", batch((0..16).map(|s| slice(s, CONTEXT, 1, block_size)).collect())),
         ("decode 8", batch((0..8).map(|s| slice(s, CONTEXT, 1, block_size)).collect())),
         (
             "mixed 7 + 128",
