@@ -61,7 +61,8 @@ impl QuantPanel {
 
     /// Prefetches as many bytes as the words of one sub-block have, [`WORD_PREFETCH_BYTES`] after
     /// the words of the current block, whose index is `block`. Beyond the words of this panel, the
-    /// prefetch skips its scales and continues in the next panel.
+    /// prefetch skips its scales and continues in the next panel. Also prefetches the scales of the
+    /// same block of the next panel.
     #[inline(always)]
     fn prefetch<F: Format>(&self, block: usize, sub_block: usize) {
         let (block_words, block_bytes) = (F::WORDS.len() * LANES, F::BLOCK_BYTES * LANES);
@@ -71,6 +72,13 @@ impl QuantPanel {
         let from = WORD_PREFETCH_BYTES + sub_block * sub_block_words + skipped;
         for byte in (0..sub_block_words).step_by(64) {
             prefetch_l1(self.block.words.wrapping_add(from + byte));
+        }
+        // The scales of large blocks are too far apart for the processor's own prefetching.
+        if F::SUB_BLOCKS > 1 && sub_block == 0 {
+            let next_panel = self.blocks * block_bytes;
+            for byte in (0..block_bytes - block_words).step_by(64) {
+                prefetch_l1(self.block.scales.wrapping_add(next_panel + byte));
+            }
         }
     }
 
