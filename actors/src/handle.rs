@@ -242,7 +242,7 @@ impl EngineHandle {
         tokens: Vec<u32>,
         options: PinOptions,
     ) -> Result<PinId, EngineError> {
-        Ok(self.call_tree(|reply| TreeMessage::Pin { namespace, tokens, options, reply }).await??)
+        self.call_tree(|reply| TreeMessage::Pin { namespace, tokens, options, reply }).await?
     }
 
     /// Removes part of the cache, except for what running requests use. Returns the number of

@@ -50,7 +50,7 @@ enum CacheCommand {
     /// Show the prefix tree
     Tree {
         /// Print a graph in Graphviz's DOT language
-        #[arg(long, conflicts_with = "json")]
+        #[arg(long)]
         dot: bool,
         /// Show the first tokens of each node, which are parts of prompts
         #[arg(long)]

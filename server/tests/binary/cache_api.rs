@@ -185,14 +185,14 @@ async fn parts_of_the_cache_are_evicted() {
 async fn policies_are_switched_at_run_time() {
     let server = Server::tiny();
     let policy = async || server.get("/v1/cache/policy").await.1;
-    assert_eq!(policy().await, json!({"eviction": "lru", "admission": "fcfs"}));
+    assert_eq!(policy().await, json!({"eviction": "lru", "admission": "cost"}));
     let reply = server.ok("/v1/cache/policy", json!({"eviction": "slru"})).await;
-    assert_eq!(reply, json!({"eviction": "slru", "admission": "fcfs"}));
-    server.ok("/v1/cache/policy", json!({"admission": "cost"})).await;
+    assert_eq!(reply, json!({"eviction": "slru", "admission": "cost"}));
+    server.ok("/v1/cache/policy", json!({"admission": "fcfs"})).await;
     let wrong = json!({"eviction": "lru", "admission": "newest"});
     let (status, refused) = server.post("/v1/cache/policy", wrong).await;
     assert_eq!((status, &refused["error"]["param"]), (400, &json!("admission")));
-    assert_eq!(policy().await, json!({"eviction": "slru", "admission": "cost"}));
+    assert_eq!(policy().await, json!({"eviction": "slru", "admission": "fcfs"}));
     server.complete(json!({"prompt": prompt(40, 1), "max_tokens": 1})).await;
     server.settled_audit().await;
 }
@@ -244,6 +244,7 @@ async fn changes_of_the_cache_are_streamed_after_a_snapshot() {
     let (name, data) = next_event(&mut stream, &mut text).await.expect("an event");
     assert_eq!((name.as_str(), &data["number"]), ("stored", &json!(number + 1)));
     assert_eq!((&data["parent"], data["hashes"].as_array().map(Vec::len)), (&last, Some(1)));
+    server.settled_audit().await;
     server.ok("/v1/cache/evict", json!({"prompt": prompt(40, 2)})).await;
     let (name, removed) = next_event(&mut stream, &mut text).await.expect("an event");
     assert_eq!((name.as_str(), &removed["hashes"]), ("removed", &data["hashes"]));

@@ -290,6 +290,7 @@ async fn flags_have_the_names_of_vllm() {
         let reply = server.ok("/v1/completions", body.clone()).await;
         assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], cached);
     }
-    let refused = fail(&["serve", "--model", TINY, "--max-model-len", "100000000", "--port", "0"]);
+    let long = ["--max-model-len", "100000000", "--prompt", "x"];
+    let refused = fail(&[&["generate", "--model", TINY][..], &long].concat());
     assert!(refused.contains("max_positions") && refused.contains("100000000"), "{refused}");
 }

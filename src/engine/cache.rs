@@ -1,0 +1,158 @@
+//! What an [`Engine`] offers of its prefix cache: queries, warming, pins, eviction, events.
+
+use std::time::Duration;
+
+use stolon_actors::{CacheEvents, Pin, PinOptions, Removal};
+use stolon_kvcache::{EvictionPolicy, PinId, TreeDump};
+use stolon_scheduler::CacheStats;
+
+use super::Engine;
+use crate::{Error, Request};
+
+impl Engine {
+    /// Computes a prompt, so that later requests that start with it find it in the cache. Returns
+    /// its length in tokens. Only full blocks are cached, and they can be evicted like any other.
+    ///
+    /// # Errors
+    /// As [`Engine::generate`], and the error that its stream ends with.
+    pub async fn warm(&self, request: Request) -> Result<usize, Error> {
+        let stream = self.generate(request.max_tokens(1)).await?;
+        let prompt_tokens = stream.prompt_tokens();
+        stream.collect_text().await?;
+        Ok(prompt_tokens)
+    }
+
+    /// The number of the request's prompt tokens that are in the cache now. Lock-free and without
+    /// side effects. The answer is a hint: it may change before a request runs.
+    ///
+    /// A prompt that is not token ids yet is rendered and tokenised on the calling thread.
+    ///
+    /// # Errors
+    /// Those of rendering and tokenising the prompt.
+    pub fn query_match_len(&self, request: &Request) -> Result<usize, Error> {
+        let tokens = self.inner.prompts.tokens_here(&request.source)?;
+        let namespace = request.namespace()?;
+        Ok(self.inner.handle.query_match_len(&namespace, &tokens))
+    }
+
+    /// [`Engine::query_match_len`] of several requests, in their order.
+    ///
+    /// # Errors
+    /// Those of rendering and tokenising the first prompt that fails.
+    pub fn query_match_lens(&self, requests: &[Request]) -> Result<Vec<usize>, Error> {
+        requests.iter().map(|request| self.query_match_len(request)).collect()
+    }
+
+    /// Removes what is cached of the sequences that start with the request's prompt, in its
+    /// namespace, and of the prompt itself what no other cached sequence shares. The prompt is
+    /// rounded down to whole blocks. What running requests and pins hold stays. Returns the number
+    /// of blocks that were freed.
+    ///
+    /// # Errors
+    /// Those of rendering and tokenising the prompt, `Interrupted` and `Stopped`.
+    pub async fn evict_prefix(&self, request: &Request) -> Result<usize, Error> {
+        let namespace = request.namespace()?;
+        let tokens = self.prompt_tokens(request).await?;
+        Ok(self.inner.handle.evict(Removal::Prefix(namespace, tokens)).await?)
+    }
+
+    /// Removes everything that is cached of requests with this cache salt (`None`: of those
+    /// without one), and ends its pins. What running requests use is freed when they have ended.
+    /// Returns the number of blocks that were freed at once.
+    ///
+    /// # Errors
+    /// `InvalidParameter` if the salt is too long, `Interrupted` and `Stopped`.
+    pub async fn evict_salt(&self, salt: Option<&str>) -> Result<usize, Error> {
+        let request = Request::tokens([]);
+        let request = match salt {
+            Some(salt) => request.cache_salt(salt),
+            None => request,
+        };
+        Ok(self.inner.handle.evict(Removal::Namespace(request.namespace()?)).await?)
+    }
+
+    /// The eviction policy in use; `None` for a custom order.
+    pub fn eviction_policy(&self) -> Option<EvictionPolicy> {
+        self.inner.handle.eviction_policy()
+    }
+
+    /// Changes the eviction policy, also for what is cached already. It replaces a custom order.
+    ///
+    /// # Errors
+    /// `Interrupted` and `Stopped`.
+    pub fn set_eviction_policy(&self, policy: EvictionPolicy) -> Result<(), Error> {
+        Ok(self.inner.handle.set_eviction_policy(policy)?)
+    }
+
+    /// Protects the cached prefix of the request's prompt from eviction, for `ttl` or until
+    /// [`Engine::unpin`]. [`Engine::warm`] computes it first. A flush or a restart of the engine
+    /// ends all pins.
+    ///
+    /// # Errors
+    /// Those of rendering and tokenising the prompt, `Pin` if nothing of it is cached or
+    /// [`EngineBuilder::pin_budget`] would be exceeded, `PinBudgetInUse` while a prompt runs that is
+    /// so long that it needs the blocks of the budget, `Interrupted` and `Stopped`.
+    pub async fn pin(&self, request: &Request, ttl: Option<Duration>) -> Result<PinId, Error> {
+        self.pin_with(request, PinOptions { ttl, ..PinOptions::default() }).await
+    }
+
+    /// As [`Engine::pin`], with all options.
+    ///
+    /// # Errors
+    /// As [`Engine::pin`].
+    pub async fn pin_with(&self, request: &Request, options: PinOptions) -> Result<PinId, Error> {
+        let tokens = self.prompt_tokens(request).await?;
+        let namespace = request.namespace()?;
+        Ok(self.inner.handle.pin(namespace, tokens, options).await?)
+    }
+
+    /// Ends a pin. Returns whether it existed.
+    ///
+    /// # Errors
+    /// `Interrupted` and `Stopped`.
+    pub async fn unpin(&self, id: PinId) -> Result<bool, Error> {
+        Ok(self.inner.handle.unpin(id).await?)
+    }
+
+    /// All pins, oldest first.
+    ///
+    /// # Errors
+    /// `Interrupted` and `Stopped`.
+    pub async fn pins(&self) -> Result<Vec<Pin>, Error> {
+        Ok(self.inner.handle.pins().await?)
+    }
+
+    /// The content of the cache, and every change from now on, in a queue of at most `capacity`
+    /// events. The engine never waits for the reader.
+    ///
+    /// # Errors
+    /// `InvalidParameter` if `capacity` is 0, `Interrupted` and `Stopped`.
+    pub async fn events(&self, capacity: usize) -> Result<CacheEvents, Error> {
+        Ok(self.inner.handle.events(capacity).await?)
+    }
+
+    /// Statistics of the prefix cache.
+    ///
+    /// # Errors
+    /// `Interrupted` and `Stopped`.
+    pub async fn cache_stats(&self) -> Result<CacheStats, Error> {
+        Ok(self.inner.handle.cache_stats().await?)
+    }
+
+    /// A copy of the prefix tree's structure, made concurrently with the running engine. Time and
+    /// memory are proportional to the number of nodes. [`TreeDump::to_graphviz`] draws it.
+    ///
+    /// # Errors
+    /// `Interrupted` and `Stopped`.
+    pub fn dump(&self) -> Result<TreeDump, Error> {
+        Ok(self.inner.handle.dump()?)
+    }
+
+    /// Empties the prefix cache, except for what running requests use, and ends all pins.
+    ///
+    /// # Errors
+    /// `Interrupted` and `Stopped`.
+    pub async fn flush(&self) -> Result<(), Error> {
+        Ok(self.inner.handle.flush().await?)
+    }
+}
