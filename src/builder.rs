@@ -30,6 +30,8 @@ pub struct EngineBuilder {
     model: Option<ModelArg>,
     backend: Option<(String, BackendFactory)>,
     text: Option<Text>,
+    #[cfg(feature = "text")]
+    chat_template: Option<String>,
     kv_memory: Option<u64>,
     num_blocks: Option<usize>,
     block_size: Option<usize>,
@@ -130,6 +132,15 @@ impl EngineBuilder {
 
     fn set_backend(mut self, id: impl Into<String>, make: BackendFactory) -> Self {
         self.backend = Some((id.into(), make));
+        self
+    }
+
+    /// The chat template to use instead of those of the [`model`](Self::model): the source of a Jinja
+    /// template. Has no effect on a `text_model`. A template that is malformed, or a model without a
+    /// tokenizer, is an error when the engine is built.
+    #[cfg(feature = "text")]
+    pub fn chat_template(mut self, source: impl Into<String>) -> Self {
+        self.chat_template = Some(source.into());
         self
     }
 

@@ -11,11 +11,12 @@ use stolon_scheduler::{
 };
 use stolon_text::StopStrings;
 
+use crate::min_tokens::MinTokens;
 use crate::prompt::Prompts;
 use crate::stream::StreamParts;
 use crate::{
     BestOf, ChatMessage, Completion, EngineBuilder, Error, Estimate, ModelInfo, Request,
-    SamplingParams, TokenStream,
+    SamplingParams, SharedProcessor, TokenStream,
 };
 
 mod cache;
@@ -148,8 +149,16 @@ impl Engine {
         let mut options = request.options;
         options.sampling.logprobs = request.logprobs.or(options.sampling.logprobs);
         options.sampling.processor = request.processor.or(options.sampling.processor);
+        if request.min_tokens > 0 {
+            let ends = eos_ids.as_slice().iter().chain(options.stop_ids.as_slice());
+            let inner = options.sampling.processor.take();
+            let ends = ends.copied().collect();
+            let processor = MinTokens { count: request.min_tokens, ends, inner };
+            options.sampling.processor = Some(SharedProcessor::new(processor));
+        }
         let parts = StreamParts {
-            detokenizer: text.detokenizer(),
+            detokenizer: text.detokenizer(&request.shown_tokens),
+            min_tokens: request.min_tokens,
             stops: request.stop,
             stop_strings,
             eos_ids: eos_ids.clone(),
@@ -216,6 +225,15 @@ impl Engine {
     /// Distributions of the times and sizes of requests and steps, read without waiting.
     pub fn histograms(&self) -> EngineHistograms {
         self.inner.handle.histograms()
+    }
+
+    /// The model's chat templates.
+    ///
+    /// # Errors
+    /// [`Error::NoTokenizer`], and [`Error::ChatTemplate`] if there are none or they are malformed.
+    #[cfg(feature = "text")]
+    pub fn chat_template(&self) -> Result<&crate::ChatTemplate, Error> {
+        self.inner.prompts.text.chat_template()
     }
 
     /// The model that the engine runs, and its sizes.

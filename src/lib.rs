@@ -130,6 +130,7 @@ mod completion;
 mod engine;
 mod error;
 mod estimate;
+mod min_tokens;
 mod model_info;
 mod prompt;
 mod request;
@@ -188,6 +189,9 @@ pub use stolon_scheduler::{
     AdmissionPolicy, AuditReport, CacheStats, EngineError, EngineHealth, EngineHistograms,
     EngineStats, Event, Finish, FinishReason, HistogramData, LengthBound, Timings, TokenEvent,
     UnknownPolicy, Usage,
+};
+pub use stolon_text::{
+    Answer, AnswerFormat, AnswerParser, AnswerPart, ReasoningFormat, ToolCall, ToolCallFormat,
 };
 #[cfg(feature = "text")]
 pub use stolon_text::{ChatError, ChatOptions, ChatTemplate, TextModel, Tokenizer};

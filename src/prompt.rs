@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use serde_json::Value;
 use stolon_scheduler::{EngineError, PromptLimit};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -22,7 +23,7 @@ use crate::text::Text;
 pub(crate) struct PromptSource {
     pub(crate) prompt: Prompt,
     /// The chat template's variable `tools`.
-    pub(crate) tools: Option<serde_json::Value>,
+    pub(crate) tools: Option<Value>,
     /// How a conversation is rendered, apart from the tools.
     #[cfg(feature = "text")]
     pub(crate) chat: stolon_text::ChatOptions,
@@ -36,6 +37,32 @@ impl PromptSource {
             #[cfg(feature = "text")]
             chat: stolon_text::ChatOptions::default(),
         }
+    }
+}
+
+impl PromptSource {
+    /// Size in bytes of everything that may become text, which is what tokenising takes time for.
+    fn work_bytes(&self) -> usize {
+        let messages = match &self.prompt {
+            Prompt::Chat(messages) => messages.as_slice(),
+            _ => &[],
+        };
+        let extra = messages.iter().flat_map(|message| message.extra.values());
+        #[cfg(feature = "text")]
+        let extra = extra.chain(&self.chat.tools).chain(self.chat.variables.values());
+        extra.chain(&self.tools).map(json_bytes).sum::<usize>() + self.prompt.len_bytes()
+    }
+}
+
+/// Approximate size of a value as JSON, in bytes.
+fn json_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => 2 + text.len(),
+        Value::Array(items) => 2 + items.iter().map(json_bytes).sum::<usize>(),
+        Value::Object(fields) => {
+            2 + fields.iter().map(|(key, value)| 4 + key.len() + json_bytes(value)).sum::<usize>()
+        }
+        _ => 8,
     }
 }
 
@@ -80,8 +107,8 @@ impl Prompts {
         if let Prompt::Tokens(tokens) = &source.prompt {
             return Ok(tokens.clone());
         }
-        let bytes = source.prompt.len_bytes();
-        self.text.check_len(bytes, self.limit)?;
+        self.text.check_len(source.prompt.len_bytes(), self.limit)?;
+        let bytes = source.work_bytes();
         let (source, limit) = (Arc::clone(source), self.limit);
         self.run(bytes, move |text| text.prompt_tokens(&source, limit)).await
     }

@@ -58,6 +58,8 @@ pub struct Request {
     pub(crate) source: Arc<PromptSource>,
     pub(crate) stop: Arc<[String]>,
     pub(crate) ignore_eos: bool,
+    pub(crate) min_tokens: usize,
+    pub(crate) shown_tokens: Arc<[String]>,
     pub(crate) logprobs: Option<usize>,
     pub(crate) processor: Option<SharedProcessor>,
     pub(crate) cache_salt: Option<String>,
@@ -71,6 +73,8 @@ impl Request {
             source: Arc::new(PromptSource::new(prompt)),
             stop: Arc::default(),
             ignore_eos: false,
+            min_tokens: 0,
+            shown_tokens: Arc::default(),
             logprobs: None,
             processor: None,
             cache_salt: None,
@@ -197,6 +201,24 @@ impl Request {
     /// Whether to continue after the model's end-of-sequence ids. Default: false.
     pub fn ignore_eos(mut self, ignore: bool) -> Request {
         self.ignore_eos = ignore;
+        self
+    }
+
+    /// Minimum number of tokens to generate. Until then, the model's end-of-sequence ids and the stop
+    /// ids cannot be chosen, and stop strings are not looked for. Default: 0.
+    pub fn min_tokens(mut self, min_tokens: usize) -> Request {
+        self.min_tokens = min_tokens;
+        self
+    }
+
+    /// Special tokens, by their spelling, that are part of the answer's text. Other special tokens
+    /// have no text. The tokens of tool calls, for example, are special in some vocabularies.
+    /// Spellings that are not in the vocabulary are ignored.
+    pub fn show_special_tokens<S: Into<String>>(
+        mut self,
+        spellings: impl IntoIterator<Item = S>,
+    ) -> Request {
+        self.shown_tokens = spellings.into_iter().map(Into::into).collect();
         self
     }
 

@@ -27,6 +27,8 @@ pub struct TokenStream {
     text: Option<TextState>,
     eos_ids: TokenSet,
     stop_ids: TokenSet,
+    /// Number of tokens before which stop strings are not looked for.
+    min_tokens: usize,
     progress: Progress,
 }
 
@@ -56,6 +58,7 @@ pub(crate) struct StreamParts {
     pub(crate) stop_strings: StopStrings,
     pub(crate) eos_ids: TokenSet,
     pub(crate) stop_ids: TokenSet,
+    pub(crate) min_tokens: usize,
     pub(crate) prompt_tokens: usize,
     pub(crate) submitted: Instant,
 }
@@ -69,6 +72,7 @@ impl TokenStream {
             text: detokenizer.map(|detokenizer| TextState { detokenizer, stop_strings, stops }),
             eos_ids: parts.eos_ids,
             stop_ids: parts.stop_ids,
+            min_tokens: parts.min_tokens,
             progress: Progress {
                 usage: Usage { prompt_tokens: parts.prompt_tokens, ..Usage::default() },
                 submitted: parts.submitted,
@@ -143,8 +147,13 @@ impl TokenStream {
             && !self.eos_ids.contains(id)
             && !self.stop_ids.contains(id)
         {
-            let scan = state.stop_strings.push(&state.detokenizer.push(id));
-            (token.text, matched) = (scan.text, scan.matched);
+            let text = state.detokenizer.push(id);
+            if progress.usage.completion_tokens < self.min_tokens {
+                token.text = text;
+            } else {
+                let scan = state.stop_strings.push(&text);
+                (token.text, matched) = (scan.text, scan.matched);
+            }
         }
         self.ready.push_back(Event::Token(token));
         if let Some(index) = matched {

@@ -1,7 +1,7 @@
 //! The text layer: renders and tokenises prompts, and provides detokenizers for answers.
 
 use stolon_scheduler::{PromptLimit, TokenSet};
-use stolon_text::{ChatMessage, ChatOptions, TextModel, Tokenizer};
+use stolon_text::{ChatMessage, ChatOptions, ChatTemplate, TextModel, Tokenizer};
 
 pub(crate) use stolon_text::Detokenizer;
 
@@ -41,10 +41,16 @@ impl Text {
         self.tokenizer().map(|_| ())
     }
 
-    /// A detokenizer for one answer. `None` if there is no tokenizer.
-    pub(crate) fn detokenizer(&self) -> Option<Detokenizer> {
+    /// A detokenizer for one answer. `None` if there is no tokenizer. The special tokens with the
+    /// spellings `shown` have a text.
+    pub(crate) fn detokenizer(&self, shown: &[String]) -> Option<Detokenizer> {
         let tokenizer = self.tokenizer().ok()?;
-        Some(Detokenizer::continuing(tokenizer.clone(), true))
+        let shown = shown.iter().filter_map(|spelling| tokenizer.token_id(spelling));
+        Some(Detokenizer::continuing(tokenizer.clone(), true).showing(shown))
+    }
+
+    pub(crate) fn chat_template(&self) -> Result<&ChatTemplate, Error> {
+        Ok(self.model()?.chat_template()?)
     }
 
     pub(crate) fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {

@@ -148,8 +148,8 @@ async fn withheld_text_is_emitted_at_the_end() {
     assert_eq!(held.finish.reason, FinishReason::Length);
 }
 
-/// Goal: end-of-sequence and stop ids end a generation; `ignore_eos` disables the model's
-/// end-of-sequence ids.
+/// Goal: end-of-sequence and stop ids end a generation, but not before `min_tokens`; `ignore_eos`
+/// disables the model's end-of-sequence ids.
 #[tokio::test]
 async fn end_of_sequence_ids_end_an_answer_and_can_be_ignored() {
     let answer = expected(b"abc", 20);
@@ -171,6 +171,10 @@ async fn end_of_sequence_ids_end_an_answer_and_can_be_ignored() {
     assert_eq!(ended.token_ids, answer[..=first]);
     let ignored = run(Request::text("abc").max_tokens(20).ignore_eos(true)).await;
     assert_eq!((ignored.token_ids.len(), ignored.finish.reason), (20, FinishReason::Length));
+    let least = run(Request::text("abc").max_tokens(20).min_tokens(first + 4)).await;
+    assert!(least.token_ids.len() >= first + 4, "{:?}", least.token_ids);
+    assert_eq!(least.token_ids[..first], answer[..first]);
+    assert!(!least.token_ids[..first + 3].contains(&eos), "{:?}", least.token_ids);
     let stop = answer[3];
     let place = answer.iter().position(|&id| id == stop).expect("it is there");
     let request = Request::text("abc").max_tokens(20).ignore_eos(true).stop_ids([stop]);

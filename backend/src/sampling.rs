@@ -340,7 +340,7 @@ impl SamplerState {
 
     fn transform(&self, logits: &mut [f32]) -> Result<(), SamplingError> {
         if let Some(processor) = &self.params.processor {
-            processor.process(&self.output, logits)?;
+            processor.process_caught(&self.output, logits)?;
             // The transforms below expect what a model may compute.
             select::best(logits)?;
         }

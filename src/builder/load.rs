@@ -47,6 +47,10 @@ impl EngineBuilder {
         {
             load_options.hub.progress = self.download_progress;
         }
+        #[cfg(feature = "text")]
+        let template = self.chat_template;
+        #[cfg(not(feature = "text"))]
+        let template = None;
         // Sending fails only if the caller has dropped the future.
         match (self.backend, self.model) {
             (Some((id, make)), _) => {
@@ -56,7 +60,7 @@ impl EngineBuilder {
                 Ok(make)
             }
             (None, Some(model)) => Ok(Box::new(move || {
-                let (rest, backend) = load(model, &load_options, options, own_text)?;
+                let (rest, backend) = load(model, &load_options, options, own_text, template)?;
                 drop(loaded.send(rest));
                 Ok(Box::new(backend))
             })),
@@ -91,37 +95,67 @@ impl EngineBuilder {
 }
 
 /// Loads a model and builds its CPU backend. Blocks the calling thread. `own_text` replaces the
-/// model's tokenizer.
+/// model's tokenizer, and `template` its chat templates.
 fn load(
     model: ModelArg,
     load_options: &LoadOptions,
     options: CpuOptions,
     own_text: Option<Text>,
+    template: Option<String>,
 ) -> Result<(Loaded, CpuBackend), Error> {
     let source = match model {
         ModelArg::Source(source) => source,
         ModelArg::Text(text) => text.parse()?,
     };
-    let LoadedModel { id, config, weights, text, generation } =
+    let LoadedModel { id, config, weights, mut text, generation } =
         stolon_model::load(&source, load_options)?;
+    let is_replaced = template.is_some();
+    if let Some(template) = template {
+        replace_templates(&mut text, template);
+    }
     let text = match own_text {
         Some(text) => text,
-        None => text_layer(&text, &generation.eos_token_ids)?,
+        None => text_layer(&text, &generation.eos_token_ids, is_replaced)?,
     };
     let backend = CpuBackend::new(config, weights, options)?;
     let recommended_sampling = generation.recommended_sampling();
     Ok((Loaded { id, text, recommended_sampling }, backend))
 }
 
+/// Replaces all chat templates of a model.
+fn replace_templates(text: &mut TextSource, template: String) {
+    text.chat_template = Some(template);
+    if let Some(config) = text.tokenizer_config.as_mut().and_then(|config| config.as_object_mut()) {
+        config.remove("chat_template");
+    }
+}
+
 /// The tokenizer and chat templates of a model, if it has a tokenizer and this build supports it.
-fn text_layer(source: &TextSource, eos_token_ids: &[u32]) -> Result<Text, Error> {
+/// With `needs_template`, a template that is malformed is an error.
+fn text_layer(
+    source: &TextSource,
+    eos_token_ids: &[u32],
+    needs_template: bool,
+) -> Result<Text, Error> {
     if let TokenizerSource::Missing { directory } = &source.tokenizer {
+        if needs_template {
+            return Err(Error::NoTokenizer);
+        }
         let directory = directory.display();
         tracing::warn!("{directory} has no tokenizer.json: prompts must be token ids");
         return Ok(Text::tokens_only(eos_token_ids));
     }
     #[cfg(feature = "text")]
-    return Ok(Text::new(TextModel::new(source, eos_token_ids)?));
+    {
+        let text = Text::new(TextModel::new(source, eos_token_ids)?);
+        if needs_template {
+            text.chat_template()?;
+        }
+        Ok(text)
+    }
     #[cfg(not(feature = "text"))]
-    Ok(Text::tokens_only(eos_token_ids))
+    {
+        debug_assert!(!needs_template, "templates need the feature `text`");
+        Ok(Text::tokens_only(eos_token_ids))
+    }
 }

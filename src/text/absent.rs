@@ -35,7 +35,7 @@ impl Text {
         Err(Error::NoTokenizer)
     }
 
-    pub(crate) fn detokenizer(&self) -> Option<Detokenizer> {
+    pub(crate) fn detokenizer(&self, _shown: &[String]) -> Option<Detokenizer> {
         None
     }
 

@@ -100,6 +100,9 @@ struct Forms {
 pub struct ChatOptions {
     /// Whether the text ends with the start of the model's answer. True by default.
     pub add_generation_prompt: bool,
+    /// Whether the text ends with the content of the last message, so that the model continues it.
+    /// Used without `add_generation_prompt`. False by default.
+    pub continue_final_message: bool,
     /// JSON schemas of the functions that the model may call. May be empty.
     pub tools: Vec<Value>,
     /// Documents for templates that support retrieval. May be empty.
@@ -120,6 +123,7 @@ impl Default for ChatOptions {
     fn default() -> Self {
         Self {
             add_generation_prompt: true,
+            continue_final_message: false,
             tools: Vec::new(),
             documents: Vec::new(),
             template: None,
@@ -179,6 +183,14 @@ impl ChatTemplate {
     /// The names of the templates.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.templates.entries.iter().map(|entry| entry.name.as_str())
+    }
+
+    /// The source of the template that a conversation with these options is rendered with.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError::UnknownName`].
+    pub fn source(&self, options: &ChatOptions) -> Result<&str, ChatTemplateError> {
+        Ok(&self.templates.entries[self.choose(options)?].source)
     }
 
     /// Renders a conversation. The text contains the special tokens, so it must be encoded without
@@ -260,7 +272,13 @@ impl Templates {
             Some(reserved) => reserved.separate(&mut messages, &mut options)?,
             None => None,
         };
-        let text = self.render_values(entry, &messages, &options)?;
+        if options.continue_final_message {
+            messages::mark_end(&mut messages)?;
+        }
+        let mut text = self.render_values(entry, &messages, &options)?;
+        if options.continue_final_message {
+            messages::cut_at_mark(&mut text)?;
+        }
         Ok(RenderedChat { text, separator })
     }
 

@@ -4,6 +4,8 @@
 //! prepended. A [`Detokenizer`] returns only text that no later token can change. Its pieces joined
 //! are the text of all tokens, and no piece ends within a character.
 
+use std::sync::Arc;
+
 use crate::Tokenizer;
 
 /// Turns the tokens of one sequence into text piece by piece: [`Detokenizer::push`] is called with
@@ -12,6 +14,8 @@ use crate::Tokenizer;
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special: bool,
+    /// Special tokens that have a text although others are skipped.
+    shown: Arc<[u32]>,
     /// Whether no token with a text was pushed yet.
     first: bool,
     /// Number of spaces that may still be removed from the start of the text; 0 after the first
@@ -26,7 +30,15 @@ impl Detokenizer {
     #[must_use]
     pub fn new(tokenizer: Tokenizer, skip_special: bool) -> Self {
         let leading_spaces_cut = tokenizer.decoding().leading_spaces_cut();
-        Self { tokenizer, skip_special, first: true, leading_spaces_cut, pending: Vec::new() }
+        let shown = Arc::default();
+        Self {
+            tokenizer,
+            skip_special,
+            shown,
+            first: true,
+            leading_spaces_cut,
+            pending: Vec::new(),
+        }
     }
 
     /// Starts in the middle of a text, so that the first token keeps its leading space. Used for
@@ -39,10 +51,18 @@ impl Detokenizer {
         detokenizer
     }
 
+    /// Gives these special tokens a text although others are skipped: those of tool calls, for
+    /// example.
+    #[must_use]
+    pub fn showing(mut self, tokens: impl IntoIterator<Item = u32>) -> Self {
+        self.shown = tokens.into_iter().collect();
+        self
+    }
+
     /// Adds the next token and returns the text that is complete now, which is empty while a
     /// character is incomplete. Bytes that are not valid UTF-8 become U+FFFD.
     pub fn push(&mut self, token: u32) -> String {
-        if self.skip_special && self.tokenizer.is_special(token) {
+        if self.skip_special && self.tokenizer.is_special(token) && !self.shown.contains(&token) {
             return String::new();
         }
         let Some(bytes) = self.tokenizer.piece(token, self.first) else { return String::new() };

@@ -34,13 +34,23 @@ impl SharedProcessor {
 
     /// # Errors
     /// [`SamplingError::ProcessorPanicked`].
-    pub(super) fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), SamplingError> {
+    pub(super) fn process_caught(
+        &self,
+        output: &[u32],
+        logits: &mut [f32],
+    ) -> Result<(), SamplingError> {
         // The row is not used after a panic, and the processor belongs to the caller.
         catch_unwind(AssertUnwindSafe(|| self.0.process(output, logits))).map_err(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
             SamplingError::ProcessorPanicked { reason: text.unwrap_or("a panic").to_owned() }
         })
+    }
+}
+
+impl LogitsProcessor for SharedProcessor {
+    fn process(&self, output: &[u32], logits: &mut [f32]) {
+        self.0.process(output, logits);
     }
 }
 

@@ -33,6 +33,35 @@ pub(super) fn to_template_values(
         .collect()
 }
 
+/// Marks the end of the last message's content. Conversations are not expected to contain it; one
+/// that does is cut where it does so last.
+const END_MARK: &str = "\u{10fffd}5tolon end\u{10fffd}";
+
+/// Adds a mark to the content of the last message, which has to be the assistant's.
+pub(super) fn mark_end(messages: &mut [Value]) -> Result<(), ChatTemplateError> {
+    let last = messages.last_mut().filter(|message| message["role"] == "assistant");
+    let content = last.map(|message| &mut message["content"]);
+    let text = match content {
+        Some(Value::Array(parts)) => parts.last_mut().map(|part| &mut part["text"]),
+        content => content,
+    };
+    if let Some(Value::String(text)) = text {
+        text.push_str(END_MARK);
+        return Ok(());
+    }
+    let reason = "expected a text of the assistant as the last message, to be continued";
+    Err(ChatTemplateError::Failed { reason: reason.to_owned() })
+}
+
+/// Cuts a rendered text where the content of the last message ends.
+pub(super) fn cut_at_mark(text: &mut String) -> Result<(), ChatTemplateError> {
+    let end = text.rfind(END_MARK).ok_or_else(|| ChatTemplateError::Failed {
+        reason: "the template does not contain the text of the last message".to_owned(),
+    })?;
+    text.truncate(end);
+    Ok(())
+}
+
 /// The text of all parts, joined by newlines.
 fn joined(parts: &[Value]) -> Result<String, ChatTemplateError> {
     let texts = parts

@@ -95,6 +95,26 @@ fn arguments_of_calls_are_parsed_to_objects() {
     }
 }
 
+/// Goal: a conversation that is to be continued ends with the text of its last message, which has to
+/// be the assistant's.
+#[test]
+fn the_last_message_can_be_continued() {
+    let source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}\
+                  {% if add_generation_prompt %}<assistant>{% endif %}";
+    let options = ChatOptions {
+        add_generation_prompt: false,
+        continue_final_message: true,
+        ..ChatOptions::default()
+    };
+    let mut conversation = vec![ChatMessage::user("a"), ChatMessage::assistant(" b </s> c ")];
+    let render = |messages: &[ChatMessage]| template(source).render(messages, &options);
+    assert_eq!(render(&conversation).as_deref(), Ok("<user>a</s><assistant>b </s> c "));
+    conversation.push(ChatMessage::user("d"));
+    for messages in [&conversation[..], &[]] {
+        assert!(matches!(render(messages), Err(ChatTemplateError::Failed { .. })));
+    }
+}
+
 /// Goal: a template is chosen as in transformers: the one that the request names, else `tool_use`
 /// if there are tools, else `default`.
 #[test]
