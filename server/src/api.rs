@@ -1,7 +1,8 @@
 //! Requests and replies of the HTTP API as plain typed data.
 //!
-//! One file per endpoint: [`completions`], [`chat`], [`tokenize`], [`models`], and [`admin`] and
-//! [`cache`] for the operator's endpoints. What two of them share has a file too: [`options`] (parameters of both text
+//! One file per endpoint: [`completions`], [`chat`], [`responses`], [`messages`], [`tokenize`],
+//! [`models`], and [`admin`] and [`cache`] for the operator's endpoints. What two of them share has a
+//! file too: [`options`] (parameters of both text
 //! endpoints), [`reply`] (the object around generated choices), [`logprobs`] and [`error`].
 //!
 //! Requests implement `Deserialize` and replies implement `Serialize`. The types only fix the
@@ -20,8 +21,10 @@ pub mod completions;
 pub mod error;
 pub mod fields;
 pub mod logprobs;
+pub mod messages;
 pub mod models;
 pub(crate) mod neutral;
 pub mod options;
 pub mod reply;
+pub mod responses;
 pub mod tokenize;

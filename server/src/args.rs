@@ -1,5 +1,8 @@
 //! Flags that several commands share: the model, the engine's settings, and sampling.
 
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -12,6 +15,9 @@ use stolon::{
 
 use crate::download;
 use crate::memory::parse_bytes;
+
+/// Largest chat template, in bytes.
+const MAX_TEMPLATE_BYTES: u64 = 256 << 10;
 
 /// The default of `--model`.
 const DEMO: &str = "demo";
@@ -30,6 +36,11 @@ pub struct EngineArgs {
     /// Downloads are verified, and continued if they were interrupted.
     #[arg(long, default_value = DEMO, env = "STOLON_MODEL")]
     pub model: String,
+    /// File with a chat template to use instead of the model's own
+    ///
+    /// A Jinja template of at most 256 KiB, as in a model's chat_template.jinja.
+    #[arg(long, value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
     /// Memory for the KV cache, in bytes or with a unit: 536870912, 512M, 1.5G
     ///
     /// Units are K, M, G and T, powers of 1024. By default a part of the memory that is free after
@@ -135,7 +146,8 @@ impl EngineArgs {
     /// An engine builder with these settings. The model has not been loaded yet.
     ///
     /// # Errors
-    /// If the demo model is requested and this build does not contain it.
+    /// If the demo model is requested and this build does not contain it, and if the chat template
+    /// cannot be read.
     pub fn builder(&self) -> anyhow::Result<EngineBuilder> {
         let mut builder = download::with_bars(Engine::builder())
             .block_size(self.block_size)
@@ -152,6 +164,9 @@ impl EngineArgs {
         } else {
             builder.model(self.model.as_str())
         };
+        if let Some(path) = &self.chat_template {
+            builder = builder.chat_template(read_template(path)?);
+        }
         if let Some(bytes) = self.kv_memory {
             builder = builder.kv_memory(bytes);
         }
@@ -187,6 +202,20 @@ impl EngineArgs {
         let engine = self.builder()?.build().await;
         engine.with_context(|| format!("cannot start an engine for the model `{}`", self.model))
     }
+}
+
+/// Reads a chat template.
+fn read_template(path: &Path) -> anyhow::Result<String> {
+    let read = || {
+        let mut text = String::new();
+        // One byte more than allowed, so that the engine refuses a file that is too long.
+        let file = File::open(path)?.take(MAX_TEMPLATE_BYTES + 1);
+        BufReader::new(file).read_to_string(&mut text)?;
+        std::io::Result::Ok(text)
+    };
+    let shown = path.display();
+    anyhow::ensure!(!path.is_dir(), "--chat-template: expected a file, got the directory {shown}");
+    read().with_context(|| format!("--chat-template: cannot read {shown}"))
 }
 
 #[cfg(feature = "demo-model")]

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::routing::{delete, get, post};
 use axum::{Router, middleware};
-use stolon::{AuditReport, Engine, TreeDump};
+use stolon::{AuditReport, Engine, ReasoningFormat, ToolCallFormat, TreeDump};
 use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::trace::TraceLayer;
@@ -17,10 +17,13 @@ use tower_http::trace::TraceLayer;
 use crate::api::chat::ChatRequest;
 use crate::api::completions::CompletionRequest;
 use crate::api::error::ErrorReply;
+use crate::api::messages::MessagesRequest;
 use crate::api::options::MAX_CHOICES;
+use crate::api::responses::ResponsesRequest;
 
 pub use access::{Access, ApiKey, Secret, Tenants};
 pub use command::ServeArgs;
+pub use dialogue::FormatChoice;
 
 mod access;
 mod admin;
@@ -31,18 +34,22 @@ mod chat;
 mod command;
 mod completions;
 mod connection;
+mod dialogue;
 mod error;
 mod flight;
 mod gate;
 mod generation;
 mod keys;
 mod logprobs;
+mod messages;
 mod metrics;
 mod options;
 mod receive;
 mod reply;
 mod request_id;
+mod responses;
 mod scan;
+mod single;
 mod tokenize;
 
 /// Bytes of a request per token of the context, from which the default limit of bodies follows. A
@@ -82,6 +89,10 @@ pub struct RouterOptions {
     /// Whether special tokens that are spelled out in chat messages act as control tokens. By
     /// default they are ordinary text.
     pub special_tokens_in_messages: bool,
+    /// The format in which the model calls tools. Default: as its chat template tells.
+    pub tool_calls: FormatChoice<ToolCallFormat>,
+    /// The tags around the model's reasoning. Default: as its chat template tells.
+    pub reasoning: FormatChoice<ReasoningFormat>,
     /// Whether everybody may read `/metrics`; otherwise the rules of `/admin` hold.
     pub public_metrics: bool,
     /// Whether replies leave out the number of prompt tokens that came from the cache.
@@ -102,6 +113,8 @@ impl Default for RouterOptions {
             default_max_tokens: None,
             max_answers: MAX_CHOICES,
             special_tokens_in_messages: false,
+            tool_calls: FormatChoice::Auto,
+            reasoning: FormatChoice::Auto,
             public_metrics: false,
             hide_cached_tokens: false,
         }
@@ -122,6 +135,8 @@ struct App {
     configured_max_tokens: Option<usize>,
     max_answers: usize,
     special_tokens_in_messages: bool,
+    tool_calls: FormatChoice<ToolCallFormat>,
+    reasoning: FormatChoice<ReasoningFormat>,
     hide_cached_tokens: bool,
     metrics: metrics::Metrics,
     audits: flight::SingleFlight<Result<AuditReport, error::ApiError>>,
@@ -131,9 +146,9 @@ struct App {
     started: u64,
 }
 
-/// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions` and `/v1/models` as
-/// OpenAI's, `/tokenize` and `/detokenize` as vLLM's, and `/health`, `/ready`, `/version`,
-/// `/metrics`, `/v1/cache` and `/admin` for operators.
+/// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions`, `/v1/responses` and
+/// `/v1/models` as OpenAI's, `/v1/messages` as Anthropic's, `/tokenize` and `/detokenize` as vLLM's,
+/// and `/health`, `/ready`, `/version`, `/metrics`, `/v1/cache` and `/admin` for operators.
 ///
 /// Without an administrator's key, `/v1/cache`, `/admin` and `/metrics` are refused unless the connection comes from this
 /// machine, which is known from [`ConnectInfo`](axum::extract::ConnectInfo): serve the router with
@@ -148,9 +163,15 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/models", get(admin::models))
         .route("/v1/models/{*id}", get(admin::model))
+        .route("/v1/responses", post(responses::create))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
-        .route_layer(client);
+        .route_layer(client.clone());
+    let anthropic = Router::new()
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route_layer(client)
+        .route_layer(middleware::from_fn(messages::errors));
     let operator = middleware::from_fn_with_state(Arc::clone(&app), access::admin);
     let metrics = Router::new().route("/metrics", get(metrics::metrics));
     let (public, operators) = match public_metrics {
@@ -178,6 +199,7 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .route_layer(operator);
     public
         .merge(models)
+        .merge(anthropic)
         .merge(operators)
         .route("/health", get(admin::health))
         .route("/ready", get(admin::health))
@@ -207,6 +229,22 @@ pub fn parse_chat(body: &[u8], max_values: usize) -> Result<ChatRequest, ErrorRe
     body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
 }
 
+/// Parses the body of a request to `/v1/responses` as the server does, with a limit on JSON values.
+///
+/// # Errors
+/// The body of the server's reply.
+pub fn parse_responses(body: &[u8], max_values: usize) -> Result<ResponsesRequest, ErrorReply> {
+    body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
+}
+
+/// Parses the body of a request to `/v1/messages` as the server does, with a limit on JSON values.
+///
+/// # Errors
+/// The body of the server's reply, in OpenAI's form.
+pub fn parse_messages(body: &[u8], max_values: usize) -> Result<MessagesRequest, ErrorReply> {
+    body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
+}
+
 impl App {
     fn new(engine: Engine, options: RouterOptions) -> Self {
         let context = engine.model_info().max_positions;
@@ -229,6 +267,8 @@ impl App {
             configured_max_tokens: options.default_max_tokens,
             max_answers: options.max_answers.clamp(1, MAX_CHOICES),
             special_tokens_in_messages: options.special_tokens_in_messages,
+            tool_calls: options.tool_calls,
+            reasoning: options.reasoning,
             hide_cached_tokens: options.hide_cached_tokens,
             event_streams: cache_events::EventStreams::new(),
             audits: flight::SingleFlight::new(),

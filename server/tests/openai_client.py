@@ -1,20 +1,23 @@
 """Tests `stolon serve` with OpenAI's Python client: python openai_client.py path/to/stolon
 
-Needs the package `openai`. Uses the demo model and needs no network. Fails with an exception at the
+Needs the package `openai`. Uses the demo model and the one in fixtures/scripted, and needs no network. Fails with an exception at the
 first reply that differs from what OpenAI's API specifies.
 """
 
+import json
+import pathlib
 import subprocess
 import sys
 
 import openai
 
+SCRIPTED = str(pathlib.Path(__file__).parent / "fixtures" / "scripted")
 SYSTEM = "The keeper of the tower collects keys and never throws one away. " * 20
 
 
-def start(binary):
+def start(binary, arguments=()):
     """Starts a server on a free port; returns the process and the address it prints."""
-    command = [binary, "serve", "--port", "0", "--num-blocks", "1024"]
+    command = [binary, "serve", "--port", "0", "--num-blocks", "1024", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     for line in process.stdout:
         if line.startswith("listening on "):
@@ -85,17 +88,69 @@ def check_errors(client, model):
     assert error.code == "context_length_exceeded"
 
 
-def main():
-    process, address = start(sys.argv[1])
+WEATHER = {
+    "name": "get_weather",
+    "description": "The weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+}
+
+
+def check_tools(client, model):
+    """A call, its result and the answer, streamed and whole, and reasoning."""
+    turns = [{"role": "user", "content": "What is the weather? script:call"}]
+    ask = dict(model=model, temperature=0, tools=[{"type": "function", "function": WEATHER}])
+    whole = client.chat.completions.create(**ask, messages=turns).choices[0]
+    with client.chat.completions.stream(**ask, messages=turns) as stream:
+        deltas = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        streamed = stream.get_final_completion().choices[0]
+    assert len(deltas) > 1, deltas
+    for choice in (whole, streamed):
+        assert choice.finish_reason == "tool_calls", choice
+        (call,) = choice.message.tool_calls
+        assert json.loads(call.function.arguments) == {"city": "Paris", "days": 2}, call
+        assert choice.message.content == "I look it up."
+    turns += [whole.message, {"role": "tool", "tool_call_id": call.id, "content": "18 degrees. script:plain"}]
+    answer = client.chat.completions.create(**ask, messages=turns).choices[0]
+    assert answer.message.content == "Hello, world.", answer
+    thought = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "script:think"}])
+    assert thought.choices[0].message.reasoning_content == "Let me think about it.", thought
+
+
+def check_responses(client, model):
+    ask = dict(model=model, temperature=0, tools=[{"type": "function", **WEATHER, "strict": True}])
+    items = [{"role": "user", "content": "What is the weather? script:call"}]
+    with client.responses.stream(**ask, input=items) as stream:
+        kinds = [event.type for event in stream]
+        response = stream.get_final_response()
+    assert kinds[0] == "response.created" and kinds[-1] == "response.completed", kinds
+    assert kinds.count("response.function_call_arguments.delta") > 1, kinds
+    assert response.output_text == "I look it up.", response
+    call = response.output[-1]
+    assert json.loads(call.arguments) == {"city": "Paris", "days": 2}, call
+    items += response.output
+    items += [{"type": "function_call_output", "call_id": call.call_id, "output": "18 degrees. script:plain"}]
+    answer = client.responses.create(**ask, input=items)
+    assert (answer.output_text, answer.status) == ("Hello, world.", "completed"), answer
+    assert answer.usage.input_tokens_details.cached_tokens > 0, answer.usage
+    cut = client.responses.create(model=model, input="script:plain", max_output_tokens=1)
+    assert cut.incomplete_details.reason == "max_output_tokens", cut
+
+
+def check_server(binary, arguments, checks):
+    process, address = start(binary, arguments)
     try:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
         model = check_models(client)
-        check_completions(client, model)
-        check_chat(client, model)
-        check_errors(client, model)
+        for check in checks:
+            check(client, model)
     finally:
         process.terminate()
         process.wait(timeout=60)
+
+
+def main():
+    check_server(sys.argv[1], [], [check_completions, check_chat, check_errors])
+    check_server(sys.argv[1], ["--model", SCRIPTED], [check_tools, check_responses])
     print(f"openai {openai.__version__}: all checks passed")
 
 

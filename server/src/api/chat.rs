@@ -11,8 +11,11 @@ use super::reply::{FinishReason, Reply};
 /// Most messages of a conversation.
 pub const MAX_MESSAGES: usize = 4096;
 
-/// Most parts of a message's content.
+/// Most parts of a message's content, and most calls of one message.
 pub const MAX_PARTS: usize = 1024;
+
+/// Most tools of one request.
+pub const MAX_TOOLS: usize = 1024;
 
 /// The request body.
 #[derive(Debug, Deserialize)]
@@ -35,6 +38,24 @@ pub struct ChatRequest {
     /// Default 0.
     #[serde(default, deserialize_with = "fields::count::<_, 0, MAX_LOGPROBS>")]
     pub top_logprobs: Option<usize>,
+    /// Functions that the model may call, at most [`MAX_TOOLS`].
+    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_TOOLS>")]
+    pub tools: Option<Vec<Tool>>,
+    /// `auto`, the default, lets the model decide whether it calls functions. With `none` the
+    /// functions are not shown to the model, and it cannot call any.
+    pub tool_choice: Option<Value>,
+    /// Whether an answer may have several calls. Default true. With false, an answer ends with its
+    /// first call.
+    pub parallel_tool_calls: Option<bool>,
+    /// Variables for the chat template, such as `enable_thinking`.
+    pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// Whether the prompt ends with the beginning of the model's answer. Default true.
+    pub add_generation_prompt: Option<bool>,
+    /// Whether the model continues the last message, which must be the assistant's, instead of
+    /// answering it. Default false.
+    pub continue_final_message: Option<bool>,
+    /// Whether the reply has the model's reasoning. Default true.
+    pub include_reasoning: Option<bool>,
     /// Parameters shared with completions.
     #[serde(flatten)]
     pub options: GenerationOptions,
@@ -49,8 +70,16 @@ pub struct ChatRequest {
 pub struct Message {
     /// Who wrote the message.
     pub role: Role,
-    /// What it says.
-    pub content: Content,
+    /// What it says. Only a message of the assistant that calls functions may have none.
+    pub content: Option<Content>,
+    /// The functions that the assistant called in this message, at most [`MAX_PARTS`].
+    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_PARTS>")]
+    pub tool_calls: Option<Vec<RequestToolCall>>,
+    /// The call that a message of the role `tool` answers.
+    pub tool_call_id: Option<String>,
+    /// The assistant's reasoning before this message.
+    #[serde(alias = "reasoning")]
+    pub reasoning_content: Option<String>,
     /// Name of the participant, for chat templates that use it.
     pub name: Option<Value>,
     /// Every other member; must be empty.
@@ -69,6 +98,8 @@ pub enum Role {
     User,
     /// The model.
     Assistant,
+    /// The result of a call.
+    Tool,
 }
 
 impl Role {
@@ -79,6 +110,7 @@ impl Role {
             Self::System => "system",
             Self::User => "user",
             Self::Assistant => "assistant",
+            Self::Tool => "tool",
         }
     }
 }
@@ -134,10 +166,92 @@ pub struct ChatChoice {
 pub struct AnswerMessage {
     /// Always `assistant`.
     pub role: Role,
-    /// The text.
-    pub content: String,
+    /// The text; `null` if there are only calls.
+    pub content: Option<String>,
     /// Always `null`.
     pub refusal: Option<String>,
+    /// What the model wrote before it answered, if its format marks it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// The functions that the model calls.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ReplyToolCall>,
+}
+
+/// A function that the model may call.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(expecting = "an object with `type` and `function`")]
+pub struct Tool {
+    /// Always `function`.
+    #[serde(rename = "type")]
+    pub kind: FunctionType,
+    /// The function.
+    pub function: Function,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// The only type of tools and calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FunctionType {
+    /// A function.
+    #[default]
+    Function,
+}
+
+/// The description of a function.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(expecting = "an object with `name`")]
+pub struct Function {
+    /// Its name: 1 to 256 letters, digits, `_`, `-` or `.`.
+    pub name: String,
+    /// What it does, for the model.
+    pub description: Option<String>,
+    /// JSON schema of its arguments, for the model. Default: no arguments.
+    pub parameters: Option<Value>,
+    /// Whether arguments follow the schema exactly. Arguments are always a JSON object; that they
+    /// follow the schema is not guaranteed, whatever the value.
+    pub strict: Option<bool>,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// A call in a message of the assistant.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(expecting = "an object with `id` and `function`")]
+pub struct RequestToolCall {
+    /// Its id, to which the result refers.
+    pub id: String,
+    /// Always `function`.
+    #[serde(rename = "type", default)]
+    pub kind: FunctionType,
+    /// What is called.
+    pub function: CalledFunction,
+}
+
+/// A function with its arguments.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(expecting = "an object with `name` and `arguments`")]
+pub struct CalledFunction {
+    /// Its name.
+    pub name: String,
+    /// The arguments: a JSON object as text.
+    pub arguments: String,
+}
+
+/// A call in a reply.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ReplyToolCall {
+    /// A new id.
+    pub id: String,
+    /// Always `function`.
+    #[serde(rename = "type")]
+    pub kind: FunctionType,
+    /// What is called.
+    pub function: CalledFunction,
 }
 
 /// One piece of a streamed choice: the role first, then pieces of text, then the finish reason.
@@ -165,4 +279,35 @@ pub struct Delta {
     /// Text to append; left out of the last piece of a choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    /// Reasoning to append.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// A call that begins, or arguments to append to one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<[ToolCallDelta; 1]>,
+}
+
+/// What a piece adds to a call: its id, type and name first, then pieces of its arguments.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ToolCallDelta {
+    /// Number of the call in the message, from 0.
+    pub index: usize,
+    /// A new id, in the first piece of the call only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// `function`, in the first piece of the call only.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<FunctionType>,
+    /// What is called.
+    pub function: FunctionDelta,
+}
+
+/// What a piece adds to the function of a call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FunctionDelta {
+    /// The name, in the first piece of the call only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Text to append to the arguments.
+    pub arguments: String,
 }

@@ -12,6 +12,10 @@ pub(crate) enum Scope {
     Chat,
     /// A message of a conversation.
     Message,
+    /// The body of a request to `/v1/responses`.
+    Responses,
+    /// The body of a request to `/v1/messages`.
+    Messages,
     /// The `stream_options`.
     StreamOptions,
     /// The body of a request to tokenise.
@@ -30,11 +34,15 @@ pub(crate) fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Optio
         },
         Scope::Chat => of_chat(name, value).or_else(|| of_generation(name, value)),
         Scope::Message => match name {
-            "tool_calls" | "annotations" | "reasoning" | "reasoning_content" => {
-                Some(is_empty(value))
-            }
+            "annotations" => Some(is_empty(value)),
             // Replies contain it: an earlier reply's message can be sent back as it is.
             "refusal" => Some(true),
+            _ => None,
+        },
+        Scope::Responses => of_responses(name, value),
+        Scope::Messages => match name {
+            "metadata" | "service_tier" | "cache_control" => Some(true),
+            "container" | "mcp_servers" | "context_management" => Some(is_empty(value)),
             _ => None,
         },
         Scope::StreamOptions => match name {
@@ -52,17 +60,13 @@ pub(crate) fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Optio
 
 fn of_chat(name: &str, value: &Value) -> Option<bool> {
     Some(match name {
-        "tools" | "functions" | "documents" | "chat_template_kwargs" | "mm_processor_kwargs" => {
-            is_empty(value)
-        }
-        "tool_choice" | "function_call" => value == "none" || value == "auto",
-        "parallel_tool_calls" | "include_reasoning" => value.is_boolean(),
+        "functions" | "documents" | "mm_processor_kwargs" => is_empty(value),
+        "function_call" => value == "none" || value == "auto",
         "modalities" => *value == json!(["text"]),
         "reasoning_effort" => value == "none",
         "verbosity" => value == "medium",
         "best_of" => value == 1,
-        "echo" | "continue_final_message" | "add_special_tokens" => value == false,
-        "add_generation_prompt" => value == true,
+        "echo" | "add_special_tokens" => value == false,
         _ => return None,
     })
 }
@@ -83,9 +87,31 @@ fn of_generation(name: &str, value: &Value) -> Option<bool> {
         "skip_special_tokens" | "spaces_between_special_tokens" | "detokenize" => value == true,
         "service_tier" => value == "auto" || value == "default",
         "response_format" => *value == json!({"type": "text"}),
-        "min_tokens" => value == 0,
         "length_penalty" => value.as_f64() == Some(1.0),
         "bad_words" | "logits_processors" | "vllm_xargs" => is_empty(value),
+        _ => return None,
+    })
+}
+
+fn of_responses(name: &str, value: &Value) -> Option<bool> {
+    Some(match name {
+        "user" | "safety_identifier" | "prompt_cache_key" | "prompt_cache_retention" => true,
+        "store" | "background" => value == false,
+        "truncation" => value == "disabled",
+        "service_tier" => value == "auto" || value == "default",
+        // What could be included does not exist here.
+        "include" => value
+            .as_array()
+            .is_some_and(|list| list.iter().all(|entry| entry == "reasoning.encrypted_content")),
+        "text" => {
+            let format = &value["format"];
+            let plain = format.is_null() || *format == json!({"type": "text"});
+            let verbosity = &value["verbosity"];
+            plain && (verbosity.is_null() || verbosity == "medium")
+        }
+        "reasoning" => value.as_object().is_some_and(|object| object.values().all(Value::is_null)),
+        "top_logprobs" => value == 0,
+        "stream_options" => value.get("include_obfuscation").is_none_or(|value| value == false),
         _ => return None,
     })
 }

@@ -78,6 +78,10 @@ pub struct GenerationOptions {
     pub stop_token_ids: Option<Vec<u32>>,
     /// Whether to generate past the model's end-of-sequence tokens. Default false.
     pub ignore_eos: Option<bool>,
+    /// Number of tokens before which nothing ends the answer: no end-of-sequence token, stop token
+    /// or stop string. Default 0.
+    #[serde(default, deserialize_with = "fields::count::<_, 0, { u32::MAX as usize }>")]
+    pub min_tokens: Option<usize>,
 
     /// Only requests with the same salt share cached prefixes. Keeps tenants from finding out by
     /// timing what others have sent. Default: the cache of requests without a salt.

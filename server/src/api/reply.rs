@@ -48,12 +48,14 @@ pub struct PromptTokensDetails {
 
 /// Why generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     /// The model ended the answer, or a stop string or stop token appeared.
     Stop,
     /// The token limit, the context length or the KV pool was reached.
     Length,
+    /// The model ended the answer, which contains calls of tools.
+    ToolCalls,
 }
 
 impl From<&stolon::FinishReason> for FinishReason {

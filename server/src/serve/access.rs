@@ -140,7 +140,7 @@ impl Access {
 
     /// The name of the client that sent the request.
     fn client(&self, headers: &HeaderMap) -> Result<&str, ApiError> {
-        let given = bearer(headers).unwrap_or_default();
+        let given = bearer(headers).or_else(|| plain_key(headers)).unwrap_or_default();
         // All keys are compared, so that the time does not tell which one is close.
         let mut name = None;
         for key in &self.api_keys {
@@ -190,6 +190,11 @@ fn forbidden(message: &str) -> ApiError {
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, key) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+}
+
+/// The key as Anthropic's clients send it.
+fn plain_key(headers: &HeaderMap) -> Option<&str> {
+    headers.get("x-api-key")?.to_str().ok()
 }
 
 fn authority(headers: &HeaderMap, name: HeaderName) -> Option<Authority> {

@@ -15,8 +15,10 @@ use crate::api::cache::{CachePrompt, CacheRequest, PinRequest, PolicyRequest, Un
 use crate::api::chat::ChatRequest;
 use crate::api::completions::CompletionRequest;
 use crate::api::fields::UnknownFields;
+use crate::api::messages::MessagesRequest;
 use crate::api::neutral::{self, Scope};
 use crate::api::options::GenerationOptions;
+use crate::api::responses::ResponsesRequest;
 use crate::api::tokenize::{DetokenizeRequest, TokenizeRequest};
 
 /// Bodies of up to this many bytes are parsed on the thread that received them.
@@ -109,6 +111,22 @@ impl RequestBody for ChatRequest {
 
     fn flattened_error(body: &Value) -> Option<PathError> {
         typed::<GenerationOptions>(body).err()
+    }
+}
+
+impl RequestBody for ResponsesRequest {
+    const SCOPE: Scope = Scope::Responses;
+
+    fn unknown(&self) -> &UnknownFields {
+        &self.unknown
+    }
+}
+
+impl RequestBody for MessagesRequest {
+    const SCOPE: Scope = Scope::Messages;
+
+    fn unknown(&self) -> &UnknownFields {
+        &self.unknown
     }
 }
 
@@ -363,7 +381,7 @@ mod tests {
             body["prompt"] = json!("x");
             completion(&body).unwrap_or_else(|error| panic!("{neutral}: {error:?}"));
         }
-        for (name, value) in [("min_tokens", json!(1)), ("suffix", json!("y"))] {
+        for (name, value) in [("length_penalty", json!(2)), ("suffix", json!("y"))] {
             let mut body = json!({"prompt": "x"});
             body[name] = value.clone();
             let error = completion(&body).expect_err("not implemented").reply().error;

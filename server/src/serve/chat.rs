@@ -5,20 +5,24 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use serde_json::json;
-use stolon::{ChatMessage, ChatOptions, Completion, Engine, MessageContent, Request};
+use serde_json::{Value, json};
+use stolon::{
+    Answer, AnswerFormat, AnswerParser, AnswerPart, ChatMessage, Completion, Engine, MessageContent,
+};
 
 use super::App;
 use super::access::Tenant;
 use super::body::refuse_unknown;
+use super::dialogue::{Dialogue, ToolChoice, call_id, function_tool, tool_choice};
 use super::error::ApiError;
 use super::generation::{Endpoint, Piece, respond};
 use super::logprobs;
 use super::options::Call;
 use super::receive::Received;
 use crate::api::chat::{
-    AnswerMessage, ChatChoice, ChatChunkChoice, ChatRequest, Content, Delta, MAX_PARTS, Message,
-    Role,
+    AnswerMessage, CalledFunction, ChatChoice, ChatChunkChoice, ChatRequest, Content, Delta,
+    FunctionDelta, FunctionType, MAX_PARTS, Message, ReplyToolCall, RequestToolCall, Role, Tool,
+    ToolCallDelta,
 };
 use crate::api::logprobs::ChatLogprobs;
 use crate::api::neutral::Scope;
@@ -28,6 +32,10 @@ use crate::api::reply::FinishReason;
 struct Chat {
     /// Whether log-probabilities were requested.
     logprobs: bool,
+    /// Whether the reply has the reasoning.
+    reasoning: bool,
+    /// What an answer consists of.
+    format: AnswerFormat,
     /// Token ids of the prompt, if token ids were requested.
     prompt_ids: Option<Vec<u32>>,
 }
@@ -38,25 +46,54 @@ pub(super) async fn create(
     Extension(tenant): Extension<Tenant>,
     body: Received,
 ) -> Result<Response, ApiError> {
-    let request: ChatRequest = app.parser.parse(body).await?;
+    let mut request: ChatRequest = app.parser.parse(body).await?;
     let max_tokens = max_tokens(&request)?;
     let logprobs = top_logprobs(&request)?;
-    let messages = messages(request.messages)?;
+    let reasoning = request.include_reasoning.unwrap_or(true);
+    let dialogue = dialogue(&mut request)?;
     let mut call = Call::new(request.options, &app, &tenant)?;
     app.check_answers("n", call.choice_count)?;
     call.logprobs = logprobs;
     if let Some(max_tokens) = max_tokens {
         call.max_tokens = max_tokens;
     }
-    let usage = app.usage_sum(call.choice_count);
-    let options = ChatOptions {
-        special_tokens_in_messages: app.special_tokens_in_messages,
-        ..ChatOptions::default()
-    };
-    let mut request = Request::chat(messages).chat_options(options);
+    let (mut request, format) = dialogue.prepare(&app).await?;
     let prompt_ids = call.prompt_ids(&app.engine, &mut request).await?;
-    let chat = Chat { logprobs: logprobs.is_some(), prompt_ids };
+    let chat = Chat { logprobs: logprobs.is_some(), reasoning, format, prompt_ids };
+    let usage = app.usage_sum(call.choice_count);
     respond(&app, chat, call, vec![request], usage).await
+}
+
+/// The conversation and its tools.
+fn dialogue(request: &mut ChatRequest) -> Result<Dialogue, ApiError> {
+    let mut dialogue = Dialogue::new(messages(std::mem::take(&mut request.messages))?);
+    let choice = tool_choice(request.tool_choice.as_ref())?;
+    let tools = tools(request.tools.take().unwrap_or_default())?;
+    if choice == ToolChoice::Auto {
+        dialogue.tools = tools;
+    }
+    dialogue.single_call = request.parallel_tool_calls == Some(false);
+    dialogue.variables = request.chat_template_kwargs.take().unwrap_or_default();
+    dialogue.add_generation_prompt = request.add_generation_prompt.unwrap_or(true);
+    dialogue.continue_final_message = request.continue_final_message.unwrap_or(false);
+    if dialogue.continue_final_message && request.add_generation_prompt == Some(true) {
+        let message = "`continue_final_message` is not possible with `add_generation_prompt`: true";
+        return Err(ApiError::invalid(Some("continue_final_message"), message));
+    }
+    Ok(dialogue)
+}
+
+/// The tools as chat templates expect them.
+fn tools(tools: Vec<Tool>) -> Result<Vec<Value>, ApiError> {
+    let checked = tools.into_iter().enumerate().map(|(index, tool)| {
+        refuse_unknown(&format!("tools[{index}]."), &tool.unknown, Scope::None)?;
+        let function = tool.function;
+        let path = format!("tools[{index}].function.");
+        refuse_unknown(&path, &function.unknown, Scope::None)?;
+        let path = format!("{path}name");
+        function_tool(&path, &function.name, function.description.as_deref(), function.parameters)
+    });
+    checked.collect()
 }
 
 /// `max_completion_tokens`, or `max_tokens`, its older name.
@@ -90,28 +127,115 @@ pub(super) fn messages(messages: Vec<Message>) -> Result<Vec<ChatMessage>, ApiEr
         let expected = "a list of at least one message";
         return Err(ApiError::expected("messages", expected, &json!([])));
     }
-    let mut converted = Vec::with_capacity(messages.len());
-    for (index, message) in messages.into_iter().enumerate() {
-        refuse_unknown(&format!("messages[{index}]."), &message.unknown, Scope::Message)?;
-        let mut chat_message = ChatMessage::new(message.role.as_str(), "");
-        chat_message.content = Some(match message.content {
-            Content::Text(text) => MessageContent::Text(text),
-            Content::Parts(parts) if parts.len() > MAX_PARTS => {
-                let path = format!("messages[{index}].content");
-                let message =
-                    format!("`{path}`: expected at most {MAX_PARTS} parts, got {}", parts.len());
-                return Err(ApiError::invalid(Some(&path), message));
-            }
-            Content::Parts(parts) => {
-                MessageContent::Parts(parts.iter().map(|part| json!(part)).collect())
-            }
-        });
-        if let Some(name) = message.name {
-            chat_message.extra.insert("name".to_owned(), name);
-        }
-        converted.push(chat_message);
+    messages.into_iter().enumerate().map(|(index, message)| convert(index, message)).collect()
+}
+
+fn convert(index: usize, message: Message) -> Result<ChatMessage, ApiError> {
+    refuse_unknown(&format!("messages[{index}]."), &message.unknown, Scope::Message)?;
+    let path = |member: &str| format!("messages[{index}].{member}");
+    let calls = message.tool_calls.unwrap_or_default();
+    let only_for = |role: Role, member: &str| {
+        let message = format!("`{}` is only for the role `{}`", path(member), role.as_str());
+        Err(ApiError::invalid(Some(&path(member)), message))
+    };
+    if !calls.is_empty() && message.role != Role::Assistant {
+        return only_for(Role::Assistant, "tool_calls");
     }
-    Ok(converted)
+    match (message.role, &message.tool_call_id) {
+        (Role::Tool, None) => return Err(ApiError::missing(&path("tool_call_id"))),
+        (Role::Tool, Some(_)) | (_, None) => {}
+        (_, Some(_)) => return only_for(Role::Tool, "tool_call_id"),
+    }
+    let mut chat_message = ChatMessage::new(message.role.as_str(), "");
+    chat_message.content = match message.content {
+        None if calls.is_empty() => return Err(ApiError::missing(&path("content"))),
+        None => None,
+        Some(Content::Text(text)) => Some(MessageContent::Text(text)),
+        Some(Content::Parts(parts)) if parts.len() > MAX_PARTS => {
+            let path = path("content");
+            let message =
+                format!("`{path}`: expected at most {MAX_PARTS} parts, got {}", parts.len());
+            return Err(ApiError::invalid(Some(&path), message));
+        }
+        Some(Content::Parts(parts)) => {
+            Some(MessageContent::Parts(parts.iter().map(|part| json!(part)).collect()))
+        }
+    };
+    let extra = &mut chat_message.extra;
+    let mut add = |name: &str, value: Option<Value>| {
+        extra.extend(value.map(|value| (name.to_owned(), value)));
+    };
+    add("name", message.name);
+    add("reasoning_content", message.reasoning_content.map(Value::String));
+    add("tool_call_id", message.tool_call_id.map(Value::String));
+    add("tool_calls", (!calls.is_empty()).then(|| calls.into_iter().map(template_call).collect()));
+    Ok(chat_message)
+}
+
+/// A call as chat templates expect it.
+fn template_call(call: RequestToolCall) -> Value {
+    json!({"id": call.id, "type": call.kind, "function": call.function})
+}
+
+/// What is known of a streamed choice.
+struct ChatState {
+    parser: AnswerParser,
+    /// Number of complete calls.
+    complete_calls: usize,
+}
+
+/// The reason of an answer with this number of complete calls.
+fn finish_reason(reason: FinishReason, calls: usize) -> FinishReason {
+    match reason {
+        FinishReason::Stop if calls > 0 => FinishReason::ToolCalls,
+        reason => reason,
+    }
+}
+
+impl Chat {
+    /// A piece without log-probabilities and token ids.
+    fn chunk(&self, index: usize, delta: Delta) -> ChatChunkChoice {
+        let token_ids = self.prompt_ids.is_some().then(Vec::new);
+        ChatChunkChoice { index, delta, logprobs: None, finish_reason: None, token_ids }
+    }
+
+    /// The pieces of a streamed choice for parts of its answer.
+    fn pieces(&self, state: &mut ChatState, parts: Vec<AnswerPart>) -> Vec<Delta> {
+        let mut pieces = Vec::new();
+        for part in parts {
+            pieces.extend(match part {
+                AnswerPart::Text(text) => Some(Delta { content: Some(text), ..Delta::default() }),
+                AnswerPart::Reasoning(text) if self.reasoning => {
+                    Some(Delta { reasoning_content: Some(text), ..Delta::default() })
+                }
+                AnswerPart::Call { index, name } => {
+                    let id = Some(call_id(self.format.tool_calls, "call_"));
+                    let kind = Some(FunctionType::Function);
+                    Some(call_delta(index, id, kind, Some(name), String::new()))
+                }
+                AnswerPart::Arguments { index, json } => {
+                    Some(call_delta(index, None, None, None, json))
+                }
+                AnswerPart::CallEnd { .. } => {
+                    state.complete_calls += 1;
+                    None
+                }
+                AnswerPart::Reasoning(_) | AnswerPart::CallBroken { .. } => None,
+            });
+        }
+        pieces
+    }
+}
+
+fn call_delta(
+    index: usize,
+    id: Option<String>,
+    kind: Option<FunctionType>,
+    name: Option<String>,
+    arguments: String,
+) -> Delta {
+    let function = FunctionDelta { name, arguments };
+    Delta { tool_calls: Some([ToolCallDelta { index, id, kind, function }]), ..Delta::default() }
 }
 
 impl Endpoint for Chat {
@@ -121,22 +245,34 @@ impl Endpoint for Chat {
 
     type Choice = ChatChoice;
     type ChunkChoice = ChatChunkChoice;
+    type State = ChatState;
 
     fn whole(&self, engine: &Engine, index: usize, completion: &Completion) -> ChatChoice {
         let logprobs = self
             .logprobs
             .then(|| logprobs::chat(engine, logprobs::visible(engine, &completion.logprobs)));
-        ChatChoice {
-            index,
-            message: AnswerMessage {
-                role: Role::Assistant,
-                content: completion.text.clone(),
-                refusal: None,
-            },
-            logprobs,
-            finish_reason: FinishReason::from(&completion.finish.reason),
-            token_ids: self.prompt_ids.is_some().then(|| completion.token_ids.clone()),
-        }
+        let answer = Answer::parse(&self.format, &completion.text);
+        let reason = FinishReason::from(&completion.finish.reason);
+        let finish_reason = finish_reason(reason, answer.calls.len());
+        let tool_calls: Vec<ReplyToolCall> = answer
+            .calls
+            .into_iter()
+            .map(|call| ReplyToolCall {
+                id: call_id(self.format.tool_calls, "call_"),
+                kind: FunctionType::Function,
+                function: CalledFunction { name: call.name, arguments: call.arguments },
+            })
+            .collect();
+        let message = AnswerMessage {
+            role: Role::Assistant,
+            content: (tool_calls.is_empty() || !answer.text.is_empty()).then_some(answer.text),
+            refusal: None,
+            reasoning_content: (self.reasoning && !answer.reasoning.is_empty())
+                .then_some(answer.reasoning),
+            tool_calls,
+        };
+        let token_ids = self.prompt_ids.is_some().then(|| completion.token_ids.clone());
+        ChatChoice { index, message, logprobs, finish_reason, token_ids }
     }
 
     fn prompt_ids(&self) -> Option<Vec<u32>> {
@@ -144,26 +280,54 @@ impl Endpoint for Chat {
     }
 
     fn opening(&self, index: usize) -> Option<ChatChunkChoice> {
-        let delta = Delta { role: Some(Role::Assistant), content: Some(String::new()) };
-        let token_ids = self.prompt_ids.is_some().then(Vec::new);
-        Some(ChatChunkChoice { index, delta, logprobs: None, finish_reason: None, token_ids })
+        let (role, content) = (Some(Role::Assistant), Some(String::new()));
+        Some(self.chunk(index, Delta { role, content, ..Delta::default() }))
     }
 
-    fn delta(&self, engine: &Engine, index: usize, piece: Piece<'_>) -> Option<ChatChunkChoice> {
+    fn delta(
+        &self,
+        engine: &Engine,
+        index: usize,
+        state: &mut ChatState,
+        piece: Piece<'_>,
+    ) -> Vec<ChatChunkChoice> {
+        let parts = state.parser.push(piece.text);
+        let mut chunks: Vec<ChatChunkChoice> =
+            self.pieces(state, parts).into_iter().map(|delta| self.chunk(index, delta)).collect();
         let logprobs = logprobs::chat(engine, logprobs::visible(engine, piece.logprob));
         let logprobs: Option<ChatLogprobs> = (!logprobs.content.is_empty()).then_some(logprobs);
-        let token_ids = self.prompt_ids.is_some().then(|| piece.id.into_iter().collect());
-        if piece.text.is_empty() && logprobs.is_none() && token_ids.is_none() {
-            return None;
+        let needs_chunk = logprobs.is_some() || (self.prompt_ids.is_some() && piece.id.is_some());
+        if needs_chunk && chunks.is_empty() {
+            let content = Some(String::new());
+            chunks.push(self.chunk(index, Delta { content, ..Delta::default() }));
         }
-        let delta = Delta { role: None, content: Some(piece.text.to_owned()) };
-        Some(ChatChunkChoice { index, delta, logprobs, finish_reason: None, token_ids })
+        if let Some(first) = chunks.first_mut() {
+            first.logprobs = logprobs;
+            if let Some(ids) = &mut first.token_ids {
+                ids.extend(piece.id);
+            }
+        }
+        chunks
     }
 
-    fn closing(&self, index: usize, reason: FinishReason) -> ChatChunkChoice {
-        let (delta, finish_reason) = (Delta::default(), Some(reason));
-        let token_ids = self.prompt_ids.is_some().then(Vec::new);
-        ChatChunkChoice { index, delta, logprobs: None, finish_reason, token_ids }
+    fn closing(
+        &self,
+        index: usize,
+        state: &mut ChatState,
+        reason: FinishReason,
+    ) -> Vec<ChatChunkChoice> {
+        let parser =
+            std::mem::replace(&mut state.parser, AnswerParser::new(AnswerFormat::default()));
+        let parts = parser.finish();
+        let mut chunks: Vec<ChatChunkChoice> =
+            self.pieces(state, parts).into_iter().map(|delta| self.chunk(index, delta)).collect();
+        let finish_reason = Some(finish_reason(reason, state.complete_calls));
+        chunks.push(ChatChunkChoice { finish_reason, ..self.chunk(index, Delta::default()) });
+        chunks
+    }
+
+    fn state(&self, _index: usize) -> ChatState {
+        ChatState { parser: AnswerParser::new(self.format.clone()), complete_calls: 0 }
     }
 }
 
@@ -224,11 +388,21 @@ mod tests {
             ),
             (
                 json!([{"role": "assistant", "content": "x", "tool_calls": [{}]}]),
+                "messages[0].tool_calls[0].id",
+            ),
+            (
+                json!([{"role": "user", "content": "x", "tool_calls": [
+                    {"id": "1", "function": {"name": "f", "arguments": "{}"}}]}]),
                 "messages[0].tool_calls",
             ),
+            (
+                json!([{"role": "user", "content": "x", "tool_call_id": "1"}]),
+                "messages[0].tool_call_id",
+            ),
+            (json!([{"role": "assistant", "tool_calls": []}]), "messages[0].content"),
             (json!(["hello"]), "messages[0]"),
             (json!([{"role": "robot", "content": "x"}]), "messages[0].role"),
-            (json!([{"role": "tool", "content": "x"}]), "messages[0].role"),
+            (json!([{"role": "tool", "content": "x"}]), "messages[0].tool_call_id"),
             (json!([{"role": "user"}]), "messages[0].content"),
             (json!([{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content"),
             (

@@ -12,13 +12,13 @@ use anyhow::Context;
 use axum::http::HeaderName;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
-use stolon::Engine;
+use stolon::{Engine, ReasoningFormat, ToolCallFormat};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::connection::{ConnectionLimits, listen};
 use super::gate::Gate;
-use super::{Access, ApiKey, RouterOptions, Secret, Tenants, keys, router};
+use super::{Access, ApiKey, FormatChoice, RouterOptions, Secret, Tenants, keys, router};
 use crate::api::options::MAX_CHOICES;
 use crate::args::EngineArgs;
 use crate::memory::{format_bytes, parse_bytes};
@@ -55,6 +55,18 @@ pub struct ServeArgs {
     /// By default they are encoded as ordinary text, so that a user cannot forge another turn.
     #[arg(long)]
     special_tokens_in_messages: bool,
+    /// Format in which the model calls tools: hermes, llama3_json, mistral, gemma, auto or none
+    ///
+    /// auto recognises it in the chat template. With none, calls are left in the text.
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
+    tool_call_parser: FormatChoice<ToolCallFormat>,
+    /// Tags around the model's reasoning: think (<think> and </think>), mistral ([THINK] and
+    /// [/THINK]), auto or none
+    ///
+    /// auto recognises them in the chat template. Replies have the reasoning in a field of its own,
+    /// `reasoning_content`; with none, it is left in the text.
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
+    reasoning_parser: FormatChoice<ReasoningFormat>,
     /// Seconds that running requests have to finish after SIGINT or SIGTERM
     ///
     /// New requests are refused meanwhile, with status 503. A second signal stops the server
@@ -202,6 +214,8 @@ impl ServeArgs {
             default_max_tokens: self.default_max_tokens.map(size),
             max_answers,
             special_tokens_in_messages: self.special_tokens_in_messages,
+            tool_calls: self.tool_call_parser,
+            reasoning: self.reasoning_parser,
             public_metrics: self.access.public_metrics,
             hide_cached_tokens: self.access.hide_cached_tokens,
         })

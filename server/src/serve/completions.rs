@@ -212,13 +212,15 @@ impl Endpoint for Completions {
 
     type Choice = CompletionChoice;
     type ChunkChoice = CompletionChoice;
+    /// Where the text of the next token begins.
+    type State = TextOffsets;
 
     fn whole(&self, engine: &Engine, index: usize, completion: &Completion) -> CompletionChoice {
         let echo = self.echo(index);
         let mut text = echo.map(|echo| echo.text.clone()).unwrap_or_default();
         text.push_str(&completion.text);
         let logprobs = self.logprobs.then(|| {
-            let mut offsets = self.offsets(index);
+            let mut offsets = self.state(index);
             let mut lists = echo.map(|echo| echo.lists.clone()).unwrap_or_default();
             visible(engine, &completion.logprobs)
                 .for_each(|entry| lists.push(engine, entry, &mut offsets));
@@ -241,25 +243,36 @@ impl Endpoint for Completions {
         Some(CompletionChoice { logprobs: lists, prompt_token_ids, ..piece })
     }
 
-    fn delta(&self, engine: &Engine, index: usize, piece: Piece<'_>) -> Option<CompletionChoice> {
+    fn delta(
+        &self,
+        engine: &Engine,
+        index: usize,
+        offsets: &mut TextOffsets,
+        piece: Piece<'_>,
+    ) -> Vec<CompletionChoice> {
         let logprobs = visible(engine, piece.logprob).next().map(|entry| {
             let mut lists = CompletionLists::default();
-            lists.push(engine, entry, piece.offsets);
+            lists.push(engine, entry, offsets);
             lists.finish()
         });
         if piece.text.is_empty() && logprobs.is_none() && self.prompt_ids.is_empty() {
-            return None;
+            return Vec::new();
         }
         let ids = piece.id.into_iter().collect();
-        Some(CompletionChoice { logprobs, ..self.piece(index, piece.text.to_owned(), ids) })
+        vec![CompletionChoice { logprobs, ..self.piece(index, piece.text.to_owned(), ids) }]
     }
 
-    fn closing(&self, index: usize, reason: FinishReason) -> CompletionChoice {
+    fn closing(
+        &self,
+        index: usize,
+        _offsets: &mut TextOffsets,
+        reason: FinishReason,
+    ) -> Vec<CompletionChoice> {
         let piece = self.piece(index, String::new(), Vec::new());
-        CompletionChoice { finish_reason: Some(reason), ..piece }
+        vec![CompletionChoice { finish_reason: Some(reason), ..piece }]
     }
 
-    fn offsets(&self, index: usize) -> TextOffsets {
+    fn state(&self, index: usize) -> TextOffsets {
         self.echo(index).map(|echo| echo.offsets.clone()).unwrap_or_default()
     }
 }

@@ -88,8 +88,16 @@ impl ApiError {
         Self { retry_after: Some(wait), ..error }
     }
 
-    fn code(self, code: &'static str) -> Self {
+    pub(super) fn code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
+    }
+
+    pub(super) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub(super) fn message(&self) -> &str {
+        &self.message
     }
 
     /// OpenAI's name for the class of the status code.
@@ -140,6 +148,8 @@ impl IntoResponse for ApiError {
             let scheme = HeaderValue::from_static("Bearer");
             response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
         }
+        // Routes of other APIs have errors of another form.
+        response.extensions_mut().insert(self);
         response
     }
 }

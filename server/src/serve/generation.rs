@@ -9,7 +9,6 @@ use serde::Serialize;
 use stolon::{Completion, Engine, Finish, Request, TokenLogprob, TokenStream};
 
 use super::error::ApiError;
-use super::logprobs::TextOffsets;
 use super::options::Call;
 use super::reply::UsageSum;
 use super::{App, reply, request_id, unix_seconds};
@@ -32,6 +31,8 @@ pub(super) trait Endpoint: Send + Sync + 'static {
     type Choice: Serialize;
     /// A piece of a choice of a streamed reply.
     type ChunkChoice: Serialize;
+    /// What is known of a streamed choice between two of its tokens.
+    type State: Send + 'static;
 
     /// A choice of a whole reply.
     fn whole(&self, engine: &Engine, index: usize, completion: &Completion) -> Self::Choice;
@@ -40,11 +41,22 @@ pub(super) trait Endpoint: Send + Sync + 'static {
     /// is not needed.
     fn opening(&self, index: usize) -> Option<Self::ChunkChoice>;
 
-    /// The piece for one generated token; `None` if it would be empty.
-    fn delta(&self, engine: &Engine, index: usize, piece: Piece<'_>) -> Option<Self::ChunkChoice>;
+    /// The pieces for one generated token; none if they would be empty.
+    fn delta(
+        &self,
+        engine: &Engine,
+        index: usize,
+        state: &mut Self::State,
+        piece: Piece<'_>,
+    ) -> Vec<Self::ChunkChoice>;
 
-    /// The piece that ends a streamed choice.
-    fn closing(&self, index: usize, reason: FinishReason) -> Self::ChunkChoice;
+    /// The pieces that end a streamed choice.
+    fn closing(
+        &self,
+        index: usize,
+        state: &mut Self::State,
+        reason: FinishReason,
+    ) -> Vec<Self::ChunkChoice>;
 
     /// Token ids of the prompt, for endpoints that report them once for all choices, if they were
     /// requested.
@@ -52,10 +64,8 @@ pub(super) trait Endpoint: Send + Sync + 'static {
         None
     }
 
-    /// Where the text of the choice's first generated token begins.
-    fn offsets(&self, _index: usize) -> TextOffsets {
-        TextOffsets::default()
-    }
+    /// The state of a streamed choice before its first token.
+    fn state(&self, index: usize) -> Self::State;
 }
 
 /// What one generated token adds to a choice.
@@ -66,8 +76,6 @@ pub(super) struct Piece<'a> {
     pub(super) id: Option<u32>,
     /// The token's log-probability, if it was requested.
     pub(super) logprob: Option<&'a TokenLogprob>,
-    /// Where the token's text begins in the choice.
-    pub(super) offsets: &'a mut TextOffsets,
 }
 
 /// The fields that all pieces of a reply share.

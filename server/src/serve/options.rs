@@ -106,6 +106,7 @@ impl Call {
             .stop(options.stop.iter().flat_map(|stop| stop.as_slice()).cloned())
             .stop_ids(options.stop_token_ids.iter().flatten().copied())
             .ignore_eos(options.ignore_eos.unwrap_or(false))
+            .min_tokens(options.min_tokens.unwrap_or(0))
             .priority(options.priority.unwrap_or(0));
         if let Some(top) = self.logprobs {
             request = request.logprobs(top);

@@ -9,7 +9,6 @@ use stolon::{Completion, Engine, Error, Event, TokenEvent, TokenStream};
 
 use super::error::ApiError;
 use super::generation::{Endpoint, Envelope, Piece};
-use super::logprobs::TextOffsets;
 use crate::api::reply::{FinishReason, PromptTokensDetails, Usage};
 
 /// Adds up the usage of all choices of a call. A prompt counts once, however many choices it has:
@@ -84,13 +83,13 @@ pub(super) fn whole<E: Endpoint>(
 type Numbered = stream::BoxStream<'static, (usize, Result<Event, Error>)>;
 
 /// State of a streamed reply.
-struct Streaming<E> {
+struct Streaming<E: Endpoint> {
     engine: Engine,
     endpoint: E,
     envelope: Envelope,
     usage: UsageSum,
     include_usage: bool,
-    choices: Vec<StreamedChoice>,
+    choices: Vec<StreamedChoice<E::State>>,
     events: SelectAll<Numbered>,
     /// Token ids of the prompt, for the first piece.
     prompt_ids: Option<Vec<u32>>,
@@ -99,11 +98,11 @@ struct Streaming<E> {
 }
 
 /// What has been sent of a choice.
-struct StreamedChoice {
+struct StreamedChoice<State> {
     /// The piece that begins the choice has been sent, or is not needed.
     opened: bool,
-    /// Where the text of the next token begins.
-    offsets: TextOffsets,
+    /// What the endpoint keeps between two tokens.
+    state: State,
 }
 
 /// Replies with server-sent events as the engine produces them. When the client disconnects, the
@@ -116,7 +115,7 @@ pub(super) fn stream<E: Endpoint>(
     streams: Vec<TokenStream>,
     include_usage: bool,
 ) -> Response {
-    let choice = |index| StreamedChoice { opened: false, offsets: endpoint.offsets(index) };
+    let choice = |index| StreamedChoice { opened: false, state: endpoint.state(index) };
     let choices = (0..streams.len()).map(choice).collect();
     let numbered = streams
         .into_iter()
@@ -142,8 +141,10 @@ pub(super) fn stream_of_prompts<E: Endpoint>(
         Streaming::new(engine, endpoint, envelope, usage, choices, events, include_usage);
     let mut payloads = Vec::new();
     for index in 0..choice_count {
-        let pieces = streaming.endpoint.opening(index).into_iter();
-        for piece in pieces.chain([streaming.endpoint.closing(index, FinishReason::Length)]) {
+        let mut state = streaming.endpoint.state(index);
+        let opening = streaming.endpoint.opening(index);
+        let closing = streaming.endpoint.closing(index, &mut state, FinishReason::Length);
+        for piece in opening.into_iter().chain(closing) {
             payloads.push(streaming.chunk(vec![piece], None));
         }
     }
@@ -161,7 +162,7 @@ impl<E: Endpoint> Streaming<E> {
         endpoint: E,
         envelope: Envelope,
         usage: UsageSum,
-        choices: Vec<StreamedChoice>,
+        choices: Vec<StreamedChoice<E::State>>,
         events: SelectAll<Numbered>,
         include_usage: bool,
     ) -> Self {
@@ -190,14 +191,15 @@ impl<E: Endpoint> Streaming<E> {
         match event {
             Event::Started { .. } => pieces.extend(self.open(index)),
             Event::Token(token) => {
-                let offsets = &mut self.choices[index].offsets;
+                let state = &mut self.choices[index].state;
                 let TokenEvent { id, text, logprob } = &token;
-                let piece = Piece { text, id: *id, logprob: logprob.as_ref(), offsets };
-                pieces.extend(self.endpoint.delta(&self.engine, index, piece));
+                let piece = Piece { text, id: *id, logprob: logprob.as_ref() };
+                pieces.extend(self.endpoint.delta(&self.engine, index, state, piece));
             }
             Event::Finished(finish) => {
                 self.usage.add(index, finish.usage);
-                pieces.push(self.endpoint.closing(index, FinishReason::from(&finish.reason)));
+                let (state, reason) = (&mut self.choices[index].state, (&finish.reason).into());
+                pieces.extend(self.endpoint.closing(index, state, reason));
             }
             _ => {}
         }

@@ -82,7 +82,8 @@ async fn unsupported_chat_parameters_are_refused() {
     for (extra, param) in [
         (json!({"messages": []}), "messages"),
         (json!({"messages": [{"role": "robot", "content": "x"}]}), "messages[0].role"),
-        (json!({"tools": [{"type": "function"}]}), "tools"),
+        (json!({"tools": [{"type": "function"}]}), "tools[0].function"),
+        (json!({"tool_choice": "required"}), "tool_choice"),
         (json!({"response_format": {"type": "json_object"}}), "response_format"),
         (json!({"top_logprobs": 2}), "top_logprobs"),
         (json!({"max_tokens": 3, "max_completion_tokens": 4}), "max_tokens"),

@@ -185,6 +185,34 @@ impl Server {
         payloads.iter().map(|payload| serde_json::from_str(payload).expect("JSON")).collect()
     }
 
+    /// Posts with `stream` and returns the names and the contents of the events.
+    pub(crate) async fn named_events(&self, path: &str, mut body: Value) -> Vec<(String, Value)> {
+        body["stream"] = json!(true);
+        let response = self.send(path, body.to_string()).await;
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        let text = response.text().await.expect("a body");
+        let event = |text: &str| {
+            let (name, data) = text.split_once('\n').expect("two lines");
+            let name = name.strip_prefix("event: ").expect("a name").to_owned();
+            let data = data.strip_prefix("data: ").expect("data");
+            (name, serde_json::from_str(data).expect("JSON"))
+        };
+        text.split("\n\n").filter(|event| !event.is_empty()).map(event).collect()
+    }
+
+    /// Posts JSON with a header.
+    pub(crate) async fn post_with(
+        &self,
+        path: &str,
+        header: (&str, &str),
+        body: Value,
+    ) -> (u16, Value) {
+        let request = self.client.post(self.url(path)).header(header.0, header.1).json(&body);
+        let response = request.send().await.expect("a response");
+        (response.status().as_u16(), response.json().await.expect("JSON"))
+    }
+
     pub(crate) async fn get(&self, path: &str) -> (u16, Value) {
         let response = self.client.get(self.url(path)).send().await.expect("a response");
         (response.status().as_u16(), response.json().await.expect("JSON"))

@@ -154,7 +154,7 @@ impl Block {
                 let Some(complete) = program.strip_suffix(self.format.markers().close) else {
                     return Ok(());
                 };
-                run(&complete.to_owned(), changes)?;
+                run(complete, changes)?;
                 self.raw.clear();
                 self.state = State::After;
                 Ok(())

@@ -187,16 +187,24 @@ impl Reader<'_> {
     }
 
     fn escape(&mut self, text: &mut String) -> Option<()> {
-        let digits = match self.rest.next()? {
-            '\n' => return Some(()),
-            'n' => return Some(text.push('\n')),
-            't' => return Some(text.push('\t')),
-            'r' => return Some(text.push('\r')),
-            same @ ('\\' | '\'' | '"') => return Some(text.push(same)),
-            'x' => 2,
-            'u' => 4,
-            'U' => 8,
+        let simple = |character| Ok(Some(character));
+        let escaped = match self.rest.next()? {
+            '\n' => Ok(None),
+            'n' => simple('\n'),
+            't' => simple('\t'),
+            'r' => simple('\r'),
+            same @ ('\\' | '\'' | '"') => simple(same),
+            'x' => Err(2),
+            'u' => Err(4),
+            'U' => Err(8),
             _ => return None,
+        };
+        let digits = match escaped {
+            Ok(character) => {
+                text.extend(character);
+                return Some(());
+            }
+            Err(digits) => digits,
         };
         let mut code = 0;
         for _ in 0..digits {

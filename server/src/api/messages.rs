@@ -1,0 +1,219 @@
+//! `POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's API.
+//!
+//! `cache_control` is accepted everywhere and has no effect: every prefix is cached.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::chat::{MAX_MESSAGES, MAX_PARTS, MAX_TOOLS};
+use super::fields::{self, UnknownFields};
+
+/// The request body. `max_tokens` is required by `/v1/messages` only.
+#[derive(Debug, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct MessagesRequest {
+    /// The model's id or one of the names given with `--served-name`. Default: the served model.
+    pub model: Option<String>,
+    /// The conversation, oldest message first; 1 to [`MAX_MESSAGES`] messages. The model continues a
+    /// last message of the assistant.
+    #[serde(deserialize_with = "fields::list::<_, _, MAX_MESSAGES>")]
+    pub messages: Vec<TurnMessage>,
+    /// Instructions that precede the conversation.
+    pub system: Option<BlockContent>,
+    /// Maximum number of tokens to generate, 1 or above.
+    #[serde(default, deserialize_with = "fields::count::<_, 1, { usize::MAX }>")]
+    pub max_tokens: Option<usize>,
+    /// Whether to send the reply in pieces, as server-sent events. Default false.
+    pub stream: Option<bool>,
+    /// Strings that end the answer when they appear in it; they are not part of the answer.
+    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_STOP_SEQUENCES>")]
+    pub stop_sequences: Option<Vec<String>>,
+    /// Softmax temperature, 0 or above; 0 is greedy decoding.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub temperature: Option<f32>,
+    /// Keep the most likely tokens whose probabilities add up to this; above 0, at most 1.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub top_p: Option<f32>,
+    /// Keep this many of the most likely tokens; 0 and -1 keep all.
+    #[serde(default, deserialize_with = "fields::top_k")]
+    pub top_k: Option<usize>,
+    /// Functions that the model may call, at most [`MAX_TOOLS`].
+    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_TOOLS>")]
+    pub tools: Option<Vec<MessagesTool>>,
+    /// Whether the model may call functions. Default `auto`.
+    pub tool_choice: Option<MessagesToolChoice>,
+    /// Whether the model reasons before it answers, if its chat template has the variable
+    /// `enable_thinking`. Default: it does not.
+    pub thinking: Option<Thinking>,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// Most strings of `stop_sequences`.
+pub const MAX_STOP_SEQUENCES: usize = super::options::MAX_STOP_STRINGS;
+
+/// One message of a conversation.
+#[derive(Debug, Deserialize)]
+#[serde(expecting = "an object with `role` and `content`", deny_unknown_fields)]
+pub struct TurnMessage {
+    /// Who wrote the message.
+    pub role: TurnRole,
+    /// What it says.
+    pub content: BlockContent,
+}
+
+/// Who wrote a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TurnRole {
+    /// The user, or the results of calls.
+    User,
+    /// The model.
+    Assistant,
+    /// Instructions in the middle of a conversation.
+    System,
+}
+
+/// A text or a list of blocks.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a string or a list of blocks of type text, tool_use, tool_result or thinking"
+)]
+pub enum BlockContent {
+    /// A text.
+    Text(String),
+    /// At most [`MAX_PARTS`] blocks.
+    Blocks(Vec<Block>),
+}
+
+impl BlockContent {
+    /// Whether there are more blocks than allowed.
+    #[must_use]
+    pub fn is_too_long(&self) -> bool {
+        matches!(self, Self::Blocks(blocks) if blocks.len() > MAX_PARTS)
+    }
+}
+
+/// One block of a message.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Block {
+    /// Text.
+    Text {
+        /// The text.
+        text: String,
+        /// Without effect.
+        cache_control: Option<Value>,
+        /// Without effect.
+        citations: Option<Value>,
+    },
+    /// A call, in a message of the assistant.
+    ToolUse {
+        /// Its id, to which the result refers.
+        id: String,
+        /// The function's name.
+        name: String,
+        /// The arguments: an object.
+        input: Value,
+        /// Without effect.
+        cache_control: Option<Value>,
+        /// Without effect.
+        caller: Option<Value>,
+        /// Without effect.
+        toolset_name: Option<Value>,
+    },
+    /// The result of a call, in a message of the user.
+    ToolResult {
+        /// The id of the call.
+        tool_use_id: String,
+        /// The result: a text or blocks of text.
+        content: Option<Box<BlockContent>>,
+        /// Whether the call failed. The model sees only the content.
+        is_error: Option<bool>,
+        /// Without effect.
+        cache_control: Option<Value>,
+        /// Without effect.
+        toolset_name: Option<Value>,
+    },
+    /// The assistant's reasoning.
+    Thinking {
+        /// The reasoning.
+        thinking: String,
+        /// Without effect.
+        signature: Option<String>,
+    },
+    /// Reasoning of another model that cannot be read. It is left out.
+    RedactedThinking {
+        /// Without effect.
+        data: Option<String>,
+    },
+}
+
+/// A function that the model may call.
+#[derive(Debug, Deserialize)]
+#[serde(expecting = "an object with `name`", deny_unknown_fields)]
+pub struct MessagesTool {
+    /// `custom`, or left out: functions that Anthropic's own models know are not supported.
+    #[serde(rename = "type")]
+    pub kind: Option<CustomType>,
+    /// Its name: 1 to 256 letters, digits, `_`, `-` or `.`.
+    pub name: String,
+    /// What it does, for the model.
+    pub description: Option<String>,
+    /// JSON schema of its arguments, for the model. Default: no arguments.
+    pub input_schema: Option<Value>,
+    /// Without effect: that arguments follow the schema is not guaranteed.
+    pub strict: Option<bool>,
+    /// Without effect.
+    pub cache_control: Option<Value>,
+    /// Without effect: arguments are always streamed while they are generated.
+    pub eager_input_streaming: Option<bool>,
+}
+
+/// The only type of tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CustomType {
+    /// A function that the client executes.
+    Custom,
+}
+
+/// Whether the model may call functions.
+#[derive(Debug, Deserialize)]
+#[serde(expecting = "an object with `type`")]
+pub struct MessagesToolChoice {
+    /// `auto` or `none`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Whether an answer may have only one call. Default false.
+    pub disable_parallel_tool_use: Option<bool>,
+    /// The function to call, which cannot be guaranteed.
+    pub name: Option<String>,
+}
+
+/// Whether the model reasons before it answers.
+#[derive(Debug, Deserialize)]
+#[serde(expecting = "an object with `type`")]
+pub struct Thinking {
+    /// `enabled`, `adaptive` or `disabled`.
+    #[serde(rename = "type")]
+    pub kind: ThinkingType,
+    /// Anthropic's target for the length of the reasoning. The model is not told.
+    pub budget_tokens: Option<Value>,
+    /// Without effect.
+    pub display: Option<Value>,
+}
+
+/// Whether the model reasons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ThinkingType {
+    /// It does.
+    Enabled,
+    /// It does if it decides so.
+    Adaptive,
+    /// It does not.
+    Disabled,
+}

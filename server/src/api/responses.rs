@@ -1,0 +1,185 @@
+//! `POST /v1/responses`: OpenAI's newer API for conversations. Responses are not stored.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::chat::{FunctionType, MAX_MESSAGES, MAX_TOOLS};
+use super::fields::{self, UnknownFields};
+
+/// The request body.
+#[derive(Debug, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct ResponsesRequest {
+    /// The model's id or one of the names given with `--served-name`. Default: the served model.
+    pub model: Option<String>,
+    /// The conversation: a text of the user, or 1 to [`MAX_MESSAGES`] items.
+    pub input: Input,
+    /// Instructions that precede the conversation.
+    pub instructions: Option<String>,
+    /// Maximum number of tokens to generate, 1 or above. Default: as for chat completions.
+    #[serde(default, deserialize_with = "fields::count::<_, 1, { usize::MAX }>")]
+    pub max_output_tokens: Option<usize>,
+    /// Whether to send the reply in pieces, as server-sent events. Default false.
+    pub stream: Option<bool>,
+    /// Softmax temperature, 0 or above; 0 is greedy decoding.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub temperature: Option<f32>,
+    /// Keep the most likely tokens whose probabilities add up to this; above 0, at most 1.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub top_p: Option<f32>,
+    /// Functions that the model may call, at most [`MAX_TOOLS`].
+    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_TOOLS>")]
+    pub tools: Option<Vec<ResponsesTool>>,
+    /// `auto` or `none`; see [`ChatRequest::tool_choice`](super::chat::ChatRequest::tool_choice).
+    pub tool_choice: Option<Value>,
+    /// Whether an answer may have several calls. Default true.
+    pub parallel_tool_calls: Option<bool>,
+    /// Labels, which the reply repeats.
+    pub metadata: Option<Map<String, Value>>,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// The conversation.
+#[derive(Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a string or a list of items of type message, function_call, \
+                 function_call_output or reasoning"
+)]
+pub enum Input {
+    /// A text of the user.
+    Text(String),
+    /// At most [`MAX_MESSAGES`] items.
+    Items(Vec<InputItem>),
+}
+
+impl Input {
+    /// Whether there are more items than allowed.
+    #[must_use]
+    pub fn is_too_long(&self) -> bool {
+        matches!(self, Self::Items(items) if items.len() > MAX_MESSAGES)
+    }
+}
+
+/// One item of a conversation.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub enum InputItem {
+    /// An item with a type.
+    Typed(TypedItem),
+    /// A message, whose type may be left out.
+    Message(InputMessage),
+}
+
+/// An item with a type.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum TypedItem {
+    /// A message.
+    Message(InputMessage),
+    /// A call of the assistant.
+    FunctionCall {
+        /// Its id, to which the output refers.
+        call_id: String,
+        /// The function's name.
+        name: String,
+        /// The arguments: a JSON object as text.
+        arguments: String,
+    },
+    /// The result of a call.
+    FunctionCallOutput {
+        /// The id of the call.
+        call_id: String,
+        /// The result.
+        output: InputContent,
+    },
+    /// The assistant's reasoning.
+    Reasoning {
+        /// Parts of the reasoning.
+        content: Option<Vec<InputPart>>,
+    },
+}
+
+/// A message.
+#[derive(Debug, Deserialize)]
+pub struct InputMessage {
+    /// Who wrote it: `user`, `assistant`, `system` or `developer`.
+    pub role: InputRole,
+    /// What it says.
+    pub content: InputContent,
+}
+
+/// Who wrote a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum InputRole {
+    /// The user.
+    User,
+    /// The model.
+    Assistant,
+    /// Instructions.
+    #[serde(alias = "developer")]
+    System,
+}
+
+/// A text or its parts.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub enum InputContent {
+    /// A text.
+    Text(String),
+    /// Parts of a text.
+    Parts(Vec<InputPart>),
+}
+
+/// A part of a text.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum InputPart {
+    /// Text of the user, or of an output.
+    InputText {
+        /// The text.
+        text: String,
+    },
+    /// Text of the assistant.
+    OutputText {
+        /// The text.
+        text: String,
+    },
+    /// Reasoning of the assistant.
+    ReasoningText {
+        /// The text.
+        text: String,
+    },
+}
+
+impl InputPart {
+    /// The text.
+    #[must_use]
+    pub fn into_text(self) -> String {
+        match self {
+            Self::InputText { text } | Self::OutputText { text } | Self::ReasoningText { text } => {
+                text
+            }
+        }
+    }
+}
+
+/// A function that the model may call.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(expecting = "an object with `type` and `name`", deny_unknown_fields)]
+pub struct ResponsesTool {
+    /// Always `function`: tools that OpenAI's service executes are not supported.
+    #[serde(rename = "type")]
+    pub kind: FunctionType,
+    /// Its name: 1 to 256 letters, digits, `_`, `-` or `.`.
+    pub name: String,
+    /// What it does, for the model.
+    pub description: Option<String>,
+    /// JSON schema of its arguments, for the model. Default: no arguments.
+    pub parameters: Option<Value>,
+    /// Without effect: that arguments follow the schema is not guaranteed.
+    pub strict: Option<bool>,
+}

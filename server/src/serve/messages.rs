@@ -1,0 +1,263 @@
+//! The handlers of `POST /v1/messages` and `POST /v1/messages/count_tokens`, Anthropic's API.
+
+mod reply;
+
+use std::sync::Arc;
+
+use axum::extract::{Request as HttpRequest, State};
+use axum::http::StatusCode;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use serde_json::{Value, json};
+use stolon::{ChatMessage, MessageContent};
+
+use super::App;
+use super::access::Tenant;
+use super::dialogue::{Dialogue, function_tool};
+use super::error::ApiError;
+use super::options::Call;
+use super::receive::Received;
+use super::single;
+use crate::api::messages::{
+    Block, BlockContent, MessagesRequest, MessagesTool, MessagesToolChoice, ThinkingType,
+    TurnMessage, TurnRole,
+};
+use crate::api::options::{GenerationOptions, StopStrings};
+use reply::MessageReply;
+
+/// Some clients begin the instructions with a line about themselves that differs in every request,
+/// so that no prefix could be shared. Only Anthropic's own service uses it.
+const BILLING: &str = "x-anthropic-billing-header:";
+
+/// The handler of `/v1/messages`.
+pub(super) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(tenant): Extension<Tenant>,
+    body: Received,
+) -> Result<Response, ApiError> {
+    let mut request: MessagesRequest = app.parser.parse(body).await?;
+    let max_tokens = request.max_tokens.ok_or_else(|| ApiError::missing("max_tokens"))?;
+    let dialogue = dialogue(&mut request)?;
+    let options = GenerationOptions {
+        model: request.model,
+        stream: request.stream,
+        stop: request.stop_sequences.map(StopStrings::Many),
+        temperature: request.temperature,
+        top_p: request.top_p,
+        top_k: request.top_k,
+        ..GenerationOptions::default()
+    };
+    let mut call = Call::new(options, &app, &tenant)?;
+    call.max_tokens = max_tokens;
+    let (request, format) = dialogue.prepare(&app).await?;
+    let reply = MessageReply::new(call.model.clone(), format.tool_calls);
+    single::respond(&app, call, request, format, reply).await
+}
+
+/// The handler of `/v1/messages/count_tokens`.
+pub(super) async fn count_tokens(
+    State(app): State<Arc<App>>,
+    body: Received,
+) -> Result<Json<Value>, ApiError> {
+    let mut request: MessagesRequest = app.parser.parse(body).await?;
+    if let Some(model) = &request.model {
+        app.check_model(model)?;
+    }
+    let (request, _) = dialogue(&mut request)?.prepare(&app).await?;
+    let tokens = app.engine.prompt_tokens(&request).await?.len();
+    Ok(Json(json!({ "input_tokens": tokens })))
+}
+
+/// Middleware that turns errors into Anthropic's form.
+pub(super) async fn errors(request: HttpRequest, next: Next) -> Response {
+    let response = next.run(request).await;
+    let Some(error) = response.extensions().get::<ApiError>() else { return response };
+    let mut converted = (response.status(), Json(error_value(error))).into_response();
+    for (name, value) in response.headers() {
+        if name != "content-type" && name != "content-length" {
+            converted.headers_mut().insert(name, value.clone());
+        }
+    }
+    converted
+}
+
+/// An error in Anthropic's form.
+fn error_value(error: &ApiError) -> Value {
+    let kind = match error.status() {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
+        StatusCode::NOT_FOUND => "not_found_error",
+        StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+        StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+        status if status.is_client_error() => "invalid_request_error",
+        _ => "api_error",
+    };
+    json!({"type": "error", "error": {"type": kind, "message": error.message()}})
+}
+
+/// The conversation and its tools.
+fn dialogue(request: &mut MessagesRequest) -> Result<Dialogue, ApiError> {
+    let mut messages = Vec::new();
+    if let Some(system) = request.system.take() {
+        let content = text_content("system", system)?;
+        messages.push(message("system", content));
+    }
+    let turns = std::mem::take(&mut request.messages);
+    let last = turns.last().map(|turn| turn.role);
+    if last.is_none() {
+        let expected = "a list of at least one message";
+        return Err(ApiError::expected("messages", expected, &json!([])));
+    }
+    for (index, turn) in turns.into_iter().enumerate() {
+        add_turn(&mut messages, index, turn)?;
+    }
+    let mut dialogue = Dialogue::new(messages);
+    dialogue.continue_final_message = last == Some(TurnRole::Assistant);
+    let tools = tools(request.tools.take().unwrap_or_default())?;
+    if is_allowed(request.tool_choice.as_ref())? {
+        dialogue.tools = tools;
+    }
+    let disabled = request.tool_choice.as_ref().and_then(|choice| choice.disable_parallel_tool_use);
+    dialogue.single_call = disabled.unwrap_or(false);
+    let kind = request.thinking.as_ref().map_or(ThinkingType::Disabled, |thinking| thinking.kind);
+    let thinks = kind != ThinkingType::Disabled;
+    dialogue.variables.insert("enable_thinking".to_owned(), Value::Bool(thinks));
+    Ok(dialogue)
+}
+
+/// Whether the model may call functions.
+fn is_allowed(choice: Option<&MessagesToolChoice>) -> Result<bool, ApiError> {
+    match choice.map(|choice| choice.kind.as_str()) {
+        None | Some("auto") => Ok(true),
+        Some("none") => Ok(false),
+        Some(other) => {
+            let message = format!(
+                "`tool_choice.type`: this server cannot guarantee a call (`{other}`); it supports \
+                 `auto` and `none`"
+            );
+            Err(ApiError::invalid(Some("tool_choice.type"), message))
+        }
+    }
+}
+
+fn tools(tools: Vec<MessagesTool>) -> Result<Vec<Value>, ApiError> {
+    let checked = tools.into_iter().enumerate().map(|(index, tool)| {
+        let path = format!("tools[{index}].name");
+        function_tool(&path, &tool.name, tool.description.as_deref(), tool.input_schema)
+    });
+    checked.collect()
+}
+
+fn message(role: &str, content: MessageContent) -> ChatMessage {
+    let mut message = ChatMessage::new(role, "");
+    message.content = Some(content);
+    message
+}
+
+/// Adds the messages that a turn consists of: the results of calls are messages of their own.
+fn add_turn(
+    messages: &mut Vec<ChatMessage>,
+    index: usize,
+    turn: TurnMessage,
+) -> Result<(), ApiError> {
+    let path = format!("messages[{index}].content");
+    check_length(&path, &turn.content)?;
+    let role = match turn.role {
+        TurnRole::User => "user",
+        TurnRole::Assistant => "assistant",
+        TurnRole::System => "system",
+    };
+    let blocks = match turn.content {
+        BlockContent::Text(text) => {
+            messages.push(ChatMessage::new(role, text));
+            return Ok(());
+        }
+        BlockContent::Blocks(blocks) => blocks,
+    };
+    let (mut texts, mut calls, mut reasoning) = (Vec::new(), Vec::new(), String::new());
+    for (place, block) in blocks.into_iter().enumerate() {
+        let misplaced = |role: &str| {
+            let path = format!("{path}[{place}]");
+            let message = format!("`{path}`: this type of block is only for the role `{role}`");
+            ApiError::invalid(Some(&path), message)
+        };
+        match block {
+            Block::Text { text, .. } => texts.push(text),
+            Block::ToolUse { id, name, input, .. } if turn.role == TurnRole::Assistant => {
+                let function = json!({"name": name, "arguments": input});
+                calls.push(json!({"id": id, "type": "function", "function": function}));
+            }
+            Block::Thinking { thinking, .. } if turn.role == TurnRole::Assistant => {
+                reasoning.push_str(&thinking);
+            }
+            Block::RedactedThinking { .. } if turn.role == TurnRole::Assistant => {}
+            Block::ToolResult { tool_use_id, content, .. } if turn.role == TurnRole::User => {
+                let content = content.map_or(BlockContent::Text(String::new()), |content| *content);
+                let content = text_content(&format!("{path}[{place}].content"), content)?;
+                let mut result = message("tool", content);
+                result.extra.insert("tool_call_id".to_owned(), Value::String(tool_use_id));
+                messages.push(result);
+            }
+            Block::ToolResult { .. } => return Err(misplaced("user")),
+            _ => return Err(misplaced("assistant")),
+        }
+    }
+    if texts.is_empty() && calls.is_empty() && turn.role == TurnRole::User {
+        return Ok(()); // Only results.
+    }
+    let mut own = message(role, parts(texts));
+    if own.content == Some(MessageContent::Text(String::new())) && !calls.is_empty() {
+        own.content = None;
+    }
+    if !calls.is_empty() {
+        own.extra.insert("tool_calls".to_owned(), Value::Array(calls));
+    }
+    if !reasoning.is_empty() {
+        own.extra.insert("reasoning_content".to_owned(), Value::String(reasoning));
+    }
+    messages.push(own);
+    Ok(())
+}
+
+fn check_length(path: &str, content: &BlockContent) -> Result<(), ApiError> {
+    if !content.is_too_long() {
+        return Ok(());
+    }
+    let message = format!("`{path}`: expected at most {} blocks", crate::api::chat::MAX_PARTS);
+    Err(ApiError::invalid(Some(path), message))
+}
+
+/// Content that may only have blocks of text.
+fn text_content(path: &str, content: BlockContent) -> Result<MessageContent, ApiError> {
+    check_length(path, &content)?;
+    let blocks = match content {
+        BlockContent::Text(text) => return Ok(MessageContent::Text(text)),
+        BlockContent::Blocks(blocks) => blocks,
+    };
+    let mut texts = Vec::with_capacity(blocks.len());
+    for (index, block) in blocks.into_iter().enumerate() {
+        match block {
+            Block::Text { text, .. } if index == 0 && text.starts_with(BILLING) => {}
+            Block::Text { text, .. } => texts.push(text),
+            _ => {
+                let path = format!("{path}[{index}]");
+                let message = format!("`{path}`: expected a block of type `text`");
+                return Err(ApiError::invalid(Some(&path), message));
+            }
+        }
+    }
+    Ok(parts(texts))
+}
+
+/// Texts as the content of a message.
+fn parts(mut texts: Vec<String>) -> MessageContent {
+    match texts.len() {
+        0 | 1 => MessageContent::Text(texts.pop().unwrap_or_default()),
+        _ => MessageContent::Parts(
+            texts.into_iter().map(|text| json!({"type": "text", "text": text})).collect(),
+        ),
+    }
+}

@@ -1,0 +1,84 @@
+"""Tests `stolon serve` with Anthropic's Python client: python anthropic_client.py path/to/stolon
+
+Needs the package `anthropic`. Uses the model in fixtures/scripted and needs no network. Fails with an
+exception at the first reply that differs from what Anthropic's API specifies.
+"""
+
+import sys
+
+import anthropic
+from openai_client import SCRIPTED, start
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "The weather of a city.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    "cache_control": {"type": "ephemeral"},
+}
+SYSTEM = [{"type": "text", "text": "The keeper collects keys. " * 40, "cache_control": {"type": "ephemeral"}}]
+
+
+def check_loop(client, model):
+    """A call, its result and the answer, streamed and whole."""
+    turns = [{"role": "user", "content": "What is the weather? script:call"}]
+    ask = dict(model=model, max_tokens=64, system=SYSTEM, tools=[WEATHER])
+    whole = client.messages.create(**ask, messages=turns)
+    assert whole.stop_reason == "tool_use", whole
+    with client.messages.stream(**ask, messages=turns) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        streamed = stream.get_final_message()
+    assert len(pieces) > 1, pieces
+    assert [block.type for block in streamed.content] == ["text", "tool_use"]
+    call = streamed.content[1]
+    assert (call.name, call.input) == ("get_weather", {"city": "Paris", "days": 2}), call
+    assert streamed.usage.cache_read_input_tokens > streamed.usage.input_tokens, streamed.usage
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "18 degrees. script:plain"}
+    turns += [{"role": "assistant", "content": streamed.content}, {"role": "user", "content": [result]}]
+    answer = client.messages.create(**ask, messages=turns)
+    assert (answer.content[0].text, answer.stop_reason) == ("Hello, world.", "end_turn"), answer
+    counted = client.messages.count_tokens(model=model, system=SYSTEM, tools=[WEATHER], messages=turns)
+    usage = answer.usage
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+
+
+def check_rest(client, model):
+    ask = dict(model=model, max_tokens=64)
+    thought = client.messages.create(
+        **ask, messages=[{"role": "user", "content": "Hm."}], thinking={"type": "enabled", "budget_tokens": 1024}
+    )
+    assert [block.type for block in thought.content] == ["thinking", "text"], thought
+    stopped = client.messages.create(
+        **ask, messages=[{"role": "user", "content": "script:plain"}], stop_sequences=["world"]
+    )
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "world"), stopped
+    try:
+        client.messages.create(model="another", max_tokens=1, messages=[{"role": "user", "content": "hi"}])
+    except anthropic.NotFoundError as error:
+        assert error.body["error"]["type"] == "not_found_error"
+    else:
+        raise AssertionError("another model was not refused")
+    try:
+        anthropic.Anthropic(base_url=client.base_url, api_key="wrong", max_retries=0).messages.create(
+            **ask, messages=[{"role": "user", "content": "hi"}]
+        )
+    except anthropic.AuthenticationError:
+        pass
+    else:
+        raise AssertionError("a wrong key was not refused")
+
+
+def main():
+    process, address = start(sys.argv[1], ["--model", SCRIPTED, "--api-key", "0123456789abcdef-key"])
+    try:
+        client = anthropic.Anthropic(base_url=address, api_key="0123456789abcdef-key", max_retries=0)
+        model = "scripted"
+        check_loop(client, model)
+        check_rest(client, model)
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+    print(f"anthropic {anthropic.__version__}: all checks passed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+//! `/v1/responses`, with a model that recites scripts.
+
+use serde_json::{Value, json};
+
+use crate::support::Server;
+use crate::tools_api::SCRIPTED;
+
+const PATH: &str = "/v1/responses";
+
+/// A request that is answered with a script.
+fn ask(script: &str) -> Value {
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    json!({
+        "input": format!("Now {script}"), "instructions": "Be brief.", "temperature": 0,
+        "max_output_tokens": 32,
+        "tools": [{"type": "function", "name": "get_weather", "parameters": schema, "strict": true}],
+    })
+}
+
+/// The response without what differs from reply to reply.
+fn without_ids(mut response: Value) -> Value {
+    for name in ["id", "created_at", "usage"] {
+        response[name] = Value::Null;
+    }
+    for item in response["output"].as_array_mut().expect("items") {
+        item["id"] = Value::Null;
+        item["call_id"] = Value::Null;
+    }
+    response
+}
+
+/// Asks whole and streamed; the responses must be equal, and the events must add up to them.
+async fn answer(server: &Server, body: Value) -> Value {
+    let whole = server.ok(PATH, body.clone()).await;
+    let events = server.named_events(PATH, body).await;
+    let (mut items, mut text) = (Vec::new(), String::new());
+    for (number, (name, event)) in events.iter().enumerate() {
+        assert_eq!((&event["type"], &event["sequence_number"]), (&json!(name), &json!(number)));
+        if let Some(delta) = event["delta"].as_str() {
+            text.push_str(delta);
+        }
+        match name.as_str() {
+            "response.output_item.added" => text.clear(),
+            "response.output_text.done" | "response.reasoning_text.done" => {
+                assert_eq!(event["text"], text.as_str());
+            }
+            "response.function_call_arguments.done" => {
+                assert_eq!(event["arguments"], text.as_str())
+            }
+            "response.output_item.done" => items.push(event["item"].clone()),
+            _ => {}
+        }
+    }
+    let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(
+        names[..3],
+        ["response.created", "response.in_progress", "response.output_item.added"]
+    );
+    let last = &events.last().expect("events").1;
+    assert_eq!(last["response"]["output"], Value::Array(items));
+    assert_eq!(without_ids(last["response"].clone()), without_ids(whole.clone()));
+    whole
+}
+
+/// Goal: text, calls and reasoning are items, whole and streamed alike, and the response repeats
+/// the request.
+#[tokio::test]
+async fn answers_consist_of_items() {
+    let server = Server::start(SCRIPTED, &[]);
+    let response = answer(&server, ask("script:call")).await;
+    assert_eq!(
+        (&response["object"], &response["status"]),
+        (&json!("response"), &json!("completed"))
+    );
+    assert_eq!(
+        (&response["store"], &response["instructions"]),
+        (&json!(false), &json!("Be brief."))
+    );
+    let [message, call] = &response["output"].as_array().expect("items")[..] else {
+        panic!("expected two items: {response}")
+    };
+    assert_eq!(message["content"][0]["text"], "I look it up.");
+    assert_eq!((&call["type"], &call["name"]), (&json!("function_call"), &json!("get_weather")));
+    assert_eq!(call["arguments"], "{\"city\": \"Paris\", \"days\": 2}");
+    let response = answer(&server, ask("script:think")).await;
+    assert_eq!(response["output"][0]["content"][0]["text"], "Let me think about it.");
+    assert_eq!(response["output"][1]["content"][0]["text"], "It is sunny.");
+    let mut cut = ask("script:plain");
+    cut["max_output_tokens"] = json!(2);
+    let response = answer(&server, cut).await;
+    assert_eq!(response["status"], "incomplete");
+    assert_eq!(response["incomplete_details"]["reason"], "max_output_tokens");
+    server.settled_audit().await;
+}
+
+/// Goal: the output of a response, and the results of its calls, continue the conversation, of
+/// which everything before is cached.
+#[tokio::test]
+async fn results_of_calls_continue_the_conversation() {
+    let server = Server::start(SCRIPTED, &["--block-size", "4"]);
+    let mut body = ask("script:call");
+    let first = server.ok(PATH, body.clone()).await;
+    let mut items = vec![json!({"role": "user", "content": body["input"]})];
+    items.extend(first["output"].as_array().expect("items").clone());
+    items.push(json!({"type": "function_call_output", "call_id": first["output"][1]["call_id"],
+                      "output": "18 degrees. script:plain"}));
+    body["input"] = json!(items);
+    let second = server.ok(PATH, body).await;
+    assert_eq!(second["output"][0]["content"][0]["text"], "Hello, world.");
+    let cached = second["usage"]["input_tokens_details"]["cached_tokens"].as_u64();
+    let before = first["usage"]["input_tokens"].as_u64().expect("a count");
+    assert!(cached >= Some(before - before % 4), "{second}");
+}
+
+/// Goal: what is not supported is refused by its name.
+#[tokio::test]
+async fn unsupported_parameters_are_refused() {
+    let server = Server::start(SCRIPTED, &[]);
+    for (extra, param) in [
+        (json!({"input": []}), "input"),
+        (json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}), "input"),
+        (json!({"store": true}), "store"),
+        (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
+        (json!({"background": true}), "background"),
+        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!({"tool_choice": "required"}), "tool_choice"),
+        (json!({"text": {"format": {"type": "json_object"}}}), "text"),
+        (json!({"reasoning": {"effort": "high"}}), "reasoning"),
+    ] {
+        let mut body = ask("script:plain");
+        for (name, value) in extra.as_object().expect("an object") {
+            body[name] = value.clone();
+        }
+        let (status, reply) = server.post(PATH, body).await;
+        assert_eq!((status, &reply["error"]["param"]), (400, &json!(param)), "{extra}: {reply}");
+    }
+}

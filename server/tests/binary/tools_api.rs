@@ -1,0 +1,284 @@
+//! Calls of tools and reasoning in `/v1/chat/completions`, with a model that recites scripts.
+
+use serde_json::{Value, json};
+
+use crate::support::{Server, run};
+
+const PATH: &str = "/v1/chat/completions";
+
+/// The directory of the model that recites the script whose name ends the prompt.
+pub(crate) const SCRIPTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/scripted");
+
+pub(crate) fn tool(name: &str) -> Value {
+    let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    let description = "Looks something up.";
+    json!({"type": "function",
+           "function": {"name": name, "description": description, "parameters": parameters}})
+}
+
+/// A request that is answered with a script.
+fn ask(script: &str) -> Value {
+    json!({"messages": [{"role": "user", "content": format!("Please: {script}")}],
+           "tools": [tool("get_weather"), tool("get_time")], "max_tokens": 32})
+}
+
+/// The message and the finish reason that streamed pieces add up to.
+fn put_together(events: &[Value]) -> (Value, Value) {
+    let mut message = json!({"role": "assistant"});
+    let mut reason = Value::Null;
+    for event in events {
+        let choice = &event["choices"][0];
+        let delta = &choice["delta"];
+        for name in ["content", "reasoning_content"] {
+            if let Some(text) = delta[name].as_str() {
+                let before = message[name].as_str().unwrap_or_default();
+                message[name] = json!(format!("{before}{text}"));
+            }
+        }
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            let index = call["index"].as_u64().expect("an index") as usize;
+            if message["tool_calls"].is_null() {
+                message["tool_calls"] = json!([]);
+            }
+            let calls = message["tool_calls"].as_array_mut().expect("a list");
+            if index == calls.len() {
+                assert!(call["id"].is_string() && call["function"]["name"].is_string(), "{call}");
+                let mut first = call.clone();
+                first.as_object_mut().expect("an object").remove("index");
+                calls.push(first);
+            } else {
+                assert!(call["id"].is_null() && call["function"]["name"].is_null(), "{call}");
+                let before = calls[index]["function"]["arguments"].as_str().expect("arguments");
+                let more = call["function"]["arguments"].as_str().expect("arguments");
+                calls[index]["function"]["arguments"] = json!(format!("{before}{more}"));
+            }
+        }
+        if !choice["finish_reason"].is_null() {
+            reason = choice["finish_reason"].clone();
+        }
+    }
+    (message, reason)
+}
+
+/// The message without ids, which differ from reply to reply.
+fn without_ids(message: &Value) -> Value {
+    let mut message = message.clone();
+    for call in message["tool_calls"].as_array_mut().into_iter().flatten() {
+        assert!(call.as_object_mut().expect("an object").remove("id").is_some());
+    }
+    message
+}
+
+/// Asks whole and streamed, and returns the message and the finish reason, which must be equal.
+async fn answers(server: &Server, body: Value) -> (Value, Value) {
+    let whole = server.ok(PATH, body.clone()).await;
+    let events = server.events(PATH, body).await;
+    let (mut streamed, reason) = put_together(&events);
+    let choice = &whole["choices"][0];
+    let mut message = choice["message"].clone();
+    message.as_object_mut().expect("an object").remove("refusal");
+    if message["content"].is_null() {
+        assert_eq!(streamed["content"], "");
+        streamed["content"] = Value::Null;
+    }
+    assert_eq!(without_ids(&streamed), without_ids(&message));
+    assert_eq!(reason, choice["finish_reason"]);
+    (choice["message"].clone(), reason)
+}
+
+/// Goal: calls are found, whole and streamed alike, with their ids, and they end the answer with
+/// `tool_calls`; broken ones are text.
+#[tokio::test]
+async fn calls_are_found_whole_and_streamed() {
+    let server = Server::start(SCRIPTED, &[]);
+    let (message, reason) = answers(&server, ask("script:call")).await;
+    assert_eq!((&message["content"], &reason), (&json!("I look it up."), &json!("tool_calls")));
+    let call = &message["tool_calls"][0];
+    assert_eq!(
+        (&call["type"], &call["function"]["name"]),
+        (&json!("function"), &json!("get_weather"))
+    );
+    assert_eq!(call["function"]["arguments"], r#"{"city": "Paris", "days": 2}"#);
+    assert!(call["id"].as_str().is_some_and(|id| id.starts_with("call_")));
+
+    let (message, _) = answers(&server, ask("script:two")).await;
+    assert_eq!(message["content"], Value::Null);
+    let name = |index: usize| &message["tool_calls"][index]["function"]["name"];
+    assert_eq!((name(0), name(1)), (&json!("get_weather"), &json!("get_time")));
+    assert_ne!(message["tool_calls"][0]["id"], message["tool_calls"][1]["id"]);
+    let mut single = ask("script:two");
+    single["parallel_tool_calls"] = json!(false);
+    let (message, reason) = answers(&server, single).await;
+    assert_eq!(
+        (message["tool_calls"].as_array().map(Vec::len), reason),
+        (Some(1), json!("tool_calls"))
+    );
+
+    let whole = server.ok(PATH, ask("script:broken")).await;
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["message"]["tool_calls"], Value::Null);
+    assert_eq!(choice["finish_reason"], "stop");
+    let broken = "So: <tool_call>{\"name\": \"get_weather\", \"arguments\": {\"city\": oops}}";
+    assert_eq!(choice["message"]["content"], broken);
+
+    let mut cut = ask("script:call");
+    cut["max_tokens"] = json!(5);
+    let whole = server.ok(PATH, cut).await;
+    assert_eq!(whole["choices"][0]["finish_reason"], "length");
+    server.settled_audit().await;
+}
+
+/// Goal: without tools, or with `tool_choice: none`, calls are not looked for, and tools that are
+/// not offered are not shown to the model.
+#[tokio::test]
+async fn without_tools_nothing_is_a_call() {
+    let server = Server::start(SCRIPTED, &[]);
+    let mut none = ask("script:call");
+    none["tool_choice"] = json!("none");
+    let mut without = none.clone();
+    without.as_object_mut().expect("an object").remove("tools");
+    let (chosen, reason) = answers(&server, none).await;
+    let whole = server.ok(PATH, without).await;
+    assert_eq!(chosen, whole["choices"][0]["message"]);
+    assert_eq!(reason, "stop");
+    assert!(chosen["content"].as_str().is_some_and(|text| text.contains("<tool_call>")));
+}
+
+/// Goal: the result of a call continues the conversation, and everything before it is cached.
+#[tokio::test]
+async fn results_of_calls_continue_the_conversation() {
+    let server = Server::start(SCRIPTED, &["--block-size", "4"]);
+    let mut body = ask("script:call");
+    let first = server.ok(PATH, body.clone()).await;
+    let message = &first["choices"][0]["message"];
+    let result = json!({"role": "tool", "tool_call_id": message["tool_calls"][0]["id"],
+                        "content": [{"type": "text", "text": "18 degrees. script:plain"}]});
+    let turns = body["messages"].as_array_mut().expect("a list");
+    turns.extend([message.clone(), result]);
+    let second = server.ok(PATH, body).await;
+    assert_eq!(second["choices"][0]["message"]["content"], "Hello, world.");
+    let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+    let before = first["usage"]["prompt_tokens"].as_u64().expect("a count");
+    assert!(cached >= Some(before - before % 4), "{second}");
+}
+
+/// Goal: reasoning has a field of its own, whether the model or the prompt begins it, and can be
+/// left out or left in the text.
+#[tokio::test]
+async fn reasoning_has_a_field_of_its_own() {
+    let server = Server::start(SCRIPTED, &[]);
+    let (message, _) = answers(&server, ask("script:think")).await;
+    assert_eq!(message["reasoning_content"], "Let me think about it.");
+    assert_eq!(message["content"], "It is sunny.");
+    let mut open = ask("Think.");
+    open["chat_template_kwargs"] = json!({"enable_thinking": true});
+    let (message, _) = answers(&server, open.clone()).await;
+    assert_eq!(
+        (&message["reasoning_content"], &message["content"]),
+        (&json!("Hmm, so."), &json!("Sunny indeed."))
+    );
+    open["include_reasoning"] = json!(false);
+    let (message, _) = answers(&server, open).await;
+    assert_eq!(
+        (&message["reasoning_content"], &message["content"]),
+        (&Value::Null, &json!("Sunny indeed."))
+    );
+    let server = Server::start(SCRIPTED, &["--reasoning-parser", "none"]);
+    let (message, _) = answers(&server, ask("script:think")).await;
+    assert!(
+        message["content"].as_str().is_some_and(|text| text.starts_with("<think>")),
+        "{message}"
+    );
+}
+
+/// Goal: the operator chooses another format, whose markers may be special tokens, and JSON that
+/// names no function is text.
+#[tokio::test]
+async fn the_operator_chooses_the_format() {
+    for (format, script, city) in
+        [("mistral", "script:mistral", "Rome"), ("llama3_json", "script:llama", "Lima")]
+    {
+        let server = Server::start(SCRIPTED, &["--tool-call-parser", format]);
+        let (message, reason) = answers(&server, ask(script)).await;
+        assert_eq!(reason, "tool_calls", "{message}");
+        let call = &message["tool_calls"][0];
+        assert_eq!(call["function"]["arguments"], format!("{{\"city\": \"{city}\"}}"));
+        assert_eq!(format == "mistral", call["id"].as_str().map(str::len) == Some(9), "{call}");
+        let (message, _) = answers(&server, ask("script:json")).await;
+        assert_eq!(message["content"], "{\"answer\": 42}");
+    }
+}
+
+/// Goal: a template that cannot show tools, or whose format is not known, refuses tools; with
+/// another template it is possible.
+#[tokio::test]
+async fn tools_need_a_template_that_supports_them() {
+    let server = Server::start("demo", &[]);
+    let (status, reply) = server.post(PATH, ask("hello")).await;
+    assert_eq!((status, &reply["error"]["param"]), (400, &json!("tools")), "{reply}");
+    let template = format!("{SCRIPTED}/chat_template.jinja");
+    let server =
+        Server::start("demo", &["--chat-template", &template, "--reasoning-parser", "none"]);
+    server.ok(PATH, ask("hello")).await;
+    let server =
+        Server::start("demo", &["--chat-template", &template, "--tool-call-parser", "none"]);
+    let (status, reply) = server.post(PATH, ask("hello")).await;
+    assert_eq!((status, &reply["error"]["param"]), (400, &json!("tools")), "{reply}");
+    for path in ["/nonexistent/template", SCRIPTED] {
+        let output = run(&["serve", "--port", "0", "--chat-template", path], "");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && error.contains("--chat-template"), "{error}");
+    }
+}
+
+/// Goal: parameters of tools that are wrong, or promise what cannot be guaranteed, are refused by
+/// their path.
+#[tokio::test]
+async fn wrong_tools_are_refused() {
+    let server = Server::start(SCRIPTED, &[]);
+    for (extra, param) in [
+        (json!({"tools": [{"type": "function"}]}), "tools[0].function"),
+        (json!({"tools": [{"type": "retrieval"}]}), "tools[0].type"),
+        (json!({"tools": [tool("a b")]}), "tools[0].function.name"),
+        (json!({"tools": vec![tool("f"); 1025]}), "tools"),
+        (json!({"tool_choice": "required"}), "tool_choice"),
+        (
+            json!({"tool_choice": {"type": "function", "function": {"name": "get_time"}}}),
+            "tool_choice",
+        ),
+        (json!({"continue_final_message": true}), "messages"),
+        (json!({"chat_template_kwargs": []}), "chat_template_kwargs"),
+    ] {
+        let mut body = ask("script:call");
+        for (name, value) in extra.as_object().expect("an object") {
+            body[name] = value.clone();
+        }
+        let (status, reply) = server.post(PATH, body).await;
+        assert_eq!((status, &reply["error"]["param"]), (400, &json!(param)), "{extra}: {reply}");
+    }
+}
+
+/// Goal: an answer is not ended before `min_tokens`, neither by the model nor by a stop string, and
+/// the last message can be continued.
+#[tokio::test]
+async fn answers_have_a_least_length_and_can_be_continued() {
+    let server = Server::start(SCRIPTED, &[]);
+    let body = json!({"messages": [{"role": "user", "content": "script:plain"}], "max_tokens": 8});
+    for (extra, count) in [
+        (json!({}), 4),
+        (json!({"min_tokens": 6}), 8),
+        (json!({"stop": [","]}), 2),
+        (json!({"stop": [","], "min_tokens": 3}), 4),
+    ] {
+        let mut body = body.clone();
+        for (name, value) in extra.as_object().expect("an object") {
+            body[name] = value.clone();
+        }
+        let reply = server.ok(PATH, body).await;
+        assert_eq!(reply["usage"]["completion_tokens"], count, "{extra}: {reply}");
+    }
+    let body = json!({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello"}],
+                      "continue_final_message": true, "add_generation_prompt": false, "max_tokens": 8});
+    let reply = server.ok(PATH, body).await;
+    assert_eq!(reply["choices"][0]["message"]["content"], ", world.");
+}
