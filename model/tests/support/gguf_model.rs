@@ -27,12 +27,15 @@ fn candle_type(dtype: TensorType) -> Option<GgmlDType> {
     })
 }
 
-/// The bytes of `values` in the type `dtype`, or arbitrary bytes of the same length if candle
-/// cannot quantise to it.
+/// The bytes of `values` in the type `dtype`, or arbitrary bytes of the same length that
+/// differ between rows if candle cannot quantise to it.
 pub(crate) fn quantized(values: &[f32], shape: &[usize], dtype: TensorType) -> Vec<u8> {
     let Some(candle_type) = candle_type(dtype) else {
-        let bytes = values.iter().flat_map(|value| value.to_bits().to_le_bytes());
-        return bytes.take(dtype.bytes_of(values.len()).unwrap()).collect();
+        let columns = shape[shape.len() - 1];
+        let row_bytes = dtype.bytes_of(columns).unwrap();
+        let bytes = |row: &[f32]| row.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let rows = values.chunks(columns).map(bytes);
+        return rows.flat_map(|row: Vec<u8>| row.into_iter().take(row_bytes)).collect();
     };
     let tensor = CandleTensor::from_slice(values, shape, &Device::Cpu).unwrap();
     let quantized = QTensor::quantize(&tensor, candle_type).unwrap();
