@@ -51,16 +51,17 @@ impl ToolCallFormat {
         let has = |marker: &str| source.contains(marker);
         // Formats that write arguments as XML use the same tag.
         let is_xml = has("<function=") || has("<arg_key>") || has("<parameter=");
-        match () {
-            () if has("[TOOL_CALLS]") => Some(Self::Mistral),
-            () if has("<tool_call>") => (!is_xml).then_some(Self::Hermes),
-            () if has("<|python_tag|>")
-                || (has("<|start_header_id|>") && has("\"parameters\"")) =>
-            {
-                Some(Self::Llama3Json)
-            }
-            () if has("```tool_code") || has("```tool_call") => Some(Self::Gemma),
-            () => None,
+        let is_llama = has("<|start_header_id|>") && has("\"parameters\"");
+        if has("[TOOL_CALLS]") {
+            Some(Self::Mistral)
+        } else if has("<tool_call>") {
+            (!is_xml).then_some(Self::Hermes)
+        } else if has("<|python_tag|>") || is_llama {
+            Some(Self::Llama3Json)
+        } else if has("```tool_code") || has("```tool_call") {
+            Some(Self::Gemma)
+        } else {
+            None
         }
     }
 
