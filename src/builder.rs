@@ -65,8 +65,8 @@ impl EngineBuilder {
         EngineBuilder::default()
     }
 
-    /// The model to load. Either a [`ModelSource`], the path of a model directory or `.gguf` file, or
-    /// text that is parsed by [`build`](Self::build):
+    /// The model to load. Either a [`ModelSource`](crate::ModelSource), the path of a model directory
+    /// or `.gguf` file, or text that is parsed by [`build`](Self::build):
     ///
     /// * the path of a Hugging Face model directory or of a `.gguf` file;
     /// * a hub id, `org/name`, `org/name@revision` or `org/name:Q4_K_M` (feature `hub`);
@@ -180,7 +180,7 @@ impl EngineBuilder {
     }
 
     /// Size of the KV cache in bytes. Default: half of the memory that is free after the model is
-    /// loaded, at most 8 GiB ([`KvBudget::Auto`]).
+    /// loaded, at most 8 GiB ([`KvBudget::Auto`](crate::KvBudget::Auto)).
     ///
     /// The memory is reserved at startup and becomes resident when blocks are first written.
     /// [`build`](Self::build) fails with [`Error::Load`] if the size is less than one block.
