@@ -38,13 +38,13 @@ async fn complete(engine: &Engine, request: Request) -> Completion {
 async fn a_conversation_continues_from_the_cache() {
     let (warm, cold) = (engine(SMOLLM2, true).await, engine(SMOLLM2, false).await);
     let mut messages = Vec::new();
-    for question in ["What is the capital of France?", "And of Italy?", "Which is larger?"] {
+    for question in ["Name the seven days of the week.", "What is gravity?", "Thank you."] {
         messages.push(ChatMessage::new("user", question));
         let request = || Request::chat(messages.clone()).max_tokens(60).sampling(greedy());
         let (with, without) = (complete(&warm, request()).await, complete(&cold, request()).await);
         assert_eq!(with.token_ids, without.token_ids, "{question}: {}", with.text);
         if messages.len() == 1 {
-            assert!(with.text.contains("Paris"), "{}", with.text);
+            assert!(with.text.contains("3. Wednesday"), "{}", with.text);
         } else {
             let usage = with.finish.usage;
             assert!(usage.cached_tokens > usage.prompt_tokens / 2, "{usage:?}");
@@ -59,7 +59,7 @@ async fn a_conversation_continues_from_the_cache() {
 async fn a_file_of_mixed_types_is_continued_sensibly() {
     let engine = engine(GEMMA, true).await;
     let prompts = [
-        ("The capital of France is", "Paris"),
+        ("Monday, Tuesday, Wednesday,", "Thursday, Friday"),
         ("One, two, three, four,", "five"),
         ("def add(a, b):\n    return", "a + b"),
     ];
