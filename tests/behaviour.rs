@@ -539,7 +539,8 @@ async fn drain_completes_running_requests() {
     assert_eq!(reader.await.expect("no panic").expect("it ends").token_ids.len(), 30);
 }
 
-/// Goal: the priority and then the admission policy order the queue. The policy can be changed while the engine runs.
+/// Goal: the priority and then the admission policy order the queue. The policy can be changed while
+/// the engine runs.
 #[tokio::test]
 async fn the_policy_orders_the_queue() {
     for (policy, expected) in [

@@ -41,8 +41,10 @@ sys.path.insert(0, str(ROOT / "model" / "tests"))
 import fetch_models  # noqa: E402
 
 WINDOW = 512
-# Largest relative difference of perplexity from llama.cpp's: as stored, and with F16 weights.
-LIMIT, LIMIT_F16 = 0.005, 0.002
+# Largest relative difference of perplexity from llama.cpp's with F16 weights, and how much larger it may
+# be as stored. It may be smaller: llama.cpp rounds activations to 8 bits in blocks of 256 for K-quants,
+# Stolon in blocks of 32.
+LIMIT_F16, LIMIT_STORED = 0.002, 0.005
 CONTINUATION = 64
 QUESTIONS = [
     "Name the seven days of the week.", "What is gravity?", "What colour is the sky on a clear day?",
@@ -230,7 +232,7 @@ def perplexity(options, path, kinds):
     print(f"\n### Perplexity of {path.name}, windows of {WINDOW} tokens\n")
     print("| text | weights, KV | tokens | Stolon | llama.cpp | difference |\n|---|---|---|---|---|---|")
     right = True
-    for kind, file, kv_type, limit in kinds:
+    for kind, file, kv_type, least, most in kinds:
         with Llama(file, options.threads, kv_type) as llama, Stolon(
             options.stolon, file, "--kv-dtype", kv_type.lower()
         ) as stolon:
@@ -247,7 +249,7 @@ def perplexity(options, path, kinds):
                     for engine in (stolon, llama)
                 )
                 difference = ours / theirs - 1
-                right &= abs(difference) <= limit
+                right &= least <= difference <= most
                 print(f"| {name} | {kind} | {scored:,} | {ours:.4f} | {theirs:.4f} | {difference:+.3%} |", flush=True)
     return right
 
@@ -355,7 +357,10 @@ def main():
     right = True
     for path in files:
         if "perplexity" in options.tasks:
-            kinds = [("as stored, f16", path, "F16", LIMIT), ("F16, f32", widened(path), "F32", LIMIT_F16)]
+            kinds = [
+                ("as stored, f16", path, "F16", -math.inf, LIMIT_STORED),
+                ("F16, f32", widened(path), "F32", -LIMIT_F16, LIMIT_F16),
+            ]
             right &= perplexity(options, path, kinds)
         if "greedy" in options.tasks:
             right &= greedy(options, path)

@@ -328,6 +328,7 @@ impl DecoderConfig {
         }
         Ok(())
     }
+
     fn check_experts(&self, file: &str) -> Result<(), ModelError> {
         let layers = self.layers.iter().filter(|layer| layer.experts).count();
         let Some(experts) = &self.experts else {

@@ -150,10 +150,10 @@ struct App {
 /// `/v1/models` as OpenAI's, `/v1/messages` as Anthropic's, `/tokenize` and `/detokenize` as vLLM's,
 /// and `/health`, `/ready`, `/version`, `/metrics`, `/v1/cache` and `/admin` for operators.
 ///
-/// Without an administrator's key, `/v1/cache`, `/admin` and `/metrics` are refused unless the connection comes from this
-/// machine, which is known from [`ConnectInfo`](axum::extract::ConnectInfo): serve the router with
-/// [`Router::into_make_service_with_connect_info`] and a
-/// [`SocketAddr`](std::net::SocketAddr).
+/// Without an administrator's key, `/v1/cache`, `/admin` and `/metrics` are refused unless the
+/// connection comes from this machine, which is known from
+/// [`ConnectInfo`](axum::extract::ConnectInfo): serve the router with
+/// [`Router::into_make_service_with_connect_info`] and a [`SocketAddr`](std::net::SocketAddr).
 pub fn router(engine: Engine, options: RouterOptions) -> Router {
     let public_metrics = options.public_metrics;
     let app = Arc::new(App::new(engine, options));

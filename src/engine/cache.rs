@@ -90,8 +90,9 @@ impl Engine {
     ///
     /// # Errors
     /// Those of rendering and tokenising the prompt, `Pin` if nothing of it is cached or
-    /// [`EngineBuilder::pin_budget`](crate::EngineBuilder::pin_budget) would be exceeded, `PinBudgetInUse` while a prompt runs that is
-    /// so long that it needs the blocks of the budget, `Interrupted` and `Stopped`.
+    /// [`EngineBuilder::pin_budget`](crate::EngineBuilder::pin_budget) would be exceeded,
+    /// `PinBudgetInUse` while a prompt runs that is so long that it needs the blocks of the budget,
+    /// `Interrupted` and `Stopped`.
     pub async fn pin(&self, request: &Request, ttl: Option<Duration>) -> Result<PinId, Error> {
         self.pin_with(request, PinOptions { ttl, ..PinOptions::default() }).await
     }

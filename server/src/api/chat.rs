@@ -156,7 +156,8 @@ pub struct ChatChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// Why generation ended.
     pub finish_reason: FinishReason,
-    /// Ids of the tokens that were generated, if they were requested. An end-of-sequence token is one of them.
+    /// Ids of the tokens that were generated, if they were requested. An end-of-sequence token is
+    /// one of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
 }
@@ -265,7 +266,8 @@ pub struct ChatChunkChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// Why generation ended; `null` in all pieces but the last of a choice.
     pub finish_reason: Option<FinishReason>,
-    /// Ids of the tokens that this piece adds, if they were requested. An end-of-sequence token is one of them.
+    /// Ids of the tokens that this piece adds, if they were requested. An end-of-sequence token is
+    /// one of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
 }
