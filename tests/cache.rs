@@ -310,8 +310,8 @@ async fn prefixes_and_salts_can_be_evicted() {
     assert_eq!(engine.stats().cached_tokens, 16, "of the second prompt, nothing since");
 }
 
-/// Goal: a pin that asks for it lives on while its prefix is used, and the list of pins says what
-/// each one holds and why.
+/// Goal: a pin with `refresh_on_hit` is renewed while its prefix is used, and the list of pins says
+/// what each one holds and why.
 #[tokio::test]
 async fn used_pins_live_on() {
     let (builder, _) = builder(8);

@@ -225,7 +225,7 @@ impl TreeState {
         }
     }
 
-    /// Lets a pin whose time has passed live on if it asks for that and was used. Returns whether
+    /// Renews a pin whose time has passed if it has `refresh_on_hit` and was used. Returns whether
     /// it does.
     fn prolong(&mut self, id: PinId, myself: &ActorRef<TreeMessage>) -> bool {
         let Some(pin) = self.pins.get(&id) else { return false };

@@ -2,6 +2,8 @@
 //! or memory out of proportion to the file.
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
+#[path = "support/candle_types.rs"]
+mod candle_types;
 #[path = "support/gguf_model.rs"]
 mod gguf_model;
 #[path = "support/gguf_writer.rs"]

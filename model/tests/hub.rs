@@ -2,6 +2,8 @@
 //! small server in this process that listens on the loopback interface.
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
+#[path = "support/candle_types.rs"]
+mod candle_types;
 #[path = "support/gguf_model.rs"]
 mod gguf_model;
 #[path = "support/gguf_writer.rs"]

@@ -6,27 +6,12 @@ mod model_dir;
 
 use std::path::Path;
 
-use model_dir::{assert_same, config_json, model, safetensors_of, write_json, write_model};
+use model_dir::{
+    ARCHITECTURES, assert_same, config_json, model, safetensors_of, write_json, write_model,
+};
 use serde_json::{Value, json};
 use stolon_model::{LoadOptions, LoadedModel, ModelError, ModelSource, Tensor, Weights, load};
 use stolon_text::TokenizerSource;
-
-const ARCHITECTURES: [&str; 14] = [
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "granite",
-    "olmo2",
-    "smollm3",
-    "phi3",
-    "gemma2",
-    "gemma3_text",
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "gpt_oss",
-];
 
 fn open(dir: &Path) -> Result<LoadedModel, ModelError> {
     load(&ModelSource::Directory(dir.to_owned()), &LoadOptions::default())

@@ -3,6 +3,8 @@
 //! The tests write the files from random models in the same way as llama.cpp's converter.
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
+#[path = "support/candle_types.rs"]
+mod candle_types;
 #[path = "support/gguf_model.rs"]
 mod gguf_model;
 #[path = "support/gguf_writer.rs"]
@@ -16,7 +18,7 @@ use std::path::Path;
 
 use gguf_model::{floats, gguf_of, quantized, stored_type};
 use gguf_writer::{GgufWriter, Meta};
-use model_dir::{assert_same, config_json, model, write_json};
+use model_dir::{ARCHITECTURES, assert_same, config_json, model, write_json};
 use serde_json::{Value, json};
 use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
 use stolon_kvcache::BlockId;
@@ -129,22 +131,7 @@ fn tolerance(dtype: TensorType) -> Option<f64> {
 /// off.
 #[test]
 fn logits_match_those_from_safetensors() {
-    for architecture in [
-        "llama",
-        "mistral",
-        "qwen2",
-        "qwen3",
-        "granite",
-        "olmo2",
-        "smollm3",
-        "phi3",
-        "gemma2",
-        "gemma3_text",
-        "mixtral",
-        "qwen2_moe",
-        "qwen3_moe",
-        "gpt_oss",
-    ] {
+    for architecture in ARCHITECTURES {
         let mut json = config_json(architecture);
         let windowless = matches!(architecture, "mistral" | "mixtral");
         json["sliding_window"] = if windowless { Value::Null } else { 16.into() };

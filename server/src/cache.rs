@@ -200,7 +200,7 @@ impl CacheArgs {
                 std::thread::sleep(Duration::from_secs(*seconds));
             },
             CacheCommand::Tree { dot: true, tokens } => {
-                let text = self.send("tree", &format!("?format=dot&tokens={tokens}"), None)?;
+                let text = self.send(&format!("tree?format=dot&tokens={tokens}"), None)?;
                 Ok(terminal::line(text.trim_end())?)
             }
             CacheCommand::Tree { dot: false, tokens } => {
@@ -240,18 +240,17 @@ impl CacheArgs {
     }
 
     fn get(&self, path: &str) -> anyhow::Result<Value> {
-        let (name, query) = path.split_once('?').unwrap_or((path, ""));
-        let query = if query.is_empty() { String::new() } else { format!("?{query}") };
-        parse(&self.send(name, &query, None)?)
+        parse(&self.send(path, None)?)
     }
 
     fn post(&self, name: &str, body: &Map<String, Value>) -> anyhow::Result<Value> {
-        parse(&self.send(name, "", Some(json!(body).to_string()))?)
+        parse(&self.send(name, Some(json!(body).to_string()))?)
     }
 
-    /// Sends a request and returns the text of a successful reply.
-    fn send(&self, name: &str, query: &str, body: Option<String>) -> anyhow::Result<String> {
-        let url = format!("{}/v1/cache/{name}{query}", self.url.trim_end_matches('/'));
+    /// Sends a request to a path below `/v1/cache`, which may have a query, and returns the text of
+    /// a successful reply.
+    fn send(&self, path: &str, body: Option<String>) -> anyhow::Result<String> {
+        let url = format!("{}/v1/cache/{path}", self.url.trim_end_matches('/'));
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .timeout_connect(Some(Duration::from_secs(10)))

@@ -78,7 +78,7 @@ pub enum AnswerPart {
         /// Number of the call.
         index: usize,
     },
-    /// The call, which is the last one, turned out to be none. All that was written of it follows
+    /// The call, which is the last one, is not a call after all. All that was written of it follows
     /// as text.
     CallBroken {
         /// Number of the call.

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor as CandleTensor};
 use stolon_kernels::{Path, PathKind};
 use stolon_model::config::TensorRole;
@@ -10,6 +10,7 @@ use stolon_model::{DecoderConfig, Tensor, TensorType, WeightType, Weights, rando
 
 use super::fixture::{self, Setup};
 use super::run;
+use crate::candle_types::candle_type;
 
 /// A model whose row lengths are multiples of 256, the size of a super-block.
 fn config() -> DecoderConfig {
@@ -34,22 +35,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 /// The f32 `weights` with matrices converted to `dtype`, and the same with the matrices converted
 /// back to f32.
 fn convert(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> (Weights, Weights) {
-    let candle_type = match dtype {
-        TensorType::F32 => GgmlDType::F32,
-        TensorType::F16 => GgmlDType::F16,
-        TensorType::Bf16 => GgmlDType::BF16,
-        TensorType::Q4_0 => GgmlDType::Q4_0,
-        TensorType::Q4_1 => GgmlDType::Q4_1,
-        TensorType::Q5_0 => GgmlDType::Q5_0,
-        TensorType::Q5_1 => GgmlDType::Q5_1,
-        TensorType::Q8_0 => GgmlDType::Q8_0,
-        TensorType::Q2K => GgmlDType::Q2K,
-        TensorType::Q3K => GgmlDType::Q3K,
-        TensorType::Q4K => GgmlDType::Q4K,
-        TensorType::Q5K => GgmlDType::Q5K,
-        TensorType::Q6K => GgmlDType::Q6K,
-        _ => panic!("candle cannot quantise to {dtype:?}"),
-    };
+    let candle_type = candle_type(dtype).expect("a type that candle can quantise to");
     let mut stored = Vec::new();
     let mut widened = Vec::new();
     for spec in config.tensors() {

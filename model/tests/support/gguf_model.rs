@@ -1,31 +1,12 @@
 //! Converts a model to GGUF in the same way as llama.cpp's converter.
 
-use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor as CandleTensor};
 use stolon_model::config::{NormPlacement, TensorRole, TensorSpec};
 use stolon_model::{Architecture, DecoderConfig, RopeScaling, TensorType, Weights};
 
+use crate::candle_types::candle_type;
 use crate::gguf_writer::{GgufWriter, Meta};
-
-/// The type of candle, if candle can quantise to it.
-fn candle_type(dtype: TensorType) -> Option<GgmlDType> {
-    Some(match dtype {
-        TensorType::F32 => GgmlDType::F32,
-        TensorType::F16 => GgmlDType::F16,
-        TensorType::Bf16 => GgmlDType::BF16,
-        TensorType::Q4_0 => GgmlDType::Q4_0,
-        TensorType::Q4_1 => GgmlDType::Q4_1,
-        TensorType::Q5_0 => GgmlDType::Q5_0,
-        TensorType::Q5_1 => GgmlDType::Q5_1,
-        TensorType::Q8_0 => GgmlDType::Q8_0,
-        TensorType::Q2K => GgmlDType::Q2K,
-        TensorType::Q3K => GgmlDType::Q3K,
-        TensorType::Q4K => GgmlDType::Q4K,
-        TensorType::Q5K => GgmlDType::Q5K,
-        TensorType::Q6K => GgmlDType::Q6K,
-        _ => return None,
-    })
-}
 
 /// The bytes of `values` in the type `dtype`, or arbitrary bytes of the same length that
 /// differ between rows if candle cannot quantise to it.

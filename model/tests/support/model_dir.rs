@@ -7,6 +7,24 @@ use serde_json::{Value, json};
 use stolon_model::random::random_model;
 use stolon_model::{DecoderConfig, TensorType, Weights};
 
+/// The `model_type` of each architecture.
+pub(crate) const ARCHITECTURES: [&str; 14] = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "granite",
+    "olmo2",
+    "smollm3",
+    "phi3",
+    "gemma2",
+    "gemma3_text",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "gpt_oss",
+];
+
 /// A small `config.json`. Rows are long enough for every quantized type.
 pub(crate) fn config_json(architecture: &str) -> Value {
     let mut config = json!({

@@ -200,7 +200,8 @@ pub struct Thinking {
     /// `enabled`, `adaptive` or `disabled`.
     #[serde(rename = "type")]
     pub kind: ThinkingType,
-    /// Anthropic's target for the length of the reasoning. The model is not told.
+    /// Anthropic's target for the length of the reasoning. It is accepted and not passed on to the
+    /// model.
     pub budget_tokens: Option<Value>,
     /// Without effect.
     pub display: Option<Value>,

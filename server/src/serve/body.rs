@@ -90,87 +90,34 @@ pub(super) trait RequestBody: DeserializeOwned + Send + 'static {
     }
 }
 
-impl RequestBody for CompletionRequest {
-    const SCOPE: Scope = Scope::Completions;
-
-    fn unknown(&self) -> &UnknownFields {
-        &self.unknown
-    }
-
-    fn flattened_error(body: &Value) -> Option<PathError> {
-        typed::<GenerationOptions>(body).err()
-    }
-}
-
-impl RequestBody for ChatRequest {
-    const SCOPE: Scope = Scope::Chat;
-
-    fn unknown(&self) -> &UnknownFields {
-        &self.unknown
-    }
-
-    fn flattened_error(body: &Value) -> Option<PathError> {
-        typed::<GenerationOptions>(body).err()
-    }
-}
-
-impl RequestBody for ResponsesRequest {
-    const SCOPE: Scope = Scope::Responses;
-
-    fn unknown(&self) -> &UnknownFields {
-        &self.unknown
-    }
-}
-
-impl RequestBody for MessagesRequest {
-    const SCOPE: Scope = Scope::Messages;
-
-    fn unknown(&self) -> &UnknownFields {
-        &self.unknown
-    }
-}
-
-impl RequestBody for TokenizeRequest {
-    const SCOPE: Scope = Scope::Tokenize;
-
-    fn unknown(&self) -> &UnknownFields {
-        &self.unknown
-    }
-}
-
-/// Bodies that have no parameters without an effect.
-macro_rules! plain_body {
-    ($($body:ty),+) => {
-        $(impl RequestBody for $body {
-            const SCOPE: Scope = Scope::None;
-
-            fn unknown(&self) -> &UnknownFields {
-                &self.unknown
-            }
-        })+
-    };
-}
-
-plain_body!(DetokenizeRequest, PolicyRequest, UnpinRequest);
-
-/// Bodies with prompts for the cache.
-macro_rules! cache_body {
-    ($($body:ty),+) => {
-        $(impl RequestBody for $body {
-            const SCOPE: Scope = Scope::None;
+/// Implements [`RequestBody`] for a type with the field `unknown`: its scope and, if it has one,
+/// the type that it flattens.
+macro_rules! request_body {
+    ($body:ty, $scope:ident $(, $flattened:ty)?) => {
+        impl RequestBody for $body {
+            const SCOPE: Scope = Scope::$scope;
 
             fn unknown(&self) -> &UnknownFields {
                 &self.unknown
             }
 
-            fn flattened_error(body: &Value) -> Option<PathError> {
-                typed::<CachePrompt>(body).err()
-            }
-        })+
+            $(fn flattened_error(body: &Value) -> Option<PathError> {
+                typed::<$flattened>(body).err()
+            })?
+        }
     };
 }
 
-cache_body!(CacheRequest, PinRequest);
+request_body!(CompletionRequest, Completions, GenerationOptions);
+request_body!(ChatRequest, Chat, GenerationOptions);
+request_body!(ResponsesRequest, Responses);
+request_body!(MessagesRequest, Messages);
+request_body!(TokenizeRequest, Tokenize);
+request_body!(DetokenizeRequest, None);
+request_body!(CacheRequest, None, CachePrompt);
+request_body!(PinRequest, None, CachePrompt);
+request_body!(UnpinRequest, None);
+request_body!(PolicyRequest, None);
 
 /// Parses a body of at most `max_values` JSON values. All of its members must be known, or request
 /// nothing.

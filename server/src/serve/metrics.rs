@@ -21,7 +21,7 @@ use stolon::{Engine, EngineHistograms, EngineStats, HistogramData, ModelInfo};
 use super::App;
 use super::error::ApiError;
 
-/// The text format of OpenMetrics, which Prometheus asks for and other readers accept.
+/// The text format of OpenMetrics, which Prometheus requests and other readers accept.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The metrics of one engine.
@@ -199,11 +199,7 @@ impl Output<'_> {
         label: &str,
         values: &[(&str, u64)],
     ) -> fmt::Result {
-        let name = prefixed(name);
-        let mut family = self.0.encode_descriptor(&name, help, None, MetricType::Counter)?;
-        values.iter().try_for_each(|&(value, count)| {
-            ConstCounter::new(count).encode(family.encode_family(&[(label, value)])?)
-        })
+        self.family(name, help, label, values, ConstCounter::new)
     }
 
     /// A gauge for each value of a label.
@@ -214,10 +210,22 @@ impl Output<'_> {
         label: &str,
         values: &[(&str, u64)],
     ) -> fmt::Result {
+        self.family(name, help, label, values, ConstGauge::new)
+    }
+
+    fn family<M: EncodeMetric>(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: &[(&str, u64)],
+        metric: fn(u64) -> M,
+    ) -> fmt::Result {
         let name = prefixed(name);
-        let mut family = self.0.encode_descriptor(&name, help, None, MetricType::Gauge)?;
+        let kind = metric(0).metric_type();
+        let mut family = self.0.encode_descriptor(&name, help, None, kind)?;
         values.iter().try_for_each(|&(value, count)| {
-            ConstGauge::new(count).encode(family.encode_family(&[(label, value)])?)
+            metric(count).encode(family.encode_family(&[(label, value)])?)
         })
     }
 

@@ -233,8 +233,8 @@ async fn the_cache_of_a_running_server_is_administered() {
     assert!(refused.contains("401") && refused.contains("STOLON_ADMIN_KEY"), "{refused}");
     let unpinned = fail(&["cache", "--url", &url, "--admin-key", "root", "unpin", "7"]);
     assert!(unpinned.contains("there is no pin 7"), "{unpinned}");
-    let nobody = fail(&["cache", "--url", "http://127.0.0.1:1", "stats"]);
-    assert!(nobody.contains("stolon serve"), "{nobody}");
+    let unreachable = fail(&["cache", "--url", "http://127.0.0.1:1", "stats"]);
+    assert!(unreachable.contains("stolon serve"), "{unreachable}");
 }
 
 /// Goal: completions and manual pages know every command, and flags are found under vLLM's names.

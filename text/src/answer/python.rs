@@ -83,7 +83,7 @@ impl Reader<'_> {
                 return None;
             }
         }
-        // Gemma is told to write the functions as members of this module.
+        // Gemma's prompt has the functions as members of this module.
         let name = name.strip_prefix("default_api.").unwrap_or(&name).to_owned();
         Some((name, Value::Object(arguments)))
     }
