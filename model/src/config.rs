@@ -4,6 +4,7 @@
 //! from a preset. It is constant afterwards. The forward pass reads these fields and never branches
 //! on the architecture.
 
+mod architecture;
 mod experts;
 pub(crate) mod gguf;
 mod hf;
@@ -12,6 +13,7 @@ pub(crate) mod quantization;
 mod rope;
 mod tensors;
 
+pub use architecture::Architecture;
 pub use experts::ExpertsConfig;
 pub(crate) use hf::{ParsedConfig, parse as parse_json};
 pub(crate) use keys::Keys;
@@ -26,63 +28,6 @@ pub(crate) const LAYERS_MAX: usize = 4096;
 
 /// Maximum number of elements of a head. Known models have up to 576.
 pub(crate) const HEAD_DIM_MAX: usize = 1 << 16;
-
-/// The architectures that the decoder supports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Architecture {
-    /// Llama 1 to 3.3 and models with the same architecture.
-    Llama,
-    /// Mistral, with or without a sliding window.
-    Mistral,
-    /// Qwen2 and Qwen2.5: the projections of q, k and v have biases.
-    Qwen2,
-    /// Qwen3: q and k of each head are normalized.
-    Qwen3,
-    /// Granite 3: factors of the embeddings, the residuals and the logits.
-    Granite,
-    /// OLMo 2: norms of the outputs of attention and MLP only, and of all heads of q and k together.
-    Olmo2,
-    /// SmolLM3: every fourth layer has no rotary embedding.
-    SmolLm3,
-    /// Phi-3, Phi-3.5 and Phi-4: q, k and v are stored as one tensor, and so are gate and up.
-    Phi3,
-    /// Gemma 2: four norms per layer, local and global layers, soft-capped scores and logits.
-    Gemma2,
-    /// The text part of Gemma 3: four norms per layer, local and global layers.
-    Gemma3,
-    /// Mixtral: Mistral with a mixture of experts in each layer.
-    Mixtral,
-    /// Qwen1.5-MoE and Qwen2-MoE: a mixture of experts with a shared expert.
-    Qwen2Moe,
-    /// Qwen3-MoE: a mixture of experts.
-    Qwen3Moe,
-    /// gpt-oss: a mixture of experts with biases and clamped gates, attention sinks, and windows in
-    /// every other layer.
-    GptOss,
-}
-
-impl Architecture {
-    /// Hugging Face's `model_type`, which is used in messages and statistics.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Mistral => "mistral",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-            Self::Granite => "granite",
-            Self::Olmo2 => "olmo2",
-            Self::SmolLm3 => "smollm3",
-            Self::Phi3 => "phi3",
-            Self::Gemma2 => "gemma2",
-            Self::Gemma3 => "gemma3_text",
-            Self::Mixtral => "mixtral",
-            Self::Qwen2Moe => "qwen2_moe",
-            Self::Qwen3Moe => "qwen3_moe",
-            Self::GptOss => "gpt_oss",
-        }
-    }
-}
 
 /// The MLP's gate function.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,6 +4,10 @@
 //! to Gemma's norms, Llama 3.1's rope scaling is a tensor of divisors, and the rows of Llama's q
 //! and k projections are in a different order, which [`Weights`](crate::Weights) reverses.
 
+mod metadata;
+mod names;
+mod rope;
+
 use std::collections::HashMap;
 
 use super::{
@@ -13,21 +17,13 @@ use super::{
 use crate::error::{ModelError, quoted};
 use crate::weights::TensorType;
 use crate::weights::gguf::{Header, Value};
+use metadata::Metadata;
+pub(crate) use names::{paired_heads, tensor_name};
 
-/// Maximum of every size in the metadata.
-const SIZE_MAX: u64 = super::keys::SIZE_MAX;
-/// The supported values of `general.architecture`.
-const KNOWN: &str = "llama, qwen2, qwen3, granite, olmo2, smollm3, phi3, gemma2, gemma3, qwen2moe, \
-                     qwen3moe, gpt-oss";
-/// Name of the tensor with Llama 3.1's rope scaling.
-const ROPE_FREQS: &str = "rope_freqs.weight";
 /// Every such layer of SmolLM3 has no rotary embedding.
 const SMOLLM3_ROPE_STEP: usize = 4;
 /// The sliding window of Gemma 2 if the file does not have it.
 const GEMMA2_WINDOW: usize = 4096;
-/// Names of the tensors with the divisors of LongRoPE for long and short contexts.
-const ROPE_LONG: &str = "rope_factors_long.weight";
-const ROPE_SHORT: &str = "rope_factors_short.weight";
 /// Numbers of layers of Gemma 2 27B and Gemma 3 27B, whose attention scale is computed from a
 /// different size.
 const GEMMA2_27B_LAYERS: usize = 46;
@@ -139,27 +135,17 @@ pub(crate) fn parse(
     Ok(config)
 }
 
+/// The architecture and the name that the file has for it, with which the keys begin.
 fn architecture(header: &Header) -> Result<(Architecture, &str), ModelError> {
-    let name = header.metadata.get("general.architecture");
-    match name.and_then(Value::as_text) {
-        Some(name @ "llama") => Ok((Architecture::Llama, name)),
-        Some(name @ "qwen2") => Ok((Architecture::Qwen2, name)),
-        Some(name @ "qwen3") => Ok((Architecture::Qwen3, name)),
-        Some(name @ "qwen2moe") => Ok((Architecture::Qwen2Moe, name)),
-        Some(name @ "qwen3moe") => Ok((Architecture::Qwen3Moe, name)),
-        Some(name @ "gpt-oss") => Ok((Architecture::GptOss, name)),
-        Some(name @ "granite") => Ok((Architecture::Granite, name)),
-        Some(name @ "olmo2") => Ok((Architecture::Olmo2, name)),
-        Some(name @ "smollm3") => Ok((Architecture::SmolLm3, name)),
-        Some(name @ "phi3") => Ok((Architecture::Phi3, name)),
-        Some(name @ "gemma2") => Ok((Architecture::Gemma2, name)),
-        Some(name @ "gemma3") => Ok((Architecture::Gemma3, name)),
-        _ => Err(ModelError::UnknownArchitecture {
-            file: header.file.clone(),
-            got: name.map_or_else(|| "nothing".into(), |name| quoted(&name.shown())),
-            expected: KNOWN.into(),
-        }),
-    }
+    let value = header.metadata.get("general.architecture");
+    let known = value
+        .and_then(Value::as_text)
+        .and_then(|name| Architecture::from_gguf(name).map(|architecture| (architecture, name)));
+    known.ok_or_else(|| ModelError::UnknownArchitecture {
+        file: header.file.clone(),
+        got: value.map_or_else(|| "nothing".into(), |name| quoted(&name.shown())),
+        expected: Architecture::gguf_names(),
+    })
 }
 
 fn norms(architecture: Architecture) -> NormPlacement {
@@ -182,125 +168,7 @@ fn most_common_type(header: &Header) -> TensorType {
     most.map_or(TensorType::F32, |(dtype, _)| dtype)
 }
 
-/// Typed access to the metadata keys that start with the architecture's name.
-struct Metadata<'a> {
-    header: &'a Header,
-    prefix: &'a str,
-}
-
 impl Metadata<'_> {
-    fn value(&self, key: &str) -> Option<&Value> {
-        self.header.metadata.get(&format!("{}.{key}", self.prefix))
-    }
-
-    fn invalid(&self, key: &str, expected: &str, got: impl ToString) -> ModelError {
-        ModelError::key(&self.header.file, &format!("{}.{key}", self.prefix), expected, got)
-    }
-
-    fn unsupported(&self, key: &str, expected: &str, got: impl ToString) -> ModelError {
-        ModelError::unsupported(&self.header.file, &format!("{}.{key}", self.prefix), expected, got)
-    }
-
-    fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
-        let Some(value) = self.value(key) else { return Ok(None) };
-        match value.as_u64() {
-            Some(n) if (1..=SIZE_MAX).contains(&n) => Ok(Some(n as usize)),
-            _ => Err(self.invalid(key, &format!("an integer from 1 to {SIZE_MAX}"), value.shown())),
-        }
-    }
-
-    fn required_size(&self, key: &str) -> Result<usize, ModelError> {
-        self.size(key)?.ok_or_else(|| self.invalid(key, "an integer", "nothing"))
-    }
-
-    /// A finite number above 0.
-    fn float(&self, key: &str) -> Result<Option<f64>, ModelError> {
-        let Some(value) = self.value(key) else { return Ok(None) };
-        match value.as_f64() {
-            Some(number) if number.is_finite() && number > 0.0 => Ok(Some(number)),
-            _ => Err(self.invalid(key, "a finite number above 0", value.shown())),
-        }
-    }
-
-    /// A factor above 0; `None` if it is missing or 0, which means the default as in llama.cpp.
-    fn factor(&self, key: &str) -> Result<Option<f32>, ModelError> {
-        match self.value(key).and_then(Value::as_f64) {
-            Some(0.0) => Ok(None),
-            _ => Ok(self.float(key)?.map(|factor| factor as f32)),
-        }
-    }
-
-    fn required_float(&self, key: &str) -> Result<f64, ModelError> {
-        self.float(key)?.ok_or_else(|| self.invalid(key, "a number", "nothing"))
-    }
-
-    /// Returns an error for an option that is not implemented and would change the output.
-    fn refuse_options(&self, granite: bool) -> Result<(), ModelError> {
-        for key in [
-            "expert_group_count",
-            "expert_weights_scale",
-            "leading_dense_block_count",
-            "rope.scaling.yarn_log_multiplier",
-        ] {
-            self.only(key, 0.0)?;
-        }
-        if !granite {
-            for key in ["attention.scale", "embedding_scale", "residual_scale", "logit_scale"] {
-                self.only(key, 0.0)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns an error if the key is present with another value than `neutral`, with which it has
-    /// no effect.
-    fn only(&self, key: &str, neutral: f64) -> Result<(), ModelError> {
-        match self.value(key) {
-            Some(value) if value.as_f64() != Some(neutral) => {
-                Err(self.unsupported(key, "nothing", value.shown()))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The rotary embedding of layers without a sliding window.
-    fn rope(
-        &self,
-        architecture: Architecture,
-        max_positions: usize,
-        tensors: &SmallTensors<'_>,
-    ) -> Result<Rope, ModelError> {
-        let default = if architecture == Architecture::Gemma3 { 1e6 } else { 1e4 };
-        let theta = self.float("rope.freq_base")?.unwrap_or(default);
-        let scaling = if let Some(divisors) = tensors(ROPE_FREQS)? {
-            self.only("rope.scaling.attn_factor", 1.0)?;
-            RopeScaling::Divisors { divisors, attention_factor: 1.0 }
-        } else if self.header.tensors.contains_key(ROPE_LONG) {
-            self.long_rope(max_positions, tensors)?
-        } else {
-            self.scaling(architecture)?
-        };
-        Ok(Rope { theta, scaling })
-    }
-
-    /// LongRoPE, whose divisors are tensors.
-    fn long_rope(
-        &self,
-        max_positions: usize,
-        tensors: &SmallTensors<'_>,
-    ) -> Result<RopeScaling, ModelError> {
-        let original = self.size("rope.scaling.original_context_length")?.unwrap_or(max_positions);
-        let attention_factor = self.float("rope.scaling.attn_factor")?.unwrap_or(1.0);
-        RopeScaling::long_rope(max_positions, original, attention_factor, |long| {
-            let name = if long { ROPE_LONG } else { ROPE_SHORT };
-            tensors(name)?.ok_or_else(|| ModelError::MissingTensor {
-                file: self.header.file.clone(),
-                tensor: name.into(),
-                expected: vec![],
-            })
-        })
-    }
-
     /// The rotary embeddings, and the rotary embedding and sliding window of each layer. `rope` is
     /// that of layers without a sliding window.
     fn layers(
@@ -404,60 +272,6 @@ impl Metadata<'_> {
         }))
     }
 
-    fn scaling(&self, architecture: Architecture) -> Result<RopeScaling, ModelError> {
-        let key = "rope.scaling.type";
-        let kind = match self.value(key) {
-            None => None,
-            Some(value) => {
-                Some(value.as_text().ok_or_else(|| self.invalid(key, "a string", value.shown()))?)
-            }
-        };
-        let factor = self.float("rope.scaling.factor")?.or(self.float("rope.scale_linear")?);
-        if kind == Some("yarn") {
-            return self.yarn(architecture, factor);
-        }
-        self.only("rope.scaling.attn_factor", 1.0)?;
-        match (kind, factor) {
-            (Some("none"), _) | (None | Some("linear"), None) => Ok(RopeScaling::None),
-            (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
-            (Some(other), _) => {
-                Err(self.unsupported(key, "none, linear or yarn (or rope_freqs.weight)", other))
-            }
-        }
-    }
-
-    fn yarn(
-        &self,
-        architecture: Architecture,
-        factor: Option<f64>,
-    ) -> Result<RopeScaling, ModelError> {
-        self.only("rope.scaling.yarn_ext_factor", 1.0)?;
-        let factor = match factor {
-            Some(factor) if factor >= 1.0 => factor,
-            other => {
-                let got = other.map_or_else(|| "nothing".to_owned(), |factor| factor.to_string());
-                return Err(self.invalid("rope.scaling.factor", "a number of at least 1", got));
-            }
-        };
-        let float = |key, default| self.float(key).map(|value| value.unwrap_or(default));
-        let attention_factor = RopeScaling::yarn_attention_factor(factor)
-            * float("rope.scaling.attn_factor", 1.0)?
-            * float("rope.scaling.yarn_attn_factor", 1.0)?;
-        let original = match self.size("rope.scaling.original_context_length")? {
-            Some(original) => original,
-            None => self.required_size("context_length")?,
-        };
-        Ok(RopeScaling::Yarn {
-            factor,
-            beta_fast: float("rope.scaling.yarn_beta_fast", 32.0)?,
-            beta_slow: float("rope.scaling.yarn_beta_slow", 1.0)?,
-            // The metadata has no key for it.
-            truncate: architecture != Architecture::GptOss,
-            original_max_position_embeddings: original,
-            attention_factor: attention_factor as f32,
-        })
-    }
-
     /// Which layers have a sliding window: all but every `pattern`-th, unless the file says
     /// otherwise.
     fn sliding_layers(&self, count: usize, pattern: usize) -> Result<Vec<bool>, ModelError> {
@@ -475,76 +289,4 @@ impl Metadata<'_> {
         };
         Ok((0..count).map(|layer| (layer + 1) % pattern != 0).collect())
     }
-}
-
-/// The Hugging Face name of the tensor with the GGUF name `name`; `None` if the decoder does not
-/// use this tensor. In the name of a stacked tensor, whose first dimension is the expert, `*` takes
-/// the place of the expert's index.
-pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<String> {
-    match name {
-        "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
-        "output_norm.weight" => return Some("model.norm.weight".into()),
-        "output.weight" => return Some("lm_head.weight".into()),
-        _ => {}
-    }
-    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-    let (module, kind) = rest.rsplit_once('.')?;
-    let norms = norms(architecture).names();
-    let phi = architecture == Architecture::Phi3;
-    let module = match module {
-        "attn_norm" => norms.attention_input?,
-        "attn_q" => "self_attn.q_proj",
-        "attn_k" => "self_attn.k_proj",
-        "attn_v" => "self_attn.v_proj",
-        "attn_qkv" if phi => "self_attn.qkv_proj",
-        "attn_output" => "self_attn.o_proj",
-        "attn_q_norm" => "self_attn.q_norm",
-        "attn_k_norm" => "self_attn.k_norm",
-        "ffn_norm" => norms.mlp_input?,
-        "attn_sinks" => return Some(format!("model.layers.{layer}.self_attn.sinks")),
-        "post_attention_norm" if architecture == Architecture::GptOss => norms.mlp_input?,
-        "post_attention_norm" => norms.attention_output?,
-        "post_ffw_norm" => norms.mlp_output?,
-        "ffn_gate" => "mlp.gate_proj",
-        "ffn_up" if phi => "mlp.gate_up_proj",
-        "ffn_up" => "mlp.up_proj",
-        "ffn_down" => "mlp.down_proj",
-        "ffn_gate_inp" => "mlp.gate",
-        "ffn_gate_inp_shexp" => "mlp.shared_expert_gate",
-        "ffn_gate_shexp" => "mlp.shared_expert.gate_proj",
-        "ffn_up_shexp" => "mlp.shared_expert.up_proj",
-        "ffn_down_shexp" => "mlp.shared_expert.down_proj",
-        "ffn_gate_exps" => "mlp.experts.*.gate_proj",
-        "ffn_up_exps" => "mlp.experts.*.up_proj",
-        "ffn_down_exps" => "mlp.experts.*.down_proj",
-        _ => return expert_name(layer, module, kind),
-    };
-    Some(format!("model.layers.{layer}.{module}.{kind}"))
-}
-
-/// The name of a tensor in older files, which have one tensor per expert: `ffn_gate.7.weight`.
-fn expert_name(layer: &str, module: &str, kind: &str) -> Option<String> {
-    let (module, expert) = module.rsplit_once('.')?;
-    let module = match module {
-        "ffn_gate" => "gate_proj",
-        "ffn_up" => "up_proj",
-        "ffn_down" => "down_proj",
-        _ => return None,
-    };
-    Some(format!("model.layers.{layer}.mlp.experts.{expert}.{module}.{kind}"))
-}
-
-/// The number of heads in which the rows of a tensor are interleaved; `None` if they are not.
-/// `name` is the Hugging Face name.
-pub(crate) fn paired_heads(config: &DecoderConfig, name: &str) -> Option<usize> {
-    if !matches!(
-        config.architecture,
-        Architecture::Llama | Architecture::Granite | Architecture::SmolLm3
-    ) {
-        return None;
-    }
-    if name.contains(".self_attn.q_proj.") {
-        return Some(config.num_heads);
-    }
-    name.contains(".self_attn.k_proj.").then_some(config.num_kv_heads)
 }

@@ -3,41 +3,19 @@
 //! Missing keys have the same defaults as in transformers. Options that the decoder does not
 //! implement are errors, because a model computes wrong results if an option is ignored.
 
+mod defaults;
 mod experts;
+mod layers;
 mod rope;
 
 use serde_json::Value;
 
 use super::keys::Keys;
 use super::quantization::{self, Quantization};
-use super::{Activation, Architecture, DecoderConfig, LayerConfig, NormPlacement, QkNorm};
+use super::{Activation, Architecture, DecoderConfig, NormPlacement, QkNorm};
 use crate::error::{ModelError, quoted};
 use crate::weights::TensorType;
-
-/// The supported values of `model_type`.
-const KNOWN: &str = "llama, mistral, qwen2, qwen3, granite, olmo2, smollm3, phi3, gemma2, gemma3_text, gemma3, \
-     mixtral, qwen2_moe, qwen3_moe, gpt_oss";
-
-/// The defaults of transformers for keys that `config.json` lacks.
-struct Defaults {
-    vocab_size: usize,
-    hidden_size: usize,
-    intermediate_size: usize,
-    num_layers: usize,
-    num_heads: usize,
-    /// `None`: equal to `num_heads`.
-    num_kv_heads: Option<usize>,
-    /// `None`: `hidden_size / num_heads`.
-    head_dim: Option<usize>,
-    max_positions: usize,
-    rms_norm_eps: f64,
-    tie_word_embeddings: bool,
-    sliding_window: Option<usize>,
-    attention_softcap: Option<f32>,
-    logit_softcap: Option<f32>,
-    eos_token_id: Option<u32>,
-    bos_token_id: Option<u32>,
-}
+use defaults::Defaults;
 
 /// The content of `config.json`: the decoder's configuration and the special token ids.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +45,7 @@ pub(crate) fn parse(file: &str, value: &Value) -> Result<ParsedConfig, ModelErro
         (None, Some("gemma3")) => return Err(root.invalid("text_config", "an object")),
         _ => root.clone(),
     };
-    let defaults = defaults(architecture);
+    let defaults = Defaults::of(architecture);
     let decoder = decoder(architecture, &keys, &root, &defaults)?;
     decoder.check(file)?;
     let eos_token_ids = match ids(&[&root, &keys], "eos_token_id")? {
@@ -94,180 +72,20 @@ fn ids(objects: &[&Keys<'_>], key: &str) -> Result<Option<Vec<u32>>, ModelError>
 /// The architecture that `model_type` names, or else the class in `architectures`.
 fn architecture(root: &Keys<'_>) -> Result<Architecture, ModelError> {
     let class = root.texts("architectures")?.and_then(|list| list.first().copied());
-    let by_class = match class {
-        Some("LlamaForCausalLM") => Some("llama"),
-        Some("MistralForCausalLM") => Some("mistral"),
-        Some("Qwen2ForCausalLM") => Some("qwen2"),
-        Some("Qwen3ForCausalLM") => Some("qwen3"),
-        Some("MixtralForCausalLM") => Some("mixtral"),
-        Some("Qwen2MoeForCausalLM") => Some("qwen2_moe"),
-        Some("Qwen3MoeForCausalLM") => Some("qwen3_moe"),
-        Some("GptOssForCausalLM") => Some("gpt_oss"),
-        Some("GraniteForCausalLM") => Some("granite"),
-        Some("Olmo2ForCausalLM") => Some("olmo2"),
-        Some("SmolLM3ForCausalLM") => Some("smollm3"),
-        Some("Phi3ForCausalLM") => Some("phi3"),
-        Some("Gemma2ForCausalLM") => Some("gemma2"),
-        Some("Gemma3ForCausalLM") => Some("gemma3_text"),
-        Some("Gemma3ForConditionalGeneration") => Some("gemma3"),
-        _ => None,
+    let model_type = root.text("model_type")?;
+    let known = match (model_type, class) {
+        (Some(name), _) => Architecture::from_model_type(name),
+        (None, Some(class)) => Architecture::from_class(class),
+        (None, None) => None,
     };
-    let unknown = |got: &str| ModelError::UnknownArchitecture {
+    known.ok_or_else(|| ModelError::UnknownArchitecture {
         file: root.file.into(),
-        got: quoted(got),
-        expected: KNOWN.into(),
-    };
-    match root.text("model_type")?.or(by_class) {
-        Some("llama") => Ok(Architecture::Llama),
-        Some("mistral") => Ok(Architecture::Mistral),
-        Some("qwen2") => Ok(Architecture::Qwen2),
-        Some("qwen3") => Ok(Architecture::Qwen3),
-        Some("mixtral") => Ok(Architecture::Mixtral),
-        Some("qwen2_moe") => Ok(Architecture::Qwen2Moe),
-        Some("qwen3_moe") => Ok(Architecture::Qwen3Moe),
-        Some("gpt_oss") => Ok(Architecture::GptOss),
-        Some("granite") => Ok(Architecture::Granite),
-        Some("olmo2") => Ok(Architecture::Olmo2),
-        Some("smollm3") => Ok(Architecture::SmolLm3),
-        Some("phi3") => Ok(Architecture::Phi3),
-        Some("gemma2") => Ok(Architecture::Gemma2),
-        Some("gemma3_text" | "gemma3") => Ok(Architecture::Gemma3),
-        Some(other) => Err(unknown(&format!("`{other}`"))),
-        None => Err(unknown(&match class {
-            Some(class) => format!("`{class}`"),
+        got: match model_type.or(class) {
+            Some(name) => quoted(&format!("`{name}`")),
             None => "nothing (no `model_type`)".into(),
-        })),
-    }
-}
-
-fn defaults(architecture: Architecture) -> Defaults {
-    let llama = Defaults {
-        vocab_size: 32_000,
-        hidden_size: 4096,
-        intermediate_size: 11_008,
-        num_layers: 32,
-        num_heads: 32,
-        num_kv_heads: None,
-        head_dim: None,
-        max_positions: 2048,
-        rms_norm_eps: 1e-6,
-        tie_word_embeddings: false,
-        sliding_window: None,
-        attention_softcap: None,
-        logit_softcap: None,
-        eos_token_id: Some(2),
-        bos_token_id: Some(1),
-    };
-    let qwen2 = Defaults {
-        vocab_size: 151_936,
-        intermediate_size: 22_016,
-        num_kv_heads: Some(32),
-        max_positions: 32_768,
-        sliding_window: Some(4096),
-        eos_token_id: None,
-        bos_token_id: None,
-        ..llama
-    };
-    let gemma3 = Defaults {
-        vocab_size: 262_208,
-        hidden_size: 2304,
-        intermediate_size: 9216,
-        num_layers: 26,
-        num_heads: 8,
-        num_kv_heads: Some(4),
-        head_dim: Some(256),
-        max_positions: 131_072,
-        tie_word_embeddings: true,
-        sliding_window: Some(4096),
-        eos_token_id: Some(1),
-        bos_token_id: Some(2),
-        ..llama
-    };
-    match architecture {
-        Architecture::Llama | Architecture::Granite => llama,
-        Architecture::Mistral => Defaults {
-            intermediate_size: 14_336,
-            num_kv_heads: Some(8),
-            max_positions: 131_072,
-            sliding_window: Some(4096),
-            ..llama
         },
-        Architecture::Qwen2 => qwen2,
-        Architecture::Qwen3 => Defaults { head_dim: Some(128), ..qwen2 },
-        Architecture::Mixtral => Defaults {
-            intermediate_size: 14_336,
-            num_kv_heads: Some(8),
-            max_positions: 131_072,
-            rms_norm_eps: 1e-5,
-            ..llama
-        },
-        Architecture::Qwen2Moe => Defaults {
-            hidden_size: 2048,
-            intermediate_size: 5632,
-            num_layers: 24,
-            num_heads: 16,
-            num_kv_heads: Some(16),
-            ..qwen2
-        },
-        Architecture::Qwen3Moe => Defaults {
-            hidden_size: 2048,
-            intermediate_size: 6144,
-            num_layers: 24,
-            num_kv_heads: Some(4),
-            ..qwen2
-        },
-        Architecture::GptOss => Defaults {
-            vocab_size: 201_088,
-            hidden_size: 2880,
-            intermediate_size: 2880,
-            num_layers: 36,
-            num_heads: 64,
-            num_kv_heads: Some(8),
-            head_dim: Some(64),
-            max_positions: 131_072,
-            sliding_window: Some(128),
-            rms_norm_eps: 1e-5,
-            eos_token_id: None,
-            bos_token_id: None,
-            ..llama
-        },
-        Architecture::Olmo2 => Defaults {
-            vocab_size: 50_304,
-            rms_norm_eps: 1e-5,
-            eos_token_id: Some(50_279),
-            bos_token_id: None,
-            ..llama
-        },
-        Architecture::SmolLm3 => Defaults {
-            vocab_size: 128_256,
-            hidden_size: 2048,
-            num_layers: 36,
-            num_heads: 16,
-            num_kv_heads: Some(4),
-            max_positions: 32_768,
-            tie_word_embeddings: true,
-            eos_token_id: Some(128_001),
-            bos_token_id: Some(128_000),
-            ..llama
-        },
-        Architecture::Phi3 => Defaults {
-            vocab_size: 32_064,
-            hidden_size: 3072,
-            intermediate_size: 8192,
-            max_positions: 4096,
-            rms_norm_eps: 1e-5,
-            eos_token_id: Some(32_000),
-            ..llama
-        },
-        Architecture::Gemma2 => Defaults {
-            vocab_size: 256_000,
-            max_positions: 8192,
-            attention_softcap: Some(50.0),
-            logit_softcap: Some(30.0),
-            ..gemma3
-        },
-        Architecture::Gemma3 => gemma3,
-    }
+        expected: Architecture::model_types(),
+    })
 }
 
 fn decoder(
@@ -316,7 +134,7 @@ fn decoder(
         cap => Ok(cap),
     };
     let ropes = rope::parse(architecture, keys, head_dim, max_positions)?;
-    let mut layers = layers(architecture, keys, defaults, ropes.local)?;
+    let mut layers = layers::parse(architecture, keys, defaults, ropes.local)?;
     let experts = experts::parse(architecture, keys, defaults.intermediate_size, &mut layers)?;
     let attention_scale = if granite {
         keys.positive("attention_multiplier")?.unwrap_or(1.0)
@@ -393,109 +211,6 @@ fn activation(keys: &Keys<'_>, gemma: bool) -> Result<Activation, ModelError> {
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
         _ => Err(keys.unsupported(key, "silu or gelu_pytorch_tanh")),
-    }
-}
-
-/// The sliding window and the rotary embedding of each layer. `local` is the index of the rotary
-/// embedding of layers with a sliding window.
-fn layers(
-    architecture: Architecture,
-    keys: &Keys<'_>,
-    defaults: &Defaults,
-    local: usize,
-) -> Result<Vec<LayerConfig>, ModelError> {
-    let count = keys.size("num_hidden_layers")?.unwrap_or(defaults.num_layers);
-    if count > super::LAYERS_MAX {
-        return Err(keys.invalid("num_hidden_layers", &format!("at most {}", super::LAYERS_MAX)));
-    }
-    // Without this flag, these architectures ignore the window, which may then be 0.
-    let windowless = match architecture {
-        Architecture::Qwen2
-        | Architecture::Qwen3
-        | Architecture::Qwen2Moe
-        | Architecture::Qwen3Moe
-        | Architecture::SmolLm3 => !keys.flag("use_sliding_window")?.unwrap_or(false),
-        _ => false,
-    };
-    let window = match keys.given("sliding_window") {
-        _ if windowless => None,
-        true => keys.size("sliding_window")?,
-        false => defaults.sliding_window,
-    };
-    let full = LayerConfig { rope: Some(0), sliding_window: None, experts: false };
-    let sliding = LayerConfig { rope: Some(local), sliding_window: window, experts: false };
-    let kinds = match keys.texts("layer_types")? {
-        // In these architectures all layers are of the same kind, and transformers ignores the key.
-        _ if matches!(
-            architecture,
-            Architecture::Llama | Architecture::Granite | Architecture::Olmo2
-        ) =>
-        {
-            return Ok(vec![full; count]);
-        }
-        _ if matches!(
-            architecture,
-            Architecture::Mistral
-                | Architecture::Mixtral
-                | Architecture::Qwen3Moe
-                | Architecture::Phi3
-        ) =>
-        {
-            return Ok(vec![sliding; count]);
-        }
-        Some(kinds) if kinds.len() != count => {
-            return Err(keys.invalid("layer_types", &format!("{count} entries, one per layer")));
-        }
-        kinds => kinds,
-    };
-    let rotated = match architecture {
-        Architecture::SmolLm3 => rotated_layers(keys, count)?,
-        _ => vec![true; count],
-    };
-    let layer = |(kind, rotated): (LayerConfig, bool)| LayerConfig {
-        rope: kind.rope.filter(|_| rotated),
-        ..kind
-    };
-    if let Some(kinds) = kinds {
-        let kind = |kind| match kind {
-            "full_attention" => Ok(full),
-            "sliding_attention" => Ok(sliding),
-            _ => Err(keys.unsupported("layer_types", "full_attention or sliding_attention")),
-        };
-        let kinds = kinds.into_iter().map(kind).collect::<Result<Vec<_>, _>>()?;
-        return Ok(kinds.into_iter().zip(rotated).map(layer).collect());
-    }
-    let is_sliding: Box<dyn Fn(usize) -> bool> = match architecture {
-        Architecture::Gemma2 | Architecture::GptOss => Box::new(|layer| layer % 2 == 0),
-        Architecture::SmolLm3 => Box::new(|layer| !rotated[layer]),
-        Architecture::Qwen2Moe => {
-            let windows = keys.count("max_window_layers")?.unwrap_or(28);
-            Box::new(move |layer| layer % 2 == 0 && layer < windows)
-        }
-        Architecture::Gemma3 => {
-            let pattern = keys.size("sliding_window_pattern")?.unwrap_or(6);
-            Box::new(move |layer| (layer + 1) % pattern != 0)
-        }
-        _ => {
-            let first = keys.count("max_window_layers")?.unwrap_or(28);
-            Box::new(move |layer| layer >= first)
-        }
-    };
-    let kinds = (0..count).map(|layer| if is_sliding(layer) { sliding } else { full });
-    Ok(kinds.zip(rotated.iter().copied()).map(layer).collect())
-}
-
-/// Which layers have a rotary embedding (SmolLM3).
-fn rotated_layers(keys: &Keys<'_>, count: usize) -> Result<Vec<bool>, ModelError> {
-    // Despite its name, the list has 1 for layers with a rotary embedding.
-    let key = "no_rope_layers";
-    match keys.flags(key)? {
-        Some(rotated) if rotated.len() >= count => Ok(rotated[..count].to_vec()),
-        Some(_) => Err(keys.invalid(key, &format!("at least {count} entries, one per layer"))),
-        None => {
-            let interval = keys.size("no_rope_layer_interval")?.unwrap_or(4);
-            Ok((1..=count).map(|number| number % interval != 0).collect())
-        }
     }
 }
 

@@ -1,0 +1,76 @@
+//! Maps the names of tensors in GGUF files to those of Hugging Face.
+
+use super::super::{Architecture, DecoderConfig};
+use super::norms;
+
+/// The Hugging Face name of the tensor with the GGUF name `name`; `None` if the decoder does not
+/// use this tensor. In the name of a stacked tensor, whose first dimension is the expert, `*` takes
+/// the place of the expert's index.
+pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<String> {
+    match name {
+        "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
+        "output_norm.weight" => return Some("model.norm.weight".into()),
+        "output.weight" => return Some("lm_head.weight".into()),
+        _ => {}
+    }
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    let (module, kind) = rest.rsplit_once('.')?;
+    let norms = norms(architecture).names();
+    let phi = architecture == Architecture::Phi3;
+    let module = match module {
+        "attn_norm" => norms.attention_input?,
+        "attn_q" => "self_attn.q_proj",
+        "attn_k" => "self_attn.k_proj",
+        "attn_v" => "self_attn.v_proj",
+        "attn_qkv" if phi => "self_attn.qkv_proj",
+        "attn_output" => "self_attn.o_proj",
+        "attn_q_norm" => "self_attn.q_norm",
+        "attn_k_norm" => "self_attn.k_norm",
+        "ffn_norm" => norms.mlp_input?,
+        "attn_sinks" => return Some(format!("model.layers.{layer}.self_attn.sinks")),
+        "post_attention_norm" if architecture == Architecture::GptOss => norms.mlp_input?,
+        "post_attention_norm" => norms.attention_output?,
+        "post_ffw_norm" => norms.mlp_output?,
+        "ffn_gate" => "mlp.gate_proj",
+        "ffn_up" if phi => "mlp.gate_up_proj",
+        "ffn_up" => "mlp.up_proj",
+        "ffn_down" => "mlp.down_proj",
+        "ffn_gate_inp" => "mlp.gate",
+        "ffn_gate_inp_shexp" => "mlp.shared_expert_gate",
+        "ffn_gate_shexp" => "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp" => "mlp.shared_expert.up_proj",
+        "ffn_down_shexp" => "mlp.shared_expert.down_proj",
+        "ffn_gate_exps" => "mlp.experts.*.gate_proj",
+        "ffn_up_exps" => "mlp.experts.*.up_proj",
+        "ffn_down_exps" => "mlp.experts.*.down_proj",
+        _ => return expert_name(layer, module, kind),
+    };
+    Some(format!("model.layers.{layer}.{module}.{kind}"))
+}
+
+/// The name of a tensor in older files, which have one tensor per expert: `ffn_gate.7.weight`.
+fn expert_name(layer: &str, module: &str, kind: &str) -> Option<String> {
+    let (module, expert) = module.rsplit_once('.')?;
+    let module = match module {
+        "ffn_gate" => "gate_proj",
+        "ffn_up" => "up_proj",
+        "ffn_down" => "down_proj",
+        _ => return None,
+    };
+    Some(format!("model.layers.{layer}.mlp.experts.{expert}.{module}.{kind}"))
+}
+
+/// The number of heads in which the rows of a tensor are interleaved; `None` if they are not.
+/// `name` is the Hugging Face name.
+pub(crate) fn paired_heads(config: &DecoderConfig, name: &str) -> Option<usize> {
+    if !matches!(
+        config.architecture,
+        Architecture::Llama | Architecture::Granite | Architecture::SmolLm3
+    ) {
+        return None;
+    }
+    if name.contains(".self_attn.q_proj.") {
+        return Some(config.num_heads);
+    }
+    name.contains(".self_attn.k_proj.").then_some(config.num_kv_heads)
+}

@@ -1,0 +1,105 @@
+//! Parses the rotary embeddings of a GGUF file.
+
+use super::super::{Architecture, Rope, RopeScaling};
+use super::{Metadata, SmallTensors};
+use crate::error::ModelError;
+
+/// Name of the tensor with Llama 3.1's rope scaling.
+const ROPE_FREQS: &str = "rope_freqs.weight";
+/// Names of the tensors with the divisors of LongRoPE for long and short contexts.
+const ROPE_LONG: &str = "rope_factors_long.weight";
+const ROPE_SHORT: &str = "rope_factors_short.weight";
+
+impl Metadata<'_> {
+    /// The rotary embedding of layers without a sliding window.
+    pub(super) fn rope(
+        &self,
+        architecture: Architecture,
+        max_positions: usize,
+        tensors: &SmallTensors<'_>,
+    ) -> Result<Rope, ModelError> {
+        let default = if architecture == Architecture::Gemma3 { 1e6 } else { 1e4 };
+        let theta = self.float("rope.freq_base")?.unwrap_or(default);
+        let scaling = if let Some(divisors) = tensors(ROPE_FREQS)? {
+            self.only("rope.scaling.attn_factor", 1.0)?;
+            RopeScaling::Divisors { divisors, attention_factor: 1.0 }
+        } else if self.header.tensors.contains_key(ROPE_LONG) {
+            self.long_rope(max_positions, tensors)?
+        } else {
+            self.scaling(architecture)?
+        };
+        Ok(Rope { theta, scaling })
+    }
+
+    /// LongRoPE, whose divisors are tensors.
+    fn long_rope(
+        &self,
+        max_positions: usize,
+        tensors: &SmallTensors<'_>,
+    ) -> Result<RopeScaling, ModelError> {
+        let original = self.size("rope.scaling.original_context_length")?.unwrap_or(max_positions);
+        let attention_factor = self.float("rope.scaling.attn_factor")?.unwrap_or(1.0);
+        RopeScaling::long_rope(max_positions, original, attention_factor, |long| {
+            let name = if long { ROPE_LONG } else { ROPE_SHORT };
+            tensors(name)?.ok_or_else(|| ModelError::MissingTensor {
+                file: self.header.file.clone(),
+                tensor: name.into(),
+                expected: vec![],
+            })
+        })
+    }
+
+    fn scaling(&self, architecture: Architecture) -> Result<RopeScaling, ModelError> {
+        let key = "rope.scaling.type";
+        let kind = match self.value(key) {
+            None => None,
+            Some(value) => {
+                Some(value.as_text().ok_or_else(|| self.invalid(key, "a string", value.shown()))?)
+            }
+        };
+        let factor = self.float("rope.scaling.factor")?.or(self.float("rope.scale_linear")?);
+        if kind == Some("yarn") {
+            return self.yarn(architecture, factor);
+        }
+        self.only("rope.scaling.attn_factor", 1.0)?;
+        match (kind, factor) {
+            (Some("none"), _) | (None | Some("linear"), None) => Ok(RopeScaling::None),
+            (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
+            (Some(other), _) => {
+                Err(self.unsupported(key, "none, linear or yarn (or rope_freqs.weight)", other))
+            }
+        }
+    }
+
+    fn yarn(
+        &self,
+        architecture: Architecture,
+        factor: Option<f64>,
+    ) -> Result<RopeScaling, ModelError> {
+        self.only("rope.scaling.yarn_ext_factor", 1.0)?;
+        let factor = match factor {
+            Some(factor) if factor >= 1.0 => factor,
+            other => {
+                let got = other.map_or_else(|| "nothing".to_owned(), |factor| factor.to_string());
+                return Err(self.invalid("rope.scaling.factor", "a number of at least 1", got));
+            }
+        };
+        let float = |key, default| self.float(key).map(|value| value.unwrap_or(default));
+        let attention_factor = RopeScaling::yarn_attention_factor(factor)
+            * float("rope.scaling.attn_factor", 1.0)?
+            * float("rope.scaling.yarn_attn_factor", 1.0)?;
+        let original = match self.size("rope.scaling.original_context_length")? {
+            Some(original) => original,
+            None => self.required_size("context_length")?,
+        };
+        Ok(RopeScaling::Yarn {
+            factor,
+            beta_fast: float("rope.scaling.yarn_beta_fast", 32.0)?,
+            beta_slow: float("rope.scaling.yarn_beta_slow", 1.0)?,
+            // The metadata has no key for it.
+            truncate: architecture != Architecture::GptOss,
+            original_max_position_embeddings: original,
+            attention_factor: attention_factor as f32,
+        })
+    }
+}
