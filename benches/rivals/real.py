@@ -17,7 +17,8 @@ Tasks:
                 agree, beside the same figures of llama.cpp with another type of KV cache
     chat        a conversation of ten turns with SmolLM2, whose answers with a warm cache equal those of
                 a server that has just started
-    speed       tokens per second, time to the first token, time to load and resident memory
+    speed       tokens per second of prefill and decode, time to the first tokens of 1, 4 and 16 prompts,
+                time to load and resident memory
 """
 
 import argparse
@@ -310,27 +311,37 @@ def speed(options, paths):
     """Stolon and llama.cpp by turns, as in rivals.py."""
     import rivals
 
-    works = [("prefill 512", 512), ("prefill 1088", 1088), ("decode 1 16", 1), ("decode 4 16", 4), ("decode 16 8", 16)]
-    print("\n### Tokens per second, medians, Stolon / llama.cpp\n")
-    print("| file | " + " | ".join(work for work, _ in works) + " | load, s | resident, MB |")
-    print("|---|" + "---|" * (len(works) + 2))
+    # Tokens, or none where the time is shown.
+    works = {
+        "prefill 512": 512, "prefill 1088": 1088, "decode 1 16": 1, "decode 4 16": 4, "decode 16 8": 16,
+        "first 1 128": None, "first 4 128": None, "first 16 128": None,
+    }
+    headings = [
+        "prefill 512", "prefill 1,088", "decode of 1", "of 4", "of 16",
+        "first tokens of 1 × 128, ms", "of 4", "of 16", "load, s", "resident, MB",
+    ]
+    print("\n### Tokens per second and times, medians, Stolon / llama.cpp = how many times as fast\n")
+    print("| file | " + " | ".join(headings) + " |\n|---|" + "---|" * len(headings))
     for path in paths:
         commands = ([options.worker], [sys.executable, HERE / "worker_llama.py"])
         engines = [
             rivals.Engine(str(command[0]), [*map(str, command), str(path), str(options.threads)], {})
             for command in commands
         ]
-        times = {work: ([], []) for work, _ in works}
+        times = {work: ([], []) for work in works}
         for round in range(options.rounds + 1):
-            for work, _ in works:
+            for work in works:
                 for engine, seconds in zip(engines, times[work]):
                     taken = engine.ask(work)
                     if round > 0:
                         seconds.append(taken)
         cells = []
-        for work, tokens in works:
-            ours, theirs = (tokens / statistics.median(seconds) for seconds in times[work])
-            cells.append(f"{ours:.0f} / {theirs:.0f} = {ours / theirs:.2f}")
+        for work, tokens in works.items():
+            ours, theirs = map(statistics.median, times[work])
+            if tokens:
+                cells.append(f"{tokens / ours:.0f} / {tokens / theirs:.0f} = {theirs / ours:.2f}")
+            else:
+                cells.append(f"{ours * 1000:.0f} / {theirs * 1000:.0f} = {theirs / ours:.2f}")
         cells.append(" / ".join(f"{engine.load:.2f}" for engine in engines))
         resident = [
             int(re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{e.process.pid}/status").read_text())[1]) // 1024

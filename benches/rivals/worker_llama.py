@@ -49,12 +49,21 @@ class Worker:
         return [(i * 31 % self.vocab, i, sequence, i + 1 == count) for i in range(count)]
 
     def prefill(self, count):
+        return self.first(1, count)
+
+    def first(self, sequences, count):
         lc.llama_memory_clear(self.memory, True)
         self.cached = 0
-        entries = self.prompt(count, 0)
+        entries = [entry for sequence in range(sequences) for entry in self.prompt(count, sequence)]
         begun = time.perf_counter()
         self.step(entries)
+        for sequence in range(sequences):
+            self.likeliest((sequence + 1) * count - 1)
         return time.perf_counter() - begun
+
+    def likeliest(self, row):
+        logits = lc.llama_get_logits_ith(self.context, row)
+        return int(numpy.ctypeslib.as_array(logits, (self.vocab,)).argmax())
 
     def decode(self, sequences, steps):
         if self.cached < sequences:
@@ -69,8 +78,7 @@ class Worker:
         for step in range(steps):
             self.step([(tokens[s], CONTEXT + step, s, True) for s in range(sequences)])
             for s in range(sequences):
-                row = lc.llama_get_logits_ith(self.context, s)
-                tokens[s] = int(numpy.ctypeslib.as_array(row, (self.vocab,)).argmax())
+                tokens[s] = self.likeliest(s)
         return (time.perf_counter() - begun) / steps
 
 

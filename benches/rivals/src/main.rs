@@ -2,6 +2,7 @@
 //! one per line, and prints for each the seconds that it took.
 //!
 //! * `prefill N`: computes a prompt of N tokens and the logits of the last.
+//! * `first S N`: computes the prompts of N tokens of S sequences together, and their first tokens.
 //! * `decode S N`: generates N tokens greedily for each of S sequences of 512 cached tokens; prints
 //!   seconds per step.
 //!
@@ -41,7 +42,10 @@ fn main() -> Result<(), Error> {
         let line = line?;
         let words: Vec<&str> = line.split_whitespace().collect();
         let seconds = match words.as_slice() {
-            ["prefill", count] => prefill(&mut backend, count.parse()?)?,
+            ["prefill", count] => first(&mut backend, 1, count.parse()?)?,
+            ["first", sequences, count] => {
+                first(&mut backend, sequences.parse()?, count.parse()?)?
+            }
             ["decode", sequences, steps] => {
                 decode(&mut backend, sequences.parse()?, steps.parse()?)?
             }
@@ -67,17 +71,24 @@ fn slice(backend: &CpuBackend, sequence: usize, start: usize, count: usize) -> S
     }
 }
 
-fn prefill(backend: &mut CpuBackend, count: usize) -> Result<f64, Error> {
+fn first(backend: &mut CpuBackend, sequences: usize, count: usize) -> Result<f64, Error> {
     let vocab_size = backend.spec().vocab_size;
+    let prompt = (0..count).map(|index| (index * 31 % vocab_size) as u32);
     let batch = StepBatch {
-        tokens: (0..count).map(|index| (index * 31 % vocab_size) as u32).collect(),
-        sequences: vec![slice(backend, 0, 0, count)],
+        tokens: (0..sequences).flat_map(|_| prompt.clone()).collect(),
+        sequences: (0..sequences).map(|s| slice(backend, s, 0, count)).collect(),
     };
     let begun = Instant::now();
     let output = backend.step(&batch)?;
+    let tokens: Vec<u32> = output.logits.chunks(vocab_size).map(likeliest).collect();
     let seconds = begun.elapsed().as_secs_f64();
-    assert_eq!(output.logits.len(), vocab_size);
+    assert_eq!(tokens.len(), sequences);
     Ok(seconds)
+}
+
+fn likeliest(logits: &[f32]) -> u32 {
+    let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+    best.map_or(0, |(id, _)| id as u32)
 }
 
 fn decode(backend: &mut CpuBackend, sequences: usize, steps: usize) -> Result<f64, Error> {
@@ -89,8 +100,7 @@ fn decode(backend: &mut CpuBackend, sequences: usize, steps: usize) -> Result<f6
         let slices = (0..sequences).map(|s| slice(backend, s, CONTEXT + step, 1)).collect();
         let output = backend.step(&StepBatch { tokens: tokens.clone(), sequences: slices })?;
         for (token, logits) in tokens.iter_mut().zip(output.logits.chunks(vocab_size)) {
-            let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
-            *token = best.map_or(0, |(id, _)| id as u32);
+            *token = likeliest(logits);
         }
     }
     Ok(begun.elapsed().as_secs_f64() / steps as f64)
