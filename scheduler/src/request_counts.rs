@@ -196,6 +196,9 @@ impl RequestRecord {
 impl Drop for RequestRecord {
     fn drop(&mut self) {
         self.end(Outcome::Failed);
+        // All that is known of the request are fields of its span. Entered and not given as parent,
+        // because the JSON log shows the entered spans only.
+        self.span.in_scope(|| tracing::info!(target: "stolon", "request ended"));
     }
 }
 

@@ -15,17 +15,19 @@ use crate::chat::ChatArgs;
 use crate::demo::DemoArgs;
 use crate::generate::GenerateArgs;
 use crate::inspect::ModelCommand;
+use crate::log::LogArgs;
 use crate::serve::ServeArgs;
 
 /// An LLM inference engine with a shared prefix cache
 ///
-/// The log goes to standard error. Set RUST_LOG (for example RUST_LOG=info) to see more than
-/// warnings.
+/// The log goes to standard error. With --log-level info, it has more than warnings.
 #[derive(Debug, Parser)]
 #[command(name = "stolon", version, about)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
+    #[command(flatten)]
+    log: LogArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -66,6 +68,12 @@ enum Command {
 }
 
 impl Cli {
+    /// The options of the log.
+    #[must_use]
+    pub fn log(&self) -> &LogArgs {
+        &self.log
+    }
+
     /// Runs the chosen command. Returns the exit status of a command that has not failed.
     ///
     /// # Errors

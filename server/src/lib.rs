@@ -17,6 +17,7 @@ pub mod demo;
 mod download;
 pub mod generate;
 pub mod inspect;
+pub mod log;
 pub mod memory;
 pub mod serve;
 mod terminal;

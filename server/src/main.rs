@@ -6,7 +6,6 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use stolon_server::cli::Cli;
-use tracing_subscriber::EnvFilter;
 
 /// Returns the memory of large requests to the operating system. glibc's allocator keeps most of
 /// it.
@@ -16,15 +15,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // Messages of the level `info` from the hub tell how far a download is.
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new("warn,stolon_model::hub=info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        // It would report that standard error is closed on standard error, and panic.
-        .log_internal_errors(false)
-        .init();
+    cli.log().init();
     let result = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2) // The engine computes on threads of its own; these only forward events.
         .enable_all()

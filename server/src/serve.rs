@@ -12,7 +12,8 @@ use axum::{Router, middleware};
 use stolon::{AuditReport, Engine, ReasoningFormat, ToolCallFormat, TreeDump};
 use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::trace::TraceLayer;
+use tower_http::trace::{DefaultOnResponse, TraceLayer};
+use tracing::Level;
 
 use crate::api::chat::ChatRequest;
 use crate::api::completions::CompletionRequest;
@@ -207,7 +208,11 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .fallback(admin::not_found)
         .method_not_allowed_fallback(admin::method_not_allowed)
         .layer(CatchPanicLayer::custom(error::panicked))
-        .layer(TraceLayer::new_for_http().make_span_with(request_id::span))
+        .layer(
+            TraceLayer::new_for_http()
+                .make_span_with(request_id::span)
+                .on_response(DefaultOnResponse::new().level(Level::INFO)),
+        )
         .layer(middleware::from_fn(request_id::middleware))
         .with_state(app)
 }

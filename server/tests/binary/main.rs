@@ -14,6 +14,7 @@ mod connections;
 mod gguf_writer;
 mod inspect;
 mod limits;
+mod log;
 mod messages_api;
 mod metrics_api;
 mod readme;

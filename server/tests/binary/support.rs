@@ -96,10 +96,19 @@ impl Server {
 
     /// Starts a server and stops it when it listens. Returns its standard error.
     pub(crate) fn errors_at_start(model: &str, args: &[&str]) -> String {
-        let (mut server, _lines) = Self::spawn(stolon(&[]), model, args, Stdio::piped());
-        server.terminate();
+        let (server, _lines) = Self::spawn(stolon(&[]), model, args, Stdio::piped());
+        server.stop_and_read_errors()
+    }
+
+    /// Starts a server whose standard error is kept for [`Server::stop_and_read_errors`].
+    pub(crate) fn with_log(model: &str, args: &[&str]) -> Self {
+        Self::read(Self::spawn(stolon(&[]), model, args, Stdio::piped()))
+    }
+
+    pub(crate) fn stop_and_read_errors(mut self) -> String {
+        self.terminate();
         let mut errors = String::new();
-        let mut pipe = server.child.stderr.take().expect("a pipe");
+        let mut pipe = self.child.stderr.take().expect("a pipe");
         pipe.read_to_string(&mut errors).expect("UTF-8");
         errors
     }
