@@ -229,20 +229,20 @@ impl Request {
         self
     }
 
-    /// Changes the logits before each token is chosen, for example to exclude tokens that do not
-    /// continue a grammar.
+    /// Changes the logits before each token is chosen, for example to exclude tokens.
     ///
     /// ```
-    /// use stolon::{LogitsProcessor, Request};
+    /// use stolon::{LogitsProcessor, Request, SamplingError};
     ///
     /// /// Allows each token once.
     /// struct NoRepetition;
     ///
     /// impl LogitsProcessor for NoRepetition {
-    ///     fn process(&self, output: &[u32], logits: &mut [f32]) {
+    ///     fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), SamplingError> {
     ///         for &token in output {
     ///             logits[token as usize] = f32::NEG_INFINITY;
     ///         }
+    ///         Ok(())
     ///     }
     /// }
     ///

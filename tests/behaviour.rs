@@ -585,10 +585,11 @@ struct Count {
 }
 
 impl stolon::LogitsProcessor for Count {
-    fn process(&self, output: &[u32], logits: &mut [f32]) {
+    fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), stolon::SamplingError> {
         assert!(output.len() < self.panic_at, "too many");
         logits.fill(f32::NEG_INFINITY);
         logits[output.len()] = 0.0;
+        Ok(())
     }
 }
 

@@ -205,6 +205,12 @@ pub enum SamplingError {
         /// The logit: NaN or +infinity.
         value: f32,
     },
+    /// The request's [`LogitsProcessor`] cannot go on.
+    #[error("{reason}")]
+    ProcessorFailed {
+        /// What was expected and what was found.
+        reason: String,
+    },
     /// The request's [`LogitsProcessor`] panicked.
     #[error("the logits processor panicked: {reason}")]
     ProcessorPanicked {
@@ -268,11 +274,17 @@ impl SamplerState {
 
     /// The state of the `index`-th of several answers to the same prompt. If the request has a
     /// seed, it uses that seed plus `index`, and a random one otherwise. Must be called before
-    /// anything was sampled. All lists are shared.
+    /// anything was sampled. All lists are shared, and so is the processor unless it has one for
+    /// each sequence.
     #[must_use]
     pub fn choice(&self, index: u64) -> Self {
         let seed = self.params.seed.map(|seed| seed.wrapping_add(index));
-        Self { seed: seed.unwrap_or_else(draw::fresh_seed), ..self.clone() }
+        let mut choice = Self { seed: seed.unwrap_or_else(draw::fresh_seed), ..self.clone() };
+        if let Some(own) = choice.params.processor.as_ref().and_then(|shared| shared.for_sequence())
+        {
+            choice.params.processor = Some(own);
+        }
+        choice
     }
 
     /// The seed in use: the request's, or a random one if the request has none.
@@ -291,8 +303,9 @@ impl SamplerState {
     /// was sampled by an earlier state that is lost.
     pub fn observe(&mut self, token: u32) {
         self.output_len += 1;
-        if self.params.processor.is_some() {
+        if let Some(processor) = &self.params.processor {
             self.output.push(token);
+            processor.prepare_caught(&self.output);
         }
         if let Some(penalties) = &mut self.penalties {
             penalties.observe(token);
@@ -303,8 +316,8 @@ impl SamplerState {
     /// are overwritten. A token whose logit is minus infinity is never chosen.
     ///
     /// # Errors
-    /// [`SamplingError::BadLogit`], [`SamplingError::NoCandidate`] and
-    /// [`SamplingError::ProcessorPanicked`]. The state is unchanged then.
+    /// [`SamplingError::BadLogit`], [`SamplingError::NoCandidate`], and those of the processor. The
+    /// state is unchanged then.
     pub fn sample(&mut self, logits: &mut [f32]) -> Result<Sampled, SamplingError> {
         let raw_best = select::best(logits)?;
         let raw_row = self.params.logprobs.map(|top| RawRow::new(logits, raw_best, top));
@@ -326,10 +339,11 @@ impl SamplerState {
         Ok(Sampled { token, logprob })
     }
 
-    /// Whether the request has a [`LogitsProcessor`].
+    /// Whether the next token can be chosen without a delay: the request has no
+    /// [`LogitsProcessor`], or it is ready.
     #[must_use]
-    pub fn has_processor(&self) -> bool {
-        self.params.processor.is_some()
+    pub fn is_ready(&self) -> bool {
+        self.params.processor.as_ref().is_none_or(|processor| processor.is_ready(&self.output))
     }
 
     /// Whether a processor, bias or penalties may change a logit.

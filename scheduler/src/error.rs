@@ -113,6 +113,13 @@ pub enum EngineError {
         /// The first unusable logit.
         reason: String,
     },
+    /// The request's logits processor cannot go on, because its grammar has become too complex, for
+    /// example. The same request fails again.
+    #[error("the answer cannot be continued: {reason}")]
+    LogitsProcessor {
+        /// What the processor says.
+        reason: String,
+    },
     /// Part of the engine failed while the request was in flight. The engine restarts by itself
     /// with an empty cache, and the request may be sent again.
     #[error("a part of the engine failed, and it restarts: {reason}")]
@@ -254,6 +261,7 @@ mod tests {
             EngineError::Timeout { elapsed: second },
             EngineError::StepFailed { reason: reason() },
             EngineError::InvalidLogits { reason: reason() },
+            EngineError::LogitsProcessor { reason: reason() },
             EngineError::StartFailed { reason: reason() },
             EngineError::Draining,
             EngineError::Stopped,

@@ -10,14 +10,35 @@ use super::SamplingError;
 /// do not continue a grammar.
 ///
 /// It runs on the thread that computes steps, once per generated token, so all requests wait for
-/// it. If it panics, its own request ends with an error and no other does.
+/// it. If it fails or panics, its own request ends with an error and no other does.
 pub trait LogitsProcessor: Send + Sync {
     /// Changes `logits`, `[vocab_size]`, from which the token after `output` is chosen. `output` are
     /// the tokens that the request has generated so far. Minus infinity excludes a token; NaN and
     /// plus infinity end the request.
     ///
     /// After a preemption it is not called again for tokens that were generated already.
-    fn process(&self, output: &[u32], logits: &mut [f32]);
+    ///
+    /// # Errors
+    /// [`SamplingError::ProcessorFailed`] ends the request.
+    fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), SamplingError>;
+
+    /// Called when the last token of `output` was chosen, before the step that computes the logits
+    /// of the next one. May begin work in the background for [`LogitsProcessor::process`] with the
+    /// same `output`. Must return at once.
+    fn prepare(&self, _output: &[u32]) {}
+
+    /// Whether [`LogitsProcessor::process`] with this `output` takes no longer than reading the
+    /// logits. Only then the first token may be chosen from cached logits of the prompt, on a thread
+    /// that must not be held up. Default: no.
+    fn is_ready(&self, _output: &[u32]) -> bool {
+        false
+    }
+
+    /// A processor for one of several sequences of the request. `None`, the default, shares this
+    /// one, whose calls then have the outputs of all sequences.
+    fn for_sequence(&self) -> Option<SharedProcessor> {
+        None
+    }
 }
 
 /// A [`LogitsProcessor`] that the sequences of a request share. Two are equal if they are the same
@@ -33,24 +54,41 @@ impl SharedProcessor {
     }
 
     /// # Errors
-    /// [`SamplingError::ProcessorPanicked`].
+    /// That of the processor, and [`SamplingError::ProcessorPanicked`].
     pub(super) fn process_caught(
         &self,
         output: &[u32],
         logits: &mut [f32],
     ) -> Result<(), SamplingError> {
         // The row is not used after a panic, and the processor belongs to the caller.
-        catch_unwind(AssertUnwindSafe(|| self.0.process(output, logits))).map_err(|panic| {
+        catch_unwind(AssertUnwindSafe(|| self.0.process(output, logits))).unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            SamplingError::ProcessorPanicked { reason: text.unwrap_or("a panic").to_owned() }
+            Err(SamplingError::ProcessorPanicked { reason: text.unwrap_or("a panic").to_owned() })
         })
+    }
+
+    /// As [`LogitsProcessor::prepare`]. A panic is ignored: `process` reports what is wrong.
+    pub(super) fn prepare_caught(&self, output: &[u32]) {
+        let _ = catch_unwind(AssertUnwindSafe(|| self.0.prepare(output)));
     }
 }
 
 impl LogitsProcessor for SharedProcessor {
-    fn process(&self, output: &[u32], logits: &mut [f32]) {
-        self.0.process(output, logits);
+    fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), SamplingError> {
+        self.0.process(output, logits)
+    }
+
+    fn prepare(&self, output: &[u32]) {
+        self.0.prepare(output);
+    }
+
+    fn is_ready(&self, output: &[u32]) -> bool {
+        self.0.is_ready(output)
+    }
+
+    fn for_sequence(&self) -> Option<SharedProcessor> {
+        self.0.for_sequence()
     }
 }
 

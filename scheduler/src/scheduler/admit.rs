@@ -211,8 +211,8 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// The cached logits of the last position of a waiting request whose full blocks are all
-    /// cached. None for a request with a logits processor, which must not run on the scheduler's
-    /// task.
+    /// cached. None for a request with a logits processor that is not ready, which must not run on
+    /// the scheduler's task.
     async fn find_logits(
         &mut self,
         index: usize,
@@ -223,8 +223,8 @@ impl<M: Memory> Scheduler<M> {
             return Ok(None);
         };
         let all_cached = sequence.tokens.len() - lease.len() < self.context.spec.block_size;
-        let processed = sequence.sampler.as_ref().is_some_and(SamplerState::has_processor);
-        if !all_cached || processed || self.context.config.logit_cache_bytes == 0 {
+        let is_ready = sequence.sampler.as_ref().is_none_or(SamplerState::is_ready);
+        if !all_cached || !is_ready || self.context.config.logit_cache_bytes == 0 {
             return Ok(None);
         }
         self.memory.find_logits(block, &sequence.namespace, &sequence.tokens).await

@@ -165,5 +165,9 @@ impl<M: Memory> Scheduler<M> {
 
 /// The error of a sequence whose logits cannot be sampled from.
 pub(super) fn unusable_logits(failure: &SamplingError) -> EngineError {
-    EngineError::InvalidLogits { reason: failure.to_string() }
+    let reason = failure.to_string();
+    match failure {
+        SamplingError::ProcessorFailed { .. } => EngineError::LogitsProcessor { reason },
+        _ => EngineError::InvalidLogits { reason },
+    }
 }
