@@ -175,8 +175,8 @@ pub use stolon_backend::{
     Backend, LogitsProcessor, SamplingError, SamplingParams, SharedProcessor, TokenLogprob,
 };
 pub use stolon_kvcache::{
-    CacheEvent, CacheSnapshot, EvictionCandidate, EvictionOrder, EvictionPolicy, EvictionRank,
-    Namespace, NamespaceBuilder, NodeDump, NumberedEvent, PinError, PinId, TreeDump,
+    CacheEvent, CacheSnapshot, CachedPrefix, EvictionCandidate, EvictionOrder, EvictionPolicy,
+    EvictionRank, Namespace, NamespaceBuilder, NodeDump, NumberedEvent, PinError, PinId, TreeDump,
     UnknownEvictionPolicy,
 };
 #[cfg(feature = "hub")]

@@ -52,6 +52,9 @@ pub struct Pin {
     pub ends_in: Option<Duration>,
     /// The pinned token ids.
     pub token_ids: Arc<[u32]>,
+    /// The chained hash of the last pinned block: [`NodeDump::last_hash`](stolon_kvcache::NodeDump)
+    /// of the node that the pin ends in.
+    pub last_hash: u64,
     /// What the pin was made with.
     pub options: PinOptions,
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use ractor::{Actor, ActorRef, RpcReplyPort, SpawnErr};
 use stolon_backend::{Backend, BackendSpec};
-use stolon_kvcache::{EvictionPolicy, Namespace, PinId, TreeDump};
+use stolon_kvcache::{CachedPrefix, EvictionPolicy, Namespace, PinId, TreeDump};
 use stolon_scheduler::{
     ActorStopped, AdmissionContext, AdmissionPolicy, AuditReport, CacheStats, EngineConfig,
     EngineError, EngineHealth, EngineHistograms, EngineStats, PreparedRequest, PromptLimit,
@@ -316,6 +316,15 @@ impl EngineHandle {
     /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
     pub fn dump(&self) -> Result<TreeDump, EngineError> {
         Ok(self.shared.common.current()?.reader.dump())
+    }
+
+    /// The cached prefix that ends with the block of this chained hash, if there is one. Found by a
+    /// reader concurrently with changes.
+    ///
+    /// # Errors
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub fn cached_prefix(&self, hash: u64) -> Result<Option<CachedPrefix>, EngineError> {
+        Ok(self.shared.common.current()?.reader.cached_prefix(hash))
     }
 
     /// Empties the cache, except for what running requests use, and ends all pins.

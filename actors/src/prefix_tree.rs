@@ -74,6 +74,8 @@ pub(crate) struct TreeState {
 struct PinRecord {
     options: PinOptions,
     token_ids: Arc<[u32]>,
+    /// The chained hash of its last block.
+    last_hash: u64,
     /// When it ends, unless it is used. The tree knows no wall clock, so the actor sends itself a
     /// message at that time.
     end: Option<Instant>,
@@ -206,10 +208,17 @@ impl TreeState {
         myself: &ActorRef<TreeMessage>,
     ) {
         let infos = self.writer.pins();
-        let pinned = infos.iter().find(|info| info.id == id).map_or(0, |info| info.position_count);
-        let token_ids = tokens[..pinned].into();
-        let (end, last_use) = (None, None);
-        self.pins.insert(id, PinRecord { options, token_ids, end, last_use });
+        let Some(info) = infos.iter().find(|info| info.id == id) else { return };
+        let pinned = &tokens[..info.position_count];
+        let hashes = self.writer.reader().block_hashes(&info.namespace, pinned);
+        let record = PinRecord {
+            options,
+            token_ids: pinned.into(),
+            last_hash: hashes.last().copied().unwrap_or_default(),
+            end: None,
+            last_use: None,
+        };
+        self.pins.insert(id, record);
         self.set_end(id, myself);
     }
 
@@ -246,6 +255,7 @@ impl TreeState {
             blocks: info.block_count,
             ends_in: end.map(|end| end.saturating_duration_since(Instant::now())),
             token_ids: record.map(|record| Arc::clone(&record.token_ids)).unwrap_or_default(),
+            last_hash: record.map(|record| record.last_hash).unwrap_or_default(),
             options: record.map(|record| record.options.clone()).unwrap_or_default(),
         }
     }

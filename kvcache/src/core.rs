@@ -7,7 +7,7 @@ use crate::node::table::ChildTable;
 use crate::node::{Node, NodeId};
 use crate::reclaim::Reclaimer;
 use crate::sync::{AtomicU64, Ordering};
-use crate::{Namespace, NodeDump, TreeDump};
+use crate::{CachedPrefix, Namespace, NodeDump, TreeDump};
 use std::ptr;
 
 /// The shared part of one tree.
@@ -137,17 +137,8 @@ impl Core {
         let version = self.version.load(Ordering::Acquire);
         let mut dump = TreeDump { version, nodes: Vec::new() };
         let mut pending: Vec<(&Node, Option<usize>, Namespace)> = Vec::new();
-        let mut namespaces: Vec<(&Node, Namespace)> = vec![(&self.base, Namespace::default())];
         // SAFETY: the guard keeps every reachable node alive to the end of this function.
-        unsafe {
-            self.directory.each_child(|root| {
-                namespaces.push((root, Namespace::from_words(root.edge.positions())));
-            });
-        }
-        for (root, namespace) in namespaces {
-            // SAFETY: the guard keeps every reachable node alive to the end of this function.
-            unsafe { root.each_child(|node| pending.push((node, None, namespace))) };
-        }
+        unsafe { self.each_first(|node, namespace| pending.push((node, None, namespace))) };
         while let Some((node, parent, namespace)) = pending.pop() {
             let index = dump.nodes.len();
             // SAFETY: the guard keeps every reachable node alive to the end of this function.
@@ -157,6 +148,7 @@ impl Core {
             dump.nodes.push(NodeDump {
                 parent,
                 namespace,
+                last_hash: node.edge.last_hash(),
                 block_count: node.edge.block_count(),
                 position_count: positions.len(),
                 first_positions: positions[..positions.len().min(8)].to_vec(),
@@ -166,5 +158,50 @@ impl Core {
             });
         }
         dump
+    }
+
+    /// Finds the block with this chained hash and returns all positions up to its end.
+    pub(crate) fn cached_prefix(&self, hash: u64) -> Option<CachedPrefix> {
+        let _guard = self.reclaimer.pin();
+        // Each node with the index of its parent in this list.
+        let mut nodes: Vec<(&Node, Option<usize>, Namespace)> = Vec::new();
+        // SAFETY: the guard keeps every reachable node alive to the end of this function.
+        unsafe { self.each_first(|node, namespace| nodes.push((node, None, namespace))) };
+        let mut index = 0;
+        while let Some(&(node, _, namespace)) = nodes.get(index) {
+            let hashes = node.edge.hashes();
+            if let Some(block) = hashes.iter().position(|&other| other == hash) {
+                let own = &node.edge.positions()[..(block + 1) * self.block_size];
+                let mut parts = vec![own];
+                let mut above = nodes[index].1;
+                while let Some(parent) = above {
+                    parts.push(nodes[parent].0.edge.positions());
+                    above = nodes[parent].1;
+                }
+                parts.reverse();
+                return Some(CachedPrefix { namespace, positions: parts.concat() });
+            }
+            // SAFETY: the guard keeps every reachable node alive to the end of this function.
+            unsafe { node.each_child(|child| nodes.push((child, Some(index), namespace))) };
+            index += 1;
+        }
+        None
+    }
+
+    /// Visits the nodes that start at position 0, with their namespaces.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds a guard for as long as it uses the nodes.
+    unsafe fn each_first<'g>(&'g self, mut visit: impl FnMut(&'g Node, Namespace)) {
+        // SAFETY: the caller holds a guard, which keeps every reachable node alive.
+        unsafe { self.base.each_child(|node| visit(node, Namespace::default())) };
+        let each_root = |root: &'g Node| {
+            let namespace = Namespace::from_words(root.edge.positions());
+            // SAFETY: the caller holds a guard, which keeps every reachable node alive.
+            unsafe { root.each_child(|node| visit(node, namespace)) };
+        };
+        // SAFETY: the caller holds a guard, which keeps every reachable node alive.
+        unsafe { self.directory.each_child(each_root) };
     }
 }

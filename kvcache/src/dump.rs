@@ -22,6 +22,10 @@ pub struct NodeDump {
     pub parent: Option<usize>,
     /// The namespace that the node belongs to.
     pub namespace: Namespace,
+    /// The chained hash of the node's last block, as
+    /// [`TreeReader::block_hashes`](crate::TreeReader::block_hashes) computes it.
+    /// [`TreeReader::cached_prefix`](crate::TreeReader::cached_prefix) returns what it stands for.
+    pub last_hash: u64,
     /// Number of blocks in the node.
     pub block_count: usize,
     /// Number of positions in the node: `block_count` times the block size.
@@ -34,6 +38,16 @@ pub struct NodeDump {
     pub hits: u32,
     /// Tick of the last acquire or commit whose match went through the node.
     pub last_use: u64,
+}
+
+/// A cached prefix, from position 0 to the end of one block. Returned by
+/// [`TreeReader::cached_prefix`](crate::TreeReader::cached_prefix).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CachedPrefix {
+    /// The namespace of the prefix.
+    pub namespace: Namespace,
+    /// All positions up to the end of the block.
+    pub positions: Vec<u32>,
 }
 
 impl TreeDump {

@@ -147,7 +147,7 @@ mod writer;
 
 pub use block::{BlockId, EvictedBlock};
 pub use cache::{PrefixCache, SequenceBlocks};
-pub use dump::{NodeDump, TreeDump};
+pub use dump::{CachedPrefix, NodeDump, TreeDump};
 pub use error::{AuditError, CommitError, ConfigError, GrowError, Shortage};
 pub use events::{CacheEvent, EventReceiver, NumberedEvent};
 pub use eviction::{

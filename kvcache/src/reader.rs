@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::sync::{Arc, Ordering};
-use crate::{BlockHasher, Namespace, TreeDump};
+use crate::{BlockHasher, CachedPrefix, Namespace, TreeDump};
 
 /// Queries the tree without a lock, while the writer changes it. Cheap to clone; may be used on any
 /// thread, also after the writer was dropped.
@@ -55,6 +55,13 @@ impl TreeReader {
     /// Describes all nodes of the tree, without stopping the writer.
     pub fn dump(&self) -> TreeDump {
         self.core.dump()
+    }
+
+    /// Returns the cached prefix that ends with the block of this chained hash, as
+    /// [`TreeReader::block_hashes`] computes it, or `None` if no such block is cached. The time is
+    /// proportional to the number of cached blocks. If hashes collide, it is one of the prefixes.
+    pub fn cached_prefix(&self, hash: u64) -> Option<CachedPrefix> {
+        self.core.cached_prefix(hash)
     }
 
     /// Returns the number of changes published so far. If two calls return the same number, nothing

@@ -605,6 +605,33 @@ fn a_dump_shows_the_tree() {
     drop(lease);
 }
 
+/// Goal: every block leads to its whole prefix, in its namespace, and no other hash leads to one.
+#[test]
+fn a_block_hash_leads_to_its_prefix() {
+    let (mut writer, reader) = prefix_tree(2).expect("a block size");
+    let other = Namespace::builder().salt("s").build();
+    let sequences =
+        [(base(), vec![1, 2, 3, 4, 5, 6]), (base(), vec![1, 2, 3, 9]), (other, vec![1, 2, 3, 4])];
+    let mut block = 0;
+    for (namespace, positions) in &sequences {
+        put(&mut writer, namespace, positions, block);
+        block += 10;
+    }
+    for (namespace, positions) in &sequences {
+        for (index, hash) in reader.block_hashes(namespace, positions).into_iter().enumerate() {
+            let found = reader.cached_prefix(hash).expect("cached");
+            assert_eq!(found.namespace, *namespace);
+            assert_eq!(found.positions, positions[..(index + 1) * 2]);
+        }
+    }
+    for node in reader.dump().nodes {
+        let prefix = reader.cached_prefix(node.last_hash).expect("cached");
+        assert!(prefix.positions.len() >= node.position_count);
+    }
+    let absent = reader.block_hashes(&base(), &[7, 8])[0];
+    assert_eq!(reader.cached_prefix(absent), None);
+}
+
 /// Goal: a task that waits for events is woken by an event, and when the writer is dropped.
 #[test]
 fn waiting_subscribers_are_woken() {

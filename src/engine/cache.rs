@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stolon_actors::{CacheEvents, Pin, PinOptions, Removal};
-use stolon_kvcache::{EvictionPolicy, PinId, TreeDump};
+use stolon_kvcache::{CachedPrefix, EvictionPolicy, PinId, TreeDump};
 use stolon_scheduler::CacheStats;
 
 use super::Engine;
@@ -147,6 +147,17 @@ impl Engine {
     /// `Interrupted` and `Stopped`.
     pub fn dump(&self) -> Result<TreeDump, Error> {
         Ok(self.inner.handle.dump()?)
+    }
+
+    /// The cached prefix that ends with the block of this chained hash, a
+    /// [`NodeDump::last_hash`](crate::NodeDump) for example; `None` if it is not cached. Made
+    /// concurrently with the running engine. The time is proportional to the number of cached
+    /// blocks.
+    ///
+    /// # Errors
+    /// `Interrupted` and `Stopped`.
+    pub fn cached_prefix(&self, hash: u64) -> Result<Option<CachedPrefix>, Error> {
+        Ok(self.inner.handle.cached_prefix(hash)?)
     }
 
     /// Empties the prefix cache, except for what running requests use, and ends all pins.
