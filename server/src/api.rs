@@ -1,7 +1,7 @@
 //! Requests and replies of the HTTP API as plain typed data.
 //!
 //! One file per endpoint: [`completions`], [`chat`], [`responses`], [`messages`], [`tokenize`],
-//! [`models`], and [`admin`] and [`cache`] for the operator's endpoints. What two of them share has a
+//! [`models`], and [`admin`], [`cache`] and [`outline`] for the operator's endpoints. What two of them share has a
 //! file too: [`options`] (parameters of both text
 //! endpoints), [`reply`] (the object around generated choices), [`logprobs`] and [`error`].
 //!
@@ -25,6 +25,7 @@ pub mod messages;
 pub mod models;
 pub(crate) mod neutral;
 pub mod options;
+pub mod outline;
 pub mod reply;
 pub mod responses;
 pub mod tokenize;

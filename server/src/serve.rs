@@ -45,6 +45,8 @@ mod logprobs;
 mod messages;
 mod metrics;
 mod options;
+mod outline;
+mod page;
 mod receive;
 mod reply;
 mod request_id;
@@ -98,10 +100,12 @@ pub struct RouterOptions {
     pub public_metrics: bool,
     /// Whether replies leave out the number of prompt tokens that came from the cache.
     pub hide_cached_tokens: bool,
+    /// Whether there is a page at `/`, with its files below `/page`.
+    pub page: bool,
 }
 
 impl Default for RouterOptions {
-    /// No additional names and no keys; 30 s and 256 MiB for bodies; no time limit for answers.
+    /// No additional names, no keys and no page; 30 s and 256 MiB for bodies; no time limit for answers.
     fn default() -> Self {
         Self {
             served_names: Vec::new(),
@@ -118,6 +122,7 @@ impl Default for RouterOptions {
             reasoning: FormatChoice::Auto,
             public_metrics: false,
             hide_cached_tokens: false,
+            page: false,
         }
     }
 }
@@ -157,6 +162,7 @@ struct App {
 /// [`Router::into_make_service_with_connect_info`] and a [`SocketAddr`](std::net::SocketAddr).
 pub fn router(engine: Engine, options: RouterOptions) -> Router {
     let public_metrics = options.public_metrics;
+    let page = if options.page { page::routes() } else { Router::new() };
     let app = Arc::new(App::new(engine, options));
     let client = middleware::from_fn_with_state(Arc::clone(&app), access::client);
     let models = Router::new()
@@ -194,6 +200,8 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .route("/v1/cache/audit", get(admin::audit))
         .route("/v1/cache/policy", get(cache::policy).post(cache::set_policy))
         .route("/v1/cache/events", get(cache_events::events))
+        .route("/v1/cache/outline", get(outline::outline))
+        .route("/v1/cache/prefix/{id}", get(outline::prefix))
         .route("/admin/tree", get(cache::tree))
         .route("/admin/pins", get(cache::pins).post(cache::pin))
         .route("/admin/pins/{id}", delete(cache::delete_pin))
@@ -202,6 +210,7 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .merge(models)
         .merge(anthropic)
         .merge(operators)
+        .merge(page)
         .route("/health", get(admin::health))
         .route("/ready", get(admin::health))
         .route("/version", get(admin::version))

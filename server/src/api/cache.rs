@@ -183,7 +183,22 @@ pub struct PolicyRequest {
     pub unknown: UnknownFields,
 }
 
-/// The query of `GET /v1/cache/pins` and `GET /v1/cache/events`.
+/// The query of `GET /v1/cache/events`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct EventsQuery {
+    /// Whether to show token ids, which are parts of prompts. Default false.
+    #[serde(default)]
+    pub tokens: bool,
+    /// Whether the events begin with all that is cached. Default true.
+    #[serde(default = "with_snapshot")]
+    pub snapshot: bool,
+}
+
+fn with_snapshot() -> bool {
+    true
+}
+
+/// The query of `GET /v1/cache/pins`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct TokensQuery {
     /// Whether to show token ids, which are parts of prompts. Default false.
@@ -283,7 +298,7 @@ pub struct PinInfo {
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum EventData {
     /// The first event. It is followed by `runs` events of type `stored`, with this number, which
-    /// have all that is cached.
+    /// have all that is cached, or by none if the query said `snapshot=false`.
     Snapshot {
         /// Number of the last event that the snapshot includes.
         number: u64,

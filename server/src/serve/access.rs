@@ -105,6 +105,7 @@ pub(super) async fn client(
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
+    app.access.check_rebound(peer(&request), request.headers())?;
     let tenant = app.access.tenant(request.headers())?;
     request.extensions_mut().insert(tenant);
     Ok(next.run(request).await)
@@ -116,9 +117,13 @@ pub(super) async fn admin(
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
-    app.access.check_admin(peer, request.headers())?;
+    app.access.check_admin(peer(&request), request.headers())?;
     Ok(next.run(request).await)
+}
+
+/// The address that the request's connection comes from, if the router was told.
+fn peer(request: &Request) -> Option<IpAddr> {
+    request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip())
 }
 
 impl Access {
@@ -153,6 +158,20 @@ impl Access {
         })
     }
 
+    /// Refuses a web page that has given its own name the address of this machine (DNS rebinding).
+    /// For the browser it is of the same origin as the server, so without API keys nothing else
+    /// keeps it from using the model. Other programs send no `Origin`.
+    fn check_rebound(&self, peer: Option<IpAddr>, headers: &HeaderMap) -> Result<(), ApiError> {
+        let is_page = self.api_keys.is_empty() && headers.contains_key(header::ORIGIN);
+        if !is_page || !is_local(peer, headers) || names_this_machine(headers) {
+            return Ok(());
+        }
+        Err(forbidden(
+            "without API keys (--api-key), a web page on this machine can use the server only with the \
+             host localhost, 127.0.0.1 or [::1] in its address",
+        ))
+    }
+
     fn check_admin(&self, peer: Option<IpAddr>, headers: &HeaderMap) -> Result<(), ApiError> {
         if is_cross_site(headers) {
             return Err(forbidden("a web page of another site may not use this route"));
@@ -165,15 +184,14 @@ impl Access {
                 "expected the header Authorization: Bearer KEY with the administrator's key";
             return Err(ApiError::unauthorized(message));
         }
-        let is_local = peer.is_some_and(|peer| peer.to_canonical().is_loopback());
-        if !is_local || FORWARDED.iter().any(|name| headers.contains_key(*name)) {
+        if !is_local(peer, headers) {
             return Err(forbidden(
                 "without an administrator's key (--admin-key) this route can be used only from the \
                  machine that the server runs on",
             ));
         }
         // A web page can give its own name the address 127.0.0.1 (DNS rebinding).
-        if authority(headers, header::HOST).is_some_and(|host| is_loopback_name(host.host())) {
+        if names_this_machine(headers) {
             return Ok(());
         }
         Err(forbidden(
@@ -181,6 +199,17 @@ impl Access {
              localhost, 127.0.0.1 or [::1] in its address",
         ))
     }
+}
+
+/// Whether a connection comes from this machine, and from a program that speaks for itself.
+fn is_local(peer: Option<IpAddr>, headers: &HeaderMap) -> bool {
+    peer.is_some_and(|peer| peer.to_canonical().is_loopback())
+        && !FORWARDED.iter().any(|name| headers.contains_key(*name))
+}
+
+/// Whether the request was sent to a name that can only be this machine.
+fn names_this_machine(headers: &HeaderMap) -> bool {
+    authority(headers, header::HOST).is_some_and(|host| is_loopback_name(host.host()))
 }
 
 fn forbidden(message: &str) -> ApiError {
@@ -264,6 +293,29 @@ mod tests {
         ] {
             assert!(!check("127.0.0.1", &[local, foreign]), "{foreign:?}");
         }
+    }
+
+    /// Goal: without API keys, a web page whose name was rebound to this machine cannot use the
+    /// model; programs, pages of this machine, clients of a proxy and other machines can.
+    #[test]
+    fn rebound_pages_cannot_use_the_model() {
+        let check = |access: &Access, peer: &str, pairs: &[(&'static str, &str)]| {
+            let peer = Some(peer.parse().expect("an address"));
+            access.check_rebound(peer, &headers(pairs)).is_ok()
+        };
+        let mut access = Access::default();
+        let rebound = ("host", "rebound.example:8080");
+        let origin = ("origin", "http://rebound.example:8080");
+        assert!(!check(&access, "127.0.0.1", &[rebound, origin]));
+        assert!(!check(&access, "::1", &[origin]));
+        assert!(check(&access, "127.0.0.1", &[rebound]));
+        assert!(check(&access, "127.0.0.1", &[("host", "localhost:8080"), origin]));
+        assert!(check(&access, "127.0.0.1", &[rebound, origin, ("via", "1.1 proxy")]));
+        assert!(check(&access, "192.0.2.7", &[rebound, origin]));
+        assert!(access.check_rebound(None, &headers(&[rebound, origin])).is_ok());
+        access.api_keys =
+            vec![ApiKey { name: "a".to_owned(), key: Secret::from("key".to_owned()) }];
+        assert!(check(&access, "127.0.0.1", &[rebound, origin]), "the key decides");
     }
 
     /// Goal: with a key, the key alone decides, except about web pages.

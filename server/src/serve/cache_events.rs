@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::App;
 use super::error::ApiError;
-use crate::api::cache::{EventData, TokensQuery};
+use crate::api::cache::{EventData, EventsQuery};
 
 /// Most streams at the same time: each has a queue in the engine, and a copy of the tree at its
 /// beginning.
@@ -39,7 +39,7 @@ impl EventStreams {
 /// The handler.
 pub(super) async fn events(
     State(app): State<Arc<App>>,
-    query: Result<Query<TokensQuery>, QueryRejection>,
+    query: Result<Query<EventsQuery>, QueryRejection>,
 ) -> Result<Response, ApiError> {
     let Query(query) = query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
     let permit = Arc::clone(&app.event_streams.permits).try_acquire_owned().map_err(|_| {
@@ -47,7 +47,10 @@ pub(super) async fn events(
         ApiError::unavailable(message, std::time::Duration::from_secs(5))
     })?;
     let mut live = app.engine.events(QUEUE).await?;
-    let snapshot = live.take_snapshot();
+    let mut snapshot = live.take_snapshot();
+    if !query.snapshot {
+        snapshot.events = Vec::new();
+    }
     let events = EventStream {
         first: Some(EventData::Snapshot { number: snapshot.number, runs: snapshot.events.len() }),
         snapshot: snapshot.events.into(),

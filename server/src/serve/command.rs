@@ -67,6 +67,12 @@ pub struct ServeArgs {
     /// `reasoning_content`; with none, it is left in the text.
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     reasoning_parser: FormatChoice<ReasoningFormat>,
+    /// Do not serve the page at /
+    ///
+    /// The page is a chat beside a picture of the prefix cache. It uses the other routes as any
+    /// client does, with the keys that its user enters.
+    #[arg(long, visible_alias = "no-webui")]
+    no_page: bool,
     /// Seconds that running requests have to finish after SIGINT or SIGTERM
     ///
     /// New requests are refused meanwhile, with status 503. A second signal stops the server
@@ -218,6 +224,7 @@ impl ServeArgs {
             reasoning: self.reasoning_parser,
             public_metrics: self.access.public_metrics,
             hide_cached_tokens: self.access.hide_cached_tokens,
+            page: !self.no_page,
         })
     }
 }

@@ -17,6 +17,7 @@ mod limits;
 mod log;
 mod messages_api;
 mod metrics_api;
+mod page_api;
 mod readme;
 mod responses_api;
 mod support;

@@ -1,0 +1,176 @@
+// What the page knows of the prefix cache: the outline of the tree, kept up to date by the server's
+// events, and the statistics, asked for once a second. Both rest while the page is not visible.
+
+import { keys, operator, send, serverSentEvents } from "./api.js";
+import { announce, byId, plural } from "./dom.js";
+import * as inspector from "./inspector.js";
+import * as picture from "./picture.js";
+import { build, Memory, walk } from "./tree.js";
+
+/** Most nodes of the picture. The server joins the small ones beyond it. */
+const MOST_NODES = 250;
+/** Least time between two outlines, in milliseconds. */
+const PAUSE = 200;
+
+const memory = new Memory();
+/** The nodes that the picture is zoomed into, the innermost last: `id`, `key` and `above`. */
+let zoomed = [];
+let showStats = () => {};
+/** Ends the stream of events and the polling of statistics. */
+let connection = null;
+let fetching = false;
+let again = false;
+let lastRunning = 0;
+
+/** Prepares the picture. `stats` is called with each reply of /v1/cache/stats. */
+export function start(stats) {
+  showStats = stats;
+  picture.start({ zoom, select: inspector.show, act: inspector.act });
+  inspector.start({ zoom, changed: soon });
+  byId("zoom-out").addEventListener("click", () => zoom(null));
+  byId("flush").addEventListener("click", flush);
+  document.addEventListener("visibilitychange", () => (document.hidden ? rest() : restart()));
+}
+
+/** Connects anew, after the keys have changed for example. */
+export function restart() {
+  rest();
+  if (document.hidden) return;
+  connection = new AbortController();
+  const { signal } = connection;
+  soon();
+  watchEvents(signal);
+  watchStats(signal);
+}
+
+function rest() {
+  connection?.abort();
+  connection = null;
+}
+
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+/** Asks for a new outline whenever the tree has changed. */
+async function watchEvents(signal) {
+  for (let wait = 1000; !signal.aborted; wait = Math.min(wait * 2, 15_000)) {
+    try {
+      const reply = await send("v1/cache/events?snapshot=false", { admin: true, signal });
+      soon();
+      for await (const _ of serverSentEvents(reply)) {
+        wait = 1000;
+        soon();
+      }
+    } catch (error) {
+      if (isRefusal(error)) return;
+    }
+    await sleep(wait);
+  }
+}
+
+/** Shows the statistics once a second, and the tree while requests hold parts of it. */
+async function watchStats(signal) {
+  while (!signal.aborted) {
+    try {
+      const reply = await operator("v1/cache/stats", { signal });
+      showStats(reply);
+      inspector.tick();
+      const { running } = reply.stats;
+      if (running || lastRunning) soon();
+      lastRunning = running;
+    } catch (error) {
+      if (isRefusal(error)) return;
+    }
+    await sleep(1000);
+  }
+}
+
+const isRefusal = (error) => error.status === 401 || error.status === 403;
+
+/** Shows the tree as it is now, at once or shortly after the previous time. */
+export async function soon() {
+  again = true;
+  if (fetching || !connection) return;
+  fetching = true;
+  while (again && connection) {
+    again = false;
+    await refresh(connection.signal);
+    await sleep(PAUSE);
+  }
+  fetching = false;
+}
+
+async function refresh(signal) {
+  const under = zoomed.at(-1);
+  const outline = (part) =>
+    operator(`v1/cache/outline?nodes=${MOST_NODES}&tokens=true${part}`, { signal });
+  try {
+    try {
+      show(await outline(under ? `&under=${under.id}` : ""), under?.above);
+    } catch (error) {
+      if (error.status !== 404 || !under) throw error;
+      // The node has gone, or it has grown and has another id.
+      const roots = build(await outline(""), memory);
+      const node = [...walk(roots)].find((node) => node.key === under.key);
+      if (node) under.id = node.id;
+      else zoomed.pop();
+      again = true;
+    }
+    lock(null);
+  } catch (error) {
+    if (isRefusal(error)) lock(error);
+  }
+}
+
+function show(outline, above) {
+  const roots = build(outline, memory, above);
+  const size = `${plural(outline.total_tokens, "token")} in ${plural(outline.total_nodes, "node")}`;
+  byId("tree-size").textContent = outline.total_nodes ? size : "";
+  byId("tree-empty").hidden = outline.total_nodes > 0;
+  byId("zoom-out").hidden = zoomed.length === 0;
+  picture.draw(roots, outline, zoomed.length > 0);
+  inspector.update(roots, outline);
+}
+
+/** Says why the tree cannot be shown, or that it can. */
+function lock(error) {
+  byId("locked").hidden = !error;
+  for (const id of ["tree", "tree-keys", "as-table", "flush", "figures"]) {
+    byId(id).toggleAttribute("data-locked", Boolean(error));
+  }
+  if (!error) return;
+  picture.draw([], { latest_use: 0 }, false);
+  byId("inspector").hidden = byId("tree-empty").hidden = true;
+  byId("tree-size").textContent = "";
+  const wrong = keys.admin ? "This key is not right." : "";
+  byId("locked-text").textContent = error.status === 401
+    ? `The tree shows what users have sent, so it needs the administrator's key. ${wrong}`
+    : `The tree cannot be shown here: ${error.message}.`;
+  byId("unlock").hidden = error.status !== 401;
+}
+
+/** Shows only a node and what is below it; `null` goes back one step. */
+function zoom(node) {
+  const into = node?.rest ? node.parent : node;
+  if (node === null) zoomed.pop();
+  else if (into && into.key !== zoomed.at(-1)?.key) {
+    zoomed.push({ id: into.id, key: into.key, above: into.above });
+  }
+  else return;
+  zoomed = zoomed.slice(-100);
+  announce(zoomed.length ? "Zoomed in" : "Whole tree");
+  soon();
+}
+
+async function flush() {
+  const question = "Remove everything that is cached, and end all pins?";
+  if (!confirm(question)) return;
+  zoomed = [];
+  try {
+    await operator("v1/cache/flush", { body: {} });
+    announce("The cache is empty.");
+  } catch (error) {
+    inspector.fail(error);
+  }
+  soon();
+}
+

@@ -1,0 +1,168 @@
+// What is known of one prefix, and what an operator can do with it: pin, unpin, evict, and warm
+// again what was evicted.
+
+import { operator } from "./api.js";
+import { announce, byId, count, duration, plural } from "./dom.js";
+import { walk } from "./tree.js";
+
+/** Most texts of nodes that are kept. */
+const MOST_TEXTS = 300;
+/** Longest text that is kept of a node, in characters. */
+const MOST_TEXT = 20_000;
+
+let shown = null;
+/** The token ids of the shown prefix, from when it was evicted until another is shown. */
+let evicted = null;
+let busy = false;
+let actions;
+const texts = new Map();
+/** When the page first saw each tick of the cache's clock: pairs of a tick and a time. */
+const ticks = [];
+
+/** Prepares the inspector. `actions` has `zoom` and `changed`. */
+export function start(given) {
+  actions = given;
+  byId("zoom-in").addEventListener("click", () => shown && actions.zoom(shown));
+  for (const name of ["pin", "evict", "warm"]) {
+    byId(name).addEventListener("click", () => act(name));
+  }
+}
+
+/** Shows a node. */
+export function show(node) {
+  evicted = null;
+  if (shown?.key !== node.key) {
+    byId("action-error").hidden = true;
+    byId("text").textContent = node.text ?? "";
+    byId("text").scrollTop = 0;
+  }
+  shown = node;
+  describe();
+  textOf(node).then((text) => {
+    if (shown === node) byId("text").textContent = text;
+  }, () => {});
+}
+
+/** Learns the newest state of the nodes. */
+export function update(roots, outline) {
+  if (outline.latest_use !== ticks.at(-1)?.[0]) ticks.push([outline.latest_use, Date.now()]);
+  if (ticks.length > 2000) ticks.splice(0, 1000);
+  update.outline = outline;
+  const now = shown && [...walk(roots)].find((node) => node.key === shown.key);
+  update.present = Boolean(now);
+  if (!shown || evicted) return;
+  if (now) shown = now;
+  describe(update.present);
+}
+
+/** Shows how much time has passed. */
+export function tick() {
+  if (shown && !byId("inspector").hidden) describe(update.present);
+}
+
+/** How long ago a node was used. The cache counts uses, the page knows when it saw which. */
+export function age(node, outline) {
+  const at = ticks.findIndex(([tick]) => tick >= node.last_use);
+  if (at > 0) {
+    const seconds = Math.max(Math.round((Date.now() - ticks[at][1]) / 1000), 1);
+    return `used ${duration(seconds * 1000).replace(".0", "")} ago`;
+  }
+  const uses = outline.latest_use - node.last_use;
+  return uses ? `used ${plural(uses, "cache operation")} ago` : "used last";
+}
+
+function describe(present = true) {
+  if (!update.outline) return;
+  byId("inspector").hidden = false;
+  const facts = [
+    `${plural(shown.tokens, "token")} (to here ${count(shown.path)})`,
+    plural(shown.locks, "reference"),
+    plural(shown.hits, "hit"),
+    age(shown, update.outline),
+  ];
+  if (evicted) facts.unshift("evicted");
+  else if (!present) facts.unshift("no longer in the picture");
+  byId("facts").textContent = facts.join(" · ");
+  byId("salt-field").hidden = !shown.namespace;
+  byId("pin").textContent = shown.pins.length ? "Unpin" : "Pin";
+  byId("zoom-in").hidden = byId("pin").hidden = byId("evict").hidden = Boolean(evicted);
+  byId("warm").hidden = !evicted;
+}
+
+/** The text of a node's own tokens. */
+export async function textOf(node) {
+  const key = `${node.id}/${node.tokens}`;
+  if (!texts.has(key)) {
+    const { text } = await prefix(node);
+    texts.set(key, text.slice(0, MOST_TEXT));
+    if (texts.size > MOST_TEXTS) texts.delete(texts.keys().next().value);
+  }
+  return texts.get(key);
+}
+
+const prefix = (node) =>
+  operator(`v1/cache/prefix/${node.id}?tokens=true&from=${node.path - node.tokens}`);
+
+/** Pins or unpins, evicts, or warms the shown prefix. */
+export async function act(name) {
+  if (!shown || busy) return;
+  busy = true;
+  byId("action-error").hidden = true;
+  try {
+    await { pin, evict, warm }[name]();
+  } catch (error) {
+    fail(error);
+  }
+  busy = false;
+  describe();
+  actions.changed();
+}
+
+/** Shows why an action failed. */
+export function fail(error) {
+  const hint = error.status === 409 && /budget|at most/.test(error.message)
+    ? " The server's option --pin-budget says how much can be pinned." : "";
+  byId("action-error").textContent = `${error.message}.${hint}`;
+  byId("action-error").hidden = false;
+}
+
+/** The shown prefix as the body of a request. */
+async function body() {
+  const tokens = evicted ?? (await prefix(shown)).token_ids;
+  const salt = shown.namespace ? { cache_salt: byId("salt").value } : {};
+  return { prompt: tokens, ...salt };
+}
+
+async function pin() {
+  if (shown.pins.length) {
+    for (const id of shown.pins) await operator("v1/cache/unpin", { body: { id } });
+    announce("Unpinned");
+    return;
+  }
+  const { tokens } = await operator("v1/cache/pin", {
+    body: { ...(await body()), compute: false, reason: "pinned on the page" },
+  });
+  announce(`Pinned ${plural(tokens, "token")}`);
+}
+
+async function evict() {
+  const request = await body();
+  const { blocks } = await operator("v1/cache/evict", { body: request });
+  if (!blocks) {
+    const why = shown.locks ? "a request or a pin holds it" : "its salt is another, or it has gone";
+    throw new Error(`Nothing was evicted: ${why}`);
+  }
+  announce(`Evicted ${plural(blocks, "block")}`);
+  // What requests and pins hold stays.
+  const { results } = await operator("v1/cache/query", { body: request });
+  if (results[0].cached_tokens === results[0].prompt_tokens) return;
+  evicted = request.prompt;
+  byId("warm").hidden = false;
+  if (document.activeElement === byId("evict")) byId("warm").focus();
+}
+
+async function warm() {
+  const { results } = await operator("v1/cache/warm", { body: await body() });
+  evicted = null;
+  announce(`Computed: ${plural(results[0].cached_tokens, "token")} are cached`);
+}
