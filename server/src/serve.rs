@@ -44,6 +44,7 @@ mod keys;
 mod logprobs;
 mod messages;
 mod metrics;
+mod openapi;
 mod options;
 mod outline;
 mod page;
@@ -154,7 +155,8 @@ struct App {
 
 /// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions`, `/v1/responses` and
 /// `/v1/models` as OpenAI's, `/v1/messages` as Anthropic's, `/tokenize` and `/detokenize` as vLLM's,
-/// and `/health`, `/ready`, `/version`, `/metrics`, `/v1/cache` and `/admin` for operators.
+/// and `/health`, `/ready`, `/version`, `/metrics`, `/v1/cache` and `/admin` for operators. The API
+/// is described at `/openapi.json`, and for people at `/docs`.
 ///
 /// Without an administrator's key, `/v1/cache`, `/admin` and `/metrics` are refused unless the
 /// connection comes from this machine, which is known from
@@ -214,6 +216,8 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .route("/health", get(admin::health))
         .route("/ready", get(admin::health))
         .route("/version", get(admin::version))
+        .route("/openapi.json", get(openapi::json))
+        .route("/docs", get(openapi::docs))
         .fallback(admin::not_found)
         .method_not_allowed_fallback(admin::method_not_allowed)
         .layer(CatchPanicLayer::custom(error::panicked))

@@ -1,10 +1,13 @@
 //! X
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use stolon::{AuditReport, EngineStats, ModelInfo};
 
+use super::fields;
+
 /// `GET /health` and `GET /ready`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Health {
     /// What the server is doing. Any other status than `ok` comes with HTTP status 503.
     pub status: Status,
@@ -26,7 +29,7 @@ impl Health {
 }
 
 /// What the server is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     /// It answers requests.
@@ -42,18 +45,20 @@ pub enum Status {
 }
 
 /// `GET /version`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Version {
     /// Version of the server, such as `0.1.0`.
     pub version: &'static str,
 }
 
 /// `GET /admin/stats`: the model and the engine's counters.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Stats {
     /// The model and the size of its KV cache.
+    #[schemars(schema_with = "fields::object_schema")]
     pub model: ModelInfo,
     /// Counters since the engine started, and gauges of this moment.
+    #[schemars(schema_with = "fields::counters_schema::<EngineStats>")]
     pub stats: EngineStats,
     /// Fraction of prompt tokens that were read from the prefix cache, 0 to 1.
     pub token_hit_rate: f64,
@@ -62,10 +67,11 @@ pub struct Stats {
 }
 
 /// `GET /admin/audit`: the engine's accounting was verified. A failed check is an error reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Audit {
     /// Always true.
     pub ok: bool,
     /// The numbers that were verified.
+    #[schemars(schema_with = "fields::counters_schema::<AuditReport>")]
     pub audit: AuditReport,
 }

@@ -1,5 +1,6 @@
 //! `/v1/cache`: the prefix cache for operators.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stolon::{CacheStats, EngineStats, NodeDump};
@@ -15,7 +16,7 @@ pub const MAX_PROMPTS: usize = 128;
 pub const MAX_PIN_TEXT: usize = 512;
 
 /// The query of `GET /v1/cache/tree`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 pub struct TreeQuery {
     /// How to show the tree. Default `json`.
     #[serde(default)]
@@ -26,7 +27,7 @@ pub struct TreeQuery {
 }
 
 /// How to show the prefix tree.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TreeFormat {
     /// Statistics and a list of nodes.
@@ -37,18 +38,19 @@ pub enum TreeFormat {
 }
 
 /// `GET /v1/cache/tree` as JSON: the prefix tree.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Tree {
     /// Version of the tree; it grows with each change.
     pub version: u64,
     /// Statistics of the prefix cache.
+    #[schemars(schema_with = "fields::counters_schema::<CacheStats>")]
     pub stats: CacheStats,
     /// The nodes; parents come before their children.
     pub nodes: Vec<TreeNode>,
 }
 
 /// A node of the prefix tree: a run of tokens that some prompts have in common.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct TreeNode {
     /// Index of the parent in the list of nodes; `null` for a node at the root.
     pub parent: Option<usize>,
@@ -86,13 +88,14 @@ impl TreeNode {
 }
 
 /// The prompts that a request is about, and whose cache they are in.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub struct CachePrompt {
     /// A text, a list of texts, the token ids of one prompt, or a list of such lists; at most
     /// [`MAX_PROMPTS`].
     pub prompt: Option<PromptInput>,
     /// Instead of `prompt`: a conversation, which is rendered as for a chat request.
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_MESSAGES>")]
+    #[schemars(length(min = 1, max = MAX_MESSAGES))]
     pub messages: Option<Vec<Message>>,
     /// Variables of the chat template. Allowed only with `messages`.
     pub chat_template_kwargs: Option<Map<String, Value>>,
@@ -107,7 +110,7 @@ pub struct CachePrompt {
 }
 
 /// The body of `POST /v1/cache/query`, `/v1/cache/warm` and `/v1/cache/evict`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct CacheRequest {
     /// The prompts.
@@ -119,14 +122,14 @@ pub struct CacheRequest {
 }
 
 /// The reply to `POST /v1/cache/query` and `/v1/cache/warm`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct CacheResults {
     /// One entry for each prompt, in their order.
     pub results: Vec<CacheResult>,
 }
 
 /// How much of a prompt is cached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct CacheResult {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
@@ -135,25 +138,27 @@ pub struct CacheResult {
 }
 
 /// The reply to `POST /v1/cache/evict`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Evicted {
     /// KV blocks that were freed.
     pub blocks: usize,
 }
 
 /// The reply to `POST /v1/cache/flush`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Flushed {
     /// Always true.
     pub flushed: bool,
 }
 
 /// `GET /v1/cache/stats`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct CacheStatsReply {
     /// Statistics of the prefix tree.
+    #[schemars(schema_with = "fields::counters_schema::<CacheStats>")]
     pub cache: CacheStats,
     /// The engine's counters and gauges.
+    #[schemars(schema_with = "fields::counters_schema::<EngineStats>")]
     pub stats: EngineStats,
     /// Fraction of prompt tokens that were read from the prefix cache, 0 to 1.
     pub token_hit_rate: f64,
@@ -162,7 +167,7 @@ pub struct CacheStatsReply {
 }
 
 /// `GET /v1/cache/policy`, and the reply to `POST`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Policy {
     /// Order in which cached blocks are evicted; `null` for a custom one.
     pub eviction: Option<String>,
@@ -171,7 +176,7 @@ pub struct Policy {
 }
 
 /// The body of `POST /v1/cache/policy`. What is left out stays as it is.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct PolicyRequest {
     /// Order in which cached blocks are evicted, such as `lru`.
@@ -184,7 +189,7 @@ pub struct PolicyRequest {
 }
 
 /// The query of `GET /v1/cache/events`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 pub struct EventsQuery {
     /// Whether to show token ids, which are parts of prompts. Default false.
     #[serde(default)]
@@ -199,7 +204,7 @@ fn with_snapshot() -> bool {
 }
 
 /// The query of `GET /v1/cache/pins`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 pub struct TokensQuery {
     /// Whether to show token ids, which are parts of prompts. Default false.
     #[serde(default)]
@@ -207,7 +212,7 @@ pub struct TokensQuery {
 }
 
 /// `POST /v1/cache/pin`: keeps a prompt from being evicted.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct PinRequest {
     /// The prompt: one.
@@ -218,6 +223,7 @@ pub struct PinRequest {
     pub compute: Option<bool>,
     /// Seconds after which the pin ends, 1 to 4294967295. Default: it lasts until it is unpinned.
     #[serde(default, deserialize_with = "fields::count::<_, 1, { u32::MAX as usize }>")]
+    #[schemars(range(min = 1, max = u32::MAX as usize))]
     pub ttl_seconds: Option<usize>,
     /// Whether requests that use the prompt prolong the life of the pin, so that it ends at the
     /// earliest `ttl_seconds`, and at the latest twice that, after its last use. Default false.
@@ -233,7 +239,7 @@ pub struct PinRequest {
 }
 
 /// `POST /v1/cache/unpin`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct UnpinRequest {
     /// Id of the pin.
@@ -244,7 +250,7 @@ pub struct UnpinRequest {
 }
 
 /// Reply to `POST /v1/cache/pin`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct PinCreated {
     /// Id of the pin.
     pub id: u64,
@@ -253,21 +259,21 @@ pub struct PinCreated {
 }
 
 /// Reply to `POST /v1/cache/unpin`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct PinDeleted {
     /// Always true.
     pub deleted: bool,
 }
 
 /// `GET /v1/cache/pins`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct PinList {
     /// All pins, oldest first.
     pub pins: Vec<PinInfo>,
 }
 
 /// A pinned prefix.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct PinInfo {
     /// Id of the pin.
     pub id: u64,
@@ -294,7 +300,7 @@ pub struct PinInfo {
 }
 
 /// The data of one event of `GET /v1/cache/events`. Hashes are 16 hexadecimal digits.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum EventData {
     /// The first event. It is followed by `runs` events of type `stored`, with this number, which

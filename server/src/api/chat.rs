@@ -1,5 +1,6 @@
 //! `POST /v1/chat/completions`: answers a conversation.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -18,28 +19,33 @@ pub const MAX_PARTS: usize = 1024;
 pub const MAX_TOOLS: usize = 1024;
 
 /// The request body.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct ChatRequest {
     /// The conversation, oldest message first; 1 to [`MAX_MESSAGES`] messages.
     #[serde(deserialize_with = "fields::list::<_, _, MAX_MESSAGES>")]
+    #[schemars(length(min = 1, max = MAX_MESSAGES))]
     pub messages: Vec<Message>,
     /// Maximum number of tokens to generate per choice, 1 or above. Default: what the server is
     /// started with (`--default-max-tokens`), or as many as the context length and the KV pool
     /// allow.
     #[serde(default, deserialize_with = "fields::count::<_, 1, { usize::MAX }>")]
+    #[schemars(range(min = 1))]
     pub max_completion_tokens: Option<usize>,
     /// Older name of `max_completion_tokens`. If both are given they must be equal.
     #[serde(default, deserialize_with = "fields::count::<_, 1, { usize::MAX }>")]
+    #[schemars(range(min = 1))]
     pub max_tokens: Option<usize>,
     /// Whether to report the log-probability of each generated token. Default false.
     pub logprobs: Option<bool>,
     /// Number of most likely tokens to report per position, 0 to 20. Allowed only with `logprobs`.
     /// Default 0.
     #[serde(default, deserialize_with = "fields::count::<_, 0, MAX_LOGPROBS>")]
+    #[schemars(range(min = 0, max = MAX_LOGPROBS))]
     pub top_logprobs: Option<usize>,
     /// Functions that the model may call, at most [`MAX_TOOLS`].
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_TOOLS>")]
+    #[schemars(length(max = MAX_TOOLS))]
     pub tools: Option<Vec<Tool>>,
     /// `auto`, the default, lets the model decide whether it calls functions. With `none` the
     /// functions are not shown to the model, and it cannot call any.
@@ -65,7 +71,7 @@ pub struct ChatRequest {
 }
 
 /// One message of a conversation.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `role` and `content`")]
 pub struct Message {
     /// Who wrote the message.
@@ -74,6 +80,7 @@ pub struct Message {
     pub content: Option<Content>,
     /// The functions that the assistant called in this message, at most [`MAX_PARTS`].
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_PARTS>")]
+    #[schemars(length(max = MAX_PARTS))]
     pub tool_calls: Option<Vec<RequestToolCall>>,
     /// The call that a message of the role `tool` answers.
     pub tool_call_id: Option<String>,
@@ -88,8 +95,9 @@ pub struct Message {
 }
 
 /// Who wrote a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(extend("enum" = ["system", "developer", "user", "assistant", "tool"]))]
 pub enum Role {
     /// Instructions. `developer` is OpenAI's newer name for the same role.
     #[serde(alias = "developer")]
@@ -116,7 +124,7 @@ impl Role {
 }
 
 /// What a message says.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected a string or a list of parts of type `text`")]
 pub enum Content {
     /// A text.
@@ -126,7 +134,7 @@ pub enum Content {
 }
 
 /// One part of a message's content.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ContentPart {
     /// Text, the only supported type.
@@ -146,7 +154,7 @@ pub type ChatCompletion = Reply<ChatChoice>;
 pub type ChatCompletionChunk = Reply<ChatChunkChoice>;
 
 /// One choice of a whole reply.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ChatChoice {
     /// Number of the choice, from 0.
     pub index: usize,
@@ -163,7 +171,7 @@ pub struct ChatChoice {
 }
 
 /// The model's answer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct AnswerMessage {
     /// Always `assistant`.
     pub role: Role,
@@ -180,7 +188,7 @@ pub struct AnswerMessage {
 }
 
 /// A function that the model may call.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `type` and `function`")]
 pub struct Tool {
     /// Always `function`.
@@ -194,7 +202,7 @@ pub struct Tool {
 }
 
 /// The only type of tools and calls.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FunctionType {
     /// A function.
@@ -203,7 +211,7 @@ pub enum FunctionType {
 }
 
 /// The description of a function.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `name`")]
 pub struct Function {
     /// Its name: 1 to 256 letters, digits, `_`, `-` or `.`.
@@ -221,7 +229,7 @@ pub struct Function {
 }
 
 /// A call in a message of the assistant.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `id` and `function`")]
 pub struct RequestToolCall {
     /// Its id, to which the result refers.
@@ -234,7 +242,7 @@ pub struct RequestToolCall {
 }
 
 /// A function with its arguments.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `name` and `arguments`")]
 pub struct CalledFunction {
     /// Its name.
@@ -244,7 +252,7 @@ pub struct CalledFunction {
 }
 
 /// A call in a reply.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ReplyToolCall {
     /// A new id.
     pub id: String,
@@ -256,7 +264,7 @@ pub struct ReplyToolCall {
 }
 
 /// One piece of a streamed choice: the role first, then pieces of text, then the finish reason.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ChatChunkChoice {
     /// Number of the choice, from 0.
     pub index: usize,
@@ -273,7 +281,7 @@ pub struct ChatChunkChoice {
 }
 
 /// What a piece adds to a message.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Delta {
     /// `assistant`, in the first piece of a choice only.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -290,7 +298,7 @@ pub struct Delta {
 }
 
 /// What a piece adds to a call: its id, type and name first, then pieces of its arguments.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ToolCallDelta {
     /// Number of the call in the message, from 0.
     pub index: usize,
@@ -305,7 +313,7 @@ pub struct ToolCallDelta {
 }
 
 /// What a piece adds to the function of a call.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FunctionDelta {
     /// The name, in the first piece of the call only.
     #[serde(skip_serializing_if = "Option::is_none")]

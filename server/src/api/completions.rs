@@ -1,5 +1,6 @@
 //! `POST /v1/completions`: continues prompts.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::fields::{self, UnknownFields};
@@ -8,7 +9,7 @@ use super::options::{GenerationOptions, MAX_CHOICES, MAX_LOGPROBS};
 use super::reply::{FinishReason, Reply};
 
 /// The request body.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct CompletionRequest {
     /// The prompts: at least one.
@@ -16,11 +17,13 @@ pub struct CompletionRequest {
     /// Maximum number of tokens to generate per choice. Default 16. 0 generates nothing and is
     /// allowed only with `echo`: the reply then has the prompt and its log-probabilities.
     #[serde(default, deserialize_with = "fields::count::<_, 0, { usize::MAX }>")]
+    #[schemars(range(min = 0))]
     pub max_tokens: Option<usize>,
     /// Number of most likely tokens to report per position, 0 to 20, with their
     /// log-probabilities; the generated token's own is reported in any case. `false` or left out:
     /// none.
     #[serde(default, deserialize_with = "fields::count_or_false::<_, 0, MAX_LOGPROBS>")]
+    #[schemars(schema_with = "fields::count_or_false_schema::<0, MAX_LOGPROBS>")]
     pub logprobs: Option<usize>,
     /// Whether each choice begins with its prompt. Default false.
     pub echo: Option<bool>,
@@ -28,6 +31,7 @@ pub struct CompletionRequest {
     /// log-probability per token are returned, best first. Not possible with `stream`. Default:
     /// `n`, in the order of their seeds.
     #[serde(default, deserialize_with = "fields::count::<_, 1, MAX_CHOICES>")]
+    #[schemars(range(min = 1, max = MAX_CHOICES))]
     pub best_of: Option<usize>,
     /// Parameters shared with chat completions.
     #[serde(flatten)]
@@ -38,7 +42,7 @@ pub struct CompletionRequest {
 }
 
 /// The `prompt` of a request: one prompt or a list of them, as text or as token ids.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(
     untagged,
     expecting = "expected a string, a list of strings, a list of token ids or a list of such lists"
@@ -80,7 +84,7 @@ impl PromptInput {
 pub type Completion = Reply<CompletionChoice>;
 
 /// One choice, or one piece of it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct CompletionChoice {
     /// Number of the choice over all prompts: those of prompt `p` are `p * n` to `p * n + n - 1`.
     pub index: usize,

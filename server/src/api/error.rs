@@ -1,16 +1,17 @@
 //! The reply to a request that failed.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// OpenAI's form of an error reply.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ErrorReply {
     /// What went wrong.
     pub error: ErrorObject,
 }
 
 /// What went wrong.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ErrorObject {
     /// What was expected and what was received, in English.
     pub message: String,

@@ -3,10 +3,11 @@
 //! JSON has no infinity, so a token that cannot occur is reported with -9999.
 
 use indexmap::IndexMap;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Lists with one entry per token of a choice's text.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct CompletionLogprobs {
     /// The tokens' texts.
     pub tokens: Vec<String>,
@@ -21,7 +22,7 @@ pub struct CompletionLogprobs {
 }
 
 /// Log-probabilities of a chat choice, or of one piece of it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ChatLogprobs {
     /// One entry per token.
     pub content: Vec<ChatTokenLogprobs>,
@@ -30,7 +31,7 @@ pub struct ChatLogprobs {
 }
 
 /// A generated token and its alternatives.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ChatTokenLogprobs {
     /// The token that was generated.
     #[serde(flatten)]
@@ -40,7 +41,7 @@ pub struct ChatTokenLogprobs {
 }
 
 /// A token's log-probability.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ChatTokenLogprob {
     /// The token's text.
     pub token: String,

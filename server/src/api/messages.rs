@@ -2,6 +2,7 @@
 //!
 //! `cache_control` is accepted everywhere and has no effect: every prefix is cached.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -9,7 +10,7 @@ use super::chat::{MAX_MESSAGES, MAX_PARTS, MAX_TOOLS};
 use super::fields::{self, UnknownFields};
 
 /// The request body. `max_tokens` is required by `/v1/messages` only.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct MessagesRequest {
     /// The model's id or one of the names given with `--served-name`. Default: the served model.
@@ -17,16 +18,19 @@ pub struct MessagesRequest {
     /// The conversation, oldest message first; 1 to [`MAX_MESSAGES`] messages. The model continues a
     /// last message of the assistant.
     #[serde(deserialize_with = "fields::list::<_, _, MAX_MESSAGES>")]
+    #[schemars(length(min = 1, max = MAX_MESSAGES))]
     pub messages: Vec<TurnMessage>,
     /// Instructions that precede the conversation.
     pub system: Option<BlockContent>,
     /// Maximum number of tokens to generate, 1 or above.
     #[serde(default, deserialize_with = "fields::count::<_, 1, { usize::MAX }>")]
+    #[schemars(range(min = 1))]
     pub max_tokens: Option<usize>,
     /// Whether to send the reply in pieces, as server-sent events. Default false.
     pub stream: Option<bool>,
     /// Strings that end the answer when they appear in it; they are not part of the answer.
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_STOP_SEQUENCES>")]
+    #[schemars(length(max = MAX_STOP_SEQUENCES))]
     pub stop_sequences: Option<Vec<String>>,
     /// Softmax temperature, 0 or above; 0 is greedy decoding.
     #[serde(default, deserialize_with = "fields::number")]
@@ -36,9 +40,11 @@ pub struct MessagesRequest {
     pub top_p: Option<f32>,
     /// Keep this many of the most likely tokens; 0 and -1 keep all.
     #[serde(default, deserialize_with = "fields::top_k")]
+    #[schemars(range(min = -1, max = u32::MAX))]
     pub top_k: Option<usize>,
     /// Functions that the model may call, at most [`MAX_TOOLS`].
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_TOOLS>")]
+    #[schemars(length(max = MAX_TOOLS))]
     pub tools: Option<Vec<MessagesTool>>,
     /// Whether the model may call functions. Default `auto`.
     pub tool_choice: Option<MessagesToolChoice>,
@@ -54,7 +60,7 @@ pub struct MessagesRequest {
 pub const MAX_STOP_SEQUENCES: usize = super::options::MAX_STOP_STRINGS;
 
 /// One message of a conversation.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `role` and `content`", deny_unknown_fields)]
 pub struct TurnMessage {
     /// Who wrote the message.
@@ -64,7 +70,7 @@ pub struct TurnMessage {
 }
 
 /// Who wrote a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TurnRole {
     /// The user, or the results of calls.
@@ -76,7 +82,7 @@ pub enum TurnRole {
 }
 
 /// A text or a list of blocks.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(
     untagged,
     expecting = "expected a string or a list of blocks of type text, tool_use, tool_result or thinking"
@@ -97,7 +103,7 @@ impl BlockContent {
 }
 
 /// One block of a message.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Block {
     /// Text.
@@ -152,7 +158,7 @@ pub enum Block {
 }
 
 /// A function that the model may call.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `name`", deny_unknown_fields)]
 pub struct MessagesTool {
     /// `custom`, or left out: functions that Anthropic's own models know are not supported.
@@ -173,7 +179,7 @@ pub struct MessagesTool {
 }
 
 /// The only type of tools.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CustomType {
     /// A function that the client executes.
@@ -181,7 +187,7 @@ pub enum CustomType {
 }
 
 /// Whether the model may call functions.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `type`")]
 pub struct MessagesToolChoice {
     /// `auto` or `none`.
@@ -194,7 +200,7 @@ pub struct MessagesToolChoice {
 }
 
 /// Whether the model reasons before it answers.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `type`")]
 pub struct Thinking {
     /// `enabled`, `adaptive` or `disabled`.
@@ -208,7 +214,7 @@ pub struct Thinking {
 }
 
 /// Whether the model reasons.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ThinkingType {
     /// It does.

@@ -1,9 +1,10 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// The names under which the model is served.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ModelList {
     /// Always `list`.
     pub object: &'static str,
@@ -12,7 +13,7 @@ pub struct ModelList {
 }
 
 /// The model under one of its names.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Model {
     /// The name to use as `model` in requests.
     pub id: String,

@@ -3,6 +3,7 @@
 //! A parameter of the engine is written once here and applied once, in
 //! [`serve`](crate::serve)'s `options.rs`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::fields::{self, UnknownFields};
@@ -23,12 +24,13 @@ pub const MAX_TOKEN_IDS: usize = 4096;
 ///
 /// Sampling parameters that are left out take the values that the model's authors recommend
 /// (`generation_config.json`); without a recommendation, decoding is greedy.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub struct GenerationOptions {
     /// The model's id or one of the names given with `--served-name`. Default: the served model.
     pub model: Option<String>,
     /// Number of choices to generate for each prompt, 1 to 128. Default 1.
     #[serde(default, deserialize_with = "fields::count::<_, 1, MAX_CHOICES>")]
+    #[schemars(range(min = 1, max = MAX_CHOICES))]
     pub n: Option<usize>,
     /// Whether to send the reply in pieces, as server-sent events. Default false.
     pub stream: Option<bool>,
@@ -46,6 +48,7 @@ pub struct GenerationOptions {
     pub top_p: Option<f32>,
     /// Keep this many of the most likely tokens; 0 and -1 keep all.
     #[serde(default, deserialize_with = "fields::top_k")]
+    #[schemars(range(min = -1, max = u32::MAX))]
     pub top_k: Option<usize>,
     /// Keep the tokens whose probability is at least this fraction of the most likely token's;
     /// 0 to 1. 0 keeps all.
@@ -65,22 +68,26 @@ pub struct GenerationOptions {
     /// Pairs of token id and a number from -100 to 100 that is added to the token's logit. In JSON
     /// an object whose keys are the ids.
     #[serde(default, deserialize_with = "fields::logit_bias")]
+    #[schemars(schema_with = "fields::logit_bias_schema")]
     pub logit_bias: Option<Vec<(u32, f32)>>,
     /// Seed of the random draws: the same request with the same seed gives the same answer. Of
     /// several choices, each uses the seed after its predecessor's. Default: a fresh one.
     #[serde(default, deserialize_with = "fields::seed")]
+    #[schemars(schema_with = "fields::seed_schema")]
     pub seed: Option<u64>,
 
     /// Strings that end the answer when they appear in it; they are not part of the answer.
     pub stop: Option<StopStrings>,
     /// Token ids that end the answer, in addition to the model's end-of-sequence tokens.
     #[serde(default, deserialize_with = "fields::token_ids")]
+    #[schemars(length(max = MAX_TOKEN_IDS))]
     pub stop_token_ids: Option<Vec<u32>>,
     /// Whether to generate past the model's end-of-sequence tokens. Default false.
     pub ignore_eos: Option<bool>,
     /// Number of tokens before which nothing ends the answer: no end-of-sequence token, stop token
     /// or stop string. Default 0.
     #[serde(default, deserialize_with = "fields::count::<_, 0, { u32::MAX as usize }>")]
+    #[schemars(range(min = 0, max = u32::MAX as usize))]
     pub min_tokens: Option<usize>,
 
     /// Only requests with the same salt share cached prefixes. Keeps tenants from finding out by
@@ -92,7 +99,7 @@ pub struct GenerationOptions {
 }
 
 /// One stop string or several.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected a string or a list of strings")]
 pub enum StopStrings {
     /// One string.
@@ -113,7 +120,7 @@ impl StopStrings {
 }
 
 /// Settings of a streamed reply.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct StreamOptions {
     /// Whether the last event before `[DONE]` reports the usage. Default false.

@@ -1,13 +1,14 @@
 //! `/v1/cache/outline` and `/v1/cache/prefix`: a bounded description of the prefix tree, for pages
 //! that draw it, and what one of its nodes stands for.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Most nodes of an outline.
 pub const MAX_OUTLINE_NODES: usize = 2000;
 
 /// The query of `GET /v1/cache/outline`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OutlineQuery {
     /// Maximum number of nodes, 1 to [`MAX_OUTLINE_NODES`]. Default 300.
@@ -26,7 +27,7 @@ fn default_nodes() -> usize {
 
 /// `GET /v1/cache/outline`: the largest nodes of the prefix tree, and of the others only how many
 /// there are. Nodes that requests or pins hold come first, then those with the most tokens below.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Outline {
     /// Version of the tree; it grows with each change.
     pub version: u64,
@@ -47,7 +48,7 @@ pub struct Outline {
 }
 
 /// A node of an [`Outline`]: a run of tokens that some prompts have in common.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct OutlineNode {
     /// Hash of the node's last block, 16 hexadecimal digits, as in `/v1/cache/events`.
     pub id: String,
@@ -79,7 +80,7 @@ pub struct OutlineNode {
 }
 
 /// The query of `GET /v1/cache/prefix/{id}`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PrefixQuery {
     /// Whether to show the token ids and their text, which are parts of prompts. Default false.
@@ -91,7 +92,7 @@ pub struct PrefixQuery {
 }
 
 /// `GET /v1/cache/prefix/{id}`: a cached prefix.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Prefix {
     /// Hash of its last block, 16 hexadecimal digits.
     pub id: String,

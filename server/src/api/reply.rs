@@ -1,9 +1,11 @@
 //! The object around the choices of a reply, and the usage it reports.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// A whole reply, or one piece of a streamed one. All pieces of a reply have the same id.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "Reply_{Choice}")]
 pub struct Reply<Choice> {
     /// Unique id, with a prefix that names the endpoint.
     pub id: String,
@@ -26,7 +28,7 @@ pub struct Reply<Choice> {
 }
 
 /// Token counts of a request over all of its choices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Usage {
     /// Tokens of the prompts; each prompt counts once, however many choices it has.
     pub prompt_tokens: usize,
@@ -40,14 +42,14 @@ pub struct Usage {
 }
 
 /// More about the prompt tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct PromptTokensDetails {
     /// Prompt tokens that were read from the prefix cache.
     pub cached_tokens: usize,
 }
 
 /// Why generation ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     /// The model ended the answer, or a stop string or stop token appeared.

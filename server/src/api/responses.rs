@@ -1,5 +1,6 @@
 //! `POST /v1/responses`: OpenAI's newer API for conversations. Responses are not stored.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -7,7 +8,7 @@ use super::chat::{FunctionType, MAX_MESSAGES, MAX_TOOLS};
 use super::fields::{self, UnknownFields};
 
 /// The request body.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct ResponsesRequest {
     /// The model's id or one of the names given with `--served-name`. Default: the served model.
@@ -18,6 +19,7 @@ pub struct ResponsesRequest {
     pub instructions: Option<String>,
     /// Maximum number of tokens to generate, 1 or above. Default: as for chat completions.
     #[serde(default, deserialize_with = "fields::count::<_, 1, { usize::MAX }>")]
+    #[schemars(range(min = 1))]
     pub max_output_tokens: Option<usize>,
     /// Whether to send the reply in pieces, as server-sent events. Default false.
     pub stream: Option<bool>,
@@ -29,6 +31,7 @@ pub struct ResponsesRequest {
     pub top_p: Option<f32>,
     /// Functions that the model may call, at most [`MAX_TOOLS`].
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_TOOLS>")]
+    #[schemars(length(max = MAX_TOOLS))]
     pub tools: Option<Vec<ResponsesTool>>,
     /// `auto` or `none`; see [`ChatRequest::tool_choice`](super::chat::ChatRequest::tool_choice).
     pub tool_choice: Option<Value>,
@@ -42,7 +45,7 @@ pub struct ResponsesRequest {
 }
 
 /// The conversation.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(
     untagged,
     expecting = "expected a string or a list of items of type message, function_call, \
@@ -64,7 +67,7 @@ impl Input {
 }
 
 /// One item of a conversation.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum InputItem {
     /// An item with a type.
@@ -74,7 +77,7 @@ pub enum InputItem {
 }
 
 /// An item with a type.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum TypedItem {
     /// A message.
@@ -103,7 +106,7 @@ pub enum TypedItem {
 }
 
 /// A message.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub struct InputMessage {
     /// Who wrote it: `user`, `assistant`, `system` or `developer`.
     pub role: InputRole,
@@ -112,7 +115,7 @@ pub struct InputMessage {
 }
 
 /// Who wrote a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum InputRole {
     /// The user.
@@ -125,7 +128,7 @@ pub enum InputRole {
 }
 
 /// A text or its parts.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum InputContent {
     /// A text.
@@ -135,7 +138,7 @@ pub enum InputContent {
 }
 
 /// A part of a text.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum InputPart {
     /// Text of the user, or of an output.
@@ -168,7 +171,7 @@ impl InputPart {
 }
 
 /// A function that the model may call.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `type` and `name`", deny_unknown_fields)]
 pub struct ResponsesTool {
     /// Always `function`: tools that OpenAI's service executes are not supported.

@@ -1,5 +1,6 @@
 //! `POST /tokenize` and `POST /detokenize`, as vLLM's.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -7,7 +8,7 @@ use super::chat::{MAX_MESSAGES, Message};
 use super::fields::{self, UnknownFields};
 
 /// The body of `POST /tokenize`. It has either a `prompt` or `messages`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct TokenizeRequest {
     /// The model's id or one of its names. Default: the served model.
@@ -17,6 +18,7 @@ pub struct TokenizeRequest {
     /// A conversation, which is rendered with the model's chat template; 1 to [`MAX_MESSAGES`]
     /// messages.
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_MESSAGES>")]
+    #[schemars(length(min = 1, max = MAX_MESSAGES))]
     pub messages: Option<Vec<Message>>,
     /// Whether to add the special tokens that the model expects around a text. Default true. The
     /// chat template adds those of a conversation, so that only `false` is allowed with `messages`.
@@ -34,7 +36,7 @@ pub struct TokenizeRequest {
 }
 
 /// The reply to `POST /tokenize`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Tokenized {
     /// Number of tokens.
     pub count: usize,
@@ -48,7 +50,7 @@ pub struct Tokenized {
 }
 
 /// The body of `POST /detokenize`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct DetokenizeRequest {
     /// The model's id or one of its names. Default: the served model.
@@ -61,7 +63,7 @@ pub struct DetokenizeRequest {
 }
 
 /// The reply to `POST /detokenize`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Detokenized {
     /// The text of the tokens, special tokens included.
     pub prompt: String,

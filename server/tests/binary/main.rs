@@ -13,10 +13,12 @@ mod connections;
 #[allow(dead_code, reason = "shared with the tests of stolon-model")]
 mod gguf_writer;
 mod inspect;
+mod json_schema;
 mod limits;
 mod log;
 mod messages_api;
 mod metrics_api;
+mod openapi;
 mod page_api;
 mod readme;
 mod responses_api;
