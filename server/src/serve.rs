@@ -35,6 +35,7 @@ mod chat;
 mod command;
 mod completions;
 mod connection;
+mod deadline;
 mod dialogue;
 mod error;
 mod flight;

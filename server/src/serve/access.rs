@@ -15,6 +15,7 @@ use axum::response::Response;
 use subtle::ConstantTimeEq;
 
 use super::App;
+use super::deadline::Deadline;
 use super::error::ApiError;
 
 /// Headers by which reverse proxies say that a request is not their own.
@@ -78,7 +79,15 @@ pub struct Access {
     pub tenants: Tenants,
 }
 
-/// The tenant of a request, as a request extension.
+/// Who sent a request and what it may have, as a request extension.
+#[derive(Clone, Debug)]
+pub(super) struct Caller {
+    pub(super) tenant: Tenant,
+    /// When the client wants its answer.
+    pub(super) deadline: Deadline,
+}
+
+/// The tenant of a request.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tenant(Option<String>);
 
@@ -99,7 +108,7 @@ impl Tenant {
     }
 }
 
-/// Middleware of `/v1`: checks the API key and finds out the tenant.
+/// Middleware of `/v1`: checks the API key, and finds out the tenant and the deadline.
 pub(super) async fn client(
     State(app): State<Arc<App>>,
     mut request: Request,
@@ -107,7 +116,8 @@ pub(super) async fn client(
 ) -> Result<Response, ApiError> {
     app.access.check_rebound(peer(&request), request.headers())?;
     let tenant = app.access.tenant(request.headers())?;
-    request.extensions_mut().insert(tenant);
+    let deadline = Deadline::of(request.headers())?;
+    request.extensions_mut().insert(Caller { tenant, deadline });
     Ok(next.run(request).await)
 }
 

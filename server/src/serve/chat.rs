@@ -11,7 +11,7 @@ use stolon::{
 };
 
 use super::App;
-use super::access::Tenant;
+use super::access::Caller;
 use super::body::refuse_unknown;
 use super::dialogue::{Dialogue, ToolChoice, call_id, function_tool, tool_choice};
 use super::error::ApiError;
@@ -43,7 +43,7 @@ struct Chat {
 /// The handler.
 pub(super) async fn create(
     State(app): State<Arc<App>>,
-    Extension(tenant): Extension<Tenant>,
+    Extension(caller): Extension<Caller>,
     body: Received,
 ) -> Result<Response, ApiError> {
     let mut request: ChatRequest = app.parser.parse(body).await?;
@@ -51,7 +51,7 @@ pub(super) async fn create(
     let logprobs = top_logprobs(&request)?;
     let reasoning = request.include_reasoning.unwrap_or(true);
     let dialogue = dialogue(&mut request)?;
-    let mut call = Call::new(request.options, &app, &tenant)?;
+    let mut call = Call::new(request.options, &app, &caller)?;
     app.check_answers("n", call.choice_count)?;
     call.logprobs = logprobs;
     if let Some(max_tokens) = max_tokens {

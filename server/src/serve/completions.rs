@@ -10,7 +10,7 @@ use serde_json::json;
 use stolon::{Completion, Engine, Request};
 
 use super::App;
-use super::access::Tenant;
+use super::access::Caller;
 use super::error::ApiError;
 use super::generation::{Endpoint, Piece, respond, respond_without_answers};
 use super::logprobs::{CompletionLists, TextOffsets, visible};
@@ -50,11 +50,11 @@ struct Completions {
 /// The handler.
 pub(super) async fn create(
     State(app): State<Arc<App>>,
-    Extension(tenant): Extension<Tenant>,
+    Extension(caller): Extension<Caller>,
     body: Received,
 ) -> Result<Response, ApiError> {
     let request: CompletionRequest = app.parser.parse(body).await?;
-    let mut call = Call::new(request.options, &app, &tenant)?;
+    let mut call = Call::new(request.options, &app, &caller)?;
     let prompts = request.prompt.into_prompts();
     if prompts.is_empty() {
         return Err(ApiError::expected("prompt", "at least one prompt", &json!([])));

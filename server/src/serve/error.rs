@@ -82,6 +82,11 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
+    /// 504: the time for the answer has passed.
+    pub(super) fn timed_out(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::GATEWAY_TIMEOUT, message).code("timeout")
+    }
+
     /// 503: the request may succeed after `wait`.
     pub(super) fn unavailable(message: impl Into<String>, wait: Duration) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
@@ -195,7 +200,7 @@ impl ApiError {
             EngineError::Stopped | EngineError::Draining => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
             }
-            EngineError::Timeout { .. } => Self::new(StatusCode::GATEWAY_TIMEOUT, message),
+            EngineError::Timeout { .. } => Self::timed_out(message),
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
         }
     }

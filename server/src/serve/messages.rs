@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use stolon::{ChatMessage, MessageContent};
 
 use super::App;
-use super::access::Tenant;
+use super::access::Caller;
 use super::dialogue::{Dialogue, function_tool};
 use super::error::ApiError;
 use super::options::Call;
@@ -33,7 +33,7 @@ const BILLING: &str = "x-anthropic-billing-header:";
 /// The handler of `/v1/messages`.
 pub(super) async fn create(
     State(app): State<Arc<App>>,
-    Extension(tenant): Extension<Tenant>,
+    Extension(caller): Extension<Caller>,
     body: Received,
 ) -> Result<Response, ApiError> {
     let mut request: MessagesRequest = app.parser.parse(body).await?;
@@ -48,7 +48,7 @@ pub(super) async fn create(
         top_k: request.top_k,
         ..GenerationOptions::default()
     };
-    let mut call = Call::new(options, &app, &tenant)?;
+    let mut call = Call::new(options, &app, &caller)?;
     call.max_tokens = max_tokens;
     let (request, format) = dialogue.prepare(&app).await?;
     let reply = MessageReply::new(call.model.clone(), format.tool_calls);

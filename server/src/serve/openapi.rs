@@ -124,7 +124,7 @@ impl Schemas {
             "summary": operation.summary,
             "responses": self.responses(operation),
         });
-        let parameters = self.parameters(operation);
+        let mut parameters = self.parameters(operation);
         if let Some(body) = operation.request {
             let schema = schema(body, &mut self.requests);
             described["requestBody"] =
@@ -135,6 +135,15 @@ impl Schemas {
             Access::Client => json!([{"apiKey": []}, {"xApiKey": []}, {}]),
             Access::Operator => json!([{"adminKey": []}, {}]),
         };
+        if operation.has_deadline() {
+            parameters.push(json!({
+                "name": super::deadline::HEADER.as_str(), "in": "header", "required": false,
+                "description": "Seconds within which the answer has to be complete; fractions are \
+                                allowed. The request is then ended like one that reaches the \
+                                server's own limit.",
+                "schema": {"type": "number", "exclusiveMinimum": 0},
+            }));
+        }
         if !parameters.is_empty() {
             described["parameters"] = Value::Array(parameters);
         }

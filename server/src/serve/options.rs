@@ -1,13 +1,12 @@
 //! Applies the shared generation options of a request to the engine's requests.
 
-use std::time::Duration;
-
 use serde_json::json;
 use stolon::{Engine, Request, SamplingParams};
 
 use super::App;
-use super::access::Tenant;
+use super::access::Caller;
 use super::body::refuse_unknown;
+use super::deadline::Deadline;
 use super::error::ApiError;
 use crate::api::neutral::Scope;
 use crate::api::options::{GenerationOptions, MAX_STOP_STRINGS, StreamOptions};
@@ -38,8 +37,8 @@ pub(super) struct Call {
     sampling: SamplingParams,
     /// The salt of the tenant and of the request.
     salt: Option<String>,
-    /// Maximum time for an answer.
-    timeout: Option<Duration>,
+    /// When the answer has to be complete.
+    deadline: Deadline,
 }
 
 impl Call {
@@ -48,7 +47,7 @@ impl Call {
     pub(super) fn new(
         mut options: GenerationOptions,
         app: &App,
-        tenant: &Tenant,
+        caller: &Caller,
     ) -> Result<Self, ApiError> {
         let model = match options.model.take() {
             Some(name) => {
@@ -75,8 +74,8 @@ impl Call {
             max_tokens: app.default_max_tokens(),
             logprobs: None,
             return_token_ids: options.return_token_ids.unwrap_or(false),
-            salt: tenant.salt(options.cache_salt.as_deref()),
-            timeout: app.request_timeout,
+            salt: caller.tenant.salt(options.cache_salt.as_deref()),
+            deadline: caller.deadline.within(app.request_timeout),
             options,
             sampling,
         })
@@ -114,7 +113,7 @@ impl Call {
         if let Some(salt) = &self.salt {
             request = request.cache_salt(salt.clone());
         }
-        if let Some(timeout) = self.timeout {
+        if let Some(timeout) = self.deadline.left() {
             request = request.timeout(timeout);
         }
         request

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use stolon::{ChatMessage, MessageContent};
 
 use super::App;
-use super::access::Tenant;
+use super::access::Caller;
 use super::dialogue::{Dialogue, ToolChoice, function_tool, tool_choice};
 use super::error::ApiError;
 use super::options::Call;
@@ -28,7 +28,7 @@ use reply::ResponseReply;
 /// The handler.
 pub(super) async fn create(
     State(app): State<Arc<App>>,
-    Extension(tenant): Extension<Tenant>,
+    Extension(caller): Extension<Caller>,
     body: Received,
 ) -> Result<Response, ApiError> {
     let mut request: ResponsesRequest = app.parser.parse(body).await?;
@@ -41,7 +41,7 @@ pub(super) async fn create(
         top_p: request.top_p,
         ..GenerationOptions::default()
     };
-    let mut call = Call::new(options, &app, &tenant)?;
+    let mut call = Call::new(options, &app, &caller)?;
     if let Some(max_tokens) = request.max_output_tokens {
         call.max_tokens = max_tokens;
     }

@@ -9,6 +9,7 @@ mod chat_api;
 mod commands;
 mod completions_api;
 mod connections;
+mod deadlines;
 #[path = "../../../model/tests/support/gguf_writer.rs"]
 #[allow(dead_code, reason = "shared with the tests of stolon-model")]
 mod gguf_writer;

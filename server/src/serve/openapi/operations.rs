@@ -77,6 +77,11 @@ pub(super) struct Operation {
 }
 
 impl Operation {
+    /// Whether clients may say when they want the answer.
+    pub(super) fn has_deadline(&self) -> bool {
+        self.generates && matches!(self.access, Access::Client)
+    }
+
     /// Statuses of its errors, in ascending order.
     pub(super) fn errors(&self) -> Vec<u16> {
         let mut errors = self.own_errors.to_vec();
