@@ -99,7 +99,8 @@ mod tests {
         let record = |sent_at: f64, first: f64, last: f64| {
             let mut token_times = vec![first; 9];
             token_times.push(last);
-            RequestRecord { sent_at, token_times, prompt_tokens: 100, cached_tokens: 25 }
+            let (prompt_tokens, cached_tokens, output_tokens) = (100, 25, token_times.len());
+            RequestRecord { sent_at, token_times, output_tokens, prompt_tokens, cached_tokens }
         };
         let run = Run {
             records: vec![record(1.0, 1.5, 2.0), record(1.0, 2.5, 5.0)],

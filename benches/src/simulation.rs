@@ -160,6 +160,7 @@ fn record(record: &mut RequestRecord, event: &Event, now: f64, history: &mut Vec
         Event::Finished(finish) => {
             record.prompt_tokens = finish.usage.prompt_tokens;
             record.cached_tokens = finish.usage.cached_tokens;
+            record.output_tokens = record.token_times.len();
             return true;
         }
         _ => {}

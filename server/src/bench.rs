@@ -1,17 +1,21 @@
 //! `stolon bench`: measurements of a whole engine, and the load generator behind them.
 //!
 //! The load generator is a library for other benchmarks, too: [`workload`] describes what is sent
-//! and when, [`drive`] sends it and records when tokens arrive, [`metrics`] turns the records into
-//! percentiles and rates, [`rng`] draws random workloads from a seed.
+//! and when, [`drive`] sends it to an engine or with [`http`] to a server and records when tokens
+//! arrive, [`metrics`] turns the records into percentiles and rates, [`rng`] draws random workloads
+//! from a seed.
 
 use clap::Subcommand;
 
 pub mod drive;
+pub mod http;
+mod in_process;
 mod load;
 pub mod metrics;
 mod prefix;
 mod progress;
 pub mod rng;
+mod serve;
 mod soak;
 pub mod workload;
 
@@ -29,6 +33,12 @@ pub enum BenchCommand {
     /// the capacity. Then requests arrive at fixed multiples of the capacity, and the number of
     /// refused requests, the latency and the throughput are reported.
     Load(load::LoadArgs),
+    /// Measure a server with an OpenAI-compatible API, whichever program it is
+    ///
+    /// Sends requests at a given rate, whether or not earlier ones have been answered, or from a
+    /// given number of clients. Reports time to first token, time per output token, latency and
+    /// throughput, prompt tokens that came from the server's prefix cache, and errors by kind.
+    Serve(Box<serve::BenchServeArgs>),
     /// Run thousands of requests of mixed lengths, cancel some, and check for leaks
     ///
     /// Fails if a KV block is not accounted for at the end. Reports resident memory over time
@@ -40,11 +50,13 @@ impl BenchCommand {
     /// Runs the measurement.
     ///
     /// # Errors
-    /// Any error of the engine, and a failed check of the soak test.
+    /// Any error of the engine, a server that answers no request, and a failed check of the soak
+    /// test.
     pub async fn run(self) -> anyhow::Result<()> {
         match self {
             Self::Prefix(args) => args.run().await,
             Self::Load(args) => args.run().await,
+            Self::Serve(args) => args.run().await,
             Self::Soak(args) => args.run().await,
         }
     }

@@ -1,26 +1,90 @@
-//! Sends conversations to an engine and records when each token arrived.
+//! Sends conversations to a [`Target`] and records when each token arrived.
 //!
-//! [`open_loop`] sends each conversation at its start time, however slow the engine is: this shows
+//! [`open_loop`] sends each conversation at its start time, however slow the target is: this shows
 //! what users see at a given rate of arrivals. [`closed_loop`] keeps a fixed number of
-//! conversations in progress: this shows what the engine can serve.
+//! conversations in progress: this shows what the target can serve.
 
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use stolon::{Engine, EngineError, Error, Event, Request, TokenStream};
 use tokio::task::JoinSet;
 
 use super::metrics::RequestRecord;
-use super::workload::Conversation;
+use super::workload::{Conversation, Turn};
+
+/// What conversations are sent to: an engine in this process ([`stolon::Engine`]), or a server
+/// ([`HttpTarget`](super::http::HttpTarget)).
+pub trait Target: Clone + Send + Sync + 'static {
+    /// What was said in a conversation so far, in the form of which prompts are made.
+    type History: Default + Send;
+    /// A request that was sent, and whose answer has not been read.
+    type Answer: Send;
+
+    /// Appends a turn to the history and sends it. Requests are submitted in the order of their
+    /// arrival. A target that cannot accept requests immediately returns without waiting, and sends
+    /// the request when its answer is read.
+    ///
+    /// # Errors
+    /// A [`Failure`] ends the conversation.
+    fn submit(
+        &self,
+        history: &mut Self::History,
+        turn: &Turn,
+        priority: i32,
+    ) -> impl Future<Output = Result<Self::Answer, Failure>> + Send;
+
+    /// Reads an answer to its end, records it, and appends it to the history. `clock` gives the
+    /// times of the record.
+    ///
+    /// # Errors
+    /// A [`Failure`] ends the conversation.
+    fn read(
+        &self,
+        answer: Self::Answer,
+        history: &mut Self::History,
+        record: &mut RequestRecord,
+        clock: Clock,
+    ) -> impl Future<Output = Result<(), Failure>> + Send;
+}
+
+/// The time since a run began.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock(Instant);
+
+impl Clock {
+    /// Seconds since the run began.
+    #[must_use]
+    pub fn now(self) -> f64 {
+        self.0.elapsed().as_secs_f64()
+    }
+}
+
+/// Why a request was not answered.
+#[derive(Debug)]
+pub enum Failure {
+    /// The target refused the request because it is overloaded.
+    Overloaded,
+    /// The request failed; the run continues. Failures are counted by `kind`.
+    Counted {
+        /// A few words that are the same for all failures of one sort.
+        kind: String,
+        /// What happened to this request.
+        message: String,
+    },
+    /// The run ends with this error.
+    Fatal(anyhow::Error),
+}
 
 /// What a run measured.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     /// The answered requests: by conversation in the order of the workload, then by turn.
     pub records: Vec<RequestRecord>,
-    /// For each request that the engine refused because it was overloaded: how long the refusal
+    /// For each request that the target refused because it was overloaded: how long the refusal
     /// took. A refusal ends its conversation.
     pub refusals: Vec<Duration>,
+    /// Kind and message of each request that failed otherwise, which ends its conversation, too.
+    pub failures: Vec<(String, String)>,
     /// Time from the start to the end of the last conversation.
     pub elapsed: Duration,
 }
@@ -29,15 +93,15 @@ pub struct Measured {
 /// `on_finished` is called after each conversation.
 ///
 /// # Errors
-/// The first error of any request other than [`EngineError::Overloaded`]; all others are then cancelled.
-pub async fn open_loop(
-    engine: &Engine,
+/// The first [`Failure::Fatal`]; all requests are then cancelled.
+pub async fn open_loop<T: Target>(
+    target: &T,
     conversations: &[Conversation],
     on_finished: impl Fn(),
 ) -> anyhow::Result<Measured> {
     let begin = Instant::now();
     let mut tasks = JoinSet::new();
-    let mut clients: Vec<Option<Client>> = conversations.iter().map(|_| None).collect();
+    let mut clients: Vec<Option<Client<T>>> = conversations.iter().map(|_| None).collect();
     for (index, conversation) in conversations.iter().enumerate() {
         let due = tokio::time::Instant::from_std(begin + conversation.start);
         loop {
@@ -51,7 +115,7 @@ pub async fn open_loop(
                 }
             }
         }
-        let mut client = Client::new(engine.clone(), conversation.clone(), begin);
+        let mut client = Client::new(target.clone(), conversation.clone(), begin);
         // Submitted here rather than in the task, so that requests arrive in the workload's order.
         let first = client.submit().await?;
         tasks.spawn(async move { (index, client.run(first).await) });
@@ -70,8 +134,8 @@ pub async fn open_loop(
 ///
 /// # Errors
 /// As [`open_loop`].
-pub async fn closed_loop(
-    engine: &Engine,
+pub async fn closed_loop<T: Target>(
+    target: &T,
     conversations: &[Conversation],
     concurrency: usize,
     on_finished: impl Fn(),
@@ -79,10 +143,10 @@ pub async fn closed_loop(
     let begin = Instant::now();
     let clients = conversations.iter().enumerate().map(|(index, conversation)| {
         let conversation = Conversation { pause: Duration::ZERO, ..conversation.clone() };
-        let mut client = Client::new(engine.clone(), conversation, begin);
+        let mut client = Client::new(target.clone(), conversation, begin);
         async move {
             let first = client.submit().await?;
-            Ok::<_, Error>((index, client.run(first).await?))
+            anyhow::Ok((index, client.run(first).await?))
         }
     });
     let mut running = futures::stream::iter(clients).buffer_unordered(concurrency);
@@ -95,69 +159,75 @@ pub async fn closed_loop(
     Ok(measured(begin, finished.into_iter().map(|(_, client)| client)))
 }
 
-fn measured(begin: Instant, clients: impl IntoIterator<Item = Client>) -> Measured {
+fn measured<T: Target>(begin: Instant, clients: impl IntoIterator<Item = Client<T>>) -> Measured {
     let mut measured = Measured { elapsed: begin.elapsed(), ..Measured::default() };
     for client in clients {
         measured.records.extend(client.records);
         measured.refusals.extend(client.refusal);
+        measured.failures.extend(client.failure);
     }
     measured
 }
 
 /// A conversation in progress.
-struct Client {
-    engine: Engine,
+struct Client<T: Target> {
+    target: T,
     conversation: Conversation,
     /// Start of the run; the times in records count from it.
-    begin: Instant,
-    /// Token ids of all turns and answers so far: the prompt of the next turn.
-    history: Vec<u32>,
+    clock: Clock,
+    /// All turns and answers so far: the prompt of the next turn.
+    history: T::History,
     turns_sent: usize,
     records: Vec<RequestRecord>,
     refusal: Option<Duration>,
+    failure: Option<(String, String)>,
 }
 
-/// A request that the engine accepted.
-struct Sent {
+/// A request that was submitted.
+struct Sent<T: Target> {
     record: RequestRecord,
-    stream: TokenStream,
+    answer: T::Answer,
 }
 
-impl Client {
-    fn new(engine: Engine, conversation: Conversation, begin: Instant) -> Self {
-        let history = Vec::new();
-        let (turns_sent, records, refusal) = (0, Vec::new(), None);
-        Self { engine, conversation, begin, history, turns_sent, records, refusal }
+impl<T: Target> Client<T> {
+    fn new(target: T, conversation: Conversation, begin: Instant) -> Self {
+        Self {
+            target,
+            conversation,
+            clock: Clock(begin),
+            history: T::History::default(),
+            turns_sent: 0,
+            records: Vec::new(),
+            refusal: None,
+            failure: None,
+        }
     }
 
-    /// Submits the next turn. `None` if there is none, or if the engine is overloaded.
-    async fn submit(&mut self) -> Result<Option<Sent>, Error> {
+    /// Submits the next turn. `None` if there is none, or if it failed.
+    async fn submit(&mut self) -> anyhow::Result<Option<Sent<T>>> {
         let Some(turn) = self.conversation.turns.get(self.turns_sent) else { return Ok(None) };
         self.turns_sent += 1;
-        self.history.extend_from_slice(&turn.tokens);
-        let request = Request::tokens(self.history.clone())
-            .max_tokens(turn.output_tokens)
-            .priority(self.conversation.priority)
-            .ignore_eos(true);
-        let sent = Instant::now();
-        match self.engine.generate(request).await {
-            Ok(stream) => {
-                let sent_at = sent.duration_since(self.begin).as_secs_f64();
+        let sent_at = self.clock.now();
+        match self.target.submit(&mut self.history, turn, self.conversation.priority).await {
+            Ok(answer) => {
                 let record = RequestRecord { sent_at, ..RequestRecord::default() };
-                Ok(Some(Sent { record, stream }))
+                Ok(Some(Sent { record, answer }))
             }
-            Err(Error::Engine(EngineError::Overloaded { .. })) => {
-                self.refusal = Some(sent.elapsed());
+            Err(failure) => {
+                self.fail(failure, sent_at)?;
                 Ok(None)
             }
-            Err(error) => Err(error),
         }
     }
 
     /// Reads the answer to `sent` and continues the conversation to its end.
-    async fn run(mut self, mut sent: Option<Sent>) -> Result<Self, Error> {
-        while let Some(Sent { mut record, stream }) = sent {
-            self.read(&mut record, stream).await?;
+    async fn run(mut self, mut sent: Option<Sent<T>>) -> anyhow::Result<Self> {
+        while let Some(Sent { mut record, answer }) = sent {
+            let read = self.target.read(answer, &mut self.history, &mut record, self.clock).await;
+            if let Err(failure) = read {
+                self.fail(failure, record.sent_at)?;
+                break;
+            }
             self.records.push(record);
             if self.turns_sent < self.conversation.turns.len() {
                 tokio::time::sleep(self.conversation.pause).await;
@@ -167,26 +237,14 @@ impl Client {
         Ok(self)
     }
 
-    async fn read(
-        &mut self,
-        record: &mut RequestRecord,
-        mut stream: TokenStream,
-    ) -> Result<(), Error> {
-        while let Some(event) = stream.next().await {
-            match event? {
-                Event::Token(token) => {
-                    // The last event of a stream may have text but no token.
-                    if let Some(id) = token.id {
-                        record.token_times.push(self.begin.elapsed().as_secs_f64());
-                        self.history.push(id);
-                    }
-                }
-                Event::Finished(finish) => {
-                    record.prompt_tokens = finish.usage.prompt_tokens;
-                    record.cached_tokens = finish.usage.cached_tokens;
-                }
-                _ => {}
+    fn fail(&mut self, failure: Failure, sent_at: f64) -> anyhow::Result<()> {
+        match failure {
+            Failure::Overloaded => {
+                let seconds = (self.clock.now() - sent_at).max(0.0);
+                self.refusal = Some(Duration::from_secs_f64(seconds));
             }
+            Failure::Counted { kind, message } => self.failure = Some((kind, message)),
+            Failure::Fatal(error) => return Err(error),
         }
         Ok(())
     }

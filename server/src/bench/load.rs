@@ -247,6 +247,7 @@ mod tests {
     fn a_level_counts_answers_and_refusals() {
         let record = |sent_at: f64, token_times: Vec<f64>| RequestRecord {
             sent_at,
+            output_tokens: token_times.len(),
             token_times,
             prompt_tokens: 9,
             cached_tokens: 0,
@@ -255,6 +256,7 @@ mod tests {
             records: vec![record(1.0, vec![1.5, 2.0]), record(2.0, vec![4.0, 5.0])],
             refusals: vec![Duration::from_micros(250), Duration::from_micros(500)],
             elapsed: Duration::from_secs(5),
+            ..Measured::default()
         };
         let level = level(2.0, 7.0, &measured);
         assert_eq!((level.sent, level.finished, level.rejected), (4, 2, 2));

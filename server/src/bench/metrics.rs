@@ -9,8 +9,11 @@ use serde::Serialize;
 pub struct RequestRecord {
     /// When the request was submitted.
     pub sent_at: f64,
-    /// When each generated token arrived, in order; never empty for an answered request.
+    /// When each generated token arrived, in order; never empty for an answered request. A server
+    /// may send several tokens at once, which then have one time.
     pub token_times: Vec<f64>,
+    /// Number of generated tokens.
+    pub output_tokens: usize,
     /// Tokens of its prompt.
     pub prompt_tokens: usize,
     /// Prompt tokens that were read from the prefix cache.
@@ -36,6 +39,13 @@ impl RequestRecord {
     #[must_use]
     pub fn latency_ms(&self) -> Option<f64> {
         self.token_times.last().map(|last| (last - self.sent_at) * 1e3)
+    }
+
+    /// Mean time of each token after the first, in milliseconds; `None` for fewer than two tokens.
+    #[must_use]
+    pub fn time_per_output_token_ms(&self) -> Option<f64> {
+        let after_first = self.output_tokens.checked_sub(1).filter(|&count| count > 0)?;
+        Some((self.latency_ms()? - self.ttft_ms()?) / after_first as f64)
     }
 
     /// Times between consecutive tokens, in milliseconds.
@@ -75,6 +85,18 @@ impl Distribution {
     pub fn percentile_ms(&self, percent: f64) -> f64 {
         let value = self.histogram.value_at_quantile((percent / 100.0).clamp(0.0, 1.0));
         self.histogram.lowest_equivalent(value) as f64 / 1e6
+    }
+
+    /// The mean, in milliseconds. 0 if nothing was recorded.
+    #[must_use]
+    pub fn mean_ms(&self) -> f64 {
+        self.histogram.mean() / 1e6
+    }
+
+    /// The standard deviation, in milliseconds. 0 if nothing was recorded.
+    #[must_use]
+    pub fn deviation_ms(&self) -> f64 {
+        self.histogram.stdev() / 1e6
     }
 }
 
@@ -157,13 +179,13 @@ pub fn rate(run: &[RequestRecord], tokens: impl Fn(&RequestRecord) -> usize) -> 
 /// Generated tokens of a request, to be used with [`rate`].
 #[must_use]
 pub fn output_tokens(record: &RequestRecord) -> usize {
-    record.token_times.len()
+    record.output_tokens
 }
 
 /// Prompt and generated tokens of a request, to be used with [`rate`].
 #[must_use]
 pub fn all_tokens(record: &RequestRecord) -> usize {
-    record.prompt_tokens + record.token_times.len()
+    record.prompt_tokens + record.output_tokens
 }
 
 /// Tokens per second of each run, prompt and generated tokens together; 0 for a run without one.

@@ -230,7 +230,7 @@ fn figures(rate: Arrivals, [off, on]: &[Side; 2]) -> Value {
     let (off_sum, on_sum) = (off.summary(), on.summary());
     json!({
         "rate": match rate {
-            Arrivals::PerSecond(rate) => json!(rate),
+            Arrivals::PerSecond(rate) | Arrivals::Poisson(rate) => json!(rate),
             Arrivals::AtOnce => json!("inf"),
         },
         "off": off_sum,

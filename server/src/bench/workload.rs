@@ -55,17 +55,30 @@ impl Conversation {
 pub enum Arrivals {
     /// Evenly spaced, this many per second, whether or not earlier ones have been answered.
     PerSecond(f64),
+    /// At random, independently of each other, this many per second on average (a Poisson
+    /// process).
+    Poisson(f64),
     /// All at the start of the run.
     AtOnce,
 }
 
+/// Distinguishes the draws of arrivals from those of prompts, which have the same seed.
+const ARRIVALS_STREAM: u64 = 0x6172_7269_7661_6c73;
+
 impl Arrivals {
-    /// When request number `index` arrives, from the start of the run.
-    fn start(self, index: usize) -> Duration {
-        match self {
+    /// When each of `count` requests arrives, from the start of the run, in order.
+    fn starts(self, count: usize, seed: u64) -> Vec<Duration> {
+        let mut rng = SeededRng::new(seed ^ ARRIVALS_STREAM);
+        let mut at = 0.0;
+        let start = |index: usize| match self {
             Self::PerSecond(rate) => Duration::from_secs_f64(index as f64 / rate),
+            Self::Poisson(rate) => {
+                at += rng.wait_seconds(rate);
+                Duration::from_secs_f64(at)
+            }
             Self::AtOnce => Duration::ZERO,
-        }
+        };
+        (0..count).map(start).collect()
     }
 }
 
@@ -87,6 +100,7 @@ impl std::fmt::Display for Arrivals {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::PerSecond(rate) => write!(f, "{rate} requests per second"),
+            Self::Poisson(rate) => write!(f, "{rate} requests per second on average"),
             Self::AtOnce => f.write_str("all at once"),
         }
     }
@@ -135,8 +149,11 @@ impl PrefixWorkload {
             rng.tokens(count, ids.len()).into_iter().map(|index| ids[index as usize]).collect()
         };
         let shared = draw(&mut rng, self.shared_tokens);
-        (0..self.request_count)
-            .map(|index| {
+        let starts = self.arrivals.starts(self.request_count, self.seed);
+        starts
+            .into_iter()
+            .enumerate()
+            .map(|(index, start)| {
                 let marker = ids[index % ids.len()];
                 let suffix = rng.between(self.unique_min, self.unique_max);
                 let mut tokens = shared.clone();
@@ -148,7 +165,7 @@ impl PrefixWorkload {
                     tokens.push(marker);
                     tokens.extend(draw(&mut rng, suffix - 1));
                 }
-                Conversation::single(self.arrivals.start(index), tokens, self.output_tokens)
+                Conversation::single(start, tokens, self.output_tokens)
             })
             .collect()
     }
@@ -221,6 +238,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Goal: random arrivals are in order, have the rate on average and the deviation of a Poisson
+    /// process, and depend on the seed alone.
+    #[test]
+    fn random_arrivals_have_the_rate() {
+        let starts = |seed| Arrivals::Poisson(50.0).starts(10_000, seed);
+        let (times, others) = (starts(3), starts(4));
+        assert_eq!(times, starts(3));
+        assert_ne!(times, others);
+        assert!(times.is_sorted());
+        let waits: Vec<f64> =
+            times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
+        let mean = waits.iter().sum::<f64>() / waits.len() as f64;
+        let square = waits.iter().map(|wait| (wait - mean).powi(2)).sum::<f64>();
+        let deviation = (square / waits.len() as f64).sqrt();
+        assert!((mean - 0.02).abs() < 0.001 && (deviation - 0.02).abs() < 0.002, "{deviation}");
     }
 
     /// Goal: rates are parsed; anything else is refused with what was expected.

@@ -4,6 +4,7 @@
 mod access_api;
 mod attacks;
 mod bench;
+mod bench_serve;
 mod cache_api;
 mod chat_api;
 mod commands;

@@ -15,6 +15,7 @@ fn record(sent_at: f64, token_times: &[f64], prompt: usize, cached: usize) -> Re
     RequestRecord {
         sent_at,
         token_times: token_times.to_vec(),
+        output_tokens: token_times.len(),
         prompt_tokens: prompt,
         cached_tokens: cached,
     }
