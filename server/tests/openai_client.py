@@ -1,14 +1,16 @@
 """Tests `stolon serve` with OpenAI's Python client: python openai_client.py path/to/stolon
 
-Needs the package `openai`. Uses the demo model and the one in fixtures/scripted, and needs no network. Fails with an exception at the
-first reply that differs from what OpenAI's API specifies.
+Needs the package `openai`. Uses the demo model and the one in fixtures/scripted, and needs no network.
+Fails with an exception at the first reply that differs from what OpenAI's API specifies.
 """
 
 import json
 import pathlib
 import subprocess
 import sys
+import time
 
+import httpx
 import openai
 
 SCRIPTED = str(pathlib.Path(__file__).parent / "fixtures" / "scripted")
@@ -88,6 +90,21 @@ def check_errors(client, model):
     assert error.code == "context_length_exceeded"
 
 
+def check_cancel(client, model):
+    """A client that closes its stream ends its request, which would otherwise run for long."""
+    address = str(client.base_url).removesuffix("/v1/")
+    counts = lambda: httpx.get(f"{address}/admin/audit").json()["audit"]
+    ask = dict(model=model, messages=[{"role": "user", "content": "Count."}], extra_body={"ignore_eos": True})
+    with client.chat.completions.create(**ask, stream=True, max_completion_tokens=3_000) as stream:
+        for _ in zip(range(3), stream):
+            pass
+        assert counts()["running"] == 1
+    deadline = time.monotonic() + 30
+    while counts()["running"] + counts()["blocks_reserved"] > 0:
+        assert time.monotonic() < deadline, counts()
+        time.sleep(0.01)
+
+
 WEATHER = {
     "name": "get_weather",
     "description": "The weather of a city.",
@@ -149,7 +166,7 @@ def check_server(binary, arguments, checks):
 
 
 def main():
-    check_server(sys.argv[1], [], [check_completions, check_chat, check_errors])
+    check_server(sys.argv[1], [], [check_completions, check_chat, check_errors, check_cancel])
     check_server(sys.argv[1], ["--model", SCRIPTED], [check_tools, check_responses])
     print(f"openai {openai.__version__}: all checks passed")
 
