@@ -149,10 +149,15 @@ impl Engine {
         let mut options = request.options;
         options.sampling.logprobs = request.logprobs.or(options.sampling.logprobs);
         options.sampling.processor = request.processor.or(options.sampling.processor);
-        if request.min_tokens > 0 {
-            let ends = eos_ids.as_slice().iter().chain(options.stop_ids.as_slice());
+        let ends = eos_ids.as_slice().iter().chain(options.stop_ids.as_slice());
+        let ends: Vec<u32> = ends.copied().collect();
+        if let Some(grammar) = request.grammar {
             let inner = options.sampling.processor.take();
-            let ends = ends.copied().collect();
+            let processor = self.inner.prompts.grammar_processor(grammar, &ends, inner).await?;
+            options.sampling.processor = Some(processor);
+        }
+        if request.min_tokens > 0 {
+            let inner = options.sampling.processor.take();
             let processor = MinTokens { count: request.min_tokens, ends, inner };
             options.sampling.processor = Some(SharedProcessor::new(processor));
         }

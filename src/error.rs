@@ -7,7 +7,8 @@ use std::time::Duration;
 use stolon_model::ModelError;
 use stolon_scheduler::EngineError;
 use stolon_text::{
-    ChatTemplateError, MAX_STOP_BYTES, MAX_STOP_STRINGS, StopStringsError, TokenizerError,
+    ChatTemplateError, GrammarError, MAX_STOP_BYTES, MAX_STOP_STRINGS, StopStringsError,
+    TokenizerError,
 };
 
 /// Every error of the library.
@@ -26,6 +27,10 @@ pub enum Error {
     /// The model's tokenizer could not be read, or the text could not be tokenised.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// The request's grammar is invalid, not supported or too large, or the library was built
+    /// without the feature `grammar`.
+    #[error("grammar: {0}")]
+    Grammar(#[from] GrammarError),
     /// A request uses text, but the engine has no tokenizer: it runs on a custom backend, or the
     /// library was built without the feature `text`.
     #[error("this engine has no tokenizer: expected token ids, got text")]

@@ -95,6 +95,7 @@
 //! | feature | default | what it adds |
 //! |---|---|---|
 //! | `text` | yes | prompts and answers as text: tokenizers and chat templates |
+//! | `grammar` | yes | answers that follow a JSON schema or a grammar ([`Request::grammar`]) |
 //! | `hub` | yes | downloading models from the Hugging Face hub |
 //! | `testing` | no | `backend::fake`, a deterministic backend for tests of your program |
 //! | `demo-model` | no | the model `demo`, a small model inside the crate; implies `text` |
@@ -130,6 +131,8 @@ mod completion;
 mod engine;
 mod error;
 mod estimate;
+#[cfg(feature = "grammar")]
+mod grammar;
 mod min_tokens;
 mod model_info;
 mod prompt;
@@ -196,6 +199,6 @@ pub use stolon_text::{
 #[cfg(feature = "text")]
 pub use stolon_text::{ChatError, ChatOptions, ChatTemplate, TextModel, Tokenizer};
 pub use stolon_text::{
-    ChatMessage, ChatTemplateError, GgufTokenizer, MessageContent, TextSource, TokenizerError,
-    TokenizerSource,
+    ChatMessage, ChatTemplateError, FunctionSchema, GgufTokenizer, Grammar, GrammarError,
+    MessageContent, Otherwise, TextSource, TokenizerError, TokenizerSource, ToolCallGrammar,
 };

@@ -14,9 +14,9 @@ use stolon_scheduler::{EngineError, PromptLimit};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
-use crate::Error;
 use crate::request::Prompt;
 use crate::text::Text;
+use crate::{Error, Grammar, SharedProcessor};
 
 /// What a request's prompt is made from. Requests share it with the threads that tokenise it.
 #[derive(Clone, Debug)]
@@ -116,6 +116,20 @@ impl Prompts {
     /// The token ids of a text.
     pub(crate) async fn encode(&self, input: String, add_special: bool) -> Result<Vec<u32>, Error> {
         self.run(input.len(), move |text| text.encode(&input, add_special)).await
+    }
+
+    /// A processor that keeps an answer to `grammar`. It runs after `inner`. `ends` are the tokens
+    /// that end the answer.
+    pub(crate) async fn grammar_processor(
+        &self,
+        grammar: Arc<Grammar>,
+        ends: &[u32],
+        inner: Option<SharedProcessor>,
+    ) -> Result<SharedProcessor, Error> {
+        let ends: Arc<[u32]> = ends.into();
+        // Compiling takes as long as tokenising a large prompt.
+        let processor = move |text: &Text| text.grammar_processor(&grammar, ends, inner);
+        self.run(LARGE_BYTES, processor).await
     }
 
     /// Runs `work` on a prompt of `bytes` bytes, in the calling task or on a blocking thread.

@@ -14,7 +14,8 @@ use stolon_scheduler::{RequestOptions, TokenSet};
 use crate::ChatOptions;
 use crate::prompt::PromptSource;
 use crate::{
-    ChatMessage, Error, LogitsProcessor, MessageContent, Namespace, SamplingParams, SharedProcessor,
+    ChatMessage, Error, Grammar, LogitsProcessor, MessageContent, Namespace, SamplingParams,
+    SharedProcessor,
 };
 
 /// A prompt.
@@ -62,6 +63,7 @@ pub struct Request {
     pub(crate) shown_tokens: Arc<[String]>,
     pub(crate) logprobs: Option<usize>,
     pub(crate) processor: Option<SharedProcessor>,
+    pub(crate) grammar: Option<Arc<Grammar>>,
     pub(crate) cache_salt: Option<String>,
     pub(crate) options: RequestOptions,
 }
@@ -77,6 +79,7 @@ impl Request {
             shown_tokens: Arc::default(),
             logprobs: None,
             processor: None,
+            grammar: None,
             cache_salt: None,
             options: RequestOptions::default(),
         }
@@ -252,6 +255,47 @@ impl Request {
     pub fn logits_processor(mut self, processor: impl LogitsProcessor + 'static) -> Request {
         self.processor = Some(SharedProcessor::new(processor));
         self
+    }
+
+    /// What the answer has to follow, from its first token to its end: a JSON schema, for example.
+    /// The answer may end only where it is complete. If it reaches the maximum number of tokens
+    /// before (finish reason `length`), it is the beginning of such an answer, and so it is if a
+    /// stop string or stop id ends it.
+    ///
+    /// Log-probabilities are those of the model's own distribution, without the grammar. The
+    /// grammar applies after [`Request::logits_processor`]. Bias and penalties choose among the
+    /// tokens that it allows. If it is complete before [`Request::min_tokens`], the answer ends.
+    ///
+    /// ```no_run
+    /// # async fn extract(engine: stolon::Engine) -> Result<(), Box<dyn std::error::Error>> {
+    /// use serde_json::{Value, json};
+    /// use stolon::{Grammar, Request};
+    ///
+    /// let schema = json!({
+    ///     "type": "object",
+    ///     "properties": {
+    ///         "city": {"type": "string", "maxLength": 40},
+    ///         "degrees": {"type": "integer", "minimum": -60, "maximum": 60},
+    ///     },
+    ///     "required": ["city", "degrees"],
+    ///     "additionalProperties": false,
+    /// });
+    /// let request = Request::text("It is 21 degrees in Lisbon today. As JSON: ")
+    ///     .grammar(Grammar::JsonSchema(schema))
+    ///     .max_tokens(100);
+    /// let weather: Value = serde_json::from_str(&engine.complete(request).await?.text)?;
+    /// println!("{} degrees", weather["degrees"]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn grammar(mut self, grammar: Grammar) -> Request {
+        self.grammar = Some(Arc::new(grammar));
+        self
+    }
+
+    /// The value of [`Request::grammar`]; `None` if it was not called.
+    pub fn get_grammar(&self) -> Option<&Grammar> {
+        self.grammar.as_deref()
     }
 
     /// Reports the log-probability of each prompt token and of the `top` most likely ones in its

@@ -1,30 +1,43 @@
 //! The text layer: renders and tokenises prompts, and provides detokenizers for answers.
 
+use std::sync::Arc;
+
 use stolon_scheduler::{PromptLimit, TokenSet};
+#[cfg(feature = "grammar")]
+use stolon_text::GrammarCompiler;
 use stolon_text::{ChatMessage, ChatOptions, ChatTemplate, TextModel, Tokenizer};
 
 pub(crate) use stolon_text::Detokenizer;
 
-use crate::Error;
+#[cfg(feature = "grammar")]
+use crate::grammar::GrammarProcessor;
 use crate::prompt::PromptSource;
 use crate::request::Prompt;
+use crate::{Error, Grammar, SharedProcessor};
 
 /// The model's tokenizer and chat templates, if it has any. All requests share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Text {
     model: Option<TextModel>,
     eos_ids: TokenSet,
+    #[cfg(feature = "grammar")]
+    grammars: Option<GrammarCompiler>,
 }
 
 impl Text {
     pub(crate) fn new(model: TextModel) -> Text {
         let eos_ids = model.eos_token_ids().iter().copied().collect();
-        Text { model: Some(model), eos_ids }
+        Text {
+            #[cfg(feature = "grammar")]
+            grammars: Some(GrammarCompiler::new(model.tokenizer().clone(), model.eos_token_ids())),
+            model: Some(model),
+            eos_ids,
+        }
     }
 
     /// For a model without a tokenizer.
     pub(crate) fn tokens_only(eos_token_ids: &[u32]) -> Text {
-        Text { model: None, eos_ids: eos_token_ids.iter().copied().collect() }
+        Text { eos_ids: eos_token_ids.iter().copied().collect(), ..Text::default() }
     }
 
     fn model(&self) -> Result<&TextModel, Error> {
@@ -47,6 +60,36 @@ impl Text {
         let tokenizer = self.tokenizer().ok()?;
         let shown = shown.iter().filter_map(|spelling| tokenizer.token_id(spelling));
         Some(Detokenizer::continuing(tokenizer.clone(), true).showing(shown))
+    }
+
+    /// A processor that keeps an answer to `grammar` and runs after `inner`. The answer ends with one
+    /// of `ends`.
+    #[cfg(feature = "grammar")]
+    pub(crate) fn grammar_processor(
+        &self,
+        grammar: &Grammar,
+        ends: Arc<[u32]>,
+        inner: Option<SharedProcessor>,
+    ) -> Result<SharedProcessor, Error> {
+        let compiler = self.grammars.as_ref().ok_or(Error::NoTokenizer)?;
+        if ends.is_empty() && self.eos_ids.as_slice().is_empty() {
+            let expected = "a model with an end-of-sequence token, or stop ids";
+            return Err(Error::invalid("grammar", expected, "neither"));
+        }
+        let state = compiler.compile(grammar)?.state();
+        Ok(SharedProcessor::new(GrammarProcessor::new(state, ends, inner)))
+    }
+
+    /// Grammars need the feature `grammar`.
+    #[cfg(not(feature = "grammar"))]
+    pub(crate) fn grammar_processor(
+        &self,
+        _grammar: &Grammar,
+        _ends: Arc<[u32]>,
+        _inner: Option<SharedProcessor>,
+    ) -> Result<SharedProcessor, Error> {
+        let reason = "this library was built without the feature `grammar`".to_owned();
+        Err(stolon_text::GrammarError { path: String::new(), reason }.into())
     }
 
     pub(crate) fn chat_template(&self) -> Result<&ChatTemplate, Error> {

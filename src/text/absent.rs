@@ -1,10 +1,12 @@
 //! The text layer of a build without the feature `text`. Every use of text is an error.
 
+use std::sync::Arc;
+
 use stolon_scheduler::{PromptLimit, TokenSet};
 
 use crate::prompt::PromptSource;
 use crate::request::Prompt;
-use crate::{ChatMessage, Error};
+use crate::{ChatMessage, Error, Grammar, SharedProcessor};
 
 /// Replaces the tokenizer and chat templates. It refuses all text.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +39,15 @@ impl Text {
 
     pub(crate) fn detokenizer(&self, _shown: &[String]) -> Option<Detokenizer> {
         None
+    }
+
+    pub(crate) fn grammar_processor(
+        &self,
+        _grammar: &Grammar,
+        _ends: Arc<[u32]>,
+        _inner: Option<SharedProcessor>,
+    ) -> Result<SharedProcessor, Error> {
+        Err(Error::NoTokenizer)
     }
 
     pub(crate) fn encode(&self, _text: &str, _add_special: bool) -> Result<Vec<u32>, Error> {

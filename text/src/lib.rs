@@ -10,6 +10,8 @@
 //! * `Tokenizer`, `Detokenizer`: from text to token ids, and back while tokens arrive;
 //! * `ChatTemplate`: from [`ChatMessage`]s to the text that the model was trained on;
 //! * [`AnswerParser`]: takes an answer apart into reasoning, text and tool calls;
+//! * [`Grammar`]: what an answer has to follow; with the feature `grammar`, `GrammarCompiler` computes
+//!   which tokens may come next;
 //! * [`StopStrings`]: ends a streamed text where a stop string is complete.
 #![forbid(unsafe_code)]
 
@@ -26,6 +28,7 @@ mod chat_template;
 #[cfg(feature = "tokenizer")]
 mod detokenizer;
 mod error;
+mod grammar;
 mod message;
 mod source;
 #[cfg(feature = "tokenizer")]
@@ -44,6 +47,9 @@ pub use chat_template::{ChatOptions, ChatTemplate, RenderedChat};
 #[cfg(feature = "tokenizer")]
 pub use detokenizer::Detokenizer;
 pub use error::{ChatTemplateError, StopStringsError, TokenizerError};
+#[cfg(feature = "grammar")]
+pub use grammar::{CompiledGrammar, GrammarCompiler, GrammarState, TokenMask};
+pub use grammar::{FunctionSchema, Grammar, GrammarError, Otherwise, ToolCallGrammar};
 pub use message::{ChatMessage, MessageContent};
 pub use source::{GgufTokenizer, TextSource, TokenizerSource};
 pub use stop_strings::{MAX_STOP_BYTES, MAX_STOP_STRINGS, StopScan, StopStrings};

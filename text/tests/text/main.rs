@@ -2,6 +2,8 @@
 
 mod chat;
 mod gguf;
+#[cfg(feature = "grammar")]
+mod grammar;
 mod hostile_templates;
 mod hostile_tokenizers;
 mod text_model;

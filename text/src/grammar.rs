@@ -1,0 +1,210 @@
+//! Structured output: grammars that an answer has to follow, token by token.
+//!
+//! A [`Grammar`] says what an answer may be. `GrammarCompiler` turns it into a `CompiledGrammar`
+//! for the vocabulary of one model, and `GrammarState` follows one sequence: it knows which tokens
+//! may come next. The parser is the crate `llguidance`, an Earley parser over a lexer of regular
+//! expression derivatives.
+//!
+//! 1. The vocabulary becomes a trie when the first grammar of a model is compiled.
+//! 2. A grammar is checked against the limits of this module and compiled, once per request, on a
+//!    thread of its own.
+//! 3. A token is accepted: `GrammarState::begin` starts the work for the next mask on a worker
+//!    thread, while the model computes the next step.
+//! 4. `GrammarState::mask` waits for it when the logits are there.
+
+#[cfg(feature = "grammar")]
+mod calls;
+#[cfg(feature = "grammar")]
+mod compile;
+#[cfg(feature = "grammar")]
+mod mask;
+mod schema;
+#[cfg(feature = "grammar")]
+mod state;
+
+use serde_json::Value;
+
+#[cfg(feature = "grammar")]
+pub use self::compile::{CompiledGrammar, GrammarCompiler};
+#[cfg(feature = "grammar")]
+pub use self::mask::TokenMask;
+#[cfg(feature = "grammar")]
+pub use self::state::GrammarState;
+use crate::{ReasoningFormat, ToolCallFormat};
+
+/// What an answer has to follow.
+///
+/// Whitespace between the parts of JSON is free, up to 64 characters in one place. Objects have
+/// their properties in the order of the schema.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Grammar {
+    /// A JSON object.
+    JsonObject,
+    /// A JSON value that is valid under this JSON schema (draft 2020-12). Keywords that are not
+    /// implemented are errors; [`Grammar::check`] names them. Annotations, such as `title`, have no
+    /// effect. The only references that are supported are paths in the schema: `#/$defs/name`.
+    JsonSchema(Value),
+    /// A text that a regular expression matches as a whole, in the syntax of the crate `regex`
+    /// without look-around and back-references. `^` at the beginning and `$` at the end are allowed.
+    Regex(String),
+    /// A text of a context-free grammar in the syntax of Lark, with the extensions of
+    /// `llguidance`. The start rule is `start`.
+    Lark(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// Calls of functions, in the format of the model.
+    ToolCalls(ToolCallGrammar),
+    /// The model's reasoning, which is free, and then an answer that follows a grammar.
+    AfterReasoning {
+        /// The tags around the reasoning.
+        reasoning: ReasoningFormat,
+        /// Whether the prompt ends with the tag that begins the reasoning. If not, the answer may
+        /// have no reasoning.
+        is_open: bool,
+        /// What follows.
+        then: Box<Grammar>,
+    },
+}
+
+/// An answer that calls functions. Names and arguments are those of `functions`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolCallGrammar {
+    /// The format of the calls.
+    pub format: ToolCallFormat,
+    /// The functions that may be called; at least one.
+    pub functions: Vec<FunctionSchema>,
+    /// Whether the answer may have only one call.
+    pub single: bool,
+    /// What the answer may be if it has no call, or before its calls.
+    pub otherwise: Otherwise,
+}
+
+/// A function that may be called.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FunctionSchema {
+    /// Its name: letters, digits, `_`, `-` and `.`.
+    pub name: String,
+    /// JSON schema of its arguments, which are an object.
+    pub parameters: Value,
+}
+
+/// What an answer may be instead of calls.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Otherwise {
+    /// Nothing: the answer has at least one call.
+    Nothing,
+    /// Any text, also before and between calls.
+    Text,
+    /// An answer without calls follows this grammar.
+    Grammar(Box<Grammar>),
+}
+
+/// Why a grammar is refused, or cannot be followed any further.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}{reason}", if path.is_empty() { String::new() } else { format!("`{path}`: ") })]
+pub struct GrammarError {
+    /// Where in a JSON schema the reason is, for example `properties.name.uniqueItems`. Empty if it
+    /// is the grammar as a whole.
+    pub path: String,
+    /// What was expected and what was found.
+    pub reason: String,
+}
+
+impl GrammarError {
+    pub(crate) fn new(reason: impl Into<String>) -> Self {
+        Self { path: String::new(), reason: reason.into() }
+    }
+}
+
+impl Grammar {
+    /// Maximum length of a Lark grammar and of all texts of a choice together, in bytes.
+    pub const MAX_BYTES: usize = 64 << 10;
+    /// Maximum length of a regular expression in bytes, also of one in a JSON schema, and of a line
+    /// of a Lark grammar.
+    pub const MAX_REGEX_BYTES: usize = 4 << 10;
+    /// Maximum number of texts of a choice.
+    pub const MAX_CHOICES: usize = 4096;
+    /// Maximum length in bytes of all names and texts of a JSON schema.
+    pub const MAX_SCHEMA_BYTES: usize = 256 << 10;
+    /// Maximum number of values of a JSON schema.
+    pub const MAX_SCHEMA_VALUES: usize = 16 << 10;
+    /// Maximum depth of nested values of a JSON schema.
+    pub const MAX_SCHEMA_DEPTH: usize = 64;
+    /// Maximum value of `maxLength`, `maxItems` and the like in a JSON schema.
+    pub const MAX_SCHEMA_COUNT: u64 = 65_536;
+
+    /// Checks the limits of a grammar, and the keywords of its JSON schemas. Takes time in
+    /// proportion to the length of the grammar.
+    ///
+    /// # Errors
+    /// [`GrammarError`] with the path of the first keyword that is not supported.
+    pub fn check(&self) -> Result<(), GrammarError> {
+        match self {
+            Self::JsonObject => Ok(()),
+            Self::JsonSchema(value) => schema::supported(value).map(|_| ()),
+            Self::Regex(text) => {
+                check_len("a regular expression", text.len(), Self::MAX_REGEX_BYTES)
+            }
+            Self::Lark(text) => {
+                check_len("a grammar", text.len(), Self::MAX_BYTES)?;
+                // A regular expression is in one line.
+                let longest = text.lines().map(str::len).max().unwrap_or(0);
+                check_len("lines of a grammar", longest, Self::MAX_REGEX_BYTES)
+            }
+            Self::Choice(texts) => check_choice(texts),
+            Self::ToolCalls(calls) => calls.check(),
+            Self::AfterReasoning { then, .. } => match **then {
+                Self::AfterReasoning { .. } => Err(GrammarError::new("reasoning after reasoning")),
+                ref then => then.check(),
+            },
+        }
+    }
+}
+
+impl ToolCallGrammar {
+    fn check(&self) -> Result<(), GrammarError> {
+        if self.functions.is_empty() || self.functions.len() > Grammar::MAX_CHOICES {
+            let (max, got) = (Grammar::MAX_CHOICES, self.functions.len());
+            return Err(GrammarError::new(format!("expected 1 to {max} functions, got {got}")));
+        }
+        let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+        for function in &self.functions {
+            if function.name.is_empty() || !function.name.bytes().all(is_of_name) {
+                let expected = "expected a name of letters, digits, `_`, `-` and `.`";
+                return Err(GrammarError::new(format!("{expected}, got {:?}", function.name)));
+            }
+            schema::supported(&function.parameters)?;
+        }
+        let values = self.functions.iter().map(|function| schema::count(&function.parameters));
+        if values.sum::<usize>() > Grammar::MAX_SCHEMA_VALUES {
+            let max = Grammar::MAX_SCHEMA_VALUES;
+            let reason = format!("expected at most {max} values in the schemas of all functions");
+            return Err(GrammarError::new(reason));
+        }
+        match &self.otherwise {
+            Otherwise::Nothing | Otherwise::Text => Ok(()),
+            Otherwise::Grammar(grammar) => match **grammar {
+                Grammar::ToolCalls(_) | Grammar::AfterReasoning { .. } => {
+                    Err(GrammarError::new("expected a grammar of a text instead of calls"))
+                }
+                ref grammar => grammar.check(),
+            },
+        }
+    }
+}
+
+fn check_len(what: &str, got: usize, max: usize) -> Result<(), GrammarError> {
+    if (1..=max).contains(&got) {
+        return Ok(());
+    }
+    Err(GrammarError::new(format!("expected {what} of 1 to {max} bytes, got {got} bytes")))
+}
+
+fn check_choice(texts: &[String]) -> Result<(), GrammarError> {
+    if texts.is_empty() || texts.len() > Grammar::MAX_CHOICES {
+        let (max, got) = (Grammar::MAX_CHOICES, texts.len());
+        return Err(GrammarError::new(format!("expected 1 to {max} choices, got {got}")));
+    }
+    check_len("choices", texts.iter().map(String::len).sum(), Grammar::MAX_BYTES)
+}

@@ -1,0 +1,254 @@
+//! [`GrammarCompiler`]: from a [`Grammar`] to the parser of `llguidance`, for one vocabulary.
+
+use std::fmt;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
+
+use super::mask::TokenMask;
+use super::state::{Job, Start, start_workers};
+use super::{Grammar, GrammarError, GrammarState, Otherwise, ToolCallGrammar, calls, schema};
+use crate::Tokenizer;
+use crate::bounded::Bounded;
+
+/// Time that compiling a grammar may take. The limits below end it long before.
+const DEADLINE: Duration = Duration::from_secs(3);
+/// Whitespace in one place of a JSON value. Without a limit, some models write it forever.
+const WHITESPACE: &str = "[ \\n\\r\\t]{1,64}";
+/// Maximum length of the message of an error, in bytes.
+const MAX_MESSAGE: usize = 400;
+
+/// The limits of a grammar and of a mask. A regular expression at the limits takes up to half a
+/// second for a mask, other grammars a few milliseconds. The lexer takes up to 100 MB.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        initial_lexer_fuel: 500_000,
+        step_lexer_fuel: 50_000,
+        max_lexer_states: 50_000,
+        max_grammar_size: 200_000,
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
+}
+
+/// Compiles grammars for the vocabulary of one model. Cheap to clone; clones share the vocabulary's
+/// trie, which is made when the first grammar is compiled and takes about 100 bytes per token.
+#[derive(Clone)]
+pub struct GrammarCompiler {
+    tokenizer: Tokenizer,
+    eos_token_ids: Arc<[u32]>,
+    vocabulary: Arc<OnceLock<Result<Vocabulary, GrammarError>>>,
+    bounded: Bounded,
+}
+
+/// What all grammars of a model share.
+struct Vocabulary {
+    factory: ParserFactory,
+    jobs: Sender<Job>,
+}
+
+/// A grammar for the vocabulary of one model.
+pub struct CompiledGrammar {
+    start: Arc<Start>,
+    jobs: Sender<Job>,
+}
+
+impl GrammarCompiler {
+    /// A compiler for a tokenizer, and for answers that end with one of `eos_token_ids`.
+    #[must_use]
+    pub fn new(tokenizer: Tokenizer, eos_token_ids: &[u32]) -> Self {
+        let known = eos_token_ids.iter().copied();
+        let eos_token_ids =
+            known.filter(|&token| (token as usize) < tokenizer.vocab_size()).collect();
+        let vocabulary = Arc::default();
+        Self { tokenizer, eos_token_ids, vocabulary, bounded: Bounded::default() }
+    }
+
+    /// Compiles a grammar. Typical JSON schemas take about a millisecond, and the first grammar of
+    /// a model up to a second more.
+    ///
+    /// # Errors
+    /// [`GrammarError`] if the grammar is invalid, not supported, or too large.
+    pub fn compile(&self, grammar: &Grammar) -> Result<CompiledGrammar, GrammarError> {
+        grammar.check()?;
+        let (this, grammar) = (self.clone(), grammar.clone());
+        let compiled = self.bounded.run(DEADLINE, move || this.compile_here(&grammar));
+        compiled.unwrap_or_else(|stopped| Err(GrammarError::new(format!("grammar: {stopped}"))))
+    }
+
+    fn compile_here(&self, grammar: &Grammar) -> Result<CompiledGrammar, GrammarError> {
+        let vocabulary = self.vocabulary.get_or_init(|| self.vocabulary()).as_ref();
+        let Vocabulary { factory, jobs } = vocabulary.map_err(Clone::clone)?;
+        let mut parts = Parts { tokenizer: &self.tokenizer, grammars: Vec::new() };
+        parts.add("main".to_owned(), grammar)?;
+        let whole = TopLevelGrammar { grammars: parts.grammars, max_tokens: None };
+        let mut matcher = Matcher::new(factory.create_parser(whole));
+        let mask = next_mask(&mut matcher)?;
+        let start = Arc::new(Start { matcher: Mutex::new(matcher), mask: Arc::new(mask) });
+        Ok(CompiledGrammar { start, jobs: jobs.clone() })
+    }
+
+    fn vocabulary(&self) -> Result<Vocabulary, GrammarError> {
+        let failed = |error: &dyn fmt::Display| GrammarError::new(message(&error.to_string()));
+        let factory = factory(&self.tokenizer, &self.eos_token_ids)?;
+        let jobs = start_workers().map_err(|error| failed(&error))?;
+        Ok(Vocabulary { factory, jobs })
+    }
+}
+
+impl CompiledGrammar {
+    /// The state of a sequence that follows the grammar from its first token on.
+    #[must_use]
+    pub fn state(&self) -> GrammarState {
+        GrammarState::new(Arc::clone(&self.start), self.jobs.clone())
+    }
+}
+
+impl fmt::Debug for GrammarCompiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrammarCompiler").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for CompiledGrammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompiledGrammar").finish_non_exhaustive()
+    }
+}
+
+/// The trie of a vocabulary, as `llguidance` needs it.
+fn factory(tokenizer: &Tokenizer, eos_token_ids: &[u32]) -> Result<ParserFactory, GrammarError> {
+    let size = u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
+    let words: Vec<Vec<u8>> = (0..size)
+        .map(|token| {
+            let bytes = tokenizer.token_bytes(token).unwrap_or_default();
+            if !tokenizer.is_special(token) {
+                return bytes;
+            }
+            // Marked, so that no text is a special token.
+            [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes.as_slice()].concat()
+        })
+        .collect();
+    let none = llguidance::toktrie::INVALID_TOKEN;
+    let eos = eos_token_ids.first().copied().unwrap_or(none);
+    let mut trie = TokTrie::from(&TokRxInfo::new(size, eos), &words);
+    if !eos_token_ids.is_empty() {
+        trie = trie.with_eos_tokens(eos_token_ids);
+    }
+    let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+    let slices = SlicedBiasComputer::general_slices();
+    let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices);
+    let mut factory = factory.map_err(|error| GrammarError::new(message(&error.to_string())))?;
+    factory.quiet();
+    *factory.limits_mut() = limits();
+    Ok(factory)
+}
+
+/// The tokens that may come next.
+pub(super) fn next_mask(matcher: &mut Matcher) -> Result<TokenMask, GrammarError> {
+    let failed = |error: &dyn fmt::Display| GrammarError::new(message(&error.to_string()));
+    if let Some(error) = matcher.get_error() {
+        return Err(failed(&error));
+    }
+    let may_end = matcher.is_stopped() || matcher.is_accepting().map_err(|error| failed(&error))?;
+    let allowed = matcher.compute_mask_or_eos().map_err(|error| failed(&error))?;
+    Ok(TokenMask::new(allowed, may_end))
+}
+
+/// The part of a message of `llguidance` that is about the grammar, without the state of the parser.
+pub(super) fn message(error: &str) -> String {
+    let end = ["\n<state>", "\n<non-verbose", "\n<backtrace>"];
+    let end = end.iter().filter_map(|mark| error.find(mark)).min().unwrap_or(error.len());
+    let mut text = error[..end].trim().to_owned();
+    if text.is_empty() {
+        "no answer follows the grammar".clone_into(&mut text);
+    }
+    if text.len() > MAX_MESSAGE {
+        let end = (0..=MAX_MESSAGE).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        text.truncate(end);
+        text.push_str("...");
+    }
+    text
+}
+
+/// The grammars that a grammar consists of, by name. The first is the whole.
+struct Parts<'a> {
+    tokenizer: &'a Tokenizer,
+    grammars: Vec<GrammarWithLexer>,
+}
+
+impl Parts<'_> {
+    /// Adds a grammar, and then those that it refers to.
+    fn add(&mut self, name: String, grammar: &Grammar) -> Result<(), GrammarError> {
+        match grammar {
+            Grammar::JsonObject => self.add_json(name, json!({"type": "object"})),
+            Grammar::JsonSchema(schema) => self.add_json(name, schema::supported(schema)?),
+            Grammar::Regex(regex) => {
+                let regex = regex.strip_prefix('^').unwrap_or(regex);
+                let unescaped = regex.strip_suffix('$').filter(|rest| {
+                    let backslashes = rest.bytes().rev().take_while(|&byte| byte == b'\\').count();
+                    backslashes % 2 == 0
+                });
+                let grammar = GrammarWithLexer::from_regex(unescaped.unwrap_or(regex));
+                self.grammars.push(GrammarWithLexer { name: Some(name), ..grammar });
+            }
+            Grammar::Lark(lark) => self.add_lark(name, lark.clone()),
+            Grammar::Choice(texts) => {
+                let texts: Vec<_> = texts.iter().map(|text| calls::literal(text)).collect();
+                self.add_lark(name, format!("start: {}", texts.join(" | ")));
+            }
+            Grammar::ToolCalls(calls) => self.add_calls(&name, calls)?,
+            Grammar::AfterReasoning { reasoning, is_open, then } => {
+                let (open, close) = reasoning.tags();
+                let then_name = format!("{name}_then");
+                let reasoned = calls::text_until(self.tokenizer, "reasoned", close);
+                let open = calls::marker(self.tokenizer, open);
+                let first =
+                    if *is_open { "reasoned".into() } else { format!("({open} reasoned)?") };
+                let space = "SPACE: /[ \\n\\r\\t]{1,64}/\n";
+                let start = format!("start: {first} SPACE? @{then_name}\n{reasoned}{space}");
+                self.add_lark(name, start);
+                self.add(then_name, then)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_lark(&mut self, name: String, lark: String) {
+        let grammar = GrammarWithLexer::from_lark(lark);
+        self.grammars.push(GrammarWithLexer { name: Some(name), ..grammar });
+    }
+
+    /// Adds a schema that [`schema::supported`] has returned.
+    fn add_json(&mut self, name: String, schema: Value) {
+        let mut schema = if schema == true { json!({}) } else { schema };
+        if let Some(members) = schema.as_object_mut() {
+            members.insert("x-guidance".to_owned(), json!({"whitespace_pattern": WHITESPACE}));
+        }
+        let grammar = GrammarWithLexer::from_json_schema(schema);
+        self.grammars.push(GrammarWithLexer { name: Some(name), ..grammar });
+    }
+
+    fn add_calls(&mut self, name: &str, calls: &ToolCallGrammar) -> Result<(), GrammarError> {
+        let (arguments, content) = (format!("{name}_arguments"), format!("{name}_content"));
+        self.add_lark(name.to_owned(), calls::lark(calls, self.tokenizer, &arguments, &content));
+        for (index, function) in calls.functions.iter().enumerate() {
+            let mut schema = schema::supported(&function.parameters)?;
+            if let Some(members) = schema.as_object_mut() {
+                // Arguments are an object, whatever else the schema says.
+                members.insert("type".to_owned(), json!("object"));
+            }
+            self.add_json(format!("{arguments}{index}"), schema);
+        }
+        match &calls.otherwise {
+            Otherwise::Grammar(grammar) => self.add(content, grammar),
+            Otherwise::Nothing | Otherwise::Text => Ok(()),
+        }
+    }
+}

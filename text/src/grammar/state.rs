@@ -1,0 +1,260 @@
+//! [`GrammarState`]: a sequence that follows a grammar, and the threads that compute its masks.
+//!
+//! A mask takes 20 to 500 microseconds, and up to some 20 ms for a grammar at its limits. It is
+//! computed by a worker thread, while the model computes the step in which the mask is used.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use llguidance::Matcher;
+
+use super::GrammarError;
+use super::compile::{message, next_mask};
+use super::mask::TokenMask;
+
+/// Time that a step waits for a mask. A request whose mask takes longer ends with an error, so that
+/// no grammar holds up the others for long.
+const MAX_WAIT: Duration = Duration::from_secs(2);
+/// Size of a worker's stack in bytes. Only the part that is used becomes resident.
+const STACK: usize = 64 << 20;
+
+/// A grammar before the first token. Its sequences share what the lexer has learned.
+pub(super) struct Start {
+    pub(super) matcher: Mutex<Matcher>,
+    /// The mask of the first token.
+    pub(super) mask: Arc<TokenMask>,
+}
+
+/// A sequence that follows a grammar.
+///
+/// The tokens of the sequence are given in each call, so a state never disagrees with its sequence.
+/// If they do not continue those of the call before, the state begins again with the first token.
+pub struct GrammarState {
+    start: Arc<Start>,
+    slot: Arc<Slot>,
+    jobs: Sender<Job>,
+}
+
+/// What a sequence shares with the workers.
+struct Slot {
+    progress: Mutex<Progress>,
+    /// Notified when a worker has finished.
+    finished: Condvar,
+}
+
+enum Progress {
+    Idle(Box<Reached>),
+    /// A worker has it.
+    Busy,
+}
+
+/// How far a sequence has come.
+struct Reached {
+    /// After `tokens`; `None` if it is at its start.
+    matcher: Option<Matcher>,
+    tokens: Vec<u32>,
+    /// The mask after `tokens`.
+    mask: Result<Arc<TokenMask>, GrammarError>,
+}
+
+/// A mask to compute.
+pub(super) struct Job {
+    start: Arc<Start>,
+    slot: Arc<Slot>,
+    reached: Box<Reached>,
+    /// All tokens of the sequence.
+    tokens: Vec<u32>,
+}
+
+impl GrammarState {
+    pub(super) fn new(start: Arc<Start>, jobs: Sender<Job>) -> Self {
+        let mask = Ok(Arc::clone(&start.mask));
+        let reached = Box::new(Reached { matcher: None, tokens: Vec::new(), mask });
+        let progress = Mutex::new(Progress::Idle(reached));
+        let slot = Arc::new(Slot { progress, finished: Condvar::new() });
+        Self { start, slot, jobs }
+    }
+
+    /// The state of another sequence that follows the same grammar, before its first token.
+    #[must_use]
+    pub fn restarted(&self) -> Self {
+        Self::new(Arc::clone(&self.start), self.jobs.clone())
+    }
+
+    /// Starts computing the mask of the token after `tokens`. Returns at once.
+    pub fn begin(&self, tokens: &[u32]) {
+        self.begin_locked(&mut self.slot.lock(), tokens);
+    }
+
+    /// Whether the mask of the token after `tokens` is known.
+    #[must_use]
+    pub fn is_ready(&self, tokens: &[u32]) -> bool {
+        matches!(&*self.slot.lock(), Progress::Idle(reached) if reached.tokens == tokens)
+    }
+
+    /// The tokens that may come after `tokens`. Waits for it if it is not known yet.
+    ///
+    /// # Errors
+    /// [`GrammarError`] if the grammar has become too complex, or if the mask takes too long.
+    pub fn mask(&self, tokens: &[u32]) -> Result<Arc<TokenMask>, GrammarError> {
+        let deadline = Instant::now() + MAX_WAIT;
+        let mut progress = self.slot.lock();
+        loop {
+            match &*progress {
+                Progress::Idle(reached) if reached.tokens == tokens => return reached.mask.clone(),
+                Progress::Idle(_) => self.begin_locked(&mut progress, tokens),
+                Progress::Busy => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let limit = MAX_WAIT.as_secs();
+                let reason = format!("the next tokens of the grammar took more than {limit} s");
+                return Err(GrammarError::new(reason));
+            }
+            let waited = self.slot.finished.wait_timeout(progress, left);
+            progress = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn begin_locked(&self, progress: &mut Progress, tokens: &[u32]) {
+        match progress {
+            Progress::Idle(reached) if reached.tokens != tokens => {}
+            _ => return,
+        }
+        if let Progress::Idle(reached) = std::mem::replace(progress, Progress::Busy) {
+            let (start, slot) = (Arc::clone(&self.start), Arc::clone(&self.slot));
+            // The workers run as long as there is a sender.
+            let _ = self.jobs.send(Job { start, slot, reached, tokens: tokens.to_vec() });
+        }
+    }
+}
+
+impl fmt::Debug for GrammarState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrammarState").finish_non_exhaustive()
+    }
+}
+
+impl Slot {
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Job {
+    fn run(self) {
+        let Self { start, slot, reached, tokens } = self;
+        let advanced = catch_unwind(AssertUnwindSafe(|| reached.advance(&start, &tokens)));
+        let (matcher, mask) = advanced
+            .unwrap_or_else(|_| (None, Err(GrammarError::new("the parser of the grammar failed"))));
+        *slot.lock() = Progress::Idle(Box::new(Reached { matcher, tokens, mask }));
+        slot.finished.notify_all();
+    }
+}
+
+type Advanced = (Option<Matcher>, Result<Arc<TokenMask>, GrammarError>);
+
+impl Reached {
+    /// Accepts those of `tokens` that have not been accepted yet, and computes the next mask.
+    fn advance(self, start: &Start, tokens: &[u32]) -> Advanced {
+        let continued = tokens.strip_prefix(self.tokens.as_slice());
+        let (mut matcher, rest) = match (self.matcher, continued) {
+            (Some(matcher), Some(rest)) => (matcher, rest),
+            _ => {
+                let first = start.matcher.lock().unwrap_or_else(PoisonError::into_inner);
+                if tokens.is_empty() {
+                    return (None, Ok(Arc::clone(&start.mask)));
+                }
+                (first.clone(), tokens)
+            }
+        };
+        for &token in rest {
+            // After the end of the grammar, only end-of-sequence tokens can come.
+            if matcher.is_stopped() {
+                break;
+            }
+            if let Err(error) = matcher.consume_token(token) {
+                let error = GrammarError::new(message(&error.to_string()));
+                return (Some(matcher), Err(error));
+            }
+        }
+        let mask = next_mask(&mut matcher).map(Arc::new);
+        (Some(matcher), mask)
+    }
+}
+
+/// Starts the threads that compute masks. They end when the last sender is dropped.
+pub(super) fn start_workers() -> std::io::Result<Sender<Job>> {
+    let (sender, receiver) = mpsc::channel();
+    let receiver = Arc::new(Mutex::new(receiver));
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    for _ in 0..(cores / 4).clamp(1, 8) {
+        let receiver = Arc::clone(&receiver);
+        let name = "stolon-grammar".to_owned();
+        thread::Builder::new().name(name).stack_size(STACK).spawn(move || work(&receiver))?;
+    }
+    Ok(sender)
+}
+
+fn work(receiver: &Mutex<Receiver<Job>>) {
+    loop {
+        let job = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(job) = job else { return };
+        job.run();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::{Grammar, GrammarCompiler};
+    use crate::Tokenizer;
+
+    /// Goal: a mask that was begun in advance equals the one that is computed from the first token
+    /// on, and allows exactly the tokens that the parser accepts one by one; also after a step back,
+    /// as when a sequence is used again.
+    #[test]
+    fn masks_equal_those_of_the_slow_path() {
+        let schema = json!({
+            "type": "object", "additionalProperties": false, "required": ["a", "b"],
+            "properties": {"a": {"type": "string", "maxLength": 5}, "b": {"type": "number"}},
+        });
+        let lark = "start: \"x\" start | /[a-z]+ü?/ \";\"".to_owned();
+        let grammars =
+            [Grammar::JsonSchema(schema), Grammar::Lark(lark), Grammar::Regex("(ab|a)*é".into())];
+        let compiler = GrammarCompiler::new(Tokenizer::bytes(), &[0]);
+        for grammar in grammars {
+            let compiled = compiler.compile(&grammar).expect("a valid grammar");
+            let state = compiled.state();
+            let mut tokens: Vec<u32> = Vec::new();
+            let mut random: u32 = 1;
+            for _ in 0..60 {
+                let fast = state.mask(&tokens).expect("a mask");
+                let slow = state.restarted().mask(&tokens).expect("a mask");
+                assert_eq!(fast, slow, "{grammar:?} {tokens:?}");
+                let mut matcher = compiled.state().start.matcher.lock().expect("idle").clone();
+                matcher.consume_tokens(&tokens).expect("accepted");
+                for token in 1..256 {
+                    let accepts = matcher.validate_tokens(&[token]).expect("a count") == 1;
+                    assert_eq!(fast.allows(token), accepts, "{grammar:?} {tokens:?} {token}");
+                }
+                assert_eq!(fast.allows(0), fast.may_end());
+                let allowed: Vec<u32> = (1..256).filter(|&token| fast.allows(token)).collect();
+                if allowed.is_empty() {
+                    break;
+                }
+                random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                tokens.push(allowed[(random >> 16) as usize % allowed.len()]);
+                state.begin(&tokens);
+            }
+            assert!(tokens.len() > 3);
+            let back = state.mask(&tokens[..2]).expect("a mask");
+            assert_eq!(back, state.restarted().mask(&tokens[..2]).expect("a mask"));
+        }
+    }
+}

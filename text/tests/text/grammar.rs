@@ -1,0 +1,304 @@
+//! Structured output: random answers that follow a grammar, on a vocabulary of bytes and pairs.
+//!
+//! A random walk through the allowed tokens, each as likely as any other, is the hardest model: it
+//! does everything that a grammar allows.
+
+use std::collections::BTreeSet;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use stolon_text::{
+    Answer, AnswerFormat, CompiledGrammar, FunctionSchema, Grammar, GrammarCompiler, Otherwise,
+    ReasoningFormat, Tokenizer, ToolCallFormat, ToolCallGrammar,
+};
+
+use crate::vocabularies::byte_level;
+
+/// A byte-level vocabulary with some pairs of characters that occur in JSON, and with the markers of
+/// tool calls and of reasoning as special tokens if `special_markers` is set.
+fn tokenizer(special_markers: bool) -> Tokenizer {
+    let mut document = byte_level();
+    let spelled =
+        ["\":", "\",", "{\"", "\"}", "},", "\",\"", "]}", "10", "ab", "Ġ\"", "ĠĠ", "\"ĊĊ"];
+    let vocab = document["model"]["vocab"].as_object_mut().expect("an object");
+    let mut id = vocab.len() + 3;
+    for token in spelled {
+        vocab.insert(token.to_owned(), json!(id));
+        id += 1;
+    }
+    let markers = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>"];
+    for marker in markers.into_iter().filter(|_| special_markers) {
+        let token = json!({"id": id, "content": marker, "special": true, "single_word": false,
+                           "lstrip": false, "rstrip": false, "normalized": false});
+        document["added_tokens"].as_array_mut().expect("a list").push(token);
+        id += 1;
+    }
+    Tokenizer::from_json("test", document.to_string().as_bytes()).expect("a valid tokenizer")
+}
+
+fn compiler(tokenizer: &Tokenizer) -> GrammarCompiler {
+    GrammarCompiler::new(tokenizer.clone(), &[end(tokenizer)])
+}
+
+fn end(tokenizer: &Tokenizer) -> u32 {
+    tokenizer.token_id("<|end|>").expect("in the vocabulary")
+}
+
+/// The tokens of a random answer, with its end. `None` if it does not end within `max_tokens`.
+fn walk(
+    grammar: &CompiledGrammar,
+    tokenizer: &Tokenizer,
+    rng: &mut SmallRng,
+    max_tokens: usize,
+) -> Option<Vec<u32>> {
+    let (state, end) = (grammar.state(), end(tokenizer));
+    let mut tokens = Vec::new();
+    while tokens.len() < max_tokens {
+        let mask = state.mask(&tokens).expect("a mask");
+        let size = u32::try_from(tokenizer.vocab_size()).expect("a small vocabulary");
+        let allowed: Vec<u32> = (0..size).filter(|&token| mask.allows(token)).collect();
+        assert_eq!(mask.allows(end), mask.may_end());
+        let token = allowed[rng.random_range(0..allowed.len())];
+        tokens.push(token);
+        if token == end {
+            return Some(tokens);
+        }
+        state.begin(&tokens);
+    }
+    None
+}
+
+/// The texts of 20 random answers that end.
+fn answers(tokenizer: &Tokenizer, grammar: &Grammar) -> Vec<String> {
+    let compiled = compiler(tokenizer).compile(grammar).expect("a valid grammar");
+    let mut rng = SmallRng::seed_from_u64(7);
+    let walks = (0..20).filter_map(|_| walk(&compiled, tokenizer, &mut rng, 400));
+    // The markers are part of the text, the end is not.
+    let texts = walks.map(|tokens| tokenizer.decode(&tokens[..tokens.len() - 1], false));
+    texts.collect()
+}
+
+/// Goal: answers follow the grammar, whatever its kind, and its whole choice can be reached.
+#[test]
+fn answers_follow_every_kind_of_grammar() {
+    let tokenizer = tokenizer(false);
+    let text = |text: &str| text.to_owned();
+    let choice = ["yes", "no", "no, \"thanks\"", "\\d ü"].map(text);
+    let reached: BTreeSet<String> =
+        answers(&tokenizer, &Grammar::Choice(choice.to_vec())).into_iter().collect();
+    assert_eq!(reached, choice.into_iter().collect());
+    for answer in answers(&tokenizer, &Grammar::Regex(text("^(a|b/){2,3}[0-9]{2}\\$$"))) {
+        let rest = answer.strip_suffix('$').expect("the end");
+        let (letters, digits) = rest.split_at(rest.len() - 2);
+        let parts = letters.replace("b/", "a").len();
+        assert!((2..=3).contains(&parts) && digits.parse::<u32>().is_ok(), "{answer}");
+    }
+    let lark = "start: \"(\" start \")\" | \"x\"".to_owned();
+    for answer in answers(&tokenizer, &Grammar::Lark(lark)) {
+        let depth = answer.find('x').expect("the middle");
+        assert_eq!(answer, format!("{}x{}", "(".repeat(depth), ")".repeat(depth)));
+    }
+    let objects = answers(&tokenizer, &Grammar::JsonObject);
+    assert!(!objects.is_empty());
+    for answer in objects {
+        // Numbers may be beyond the range of a `Value`.
+        serde_json::from_str::<IgnoredAny>(&answer).expect("JSON");
+        assert!(answer.starts_with('{'), "{answer}");
+    }
+}
+
+fn weather(strict: bool) -> FunctionSchema {
+    let parameters = json!({
+        "type": "object",
+        "properties": {"days": {"$ref": "#/$defs/days"}, "exact": {"type": "boolean"}},
+        "required": ["days"], "additionalProperties": false,
+        "$defs": {"days": {"enum": [1, 3, 7]}},
+    });
+    let parameters = if strict { parameters } else { json!({"maxProperties": 0}) };
+    FunctionSchema { name: if strict { "get_weather" } else { "now.utc" }.to_owned(), parameters }
+}
+
+/// Goal: in every format, with markers that are special tokens and with markers that are text, an
+/// answer consists of calls that the parser of answers reads, with valid arguments, and of nothing
+/// else unless that is allowed.
+#[test]
+fn tool_calls_are_read_back_in_every_format() {
+    for special in [false, true] {
+        let tokenizer = tokenizer(special);
+        for format in ToolCallFormat::ALL {
+            for (single, text) in [(false, false), (true, false), (false, true), (true, true)] {
+                let functions = vec![weather(true), weather(false)];
+                let names = functions.iter().map(|function| function.name.clone()).collect();
+                let otherwise = if text { Otherwise::Text } else { Otherwise::Nothing };
+                let grammar = ToolCallGrammar { format, functions, single, otherwise };
+                let form = AnswerFormat {
+                    tool_calls: Some(format),
+                    functions: names,
+                    ..Default::default()
+                };
+                let answers = answers(&tokenizer, &Grammar::ToolCalls(grammar));
+                assert!(!answers.is_empty(), "{format}");
+                for text_of_answer in answers {
+                    let answer = Answer::parse(&form, &text_of_answer);
+                    let shown = format!("{format} {single} {text}: {text_of_answer:?} {answer:?}");
+                    if !text {
+                        assert!(answer.text.trim().is_empty(), "{shown}");
+                        assert!(!answer.calls.is_empty(), "{shown}");
+                    }
+                    assert!(answer.calls.len() <= 1 || !single, "{shown}");
+                    for call in answer.calls {
+                        let arguments: Value = serde_json::from_str(&call.arguments).expect("JSON");
+                        match call.name.as_str() {
+                            "get_weather" => {
+                                assert!([1, 3, 7].iter().any(|day| arguments["days"] == *day));
+                            }
+                            "now.utc" => assert_eq!(arguments, json!({}), "{shown}"),
+                            _ => panic!("{shown}"),
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Goal: a text that is allowed instead of calls cannot begin a call that does not follow the
+/// grammar. The beginning of the call is forced on the walk.
+#[test]
+fn a_call_within_free_text_follows_its_grammar() {
+    for special in [false, true] {
+        let tokenizer = tokenizer(special);
+        let grammar = Grammar::ToolCalls(ToolCallGrammar {
+            format: ToolCallFormat::Hermes,
+            functions: vec![weather(true)],
+            single: false,
+            otherwise: Otherwise::Text,
+        });
+        let compiled = compiler(&tokenizer).compile(&grammar).expect("valid");
+        let state = compiled.state();
+        let tokens = tokenizer.encode("Let me see. <tool_call>\n", false).expect("encodable");
+        for len in 0..tokens.len() {
+            assert!(state.mask(&tokens[..len]).expect("a mask").allows(tokens[len]), "{len}");
+        }
+        let mask = state.mask(&tokens).expect("a mask");
+        assert!(!mask.may_end());
+        let allowed = (0..256).filter(|&token| mask.allows(token)).count();
+        assert_eq!(allowed, 1, "only the brace of the call");
+    }
+}
+
+/// Goal: the grammar applies after the reasoning, which cannot end the answer.
+#[test]
+fn reasoning_is_free() {
+    for special in [false, true] {
+        let tokenizer = tokenizer(special);
+        for is_open in [false, true] {
+            let then = Box::new(Grammar::Choice(vec!["ab".to_owned(), "c".to_owned()]));
+            let reasoning = ReasoningFormat::Think;
+            let grammar = Grammar::AfterReasoning { reasoning, is_open, then };
+            let compiled = compiler(&tokenizer).compile(&grammar).expect("valid");
+            let open = if is_open { "" } else { "<think>" };
+            let text = format!("{open}No {{\"x\": 1}}, <b>.</think>\n\nab");
+            let state = compiled.state();
+            let tokens = tokenizer.encode(&text, false).expect("encodable");
+            for len in 0..=tokens.len() {
+                let mask = state.mask(&tokens[..len]).expect("a mask");
+                assert_eq!(mask.may_end(), len == tokens.len(), "{len}");
+                assert!(tokens.get(len).is_none_or(|&token| mask.allows(token)), "{text} {len}");
+            }
+            // Without the reasoning, the answer may follow at once.
+            let first = state.restarted().mask(&[]).expect("a mask");
+            let x = tokenizer.encode("x", false).expect("encodable")[0];
+            assert_eq!(first.allows(x), is_open);
+        }
+    }
+}
+
+/// Goal: what cannot be compiled is refused with an error that says why.
+#[test]
+fn invalid_grammars_are_refused() {
+    let tokenizer = tokenizer(false);
+    let compiler = compiler(&tokenizer);
+    let text = |text: &str| text.to_owned();
+    for (grammar, expected) in [
+        (Grammar::Regex(text("(a")), "unclosed"),
+        (Grammar::Regex(text("(?=a)b")), "look-around"),
+        (Grammar::Lark(text("start: other")), "other"),
+        (Grammar::Lark(text("begin: \"a\"")), "start"),
+        (Grammar::Lark(text("start: /a/ @missing")), "missing"),
+        (Grammar::Choice(vec![]), "choices"),
+        (Grammar::JsonSchema(json!({"type": "text"})), "text"),
+        (Grammar::JsonSchema(json!({"$ref": "#/$defs/none"})), "none"),
+        (Grammar::JsonSchema(json!(false)), "false"),
+        (Grammar::JsonSchema(json!({"minimum": 2, "maximum": 1, "type": "integer"})), ""),
+        (Grammar::JsonSchema(json!({"pattern": "(", "type": "string"})), "unclosed"),
+        (Grammar::JsonSchema(json!({"format": "postcode", "type": "string"})), "postcode"),
+        (Grammar::Regex("a".repeat(Grammar::MAX_BYTES + 1)), "4096 bytes"),
+    ] {
+        let error = compiler.compile(&grammar).expect_err("invalid").to_string();
+        assert!(error.contains(expected), "{grammar:?}: {error}");
+        assert!(error.len() < 1000 && !error.contains("panic"), "{error}");
+    }
+}
+
+/// Goal: grammars that are made to take long or much memory end with an error or a mask, and do not
+/// keep others from theirs.
+#[test]
+fn hostile_grammars_end() {
+    let tokenizer = tokenizer(false);
+    let compiler = compiler(&tokenizer);
+    let mut nested = json!({"type": "string"});
+    let mut chain = "start: A0\n".to_owned();
+    for level in 0..2000 {
+        chain.push_str(&format!("A{level}: \"a\" A{}?\n", level + 1));
+    }
+    chain.push_str("A2000: \"b\"\n");
+    let mut product = json!({"allOf": []});
+    for level in 0..20 {
+        nested = json!({"anyOf": [nested, {"type": "array", "items": {"type": "string"}}]});
+        let alternatives = json!({"anyOf": [
+            {"properties": {format!("a{level}"): {"const": 1}}},
+            {"properties": {format!("b{level}"): {"const": 2}}},
+        ]});
+        product["allOf"].as_array_mut().expect("a list").push(alternatives);
+    }
+    let parentheses = format!("start: {}\"a\"{}", "(".repeat(20_000), ")".repeat(20_000));
+    for grammar in [
+        Grammar::Regex("(a|b)*a(a|b){200}c".to_owned()),
+        Grammar::Regex("((a{0,500}){0,500}){0,500}b".to_owned()),
+        Grammar::Regex("(x+x+)+y".to_owned()),
+        Grammar::Regex("a?".repeat(1_300) + &"a".repeat(1_300)),
+        Grammar::Regex("(".repeat(2_000) + "a" + &")".repeat(2_000)),
+        Grammar::Regex(vec!["[a-m]+x"; 500].join("|")),
+        Grammar::Lark(format!("start: /{}/", "a?".repeat(2_000))),
+        Grammar::Lark("start: start start | \"a\" | \"\"".to_owned()),
+        Grammar::Lark("start: start".to_owned()),
+        Grammar::Lark(chain),
+        Grammar::Lark(parentheses),
+        Grammar::Lark("start: \"a\"{1000000000}".to_owned()),
+        Grammar::JsonSchema(json!({"type": "string", "minLength": 65_000, "maxLength": 65_001})),
+        Grammar::JsonSchema(json!({"type": "array", "minItems": 65_536})),
+        Grammar::JsonSchema(json!({"type": "string", "pattern": "^(([a-z])+.)+[A-Z]([a-z])+$"})),
+        Grammar::JsonSchema(json!({"$ref": "#"})),
+        Grammar::JsonSchema(json!({"allOf": [{"$ref": "#"}, {"$ref": "#"}]})),
+        Grammar::JsonSchema(json!({"type": "number", "multipleOf": 1e-300})),
+        Grammar::JsonSchema(json!({"enum": vec!["é".repeat(60); 200], "type": 1})),
+        Grammar::JsonSchema(nested),
+        Grammar::JsonSchema(product),
+    ] {
+        // Whether it is refused at once, or when it has become too complex, is not specified.
+        let Ok(compiled) = compiler.compile(&grammar) else { continue };
+        let state = compiled.state();
+        let mut tokens = Vec::new();
+        while tokens.len() < 30
+            && let Ok(mask) = state.mask(&tokens)
+            && let Some(token) = (0..400).find(|&token| mask.allows(token))
+        {
+            tokens.push(token);
+        }
+    }
+    let other = compiler.compile(&Grammar::JsonObject).expect("a valid grammar");
+    assert!(other.state().mask(&[]).is_ok());
+}
