@@ -139,7 +139,8 @@ function lock(error) {
   }
   if (!error) return;
   picture.draw([], { latest_use: 0 }, false);
-  byId("inspector").hidden = byId("tree-empty").hidden = true;
+  inspector.clear();
+  byId("tree-empty").hidden = true;
   byId("tree-size").textContent = "";
   const wrong = keys.admin ? "This key is not right." : "";
   byId("locked-text").textContent = error.status === 401

@@ -10,7 +10,9 @@ class Chart {
   #values = [];
   #number = el("strong");
   #detail = el("span", { className: "quiet" });
-  #graph = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
+  #graph = svg("svg", {
+    viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img",
+  });
   #title;
   element;
 
@@ -26,7 +28,8 @@ class Chart {
     if (this.#values.length > SAMPLES) this.#values.shift();
     this.#number.textContent = number;
     this.#detail.textContent = detail;
-    this.#graph.setAttribute("aria-label", `${this.#title} over two minutes, now ${number}. ${detail}`);
+    const label = `${this.#title} over two minutes, now ${number}. ${detail}`;
+    this.#graph.setAttribute("aria-label", label);
     const top = Math.max(most, ...this.#values.flat(), Number.MIN_VALUE);
     const lines = values.map((_, line) => this.#line(line, top));
     this.#graph.replaceChildren(...lines);

@@ -135,9 +135,12 @@ async function ask(question) {
     else answer.failed(explain(error));
   }
   answer.finish();
-  // An answer without text cannot be part of the next prompt: its question is asked again then.
+  // An answer without text cannot be part of the next prompt, so its question is not either.
   if (answer.text) chat.messages.push({ role: "assistant", content: answer.text });
-  else chat.messages.pop();
+  else {
+    chat.messages.pop();
+    byId("question").value ||= question;
+  }
   announce(`Answer: ${answer.text || "none"}. ${answer.summary}`);
   setRunning(null);
   showQuestions();

@@ -11,6 +11,10 @@ const MOST_TEXTS = 300;
 const MOST_TEXT = 20_000;
 
 let shown = null;
+/** Whether the shown node is in the latest picture. */
+let isPresent = false;
+/** The latest outline. */
+let latest = null;
 /** The token ids of the shown prefix, from when it was evicted until another is shown. */
 let evicted = null;
 let busy = false;
@@ -37,27 +41,44 @@ export function show(node) {
     byId("text").scrollTop = 0;
   }
   shown = node;
+  isPresent = true;
   describe();
-  textOf(node).then((text) => {
-    if (shown === node) byId("text").textContent = text;
-  }, () => {});
+  showText(node);
+}
+
+/** Forgets all texts, because the page may no longer show them. */
+export function clear() {
+  shown = evicted = null;
+  texts.clear();
+  byId("text").textContent = byId("facts").textContent = "";
+  byId("inspector").hidden = true;
+}
+
+async function showText(node) {
+  // Without an answer, the first words stay.
+  const text = await textOf(node).catch(() => null);
+  if (text !== null && shown?.id === node.id) byId("text").textContent = text;
 }
 
 /** Learns the newest state of the nodes. */
 export function update(roots, outline) {
   if (outline.latest_use !== ticks.at(-1)?.[0]) ticks.push([outline.latest_use, Date.now()]);
   if (ticks.length > 2000) ticks.splice(0, 1000);
-  update.outline = outline;
+  latest = outline;
   const now = shown && [...walk(roots)].find((node) => node.key === shown.key);
-  update.present = Boolean(now);
+  isPresent = Boolean(now);
   if (!shown || evicted) return;
-  if (now) shown = now;
-  describe(update.present);
+  if (now) {
+    const hasChanged = now.id !== shown.id || now.tokens !== shown.tokens;
+    shown = now;
+    if (hasChanged) showText(now);
+  }
+  describe();
 }
 
 /** Shows how much time has passed. */
 export function tick() {
-  if (shown && !byId("inspector").hidden) describe(update.present);
+  if (shown && !byId("inspector").hidden) describe();
 }
 
 /** How long ago a node was used. The cache counts uses, the page knows when it saw which. */
@@ -71,17 +92,16 @@ export function age(node, outline) {
   return uses ? `used ${plural(uses, "cache operation")} ago` : "used last";
 }
 
-function describe(present = true) {
-  if (!update.outline) return;
+function describe() {
   byId("inspector").hidden = false;
   const facts = [
     `${plural(shown.tokens, "token")} (to here ${count(shown.path)})`,
     plural(shown.locks, "reference"),
     plural(shown.hits, "hit"),
-    age(shown, update.outline),
+    age(shown, latest),
   ];
   if (evicted) facts.unshift("evicted");
-  else if (!present) facts.unshift("no longer in the picture");
+  else if (!isPresent) facts.unshift("no longer in the picture");
   byId("facts").textContent = facts.join(" · ");
   byId("salt-field").hidden = !shown.namespace;
   byId("pin").textContent = shown.pins.length ? "Unpin" : "Pin";

@@ -20,8 +20,10 @@ export class AnswerView {
   #last = 0;
   #note = "";
   #words = el("p", { className: "words" });
-  #thoughts = el("details", { className: "thoughts", hidden: true }, el("summary", {}, "Reasoning"));
-  #figures = el("div", { className: "answer-figures" }, el("span", { className: "busy" }, "waiting"));
+  #thoughts = el("details", { className: "thoughts", hidden: true },
+    el("summary", {}, "Reasoning"));
+  #figures = el("div", { className: "answer-figures" },
+    el("span", { className: "busy" }, "waiting"));
   element = el("article", { className: "message answer", "aria-label": "Answer" },
     this.#thoughts, this.#words, this.#figures);
 
@@ -77,7 +79,9 @@ export class AnswerView {
   #cached() {
     const { prompt_tokens: all } = this.usage;
     const cached = this.#cachedTokens;
-    if (cached === null) return `${plural(all, "prompt token")}; the server hides how many are cached`;
+    if (cached === null) {
+      return `${plural(all, "prompt token")}; the server hides how many are cached`;
+    }
     const share = percent(all ? cached / all : 0);
     return `${count(cached)} of ${plural(all, "prompt token")} cached (${share})`;
   }

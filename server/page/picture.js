@@ -15,7 +15,10 @@ let asTable = false;
 /** The elements of the nodes by key, and the nodes by element. */
 const elements = new Map();
 const nodes = new WeakMap();
+/** The key of the node that has the focus, or gets it when the picture does. */
 let focused = null;
+/** The key of the node below the pointer. */
+let pointed = null;
 let actions;
 
 /** Prepares the picture. `actions` has `zoom`, `select` and `act`. */
@@ -50,13 +53,18 @@ export function draw(newRoots, newOutline, zoomed) {
 function place() {
   const tree = byId("tree");
   if (asTable) return;
-  const lost = document.activeElement?.closest("#tree .node");
+  const active = document.activeElement?.closest("#tree .node");
   const height = layout(roots, tree.clientWidth, MOST_HEIGHT);
   tree.style.height = `${height}px`;
-  const seen = new Set();
+  const all = [...walk(roots)];
+  const seen = new Set(all.map((node) => node.key));
+  for (const [key, element] of elements) {
+    if (seen.has(key)) continue;
+    elements.delete(key);
+    element.remove();
+  }
   let previous = null;
-  for (const node of walk(roots)) {
-    seen.add(node.key);
+  for (const node of all) {
     let element = elements.get(node.key);
     if (!element) {
       element = el("div", { role: "treeitem" }, el("span", { className: "words" }), " ",
@@ -70,14 +78,12 @@ function place() {
     if (next !== element) tree.insertBefore(element, next);
     previous = element;
   }
-  for (const [key, element] of elements) {
-    if (seen.has(key)) continue;
-    elements.delete(key);
-    element.remove();
-  }
   if (!elements.has(focused)) focused = roots[0]?.key ?? null;
   for (const [key, element] of elements) element.tabIndex = key === focused ? 0 : -1;
-  if (lost && !lost.isConnected) elements.get(focused)?.focus({ preventScroll: true });
+  // An element that was removed or moved has lost the focus.
+  if (active && active !== document.activeElement) {
+    elements.get(focused)?.focus({ preventScroll: true });
+  }
 }
 
 function fill(element, node) {
@@ -103,8 +109,9 @@ function fill(element, node) {
 
 /** The size and the state of a node in one line. */
 function describe(node) {
-  if (node.rest) return `smaller ${node.rest === 1 ? "node" : "nodes"}, ${plural(node.tokens, "token")}`;
-  return [plural(node.tokens, "token"), STATES[node.state], plural(node.hits, "hit")].join(", ");
+  const size = plural(node.tokens, "token");
+  if (node.rest) return `smaller ${node.rest === 1 ? "node" : "nodes"}, ${size}`;
+  return [size, STATES[node.state], plural(node.hits, "hit")].join(", ");
 }
 
 function focus(node) {
@@ -128,8 +135,8 @@ function onKey(event) {
   if (to) elements.get(to.key).focus();
   else if (event.key === "Enter") actions.zoom(node);
   else if ((event.key === "Escape" || event.key === "Backspace") && isZoomed) actions.zoom(null);
-  else if (event.key.toLowerCase() === "p" && !node.rest) actions.act("pin");
-  else if ((event.key.toLowerCase() === "e" || event.key === "Delete") && !node.rest) actions.act("evict");
+  else if (["p", "P"].includes(event.key) && !node.rest) actions.act("pin");
+  else if (["e", "E", "Delete"].includes(event.key) && !node.rest) actions.act("evict");
   else if (!event.key.startsWith("Arrow")) return;
   event.preventDefault();
 }
@@ -139,9 +146,9 @@ async function tip(element) {
   const box = byId("tip");
   const node = element && nodes.get(element);
   box.hidden = !node;
-  tip.of = node?.key;
+  pointed = node?.key ?? null;
   if (!node) return;
-  const facts = el("strong", {}, node.rest ? `${count(node.rest)} ${describe(node)}` : describe(node));
+  const facts = el("strong", {}, (node.rest ? `${count(node.rest)} ` : "") + describe(node));
   const text = el("span", {}, node.rest ? "" : brief(node.text ?? "", 200));
   const use = node.rest ? "" : `${plural(node.locks, "reference")}, ${age(node, outline)}`;
   box.replaceChildren(facts, el("span", { className: "quiet" }, use), text);
@@ -152,7 +159,7 @@ async function tip(element) {
   box.style.top = `${below ? at.bottom + 6 : Math.max(at.top - box.offsetHeight - 6, 8)}px`;
   if (node.rest) return;
   const whole = await textOf(node).catch(() => null);
-  if (whole !== null && tip.of === node.key) text.textContent = brief(whole, 320);
+  if (whole !== null && pointed === node.key) text.textContent = brief(whole, 320);
 }
 
 function drawTable() {
@@ -162,8 +169,9 @@ function drawTable() {
   const head = ["Text", "State", "Tokens", "To here", "References", "Hits", "Last use"];
   const row = (node) => {
     if (node.rest) {
-      return el("tr", {}, el("th", { scope: "row" }, `+ ${plural(node.rest, "smaller node")}`),
-        el("td", {}, ""), el("td", {}, count(node.tokens)), ...Array.from({ length: 4 }, () => el("td")));
+      const name = el("th", { scope: "row" }, `+ ${plural(node.rest, "smaller node")}`);
+      const rest = Array.from({ length: 4 }, () => el("td"));
+      return el("tr", {}, name, el("td"), el("td", {}, count(node.tokens)), ...rest);
     }
     const open = el("button", {
       type: "button", className: "link", "data-row": node.id, onclick: () => actions.select(node),

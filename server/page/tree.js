@@ -20,8 +20,8 @@ export function stateOf(node) {
 /**
  * The nodes of an outline with links: `parent`, `children`, `path` (tokens from the start of the
  * prompt to its end), `key` (by which `memory` knows it) and, where nodes are not listed, a child
- * with their number as `rest`. Returns those without a parent; `above` is the key of their parent if
- * the outline is of a part of the tree.
+ * with their number as `rest`. Returns those without a parent; `above` is the key of their parent
+ * if the outline is of a part of the tree.
  */
 export function build(outline, memory, above = "") {
   const nodes = outline.nodes.map((node) => ({ ...node, state: stateOf(node), children: [] }));
@@ -53,8 +53,8 @@ function arrange(siblings, { hidden_nodes, hidden_tokens }, parent) {
 }
 
 /**
- * Gives each node a key that it keeps while it grows or is split, so that it stays in its place. Its
- * id, the hash of its last block, changes then.
+ * Gives each node a key that it keeps while it grows or is split, so that it stays in its place.
+ * Its id, the hash of its last block, changes then.
  */
 export class Memory {
   #next = 0;
