@@ -156,8 +156,8 @@ pub mod backend {
     #[cfg(feature = "testing")]
     pub use stolon_backend::fake;
     pub use stolon_backend::{
-        Backend, BackendError, BackendSpec, BatchChecker, LogitRows, SequenceSlice, StepBatch,
-        StepOutput,
+        Backend, BackendError, BackendSpec, BatchChecker, KvFormat, LogitRows, SequenceSlice,
+        StepBatch, StepOutput, check_copy,
     };
     pub use stolon_kvcache::BlockId;
 }

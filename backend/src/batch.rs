@@ -78,6 +78,21 @@ pub enum BackendError {
     /// written.
     #[error("malformed batch: {0}")]
     MalformedBatch(String),
+    /// The backend does not implement this optional operation.
+    #[error("this backend does not support {0}")]
+    Unsupported(&'static str),
+}
+
+/// What the bytes of a KV block mean. See [`Backend::kv_format`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvFormat {
+    /// A hash of everything, besides tokens and namespace, that the bytes of a block depend on: the
+    /// weights, the architecture, the element type and the layout of keys and values, the block
+    /// size, and the way of computing them. Two backends with equal fingerprints compute equal
+    /// bytes for equal prefixes.
+    pub fingerprint: [u8; 32],
+    /// The same for people, in one line: `llama, bf16, ...`.
+    pub description: String,
 }
 
 /// Computes forward passes.
@@ -101,4 +116,34 @@ pub trait Backend {
     /// # Errors
     /// Any [`BackendError`]. Positions outside of the step's write ranges are unchanged even then.
     fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError>;
+
+    /// The format of the bytes that [`Backend::read_blocks`] and [`Backend::write_blocks`] copy;
+    /// `None`, the default, if the backend cannot copy blocks. It is constant over the backend's
+    /// lifetime.
+    fn kv_format(&self) -> Option<KvFormat> {
+        None
+    }
+
+    /// Copies keys and values of all layers out of the KV store: [`BackendSpec::block_bytes`] bytes
+    /// for each of `blocks`, in their order, to `to`. Every position of the blocks was written
+    /// before.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] by default; [`BackendError::MalformedBatch`] for a block that
+    /// does not exist or a buffer of another size.
+    fn read_blocks(&mut self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), BackendError> {
+        let _ = (blocks, to);
+        Err(BackendError::Unsupported("copies of KV blocks"))
+    }
+
+    /// Copies keys and values into the KV store: the reverse of [`Backend::read_blocks`]. A block
+    /// that is read after it was written has the same bytes. If this fails, the contents of
+    /// `blocks` are undefined; other blocks are unchanged.
+    ///
+    /// # Errors
+    /// As [`Backend::read_blocks`].
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) -> Result<(), BackendError> {
+        let _ = (blocks, from);
+        Err(BackendError::Unsupported("copies of KV blocks"))
+    }
 }

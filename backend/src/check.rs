@@ -4,6 +4,8 @@
 //! with the same messages. The checker keeps one word per block between calls, so that checking
 //! does not allocate.
 
+use stolon_kvcache::BlockId;
+
 use crate::{BackendError, BackendSpec, LogitRows, SequenceSlice, StepBatch};
 
 /// Finds violations of the contract of [`StepBatch`]. A backend keeps one for its KV store.
@@ -159,6 +161,33 @@ fn check_positions(
             index,
             format_args!("expected block ids below {}, got {}", spec.block_count, block.0),
         ));
+    }
+    Ok(())
+}
+
+/// Checks the arguments of [`Backend::read_blocks`](crate::Backend::read_blocks) and
+/// [`write_blocks`](crate::Backend::write_blocks): block ids, and the size of the buffer in bytes.
+///
+/// # Errors
+/// [`BackendError::MalformedBatch`] with the expected and the actual value.
+pub fn check_copy(
+    spec: &BackendSpec,
+    blocks: &[BlockId],
+    buffer_len: usize,
+) -> Result<(), BackendError> {
+    if let Some(block) = blocks.iter().find(|block| block.0 as usize >= spec.block_count) {
+        return Err(BackendError::MalformedBatch(format!(
+            "copy of KV blocks: expected block ids below {}, got {}",
+            spec.block_count, block.0
+        )));
+    }
+    let expected = blocks.len().checked_mul(spec.block_bytes);
+    if expected != Some(buffer_len) {
+        return Err(BackendError::MalformedBatch(format!(
+            "copy of {} KV blocks: expected a buffer of {} bytes each, got {buffer_len} bytes",
+            blocks.len(),
+            spec.block_bytes
+        )));
     }
     Ok(())
 }

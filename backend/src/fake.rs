@@ -13,9 +13,11 @@
 
 use std::time::Duration;
 
+use stolon_kvcache::BlockId;
+
 use crate::{
-    Backend, BackendError, BackendSpec, BatchChecker, LogitRows, SequenceSlice, StepBatch,
-    StepOutput,
+    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, LogitRows, SequenceSlice,
+    StepBatch, StepOutput, check_copy,
 };
 
 pub use handle::{FakeFault, FakeHandle, StepHold};
@@ -24,7 +26,7 @@ pub use marks::{expected_logits, expected_next};
 mod handle;
 mod marks;
 
-use marks::{Mark, PrefixDigest};
+use marks::{Mark, PrefixDigest, SLOT_BYTES};
 
 /// The simulated duration of a step. All parts are zero by default and are added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,7 +98,7 @@ impl FakeBackend {
                 max_positions,
                 block_size,
                 block_count,
-                block_bytes: block_size * size_of::<Option<Mark>>(),
+                block_bytes: block_size * SLOT_BYTES,
             },
             latency: options.latency,
             strict: options.strict,
@@ -231,6 +233,41 @@ impl Backend for FakeBackend {
             self.run_slice(slice, tokens, &mut logits)?;
         }
         Ok(StepOutput { logits })
+    }
+
+    /// The fingerprint names the block size only: marks depend on nothing else.
+    fn kv_format(&self) -> Option<KvFormat> {
+        let mut fingerprint = [0; 32];
+        fingerprint[..8].copy_from_slice(b"fake kv ");
+        fingerprint[8..16].copy_from_slice(&(self.spec.block_size as u64).to_le_bytes());
+        let description = format!("fake, blocks of {}", self.spec.block_size);
+        Some(KvFormat { fingerprint, description })
+    }
+
+    fn read_blocks(&mut self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), BackendError> {
+        check_copy(&self.spec, blocks, to.len())?;
+        self.handle.enter_copy()?;
+        let block_size = self.spec.block_size;
+        for (block, to) in blocks.iter().zip(to.chunks_exact_mut(self.spec.block_bytes)) {
+            let slots = &self.slots[block.0 as usize * block_size..][..block_size];
+            for (slot, to) in slots.iter().zip(to.as_chunks_mut::<SLOT_BYTES>().0) {
+                *to = marks::slot_to_bytes(*slot);
+            }
+        }
+        Ok(())
+    }
+
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) -> Result<(), BackendError> {
+        check_copy(&self.spec, blocks, from.len())?;
+        self.handle.enter_copy()?;
+        let block_size = self.spec.block_size;
+        for (block, from) in blocks.iter().zip(from.chunks_exact(self.spec.block_bytes)) {
+            let slots = &mut self.slots[block.0 as usize * block_size..][..block_size];
+            for (slot, from) in slots.iter_mut().zip(from.as_chunks::<SLOT_BYTES>().0) {
+                *slot = marks::slot_from_bytes(from);
+            }
+        }
+        Ok(())
     }
 }
 

@@ -26,9 +26,9 @@ pub mod fake;
 pub mod sampling;
 
 pub use batch::{
-    Backend, BackendError, BackendSpec, LogitRows, SequenceSlice, StepBatch, StepOutput,
+    Backend, BackendError, BackendSpec, KvFormat, LogitRows, SequenceSlice, StepBatch, StepOutput,
 };
-pub use check::BatchChecker;
+pub use check::{BatchChecker, check_copy};
 pub use sampling::{
     LogitsProcessor, Sampled, SamplerState, SamplingError, SamplingParams, SharedProcessor,
     TokenLogprob, prompt_logprob,

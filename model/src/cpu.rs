@@ -6,8 +6,11 @@
 
 use std::collections::HashMap;
 
-use stolon_backend::{Backend, BackendError, BackendSpec, BatchChecker, StepBatch, StepOutput};
+use stolon_backend::{
+    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, StepBatch, StepOutput, check_copy,
+};
 use stolon_kernels::{KvLayout, Matrix, Path, Threads};
+use stolon_kvcache::BlockId;
 
 use crate::config::{DecoderConfig, TensorSpec};
 use crate::decoder::{Decoder, StageTimes, Workers};
@@ -98,6 +101,7 @@ impl Default for CpuOptions {
 #[derive(Debug)]
 pub struct CpuBackend {
     spec: BackendSpec,
+    kv_format: KvFormat,
     checker: BatchChecker,
     decoder: Decoder,
     kv: KvStore,
@@ -149,6 +153,8 @@ impl CpuBackend {
             key_layout: KvLayout::of_keys(path, bf16, block_size, config.head_dim),
         };
         check_memory(&config, &weights, &options, &shape)?;
+        let kv_format =
+            kv_format(&config, &weights, options.weight_type, &shape, path, thread_count);
         let workers = Workers::new(thread_count);
         let decoder = Decoder::load(config, weights, options.weight_type, path, &workers)?;
         let block_count = options.kv_budget.block_count(shape.block_bytes())?;
@@ -178,7 +184,7 @@ impl CpuBackend {
             );
         }
         let checker = BatchChecker::new(block_count);
-        Ok(Self { spec, checker, decoder, kv, workers, path })
+        Ok(Self { spec, kv_format, checker, decoder, kv, workers, path })
     }
 
     /// The time that all steps so far have spent in each stage of the forward pass.
@@ -231,6 +237,65 @@ impl Backend for CpuBackend {
         let logits = self.decoder.forward(batch, &mut self.kv, &self.workers);
         Ok(StepOutput { logits })
     }
+
+    fn kv_format(&self) -> Option<KvFormat> {
+        Some(self.kv_format.clone())
+    }
+
+    fn read_blocks(&mut self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), BackendError> {
+        check_copy(&self.spec, blocks, to.len())?;
+        for (block, to) in blocks.iter().zip(to.chunks_exact_mut(self.spec.block_bytes)) {
+            self.kv.read_block(block.0 as usize, to);
+        }
+        Ok(())
+    }
+
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) -> Result<(), BackendError> {
+        check_copy(&self.spec, blocks, from.len())?;
+        for (block, from) in blocks.iter().zip(from.chunks_exact(self.spec.block_bytes)) {
+            self.kv.write_block(block.0 as usize, from);
+        }
+        Ok(())
+    }
+}
+
+/// Number of the way in which keys and values are computed. It must be raised with every change of
+/// the decoder or the kernels that changes bits of keys or values, so that KV which an earlier
+/// version has stored is not used.
+const KV_REVISION: u32 = 1;
+
+/// What the bytes of blocks depend on: everything of the configuration, all bytes of the weights'
+/// files, how weights and KV are kept in memory, and the instruction set, because sums are rounded
+/// in another order on others.
+fn kv_format(
+    config: &DecoderConfig,
+    weights: &Weights,
+    weight_type: WeightType,
+    shape: &KvShape,
+    path: Path,
+    threads: usize,
+) -> KvFormat {
+    let layout = match shape.key_layout {
+        KvLayout::Rows => "keys in rows",
+        KvLayout::Transposed { .. } => "keys transposed",
+    };
+    let description = format!(
+        "{:?}, {} layers, weights {weight_type}, KV {} in blocks of {}, {layout}, {} on {} ({}-endian), \
+         revision {KV_REVISION}",
+        config.architecture,
+        shape.layer_count,
+        shape.kv_type.name(),
+        shape.block_size,
+        path.name(),
+        std::env::consts::ARCH,
+        if cfg!(target_endian = "little") { "little" } else { "big" },
+    );
+    let mut fingerprint = blake3::Hasher::new_derive_key("stolon 2026 format of KV blocks");
+    for part in [description.as_str(), &format!("{shape:?}"), &format!("{config:?}")] {
+        fingerprint.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+    }
+    fingerprint.update(&weights.hash(threads));
+    KvFormat { fingerprint: *fingerprint.finalize().as_bytes(), description }
 }
 
 /// Checks that there is memory for the packed weights and for an explicit KV budget, before anything

@@ -159,6 +159,38 @@ impl KvStore {
         self.planes[2 * layer + 1].slice()
     }
 
+    /// Copies a block out: for each layer its keys, then its values, each as the elements in their
+    /// layout followed by the scales. `to` has [`KvShape::block_bytes`] bytes, in the byte order of
+    /// this machine.
+    ///
+    /// # Panics
+    /// If there is no such block, or `to` has another size.
+    pub fn read_block(&self, block: usize, mut to: &mut [u8]) {
+        for plane in &self.planes {
+            for part in plane.block(block, self.block_count) {
+                let (head, rest) = to.split_at_mut(part.len());
+                head.copy_from_slice(part);
+                to = rest;
+            }
+        }
+        assert!(to.is_empty(), "the buffer is larger than a block by {} bytes", to.len());
+    }
+
+    /// Copies a block in, as [`KvStore::read_block`] has copied it out of a store of the same shape.
+    ///
+    /// # Panics
+    /// If there is no such block, or `from` has another size.
+    pub fn write_block(&mut self, block: usize, mut from: &[u8]) {
+        for plane in &mut self.planes {
+            for part in plane.block_mut(block, self.block_count) {
+                let (head, rest) = from.split_at(part.len());
+                part.copy_from_slice(head);
+                from = rest;
+            }
+        }
+        assert!(from.is_empty(), "the buffer is larger than a block by {} bytes", from.len());
+    }
+
     /// The keys and the values of a layer for writing. Both are returned at once, so that two
     /// threads can write them at the same time.
     pub(crate) fn layer_mut(&mut self, layer: usize) -> [&mut Plane; 2] {

@@ -213,6 +213,35 @@ impl Weights {
         Ok(Tensor { name: name.into(), dtype, shape: stored.shape.clone(), bytes })
     }
 
+    /// A hash of all files, for [`KvFormat`](stolon_backend::KvFormat). Pieces of the files are
+    /// hashed on `threads` threads, and their memory pages are released.
+    pub(crate) fn hash(&self, threads: usize) -> [u8; 32] {
+        const PIECE_BYTES: usize = 16 << 20;
+        let regions = self.regions.iter().map(|region| &region.bytes);
+        let pieces: Vec<(&Bytes, &[u8])> = regions
+            .flat_map(|bytes| bytes.chunks(PIECE_BYTES).map(move |piece| (bytes, piece)))
+            .collect();
+        let mut hashes = vec![[0; 32]; pieces.len()];
+        let per_thread = pieces.len().div_ceil(threads.max(1)).max(1);
+        std::thread::scope(|scope| {
+            for (pieces, hashes) in pieces.chunks(per_thread).zip(hashes.chunks_mut(per_thread)) {
+                scope.spawn(move || {
+                    for ((bytes, piece), hash) in pieces.iter().zip(hashes) {
+                        *hash = *blake3::hash(piece).as_bytes();
+                        bytes.release(piece);
+                    }
+                });
+            }
+        });
+        let mut all = blake3::Hasher::new();
+        // The lengths separate the files.
+        self.regions.iter().for_each(|region| {
+            all.update(&(region.bytes.len() as u64).to_le_bytes());
+        });
+        all.update(hashes.as_flattened());
+        *all.finalize().as_bytes()
+    }
+
     /// Releases the memory pages of `bytes` if they are part of a mapped file. The bytes remain
     /// readable: the system reads them from the file again if they are accessed.
     pub(crate) fn release(&self, bytes: &[u8]) {

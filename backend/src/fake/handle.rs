@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::StepBatch;
+use crate::{BackendError, StepBatch};
 
 /// A fault to inject into a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,10 @@ struct State {
     /// Faults by the number of the step, which is counted from 1.
     faults: BTreeMap<u64, FakeFault>,
     batches: Vec<StepBatch>,
+    /// Number of copies of blocks, in both directions, so far.
+    copies: u64,
+    /// Copies that are still to fail.
+    failing_copies: usize,
 }
 
 /// Blocks every step at its start until it is dropped.
@@ -108,6 +112,28 @@ impl FakeHandle {
     #[must_use]
     pub fn take_batches(&self) -> Vec<StepBatch> {
         std::mem::take(&mut self.shared.lock().batches)
+    }
+
+    /// Number of calls so far that copied blocks out or in, including those that failed.
+    #[must_use]
+    pub fn copy_count(&self) -> u64 {
+        self.shared.lock().copies
+    }
+
+    /// Makes the next `count` calls that copy blocks fail.
+    pub fn fail_copies(&self, count: usize) {
+        self.shared.lock().failing_copies = count;
+    }
+
+    /// Called by the backend at the start of a copy of blocks.
+    pub(super) fn enter_copy(&self) -> Result<(), BackendError> {
+        let mut state = self.shared.lock();
+        state.copies += 1;
+        if state.failing_copies == 0 {
+            return Ok(());
+        }
+        state.failing_copies -= 1;
+        Err(BackendError::Failed("an error of a copy was injected".to_owned()))
     }
 
     /// Called by the backend at the start of a step: counts the step, waits while a hold exists,

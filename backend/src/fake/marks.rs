@@ -24,6 +24,27 @@ impl Mark {
     }
 }
 
+/// Size in bytes of a copied slot: whether it was written, token, position and hash.
+pub(super) const SLOT_BYTES: usize = 24;
+
+/// A slot of the KV store as bytes.
+pub(super) fn slot_to_bytes(slot: Option<Mark>) -> [u8; SLOT_BYTES] {
+    let mark = slot.unwrap_or_default();
+    let mut bytes = [0; SLOT_BYTES];
+    bytes[0] = u8::from(slot.is_some());
+    bytes[8..12].copy_from_slice(&mark.token.to_le_bytes());
+    bytes[12..16].copy_from_slice(&mark.position.to_le_bytes());
+    bytes[16..].copy_from_slice(&mark.hash.to_le_bytes());
+    bytes
+}
+
+/// The reverse of [`slot_to_bytes`].
+pub(super) fn slot_from_bytes(bytes: &[u8; SLOT_BYTES]) -> Option<Mark> {
+    let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|index| bytes[at + index]));
+    let hash = u64::from(word(20)) << 32 | u64::from(word(16));
+    (bytes[0] == 1).then(|| Mark { token: word(8), position: word(12), hash })
+}
+
 /// A digest of all marks of a prefix. Every mark influences the logits through it, as every
 /// position of a prefix does through attention in a real model.
 #[derive(Clone, Copy, Debug, Default)]

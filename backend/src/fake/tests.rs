@@ -143,3 +143,29 @@ fn a_hold_blocks_steps_and_batches_are_recorded() {
     assert_eq!(handle.take_batches().len(), 1);
     assert!(!handle.wait_for_steps(2, Duration::ZERO));
 }
+
+/// Goal: blocks that were copied out and into other blocks, also of another store, have the same
+/// content, and a copy of wrong size or of a block that does not exist is refused.
+#[test]
+fn blocks_survive_a_copy_out_and_in() {
+    let tokens = prompt(9);
+    let mut backend = FakeBackend::new(options(4));
+    run(&mut backend, &tokens[..8], slice(0, 8, &[5, 2]));
+    let mut bytes = vec![0xff; 2 * backend.spec().block_bytes];
+    backend.read_blocks(&[BlockId(5), BlockId(2)], &mut bytes).expect("two blocks");
+    let mut other = FakeBackend::new(options(4));
+    other.write_blocks(&[BlockId(31), BlockId(0)], &bytes).expect("two blocks");
+    let logits = run(&mut other, &tokens[8..], slice(8, 1, &[31, 0, 7]));
+    assert_eq!(logits, expected_logits(&tokens, 50));
+    assert_eq!(backend.kv_format(), other.kv_format());
+    assert_ne!(backend.kv_format(), FakeBackend::new(options(8)).kv_format());
+    for (blocks, len) in [(vec![BlockId(32)], 96), (vec![BlockId(1)], 95), (vec![], 1)] {
+        let refused = other.read_blocks(&blocks, &mut vec![0; len]);
+        assert!(matches!(refused, Err(BackendError::MalformedBatch(_))), "{refused:?}");
+        let refused = other.write_blocks(&blocks, &vec![0; len]);
+        assert!(matches!(refused, Err(BackendError::MalformedBatch(_))), "{refused:?}");
+    }
+    backend.handle().fail_copies(1);
+    assert!(backend.read_blocks(&[BlockId(5), BlockId(2)], &mut bytes).is_err());
+    assert!(backend.read_blocks(&[BlockId(5), BlockId(2)], &mut bytes).is_ok());
+}

@@ -1,5 +1,7 @@
 //! [`Plane`]: the memory of the keys, or of the values, of one layer.
 
+use std::ops::Range;
+
 use stolon_kernels::{Buffer, KvSlice, KvSliceMut};
 
 use super::{KvShape, KvType};
@@ -29,6 +31,21 @@ impl Plane {
         Some(Self { kv_type, values, scales: Buffer::try_zeroed::<f32>(scales)? })
     }
 
+    /// The bytes of one of `block_count` blocks: its elements, then its scales. In every layout a
+    /// block is contiguous.
+    pub(super) fn block(&self, block: usize, block_count: usize) -> [&[u8]; 2] {
+        [&self.values, &self.scales]
+            .map(|buffer| &buffer.slice::<u8>()[part(buffer.byte_len(), block, block_count)])
+    }
+
+    /// [`Plane::block`] for writing.
+    pub(super) fn block_mut(&mut self, block: usize, block_count: usize) -> [&mut [u8]; 2] {
+        [&mut self.values, &mut self.scales].map(|buffer| {
+            let part = part(buffer.byte_len(), block, block_count);
+            &mut buffer.slice_mut::<u8>()[part]
+        })
+    }
+
     /// The plane as a slice that the kernels read.
     pub(super) fn slice(&self) -> KvSlice<'_> {
         match self.kv_type {
@@ -53,4 +70,10 @@ impl Plane {
             }
         }
     }
+}
+
+/// The bytes of one of `block_count` blocks in a buffer of `len` bytes.
+fn part(len: usize, block: usize, block_count: usize) -> Range<usize> {
+    let bytes = len / block_count;
+    block * bytes..(block + 1) * bytes
 }

@@ -116,6 +116,65 @@ fn transposed_keys_are_stored_in_the_documented_layout() {
     }
 }
 
+/// Goal: for every type and both layouts of keys, a block that is copied out and into another block
+/// of another store has the same bits there, and no other block changes.
+#[test]
+fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
+    for kv_type in KvType::ALL {
+        for key_layout in [KvLayout::Rows, KvLayout::Transposed { block_size: 16 }] {
+            let shape = KvShape { block_size: 16, head_dim: 6, key_layout, ..shape(kv_type) };
+            let filled = |scale: f32, block_count: usize| {
+                let mut store = KvStore::new(shape, block_count).expect("a small store");
+                let rows = |offset: usize| -> Vec<f32> {
+                    (0..16 * 12).map(|i| ((i + offset) as f32 * scale).sin() * 70.0).collect()
+                };
+                for layer in 0..3 {
+                    for block in 0..block_count {
+                        let seed = 1000 * layer + 100 * block;
+                        store.write(layer, block, 0, &rows(seed), &rows(seed + 50));
+                    }
+                }
+                store
+            };
+            let read = |store: &KvStore, block: usize| {
+                let mut bytes = vec![0; shape.block_bytes()];
+                store.read_block(block, &mut bytes);
+                bytes
+            };
+            let (from, mut to) = (filled(0.7, 4), filled(1.3, 6));
+            let before: Vec<_> = (0..6).map(|block| read(&to, block)).collect();
+            let bytes = read(&from, 3);
+            assert!(!before.contains(&bytes));
+            to.write_block(5, &bytes);
+            assert_eq!(read(&to, 5), bytes, "{kv_type} {key_layout:?}");
+            assert!((0..5).all(|block| read(&to, block) == before[block]), "{kv_type}");
+            // What the kernels read, not only what the copy reads.
+            for layer in 0..3 {
+                for (from, to) in
+                    [(from.keys(layer), to.keys(layer)), (from.values(layer), to.values(layer))]
+                {
+                    let (from, to) = (to_f32(from, 6), to_f32(to, 6));
+                    // The scales of transposed int8 keys are by position, so the factors that
+                    // `to_f32` uses are wrong, but they are the same ones on both sides.
+                    let (from, to) = (&from[3 * 192..4 * 192], &to[5 * 192..6 * 192]);
+                    assert!(from == to, "{kv_type} {key_layout:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Goal: a copy with a buffer of the wrong size panics instead of copying part of a block.
+#[test]
+fn copies_of_part_of_a_block_panic() {
+    let mut store = KvStore::new(shape(KvType::Int8), 2).expect("a small store");
+    let bytes = shape(KvType::Int8).block_bytes();
+    for len in [bytes - 1, bytes + 1] {
+        let write = std::panic::AssertUnwindSafe(|| store.write_block(0, &vec![0; len]));
+        assert!(std::panic::catch_unwind(write).is_err());
+    }
+}
+
 /// Goal: each type is parsed from its name, and the error for an unknown name lists all names.
 #[test]
 fn types_are_parsed_from_their_names() {
