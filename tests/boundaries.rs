@@ -23,7 +23,7 @@ const UNSAFE_FILES: [&str; 7] = [
 ];
 
 /// Crates with the prefixes of crate names that must not be among their direct dependencies.
-const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 6] = [
+const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 7] = [
     ("kvcache", &["tokio", "ractor", "candle", "stolon-"]),
     (
         "kernels",
@@ -40,7 +40,11 @@ const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 6] = [
     ("backend", &["tokio", "ractor", "stolon-scheduler", "stolon-actors", "stolon-model"]),
     ("text", &["tokio", "ractor", "stolon-scheduler", "stolon-actors", "stolon-model"]),
     ("scheduler", &["tokio", "ractor", "stolon-actors", "stolon-model", "stolon-text"]),
-    ("actors", &["stolon-model", "stolon-text", "stolon-kernels"]),
+    (
+        "tiers",
+        &["tokio", "ractor", "stolon-backend", "stolon-scheduler", "stolon-actors", "stolon-model"],
+    ),
+    ("actors", &["stolon-model", "stolon-text", "stolon-kernels", "stolon-tiers"]),
 ];
 
 /// The root of the checkout, or `None` in a published crate.
@@ -103,7 +107,7 @@ fn unsafe_is_used_in_the_listed_files_only() {
 #[test]
 fn all_other_libraries_forbid_unsafe() {
     let Some(root) = checkout() else { return };
-    for name in ["actors", "backend", "scheduler", "text", "."] {
+    for name in ["actors", "backend", "scheduler", "text", "tiers", "."] {
         let path = root.join(name).join("src/lib.rs");
         let text = std::fs::read_to_string(&path).expect("a readable file");
         assert!(text.contains("#![forbid(unsafe_code)]"), "{}", path.display());

@@ -1,0 +1,104 @@
+//! [`ChainKey`]: the key of a prefix.
+
+use std::fmt;
+
+use stolon_kvcache::Namespace;
+
+/// Identifies a prefix: its KV format, its namespace and all its tokens. Keys are chained: the key
+/// of a longer prefix follows from that of a shorter one and the tokens in between.
+///
+/// A key has 256 bits of BLAKE3, so two prefixes with one key cannot be found.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChainKey([u8; 32]);
+
+impl ChainKey {
+    /// The key of the empty prefix of a namespace, for KV with this fingerprint.
+    #[must_use]
+    pub fn root(fingerprint: &[u8; 32], namespace: &Namespace) -> ChainKey {
+        let mut hasher = blake3::Hasher::new_derive_key("stolon 2026 keys of stored KV: root");
+        hasher.update(fingerprint).update(&namespace.to_bytes());
+        ChainKey(*hasher.finalize().as_bytes())
+    }
+
+    /// The key of this prefix followed by `tokens`.
+    #[must_use]
+    pub fn then(&self, tokens: &[u32]) -> ChainKey {
+        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        for token in tokens {
+            hasher.update(&token.to_le_bytes());
+        }
+        ChainKey(*hasher.finalize().as_bytes())
+    }
+
+    /// The 32 bytes of the key.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// The key with these bytes.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 32]) -> ChainKey {
+        ChainKey(bytes)
+    }
+
+    /// The key as 64 hexadecimal digits.
+    #[must_use]
+    pub fn to_hex(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The reverse of [`ChainKey::to_hex`]; `None` for any other text.
+    #[must_use]
+    pub fn from_hex(text: &str) -> Option<ChainKey> {
+        let digits = text.as_bytes();
+        if digits.len() != 64 || !digits.iter().all(|d| matches!(d, b'0'..=b'9' | b'a'..=b'f')) {
+            return None;
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        Some(ChainKey(bytes))
+    }
+}
+
+impl fmt::Debug for ChainKey {
+    /// Shows the first 8 bytes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ChainKey({})", &self.to_hex()[..16])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: every part of what a key stands for changes it, and it does not depend on how the
+    /// tokens are cut, except where a record ends.
+    #[test]
+    fn keys_depend_on_format_namespace_and_all_tokens() {
+        let base = Namespace::default();
+        let salted = Namespace::builder().salt("x").build();
+        let root = ChainKey::root(&[1; 32], &base);
+        let keys = [
+            root,
+            ChainKey::root(&[2; 32], &base),
+            ChainKey::root(&[1; 32], &salted),
+            root.then(&[]),
+            root.then(&[1]),
+            root.then(&[2]),
+            root.then(&[1, 2]),
+            root.then(&[1]).then(&[2]),
+            root.then(&[0x0201]),
+        ];
+        for (index, key) in keys.iter().enumerate() {
+            assert!(!keys[..index].contains(key), "{index}");
+            assert_eq!(ChainKey::from_hex(&key.to_hex()), Some(*key));
+        }
+        assert_eq!(root.then(&[1, 2]), ChainKey::root(&[1; 32], &base).then(&[1, 2]));
+        for wrong in ["", "+1", &"G".repeat(64), &"ab".repeat(33), &"é".repeat(32)] {
+            assert_eq!(ChainKey::from_hex(wrong), None);
+        }
+    }
+}

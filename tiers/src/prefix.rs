@@ -1,0 +1,220 @@
+//! A whole prefix as a sequence of records: what is exported and imported.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use stolon_kvcache::Namespace;
+
+use crate::error::FormatError;
+use crate::key::ChainKey;
+use crate::record::{HEADER_BYTES, KvShape, Record, RecordHeader};
+
+/// A verified prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredPrefix {
+    /// All token ids: whole blocks.
+    pub tokens: Vec<u32>,
+    /// The bytes of all blocks, one item per block.
+    pub blocks: Vec<Box<[u8]>>,
+}
+
+/// Turns a prefix into records.
+#[derive(Debug)]
+pub struct PrefixWriter {
+    shape: KvShape,
+    namespace: Namespace,
+    tokens: Vec<u32>,
+    /// Number of positions that were written.
+    written: usize,
+    key: ChainKey,
+}
+
+impl PrefixWriter {
+    /// A writer of the prefix `tokens`: whole blocks, at least one.
+    ///
+    /// # Panics
+    /// If it is not.
+    #[must_use]
+    pub fn new(shape: KvShape, namespace: Namespace, tokens: Vec<u32>) -> PrefixWriter {
+        assert!(
+            !tokens.is_empty() && tokens.len().is_multiple_of(shape.block_size),
+            "only whole blocks are stored"
+        );
+        let key = ChainKey::root(&shape.fingerprint, &namespace);
+        PrefixWriter { shape, namespace, tokens, written: 0, key }
+    }
+
+    /// Number of tokens of the prefix.
+    #[must_use]
+    pub fn token_count(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Size of all records in bytes.
+    #[must_use]
+    pub fn file_bytes(&self) -> usize {
+        let full = self.shape.record_positions();
+        let (records, rest) = (self.tokens.len() / full, self.tokens.len() % full);
+        let size = |positions| self.shape.record_bytes(positions).unwrap_or(usize::MAX);
+        let rest = if rest > 0 { size(rest) } else { 0 };
+        records.saturating_mul(size(full)).saturating_add(rest)
+    }
+
+    /// Number of blocks of the next record; 0 at the end.
+    #[must_use]
+    pub fn next_blocks(&self) -> usize {
+        let left = self.tokens.len() - self.written;
+        left.min(self.shape.record_positions()) / self.shape.block_size
+    }
+
+    /// The next record: `blocks` are the bytes of its [`next_blocks`](PrefixWriter::next_blocks)
+    /// blocks.
+    ///
+    /// # Panics
+    /// If `blocks` has another size, or after the end.
+    pub fn record(&mut self, blocks: &[u8]) -> Vec<u8> {
+        let end = self.written + self.next_blocks() * self.shape.block_size;
+        let (key, bytes) = Record::encode(
+            &self.shape,
+            &self.namespace,
+            &self.key,
+            (self.written, self.tokens.len()),
+            &self.tokens[self.written..end],
+            blocks,
+        );
+        (self.written, self.key) = (end, key);
+        bytes
+    }
+}
+
+/// Reads a prefix from pieces of any length, as they arrive. It holds what it has verified and at
+/// most one record more.
+#[derive(Debug)]
+pub struct PrefixReader {
+    shape: KvShape,
+    namespace: Namespace,
+    /// Maximum number of positions of the prefix.
+    positions_max: usize,
+    /// The beginning of the next record.
+    pending: Vec<u8>,
+    /// Number of positions of the whole prefix, once the first record has arrived.
+    prefix_positions: Option<usize>,
+    key: ChainKey,
+    prefix: StoredPrefix,
+}
+
+impl PrefixReader {
+    /// A reader of prefixes of at most `positions_max` positions, of this format and namespace.
+    #[must_use]
+    pub fn new(shape: KvShape, namespace: Namespace, positions_max: usize) -> PrefixReader {
+        PrefixReader {
+            shape,
+            namespace,
+            positions_max,
+            pending: Vec::new(),
+            prefix_positions: None,
+            key: ChainKey::root(&shape.fingerprint, &namespace),
+            prefix: StoredPrefix { tokens: Vec::new(), blocks: Vec::new() },
+        }
+    }
+
+    /// Takes the next bytes and verifies the records that they complete.
+    ///
+    /// # Errors
+    /// [`FormatError`] for the first thing that is not as expected. The reader must not be used any
+    /// more then.
+    pub fn push(&mut self, mut bytes: &[u8]) -> Result<(), FormatError> {
+        while !bytes.is_empty() {
+            if self.prefix_positions == Some(self.prefix.tokens.len()) {
+                return Err(FormatError::TrailingBytes);
+            }
+            let wanted = match self.header()? {
+                None => HEADER_BYTES,
+                Some(header) => header.record_bytes,
+            };
+            let (taken, rest) = bytes.split_at(bytes.len().min(wanted - self.pending.len()));
+            self.pending.extend_from_slice(taken);
+            bytes = rest;
+            if let Some(header) = self.header()?
+                && self.pending.len() == header.record_bytes
+            {
+                self.accept()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The prefix, after all bytes were pushed.
+    ///
+    /// # Errors
+    /// [`FormatError::Truncated`] if it is not complete.
+    pub fn finish(self) -> Result<StoredPrefix, FormatError> {
+        if self.prefix_positions == Some(self.prefix.tokens.len()) {
+            return Ok(self.prefix);
+        }
+        let expected = match self.header()? {
+            None => HEADER_BYTES,
+            Some(header) => header.record_bytes,
+        };
+        Err(FormatError::Truncated { expected, got: self.pending.len() })
+    }
+
+    /// The header of the pending record; `None` if it has not arrived yet.
+    fn header(&self) -> Result<Option<RecordHeader>, FormatError> {
+        if self.pending.len() < HEADER_BYTES {
+            return Ok(None);
+        }
+        let header = RecordHeader::parse(&self.pending, &self.shape, &self.namespace)?;
+        if header.prefix_positions > self.positions_max {
+            return Err(FormatError::Number {
+                what: "positions of the prefix",
+                expected: format!("at most {}", self.positions_max),
+                got: header.prefix_positions as u64,
+            });
+        }
+        let continues = header.parent == self.key
+            && header.first == self.prefix.tokens.len()
+            && self.prefix_positions.is_none_or(|total| total == header.prefix_positions);
+        if continues { Ok(Some(header)) } else { Err(FormatError::BrokenChain) }
+    }
+
+    /// Verifies the pending record and adds it to the prefix.
+    fn accept(&mut self) -> Result<(), FormatError> {
+        let record = Record::parse(&self.pending, &self.shape, &self.namespace)?;
+        self.pending.clear();
+        self.prefix_positions = Some(record.header.prefix_positions);
+        self.key = record.header.key;
+        self.prefix.tokens.extend(record.tokens);
+        self.prefix.blocks.extend(record.blocks);
+        Ok(())
+    }
+}
+
+/// Writes a file so that, whatever happens, either the old file or the whole new one is there: the
+/// content goes to a temporary file in the same directory, which is synchronised and renamed.
+///
+/// # Errors
+/// Those of the file system and of `write`. The temporary file is removed then.
+pub fn write_atomically(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<()> {
+    let Some(name) = path.file_name() else {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "expected the name of a file"));
+    };
+    let mut temporary = name.to_owned();
+    temporary.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(temporary);
+    let written = File::create(&temporary).and_then(|mut file| {
+        write(&mut file)?;
+        file.flush()?;
+        file.sync_all()
+    });
+    let renamed = written.and_then(|()| fs::rename(&temporary, path));
+    if renamed.is_err() {
+        // The first error says more than one of the removal.
+        let _ = fs::remove_file(&temporary);
+    }
+    renamed
+}

@@ -1,0 +1,245 @@
+//! [`Record`]: the tokens and the KV of some consecutive blocks of a prefix, as bytes.
+//!
+//! The README of this crate has the layout. A record is read in two steps, so that nothing is
+//! allocated on the word of a file: [`RecordHeader::parse`] compares every field of the header with
+//! what the reader expects and yields the exact size of the record, and [`Record::parse`] verifies
+//! the rest.
+
+use stolon_kvcache::Namespace;
+
+use crate::error::FormatError;
+use crate::key::ChainKey;
+
+/// Size of a record's header in bytes.
+pub const HEADER_BYTES: usize = 176;
+/// Size of the checksum at the end of a record in bytes.
+const CHECKSUM_BYTES: usize = 32;
+const MAGIC: &[u8; 8] = b"stolonKV";
+const VERSION: u32 = 1;
+/// Positions of a full record, unless a block has more. Small enough that little is computed again
+/// where a prompt ends within a record, large enough that few files and keys are needed.
+const RECORD_POSITIONS: usize = 64;
+/// Maximum number of positions of a prefix.
+const POSITIONS_MAX: u64 = 1 << 32;
+
+/// The KV format of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// The fingerprint of the backend's `KvFormat`.
+    pub fingerprint: [u8; 32],
+    /// Positions per block, from 1 to 256.
+    pub block_size: usize,
+    /// Bytes per block: keys and values of all layers.
+    pub block_bytes: usize,
+}
+
+impl KvShape {
+    /// Number of positions of every record of a prefix, except for the last one, which may have
+    /// fewer. Records hold whole blocks.
+    #[must_use]
+    pub fn record_positions(&self) -> usize {
+        self.block_size.max(RECORD_POSITIONS / self.block_size.max(1) * self.block_size)
+    }
+
+    /// Size in bytes of a record of `positions` positions, a multiple of the block size; `None` if
+    /// it overflows.
+    #[must_use]
+    pub fn record_bytes(&self, positions: usize) -> Option<usize> {
+        let blocks = (positions / self.block_size).checked_mul(self.block_bytes)?;
+        let tokens = positions.checked_mul(size_of::<u32>())?;
+        blocks.checked_add(tokens)?.checked_add(HEADER_BYTES + CHECKSUM_BYTES)
+    }
+}
+
+/// The header of a record, which agrees with the reader's format and namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordHeader {
+    /// First position of the record: a multiple of the positions of a full record.
+    pub first: usize,
+    /// Number of positions: whole blocks.
+    pub positions: usize,
+    /// Number of positions of the whole prefix that the record was written with.
+    pub prefix_positions: usize,
+    /// Key of the prefix before the record.
+    pub parent: ChainKey,
+    /// Key of the prefix up to the end of the record. Not verified yet.
+    pub key: ChainKey,
+    /// Size of the record in bytes, with its header.
+    pub record_bytes: usize,
+}
+
+impl RecordHeader {
+    /// Parses the first [`HEADER_BYTES`] bytes of a record, which must be of this format and
+    /// namespace.
+    ///
+    /// # Errors
+    /// [`FormatError`] for the first field that is not as expected.
+    pub fn parse(
+        bytes: &[u8],
+        shape: &KvShape,
+        namespace: &Namespace,
+    ) -> Result<RecordHeader, FormatError> {
+        let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
+            return Err(FormatError::Truncated { expected: HEADER_BYTES, got: bytes.len() });
+        };
+        if &field::<8>(bytes, 0) != MAGIC {
+            return Err(FormatError::NotStoredKv);
+        }
+        let version = u32::from_le_bytes(field(bytes, 8));
+        if version != VERSION {
+            return Err(FormatError::Version { expected: VERSION, got: version });
+        }
+        if field::<32>(bytes, 48) != shape.fingerprint {
+            return Err(FormatError::Fingerprint);
+        }
+        if field::<32>(bytes, 80) != namespace.to_bytes() {
+            return Err(FormatError::Namespace);
+        }
+        let number = |at| u64::from_le_bytes(field(bytes, at));
+        let block_size = u64::from(u32::from_le_bytes(field(bytes, 12)));
+        check(block_size == shape.block_size as u64, "positions per block", block_size, || {
+            shape.block_size.to_string()
+        })?;
+        let block_bytes = number(16);
+        check(block_bytes == shape.block_bytes as u64, "bytes per block", block_bytes, || {
+            shape.block_bytes.to_string()
+        })?;
+        let full = shape.record_positions() as u64;
+        let (first, positions, prefix_positions) = (number(24), number(32), number(40));
+        let whole = positions > 0 && positions <= full && positions.is_multiple_of(block_size);
+        check(whole, "positions of a record", positions, || {
+            format!("a multiple of {block_size}, at most {full}")
+        })?;
+        check(
+            first.is_multiple_of(full) && first < POSITIONS_MAX,
+            "first position",
+            first,
+            || format!("a multiple of {full} below 2^32"),
+        )?;
+        let end = first + positions;
+        let fits = prefix_positions >= end && prefix_positions <= POSITIONS_MAX;
+        check(fits, "positions of the prefix", prefix_positions, || format!("from {end} to 2^32"))?;
+        check(
+            positions == full || end == prefix_positions,
+            "positions of a record",
+            positions,
+            || format!("{full}, because it is not the last one"),
+        )?;
+        let positions = positions as usize;
+        let record_bytes = shape.record_bytes(positions).ok_or(FormatError::Number {
+            what: "bytes per block",
+            expected: "a record that fits in memory".to_owned(),
+            got: block_bytes,
+        })?;
+        Ok(RecordHeader {
+            first: first as usize,
+            positions,
+            prefix_positions: prefix_positions as usize,
+            parent: ChainKey::from_bytes(field(bytes, 112)),
+            key: ChainKey::from_bytes(field(bytes, 144)),
+            record_bytes,
+        })
+    }
+}
+
+/// A verified record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Its header.
+    pub header: RecordHeader,
+    /// The token ids of its positions.
+    pub tokens: Vec<u32>,
+    /// The bytes of its blocks, one item per block.
+    pub blocks: Vec<Box<[u8]>>,
+}
+
+impl Record {
+    /// Parses a whole record and verifies its key and its checksum.
+    ///
+    /// # Errors
+    /// [`FormatError`] for the first thing that is not as expected.
+    pub fn parse(
+        bytes: &[u8],
+        shape: &KvShape,
+        namespace: &Namespace,
+    ) -> Result<Record, FormatError> {
+        let header = RecordHeader::parse(bytes, shape, namespace)?;
+        let RecordHeader { positions, record_bytes, .. } = header;
+        if bytes.len() < record_bytes {
+            return Err(FormatError::Truncated { expected: record_bytes, got: bytes.len() });
+        }
+        if bytes.len() > record_bytes {
+            return Err(FormatError::TrailingBytes);
+        }
+        let (content, checksum) = bytes.split_at(record_bytes - CHECKSUM_BYTES);
+        if *blake3::hash(content).as_bytes() != *checksum {
+            return Err(FormatError::Checksum);
+        }
+        let (tokens, blocks) = content[HEADER_BYTES..].split_at(positions * size_of::<u32>());
+        let tokens: Vec<u32> =
+            tokens.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)).collect();
+        if header.parent.then(&tokens) != header.key {
+            return Err(FormatError::BrokenChain);
+        }
+        let blocks = blocks.chunks_exact(shape.block_bytes).map(Box::from).collect();
+        Ok(Record { header, tokens, blocks })
+    }
+
+    /// The bytes of a record of `tokens`, which begin at position `first` of a prefix of
+    /// `prefix_positions` positions, and whose key is returned as well. `blocks` are the bytes of
+    /// its blocks, one after another.
+    ///
+    /// # Panics
+    /// If `tokens` and `blocks` are not those of the same number of whole blocks, from 1 to a full
+    /// record.
+    #[must_use]
+    pub fn encode(
+        shape: &KvShape,
+        namespace: &Namespace,
+        parent: &ChainKey,
+        (first, prefix_positions): (usize, usize),
+        tokens: &[u32],
+        blocks: &[u8],
+    ) -> (ChainKey, Vec<u8>) {
+        let count = tokens.len() / shape.block_size;
+        assert!(tokens.len().is_multiple_of(shape.block_size), "only whole blocks are stored");
+        assert!((1..=shape.record_positions()).contains(&tokens.len()), "{count} blocks");
+        assert_eq!(blocks.len(), count * shape.block_bytes, "{count} blocks");
+        let key = parent.then(tokens);
+        let size = shape.record_bytes(tokens.len()).unwrap_or(0);
+        let mut bytes = Vec::with_capacity(size);
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&(shape.block_size as u32).to_le_bytes());
+        for number in [shape.block_bytes, first, tokens.len(), prefix_positions] {
+            bytes.extend_from_slice(&(number as u64).to_le_bytes());
+        }
+        bytes.extend_from_slice(&shape.fingerprint);
+        bytes.extend_from_slice(&namespace.to_bytes());
+        bytes.extend_from_slice(parent.as_bytes());
+        bytes.extend_from_slice(key.as_bytes());
+        debug_assert_eq!(bytes.len(), HEADER_BYTES);
+        tokens.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
+        bytes.extend_from_slice(blocks);
+        let checksum = blake3::hash(&bytes);
+        bytes.extend_from_slice(checksum.as_bytes());
+        debug_assert_eq!(bytes.len(), size);
+        (key, bytes)
+    }
+}
+
+/// The `N` bytes of a header from offset `at`.
+fn field<const N: usize>(header: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(&header[at..at + N]);
+    bytes
+}
+
+fn check(
+    holds: bool,
+    what: &'static str,
+    got: u64,
+    expected: impl FnOnce() -> String,
+) -> Result<(), FormatError> {
+    if holds { Ok(()) } else { Err(FormatError::Number { what, expected: expected(), got }) }
+}
