@@ -171,7 +171,8 @@ impl Engine {
             prompt_tokens: tokens.len(),
             submitted,
         };
-        let sequence = SequenceRequest { tokens: Arc::new(tokens), namespace, eos_ids, options };
+        let tokens = Arc::new(tokens);
+        let sequence = SequenceRequest { tokens, namespace, eos_ids, stored: None, options };
         Ok((sequence, parts))
     }
 

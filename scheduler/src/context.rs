@@ -310,6 +310,7 @@ fn check(
     if let Some((index, &got)) = request.tokens.iter().enumerate().find(outside) {
         return Err(EngineError::TokenOutOfRange { index, got, vocab_size });
     }
+    request.stored.as_ref().map_or(Ok(()), |stored| stored.check(spec))?;
     let options = &request.options;
     let max_tokens = options.max_tokens.or(config.default_max_tokens).unwrap_or(usize::MAX);
     if max_tokens == 0 {

@@ -1,4 +1,4 @@
-//! Executing one step: the forward pass, then sampling.
+//! Executing one step: copies of blocks, the forward pass, then sampling.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -6,15 +6,22 @@ use std::time::Instant;
 use stolon_backend::{Backend, LogitRows, SamplingError, StepBatch, TokenLogprob, prompt_logprob};
 
 use crate::step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
+use crate::transfer::save_blocks;
 
 /// Executes a step on `backend`. The step's ticket is dropped before this returns, so that blocks
 /// released during the step can be reused when its result is handled.
 pub fn execute(backend: &mut dyn Backend, plan: StepPlan) -> StepDone {
-    let StepPlan { batch, tasks, ticket } = plan;
+    let StepPlan { saves, loads, batch, tasks, ticket } = plan;
+    let saved = saves.and_then(|blocks| save_blocks(backend, &blocks));
+    let loaded = loads.into_iter().map(|load| load.run(backend)).collect();
     let begun = Instant::now();
-    let outcome = forward(backend, &batch, tasks);
+    let outcome = match batch.sequences.is_empty() {
+        true => Ok(Vec::new()),
+        false => forward(backend, &batch, tasks),
+    };
+    let compute = begun.elapsed();
     drop(ticket);
-    StepDone { outcome, compute: begun.elapsed() }
+    StepDone { saved, loaded, outcome, compute }
 }
 
 /// Runs the forward pass and handles the logits of each slice.

@@ -46,6 +46,7 @@ mod stats;
 mod step_plan;
 mod sync;
 mod token_set;
+mod transfer;
 
 #[cfg(test)]
 mod tests;
@@ -74,6 +75,7 @@ pub use step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
 #[cfg(loom)]
 pub use sync::planted;
 pub use token_set::TokenSet;
+pub use transfer::{LoadTask, SaveRequest, StoredKv};
 
 /// Number of blocks that hold `positions` positions.
 pub(crate) fn blocks_for(block_size: usize, positions: usize) -> usize {

@@ -17,7 +17,8 @@ pub(crate) struct Candidate {
     pub(crate) class: i32,
     /// Number of tokens of the prompt, and of what was generated before a preemption.
     pub(crate) tokens: usize,
-    /// How many of them were cached at the last query.
+    /// How many of them need not be computed, because they were cached at the last query or can be
+    /// loaded.
     pub(crate) matched: usize,
     /// Number of waiting and running requests, including this one, whose tokens begin with the same
     /// block.

@@ -7,6 +7,7 @@ use stolon_backend::SamplingParams;
 use stolon_kvcache::Namespace;
 
 use crate::token_set::TokenSet;
+use crate::transfer::StoredKv;
 
 /// The options of a request that do not depend on how its prompt was given. Clones share all lists.
 #[derive(Clone, Debug, Default)]
@@ -51,6 +52,9 @@ pub struct SequenceRequest {
     pub namespace: Namespace,
     /// End-of-sequence token ids: each of them ends the generation.
     pub eos_ids: TokenSet,
+    /// KV of the prompt from outside of the pool. It is copied into the pool instead of being
+    /// computed, where it continues what is cached.
+    pub stored: Option<StoredKv>,
     /// Everything else.
     pub options: RequestOptions,
 }
@@ -63,6 +67,7 @@ impl SequenceRequest {
             tokens: Arc::new(tokens),
             namespace: Namespace::default(),
             eos_ids: TokenSet::default(),
+            stored: None,
             options: RequestOptions { max_tokens: Some(max_tokens), ..RequestOptions::default() },
         }
     }

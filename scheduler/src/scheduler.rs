@@ -16,7 +16,9 @@ mod blocks;
 mod ending;
 mod room;
 mod step;
+mod transfers;
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use stolon_kvcache::{Namespace, StepFence, TreeReader};
@@ -31,6 +33,7 @@ use crate::queue::Waiting;
 use crate::sequence::{Ending, Sequence};
 use crate::stats::AuditReport;
 use crate::step_plan::StepPlan;
+use crate::transfer::Saving;
 
 /// Maximum number of rounds of admission in one call of `advance` that yield no step.
 const ROUNDS_MAX: usize = 4;
@@ -78,6 +81,10 @@ pub struct Scheduler<M> {
     running: Vec<Running>,
     /// The slices of the step in flight.
     in_flight: Option<Vec<InFlight>>,
+    /// The loads of the step in flight.
+    loads: Vec<transfers::LoadInFlight>,
+    /// The saves, of which the first one is part of the step in flight.
+    saves: VecDeque<Saving>,
     /// Predicts how many tokens requests will generate.
     forecast: DecodeForecast,
     /// Number of the last step.
@@ -111,6 +118,8 @@ impl<M: Memory> Scheduler<M> {
             queue: Queue::default(),
             running: Vec::new(),
             in_flight: None,
+            loads: Vec::new(),
+            saves: VecDeque::new(),
             forecast: DecodeForecast::default(),
             step: 0,
             running_version: 0,
@@ -208,7 +217,8 @@ impl<M: Memory> Scheduler<M> {
                 break;
             }
         }
-        if self.running.is_empty() && std::mem::take(&mut self.unsettled) {
+        let idle = self.running.is_empty() && self.saves.is_empty();
+        if idle && std::mem::take(&mut self.unsettled) {
             self.memory.settle().await?;
         }
         Ok(plan)
@@ -232,6 +242,7 @@ impl<M: Memory> Scheduler<M> {
     pub fn close(&mut self) {
         self.queue = Queue::default();
         self.running.clear();
+        self.saves.clear();
     }
 
     /// Removes everything from the cache that no request uses.

@@ -10,6 +10,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,7 @@ use crate::request_counts::{Outcome, RequestRecord};
 use crate::schedule::SequenceView;
 use crate::step_plan::{PromptTargets, RowTask};
 use crate::token_set::TokenSet;
+use crate::transfer::StoredKv;
 
 /// Maximum number of logit rows of one sequence in one step, for a sequence with prompt
 /// log-probabilities. A row is as wide as the vocabulary, so this bounds memory.
@@ -67,6 +69,8 @@ pub struct Sequence {
     pub(crate) times: Times,
     /// Number of prompt tokens found in the cache when it first ran; `None` before that.
     pub(crate) cached_tokens: Option<usize>,
+    /// KV of its prompt that is loaded instead of computed; `None` once it is not needed any more.
+    pub(crate) stored: Option<StoredKv>,
     /// Blocks and positions that it holds while it runs.
     pub(crate) held: Held,
     /// The right to use the blocks of the pin budget, if its prompt needs them.
@@ -167,7 +171,7 @@ impl Sequence {
         submitted: Instant,
     ) -> Sequence {
         let PreparedRequest { request, max_tokens, sampler, loan } = prepared;
-        let SequenceRequest { tokens, namespace, eos_ids, options } = request;
+        let SequenceRequest { tokens, namespace, eos_ids, stored, options } = request;
         let mut prefix_hash = DefaultHasher::new();
         namespace.hash(&mut prefix_hash);
         tokens[..tokens.len().min(block_size)].hash(&mut prefix_hash);
@@ -192,8 +196,10 @@ impl Sequence {
                 first_token: None,
                 last_token: None,
             },
-            options,
             cached_tokens: None,
+            // Log-probabilities of the prompt need a forward pass over all of it.
+            stored: stored.filter(|_| options.prompt_logprobs.is_none()),
+            options,
             held: Held::default(),
             loan,
             in_step: false,
@@ -244,7 +250,32 @@ impl Sequence {
             last_step: self.held.last_step,
             chunk_max: if all_rows { LOGIT_ROWS_MAX } else { usize::MAX },
             all_rows,
-            paused: self.end.is_some() || self.is_stalled(),
+            paused: self.end.is_some() || self.is_stalled() || !self.loadable().is_empty(),
+        }
+    }
+
+    /// The blocks that can be loaded now: those of its stored KV that continue what is computed and
+    /// that it has reserved. Only whole blocks of the prompt are loaded.
+    pub(crate) fn loadable(&self) -> Range<usize> {
+        let Some(stored) = &self.stored else { return 0..0 };
+        let block_size = stored.block_size();
+        let (computed, stored) = (self.held.computed, stored.range());
+        let next = computed / block_size;
+        if !computed.is_multiple_of(block_size) || !stored.contains(&next) {
+            return 0..0;
+        }
+        next..stored.end.min(self.held.table.len()).min(self.prompt_len / block_size).max(next)
+    }
+
+    /// Number of prompt positions after the first `matched` ones that stored KV has.
+    pub(crate) fn stored_after(&self, matched: usize) -> usize {
+        let Some(stored) = &self.stored else { return 0 };
+        let block_size = stored.block_size();
+        let end = stored.range().end.min(self.prompt_len / block_size) * block_size;
+        if stored.range().contains(&(matched / block_size)) {
+            end.saturating_sub(matched)
+        } else {
+            0
         }
     }
 

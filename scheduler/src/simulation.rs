@@ -165,7 +165,12 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
                 results.push(result);
             }
             drop(plan.ticket);
-            let done = StepDone { outcome: Ok(results), compute: end - began };
+            let done = StepDone {
+                saved: None,
+                loaded: Vec::new(),
+                outcome: Ok(results),
+                compute: end - began,
+            };
             let instant = self.instant();
             ready(self.scheduler.complete(done, instant))?;
             self.advance()?;

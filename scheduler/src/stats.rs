@@ -27,6 +27,9 @@ pub struct Gauges {
     pub(crate) cached_tokens: Counter,
     pub(crate) completion_tokens: Counter,
     pub(crate) computed_tokens: Counter,
+    pub(crate) loaded_tokens: Counter,
+    pub(crate) loads_failed: Counter,
+    pub(crate) saved_blocks: Counter,
     pub(crate) steps: Counter,
     pub(crate) steps_failed: Counter,
     pub(crate) preemptions: Counter,
@@ -120,6 +123,12 @@ pub struct EngineStats {
     pub completion_tokens: u64,
     /// Computed positions: prompts, generated tokens, and what was recomputed after preemptions.
     pub computed_tokens: u64,
+    /// Prompt positions whose KV was loaded from outside of the pool instead of being computed.
+    pub loaded_tokens: u64,
+    /// Loads that failed. The positions were computed instead.
+    pub loads_failed: u64,
+    /// Blocks that were copied out of the pool, to be stored or exported.
+    pub saved_blocks: u64,
     /// Started requests of which some prompt tokens were found in the prefix cache.
     pub requests_hit: u64,
     /// Requests that left the admission queue. A preempted request counts once.
@@ -328,6 +337,9 @@ impl Gauges {
             first_tokens_from_cache: self.first_tokens_from_cache.get(),
             completion_tokens: self.completion_tokens.get(),
             computed_tokens: self.computed_tokens.get(),
+            loaded_tokens: self.loaded_tokens.get(),
+            loads_failed: self.loads_failed.get(),
+            saved_blocks: self.saved_blocks.get(),
             steps: self.steps.get(),
             steps_failed: self.steps_failed.get(),
             preemptions: self.preemptions.get(),

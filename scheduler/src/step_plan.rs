@@ -5,12 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stolon_backend::{Sampled, SamplerState, SamplingError, StepBatch, TokenLogprob};
-use stolon_kvcache::StepTicket;
+use stolon_kvcache::{BlockId, StepTicket};
+
+use crate::transfer::LoadTask;
 
 /// One step.
 #[derive(Debug)]
 pub struct StepPlan {
-    /// The forward pass.
+    /// Blocks that are copied out of the KV store before anything is written.
+    pub saves: Option<Vec<BlockId>>,
+    /// Blocks that are copied into the KV store. The forward pass does not read them.
+    pub loads: Vec<LoadTask>,
+    /// The forward pass. It may be empty if the step has only copies.
     pub batch: StepBatch,
     /// What to do with the logits: one entry per slice of the batch.
     pub tasks: Vec<RowTask>,
@@ -56,8 +62,13 @@ pub struct RowResult {
 /// The result of a step.
 #[derive(Debug)]
 pub struct StepDone {
-    /// One entry per slice, or why the whole step failed.
+    /// The bytes of the saved blocks one after another; `None` if there were none or they could not
+    /// be copied.
+    pub saved: Option<Vec<u8>>,
+    /// Whether each load has copied all of its blocks. A missing entry counts as false.
+    pub loaded: Vec<bool>,
+    /// One entry per slice, or why the forward pass failed.
     pub outcome: Result<Vec<RowResult>, String>,
-    /// Time that the executor thread spent on it.
+    /// Time that the executor thread spent on the forward pass.
     pub compute: Duration,
 }

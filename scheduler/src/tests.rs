@@ -20,8 +20,10 @@ use crate::memory::{ActorStopped, DirectMemory};
 use crate::request::SequenceRequest;
 use crate::scheduler::Scheduler;
 use crate::step_plan::{StepDone, StepPlan};
+use crate::transfer::StoredKv;
 
 mod depth;
+mod transfers;
 
 const VOCAB_SIZE: usize = 16;
 
@@ -37,6 +39,7 @@ struct Harness {
     backend: FakeBackend,
     in_flight: Option<StepPlan>,
     callers: Vec<Caller>,
+    saves: transfers::Saves,
     now: Instant,
 }
 
@@ -73,7 +76,8 @@ impl Harness {
         let memory = DirectMemory { writer, allocator };
         let scheduler = Scheduler::new(context.clone(), memory, reader, fence);
         let now = Instant::now();
-        Harness { scheduler, context, backend, in_flight: None, callers: Vec::new(), now }
+        let (callers, saves) = (Vec::new(), transfers::Saves::default());
+        Harness { scheduler, context, backend, in_flight: None, callers, saves, now }
     }
 
     fn submit(&mut self, prompt: Vec<u32>, max_tokens: usize, timeout: Option<Duration>) {
@@ -87,6 +91,17 @@ impl Harness {
         timeout: Option<Duration>,
         logprobs: bool,
     ) {
+        self.submit_stored(prompt, max_tokens, timeout, logprobs, None);
+    }
+
+    fn submit_stored(
+        &mut self,
+        prompt: Vec<u32>,
+        max_tokens: usize,
+        timeout: Option<Duration>,
+        logprobs: bool,
+        stored: Option<StoredKv>,
+    ) {
         let spec = &self.context.spec;
         let pool = spec.block_count * spec.block_size;
         let max_tokens = max_tokens.min(pool + 1 - prompt.len());
@@ -97,6 +112,7 @@ impl Harness {
         }
         request.options.prompt_logprobs = logprobs.then_some(1);
         request.options.timeout = timeout;
+        request.stored = stored;
         let id = self.callers.len() as u64;
         let prepared = self.context.prepare(request).expect("a valid request");
         let entered = self.context.submit(id, prepared, 0, self.now);
@@ -127,7 +143,8 @@ impl Harness {
     /// Executes the step in flight and applies its results. Returns false if there is none.
     fn step(&mut self, fail: bool) -> bool {
         let Some(plan) = self.in_flight.take() else { return false };
-        if fail {
+        // A step that has only copies is no step of the backend.
+        if fail && !plan.batch.sequences.is_empty() {
             self.backend.handle().inject_next(FakeFault::Fail);
         }
         let done = execute(&mut self.backend, plan);
@@ -212,6 +229,7 @@ impl Harness {
         assert_eq!((audit.running, audit.waiting, audit.blocks_reserved), (0, 0, 0));
         assert_eq!(audit.blocks_evictable, audit.blocks_committed);
         assert_eq!(self.context.limits.waiting(), 0, "every permit was returned");
+        self.check_saves();
     }
 }
 
@@ -224,9 +242,30 @@ impl Caller {
 /// One step of a random schedule.
 #[derive(Clone, Debug)]
 enum Action {
-    Submit { seed: u32, len: usize, max_tokens: usize, timeout: Option<u64>, logprobs: bool },
+    Submit {
+        seed: u32,
+        len: usize,
+        max_tokens: usize,
+        timeout: Option<u64>,
+        logprobs: bool,
+    },
+    /// A request with stored KV of its blocks from the given one on, as far as the prompt has them.
+    SubmitStored {
+        seed: u32,
+        len: usize,
+        max_tokens: usize,
+        first_block: usize,
+    },
+    Save {
+        seed: u32,
+        len: usize,
+        first_block: usize,
+    },
+    FailCopies(usize),
     Cancel(usize),
-    Step { fail: bool },
+    Step {
+        fail: bool,
+    },
     Read,
     Slow(usize, bool),
     Flush,
@@ -245,6 +284,14 @@ fn actions() -> impl Strategy<Value = Action> {
             .prop_map(|(seed, len, max_tokens, timeout, logprobs)| {
                 Action::Submit { seed, len, max_tokens, timeout, logprobs }
             }),
+        2 => (0u32..4, 1usize..60, 1usize..30, 0usize..4).prop_map(
+            |(seed, len, max_tokens, first_block)| {
+                Action::SubmitStored { seed, len, max_tokens, first_block }
+            }
+        ),
+        2 => (0u32..4, 1usize..60, 0usize..3)
+            .prop_map(|(seed, len, first_block)| Action::Save { seed, len, first_block }),
+        1 => (1usize..3).prop_map(Action::FailCopies),
         2 => (0usize..40).prop_map(Action::Cancel),
         20 => Just(Action::Step { fail: false }),
         1 => Just(Action::Step { fail: true }),
@@ -301,6 +348,15 @@ proptest! {
                     let timeout = timeout.map(Duration::from_millis);
                     harness.submit_with(prompt(seed, len), max_tokens, timeout, logprobs);
                 }
+                Action::SubmitStored { seed, len, max_tokens, first_block } => {
+                    let prompt = prompt(seed, len);
+                    let stored = transfers::stored_kv(&prompt, block_size, first_block);
+                    harness.submit_stored(prompt, max_tokens, None, false, Some(stored));
+                }
+                Action::Save { seed, len, first_block } => {
+                    harness.save(prompt(seed, len), first_block);
+                }
+                Action::FailCopies(count) => harness.backend.handle().fail_copies(count),
                 Action::Cancel(caller) if caller < harness.callers.len() => harness.cancel(caller),
                 Action::Step { fail } => drop(harness.step(fail)),
                 Action::Read => harness.read(false),

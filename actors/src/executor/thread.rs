@@ -137,7 +137,12 @@ fn compute(
         let done =
             catch_unwind(AssertUnwindSafe(|| match faults.strike(EnginePart::ExecutorThread) {
                 Ok(()) => execute(backend, *plan),
-                Err(error) => StepDone { outcome: Err(error.to_string()), compute: Duration::ZERO },
+                Err(error) => StepDone {
+                    saved: None,
+                    loaded: Vec::new(),
+                    outcome: Err(error.to_string()),
+                    compute: Duration::ZERO,
+                },
             }));
         let done = done.map_err(|panic| panic_text(panic.as_ref()))?;
         // Fails only if the admission actor has stopped; then the result is not needed.

@@ -231,10 +231,11 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// Blocks that were counted as available could not be reserved. During a step this is normal,
-    /// because evicted blocks become free only when the step ends. Without a step it is a bug, and
-    /// the request ends with an error instead of waiting indefinitely.
+    /// because evicted blocks become free only when the step ends, and so it is while a save holds
+    /// blocks. Otherwise it is a bug, and the request ends with an error instead of waiting
+    /// indefinitely.
     fn reservation_failed(&mut self, index: usize, alone: bool) -> Attempt {
-        if !alone || self.in_flight.is_some() {
+        if !alone || self.in_flight.is_some() || !self.saves.is_empty() {
             self.try_admission = true;
             return Attempt::NoRoom;
         }
@@ -298,6 +299,7 @@ impl<M: Memory> Scheduler<M> {
         let cost = waiting.cost();
         let Waiting { mut sequence, arrival, permit, overtaken, bound, .. } = waiting;
         let matched = held.computed;
+        let found = matched + sequence.stored_after(matched);
         self.queue.charge_overtaking(arrival, cost);
         self.context.gauges.most_overtaken_tokens.raise(overtaken);
         sequence.record.run();
@@ -306,14 +308,14 @@ impl<M: Memory> Scheduler<M> {
         sequence.held.last_step = self.step;
         sequence.times.started.get_or_insert(now);
         if sequence.cached_tokens.is_none() {
-            sequence.cached_tokens = Some(matched);
+            sequence.cached_tokens = Some(found);
             let gauges = &self.context.gauges;
             gauges.requests_started.add(1);
-            gauges.requests_hit.add(usize::from(matched > 0));
+            gauges.requests_hit.add(usize::from(found > 0));
             gauges.prompt_tokens.add(sequence.prompt_len);
-            gauges.cached_tokens.add(matched);
+            gauges.cached_tokens.add(found);
             let prompt_tokens = sequence.prompt_len;
-            sequence.send(Event::Started { prompt_tokens, cached_tokens: matched });
+            sequence.send(Event::Started { prompt_tokens, cached_tokens: found });
         }
         let id = sequence.id;
         let mut end = None;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use stolon_backend::{SamplingError, SequenceSlice, StepBatch};
 
-use super::{InFlight, Scheduler};
+use super::{InFlight, Running, Scheduler};
 use crate::blocks_for;
 use crate::cached_logits::PromptLogits;
 use crate::error::EngineError;
@@ -20,10 +20,11 @@ impl<M: Memory> Scheduler<M> {
     ///
     /// # Errors
     /// [`ActorStopped`] if the memory no longer answers.
-    pub async fn complete(&mut self, done: StepDone, now: Instant) -> Result<(), ActorStopped> {
+    pub async fn complete(&mut self, mut done: StepDone, now: Instant) -> Result<(), ActorStopped> {
         let slices = self.in_flight.take().unwrap_or_default();
         let gauges = Arc::clone(&self.context.gauges);
-        gauges.steps.add(1);
+        self.complete_transfers(&mut done);
+        gauges.steps.add(usize::from(!slices.is_empty()));
         let mut finished: Vec<(u64, FinishReason)> = Vec::new();
         let mut rows: Vec<(u64, Arc<[f32]>)> = Vec::new();
         match done.outcome {
@@ -31,8 +32,10 @@ impl<M: Memory> Scheduler<M> {
                 debug_assert_eq!(results.len(), slices.len());
                 let computed: usize = slices.iter().map(|slice| slice.count).sum();
                 gauges.computed_tokens.add(computed);
-                gauges.histograms.step_tokens.count(computed);
-                self.note_rate(computed, done.compute.as_secs_f64());
+                if computed > 0 {
+                    gauges.histograms.step_tokens.count(computed);
+                    self.note_rate(computed, done.compute.as_secs_f64());
+                }
                 for (slice, result) in slices.iter().zip(results) {
                     let Some(index) = self.find(slice) else { continue };
                     let sequence = &mut self.running[index].sequence;
@@ -109,7 +112,8 @@ impl<M: Memory> Scheduler<M> {
         let block_size = self.context.spec.block_size;
         let views: Vec<_> = self.running.iter().map(|r| r.sequence.view(block_size)).collect();
         let slices = schedule::plan(&views, self.context.config.max_batched_tokens);
-        if slices.is_empty() {
+        let loads = |r: &Running| !r.sequence.loadable().is_empty();
+        if slices.is_empty() && self.saves.is_empty() && !self.running.iter().any(loads) {
             return None;
         }
         self.step += 1;
@@ -141,7 +145,10 @@ impl<M: Memory> Scheduler<M> {
             });
         }
         self.in_flight = Some(in_flight);
-        Some(StepPlan { batch, tasks, ticket: self.fence.begin() })
+        let (saves, loads) = (None, Vec::new());
+        let mut plan = StepPlan { saves, loads, batch, tasks, ticket: self.fence.begin() };
+        self.plan_transfers(&mut plan);
+        Some(plan)
     }
 
     /// The current index of a sequence that was part of the step; `None` if it has ended.

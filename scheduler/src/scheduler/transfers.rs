@@ -1,0 +1,96 @@
+//! Loads and saves of a step: which blocks are copied, and what follows from it.
+
+use super::Scheduler;
+use crate::memory::{ActorStopped, Memory};
+use crate::step_plan::{StepDone, StepPlan};
+use crate::transfer::{COPY_BYTES_PER_STEP, LoadTask, SAVES_MAX, SaveRequest, Saving};
+
+/// A load of the step in flight.
+#[derive(Debug)]
+pub(super) struct LoadInFlight {
+    /// The sequence's id.
+    id: u64,
+    /// Number of its positions that are in the KV store after the load.
+    end: usize,
+}
+
+impl<M: Memory> Scheduler<M> {
+    /// Copies cached blocks out of the pool, in the steps that follow. If too many saves are
+    /// waiting, or nothing is cached, the request is dropped.
+    ///
+    /// # Errors
+    /// [`ActorStopped`] if the memory no longer answers.
+    pub async fn save(&mut self, request: SaveRequest) -> Result<(), ActorStopped> {
+        if self.saves.len() >= SAVES_MAX || request.blocks.is_empty() {
+            return Ok(());
+        }
+        let limit = request.blocks.end * self.context.spec.block_size;
+        let limit = limit.min(request.tokens.len());
+        let acquired = self.memory.acquire(&request.namespace, &request.tokens, limit, 0).await?;
+        self.saves.extend(Saving::new(request, acquired.lease));
+        Ok(())
+    }
+
+    /// Adds the copies of the next step to its plan.
+    pub(super) fn plan_transfers(&mut self, plan: &mut StepPlan) {
+        let spec = &self.context.spec;
+        plan.saves = self.saves.front().map(|save| save.next(spec.block_bytes).to_vec());
+        let mut room = (COPY_BYTES_PER_STEP / spec.block_bytes.max(1)).max(1);
+        for running in &mut self.running {
+            let sequence = &mut running.sequence;
+            let loadable = sequence.loadable();
+            if room == 0 || loadable.is_empty() || sequence.end.is_some() {
+                continue;
+            }
+            let Some(kv) = sequence.stored.clone() else { continue };
+            let blocks = loadable.start..loadable.end.min(loadable.start + room);
+            room -= blocks.len();
+            sequence.in_step = true;
+            sequence.held.last_step = self.step;
+            let end = blocks.end * spec.block_size;
+            self.loads.push(LoadInFlight { id: sequence.id, end });
+            let first_block = blocks.start;
+            plan.loads.push(LoadTask {
+                blocks: sequence.held.table[blocks].to_vec(),
+                kv,
+                first_block,
+            });
+        }
+    }
+
+    /// Applies the copies of a step. What was loaded counts as computed and is committed with it.
+    pub(super) fn complete_transfers(&mut self, done: &mut StepDone) {
+        let gauges = &self.context.gauges;
+        let mut loaded = std::mem::take(&mut done.loaded).into_iter();
+        for load in std::mem::take(&mut self.loads) {
+            let copied = loaded.next().unwrap_or(false);
+            let running = self.running.iter_mut().find(|r| r.sequence.id == load.id);
+            let Some(running) = running else { continue };
+            let sequence = &mut running.sequence;
+            sequence.in_step = false;
+            if copied {
+                gauges.loaded_tokens.add(load.end - sequence.held.computed);
+                sequence.held.computed = load.end;
+            } else {
+                gauges.loads_failed.add(1);
+                sequence.stored = None;
+            }
+            if sequence.loadable().is_empty() {
+                // Its memory is not needed any more.
+                sequence.stored = None;
+            }
+        }
+        let Some(mut save) = self.saves.pop_front() else { return };
+        let count = save.next(self.context.spec.block_bytes).len();
+        // A failed save is dropped, and with it its lease.
+        let Some(bytes) = done.saved.take() else { return };
+        gauges.saved_blocks.add(count);
+        if save.take(count, bytes) {
+            self.saves.push_front(save);
+            return;
+        }
+        let Saving { request, lease, bytes, .. } = save;
+        drop(lease);
+        (request.done)(bytes);
+    }
+}

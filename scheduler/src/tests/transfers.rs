@@ -1,0 +1,167 @@
+//! Loads and saves: KV that was copied out and in is that which was computed, and whatever happens
+//! to a copy, no request and no block is lost.
+
+use std::sync::{Arc, Mutex};
+
+use stolon_backend::fake::{FakeBackend, FakeOptions};
+use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
+use stolon_kvcache::{BlockId, Namespace};
+
+use super::{Harness, VOCAB_SIZE, group_prompt, ready, with_cached};
+use crate::config::EngineConfig;
+use crate::transfer::{SaveRequest, StoredKv};
+
+/// What saves have yielded: the prompt, the first block, and the bytes.
+pub(super) type Saves = Arc<Mutex<Vec<(Vec<u32>, usize, Vec<u8>)>>>;
+
+/// The bytes of each full block of a prompt, computed by a backend of its own.
+fn block_bytes(prompt: &[u32], block_size: usize) -> Vec<Box<[u8]>> {
+    let count = prompt.len() / block_size;
+    let options = FakeOptions {
+        vocab_size: VOCAB_SIZE,
+        block_size,
+        block_count: 128,
+        ..FakeOptions::default()
+    };
+    let mut backend = FakeBackend::new(options);
+    let table: Vec<BlockId> = (0..=count as u32).map(BlockId).collect();
+    let slice = SequenceSlice {
+        token_count: prompt.len(),
+        start: 0,
+        write_from: 0,
+        block_table: table.clone(),
+        logit_rows: LogitRows::None,
+    };
+    let batch = StepBatch { tokens: prompt.to_vec(), sequences: vec![slice] };
+    backend.step(&batch).expect("a valid batch");
+    let read = |block: &BlockId| {
+        let mut bytes = vec![0; backend.spec().block_bytes].into_boxed_slice();
+        backend.read_blocks(&[*block], &mut bytes).expect("it was written");
+        bytes
+    };
+    table[..count].iter().map(read).collect()
+}
+
+/// Stored KV of a prompt's full blocks from `first_block` on.
+pub(super) fn stored_kv(prompt: &[u32], block_size: usize, first_block: usize) -> StoredKv {
+    let blocks = block_bytes(prompt, block_size).into_iter().skip(first_block).collect();
+    StoredKv::new(block_size, first_block, blocks)
+}
+
+impl Harness {
+    /// Saves the full blocks of a prompt from `first_block` on.
+    pub(super) fn save(&mut self, prompt: Vec<u32>, first_block: usize) {
+        let block_count = prompt.len() / self.context.spec.block_size;
+        let (saves, tokens) = (Arc::clone(&self.saves), prompt.clone());
+        ready(self.scheduler.save(SaveRequest {
+            namespace: Namespace::default(),
+            tokens: Arc::new(tokens),
+            blocks: first_block..block_count,
+            done: Box::new(move |bytes| {
+                saves.lock().expect("no panic").push((prompt, first_block, bytes));
+            }),
+        }));
+        self.advance();
+    }
+
+    /// Checks that every save has yielded what computing its prompt yields.
+    pub(super) fn check_saves(&self) {
+        let spec = &self.context.spec;
+        for (prompt, first_block, bytes) in self.saves.lock().expect("no panic").iter() {
+            assert!(!bytes.is_empty() && bytes.len().is_multiple_of(spec.block_bytes));
+            let expected = block_bytes(prompt, spec.block_size)[*first_block..].concat();
+            assert!(expected.starts_with(bytes), "a save of {prompt:?} from {first_block}");
+        }
+    }
+}
+
+/// Goal: a prompt with stored KV computes only what is not stored, and commits what was loaded, so
+/// that the next request finds it cached.
+#[test]
+fn stored_kv_is_loaded_instead_of_computed() {
+    for (len, computed) in [(38, 2 + 1), (40, 1 + 1)] {
+        let mut harness = Harness::new(4, 64, EngineConfig::default());
+        let prompt = group_prompt(1, len);
+        harness.submit_stored(prompt.clone(), 2, None, false, Some(stored_kv(&prompt, 4, 0)));
+        harness.finish();
+        let gauges = &harness.context.gauges;
+        assert_eq!(gauges.loaded_tokens.get(), len as u64 / 4 * 4);
+        assert_eq!(gauges.computed_tokens.get(), computed);
+        assert_eq!(harness.callers[0].cached, Some(len / 4 * 4));
+        harness.submit(prompt, 2, None);
+        harness.finish();
+        assert_eq!(harness.callers[1].cached, Some(len / 4 * 4));
+    }
+}
+
+/// Goal: what is cached is not loaded again, and stored KV that begins after what is cached is
+/// used from there on. If what is between is neither cached nor stored, all is computed.
+#[test]
+fn loads_continue_what_is_cached() {
+    let prompt = group_prompt(1, 40);
+    for (cached, first_block, loaded) in [(16, 0, 24), (16, 4, 24), (16, 3, 24), (16, 5, 0)] {
+        let config = EngineConfig { max_batched_tokens: 512, ..EngineConfig::default() };
+        let mut harness = with_cached(64, config, &[prompt[..cached].to_vec()]);
+        let stored = stored_kv(&prompt, 4, first_block);
+        harness.submit_stored(prompt.clone(), 1, None, false, Some(stored));
+        harness.finish();
+        assert_eq!(harness.context.gauges.loaded_tokens.get(), loaded, "from {first_block}");
+    }
+}
+
+/// Goal: a load that fails is computed, and the request ends as if there had been none.
+#[test]
+fn a_failed_load_is_computed() {
+    let mut harness = Harness::new(4, 64, EngineConfig::default());
+    let prompt = group_prompt(1, 40);
+    harness.backend.handle().fail_copies(1);
+    harness.submit_stored(prompt.clone(), 4, None, false, Some(stored_kv(&prompt, 4, 0)));
+    harness.finish();
+    let gauges = &harness.context.gauges;
+    assert_eq!((gauges.loads_failed.get(), gauges.loaded_tokens.get()), (1, 0));
+    assert_eq!(gauges.computed_tokens.get(), 40 + 3);
+}
+
+/// Goal: a request that shares the prefix of one that loads it waits for that load.
+#[test]
+fn a_prefix_is_loaded_once_for_all_that_share_it() {
+    let mut harness = Harness::new(4, 64, EngineConfig::default());
+    let prompt = group_prompt(1, 40);
+    let stored = stored_kv(&prompt, 4, 0);
+    for tail in 0..4 {
+        let prompt = [prompt.clone(), vec![tail; 3]].concat();
+        harness.submit_stored(prompt, 2, None, false, Some(stored.clone()));
+    }
+    harness.finish();
+    assert_eq!(harness.context.gauges.loaded_tokens.get(), 40);
+    assert_eq!(harness.context.gauges.follows.get(), 3);
+}
+
+/// Goal: a save yields the cached blocks and no others, nothing is evicted while it runs, and a
+/// request that needs its blocks waits for it instead of failing.
+#[test]
+fn a_save_holds_its_blocks_until_it_has_ended() {
+    let prompt = group_prompt(1, 40);
+    let mut harness = with_cached(16, EngineConfig::default(), std::slice::from_ref(&prompt));
+    harness.save([prompt.clone(), vec![3; 20]].concat(), 2);
+    harness.submit(group_prompt(2, 60), 3, None);
+    assert_eq!(harness.scheduler.waiting().len(), 1, "it needs blocks that the save holds");
+    harness.finish();
+    let saves = harness.saves.lock().expect("no panic");
+    let [(_, _, bytes)] = &saves[..] else { panic!("one save, got {}", saves.len()) };
+    assert_eq!(bytes.len(), 8 * harness.context.spec.block_bytes);
+}
+
+/// Goal: a save of what is not cached, or that fails, yields nothing and holds nothing.
+#[test]
+fn failed_saves_yield_nothing() {
+    let prompt = group_prompt(1, 40);
+    let mut harness = with_cached(16, EngineConfig::default(), std::slice::from_ref(&prompt));
+    harness.save(group_prompt(2, 40), 0);
+    harness.save(prompt.clone(), 10);
+    assert!(harness.in_flight.is_none(), "there is nothing to copy");
+    harness.backend.handle().fail_copies(1);
+    harness.save(prompt, 0);
+    harness.finish();
+    assert!(harness.saves.lock().expect("no panic").is_empty());
+}

@@ -1,0 +1,173 @@
+//! Copies of KV between the pool and places outside of it: loads and saves.
+//!
+//! A **load** is another way of computing the first positions of a prompt: their keys and values
+//! are copied into blocks that the request has reserved. The request takes part in admission, in
+//! prefill sharing and in commits as any other, so nothing else has to know of loads.
+//!
+//! A **save** copies blocks of the tree out. The scheduler locks the prefix with a lease, and holds
+//! it until the last block was copied, over several steps if there are many.
+//!
+//! Both happen on the executor thread, at the beginning of a step, at most
+//! [`COPY_BYTES_PER_STEP`] in each direction, so that the other requests wait for milliseconds
+//! at most. A copy that fails leaves the tree as it was: the positions of a failed load are
+//! computed instead, and a failed save yields nothing.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use stolon_backend::{Backend, BackendSpec};
+use stolon_kvcache::{BlockId, Namespace, PrefixLease};
+
+use crate::error::EngineError;
+
+/// Maximum number of bytes that are loaded in one step, and that are saved in one step; at least
+/// one block. At a few GB/s, this takes about ten milliseconds.
+pub(crate) const COPY_BYTES_PER_STEP: usize = 32 << 20;
+
+/// Maximum number of saves that wait at one time. Later ones are refused.
+pub(crate) const SAVES_MAX: usize = 64;
+
+/// Keys and values of consecutive blocks of a prompt, from outside of the pool. Whoever makes one
+/// vouches that they belong to the prompt's tokens and namespace and to the backend's KV format.
+#[derive(Clone, Debug)]
+pub struct StoredKv {
+    block_size: usize,
+    first_block: usize,
+    blocks: Arc<[Box<[u8]>]>,
+}
+
+impl StoredKv {
+    /// The bytes of consecutive blocks of `block_size` positions, of which the first is the
+    /// `first_block`-th of the prompt, counted from 0. Each item has
+    /// [`block_bytes`](BackendSpec::block_bytes) bytes, as [`Backend::read_blocks`] has returned
+    /// them.
+    pub fn new(block_size: usize, first_block: usize, blocks: Vec<Box<[u8]>>) -> StoredKv {
+        StoredKv { block_size, first_block, blocks: blocks.into() }
+    }
+
+    /// Checks the sizes against those of the backend.
+    pub(crate) fn check(&self, spec: &BackendSpec) -> Result<(), EngineError> {
+        let wrong = self.blocks.iter().find(|block| block.len() != spec.block_bytes);
+        if self.block_size == spec.block_size && wrong.is_none() {
+            return Ok(());
+        }
+        let got = wrong.map_or(0, |block| block.len());
+        let expected =
+            format!("blocks of {} positions and {} bytes", spec.block_size, spec.block_bytes);
+        let got = format!("blocks of {} positions and {got} bytes", self.block_size);
+        Err(EngineError::invalid("stored", expected, got))
+    }
+
+    /// Number of positions per block.
+    pub(crate) fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// The indices of the blocks that it has.
+    pub fn range(&self) -> Range<usize> {
+        self.first_block..self.first_block + self.blocks.len()
+    }
+
+    /// The bytes of the blocks, without their places.
+    pub(crate) fn blocks(&self) -> &[Box<[u8]>] {
+        &self.blocks
+    }
+}
+
+/// Blocks to be copied into the pool.
+#[derive(Debug)]
+pub struct LoadTask {
+    /// The blocks that are written.
+    pub(crate) blocks: Vec<BlockId>,
+    /// Where the bytes come from.
+    pub(crate) kv: StoredKv,
+    /// Index of the prompt's block that goes to the first of `blocks`.
+    pub(crate) first_block: usize,
+}
+
+impl LoadTask {
+    /// Copies the blocks. Returns whether all were copied.
+    pub(crate) fn run(self, backend: &mut dyn Backend) -> bool {
+        let from = self.first_block - self.kv.first_block;
+        let blocks = self.blocks.iter().zip(&self.kv.blocks()[from..]);
+        for (block, bytes) in blocks {
+            if let Err(error) = backend.write_blocks(&[*block], bytes) {
+                tracing::warn!(%error, "stored KV could not be loaded; it is computed instead");
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// Copies blocks out. Returns nothing if that fails.
+pub(crate) fn save_blocks(backend: &mut dyn Backend, blocks: &[BlockId]) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; blocks.len() * backend.spec().block_bytes];
+    match backend.read_blocks(blocks, &mut bytes) {
+        Ok(()) => Some(bytes),
+        Err(error) => {
+            tracing::warn!(%error, "blocks could not be copied out of the KV pool");
+            None
+        }
+    }
+}
+
+/// A request to copy cached blocks of a prefix out of the pool.
+pub struct SaveRequest {
+    /// The namespace of the prefix.
+    pub namespace: Namespace,
+    /// The tokens of the prefix, at least up to the end of `blocks`.
+    pub tokens: Arc<Vec<u32>>,
+    /// Indices of the blocks that are copied. Fewer are, if not all of them are cached.
+    pub blocks: Range<usize>,
+    /// Receives the bytes of the blocks one after another, from the first one on. It is called
+    /// once, on the scheduler's task, so it must not block; it is dropped if the copy fails or
+    /// nothing is cached.
+    pub done: Box<dyn FnOnce(Vec<u8>) + Send>,
+}
+
+impl fmt::Debug for SaveRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SaveRequest").field("blocks", &self.blocks).finish_non_exhaustive()
+    }
+}
+
+/// A save that has begun.
+#[derive(Debug)]
+pub(crate) struct Saving {
+    pub(crate) request: SaveRequest,
+    /// Locks the blocks until all are copied.
+    pub(crate) lease: PrefixLease,
+    /// The blocks that are not copied yet: a range of the lease's blocks.
+    pub(crate) left: Range<usize>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Saving {
+    /// Begins to save what `lease` has locked of the request's blocks; `None` if it is nothing.
+    pub(crate) fn new(request: SaveRequest, lease: PrefixLease) -> Option<Saving> {
+        let left = request.blocks.start..lease.blocks().len().min(request.blocks.end);
+        if left.is_empty() {
+            return None;
+        }
+        Some(Saving { request, lease, left, bytes: Vec::new() })
+    }
+
+    /// The blocks of the next step.
+    pub(crate) fn next(&self, block_bytes: usize) -> &[BlockId] {
+        let count = (COPY_BYTES_PER_STEP / block_bytes.max(1)).max(1).min(self.left.len());
+        &self.lease.blocks()[self.left.start..self.left.start + count]
+    }
+
+    /// Takes the bytes of `count` blocks. Returns whether more are left.
+    pub(crate) fn take(&mut self, count: usize, bytes: Vec<u8>) -> bool {
+        self.left.start += count;
+        if self.bytes.is_empty() {
+            self.bytes = bytes;
+        } else {
+            self.bytes.extend(bytes);
+        }
+        !self.left.is_empty()
+    }
+}
