@@ -20,6 +20,11 @@ use crate::{
 };
 
 mod cache;
+#[cfg(feature = "tiers")]
+mod prefix_file;
+
+#[cfg(feature = "tiers")]
+pub use prefix_file::{ExportedPrefix, PrefixImport};
 
 /// A running engine. Clones share it. It stops when the last clone and the last stream are dropped.
 ///

@@ -166,6 +166,8 @@ pub use best::BestOf;
 pub use builder::{EngineBuilder, ModelArg};
 pub use completion::Completion;
 pub use engine::Engine;
+#[cfg(feature = "tiers")]
+pub use engine::{ExportedPrefix, PrefixImport};
 pub use error::Error;
 pub use estimate::Estimate;
 pub use model_info::ModelInfo;
@@ -202,3 +204,5 @@ pub use stolon_text::{
     ChatMessage, ChatTemplateError, FunctionSchema, GgufTokenizer, Grammar, GrammarError,
     MessageContent, Otherwise, TextSource, TokenizerError, TokenizerSource, ToolCallGrammar,
 };
+#[cfg(feature = "tiers")]
+pub use stolon_tiers::FormatError;

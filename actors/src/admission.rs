@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use stolon_kvcache::{StepFence, TreeReader};
 use stolon_scheduler::{
-    ActorStopped, AdmissionContext, AuditReport, EngineError, QueuePermit, Scheduler, Sequence,
-    StepDone,
+    ActorStopped, AdmissionContext, AuditReport, EngineError, QueuePermit, SaveRequest, Scheduler,
+    Sequence, StepDone,
 };
 
 use crate::executor::ExecutorMessage;
@@ -30,6 +30,8 @@ pub(crate) enum AdmissionMessage {
     StepDone(Box<StepDone>),
     /// A deadline may have passed.
     Tick,
+    /// Copy cached blocks out of the pool.
+    Save(Box<SaveRequest>),
     /// Empty the prefix cache.
     Flush(RpcReplyPort<()>),
     /// Verify the block accounting.
@@ -113,6 +115,7 @@ impl Actor for AdmissionActor {
                 state.hung_at = None;
                 scheduler.complete(*done, now).await?;
             }
+            AdmissionMessage::Save(request) => scheduler.save(*request).await?,
             AdmissionMessage::Tick => state.tick_at = None,
             AdmissionMessage::Flush(reply) => {
                 scheduler.flush().await?;

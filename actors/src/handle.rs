@@ -1,21 +1,24 @@
 //! The handle that callers hold. Its methods run in the caller's own task.
 
 use std::future::poll_fn;
+use std::ops::Range;
 use std::panic::catch_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
+use futures::FutureExt;
 use ractor::{Actor, ActorRef, RpcReplyPort, SpawnErr};
-use stolon_backend::{Backend, BackendSpec};
+use stolon_backend::{Backend, BackendSpec, KvFormat};
 use stolon_kvcache::{CachedPrefix, EvictionPolicy, Namespace, PinId, TreeDump};
 use stolon_scheduler::{
     ActorStopped, AdmissionContext, AdmissionPolicy, AuditReport, CacheStats, EngineConfig,
     EngineError, EngineHealth, EngineHistograms, EngineStats, PreparedRequest, PromptLimit,
-    SequenceRequest, Submission,
+    SaveRequest, SequenceRequest, Submission,
 };
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 use crate::admission::AdmissionMessage;
 use crate::block_allocator::AllocatorMessage;
@@ -83,9 +86,10 @@ impl EngineHandle {
         require_timers(&runtime)?;
         config.validate()?;
         let faults = Arc::new(FaultPlan::default());
-        let (executor, spec) = ExecutorThread::start(make, Arc::clone(&faults)).await?;
+        let (executor, spec, kv_format) = ExecutorThread::start(make, Arc::clone(&faults)).await?;
         let common = Arc::new(Common {
             context: AdmissionContext::new(config, spec)?,
+            kv_format,
             faults,
             generation: ArcSwapOption::empty(),
             down: ArcSwapOption::empty(),
@@ -105,6 +109,12 @@ impl EngineHandle {
     /// The sizes of the backend.
     pub fn spec(&self) -> &BackendSpec {
         &self.shared.common.context.spec
+    }
+
+    /// The format in which the backend copies blocks out of and into the KV pool; `None` if it
+    /// cannot copy blocks.
+    pub fn kv_format(&self) -> Option<&KvFormat> {
+        self.common().kv_format.as_ref()
     }
 
     /// The maximum length of a prompt.
@@ -243,6 +253,34 @@ impl EngineHandle {
         options: PinOptions,
     ) -> Result<PinId, EngineError> {
         self.call_tree(|reply| TreeMessage::Pin { namespace, tokens, options, reply }).await?
+    }
+
+    /// Copies the cached ones of these blocks of a prompt out of the KV pool, from the first one on.
+    /// Returns their bytes one after another, [`BackendSpec::block_bytes`] for each; `None` if
+    /// nothing is cached or the copy failed. The blocks are not evicted before they are copied.
+    ///
+    /// # Errors
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub async fn save_blocks(
+        &self,
+        namespace: Namespace,
+        tokens: Arc<Vec<u32>>,
+        blocks: Range<usize>,
+    ) -> Result<Option<Vec<u8>>, EngineError> {
+        let generation = self.common().current()?;
+        let (sender, saved) = oneshot::channel();
+        // Fails only if nobody waits for the copy any more.
+        let done = Box::new(move |bytes| drop(sender.send(bytes)));
+        let request = SaveRequest { namespace, tokens, blocks, done };
+        // If the generation has just ended, the request is dropped here.
+        let _ = generation.admission.cast(AdmissionMessage::Save(Box::new(request)));
+        match saved.await {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(_) => match generation.end.clone().now_or_never() {
+                Some(end) => Err(end_error(end)),
+                None => Ok(None),
+            },
+        }
     }
 
     /// Removes part of the cache, except for what running requests use. Returns the number of

@@ -17,6 +17,7 @@ use arc_swap::ArcSwapOption;
 use futures::FutureExt;
 use futures::future::Shared;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent};
+use stolon_backend::KvFormat;
 use stolon_kvcache::TreeReader;
 use stolon_scheduler::{AdmissionContext, EmptyCache, EngineError, EngineHealth};
 use tokio::sync::oneshot;
@@ -52,6 +53,8 @@ pub(crate) fn end_error(end: Result<EngineError, oneshot::error::RecvError>) -> 
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) context: AdmissionContext,
+    /// The format in which the backend copies blocks; `None` if it cannot.
+    pub(crate) kv_format: Option<KvFormat>,
     pub(crate) faults: Arc<FaultPlan>,
     /// `None` during a restart and after shutdown.
     pub(crate) generation: ArcSwapOption<Generation>,

@@ -16,7 +16,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use ractor::ActorRef;
-use stolon_backend::{Backend, BackendSpec};
+use stolon_backend::{Backend, BackendSpec, KvFormat};
 use stolon_scheduler::{EngineError, StepDone, StepPlan, execute};
 use tokio::sync::oneshot;
 
@@ -57,16 +57,16 @@ impl ExecutorThread {
     pub(crate) async fn start<E: From<EngineError> + Send + 'static>(
         make: impl FnOnce() -> Result<Box<dyn Backend>, E> + Send + 'static,
         faults: Arc<FaultPlan>,
-    ) -> Result<(ExecutorThread, BackendSpec), E> {
+    ) -> Result<(ExecutorThread, BackendSpec, Option<KvFormat>), E> {
         let failed = |reason| E::from(EngineError::StartFailed { reason });
         let (generations, queue) = mpsc::channel();
-        let (made, spec) = oneshot::channel();
+        let (made, sizes) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let life = move || {
             match catch_unwind(AssertUnwindSafe(make)) {
                 Ok(Ok(backend)) => {
                     // Fails only if the caller has dropped the future.
-                    if made.send(Ok(backend.spec().clone())).is_ok() {
+                    if made.send(Ok((backend.spec().clone(), backend.kv_format()))).is_ok() {
                         serve(backend, &queue, &faults);
                     }
                 }
@@ -83,8 +83,8 @@ impl ExecutorThread {
         let thread = std::thread::Builder::new().name("stolon-executor".to_owned()).spawn(life);
         thread.map_err(|error| failed(format!("the executor thread: {error}")))?;
         let lost = |_| failed("the executor thread ended".to_owned());
-        let spec = spec.await.map_err(lost)??;
-        Ok((ExecutorThread { generations, ended }, spec))
+        let (spec, kv_format) = sizes.await.map_err(lost)??;
+        Ok((ExecutorThread { generations, ended }, spec, kv_format))
     }
 
     /// Computes `jobs` from now on. `executor` learns of a panic, which ends the generation. The
