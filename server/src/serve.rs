@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::http::HeaderValue;
 use axum::routing::{delete, get, post};
 use axum::{Router, middleware};
 use stolon::{AuditReport, Engine, ReasoningFormat, ToolCallFormat, TreeDump};
@@ -25,6 +26,7 @@ use crate::api::responses::ResponsesRequest;
 pub use access::{Access, ApiKey, Secret, Tenants};
 pub use command::ServeArgs;
 pub use dialogue::FormatChoice;
+pub use quota::KeyLimits;
 
 mod access;
 mod admin;
@@ -35,6 +37,7 @@ mod chat;
 mod command;
 mod completions;
 mod connection;
+mod cors;
 mod deadline;
 mod dialogue;
 mod error;
@@ -49,6 +52,7 @@ mod openapi;
 mod options;
 mod outline;
 mod page;
+mod quota;
 mod receive;
 mod reply;
 mod request_id;
@@ -98,6 +102,9 @@ pub struct RouterOptions {
     pub tool_calls: FormatChoice<ToolCallFormat>,
     /// The tags around the model's reasoning. Default: as its chat template tells.
     pub reasoning: FormatChoice<ReasoningFormat>,
+    /// Origins whose web pages may use the routes for clients, such as `https://app.example`; `*` for
+    /// all. Default: none.
+    pub allowed_origins: Vec<HeaderValue>,
     /// Whether everybody may read `/metrics`; otherwise the rules of `/admin` hold.
     pub public_metrics: bool,
     /// Whether replies leave out the number of prompt tokens that came from the cache.
@@ -122,6 +129,7 @@ impl Default for RouterOptions {
             special_tokens_in_messages: false,
             tool_calls: FormatChoice::Auto,
             reasoning: FormatChoice::Auto,
+            allowed_origins: Vec::new(),
             public_metrics: false,
             hide_cached_tokens: false,
             page: false,
@@ -136,6 +144,8 @@ struct App {
     served_names: Vec<String>,
     alias: Option<String>,
     access: Access,
+    /// The use of each API key, if it has limits.
+    quotas: Vec<Option<Arc<quota::Quota>>>,
     bodies: receive::BodyLimits,
     parser: body::Parser,
     request_timeout: Option<Duration>,
@@ -166,6 +176,7 @@ struct App {
 pub fn router(engine: Engine, options: RouterOptions) -> Router {
     let public_metrics = options.public_metrics;
     let page = if options.page { page::routes() } else { Router::new() };
+    let cors = cors::layer(&options.allowed_origins);
     let app = Arc::new(App::new(engine, options));
     let client = middleware::from_fn_with_state(Arc::clone(&app), access::client);
     let models = Router::new()
@@ -182,6 +193,11 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route_layer(client)
         .route_layer(middleware::from_fn(messages::errors));
+    let mut clients = models.merge(anthropic);
+    if let Some(cors) = cors {
+        // The layer answers only those methods to which a fallback belongs before it is added.
+        clients = clients.method_not_allowed_fallback(admin::method_not_allowed).layer(cors);
+    }
     let operator = middleware::from_fn_with_state(Arc::clone(&app), access::admin);
     let metrics = Router::new().route("/metrics", get(metrics::metrics));
     let (public, operators) = match public_metrics {
@@ -210,8 +226,7 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .route("/admin/pins/{id}", delete(cache::delete_pin))
         .route_layer(operator);
     public
-        .merge(models)
-        .merge(anthropic)
+        .merge(clients)
         .merge(operators)
         .merge(page)
         .route("/health", get(admin::health))
@@ -275,6 +290,7 @@ impl App {
             engine,
             served_names: options.served_names,
             alias: options.alias,
+            quotas: options.access.quotas(),
             access: options.access,
             bodies: receive::BodyLimits {
                 size: options.body_limit.unwrap_or(by_context),

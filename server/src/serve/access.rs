@@ -7,16 +7,19 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
+use http_body_util::BodyExt;
 use subtle::ConstantTimeEq;
 
 use super::App;
 use super::deadline::Deadline;
 use super::error::ApiError;
+use super::quota::{Held, KeyLimits, Quota};
 
 /// Headers by which reverse proxies say that a request is not their own.
 const FORWARDED: [&str; 5] =
@@ -52,6 +55,8 @@ pub struct ApiKey {
     pub name: String,
     /// What the client sends as `Authorization: Bearer KEY`.
     pub key: Secret,
+    /// What the requests with this key may occupy together.
+    pub limits: KeyLimits,
 }
 
 /// Where the tenant of a request comes from. Tenants never share cached prefixes; a request's own
@@ -85,6 +90,10 @@ pub(super) struct Caller {
     pub(super) tenant: Tenant,
     /// When the client wants its answer.
     pub(super) deadline: Deadline,
+    /// The use of the client's key, if that has limits.
+    pub(super) quota: Option<Arc<Quota>>,
+    /// What the request occupies of it.
+    pub(super) held: Held,
 }
 
 /// The tenant of a request.
@@ -115,10 +124,22 @@ pub(super) async fn client(
     next: Next,
 ) -> Result<Response, ApiError> {
     app.access.check_rebound(peer(&request), request.headers())?;
-    let tenant = app.access.tenant(request.headers())?;
+    let key = app.access.key(request.headers())?;
+    let tenant = app.access.tenant(key, request.headers())?;
     let deadline = Deadline::of(request.headers())?;
-    request.extensions_mut().insert(Caller { tenant, deadline });
-    Ok(next.run(request).await)
+    let quota = key.and_then(|key| app.quotas[key].clone());
+    let (is_limited, held) = (quota.is_some(), Held::default());
+    request.extensions_mut().insert(Caller { tenant, deadline, quota, held: held.clone() });
+    let response = next.run(request).await;
+    if !is_limited {
+        return Ok(response);
+    }
+    // The closure owns what the request occupies, and is dropped with the body of the reply.
+    let hold = move |error| {
+        let _held = &held;
+        error
+    };
+    Ok(response.map(|body| Body::new(body.map_err(hold))))
 }
 
 /// Middleware of `/admin`.
@@ -137,12 +158,20 @@ fn peer(request: &Request) -> Option<IpAddr> {
 }
 
 impl Access {
-    fn tenant(&self, headers: &HeaderMap) -> Result<Tenant, ApiError> {
-        let name = if self.api_keys.is_empty() { None } else { Some(self.client(headers)?) };
+    /// The use of each key, before any request.
+    pub(super) fn quotas(&self) -> Vec<Option<Arc<Quota>>> {
+        self.api_keys.iter().map(|key| Quota::new(&key.name, key.limits)).collect()
+    }
+
+    /// The tenant of a request with this key.
+    fn tenant(&self, key: Option<usize>, headers: &HeaderMap) -> Result<Tenant, ApiError> {
         match &self.tenants {
             Tenants::One => Ok(Tenant(None)),
             // A router without keys has one tenant, the nameless one.
-            Tenants::ByKey => Ok(Tenant(Some(name.unwrap_or_default().to_owned()))),
+            Tenants::ByKey => {
+                let name = key.map_or("", |key| &self.api_keys[key].name);
+                Ok(Tenant(Some(name.to_owned())))
+            }
             Tenants::ByHeader(header) => match headers.get(header).map(|value| value.to_str()) {
                 Some(Ok(tenant)) => Ok(Tenant(Some(tenant.to_owned()))),
                 _ => {
@@ -153,19 +182,23 @@ impl Access {
         }
     }
 
-    /// The name of the client that sent the request.
-    fn client(&self, headers: &HeaderMap) -> Result<&str, ApiError> {
+    /// The index of the request's key; `None` if there are no keys.
+    fn key(&self, headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
+        if self.api_keys.is_empty() {
+            return Ok(None);
+        }
         let given = bearer(headers).or_else(|| plain_key(headers)).unwrap_or_default();
         // All keys are compared, so that the time does not tell which one is close.
-        let mut name = None;
-        for key in &self.api_keys {
+        let mut found = None;
+        for (index, key) in self.api_keys.iter().enumerate() {
             if key.key.matches(given) {
-                name = Some(key.name.as_str());
+                found = Some(index);
             }
         }
-        name.ok_or_else(|| {
+        let refused = || {
             ApiError::unauthorized("expected the header Authorization: Bearer KEY with an API key")
-        })
+        };
+        found.map(Some).ok_or_else(refused)
     }
 
     /// Refuses a web page that has given its own name the address of this machine (DNS rebinding).
@@ -323,8 +356,11 @@ mod tests {
         assert!(check(&access, "127.0.0.1", &[rebound, origin, ("via", "1.1 proxy")]));
         assert!(check(&access, "192.0.2.7", &[rebound, origin]));
         assert!(access.check_rebound(None, &headers(&[rebound, origin])).is_ok());
-        access.api_keys =
-            vec![ApiKey { name: "a".to_owned(), key: Secret::from("key".to_owned()) }];
+        access.api_keys = vec![ApiKey {
+            name: "a".to_owned(),
+            key: "key".to_owned().into(),
+            limits: KeyLimits::default(),
+        }];
         assert!(check(&access, "127.0.0.1", &[rebound, origin]), "the key decides");
     }
 
@@ -348,26 +384,32 @@ mod tests {
     /// Goal: a client is known by its key, and no salt of a client leads to another's prefixes.
     #[test]
     fn tenants_are_kept_apart() {
-        let key =
-            |name: &str, key: &str| ApiKey { name: name.to_owned(), key: key.to_owned().into() };
+        let key = |name: &str, key: &str| ApiKey {
+            name: name.to_owned(),
+            key: key.to_owned().into(),
+            limits: KeyLimits::default(),
+        };
         let mut access = Access {
             api_keys: vec![key("a", "key-a"), key("ab", "key-ab")],
             tenants: Tenants::ByKey,
             ..Access::default()
         };
+        let tenant = |access: &Access, headers: &HeaderMap| {
+            access.key(headers).and_then(|key| access.tenant(key, headers))
+        };
         let salt = |access: &Access, header: (&'static str, &str), salt: Option<&str>| {
-            access.tenant(&headers(&[header])).ok().and_then(|tenant| tenant.salt(salt))
+            tenant(access, &headers(&[header])).ok().and_then(|tenant| tenant.salt(salt))
         };
         let of_a = |s| salt(&access, ("authorization", "Bearer key-a"), s);
         let of_ab = |s| salt(&access, ("authorization", "Bearer key-ab"), s);
         assert_ne!(of_a(Some("bc")), of_ab(Some("c")));
         assert_ne!(of_a(None), of_ab(None));
         assert_ne!(of_a(Some("x")), of_a(Some("y")));
-        assert!(access.tenant(&headers(&[("authorization", "Bearer key-")])).is_err());
+        assert!(tenant(&access, &headers(&[("authorization", "Bearer key-")])).is_err());
         access.api_keys.clear();
         access.tenants = Tenants::ByHeader(HeaderName::from_static("x-tenant"));
         assert_eq!(salt(&access, ("x-tenant", "t"), None).as_deref(), Some("1:t"));
-        assert!(access.tenant(&HeaderMap::new()).is_err(), "the header is required");
+        assert!(tenant(&access, &HeaderMap::new()).is_err(), "the header is required");
         access.tenants = Tenants::One;
         assert_eq!(salt(&access, ("x-tenant", "t"), Some("s")).as_deref(), Some("s"));
     }

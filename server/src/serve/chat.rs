@@ -58,6 +58,7 @@ pub(super) async fn create(
         call.max_tokens = max_tokens;
     }
     let (mut request, format) = dialogue.prepare(&app).await?;
+    call.admit(&app.engine, std::slice::from_mut(&mut request)).await?;
     let prompt_ids = call.prompt_ids(&app.engine, &mut request).await?;
     let chat = Chat { logprobs: logprobs.is_some(), reasoning, format, prompt_ids };
     let usage = app.usage_sum(call.choice_count);

@@ -18,7 +18,9 @@ use tokio::sync::watch;
 
 use super::connection::{ConnectionLimits, listen};
 use super::gate::Gate;
-use super::{Access, ApiKey, FormatChoice, RouterOptions, Secret, Tenants, keys, router};
+use super::{
+    Access, ApiKey, FormatChoice, KeyLimits, RouterOptions, Secret, Tenants, cors, keys, router,
+};
 use crate::api::options::MAX_CHOICES;
 use crate::args::EngineArgs;
 use crate::memory::{format_bytes, parse_bytes};
@@ -99,8 +101,29 @@ struct AccessArgs {
     api_key: Vec<String>,
     /// File with API keys: a client's name and its key on each line. Lines that begin with # are
     /// comments
+    ///
+    /// The limits of a key may follow: `ada KEY max-running-tokens=8192 max-queued-tokens=65536`.
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<std::path::PathBuf>,
+    /// Maximum number of tokens of the requests with one API key that run at the same time; further
+    /// ones wait
+    ///
+    /// A request's tokens are those of its prompt and the most that its answers may have. Requests
+    /// with other keys do not wait. Limits in the key file take precedence.
+    #[arg(long, value_name = "TOKENS", value_parser = from_one())]
+    key_max_running_tokens: Option<u64>,
+    /// Maximum number of tokens of the requests with one API key that wait; further ones are refused
+    /// with status 429
+    #[arg(long, value_name = "TOKENS", value_parser = from_one())]
+    #[arg(requires = "key_max_running_tokens")]
+    key_max_queued_tokens: Option<u64>,
+    /// Origin whose web pages may use the API from a browser (CORS), such as https://app.example, or
+    /// `*` for all. Can be repeated, and can be a JSON list
+    ///
+    /// By default a browser lets no page of another origin read replies. The operator's routes are
+    /// refused to pages of other origins in any case.
+    #[arg(long, value_name = "ORIGIN", value_parser = cors::parse)]
+    allowed_origins: Vec<cors::Origins>,
     /// Key for the routes below /admin, sent as `Authorization: Bearer KEY`
     ///
     /// Without it, these routes can be used only from this machine.
@@ -222,6 +245,12 @@ impl ServeArgs {
             special_tokens_in_messages: self.special_tokens_in_messages,
             tool_calls: self.tool_call_parser,
             reasoning: self.reasoning_parser,
+            allowed_origins: self
+                .access
+                .allowed_origins
+                .iter()
+                .flat_map(cors::Origins::list)
+                .collect(),
             public_metrics: self.access.public_metrics,
             hide_cached_tokens: self.access.hide_cached_tokens,
             page: !self.no_page,
@@ -231,13 +260,18 @@ impl ServeArgs {
 
 impl AccessArgs {
     fn read(&self) -> anyhow::Result<Access> {
+        let limits = KeyLimits {
+            running_tokens: self.key_max_running_tokens.map(|tokens| tokens as usize),
+            queued_tokens: self.key_max_queued_tokens.map(|tokens| tokens as usize),
+        };
         let mut api_keys = Vec::new();
         for key in &self.api_key {
             keys::check(key).map_err(|message| anyhow::anyhow!("--api-key: {message}"))?;
-            api_keys.push(ApiKey { name: "default".to_owned(), key: Secret::from(key.clone()) });
+            let (name, key) = ("default".to_owned(), Secret::from(key.clone()));
+            api_keys.push(ApiKey { name, key, limits });
         }
         if let Some(path) = &self.api_key_file {
-            api_keys.extend(keys::read(path)?);
+            api_keys.extend(keys::read(path, limits)?);
         }
         if let Some(key) = &self.admin_key {
             keys::check(key).map_err(|message| anyhow::anyhow!("--admin-key: {message}"))?;

@@ -80,8 +80,9 @@ pub(super) async fn create(
         prompt_ids: Vec::new(),
     };
     let usage = app.usage_sum(call.choice_count);
+    let mut requests: Vec<Request> = prompts.iter().cloned().map(engine_request).collect();
+    call.admit(&app.engine, &mut requests).await?;
     if !echo {
-        let mut requests: Vec<Request> = prompts.into_iter().map(engine_request).collect();
         for request in &mut requests {
             completions.prompt_ids.extend(call.prompt_ids(&app.engine, request).await?);
         }

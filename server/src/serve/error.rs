@@ -87,6 +87,12 @@ impl ApiError {
         Self::new(StatusCode::GATEWAY_TIMEOUT, message).code("timeout")
     }
 
+    /// 429: the requests with one key occupy too much.
+    pub(super) fn key_limit(message: impl Into<String>, wait: Duration) -> Self {
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("key_limit");
+        Self { retry_after: Some(wait), ..error }
+    }
+
     /// 503: the request may succeed after `wait`.
     pub(super) fn unavailable(message: impl Into<String>, wait: Duration) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);

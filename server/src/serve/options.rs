@@ -37,6 +37,7 @@ pub(super) struct Call {
     sampling: SamplingParams,
     /// The salt of the tenant and of the request.
     salt: Option<String>,
+    caller: Caller,
     /// When the answer has to be complete.
     deadline: Deadline,
 }
@@ -75,6 +76,7 @@ impl Call {
             logprobs: None,
             return_token_ids: options.return_token_ids.unwrap_or(false),
             salt: caller.tenant.salt(options.cache_salt.as_deref()),
+            caller: caller.clone(),
             deadline: caller.deadline.within(app.request_timeout),
             options,
             sampling,
@@ -94,6 +96,26 @@ impl Call {
         let tokens = engine.prompt_tokens(prompt).await?;
         *prompt = prompt.clone().with_tokens(tokens.clone());
         Ok(Some(tokens))
+    }
+
+    /// Waits until the client's key may run these prompts with their answers, which then count until
+    /// the reply has been sent. Each prompt is replaced by its tokens, so that it is tokenised once.
+    pub(super) async fn admit(
+        &self,
+        engine: &Engine,
+        prompts: &mut [Request],
+    ) -> Result<(), ApiError> {
+        let Some(quota) = &self.caller.quota else { return Ok(()) };
+        let context = engine.model_info().max_positions;
+        let answers = self.candidate_count.unwrap_or(self.choice_count);
+        let mut tokens: usize = 0;
+        for prompt in prompts {
+            let ids = engine.prompt_tokens(prompt).await?;
+            let answer = self.max_tokens.min(context.saturating_sub(ids.len()));
+            tokens = tokens.saturating_add(ids.len() + answer.saturating_mul(answers));
+            *prompt = prompt.clone().with_tokens(ids);
+        }
+        quota.admit(tokens, self.deadline, &self.caller.held).await
     }
 
     /// Sets everything but the prompt in a request to the engine.

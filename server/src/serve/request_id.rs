@@ -13,7 +13,7 @@ use tracing::Span;
 
 use super::unix_seconds;
 
-const HEADER: HeaderName = HeaderName::from_static("x-request-id");
+pub(super) const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Maximum length of an id that a client chose, in bytes.
 const MAX_BYTES: usize = 128;

@@ -40,10 +40,11 @@ pub(super) trait ItemReply: Send + 'static {
 pub(super) async fn respond<R: ItemReply>(
     app: &App,
     call: Call,
-    request: Request,
+    mut request: Request,
     format: AnswerFormat,
     reply: R,
 ) -> Result<Response, ApiError> {
+    call.admit(&app.engine, std::slice::from_mut(&mut request)).await?;
     let stream = app.engine.generate(call.apply(request)).await?;
     let parser = Some(AnswerParser::new(format));
     let hides_cached_tokens = app.hide_cached_tokens;

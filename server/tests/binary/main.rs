@@ -10,12 +10,14 @@ mod chat_api;
 mod commands;
 mod completions_api;
 mod connections;
+mod cors;
 mod deadlines;
 #[path = "../../../model/tests/support/gguf_writer.rs"]
 #[allow(dead_code, reason = "shared with the tests of stolon-model")]
 mod gguf_writer;
 mod inspect;
 mod json_schema;
+mod key_limits;
 mod limits;
 mod log;
 mod messages_api;

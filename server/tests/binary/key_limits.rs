@@ -1,0 +1,116 @@
+//! Limits on what the requests with one API key occupy together.
+
+use serde_json::{Value, json};
+
+use crate::support::{Server, TINY, fail};
+
+/// A streamed request that runs until it is dropped.
+async fn run_long(server: &Server, key: &str, tokens: usize) -> reqwest::Response {
+    let body = json!({"prompt": vec![65; 16], "max_tokens": tokens, "ignore_eos": true,
+                      "stream": true, "temperature": 0});
+    let request = reqwest::Client::new().post(server.url("/v1/completions")).bearer_auth(key);
+    let mut reply = request.json(&body).send().await.expect("a reply");
+    assert_eq!(reply.status(), 200);
+    reply.chunk().await.expect("a stream").expect("a piece");
+    reply
+}
+
+async fn short(server: &Server, key: &str) -> reqwest::Response {
+    let body = json!({"prompt": vec![66; 16], "max_tokens": 4});
+    let request = reqwest::Client::new().post(server.url("/v1/completions")).bearer_auth(key);
+    request.header("x-request-timeout", "0.3").json(&body).send().await.expect("a reply")
+}
+
+async fn error(reply: reqwest::Response) -> Value {
+    let reply: Value = reply.json().await.expect("JSON");
+    reply["error"].clone()
+}
+
+/// Goal: a key whose running tokens are used up waits, and is refused when too many wait; another
+/// key is answered meanwhile; what a client leaves behind is free again.
+#[tokio::test]
+async fn a_key_has_its_own_limits() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("keys");
+    let keys = "ada key-ada max-running-tokens=4000 max-queued-tokens=20\nbob key-bob\n";
+    std::fs::write(&file, keys).expect("written");
+    let file = file.to_str().expect("UTF-8");
+    let server = Server::start(TINY, &["--api-key-file", file, "--num-blocks", "4096"]);
+    let running = run_long(&server, "key-ada", 100_000).await;
+    let waited = short(&server, "key-ada").await;
+    assert_eq!(waited.status(), 504, "it waits, until its deadline");
+    assert_eq!(error(waited).await["code"], "timeout");
+    let other = short(&server, "key-bob").await;
+    assert_eq!(other.status(), 200, "another key does not wait");
+    // One request waits, and the next one does not fit in the queue.
+    let waiting = {
+        let url = server.url("/v1/completions");
+        let body = json!({"prompt": vec![67; 16], "max_tokens": 4});
+        let request = reqwest::Client::new().post(url).bearer_auth("key-ada").json(&body);
+        tokio::spawn(async move { request.send().await.expect("a reply").status() })
+    };
+    let refused = loop {
+        let reply = short(&server, "key-ada").await;
+        match reply.status().as_u16() {
+            429 => break reply,
+            status => assert_eq!(status, 504, "the other request has not arrived yet"),
+        }
+    };
+    assert_eq!(refused.headers()["retry-after"], "1");
+    let refused = error(refused).await;
+    assert_eq!(
+        (&refused["type"], &refused["code"]),
+        (&json!("rate_limit_error"), &json!("key_limit"))
+    );
+    let message = refused["message"].as_str().expect("a message");
+    assert!(message.contains("max-queued-tokens is 20"), "{message}");
+    assert_eq!(short(&server, "key-bob").await.status(), 200);
+    drop(running);
+    assert_eq!(waiting.await.expect("the task ends"), 200, "it runs when the other one has gone");
+    server.settled_audit().await;
+}
+
+/// Goal: the flags limit each key that has no limits of its own, in all APIs.
+#[tokio::test]
+async fn flags_limit_every_key() {
+    let args = ["--api-key", "k", "--key-max-running-tokens", "2000", "--num-blocks", "4096"];
+    let server = Server::start("demo", &[&args[..], &["--key-max-queued-tokens", "1"]].concat());
+    let body = json!({"prompt": vec![65; 16], "max_tokens": 100_000, "ignore_eos": true,
+                      "stream": true});
+    let request = reqwest::Client::new().post(server.url("/v1/completions")).bearer_auth("k");
+    let mut running = request.json(&body).send().await.expect("a reply");
+    running.chunk().await.expect("a stream").expect("a piece");
+    let messages = json!([{"role": "user", "content": "x"}]);
+    for (path, body) in [
+        ("/v1/completions", json!({"prompt": "x", "echo": true, "logprobs": 1})),
+        ("/v1/chat/completions", json!({"messages": messages})),
+        ("/v1/responses", json!({"input": "x"})),
+        ("/v1/messages", json!({"messages": messages, "max_tokens": 9})),
+    ] {
+        let request = reqwest::Client::new().post(server.url(path)).bearer_auth("k");
+        let request = request.header("x-request-timeout", "0.2").json(&body);
+        let status = request.send().await.expect("a reply").status();
+        assert_eq!(status, 504, "{path} waits");
+    }
+    drop(running);
+}
+
+/// Goal: limits that cannot be meant are refused at the start, without showing keys.
+#[test]
+fn wrong_limits_are_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("keys");
+    for (line, word) in [
+        ("ada sekret max-running-tokens=0", "1 or above"),
+        ("ada sekret max-running-tokens=many", "1 or above"),
+        ("ada sekret max-queued-tokens=5", "max-running-tokens"),
+        ("ada sekret max-waiting=5", "max-running-tokens=N"),
+    ] {
+        std::fs::write(&file, line).expect("written");
+        let error = fail(&["serve", "--api-key-file", file.to_str().expect("UTF-8")]);
+        assert!(error.contains("line 1") && error.contains(word), "{line}: {error}");
+        assert!(!error.contains("sekret"), "{error}");
+    }
+    let error = fail(&["serve", "--key-max-queued-tokens", "5"]);
+    assert!(error.contains("--key-max-running-tokens"), "{error}");
+}
