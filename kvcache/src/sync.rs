@@ -95,6 +95,10 @@ pub mod planted {
         SplitDropsChildren,
         /// Eviction removes locked leaves.
         EvictLocked,
+        /// Eviction by prefix removes locked nodes.
+        EvictLockedPrefix,
+        /// A request replaces the priority of its prefix by its own, even by a smaller one.
+        ReplacePriority,
         /// The pool hands out blocks that a running step may access.
         NoStepFence,
         /// Retired nodes and tables are freed at once, although readers may hold them.

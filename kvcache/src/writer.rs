@@ -182,6 +182,10 @@ impl TreeWriter {
             record.hits = record.hits.saturating_add(1);
             record.last_use = self.tick;
             record.priority = record.priority.max(priority.unwrap_or(i32::MIN));
+            #[cfg(loom)]
+            if planted::is(planted::Bug::ReplacePriority) {
+                record.priority = priority.unwrap_or(record.priority);
+            }
             blocks.extend(self.arena.edge(id).blocks());
         }
         self.stats.acquires += 1;

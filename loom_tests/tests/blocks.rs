@@ -4,7 +4,10 @@
 #[path = "../../kvcache/tests/support/block_scenarios.rs"]
 mod scenarios;
 
-use scenarios::{query_acquire_and_eviction, reuse_during_a_step};
+use scenarios::{
+    priorities_of_two_requests, query_acquire_and_eviction,
+    query_acquire_and_eviction_of_the_prefix, reuse_during_a_step,
+};
 use stolon_kvcache::planted::{Bug, plant};
 use stolon_loom_tests::must_fail;
 
@@ -52,4 +55,21 @@ fn planted_eviction_of_a_locked_node_is_caught() {
     plant(Bug::EvictLocked);
     let test = "planted_eviction_of_a_locked_node_is_caught";
     must_fail(test, "an acquired block was evicted", 2, query_acquire_and_eviction);
+}
+
+/// Goal: the models find an eviction by prefix that takes locked nodes.
+#[test]
+fn planted_eviction_of_a_locked_prefix_is_caught() {
+    plant(Bug::EvictLockedPrefix);
+    let test = "planted_eviction_of_a_locked_prefix_is_caught";
+    let model = query_acquire_and_eviction_of_the_prefix;
+    must_fail(test, "an acquired block was evicted", 2, model);
+}
+
+/// Goal: the models find a request that lowers the priority of its prefix.
+#[test]
+fn planted_replacement_of_a_priority_is_caught() {
+    plant(Bug::ReplacePriority);
+    let test = "planted_replacement_of_a_priority_is_caught";
+    must_fail(test, "expected the order of priorities", 2, priorities_of_two_requests);
 }

@@ -36,3 +36,19 @@ fn split_against_read() {
 fn evict_against_read() {
     race(|w| put(w, &[1, 2], 0), |w| assert_eq!(w.evict(2), [BlockId(0), BlockId(1)]), &[0, 2]);
 }
+
+/// Goal: eviction of a prefix, of which all nodes are retired together, with the real collector.
+#[test]
+fn evict_prefix_against_read() {
+    let evict = |w: &mut TreeWriter| {
+        assert_eq!(w.evict_prefix(&Namespace::default(), &[1]).len(), 3);
+    };
+    race(
+        |w| {
+            put(w, &[1, 2], 0);
+            put(w, &[1, 3], 7);
+        },
+        evict,
+        &[0, 1, 2],
+    );
+}

@@ -5,6 +5,8 @@ use crate::core::Core;
 use crate::eviction;
 use crate::node::NodeId;
 use crate::node::edge::Edge;
+#[cfg(loom)]
+use crate::sync::planted;
 use crate::{CacheEvent, EvictedBlock, Namespace};
 
 /// Number of victims whose memory is loaded before the first of them is evicted.
@@ -138,7 +140,10 @@ impl TreeWriter {
             // Below a locked node, every unlocked node is the root of an unlocked subtree.
             let mut pending = vec![end];
             while let Some(id) = pending.pop() {
-                if self.records[id.index()].locks > 0 {
+                let locked = self.records[id.index()].locks > 0;
+                #[cfg(loom)]
+                let locked = locked && !planted::is(planted::Bug::EvictLockedPrefix);
+                if locked {
                     pending.extend(self.arena.children(id));
                 } else {
                     self.remove_subtree(id, &mut out);

@@ -5,7 +5,10 @@
 
 use crate::harness::sync::{Arc, AtomicBool, Barrier, Mutex, MutexGuard, Ordering, thread};
 use crate::harness::{put, repeat, stagger};
-use stolon_kvcache::{BlockId, BlockPool, Namespace, TreeReader, TreeWriter, prefix_tree};
+use stolon_kvcache::{
+    BlockId, BlockPool, EvictedBlock, EvictionPolicy, Namespace, TreeBuilder, TreeReader,
+    TreeWriter, prefix_tree,
+};
 
 fn base() -> Namespace {
     Namespace::default()
@@ -44,10 +47,19 @@ fn together<A: Send + 'static, B>(
 
 /// A query, an acquire, and an eviction on another thread.
 pub(crate) fn query_acquire_and_eviction() {
+    query_acquire_and(|writer| writer.evict(2));
+}
+
+/// The same with an eviction of the prefix.
+pub(crate) fn query_acquire_and_eviction_of_the_prefix() {
+    query_acquire_and(|writer| writer.evict_prefix(&base(), &[1]));
+}
+
+fn query_acquire_and(evict: fn(&mut TreeWriter) -> Vec<EvictedBlock>) {
     let (writer, reader) = shared_writer(&[1, 2, 3]);
     let evictor = writer.clone();
     let (evicted, (hint, lease)) = together(
-        move || lock(&evictor).evict(2),
+        move || evict(&mut lock(&evictor)),
         || {
             let hint = reader.query_match_len(&base(), &[1, 2, 3]);
             (hint, lock(&writer).acquire(&base(), &[1, 2, 3]))
@@ -65,6 +77,36 @@ pub(crate) fn query_acquire_and_eviction() {
 #[test]
 fn evict_against_acquire() {
     repeat(query_acquire_and_eviction);
+}
+
+/// Goal: what a request has acquired stays when its prefix is evicted on another thread.
+#[test]
+fn evict_prefix_against_acquire() {
+    repeat(query_acquire_and_eviction_of_the_prefix);
+}
+
+/// Two requests of different priorities with one prefix, on two threads, and a third prefix.
+pub(crate) fn priorities_of_two_requests() {
+    let tree = TreeBuilder::new(1).eviction_policy(EvictionPolicy::Priority);
+    let (mut writer, reader) = tree.build().expect("a block size");
+    put(&mut writer, &[1, 2], 0);
+    put(&mut writer, &[7], 10);
+    writer.set_priority(&base(), &[7], 5);
+    let writer = Arc::new(Mutex::new(writer));
+    let request = |writer: Arc<Mutex<TreeWriter>>, priority: i32| {
+        move || drop(lock(&writer).acquire_prioritized(&base(), &[1, 2], priority))
+    };
+    together(request(writer.clone(), 9), request(writer.clone(), 1));
+    let mut writer = lock(&writer);
+    assert_eq!(writer.evict(1), [BlockId(10)], "expected the order of priorities");
+    assert_eq!(reader.query_match_len(&base(), &[1, 2]), 2);
+    writer.audit().expect("consistent");
+}
+
+/// Goal: a prefix has the largest priority of its users, in whatever order they use it.
+#[test]
+fn priorities_against_each_other() {
+    repeat(priorities_of_two_requests);
 }
 
 /// Goal: a pin holds from the call on, with or without an eviction on another thread.

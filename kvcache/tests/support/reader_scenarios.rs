@@ -262,6 +262,40 @@ fn evict_namespace_against_read() {
     });
 }
 
+/// Goal: when a prefix is evicted, readers of the sequences that start with it see them become
+/// shorter, from the ends to what others share, and other sequences stay whole.
+#[test]
+fn evict_prefix_against_read() {
+    let race = Race {
+        prepare: |w| {
+            put(w, &[1, 2, 3], 0);
+            put(w, &[1, 2, 4], 10);
+            put(w, &[1, 5], 20);
+        },
+        write: |w| assert_eq!(w.evict_prefix(&Namespace::default(), &[1, 2]).len(), 3),
+        query: |r| match_len(r, &[1, 2, 3]),
+        answers: &[3, 2, 1],
+    };
+    run(race);
+    run(Race { query: |r| match_len(r, &[1, 5]), answers: &[2], ..race });
+}
+
+/// Goal: when a prefix is evicted of which a lease holds a part, that part stays visible.
+#[test]
+fn evict_prefix_of_a_locked_prefix_against_read() {
+    run(Race {
+        prepare: |w| put(w, &[1, 2], 0),
+        write: |w| {
+            let lease = w.acquire(&Namespace::default(), &[1]);
+            assert_eq!(w.evict_prefix(&Namespace::default(), &[1]), [BlockId(1)]);
+            drop(lease);
+            assert_eq!(w.evict_prefix(&Namespace::default(), &[1]), [BlockId(0)]);
+        },
+        query: |r| match_len(r, &[1, 2]),
+        answers: &[2, 1, 0],
+    });
+}
+
 /// Goal: a flush is seen as one change.
 #[test]
 fn flush_against_read() {
