@@ -196,6 +196,19 @@ impl ServeArgs {
     /// # Errors
     /// If the address cannot be bound, the keys cannot be read or the engine cannot be started.
     pub async fn run(self) -> anyhow::Result<()> {
+        let engine = self.engine.clone();
+        self.run_with(async move { engine.start().await }).await
+    }
+
+    /// The same with an engine that the caller starts, for programs with a backend of their own.
+    /// The flags of the engine have no effect.
+    ///
+    /// # Errors
+    /// As [`ServeArgs::run`].
+    pub async fn run_with(
+        self,
+        engine: impl Future<Output = anyhow::Result<Engine>>,
+    ) -> anyhow::Result<()> {
         let options = self.router_options()?;
         let mut interrupts = Interrupts::new().context("cannot receive signals")?;
         let listener = TcpListener::bind((self.host.as_str(), self.port))
@@ -209,7 +222,7 @@ impl ServeArgs {
         let serving = tokio::spawn(listen(listener, Arc::clone(&gate), limits, stop));
         terminal::note(format!("loading {} for http://{address}", self.engine.model));
         let engine = tokio::select! {
-            engine = self.engine.start() => engine?,
+            engine = engine => engine?,
             () = interrupts.next() => return Ok(()),
         };
         gate.open(router(engine.clone(), options));
