@@ -118,8 +118,9 @@ pub(super) fn lark(
         let call = if form.arguments.is_empty() {
             format!("{} {} {args}", literal(name), marker(tokenizer, "[ARGS]"))
         } else {
-            let begin = format!("{{\"name\": \"{name}\", \"{}\": ", form.arguments);
-            format!("{} {args} \"}}\"", literal(&begin))
+            // Models differ in where they write a space.
+            let (name, arguments) = (name.replace('.', "\\."), form.arguments);
+            format!(r#"/\{{[ \n]?"name": ?"{name}",[ \n]?"{arguments}": ?/ {args} "}}""#)
         };
         let _ = writeln!(lark, "call{index}: {call}");
     }
@@ -128,11 +129,13 @@ pub(super) fn lark(
     let separated = form.separator.filter(|_| !calls.single);
     let more = separated.map_or(String::new(), |text| format!(" ({} call)*", literal(text)));
     let close = if form.close.is_empty() { String::new() } else { marker(tokenizer, form.close) };
-    let (begin, end) = (literal(form.begin), literal(form.end));
+    // Some models leave out a line break.
+    let spaced = |text: &str| literal(text) + if text == "\n" { "?" } else { "" };
+    let (begin, end) = (spaced(form.begin), spaced(form.end));
     let _ = writeln!(lark, "rest: {begin} call{more} {end} {close}");
     let open = if form.open.is_empty() { String::new() } else { marker(tokenizer, form.open) };
     let next = form.next.filter(|_| !calls.single);
-    let next = next.map_or(String::new(), |text| format!(" ({} {open} rest)*", literal(text)));
+    let next = next.map_or(String::new(), |text| format!(" ({} {open} rest)*", spaced(text)));
     let _ = writeln!(lark, "calls: {open} rest{next}");
     match &calls.otherwise {
         Otherwise::Nothing => lark.push_str("start: calls\n"),
