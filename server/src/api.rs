@@ -28,4 +28,5 @@ pub mod options;
 pub mod outline;
 pub mod reply;
 pub mod responses;
+pub mod structured;
 pub mod tokenize;

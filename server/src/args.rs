@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use stolon::{
-    AdmissionPolicy, Engine, EngineBuilder, EvictionPolicy, KvType, ModelSource, Request,
+    AdmissionPolicy, Engine, EngineBuilder, EvictionPolicy, Grammar, KvType, ModelSource, Request,
     SamplingParams, WeightType,
 };
 
@@ -281,6 +281,15 @@ pub struct SamplingArgs {
     /// Continue past the model's end-of-sequence tokens
     #[arg(long)]
     pub ignore_eos: bool,
+    /// Answer with JSON that is valid under this JSON schema: the schema itself, or a file with it
+    #[arg(long, value_name = "SCHEMA", value_parser = parse_schema, group = "structure")]
+    pub json_schema: Option<Grammar>,
+    /// Answer with a text that this regular expression matches as a whole
+    #[arg(long, value_name = "REGEX", value_parser = parse_regex, group = "structure")]
+    pub regex: Option<Grammar>,
+    /// Answer with a text of the grammar in this file, in the syntax of Lark
+    #[arg(long, value_name = "FILE", value_parser = parse_grammar, group = "structure")]
+    pub grammar: Option<Grammar>,
 }
 
 impl SamplingArgs {
@@ -302,12 +311,39 @@ impl SamplingArgs {
             Some(tokens) => request.max_tokens(tokens),
             None => request,
         };
+        let request =
+            match self.json_schema.as_ref().or(self.regex.as_ref()).or(self.grammar.as_ref()) {
+                Some(grammar) => request.grammar(grammar.clone()),
+                None => request,
+            };
         request
             .sampling(sampling)
             .stop(self.stop.iter().cloned())
             .stop_ids(self.stop_id.iter().copied())
             .ignore_eos(self.ignore_eos)
     }
+}
+
+fn parse_schema(text: &str) -> Result<Grammar, String> {
+    let read = || std::fs::read_to_string(text).map_err(|error| format!("{text}: {error}"));
+    let json = if text.trim_start().starts_with('{') { text.to_owned() } else { read()? };
+    let schema = serde_json::from_str(&json);
+    let schema = schema.map_err(|error| format!("expected a JSON schema, got {error}"))?;
+    checked(Grammar::JsonSchema(schema))
+}
+
+fn parse_regex(text: &str) -> Result<Grammar, String> {
+    checked(Grammar::Regex(text.to_owned()))
+}
+
+fn parse_grammar(path: &str) -> Result<Grammar, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+    checked(Grammar::Lark(text))
+}
+
+fn checked(grammar: Grammar) -> Result<Grammar, String> {
+    grammar.check().map_err(|error| error.to_string())?;
+    Ok(grammar)
 }
 
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {

@@ -59,6 +59,7 @@ mod request_id;
 mod responses;
 mod scan;
 mod single;
+mod structured;
 mod tokenize;
 
 /// Bytes of a request per token of the context, from which the default limit of bodies follows. A

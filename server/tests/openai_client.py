@@ -4,14 +4,18 @@ Needs the package `openai`. Uses the demo model and the one in fixtures/scripted
 Fails with an exception at the first reply that differs from what OpenAI's API specifies.
 """
 
+import enum
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import time
+import typing
 
 import httpx
 import openai
+import pydantic
 
 SCRIPTED = str(pathlib.Path(__file__).parent / "fixtures" / "scripted")
 SYSTEM = "The keeper of the tower collects keys and never throws one away. " * 20
@@ -153,6 +157,49 @@ def check_responses(client, model):
     assert cut.incomplete_details.reason == "max_output_tokens", cut
 
 
+class Colour(str, enum.Enum):
+    red = "red"
+    blue = "blue"
+
+
+class Paint(pydantic.BaseModel):
+    """Paints a wall."""
+
+    colour: Colour
+    layers: int = pydantic.Field(ge=1, le=9)
+    reason: typing.Literal["old", "new"] | None
+
+
+def check_structured(client, model):
+    turns = [{"role": "user", "content": "script:plain"}]
+    ask = dict(model=model, temperature=0)
+    parsed = client.chat.completions.parse(**ask, messages=turns, response_format=Paint, max_tokens=400)
+    paint = parsed.choices[0].message.parsed
+    assert isinstance(paint, Paint) and 1 <= paint.layers <= 9, parsed
+    with client.chat.completions.stream(**ask, messages=turns, response_format=Paint, max_tokens=400) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == paint
+    parsed = client.responses.parse(**ask, input="script:plain", text_format=Paint, max_output_tokens=400)
+    assert parsed.output_parsed == paint, parsed
+    tools = [openai.pydantic_function_tool(Paint)]
+    for choice in ("required", {"type": "function", "function": {"name": "Paint"}}):
+        parsed = client.chat.completions.parse(
+            **ask, messages=turns, tools=tools, tool_choice=choice, parallel_tool_calls=False, max_tokens=400
+        )
+        (call,) = parsed.choices[0].message.tool_calls
+        assert isinstance(call.function.parsed_arguments, Paint), parsed
+    free = client.chat.completions.parse(**ask, messages=turns, tools=tools).choices[0].message
+    assert (free.content, free.tool_calls) == ("Hello, world.", None), free
+    one = client.chat.completions.create(**ask, messages=turns, extra_body={"structured_outputs": {"regex": "[ab]{3}c"}})
+    assert re.fullmatch("[ab]{3}c", one.choices[0].message.content), one
+    try:
+        schema = {"name": "s", "schema": {"type": "array", "uniqueItems": True}}
+        form = {"type": "json_schema", "json_schema": schema}
+        client.chat.completions.create(**ask, messages=turns, response_format=form)
+        raise AssertionError("a schema that is not supported was accepted")
+    except openai.BadRequestError as error:
+        assert error.param == "response_format.json_schema.schema.uniqueItems", error
+
+
 def check_server(binary, arguments, checks):
     process, address = start(binary, arguments)
     try:
@@ -167,7 +214,7 @@ def check_server(binary, arguments, checks):
 
 def main():
     check_server(sys.argv[1], [], [check_completions, check_chat, check_errors, check_cancel])
-    check_server(sys.argv[1], ["--model", SCRIPTED], [check_tools, check_responses])
+    check_server(sys.argv[1], ["--model", SCRIPTED], [check_tools, check_responses, check_structured])
     print(f"openai {openai.__version__}: all checks passed")
 
 

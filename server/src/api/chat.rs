@@ -48,7 +48,8 @@ pub struct ChatRequest {
     #[schemars(length(max = MAX_TOOLS))]
     pub tools: Option<Vec<Tool>>,
     /// `auto`, the default, lets the model decide whether it calls functions. With `none` the
-    /// functions are not shown to the model, and it cannot call any.
+    /// functions are not shown to the model, and it cannot call any. With `required` the answer has
+    /// at least one call, and with the name of a function exactly one, of that function.
     pub tool_choice: Option<Value>,
     /// Whether an answer may have several calls. Default true. With false, an answer ends with its
     /// first call.
@@ -220,8 +221,8 @@ pub struct Function {
     pub description: Option<String>,
     /// JSON schema of its arguments, for the model. Default: no arguments.
     pub parameters: Option<Value>,
-    /// Whether arguments follow the schema exactly. Arguments are always a JSON object; that they
-    /// follow the schema is not guaranteed, whatever the value.
+    /// Whether arguments always follow the schema. Default false. With a `tool_choice` that requires
+    /// a call they always do.
     pub strict: Option<bool>,
     /// Every other member; must be empty.
     #[serde(flatten)]

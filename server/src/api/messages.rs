@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::chat::{MAX_MESSAGES, MAX_PARTS, MAX_TOOLS};
 use super::fields::{self, UnknownFields};
+use super::structured::ResponseFormat;
 
 /// The request body. `max_tokens` is required by `/v1/messages` only.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -48,12 +49,22 @@ pub struct MessagesRequest {
     pub tools: Option<Vec<MessagesTool>>,
     /// Whether the model may call functions. Default `auto`.
     pub tool_choice: Option<MessagesToolChoice>,
+    /// What the text of the answer has to follow.
+    pub output_config: Option<OutputConfig>,
     /// Whether the model reasons before it answers, if its chat template has the variable
     /// `enable_thinking`. Default: it does not.
     pub thinking: Option<Thinking>,
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,
+}
+
+/// The form of an answer.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(expecting = "an object with `format`", deny_unknown_fields)]
+pub struct OutputConfig {
+    /// `json_schema` with its `schema`.
+    pub format: Option<ResponseFormat>,
 }
 
 /// Most strings of `stop_sequences`.
@@ -170,7 +181,8 @@ pub struct MessagesTool {
     pub description: Option<String>,
     /// JSON schema of its arguments, for the model. Default: no arguments.
     pub input_schema: Option<Value>,
-    /// Without effect: that arguments follow the schema is not guaranteed.
+    /// Whether arguments always follow the schema. Default false. With a `tool_choice` that requires
+    /// a call they always do.
     pub strict: Option<bool>,
     /// Without effect.
     pub cache_control: Option<Value>,
@@ -190,12 +202,12 @@ pub enum CustomType {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `type`")]
 pub struct MessagesToolChoice {
-    /// `auto` or `none`.
+    /// `auto`, `any`, `tool` or `none`.
     #[serde(rename = "type")]
     pub kind: String,
     /// Whether an answer may have only one call. Default false.
     pub disable_parallel_tool_use: Option<bool>,
-    /// The function to call, which cannot be guaranteed.
+    /// The function to call, with `tool`.
     pub name: Option<String>,
 }
 

@@ -18,6 +18,8 @@ pub(crate) enum Scope {
     Messages,
     /// The `stream_options`.
     StreamOptions,
+    /// The `structured_outputs`.
+    StructuredOutputs,
     /// The body of a request to tokenise.
     Tokenize,
     /// An object of this server's own API.
@@ -47,6 +49,12 @@ pub(crate) fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Optio
         },
         Scope::StreamOptions => match name {
             "include_obfuscation" | "continuous_usage_stats" => Some(value == false),
+            _ => None,
+        },
+        Scope::StructuredOutputs => match name {
+            "disable_fallback" | "disable_any_whitespace" => Some(value == false),
+            "disable_additional_properties" => Some(value == false),
+            "whitespace_pattern" | "structural_tag" => Some(is_empty(value)),
             _ => None,
         },
         Scope::Tokenize => match name {
@@ -86,7 +94,6 @@ fn of_generation(name: &str, value: &Value) -> Option<bool> {
         | "return_tokens_as_token_ids" => value == false,
         "skip_special_tokens" | "spaces_between_special_tokens" | "detokenize" => value == true,
         "service_tier" => value == "auto" || value == "default",
-        "response_format" => *value == json!({"type": "text"}),
         "length_penalty" => value.as_f64() == Some(1.0),
         "bad_words" | "logits_processors" | "vllm_xargs" => is_empty(value),
         _ => return None,
@@ -103,12 +110,6 @@ fn of_responses(name: &str, value: &Value) -> Option<bool> {
         "include" => value
             .as_array()
             .is_some_and(|list| list.iter().all(|entry| entry == "reasoning.encrypted_content")),
-        "text" => {
-            let format = &value["format"];
-            let plain = format.is_null() || *format == json!({"type": "text"});
-            let verbosity = &value["verbosity"];
-            plain && (verbosity.is_null() || verbosity == "medium")
-        }
         "reasoning" => value.as_object().is_some_and(|object| object.values().all(Value::is_null)),
         "top_logprobs" => value == 0,
         "stream_options" => value.get("include_obfuscation").is_none_or(|value| value == false),

@@ -5,8 +5,10 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::fields::{self, UnknownFields};
+use super::structured::{ResponseFormat, StructuredOutputs};
 
 /// Most answers that one call may generate: prompts times `n`, or prompts times `best_of`.
 pub const MAX_CHOICES: usize = 128;
@@ -89,6 +91,21 @@ pub struct GenerationOptions {
     #[serde(default, deserialize_with = "fields::count::<_, 0, { u32::MAX as usize }>")]
     #[schemars(range(min = 0, max = u32::MAX as usize))]
     pub min_tokens: Option<usize>,
+
+    /// What the answer has to follow: OpenAI's form. At most one of this and the following
+    /// parameters may be given.
+    pub response_format: Option<ResponseFormat>,
+    /// What the answer has to follow: vLLM's form.
+    pub structured_outputs: Option<StructuredOutputs>,
+    /// vLLM's older form of `structured_outputs.json`.
+    pub guided_json: Option<Value>,
+    /// vLLM's older form of `structured_outputs.regex`; SGLang's `regex`.
+    #[serde(alias = "regex")]
+    pub guided_regex: Option<String>,
+    /// vLLM's older form of `structured_outputs.choice`.
+    pub guided_choice: Option<Vec<String>>,
+    /// vLLM's older form of `structured_outputs.grammar`.
+    pub guided_grammar: Option<String>,
 
     /// Only requests with the same salt share cached prefixes. Keeps tenants from finding out by
     /// timing what others have sent. Default: the cache of requests without a salt.

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::chat::{FunctionType, MAX_MESSAGES, MAX_TOOLS};
 use super::fields::{self, UnknownFields};
+use super::structured::ResponseFormat;
 
 /// The request body.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -33,15 +34,35 @@ pub struct ResponsesRequest {
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_TOOLS>")]
     #[schemars(length(max = MAX_TOOLS))]
     pub tools: Option<Vec<ResponsesTool>>,
-    /// `auto` or `none`; see [`ChatRequest::tool_choice`](super::chat::ChatRequest::tool_choice).
+    /// See [`ChatRequest::tool_choice`](super::chat::ChatRequest::tool_choice).
     pub tool_choice: Option<Value>,
     /// Whether an answer may have several calls. Default true.
     pub parallel_tool_calls: Option<bool>,
+    /// What the text of the answer has to follow.
+    pub text: Option<TextOptions>,
     /// Labels, which the reply repeats.
     pub metadata: Option<Map<String, Value>>,
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,
+}
+
+/// The form of the text of an answer.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(expecting = "an object", deny_unknown_fields)]
+pub struct TextOptions {
+    /// `text`, `json_object` or `json_schema` with its `schema`.
+    pub format: Option<ResponseFormat>,
+    /// Only `medium`, which requests nothing.
+    pub verbosity: Option<Medium>,
+}
+
+/// The only verbosity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Medium {
+    /// As the model writes.
+    Medium,
 }
 
 /// The conversation.
@@ -183,6 +204,7 @@ pub struct ResponsesTool {
     pub description: Option<String>,
     /// JSON schema of its arguments, for the model. Default: no arguments.
     pub parameters: Option<Value>,
-    /// Without effect: that arguments follow the schema is not guaranteed.
+    /// Whether arguments always follow the schema. Default false. With a `tool_choice` that requires
+    /// a call they always do.
     pub strict: Option<bool>,
 }

@@ -13,7 +13,7 @@ use stolon::{
 use super::App;
 use super::access::Caller;
 use super::body::refuse_unknown;
-use super::dialogue::{Dialogue, ToolChoice, call_id, function_tool, tool_choice};
+use super::dialogue::{Dialogue, Tool, call_id, function_tool, tool_choice};
 use super::error::ApiError;
 use super::generation::{Endpoint, Piece, respond};
 use super::logprobs;
@@ -21,8 +21,8 @@ use super::options::Call;
 use super::receive::Received;
 use crate::api::chat::{
     AnswerMessage, CalledFunction, ChatChoice, ChatChunkChoice, ChatRequest, Content, Delta,
-    FunctionDelta, FunctionType, MAX_PARTS, Message, ReplyToolCall, RequestToolCall, Role, Tool,
-    ToolCallDelta,
+    FunctionDelta, FunctionType, MAX_PARTS, Message, ReplyToolCall, RequestToolCall, Role,
+    Tool as RequestTool, ToolCallDelta,
 };
 use crate::api::logprobs::ChatLogprobs;
 use crate::api::neutral::Scope;
@@ -57,7 +57,7 @@ pub(super) async fn create(
     if let Some(max_tokens) = max_tokens {
         call.max_tokens = max_tokens;
     }
-    let (mut request, format) = dialogue.prepare(&app).await?;
+    let (mut request, format) = dialogue.prepare(&app, call.grammar.take()).await?;
     call.admit(&app.engine, std::slice::from_mut(&mut request)).await?;
     let prompt_ids = call.prompt_ids(&app.engine, &mut request).await?;
     let chat = Chat { logprobs: logprobs.is_some(), reasoning, format, prompt_ids };
@@ -70,10 +70,8 @@ fn dialogue(request: &mut ChatRequest) -> Result<Dialogue, ApiError> {
     let mut dialogue = Dialogue::new(messages(std::mem::take(&mut request.messages))?);
     let choice = tool_choice(request.tool_choice.as_ref())?;
     let tools = tools(request.tools.take().unwrap_or_default())?;
-    if choice == ToolChoice::Auto {
-        dialogue.tools = tools;
-    }
     dialogue.single_call = request.parallel_tool_calls == Some(false);
+    dialogue.set_tools(tools, choice, "tool_choice")?;
     dialogue.variables = request.chat_template_kwargs.take().unwrap_or_default();
     dialogue.add_generation_prompt = request.add_generation_prompt.unwrap_or(true);
     dialogue.continue_final_message = request.continue_final_message.unwrap_or(false);
@@ -84,15 +82,17 @@ fn dialogue(request: &mut ChatRequest) -> Result<Dialogue, ApiError> {
     Ok(dialogue)
 }
 
-/// The tools as chat templates expect them.
-fn tools(tools: Vec<Tool>) -> Result<Vec<Value>, ApiError> {
+/// The tools of a request.
+fn tools(tools: Vec<RequestTool>) -> Result<Vec<Tool>, ApiError> {
     let checked = tools.into_iter().enumerate().map(|(index, tool)| {
         refuse_unknown(&format!("tools[{index}]."), &tool.unknown, Scope::None)?;
         let function = tool.function;
         let path = format!("tools[{index}].function.");
         refuse_unknown(&path, &function.unknown, Scope::None)?;
         let path = format!("{path}name");
-        function_tool(&path, &function.name, function.description.as_deref(), function.parameters)
+        let description = function.description.as_deref();
+        let (parameters, strict) = (function.parameters, function.strict);
+        function_tool((&path, "parameters"), &function.name, description, parameters, strict)
     });
     checked.collect()
 }

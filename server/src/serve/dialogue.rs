@@ -5,13 +5,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::{Map, Value, json};
 use stolon::{
-    AnswerFormat, ChatMessage, ChatOptions, Prompt, ReasoningFormat, Request, ToolCallFormat,
+    AnswerFormat, ChatMessage, ChatOptions, FunctionSchema, Grammar, Otherwise, Prompt,
+    ReasoningFormat, Request, ToolCallFormat, ToolCallGrammar,
 };
 
 use super::App;
 use super::body::brief;
 use super::error::ApiError;
-use super::request_id;
+use super::{request_id, structured};
 
 /// Most bytes of a function's name.
 const MAX_NAME: usize = 256;
@@ -60,8 +61,10 @@ impl<T: std::str::FromStr<Err = String>> std::str::FromStr for FormatChoice<T> {
 pub(super) struct Dialogue {
     /// The messages, oldest first.
     pub(super) messages: Vec<ChatMessage>,
-    /// The tools that the model may call, in OpenAI's form. Empty if it must not call any.
-    pub(super) tools: Vec<Value>,
+    /// The tools that the model may call. Empty if it must not call any.
+    pub(super) tools: Vec<Tool>,
+    /// Which of them it has to call.
+    pub(super) tool_choice: ToolChoice,
     /// Whether an answer may have only one call.
     pub(super) single_call: bool,
     /// Variables of the chat template.
@@ -78,6 +81,7 @@ impl Dialogue {
         Self {
             messages,
             tools: Vec::new(),
+            tool_choice: ToolChoice::Auto,
             single_call: false,
             variables: Map::new(),
             add_generation_prompt: true,
@@ -85,13 +89,84 @@ impl Dialogue {
         }
     }
 
-    /// The request to the engine, and the form of its answers.
-    pub(super) async fn prepare(self, app: &App) -> Result<(Request, AnswerFormat), ApiError> {
+    /// Sets the tools and what the request says about calling them. `param` is the name of
+    /// `tool_choice` in the request.
+    pub(super) fn set_tools(
+        &mut self,
+        tools: Vec<Tool>,
+        choice: ToolChoice,
+        param: &str,
+    ) -> Result<(), ApiError> {
+        match &choice {
+            ToolChoice::None => return Ok(()),
+            ToolChoice::Auto => {}
+            ToolChoice::Required if tools.is_empty() => {
+                let message = format!("`{param}`: a call is required, but there are no `tools`");
+                return Err(ApiError::invalid(Some(param), message));
+            }
+            ToolChoice::Required => {}
+            ToolChoice::Function(name) if !tools.iter().any(|tool| tool.name == *name) => {
+                let name = brief(&json!(name));
+                let message = format!("`{param}`: there is no function {name} in `tools`");
+                return Err(ApiError::invalid(Some(param), message));
+            }
+            ToolChoice::Function(_) => self.single_call = true,
+        }
+        (self.tools, self.tool_choice) = (tools, choice);
+        Ok(())
+    }
+
+    /// The grammar of the answers, as far as it is limited. `content` is that of an answer without
+    /// calls, `format` that of the calls.
+    fn grammar(
+        &self,
+        content: Option<Grammar>,
+        format: Option<ToolCallFormat>,
+    ) -> Result<Option<Grammar>, ApiError> {
+        let is_strict = self.tools.iter().any(|tool| tool.strict);
+        let (format, otherwise) = match (format, &self.tool_choice, content) {
+            (Some(format), ToolChoice::Auto, Some(content)) => {
+                (format, Otherwise::Grammar(Box::new(content)))
+            }
+            (Some(format), ToolChoice::Auto, None) if is_strict => (format, Otherwise::Text),
+            (Some(format), ToolChoice::Required | ToolChoice::Function(_), _) => {
+                (format, Otherwise::Nothing)
+            }
+            (_, _, content) => return Ok(content),
+        };
+        let is_auto = self.tool_choice == ToolChoice::Auto;
+        let mut functions = Vec::new();
+        for tool in &self.tools {
+            if matches!(&self.tool_choice, ToolChoice::Function(name) if *name != tool.name) {
+                continue;
+            }
+            // Whether the model calls a function that is not strict, and how, is left to it.
+            let parameters = match tool.strict || !is_auto {
+                true => tool.parameters.clone(),
+                false => json!({"type": "object"}),
+            };
+            let checked = Grammar::JsonSchema(parameters.clone()).check();
+            checked.map_err(|error| structured::refused(&tool.parameters_path, &error))?;
+            functions.push(FunctionSchema { name: tool.name.clone(), parameters });
+        }
+        let single = self.single_call;
+        Ok(Some(Grammar::ToolCalls(ToolCallGrammar { format, functions, single, otherwise })))
+    }
+
+    /// The request to the engine, and the form of its answers. `content` is what an answer without
+    /// calls has to follow.
+    pub(super) async fn prepare(
+        self,
+        app: &App,
+        content: Option<Grammar>,
+    ) -> Result<(Request, AnswerFormat), ApiError> {
+        let functions = self.tools.iter().map(|tool| tool.name.clone()).collect();
+        let has_tools = !self.tools.is_empty();
         let options = ChatOptions {
             add_generation_prompt: self.add_generation_prompt && !self.continue_final_message,
             continue_final_message: self.continue_final_message,
-            tools: self.tools,
-            variables: self.variables,
+            tools: self.tools.iter().map(Tool::as_value).collect(),
+            variables: self.variables.clone(),
             special_tokens_in_messages: app.special_tokens_in_messages,
             ..ChatOptions::default()
         };
@@ -101,10 +176,11 @@ impl Dialogue {
             single_call: self.single_call,
             ..AnswerFormat::default()
         };
-        if !options.tools.is_empty() {
+        if has_tools {
             format.tool_calls = Some(tool_calls(app, template)?);
-            format.functions = options.tools.iter().filter_map(function_name).collect();
+            format.functions = functions;
         }
+        let grammar = self.grammar(content, format.tool_calls)?;
         let mut request = Request::chat(self.messages)
             .chat_options(options)
             .show_special_tokens(format.special_tokens());
@@ -116,8 +192,18 @@ impl Dialogue {
                     reasoning.is_open_after(&app.engine.detokenize(end, false)?);
             }
         }
+        if let Some(grammar) = grammar {
+            request = request.grammar(after_reasoning(grammar, &format));
+        }
         Ok((request, format))
     }
+}
+
+/// The grammar of a whole answer, whose reasoning is free.
+fn after_reasoning(grammar: Grammar, format: &AnswerFormat) -> Grammar {
+    let Some(reasoning) = format.reasoning else { return grammar };
+    let (is_open, then) = (format.reasoning_is_open, Box::new(grammar));
+    Grammar::AfterReasoning { reasoning, is_open, then }
 }
 
 /// The format of the calls of a model that is given tools.
@@ -137,63 +223,96 @@ fn tool_calls(app: &App, template: &str) -> Result<ToolCallFormat, ApiError> {
     })
 }
 
-/// The name of the function of a tool in OpenAI's form.
-fn function_name(tool: &Value) -> Option<String> {
-    tool["function"]["name"].as_str().map(str::to_owned)
+/// A function that the model may call.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Tool {
+    pub(super) name: String,
+    description: Option<String>,
+    /// JSON schema of its arguments.
+    parameters: Value,
+    /// Where the schema is in the request.
+    parameters_path: String,
+    /// Whether arguments have to follow the schema even if the model decides to call.
+    strict: bool,
 }
 
-/// A function in OpenAI's form, as chat templates expect it. `path` is where its name is in the
-/// request.
+impl Tool {
+    /// OpenAI's form, which chat templates expect.
+    pub(super) fn as_value(&self) -> Value {
+        let mut function = Map::new();
+        function.insert("name".to_owned(), json!(self.name));
+        if let Some(description) = &self.description {
+            function.insert("description".to_owned(), json!(description));
+        }
+        function.insert("parameters".to_owned(), self.parameters.clone());
+        json!({"type": "function", "function": function})
+    }
+}
+
+/// A function of a request. `path` is where its name is, and `schema` the name of the member with
+/// the schema of its arguments.
 pub(super) fn function_tool(
-    path: &str,
+    (path, schema): (&str, &str),
     name: &str,
     description: Option<&str>,
     parameters: Option<Value>,
-) -> Result<Value, ApiError> {
+    strict: Option<bool>,
+) -> Result<Tool, ApiError> {
     let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_of_name) {
         let expected = format!("1 to {MAX_NAME} letters, digits, `_`, `-` or `.`");
         return Err(ApiError::expected(path, &expected, &json!(name)));
     }
+    let parameters_path = format!("{}{schema}", path.trim_end_matches("name"));
     let parameters = match parameters {
         None | Some(Value::Null) => json!({"type": "object", "properties": {}}),
         Some(schema @ Value::Object(_)) => schema,
-        Some(other) => {
-            let path = path.replace(".name", ".parameters");
-            return Err(ApiError::expected(&path, "an object", &other));
-        }
+        Some(other) => return Err(ApiError::expected(&parameters_path, "an object", &other)),
     };
-    let mut function = Map::new();
-    function.insert("name".to_owned(), json!(name));
-    if let Some(description) = description {
-        function.insert("description".to_owned(), json!(description));
-    }
-    function.insert("parameters".to_owned(), parameters);
-    Ok(json!({"type": "function", "function": function}))
+    Ok(Tool {
+        name: name.to_owned(),
+        description: description.map(str::to_owned),
+        parameters,
+        parameters_path,
+        strict: strict.unwrap_or(false),
+    })
 }
 
 /// What a request says about calling tools.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ToolChoice {
     /// The model must not call any.
     None,
     /// The model decides.
     Auto,
+    /// The model has to call one or several.
+    Required,
+    /// The model has to call this function.
+    Function(String),
 }
 
-/// Reads OpenAI's `tool_choice`.
+/// Reads OpenAI's `tool_choice`. The object that names a function has the name as a member of its
+/// own in responses, and in the member `function` in chat completions.
 pub(super) fn tool_choice(choice: Option<&Value>) -> Result<ToolChoice, ApiError> {
-    match choice {
-        None => Ok(ToolChoice::Auto),
-        Some(choice) if choice.is_null() || choice == "auto" => Ok(ToolChoice::Auto),
-        Some(choice) if choice == "none" => Ok(ToolChoice::None),
-        Some(choice) => {
-            let message = format!(
-                "`tool_choice`: this server cannot guarantee {}; it supports `auto` and `none`",
-                brief(choice)
-            );
-            Err(ApiError::invalid(Some("tool_choice"), message).code("unsupported_parameter"))
-        }
+    let Some(choice) = choice.filter(|choice| !choice.is_null()) else {
+        return Ok(ToolChoice::Auto);
+    };
+    let named = || {
+        let name = choice["function"]["name"].as_str().or(choice["name"].as_str());
+        name.filter(|_| choice["type"] == "function")
+    };
+    match choice.as_str() {
+        Some("auto") => Ok(ToolChoice::Auto),
+        Some("none") => Ok(ToolChoice::None),
+        Some("required") => Ok(ToolChoice::Required),
+        Some(_) | None => match named() {
+            Some(name) => Ok(ToolChoice::Function(name.to_owned())),
+            None => {
+                let expected = "auto, none, required or a function";
+                let error = ApiError::expected("tool_choice", expected, choice);
+                Err(error.code("unsupported_parameter"))
+            }
+        },
     }
 }
 

@@ -170,6 +170,9 @@ impl From<Error> for ApiError {
         let message = error.to_string();
         match error {
             Error::Engine(error) => Self::from_engine(error, message),
+            Error::Grammar(_) => {
+                Self::invalid(None, message).code("invalid_json_schema_or_grammar")
+            }
             Error::Tokenizer(_) | Error::NoTokenizer => Self::invalid(Some("prompt"), message),
             Error::ChatTemplate(_) => Self::invalid(Some("messages"), message),
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
@@ -206,6 +209,7 @@ impl ApiError {
             EngineError::Stopped | EngineError::Draining => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
             }
+            EngineError::LogitsProcessor { .. } => Self::invalid(None, message),
             EngineError::Timeout { .. } => Self::timed_out(message),
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
         }
@@ -237,6 +241,12 @@ mod tests {
             (EngineError::Interrupted { reason: "x".to_owned() }, 503, unavailable, None),
             (EngineError::StepFailed { reason: "x".to_owned() }, 500, "server_error", None),
             (EngineError::InvalidLogits { reason: "x".to_owned() }, 500, "server_error", None),
+            (
+                EngineError::LogitsProcessor { reason: "x".to_owned() },
+                400,
+                "invalid_request_error",
+                None,
+            ),
             (EngineError::Stopped, 503, "service_unavailable_error", None),
             (EngineError::Draining, 503, "service_unavailable_error", None),
             (EngineError::Audit("x".to_owned()), 500, "server_error", None),

@@ -14,11 +14,11 @@ use stolon::{ChatMessage, MessageContent};
 
 use super::App;
 use super::access::Caller;
-use super::dialogue::{Dialogue, function_tool};
+use super::dialogue::{Dialogue, Tool, ToolChoice, function_tool};
 use super::error::ApiError;
 use super::options::Call;
 use super::receive::Received;
-use super::single;
+use super::{single, structured};
 use crate::api::messages::{
     Block, BlockContent, MessagesRequest, MessagesTool, MessagesToolChoice, ThinkingType,
     TurnMessage, TurnRole,
@@ -50,7 +50,11 @@ pub(super) async fn create(
     };
     let mut call = Call::new(options, &app, &caller)?;
     call.max_tokens = max_tokens;
-    let (request, format) = dialogue.prepare(&app).await?;
+    let content = match request.output_config.and_then(|output| output.format) {
+        Some(format) => structured::of_format("output_config.format", format)?,
+        None => None,
+    };
+    let (request, format) = dialogue.prepare(&app, content).await?;
     let reply = MessageReply::new(call.model.clone(), format.tool_calls);
     single::respond(&app, call, request, format, reply).await
 }
@@ -64,7 +68,7 @@ pub(super) async fn count_tokens(
     if let Some(model) = &request.model {
         app.check_model(model)?;
     }
-    let (request, _) = dialogue(&mut request)?.prepare(&app).await?;
+    let (request, _) = dialogue(&mut request)?.prepare(&app, None).await?;
     let tokens = app.engine.prompt_tokens(&request).await?.len();
     Ok(Json(json!({ "input_tokens": tokens })))
 }
@@ -117,36 +121,36 @@ fn dialogue(request: &mut MessagesRequest) -> Result<Dialogue, ApiError> {
     let mut dialogue = Dialogue::new(messages);
     dialogue.continue_final_message = last == Some(TurnRole::Assistant);
     let tools = tools(request.tools.take().unwrap_or_default())?;
-    if is_allowed(request.tool_choice.as_ref())? {
-        dialogue.tools = tools;
-    }
     let disabled = request.tool_choice.as_ref().and_then(|choice| choice.disable_parallel_tool_use);
     dialogue.single_call = disabled.unwrap_or(false);
+    dialogue.set_tools(tools, tool_choice(request.tool_choice.as_ref())?, "tool_choice")?;
     let kind = request.thinking.as_ref().map_or(ThinkingType::Disabled, |thinking| thinking.kind);
     let thinks = kind != ThinkingType::Disabled;
     dialogue.variables.insert("enable_thinking".to_owned(), Value::Bool(thinks));
     Ok(dialogue)
 }
 
-/// Whether the model may call functions.
-fn is_allowed(choice: Option<&MessagesToolChoice>) -> Result<bool, ApiError> {
-    match choice.map(|choice| choice.kind.as_str()) {
-        None | Some("auto") => Ok(true),
-        Some("none") => Ok(false),
-        Some(other) => {
-            let message = format!(
-                "`tool_choice.type`: this server cannot guarantee a call (`{other}`); it supports \
-                 `auto` and `none`"
-            );
-            Err(ApiError::invalid(Some("tool_choice.type"), message))
+/// What a request says about calling tools.
+fn tool_choice(choice: Option<&MessagesToolChoice>) -> Result<ToolChoice, ApiError> {
+    let Some(choice) = choice else { return Ok(ToolChoice::Auto) };
+    match (choice.kind.as_str(), &choice.name) {
+        ("auto", _) => Ok(ToolChoice::Auto),
+        ("none", _) => Ok(ToolChoice::None),
+        ("any", _) => Ok(ToolChoice::Required),
+        ("tool", Some(name)) => Ok(ToolChoice::Function(name.clone())),
+        ("tool", None) => Err(ApiError::missing("tool_choice.name")),
+        (other, _) => {
+            let expected = "auto, any, tool or none";
+            Err(ApiError::expected("tool_choice.type", expected, &json!(other)))
         }
     }
 }
 
-fn tools(tools: Vec<MessagesTool>) -> Result<Vec<Value>, ApiError> {
+fn tools(tools: Vec<MessagesTool>) -> Result<Vec<Tool>, ApiError> {
     let checked = tools.into_iter().enumerate().map(|(index, tool)| {
         let path = format!("tools[{index}].name");
-        function_tool(&path, &tool.name, tool.description.as_deref(), tool.input_schema)
+        let (path, description) = ((path.as_str(), "input_schema"), tool.description.as_deref());
+        function_tool(path, &tool.name, description, tool.input_schema, tool.strict)
     });
     checked.collect()
 }

@@ -1,13 +1,14 @@
 //! Applies the shared generation options of a request to the engine's requests.
 
 use serde_json::json;
-use stolon::{Engine, Request, SamplingParams};
+use stolon::{Engine, Grammar, Request, SamplingParams};
 
 use super::App;
 use super::access::Caller;
 use super::body::refuse_unknown;
 use super::deadline::Deadline;
 use super::error::ApiError;
+use super::structured;
 use crate::api::neutral::Scope;
 use crate::api::options::{GenerationOptions, MAX_STOP_STRINGS, StreamOptions};
 
@@ -32,6 +33,8 @@ pub(super) struct Call {
     pub(super) logprobs: Option<usize>,
     /// Whether to report token ids.
     pub(super) return_token_ids: bool,
+    /// What the answers have to follow, apart from their reasoning and calls of tools.
+    pub(super) grammar: Option<Grammar>,
     /// The parameters that are passed on to the engine as they are.
     options: GenerationOptions,
     sampling: SamplingParams,
@@ -65,6 +68,7 @@ impl Call {
             let expected = format!("a string or a list of at most {MAX_STOP_STRINGS} strings");
             return Err(ApiError::expected("stop", &expected, &json!(stop)));
         }
+        let grammar = structured::grammar(&mut options)?;
         let sampling = sampling(&mut options, app.engine.recommended_sampling());
         Ok(Self {
             model,
@@ -78,6 +82,7 @@ impl Call {
             salt: caller.tenant.salt(options.cache_salt.as_deref()),
             caller: caller.clone(),
             deadline: caller.deadline.within(app.request_timeout),
+            grammar,
             options,
             sampling,
         })
@@ -131,6 +136,9 @@ impl Call {
             .priority(options.priority.unwrap_or(0));
         if let Some(top) = self.logprobs {
             request = request.logprobs(top);
+        }
+        if let Some(grammar) = &self.grammar {
+            request = request.grammar(grammar.clone());
         }
         if let Some(salt) = &self.salt {
             request = request.cache_salt(salt.clone());

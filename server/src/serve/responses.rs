@@ -12,11 +12,11 @@ use stolon::{ChatMessage, MessageContent};
 
 use super::App;
 use super::access::Caller;
-use super::dialogue::{Dialogue, ToolChoice, function_tool, tool_choice};
+use super::dialogue::{Dialogue, Tool, function_tool, tool_choice};
 use super::error::ApiError;
 use super::options::Call;
 use super::receive::Received;
-use super::single;
+use super::{single, structured};
 use crate::api::chat::MAX_MESSAGES;
 use crate::api::options::GenerationOptions;
 use crate::api::responses::{
@@ -46,7 +46,11 @@ pub(super) async fn create(
         call.max_tokens = max_tokens;
     }
     settings["model"] = json!(call.model);
-    let (request, format) = dialogue.prepare(&app).await?;
+    let content = match request.text.and_then(|text| text.format) {
+        Some(format) => structured::of_format("text.format", format)?,
+        None => None,
+    };
+    let (request, format) = dialogue.prepare(&app, content).await?;
     let reply = ResponseReply::new(settings, format.tool_calls);
     single::respond(&app, call, request, format, reply).await
 }
@@ -67,8 +71,21 @@ fn settings(request: &ResponsesRequest) -> Value {
         "parallel_tool_calls": request.parallel_tool_calls.unwrap_or(true),
         "metadata": request.metadata.clone().unwrap_or_default(),
         "previous_response_id": null, "store": false, "background": false, "truncation": "disabled",
-        "text": {"format": {"type": "text"}}, "reasoning": {"effort": null, "summary": null},
+        "text": {"format": text_format(request)}, "reasoning": {"effort": null, "summary": null},
     })
+}
+
+/// The form of the text, as the reply repeats it.
+fn text_format(request: &ResponsesRequest) -> Value {
+    let format = request.text.as_ref().and_then(|text| text.format.as_ref());
+    match format {
+        Some(format) if format.kind == "json_schema" => json!({
+            "type": format.kind, "name": format.name, "description": format.description,
+            "schema": format.schema, "strict": format.strict.unwrap_or(true),
+        }),
+        Some(format) => json!({"type": format.kind}),
+        None => json!({"type": "text"}),
+    }
 }
 
 /// The conversation and its tools.
@@ -89,17 +106,16 @@ fn dialogue(request: &mut ResponsesRequest) -> Result<Dialogue, ApiError> {
     }
     let mut dialogue = Dialogue::new(messages);
     let tools = tools(request.tools.take().unwrap_or_default())?;
-    if tool_choice(request.tool_choice.as_ref())? == ToolChoice::Auto {
-        dialogue.tools = tools;
-    }
     dialogue.single_call = request.parallel_tool_calls == Some(false);
+    dialogue.set_tools(tools, tool_choice(request.tool_choice.as_ref())?, "tool_choice")?;
     Ok(dialogue)
 }
 
-fn tools(tools: Vec<ResponsesTool>) -> Result<Vec<Value>, ApiError> {
+fn tools(tools: Vec<ResponsesTool>) -> Result<Vec<Tool>, ApiError> {
     let checked = tools.into_iter().enumerate().map(|(index, tool)| {
         let path = format!("tools[{index}].name");
-        function_tool(&path, &tool.name, tool.description.as_deref(), tool.parameters)
+        let (path, description) = ((path.as_str(), "parameters"), tool.description.as_deref());
+        function_tool(path, &tool.name, description, tool.parameters, tool.strict)
     });
     checked.collect()
 }

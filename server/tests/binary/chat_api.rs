@@ -84,7 +84,7 @@ async fn unsupported_chat_parameters_are_refused() {
         (json!({"messages": [{"role": "robot", "content": "x"}]}), "messages[0].role"),
         (json!({"tools": [{"type": "function"}]}), "tools[0].function"),
         (json!({"tool_choice": "required"}), "tool_choice"),
-        (json!({"response_format": {"type": "json_object"}}), "response_format"),
+        (json!({"response_format": {"type": "xml"}}), "response_format.type"),
         (json!({"top_logprobs": 2}), "top_logprobs"),
         (json!({"max_tokens": 3, "max_completion_tokens": 4}), "max_tokens"),
         (json!({"prompt": "x"}), "prompt"),

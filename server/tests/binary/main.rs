@@ -28,6 +28,7 @@ mod page;
 mod page_api;
 mod readme;
 mod responses_api;
+mod structured_api;
 mod support;
 mod tokenize_api;
 mod tools_api;

@@ -124,7 +124,8 @@ async fn unsupported_parameters_are_refused() {
         (json!({"background": true}), "background"),
         (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
         (json!({"tool_choice": "required"}), "tool_choice"),
-        (json!({"text": {"format": {"type": "json_object"}}}), "text"),
+        (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
+        (json!({"text": {"format": {"type": "json_schema"}}}), "text.format.schema"),
         (json!({"reasoning": {"effort": "high"}}), "reasoning"),
     ] {
         let mut body = ask("script:plain");

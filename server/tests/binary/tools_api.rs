@@ -241,9 +241,10 @@ async fn wrong_tools_are_refused() {
         (json!({"tools": [{"type": "retrieval"}]}), "tools[0].type"),
         (json!({"tools": [tool("a b")]}), "tools[0].function.name"),
         (json!({"tools": vec![tool("f"); 1025]}), "tools"),
-        (json!({"tool_choice": "required"}), "tool_choice"),
+        (json!({"tool_choice": "required", "tools": []}), "tool_choice"),
+        (json!({"tool_choice": "sometimes"}), "tool_choice"),
         (
-            json!({"tool_choice": {"type": "function", "function": {"name": "get_time"}}}),
+            json!({"tool_choice": {"type": "function", "function": {"name": "get_rain"}}}),
             "tool_choice",
         ),
         (json!({"continue_final_message": true}), "messages"),
