@@ -60,6 +60,7 @@ mod responses;
 mod scan;
 mod single;
 mod structured;
+mod tls;
 mod tokenize;
 
 /// Bytes of a request per token of the context, from which the default limit of bodies follows. A

@@ -4,7 +4,7 @@
 //! requests are answered with status 503 until it is.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,11 +15,13 @@ use clap::builder::RangedU64ValueParser;
 use stolon::{Engine, ReasoningFormat, ToolCallFormat};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
 
 use super::connection::{ConnectionLimits, listen};
 use super::gate::Gate;
 use super::{
     Access, ApiKey, FormatChoice, KeyLimits, RouterOptions, Secret, Tenants, cors, keys, router,
+    tls,
 };
 use crate::api::options::MAX_CHOICES;
 use crate::args::EngineArgs;
@@ -82,11 +84,34 @@ pub struct ServeArgs {
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     shutdown_timeout: u64,
     #[command(flatten)]
+    tls: TlsArgs,
+    #[command(flatten)]
     access: AccessArgs,
     #[command(flatten)]
     limits: LimitArgs,
     #[command(flatten)]
     engine: EngineArgs,
+}
+
+/// The certificate of a server that is reached by HTTPS.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "TLS")]
+struct TlsArgs {
+    /// PEM file with the private key of the certificate, without a password. Serves HTTPS
+    #[arg(long, value_name = "FILE", requires = "ssl_certfile")]
+    ssl_keyfile: Option<PathBuf>,
+    /// PEM file with the server's certificate, followed by those that link it to a known authority
+    ///
+    /// Both files are read when the server starts: restart it to use renewed ones.
+    #[arg(long, value_name = "FILE", requires = "ssl_keyfile")]
+    ssl_certfile: Option<PathBuf>,
+}
+
+impl TlsArgs {
+    fn read(&self) -> anyhow::Result<Option<TlsAcceptor>> {
+        let files = self.ssl_certfile.as_ref().zip(self.ssl_keyfile.as_ref());
+        files.map(|(certificates, key)| tls::acceptor(certificates, key)).transpose()
+    }
 }
 
 /// Who may use the server, and which of them share a cache.
@@ -104,7 +129,7 @@ struct AccessArgs {
     ///
     /// The limits of a key may follow: `ada KEY max-running-tokens=8192 max-queued-tokens=65536`.
     #[arg(long, value_name = "FILE")]
-    api_key_file: Option<std::path::PathBuf>,
+    api_key_file: Option<PathBuf>,
     /// Maximum number of tokens of the requests with one API key that run at the same time; further
     /// ones wait
     ///
@@ -210,6 +235,8 @@ impl ServeArgs {
         engine: impl Future<Output = anyhow::Result<Engine>>,
     ) -> anyhow::Result<()> {
         let options = self.router_options()?;
+        let tls = self.tls.read()?;
+        let scheme = if tls.is_some() { "https" } else { "http" };
         let mut interrupts = Interrupts::new().context("cannot receive signals")?;
         let listener = TcpListener::bind((self.host.as_str(), self.port))
             .await
@@ -219,14 +246,14 @@ impl ServeArgs {
         let gate = Arc::new(Gate::loading());
         let (stopping, stop) = watch::channel(false);
         let limits = self.limits.of_connections();
-        let serving = tokio::spawn(listen(listener, Arc::clone(&gate), limits, stop));
-        terminal::note(format!("loading {} for http://{address}", self.engine.model));
+        let serving = tokio::spawn(listen(listener, Arc::clone(&gate), limits, tls, stop));
+        terminal::note(format!("loading {} for {scheme}://{address}", self.engine.model));
         let engine = tokio::select! {
             engine = engine => engine?,
             () = interrupts.next() => return Ok(()),
         };
         gate.open(router(engine.clone(), options));
-        announce(&engine, address);
+        announce(&engine, scheme, address);
         interrupts.next().await;
         gate.close();
         stopping.send_replace(true);
@@ -333,7 +360,7 @@ fn warn_if_open(address: SocketAddr, access: &Access) {
 }
 
 /// Describes the server on standard output. A server whose output is not read serves all the same.
-fn announce(engine: &Engine, address: SocketAddr) {
+fn announce(engine: &Engine, scheme: &str, address: SocketAddr) {
     let info = engine.model_info();
     terminal::note(format!("model    {} ({} tokens of context)", info.id, info.max_positions));
     terminal::note(format!(
@@ -344,7 +371,7 @@ fn announce(engine: &Engine, address: SocketAddr) {
         format_bytes(info.kv_bytes as u64),
         if info.prefix_caching { "on" } else { "off" },
     ));
-    terminal::note(format!("listening on http://{address}"));
+    terminal::note(format!("listening on {scheme}://{address}"));
 }
 
 /// SIGINT (Ctrl-C) and SIGTERM. One value lives as long as the server, because a signal that comes

@@ -1,5 +1,5 @@
-//! Accepts TCP connections and serves HTTP/1.1 on them, within limits on their number and their
-//! times.
+//! Accepts TCP connections and serves HTTP/1.1 on them, with or without TLS, within limits on their
+//! number and their times.
 //!
 //! A connection is either *receiving* (it waits for a request, or for the rest of one) or *busy*
 //! (a complete request is being answered). Connections that have been receiving for a while are
@@ -22,9 +22,11 @@ use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio_io_timeout::TimeoutStream;
+use tokio_rustls::TlsAcceptor;
 
 use super::gate::Gate;
 
@@ -41,7 +43,7 @@ pub(super) struct ConnectionLimits {
     /// Maximum number of open connections, at least 1.
     pub(super) count: usize,
     /// Maximum time until a request's headers have arrived, from the opening of the connection or
-    /// the end of the previous reply.
+    /// the end of the previous reply; and, before that, of a TLS handshake.
     pub(super) header_timeout: Duration,
     /// Maximum time in which a client accepts no byte of a reply.
     pub(super) write_timeout: Duration,
@@ -96,6 +98,7 @@ pub(super) async fn listen(
     listener: TcpListener,
     gate: Arc<Gate>,
     limits: ConnectionLimits,
+    tls: Option<TlsAcceptor>,
     mut stop: watch::Receiver<bool>,
 ) {
     let (signal, _) = watch::channel(Signal::default());
@@ -119,8 +122,9 @@ pub(super) async fn listen(
         };
         let (stream, peer, permit) = accepted;
         let (gate, signal, open) = (Arc::clone(&gate), signal.subscribe(), open.clone());
+        let tls = tls.clone();
         tokio::spawn(async move {
-            serve(stream, peer, gate, limits, signal).await;
+            serve(stream, peer, gate, limits, tls, signal).await;
             drop((permit, open));
         });
     }
@@ -161,13 +165,47 @@ async fn serve(
     peer: SocketAddr,
     gate: Arc<Gate>,
     limits: ConnectionLimits,
+    tls: Option<TlsAcceptor>,
     mut signal: watch::Receiver<Signal>,
 ) {
     // Without it, the small pieces of a streamed reply are delayed. It is not worth an error.
     let _ = stream.set_nodelay(true);
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(limits.write_timeout));
-    let activity = Activity::new();
+    let (stream, activity) = (Box::pin(stream), Activity::new());
+    let Some(tls) = tls else {
+        return exchange(stream, peer, gate, limits, activity, signal).await;
+    };
+    let handshake = tokio::time::timeout(limits.header_timeout, tls.accept(stream));
+    let accepted = tokio::select! {
+        accepted = handshake => accepted,
+        () = must_close(&mut signal, &activity) => return,
+    };
+    match accepted {
+        Ok(Ok(stream)) => exchange(Box::new(stream), peer, gate, limits, activity, signal).await,
+        Ok(Err(error)) => tracing::debug!("no TLS connection with {peer}: {error}"),
+        Err(_) => tracing::debug!("the TLS handshake of {peer} took too long"),
+    }
+}
+
+/// Waits until a connection whose handshake has not ended has to make room.
+async fn must_close(signal: &mut watch::Receiver<Signal>, activity: &Activity) {
+    while signal.changed().await.is_ok() {
+        if activity.receiving().is_some_and(|time| time >= GRACE) {
+            return;
+        }
+    }
+}
+
+/// Answers the requests of a connection.
+async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    peer: SocketAddr,
+    gate: Arc<Gate>,
+    limits: ConnectionLimits,
+    activity: Arc<Activity>,
+    mut signal: watch::Receiver<Signal>,
+) {
     let service = service_fn(|request: Request<Incoming>| {
         answer(request, peer, Arc::clone(&gate), Arc::clone(&activity))
     });
@@ -175,7 +213,7 @@ async fn serve(
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_timeout)
         .max_buf_size(MAX_HEADER_BYTES)
-        .serve_connection(TokioIo::new(Box::pin(stream)), service);
+        .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
     loop {
         tokio::select! {

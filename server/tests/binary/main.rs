@@ -30,5 +30,6 @@ mod readme;
 mod responses_api;
 mod structured_api;
 mod support;
+mod tls;
 mod tokenize_api;
 mod tools_api;

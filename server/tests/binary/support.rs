@@ -141,7 +141,7 @@ impl Server {
 
     /// Address and port of the server.
     pub(crate) fn address(&self) -> &str {
-        self.base.trim_start_matches("http://")
+        self.base.trim_start_matches("https://").trim_start_matches("http://")
     }
 
     pub(crate) fn tiny() -> Self {

@@ -1,0 +1,64 @@
+//! TLS: reads a certificate and its key.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow, ensure};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+/// Largest accepted file, in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// What accepts TLS 1.2 and 1.3 connections with the certificates and the key of these PEM files.
+/// The server's own certificate comes first, then those that link it to a known authority.
+pub(super) fn acceptor(certificates: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
+    let chain = read(certificates).and_then(|text| parse_certificates(&text));
+    let chain = chain.with_context(|| format!("--ssl-certfile {}", certificates.display()))?;
+    let private = read(key).and_then(|text| parse_key(&text));
+    let private = private.with_context(|| format!("--ssl-keyfile {}", key.display()))?;
+    let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()
+        .context("TLS")?
+        .with_no_client_auth()
+        .with_single_cert(chain, private)
+        .with_context(|| {
+            let (certificates, key) = (certificates.display(), key.display());
+            format!("the certificate in {certificates} and the key in {key} cannot be used")
+        })?;
+    let mut config = config;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    let file = File::open(path).context("cannot open the file")?;
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut text).context("cannot read the file")?;
+    ensure!(text.len() as u64 <= MAX_FILE_BYTES, "expected at most {MAX_FILE_BYTES} bytes");
+    Ok(text)
+}
+
+fn parse_certificates(text: &[u8]) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let expected = "expected certificates in PEM form (BEGIN CERTIFICATE)";
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
+    let chain = chain.map_err(|error| anyhow!("{expected}: {error}"))?;
+    ensure!(!chain.is_empty(), "{expected}, got none");
+    Ok(chain)
+}
+
+/// Errors do not show the key.
+fn parse_key(text: &[u8]) -> anyhow::Result<PrivateKeyDer<'static>> {
+    PrivateKeyDer::from_pem_slice(text).map_err(|_| {
+        let encrypted = text.windows(9).any(|window| window == b"ENCRYPTED");
+        let got = if encrypted { "an encrypted one" } else { "none" };
+        anyhow!(
+            "expected a private key in PEM form without a password (BEGIN PRIVATE KEY), got {got}"
+        )
+    })
+}
