@@ -193,41 +193,43 @@ impl CacheArgs {
     }
 
     fn run_blocking(&self) -> anyhow::Result<()> {
+        let client = Client::new(&self.url, self.admin_key.as_deref());
         match &self.command {
             CacheCommand::Stats { watch } => loop {
-                self.show(&self.get("stats")?, stats)?;
+                self.show(&client.get("stats")?, stats)?;
                 let Some(seconds) = watch else { return Ok(()) };
                 std::thread::sleep(Duration::from_secs(*seconds));
             },
             CacheCommand::Tree { dot: true, tokens } => {
-                let text = self.send(&format!("tree?format=dot&tokens={tokens}"), None)?;
+                let text = client.send(&format!("tree?format=dot&tokens={tokens}"), None)?;
                 Ok(terminal::line(text.trim_end())?)
             }
             CacheCommand::Tree { dot: false, tokens } => {
-                self.show(&self.get(&format!("tree?tokens={tokens}"))?, tree)
+                self.show(&client.get(&format!("tree?tokens={tokens}"))?, tree)
             }
             CacheCommand::Query(prompts) => {
-                self.show(&self.post("query", &prompts.body()?)?, results)
+                self.show(&client.post("query", &prompts.body()?)?, results)
             }
             CacheCommand::Warm(prompts) => {
-                self.show(&self.post("warm", &prompts.body()?)?, results)
+                self.show(&client.post("warm", &prompts.body()?)?, results)
             }
-            CacheCommand::Pin(pin) => self.show(&self.post("pin", &pin.body()?)?, |reply| {
+            CacheCommand::Pin(pin) => self.show(&client.post("pin", &pin.body()?)?, |reply| {
                 vec![format!("pin {}: {} tokens", reply["id"], reply["tokens"])]
             }),
             CacheCommand::Unpin { id } => {
                 let body = Map::from_iter([("id".to_owned(), json!(id))]);
-                self.show(&self.post("unpin", &body)?, |_| vec![format!("pin {id} has ended")])
+                self.show(&client.post("unpin", &body)?, |_| vec![format!("pin {id} has ended")])
             }
             CacheCommand::ListPinned { tokens } => {
-                self.show(&self.get(&format!("pins?tokens={tokens}"))?, pins)
+                self.show(&client.get(&format!("pins?tokens={tokens}"))?, pins)
             }
             CacheCommand::Evict(prompts) => self
-                .show(&self.post("evict", &prompts.body()?)?, |reply| {
+                .show(&client.post("evict", &prompts.body()?)?, |reply| {
                     vec![format!("{} blocks freed", reply["blocks"])]
                 }),
-            CacheCommand::Flush => self
-                .show(&self.post("flush", &Map::new())?, |_| vec!["the cache is empty".to_owned()]),
+            CacheCommand::Flush => self.show(&client.post("flush", &Map::new())?, |_| {
+                vec!["the cache is empty".to_owned()]
+            }),
         }
     }
 
@@ -238,6 +240,23 @@ impl CacheArgs {
         }
         Ok(lines(reply).into_iter().try_for_each(terminal::line)?)
     }
+}
+
+/// A connection to the server's routes below `/v1/cache`.
+struct Client<'a> {
+    url: &'a str,
+    admin_key: Option<&'a str>,
+    agent: ureq::Agent,
+}
+
+impl<'a> Client<'a> {
+    fn new(url: &'a str, admin_key: Option<&'a str>) -> Self {
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(Duration::from_secs(10)))
+            .build();
+        Self { url, admin_key, agent: ureq::Agent::new_with_config(config) }
+    }
 
     fn get(&self, path: &str) -> anyhow::Result<Value> {
         parse(&self.send(path, None)?)
@@ -247,31 +266,23 @@ impl CacheArgs {
         parse(&self.send(name, Some(json!(body).to_string()))?)
     }
 
+    fn with_key<B>(&self, request: ureq::RequestBuilder<B>) -> ureq::RequestBuilder<B> {
+        match self.admin_key {
+            Some(key) => request.header("authorization", format!("Bearer {key}")),
+            None => request,
+        }
+    }
+
     /// Sends a request to a path below `/v1/cache`, which may have a query, and returns the text of
     /// a successful reply.
     fn send(&self, path: &str, body: Option<String>) -> anyhow::Result<String> {
         let url = format!("{}/v1/cache/{path}", self.url.trim_end_matches('/'));
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_connect(Some(Duration::from_secs(10)))
-            .build();
-        let agent = ureq::Agent::new_with_config(config);
-        let key = self.admin_key.as_ref().map(|key| format!("Bearer {key}"));
         let sent = match body {
             Some(body) => {
-                let mut request = agent.post(&url).header("content-type", "application/json");
-                if let Some(key) = key {
-                    request = request.header("authorization", key);
-                }
-                request.send(body)
+                let request = self.agent.post(&url).header("content-type", "application/json");
+                self.with_key(request).send(body)
             }
-            None => {
-                let mut request = agent.get(&url);
-                if let Some(key) = key {
-                    request = request.header("authorization", key);
-                }
-                request.call()
-            }
+            None => self.with_key(self.agent.get(&url)).call(),
         };
         let mut reply = sent.with_context(|| {
             format!("cannot reach {url}: is `stolon serve` running there? --url sets the address")

@@ -10,14 +10,14 @@ use anyhow::Context;
 use clap::Args;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
-use stolon::{ChatMessage, Engine, Event, Request};
+use stolon::{ChatMessage, ChatOptions, Engine, Event, Request};
 
 use crate::args::{EngineArgs, SamplingArgs};
 use crate::generate::figures;
 use crate::terminal;
 
-const HELP: &str = "/reset starts a new conversation, /stats shows the prefix cache, /quit (or end \
-                    of input) exits; Ctrl-C stops an answer";
+const HELP: &str = "/reset starts a new conversation, /cache shows what of it is cached, /stats \
+                    shows the prefix cache, /quit (or end of input) exits; Ctrl-C stops an answer";
 
 /// Arguments of `stolon chat`.
 #[derive(Debug, Args)]
@@ -87,6 +87,11 @@ impl ChatArgs {
                 "/quit" | "/exit" => break,
                 "/help" => terminal::line(terminal::dim(HELP))?,
                 "/reset" => conversation.messages.truncate(conversation.initial_count),
+                "/cache" => {
+                    for line in conversation.cached().await? {
+                        terminal::line(terminal::dim(line))?;
+                    }
+                }
                 "/stats" => terminal::line(terminal::dim(conversation.stats()))?,
                 command if command.starts_with('/') => {
                     terminal::line(terminal::dim(format!("no command `{command}`; {HELP}")))?;
@@ -146,6 +151,37 @@ impl Conversation {
                 None => return Ok(Some(answer)),
             }
         }
+    }
+
+    /// How much of each message is cached.
+    async fn cached(&self) -> anyhow::Result<Vec<String>> {
+        if self.messages.is_empty() {
+            return Ok(vec!["[the conversation is empty]".to_owned()]);
+        }
+        let options = ChatOptions { add_generation_prompt: false, ..ChatOptions::default() };
+        let whole = Request::chat(self.messages.clone()).chat_options(options.clone());
+        let whole = self.engine.tokenized(whole).await?;
+        let cached = self.engine.query_match_lens(std::slice::from_ref(&whole))?;
+        let cached = cached.first().copied().unwrap_or(0);
+        let mut lines = Vec::new();
+        let mut start = 0;
+        for (index, message) in self.messages.iter().enumerate() {
+            let part =
+                Request::chat(self.messages[..=index].to_vec()).chat_options(options.clone());
+            // Some templates refuse conversations that end with certain messages.
+            let Ok(tokens) = self.engine.prompt_tokens(&part).await else { continue };
+            let end = tokens.len().max(start);
+            let of_message = cached.clamp(start, end) - start;
+            lines.push(format!(
+                "[{:9} {of_message} of {} tokens cached]",
+                message.role,
+                end - start
+            ));
+            start = end;
+        }
+        let tokens = self.engine.prompt_tokens(&whole).await?.len();
+        lines.push(format!("[{cached} of {tokens} tokens of the conversation are cached]"));
+        Ok(lines)
     }
 
     fn stats(&self) -> String {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::bench::BenchCommand;
@@ -21,9 +21,20 @@ use crate::serve::ServeArgs;
 /// An LLM inference engine with a shared prefix cache
 ///
 /// The log goes to standard error. With --log-level info, it has more than warnings.
+///
+/// Exit status: 0 for success, 1 for a failure, which standard error explains, 2 for a wrong command
+/// line, environment or configuration file, and 3 from `model inspect` for a model that this engine
+/// would refuse.
 #[derive(Debug, Parser)]
 #[command(name = "stolon", version, about)]
 pub struct Cli {
+    /// TOML file with settings: flags of `stolon serve` without the dashes in front
+    ///
+    /// Each can also be an environment variable, such as STOLON_MAX_MODEL_LEN for --max-model-len.
+    /// Flags take precedence over the environment, and the environment over the file. Other
+    /// commands take the settings of the engine from there.
+    #[arg(long, global = true, value_name = "FILE", env = "STOLON_CONFIG")]
+    config: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
     #[command(flatten)]
@@ -53,6 +64,10 @@ enum Command {
     Bench(BenchCommand),
     /// Look at and change the prefix cache of a running server
     Cache(CacheArgs),
+    /// Print the settings of `stolon serve`, merged from flags, the environment and a file
+    ///
+    /// The output is a file for --config. Keys are not shown.
+    Config(ConfigArgs),
     /// Print a script that completes commands and flags in a shell
     ///
     /// For bash, for example: stolon completions bash > ~/.local/share/bash-completion/completions/stolon
@@ -67,11 +82,33 @@ enum Command {
     },
 }
 
+/// Arguments of `stolon config`.
+#[derive(Debug, Args)]
+struct ConfigArgs {
+    #[command(flatten)]
+    _serve: ServeArgs,
+    /// The text to print.
+    #[arg(skip)]
+    merged: String,
+}
+
 impl Cli {
     /// The options of the log.
     #[must_use]
     pub fn log(&self) -> &LogArgs {
         &self.log
+    }
+
+    /// The file with settings.
+    pub(crate) fn config_file(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+
+    /// Sets the text that `stolon config` prints.
+    pub(crate) fn set_merged_settings(&mut self, text: String) {
+        if let Command::Config(args) = &mut self.command {
+            args.merged = text;
+        }
     }
 
     /// Runs the chosen command. Returns the exit status of a command that has not failed.
@@ -88,6 +125,9 @@ impl Cli {
             Command::Bench(command) => command.run().await,
             Command::Model(command) => return command.run(),
             Command::Cache(args) => args.run().await,
+            Command::Config(args) => {
+                std::io::stdout().lock().write_all(args.merged.as_bytes()).map_err(Into::into)
+            }
             Command::Completions { shell } => completions(shell),
             Command::Man { folder } => manual_pages(&folder),
         }?;

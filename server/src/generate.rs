@@ -127,14 +127,22 @@ impl GenerateArgs {
 /// One line with the token counts and times of an answer.
 pub(crate) fn figures(finish: &Finish) -> String {
     format!(
-        "[{} prompt tokens, {} cached; first token after {:.1} ms; {} generated in {:.2} s: {}]",
+        "[{} prompt tokens, {} cached; first token after {:.1} ms; {} generated in {:.2} s{}: {}]",
         finish.usage.prompt_tokens,
         finish.usage.cached_tokens,
         finish.timings.ttft.as_secs_f64() * 1e3,
         finish.usage.completion_tokens,
         finish.timings.total.as_secs_f64(),
+        decode_rate(finish).map(|rate| format!(", {rate:.1} tokens/s")).unwrap_or_default(),
         finish.reason.as_str(),
     )
+}
+
+/// Tokens a second after the first one; `None` for an answer without further tokens.
+fn decode_rate(finish: &Finish) -> Option<f64> {
+    let tokens = finish.usage.completion_tokens.checked_sub(1).filter(|&tokens| tokens > 0)?;
+    let seconds = finish.timings.total.saturating_sub(finish.timings.ttft).as_secs_f64();
+    (seconds > 0.0).then(|| tokens as f64 / seconds)
 }
 
 fn to_json(completion: &Completion) -> Value {

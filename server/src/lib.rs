@@ -12,6 +12,7 @@ pub mod bench;
 pub mod cache;
 pub mod chat;
 pub mod cli;
+pub mod config;
 #[cfg(feature = "demo-model")]
 pub mod demo;
 mod download;

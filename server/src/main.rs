@@ -4,17 +4,26 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use stolon_server::cli::Cli;
-
 /// Returns the memory of large requests to the operating system. glibc's allocator keeps most of
 /// it.
 #[cfg(feature = "mimalloc")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// Exit status for a wrong command line, environment or configuration file.
+const WRONG_USAGE: u8 = 2;
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match stolon_server::config::parse(&std::env::args_os().collect::<Vec<_>>()) {
+        Ok(cli) => cli,
+        Err(error) => match error.downcast::<clap::Error>() {
+            Ok(error) => error.exit(),
+            Err(error) => {
+                report(&error);
+                return ExitCode::from(WRONG_USAGE);
+            }
+        },
+    };
     cli.log().init();
     let result = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2) // The engine computes on threads of its own; these only forward events.
@@ -31,10 +40,14 @@ fn main() -> ExitCode {
         Ok(status) => status,
         Err(error) if stolon_server::cli::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            use std::io::Write;
-            // If standard error is closed as well, the message cannot be shown anywhere.
-            let _ = writeln!(std::io::stderr(), "error: {}", stolon_server::cli::one_line(&error));
+            report(&error);
             ExitCode::FAILURE
         }
     }
+}
+
+fn report(error: &anyhow::Error) {
+    use std::io::Write;
+    // If standard error is closed as well, the message cannot be shown anywhere.
+    let _ = writeln!(std::io::stderr(), "error: {}", stolon_server::cli::one_line(error));
 }

@@ -161,8 +161,7 @@ fn a_closed_output_pipe_is_not_an_error() {
 /// until the conversation is reset.
 #[test]
 fn chat_turns_find_earlier_turns_cached() {
-    let input =
-        "Hello there, how are you today?\n/stats\nAnd what now?\n/reset\nAnew!\n/nonsense\n/quit\n";
+    let input = "/cache\nHello there, how are you today?\n/stats\n/cache\nAnd what now?\n/reset\nAnew!\n/nonsense\n/quit\n";
     let output = succeed_with(&["chat", "--block-size", "4", "--max-tokens", "8"], input);
     let figures: Vec<&str> =
         output.lines().filter(|line| line.contains(" prompt tokens, ")).collect();
@@ -174,6 +173,20 @@ fn chat_turns_find_earlier_turns_cached() {
     assert_eq!(cached(figures[0]), 0, "{output}");
     assert!(cached(figures[1]) > 8, "{output}");
     assert!(cached(figures[2]) <= 4, "{output}");
+    assert!(figures[0].contains(" tokens/s: "), "{output}");
+    assert!(output.contains("[the conversation is empty]"), "{output}");
+    let of = |role: &str| {
+        let line = output.lines().find(|line| line.starts_with(&format!("[{role}")));
+        let line = line.unwrap_or_else(|| panic!("{role}: {output}"));
+        let counts = line.split(' ').filter_map(|word| word.parse().ok());
+        let counts: Vec<usize> = counts.collect();
+        (counts[0], counts[1])
+    };
+    let (question, all) = of("user");
+    assert_eq!(question, all, "the whole question is cached: {output}");
+    let (answer, all) = of("assistant");
+    assert!(0 < answer && answer < all, "whole blocks of the answer are cached: {output}");
+    assert!(output.contains("tokens of the conversation are cached]"), "{output}");
     assert!(output.contains("[1 turns;") && output.contains("no command `/nonsense`"), "{output}");
 }
 

@@ -10,6 +10,7 @@ mod cache_api;
 mod chat_api;
 mod commands;
 mod completions_api;
+mod config;
 mod connections;
 mod cors;
 mod deadlines;

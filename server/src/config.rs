@@ -1,0 +1,250 @@
+//! Settings from a file and from the environment, and `stolon config`, which shows the result.
+//!
+//! Every flag of `stolon serve` can also be given as a key of a TOML file (`--config FILE`) and as
+//! an environment variable: `--max-model-len 4096`, `max-model-len = 4096` and
+//! `STOLON_MAX_MODEL_LEN=4096`. Flags take precedence over the environment, and the environment over
+//! the file. Other commands take the settings of the engine from there, such as the model.
+//!
+//! The settings of the file become flags in front of those that the user gave, so that they are
+//! checked in the same way.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::{Context, anyhow, bail, ensure};
+use clap::builder::BoolishValueParser;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
+use toml::{Table, Value};
+
+use crate::cli::Cli;
+
+/// Largest accepted file, in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// What the names of environment variables begin with.
+const PREFIX: &str = "STOLON_";
+/// The command whose flags are the settings.
+const SERVE: &str = "serve";
+/// Heading of the flags that other commands have, too.
+const ENGINE: &str = "Engine";
+
+/// Parses a command line, whose first argument is the name of the program, together with the
+/// environment and the file that it names.
+///
+/// # Errors
+/// A [`clap::Error`], which may also be a request for help, and what is wrong with the file.
+pub fn parse(args: &[OsString]) -> anyhow::Result<Cli> {
+    let command = with_environment(Cli::command(), &[]);
+    let matches = command.clone().try_get_matches_from(args)?;
+    let cli = Cli::from_arg_matches(&matches)?;
+    let (path, leaf) = chosen(&matches);
+    let Some(file) = cli.config_file() else {
+        return finish(cli, &command, &path, leaf, &[]);
+    };
+    let in_file = || format!("the settings in {}", file.display());
+    let settings = read(file).with_context(in_file)?;
+    check_names(&settings, &command).with_context(in_file)?;
+    let (flags, ids) = missing(&settings, &command, &path, leaf).with_context(in_file)?;
+    let matches = command.clone().try_get_matches_from(insert(args, &path, flags));
+    let matches = matches.map_err(|error| anyhow!("{}: {}", in_file(), error.render()))?;
+    let cli = Cli::from_arg_matches(&matches)?;
+    let (path, leaf) = chosen(&matches);
+    finish(cli, &command, &path, leaf, &ids)
+}
+
+/// Gives `stolon config` the text that it prints.
+fn finish(
+    mut cli: Cli,
+    command: &Command,
+    path: &[&str],
+    leaf: &ArgMatches,
+    from_file: &[String],
+) -> anyhow::Result<Cli> {
+    if path == ["config"] {
+        let command = find(command, path).context("the command `config` exists")?;
+        cli.set_merged_settings(render(command, leaf, from_file));
+    }
+    Ok(cli)
+}
+
+/// Lets the settings of a command and of those below it come from the environment. `path` has the
+/// names of the command and of those above it, without the program.
+fn with_environment(command: Command, path: &[&str]) -> Command {
+    let command = command.mut_args(|arg| {
+        let Some(name) = arg.get_long().filter(|_| is_setting(path, &arg)) else { return arg };
+        if arg.get_env().is_some() {
+            return arg;
+        }
+        let variable = format!("{PREFIX}{}", name.to_uppercase().replace('-', "_"));
+        let arg = arg.env(variable).hide_env(true);
+        match arg.get_action() {
+            ArgAction::SetTrue => arg.value_parser(BoolishValueParser::new()),
+            _ => arg,
+        }
+    });
+    command.mut_subcommands(|command| {
+        let name = command.get_name().to_owned();
+        let path: Vec<&str> = path.iter().copied().chain([name.as_str()]).collect();
+        with_environment(command, &path)
+    })
+}
+
+/// Whether a flag of the command at `path` is a setting.
+fn is_setting(path: &[&str], arg: &Arg) -> bool {
+    let takes_all = path == [SERVE] || path == ["config"];
+    let sets = matches!(
+        arg.get_action(),
+        ArgAction::Set | ArgAction::Append | ArgAction::SetTrue | ArgAction::SetFalse
+    );
+    let is_own = takes_all || arg.get_help_heading() == Some(ENGINE);
+    sets && is_own && arg.get_long().is_some_and(|name| name != "config")
+}
+
+/// The names of the command that was chosen, and what was given to it.
+fn chosen(matches: &ArgMatches) -> (Vec<&str>, &ArgMatches) {
+    let (mut path, mut leaf) = (Vec::new(), matches);
+    while let Some((name, inner)) = leaf.subcommand() {
+        path.push(name);
+        leaf = inner;
+    }
+    (path, leaf)
+}
+
+fn find<'a>(command: &'a Command, path: &[&str]) -> Option<&'a Command> {
+    path.iter().try_fold(command, |command, name| command.find_subcommand(name))
+}
+
+fn read(path: &Path) -> anyhow::Result<Table> {
+    let mut text = String::new();
+    let file = File::open(path).context("cannot open the file")?;
+    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).context("cannot read the file")?;
+    ensure!(text.len() as u64 <= MAX_FILE_BYTES, "expected at most {MAX_FILE_BYTES} bytes");
+    text.parse().map_err(|error: toml::de::Error| anyhow!("expected TOML: {}", error.message()))
+}
+
+/// Refuses keys that are not settings.
+fn check_names(settings: &Table, command: &Command) -> anyhow::Result<()> {
+    let serve = find(command, &[SERVE]).context("the command `serve` exists")?;
+    for key in settings.keys() {
+        let known = serve.get_arguments().any(|arg| is_setting(&[SERVE], arg) && has(arg, key));
+        ensure!(known, "there is no setting `{key}`: `stolon config` prints all settings");
+    }
+    Ok(())
+}
+
+fn has(arg: &Arg, name: &str) -> bool {
+    arg.get_long() == Some(name) || arg.get_all_aliases().is_some_and(|all| all.contains(&name))
+}
+
+/// The settings that the command has and that neither a flag nor the environment gave, nor one that
+/// excludes them: as flags, and the ids of these.
+fn missing(
+    settings: &Table,
+    command: &Command,
+    path: &[&str],
+    leaf: &ArgMatches,
+) -> anyhow::Result<(Vec<OsString>, Vec<String>)> {
+    let command = find(command, path).context("the chosen command exists")?;
+    let is_given = |arg: &Arg| {
+        let source = leaf.value_source(arg.get_id().as_str());
+        matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+    };
+    let (mut flags, mut ids) = (Vec::new(), Vec::new());
+    for (key, value) in settings {
+        let mut args = command.get_arguments().filter(|arg| is_setting(path, arg));
+        let Some(arg) = args.find(|arg| has(arg, key)) else { continue };
+        let given = flags_of(key, value, arg)?;
+        let excluded = command.get_arg_conflicts_with(arg).into_iter().any(is_given);
+        if !excluded && !is_given(arg) {
+            flags.extend(given);
+            ids.push(arg.get_id().to_string());
+        }
+    }
+    Ok((flags, ids))
+}
+
+/// A setting as flags.
+fn flags_of(key: &str, value: &Value, arg: &Arg) -> anyhow::Result<Vec<OsString>> {
+    if matches!(arg.get_action(), ArgAction::SetTrue) {
+        return match value {
+            Value::Boolean(true) => Ok(vec![format!("--{key}").into()]),
+            Value::Boolean(false) => Ok(Vec::new()),
+            other => bail!("`{key}`: expected true or false, got {other}"),
+        };
+    }
+    let text = |value: &Value| match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Integer(_) | Value::Float(_) | Value::Boolean(_) => Ok(value.to_string()),
+        other => bail!("`{key}`: expected a text or a number, got {other}"),
+    };
+    let texts = match (value, arg.get_action()) {
+        (Value::Array(list), ArgAction::Append) => list.iter().map(text).collect(),
+        (value, _) => text(value).map(|text| vec![text]),
+    };
+    Ok(texts?.into_iter().map(|text| format!("--{key}={text}").into()).collect())
+}
+
+/// Inserts flags behind the names of the chosen command.
+fn insert(args: &[OsString], path: &[&str], flags: Vec<OsString>) -> Vec<OsString> {
+    let mut names = path.iter();
+    let mut at = 1;
+    let mut name = names.next();
+    while let Some(expected) = name
+        && let Some(arg) = args.get(at)
+    {
+        if arg == expected {
+            name = names.next();
+        } else if ["--config", "--log-level", "--log-format"].iter().any(|flag| arg == flag) {
+            at += 1; // Its value is the next argument, and may look like a command's name.
+        }
+        at += 1;
+    }
+    let (before, after) = args.split_at(at.min(args.len()));
+    [before, &flags, after].concat()
+}
+
+/// The merged settings as TOML, with comments that say where each comes from.
+fn render(command: &Command, matches: &ArgMatches, from_file: &[String]) -> String {
+    let mut text = String::new();
+    for arg in command.get_arguments().filter(|arg| is_setting(&[SERVE], arg)) {
+        let id = arg.get_id().as_str();
+        let name = arg.get_long().unwrap_or(id);
+        let source = match matches.value_source(id) {
+            _ if from_file.iter().any(|from_file| from_file == id) => "file",
+            Some(ValueSource::CommandLine) => "flag",
+            Some(ValueSource::EnvVariable) => "environment",
+            _ => "default",
+        };
+        let line = match matches.get_raw(id) {
+            None => format!("# {name} is not set"),
+            Some(_) if arg.is_hide_env_values_set() => format!("# {name} is set, by {source}"),
+            Some(values) => {
+                let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
+                format!("{name} = {} # {source}", value_of(arg, &values))
+            }
+        };
+        text.push_str(&line);
+        text.push('\n');
+    }
+    text
+}
+
+/// A value as it is written in a file.
+fn value_of(arg: &Arg, values: &[std::borrow::Cow<'_, str>]) -> Value {
+    let one = |text: &str| match text.parse::<i64>() {
+        Ok(number) if number.to_string() == text => Value::Integer(number),
+        _ => Value::String(text.to_owned()),
+    };
+    match (arg.get_action(), values) {
+        (ArgAction::SetTrue, [value, ..]) => Value::Boolean(matches!(
+            &*value.to_lowercase(),
+            "true" | "1" | "yes" | "on" | "y" | "t"
+        )),
+        (ArgAction::Append, values) => {
+            Value::Array(values.iter().map(|value| one(value)).collect())
+        }
+        (_, values) => one(values.last().map_or("", |value| value)),
+    }
+}
