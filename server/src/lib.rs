@@ -1,8 +1,35 @@
 //! The `stolon` command line and its OpenAI-compatible HTTP server.
 //!
-//! [`serve::router`] can be mounted in any axum application; [`api`] has the types of its requests
-//! and replies. [`bench`](mod@bench) has a load generator for engines. Everything is built on the
+//! [`router`] can be mounted in any axum application; [`api`] has the types of its requests and
+//! replies. [`bench`](mod@bench) has a load generator for engines. Everything is built on the
 //! `stolon` crate's public API.
+//!
+//! ```no_run
+//! use std::net::SocketAddr;
+//!
+//! use axum::Router;
+//! use axum::routing::get;
+//! use stolon::Engine;
+//! use stolon_server::{RouterOptions, router};
+//! use tokio::net::TcpListener;
+//!
+//! #[tokio::main]
+//! async fn main() -> anyhow::Result<()> {
+//!     let engine = Engine::builder().model("path/to/model").build().await?;
+//!     let app = Router::new()
+//!         .route("/", get(|| async { "an application" }))
+//!         .nest("/llm", router(engine.clone(), RouterOptions::default()));
+//!     let listener = TcpListener::bind("127.0.0.1:8080").await?;
+//!     // The routes for operators need to know where a connection comes from.
+//!     let service = app.into_make_service_with_connect_info::<SocketAddr>();
+//!     axum::serve(listener, service).await?;
+//!     engine.shutdown().await;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! The limits of connections (their number, slow headers, clients that read nothing) belong to
+//! `stolon serve`, which accepts them; those of requests and their bodies are the router's.
 
 #![forbid(unsafe_code)]
 
@@ -22,3 +49,5 @@ pub mod log;
 pub mod memory;
 pub mod serve;
 mod terminal;
+
+pub use serve::{RouterOptions, router};

@@ -66,7 +66,8 @@ fn describe() -> Value {
                             status 400, unless its value requests nothing.",
             "license": {"name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0"},
         },
-        "servers": [{"url": "/"}],
+        // Relative to this document, because a router may be nested below any path.
+        "servers": [{"url": "./"}],
         "tags": tags,
         "paths": paths,
         "components": {

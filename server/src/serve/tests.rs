@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use axum::Json;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
@@ -76,4 +77,31 @@ async fn a_closed_gate_answers_every_request() {
         assert_eq!(reply["error"]["type"], "service_unavailable_error");
         gate.close();
     }
+}
+
+/// Goal: the router can be nested in another application, next to its own routes and its own answer
+/// for paths that do not exist.
+#[tokio::test]
+async fn the_router_can_be_mounted() {
+    let backend = Box::new(FakeBackend::new(FakeOptions::default()));
+    let engine = Engine::builder().backend("fake", backend).build().await.expect("an engine");
+    let app = axum::Router::new()
+        .route("/", axum::routing::get(async || Json("home")))
+        .nest("/llm", router(engine, RouterOptions::default()))
+        .fallback(async || (StatusCode::IM_A_TEAPOT, Json("nothing here")));
+    let ask = async |request| json(app.clone().oneshot(request).await.expect("a reply")).await;
+    assert_eq!(ask(get("/")).await, (StatusCode::OK, json!("home")));
+    assert_eq!(ask(get("/other")).await, (StatusCode::IM_A_TEAPOT, json!("nothing here")));
+    assert_eq!(ask(get("/llm/health")).await, (StatusCode::OK, json!({"status": "ok"})));
+    let (status, reply) = ask(get("/llm/other")).await;
+    assert_eq!(
+        (status, &reply["error"]["type"]),
+        (StatusCode::NOT_FOUND, &json!("not_found_error"))
+    );
+    let body = json!({"prompt": [1, 2, 3], "max_tokens": 2}).to_string();
+    let request = Request::post("/llm/v1/completions").header("content-type", "application/json");
+    let (status, reply) = ask(request.body(Body::from(body)).expect("a request")).await;
+    assert_eq!((status, &reply["usage"]["completion_tokens"]), (StatusCode::OK, &json!(2)));
+    let (status, description) = ask(get("/llm/openapi.json")).await;
+    assert_eq!((status, &description["servers"][0]["url"]), (StatusCode::OK, &json!("./")));
 }
