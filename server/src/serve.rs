@@ -187,6 +187,7 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .route("/v1/models", get(admin::models))
         .route("/v1/models/{*id}", get(admin::model))
         .route("/v1/responses", post(responses::create))
+        .route("/v1/embeddings", post(admin::embeddings))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route_layer(client.clone());

@@ -11,6 +11,7 @@ use stolon::EngineHealth;
 
 use super::App;
 use super::error::ApiError;
+use super::receive::Received;
 use crate::api::admin::{Audit, Health, Stats, Status, Version};
 use crate::api::models::{Model, ModelList};
 
@@ -64,6 +65,14 @@ pub(super) async fn audit(State(app): State<Arc<App>>) -> Result<Json<Audit>, Ap
     let engine = app.engine.clone();
     let audit = app.audits.run(|| async move { Ok(engine.audit().await?) }.boxed()).await?;
     Ok(Json(Audit { ok: true, audit }))
+}
+
+/// `POST /v1/embeddings`, which is refused by name: the engine computes what follows a text, and has
+/// no embeddings of it.
+pub(super) async fn embeddings(_body: Received) -> ApiError {
+    let message = "embeddings are not supported: this server generates text with the model. Use a \
+                   server that is made for embedding models";
+    ApiError::invalid(None, message).code("unsupported_endpoint")
 }
 
 /// Any path that does not exist.

@@ -188,6 +188,7 @@ async fn errors_before_the_handler_have_openais_form() {
         (client.get(server.url("/admin/tree?tokens=maybe")), 400),
         (client.delete(server.url("/admin/pins/first")), 400),
         (client.get(server.url("/v2")), 404),
+        (client.post(server.url("/v1/embeddings")).json(&json!({"input": "x"})), 400),
         (client.put(server.url("/v1/completions")), 405),
     ] {
         let reply = request.send().await.expect("a reply");

@@ -28,10 +28,10 @@ pub(super) const TAGS: [(&str, &str); 4] = [
     ("Operation", "Health, metrics and this description."),
 ];
 
-/// Routes that are not part of the API: pages, and older names of described ones.
+/// Routes that are not part of the API: pages, older names of described ones, and what is refused.
 #[cfg(test)]
-pub(super) const UNDESCRIBED: [&str; 5] =
-    ["/", "/docs", "/admin/tree", "/admin/pins", "/admin/pins/{id}"];
+pub(super) const UNDESCRIBED: [&str; 6] =
+    ["/", "/docs", "/admin/tree", "/admin/pins", "/admin/pins/{id}", "/v1/embeddings"];
 
 /// Who may use an operation.
 #[derive(Clone, Copy)]
