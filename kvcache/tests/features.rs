@@ -179,6 +179,30 @@ fn a_prefix_can_be_evicted() {
     assert_eq!((writer.counts().cached, writer.stats().evicted_by_prefix), (0, 5));
 }
 
+/// Goal: the eviction of a prefix removes every branch that nothing holds from a held sequence, although
+/// the held nodes merge when a branch goes.
+#[test]
+fn branches_of_a_held_sequence_can_be_evicted() {
+    let held = [1, 2, 3, 4];
+    let branches: [&[u32]; 3] = [&[1, 9], &[1, 2, 9], &[1, 2, 3, 9]];
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        for before in 0..=3 {
+            let mut writer = tree(EvictionPolicy::Lru);
+            for (index, branch) in order.map(|branch| branches[branch]).into_iter().enumerate() {
+                if index == before {
+                    put(&mut writer, &base(), &held, 10);
+                }
+                put(&mut writer, &base(), branch, 20 + 10 * index as u32);
+            }
+            put(&mut writer, &base(), &held, 50);
+            let lease = writer.acquire(&base(), &held);
+            assert_eq!(writer.evict_prefix(&base(), &[1]).len(), 3, "{order:?} {before}");
+            writer.audit().expect("consistent");
+            assert_eq!((lease.blocks().len(), writer.counts().cached), (4, 4));
+        }
+    }
+}
+
 /// Goal: the tree evicts in the order that the caller supplies.
 #[test]
 fn a_custom_eviction_order_is_used() {

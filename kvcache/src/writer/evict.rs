@@ -137,22 +137,32 @@ impl TreeWriter {
         if self.find(namespace, &positions[..whole]) == whole
             && let Some(&(end, _)) = self.path.last()
         {
-            // Below a locked node, every unlocked node is the root of an unlocked subtree.
-            let mut pending = vec![end];
-            while let Some(id) = pending.pop() {
-                let locked = self.records[id.index()].locks > 0;
-                #[cfg(loom)]
-                let locked = locked && !planted::is(planted::Bug::EvictLockedPrefix);
-                if locked {
-                    pending.extend(self.arena.children(id));
-                } else {
-                    self.remove_subtree(id, &mut out);
-                }
+            // All are found before the first is removed, because a removal merges locked nodes around
+            // it. It merges no unlocked node into a locked one, so that the others stay.
+            for top in self.unlocked_below(end) {
+                self.remove_subtree(top, &mut out);
             }
         }
         self.stats.evicted_by_prefix += (before - self.cached) as u64;
         self.owned.remove(out.iter().map(|block| block.id));
         out
+    }
+
+    /// The unlocked nodes at or below `top` whose parents are locked, or `top`. Everything below an
+    /// unlocked node is unlocked.
+    fn unlocked_below(&self, top: NodeId) -> Vec<NodeId> {
+        let (mut found, mut pending) = (Vec::new(), vec![top]);
+        while let Some(id) = pending.pop() {
+            let locked = self.records[id.index()].locks > 0;
+            #[cfg(loom)]
+            let locked = locked && !planted::is(planted::Bug::EvictLockedPrefix);
+            if locked {
+                pending.extend(self.arena.children(id));
+            } else {
+                found.push(id);
+            }
+        }
+        found
     }
 
     /// Removes an unlocked node with everything below it, and then the unlocked nodes above it that
