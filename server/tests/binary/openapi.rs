@@ -75,7 +75,7 @@ async fn replies_are_as_described() {
     for (path, item) in paths {
         for (method, operation) in item.as_object().expect("operations") {
             let replies = &operation["responses"]["200"]["content"];
-            let is_done = checked.iter().any(|it| *it == (method.as_str(), path.as_str()));
+            let is_done = checked.contains(&(method.as_str(), path.as_str()));
             if is_done || replies["application/json"].is_null() {
                 continue;
             }
