@@ -162,6 +162,9 @@ struct AccessArgs {
     /// `cache_salt` separates prefixes within its tenant.
     #[arg(long, value_name = "SOURCE", value_parser = parse_tenants)]
     tenant_by: Option<Tenants>,
+    /// The same as --tenant-by key
+    #[arg(long, conflicts_with = "tenant_by")]
+    isolate_tenants: bool,
     /// Leave the number of cached prompt tokens out of replies
     #[arg(long)]
     hide_cached_tokens: bool,
@@ -316,7 +319,10 @@ impl AccessArgs {
         if let Some(key) = &self.admin_key {
             keys::check(key).map_err(|message| anyhow::anyhow!("--admin-key: {message}"))?;
         }
-        let tenants = self.tenant_by.clone().unwrap_or_default();
+        let tenants = match self.isolate_tenants {
+            true => Tenants::ByKey,
+            false => self.tenant_by.clone().unwrap_or_default(),
+        };
         anyhow::ensure!(
             tenants != Tenants::ByKey || !api_keys.is_empty(),
             "--tenant-by key: expected API keys (--api-key-file), got none"

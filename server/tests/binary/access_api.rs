@@ -79,7 +79,7 @@ async fn tenants_share_no_prefixes() {
     let file = dir.path().join("keys");
     std::fs::write(&file, "a key-1\na key-2\nb key-3\n").expect("written");
     let file = file.to_str().expect("UTF-8");
-    let server = Server::start(TINY, &["--api-key-file", file, "--tenant-by", "key"]);
+    let server = Server::start(TINY, &["--api-key-file", file, "--isolate-tenants"]);
     let client = reqwest::Client::new();
     let cached = async |key: &str, salt: Option<&str>| {
         let body = json!({"prompt": prompt(40, 1), "max_tokens": 1, "cache_salt": salt});
