@@ -34,7 +34,7 @@ use crate::{ReasoningFormat, ToolCallFormat};
 
 /// What an answer has to follow.
 ///
-/// Whitespace between the parts of JSON is free, up to 64 characters in one place. Objects have
+/// Between the parts of JSON there may be a space, or a line break and up to 16 spaces. Objects have
 /// their properties in the order of the schema.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]

@@ -47,7 +47,7 @@ fn flags_precede_the_environment_and_that_the_file() {
         ("max-running", "max-running = 7 # file"),
         ("served-name", "served-name = [\"a\", \"b\"] # file"),
         ("hide-cached-tokens", "hide-cached-tokens = true # file"),
-        ("public-metrics", "public-metrics = false # default"),
+        ("public-metrics", "public-metrics = false # file"),
         ("special-tokens-in-messages", "special-tokens-in-messages = true # environment"),
         ("api-key", "# api-key is set, by file"),
         ("admin-key", "# admin-key is not set"),

@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, TINY, fail};
 
-/// A streamed request that runs until it is dropped.
+/// A streamed request that runs until it is dropped. Its answers are more than the connection buffers.
 async fn run_long(server: &Server, key: &str, tokens: usize) -> reqwest::Response {
-    let body = json!({"prompt": vec![65; 16], "max_tokens": tokens, "ignore_eos": true,
+    let body = json!({"prompt": vec![65; 16], "max_tokens": tokens, "n": 16, "ignore_eos": true,
                       "stream": true, "temperature": 0});
     let request = reqwest::Client::new().post(server.url("/v1/completions")).bearer_auth(key);
     let mut reply = request.json(&body).send().await.expect("a reply");

@@ -70,8 +70,10 @@ async fn a_prompt_that_is_too_long_is_refused_with_its_length() {
 #[tokio::test]
 async fn http_errors_have_openais_form() {
     let server = Server::start(TINY, &["--body-limit", "10K"]);
-    let (status, reply) = server.post("/v1/embeddings", json!({})).await;
+    let (status, reply) = server.post("/v1/nothing", json!({})).await;
     assert_eq!((status, &reply["error"]["type"]), (404, &json!("not_found_error")));
+    let (status, reply) = server.post("/v1/embeddings", json!({})).await;
+    assert_eq!((status, &reply["error"]["type"]), (400, &json!("invalid_request_error")));
     assert_eq!(server.get("/v1/completions").await.0, 405);
     let (status, reply) =
         server.post("/v1/completions", json!({"model": "gpt-4", "prompt": "x"})).await;

@@ -55,6 +55,12 @@ async fn replies_are_as_described() {
             let (status, pins) = server.get("/v1/cache/pins?tokens=true").await;
             assert_eq!(pins["pins"][0]["reason"], "test", "{pins}");
             check_reply(&description, "get", "/v1/cache/pins", status, &pins);
+            let (_, outline) = server.get("/v1/cache/outline").await;
+            let prefix =
+                format!("/v1/cache/prefix/{}", outline["nodes"][0]["id"].as_str().expect("an id"));
+            let (status, found) = server.get(&prefix).await;
+            assert_eq!(status, 200, "{found}");
+            check_reply(&description, "get", "/v1/cache/prefix/{id}", status, &found);
             let id = json!({"id": reply["id"]});
             let (status, reply) = server.post("/v1/cache/unpin", id).await;
             check_reply(&description, "post", "/v1/cache/unpin", status, &reply);
@@ -63,6 +69,8 @@ async fn replies_are_as_described() {
     for (path, described) in [
         ("/v1/models/stolon-demo", "/v1/models/{id}"),
         ("/v1/models/org/other", "/v1/models/{id}"),
+        ("/v1/cache/prefix/0123456789abcdef", "/v1/cache/prefix/{id}"),
+        ("/v1/cache/prefix/none", "/v1/cache/prefix/{id}"),
         ("/v1/cache/tree?tokens=true", "/v1/cache/tree"),
         ("/v1/cache/tree?tokens=7", "/v1/cache/tree"),
     ] {

@@ -123,7 +123,6 @@ async fn unsupported_parameters_are_refused() {
         (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
         (json!({"background": true}), "background"),
         (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
-        (json!({"tool_choice": "required"}), "tool_choice"),
         (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
         (json!({"text": {"format": {"type": "json_schema"}}}), "text.format.schema"),
         (json!({"reasoning": {"effort": "high"}}), "reasoning"),

@@ -19,8 +19,9 @@ use crate::bounded::Bounded;
 
 /// Time that compiling a grammar may take. The limits below end it long before.
 const DEADLINE: Duration = Duration::from_secs(3);
-/// Whitespace in one place of a JSON value. Without a limit, some models write it forever.
-const WHITESPACE: &str = "[ \\n\\r\\t]{1,64}";
+/// Whitespace in one place of a JSON value, as most texts have it. If more is allowed, some models
+/// write it until their answer is cut off.
+const WHITESPACE: &str = "( |\\n {0,16})";
 /// Maximum length of the message of an error, in bytes.
 const MAX_MESSAGE: usize = 400;
 
@@ -211,7 +212,7 @@ impl Parts<'_> {
                 let open = calls::marker(self.tokenizer, open);
                 let first =
                     if *is_open { "reasoned".into() } else { format!("({open} reasoned)?") };
-                let space = "SPACE: /[ \\n\\r\\t]{1,64}/\n";
+                let space = format!("SPACE: /{WHITESPACE}/\n");
                 let start = format!("start: {first} SPACE? @{then_name}\n{reasoned}{space}");
                 self.add_lark(name, start);
                 self.add(then_name, then)?;

@@ -252,7 +252,7 @@ mod tests {
                 tokens.push(allowed[(random >> 16) as usize % allowed.len()]);
                 state.begin(&tokens);
             }
-            assert!(tokens.len() > 3);
+            assert!(tokens.len() >= 2);
             let back = state.mask(&tokens[..2]).expect("a mask");
             assert_eq!(back, state.restarted().mask(&tokens[..2]).expect("a mask"));
         }
