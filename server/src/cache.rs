@@ -11,6 +11,8 @@ use serde_json::{Map, Value, json};
 
 use crate::terminal;
 
+mod files;
+
 /// Most bytes that are read of a file with a prompt or messages.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 /// Most bytes that are read of a reply.
@@ -77,6 +79,19 @@ enum CacheCommand {
     Evict(PromptArgs),
     /// Remove everything that no request uses, and end all pins
     Flush,
+    /// Compute what is missing of a prompt and write its keys and values to a file, for `import`
+    Export {
+        /// File to write. It is replaced if it exists
+        file: PathBuf,
+        #[command(flatten)]
+        prompt: PromptArgs,
+    },
+    /// Add a file of `export` to the cache. The server must run the same model with the same
+    /// settings on the same kind of processor. Import only files that you trust
+    Import {
+        /// File to read
+        file: PathBuf,
+    },
 }
 
 /// The prompts that a command is about.
@@ -230,6 +245,15 @@ impl CacheArgs {
             CacheCommand::Flush => self.show(&client.post("flush", &Map::new())?, |_| {
                 vec!["the cache is empty".to_owned()]
             }),
+            CacheCommand::Export { file, prompt } => {
+                let bytes = client.export(file, json!(prompt.body()?).to_string())?;
+                self.show(&json!({"bytes": bytes}), |_| {
+                    vec![format!("{}: {}", file.display(), bytesize::ByteSize(bytes))]
+                })
+            }
+            CacheCommand::Import { file } => self.show(&client.import(file)?, |reply| {
+                vec![format!("{} tokens are cached", reply["tokens"])]
+            }),
         }
     }
 
@@ -276,7 +300,7 @@ impl<'a> Client<'a> {
     /// Sends a request to a path below `/v1/cache`, which may have a query, and returns the text of
     /// a successful reply.
     fn send(&self, path: &str, body: Option<String>) -> anyhow::Result<String> {
-        let url = format!("{}/v1/cache/{path}", self.url.trim_end_matches('/'));
+        let url = self.route(path);
         let sent = match body {
             Some(body) => {
                 let request = self.agent.post(&url).header("content-type", "application/json");
@@ -287,23 +311,31 @@ impl<'a> Client<'a> {
         let mut reply = sent.with_context(|| {
             format!("cannot reach {url}: is `stolon serve` running there? --url sets the address")
         })?;
-        let status = reply.status();
-        let text = reply.body_mut().with_config().limit(MAX_REPLY_BYTES).read_to_string();
-        let text = text.with_context(|| format!("the reply of {url} was cut off"))?;
-        if status.is_success() {
-            return Ok(text);
+        if !reply.status().is_success() {
+            return Err(failure(&mut reply));
         }
-        let error: Option<Value> = serde_json::from_str(&text).ok();
-        let message = error.as_ref().and_then(|error| error["error"]["message"].as_str());
-        let hint = match status.as_u16() {
-            401 => " (set STOLON_ADMIN_KEY or --admin-key)",
-            _ => "",
-        };
-        anyhow::bail!(
-            "the server answered {status}: {}{hint}",
-            message.unwrap_or("no reason given")
-        )
+        let text = reply.body_mut().with_config().limit(MAX_REPLY_BYTES).read_to_string();
+        text.with_context(|| format!("the reply of {url} was cut off"))
     }
+
+    /// The address of a path below `/v1/cache`.
+    fn route(&self, path: &str) -> String {
+        format!("{}/v1/cache/{path}", self.url.trim_end_matches('/'))
+    }
+}
+
+/// The error of a reply that is not successful, with the server's reason.
+fn failure(reply: &mut ureq::http::Response<ureq::Body>) -> anyhow::Error {
+    let status = reply.status();
+    let text = reply.body_mut().read_to_string().unwrap_or_default();
+    let error: Option<Value> = serde_json::from_str(&text).ok();
+    let message = error.as_ref().and_then(|error| error["error"]["message"].as_str());
+    let hint = match status.as_u16() {
+        401 => " (set STOLON_ADMIN_KEY or --admin-key)",
+        _ => "",
+    };
+    let reason = message.unwrap_or("no reason given");
+    anyhow::anyhow!("the server answered {status}: {reason}{hint}")
 }
 
 fn parse(text: &str) -> anyhow::Result<Value> {

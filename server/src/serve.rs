@@ -33,6 +33,7 @@ mod admin;
 mod body;
 mod cache;
 mod cache_events;
+mod cache_files;
 mod chat;
 mod command;
 mod completions;
@@ -161,6 +162,7 @@ struct App {
     metrics: metrics::Metrics,
     audits: flight::SingleFlight<Result<AuditReport, error::ApiError>>,
     event_streams: cache_events::EventStreams,
+    prefix_files: cache_files::PrefixFiles,
     dumps: flight::SingleFlight<Result<Arc<TreeDump>, error::ApiError>>,
     /// When the router was made, in seconds since 1970-01-01 UTC: the model's `created`.
     started: u64,
@@ -219,6 +221,8 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .route("/v1/cache/pins", get(cache::pins))
         .route("/v1/cache/evict", post(cache::evict))
         .route("/v1/cache/flush", post(cache::flush))
+        .route("/v1/cache/export", post(cache_files::export))
+        .route("/v1/cache/import", post(cache_files::import))
         .route("/v1/cache/audit", get(admin::audit))
         .route("/v1/cache/policy", get(cache::policy).post(cache::set_policy))
         .route("/v1/cache/events", get(cache_events::events))
@@ -309,6 +313,7 @@ impl App {
             reasoning: options.reasoning,
             hide_cached_tokens: options.hide_cached_tokens,
             event_streams: cache_events::EventStreams::new(),
+            prefix_files: cache_files::PrefixFiles::new(),
             audits: flight::SingleFlight::new(),
             dumps: flight::SingleFlight::new(),
             started: unix_seconds(),

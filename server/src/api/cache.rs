@@ -109,7 +109,7 @@ pub struct CachePrompt {
     pub tenant: Option<String>,
 }
 
-/// The body of `POST /v1/cache/query`, `/v1/cache/warm` and `/v1/cache/evict`.
+/// The body of `POST /v1/cache/query`, `/v1/cache/warm`, `/v1/cache/evict` and `/v1/cache/export`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct CacheRequest {
@@ -142,6 +142,13 @@ pub struct CacheResult {
 pub struct Evicted {
     /// KV blocks that were freed.
     pub blocks: usize,
+}
+
+/// The reply to `POST /v1/cache/import`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Imported {
+    /// Tokens of the imported prefix, which are cached now.
+    pub tokens: usize,
 }
 
 /// The reply to `POST /v1/cache/flush`.

@@ -255,7 +255,7 @@ impl CachePrompt {
 
 impl App {
     /// The engine's requests with their prompts as token ids.
-    async fn tokenized(&self, prompts: CachePrompt) -> Result<Vec<Request>, ApiError> {
+    pub(super) async fn tokenized(&self, prompts: CachePrompt) -> Result<Vec<Request>, ApiError> {
         let requests = prompts.into_requests(self)?;
         Ok(try_join_all(requests.into_iter().map(|r| self.engine.tokenized(r))).await?)
     }

@@ -175,6 +175,9 @@ impl From<Error> for ApiError {
             }
             Error::Tokenizer(_) | Error::NoTokenizer => Self::invalid(Some("prompt"), message),
             Error::ChatTemplate(_) => Self::invalid(Some("messages"), message),
+            Error::StoredKv(_) => Self::invalid(None, message).code("stored_kv_refused"),
+            Error::NotCached { .. } => Self::new(StatusCode::CONFLICT, message),
+            Error::NoKvCopies => Self::new(StatusCode::NOT_IMPLEMENTED, message),
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
         }
     }

@@ -103,6 +103,12 @@ fn tokens(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
     out.counter("prefix_cache_queries", help, stats.prompt_tokens)?;
     let help = "Prompt tokens that were found in the prefix cache.";
     out.counter("prefix_cache_hits", help, stats.cached_tokens)?;
+    let help = "Prompt tokens whose KV was loaded from outside of the KV pool.";
+    out.counter("prompt_tokens_loaded", help, stats.loaded_tokens)?;
+    let help = "Loads of KV that failed; the tokens were computed instead.";
+    out.counter("kv_loads_failed", help, stats.loads_failed)?;
+    let help = "Blocks that were copied out of the KV pool.";
+    out.counter("kv_blocks_saved", help, stats.saved_blocks)?;
     out.counter("generation_tokens", "Generated tokens.", stats.completion_tokens)?;
     let help = "First tokens that were sampled from cached logits, without a forward pass.";
     out.counter("first_tokens_from_cache", help, stats.first_tokens_from_cache)

@@ -131,6 +131,11 @@ impl Schemas {
             described["requestBody"] =
                 json!({"required": true, "content": {"application/json": {"schema": schema}}});
         }
+        if operation.takes_file {
+            let content =
+                json!({operations::FILE: {"schema": {"type": "string", "format": "binary"}}});
+            described["requestBody"] = json!({"required": true, "content": content});
+        }
         described["security"] = match operation.access {
             Access::Everybody => json!([]),
             Access::Client => json!([{"apiKey": []}, {"xApiKey": []}, {}]),

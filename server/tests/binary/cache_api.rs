@@ -303,3 +303,55 @@ async fn the_cache_is_for_operators() {
         }
     }
 }
+
+/// Goal: a prompt that one server has exported is imported by another, which then serves it from
+/// its cache with the same answer; damaged files and those of other models are refused.
+#[tokio::test]
+async fn prefixes_are_exported_and_imported() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("prefix.kv");
+    let path = file.to_str().expect("UTF-8");
+    let (first, second) = (Server::tiny(), Server::tiny());
+    let tokens = prompt(100, 1);
+    let ids = tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let cache = |server: &Server, args: &[&str]| {
+        let url = server.url("");
+        [&["cache", "--url", &url], args]
+            .concat()
+            .into_iter()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let run = |args: Vec<String>| async move {
+        let args =
+            move || crate::support::run(&args.iter().map(String::as_str).collect::<Vec<_>>(), "");
+        let output = tokio::task::spawn_blocking(args).await.expect("no panic");
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.success(), text(&output.stdout), text(&output.stderr))
+    };
+    let (done, _, errors) = run(cache(&first, &["export", path, "--token-ids", &ids])).await;
+    assert!(done, "{errors}");
+    let (done, shown, errors) = run(cache(&second, &["import", path])).await;
+    assert!(done && shown.contains("96 tokens"), "{shown} {errors}");
+    let body = json!({"prompt": tokens, "max_tokens": 12});
+    let (cold, warm) = (first.complete(body.clone()).await, second.complete(body).await);
+    assert_eq!(cold["choices"], warm["choices"]);
+    assert_eq!(warm["usage"]["prompt_tokens_details"]["cached_tokens"], json!(96));
+    let other = Server::start("random:tiny@3", &[]);
+    let (done, _, errors) = run(cache(&other, &["import", path])).await;
+    assert!(!done && errors.contains("another model"), "{errors}");
+    let mut bytes = std::fs::read(&file).expect("a file");
+    bytes[300] ^= 1;
+    std::fs::write(&file, bytes).expect("written");
+    let (done, _, errors) = run(cache(&second, &["import", path])).await;
+    assert!(!done && errors.contains("checksum"), "{errors}");
+    for (content_type, status) in [("application/json", 415), ("application/octet-stream", 400)] {
+        let request = reqwest::Client::new().post(second.url("/v1/cache/import"));
+        let request = request.header("content-type", content_type).body("GIF89a");
+        assert_eq!(request.send().await.expect("a response").status().as_u16(), status);
+    }
+    let (status, refused) =
+        second.post("/v1/cache/export", json!({"prompt": [1, 2, 3], "tenant": "x"})).await;
+    assert_eq!((status, &refused["error"]["param"]), (400, &json!("cache_salt")));
+    second.settled_audit().await;
+}

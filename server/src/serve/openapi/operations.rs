@@ -5,8 +5,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use crate::api::admin::{Audit, Health, Stats, Version};
 use crate::api::cache::{
     CacheRequest, CacheResults, CacheStatsReply, EventData, EventsQuery, Evicted, Flushed,
-    PinCreated, PinDeleted, PinList, PinRequest, Policy, PolicyRequest, TokensQuery, Tree,
-    TreeQuery, UnpinRequest,
+    Imported, PinCreated, PinDeleted, PinList, PinRequest, Policy, PolicyRequest, TokensQuery,
+    Tree, TreeQuery, UnpinRequest,
 };
 use crate::api::chat::{ChatCompletion, ChatCompletionChunk, ChatRequest};
 use crate::api::completions::{Completion, CompletionRequest};
@@ -32,6 +32,9 @@ pub(super) const TAGS: [(&str, &str); 4] = [
 #[cfg(test)]
 pub(super) const UNDESCRIBED: [&str; 6] =
     ["/", "/docs", "/admin/tree", "/admin/pins", "/admin/pins/{id}", "/v1/embeddings"];
+
+/// The media type of files.
+pub(super) const FILE: &str = "application/octet-stream";
 
 /// Who may use an operation.
 #[derive(Clone, Copy)]
@@ -68,6 +71,8 @@ pub(super) struct Operation {
     pub(super) access: Access,
     pub(super) query: Option<Make>,
     pub(super) request: Option<Make>,
+    /// Whether the request is a file instead of JSON.
+    pub(super) takes_file: bool,
     pub(super) replies: &'static [Body],
     pub(super) error: Make,
     /// Whether the model computes something.
@@ -116,10 +121,11 @@ pub(super) fn meaning(status: u16) -> (&'static str, bool) {
         403 => ("The route may not be used from there", false),
         404 => ("There is no such model or pin", false),
         408 => ("The body did not arrive in time", false),
-        409 => ("The prompt cannot be pinned", false),
+        409 => ("The prompt cannot be pinned, or is not cached", false),
         413 => ("The body is too large", false),
-        415 => ("The body is not of type application/json", false),
+        415 => ("The body is not of the expected type", false),
         429 => ("The queue, or what the key may use, is full", true),
+        501 => ("The backend cannot copy KV blocks", false),
         503 => ("The server cannot answer now", true),
         504 => ("The time for the answer has passed", false),
         _ => ("A defect of the server", false),
@@ -232,6 +238,7 @@ const OPERATOR: Operation = Operation {
     access: Access::Operator,
     query: None,
     request: None,
+    takes_file: false,
     replies: &[],
     error: of::<ErrorReply>,
     generates: false,
@@ -393,6 +400,26 @@ fn cache() -> Vec<Operation> {
             id: "flushCache",
             summary: "Remove everything that no request uses, and end all pins",
             replies: &[Body::Json(of::<Flushed>)],
+            ..post
+        },
+        Operation {
+            path: "/v1/cache/export",
+            id: "exportPrompt",
+            summary: "Compute what is not cached of a prompt and send its KV as a file",
+            request: Some(of::<CacheRequest>),
+            replies: &[Body::Text(FILE)],
+            generates: true,
+            own_errors: &[409, 501],
+            ..post
+        },
+        Operation {
+            path: "/v1/cache/import",
+            id: "importPrompt",
+            summary: "Add the file of an exported prompt to the cache",
+            takes_file: true,
+            replies: &[Body::Json(of::<Imported>)],
+            generates: true,
+            own_errors: &[400, 408, 409, 415, 501],
             ..post
         },
         Operation {
