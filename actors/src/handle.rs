@@ -210,6 +210,12 @@ impl EngineHandle {
         self.shared.common.context.queue_estimate()
     }
 
+    /// The time to compute this many positions of a prompt at the recent speed, without waiting;
+    /// `None` before a prompt was computed. Lock-free.
+    pub fn prefill_time(&self, positions: usize) -> Option<Duration> {
+        self.common().context.prefill_time(positions)
+    }
+
     /// Counters and gauges, read without waiting.
     pub fn stats(&self) -> EngineStats {
         self.shared.common.context.stats()

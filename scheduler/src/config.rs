@@ -8,6 +8,7 @@ use std::time::Duration;
 use stolon_kvcache::{EvictionOrder, EvictionPolicy};
 
 use crate::error::EngineError;
+use crate::transfer::KvSink;
 
 /// Which waiting request is admitted next. Under every policy, requests with a larger priority
 /// come before those with a smaller one, and the policy orders requests of equal priority. The
@@ -129,6 +130,8 @@ pub struct EngineConfig {
     pub step_timeout: Option<Duration>,
     /// Number of unread events after which a request is paused; at least 8.
     pub event_capacity: usize,
+    /// Is offered what was added to the prefix tree, to store it outside of the KV pool.
+    pub kv_sink: Option<Arc<dyn KvSink>>,
 }
 
 impl Default for EngineConfig {
@@ -151,6 +154,7 @@ impl Default for EngineConfig {
             logit_cache_bytes: 32 << 20,
             step_timeout: None,
             event_capacity: 256,
+            kv_sink: None,
         }
     }
 }

@@ -253,6 +253,12 @@ impl AdmissionContext {
         (queued, self.limits.time_of(queued))
     }
 
+    /// The time to compute this many positions of a prompt at the recent speed, without waiting;
+    /// `None` before a prompt was computed.
+    pub fn prefill_time(&self, positions: usize) -> Option<Duration> {
+        self.gauges.prefill_time(positions)
+    }
+
     /// A copy of all counters and gauges.
     pub fn stats(&self) -> EngineStats {
         self.gauges.snapshot(self.limits.queued_tokens(), self.spec.block_count)

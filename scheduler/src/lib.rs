@@ -75,7 +75,7 @@ pub use step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
 #[cfg(loom)]
 pub use sync::planted;
 pub use token_set::TokenSet;
-pub use transfer::{LoadTask, SaveRequest, StoredKv};
+pub use transfer::{KvSink, LoadTask, SaveRequest, StoredKv};
 
 /// Number of blocks that hold `positions` positions.
 pub(crate) fn blocks_for(block_size: usize, positions: usize) -> usize {

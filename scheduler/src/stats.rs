@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use serde::Serialize;
 use stolon_kvcache::{PoolCounts, TreeCounts, TreeStats};
@@ -30,6 +31,7 @@ pub struct Gauges {
     pub(crate) loaded_tokens: Counter,
     pub(crate) loads_failed: Counter,
     pub(crate) saved_blocks: Counter,
+    pub(crate) prefill_rate: Gauge,
     pub(crate) steps: Counter,
     pub(crate) steps_failed: Counter,
     pub(crate) preemptions: Counter,
@@ -45,6 +47,31 @@ pub struct Gauges {
     pub(crate) blocks_cached: Gauge,
     pub(crate) blocks_evictable: Gauge,
     pub(crate) blocks_pinned: Gauge,
+}
+
+/// Number of positions from which on a step shows how fast prefills are. Decodes are slower.
+const PREFILL_POSITIONS: usize = 32;
+
+impl Gauges {
+    /// Notes how long a step has taken.
+    pub(crate) fn note_prefill(&self, computed: usize, time: Duration) {
+        if computed < PREFILL_POSITIONS || time.is_zero() {
+            return;
+        }
+        let now = computed as f64 / time.as_secs_f64();
+        // Only the scheduler writes it.
+        let rate = match self.prefill_rate.get() {
+            0 => now,
+            before => 0.7 * before as f64 + 0.3 * now,
+        };
+        self.prefill_rate.set((rate as usize).max(1));
+    }
+
+    /// The time to compute this many positions at the recent speed; `None` before it is known.
+    pub(crate) fn prefill_time(&self, positions: usize) -> Option<Duration> {
+        let rate = self.prefill_rate.get();
+        (rate > 0).then(|| Duration::from_secs_f64(positions as f64 / rate as f64))
+    }
 }
 
 /// A value that only grows.
@@ -129,6 +156,9 @@ pub struct EngineStats {
     pub loads_failed: u64,
     /// Blocks that were copied out of the pool, to be stored or exported.
     pub saved_blocks: u64,
+    /// Positions that recent steps with a prefill chunk have computed per second; 0 before the
+    /// first one.
+    pub prefill_rate: usize,
     /// Started requests of which some prompt tokens were found in the prefix cache.
     pub requests_hit: u64,
     /// Requests that left the admission queue. A preempted request counts once.
@@ -340,6 +370,7 @@ impl Gauges {
             loaded_tokens: self.loaded_tokens.get(),
             loads_failed: self.loads_failed.get(),
             saved_blocks: self.saved_blocks.get(),
+            prefill_rate: self.prefill_rate.get(),
             steps: self.steps.get(),
             steps_failed: self.steps_failed.get(),
             preemptions: self.preemptions.get(),

@@ -12,6 +12,7 @@
 //! at most. A copy that fails leaves the tree as it was: the positions of a failed load are
 //! computed instead, and a failed save yields nothing.
 
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,6 +36,8 @@ pub struct StoredKv {
     block_size: usize,
     first_block: usize,
     blocks: Arc<[Box<[u8]>]>,
+    /// Dropped with the last clone.
+    _held: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl StoredKv {
@@ -43,7 +46,13 @@ impl StoredKv {
     /// [`block_bytes`](BackendSpec::block_bytes) bytes, as [`Backend::read_blocks`] has returned
     /// them.
     pub fn new(block_size: usize, first_block: usize, blocks: Vec<Box<[u8]>>) -> StoredKv {
-        StoredKv { block_size, first_block, blocks: blocks.into() }
+        StoredKv { block_size, first_block, blocks: blocks.into(), _held: None }
+    }
+
+    /// Keeps a value until the last clone is dropped: a permit for the memory, for example.
+    #[must_use]
+    pub fn holding(self, value: impl Send + Sync + 'static) -> StoredKv {
+        StoredKv { _held: Some(Arc::new(value)), ..self }
     }
 
     /// Checks the sizes against those of the backend.
@@ -111,6 +120,30 @@ pub(crate) fn save_blocks(backend: &mut dyn Backend, blocks: &[BlockId]) -> Opti
             None
         }
     }
+}
+
+/// Stores what was computed outside of the pool.
+pub trait KvSink: fmt::Debug + Send + Sync {
+    /// Which blocks of a prefix should be copied out, now that its blocks `committed` were added to
+    /// the prefix tree; `tokens` end with them. Called on the scheduler's task, so it must not
+    /// block.
+    fn wanted(
+        &self,
+        namespace: &Namespace,
+        tokens: &[u32],
+        committed: Range<usize>,
+    ) -> Option<Range<usize>>;
+
+    /// Takes the bytes of blocks that were wanted, one after another, from the `first_block`-th of
+    /// the prefix on. They may be fewer than wanted. Called on the scheduler's task, so it must not
+    /// block.
+    fn store(
+        &self,
+        namespace: Namespace,
+        tokens: Arc<Vec<u32>>,
+        first_block: usize,
+        bytes: Vec<u8>,
+    );
 }
 
 /// A request to copy cached blocks of a prefix out of the pool.

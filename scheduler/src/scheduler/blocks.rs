@@ -8,6 +8,7 @@ use crate::blocks_for;
 use crate::memory::{ActorStopped, CommitItem, Memory};
 use crate::preempt::{self, Holder};
 use crate::queue::Waiting;
+use crate::transfer::SaveRequest;
 
 impl<M: Memory> Scheduler<M> {
     /// Adds the full blocks of every running sequence to the tree.
@@ -35,13 +36,33 @@ impl<M: Memory> Scheduler<M> {
         if items.is_empty() {
             return Ok(());
         }
-        for (index, committed) in indices.into_iter().zip(self.memory.commit(items).await?) {
+        let before: Vec<usize> = items.iter().map(|item| item.lease.len()).collect();
+        let committed = self.memory.commit(items).await?;
+        let mut saves = Vec::new();
+        for ((index, committed), before) in indices.into_iter().zip(committed).zip(before) {
             let sequence = &mut self.running[index].sequence;
             sequence.held.lease = Some(committed.lease);
             sequence.held.reserved = Some(committed.reserved);
             sequence.held.rebuild_table();
+            saves.extend(self.wanted_save(index, before / block_size));
+        }
+        for save in saves {
+            self.save(save).await?;
         }
         Ok(())
+    }
+
+    /// What should be stored of a running sequence that has committed its blocks from `first` on.
+    fn wanted_save(&self, index: usize, first: usize) -> Option<SaveRequest> {
+        let sink = Arc::clone(self.context.config.kv_sink.as_ref()?);
+        let sequence = &self.running[index].sequence;
+        let len = sequence.held.committed();
+        let committed = first..len / self.context.spec.block_size;
+        let (namespace, tokens) = (sequence.namespace, Arc::clone(&sequence.tokens));
+        let blocks = sink.wanted(&namespace, &tokens[..len], committed)?;
+        let (first_block, stored_tokens) = (blocks.start, Arc::clone(&tokens));
+        let done = Box::new(move |bytes| sink.store(namespace, stored_tokens, first_block, bytes));
+        Some(SaveRequest { namespace, tokens, blocks, done })
     }
 
     /// Reserves the blocks that the next positions of running sequences need. If there are not

@@ -35,6 +35,7 @@ impl<M: Memory> Scheduler<M> {
                 if computed > 0 {
                     gauges.histograms.step_tokens.count(computed);
                     self.note_rate(computed, done.compute.as_secs_f64());
+                    gauges.note_prefill(computed, done.compute);
                 }
                 for (slice, result) in slices.iter().zip(results) {
                     let Some(index) = self.find(slice) else { continue };
