@@ -41,6 +41,8 @@ pub struct EngineBuilder {
     #[cfg(feature = "hub")]
     download_progress: Option<stolon_model::ProgressCallback>,
     runtime: Option<Handle>,
+    #[cfg(feature = "tiers")]
+    disk: Option<crate::engine::DiskSettings>,
     config: EngineConfig,
 }
 
@@ -344,6 +346,28 @@ impl EngineBuilder {
         self
     }
 
+    /// Stores the KV of prompts and answers in a directory, at most `budget_bytes` bytes of it, and
+    /// reads it back where that is faster than computing: after it was evicted from the KV cache,
+    /// and after a restart of the program. Default: nothing is stored.
+    ///
+    /// The directory is made if it does not exist. One engine can use it at a time; others are
+    /// refused by [`build`](Self::build) with [`Error::Disk`]. Models may take turns: KV that was
+    /// computed on other terms is not used, and is removed when room is needed. Whatever happens
+    /// to the files, requests go on, and compute what cannot be read.
+    ///
+    /// The files contain prompts and answers as token ids. On Unix, only the user can read a
+    /// directory that was made here. Whoever can write to it can change what the model answers.
+    #[cfg(feature = "tiers")]
+    pub fn kv_cache_dir(
+        mut self,
+        directory: impl Into<std::path::PathBuf>,
+        budget_bytes: u64,
+    ) -> Self {
+        let directory = directory.into();
+        self.disk = Some(crate::engine::DiskSettings { directory, budget_bytes });
+        self
+    }
+
     /// Maximum number of tokens of a request, prompt and answer together; at least 2 and at most the
     /// context length of the model. Default: the context length.
     pub fn max_positions(mut self, tokens: usize) -> Self {
@@ -416,11 +440,20 @@ impl EngineBuilder {
     /// * [`Error::Tokenizer`] if the model's tokenizer cannot be read;
     /// * [`EngineError::InvalidParameter`] if a setting has an impossible value or has no effect on
     ///   a custom backend, or if neither a model nor a backend is set;
+    /// * [`Error::Disk`] if the directory of the disk tier cannot be used (feature `tiers`), and
+    ///   `NoKvCopies` if the backend does not support one;
     /// * [`EngineError::StartFailed`] if there is no tokio runtime, if it has no time driver, or if
     ///   loading the model or making the backend panics.
     pub async fn build(mut self) -> Result<Engine, Error> {
         self.config.validate()?;
-        let (config, runtime) = (std::mem::take(&mut self.config), self.runtime.take());
+        #[cfg_attr(not(feature = "tiers"), allow(unused_mut, reason = "the tiers change it"))]
+        let (mut config, runtime) = (std::mem::take(&mut self.config), self.runtime.take());
+        #[cfg(feature = "tiers")]
+        let disk = self.disk.take().map(|settings| (crate::engine::Tiers::new(), settings));
+        #[cfg(feature = "tiers")]
+        if let Some((tiers, _)) = &disk {
+            config.kv_sink = Some(std::sync::Arc::clone(tiers) as _);
+        }
         let prefix_caching = config.prefix_caching;
         let (sender, loaded) = std::sync::mpsc::channel();
         let make = self.into_factory(sender)?;
@@ -447,6 +480,9 @@ impl EngineBuilder {
             "the engine is ready"
         );
         let prompts = Prompts::new(text, handle.prompt_limit(), handle.runtime().clone());
+        #[cfg(feature = "tiers")]
+        return Engine::with_disk(handle, prompts, recommended_sampling, info, disk).await;
+        #[cfg(not(feature = "tiers"))]
         Ok(Engine::new(handle, prompts, recommended_sampling, info))
     }
 }

@@ -22,9 +22,15 @@ use crate::{
 mod cache;
 #[cfg(feature = "tiers")]
 mod prefix_file;
+#[cfg(feature = "tiers")]
+mod tiers;
 
 #[cfg(feature = "tiers")]
 pub use prefix_file::{ExportedPrefix, PrefixImport};
+#[cfg(feature = "tiers")]
+pub use tiers::TierMatch;
+#[cfg(feature = "tiers")]
+pub(crate) use tiers::{DiskSettings, Tiers};
 
 /// A running engine. Clones share it. It stops when the last clone and the last stream are dropped.
 ///
@@ -42,6 +48,9 @@ struct Inner {
     prompts: Prompts,
     recommended_sampling: SamplingParams,
     info: ModelInfo,
+    /// `None` without a disk tier.
+    #[cfg(feature = "tiers")]
+    tiers: Option<Arc<Tiers>>,
 }
 
 impl Engine {
@@ -50,8 +59,18 @@ impl Engine {
         prompts: Prompts,
         recommended_sampling: SamplingParams,
         info: ModelInfo,
+        #[cfg(feature = "tiers")] tiers: Option<Arc<Tiers>>,
     ) -> Engine {
-        Engine { inner: Arc::new(Inner { handle, prompts, recommended_sampling, info }) }
+        Engine {
+            inner: Arc::new(Inner {
+                handle,
+                prompts,
+                recommended_sampling,
+                info,
+                #[cfg(feature = "tiers")]
+                tiers,
+            }),
+        }
     }
 
     /// Starts configuring an engine.
@@ -177,7 +196,17 @@ impl Engine {
             submitted,
         };
         let tokens = Arc::new(tokens);
-        let sequence = SequenceRequest { tokens, namespace, eos_ids, stored: None, options };
+        #[cfg(feature = "tiers")]
+        let stored = match &self.inner.tiers {
+            // Log-probabilities of the prompt need a forward pass over all of it.
+            Some(tiers) if options.prompt_logprobs.is_none() => {
+                tiers.load(&self.inner.handle, namespace, &tokens).await
+            }
+            _ => None,
+        };
+        #[cfg(not(feature = "tiers"))]
+        let stored = None;
+        let sequence = SequenceRequest { tokens, namespace, eos_ids, stored, options };
         Ok((sequence, parts))
     }
 
@@ -281,6 +310,8 @@ impl Engine {
     /// before this returns.
     pub async fn shutdown(&self) {
         self.inner.handle.shutdown().await;
+        #[cfg(feature = "tiers")]
+        self.close_disk().await;
     }
 
     /// Refuses new requests with [`EngineError::Draining`](crate::EngineError::Draining) from now
@@ -290,7 +321,10 @@ impl Engine {
     ///
     /// If the returned future is dropped, the engine keeps running and refusing new requests.
     pub async fn drain(&self, limit: Duration) -> bool {
-        self.inner.handle.drain(limit).await
+        let idle = self.inner.handle.drain(limit).await;
+        #[cfg(feature = "tiers")]
+        self.close_disk().await;
+        idle
     }
 
     /// The token ids of a text. `add_special` adds the special tokens that the model expects around

@@ -55,6 +55,10 @@ pub enum Error {
         /// Number of cached tokens.
         got: usize,
     },
+    /// The directory of the disk tier cannot be used.
+    #[cfg(feature = "tiers")]
+    #[error(transparent)]
+    Disk(Arc<stolon_tiers::DiskError>),
     /// A file could not be read or written.
     #[cfg(feature = "tiers")]
     #[error("{path}: {error}")]

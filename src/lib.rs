@@ -167,7 +167,7 @@ pub use builder::{EngineBuilder, ModelArg};
 pub use completion::Completion;
 pub use engine::Engine;
 #[cfg(feature = "tiers")]
-pub use engine::{ExportedPrefix, PrefixImport};
+pub use engine::{ExportedPrefix, PrefixImport, TierMatch};
 pub use error::Error;
 pub use estimate::Estimate;
 pub use model_info::ModelInfo;
@@ -205,4 +205,4 @@ pub use stolon_text::{
     MessageContent, Otherwise, TextSource, TokenizerError, TokenizerSource, ToolCallGrammar,
 };
 #[cfg(feature = "tiers")]
-pub use stolon_tiers::FormatError;
+pub use stolon_tiers::{DiskError, DiskStats, FormatError};

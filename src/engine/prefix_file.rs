@@ -116,7 +116,7 @@ impl Engine {
     }
 
     /// The format of this engine's KV.
-    fn kv_shape(&self) -> Result<KvShape, Error> {
+    pub(super) fn kv_shape(&self) -> Result<KvShape, Error> {
         let handle = &self.inner.handle;
         let format = handle.kv_format().ok_or(Error::NoKvCopies)?;
         let (block_size, block_bytes) = (handle.spec().block_size, handle.spec().block_bytes);
@@ -124,7 +124,7 @@ impl Engine {
     }
 
     /// Runs work that may block on a thread of the engine's runtime that may.
-    async fn blocking<T: Send + 'static>(
+    pub(super) async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {

@@ -1,0 +1,238 @@
+//! The disk tier: KV that was evicted, or computed before a restart, is read back with the same
+//! bits, and whatever happens to the files, requests go on.
+#![cfg(feature = "tiers")]
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use stolon::{Engine, EngineBuilder, Error, KvType, Request};
+use stolon_backend::fake::{FakeBackend, FakeLatency, FakeOptions, expected_next};
+
+/// A directory that is removed at the end of a test.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Directory {
+        let name = format!("stolon-disk-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        // It is left if an earlier run was interrupted.
+        let _ = std::fs::remove_dir_all(&path);
+        Directory(path)
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let list = |path: &Path| {
+            let entries = std::fs::read_dir(path).into_iter().flatten();
+            entries.map(|entry| entry.expect("readable").path()).collect::<Vec<_>>()
+        };
+        list(&self.0.join("v1")).iter().flat_map(|folder| list(folder)).collect()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn prompt(len: usize, seed: u32) -> Vec<u32> {
+    (0..len as u32).map(|n| (n * 31 + n * n * 7 + seed * 13) % 256).collect()
+}
+
+/// The tokens of a greedy answer with the bits of their log-probabilities, and how many prompt
+/// tokens were not computed.
+async fn answer(engine: &Engine, tokens: &[u32]) -> (Vec<(u32, u32)>, usize) {
+    let request = Request::tokens(tokens).max_tokens(12).logprobs(3).ignore_eos(true);
+    let answer = engine.complete(request).await.expect("an answer");
+    let logprobs = answer.logprobs.iter().map(|token| (token.token_id, token.logprob.to_bits()));
+    (logprobs.collect(), answer.finish.usage.cached_tokens)
+}
+
+async fn stop(engine: Engine) {
+    engine.flush_disk().await.expect("it runs");
+    let audit = engine.audit().await.expect("a consistent accounting");
+    assert_eq!(audit.blocks_reserved, 0);
+    engine.shutdown().await;
+}
+
+/// Goal: after a restart, prompts are read from the disk, and the answers have the same bits as
+/// those of an engine that computes everything, for every KV type.
+#[tokio::test]
+async fn a_restarted_engine_is_warm_with_the_same_bits() {
+    for kv_type in KvType::ALL {
+        let directory = Directory::new(&format!("restart-{kv_type}"));
+        let tiny = || Engine::builder().model("random:tiny").num_blocks(64).kv_type(kv_type);
+        let with_disk = || tiny().kv_cache_dir(&directory.0, 1 << 30);
+        let (tokens, longer) = (prompt(200, 1), [prompt(200, 1), prompt(50, 2)].concat());
+        let first = with_disk().build().await.expect("an engine");
+        answer(&first, &tokens).await;
+        stop(first).await;
+        assert_eq!(directory.files().len(), 3);
+        let cold = tiny().build().await.expect("an engine");
+        let warm = with_disk().build().await.expect("the directory is free again");
+        let request = Request::tokens(longer.clone());
+        let found = warm.query_tiers(&request).expect("tokens");
+        assert_eq!((found.pool, found.disk), (0, 192));
+        let (expected, _) = answer(&cold, &longer).await;
+        assert_eq!(answer(&warm, &longer).await, (expected, 192), "{kv_type}");
+        assert_eq!(warm.stats().loaded_tokens, 192);
+        assert_eq!(warm.disk_stats().expect("a disk tier").read_tokens, 192);
+        stop(warm).await;
+    }
+}
+
+const VOCAB_SIZE: usize = 256;
+
+/// An engine on the fake backend, which takes 200 us for a token, so that reading is always worth
+/// it. Its strict mode fails if a block has not the KV of its prompt.
+fn slow_fake(block_count: usize) -> EngineBuilder {
+    let latency =
+        FakeLatency { per_prefill_token: Duration::from_micros(200), ..FakeLatency::default() };
+    let options =
+        FakeOptions { vocab_size: VOCAB_SIZE, block_count, latency, ..FakeOptions::default() };
+    Engine::builder().backend("fake", Box::new(FakeBackend::new(options)))
+}
+
+/// Requests an answer, checks its tokens, and returns how many prompt tokens were not computed.
+async fn ask(engine: &Engine, tokens: &[u32]) -> usize {
+    let request = Request::tokens(tokens).max_tokens(3).ignore_eos(true);
+    let answer = engine.complete(request).await.expect("an answer");
+    let mut all = tokens.to_vec();
+    for token in answer.token_ids {
+        assert_eq!(token, expected_next(&all, VOCAB_SIZE), "wrong KV was used");
+        all.push(token);
+    }
+    answer.finish.usage.cached_tokens
+}
+
+/// Goal: what was evicted from a pool that is much too small is read back from the disk, also while
+/// other requests run, and never for the wrong prompt.
+#[tokio::test]
+async fn evicted_prefixes_are_read_back() {
+    let directory = Directory::new("evicted");
+    let engine =
+        slow_fake(32).kv_cache_dir(&directory.0, 1 << 30).build().await.expect("an engine");
+    let prompts: Vec<Vec<u32>> = (0..12).map(|seed| prompt(200, seed)).collect();
+    for prompt in &prompts {
+        ask(&engine, prompt).await;
+    }
+    engine.flush_disk().await.expect("it runs");
+    let computed = engine.stats().computed_tokens;
+    for prompt in prompts.iter().chain(&prompts) {
+        assert!(ask(&engine, prompt).await >= 192, "it is on the disk");
+    }
+    let stats = engine.stats();
+    assert_eq!(stats.computed_tokens - computed, 24 * (8 + 2), "{stats:?}");
+    assert!(stats.loaded_tokens >= 20 * 192 && stats.loads_failed == 0, "{stats:?}");
+    let engine_ref = &engine;
+    let asks = prompts.chunks(2).map(|pair| async move {
+        for prompt in pair {
+            ask(engine_ref, prompt).await;
+        }
+    });
+    futures::future::join_all(asks).await;
+    stop(engine).await;
+}
+
+/// Goal: requests for one prefix at the same time read it once.
+#[tokio::test]
+async fn a_prefix_is_read_once_for_requests_at_the_same_time() {
+    let directory = Directory::new("once");
+    let with_disk = || slow_fake(128).kv_cache_dir(&directory.0, 1 << 30).build();
+    let first = with_disk().await.expect("an engine");
+    ask(&first, &prompt(640, 1)).await;
+    stop(first).await;
+    let engine = with_disk().await.expect("an engine");
+    let prompts: Vec<Vec<u32>> =
+        (0..6).map(|tail| [prompt(640, 1), vec![tail; 5]].concat()).collect();
+    futures::future::join_all(prompts.iter().map(|prompt| ask(&engine, prompt))).await;
+    let (stats, disk) = (engine.stats(), engine.disk_stats().expect("a disk tier"));
+    assert_eq!(stats.loaded_tokens, 640, "{stats:?}");
+    assert!(disk.read_tokens < 6 * 640, "most of them waited for the same read: {disk:?}");
+    stop(engine).await;
+}
+
+/// Goal: damaged files, a directory that is removed, and one that cannot be written leave requests
+/// going on, with right answers.
+#[tokio::test]
+async fn faults_of_the_disk_do_not_reach_requests() {
+    let directory = Directory::new("faults");
+    let with_disk = || slow_fake(32).kv_cache_dir(&directory.0, 1 << 30).build();
+    let engine = with_disk().await.expect("an engine");
+    ask(&engine, &prompt(300, 1)).await;
+    stop(engine).await;
+    let engine = with_disk().await.expect("an engine");
+    for (index, path) in directory.files().iter().enumerate() {
+        let mut bytes = std::fs::read(path).expect("readable");
+        bytes[500 + index] ^= 1;
+        std::fs::write(path, bytes).expect("written");
+    }
+    ask(&engine, &prompt(300, 1)).await;
+    assert_eq!(engine.stats().loaded_tokens, 0);
+    assert!(engine.disk_stats().expect("a disk tier").records_refused >= 1);
+    engine.flush_disk().await.expect("it runs");
+    std::fs::remove_dir_all(&directory.0).expect("removed");
+    for seed in 1..8 {
+        ask(&engine, &prompt(300, seed)).await;
+    }
+    engine.flush_disk().await.expect("it runs");
+    std::fs::remove_dir_all(directory.0.join("v1")).expect("it was made again");
+    std::fs::write(directory.0.join("v1"), "a file in its place").expect("written");
+    for seed in 1..8 {
+        ask(&engine, &prompt(300, seed)).await;
+    }
+    engine.flush_disk().await.expect("it runs");
+    let disk = engine.disk_stats().expect("a disk tier");
+    assert!(disk.writes_failed >= 1 && disk.writes_skipped >= 1, "{disk:?}");
+    stop(engine).await;
+}
+
+/// Goal: a directory that another engine uses is refused by its name, and so is a backend that
+/// cannot copy blocks. Tenants do not share what is stored.
+#[tokio::test]
+async fn directories_in_use_are_refused() {
+    let directory = Directory::new("refused");
+    let with_disk = || slow_fake(64).kv_cache_dir(&directory.0, 1 << 30).build();
+    let engine = with_disk().await.expect("an engine");
+    let refused = with_disk().await.expect_err("it is in use");
+    assert!(matches!(refused, Error::Disk(_)), "{refused}");
+    assert!(refused.to_string().contains("another process"), "{refused}");
+    let salted = Request::tokens(prompt(200, 1)).cache_salt("a").max_tokens(1);
+    engine.complete(salted.clone()).await.expect("an answer");
+    engine.flush_disk().await.expect("it runs");
+    assert_eq!(engine.query_tiers(&salted).expect("tokens").disk, 192);
+    for other in [salted.clone().cache_salt("b"), Request::tokens(prompt(200, 1))] {
+        assert_eq!(engine.query_tiers(&other).expect("tokens"), Default::default());
+    }
+    stop(engine).await;
+}
+
+/// Goal: hundreds of requests with shared prefixes, of which many are cancelled, through a small
+/// pool and a small disk end with right answers and a consistent accounting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_requests_with_cancels_through_all_tiers() {
+    let directory = Directory::new("many");
+    let engine = slow_fake(48).kv_cache_dir(&directory.0, 40_000).build().await.expect("an engine");
+    let work = (0..8_u32).map(|worker| {
+        let engine = engine.clone();
+        tokio::spawn(async move {
+            for round in 0..40 {
+                let group = (worker * 7 + round * 3) % 6;
+                let tokens = [prompt(130, group), prompt(70 + round as usize, round % 4)].concat();
+                if (worker + round) % 3 == 0 {
+                    let stream = engine.generate(Request::tokens(tokens).max_tokens(5)).await;
+                    drop(stream.expect("it is accepted"));
+                } else {
+                    ask(&engine, &tokens).await;
+                }
+            }
+        })
+    });
+    for worker in work.collect::<Vec<_>>() {
+        worker.await.expect("right answers");
+    }
+    let disk = engine.disk_stats().expect("a disk tier");
+    assert!(disk.bytes <= 40_000 && disk.records_evicted > 0, "{disk:?}");
+    assert!(engine.stats().loaded_tokens > 0);
+    stop(engine).await;
+}
