@@ -51,6 +51,17 @@ pub struct EngineArgs {
     /// Size of the KV cache in blocks of `--block-size` tokens, instead of `--kv-memory`
     #[arg(long, value_name = "BLOCKS")]
     pub num_blocks: Option<usize>,
+    /// Directory in which computed KV is stored, so that it is read back instead of being computed
+    /// again when it was evicted, and after a restart
+    ///
+    /// It is made if it does not exist, and one process can use it at a time. KV is read back only
+    /// where that is faster than computing it. The files contain prompts and answers as token ids.
+    #[arg(long, value_name = "DIR")]
+    pub kv_cache_dir: Option<PathBuf>,
+    /// Maximum size of `--kv-cache-dir`, in bytes or with a unit. What was used least recently is
+    /// removed
+    #[arg(long, value_parser = parse_bytes, default_value = "16G", value_name = "BYTES")]
+    pub kv_cache_dir_size: u64,
     /// Number of tokens per KV cache block: a power of two from 1 to 256
     ///
     /// The prefix cache shares whole blocks. Smaller blocks share more of two similar prompts and
@@ -169,6 +180,9 @@ impl EngineArgs {
         }
         if let Some(bytes) = self.kv_memory {
             builder = builder.kv_memory(bytes);
+        }
+        if let Some(directory) = &self.kv_cache_dir {
+            builder = builder.kv_cache_dir(directory, self.kv_cache_dir_size);
         }
         if let Some(count) = self.num_blocks {
             builder = builder.num_blocks(count);

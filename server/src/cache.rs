@@ -49,6 +49,8 @@ enum CacheCommand {
         #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
         watch: Option<u64>,
     },
+    /// Show what is stored besides the KV pool, and what it has saved
+    Tiers,
     /// Show the prefix tree
     Tree {
         /// Print a graph in Graphviz's DOT language
@@ -215,6 +217,7 @@ impl CacheArgs {
                 let Some(seconds) = watch else { return Ok(()) };
                 std::thread::sleep(Duration::from_secs(*seconds));
             },
+            CacheCommand::Tiers => self.show(&self.get("tiers")?, files::tiers),
             CacheCommand::Tree { dot: true, tokens } => {
                 let text = client.send(&format!("tree?format=dot&tokens={tokens}"), None)?;
                 Ok(terminal::line(text.trim_end())?)

@@ -223,6 +223,7 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .route("/v1/cache/flush", post(cache::flush))
         .route("/v1/cache/export", post(cache_files::export))
         .route("/v1/cache/import", post(cache_files::import))
+        .route("/v1/cache/tiers", get(cache::tiers))
         .route("/v1/cache/audit", get(admin::audit))
         .route("/v1/cache/policy", get(cache::policy).post(cache::set_policy))
         .route("/v1/cache/events", get(cache_events::events))

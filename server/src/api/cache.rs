@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use stolon::{CacheStats, EngineStats, NodeDump};
+use stolon::{CacheStats, DiskStats, EngineStats, NodeDump};
 
 use super::chat::{MAX_MESSAGES, Message};
 use super::completions::PromptInput;
@@ -171,6 +171,17 @@ pub struct CacheStatsReply {
     pub token_hit_rate: f64,
     /// Fraction of requests that found a part of their prompt cached, 0 to 1.
     pub request_hit_rate: f64,
+}
+
+/// `GET /v1/cache/tiers`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TiersReply {
+    /// Prompt tokens whose KV was loaded into the pool instead of being computed.
+    pub loaded_tokens: u64,
+    /// The time that computing them would have taken at the recent speed.
+    pub compute_seconds_saved: f64,
+    /// The disk tier (`--kv-cache-dir`); `null` if there is none.
+    pub disk: Option<DiskStats>,
 }
 
 /// `GET /v1/cache/policy`, and the reply to `POST`.

@@ -80,3 +80,41 @@ fn bar(size: Option<u64>, message: &'static str) -> ProgressBar {
     };
     bar.with_message(message)
 }
+
+/// The lines of `stolon cache tiers`.
+pub(super) fn tiers(reply: &Value) -> Vec<String> {
+    let mut lines = vec![format!(
+        "loaded   {} tokens, instead of computing them for {:.1} s",
+        reply["loaded_tokens"],
+        reply["compute_seconds_saved"].as_f64().unwrap_or(0.0)
+    )];
+    let disk = &reply["disk"];
+    if disk.is_null() {
+        lines.push("disk     none (--kv-cache-dir)".to_owned());
+        return lines;
+    }
+    let number = |name: &str| disk[name].as_u64().unwrap_or(0);
+    let size = |name: &str| bytesize::ByteSize(number(name));
+    lines.push(format!(
+        "disk     {} of {} in {} records, {} removed to make room",
+        size("bytes"),
+        size("budget_bytes"),
+        number("records"),
+        number("records_evicted")
+    ));
+    lines.push(format!(
+        "read     {} ({} tokens) in {:.1} s, {} records refused",
+        size("read_bytes"),
+        number("read_tokens"),
+        number("read_micros") as f64 / 1e6,
+        number("records_refused")
+    ));
+    lines.push(format!(
+        "written  {} in {} records, {} failed, {} skipped",
+        size("written_bytes"),
+        number("records_written"),
+        number("writes_failed"),
+        number("writes_skipped")
+    ));
+    lines
+}

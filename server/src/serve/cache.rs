@@ -22,7 +22,7 @@ use super::receive::Received;
 use crate::api::cache::{
     CachePrompt, CacheRequest, CacheResult, CacheResults, CacheStatsReply, Evicted, Flushed,
     MAX_PIN_TEXT, MAX_PROMPTS, PinCreated, PinDeleted, PinInfo, PinList, PinRequest, Policy,
-    PolicyRequest, TokensQuery, Tree, TreeFormat, TreeNode, TreeQuery, UnpinRequest,
+    PolicyRequest, TiersReply, TokensQuery, Tree, TreeFormat, TreeNode, TreeQuery, UnpinRequest,
 };
 
 /// `GET /v1/cache/stats`.
@@ -30,6 +30,20 @@ pub(super) async fn stats(State(app): State<Arc<App>>) -> Result<Json<CacheStats
     let (cache, stats) = (app.engine.cache_stats().await?, app.engine.stats());
     let (token_hit_rate, request_hit_rate) = (stats.token_hit_rate(), stats.request_hit_rate());
     Ok(Json(CacheStatsReply { cache, stats, token_hit_rate, request_hit_rate }))
+}
+
+/// `GET /v1/cache/tiers`: what is stored besides the KV pool.
+pub(super) async fn tiers(State(app): State<Arc<App>>) -> Json<TiersReply> {
+    let stats = app.engine.stats();
+    let saved = match (stats.loaded_tokens, stats.prefill_rate) {
+        (tokens, rate) if rate > 0 => tokens as f64 / rate as f64,
+        _ => 0.0,
+    };
+    Json(TiersReply {
+        loaded_tokens: stats.loaded_tokens,
+        compute_seconds_saved: saved,
+        disk: app.engine.disk_stats(),
+    })
 }
 
 /// `GET /v1/cache/tree`: the prefix tree and its statistics, or with `?format=dot` a graph of it.

@@ -16,7 +16,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use stolon::{Engine, EngineHistograms, EngineStats, HistogramData, ModelInfo};
+use stolon::{DiskStats, Engine, EngineHistograms, EngineStats, HistogramData, ModelInfo};
 
 use super::App;
 use super::error::ApiError;
@@ -57,6 +57,9 @@ impl Collector for EngineMetrics {
         tokens(&mut out, &stats)?;
         blocks(&mut out, &stats, info)?;
         steps(&mut out, &stats)?;
+        if let Some(stats) = engine.disk_stats() {
+            disk(&mut out, &stats)?;
+        }
         distributions(&mut out, &engine.histograms(), info.max_positions)
     }
 }
@@ -139,6 +142,26 @@ fn blocks(out: &mut Output<'_>, stats: &EngineStats, info: &ModelInfo) -> fmt::R
         ("enable_prefix_caching", info.prefix_caching.to_string()),
     ];
     out.info("cache_config_info", "Size of the KV cache: blocks, and tokens per block.", &labels)
+}
+
+fn disk(out: &mut Output<'_>, stats: &DiskStats) -> fmt::Result {
+    out.gauge("kv_disk_bytes", "Size of the KV that is stored on disk.", stats.bytes)?;
+    let help = "Maximum size of the KV that is stored on disk.";
+    out.gauge("kv_disk_budget_bytes", help, stats.budget_bytes)?;
+    let help = "Prompt tokens whose KV was read from disk.";
+    out.counter("kv_disk_read_tokens", help, stats.read_tokens)?;
+    out.counter("kv_disk_read_bytes", "KV that was read from disk.", stats.read_bytes)?;
+    out.counter("kv_disk_written_bytes", "KV that was written to disk.", stats.written_bytes)?;
+    let help = "Records of the disk tier. Event refused: damaged or missing when it was read; \
+                evicted: removed to make room; write_failed; write_skipped: too much was waiting, \
+                or a write had just failed.";
+    let events = [
+        ("refused", stats.records_refused),
+        ("evicted", stats.records_evicted),
+        ("write_failed", stats.writes_failed),
+        ("write_skipped", stats.writes_skipped),
+    ];
+    out.counters("kv_disk_records", help, "event", &events)
 }
 
 fn steps(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {

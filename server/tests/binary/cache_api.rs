@@ -355,3 +355,40 @@ async fn prefixes_are_exported_and_imported() {
     assert_eq!((status, &refused["error"]["param"]), (400, &json!("cache_salt")));
     second.settled_audit().await;
 }
+
+/// Goal: with a directory for KV, a server that was restarted serves what the first one has
+/// computed, with the same answer, and says so; a second server on the directory is refused.
+#[tokio::test]
+async fn stored_kv_survives_a_restart() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("kv");
+    let path = path.to_str().expect("UTF-8");
+    let args = ["--kv-cache-dir", path, "--kv-cache-dir-size", "64M"];
+    let body = json!({"prompt": prompt(150, 1), "max_tokens": 12});
+    let server = Server::start(TINY, &args);
+    let first = server.complete(body.clone()).await;
+    let second = ["serve", "--model", TINY, "--port", "0", "--kv-cache-dir", path];
+    let refused = crate::support::run(&second, "");
+    let reason = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && reason.contains("another process"), "{reason}");
+    let written = async || server.get("/v1/cache/tiers").await.1["disk"]["records"].clone();
+    while written().await != json!(2) {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    drop(server);
+    let server = Server::start(TINY, &args);
+    let again = server.complete(body).await;
+    assert_eq!(first["choices"], again["choices"]);
+    assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], json!(128));
+    let (_, tiers) = server.get("/v1/cache/tiers").await;
+    assert_eq!(
+        (&tiers["loaded_tokens"], &tiers["disk"]["read_tokens"]),
+        (&json!(128), &json!(128))
+    );
+    let url = server.url("");
+    let shown = tokio::task::spawn_blocking(move || {
+        crate::support::succeed(&["cache", "--url", &url, "tiers"])
+    });
+    let shown = shown.await.expect("no panic");
+    assert!(shown.contains("128 tokens") && shown.contains("in 2 records"), "{shown}");
+}
