@@ -217,7 +217,7 @@ impl CacheArgs {
                 let Some(seconds) = watch else { return Ok(()) };
                 std::thread::sleep(Duration::from_secs(*seconds));
             },
-            CacheCommand::Tiers => self.show(&self.get("tiers")?, files::tiers),
+            CacheCommand::Tiers => self.show(&client.get("tiers")?, files::tiers),
             CacheCommand::Tree { dot: true, tokens } => {
                 let text = client.send(&format!("tree?format=dot&tokens={tokens}"), None)?;
                 Ok(terminal::line(text.trim_end())?)

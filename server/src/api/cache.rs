@@ -174,13 +174,14 @@ pub struct CacheStatsReply {
 }
 
 /// `GET /v1/cache/tiers`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct TiersReply {
     /// Prompt tokens whose KV was loaded into the pool instead of being computed.
     pub loaded_tokens: u64,
     /// The time that computing them would have taken at the recent speed.
     pub compute_seconds_saved: f64,
     /// The disk tier (`--kv-cache-dir`); `null` if there is none.
+    #[schemars(schema_with = "fields::counters_schema::<DiskStats>")]
     pub disk: Option<DiskStats>,
 }
 
