@@ -5,8 +5,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use crate::api::admin::{Audit, Health, Stats, Version};
 use crate::api::cache::{
     CacheRequest, CacheResults, CacheStatsReply, EventData, EventsQuery, Evicted, Flushed,
-    Imported, PinCreated, PinDeleted, PinList, PinRequest, Policy, PolicyRequest, TokensQuery,
-    Tree, TreeQuery, UnpinRequest,
+    Imported, PinCreated, PinDeleted, PinList, PinRequest, Policy, PolicyRequest, TiersReply,
+    TokensQuery, Tree, TreeQuery, UnpinRequest,
 };
 use crate::api::chat::{ChatCompletion, ChatCompletionChunk, ChatRequest};
 use crate::api::completions::{Completion, CompletionRequest};
@@ -436,6 +436,13 @@ fn cache() -> Vec<Operation> {
 
 fn cache_reads() -> Vec<Operation> {
     vec![
+        Operation {
+            path: "/v1/cache/tiers",
+            id: "cacheTiers",
+            summary: "What is stored besides the KV pool, and what it has saved",
+            replies: &[Body::Json(of::<TiersReply>)],
+            ..OPERATOR
+        },
         Operation {
             path: "/v1/cache/stats",
             id: "cacheStats",
