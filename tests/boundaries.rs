@@ -77,7 +77,9 @@ fn sources(root: &Path, name: &str) -> Vec<(String, String)> {
 /// Whether the code, without its comments, contains the word.
 fn has_word(text: &str, word: &str) -> bool {
     text.lines().map(|line| line.split("//").next().unwrap_or("")).any(|line| {
-        line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|found| found == word)
+        // A word with a hyphen is part of a text.
+        line.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '-')
+            .any(|found| found == word)
     })
 }
 

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import time
 import typing
+import urllib.request
 
-import httpx
 import openai
 import pydantic
 
@@ -97,7 +97,11 @@ def check_errors(client, model):
 def check_cancel(client, model):
     """A client that closes its stream ends its request, which would otherwise run for long."""
     address = str(client.base_url).removesuffix("/v1/")
-    counts = lambda: httpx.get(f"{address}/admin/audit").json()["audit"]
+
+    def counts():
+        with urllib.request.urlopen(f"{address}/admin/audit") as reply:
+            return json.load(reply)["audit"]
+
     ask = dict(model=model, messages=[{"role": "user", "content": "Count."}], extra_body={"ignore_eos": True})
     with client.chat.completions.create(**ask, stream=True, max_completion_tokens=3_000) as stream:
         for _ in zip(range(3), stream):

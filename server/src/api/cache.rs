@@ -181,7 +181,7 @@ pub struct TiersReply {
     /// The time that computing them would have taken at the recent speed.
     pub compute_seconds_saved: f64,
     /// The disk tier (`--kv-cache-dir`); `null` if there is none.
-    #[schemars(schema_with = "fields::counters_schema::<DiskStats>")]
+    #[schemars(schema_with = "fields::optional_counters_schema::<DiskStats>")]
     pub disk: Option<DiskStats>,
 }
 

@@ -81,6 +81,13 @@ pub(super) fn counters_schema<T: Default + Serialize>(_: &mut SchemaGenerator) -
     json_schema!({"type": "object", "required": required, "properties": members})
 }
 
+/// [`counters_schema`], or null.
+pub(super) fn optional_counters_schema<T: Default + Serialize>(
+    generator: &mut SchemaGenerator,
+) -> Schema {
+    json_schema!({"anyOf": [counters_schema::<T>(generator), {"type": "null"}]})
+}
+
 /// The schema of an object whose members have descriptions elsewhere.
 pub(super) fn object_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "object"})

@@ -45,6 +45,8 @@ async fn replies_are_as_described() {
         ("/v1/cache/unpin", json!({"id": 4000})),
         ("/v1/cache/evict", json!({"prompt": text})),
         ("/v1/cache/evict", json!({})),
+        // It takes a file and not JSON.
+        ("/v1/cache/import", json!({})),
         ("/v1/cache/policy", json!({"eviction": "lfu"})),
         ("/v1/cache/flush", json!({})),
     ] {

@@ -210,10 +210,12 @@ impl Parts<'_> {
                 let then_name = format!("{name}_then");
                 let reasoned = calls::text_until(self.tokenizer, "reasoned", close);
                 let open = calls::marker(self.tokenizer, open);
-                let first =
-                    if *is_open { "reasoned".into() } else { format!("({open} reasoned)?") };
-                let space = format!("SPACE: /{WHITESPACE}/\n");
-                let start = format!("start: {first} SPACE? @{then_name}\n{reasoned}{space}");
+                let first = match *is_open {
+                    true => "reasoned SPACE?".to_owned(),
+                    false => format!("({open} reasoned SPACE?)?"),
+                };
+                let space = "SPACE: / |\\n{1,4}/\n";
+                let start = format!("start: {first} @{then_name}\n{reasoned}{space}");
                 self.add_lark(name, start);
                 self.add(then_name, then)?;
             }
