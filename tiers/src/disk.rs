@@ -55,7 +55,7 @@ pub enum DiskError {
     },
 }
 
-/// Records in a directory. See the [module documentation](self).
+/// Records in a directory.
 #[derive(Debug)]
 pub struct DiskTier {
     folder: PathBuf,
