@@ -82,6 +82,9 @@ pub struct CpuOptions {
     pub path: Option<Path>,
     /// Element type in which matrices are kept.
     pub weight_type: WeightType,
+    /// Whether KV blocks can be copied out of and into the KV store. [`Backend::kv_format`] needs a
+    /// hash of the weights then: their files are read once more when they are loaded.
+    pub kv_copies: bool,
 }
 
 impl Default for CpuOptions {
@@ -93,6 +96,7 @@ impl Default for CpuOptions {
             threads: None,
             path: None,
             weight_type: WeightType::Stored,
+            kv_copies: false,
         }
     }
 }
@@ -101,7 +105,7 @@ impl Default for CpuOptions {
 #[derive(Debug)]
 pub struct CpuBackend {
     spec: BackendSpec,
-    kv_format: KvFormat,
+    kv_format: Option<KvFormat>,
     checker: BatchChecker,
     decoder: Decoder,
     kv: KvStore,
@@ -153,8 +157,9 @@ impl CpuBackend {
             key_layout: KvLayout::of_keys(path, bf16, block_size, config.head_dim),
         };
         check_memory(&config, &weights, &options, &shape)?;
-        let kv_format =
-            kv_format(&config, &weights, options.weight_type, &shape, path, thread_count);
+        let kv_format = options
+            .kv_copies
+            .then(|| kv_format(&config, &weights, options.weight_type, &shape, path, thread_count));
         let workers = Workers::new(thread_count);
         let decoder = Decoder::load(config, weights, options.weight_type, path, &workers)?;
         let block_count = options.kv_budget.block_count(shape.block_bytes())?;
@@ -239,7 +244,7 @@ impl Backend for CpuBackend {
     }
 
     fn kv_format(&self) -> Option<KvFormat> {
-        Some(self.kv_format.clone())
+        self.kv_format.clone()
     }
 
     fn read_blocks(&mut self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), BackendError> {

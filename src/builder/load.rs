@@ -38,6 +38,7 @@ impl EngineBuilder {
             kv_type: self.kv_type,
             threads: self.threads,
             weight_type: self.weights.unwrap_or_default(),
+            kv_copies: cfg!(feature = "tiers"),
             ..CpuOptions::default()
         };
         let own_text = self.text;
