@@ -117,6 +117,7 @@ pub(super) fn backend(model: LoadedModel, setup: Setup) -> CpuBackend {
         threads: Some(setup.threads),
         path: setup.path,
         weight_type: setup.weight_type,
+        ..CpuOptions::default()
     };
     CpuBackend::new(model.config, model.weights, options).expect("a valid model")
 }
