@@ -17,6 +17,7 @@ mod progress;
 pub mod rng;
 mod serve;
 mod soak;
+mod tiers;
 pub mod workload;
 
 /// The available measurements.
@@ -44,6 +45,12 @@ pub enum BenchCommand {
     /// Fails if a KV block is not accounted for at the end. Reports resident memory over time
     /// (Linux only).
     Soak(soak::SoakArgs),
+    /// Compare conversations that do not fit in the KV pool without and with a disk tier
+    ///
+    /// Many conversations take turns, and all of them together are several times larger than the
+    /// pool, so that each turn finds its history evicted. Then the time to first token of one
+    /// prefix is measured cold, warm, and after a restart of the engine.
+    Tiers(Box<tiers::TiersArgs>),
 }
 
 impl BenchCommand {
@@ -58,6 +65,7 @@ impl BenchCommand {
             Self::Load(args) => args.run().await,
             Self::Serve(args) => args.run().await,
             Self::Soak(args) => args.run().await,
+            Self::Tiers(args) => args.run().await,
         }
     }
 }

@@ -2,11 +2,13 @@
 //!
 //! [`open_loop`] sends each conversation at its start time, however slow the target is: this shows
 //! what users see at a given rate of arrivals. [`closed_loop`] keeps a fixed number of
-//! conversations in progress: this shows what the target can serve.
+//! conversations in progress: this shows what the target can serve. [`in_turns`] lets many
+//! conversations alternate, so that each of them waits for the others between its turns.
 
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::metrics::RequestRecord;
@@ -159,6 +161,37 @@ pub async fn closed_loop<T: Target>(
     Ok(measured(begin, finished.into_iter().map(|(_, client)| client)))
 }
 
+/// Runs all conversations, with `concurrency` requests in progress at a time. A conversation's next
+/// turn is sent after the turns of all others that were due before it. Start times and pauses are
+/// ignored. `on_answered` is called after each answer.
+///
+/// # Errors
+/// As [`open_loop`].
+pub async fn in_turns<T: Target>(
+    target: &T,
+    conversations: &[Conversation],
+    concurrency: usize,
+    on_answered: impl Fn(),
+) -> anyhow::Result<Measured> {
+    let begin = Instant::now();
+    // The permits are given in the order in which they were asked for.
+    let permits = Semaphore::new(concurrency);
+    let clients = conversations.iter().map(|conversation| async {
+        let mut client = Client::new(target.clone(), conversation.clone(), begin);
+        loop {
+            let _permit = permits.acquire().await?;
+            let Some(sent) = client.submit().await? else { break };
+            if !client.read(sent).await? {
+                break;
+            }
+            on_answered();
+        }
+        anyhow::Ok(client)
+    });
+    let finished: Vec<_> = futures::future::try_join_all(clients).await?;
+    Ok(measured(begin, finished))
+}
+
 fn measured<T: Target>(begin: Instant, clients: impl IntoIterator<Item = Client<T>>) -> Measured {
     let mut measured = Measured { elapsed: begin.elapsed(), ..Measured::default() };
     for client in clients {
@@ -222,19 +255,30 @@ impl<T: Target> Client<T> {
 
     /// Reads the answer to `sent` and continues the conversation to its end.
     async fn run(mut self, mut sent: Option<Sent<T>>) -> anyhow::Result<Self> {
-        while let Some(Sent { mut record, answer }) = sent {
-            let read = self.target.read(answer, &mut self.history, &mut record, self.clock).await;
-            if let Err(failure) = read {
-                self.fail(failure, record.sent_at)?;
+        while let Some(request) = sent {
+            if !self.read(request).await? {
                 break;
             }
-            self.records.push(record);
             if self.turns_sent < self.conversation.turns.len() {
                 tokio::time::sleep(self.conversation.pause).await;
             }
             sent = self.submit().await?;
         }
         Ok(self)
+    }
+
+    /// Reads an answer. Returns whether the conversation goes on.
+    async fn read(&mut self, sent: Sent<T>) -> anyhow::Result<bool> {
+        let Sent { mut record, answer } = sent;
+        let read = self.target.read(answer, &mut self.history, &mut record, self.clock).await;
+        match read {
+            Ok(()) => self.records.push(record),
+            Err(failure) => {
+                self.fail(failure, record.sent_at)?;
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn fail(&mut self, failure: Failure, sent_at: f64) -> anyhow::Result<()> {
@@ -247,5 +291,58 @@ impl<T: Target> Client<T> {
             Failure::Fatal(error) => return Err(error),
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    use super::*;
+
+    /// Notes the first token of every turn.
+    #[derive(Clone, Default)]
+    struct Notes(Arc<Mutex<Vec<u32>>>);
+
+    impl Target for Notes {
+        type History = ();
+        type Answer = ();
+
+        async fn submit(&self, _: &mut (), turn: &Turn, _: i32) -> Result<(), Failure> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(turn.tokens[0]);
+            Ok(())
+        }
+
+        async fn read(
+            &self,
+            (): (),
+            _: &mut (),
+            record: &mut RequestRecord,
+            clock: Clock,
+        ) -> Result<(), Failure> {
+            tokio::task::yield_now().await;
+            record.token_times.push(clock.now());
+            Ok(())
+        }
+    }
+
+    /// Goal: conversations that take turns come around in order, whatever the concurrency, and
+    /// their records are by conversation, then by turn.
+    #[tokio::test]
+    async fn conversations_take_turns() {
+        let turn = |id| Turn { tokens: vec![id], output_tokens: 1 };
+        let plan: Vec<Conversation> = (0..3)
+            .map(|client| Conversation {
+                turns: vec![turn(client), turn(10 + client)],
+                ..Conversation::default()
+            })
+            .collect();
+        for concurrency in 1..=3 {
+            let notes = Notes::default();
+            let measured = in_turns(&notes, &plan, concurrency, || {}).await.expect("answers");
+            assert_eq!(measured.records.len(), 6);
+            let sent = notes.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            assert_eq!(sent, [0, 1, 2, 10, 11, 12], "{concurrency} at a time");
+        }
     }
 }

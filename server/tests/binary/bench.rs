@@ -117,3 +117,28 @@ fn the_prefix_benchmark_refuses_no_prefix_caching() {
     let message = fail(&["bench", "prefix", "--model", TINY, "--no-prefix-caching"]);
     assert!(message.contains("--no-prefix-caching"), "{message}");
 }
+
+/// Goal: every turn of all conversations is reported for both settings, and the pool alone has
+/// nothing for a first turn; sizes that fit nothing are refused with the numbers.
+#[test]
+fn tiers_reports_every_turn() {
+    let size = ["--clients", "8", "--rounds", "2", "--input-tokens", "64", "--output-tokens", "4"];
+    let rest = ["--concurrency", "2", "--prefix", "128", "--block-size", "16"];
+    let report = bench(&[&["tiers"], &size[..], &rest].concat());
+    let rounds = report["rounds"].as_array().expect("an array");
+    assert_eq!(rounds.len(), 2, "{report}");
+    for figures in rounds.iter().chain([&report["all"]]) {
+        for side in ["pool", "disk"] {
+            assert!(figures[side]["ttft_ms"]["p50"].as_f64() > Some(0.0), "{report}");
+        }
+    }
+    assert_eq!(rounds[0]["pool"]["cached_share"], 0.0, "{report}");
+    for name in ["cold_ms", "warm_ms", "restarted_ms"] {
+        assert!(report["restart"][name].as_f64() > Some(0.0), "{report}");
+    }
+    let message =
+        fail(&["bench", "tiers", "--model", TINY, "--clients", "2", "--concurrency", "2"]);
+    assert!(message.contains("2880 tokens, got 720"), "{message}");
+    let message = fail(&["bench", "tiers", "--model", TINY, "--num-blocks", "9"]);
+    assert!(message.contains("--working-set"), "{message}");
+}

@@ -1,0 +1,337 @@
+//! `stolon bench tiers`: what a disk tier saves when conversations do not fit in the KV pool, and
+//! after a restart.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+use stolon::{Engine, Event, Request};
+
+use super::drive::in_turns;
+use super::metrics::{RequestRecord, Spread, median, share, throughputs};
+use super::progress;
+use super::rng::SeededRng;
+use super::workload::{Conversation, Turn};
+use crate::args::EngineArgs;
+use crate::terminal;
+
+/// Tokens after the shared prefix in the requests that measure a restart.
+const SUFFIX_TOKENS: usize = 16;
+
+/// Arguments of `stolon bench tiers`.
+#[derive(Debug, Args)]
+pub struct TiersArgs {
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+    /// Number of conversations
+    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..))]
+    clients: u32,
+    /// Number of turns of each conversation
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(value_name = "TURNS")]
+    rounds: u32,
+    /// Tokens that each turn adds to its conversation's prompt
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_name = "TOKENS")]
+    input_tokens: u32,
+    /// Number of tokens to generate per turn
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_name = "TOKENS")]
+    output_tokens: u32,
+    /// Number of requests in progress at a time
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_name = "REQUESTS")]
+    concurrency: u32,
+    /// KV of all conversations at their ends, as a multiple of the KV pool
+    #[arg(long, default_value_t = 4.0, value_name = "TIMES")]
+    working_set: f64,
+    /// Length of the prefix that is read back after a restart, in tokens
+    #[arg(long, default_value_t = 1_024, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_name = "TOKENS")]
+    prefix: u32,
+    /// Number of runs with each setting. Runs without and with a disk tier alternate
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    repeats: u32,
+    /// Seed of the prompts
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// The runs with one setting.
+#[derive(Default)]
+struct Side {
+    /// The answers of each run: by conversation, then by turn.
+    runs: Vec<Vec<RequestRecord>>,
+}
+
+/// Figures of the requests of one turn of all conversations, or of all turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+struct Figures {
+    ttft_ms: Spread,
+    /// Prompt tokens that were not computed, 0 to 1.
+    cached_share: f64,
+}
+
+/// Times to first token of a prefix, in milliseconds: medians.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+struct Restart {
+    cold_ms: f64,
+    warm_ms: f64,
+    restarted_ms: f64,
+}
+
+impl Side {
+    /// The requests of one turn of all conversations, or of all turns.
+    fn figures(&self, rounds: usize, round: Option<usize>) -> Figures {
+        let of_round = |index: usize| round.is_none_or(|round| index % rounds == round);
+        let records: Vec<&RequestRecord> = (self.runs.iter())
+            .flat_map(|run| run.iter().enumerate().filter(|(index, _)| of_round(*index)))
+            .map(|(_, record)| record)
+            .collect();
+        Figures {
+            ttft_ms: Spread::of_ms(records.iter().filter_map(|record| record.ttft_ms())),
+            cached_share: share(
+                records.iter().map(|record| record.cached_tokens).sum(),
+                records.iter().map(|record| record.prompt_tokens).sum(),
+            ),
+        }
+    }
+}
+
+/// A new directory below another one, which is removed in the end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(parent: &Path) -> anyhow::Result<Directory> {
+        let path = parent.join(format!("stolon-bench-tiers-{}", std::process::id()));
+        std::fs::create_dir_all(&path)
+            .with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(Directory(path))
+    }
+
+    /// Removes what is in it.
+    fn clear(&self) -> anyhow::Result<()> {
+        let failed = || format!("cannot clear {}", self.0.display());
+        std::fs::remove_dir_all(&self.0).with_context(failed)?;
+        std::fs::create_dir_all(&self.0).with_context(failed)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // A directory that is left behind is an annoyance only.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl TiersArgs {
+    pub(super) async fn run(mut self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            self.engine.num_blocks.is_none() && self.engine.kv_memory.is_none(),
+            "--num-blocks and --kv-memory have no meaning here: --working-set gives the size of the \
+             KV pool"
+        );
+        anyhow::ensure!(
+            self.working_set.is_finite() && self.working_set > 0.0,
+            "expected a --working-set above 0, got {}",
+            self.working_set
+        );
+        let parent = self.engine.kv_cache_dir.take().unwrap_or_else(std::env::temp_dir);
+        let directory = Directory::new(&parent)?;
+        let mut sides = [Side::default(), Side::default()];
+        let mut model = String::new();
+        for repeat in 0..self.repeats {
+            let order = if repeat % 2 == 0 { [0, 1] } else { [1, 0] };
+            for side in order {
+                directory.clear()?;
+                let engine = self.start((side == 1).then_some(&directory.0)).await?;
+                model.clone_from(&engine.model_info().id);
+                sides[side].runs.push(self.converse(&engine, side, repeat).await?);
+                engine.shutdown().await;
+            }
+        }
+        let restart = self.restart(&directory).await?;
+        self.report(&model, &sides, restart)
+    }
+
+    /// Tokens of a conversation at its end.
+    fn conversation_tokens(&self) -> usize {
+        self.rounds as usize * (self.input_tokens + self.output_tokens) as usize
+    }
+
+    /// Starts an engine whose KV pool has the size of the benchmark.
+    async fn start(&self, disk: Option<&PathBuf>) -> anyhow::Result<Engine> {
+        let all = self.clients as usize * self.conversation_tokens();
+        let running = self.concurrency as usize * self.conversation_tokens();
+        let pool = (all as f64 / self.working_set) as usize;
+        anyhow::ensure!(
+            pool >= running,
+            "expected room for --concurrency conversations in the KV pool, {running} tokens, got \
+             {pool}: raise --clients, or lower --working-set or --concurrency"
+        );
+        // A prefix of the second part fits, too.
+        let tokens = pool.max(self.prefix as usize + 2 * SUFFIX_TOKENS);
+        let mut builder =
+            self.engine.builder()?.num_blocks(tokens.div_ceil(self.engine.block_size) + 1);
+        if let Some(directory) = disk {
+            builder = builder.kv_cache_dir(directory, self.engine.kv_cache_dir_size);
+        }
+        let engine = builder.build().await?;
+        let limit = engine.model_info().max_positions;
+        let needed = self.conversation_tokens().max(self.prefix as usize + SUFFIX_TOKENS + 1);
+        anyhow::ensure!(
+            needed <= limit,
+            "expected conversations and prefixes of at most {limit} tokens, which is the context \
+             length of the model, got {needed}: lower --rounds, --input-tokens or --prefix"
+        );
+        Ok(engine)
+    }
+
+    /// Random prompts of a model's vocabulary.
+    fn draw(engine: &Engine, rng: &mut SeededRng, count: usize) -> Vec<u32> {
+        let info = engine.model_info();
+        let excluded = |id: &u32| info.eos_token_ids.contains(id);
+        let ids: Vec<u32> = (0..info.vocab_size as u32).filter(|id| !excluded(id)).collect();
+        rng.tokens(count, ids.len()).into_iter().map(|index| ids[index as usize]).collect()
+    }
+
+    /// Lets all conversations take turns.
+    async fn converse(
+        &self,
+        engine: &Engine,
+        side: usize,
+        repeat: u32,
+    ) -> anyhow::Result<Vec<RequestRecord>> {
+        let mut rng = SeededRng::new(self.seed.wrapping_add(u64::from(repeat)));
+        let mut turn = || Turn {
+            tokens: Self::draw(engine, &mut rng, self.input_tokens as usize),
+            output_tokens: self.output_tokens as usize,
+        };
+        let conversations: Vec<Conversation> = (0..self.clients)
+            .map(|_| Conversation {
+                turns: (0..self.rounds).map(|_| turn()).collect(),
+                ..Conversation::default()
+            })
+            .collect();
+        let count = (self.clients * self.rounds) as usize;
+        let bar = progress::bar(count, ["pool only", "with a disk tier"][side]);
+        let concurrency = self.concurrency as usize;
+        let measured = in_turns(engine, &conversations, concurrency, || bar.inc(1)).await?;
+        bar.finish_and_clear();
+        anyhow::ensure!(
+            measured.records.len() == count,
+            "the engine refused requests because its queue was full: raise --max-queued or \
+             --max-queued-tokens"
+        );
+        Ok(measured.records)
+    }
+
+    /// Measures one prefix cold, from the pool, and from the disk after a restart.
+    async fn restart(&self, directory: &Directory) -> anyhow::Result<Restart> {
+        let mut times = [const { Vec::new() }; 3];
+        for repeat in 0..self.repeats.max(3) {
+            directory.clear()?;
+            let engine = self.start(Some(&directory.0)).await?;
+            let mut rng = SeededRng::new(self.seed.wrapping_add(u64::from(repeat)));
+            let prefix = Self::draw(&engine, &mut rng, self.prefix as usize);
+            let mut prompt = || {
+                let mut prompt = prefix.clone();
+                prompt.extend(Self::draw(&engine, &mut rng, SUFFIX_TOKENS));
+                prompt
+            };
+            let prompts = [prompt(), prompt(), prompt()];
+            // The first request of an engine pays for memory that is used for the first time.
+            first_token(&engine, &prompts[0][self.prefix as usize..]).await?;
+            times[0].push(first_token(&engine, &prompts[0]).await?);
+            times[1].push(first_token(&engine, &prompts[1]).await?);
+            engine.flush_disk().await?;
+            engine.shutdown().await;
+            let engine = self.start(Some(&directory.0)).await?;
+            first_token(&engine, &prompts[0][self.prefix as usize..]).await?;
+            times[2].push(first_token(&engine, &prompts[2]).await?);
+            engine.shutdown().await;
+        }
+        let [cold_ms, warm_ms, restarted_ms] = times.map(median);
+        Ok(Restart { cold_ms, warm_ms, restarted_ms })
+    }
+
+    fn report(&self, model: &str, sides: &[Side; 2], restart: Restart) -> anyhow::Result<()> {
+        let rounds = self.rounds as usize;
+        let pair = |round| sides.each_ref().map(|side| side.figures(rounds, round));
+        let speed = sides.each_ref().map(|side| median(throughputs(&side.runs)));
+        let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
+        if self.json {
+            let of_round = |round| {
+                let [pool, disk] = pair(round);
+                let ratio = ratio(disk.ttft_ms.p50, pool.ttft_ms.p50);
+                json!({"pool": pool, "disk": disk, "ttft_p50_ratio": ratio})
+            };
+            terminal::line(json!({
+                "model": model,
+                "clients": self.clients,
+                "rounds": (0..rounds).map(|round| of_round(Some(round))).collect::<Vec<_>>(),
+                "all": of_round(None),
+                "throughput_tok_s": {"pool": speed[0], "disk": speed[1]},
+                "restart": restart,
+            }))?;
+            return Ok(());
+        }
+        terminal::line(format!(
+            "{model}: {} conversations of {rounds} turns with {} tokens each, {} generated, {} \
+             requests at a time; the KV of all is {} times the pool\n",
+            self.clients, self.input_tokens, self.output_tokens, self.concurrency, self.working_set,
+        ))?;
+        let heading =
+            ["", "pool: cached", "TTFT p50", "p99", "disk: cached", "TTFT p50", "p99", "p50 ratio"];
+        let mut rows = vec![heading.map(str::to_owned).to_vec()];
+        for round in (0..rounds).map(Some).chain([None]) {
+            let [pool, disk] = pair(round);
+            let name = round.map_or("all".to_owned(), |round| format!("turn {}", round + 1));
+            let cells = |figures: Figures| {
+                let (ttft, cached) = (figures.ttft_ms, figures.cached_share * 100.0);
+                [format!("{cached:.1} %"), ms(ttft.p50), ms(ttft.p99)]
+            };
+            let last = format!("{:.3}", ratio(disk.ttft_ms.p50, pool.ttft_ms.p50));
+            let row = [name].into_iter().chain(cells(pool)).chain(cells(disk)).chain([last]);
+            rows.push(row.collect());
+        }
+        terminal::stream(&terminal::table(&rows))?;
+        terminal::line(format!(
+            "\nthroughput: {:.0} tok/s without, {:.0} with a disk tier, {:.2} times\n\
+             prefix of {} tokens: first token after {} cold, {} from the pool, {} from the disk \
+             after a restart",
+            speed[0],
+            speed[1],
+            ratio(speed[1], speed[0]),
+            self.prefix,
+            ms(restart.cold_ms),
+            ms(restart.warm_ms),
+            ms(restart.restarted_ms),
+        ))?;
+        Ok(())
+    }
+}
+
+fn ms(value: f64) -> String {
+    format!("{value:.1} ms")
+}
+
+/// Time to the first token of a prompt, in milliseconds.
+async fn first_token(engine: &Engine, prompt: &[u32]) -> anyhow::Result<f64> {
+    let begin = std::time::Instant::now();
+    let mut time = Duration::ZERO;
+    let request = Request::tokens(prompt.to_vec()).max_tokens(1).ignore_eos(true);
+    let mut stream = engine.generate(request).await?;
+    while let Some(event) = futures::StreamExt::next(&mut stream).await {
+        if matches!(event?, Event::Token(_)) && time.is_zero() {
+            time = begin.elapsed();
+        }
+    }
+    Ok(time.as_secs_f64() * 1e3)
+}
