@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks the description of the API with a validator, and sends requests that are made from it to a
-# server: no reply may have status 500, and each has to have the form that is described.
+# server: no reply may have status 500 or the like, and each has to have the form that is described.
 #
 # usage: describe.sh STOLON PYTHON, a virtual environment's with schemathesis and
 # openapi-spec-validator
@@ -21,6 +21,11 @@ for _ in $(seq 100); do
 done
 curl -sf "$base/openapi.json" >"$folder/openapi.json"
 "$bin/python" -m openapi_spec_validator "$folder/openapi.json"
+# A request may ask for less time than its answer takes.
+cat >"$folder/schemathesis.toml" <<'EOF'
+[checks]
+not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", 504]
+EOF
 # The stream of events does not end by itself.
 "$bin/schemathesis" run "$base/openapi.json" \
     --checks not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance \
