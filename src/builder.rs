@@ -42,7 +42,9 @@ pub struct EngineBuilder {
     download_progress: Option<stolon_model::ProgressCallback>,
     runtime: Option<Handle>,
     #[cfg(feature = "tiers")]
-    disk: Option<crate::engine::DiskSettings>,
+    disk: Option<(std::path::PathBuf, u64)>,
+    #[cfg(feature = "object-store")]
+    object_store: Option<String>,
     config: EngineConfig,
 }
 
@@ -364,7 +366,24 @@ impl EngineBuilder {
         budget_bytes: u64,
     ) -> Self {
         let directory = directory.into();
-        self.disk = Some(crate::engine::DiskSettings { directory, budget_bytes });
+        self.disk = Some((directory, budget_bytes));
+        self
+    }
+
+    /// Stores what is stored in the directory of [`kv_cache_dir`](Self::kv_cache_dir), which must be
+    /// set, in an object store, too, and fetches from there what the directory has not, where that
+    /// is faster than computing. Engines with the same model share what they have computed.
+    ///
+    /// `url` is `s3://bucket/folder`, `gs://...`, `az://...`, or `file:///...` for a directory that
+    /// several machines have mounted. Credentials, regions and endpoints are taken from the
+    /// environment variables that the tools of the store use, such as `AWS_ACCESS_KEY_ID`,
+    /// `AWS_REGION`, `AWS_ENDPOINT` and `AWS_ALLOW_HTTP`. Nothing is removed: set a rule for old
+    /// objects in the store. Whoever can write to it can change what the model answers.
+    /// [`build`](Self::build) fails with [`Error::ObjectStore`] if the store does not answer; when
+    /// it fails later, requests go on, and compute what cannot be fetched.
+    #[cfg(feature = "object-store")]
+    pub fn kv_object_store(mut self, url: impl Into<String>) -> Self {
+        self.object_store = Some(url.into());
         self
     }
 
@@ -430,6 +449,25 @@ impl EngineBuilder {
         self
     }
 
+    /// The settings of the disk tier and of what is behind it.
+    #[cfg(feature = "tiers")]
+    fn disk_settings(&mut self) -> Result<Option<crate::engine::DiskSettings>, Error> {
+        #[cfg(feature = "object-store")]
+        let object_store = self.object_store.take();
+        #[cfg(not(feature = "object-store"))]
+        let object_store = None;
+        match self.disk.take() {
+            Some((directory, budget_bytes)) => {
+                Ok(Some(crate::engine::DiskSettings { directory, budget_bytes, object_store }))
+            }
+            None if object_store.is_some() => {
+                let got = "no directory";
+                Err(Error::invalid("kv_object_store", "a directory with `kv_cache_dir`", got))
+            }
+            None => Ok(None),
+        }
+    }
+
     /// Loads the model and starts the engine. The number of KV blocks is logged (`tracing`, level
     /// info). If the returned future is dropped, loading continues in the background, and the
     /// model is then dropped.
@@ -442,6 +480,7 @@ impl EngineBuilder {
     ///   a custom backend, or if neither a model nor a backend is set;
     /// * [`Error::Disk`] if the directory of the disk tier cannot be used (feature `tiers`), and
     ///   `NoKvCopies` if the backend does not support one;
+    /// * `ObjectStore` if the object store cannot be used (feature `object-store`);
     /// * [`EngineError::StartFailed`] if there is no tokio runtime, if it has no time driver, or if
     ///   loading the model or making the backend panics.
     pub async fn build(mut self) -> Result<Engine, Error> {
@@ -449,7 +488,7 @@ impl EngineBuilder {
         #[cfg_attr(not(feature = "tiers"), allow(unused_mut, reason = "the tiers change it"))]
         let (mut config, runtime) = (std::mem::take(&mut self.config), self.runtime.take());
         #[cfg(feature = "tiers")]
-        let disk = self.disk.take().map(|settings| (crate::engine::Tiers::new(), settings));
+        let disk = self.disk_settings()?.map(|settings| (crate::engine::Tiers::new(), settings));
         #[cfg(feature = "tiers")]
         if let Some((tiers, _)) = &disk {
             config.kv_sink = Some(std::sync::Arc::clone(tiers) as _);

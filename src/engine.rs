@@ -21,6 +21,9 @@ use crate::{
 
 mod cache;
 #[cfg(feature = "tiers")]
+#[cfg_attr(not(feature = "object-store"), path = "engine/no_objects.rs")]
+mod objects;
+#[cfg(feature = "tiers")]
 mod prefix_file;
 #[cfg(feature = "tiers")]
 mod tiers;

@@ -59,6 +59,10 @@ pub enum Error {
     #[cfg(feature = "tiers")]
     #[error(transparent)]
     Disk(Arc<stolon_tiers::DiskError>),
+    /// The object store of the disk tier cannot be used.
+    #[cfg(feature = "object-store")]
+    #[error(transparent)]
+    ObjectStore(Arc<stolon_tiers::ObjectError>),
     /// A file could not be read or written.
     #[cfg(feature = "tiers")]
     #[error("{path}: {error}")]

@@ -204,5 +204,7 @@ pub use stolon_text::{
     ChatMessage, ChatTemplateError, FunctionSchema, GgufTokenizer, Grammar, GrammarError,
     MessageContent, Otherwise, TextSource, TokenizerError, TokenizerSource, ToolCallGrammar,
 };
+#[cfg(feature = "object-store")]
+pub use stolon_tiers::ObjectError;
 #[cfg(feature = "tiers")]
-pub use stolon_tiers::{DiskError, DiskStats, FormatError};
+pub use stolon_tiers::{DiskError, DiskStats, FormatError, ObjectStats};

@@ -62,6 +62,16 @@ pub struct EngineArgs {
     /// removed
     #[arg(long, value_parser = parse_bytes, default_value = "16G", value_name = "BYTES")]
     pub kv_cache_dir_size: u64,
+    /// Object store in which the KV of `--kv-cache-dir` is stored, too, so that servers with the
+    /// same model share it: `s3://bucket/folder`, `gs://`, `az://`, or `file://` for a shared
+    /// directory
+    ///
+    /// Credentials, regions and endpoints are taken from the environment: `AWS_ACCESS_KEY_ID`,
+    /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT`, `GOOGLE_SERVICE_ACCOUNT`,
+    /// `AZURE_STORAGE_ACCOUNT_NAME` and so on. Nothing is removed from the store.
+    #[cfg(feature = "object-store")]
+    #[arg(long, requires = "kv_cache_dir", value_name = "URL")]
+    pub kv_object_store: Option<String>,
     /// Number of tokens per KV cache block: a power of two from 1 to 256
     ///
     /// The prefix cache shares whole blocks. Smaller blocks share more of two similar prompts and
@@ -183,6 +193,10 @@ impl EngineArgs {
         }
         if let Some(directory) = &self.kv_cache_dir {
             builder = builder.kv_cache_dir(directory, self.kv_cache_dir_size);
+        }
+        #[cfg(feature = "object-store")]
+        if let Some(url) = &self.kv_object_store {
+            builder = builder.kv_object_store(url);
         }
         if let Some(count) = self.num_blocks {
             builder = builder.num_blocks(count);

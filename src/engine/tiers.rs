@@ -1,13 +1,15 @@
-//! The disk tier of an engine: what is computed is stored, and stored KV is read while a request
-//! waits to be submitted.
+//! The tiers of an engine besides the pool: what is computed is stored on disk, and stored KV is read
+//! while a request waits to be submitted. Behind the disk there may be an object store
+//! ([`super::objects`]).
 //!
 //! Storing: the scheduler offers what it has added to the prefix tree ([`KvSink`]), copies what is
 //! not on the disk yet out of the pool, and a thread of its own writes it.
 //!
 //! Loading: before a request is submitted, [`Tiers::load`] looks up how much of its prompt is on the
-//! disk beyond what is in the pool. If reading that is expected to be faster than computing it, it
-//! is read and verified on a blocking thread, and the request is submitted with the result. A read
-//! that takes much longer than expected is not waited for.
+//! disk, and then in the object store, beyond what is in the pool. If reading that is expected to be
+//! faster than computing it, it is read and verified, and the request is submitted with the result.
+//! What takes much longer than expected is not waited for. What was fetched from the object store is
+//! on the disk afterwards.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,10 +22,13 @@ use futures::future::Shared;
 use stolon_actors::EngineHandle;
 use stolon_kvcache::Namespace;
 use stolon_scheduler::{KvSink, StoredKv};
-use stolon_tiers::{ChainKey, DiskStats, DiskTier, DiskWrite, DiskWriter, KvShape};
+use stolon_tiers::{
+    ChainKey, DiskStats, DiskTier, DiskWrite, DiskWriter, KvShape, ObjectStats, Place,
+};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::Engine;
+use super::objects::Objects;
 use crate::prompt::Prompts;
 use crate::{Error, ModelInfo, Request, SamplingParams};
 
@@ -44,6 +49,8 @@ const UNMEASURED_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) struct DiskSettings {
     pub(crate) directory: PathBuf,
     pub(crate) budget_bytes: u64,
+    /// URL of the object store behind it.
+    pub(crate) object_store: Option<String>,
 }
 
 /// A read that several requests may wait for.
@@ -63,6 +70,18 @@ pub(crate) struct Tiers {
 struct Disk {
     tier: Arc<DiskTier>,
     writer: DiskWriter,
+    /// What is behind the disk.
+    objects: Option<Arc<Objects>>,
+}
+
+/// What of a prompt is read, and how long it is waited for.
+#[derive(Debug)]
+struct Plan {
+    /// Positions on the disk.
+    disk: Range<usize>,
+    /// Records in the object store, from the end of those positions on.
+    objects: Vec<Place>,
+    limit: Duration,
 }
 
 /// How much of a prompt is where. Each number counts from the start of the prompt.
@@ -73,6 +92,8 @@ pub struct TierMatch {
     pub pool: usize,
     /// Tokens whose KV is on the disk.
     pub disk: usize,
+    /// Tokens whose KV is on the disk or, as far as is known, in the object store.
+    pub object_store: usize,
 }
 
 impl Tiers {
@@ -84,33 +105,42 @@ impl Tiers {
         })
     }
 
-    /// Opens the directory. Blocks.
-    pub(crate) fn open(&self, settings: &DiskSettings, shape: KvShape) -> Result<(), Error> {
-        let opened = DiskTier::open(&settings.directory, settings.budget_bytes, shape);
+    /// Opens the directory, and the object store behind it.
+    async fn open(
+        &self,
+        engine: &Engine,
+        settings: DiskSettings,
+        shape: KvShape,
+    ) -> Result<(), Error> {
+        let DiskSettings { directory, budget_bytes, object_store } = settings;
+        let path = directory.clone();
+        let opened = engine.blocking(move || DiskTier::open(&path, budget_bytes, shape)).await?;
         let tier = Arc::new(opened.map_err(|error| Error::Disk(Arc::new(error)))?);
-        let writer = DiskWriter::start(Arc::clone(&tier)).map_err(|error| Error::File {
-            path: settings.directory.clone(),
-            error: Arc::new(error),
-        })?;
+        let objects = match object_store {
+            Some(url) => {
+                let opened = Objects::open(url, Arc::clone(&tier));
+                let opened = engine.inner.handle.runtime().spawn(opened).await;
+                Some(Arc::new(opened.map_err(|_| stolon_scheduler::EngineError::Stopped)??))
+            }
+            None => None,
+        };
+        let uploads = objects.clone();
+        let on_written =
+            move |keys: Vec<_>| uploads.iter().for_each(|objects| objects.offer(&keys));
+        let writer = DiskWriter::start(Arc::clone(&tier), on_written);
+        let writer = writer
+            .map_err(|error| Error::File { path: directory.clone(), error: Arc::new(error) })?;
         let stats = tier.stats();
         tracing::info!(
-            directory = %settings.directory.display(),
+            directory = %directory.display(),
             records = stats.records,
             bytes = stats.bytes,
             budget_bytes = stats.budget_bytes,
             "KV is stored on disk"
         );
         // It is opened once.
-        let _ = self.disk.set(Disk { tier, writer });
+        let _ = self.disk.set(Disk { tier, writer, objects });
         Ok(())
-    }
-
-    /// Waits until everything was written, and gives the directory back. Blocks.
-    fn close(&self) {
-        if let Some(disk) = self.disk.get() {
-            disk.writer.flush();
-            disk.tier.close();
-        }
     }
 
     /// Stored KV of a prompt, if reading it is worth it.
@@ -120,61 +150,45 @@ impl Tiers {
         namespace: Namespace,
         tokens: &Arc<Vec<u32>>,
     ) -> Option<StoredKv> {
-        let tier = &self.disk.get()?.tier;
-        let matched = handle.query_match_len(&namespace, tokens);
-        let record = tier.shape().record_positions();
-        // Without a whole record beyond what is cached, there is nothing to gain.
-        if tokens.len() < (matched / record + 1) * record {
-            return None;
-        }
-        let end = tier.query_match_len(&namespace, tokens);
-        if end <= matched {
-            return None;
-        }
-        let start = matched / record * record;
-        let expected = tier.read_time(end - start);
-        let limit = match handle.prefill_time(end - matched) {
-            Some(compute) if expected > compute.mul_f64(WORTH_SHARE) => return None,
-            Some(_) => expected * PATIENCE + GRACE,
-            None => UNMEASURED_LIMIT,
-        };
-        let load = self.begin(handle, namespace, tokens, start..end)?;
+        let plan = self.disk.get()?.plan(handle, &namespace, tokens)?;
+        let limit = plan.limit;
+        let load = self.begin(handle, namespace, tokens, plan)?;
         // The timer needs the engine's runtime; the caller may have another one.
         let wait = async move { tokio::time::timeout(limit, load).await };
         handle.runtime().spawn(wait).await.ok()?.ok()?.ok()?
     }
 
-    /// Begins to read these positions of a prompt, or joins a read that has begun. `None` if there
-    /// is no memory for it now.
+    /// Begins to read a part of a prompt, or joins a read that has begun. `None` if there is no
+    /// memory for it now.
     fn begin(
         self: &Arc<Self>,
         handle: &EngineHandle,
         namespace: Namespace,
         tokens: &Arc<Vec<u32>>,
-        positions: Range<usize>,
+        plan: Plan,
     ) -> Option<Load> {
-        let disk = self.disk.get()?;
-        let key = (disk.tier.key(&namespace, tokens, positions.end), positions.start);
+        let tier = &self.disk.get()?.tier;
+        let (start, record) = (plan.disk.start, tier.shape().record_positions());
+        let end = plan.disk.end + plan.objects.len() * record;
+        let key = (tier.key(&namespace, tokens, end), start);
         let mut loads = self.loads();
         if let Some(load) = loads.get(&key) {
             return Some(load.clone());
         }
-        let bytes = disk.tier.shape().record_bytes(positions.len()).unwrap_or(usize::MAX);
+        let bytes = tier.shape().record_bytes(end - start).unwrap_or(usize::MAX);
         let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
         let permit = Arc::clone(&self.memory).try_acquire_many_owned(units).ok()?;
         let (sender, receiver) = oneshot::channel();
         let load = receiver.shared();
         loads.insert(key, load.clone());
         drop(loads);
-        let (tiers, tier, tokens) = (Arc::clone(self), Arc::clone(&disk.tier), Arc::clone(tokens));
+        let (tiers, tokens) = (Arc::clone(self), Arc::clone(tokens));
+        let block_size = tier.shape().block_size;
         // If the runtime ends, the sender is dropped, and nothing is loaded any more.
-        handle.runtime().spawn_blocking(move || {
-            let blocks = tier.read(&namespace, &tokens, positions.start, positions.end);
-            let block_size = tier.shape().block_size;
-            let loaded = (!blocks.is_empty()).then(|| {
-                let first_block = positions.start / block_size;
-                StoredKv::new(block_size, first_block, blocks).holding(permit)
-            });
+        handle.runtime().spawn(async move {
+            let blocks = tiers.read(namespace, tokens, plan).await;
+            let loaded = (!blocks.is_empty())
+                .then(|| StoredKv::new(block_size, start / block_size, blocks).holding(permit));
             tiers.loads().remove(&key);
             // Fails only if nobody waits for it any more.
             let _ = sender.send(loaded);
@@ -182,8 +196,79 @@ impl Tiers {
         Some(load)
     }
 
+    /// Reads blocks, fewer than planned if something cannot be read. What comes from the object
+    /// store is written to the disk.
+    async fn read(
+        &self,
+        namespace: Namespace,
+        tokens: Arc<Vec<u32>>,
+        plan: Plan,
+    ) -> Vec<Box<[u8]>> {
+        let Some(disk) = self.disk.get() else { return Vec::new() };
+        let Plan { disk: positions, objects: places, .. } = plan;
+        let expected = positions.len() / disk.tier.shape().block_size;
+        let (tier, own_tokens) = (Arc::clone(&disk.tier), Arc::clone(&tokens));
+        let read = move || tier.read(&namespace, &own_tokens, positions.start, positions.end);
+        // Fails only if the runtime ends.
+        let mut blocks = match expected {
+            0 => Vec::new(),
+            _ => tokio::task::spawn_blocking(read).await.unwrap_or_default(),
+        };
+        if let (Some(objects), Some(first), true) =
+            (&disk.objects, places.first(), blocks.len() == expected)
+        {
+            let first = first.first;
+            let fetched = objects.fetch(namespace, Arc::clone(&tokens), places).await;
+            let bytes = fetched.concat();
+            disk.writer.push(DiskWrite { namespace, tokens, first, blocks: bytes });
+            blocks.extend(fetched);
+        }
+        blocks
+    }
+
     fn loads(&self) -> MutexGuard<'_, HashMap<(ChainKey, usize), Load>> {
         self.loads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Disk {
+    /// What of a prompt is worth to be read, beyond what is in the pool.
+    fn plan(&self, handle: &EngineHandle, namespace: &Namespace, tokens: &[u32]) -> Option<Plan> {
+        let matched = handle.query_match_len(namespace, tokens);
+        let record = self.tier.shape().record_positions();
+        // Without a whole record beyond what is cached, there is nothing to gain.
+        if tokens.len() < (matched / record + 1) * record {
+            return None;
+        }
+        let start = matched / record * record;
+        let mut places = self.tier.places(namespace, tokens).skip(start / record).peekable();
+        let stored = |place: &Place| self.tier.contains(&place.key);
+        let on_disk = std::iter::from_fn(|| places.next_if(stored)).count() * record;
+        let disk = start..start + on_disk;
+        let mut objects: Vec<Place> = match &self.objects {
+            Some(objects) => places.take_while(|place| objects.contains(&place.key)).collect(),
+            None => Vec::new(),
+        };
+        loop {
+            let end = disk.end + objects.len() * record;
+            if end <= matched {
+                return None;
+            }
+            let fetch_time = |source: &Arc<Objects>| source.fetch_time(objects.len());
+            let fetch = self.objects.as_ref().map(fetch_time).unwrap_or_default();
+            let expected = self.tier.read_time(on_disk) + fetch;
+            let limit = match handle.prefill_time(end - matched) {
+                Some(compute) if expected > compute.mul_f64(WORTH_SHARE) => None,
+                Some(_) => Some(expected * PATIENCE + GRACE),
+                None => Some(UNMEASURED_LIMIT),
+            };
+            match limit {
+                Some(limit) => return Some(Plan { disk, objects, limit }),
+                None if objects.is_empty() => return None,
+                // The disk alone may be worth it.
+                None => objects.clear(),
+            }
+        }
     }
 }
 
@@ -232,17 +317,33 @@ impl Engine {
         let engine = Engine::new(handle, prompts, recommended_sampling, info, tiers.clone());
         if let Some((tiers, settings)) = tiers.zip(settings) {
             let shape = engine.kv_shape()?;
-            engine.blocking(move || tiers.open(&settings, shape)).await??;
+            tiers.open(&engine, settings, shape).await?;
         }
         Ok(engine)
     }
 
-    /// Ends the disk tier of an engine that has stopped.
+    /// Ends the disk tier of an engine that has stopped, after everything was written. The object
+    /// store is waited for, too, but not for ever.
     pub(super) async fn close_disk(&self) {
-        if let Some(tiers) = self.inner.tiers.clone() {
-            // Fails only if the runtime has ended.
-            let _ = self.blocking(move || tiers.close()).await;
-        }
+        // Both fail only if the runtime has ended.
+        let _ = self.flush_writer().await;
+        let Some(tiers) = self.inner.tiers.clone() else { return };
+        let close = move || tiers.disk.get().map(|disk| disk.tier.close());
+        let _ = self.blocking(close).await;
+    }
+
+    /// Waits until everything in the queue of writes was written, and uploaded.
+    async fn flush_writer(&self) -> Result<(), Error> {
+        let Some(tiers) = self.inner.tiers.clone() else { return Ok(()) };
+        let own = Arc::clone(&tiers);
+        self.blocking(move || own.disk.get().map(|disk| disk.writer.flush())).await?;
+        let flush = async move {
+            if let Some(objects) = tiers.disk.get().and_then(|disk| disk.objects.as_ref()) {
+                objects.flush().await;
+            }
+        };
+        let flushed = self.inner.handle.runtime().spawn(flush).await;
+        flushed.map_err(|_| stolon_scheduler::EngineError::Stopped.into())
     }
 
     /// How much of the request's prompt is in each tier now. Does no I/O and has no side effects;
@@ -256,9 +357,18 @@ impl Engine {
         let tokens = self.inner.prompts.tokens_here(&request.source)?;
         let namespace = request.namespace()?;
         let pool = self.inner.handle.query_match_len(&namespace, &tokens);
-        let disk = self.inner.tiers.as_ref().and_then(|tiers| tiers.disk.get());
-        let disk = disk.map_or(0, |disk| disk.tier.query_match_len(&namespace, &tokens));
-        Ok(TierMatch { pool, disk })
+        let Some(disk) = self.inner.tiers.as_ref().and_then(|tiers| tiers.disk.get()) else {
+            return Ok(TierMatch { pool, disk: 0, object_store: 0 });
+        };
+        let stored = |place: &Place| {
+            let in_store = |objects: &Arc<Objects>| objects.contains(&place.key);
+            disk.tier.contains(&place.key) || disk.objects.as_ref().is_some_and(in_store)
+        };
+        let record = disk.tier.shape().record_positions();
+        let places = disk.tier.places(&namespace, &tokens);
+        let object_store = places.take_while(stored).count() * record;
+        let disk = disk.tier.query_match_len(&namespace, &tokens);
+        Ok(TierMatch { pool, disk, object_store })
     }
 
     /// What the disk tier has counted and stores; `None` if there is none.
@@ -266,17 +376,23 @@ impl Engine {
         Some(self.inner.tiers.as_ref()?.disk.get()?.tier.stats())
     }
 
-    /// Waits until everything that was computed before is on the disk, or was given up because
-    /// writing failed. Does nothing without a disk tier.
+    /// What the object tier has counted; `None` if there is none.
+    pub fn object_stats(&self) -> Option<ObjectStats> {
+        Some(self.inner.tiers.as_ref()?.disk.get()?.objects.as_ref()?.stats())
+    }
+
+    /// Waits until everything that was computed before is on the disk and in the object store, or
+    /// was given up because writing failed or takes too long. Does nothing without a disk tier.
     ///
     /// # Errors
     /// `Stopped` if the engine's runtime has ended.
     pub async fn flush_disk(&self) -> Result<(), Error> {
-        let Some(tiers) = self.inner.tiers.clone() else { return Ok(()) };
+        if self.inner.tiers.is_none() {
+            return Ok(());
+        }
         // An audit runs after the copies of the steps before it, so they are in the queue then.
         // One that fails does not concern the disk.
         let _ = self.audit().await;
-        let flush = move || tiers.disk.get().map(|disk| disk.writer.flush());
-        self.blocking(flush).await.map(drop)
+        self.flush_writer().await
     }
 }

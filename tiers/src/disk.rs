@@ -72,13 +72,15 @@ pub struct DiskTier {
     closed: AtomicBool,
 }
 
-/// A record of a prompt.
+/// A full record of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+pub struct Place {
     /// Its first position.
-    first: usize,
-    parent: ChainKey,
-    key: ChainKey,
+    pub first: usize,
+    /// The key of what is before it.
+    pub parent: ChainKey,
+    /// Its own key.
+    pub key: ChainKey,
 }
 
 impl DiskTier {
@@ -206,7 +208,14 @@ impl DiskTier {
     /// `blocks` are the bytes of the blocks from there, one after another; a rest that fills no
     /// record is ignored. What exceeds the budget is removed, the least recently used first. If a
     /// write fails, nothing is written for a few seconds. Blocks.
-    pub fn write(&self, namespace: &Namespace, tokens: &[u32], first: usize, blocks: &[u8]) {
+    /// Returns the keys of what was written.
+    pub fn write(
+        &self,
+        namespace: &Namespace,
+        tokens: &[u32],
+        first: usize,
+        blocks: &[u8],
+    ) -> Vec<ChainKey> {
         let positions = self.shape.record_positions();
         let bytes = positions / self.shape.block_size * self.shape.block_bytes;
         let places = self.places(namespace, tokens).filter(|place| place.first >= first);
@@ -236,6 +245,17 @@ impl DiskTier {
             }
         }
         self.touch(&written);
+        written
+    }
+
+    /// The bytes of a stored record; `None` if there is none or it cannot be read. They are not
+    /// verified. Blocks.
+    pub fn bytes_of(&self, key: &ChainKey) -> Option<Vec<u8>> {
+        let file = self.contains(key).then(|| File::open(self.path(key)))?.ok()?;
+        let mut bytes = Vec::new();
+        let expected = self.shape.record_bytes(self.shape.record_positions())?;
+        file.take(expected as u64 + 1).read_to_end(&mut bytes).ok()?;
+        (bytes.len() == expected).then_some(bytes)
     }
 
     /// Counters, and what is stored now.
@@ -260,8 +280,13 @@ impl DiskTier {
         self.counters.skipped(records);
     }
 
-    /// The full records of a prompt.
-    fn places<'a>(
+    /// Whether a record is stored. Does no I/O.
+    pub fn contains(&self, key: &ChainKey) -> bool {
+        self.index().contains(key)
+    }
+
+    /// The full records of a prompt, in their order. Does no I/O.
+    pub fn places<'a>(
         &self,
         namespace: &Namespace,
         tokens: &'a [u32],
@@ -298,14 +323,7 @@ impl DiskTier {
             let mut bytes = Vec::with_capacity(expected);
             let limited = file.take(expected as u64 + 1).read_to_end(&mut bytes);
             limited.map_err(|error| error.to_string())?;
-            let record = Record::parse(&bytes, &self.shape, namespace);
-            let record = record.map_err(|error| error.to_string())?;
-            let end = place.first + record.tokens.len();
-            let is_it = record.header.key == place.key
-                && record.header.parent == place.parent
-                && record.header.first == place.first
-                && tokens.get(place.first..end) == Some(&record.tokens);
-            if is_it { Ok(record) } else { Err("the file has the record of another key".into()) }
+            self.verify(namespace, tokens, place, &bytes)
         };
         match read() {
             Ok(record) => Some(record),
@@ -316,6 +334,28 @@ impl DiskTier {
                 None
             }
         }
+    }
+
+    /// The record in `bytes`, which come from here or from elsewhere, if it is that of `place`. Does
+    /// no I/O.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn verify(
+        &self,
+        namespace: &Namespace,
+        tokens: &[u32],
+        place: &Place,
+        bytes: &[u8],
+    ) -> Result<Record, String> {
+        let record = Record::parse(bytes, &self.shape, namespace);
+        let record = record.map_err(|error| error.to_string())?;
+        let end = place.first + record.tokens.len();
+        let is_it = record.header.key == place.key
+            && record.header.parent == place.parent
+            && record.header.first == place.first
+            && tokens.get(place.first..end) == Some(&record.tokens);
+        if is_it { Ok(record) } else { Err("it is the record of another key".into()) }
     }
 
     fn write_record(&self, key: &ChainKey, record: &[u8]) -> io::Result<()> {

@@ -8,6 +8,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use stolon_kvcache::Namespace;
 
 use crate::disk::DiskTier;
+use crate::key::ChainKey;
 
 /// Maximum number of bytes that wait to be written. When there are more, nothing is added: what is
 /// not stored now is offered again when it is used again.
@@ -44,15 +45,18 @@ enum Message {
 }
 
 impl DiskWriter {
-    /// Starts the thread.
+    /// Starts the thread. It calls `on_written` with the keys of what it has written.
     ///
     /// # Errors
     /// If the operating system cannot start a thread.
-    pub fn start(tier: Arc<DiskTier>) -> io::Result<DiskWriter> {
+    pub fn start(
+        tier: Arc<DiskTier>,
+        on_written: impl Fn(Vec<ChainKey>) + Send + 'static,
+    ) -> io::Result<DiskWriter> {
         let (queue, messages) = mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let (own_tier, own_waiting) = (Arc::clone(&tier), Arc::clone(&waiting));
-        let work = move || run(&own_tier, &messages, &own_waiting);
+        let work = move || run(&own_tier, &messages, &own_waiting, &on_written);
         std::thread::Builder::new().name("stolon-disk".to_owned()).spawn(work)?;
         Ok(DiskWriter { tier, queue, waiting })
     }
@@ -85,12 +89,18 @@ impl DiskWriter {
     }
 }
 
-fn run(tier: &DiskTier, messages: &Receiver<Message>, waiting: &AtomicUsize) {
+fn run(
+    tier: &DiskTier,
+    messages: &Receiver<Message>,
+    waiting: &AtomicUsize,
+    on_written: &dyn Fn(Vec<ChainKey>),
+) {
     while let Ok(message) = messages.recv() {
         match message {
             Message::Write(DiskWrite { namespace, tokens, first, blocks }) => {
-                tier.write(&namespace, &tokens, first, &blocks);
+                let written = tier.write(&namespace, &tokens, first, &blocks);
                 waiting.fetch_sub(blocks.len(), Ordering::Relaxed);
+                on_written(written);
             }
             // Fails only if nobody waits any more.
             Message::Flush(done) => drop(done.send(())),

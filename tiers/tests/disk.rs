@@ -173,7 +173,7 @@ fn failing_writes_are_counted_and_nothing_else_happens() {
 fn a_flush_waits_for_all_writes() {
     let directory = tempfile::tempdir().expect("a directory");
     let tier = Arc::new(open(directory.path()));
-    let writer = DiskWriter::start(Arc::clone(&tier)).expect("a thread");
+    let writer = DiskWriter::start(Arc::clone(&tier), |_| {}).expect("a thread");
     for seed in 0..20 {
         let tokens = Arc::new(tokens(seed, 3));
         let blocks = blocks(&tokens);

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use stolon::{CacheStats, DiskStats, EngineStats, NodeDump};
+use stolon::{CacheStats, DiskStats, EngineStats, NodeDump, ObjectStats};
 
 use super::chat::{MAX_MESSAGES, Message};
 use super::completions::PromptInput;
@@ -183,6 +183,9 @@ pub struct TiersReply {
     /// The disk tier (`--kv-cache-dir`); `null` if there is none.
     #[schemars(schema_with = "fields::optional_counters_schema::<DiskStats>")]
     pub disk: Option<DiskStats>,
+    /// The object store behind it (`--kv-object-store`); `null` if there is none.
+    #[schemars(schema_with = "fields::optional_counters_schema::<ObjectStats>")]
+    pub object_store: Option<ObjectStats>,
 }
 
 /// `GET /v1/cache/policy`, and the reply to `POST`.

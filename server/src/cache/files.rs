@@ -116,5 +116,18 @@ pub(super) fn tiers(reply: &Value) -> Vec<String> {
         number("writes_failed"),
         number("writes_skipped")
     ));
+    let store = &reply["object_store"];
+    if !store.is_null() {
+        let number = |name: &str| store[name].as_u64().unwrap_or(0);
+        let size = |name: &str| bytesize::ByteSize(number(name));
+        lines.push(format!(
+            "store    {} records known, {} fetched, {} stored, {} requests failed, {} skipped",
+            number("records"),
+            size("fetched_bytes"),
+            size("stored_bytes"),
+            number("failures"),
+            number("writes_skipped")
+        ));
+    }
     lines
 }

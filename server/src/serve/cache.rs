@@ -43,6 +43,7 @@ pub(super) async fn tiers(State(app): State<Arc<App>>) -> Json<TiersReply> {
         loaded_tokens: stats.loaded_tokens,
         compute_seconds_saved: saved,
         disk: app.engine.disk_stats(),
+        object_store: app.engine.object_stats(),
     })
 }
 

@@ -16,7 +16,9 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use stolon::{DiskStats, Engine, EngineHistograms, EngineStats, HistogramData, ModelInfo};
+use stolon::{
+    DiskStats, Engine, EngineHistograms, EngineStats, HistogramData, ModelInfo, ObjectStats,
+};
 
 use super::App;
 use super::error::ApiError;
@@ -59,6 +61,9 @@ impl Collector for EngineMetrics {
         steps(&mut out, &stats)?;
         if let Some(stats) = engine.disk_stats() {
             disk(&mut out, &stats)?;
+        }
+        if let Some(stats) = engine.object_stats() {
+            objects(&mut out, &stats)?;
         }
         distributions(&mut out, &engine.histograms(), info.max_positions)
     }
@@ -162,6 +167,21 @@ fn disk(out: &mut Output<'_>, stats: &DiskStats) -> fmt::Result {
         ("write_skipped", stats.writes_skipped),
     ];
     out.counters("kv_disk_records", help, "event", &events)
+}
+
+fn objects(out: &mut Output<'_>, stats: &ObjectStats) -> fmt::Result {
+    let help = "Records that the object store has, as far as is known.";
+    out.gauge("kv_object_store_known_records", help, stats.records)?;
+    let help = "KV that was fetched from the object store.";
+    out.counter("kv_object_store_fetched_bytes", help, stats.fetched_bytes)?;
+    let help = "KV that was stored in the object store.";
+    out.counter("kv_object_store_stored_bytes", help, stats.stored_bytes)?;
+    let help = "Requests to the object store that failed.";
+    out.counter("kv_object_store_failures", help, stats.failures)?;
+    let help = "Records of the object store. Event refused: damaged, or of another key; \
+                write_skipped: too many were waiting, or the store had just failed.";
+    let events = [("refused", stats.records_refused), ("write_skipped", stats.writes_skipped)];
+    out.counters("kv_object_store_records", help, "event", &events)
 }
 
 fn steps(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {

@@ -1,0 +1,181 @@
+//! The object store behind the disk tier: what is written to the disk is uploaded by a task, and what
+//! the store has beyond the disk is fetched when a prompt needs it.
+//!
+//! The task uploads a few records at a time from a bounded queue; what does not fit is left out,
+//! counted, and offered again when it is computed again by an engine whose disk lacks it. Another
+//! task lists the store from time to time, to learn what other engines have stored.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use futures::{StreamExt, stream};
+use stolon_kvcache::Namespace;
+use stolon_tiers::{ChainKey, DiskTier, ObjectStats, ObjectTier, Place};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::Error;
+
+/// Maximum number of lists of records that wait to be uploaded.
+const QUEUE: usize = 1_024;
+/// Records that are uploaded at a time, and that are fetched at a time for one prompt.
+const PARALLEL: usize = 16;
+/// Time between two listings, at least; and as a multiple of the time that a listing takes.
+const LIST_INTERVAL: Duration = Duration::from_secs(30);
+const LIST_INTERVAL_TIMES: u32 = 20;
+/// How long a flush waits.
+const FLUSH_LIMIT: Duration = Duration::from_secs(30);
+
+/// An object store, and the queue of uploads to it.
+#[derive(Debug)]
+pub(super) struct Objects {
+    tier: Arc<ObjectTier>,
+    disk: Arc<DiskTier>,
+    uploads: mpsc::Sender<Upload>,
+}
+
+#[derive(Debug)]
+enum Upload {
+    Records(Vec<ChainKey>),
+    /// Answered when everything before it was uploaded or given up.
+    Flush(oneshot::Sender<()>),
+}
+
+impl Objects {
+    /// Opens a store and checks that it answers. Its settings are taken from the environment. Must
+    /// run on the engine's runtime.
+    pub(super) async fn open(url: String, disk: Arc<DiskTier>) -> Result<Objects, Error> {
+        let failed = |error| Error::ObjectStore(Arc::new(error));
+        // Variables that are not UTF-8 are not settings.
+        let settings = std::env::vars_os().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        });
+        let tier = ObjectTier::new(&url, settings, disk.shape()).map_err(failed)?;
+        tier.check().await.map_err(failed)?;
+        let tier = Arc::new(tier);
+        tracing::info!(url, "KV is stored in an object store");
+        let (uploads, queue) = mpsc::channel(QUEUE);
+        tokio::spawn(upload_all(Arc::clone(&tier), Arc::clone(&disk), queue));
+        tokio::spawn(list(Arc::downgrade(&tier)));
+        Ok(Objects { tier, disk, uploads })
+    }
+
+    /// Offers records that were written to the disk. Does not block.
+    pub(super) fn offer(&self, keys: &[ChainKey]) {
+        let count = keys.len() as u64;
+        if count > 0 && self.uploads.try_send(Upload::Records(keys.to_vec())).is_err() {
+            self.tier.note_skipped(count);
+        }
+    }
+
+    /// Whether the store has a record, as far as is known.
+    pub(super) fn contains(&self, key: &ChainKey) -> bool {
+        self.tier.contains(key)
+    }
+
+    /// The time that fetching so many records is expected to take.
+    pub(super) fn fetch_time(&self, records: usize) -> Duration {
+        self.tier.fetch_time(records.saturating_mul(self.record_bytes()))
+    }
+
+    /// Fetches records of a prompt and verifies them. Returns their blocks, up to the first record
+    /// that cannot be had.
+    pub(super) async fn fetch(
+        &self,
+        namespace: Namespace,
+        tokens: Arc<Vec<u32>>,
+        places: Vec<Place>,
+    ) -> Vec<Box<[u8]>> {
+        let (begun, bytes) = (Instant::now(), self.record_bytes());
+        let one = |place: Place| {
+            let (tier, disk, tokens) = (&self.tier, &self.disk, Arc::clone(&tokens));
+            async move {
+                let record = tier.fetch(&place.key, bytes).await;
+                let record = record.map_err(|error| error.to_string())?;
+                let (own_disk, key) = (Arc::clone(disk), place.key);
+                let verify = move || own_disk.verify(&namespace, &tokens, &place, &record);
+                let verified = tokio::task::spawn_blocking(verify).await;
+                let verified = verified.map_err(|error| error.to_string())?;
+                verified.inspect_err(|_| tier.refuse(&key))
+            }
+        };
+        let mut records = stream::iter(places).map(one).buffered(PARALLEL);
+        let (mut blocks, mut count) = (Vec::new(), 0);
+        while let Some(record) = records.next().await {
+            match record {
+                Ok(record) => blocks.extend(record.blocks),
+                Err(reason) => {
+                    tracing::warn!(reason, "stored KV could not be fetched; it is computed");
+                    break;
+                }
+            }
+            count += 1;
+        }
+        if count > 0 {
+            self.tier.note_speed(count * bytes, begun.elapsed());
+        }
+        blocks
+    }
+
+    /// Waits until what was offered before was uploaded or given up, or [`FLUSH_LIMIT`] is over.
+    pub(super) async fn flush(&self) {
+        let (done, finished) = oneshot::channel();
+        let flush = async {
+            if self.uploads.send(Upload::Flush(done)).await.is_ok() {
+                // Fails only if the task has ended.
+                let _ = finished.await;
+            }
+        };
+        if tokio::time::timeout(FLUSH_LIMIT, flush).await.is_err() {
+            tracing::warn!("some KV was not uploaded to the object store in time");
+        }
+    }
+
+    pub(super) fn stats(&self) -> ObjectStats {
+        self.tier.stats()
+    }
+
+    fn record_bytes(&self) -> usize {
+        let shape = self.disk.shape();
+        shape.record_bytes(shape.record_positions()).unwrap_or(usize::MAX)
+    }
+}
+
+/// Uploads until nobody can offer anything any more.
+async fn upload_all(tier: Arc<ObjectTier>, disk: Arc<DiskTier>, mut queue: mpsc::Receiver<Upload>) {
+    while let Some(message) = queue.recv().await {
+        match message {
+            Upload::Records(keys) => {
+                let missing = keys.into_iter().filter(|key| !tier.contains(key));
+                let upload = |key| upload(&tier, &disk, key);
+                stream::iter(missing).for_each_concurrent(PARALLEL, upload).await;
+            }
+            // Fails only if nobody waits any more.
+            Upload::Flush(done) => drop(done.send(())),
+        }
+    }
+}
+
+async fn upload(tier: &ObjectTier, disk: &Arc<DiskTier>, key: ChainKey) {
+    let disk = Arc::clone(disk);
+    let read = tokio::task::spawn_blocking(move || disk.bytes_of(&key)).await;
+    // It may have been evicted since.
+    let Ok(Some(record)) = read else { return tier.note_skipped(1) };
+    if tier.is_paused() {
+        return tier.note_skipped(1);
+    }
+    if let Err(error) = tier.store(&key, record).await {
+        tracing::warn!(%error, "KV could not be uploaded; nothing is uploaded for a while");
+    }
+}
+
+/// Lists the store as long as somebody uses it.
+async fn list(tier: Weak<ObjectTier>) {
+    while let Some(tier) = tier.upgrade() {
+        let begun = Instant::now();
+        if let Err(error) = tier.refresh().await {
+            tracing::warn!(%error, "the object store could not be listed");
+        }
+        drop(tier);
+        tokio::time::sleep(LIST_INTERVAL.max(begun.elapsed() * LIST_INTERVAL_TIMES)).await;
+    }
+}

@@ -1,0 +1,215 @@
+//! The object store behind the disk tier: engines with directories of their own share what they have
+//! computed, with the same bits, and whatever happens to the store, requests go on.
+//!
+//! The store is a directory. With `STOLON_S3_URL` and the variables of S3's tools, the tests that are
+//! ignored by default use a real server.
+#![cfg(feature = "object-store")]
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use stolon::{Engine, EngineBuilder, Error, Request};
+use stolon_backend::fake::{FakeBackend, FakeLatency, FakeOptions, expected_next};
+
+/// A directory with the store and the directories of two engines, removed at the end of a test.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Place {
+        let path =
+            std::env::temp_dir().join(format!("stolon-object-{name}-{}", std::process::id()));
+        // It is left if an earlier run was interrupted.
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(path.join("store")).expect("a directory");
+        Place(path)
+    }
+
+    fn store(&self) -> PathBuf {
+        self.0.join("store")
+    }
+
+    fn url(&self) -> String {
+        format!("file://{}", self.store().display())
+    }
+
+    fn objects(&self) -> Vec<PathBuf> {
+        let list = |path: &Path| {
+            let entries = std::fs::read_dir(path).into_iter().flatten();
+            entries.map(|entry| entry.expect("readable").path()).collect::<Vec<_>>()
+        };
+        list(&self.store().join("v1")).iter().flat_map(|folder| list(folder)).collect()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn prompt(len: usize, seed: u32) -> Vec<u32> {
+    (0..len as u32).map(|n| (n * 31 + n * n * 7 + seed * 13) % 256).collect()
+}
+
+/// The tokens of a greedy answer with the bits of their log-probabilities, and how many prompt
+/// tokens were not computed.
+async fn answer(engine: &Engine, tokens: &[u32]) -> (Vec<(u32, u32)>, usize) {
+    let request = Request::tokens(tokens).max_tokens(12).logprobs(3).ignore_eos(true);
+    let answer = engine.complete(request).await.expect("an answer");
+    let logprobs = answer.logprobs.iter().map(|token| (token.token_id, token.logprob.to_bits()));
+    (logprobs.collect(), answer.finish.usage.cached_tokens)
+}
+
+/// Waits until an engine knows that a prompt's first `tokens` tokens are in the store. The test
+/// would hang if it never did.
+async fn wait_for(engine: &Engine, prompt: &[u32], tokens: usize) {
+    loop {
+        let found = engine.query_tiers(&Request::tokens(prompt)).expect("tokens");
+        if found.object_store >= tokens {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn stop(engine: Engine) {
+    engine.flush_disk().await.expect("it runs");
+    let audit = engine.audit().await.expect("a consistent accounting");
+    assert_eq!(audit.blocks_reserved, 0);
+    engine.shutdown().await;
+}
+
+fn tiny() -> EngineBuilder {
+    Engine::builder().model("random:tiny").num_blocks(64)
+}
+
+/// One engine computes a prompt, and another one, with an empty directory, has it from the store.
+async fn one_engine_computes_for_another(place: &Place, url: &str) {
+    let (tokens, longer) = (prompt(200, 1), [prompt(200, 1), prompt(50, 2)].concat());
+    let engine = |directory: &str| {
+        tiny().kv_cache_dir(place.0.join(directory), 1 << 30).kv_object_store(url).build()
+    };
+    let first = engine("first").await.expect("an engine");
+    answer(&first, &tokens).await;
+    first.flush_disk().await.expect("it runs");
+    let stored = first.object_stats().expect("a store");
+    assert_eq!((stored.records, stored.records_stored), (3, 3));
+    stop(first).await;
+    let cold = tiny().build().await.expect("an engine");
+    let second = engine("second").await.expect("an engine");
+    wait_for(&second, &longer, 192).await;
+    let found = second.query_tiers(&Request::tokens(longer.clone())).expect("tokens");
+    assert_eq!((found.pool, found.disk, found.object_store), (0, 0, 192));
+    let (expected, _) = answer(&cold, &longer).await;
+    assert_eq!(answer(&second, &longer).await, (expected, 192));
+    assert_eq!(second.stats().loaded_tokens, 192);
+    // What was fetched is on the disk now, and what was computed, the answer's part of a fourth
+    // record, is in the store.
+    second.flush_disk().await.expect("it runs");
+    let found = second.query_tiers(&Request::tokens(longer.clone())).expect("tokens");
+    assert_eq!((found.disk, found.object_store), (192, 192));
+    let stats = second.object_stats().expect("a store");
+    assert_eq!((stats.records_fetched, stats.records_stored, stats.failures), (3, 1, 0));
+    stop(second).await;
+}
+
+/// Goal: an engine with an empty directory has the prompts of another one from the store, with the
+/// bits of an engine that computes everything.
+#[tokio::test]
+async fn engines_share_what_they_have_computed() {
+    let place = Place::new("share");
+    one_engine_computes_for_another(&place, &place.url()).await;
+    assert_eq!(place.objects().len(), 4);
+}
+
+/// Goal: the same through the protocol of S3.
+#[tokio::test]
+#[ignore = "needs an S3 server"]
+async fn engines_share_through_s3() {
+    let url = std::env::var("STOLON_S3_URL").expect("STOLON_S3_URL, such as s3://bucket/folder");
+    let place = Place::new("s3");
+    one_engine_computes_for_another(&place, &format!("{url}/{}", std::process::id())).await;
+}
+
+const VOCAB_SIZE: usize = 256;
+
+/// An engine on the fake backend, which takes 1 ms for a token, so that fetching is always worth it.
+/// Its strict mode fails if a block has not the KV of its prompt.
+fn slow_fake(place: &Place, directory: &str) -> EngineBuilder {
+    let latency =
+        FakeLatency { per_prefill_token: Duration::from_millis(1), ..FakeLatency::default() };
+    let options =
+        FakeOptions { vocab_size: VOCAB_SIZE, block_count: 64, latency, ..FakeOptions::default() };
+    Engine::builder()
+        .backend("fake", Box::new(FakeBackend::new(options)))
+        .kv_cache_dir(place.0.join(directory), 1 << 30)
+        .kv_object_store(place.url())
+}
+
+/// Requests an answer, checks its tokens, and returns how many prompt tokens were not computed.
+async fn ask(engine: &Engine, tokens: &[u32]) -> usize {
+    let request = Request::tokens(tokens).max_tokens(3).ignore_eos(true);
+    let answer = engine.complete(request).await.expect("an answer");
+    let mut all = tokens.to_vec();
+    for token in answer.token_ids {
+        assert_eq!(token, expected_next(&all, VOCAB_SIZE), "wrong KV was used");
+        all.push(token);
+    }
+    answer.finish.usage.cached_tokens
+}
+
+/// Goal: damaged and truncated objects are misses that are counted and not fetched again, and a
+/// prompt's records before the first wrong one are used.
+#[tokio::test]
+async fn damaged_objects_are_misses() {
+    let place = Place::new("damaged");
+    let first = slow_fake(&place, "first").build().await.expect("an engine");
+    ask(&first, &prompt(300, 1)).await;
+    ask(&first, &prompt(300, 2)).await;
+    stop(first).await;
+    for (index, path) in place.objects().iter().enumerate() {
+        let mut bytes = std::fs::read(path).expect("readable");
+        match index % 2 {
+            0 => bytes[200 + index] ^= 1,
+            _ => bytes.truncate(bytes.len() - 1),
+        }
+        std::fs::write(path, bytes).expect("written");
+    }
+    let second = slow_fake(&place, "second").build().await.expect("an engine");
+    for seed in [1, 2] {
+        wait_for(&second, &prompt(300, seed), 256).await;
+        assert_eq!(ask(&second, &prompt(300, seed)).await, 0);
+    }
+    let refused = second.object_stats().expect("a store").records_refused;
+    assert!(refused >= 2, "{refused}");
+    assert_eq!(second.stats().loaded_tokens, 0);
+    stop(second).await;
+}
+
+/// Goal: without the store, requests go on and its failures are counted; a store that never worked
+/// is refused by its URL when the engine starts.
+#[tokio::test]
+async fn a_store_that_fails_stops_nothing() {
+    let place = Place::new("fails");
+    let engine = slow_fake(&place, "first").build().await.expect("an engine");
+    ask(&engine, &prompt(300, 1)).await;
+    engine.flush_disk().await.expect("it runs");
+    std::fs::remove_dir_all(place.store()).expect("removed");
+    std::fs::write(place.store(), "a file in its place").expect("written");
+    for seed in 1..8 {
+        ask(&engine, &prompt(300, seed)).await;
+    }
+    engine.flush_disk().await.expect("it runs");
+    let stats = engine.object_stats().expect("a store");
+    assert!(stats.failures >= 1 && stats.writes_skipped >= 1, "{stats:?}");
+    stop(engine).await;
+    for url in ["ftp://host/folder", "s3:", "no url"] {
+        let directory = place.0.join("other");
+        let build = tiny().kv_cache_dir(directory, 1 << 30).kv_object_store(url).build();
+        let refused = build.await.expect_err("no store");
+        assert!(matches!(refused, Error::ObjectStore(_)), "{refused}");
+        assert!(refused.to_string().contains(url), "{refused}");
+    }
+    let refused = tiny().kv_object_store(place.url()).build().await.expect_err("no directory");
+    assert!(refused.to_string().contains("kv_cache_dir"), "{refused}");
+}

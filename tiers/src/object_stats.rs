@@ -1,0 +1,26 @@
+//! What an object tier counts.
+
+use serde::Serialize;
+
+/// Counters since an object tier was opened, and what is known of the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ObjectStats {
+    /// Records of this KV format that the store had when it was listed last, and those stored since.
+    pub records: u64,
+    /// Records that were fetched.
+    pub records_fetched: u64,
+    /// Bytes that were fetched.
+    pub fetched_bytes: u64,
+    /// Records that were stored.
+    pub records_stored: u64,
+    /// Bytes that were stored.
+    pub stored_bytes: u64,
+    /// Records that were refused after they were fetched: damaged, or of another key.
+    pub records_refused: u64,
+    /// Requests to the store that failed.
+    pub failures: u64,
+    /// Records that were not stored because too many were waiting, or because the store had failed
+    /// a short time before.
+    pub writes_skipped: u64,
+}
