@@ -13,8 +13,7 @@
 use std::array;
 
 use stolon::backend::{
-    Backend, BackendError, BackendSpec, BatchChecker, LogitRows, SequenceSlice, StepBatch,
-    StepOutput,
+    Backend, BackendError, BackendSpec, BatchChecker, SequenceSlice, StepBatch, StepOutput,
 };
 use stolon::{
     Engine, EngineError, Error, Event, EvictionCandidate, EvictionOrder, EvictionRank, Request,
@@ -54,6 +53,7 @@ impl AttentionBackend {
             block_size,
             block_count,
             block_bytes: block_size * size_of::<KeyValue>(),
+            hidden_size: None,
         };
         let kv = vec![KeyValue::default(); block_count * block_size];
         AttentionBackend { spec, checker: BatchChecker::new(block_count), kv }
@@ -88,12 +88,7 @@ impl AttentionBackend {
                 let kv_index = self.kv_index(slice, position);
                 self.kv[kv_index] = KeyValue { key: weights(token, 1), value: weights(token, 2) };
             }
-            let is_requested = match slice.logit_rows {
-                LogitRows::None => false,
-                LogitRows::Last => index + 1 == tokens.len(),
-                LogitRows::All => true,
-            };
-            if is_requested {
+            if slice.logit_rows.logits(tokens.len()).contains(&index) {
                 let hidden = self.attention(slice, position, token);
                 logits.extend(
                     (0..VOCAB_SIZE as u32).map(|next| 4.0 * dot(&hidden, &weights(next, 3))),
@@ -117,7 +112,7 @@ impl Backend for AttentionBackend {
             self.compute_slice(slice, slice_tokens, &mut logits);
             tokens = rest;
         }
-        Ok(StepOutput { logits })
+        Ok(StepOutput { logits, ..StepOutput::default() })
     }
 }
 

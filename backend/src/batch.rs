@@ -1,5 +1,7 @@
 //! The trait [`Backend`] and the plain data that goes in and out of it.
 
+use std::ops::Range;
+
 use stolon_kvcache::BlockId;
 
 /// The sizes of a backend, which the engine needs to plan batches and memory.
@@ -16,9 +18,14 @@ pub struct BackendSpec {
     pub block_count: usize,
     /// Size of one block in bytes: keys and values of all layers.
     pub block_bytes: usize,
+    /// Number of values of a hidden state, from which embeddings are made; `None` if the backend
+    /// does not return hidden states.
+    pub hidden_size: Option<usize>,
 }
 
-/// For which tokens of a sequence's slice the backend returns a row of logits.
+/// For which tokens of a sequence's slice the backend returns a row, and whether it is a row of
+/// logits or a hidden state: the output of the last layer after the final norm, which the output
+/// matrix turns into logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogitRows {
     /// For none. Used for every prefill chunk of a prompt except the last.
@@ -27,6 +34,34 @@ pub enum LogitRows {
     Last,
     /// For every token of the slice, which is what prompt log-probabilities need.
     All,
+    /// The hidden state of the slice's last token, which is what an embedding with
+    /// [`Pooling::Last`](crate::Pooling::Last) needs.
+    LastHidden,
+    /// The hidden state of every token of the slice, which is what an embedding with
+    /// [`Pooling::Mean`](crate::Pooling::Mean) needs.
+    AllHidden,
+}
+
+impl LogitRows {
+    /// The tokens of a slice of `token_count` tokens that get a row of logits.
+    #[must_use]
+    pub fn logits(self, token_count: usize) -> Range<usize> {
+        match self {
+            Self::Last => token_count.saturating_sub(1)..token_count,
+            Self::All => 0..token_count,
+            Self::None | Self::LastHidden | Self::AllHidden => 0..0,
+        }
+    }
+
+    /// The tokens of a slice of `token_count` tokens whose hidden states are returned.
+    #[must_use]
+    pub fn hidden(self, token_count: usize) -> Range<usize> {
+        match self {
+            Self::LastHidden => token_count.saturating_sub(1)..token_count,
+            Self::AllHidden => 0..token_count,
+            Self::None | Self::Last | Self::All => 0..0,
+        }
+    }
 }
 
 /// The part of a step that belongs to one sequence.
@@ -46,7 +81,7 @@ pub struct SequenceSlice {
     /// The sequence's blocks in order of position: block `i` holds the positions from
     /// `i * block_size`. The table covers at least `start + token_count` positions.
     pub block_table: Vec<BlockId>,
-    /// The tokens of this slice that get a row of logits.
+    /// The tokens of this slice that get a row of logits, or whose hidden states are returned.
     pub logit_rows: LogitRows,
 }
 
@@ -59,12 +94,15 @@ pub struct StepBatch {
     pub sequences: Vec<SequenceSlice>,
 }
 
-/// The logits of a step.
+/// The logits and the hidden states of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutput {
     /// Row-major `[rows, vocab_size]`: the rows requested by each slice's `logit_rows`, in the
     /// order of the batch's tokens.
     pub logits: Vec<f32>,
+    /// Row-major `[rows, hidden_size]`: the hidden states requested by each slice's `logit_rows`,
+    /// in the order of the batch's tokens.
+    pub hidden: Vec<f32>,
 }
 
 /// Why a step failed. The contents of the positions it should have written are undefined
@@ -106,12 +144,13 @@ pub trait Backend {
     /// The backend's sizes. They are constant over its lifetime.
     fn spec(&self) -> &BackendSpec;
 
-    /// Computes one ragged batch: writes keys and values and returns the requested logits.
+    /// Computes one ragged batch: writes keys and values and returns the requested logits and
+    /// hidden states.
     ///
-    /// **Batch invariance.** A row of logits depends, bit for bit, on the tokens of its own
-    /// sequence only. It does not depend on the other sequences of the batch, on how the prompt was
-    /// cut into chunks, on the block size, or on which positions were read from the cache. The
-    /// engine relies on this to return the same text with a warm and with a cold cache.
+    /// **Batch invariance.** A row of logits and a hidden state depend, bit for bit, on the tokens
+    /// of their own sequence only. They do not depend on the other sequences of the batch, on how the
+    /// prompt was cut into chunks, on the block size, or on which positions were read from the
+    /// cache. The engine relies on this to return the same text with a warm and with a cold cache.
     ///
     /// # Errors
     /// Any [`BackendError`]. Positions outside of the step's write ranges are unchanged even then.

@@ -6,7 +6,7 @@
 
 use stolon_kvcache::BlockId;
 
-use crate::{BackendError, BackendSpec, LogitRows, SequenceSlice, StepBatch};
+use crate::{BackendError, BackendSpec, SequenceSlice, StepBatch};
 
 /// Finds violations of the contract of [`StepBatch`]. A backend keeps one for its KV store.
 #[derive(Debug)]
@@ -108,11 +108,11 @@ fn check_slices(batch: &StepBatch, spec: &BackendSpec) -> Result<usize, BackendE
             ));
         }
         check_positions(index, slice, spec)?;
-        rows += match slice.logit_rows {
-            LogitRows::None => 0,
-            LogitRows::Last => 1,
-            LogitRows::All => count,
-        };
+        if spec.hidden_size.is_none() && !slice.logit_rows.hidden(count).is_empty() {
+            let rows = slice.logit_rows;
+            return Err(malformed(index, format_args!("expected rows of logits, got {rows:?}")));
+        }
+        rows += slice.logit_rows.logits(count).len();
     }
     if !rest.is_empty() {
         return Err(BackendError::MalformedBatch(format!(

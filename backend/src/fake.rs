@@ -2,8 +2,8 @@
 //! contents can be verified.
 //!
 //! In place of a key and a value, each position stores a *mark*: a hash of its token, its position
-//! and the mark of the previous position. Logits are a pure function of all marks of the prefix
-//! **as read back through the block table**. A wrong block, a shared block that was overwritten, or
+//! and the mark of the previous position. Logits and hidden states are pure functions of all marks
+//! of the prefix **as read back through the block table**. A wrong block, a shared block that was overwritten, or
 //! a block that was reused too early therefore leads to other tokens than [`expected_next`]
 //! returns, or to an error (see [`FakeOptions::strict`]).
 //!
@@ -16,12 +16,12 @@ use std::time::Duration;
 use stolon_kvcache::BlockId;
 
 use crate::{
-    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, LogitRows, SequenceSlice,
-    StepBatch, StepOutput, check_copy,
+    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, SequenceSlice, StepBatch,
+    StepOutput, check_copy,
 };
 
 pub use handle::{FakeFault, FakeHandle, StepHold};
-pub use marks::{expected_logits, expected_next};
+pub use marks::{expected_hidden, expected_logits, expected_next};
 
 mod handle;
 mod marks;
@@ -50,6 +50,8 @@ pub struct FakeOptions {
     pub block_size: usize,
     /// Number of blocks in the KV store.
     pub block_count: usize,
+    /// Number of values of a hidden state; `None` for a backend that returns logits only.
+    pub hidden_size: Option<usize>,
     /// The simulated duration of steps.
     pub latency: FakeLatency,
     /// Whether a step fails when it reads a position that was never written, or whose mark does
@@ -67,6 +69,7 @@ impl Default for FakeOptions {
             max_positions: 4096,
             block_size: 16,
             block_count: 256,
+            hidden_size: Some(16),
             latency: FakeLatency::default(),
             strict: true,
             record: false,
@@ -99,6 +102,7 @@ impl FakeBackend {
                 block_size,
                 block_count,
                 block_bytes: block_size * SLOT_BYTES,
+                hidden_size: options.hidden_size,
             },
             latency: options.latency,
             strict: options.strict,
@@ -142,12 +146,12 @@ impl FakeBackend {
         Ok(found.unwrap_or_default())
     }
 
-    /// Writes one slice's marks and appends its logits.
+    /// Writes one slice's marks and appends its logits and hidden states.
     fn run_slice(
         &mut self,
         slice: &SequenceSlice,
         tokens: &[u32],
-        logits: &mut Vec<f32>,
+        output: &mut StepOutput,
     ) -> Result<(), BackendError> {
         let mut digest = PrefixDigest::default();
         for position in 0..slice.start {
@@ -165,13 +169,11 @@ impl FakeBackend {
                 )));
             }
             digest.push(self.read(slice, position, digest.last())?);
-            let wanted = match slice.logit_rows {
-                LogitRows::None => false,
-                LogitRows::Last => index + 1 == tokens.len(),
-                LogitRows::All => true,
-            };
-            if wanted {
-                digest.append_logits(self.spec.vocab_size, logits);
+            if slice.logit_rows.logits(tokens.len()).contains(&index) {
+                digest.append_logits(self.spec.vocab_size, &mut output.logits);
+            }
+            if slice.logit_rows.hidden(tokens.len()).contains(&index) {
+                digest.append_hidden(self.spec.hidden_size.unwrap_or(0), &mut output.hidden);
             }
         }
         Ok(())
@@ -225,14 +227,15 @@ impl Backend for FakeBackend {
             }
         }
         self.sleep(batch);
-        let mut logits = Vec::with_capacity(rows * self.spec.vocab_size);
+        let logits = Vec::with_capacity(rows * self.spec.vocab_size);
+        let mut output = StepOutput { logits, ..StepOutput::default() };
         let mut rest = batch.tokens.as_slice();
         for slice in &batch.sequences {
             let (tokens, others) = rest.split_at(slice.token_count);
             rest = others;
-            self.run_slice(slice, tokens, &mut logits)?;
+            self.run_slice(slice, tokens, &mut output)?;
         }
-        Ok(StepOutput { logits })
+        Ok(output)
     }
 
     /// The fingerprint names the block size only: marks depend on nothing else.

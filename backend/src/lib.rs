@@ -2,7 +2,7 @@
 //!
 //! A [`Backend`] owns the device, the weights and the paged KV store. The engine's executor thread
 //! hands it one [`StepBatch`] at a time, a ragged batch of prefill chunks and decodes, and gets
-//! back rows of logits. Everything else (requests, the prefix tree, scheduling, sampling) happens
+//! back rows of logits or hidden states. Everything else (requests, the prefix tree, scheduling, sampling) happens
 //! outside of it. To run a model of your own under the engine, implement this one trait; the crate
 //! depends on nothing but [`stolon_kvcache`] for [`BlockId`](stolon_kvcache::BlockId) and on a
 //! random number generator.
@@ -10,6 +10,7 @@
 //! * [`batch`](StepBatch): the batch and its parts, the sizes a backend declares, its errors;
 //! * [`BatchChecker`]: validates a batch against the contract before anything is written;
 //! * [`sampling`]: from rows of logits to token ids, as the executor does it;
+//! * [`Pooling`]: from hidden states to embeddings;
 //! * `fake` (feature `testing`): a deterministic backend that detects wrong block tables, for
 //!   tests of schedulers and of programs that embed the engine.
 #![forbid(unsafe_code)]
@@ -23,12 +24,14 @@ mod batch;
 mod check;
 #[cfg(feature = "testing")]
 pub mod fake;
+mod pooling;
 pub mod sampling;
 
 pub use batch::{
     Backend, BackendError, BackendSpec, KvFormat, LogitRows, SequenceSlice, StepBatch, StepOutput,
 };
 pub use check::{BatchChecker, check_copy};
+pub use pooling::{Pooler, Pooling};
 pub use sampling::{
     LogitsProcessor, Sampled, SamplerState, SamplingError, SamplingParams, SharedProcessor,
     TokenLogprob, prompt_logprob,

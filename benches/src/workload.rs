@@ -70,6 +70,7 @@ impl Workload {
             block_size: BLOCK_SIZE,
             block_count: pool * self.positions_max().div_ceil(BLOCK_SIZE),
             block_bytes: 1,
+            hidden_size: None,
         }
     }
 

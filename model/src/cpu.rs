@@ -170,6 +170,7 @@ impl CpuBackend {
             block_size: shape.block_size,
             block_count,
             block_bytes: shape.block_bytes(),
+            hidden_size: Some(decoder.config().hidden_size),
         };
         tracing::info!(
             path = path.name(),
@@ -239,8 +240,7 @@ impl Backend for CpuBackend {
         if batch.sequences.is_empty() {
             return Ok(StepOutput::default());
         }
-        let logits = self.decoder.forward(batch, &mut self.kv, &self.workers);
-        Ok(StepOutput { logits })
+        Ok(self.decoder.forward(batch, &mut self.kv, &self.workers))
     }
 
     fn kv_format(&self) -> Option<KvFormat> {

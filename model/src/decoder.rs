@@ -9,7 +9,7 @@
 //! The decoder is loaded once from [`Weights`]. The backend that owns it calls [`Decoder::forward`]
 //! once per step.
 
-use stolon_backend::{LogitRows, StepBatch};
+use stolon_backend::{LogitRows, StepBatch, StepOutput};
 use stolon_kernels::{
     self as kernels, AttentionSequence, Epilogue, KvLayout, KvRows, Matrix, Path, Product, RowSums,
     Sink,
@@ -124,13 +124,13 @@ impl Decoder {
     }
 
     /// Computes a batch that the batch checker has accepted: writes keys and values to `kv` and
-    /// returns the requested logits, `[rows, vocab_size]`.
+    /// returns the requested logits and hidden states.
     pub(crate) fn forward(
         &mut self,
         batch: &StepBatch,
         kv: &mut KvStore,
         workers: &Workers,
-    ) -> Vec<f32> {
+    ) -> StepOutput {
         self.profile.begin();
         self.plan.fill(batch, kv.shape().block_size);
         let mut rows = self.plan.positions.len();
@@ -151,17 +151,22 @@ impl Decoder {
                 workers,
             );
             if last {
-                // In the last layer, rows without logits are needed for their keys and values only.
+                // In the last layer, rows without output are needed for their keys and values only.
                 rows = self.keep_output_rows(rows, workers);
                 self.profile.mark(Stage::Batch);
                 if rows == 0 {
-                    return Vec::new();
+                    return StepOutput::default();
                 }
                 sequences = output_slices(batch);
                 self.heads(index, &[Part::Queries], kv, workers);
             }
             self.attend(index, rows, kv, &sequences, workers);
             self.mlp(index, rows, workers);
+        }
+        let hidden = self.take_hidden(workers);
+        let rows = rows - hidden.len() / self.config.hidden_size;
+        if rows == 0 {
+            return StepOutput { hidden, ..StepOutput::default() };
         }
         let mut logits = vec![0.0; rows * self.config.vocab_size];
         let head = self.head.as_ref().unwrap_or(&self.embedding);
@@ -171,7 +176,36 @@ impl Decoder {
         kernels::multiply(self.path, threads, &self.activations.normed, &mut [product]);
         passes::finish_logits(&self.config, self.path, &mut logits, workers);
         self.profile.mark(Stage::Logits);
-        logits
+        StepOutput { logits, hidden }
+    }
+
+    /// Returns the hidden states that the batch requests, `[rows, hidden_size]`, and leaves only
+    /// the rows that get logits packed for the output matrix.
+    fn take_hidden(&mut self, workers: &Workers) -> Vec<f32> {
+        let is_hidden = &self.plan.hidden_rows;
+        let count = is_hidden.iter().filter(|is_hidden| **is_hidden).count();
+        if count == 0 {
+            return Vec::new();
+        }
+        let width = self.config.hidden_size;
+        let x = &mut self.activations.x;
+        let mut states = Vec::with_capacity(count * width);
+        let mut kept = 0;
+        for (row, &is_hidden) in is_hidden.iter().enumerate() {
+            if is_hidden {
+                states.extend_from_slice(&x[row * width..][..width]);
+            } else {
+                x.copy_within(row * width..(row + 1) * width, kept * width);
+                kept += 1;
+            }
+        }
+        let mut hidden = vec![0.0; states.len()];
+        let norm = Norm::of(&self.config, Some(&self.final_norm), self.path);
+        norm.rows(&states, &mut hidden, workers);
+        if kept > 0 {
+            self.norm_for(self.layers.len(), kept, workers);
+        }
+        hidden
     }
 
     /// Fills the residual stream with the embeddings of `tokens`.
@@ -275,7 +309,7 @@ impl Decoder {
         self.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
     }
 
-    /// Moves the rows that get logits to the front of the residual stream and returns their number.
+    /// Moves the rows that get logits or whose hidden states are returned to the front of the residual stream and returns their number.
     /// If other rows were dropped, the remaining ones are packed again for the last layer's
     /// queries.
     fn keep_output_rows(&mut self, rows: usize, workers: &Workers) -> usize {
@@ -389,13 +423,14 @@ fn whole_slices(batch: &StepBatch) -> Vec<AttentionSequence<'_>> {
         .collect()
 }
 
-/// Only the rows that get logits, as input of the attention kernel.
+/// Only the rows that get logits or whose hidden states are returned, as input of the attention
+/// kernel.
 fn output_slices(batch: &StepBatch) -> Vec<AttentionSequence<'_>> {
     let slices = batch.sequences.iter();
     slices
         .filter(|slice| slice.logit_rows != LogitRows::None)
         .map(|slice| {
-            let count = if slice.logit_rows == LogitRows::Last { 1 } else { slice.token_count };
+            let count = plan::output_count(slice);
             AttentionSequence {
                 start: slice.start + slice.token_count - count,
                 count,

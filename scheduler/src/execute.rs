@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use stolon_backend::{Backend, LogitRows, SamplingError, StepBatch, TokenLogprob, prompt_logprob};
+use stolon_backend::{
+    Backend, SamplingError, SequenceSlice, StepBatch, TokenLogprob, prompt_logprob,
+};
 
 use crate::step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
 use crate::transfer::save_blocks;
@@ -32,13 +34,8 @@ fn forward(
 ) -> Result<Vec<RowResult>, String> {
     let vocab_size = backend.spec().vocab_size;
     let mut output = backend.step(batch).map_err(|error| error.to_string())?;
-    let row_count = |rows, tokens| match rows {
-        LogitRows::None => 0,
-        LogitRows::Last => 1,
-        LogitRows::All => tokens,
-    };
-    let wanted: usize =
-        batch.sequences.iter().map(|slice| row_count(slice.logit_rows, slice.token_count)).sum();
+    let row_count = |slice: &SequenceSlice| slice.logit_rows.logits(slice.token_count).len();
+    let wanted: usize = batch.sequences.iter().map(row_count).sum();
     if output.logits.len() != wanted * vocab_size {
         return Err(format!(
             "the backend returned {} logits, expected {wanted} rows of {vocab_size}",
@@ -48,8 +45,7 @@ fn forward(
     let mut rest = output.logits.as_mut_slice();
     let mut results = Vec::with_capacity(tasks.len());
     for (slice, task) in batch.sequences.iter().zip(tasks) {
-        let rows = row_count(slice.logit_rows, slice.token_count);
-        let (rows, others) = rest.split_at_mut(rows * vocab_size);
+        let (rows, others) = rest.split_at_mut(row_count(slice) * vocab_size);
         rest = others;
         results.push(sample_slice(rows, vocab_size, task));
     }

@@ -263,6 +263,7 @@ mod tests {
             block_size: 16,
             block_count: 64,
             block_bytes: 1,
+            hidden_size: None,
         }
     }
 

@@ -1,6 +1,7 @@
 use stolon_kvcache::BlockId;
 
 use super::*;
+use crate::LogitRows;
 
 fn spec() -> BackendSpec {
     BackendSpec {
@@ -9,6 +10,7 @@ fn spec() -> BackendSpec {
         block_size: 4,
         block_count: 8,
         block_bytes: 0,
+        hidden_size: None,
     }
 }
 

@@ -81,6 +81,23 @@ impl PrefixDigest {
         }));
         logits[first + self.next(vocab_size) as usize] = 8.0;
     }
+
+    /// Appends the hidden state `[hidden_size]` of the last position, in `-1.0..1.0`.
+    pub(super) fn append_hidden(&self, hidden_size: usize, hidden: &mut Vec<f32>) {
+        hidden.extend((0..hidden_size as u64).map(|index| {
+            let bits = mix(self.fold.rotate_left(17) ^ mix(index)) >> 40;
+            bits as f32 / (1u64 << 23) as f32 - 1.0
+        }));
+    }
+}
+
+/// The hidden state `[hidden_size]` that a [`FakeBackend`](super::FakeBackend) must return for the
+/// last one of `tokens`. Computed directly from the tokens, without blocks and batches.
+#[must_use]
+pub fn expected_hidden(tokens: &[u32], hidden_size: usize) -> Vec<f32> {
+    let mut hidden = Vec::with_capacity(hidden_size);
+    digest(tokens).append_hidden(hidden_size, &mut hidden);
+    hidden
 }
 
 /// The token that greedy sampling must return after `tokens`, which is below `vocab_size`.

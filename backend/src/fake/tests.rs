@@ -1,6 +1,7 @@
 use stolon_kvcache::BlockId;
 
 use super::*;
+use crate::LogitRows;
 
 fn options(block_size: usize) -> FakeOptions {
     FakeOptions { vocab_size: 50, block_size, block_count: 32, ..FakeOptions::default() }
@@ -53,6 +54,27 @@ fn logits_depend_on_the_prefix_only() {
             }
         }
     }
+}
+
+/// Goal: hidden states equal the directly computed ones, next to logits of another slice, and a
+/// backend without them refuses the batch.
+#[test]
+fn hidden_states_depend_on_the_prefix_only() {
+    let tokens = prompt(9);
+    let mut batch = StepBatch { tokens: [&tokens[..], &tokens[..5]].concat(), sequences: vec![] };
+    batch.sequences.push(slice(0, 9, &[5, 2, 7]));
+    batch.sequences[0].logit_rows = LogitRows::AllHidden;
+    batch.sequences.push(slice(0, 5, &[1, 3]));
+    let output = FakeBackend::new(options(4)).step(&batch).expect("a valid batch");
+    assert_eq!(output.logits, expected_logits(&tokens[..5], 50));
+    let each: Vec<f32> = (1..=9).flat_map(|len| expected_hidden(&tokens[..len], 16)).collect();
+    assert_eq!(output.hidden, each);
+    batch.sequences[0].logit_rows = LogitRows::LastHidden;
+    let output = FakeBackend::new(options(4)).step(&batch).expect("a valid batch");
+    assert_eq!(output.hidden, expected_hidden(&tokens, 16));
+    let mut without = FakeBackend::new(FakeOptions { hidden_size: None, ..options(4) });
+    let refused = without.step(&batch).expect_err("no hidden states").to_string();
+    assert!(refused.contains("slice 0: expected rows of logits, got LastHidden"), "{refused}");
 }
 
 /// Goal: if the whole prompt is cached, the step reads the last position from the shared block and

@@ -1,7 +1,7 @@
 //! The plan of a step: for each row of a batch its position, where its keys and values are written,
-//! and whether it gets logits.
+//! and whether it gets logits or its hidden state is returned.
 
-use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{SequenceSlice, StepBatch};
 use stolon_kernels::SlotMapping;
 
 /// The rows of a batch, in the order of its tokens. The buffers are reused between steps.
@@ -11,8 +11,10 @@ pub(super) struct StepPlan {
     pub(super) positions: Vec<u32>,
     /// Where the keys and values of each row are written.
     pub(super) slots: SlotMapping,
-    /// Indices of the rows that get logits, in ascending order.
+    /// Indices of the rows that get logits or whose hidden states are returned, in ascending order.
     pub(super) output_rows: Vec<usize>,
+    /// For each of the output rows, whether its hidden state is returned.
+    pub(super) hidden_rows: Vec<bool>,
 }
 
 impl StepPlan {
@@ -20,16 +22,14 @@ impl StepPlan {
     pub(super) fn fill(&mut self, batch: &StepBatch, block_size: usize) {
         self.positions.clear();
         self.output_rows.clear();
+        self.hidden_rows.clear();
         for slice in &batch.sequences {
             let end = slice.start + slice.token_count;
             self.positions.extend(slice.start as u32..end as u32);
-            let output_count = match slice.logit_rows {
-                LogitRows::None => 0,
-                LogitRows::Last => 1,
-                LogitRows::All => slice.token_count,
-            };
-            let end_row = self.positions.len();
+            let (output_count, end_row) = (output_count(slice), self.positions.len());
             self.output_rows.extend(end_row - output_count..end_row);
+            let is_hidden = !slice.logit_rows.hidden(slice.token_count).is_empty();
+            self.hidden_rows.resize(self.output_rows.len(), is_hidden);
         }
         let slots = batch.sequences.iter().flat_map(|slice| {
             let positions = slice.start..slice.start + slice.token_count;
@@ -37,6 +37,12 @@ impl StepPlan {
         });
         self.slots.fill(slots);
     }
+}
+
+/// Number of the slice's last rows that get logits or whose hidden states are returned.
+pub(super) fn output_count(slice: &SequenceSlice) -> usize {
+    let (rows, count) = (slice.logit_rows, slice.token_count);
+    rows.logits(count).len() + rows.hidden(count).len()
 }
 
 /// Index in the KV store of the keys and values of a position; `None` if they are not written.
@@ -47,6 +53,7 @@ fn slot(slice: &SequenceSlice, position: usize, block_size: usize) -> Option<usi
 
 #[cfg(test)]
 mod tests {
+    use stolon_backend::LogitRows;
     use stolon_kvcache::BlockId;
 
     use super::*;
@@ -70,7 +77,7 @@ mod tests {
                     start: 3,
                     write_from: 4,
                     block_table: vec![BlockId(1)],
-                    logit_rows: LogitRows::All,
+                    logit_rows: LogitRows::AllHidden,
                 },
             ],
         };
@@ -79,6 +86,7 @@ mod tests {
             plan.fill(&batch, 4);
             assert_eq!(plan.positions, [2, 3, 4, 5, 6, 7, 8, 3]);
             assert_eq!(plan.output_rows, [6, 7]);
+            assert_eq!(plan.hidden_rows, [false, true]);
             let slots = [0, 39, 20, 21, 22, 23, 28, 0].map(|slot| (slot > 0).then_some(slot));
             assert_eq!(plan.slots.as_slice(), slots);
         }

@@ -208,6 +208,49 @@ impl Subject {
         self.assert_same("after a chunk without logits", &rows[1], &expected[50..51]);
     }
 
+    /// Checks that hidden states do not depend on chunks, threads, what is cached and what else is
+    /// in the batch, and that logits do not depend on the hidden states of other sequences.
+    fn check_hidden(&self, others: &[Vec<f32>]) {
+        let kind = |mut part: Part, rows| {
+            part.slice.logit_rows = rows;
+            part
+        };
+        let all = |part| kind(part, LogitRows::AllHidden);
+        let count = self.tokens.len();
+        let table = run::table(0, count, 16);
+        let whole = all(run::part(&self.tokens, 0, count, &table));
+        let expected = run::hidden(&mut self.backend(16, 1), &[whole]).remove(0);
+        assert!(expected.iter().flatten().all(|value| value.is_finite()), "{}", self.name);
+        let tables = [run::table(0, count, 4), run::table(40, self.other.len(), 4)];
+        for threads in [1, 2] {
+            let mut backend = self.backend(4, threads);
+            let mut states = Vec::new();
+            for start in (0..60).step_by(20) {
+                let part = all(run::part(&self.tokens, start, start + 20, &tables[0]));
+                let other = run::part(&self.other, start, start + 20, &tables[1]);
+                let parts = [other.clone(), part.clone()];
+                if start < 40 {
+                    states.extend(run::hidden(&mut backend, &parts).remove(1));
+                    let logits = run::step(&mut backend, &parts).remove(0);
+                    let rows = start..start + 20;
+                    self.assert_same("logits next to hidden states", &logits, &others[rows]);
+                } else {
+                    states.extend(run::hidden(&mut backend, &[part]).remove(0));
+                }
+            }
+            self.assert_same("hidden states in chunks", &states, &expected[..60]);
+            let mut hit = run::part(&self.tokens, 59, 60, &tables[0][..15]);
+            hit.slice.write_from = 60;
+            let last = kind(hit, LogitRows::LastHidden);
+            let other = kind(run::part(&self.other, 40, 50, &tables[1]), LogitRows::Last);
+            let states = run::hidden(&mut backend, &[last, other.clone()]).remove(0);
+            self.assert_same("hidden state of a full hit", &states, &expected[59..60]);
+            let silent = kind(run::part(&self.tokens, 60, 61, &tables[0]), LogitRows::None);
+            let logits = run::step(&mut backend, &[silent, other]).remove(1);
+            self.assert_same("logits after hidden states", &logits, &others[49..50]);
+        }
+    }
+
     fn check(&self) {
         let expected = self.reference(&self.tokens);
         let others = self.reference(&self.other);
@@ -217,10 +260,11 @@ impl Subject {
         self.check_mixed_batch(&expected, &others);
         self.check_shared_blocks(&expected, &others);
         self.check_logit_rows(&expected, &others);
+        self.check_hidden(&others);
     }
 }
 
-/// Goal: logits are batch invariant for every architecture and every element type of the KV store.
+/// Goal: logits and hidden states are batch invariant for every architecture and every element type of the KV store.
 #[test]
 fn every_architecture_is_batch_invariant() {
     let paths = Path::supported();

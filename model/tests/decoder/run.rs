@@ -37,14 +37,25 @@ pub(super) fn step(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32
     };
     let logits = backend.step(&batch).expect("a good batch").logits;
     let mut rows = logits.chunks_exact(backend.spec().vocab_size).map(<[f32]>::to_vec);
-    let counts = parts.iter().map(|part| match part.slice.logit_rows {
-        LogitRows::None => 0,
-        LogitRows::Last => 1,
-        LogitRows::All => part.tokens.len(),
-    });
+    let counts = parts.iter().map(|part| part.slice.logit_rows.logits(part.tokens.len()).len());
     let rows = counts.map(|count| rows.by_ref().take(count).collect()).collect();
     assert_eq!(logits.len() % backend.spec().vocab_size, 0);
     rows
+}
+
+/// Runs the parts as one batch. Returns the hidden states of each part.
+pub(super) fn hidden(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32>>> {
+    let batch = StepBatch {
+        tokens: parts.iter().flat_map(|part| part.tokens.clone()).collect(),
+        sequences: parts.iter().map(|part| part.slice.clone()).collect(),
+    };
+    let hidden = backend.step(&batch).expect("a good batch").hidden;
+    let width = backend.spec().hidden_size.expect("a decoder has hidden states");
+    let mut rows = hidden.chunks_exact(width).map(<[f32]>::to_vec);
+    let counts = parts.iter().map(|part| part.slice.logit_rows.hidden(part.tokens.len()).len());
+    let states = counts.map(|count| rows.by_ref().take(count).collect()).collect();
+    assert!(rows.next().is_none() && hidden.len() % width == 0);
+    states
 }
 
 /// The rows of logits of `tokens` from position `start` on, computed in chunks of `chunk` tokens.
