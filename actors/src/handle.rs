@@ -169,7 +169,7 @@ impl EngineHandle {
     ) -> Result<SequenceStream, EngineError> {
         let context = &self.common().context;
         let request = prepared.request();
-        let shares = context.config.prefix_caching && request.options.prompt_logprobs.is_none();
+        let shares = context.config.prefix_caching && !request.options.needs_whole_prompt();
         let matched = match shares {
             true if repeats_prompt => request.tokens.len(),
             true => generation.reader.query_match_len(&request.namespace, &request.tokens),

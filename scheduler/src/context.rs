@@ -187,7 +187,7 @@ impl AdmissionContext {
     /// The maximum length of a prompt while nothing is pinned: what fits the context and the KV
     /// pool, with room for one generated token.
     pub fn prompt_limit(&self) -> PromptLimit {
-        prompt_limit(&self.spec, 0)
+        prompt_limit(&self.spec, 0, 1)
     }
 
     /// Maximum number of answers to one prompt that can be requested at once: all of them must fit
@@ -204,8 +204,8 @@ impl AdmissionContext {
     /// Every way in which a request can be invalid.
     pub fn prepare(&self, request: SequenceRequest) -> Result<PreparedRequest, EngineError> {
         let (got, reserved) = (request.tokens.len(), self.config.pin_budget);
-        let needs_more = got > prompt_limit(&self.spec, reserved).tokens
-            && got <= prompt_limit(&self.spec, 0).tokens;
+        let limit = |reserved| prompt_limit(&self.spec, reserved, answer_min(&request)).tokens;
+        let needs_more = got > limit(reserved) && got <= limit(0);
         let loan = if needs_more { self.pin_budget.borrow().map(Arc::new) } else { None };
         let reserved = if loan.is_some() { 0 } else { reserved };
         let max_tokens = check(&request, &self.spec, &self.config, reserved)?;
@@ -282,10 +282,16 @@ fn request_span(id: u64, prompt_tokens: usize) -> Span {
     )
 }
 
-/// `reserved` blocks are not available to requests.
-fn prompt_limit(spec: &BackendSpec, reserved: usize) -> PromptLimit {
+/// The least number of tokens that a request generates: none if it is for an embedding.
+fn answer_min(request: &SequenceRequest) -> usize {
+    usize::from(request.options.pooling.is_none())
+}
+
+/// `reserved` blocks are not available to requests. The context has to hold `answer_min` generated
+/// tokens too.
+fn prompt_limit(spec: &BackendSpec, reserved: usize, answer_min: usize) -> PromptLimit {
     let (blocks, block_size) = (spec.block_count - reserved, spec.block_size);
-    let (pool, context) = (blocks * block_size, spec.max_positions - 1);
+    let (pool, context) = (blocks * block_size, spec.max_positions - answer_min);
     if context <= pool {
         PromptLimit { tokens: context, bound: LengthBound::Context(spec.max_positions) }
     } else {
@@ -306,7 +312,7 @@ fn check(
     if got == 0 {
         return Err(EngineError::EmptyPrompt);
     }
-    let limit = prompt_limit(spec, reserved);
+    let limit = prompt_limit(spec, reserved, answer_min(request));
     if got > limit.tokens {
         return Err(limit.error(got));
     }
@@ -318,6 +324,18 @@ fn check(
     }
     request.stored.as_ref().map_or(Ok(()), |stored| stored.check(spec))?;
     let options = &request.options;
+    if options.pooling.is_some() {
+        if spec.hidden_size.is_none() {
+            let expected = "a backend that returns hidden states";
+            return Err(EngineError::invalid("pooling", expected, "one that returns logits only"));
+        }
+        if options.prompt_logprobs.is_some() {
+            let expected = "none for an embedding";
+            return Err(EngineError::invalid("prompt_logprobs", expected, "a number"));
+        }
+        // It generates nothing, and ends when the prompt is computed.
+        return Ok(1);
+    }
     let max_tokens = options.max_tokens.or(config.default_max_tokens).unwrap_or(usize::MAX);
     if max_tokens == 0 {
         return Err(EngineError::invalid("max_tokens", "at least 1", 0));

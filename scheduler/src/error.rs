@@ -106,6 +106,13 @@ pub enum EngineError {
         /// The backend's error.
         reason: String,
     },
+    /// The model computed NaN or infinity for the embedding of this request. The same request fails
+    /// again.
+    #[error("the model computed no embedding: expected finite hidden states, got {value}")]
+    InvalidEmbedding {
+        /// The first value that is not finite.
+        value: f32,
+    },
     /// No token could be chosen from the logits of this request: the model computed NaN, for
     /// example, or the request's logits processor panicked. The same request fails again.
     #[error("no token can be chosen from the logits of the request: {reason}")]
@@ -261,6 +268,7 @@ mod tests {
             EngineError::Timeout { elapsed: second },
             EngineError::StepFailed { reason: reason() },
             EngineError::InvalidLogits { reason: reason() },
+            EngineError::InvalidEmbedding { value: f32::INFINITY },
             EngineError::LogitsProcessor { reason: reason() },
             EngineError::StartFailed { reason: reason() },
             EngineError::Draining,

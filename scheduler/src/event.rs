@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use stolon_backend::TokenLogprob;
 
 /// One event of a request, in this order: `Started`, then `PromptLogprobs` if requested, then any
-/// number of `Token`s, then `Finished`.
+/// number of `Token`s or one `Embedding`, then `Finished`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub enum Event {
@@ -21,6 +21,9 @@ pub enum Event {
     PromptLogprobs(Vec<Option<TokenLogprob>>),
     /// A token was generated.
     Token(TokenEvent),
+    /// The pooled hidden states of the prompt, `[hidden_size]`, if an embedding was requested. They
+    /// are finite, and not normalised.
+    Embedding(Vec<f32>),
     /// The request is complete. No event follows.
     Finished(Finish),
 }
@@ -42,7 +45,7 @@ pub struct TokenEvent {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub enum FinishReason {
-    /// The model generated an end-of-sequence id.
+    /// The model generated an end-of-sequence id, or the request was for an embedding.
     Stop,
     /// The model generated this id, one of the request's own stop ids.
     StopToken(u32),

@@ -20,8 +20,8 @@ use crate::sync::planted;
 use crate::sync::{Arc, Mutex, lock};
 use crate::{EngineError, Event};
 
-/// Places kept free for the events of one step: start, prompt log-probabilities, token, end, and
-/// an error.
+/// Places kept free for the events of one step: start, prompt log-probabilities, token or
+/// embedding, end, and an error.
 pub const RESERVED_EVENTS: usize = 5;
 
 type Item = Result<Event, EngineError>;

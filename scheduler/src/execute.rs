@@ -26,13 +26,14 @@ pub fn execute(backend: &mut dyn Backend, plan: StepPlan) -> StepDone {
     StepDone { saved, loaded, outcome, compute }
 }
 
-/// Runs the forward pass and handles the logits of each slice.
+/// Runs the forward pass and handles the logits and the hidden states of each slice.
 fn forward(
     backend: &mut dyn Backend,
     batch: &StepBatch,
     tasks: Vec<RowTask>,
 ) -> Result<Vec<RowResult>, String> {
     let vocab_size = backend.spec().vocab_size;
+    let hidden_size = backend.spec().hidden_size.unwrap_or(0);
     let mut output = backend.step(batch).map_err(|error| error.to_string())?;
     let row_count = |slice: &SequenceSlice| slice.logit_rows.logits(slice.token_count).len();
     let wanted: usize = batch.sequences.iter().map(row_count).sum();
@@ -42,20 +43,36 @@ fn forward(
             output.logits.len()
         ));
     }
+    let state_count = |slice: &SequenceSlice| slice.logit_rows.hidden(slice.token_count).len();
+    let wanted: usize = batch.sequences.iter().map(state_count).sum();
+    if output.hidden.len() != wanted * hidden_size {
+        return Err(format!(
+            "the backend returned {} values of hidden states, expected {wanted} rows of \
+             {hidden_size}",
+            output.hidden.len()
+        ));
+    }
     let mut rest = output.logits.as_mut_slice();
+    let mut states = output.hidden.as_slice();
     let mut results = Vec::with_capacity(tasks.len());
     for (slice, task) in batch.sequences.iter().zip(tasks) {
         let (rows, others) = rest.split_at_mut(row_count(slice) * vocab_size);
         rest = others;
-        results.push(sample_slice(rows, vocab_size, task));
+        let (own, others) = states.split_at(state_count(slice) * hidden_size);
+        states = others;
+        let mut result = sample_slice(rows, vocab_size, task);
+        if let Some(pooler) = result.pooler.as_mut().filter(|_| !own.is_empty()) {
+            pooler.push(own, hidden_size);
+        }
+        results.push(result);
     }
     Ok(results)
 }
 
 /// Samples from one slice's logits and computes its log-probabilities.
 fn sample_slice(rows: &mut [f32], vocab_size: usize, task: RowTask) -> RowResult {
-    let RowTask { mut sampler, return_logits, prompt } = task;
-    let mut result = RowResult::default();
+    let RowTask { mut sampler, return_logits, prompt, pooler } = task;
+    let mut result = RowResult { pooler, ..RowResult::default() };
     match prompt.map(|prompt| prompt_rows(rows, vocab_size, &prompt)).transpose() {
         Ok(logprobs) => result.prompt = logprobs.unwrap_or_default(),
         Err(error) => result.failure = Some(error),

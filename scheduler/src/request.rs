@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stolon_backend::SamplingParams;
+use stolon_backend::{Pooling, SamplingParams};
 use stolon_kvcache::Namespace;
 
 use crate::token_set::TokenSet;
@@ -26,6 +26,10 @@ pub struct RequestOptions {
     /// at most the vocabulary size and [`RequestOptions::MAX_PROMPT_LOGPROBS`].
     /// Such a request computes its whole prompt, because cached positions have no logits.
     pub prompt_logprobs: Option<usize>,
+    /// Compute an embedding of the prompt and generate nothing: the stream then has
+    /// [`Event::Embedding`](crate::Event::Embedding) in place of tokens. Options of the generation
+    /// have no effect. The backend must return hidden states.
+    pub pooling: Option<Pooling>,
     /// Requests with a larger value are admitted earlier, under every admission policy.
     pub priority: i32,
     /// Maximum time in the admission queue.
@@ -40,6 +44,12 @@ impl RequestOptions {
 
     /// Maximum value of [`RequestOptions::prompt_logprobs`].
     pub const MAX_PROMPT_LOGPROBS: usize = 128;
+
+    /// Whether every position of the prompt must be computed, even if it is cached, because the
+    /// backend's output is needed for all of them.
+    pub fn needs_whole_prompt(&self) -> bool {
+        self.prompt_logprobs.is_some() || self.pooling == Some(Pooling::Mean)
+    }
 }
 
 /// A token sequence to continue.

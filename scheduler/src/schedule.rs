@@ -20,8 +20,10 @@ pub(crate) struct SequenceView {
     pub(crate) last_step: u64,
     /// Maximum number of its tokens in one step. Smaller than the step if every row gets logits.
     pub(crate) chunk_max: usize,
-    /// Whether every row gets logits, for prompt log-probabilities.
-    pub(crate) all_rows: bool,
+    /// Which rows are needed of a chunk that does not end its tokens.
+    pub(crate) chunk_rows: LogitRows,
+    /// Which rows are needed of the chunk that ends its tokens.
+    pub(crate) last_rows: LogitRows,
     /// It takes no part in steps, because it is stalled by a slow consumer or is about to end.
     pub(crate) paused: bool,
 }
@@ -49,7 +51,7 @@ pub(crate) struct Slice {
     pub(crate) count: usize,
     /// First position whose keys and values are written; `start + count` if none are.
     pub(crate) write_from: usize,
-    /// Which rows get logits.
+    /// Which rows get logits, or whose hidden states are returned.
     pub(crate) rows: LogitRows,
 }
 
@@ -87,11 +89,7 @@ fn slice(index: usize, view: &SequenceView, count: usize) -> Slice {
     let full_hit = view.computed == view.tokens;
     let start = if full_hit { view.tokens - 1 } else { view.computed };
     let end = start + count;
-    let rows = match (view.all_rows, end == view.tokens) {
-        (true, _) => LogitRows::All,
-        (false, true) => LogitRows::Last,
-        (false, false) => LogitRows::None,
-    };
+    let rows = if end == view.tokens { view.last_rows } else { view.chunk_rows };
     Slice { index, start, count, write_from: if full_hit { end } else { start }, rows }
 }
 
@@ -108,7 +106,8 @@ mod tests {
             covered: tokens,
             last_step: 0,
             chunk_max: usize::MAX,
-            all_rows: false,
+            chunk_rows: LogitRows::None,
+            last_rows: LogitRows::Last,
             paused: false,
         }
     }
@@ -154,7 +153,7 @@ mod tests {
     fn sequences_with_logits_for_all_rows_are_computed_in_small_chunks() {
         let mut long = view(0, 1000);
         long.chunk_max = 32;
-        long.all_rows = true;
+        (long.chunk_rows, long.last_rows) = (LogitRows::All, LogitRows::All);
         let slices = plan(&[long, view(0, 10)], 512);
         assert_eq!(counts(&slices), [(0, 0, 32), (1, 0, 10)]);
         assert_eq!(slices[0].rows, LogitRows::All);

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use stolon_backend::{SamplerState, TokenLogprob};
+use stolon_backend::{LogitRows, Pooler, Pooling, SamplerState, TokenLogprob};
 use stolon_kvcache::{BlockId, BlockLease, Namespace, PrefixLease};
 
 use crate::budget::{AnswerLimit, DecodeForecast};
@@ -55,6 +55,9 @@ pub struct Sequence {
     pub(crate) max_tokens: usize,
     /// End-of-sequence ids.
     pub(crate) eos_ids: TokenSet,
+    /// `None` unless an embedding was requested, and while the step plan carries it to the
+    /// executor.
+    pub(crate) pooler: Option<Pooler>,
     /// The request's options. `sampler` has the sampling parameters, and `max_tokens` above
     /// replaces the requested number.
     pub(crate) options: RequestOptions,
@@ -185,6 +188,7 @@ impl Sequence {
             prefix_hash: prefix_hash.finish(),
             max_tokens,
             eos_ids,
+            pooler: options.pooling.map(Pooler::new),
             prompt_logprobs: options.prompt_logprobs.map(gathered),
             record,
             events,
@@ -197,8 +201,7 @@ impl Sequence {
                 last_token: None,
             },
             cached_tokens: None,
-            // Log-probabilities of the prompt need a forward pass over all of it.
-            stored: stored.filter(|_| options.prompt_logprobs.is_none()),
+            stored: stored.filter(|_| !options.needs_whole_prompt()),
             options,
             held: Held::default(),
             loan,
@@ -224,7 +227,7 @@ impl Sequence {
 
     /// What limits the length of its answer.
     pub(crate) fn answer_limit(&self) -> AnswerLimit {
-        match self.options.max_tokens {
+        match self.options.max_tokens.or(self.options.pooling.map(|_| 1)) {
             Some(_) => AnswerLimit::Requested(self.max_tokens),
             None => AnswerLimit::Open(self.max_tokens),
         }
@@ -232,7 +235,7 @@ impl Sequence {
 
     /// Whether the whole prompt must be computed even if it is cached.
     pub(crate) fn bypasses_match(&self) -> bool {
-        self.prompt_logprobs.is_some()
+        self.prompt_logprobs.is_some() || self.options.pooling == Some(Pooling::Mean)
     }
 
     /// Whether it is stalled by a slow consumer: its event channel has no room for another step.
@@ -242,14 +245,21 @@ impl Sequence {
 
     /// What step planning needs to know about it.
     pub(crate) fn view(&self, block_size: usize) -> SequenceView {
-        let all_rows = self.prompt_logprobs.is_some();
+        let all_logits = self.prompt_logprobs.is_some();
+        let (chunk_rows, last_rows) = match self.options.pooling {
+            Some(Pooling::Last) => (LogitRows::None, LogitRows::LastHidden),
+            Some(Pooling::Mean) => (LogitRows::AllHidden, LogitRows::AllHidden),
+            None if all_logits => (LogitRows::All, LogitRows::All),
+            None => (LogitRows::None, LogitRows::Last),
+        };
         SequenceView {
             computed: self.held.computed,
             tokens: self.tokens.len(),
             covered: self.held.table.len() * block_size,
             last_step: self.held.last_step,
-            chunk_max: if all_rows { LOGIT_ROWS_MAX } else { usize::MAX },
-            all_rows,
+            chunk_max: if all_logits { LOGIT_ROWS_MAX } else { usize::MAX },
+            chunk_rows,
+            last_rows,
             paused: self.end.is_some() || self.is_stalled() || !self.loadable().is_empty(),
         }
     }
@@ -279,9 +289,12 @@ impl Sequence {
         }
     }
 
-    /// What to do with the logits of its tokens `start..start + count`. `cache_logits` requests the
+    /// What to do with the output of its tokens `start..start + count`. `cache_logits` requests the
     /// logits of the prompt's last position.
     pub(crate) fn row_task(&mut self, start: usize, count: usize, cache_logits: bool) -> RowTask {
+        if self.options.pooling.is_some() {
+            return RowTask { pooler: self.pooler.take(), ..RowTask::default() };
+        }
         let end = start + count;
         let return_logits = cache_logits && end == self.prompt_len && self.generated() == 0;
         let sampler = if end == self.tokens.len() { self.sampler.take() } else { None };
@@ -289,7 +302,7 @@ impl Sequence {
             tokens: self.tokens[start + 1..self.tokens.len().min(end + 1)].to_vec(),
             top: wanted.top,
         });
-        RowTask { sampler, return_logits, prompt }
+        RowTask { sampler, return_logits, prompt, pooler: None }
     }
 
     /// Collects the prompt log-probabilities of a chunk and sends them when the prompt is complete.
@@ -304,6 +317,22 @@ impl Sequence {
             self.prompt_logprobs = None;
             self.send(Event::PromptLogprobs(gathered));
         }
+    }
+
+    /// Takes the pooler back from a step, and sends the embedding if the prompt is complete. Returns
+    /// a reason if the sequence is complete.
+    pub(crate) fn pooled(&mut self, pooler: Pooler) -> Option<FinishReason> {
+        if self.held.computed < self.prompt_len {
+            self.pooler = Some(pooler);
+            return None;
+        }
+        let values = pooler.finish();
+        if let Some(&value) = values.iter().find(|value| !value.is_finite()) {
+            self.end = Some(Ending::Failed(EngineError::InvalidEmbedding { value }));
+            return None;
+        }
+        self.send(Event::Embedding(values));
+        Some(FinishReason::Stop)
     }
 
     /// Appends a sampled token. Returns a reason if the sequence is complete.
@@ -386,6 +415,7 @@ impl Sequence {
         if let Some(wanted) = &mut self.prompt_logprobs {
             wanted.gathered.clear();
         }
+        self.pooler = self.options.pooling.map(Pooler::new);
     }
 }
 

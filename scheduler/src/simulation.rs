@@ -98,12 +98,14 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
         self.now
     }
 
-    /// Submits a request now. Prompt log-probabilities are not computed, even if requested.
+    /// Submits a request now. Prompt log-probabilities are not computed, even if requested, and a
+    /// request for an embedding generates tokens instead.
     ///
     /// # Errors
     /// Every way in which a request can be invalid, and [`EngineError::Overloaded`].
     pub fn submit(&mut self, mut request: SequenceRequest) -> Result<u64, EngineError> {
         request.options.prompt_logprobs = None;
+        request.options.pooling = None;
         let prepared = self.context.prepare(request)?;
         let request = prepared.request();
         let matched = match self.context.config.prefix_caching {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stolon_backend::{Sampled, SamplerState, SamplingError, StepBatch, TokenLogprob};
+use stolon_backend::{Pooler, Sampled, SamplerState, SamplingError, StepBatch, TokenLogprob};
 use stolon_kvcache::{BlockId, StepTicket};
 
 use crate::transfer::LoadTask;
@@ -18,13 +18,13 @@ pub struct StepPlan {
     pub loads: Vec<LoadTask>,
     /// The forward pass. It may be empty if the step has only copies.
     pub batch: StepBatch,
-    /// What to do with the logits: one entry per slice of the batch.
+    /// What to do with the output: one entry per slice of the batch.
     pub tasks: Vec<RowTask>,
     /// Blocks released during the step are not reused until this is dropped.
     pub ticket: StepTicket,
 }
 
-/// What to do with the logit rows of one slice.
+/// What to do with the logit rows and the hidden states of one slice.
 #[derive(Debug, Default)]
 pub struct RowTask {
     /// Samples from the last row, if a token is to be generated. Returned with the result.
@@ -33,6 +33,8 @@ pub struct RowTask {
     pub return_logits: bool,
     /// Compute prompt log-probabilities. Every token of the slice then has a row of logits.
     pub prompt: Option<PromptTargets>,
+    /// Pools the hidden states of the slice. Returned with the result.
+    pub pooler: Option<Pooler>,
 }
 
 /// The prompt tokens whose log-probabilities are computed.
@@ -55,6 +57,8 @@ pub struct RowResult {
     pub logits: Option<Arc<[f32]>>,
     /// One entry per target.
     pub prompt: Vec<TokenLogprob>,
+    /// The pooler of the task, with the hidden states of the slice.
+    pub pooler: Option<Pooler>,
     /// The logits are unusable (NaN, for example): this sequence fails.
     pub failure: Option<SamplingError>,
 }

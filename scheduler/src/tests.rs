@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use proptest::prelude::*;
-use stolon_backend::Backend;
-use stolon_backend::fake::{FakeBackend, FakeFault, FakeOptions, expected_next};
+use stolon_backend::fake::{FakeBackend, FakeFault, FakeOptions, expected_hidden, expected_next};
+use stolon_backend::{Backend, Pooler, Pooling};
 
 use crate::config::{AdmissionPolicy, EngineConfig};
 use crate::context::{AdmissionContext, EmptyCache, Submission};
@@ -17,7 +17,7 @@ use crate::event::Event;
 use crate::event_channel::EventReceiver;
 use crate::execute;
 use crate::memory::{ActorStopped, DirectMemory};
-use crate::request::SequenceRequest;
+use crate::request::{RequestOptions, SequenceRequest};
 use crate::scheduler::Scheduler;
 use crate::step_plan::{StepDone, StepPlan};
 use crate::transfer::StoredKv;
@@ -26,6 +26,7 @@ mod depth;
 mod transfers;
 
 const VOCAB_SIZE: usize = 16;
+const HIDDEN_SIZE: usize = 3;
 
 /// The result of a call to a scheduler whose memory answers at once.
 fn ready<T>(call: impl Future<Output = Result<T, ActorStopped>>) -> T {
@@ -53,6 +54,10 @@ struct Caller {
     cached: Option<usize>,
     /// It requested prompt log-probabilities.
     logprobs: bool,
+    /// It requested an embedding.
+    pooling: Option<Pooling>,
+    /// The embedding that it received.
+    embedding: Vec<f32>,
     /// Number of prompt log-probabilities it received.
     prompt_logprobs: usize,
     /// How it ended.
@@ -68,6 +73,7 @@ impl Harness {
             max_positions: 512,
             block_size,
             block_count,
+            hidden_size: Some(HIDDEN_SIZE),
             ..FakeOptions::default()
         });
         let context =
@@ -102,6 +108,36 @@ impl Harness {
         logprobs: bool,
         stored: Option<StoredKv>,
     ) {
+        let submit = |request: &mut SequenceRequest| {
+            request.options.prompt_logprobs = logprobs.then_some(1);
+            request.options.timeout = timeout;
+            request.stored = stored;
+        };
+        self.submit_request(prompt, max_tokens, submit);
+    }
+
+    /// A request for an embedding, with stored KV if there is any.
+    fn submit_embedding(
+        &mut self,
+        prompt: Vec<u32>,
+        pooling: Pooling,
+        timeout: Option<Duration>,
+        stored: Option<StoredKv>,
+    ) {
+        let submit = |request: &mut SequenceRequest| {
+            request.options.pooling = Some(pooling);
+            request.options.timeout = timeout;
+            request.stored = stored;
+        };
+        self.submit_request(prompt, 1, submit);
+    }
+
+    fn submit_request(
+        &mut self,
+        prompt: Vec<u32>,
+        max_tokens: usize,
+        set: impl FnOnce(&mut SequenceRequest),
+    ) {
         let spec = &self.context.spec;
         let pool = spec.block_count * spec.block_size;
         let max_tokens = max_tokens.min(pool + 1 - prompt.len());
@@ -110,9 +146,8 @@ impl Harness {
         if **self.context.policy.load() == AdmissionPolicy::Priority {
             request.options.priority = prompt[0] as i32;
         }
-        request.options.prompt_logprobs = logprobs.then_some(1);
-        request.options.timeout = timeout;
-        request.stored = stored;
+        set(&mut request);
+        let RequestOptions { prompt_logprobs, pooling, .. } = request.options;
         let id = self.callers.len() as u64;
         let prepared = self.context.prepare(request).expect("a valid request");
         let entered = self.context.submit(id, prepared, 0, self.now);
@@ -124,7 +159,9 @@ impl Harness {
             events: Some(events),
             tokens: Vec::new(),
             cached: None,
-            logprobs,
+            logprobs: prompt_logprobs.is_some(),
+            pooling,
+            embedding: Vec::new(),
             prompt_logprobs: 0,
             end: None,
             slow: false,
@@ -181,6 +218,10 @@ impl Harness {
                 resume |= received.resume;
                 match received.event {
                     Some(Ok(Event::Token(token))) => caller.tokens.extend(token.id),
+                    Some(Ok(Event::Embedding(values))) => {
+                        assert!(caller.embedding.is_empty(), "it comes once");
+                        caller.embedding = values;
+                    }
                     Some(Ok(Event::Finished(_))) => caller.end = Some(Ok(())),
                     Some(Err(error)) => caller.end = Some(Err(error)),
                     Some(Ok(Event::PromptLogprobs(rows))) => {
@@ -218,7 +259,12 @@ impl Harness {
                 assert_eq!(token, expected_next(&tokens, VOCAB_SIZE), "request {index}");
                 tokens.push(token);
             }
-            if let Some(Ok(())) = caller.end {
+            if caller.end == Some(Ok(()))
+                && let Some(pooling) = caller.pooling
+            {
+                assert_eq!(caller.embedding, expected_embedding(&caller.prompt, pooling));
+                assert!(caller.tokens.is_empty(), "an embedding generates nothing");
+            } else if let Some(Ok(())) = caller.end {
                 assert_eq!(caller.tokens.len(), caller.max_tokens, "request {index}");
                 let expected = if caller.logprobs { caller.prompt.len() } else { 0 };
                 assert_eq!(caller.prompt_logprobs, expected, "request {index}");
@@ -248,6 +294,14 @@ enum Action {
         max_tokens: usize,
         timeout: Option<u64>,
         logprobs: bool,
+    },
+    /// A request for an embedding, with stored KV if it has a first block.
+    Embed {
+        seed: u32,
+        len: usize,
+        mean: bool,
+        timeout: Option<u64>,
+        first_block: Option<usize>,
     },
     /// A request with stored KV of its blocks from the given one on, as far as the prompt has them.
     SubmitStored {
@@ -289,6 +343,16 @@ fn actions() -> impl Strategy<Value = Action> {
                 Action::SubmitStored { seed, len, max_tokens, first_block }
             }
         ),
+        3 => (
+            0u32..4,
+            1usize..60,
+            any::<bool>(),
+            prop::option::weighted(0.1, 1u64..40),
+            prop::option::weighted(0.2, 0usize..4),
+        )
+            .prop_map(|(seed, len, mean, timeout, first_block)| {
+                Action::Embed { seed, len, mean, timeout, first_block }
+            }),
         2 => (0u32..4, 1usize..60, 0usize..3)
             .prop_map(|(seed, len, first_block)| Action::Save { seed, len, first_block }),
         1 => (1usize..3).prop_map(Action::FailCopies),
@@ -311,6 +375,15 @@ fn actions() -> impl Strategy<Value = Action> {
 /// A prompt. With only a few seeds, many prompts share prefixes of any length.
 fn prompt(seed: u32, len: usize) -> Vec<u32> {
     (0..len as u32).map(|n| (seed + n * n / 3 + n * seed) % VOCAB_SIZE as u32).collect()
+}
+
+/// The embedding of a prompt, from hidden states that are computed directly from its tokens.
+fn expected_embedding(prompt: &[u32], pooling: Pooling) -> Vec<f32> {
+    let mut pooler = Pooler::new(pooling);
+    for end in 1..=prompt.len() {
+        pooler.push(&expected_hidden(&prompt[..end], HIDDEN_SIZE), HIDDEN_SIZE);
+    }
+    pooler.finish()
 }
 
 proptest! {
@@ -352,6 +425,13 @@ proptest! {
                     let prompt = prompt(seed, len);
                     let stored = transfers::stored_kv(&prompt, block_size, first_block);
                     harness.submit_stored(prompt, max_tokens, None, false, Some(stored));
+                }
+                Action::Embed { seed, len, mean, timeout, first_block } => {
+                    let (prompt, timeout) = (prompt(seed, len), timeout.map(Duration::from_millis));
+                    let stored =
+                        first_block.map(|first| transfers::stored_kv(&prompt, block_size, first));
+                    let pooling = if mean { Pooling::Mean } else { Pooling::Last };
+                    harness.submit_embedding(prompt, pooling, timeout, stored);
                 }
                 Action::Save { seed, len, first_block } => {
                     harness.save(prompt(seed, len), first_block);

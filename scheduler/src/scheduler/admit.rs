@@ -211,8 +211,8 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// The cached logits of the last position of a waiting request whose full blocks are all
-    /// cached. None for a request with a logits processor that is not ready, which must not run on
-    /// the scheduler's task.
+    /// cached. None for an embedding, which needs none, and for a request with a logits processor
+    /// that is not ready, which must not run on the scheduler's task.
     async fn find_logits(
         &mut self,
         index: usize,
@@ -224,7 +224,8 @@ impl<M: Memory> Scheduler<M> {
         };
         let all_cached = sequence.tokens.len() - lease.len() < self.context.spec.block_size;
         let is_ready = sequence.sampler.as_ref().is_none_or(SamplerState::is_ready);
-        if !all_cached || !is_ready || self.context.config.logit_cache_bytes == 0 {
+        let is_embedding = sequence.options.pooling.is_some();
+        if is_embedding || !all_cached || !is_ready || self.context.config.logit_cache_bytes == 0 {
             return Ok(None);
         }
         self.memory.find_logits(block, &sequence.namespace, &sequence.tokens).await

@@ -20,7 +20,7 @@ impl<M: Memory> Scheduler<M> {
         let mut sequence = self.running.remove(index).sequence;
         sequence.held = Held::default();
         sequence.loan = None;
-        self.forecast.finished(sequence.answer_limit(), sequence.generated());
+        self.note_length(&sequence);
         sequence.record.span.record("reason", tracing::field::debug(&reason));
         if reason == FinishReason::Length {
             self.context.gauges.finished_length.add(1);
@@ -29,6 +29,13 @@ impl<M: Memory> Scheduler<M> {
         self.try_admission = true;
         let event = sequence.finish_event(reason, now);
         sequence.send(event);
+    }
+
+    /// Adds the length of a complete answer to the forecast. An embedding has none.
+    fn note_length(&mut self, sequence: &Sequence) {
+        if sequence.options.pooling.is_none() {
+            self.forecast.finished(sequence.answer_limit(), sequence.generated());
+        }
     }
 
     /// Ends sequences that were cancelled, timed out or failed and are not part of the step in
@@ -70,7 +77,7 @@ impl<M: Memory> Scheduler<M> {
         sequence.loan = None;
         match ending {
             Ending::Cancelled if sequence.events.is_complete() => {
-                self.forecast.finished(sequence.answer_limit(), sequence.generated());
+                self.note_length(&sequence);
                 sequence.complete(Instant::now());
             }
             Ending::Cancelled => sequence.record.end(Outcome::Cancelled),

@@ -57,6 +57,10 @@ impl<M: Memory> Scheduler<M> {
                     if sequence.end.is_some() {
                         continue;
                     }
+                    if let Some(pooler) = result.pooler {
+                        let end = sequence.pooled(pooler);
+                        finished.extend(end.map(|end| (sequence.id, end)));
+                    }
                     if let Some(sampled) = result.sampled {
                         gauges.completion_tokens.add(1);
                         if let Some(end) = sequence.push(sampled.token, sampled.logprob, now) {
