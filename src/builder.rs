@@ -6,9 +6,9 @@ mod load;
 use std::time::Duration;
 
 use stolon_actors::EngineHandle;
-use stolon_backend::Backend;
+use stolon_backend::{Backend, BackendSpec};
 use stolon_kvcache::EvictionOrder;
-use stolon_model::{KvType, WeightType};
+use stolon_model::{EmbeddingConfig, EmbeddingSizes, KvType, WeightType};
 use stolon_scheduler::{AdmissionPolicy, EngineConfig, EngineError, EvictionOrderFactory};
 #[cfg(feature = "text")]
 use stolon_text::TextModel;
@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 
 use crate::prompt::Prompts;
 use crate::text::Text;
-use crate::{Engine, Error, EvictionPolicy, ModelInfo};
+use crate::{EmbeddingInfo, Engine, Error, EvictionPolicy, ModelInfo};
 
 pub use arg::ModelArg;
 use load::{BackendFactory, Loaded};
@@ -38,6 +38,8 @@ pub struct EngineBuilder {
     kv_type: Option<KvType>,
     threads: Option<usize>,
     weights: Option<WeightType>,
+    embedding: Option<EmbeddingConfig>,
+    embedding_sizes: Option<EmbeddingSizes>,
     #[cfg(feature = "hub")]
     download_progress: Option<stolon_model::ProgressCallback>,
     runtime: Option<Handle>,
@@ -431,6 +433,23 @@ impl EngineBuilder {
         self
     }
 
+    /// How [`Engine::embed`] makes embeddings. Default: as the model's files say; without it, a
+    /// custom backend and a model whose files do not say it make none. The backend must return
+    /// hidden states.
+    pub fn embedding(mut self, config: EmbeddingConfig) -> Self {
+        self.embedding = Some(config);
+        self
+    }
+
+    /// The sizes to which embeddings may be shortened. Default: those that the model's `config.json`
+    /// declares. Many models that were trained for it do not declare it, such as Qwen3-Embedding.
+    ///
+    /// [`build`](Self::build) refuses it if the model is not meant for embeddings.
+    pub fn embedding_sizes(mut self, sizes: EmbeddingSizes) -> Self {
+        self.embedding_sizes = Some(sizes);
+        self
+    }
+
     /// Calls `callback` with the progress of each file that is downloaded from the hub, several
     /// times a second. Default: none, and progress is logged every five seconds.
     ///
@@ -494,12 +513,15 @@ impl EngineBuilder {
             config.kv_sink = Some(std::sync::Arc::clone(tiers) as _);
         }
         let prefix_caching = config.prefix_caching;
+        let (own_embedding, sizes) = (self.embedding.take(), self.embedding_sizes.take());
         let (sender, loaded) = std::sync::mpsc::channel();
         let make = self.into_factory(sender)?;
         let handle = EngineHandle::start_with(make, config, runtime).await?;
         let missing = |_| EngineError::StartFailed { reason: "nothing was loaded".to_owned() };
-        let Loaded { id, text, recommended_sampling } = loaded.try_recv().map_err(missing)?;
+        let Loaded { id, text, recommended_sampling, embedding, generates } =
+            loaded.try_recv().map_err(missing)?;
         let spec = handle.spec();
+        let embedding = embedding_info(&id, spec, own_embedding.or(embedding), sizes)?;
         let info = ModelInfo {
             id,
             vocab_size: spec.vocab_size,
@@ -509,6 +531,8 @@ impl EngineBuilder {
             kv_bytes: spec.block_count * spec.block_bytes,
             eos_token_ids: text.eos_ids().as_slice().to_vec(),
             has_chat_template: text.has_chat_template(),
+            embedding,
+            generates,
             prefix_caching,
         };
         tracing::info!(
@@ -524,4 +548,23 @@ impl EngineBuilder {
         #[cfg(not(feature = "tiers"))]
         Ok(Engine::new(handle, prompts, recommended_sampling, info))
     }
+}
+
+/// What the engine's embeddings are, if it makes any. `sizes` replaces those of `config`.
+fn embedding_info(
+    id: &str,
+    spec: &BackendSpec,
+    config: Option<EmbeddingConfig>,
+    sizes: Option<EmbeddingSizes>,
+) -> Result<Option<EmbeddingInfo>, Error> {
+    let Some(mut config) = config else {
+        let model = || Error::NotForEmbeddings { model: id.to_owned() };
+        return sizes.map_or(Ok(None), |_| Err(model()));
+    };
+    let Some(size) = spec.hidden_size else {
+        let expected = "a backend that returns hidden states";
+        return Err(Error::invalid("embedding", expected, "one that returns logits only"));
+    };
+    config.sizes = sizes.unwrap_or(config.sizes);
+    Ok(Some(EmbeddingInfo::new(size, config)))
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use futures::future::try_join_all;
 use stolon_actors::EngineHandle;
 use stolon_scheduler::{
-    AdmissionPolicy, AuditReport, EngineHealth, EngineHistograms, EngineStats, SequenceRequest,
-    TokenSet,
+    AdmissionPolicy, AuditReport, EngineHealth, EngineHistograms, EngineStats, RequestOptions,
+    SequenceRequest, TokenSet,
 };
 use stolon_text::StopStrings;
 
@@ -15,11 +15,12 @@ use crate::min_tokens::MinTokens;
 use crate::prompt::Prompts;
 use crate::stream::StreamParts;
 use crate::{
-    BestOf, ChatMessage, Completion, EngineBuilder, Error, Estimate, ModelInfo, Request,
+    BestOf, ChatMessage, Completion, EngineBuilder, Error, Estimate, ModelInfo, Namespace, Request,
     SamplingParams, SharedProcessor, TokenStream,
 };
 
 mod cache;
+mod embed;
 #[cfg(feature = "tiers")]
 #[cfg_attr(not(feature = "object-store"), path = "engine/no_objects.rs")]
 mod objects;
@@ -164,6 +165,9 @@ impl Engine {
     /// Splits a request into what the engine computes and what its stream needs.
     async fn prepare(&self, request: Request) -> Result<(SequenceRequest, StreamParts), Error> {
         let submitted = Instant::now();
+        if !self.inner.info.generates {
+            return Err(Error::EmbeddingsOnly { model: self.inner.info.id.clone() });
+        }
         let namespace = request.namespace()?;
         let tokens = self.inner.prompts.tokens(&request.source).await?;
         let text = &self.inner.prompts.text;
@@ -198,19 +202,28 @@ impl Engine {
             prompt_tokens: tokens.len(),
             submitted,
         };
+        Ok((self.sequence(tokens, namespace, eos_ids, options).await, parts))
+    }
+
+    /// A request to the engine, with stored KV of its prompt if that is faster than computing it.
+    async fn sequence(
+        &self,
+        tokens: Vec<u32>,
+        namespace: Namespace,
+        eos_ids: TokenSet,
+        options: RequestOptions,
+    ) -> SequenceRequest {
         let tokens = Arc::new(tokens);
         #[cfg(feature = "tiers")]
         let stored = match &self.inner.tiers {
-            // Log-probabilities of the prompt need a forward pass over all of it.
-            Some(tiers) if options.prompt_logprobs.is_none() => {
+            Some(tiers) if !options.needs_whole_prompt() => {
                 tiers.load(&self.inner.handle, namespace, &tokens).await
             }
             _ => None,
         };
         #[cfg(not(feature = "tiers"))]
         let stored = None;
-        let sequence = SequenceRequest { tokens, namespace, eos_ids, stored, options };
-        Ok((sequence, parts))
+        SequenceRequest { tokens, namespace, eos_ids, stored, options }
     }
 
     /// What this engine would have to compute for a request, and how long the request would wait

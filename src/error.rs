@@ -35,6 +35,24 @@ pub enum Error {
     /// library was built without the feature `text`.
     #[error("this engine has no tokenizer: expected token ids, got text")]
     NoTokenizer,
+    /// The model is not meant for embeddings.
+    #[error(
+        "the model `{model}` is not meant for embeddings: expected a model with `modules.json` and \
+         `1_Pooling/config.json` of sentence-transformers, or a GGUF file with `pooling_type`"
+    )]
+    NotForEmbeddings {
+        /// The model's name.
+        model: String,
+    },
+    /// The model makes embeddings only: it has no output matrix.
+    #[error(
+        "the model `{model}` cannot generate text: it has no output matrix and is for embeddings \
+         only"
+    )]
+    EmbeddingsOnly {
+        /// The model's name.
+        model: String,
+    },
     /// A stored prefix cannot be used: its data are damaged, or it was computed by another model or
     /// on other terms.
     #[cfg(feature = "tiers")]

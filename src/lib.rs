@@ -108,6 +108,7 @@
 //! * [`EngineBuilder`]: all settings with their defaults;
 //! * [`Request`] and [`SamplingParams`]: what to generate, and how tokens are sampled;
 //! * [`Completion`]: a whole answer, from [`TokenStream::collect_text`] or [`Engine::best_of`];
+//! * [`Engine::embed`]: the embedding of a text;
 //! * [`inspect()`](inspect::inspect): what a model is and needs, without loading it;
 //! * [`Error`] and [`EngineError`]: every failure, with the expected and the actual value;
 //! * [`EngineStats`], [`CacheStats`], [`Engine::events`] and [`Engine::audit`]: observation;
@@ -128,6 +129,7 @@ mod readme {}
 mod best;
 mod builder;
 mod completion;
+mod embedding;
 mod engine;
 mod error;
 mod estimate;
@@ -165,6 +167,7 @@ pub mod backend {
 pub use best::BestOf;
 pub use builder::{EngineBuilder, ModelArg};
 pub use completion::Completion;
+pub use embedding::{Embedding, EmbeddingInfo};
 pub use engine::Engine;
 #[cfg(feature = "tiers")]
 pub use engine::{ExportedPrefix, PrefixImport, TierMatch};
@@ -177,7 +180,7 @@ pub use stream::TokenStream;
 pub use futures::{Stream, StreamExt};
 pub use stolon_actors::{CacheEvents, Pin, PinOptions};
 pub use stolon_backend::{
-    Backend, LogitsProcessor, SamplingError, SamplingParams, SharedProcessor, TokenLogprob,
+    Backend, LogitsProcessor, Pooling, SamplingError, SamplingParams, SharedProcessor, TokenLogprob,
 };
 pub use stolon_kvcache::{
     CacheEvent, CacheSnapshot, CachedPrefix, EvictionCandidate, EvictionOrder, EvictionPolicy,
@@ -188,7 +191,8 @@ pub use stolon_kvcache::{
 pub use stolon_model::DownloadProgress;
 pub use stolon_model::inspect;
 pub use stolon_model::{
-    KernelError, KvBudget, KvStoreError, KvType, ModelError, ModelSource, WeightType,
+    EmbeddingConfig, EmbeddingSizes, KernelError, KvBudget, KvStoreError, KvType, ModelError,
+    ModelSource, WeightType,
 };
 pub use stolon_scheduler::{
     AdmissionPolicy, AuditReport, CacheStats, EngineError, EngineHealth, EngineHistograms,

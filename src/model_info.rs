@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::EmbeddingInfo;
+
 /// What an engine runs, and its sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModelInfo {
@@ -22,6 +24,11 @@ pub struct ModelInfo {
     pub eos_token_ids: Vec<u32>,
     /// Whether the model has a chat template.
     pub has_chat_template: bool,
+    /// What the model's embeddings are; `None` if it is not meant for embeddings.
+    pub embedding: Option<EmbeddingInfo>,
+    /// Whether the model generates text. Models for embeddings do, unless they have no output
+    /// matrix.
+    pub generates: bool,
     /// Whether computed prefixes are cached and shared.
     pub prefix_caching: bool,
 }

@@ -1,7 +1,10 @@
 //! Pooling: how the hidden states of a prompt become one vector, its embedding.
 
+use serde::Serialize;
+
 /// How an embedding is made from the hidden states of a prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Pooling {
     /// The hidden state of the last token. Only the positions that are not cached are computed.
     Last,

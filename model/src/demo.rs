@@ -47,7 +47,15 @@ pub(crate) fn load() -> Result<LoadedModel, ModelError> {
     let tokenizer_config = json(file!("tokenizer_config.json"))?;
     let chat_template = directory::template(&tokenizer_config);
     let text = TextSource { tokenizer, tokenizer_config: Some(tokenizer_config), chat_template };
-    Ok(LoadedModel { id: ID.into(), config: config.decoder, weights, text, generation })
+    Ok(LoadedModel {
+        id: ID.into(),
+        config: config.decoder,
+        weights,
+        text,
+        generation,
+        embedding: None,
+        generates: true,
+    })
 }
 
 #[cfg(test)]

@@ -18,7 +18,9 @@ use crate::files;
 #[cfg(feature = "hub")]
 use crate::hub::{self, Remote};
 use crate::kv_store::{KvShape, KvType};
-use crate::load::{LoadOptions, directory, file_name, generation, gguf};
+use crate::load::{
+    EmbeddingConfig, LoadOptions, directory, embedding, file_name, generation, gguf,
+};
 use crate::source::ModelSource;
 use crate::weights::gguf::{Header, split};
 use crate::weights::{Bytes, Weights};
@@ -56,6 +58,8 @@ pub struct Inspection {
     pub text: Option<TextSource>,
     /// The ids of the end-of-sequence tokens.
     pub eos_token_ids: Vec<u32>,
+    /// How embeddings are made; `None` for a model that is not meant for them.
+    pub embedding: Option<EmbeddingConfig>,
 }
 
 /// A file with weights.
@@ -182,6 +186,12 @@ fn of_gguf(
         inspection.tensors = outline::gguf_tensors(header);
         inspection.parameters = elements(&inspection.tensors);
     }
+    match gguf::embedding(header) {
+        Ok(embedding) => inspection.embedding = embedding,
+        // An unknown architecture was refused already.
+        Err(_) if config.is_none() => {}
+        Err(error) => inspection.refuse(error),
+    }
     match gguf::text(header, directory) {
         Ok(text) => inspection.text = Some(text),
         Err(error) => inspection.refuse(error),
@@ -205,15 +215,24 @@ fn of_directory(
     let path = directory.join(directory::CONFIG);
     let json = files::read_json(&path)?;
     let mut inspection = Inspection::new(id, "safetensors", Outline::of_json(&json));
-    let config = match config::parse_json(&path.display().to_string(), &json) {
+    let mut config = match config::parse_json(&path.display().to_string(), &json) {
         Ok(config) => Some(config),
         Err(error) => {
             inspection.refuse(error);
             None
         }
     };
+    if let Some(config) = &config {
+        match embedding::of_directory(directory, &json, config.decoder.hidden_size) {
+            Ok(embedding) => inspection.embedding = embedding,
+            Err(error) => inspection.refuse(error),
+        }
+    }
     let prepared = weights.and_then(|mut weights| {
-        config.as_ref().map_or(Ok(()), |config| directory::prepare(&mut weights, config))?;
+        if let Some(config) = &mut config {
+            directory::prepare(&mut weights, config)?;
+            directory::tie_missing_head(config, &weights, inspection.embedding.as_ref());
+        }
         Ok(weights)
     });
     match prepared {
@@ -243,6 +262,7 @@ impl Inspection {
             refusals: Vec::new(),
             text: None,
             eos_token_ids: Vec::new(),
+            embedding: None,
         }
     }
 

@@ -36,7 +36,10 @@ pub use error::ModelError;
 pub use hub::{DownloadProgress, HubOptions, ProgressCallback};
 pub use inspect::{InspectOptions, Inspection, inspect};
 pub use kv_store::{KvBudget, KvStoreError, KvType};
-pub use load::{GenerationDefaults, LoadOptions, LoadedModel, load, read_gguf_tokenizer};
+pub use load::{
+    EmbeddingConfig, EmbeddingSizes, GenerationDefaults, LoadOptions, LoadedModel, load,
+    read_gguf_tokenizer,
+};
 pub use random::random_model;
 pub use source::ModelSource;
 // A payload of `ModelError`.

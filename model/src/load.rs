@@ -5,9 +5,11 @@
 //! afterwards.
 
 pub(crate) mod directory;
+pub(crate) mod embedding;
 pub(crate) mod generation;
 pub(crate) mod gguf;
 
+pub use embedding::{EmbeddingConfig, EmbeddingSizes};
 pub use gguf::read_gguf_tokenizer;
 
 use stolon_backend::SamplingParams;
@@ -34,6 +36,11 @@ pub struct LoadedModel {
     pub text: TextSource,
     /// The model's special tokens, and the sampling parameters that its authors recommend.
     pub generation: GenerationDefaults,
+    /// How embeddings are made; `None` for a model that is not meant for them.
+    pub embedding: Option<EmbeddingConfig>,
+    /// Whether the model generates text. A model for embeddings may have no output matrix; the
+    /// logits that it computes are then meaningless.
+    pub generates: bool,
 }
 
 /// The keys of `generation_config.json` that the engine uses. `None` means that the key is missing.

@@ -35,6 +35,8 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
         weights,
         text: TextSource { tokenizer, tokenizer_config: None, chat_template: None },
         generation: GenerationDefaults::default(),
+        embedding: None,
+        generates: true,
     })
 }
 

@@ -22,9 +22,10 @@ use gguf_model::gguf_of;
 use hub_server::{Hub, Repository};
 use model_dir::{assert_same, config_json, model, safetensors_of};
 use serde_json::json;
+use stolon_backend::Pooling;
 use stolon_model::{
-    HubOptions, InspectOptions, LoadOptions, LoadedModel, ModelError, ModelSource,
-    ProgressCallback, TensorType, inspect, load,
+    EmbeddingConfig, EmbeddingSizes, HubOptions, InspectOptions, LoadOptions, LoadedModel,
+    ModelError, ModelSource, ProgressCallback, TensorType, inspect, load,
 };
 
 const ID: &str = "org/tiny-model";
@@ -113,6 +114,25 @@ fn files_are_downloaded_once_and_then_cached() {
     options.offline = false;
     drop(hub);
     open(ID, &options).unwrap();
+}
+
+/// Goal: the files that say how embeddings are made are downloaded with a model that has them.
+#[test]
+fn a_model_for_embeddings_is_downloaded_with_its_pooling() {
+    let hub = Hub::start();
+    let mut repository = repository(1, COMMIT);
+    let modules =
+        json!([{ "type": "m.Transformer" }, { "type": "m.Pooling", "path": "1_Pooling" }]);
+    repository.files.insert("modules.json".into(), modules.to_string().into_bytes());
+    let pooling = json!({ "pooling_mode_lasttoken": true }).to_string().into_bytes();
+    repository.files.insert("1_Pooling/config.json".into(), pooling);
+    hub.put(ID, "main", &repository);
+    let home = tempfile::tempdir().unwrap();
+    let loaded = open(ID, &options(&hub, home.path())).unwrap();
+    let (sizes, normalize) = (EmbeddingSizes::Full, false);
+    let expected = EmbeddingConfig { pooling: Pooling::Last, normalize, sizes };
+    assert_eq!((loaded.embedding, loaded.generates), (Some(expected), true));
+    assert_eq!(fetched(&hub).iter().filter(|name| *name == "config.json").count(), 2);
 }
 
 /// The names and sizes of the files that are not complete.

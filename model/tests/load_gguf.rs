@@ -20,7 +20,7 @@ use gguf_model::{floats, gguf_of, quantized, stored_type};
 use gguf_writer::{GgufWriter, Meta};
 use model_dir::{ARCHITECTURES, assert_same, config_json, model, write_json};
 use serde_json::{Value, json};
-use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{Backend, LogitRows, Pooling, SequenceSlice, StepBatch};
 use stolon_kvcache::BlockId;
 use stolon_model::config::TensorRole;
 use stolon_model::kv_store::{KvBudget, KvType};
@@ -403,4 +403,29 @@ thread_local! {
         file.set("tokenizer.ggml.tokens", Meta::Texts(vec!["a".into(); config.vocab_size]));
         file.bytes()
     };
+}
+
+/// Goal: a file says how embeddings are made, and what cannot be computed is refused by its key.
+#[test]
+fn pooling_is_read_or_refused() {
+    let (config, weights) = model(&config_json("qwen3"), 3);
+    let with = |key: &str, value: Meta| {
+        let mut file = gguf_of(&config, &weights, TensorType::F32);
+        file.set(&format!("qwen3.{key}"), value);
+        let dir = tempfile::tempdir().unwrap();
+        open(&write(dir.path(), &file)).map(|loaded| loaded.embedding.map(|made| made.pooling))
+    };
+    for (number, pooling) in [(0, None), (1, Some(Pooling::Mean)), (3, Some(Pooling::Last))] {
+        assert_eq!(with("pooling_type", Meta::U32(number)).unwrap(), pooling);
+    }
+    assert_eq!(with("attention.causal", Meta::Bool(true)).unwrap(), None);
+    for (key, value) in [
+        ("pooling_type", Meta::U32(2)),
+        ("pooling_type", Meta::U32(4)),
+        ("pooling_type", Meta::Text("last".into())),
+        ("attention.causal", Meta::Bool(false)),
+    ] {
+        let error = with(key, value).unwrap_err().to_string();
+        assert!(error.contains(&format!("qwen3.{key}")), "{error}");
+    }
 }

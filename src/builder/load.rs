@@ -3,7 +3,7 @@
 use std::sync::mpsc::Sender;
 
 use stolon_backend::Backend;
-use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions, LoadedModel};
+use stolon_model::{CpuBackend, CpuOptions, EmbeddingConfig, KvBudget, LoadOptions, LoadedModel};
 #[cfg(feature = "text")]
 use stolon_text::TextModel;
 use stolon_text::{TextSource, TokenizerSource};
@@ -20,6 +20,8 @@ pub(super) struct Loaded {
     pub(super) id: String,
     pub(super) text: Text,
     pub(super) recommended_sampling: SamplingParams,
+    pub(super) embedding: Option<EmbeddingConfig>,
+    pub(super) generates: bool,
 }
 
 impl EngineBuilder {
@@ -57,7 +59,9 @@ impl EngineBuilder {
             (Some((id, make)), _) => {
                 let (text, recommended_sampling) =
                     (own_text.unwrap_or_default(), SamplingParams::default());
-                drop(loaded.send(Loaded { id, text, recommended_sampling }));
+                let (embedding, generates) = (None, true);
+                let rest = Loaded { id, text, recommended_sampling, embedding, generates };
+                drop(loaded.send(rest));
                 Ok(make)
             }
             (None, Some(model)) => Ok(Box::new(move || {
@@ -108,7 +112,7 @@ fn load(
         ModelArg::Source(source) => source,
         ModelArg::Text(text) => text.parse()?,
     };
-    let LoadedModel { id, config, weights, mut text, generation } =
+    let LoadedModel { id, config, weights, mut text, generation, embedding, generates } =
         stolon_model::load(&source, load_options)?;
     let is_replaced = template.is_some();
     if let Some(template) = template {
@@ -120,7 +124,7 @@ fn load(
     };
     let backend = CpuBackend::new(config, weights, options)?;
     let recommended_sampling = generation.recommended_sampling();
-    Ok((Loaded { id, text, recommended_sampling }, backend))
+    Ok((Loaded { id, text, recommended_sampling, embedding, generates }, backend))
 }
 
 /// Replaces all chat templates of a model.

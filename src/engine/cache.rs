@@ -16,6 +16,9 @@ impl Engine {
     /// # Errors
     /// As [`Engine::generate`], and the error that its stream ends with.
     pub async fn warm(&self, request: Request) -> Result<usize, Error> {
+        if !self.model_info().generates {
+            return Ok(self.embed(request, None).await?.prompt_tokens);
+        }
         let stream = self.generate(request.max_tokens(1)).await?;
         let prompt_tokens = stream.prompt_tokens();
         stream.collect_text().await?;

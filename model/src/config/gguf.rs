@@ -10,6 +10,8 @@ mod rope;
 
 use std::collections::HashMap;
 
+use stolon_backend::Pooling;
+
 use super::{
     Activation, Architecture, DecoderConfig, ExpertsConfig, LayerConfig, NormPlacement, QkNorm,
     Rope, RopeScaling,
@@ -31,6 +33,22 @@ const GEMMA3_27B_LAYERS: usize = 62;
 
 /// Reads the content of a small tensor of F32 values, if the file has it.
 pub(crate) type SmallTensors<'a> = dyn Fn(&str) -> Result<Option<Vec<f32>>, ModelError> + 'a;
+
+/// How embeddings are made, from `pooling_type`; `None` if the model is not meant for them.
+pub(crate) fn pooling(header: &Header) -> Result<Option<Pooling>, ModelError> {
+    let (_, prefix) = architecture(header)?;
+    let keys = Metadata { header, prefix };
+    let Some(value) = keys.value("pooling_type") else { return Ok(None) };
+    match value.as_u64() {
+        Some(0) => Ok(None),
+        Some(1) => Ok(Some(Pooling::Mean)),
+        Some(3) => Ok(Some(Pooling::Last)),
+        _ => {
+            let expected = "0 (none), 1 (mean) or 3 (last)";
+            Err(keys.unsupported("pooling_type", expected, value.shown()))
+        }
+    }
+}
 
 /// Parses the configuration from `header`. `tensors` reads the divisors of rotary embeddings.
 pub(crate) fn parse(

@@ -128,6 +128,9 @@ fn decoder(
     if keys.flag("use_bidirectional_attention")?.unwrap_or(false) {
         return Err(keys.unsupported("use_bidirectional_attention", "false"));
     }
+    if keys.flag("is_causal")? == Some(false) {
+        return Err(keys.unsupported("is_causal", "true"));
+    }
     let softcap = |key: &str, default: Option<f32>| match keys.positive_f32(key)? {
         Some(_) if !gemma => Err(keys.unsupported(key, "null")),
         None if !keys.given(key) => Ok(default),

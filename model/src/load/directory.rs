@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use stolon_text::{TextSource, TokenizerSource};
 
-use super::{LoadedModel, generation, gguf};
+use super::{EmbeddingConfig, LoadedModel, embedding, generation, gguf};
 use crate::config::{self, ParsedConfig};
 use crate::error::ModelError;
 use crate::files::{self, optional, read_json};
@@ -21,8 +21,16 @@ pub(crate) const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
 
 /// All files that are read, except the weights.
 #[cfg(feature = "hub")]
-pub(crate) const SMALL: [&str; 6] =
-    [CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, CHAT_TEMPLATE_JSON];
+pub(crate) const SMALL: [&str; 8] = [
+    CONFIG,
+    GENERATION,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    CHAT_TEMPLATE,
+    CHAT_TEMPLATE_JSON,
+    embedding::MODULES,
+    embedding::POOLING,
+];
 
 /// Loads the model in `directory`. `id` is the model's name.
 pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelError> {
@@ -35,15 +43,32 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
     }
     let path = directory.join(CONFIG);
     let Some(value) = optional(read_json(&path))? else { return Err(no_config(directory)) };
-    let config = config::parse_json(&path.display().to_string(), &value)?;
+    let mut config = config::parse_json(&path.display().to_string(), &value)?;
+    let embedding = embedding::of_directory(directory, &value, config.decoder.hidden_size)?;
     let path = directory.join(GENERATION);
     let generation = optional(read_json(&path))?;
     let generation = generation::parse(&path.display().to_string(), generation.as_ref(), &config)?;
     let mut weights = Weights::open_directory(directory)?;
     prepare(&mut weights, &config)?;
+    let generates = tie_missing_head(&mut config, &weights, embedding.as_ref());
     weights.check(&config.decoder)?;
     let text = text(directory)?;
-    Ok(LoadedModel { id, config: config.decoder, weights, text, generation })
+    let config = config.decoder;
+    Ok(LoadedModel { id, config, weights, text, generation, embedding, generates })
+}
+
+/// Models for embeddings may have no output matrix, although it is not tied to the embedding
+/// (Qwen3-Embedding-8B). The decoder then uses the embedding in its place, whose logits have no
+/// meaning. Returns whether the model generates text.
+pub(crate) fn tie_missing_head(
+    config: &mut ParsedConfig,
+    weights: &Weights,
+    embedding: Option<&EmbeddingConfig>,
+) -> bool {
+    let tied = &mut config.decoder.tie_word_embeddings;
+    let is_missing = embedding.is_some() && !*tied && !weights.contains("lm_head.weight");
+    *tied |= is_missing;
+    !is_missing
 }
 
 /// Gives the tensors of a directory the names and the form that `config` requires.

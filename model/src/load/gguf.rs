@@ -5,7 +5,9 @@ use std::path::Path;
 
 use stolon_text::{GgufTokenizer, TextSource, TokenizerSource};
 
-use super::{GenerationDefaults, LoadedModel, directory, generation};
+use super::{
+    EmbeddingConfig, EmbeddingSizes, GenerationDefaults, LoadedModel, directory, generation,
+};
 use crate::config::{self, DecoderConfig, HEAD_DIM_MAX, ParsedConfig};
 use crate::error::ModelError;
 use crate::files;
@@ -19,7 +21,16 @@ pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
     let directory = directory_of(path);
     let text = text(&header, directory)?;
     let generation = generation(&header, config.clone(), directory)?;
-    Ok(LoadedModel { id, config, weights, text, generation })
+    let embedding = embedding(&header)?;
+    Ok(LoadedModel { id, config, weights, text, generation, embedding, generates: true })
+}
+
+/// How embeddings are made. A GGUF file does not say whether they are normalised; llama.cpp does it
+/// by default.
+pub(crate) fn embedding(header: &Header) -> Result<Option<EmbeddingConfig>, ModelError> {
+    let pooling = config::gguf::pooling(header)?;
+    let sizes = EmbeddingSizes::Full;
+    Ok(pooling.map(|pooling| EmbeddingConfig { pooling, normalize: true, sizes }))
 }
 
 /// The directory of the file `path`.

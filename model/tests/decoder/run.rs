@@ -54,7 +54,7 @@ pub(super) fn hidden(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f
     let mut rows = hidden.chunks_exact(width).map(<[f32]>::to_vec);
     let counts = parts.iter().map(|part| part.slice.logit_rows.hidden(part.tokens.len()).len());
     let states = counts.map(|count| rows.by_ref().take(count).collect()).collect();
-    assert!(rows.next().is_none() && hidden.len() % width == 0);
+    assert!(rows.next().is_none() && hidden.len().is_multiple_of(width));
     states
 }
 

@@ -66,6 +66,11 @@ impl Metadata<'_> {
         ] {
             self.only(key, 0.0)?;
         }
+        if let Some(causal) = self.value("attention.causal")
+            && causal.as_bool() != Some(true)
+        {
+            return Err(self.unsupported("attention.causal", "true", causal.shown()));
+        }
         if !granite {
             for key in ["attention.scale", "embedding_scale", "residual_scale", "logit_scale"] {
                 self.only(key, 0.0)?;

@@ -446,6 +446,7 @@ fn errors_name_the_key() {
         (llama(json!({ "attn_logit_softcapping": 50.0 })), &["`attn_logit_softcapping`", "50"]),
         (gemma(json!({ "final_logit_softcapping": -30.0 })), &["`final_logit_softcapping`", "-30"]),
         (gemma(json!({ "use_bidirectional_attention": true })), &["bidirectional"]),
+        (gemma(json!({ "is_causal": false })), &["is_causal", "true"]),
         (gemma(json!({ "layer_types": ["full_attention"] })), &["`layer_types`", "26 entries"]),
         (
             gemma(json!({ "num_hidden_layers": 1, "layer_types": ["chunked_attention"] })),

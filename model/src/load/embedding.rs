@@ -1,0 +1,268 @@
+//! Whether a model is meant for embeddings, and how they are made: `modules.json` and
+//! `1_Pooling/config.json` of sentence-transformers, or `pooling_type` of a GGUF file.
+
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::Value;
+use stolon_backend::Pooling;
+
+use crate::config::Keys;
+use crate::error::ModelError;
+use crate::files::{optional, read_json};
+
+pub(crate) const MODULES: &str = "modules.json";
+pub(crate) const POOLING: &str = "1_Pooling/config.json";
+/// The directory of [`POOLING`], which `modules.json` names.
+const POOLING_PATH: &str = "1_Pooling";
+/// Maximum number of sizes in [`EmbeddingSizes::Listed`].
+const SIZES_MAX: usize = 1024;
+
+/// How a model's embeddings are made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EmbeddingConfig {
+    /// What is made of the hidden states of a text.
+    pub pooling: Pooling,
+    /// Whether embeddings are scaled to length 1.
+    pub normalize: bool,
+    /// The sizes to which embeddings may be shortened.
+    pub sizes: EmbeddingSizes,
+}
+
+/// The sizes to which embeddings may be shortened (Matryoshka embeddings): their first values are
+/// then an embedding too, as far as the model was trained for that.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EmbeddingSizes {
+    /// None: embeddings have as many values as a hidden state.
+    Full,
+    /// Any number of values.
+    Any,
+    /// These numbers of values.
+    Listed(Vec<usize>),
+}
+
+impl EmbeddingSizes {
+    /// Whether embeddings of `full` values may be shortened to `size` values.
+    #[must_use]
+    pub fn allow(&self, size: usize, full: usize) -> bool {
+        let shorter = match self {
+            Self::Full => false,
+            Self::Any => true,
+            Self::Listed(sizes) => sizes.contains(&size),
+        };
+        size == full || shorter && (1..full).contains(&size)
+    }
+}
+
+/// How embeddings are made, from the files of sentence-transformers in `directory`; `None` if it has
+/// none. `config` is the content of `config.json`.
+///
+/// # Errors
+/// [`ModelError::Unsupported`] if they are made in another way than by the last or the mean hidden
+/// state.
+pub(crate) fn of_directory(
+    directory: &Path,
+    config: &Value,
+    hidden_size: usize,
+) -> Result<Option<EmbeddingConfig>, ModelError> {
+    let path = directory.join(MODULES);
+    let Some(value) = optional(read_json(&path))? else { return Ok(None) };
+    let file = path.display().to_string();
+    let Some(normalize) = modules(&file, &value)? else { return Ok(None) };
+    let path = directory.join(POOLING);
+    let file = path.display().to_string();
+    let value = read_json(&path)?;
+    let pooling = pooling(&Keys::root(&file, &value)?, hidden_size)?;
+    let file = directory.join(super::directory::CONFIG).display().to_string();
+    let keys = Keys::root(&file, config)?;
+    refuse_own_code(&keys)?;
+    let sizes = sizes(&keys, hidden_size)?;
+    Ok(Some(EmbeddingConfig { pooling, normalize, sizes }))
+}
+
+/// Refuses a model that comes with code of its own: where it is for embeddings, that code mostly
+/// makes attention bidirectional (GritLM, for example).
+fn refuse_own_code(keys: &Keys<'_>) -> Result<(), ModelError> {
+    match keys.object("auto_map")? {
+        Some(map) if map.given("AutoModel") => Err(map.unsupported("AutoModel", "nothing")),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the modules end with a normalisation; `None` if they have no pooling, as those of
+/// rerankers.
+fn modules(file: &str, value: &Value) -> Result<Option<bool>, ModelError> {
+    let Some(list) = value.as_array() else {
+        return Err(ModelError::malformed(file, "expected a list of modules"));
+    };
+    let mut kinds = Vec::new();
+    let mut paths = Vec::new();
+    for module in list {
+        let keys = Keys::root(file, module)?;
+        let class = keys.text("type")?.ok_or_else(|| keys.invalid("type", "a string"))?;
+        // The modules are in other packages in newer versions; the class has the same name.
+        kinds.push(class.rsplit('.').next().unwrap_or(class));
+        paths.push(keys.text("path")?.unwrap_or_default());
+    }
+    let expected = "Transformer, Pooling and, if embeddings are normalised, Normalize";
+    match kinds[..] {
+        _ if !kinds.contains(&"Pooling") => Ok(None),
+        ["Transformer", "Pooling"] | ["Transformer", "Pooling", "Normalize"] => {
+            if paths[1] != POOLING_PATH {
+                return Err(ModelError::key(file, "path", POOLING_PATH, paths[1]));
+            }
+            Ok(Some(kinds.len() == 3))
+        }
+        _ => Err(ModelError::unsupported(file, "type", expected, kinds.join(", "))),
+    }
+}
+
+/// The pooling in the file of the module.
+fn pooling(keys: &Keys<'_>, hidden_size: usize) -> Result<Pooling, ModelError> {
+    const FLAGS: [(&str, &str); 6] = [
+        ("pooling_mode_cls_token", "cls"),
+        ("pooling_mode_max_tokens", "max"),
+        ("pooling_mode_mean_tokens", "mean"),
+        ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"),
+        ("pooling_mode_weightedmean_tokens", "weightedmean"),
+        ("pooling_mode_lasttoken", "lasttoken"),
+    ];
+    for key in ["word_embedding_dimension", "embedding_dimension"] {
+        if keys.size(key)?.is_some_and(|size| size != hidden_size) {
+            return Err(keys.invalid(key, &format!("{hidden_size} (hidden_size)")));
+        }
+    }
+    // Since version 5, one key replaces the flags. Several modes are concatenated.
+    let mut modes: Vec<&str> = match keys.value("pooling_mode") {
+        Some(Value::String(mode)) => vec![mode],
+        Some(_) => keys.texts("pooling_mode")?.unwrap_or_default(),
+        None => {
+            let mut modes = Vec::new();
+            for (key, mode) in FLAGS {
+                modes.extend(keys.flag(key)?.unwrap_or(false).then_some(mode));
+            }
+            modes
+        }
+    };
+    if modes.is_empty() {
+        modes.push("mean");
+    }
+    let pooling = match modes[..] {
+        ["lasttoken"] => Pooling::Last,
+        ["mean"] => Pooling::Mean,
+        _ => {
+            let expected = "lasttoken or mean";
+            return Err(ModelError::unsupported(
+                keys.file,
+                "pooling_mode",
+                expected,
+                modes.join(", "),
+            ));
+        }
+    };
+    // Which part of a text is a prompt is not known here.
+    if pooling == Pooling::Mean && keys.flag("include_prompt")? == Some(false) {
+        return Err(keys.unsupported("include_prompt", "true"));
+    }
+    Ok(pooling)
+}
+
+/// The sizes that `config.json` declares, by the keys that vLLM uses.
+fn sizes(keys: &Keys<'_>, hidden_size: usize) -> Result<EmbeddingSizes, ModelError> {
+    const KEY: &str = "matryoshka_dimensions";
+    if let Some(sizes) = keys.counts(KEY)? {
+        let range = 1..=hidden_size;
+        if sizes.len() > SIZES_MAX || !sizes.iter().all(|size| range.contains(size)) {
+            let expected = format!("at most {SIZES_MAX} integers from 1 to {hidden_size}");
+            return Err(keys.invalid(KEY, &expected));
+        }
+        return Ok(EmbeddingSizes::Listed(sizes));
+    }
+    Ok(match keys.flag("is_matryoshka")? {
+        Some(true) => EmbeddingSizes::Any,
+        _ => EmbeddingSizes::Full,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pooling_of(value: &Value) -> Result<Pooling, String> {
+        Keys::root("f", value).and_then(|keys| pooling(&keys, 8)).map_err(|error| error.to_string())
+    }
+
+    /// Goal: both generations of the file are read, and what cannot be computed is refused by name.
+    #[test]
+    fn pooling_is_read_or_refused_by_name() {
+        let last = json!({"word_embedding_dimension": 8, "pooling_mode_mean_tokens": false,
+            "pooling_mode_lasttoken": true, "include_prompt": false});
+        assert_eq!(pooling_of(&last), Ok(Pooling::Last));
+        let newer = json!({"embedding_dimension": 8, "pooling_mode": "lasttoken"});
+        assert_eq!(pooling_of(&newer), Ok(Pooling::Last));
+        assert_eq!(pooling_of(&json!({"pooling_mode": ["mean"]})), Ok(Pooling::Mean));
+        assert_eq!(pooling_of(&json!({})), Ok(Pooling::Mean), "the default");
+        for (value, parts) in [
+            (json!({"pooling_mode_cls_token": true}), ["pooling_mode", "cls"]),
+            (json!({"pooling_mode": ["cls", "mean"]}), ["lasttoken or mean", "cls, mean"]),
+            (json!({"pooling_mode": 3}), ["pooling_mode", "3"]),
+            (json!({"pooling_mode": "mean", "include_prompt": false}), ["include_prompt", "true"]),
+            (json!({"word_embedding_dimension": 9}), ["word_embedding_dimension", "8"]),
+        ] {
+            let error = pooling_of(&value).expect_err("refused");
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
+
+    /// Goal: only pipelines that can be computed are accepted, and others are refused by name unless
+    /// they make no embeddings.
+    #[test]
+    fn modules_are_read_or_refused_by_name() {
+        let of = |kinds: &[&str]| {
+            let path = |kind: &str| if kind.ends_with("Pooling") { "1_Pooling" } else { "" };
+            let list = kinds.iter().map(|kind| json!({"type": kind, "path": path(kind)}));
+            modules("f", &list.collect()).map_err(|error| error.to_string())
+        };
+        let (transformer, pooling) = ("a.models.Transformer", "b.modules.pooling.Pooling");
+        assert_eq!(of(&[transformer, pooling]), Ok(Some(false)));
+        assert_eq!(of(&[transformer, pooling, "Normalize"]), Ok(Some(true)));
+        assert_eq!(of(&[transformer, "x.LogitScore"]), Ok(None));
+        assert_eq!(of(&[]), Ok(None));
+        let error = of(&[transformer, pooling, "y.Dense", "Normalize"]).expect_err("refused");
+        assert!(error.contains("Dense"), "{error}");
+        for bad in [json!({}), json!([1]), json!([{"path": ""}])] {
+            assert!(modules("f", &bad).is_err(), "{bad}");
+        }
+        let elsewhere = json!([{"type": "Transformer"}, {"type": "Pooling", "path": "../p"}]);
+        assert!(modules("f", &elsewhere).is_err());
+    }
+
+    /// Goal: a model whose code may compute something else is refused by name.
+    #[test]
+    fn pooling_with_code_of_its_own_is_refused() {
+        let of = |value: Value| Keys::root("f", &value).and_then(|keys| refuse_own_code(&keys));
+        assert!(of(json!({"auto_map": {"AutoConfig": "a.B"}})).is_ok());
+        let error = of(json!({"auto_map": {"AutoModel": "a.B"}})).expect_err("refused");
+        assert!(error.to_string().contains("auto_map.AutoModel"), "{error}");
+    }
+
+    /// Goal: embeddings are shortened only to declared sizes.
+    #[test]
+    fn sizes_are_those_that_are_declared() {
+        let of = |value: Value| Keys::root("f", &value).and_then(|keys| sizes(&keys, 8));
+        let allowed = |sizes: EmbeddingSizes| {
+            (0..10).filter(|&size| sizes.allow(size, 8)).collect::<Vec<_>>()
+        };
+        assert_eq!(allowed(of(json!({})).expect("valid")), [8]);
+        let any = of(json!({"is_matryoshka": true})).expect("valid");
+        assert_eq!(allowed(any), [1, 2, 3, 4, 5, 6, 7, 8]);
+        let listed = json!({"is_matryoshka": true, "matryoshka_dimensions": [2, 4]});
+        assert_eq!(allowed(of(listed).expect("valid")), [2, 4, 8]);
+        for bad in [json!([0]), json!([9]), json!(["4"]), json!(vec![1; 1025])] {
+            assert!(of(json!({"matryoshka_dimensions": bad})).is_err());
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Embeddings.
+
+use stolon_scheduler::{Event, RequestOptions, TokenSet};
+
+use super::Engine;
+use crate::{Embedding, EmbeddingInfo, EngineError, Error, Request};
+
+impl Engine {
+    /// Computes the embedding of a prompt, if the model is meant for embeddings
+    /// ([`ModelInfo::embedding`](crate::ModelInfo::embedding)).
+    ///
+    /// The prompt is admitted, batched and cached as that of [`Engine::generate`], so that prompts
+    /// which start alike, with the same instruction for example, compute that once. With
+    /// [`Pooling::Mean`](crate::Pooling::Mean) the whole prompt is computed, because a mean needs
+    /// every position. The options of the request that concern generated tokens have no effect.
+    /// Text is used as it is: instructions such as the prompts of sentence-transformers are part of
+    /// it.
+    ///
+    /// `dimensions` shortens the embedding to that many values, which are normalised again, if the
+    /// model's embeddings are. `None` returns all.
+    ///
+    /// If the future is dropped, the request is cancelled.
+    ///
+    /// ```no_run
+    /// # async fn embed() -> Result<(), stolon::Error> {
+    /// use stolon::{Engine, Request};
+    ///
+    /// let engine = Engine::builder().model("Qwen/Qwen3-Embedding-0.6B").build().await?;
+    /// let question = "Instruct: Retrieve the passage that answers the question\n\
+    ///                 Query: What is a stolon?";
+    /// let question = engine.embed(Request::text(question), None).await?;
+    /// let passage = engine.embed(Request::text("A stolon is a stem."), None).await?;
+    /// let products = question.values.iter().zip(&passage.values).map(|(a, b)| a * b);
+    /// println!("similarity: {}", products.sum::<f32>());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotForEmbeddings`], `InvalidParameter` if the model's embeddings cannot be shortened
+    /// to `dimensions`, the errors of [`Engine::generate`] for the prompt, and the error that the
+    /// request ends with.
+    pub async fn embed(
+        &self,
+        request: Request,
+        dimensions: Option<usize>,
+    ) -> Result<Embedding, Error> {
+        let info = self.embedding_info()?;
+        let size = info.size_with(dimensions)?;
+        let namespace = request.namespace()?;
+        let tokens = self.inner.prompts.tokens(&request.source).await?;
+        let prompt_tokens = tokens.len();
+        let options = RequestOptions {
+            pooling: Some(info.config.pooling),
+            priority: request.options.priority,
+            queue_timeout: request.options.queue_timeout,
+            timeout: request.options.timeout,
+            ..RequestOptions::default()
+        };
+        let sequence = self.sequence(tokens, namespace, TokenSet::default(), options).await;
+        let mut events = self.inner.handle.submit(sequence)?;
+        let mut pooled = Vec::new();
+        while let Some(event) = events.next().await {
+            match event? {
+                Event::Embedding(values) => pooled = values,
+                Event::Finished(finish) => {
+                    let values = info.finish(pooled, size);
+                    let cached_tokens = finish.usage.cached_tokens;
+                    return Ok(Embedding { values, prompt_tokens, cached_tokens });
+                }
+                _ => {}
+            }
+        }
+        Err(EngineError::Stopped.into())
+    }
+
+    /// The number of values of an embedding with these `dimensions`, as [`Engine::embed`] has them.
+    ///
+    /// # Errors
+    /// [`Error::NotForEmbeddings`], and `InvalidParameter` if the model's embeddings cannot be
+    /// shortened to `dimensions`.
+    pub fn embedding_size(&self, dimensions: Option<usize>) -> Result<usize, Error> {
+        self.embedding_info()?.size_with(dimensions)
+    }
+
+    fn embedding_info(&self) -> Result<&EmbeddingInfo, Error> {
+        let info = &self.inner.info;
+        info.embedding.as_ref().ok_or_else(|| Error::NotForEmbeddings { model: info.id.clone() })
+    }
+}
