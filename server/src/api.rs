@@ -1,7 +1,7 @@
 //! Requests and replies of the HTTP API as plain typed data.
 //!
-//! One file per endpoint: [`completions`], [`chat`], [`responses`], [`messages`], [`tokenize`],
-//! [`models`], and [`admin`], [`cache`] and [`outline`] for the operator's endpoints. What two of them share has a
+//! One file per endpoint: [`completions`], [`chat`], [`responses`], [`messages`], [`embeddings`],
+//! [`tokenize`], [`models`], and [`admin`], [`cache`] and [`outline`] for the operator's endpoints. What two of them share has a
 //! file too: [`options`] (parameters of both text
 //! endpoints), [`reply`] (the object around generated choices), [`logprobs`] and [`error`].
 //!
@@ -18,6 +18,7 @@ pub mod admin;
 pub mod cache;
 pub mod chat;
 pub mod completions;
+pub mod embeddings;
 pub mod error;
 pub mod fields;
 pub mod logprobs;

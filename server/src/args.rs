@@ -9,8 +9,8 @@ use anyhow::Context;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use stolon::{
-    AdmissionPolicy, Engine, EngineBuilder, EvictionPolicy, Grammar, KvType, ModelSource, Request,
-    SamplingParams, WeightType,
+    AdmissionPolicy, EmbeddingSizes, Engine, EngineBuilder, EvictionPolicy, Grammar, KvType,
+    ModelSource, Request, SamplingParams, WeightType,
 };
 
 use crate::download;
@@ -161,6 +161,24 @@ pub struct EngineArgs {
     /// memory and time and changes the results slightly.
     #[arg(long, default_value_t, value_name = "FORMAT")]
     pub weights: WeightType,
+    /// Sizes to which embeddings may be shortened: `any`, or a list such as 256,512
+    ///
+    /// By default those that the model's config.json declares (`matryoshka_dimensions`,
+    /// `is_matryoshka`). Many models that were trained for it do not declare it, such as
+    /// Qwen3-Embedding. Requests choose a size with `dimensions`.
+    #[arg(long, value_name = "SIZES", value_parser = parse_embedding_sizes)]
+    pub embedding_sizes: Option<EmbeddingSizes>,
+}
+
+/// Parses `any` or a list of sizes.
+fn parse_embedding_sizes(text: &str) -> Result<EmbeddingSizes, String> {
+    if text == "any" {
+        return Ok(EmbeddingSizes::Any);
+    }
+    let size = |size: &str| size.trim().parse().ok().filter(|&size: &usize| size > 0);
+    let sizes: Option<Vec<usize>> = text.split(',').map(size).collect();
+    let sizes = sizes.ok_or_else(|| "expected `any` or whole numbers with commas".to_owned())?;
+    Ok(EmbeddingSizes::Listed(sizes))
 }
 
 impl EngineArgs {
@@ -218,6 +236,9 @@ impl EngineArgs {
         }
         if let Some(count) = self.threads {
             builder = builder.threads(count);
+        }
+        if let Some(sizes) = &self.embedding_sizes {
+            builder = builder.embedding_sizes(sizes.clone());
         }
         Ok(builder)
     }

@@ -6,7 +6,10 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use stolon::inspect::{InspectOptions, Inspection, MemoryNeeded, Outline, inspect};
-use stolon::{KvType, ModelError, ModelSource, TextModel, TokenizerSource, WeightType};
+use stolon::{
+    EmbeddingConfig, EmbeddingSizes, KvType, ModelError, ModelSource, TextModel, TokenizerSource,
+    WeightType,
+};
 
 use crate::memory::format_bytes;
 use crate::terminal;
@@ -206,7 +209,19 @@ fn figures(inspection: &Inspection, tokenizer: Option<&str>) -> Vec<(&'static st
     add("tokenizer", Some(tokenizer.unwrap_or("none: prompts must be token ids").to_owned()));
     let template = template(inspection).map(|text| format!("{} characters", text.chars().count()));
     add("chat template", Some(template.unwrap_or("none".into())));
+    add("embeddings", Some(inspection.embedding.as_ref().map_or("none".into(), embeddings)));
     figures
+}
+
+/// How embeddings are made.
+fn embeddings(config: &EmbeddingConfig) -> String {
+    let normalised = if config.normalize { ", normalised" } else { "" };
+    let sizes = match &config.sizes {
+        EmbeddingSizes::Full => String::new(),
+        EmbeddingSizes::Any => ", can be shortened".to_owned(),
+        EmbeddingSizes::Listed(sizes) => format!(", can be shortened to {sizes:?}"),
+    };
+    format!("{} pooling{normalised}{sizes}", config.pooling)
 }
 
 /// Number and size of the tensors of each type, largest first.

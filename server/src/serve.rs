@@ -18,6 +18,7 @@ use tracing::Level;
 
 use crate::api::chat::ChatRequest;
 use crate::api::completions::CompletionRequest;
+use crate::api::embeddings::EmbeddingsRequest;
 use crate::api::error::ErrorReply;
 use crate::api::messages::MessagesRequest;
 use crate::api::options::MAX_CHOICES;
@@ -41,6 +42,7 @@ mod connection;
 mod cors;
 mod deadline;
 mod dialogue;
+mod embeddings;
 mod error;
 mod flight;
 mod gate;
@@ -168,8 +170,8 @@ struct App {
     started: u64,
 }
 
-/// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions`, `/v1/responses` and
-/// `/v1/models` as OpenAI's, `/v1/messages` as Anthropic's, `/tokenize` and `/detokenize` as vLLM's,
+/// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions`, `/v1/responses`,
+/// `/v1/embeddings` and `/v1/models` as OpenAI's, `/v1/messages` as Anthropic's, `/tokenize` and `/detokenize` as vLLM's,
 /// and `/health`, `/ready`, `/version`, `/metrics`, `/v1/cache` and `/admin` for operators. The API
 /// is described at `/openapi.json`, and for people at `/docs`.
 ///
@@ -189,7 +191,7 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .route("/v1/models", get(admin::models))
         .route("/v1/models/{*id}", get(admin::model))
         .route("/v1/responses", post(responses::create))
-        .route("/v1/embeddings", post(admin::embeddings))
+        .route("/v1/embeddings", post(embeddings::create))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route_layer(client.clone());
@@ -284,6 +286,14 @@ pub fn parse_responses(body: &[u8], max_values: usize) -> Result<ResponsesReques
 /// # Errors
 /// The body of the server's reply, in OpenAI's form.
 pub fn parse_messages(body: &[u8], max_values: usize) -> Result<MessagesRequest, ErrorReply> {
+    body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
+}
+
+/// Parses the body of a request for embeddings as the server does, with a limit on JSON values.
+///
+/// # Errors
+/// The body of the server's reply.
+pub fn parse_embeddings(body: &[u8], max_values: usize) -> Result<EmbeddingsRequest, ErrorReply> {
     body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
 }
 

@@ -1,6 +1,7 @@
 """Tests `stolon serve` with OpenAI's Python client: python openai_client.py path/to/stolon
 
-Needs the package `openai`. Uses the demo model and the one in fixtures/scripted, and needs no network.
+Needs the package `openai`. Uses the demo model and those in fixtures/scripted and in
+model/tests/fixtures/embedding, and needs no network.
 Fails with an exception at the first reply that differs from what OpenAI's API specifies.
 """
 
@@ -17,6 +18,7 @@ import urllib.request
 import openai
 import pydantic
 
+EMBEDDING = pathlib.Path(__file__).parents[2] / "model" / "tests" / "fixtures" / "embedding"
 SCRIPTED = str(pathlib.Path(__file__).parent / "fixtures" / "scripted")
 SYSTEM = "The keeper of the tower collects keys and never throws one away. " * 20
 
@@ -204,6 +206,30 @@ def check_structured(client, model):
         assert error.param == "response_format.json_schema.schema.uniqueItems", error
 
 
+def check_embeddings(client, model):
+    """Compares with sentence-transformers. The client asks for base64 unless told otherwise."""
+    cases = json.loads((EMBEDDING / "expected.json").read_text())
+    for column, options in {"last": {}, "short": {"dimensions": 12}}.items():
+        for key in ["text", "tokens"]:
+            inputs = [case[key] for case in cases]
+            for more in [{}, {"encoding_format": "float"}]:
+                reply = client.embeddings.create(model=model, input=inputs, **options, **more)
+                assert [entry.index for entry in reply.data] == list(range(len(cases)))
+                assert reply.usage.prompt_tokens == sum(len(case["tokens"]) for case in cases)
+                for entry, case in zip(reply.data, cases, strict=True):
+                    differences = map(lambda a, b: abs(a - b), entry.embedding, case[column])
+                    assert len(entry.embedding) == len(case[column]) and max(differences) < 2e-6
+    one = client.embeddings.create(model=model, input=cases[1]["text"])
+    assert len(one.data) == 1 and len(one.data[0].embedding) == 32
+    for wrong, param in [("", "input"), (["a", ""], "input[1]"), (["x" * 300], "input[0]")]:
+        try:
+            client.embeddings.create(model=model, input=wrong)
+        except openai.BadRequestError as error:
+            assert error.param == param, error
+        else:
+            raise AssertionError(f"{wrong} was accepted")
+
+
 def check_server(binary, arguments, checks):
     process, address = start(binary, arguments)
     try:
@@ -222,6 +248,8 @@ def main():
     # This model would reason without end where it may not write what its script says.
     plain = ["--model", SCRIPTED, "--reasoning-parser", "none"]
     check_server(sys.argv[1], plain, [check_structured])
+    embedding = ["--model", str(EMBEDDING), "--embedding-sizes", "any"]
+    check_server(sys.argv[1], embedding, [check_embeddings])
     print(f"openai {openai.__version__}: all checks passed")
 
 

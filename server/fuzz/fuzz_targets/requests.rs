@@ -2,7 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use stolon_server::serve::{parse_chat, parse_completion, parse_messages, parse_responses};
+use stolon_server::serve::{
+    parse_chat, parse_completion, parse_embeddings, parse_messages, parse_responses,
+};
 
 const MAX_VALUES: usize = 1_000;
 
@@ -12,6 +14,7 @@ fuzz_target!(|body: &[u8]| {
         parse_chat(body, MAX_VALUES).err(),
         parse_responses(body, MAX_VALUES).err(),
         parse_messages(body, MAX_VALUES).err(),
+        parse_embeddings(body, MAX_VALUES).err(),
     ];
     for reply in errors.into_iter().flatten() {
         assert!(!reply.error.message.is_empty() && reply.error.message.len() < 3_000);

@@ -25,4 +25,7 @@ pub struct Model {
     pub owned_by: &'static str,
     /// Context length in tokens: prompt and generated tokens together.
     pub max_model_len: usize,
+    /// Number of values of an embedding; left out if the model is not meant for embeddings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub embedding_size: Option<usize>,
 }

@@ -16,6 +16,8 @@ pub(crate) enum Scope {
     Responses,
     /// The body of a request to `/v1/messages`.
     Messages,
+    /// The body of a request for embeddings.
+    Embeddings,
     /// The `stream_options`.
     StreamOptions,
     /// The `structured_outputs`.
@@ -45,6 +47,14 @@ pub(crate) fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Optio
         Scope::Messages => match name {
             "metadata" | "service_tier" | "cache_control" => Some(true),
             "container" | "mcp_servers" | "context_management" => Some(is_empty(value)),
+            _ => None,
+        },
+        Scope::Embeddings => match name {
+            "user" | "metadata" | "safety_identifier" | "request_id" => Some(true),
+            "add_special_tokens" => Some(value == true),
+            "truncate" => Some(value == false),
+            "embed_dtype" => Some(value == "float32"),
+            "endianness" => Some(value == "little"),
             _ => None,
         },
         Scope::StreamOptions => match name {

@@ -11,7 +11,6 @@ use stolon::EngineHealth;
 
 use super::App;
 use super::error::ApiError;
-use super::receive::Received;
 use crate::api::admin::{Audit, Health, Stats, Status, Version};
 use crate::api::models::{Model, ModelList};
 
@@ -67,14 +66,6 @@ pub(super) async fn audit(State(app): State<Arc<App>>) -> Result<Json<Audit>, Ap
     Ok(Json(Audit { ok: true, audit }))
 }
 
-/// `POST /v1/embeddings`, which is refused by name: the engine computes what follows a text, and has
-/// no embeddings of it.
-pub(super) async fn embeddings(_body: Received) -> ApiError {
-    let message = "embeddings are not supported: this server generates text with the model. Use a \
-                   server that is made for embedding models";
-    ApiError::invalid(None, message).code("unsupported_endpoint")
-}
-
 /// Any path that does not exist.
 pub(super) async fn not_found(method: Method, uri: Uri) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, format!("there is no {method} {}", uri.path()))
@@ -108,6 +99,7 @@ impl App {
             created: self.started,
             owned_by: "stolon",
             max_model_len: self.engine.model_info().max_positions,
+            embedding_size: self.engine.embedding_size(None).ok(),
         }
     }
 }

@@ -103,6 +103,17 @@ impl ApiError {
         Self { code: Some(code), ..self }
     }
 
+    /// The same error, if it is about a prompt, for a request that has the prompt under this name.
+    pub(super) fn of_prompt(self, name: &str) -> Self {
+        match self.param.as_deref() {
+            Some("prompt") => {
+                let message = format!("`{name}`: {}", self.message);
+                Self { message, param: Some(name.to_owned()), ..self }
+            }
+            _ => self,
+        }
+    }
+
     pub(super) fn status(&self) -> StatusCode {
         self.status
     }
@@ -175,6 +186,9 @@ impl From<Error> for ApiError {
             }
             Error::Tokenizer(_) | Error::NoTokenizer => Self::invalid(Some("prompt"), message),
             Error::ChatTemplate(_) => Self::invalid(Some("messages"), message),
+            Error::NotForEmbeddings { .. } | Error::EmbeddingsOnly { .. } => {
+                Self::invalid(None, message).code("unsupported_endpoint")
+            }
             Error::StoredKv(_) => Self::invalid(None, message).code("stored_kv_refused"),
             Error::NotCached { .. } => Self::new(StatusCode::CONFLICT, message),
             Error::NoKvCopies => Self::new(StatusCode::NOT_IMPLEMENTED, message),

@@ -14,6 +14,7 @@ mod config;
 mod connections;
 mod cors;
 mod deadlines;
+mod embeddings_api;
 #[path = "../../../model/tests/support/gguf_writer.rs"]
 #[allow(dead_code, reason = "shared with the tests of stolon-model")]
 mod gguf_writer;

@@ -39,6 +39,7 @@ async fn replies_are_as_described() {
         ("/tokenize", json!({"prompt": text, "return_token_strs": true})),
         ("/detokenize", json!({"tokens": [97, 98]})),
         ("/detokenize", json!({"tokens": [u32::MAX]})),
+        ("/v1/embeddings", json!({"input": text})),
         ("/v1/cache/query", json!({"prompt": text})),
         ("/v1/cache/warm", json!({"prompt": [text, "another"]})),
         ("/v1/cache/pin", json!({"prompt": text, "ttl_seconds": 60, "reason": "test"})),
@@ -95,6 +96,24 @@ async fn replies_are_as_described() {
             check_reply(&description, method, path, status, &reply);
         }
     }
+}
+
+/// Goal: vectors have the form that is described, in both formats, and so have their refusals.
+#[tokio::test]
+async fn vectors_are_as_described() {
+    let server = Server::start(crate::embeddings_api::MODEL, &[]);
+    let (_, description) = server.get("/openapi.json").await;
+    for (body, expected) in [
+        (json!({"input": "x"}), 200),
+        (json!({"input": [[1], [2, 3]], "encoding_format": "base64"}), 200),
+        (json!({"input": ["x", ""]}), 400),
+    ] {
+        let (status, reply) = server.post("/v1/embeddings", body).await;
+        assert_eq!(status, expected, "{reply}");
+        check_reply(&description, "post", "/v1/embeddings", status, &reply);
+    }
+    let (status, reply) = server.get("/v1/models").await;
+    check_reply(&description, "get", "/v1/models", status, &reply);
 }
 
 /// Goal: pieces of streamed replies have the form that is described.

@@ -10,6 +10,7 @@ use crate::api::cache::{
 };
 use crate::api::chat::{ChatCompletion, ChatCompletionChunk, ChatRequest};
 use crate::api::completions::{Completion, CompletionRequest};
+use crate::api::embeddings::{Embeddings, EmbeddingsRequest};
 use crate::api::error::ErrorReply;
 use crate::api::messages::MessagesRequest;
 use crate::api::models::{Model, ModelList};
@@ -28,10 +29,10 @@ pub(super) const TAGS: [(&str, &str); 4] = [
     ("Operation", "Health, metrics and this description."),
 ];
 
-/// Routes that are not part of the API: pages, older names of described ones, and what is refused.
+/// Routes that are not part of the API: pages, and older names of described ones.
 #[cfg(test)]
-pub(super) const UNDESCRIBED: [&str; 6] =
-    ["/", "/docs", "/admin/tree", "/admin/pins", "/admin/pins/{id}", "/v1/embeddings"];
+pub(super) const UNDESCRIBED: [&str; 5] =
+    ["/", "/docs", "/admin/tree", "/admin/pins", "/admin/pins/{id}"];
 
 /// The media type of files.
 pub(super) const FILE: &str = "application/octet-stream";
@@ -282,6 +283,14 @@ fn generation() -> Vec<Operation> {
             summary: "Answer a conversation; responses are not stored",
             request: Some(of::<ResponsesRequest>),
             replies: &[Body::Json(response), Body::Events(typed_event)],
+            ..generating
+        },
+        Operation {
+            path: "/v1/embeddings",
+            id: "createEmbedding",
+            summary: "The vectors of texts, if the model is meant for embeddings",
+            request: Some(of::<EmbeddingsRequest>),
+            replies: &[Body::Json(of::<Embeddings>)],
             ..generating
         },
         Operation {

@@ -1,0 +1,217 @@
+//! The handler of `POST /v1/embeddings`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use futures::{StreamExt, TryStreamExt, stream};
+use stolon::{Embedding, EngineError, Error, LengthBound, Request};
+use tokio::sync::Semaphore;
+
+use super::App;
+use super::access::Caller;
+use super::completions::engine_request;
+use super::deadline::Deadline;
+use super::error::ApiError;
+use super::receive::Received;
+use crate::api::completions::{Prompt, PromptInput};
+use crate::api::embeddings::{self as api, EmbeddingsRequest, EncodingFormat, MAX_INPUTS};
+use crate::api::reply::PromptTokensDetails;
+
+/// Inputs of one request that are in the engine at the same time: enough to fill its batches, and
+/// few enough to leave room in its queue for other clients.
+const INPUTS_AT_ONCE: u32 = 64;
+
+/// Most values of a reply: inputs times values of a vector. They take up to 16 bytes each as
+/// numbers. Vectors of up to 4,096 values fit for as many inputs as a request may have.
+const MAX_VALUES: usize = 1 << 23;
+
+/// Most tokens of all inputs of a request together.
+const MAX_TOKENS: usize = 1 << 20;
+
+/// What the inputs of one request have in common.
+struct Inputs {
+    app: Arc<App>,
+    dimensions: Option<usize>,
+    deadline: Deadline,
+    /// One permit for each input that is in the engine.
+    permits: Semaphore,
+    /// Whether the input is a list of inputs, so that errors name the index.
+    is_list: bool,
+}
+
+/// The handler.
+pub(super) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: Received,
+) -> Result<Response, ApiError> {
+    let request: EmbeddingsRequest = app.parser.parse(body).await?;
+    let model = match request.model {
+        Some(name) => {
+            app.check_model(&name)?;
+            name
+        }
+        None => app.engine.model_info().id.clone(),
+    };
+    let size = app.engine.embedding_size(request.dimensions)?;
+    let inputs = Arc::new(Inputs {
+        app: Arc::clone(&app),
+        dimensions: request.dimensions,
+        deadline: caller.deadline.within(app.request_timeout),
+        permits: Semaphore::new(INPUTS_AT_ONCE as usize),
+        is_list: matches!(request.input, PromptInput::Texts(_) | PromptInput::TokenLists(_)),
+    });
+    let prompts = request.input.into_prompts();
+    let count = prompts.len();
+    check_count(count, size)?;
+    let tokens = inputs.tokenise(prompts).await?;
+    if let Some(quota) = &caller.quota {
+        let sum = tokens.iter().map(Vec::len).sum();
+        quota.admit(sum, inputs.deadline, &caller.held).await?;
+    }
+    let salt = caller.tenant.salt(request.cache_salt.as_deref());
+    let prompt = |tokens| {
+        let prompt = Request::tokens(tokens).priority(request.priority.unwrap_or(0));
+        match &salt {
+            Some(salt) => prompt.cache_salt(salt.clone()),
+            None => prompt,
+        }
+    };
+    let prompts = tokens.into_iter().map(prompt).enumerate();
+    let embed = |(index, prompt)| Arc::clone(&inputs).embed(index, prompt);
+    // A list, because a closure that borrows cannot be part of a handler's future.
+    let embeddings = stream::iter(prompts.map(embed).collect::<Vec<_>>());
+    let embeddings: Vec<Embedding> =
+        embeddings.buffered(INPUTS_AT_ONCE as usize).try_collect().await?;
+    let format = request.encoding_format.unwrap_or_default();
+    let hides_cached_tokens = app.hide_cached_tokens;
+    let encode = move || reply(embeddings, model, format, hides_cached_tokens);
+    app.parser.run(size.saturating_mul(count), encode).await
+}
+
+/// Refuses no inputs, and more than a reply has room for.
+fn check_count(count: usize, size: usize) -> Result<(), ApiError> {
+    let most = MAX_INPUTS.min(MAX_VALUES / size.max(1)).max(1);
+    if (1..=most).contains(&count) {
+        return Ok(());
+    }
+    let message = format!("`input`: expected 1 to {most} inputs, got {count}");
+    Err(ApiError::invalid(Some("input"), message).code("invalid_value"))
+}
+
+impl Inputs {
+    /// The token ids of all inputs. Each is checked before any is computed.
+    async fn tokenise(&self, prompts: Vec<Prompt>) -> Result<Vec<Vec<u32>>, ApiError> {
+        let mut all = Vec::with_capacity(prompts.len());
+        let mut sum = 0;
+        for (index, prompt) in prompts.into_iter().enumerate() {
+            let tokens = match prompt {
+                Prompt::Tokens(tokens) => tokens,
+                // The model's special tokens alone are no text.
+                Prompt::Text(text) if text.is_empty() => Vec::new(),
+                text @ Prompt::Text(_) => {
+                    let tokens = self.app.engine.prompt_tokens(&engine_request(text)).await;
+                    tokens.map_err(|error| self.refused(index, error))?
+                }
+            };
+            self.check_tokens(&tokens).map_err(|error| self.refused(index, error.into()))?;
+            sum += tokens.len();
+            if sum > MAX_TOKENS {
+                let message =
+                    format!("`input`: expected at most {MAX_TOKENS} tokens in all, got more");
+                return Err(ApiError::invalid(Some("input"), message).code("invalid_value"));
+            }
+            all.push(tokens);
+            // Short texts are tokenised on this thread, and there may be many.
+            tokio::task::yield_now().await;
+        }
+        Ok(all)
+    }
+
+    /// What the engine would refuse too, but not before it has begun with other inputs.
+    fn check_tokens(&self, tokens: &[u32]) -> Result<(), EngineError> {
+        let info = self.app.engine.model_info();
+        let (got, limit, vocab_size) = (tokens.len(), info.max_positions, info.vocab_size);
+        if got == 0 {
+            return Err(EngineError::EmptyPrompt);
+        }
+        if got > limit {
+            return Err(EngineError::PromptTooLong {
+                got,
+                limit,
+                bound: LengthBound::Context(limit),
+            });
+        }
+        match tokens.iter().position(|&token| token as usize >= vocab_size) {
+            Some(index) => {
+                let got = tokens[index];
+                Err(EngineError::TokenOutOfRange { index, got, vocab_size })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Computes the embedding of one input.
+    async fn embed(self: Arc<Self>, index: usize, prompt: Request) -> Result<Embedding, ApiError> {
+        let embed = || {
+            let prompt = match self.deadline.left() {
+                Some(left) => prompt.clone().timeout(left),
+                None => prompt.clone(),
+            };
+            self.app.engine.embed(prompt, self.dimensions)
+        };
+        // The semaphore is never closed.
+        let permit = self.permits.acquire().await.map_err(|_| ApiError::internal())?;
+        let mut result = embed().await;
+        drop(permit);
+        if matches!(result, Err(Error::Engine(EngineError::Overloaded { .. }))) {
+            // The other inputs may be what fills the queue: tried again when they have ended.
+            let all = self.permits.acquire_many(INPUTS_AT_ONCE).await;
+            let _all = all.map_err(|_| ApiError::internal())?;
+            result = embed().await;
+        }
+        result.map_err(|error| self.refused(index, error))
+    }
+
+    /// The reply for an error of one input.
+    fn refused(&self, index: usize, error: Error) -> ApiError {
+        let name = if self.is_list { format!("input[{index}]") } else { "input".to_owned() };
+        ApiError::from(error).of_prompt(&name)
+    }
+}
+
+/// The reply.
+fn reply(
+    embeddings: Vec<Embedding>,
+    model: String,
+    format: EncodingFormat,
+    hides_cached_tokens: bool,
+) -> Response {
+    let prompt_tokens = embeddings.iter().map(|embedding| embedding.prompt_tokens).sum();
+    let cached_tokens = embeddings.iter().map(|embedding| embedding.cached_tokens).sum();
+    let data = embeddings.into_iter().enumerate().map(|(index, embedding)| api::Embedding {
+        object: "embedding",
+        index,
+        embedding: match format {
+            EncodingFormat::Float => api::Vector::Float(embedding.values),
+            EncodingFormat::Base64 => api::Vector::Base64(base64(&embedding.values)),
+        },
+    });
+    let usage = api::EmbeddingsUsage {
+        prompt_tokens,
+        total_tokens: prompt_tokens,
+        prompt_tokens_details: (!hides_cached_tokens)
+            .then_some(PromptTokensDetails { cached_tokens }),
+    };
+    Json(api::Embeddings { object: "list", data: data.collect(), model, usage }).into_response()
+}
+
+/// The values as 32-bit little-endian numbers in base64.
+fn base64(values: &[f32]) -> String {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    STANDARD.encode(bytes)
+}
