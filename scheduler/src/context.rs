@@ -83,12 +83,14 @@ pub struct PreparedRequest {
     pub(crate) sampler: SamplerState,
     /// The right to use the blocks of the pin budget, if the prompt needs them.
     pub(crate) loan: Option<Arc<BudgetLoan>>,
+    /// Number of this answer among several to the same prompt, from 0.
+    choice: u64,
 }
 
 impl PreparedRequest {
     pub(crate) fn new(request: SequenceRequest, max_tokens: usize) -> PreparedRequest {
         let sampler = SamplerState::new(request.options.sampling.clone(), &request.tokens);
-        PreparedRequest { request, max_tokens, sampler, loan: None }
+        PreparedRequest { request, max_tokens, sampler, loan: None, choice: 0 }
     }
 
     /// The request.
@@ -99,7 +101,8 @@ impl PreparedRequest {
     /// The request for the `index`-th of several answers. If it has a seed, the answer uses that
     /// seed plus `index`. Log-probabilities of the prompt are computed for the first answer only.
     pub fn choice(&self, index: u64) -> PreparedRequest {
-        let mut choice = PreparedRequest { sampler: self.sampler.choice(index), ..self.clone() };
+        let sampler = self.sampler.choice(index);
+        let mut choice = PreparedRequest { sampler, choice: index, ..self.clone() };
         if index > 0 {
             choice.request.options.prompt_logprobs = None;
         }
@@ -238,7 +241,7 @@ impl AdmissionContext {
             }
             refused(error);
         })?;
-        let span = request_span(id, prompt_tokens);
+        let span = request_span(id, prepared.choice, prompt_tokens);
         let record = RequestRecord::new(&self.gauges, span).inspect_err(refused)?;
         let (sender, events) = event_channel(self.config.event_capacity);
         let block_size = self.spec.block_size;
@@ -267,11 +270,12 @@ impl AdmissionContext {
 
 /// The span of a request, from its submission to its end. The fields that are empty here are
 /// recorded when they are known.
-fn request_span(id: u64, prompt_tokens: usize) -> Span {
+fn request_span(id: u64, choice: u64, prompt_tokens: usize) -> Span {
     tracing::info_span!(
         target: "stolon",
         "request",
         id,
+        choice,
         prompt_tokens,
         cached_tokens = Empty,
         queue_ms = Empty,

@@ -173,7 +173,7 @@ impl Sequence {
         events: EventSender,
         submitted: Instant,
     ) -> Sequence {
-        let PreparedRequest { request, max_tokens, sampler, loan } = prepared;
+        let PreparedRequest { request, max_tokens, sampler, loan, .. } = prepared;
         let SequenceRequest { tokens, namespace, eos_ids, stored, options } = request;
         let mut prefix_hash = DefaultHasher::new();
         namespace.hash(&mut prefix_hash);

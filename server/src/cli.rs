@@ -92,11 +92,43 @@ struct ConfigArgs {
     merged: String,
 }
 
+/// The log of this process.
+#[derive(Debug, Default)]
+pub struct Logging {
+    #[cfg(feature = "otel")]
+    export: Option<crate::traces::Export>,
+}
+
+impl Logging {
+    /// Sends what waits to be sent. Takes a few seconds at most.
+    pub fn finish(self) {
+        #[cfg(feature = "otel")]
+        if let Some(export) = self.export {
+            export.finish();
+        }
+    }
+}
+
 impl Cli {
-    /// The options of the log.
-    #[must_use]
-    pub fn log(&self) -> &LogArgs {
-        &self.log
+    /// Begins the log of this process and, for `stolon serve` with a collector, the export of
+    /// traces.
+    ///
+    /// # Errors
+    /// If the flag that names the collector is wrong.
+    pub fn start_log(&self) -> anyhow::Result<Logging> {
+        #[cfg(feature = "otel")]
+        if let Command::Serve(args) = &self.command
+            && let Some((layer, export)) = args.traces().start()?
+        {
+            self.log.init_with_traces(layer);
+            return Ok(Logging { export: Some(export) });
+        }
+        #[cfg(not(feature = "otel"))]
+        if let Command::Serve(args) = &self.command {
+            args.traces().start()?;
+        }
+        self.log.init();
+        Ok(Logging::default())
     }
 
     /// The file with settings.

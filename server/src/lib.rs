@@ -49,5 +49,6 @@ pub mod log;
 pub mod memory;
 pub mod serve;
 mod terminal;
+mod traces;
 
 pub use serve::{RouterOptions, router};

@@ -59,4 +59,25 @@ impl LogArgs {
             LogFormat::Json => log.json().flatten_event(true).with_current_span(false).try_init(),
         };
     }
+
+    /// The same with traces of requests, which need spans that the log may not show.
+    #[cfg(feature = "otel")]
+    pub(crate) fn init_with_traces(&self, traces: crate::traces::SpanLayer) {
+        use tracing_subscriber::Layer;
+        use tracing_subscriber::layer::SubscriberExt;
+        use tracing_subscriber::util::SubscriberInitExt;
+
+        let log = tracing_subscriber::fmt::layer()
+            .with_writer(stderr)
+            .with_ansi(stderr().is_terminal())
+            .log_internal_errors(false);
+        let log = match self.log_format {
+            LogFormat::Text => log.boxed(),
+            LogFormat::Json => log.json().flatten_event(true).with_current_span(false).boxed(),
+        };
+        let _ = tracing_subscriber::registry()
+            .with(log.with_filter(EnvFilter::new(&self.log_level)))
+            .with(traces.with_filter(crate::traces::SpanLayer::filter()))
+            .try_init();
+    }
 }

@@ -24,7 +24,13 @@ fn main() -> ExitCode {
             }
         },
     };
-    cli.log().init();
+    let log = match cli.start_log() {
+        Ok(log) => log,
+        Err(error) => {
+            report(&error);
+            return ExitCode::from(WRONG_USAGE);
+        }
+    };
     let result = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2) // The engine computes on threads of its own; these only forward events.
         .enable_all()
@@ -36,6 +42,7 @@ fn main() -> ExitCode {
             runtime.shutdown_background();
             result
         });
+    log.finish();
     match result {
         Ok(status) => status,
         Err(error) if stolon_server::cli::is_broken_pipe(&error) => ExitCode::SUCCESS,

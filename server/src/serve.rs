@@ -8,13 +8,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::HeaderValue;
+use axum::response::Response;
 use axum::routing::{delete, get, post};
 use axum::{Router, middleware};
 use stolon::{AuditReport, Engine, ReasoningFormat, ToolCallFormat, TreeDump};
 use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::trace::{DefaultOnResponse, TraceLayer};
-use tracing::Level;
+use tower_http::trace::{DefaultOnResponse, OnResponse, TraceLayer};
+use tracing::{Level, Span};
 
 use crate::api::chat::ChatRequest;
 use crate::api::completions::CompletionRequest;
@@ -23,6 +24,7 @@ use crate::api::error::ErrorReply;
 use crate::api::messages::MessagesRequest;
 use crate::api::options::MAX_CHOICES;
 use crate::api::responses::ResponsesRequest;
+use crate::traces;
 
 pub use access::{Access, ApiKey, Secret, Tenants};
 pub use command::ServeArgs;
@@ -247,11 +249,13 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .fallback(admin::not_found)
         .method_not_allowed_fallback(admin::method_not_allowed)
         .layer(CatchPanicLayer::custom(error::panicked))
-        .layer(
-            TraceLayer::new_for_http()
-                .make_span_with(request_id::span)
-                .on_response(DefaultOnResponse::new().level(Level::INFO)),
-        )
+        .layer(TraceLayer::new_for_http().make_span_with(request_id::span).on_response(
+            |response: &Response, latency: Duration, span: &Span| {
+                let error = response.extensions().get().map(error::ApiError::label);
+                traces::replied(span, response, error);
+                DefaultOnResponse::new().level(Level::INFO).on_response(response, latency, span);
+            },
+        ))
         .layer(middleware::from_fn(request_id::middleware))
         .with_state(app)
 }

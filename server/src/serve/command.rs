@@ -27,6 +27,7 @@ use crate::api::options::MAX_CHOICES;
 use crate::args::EngineArgs;
 use crate::memory::{format_bytes, parse_bytes};
 use crate::terminal;
+use crate::traces::TracesArgs;
 
 /// Most connections by default.
 const MAX_CONNECTIONS: usize = 1024;
@@ -89,6 +90,8 @@ pub struct ServeArgs {
     access: AccessArgs,
     #[command(flatten)]
     limits: LimitArgs,
+    #[command(flatten)]
+    traces: TracesArgs,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -219,6 +222,11 @@ fn from_one() -> RangedU64ValueParser<u64> {
 }
 
 impl ServeArgs {
+    /// Where traces are sent.
+    pub(crate) fn traces(&self) -> &TracesArgs {
+        &self.traces
+    }
+
     /// Serves until SIGINT or SIGTERM, then lets running requests finish.
     ///
     /// # Errors

@@ -122,6 +122,11 @@ impl ApiError {
         &self.message
     }
 
+    /// The code, or the class of the status code if there is none.
+    pub(super) fn label(&self) -> &'static str {
+        self.code.unwrap_or_else(|| self.kind())
+    }
+
     /// OpenAI's name for the class of the status code.
     fn kind(&self) -> &'static str {
         match self.status {

@@ -22,6 +22,7 @@ use stolon::{
 
 use super::App;
 use super::error::ApiError;
+use crate::traces;
 
 /// The text format of OpenMetrics, which Prometheus requests and other readers accept.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -64,6 +65,16 @@ impl Collector for EngineMetrics {
         }
         if let Some(stats) = engine.object_stats() {
             objects(&mut out, &stats)?;
+        }
+        if let Some(counts) = traces::counts() {
+            let help = "Spans of traces. Outcome exported: accepted by the collector; queue_full: \
+                        dropped because too many waited for it; failed: not accepted.";
+            let outcomes = [
+                ("exported", counts.exported),
+                ("queue_full", counts.queue_full),
+                ("failed", counts.failed),
+            ];
+            out.counters("trace_spans", help, "outcome", &outcomes)?;
         }
         distributions(&mut out, &engine.histograms(), info.max_positions)
     }

@@ -11,6 +11,7 @@ use super::error::ApiError;
 use super::structured;
 use crate::api::neutral::Scope;
 use crate::api::options::{GenerationOptions, MAX_STOP_STRINGS, StreamOptions};
+use crate::traces;
 
 /// What one call asks for, apart from its prompts. Rules that involve two parameters have been
 /// checked; ranges that depend on the model are checked by the engine before it does any work.
@@ -110,6 +111,14 @@ impl Call {
         engine: &Engine,
         prompts: &mut [Request],
     ) -> Result<(), ApiError> {
+        traces::describe(traces::Asked {
+            requested_model: &self.model,
+            model: &engine.model_info().id,
+            max_tokens: self.max_tokens,
+            choices: self.choice_count,
+            stream: self.stream,
+            sampling: &self.sampling,
+        });
         let Some(quota) = &self.caller.quota else { return Ok(()) };
         let context = engine.model_info().max_positions;
         let answers = self.candidate_count.unwrap_or(self.choice_count);

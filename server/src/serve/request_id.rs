@@ -12,6 +12,7 @@ use axum::response::Response;
 use tracing::Span;
 
 use super::unix_seconds;
+use crate::traces;
 
 pub(super) const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -65,14 +66,16 @@ pub(super) async fn middleware(mut request: Request, next: Next) -> Response {
 }
 
 /// The span of a request. The engine's spans of what it generates are inside it.
-pub(super) fn span<B>(request: &axum::http::Request<B>) -> Span {
+pub(super) fn span(request: &Request) -> Span {
     let id = request.extensions().get::<RequestId>().map_or("", RequestId::as_str);
-    tracing::info_span!(
+    let span = tracing::info_span!(
         "http_request",
         method = %request.method(),
         path = request.uri().path(),
         request_id = id,
-    )
+    );
+    traces::begin(&span, request, id);
+    span
 }
 
 #[cfg(test)]

@@ -35,3 +35,5 @@ mod support;
 mod tls;
 mod tokenize_api;
 mod tools_api;
+#[cfg(feature = "otel")]
+mod traces;

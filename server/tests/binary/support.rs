@@ -14,6 +14,8 @@ pub(crate) fn stolon(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stolon"));
     command.args(args).env_remove("STOLON_MODEL").env_remove("RUST_LOG");
     command.env_remove("STOLON_API_KEY").env_remove("STOLON_ADMIN_KEY");
+    command.env_remove("OTEL_EXPORTER_OTLP_ENDPOINT");
+    command.env_remove("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
     command
 }
 
@@ -103,6 +105,14 @@ impl Server {
     /// Starts a server whose standard error is kept for [`Server::stop_and_read_errors`].
     pub(crate) fn with_log(model: &str, args: &[&str]) -> Self {
         Self::read(Self::spawn(stolon(&[]), model, args, Stdio::piped()))
+    }
+
+    /// The same with environment variables.
+    #[cfg(feature = "otel")]
+    pub(crate) fn with_environment(model: &str, args: &[&str], variables: &[(&str, &str)]) -> Self {
+        let mut command = stolon(&[]);
+        command.envs(variables.iter().copied());
+        Self::read(Self::spawn(command, model, args, Stdio::piped()))
     }
 
     pub(crate) fn stop_and_read_errors(mut self) -> String {
