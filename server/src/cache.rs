@@ -9,6 +9,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
+use crate::certificates::{Authorities, hint};
 use crate::terminal;
 
 mod files;
@@ -34,6 +35,10 @@ pub struct CacheArgs {
         global = true
     )]
     admin_key: Option<String>,
+    /// PEM file with the certificates of the authorities to trust, instead of the public ones, for
+    /// a server with https
+    #[arg(long, value_name = "FILE", env = "STOLON_CACERT", global = true)]
+    cacert: Option<PathBuf>,
     /// Print the server's reply as JSON
     #[arg(long, global = true)]
     json: bool,
@@ -210,7 +215,7 @@ impl CacheArgs {
     }
 
     fn run_blocking(&self) -> anyhow::Result<()> {
-        let client = Client::new(&self.url, self.admin_key.as_deref());
+        let client = self.client()?;
         match &self.command {
             CacheCommand::Stats { watch } => loop {
                 self.show(&client.get("stats")?, stats)?;
@@ -260,6 +265,20 @@ impl CacheArgs {
         }
     }
 
+    fn client(&self) -> anyhow::Result<Client<'_>> {
+        let mut config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(Duration::from_secs(10)));
+        if let Some(path) = &self.cacert {
+            let authorities = Authorities::read(path);
+            let authorities =
+                authorities.with_context(|| format!("--cacert {}", path.display()))?;
+            config = config.tls_config(authorities.for_ureq());
+        }
+        let agent = ureq::Agent::new_with_config(config.build());
+        Ok(Client { url: &self.url, admin_key: self.admin_key.as_deref(), agent })
+    }
+
     /// Prints a reply as JSON or as lines of text.
     fn show(&self, reply: &Value, lines: impl Fn(&Value) -> Vec<String>) -> anyhow::Result<()> {
         if self.json {
@@ -276,15 +295,7 @@ struct Client<'a> {
     agent: ureq::Agent,
 }
 
-impl<'a> Client<'a> {
-    fn new(url: &'a str, admin_key: Option<&'a str>) -> Self {
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_connect(Some(Duration::from_secs(10)))
-            .build();
-        Self { url, admin_key, agent: ureq::Agent::new_with_config(config) }
-    }
-
+impl Client<'_> {
     fn get(&self, path: &str) -> anyhow::Result<Value> {
         parse(&self.send(path, None)?)
     }
@@ -311,9 +322,7 @@ impl<'a> Client<'a> {
             }
             None => self.with_key(self.agent.get(&url)).call(),
         };
-        let mut reply = sent.with_context(|| {
-            format!("cannot reach {url}: is `stolon serve` running there? --url sets the address")
-        })?;
+        let mut reply = sent.map_err(|error| unreachable(&url, error))?;
         if !reply.status().is_success() {
             return Err(failure(&mut reply));
         }
@@ -324,6 +333,17 @@ impl<'a> Client<'a> {
     /// The address of a path below `/v1/cache`.
     fn route(&self, path: &str) -> String {
         format!("{}/v1/cache/{path}", self.url.trim_end_matches('/'))
+    }
+}
+
+/// The error of a request that was not answered.
+fn unreachable(url: &str, error: ureq::Error) -> anyhow::Error {
+    let text = error.to_string();
+    match hint(&text) {
+        "" => anyhow::Error::new(error).context(format!(
+            "cannot reach {url}: is `stolon serve` running there? --url sets the address"
+        )),
+        hint => anyhow::anyhow!("cannot reach {url}: {text}{hint}"),
     }
 }
 

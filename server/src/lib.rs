@@ -37,6 +37,7 @@ pub mod api;
 pub mod args;
 pub mod bench;
 pub mod cache;
+mod certificates;
 pub mod chat;
 pub mod cli;
 pub mod config;

@@ -4,6 +4,7 @@
 //! event and the size of an answer are bounded, and whatever a server sends instead of an answer
 //! becomes a [`Failure`] that is counted.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -22,6 +23,7 @@ use serde_json::{Map, Value, json};
 use super::drive::{Clock, Failure, Target};
 use super::metrics::RequestRecord;
 use super::workload::Turn;
+use crate::certificates::{Authorities, hint};
 use answer::Answer;
 use event_data::EventData;
 
@@ -77,6 +79,8 @@ pub struct HttpOptions {
     pub token_ids: bool,
     /// Time after which a request is given up.
     pub timeout: Duration,
+    /// PEM file with the authorities to trust instead of the public ones.
+    pub cacert: Option<PathBuf>,
 }
 
 /// A server. Clones share its connections.
@@ -118,7 +122,7 @@ impl HttpTarget {
     /// Prepares requests to a server, and asks for its models if none was named.
     ///
     /// # Errors
-    /// If the address is not an HTTP URL, or if the server has to be asked and does not answer.
+    /// If the address is not an HTTP URL, if the file of authorities cannot be used, or if the server has to be asked and does not answer.
     pub async fn new(options: HttpOptions) -> anyhow::Result<Self> {
         let mut headers = HeaderMap::from_iter(options.headers);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -136,7 +140,7 @@ impl HttpTarget {
             Api::Chat => "/v1/chat/completions",
         };
         let address = url(base, options.endpoint.as_deref().unwrap_or(usual))?;
-        let client = client();
+        let client = client(options.cacert.as_deref())?;
         let model = match options.model {
             Some(model) => model,
             None => {
@@ -309,14 +313,22 @@ impl Server {
     }
 }
 
-fn client() -> HttpClient {
+fn client(cacert: Option<&Path>) -> anyhow::Result<HttpClient> {
     let mut tcp = HttpConnector::new();
     tcp.set_nodelay(true);
     tcp.enforce_http(false);
     tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
-    let connector = HttpsConnectorBuilder::new().with_webpki_roots().https_or_http();
-    let connector = connector.enable_http1().wrap_connector(tcp);
-    Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector)
+    let connector = HttpsConnectorBuilder::new();
+    let connector = match cacert {
+        None => connector.with_webpki_roots(),
+        Some(path) => {
+            let config = Authorities::read(path).and_then(|trusted| trusted.for_hyper());
+            let config = config.with_context(|| format!("--cacert {}", path.display()))?;
+            connector.with_tls_config(config)
+        }
+    };
+    let connector = connector.https_or_http().enable_http1().wrap_connector(tcp);
+    Ok(Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector))
 }
 
 fn url(base: &str, path: &str) -> anyhow::Result<Uri> {
@@ -370,7 +382,9 @@ async fn send(
     *request.headers_mut() = headers.clone();
     client.request(request).await.map_err(|error| {
         let kind = if error.is_connect() { "cannot connect" } else { "connection lost" };
-        failed(kind, chain(&error))
+        let message = chain(&error);
+        let hint = hint(&message);
+        failed(kind, message + hint)
     })
 }
 

@@ -1,6 +1,7 @@
 //! `stolon bench serve`: measures a server with an OpenAI-compatible API. The flags and the fields
 //! of the JSON report have the names of `vllm bench serve` where they mean the same.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -36,6 +37,10 @@ pub struct BenchServeArgs {
     /// Key that is sent as `Authorization: Bearer KEY`
     #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
+    /// PEM file with the certificates of the authorities to trust, instead of the public ones, for
+    /// a server with https
+    #[arg(long, value_name = "FILE")]
+    cacert: Option<PathBuf>,
     /// Further header of all requests. Can be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_header)]
     header: Vec<(HeaderName, HeaderValue)>,
@@ -186,6 +191,7 @@ impl BenchServeArgs {
             extra_body,
             token_ids: self.token_ids.is_some(),
             timeout: Duration::from_secs_f64(self.timeout),
+            cacert: self.cacert.clone(),
         }
     }
 

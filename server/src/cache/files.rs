@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
 use stolon_tiers::write_atomically;
 
-use super::{Client, failure, parse};
+use super::{Client, failure, parse, unreachable};
 
 impl Client<'_> {
     /// Writes the KV of a prompt to a file, and returns its size in bytes.
@@ -17,7 +17,7 @@ impl Client<'_> {
         let url = self.route("export");
         let request = self.agent.post(&url).header("content-type", "application/json");
         let sent = self.with_key(request).send(body);
-        let mut reply = sent.with_context(|| unreachable(&url))?;
+        let mut reply = sent.map_err(|error| unreachable(&url, error))?;
         if !reply.status().is_success() {
             return Err(failure(&mut reply));
         }
@@ -54,17 +54,13 @@ impl Client<'_> {
             .header("content-length", metadata.len().to_string());
         let mut from = bar.wrap_read(file.take(metadata.len()));
         let sent = self.with_key(request).send(ureq::SendBody::from_reader(&mut from));
-        let mut reply = sent.with_context(|| unreachable(&url))?;
+        let mut reply = sent.map_err(|error| unreachable(&url, error))?;
         bar.finish_and_clear();
         if !reply.status().is_success() {
             return Err(failure(&mut reply));
         }
         parse(&reply.body_mut().read_to_string().context("the reply was cut off")?)
     }
-}
-
-fn unreachable(url: &str) -> String {
-    format!("cannot reach {url}: is `stolon serve` running there? --url sets the address")
 }
 
 /// A progress bar on standard error, if it is a terminal.

@@ -1,19 +1,16 @@
 //! TLS: reads a certificate and its key.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// Largest accepted file, in bytes.
-const MAX_FILE_BYTES: u64 = 1 << 20;
+use crate::certificates::{parse_certificates, read};
 
 /// What accepts TLS 1.2 and 1.3 connections with the certificates and the key of these PEM files.
 /// The server's own certificate comes first, then those that link it to a known authority.
@@ -34,22 +31,6 @@ pub(super) fn acceptor(certificates: &Path, key: &Path) -> anyhow::Result<TlsAcc
     let mut config = config;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
-}
-
-fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    let file = File::open(path).context("cannot open the file")?;
-    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut text).context("cannot read the file")?;
-    ensure!(text.len() as u64 <= MAX_FILE_BYTES, "expected at most {MAX_FILE_BYTES} bytes");
-    Ok(text)
-}
-
-fn parse_certificates(text: &[u8]) -> anyhow::Result<Vec<CertificateDer<'static>>> {
-    let expected = "expected certificates in PEM form (BEGIN CERTIFICATE)";
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
-    let chain = chain.map_err(|error| anyhow!("{expected}: {error}"))?;
-    ensure!(!chain.is_empty(), "{expected}, got none");
-    Ok(chain)
 }
 
 /// Errors do not show the key.

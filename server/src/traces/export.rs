@@ -3,6 +3,7 @@
 //! Spans wait in a queue of bounded length. If the collector is slow or down, they are dropped and
 //! counted, and requests notice nothing.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -22,6 +23,7 @@ use opentelemetry_sdk::trace::{
 
 use super::SpanCounts;
 use super::layer::SpanLayer;
+use crate::certificates::Authorities;
 
 /// Most spans that wait for the collector, unless `OTEL_BSP_MAX_QUEUE_SIZE` says otherwise.
 const MAX_QUEUED: usize = 2048;
@@ -81,7 +83,7 @@ pub(super) fn start(endpoint: &str) -> anyhow::Result<(SpanLayer, Export)> {
     let problem = Arc::new(Mutex::new(String::new()));
     let sender = SpanExporter::builder()
         .with_http()
-        .with_http_client(Client::new(Arc::clone(&problem)))
+        .with_http_client(Client::new(Arc::clone(&problem))?)
         .with_protocol(Protocol::HttpBinary)
         .with_endpoint(&endpoint)
         .build()
@@ -214,15 +216,21 @@ struct Client {
 }
 
 impl Client {
-    fn new(problem: Arc<Mutex<String>>) -> Self {
+    fn new(problem: Arc<Mutex<String>>) -> anyhow::Result<Self> {
         let names = ["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"];
         let timeout = names.into_iter().find_map(|name| variable(name)?.parse().ok());
-        let config = ureq::Agent::config_builder()
+        let mut config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
-            .timeout_global(Some(timeout.map_or(SEND_TIMEOUT, Duration::from_millis)))
-            .build();
-        Self { agent: ureq::Agent::new_with_config(config), problem }
+            .timeout_global(Some(timeout.map_or(SEND_TIMEOUT, Duration::from_millis)));
+        let names = ["OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE"];
+        if let Some((name, path)) = names.into_iter().find_map(|name| Some((name, variable(name)?)))
+        {
+            let authorities = Authorities::read(Path::new(&path));
+            let authorities = authorities.with_context(|| format!("{name} {path}"))?;
+            config = config.tls_config(authorities.for_ureq());
+        }
+        Ok(Self { agent: ureq::Agent::new_with_config(config.build()), problem })
     }
 
     fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, ureq::Error> {

@@ -5,11 +5,14 @@ use std::net::TcpStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rcgen::{CertifiedKey, generate_simple_self_signed};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, CertifiedKey, IsCa, KeyPair,
+    generate_simple_self_signed,
+};
 use serde_json::{Value, json};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
-use crate::support::{Server, TINY, fail};
+use crate::support::{Server, TINY, fail, succeed};
 
 /// Longest time that anything here may take.
 const GUARD: Duration = Duration::from_secs(60);
@@ -171,4 +174,66 @@ fn wrong_files_are_refused() {
     }
     let error = fail(&["serve", "--ssl-certfile", &good]);
     assert!(error.contains("--ssl-keyfile"), "{error}");
+}
+
+/// Goal: the commands that talk to a server trust a private authority that they are given, and no
+/// other; errors say what to do.
+#[test]
+fn commands_trust_a_private_authority() {
+    let files = Files::new();
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = || KeyPair::generate().expect("a key");
+    let authority = CertifiedIssuer::self_signed(params, key()).expect("an authority");
+    let own_key = key();
+    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("a name");
+    let own = params.signed_by(&own_key, &authority).expect("a certificate");
+    for (name, text) in [
+        ("cert.pem", own.pem()),
+        ("key.pem", own_key.serialize_pem()),
+        ("authority.pem", authority.pem()),
+        // A file may have several, with text between them.
+        ("two.pem", format!("one\n{}two\n{}", files.pem, authority.pem())),
+        ("other.pem", files.pem.clone()),
+        ("broken.pem", files.pem.replace("MII", "MIJ")),
+        ("empty.pem", String::new()),
+    ] {
+        std::fs::write(files.path(name), text).expect("written");
+    }
+    let server = files.serve(&[]);
+    let url = server.url("");
+    let kv = files.path("exported.kv");
+    let ids = ["7"; 40].join(",");
+    let bench = ["bench", "serve", "--num-prompts", "2", "--random-output-len", "2"];
+    let commands: [Vec<&str>; 3] = [
+        vec!["cache", "warm", "a prompt of more than sixteen tokens", "--url", &url],
+        vec!["cache", "export", &kv, "--token-ids", &ids, "--url", &url],
+        [&bench[..], &["--base-url", &url]].concat(),
+    ];
+    let with = |command: &[&str], name: &str| {
+        let path = files.path(name);
+        [command, &["--cacert", &path]].concat().into_iter().map(str::to_owned).collect()
+    };
+    for command in &commands {
+        for name in ["authority.pem", "two.pem"] {
+            let args: Vec<String> = with(command, name);
+            succeed(&args.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+        let untrusted: Vec<String> = with(command, "other.pem");
+        let plain: Vec<String> = command.iter().map(|&arg| arg.to_owned()).collect();
+        for args in [untrusted, plain] {
+            let error = fail(&args.iter().map(String::as_str).collect::<Vec<_>>());
+            assert!(error.contains("certificate") && error.contains("--cacert"), "{error}");
+        }
+        for (name, word) in [
+            ("none.pem", "cannot open"),
+            ("empty.pem", "BEGIN CERTIFICATE"),
+            ("broken.pem", "certificate"),
+        ] {
+            let args: Vec<String> = with(command, name);
+            let error = fail(&args.iter().map(String::as_str).collect::<Vec<_>>());
+            assert!(error.contains("--cacert") && error.contains(name), "{error}");
+            assert!(error.contains(word), "expected `{word}`: {error}");
+        }
+    }
 }

@@ -336,6 +336,13 @@ async fn settings_are_checked() {
     server.ok(COMPLETIONS, ask(1)).await;
     let log = server.stop_and_read_errors();
     assert!(log.contains("no traces") && log.contains("http/protobuf"), "{log}");
+    let untrusted = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://localhost:4318"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere/authority.pem"),
+    ];
+    let server = Server::with_environment(TINY, &[], &untrusted);
+    let log = server.stop_and_read_errors();
+    assert!(log.contains("no traces") && log.contains("/nowhere/authority.pem"), "{log}");
     let off = [("OTEL_EXPORTER_OTLP_ENDPOINT", "nonsense"), ("OTEL_SDK_DISABLED", "true")];
     let server = Server::with_environment(TINY, &[], &off);
     server.ok(COMPLETIONS, ask(1)).await;

@@ -43,6 +43,7 @@ async fn target(server: &Server) -> anyhow::Result<HttpTarget> {
         extra_body,
         token_ids: true,
         timeout: Duration::from_secs(60),
+        cacert: None,
     })
     .await
 }
