@@ -6,12 +6,15 @@
 //! expression derivatives.
 //!
 //! 1. The vocabulary becomes a trie when the first grammar of a model is compiled.
-//! 2. A grammar is checked against the limits of this module and compiled, once per request, on a
-//!    thread of its own.
+//! 2. A grammar is checked against the limits of this module and compiled, on a thread of its own.
+//!    A bounded cache keeps the parsers of recent grammars as they are before the first token, and
+//!    each request gets a copy.
 //! 3. A token is accepted: `GrammarState::begin` starts the work for the next mask on a worker
 //!    thread, while the model computes the next step.
 //! 4. `GrammarState::mask` waits for it when the logits are there.
 
+#[cfg(feature = "grammar")]
+mod cache;
 #[cfg(feature = "grammar")]
 mod calls;
 #[cfg(feature = "grammar")]

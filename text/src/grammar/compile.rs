@@ -1,16 +1,18 @@
 //! [`GrammarCompiler`]: from a [`Grammar`] to the parser of `llguidance`, for one vocabulary.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
-use llguidance::earley::SlicedBiasComputer;
+use llguidance::earley::{Parser, SlicedBiasComputer};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
+use super::cache::Cache;
 use super::mask::TokenMask;
 use super::state::{Job, Start, start_workers};
 use super::{Grammar, GrammarError, GrammarState, Otherwise, ToolCallGrammar, calls, schema};
@@ -22,6 +24,8 @@ const DEADLINE: Duration = Duration::from_secs(3);
 /// Whitespace in one place of a JSON value, as most texts have it. If more is allowed, some models
 /// write it until their answer is cut off.
 const WHITESPACE: &str = "( |\\n {0,16})";
+/// Most grammars that are kept compiled for one model, and their size in bytes together.
+const CACHED: (usize, usize) = (64, 32 << 20);
 /// Maximum length of the message of an error, in bytes.
 const MAX_MESSAGE: usize = 400;
 
@@ -39,13 +43,24 @@ fn limits() -> ParserLimits {
 }
 
 /// Compiles grammars for the vocabulary of one model. Cheap to clone; clones share the vocabulary's
-/// trie, which is made when the first grammar is compiled and takes about 100 bytes per token.
+/// trie, which is made when the first grammar is compiled and takes about 100 bytes per token, and a
+/// cache of 64 recent grammars of 32 MiB together.
 #[derive(Clone)]
 pub struct GrammarCompiler {
     tokenizer: Tokenizer,
     eos_token_ids: Arc<[u32]>,
     vocabulary: Arc<OnceLock<Result<Vocabulary, GrammarError>>>,
+    cache: Arc<Cache<Compiled>>,
     bounded: Bounded,
+}
+
+/// A grammar as it is cached. Its parser is never used but copied, so that its size stays what it
+/// was and no request sees what another one has done with it.
+struct Compiled {
+    matcher: Mutex<Matcher>,
+    /// The mask of the first token.
+    mask: Arc<TokenMask>,
+    jobs: Sender<Job>,
 }
 
 /// What all grammars of a model share.
@@ -67,32 +82,42 @@ impl GrammarCompiler {
         let known = eos_token_ids.iter().copied();
         let eos_token_ids =
             known.filter(|&token| (token as usize) < tokenizer.vocab_size()).collect();
-        let vocabulary = Arc::default();
-        Self { tokenizer, eos_token_ids, vocabulary, bounded: Bounded::default() }
+        let (vocabulary, bounded) = (Arc::default(), Bounded::default());
+        let cache = Arc::new(Cache::new(CACHED.0, CACHED.1));
+        Self { tokenizer, eos_token_ids, vocabulary, cache, bounded }
     }
 
-    /// Compiles a grammar. Typical JSON schemas take about a millisecond, and the first grammar of
-    /// a model up to a second more.
+    /// Compiles a grammar, or copies it if it was compiled recently. JSON schemas take from one to
+    /// some tens of milliseconds, copies about a tenth of one, and the first grammar of a model up
+    /// to a second more.
     ///
     /// # Errors
     /// [`GrammarError`] if the grammar is invalid, not supported, or too large.
     pub fn compile(&self, grammar: &Grammar) -> Result<CompiledGrammar, GrammarError> {
         grammar.check()?;
-        let (this, grammar) = (self.clone(), grammar.clone());
-        let compiled = self.bounded.run(DEADLINE, move || this.compile_here(&grammar));
-        compiled.unwrap_or_else(|stopped| Err(GrammarError::new(format!("grammar: {stopped}"))))
+        // Unlike equality of JSON, this text has the order of a schema's properties.
+        let text = format!("{grammar:?}");
+        let compiled = self.cache.get(text, || {
+            let (this, grammar) = (self.clone(), grammar.clone());
+            let compiled = self.bounded.run(DEADLINE, move || this.compile_here(&grammar));
+            compiled.unwrap_or_else(|stopped| Err(GrammarError::new(format!("grammar: {stopped}"))))
+        })?;
+        Ok(compiled.copy())
     }
 
-    fn compile_here(&self, grammar: &Grammar) -> Result<CompiledGrammar, GrammarError> {
+    /// Compiles a grammar, and returns its size in bytes, too.
+    fn compile_here(&self, grammar: &Grammar) -> Result<(Compiled, usize), GrammarError> {
         let vocabulary = self.vocabulary.get_or_init(|| self.vocabulary()).as_ref();
         let Vocabulary { factory, jobs } = vocabulary.map_err(Clone::clone)?;
         let mut parts = Parts { tokenizer: &self.tokenizer, grammars: Vec::new() };
         parts.add("main".to_owned(), grammar)?;
         let whole = TopLevelGrammar { grammars: parts.grammars, max_tokens: None };
-        let mut matcher = Matcher::new(factory.create_parser(whole));
-        let mask = next_mask(&mut matcher)?;
-        let start = Arc::new(Start { matcher: Mutex::new(matcher), mask: Arc::new(mask) });
-        Ok(CompiledGrammar { start, jobs: jobs.clone() })
+        let parser = factory.create_parser(whole);
+        let bytes = parser.as_ref().map_or(0, |parser| parser_bytes(&parser.parser));
+        let matcher = Matcher::new(parser);
+        let mask = Arc::new(next_mask(&mut matcher.deep_clone())?);
+        let bytes = bytes + self.tokenizer.vocab_size() / 8;
+        Ok((Compiled { matcher: Mutex::new(matcher), mask, jobs: jobs.clone() }, bytes))
     }
 
     fn vocabulary(&self) -> Result<Vocabulary, GrammarError> {
@@ -101,6 +126,32 @@ impl GrammarCompiler {
         let jobs = start_workers().map_err(|error| failed(&error))?;
         Ok(Vocabulary { factory, jobs })
     }
+}
+
+impl Compiled {
+    fn copy(&self) -> CompiledGrammar {
+        let matcher = self.matcher.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
+        let start = Start { matcher: Mutex::new(matcher), mask: Arc::clone(&self.mask) };
+        CompiledGrammar { start: Arc::new(start), jobs: self.jobs.clone() }
+    }
+}
+
+/// The approximate size of a parser before its first token, in bytes.
+fn parser_bytes(parser: &Parser) -> usize {
+    let grammar = parser.grammar();
+    let (mut seen, mut left) = (HashSet::from([grammar.start()]), vec![grammar.start()]);
+    let mut bytes = parser.lexer_stats().num_bytes;
+    while let Some(symbol) = left.pop() {
+        let data = grammar.sym_data(symbol);
+        bytes += size_of_val(data) + data.name.len() + size_of_val(&data.rules_cond[..]);
+        for &rule in &data.rules {
+            let (symbols, parameters, _) = grammar.rule_rhs(rule);
+            // Each symbol of a rule has four tables.
+            bytes += 2 * (size_of_val(symbols) + size_of_val(parameters));
+            left.extend(symbols.iter().copied().filter(|&symbol| seen.insert(symbol)));
+        }
+    }
+    bytes
 }
 
 impl CompiledGrammar {

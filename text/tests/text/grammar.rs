@@ -302,3 +302,49 @@ fn hostile_grammars_end() {
     let other = compiler.compile(&Grammar::JsonObject).expect("a valid grammar");
     assert!(other.state().mask(&[]).is_ok());
 }
+
+/// Goal: a grammar that was compiled before allows the same tokens as one that is compiled anew,
+/// whatever other requests have done with it; and schemas that differ only in the order of their
+/// properties are different grammars.
+#[test]
+fn cached_grammars_equal_compiled_ones() {
+    let tokenizer = tokenizer(true);
+    let shared = compiler(&tokenizer);
+    let schema = |text: &str| Grammar::JsonSchema(serde_json::from_str(text).expect("JSON"));
+    let properties = [r#""a":{"type":"string","maxLength":9}"#, r#""b":{"enum":["x",1,null]}"#];
+    let object = |first: &str, second: &str| {
+        let head = r#"{"type":"object","required":["a","b"],"additionalProperties":false,"#;
+        schema(&format!("{head}\"properties\":{{{first},{second}}}}}"))
+    };
+    let calls = ToolCallGrammar {
+        format: ToolCallFormat::ALL[0],
+        functions: vec![weather(true)],
+        single: false,
+        otherwise: Otherwise::Text,
+    };
+    let grammars = [
+        object(properties[0], properties[1]),
+        object(properties[1], properties[0]),
+        Grammar::JsonObject,
+        Grammar::Regex("(ab|a)*c{2,9}".to_owned()),
+        Grammar::ToolCalls(calls),
+    ];
+    let mut rng = SmallRng::seed_from_u64(3);
+    for round in 0..3 {
+        let mut answers = Vec::new();
+        for grammar in &grammars {
+            let fresh = compiler(&tokenizer).compile(grammar).expect("a valid grammar");
+            let cached = shared.compile(grammar).expect("a valid grammar");
+            let answer = walk(&fresh, &tokenizer, &mut rng, 60).unwrap_or_default();
+            let (fresh, state) = (fresh.state(), cached.state());
+            for length in 0..answer.len() {
+                let tokens = &answer[..length];
+                let (one, other) = (fresh.mask(tokens), state.mask(tokens));
+                assert_eq!(one, other, "round {round}: {grammar:?} after {tokens:?}");
+            }
+            answers.push(tokenizer.decode(&answer, true));
+        }
+        assert!(answers[0].is_empty() || answers[0].find("\"a\"") < answers[0].find("\"b\""));
+        assert!(answers[1].is_empty() || answers[1].find("\"b\"") < answers[1].find("\"a\""));
+    }
+}
