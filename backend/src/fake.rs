@@ -3,9 +3,9 @@
 //!
 //! In place of a key and a value, each position stores a *mark*: a hash of its token, its position
 //! and the mark of the previous position. Logits and hidden states are pure functions of all marks
-//! of the prefix **as read back through the block table**. A wrong block, a shared block that was overwritten, or
-//! a block that was reused too early therefore leads to other tokens than [`expected_next`]
-//! returns, or to an error (see [`FakeOptions::strict`]).
+//! of the prefix **as read back through the block table**. A wrong block, a shared block that was
+//! overwritten, or a block that was reused too early therefore leads to other tokens than
+//! [`expected_next`] returns, or to an error (see [`FakeOptions::strict`]).
 //!
 //! A test creates the backend from [`FakeOptions`], takes a [`FakeHandle`] from it, and moves the
 //! backend to the executor's thread. Through the handle it observes the backend and injects faults

@@ -2,10 +2,10 @@
 //!
 //! A [`Backend`] owns the device, the weights and the paged KV store. The engine's executor thread
 //! hands it one [`StepBatch`] at a time, a ragged batch of prefill chunks and decodes, and gets
-//! back rows of logits or hidden states. Everything else (requests, the prefix tree, scheduling, sampling) happens
-//! outside of it. To run a model of your own under the engine, implement this one trait; the crate
-//! depends on nothing but [`stolon_kvcache`] for [`BlockId`](stolon_kvcache::BlockId) and on a
-//! random number generator.
+//! back rows of logits or hidden states. Everything else (requests, the prefix tree, scheduling,
+//! sampling) happens outside of it. To run a model of your own under the engine, implement this one
+//! trait; the crate depends on nothing but [`stolon_kvcache`] for
+//! [`BlockId`](stolon_kvcache::BlockId) and on a random number generator.
 //!
 //! * [`batch`](StepBatch): the batch and its parts, the sizes a backend declares, its errors;
 //! * [`BatchChecker`]: validates a batch against the contract before anything is written;

@@ -309,9 +309,9 @@ impl Decoder {
         self.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
     }
 
-    /// Moves the rows that get logits or whose hidden states are returned to the front of the residual stream and returns their number.
-    /// If other rows were dropped, the remaining ones are packed again for the last layer's
-    /// queries.
+    /// Moves the rows that get logits or whose hidden states are returned to the front of the
+    /// residual stream and returns their number. If other rows were dropped, the remaining ones are
+    /// packed again for the last layer's queries.
     fn keep_output_rows(&mut self, rows: usize, workers: &Workers) -> usize {
         let kept = self.plan.output_rows.len();
         if kept < rows {
