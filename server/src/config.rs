@@ -3,7 +3,8 @@
 //! Every flag of `stolon serve` can also be given as a key of a TOML file (`--config FILE`) and as
 //! an environment variable: `--max-model-len 4096`, `max-model-len = 4096` and
 //! `STOLON_MAX_MODEL_LEN=4096`. Flags take precedence over the environment, and the environment over
-//! the file. Other commands take the settings of the engine from there, such as the model.
+//! the file. Other commands take the settings of the engine from there, such as the model, and those
+//! of the log.
 //!
 //! The settings of the file become flags in front of those that the user gave, so that they are
 //! checked in the same way.
@@ -20,6 +21,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 use toml::{Table, Value};
 
 use crate::cli::Cli;
+use crate::{log, terminal};
 
 /// Largest accepted file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -29,6 +31,8 @@ const PREFIX: &str = "STOLON_";
 const SERVE: &str = "serve";
 /// Heading of the flags that other commands have, too.
 const ENGINE: &str = "Engine";
+/// Schemes of what Kubernetes sets as NAME_PORT for each service of a pod's namespace.
+const SERVICE_SCHEMES: [&str; 3] = ["tcp://", "udp://", "sctp://"];
 
 /// Parses a command line, whose first argument is the name of the program, together with the
 /// environment and the file that it names.
@@ -40,6 +44,9 @@ pub fn parse(args: &[OsString]) -> anyhow::Result<Cli> {
     let matches = command.clone().try_get_matches_from(args)?;
     let cli = Cli::from_arg_matches(&matches)?;
     let (path, leaf) = chosen(&matches);
+    if path == [SERVE] {
+        warn_of_service_links(leaf);
+    }
     let Some(file) = cli.config_file() else {
         return finish(cli, &command, &path, leaf, &[]);
     };
@@ -63,8 +70,7 @@ fn finish(
     from_file: &[String],
 ) -> anyhow::Result<Cli> {
     if path == ["config"] {
-        let command = find(command, path).context("the command `config` exists")?;
-        cli.set_merged_settings(render(command, leaf, from_file));
+        cli.set_merged_settings(render(settings_of(command, path)?, leaf, from_file));
     }
     Ok(cli)
 }
@@ -77,7 +83,10 @@ fn with_environment(command: Command, path: &[&str]) -> Command {
         if arg.get_env().is_some() {
             return arg;
         }
-        let variable = format!("{PREFIX}{}", name.to_uppercase().replace('-', "_"));
+        let variable = variable_of(name);
+        if service_link(&variable).is_some() {
+            return arg;
+        }
         let arg = arg.env(variable).hide_env(true);
         match arg.get_action() {
             ArgAction::SetTrue => arg.value_parser(BoolishValueParser::new()),
@@ -91,6 +100,31 @@ fn with_environment(command: Command, path: &[&str]) -> Command {
     })
 }
 
+/// The environment variable of a flag.
+fn variable_of(name: &str) -> String {
+    format!("{PREFIX}{}", name.to_uppercase().replace('-', "_"))
+}
+
+/// The value of a variable if it is not a setting but what Kubernetes sets for a service:
+/// `STOLON_PORT` is `tcp://10.0.0.1:8080` in each pod next to a service named `stolon`.
+fn service_link(variable: &str) -> Option<String> {
+    let value = std::env::var(variable).ok()?;
+    SERVICE_SCHEMES.iter().any(|scheme| value.starts_with(scheme)).then_some(value)
+}
+
+/// Says that such a variable was ignored, unless a flag makes it meaningless.
+fn warn_of_service_links(serve: &ArgMatches) {
+    let variable = variable_of("port");
+    let is_given = serve.value_source("port") == Some(ValueSource::CommandLine);
+    if let Some(value) = service_link(&variable).filter(|_| !is_given) {
+        terminal::warn(format!(
+            "WARNING: {variable} is ignored. Its value {value} is what Kubernetes sets for a service \
+             of this name, and not a port. Set the port with --port or in the file of --config; \
+             `enableServiceLinks: false` in the pod's specification removes the variable."
+        ));
+    }
+}
+
 /// Whether a flag of the command at `path` is a setting.
 fn is_setting(path: &[&str], arg: &Arg) -> bool {
     let takes_all = path == [SERVE] || path == ["config"];
@@ -98,7 +132,8 @@ fn is_setting(path: &[&str], arg: &Arg) -> bool {
         arg.get_action(),
         ArgAction::Set | ArgAction::Append | ArgAction::SetTrue | ArgAction::SetFalse
     );
-    let is_own = takes_all || arg.get_help_heading() == Some(ENGINE);
+    let is_shared = [ENGINE, log::HEADING].map(Some).contains(&arg.get_help_heading());
+    let is_own = takes_all || is_shared;
     sets && is_own && arg.get_long().is_some_and(|name| name != "config")
 }
 
@@ -110,6 +145,16 @@ fn chosen(matches: &ArgMatches) -> (Vec<&str>, &ArgMatches) {
         leaf = inner;
     }
     (path, leaf)
+}
+
+/// The settings of the command at `path`, and those that all commands have.
+fn settings_of<'a>(
+    root: &'a Command,
+    path: &'a [&str],
+) -> anyhow::Result<impl Iterator<Item = &'a Arg>> {
+    let command = find(root, path).context("the chosen command exists")?;
+    let all = command.get_arguments().chain(root.get_arguments());
+    Ok(all.filter(|arg| is_setting(path, arg)))
 }
 
 fn find<'a>(command: &'a Command, path: &[&str]) -> Option<&'a Command> {
@@ -126,9 +171,8 @@ fn read(path: &Path) -> anyhow::Result<Table> {
 
 /// Refuses keys that are not settings.
 fn check_names(settings: &Table, command: &Command) -> anyhow::Result<()> {
-    let serve = find(command, &[SERVE]).context("the command `serve` exists")?;
     for key in settings.keys() {
-        let known = serve.get_arguments().any(|arg| is_setting(&[SERVE], arg) && has(arg, key));
+        let known = settings_of(command, &[SERVE])?.any(|arg| has(arg, key));
         ensure!(known, "there is no setting `{key}`: `stolon config` prints all settings");
     }
     Ok(())
@@ -146,17 +190,16 @@ fn missing(
     path: &[&str],
     leaf: &ArgMatches,
 ) -> anyhow::Result<(Vec<OsString>, Vec<String>)> {
-    let command = find(command, path).context("the chosen command exists")?;
+    let chosen = find(command, path).context("the chosen command exists")?;
     let is_given = |arg: &Arg| {
         let source = leaf.value_source(arg.get_id().as_str());
         matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
     };
     let (mut flags, mut ids) = (Vec::new(), Vec::new());
     for (key, value) in settings {
-        let mut args = command.get_arguments().filter(|arg| is_setting(path, arg));
-        let Some(arg) = args.find(|arg| has(arg, key)) else { continue };
+        let Some(arg) = settings_of(command, path)?.find(|arg| has(arg, key)) else { continue };
         let given = flags_of(key, value, arg)?;
-        let excluded = command.get_arg_conflicts_with(arg).into_iter().any(is_given);
+        let excluded = chosen.get_arg_conflicts_with(arg).into_iter().any(is_given);
         if !excluded && !is_given(arg) {
             flags.extend(given);
             ids.push(arg.get_id().to_string());
@@ -206,9 +249,13 @@ fn insert(args: &[OsString], path: &[&str], flags: Vec<OsString>) -> Vec<OsStrin
 }
 
 /// The merged settings as TOML, with comments that say where each comes from.
-fn render(command: &Command, matches: &ArgMatches, from_file: &[String]) -> String {
+fn render<'a>(
+    settings: impl Iterator<Item = &'a Arg>,
+    matches: &ArgMatches,
+    from_file: &[String],
+) -> String {
     let mut text = String::new();
-    for arg in command.get_arguments().filter(|arg| is_setting(&[SERVE], arg)) {
+    for arg in settings {
         let id = arg.get_id().as_str();
         let name = arg.get_long().unwrap_or(id);
         let source = match matches.value_source(id) {

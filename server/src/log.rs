@@ -8,9 +8,12 @@ use tracing_subscriber::EnvFilter;
 /// Warnings, and how far a download from the hub is.
 const DEFAULT_LEVEL: &str = "warn,stolon_model::hub=info";
 
+/// Heading of the options of the log, which all commands have.
+pub(crate) const HEADING: &str = "Log";
+
 /// Options of the log.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Log")]
+#[command(next_help_heading = HEADING)]
 pub struct LogArgs {
     /// Which messages to log on standard error: error, warn, info, debug or trace, also for single
     /// modules, as in warn,stolon=info
@@ -22,7 +25,6 @@ pub struct LogArgs {
         global = true,
         value_name = "FILTER",
         env = "RUST_LOG",
-        hide_env_values = true,
         default_value = DEFAULT_LEVEL,
         value_parser = filter
     )]

@@ -86,6 +86,56 @@ fn other_commands_take_the_engines_settings() {
     assert_eq!(output.status.code(), Some(2));
 }
 
+/// Goal: the log's options are settings of all commands, of which the flag and the environment take
+/// precedence over the file.
+#[test]
+fn the_log_is_set_by_the_file() {
+    let file = format!(
+        "model = \"{TINY}\"\nnum-blocks = 64\nlog-level = \"stolon_server=info,stolon=info\"\n\
+         log-format = \"json\"\n"
+    );
+    let output = text(&run(&file, &[("STOLON_LOG_FORMAT", "text")], &["config"]));
+    let level = "log-level = \"stolon_server=info,stolon=info\" # file";
+    assert_eq!(line(&output, "log-level"), level);
+    assert_eq!(line(&output, "log-format"), "log-format = \"text\" # environment");
+    let output = text(&run(&file, &[("RUST_LOG", "off")], &["config", "--log-format", "json"]));
+    assert_eq!(line(&output, "log-level"), "log-level = \"off\" # environment");
+    assert_eq!(line(&output, "log-format"), "log-format = \"json\" # flag");
+    let generate = ["generate", "--prompt", "x", "--max-tokens", "1"];
+    for (args, is_json) in [
+        (generate.to_vec(), true),
+        ([&generate[..], &["--log-format", "text"]].concat(), false),
+        ([&["--log-format", "text"], &generate[..]].concat(), false),
+    ] {
+        let output = run(&file, &[], &args);
+        let log = String::from_utf8_lossy(&output.stderr);
+        let ended = log.lines().find(|line| line.contains("request ended")).expect("a line");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(ended).is_ok(), is_json, "{log}");
+    }
+    let output = run("log-level = \"stolon=loud\"", &[], &["config"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("stolon=loud"));
+}
+
+/// Goal: what Kubernetes sets in the pods next to a service named `stolon` neither stops the server
+/// nor counts as a port, and `serve` says so.
+#[test]
+fn the_variable_of_a_kubernetes_service_is_ignored() {
+    let link = [("STOLON_PORT", "tcp://10.0.0.1:8000"), ("STOLON_SERVICE_HOST", "10.0.0.1")];
+    let output = text(&run("", &link, &["config"]));
+    assert_eq!(line(&output, "port"), "port = 8080 # default");
+    let output = text(&run("port = 81", &link, &["config"]));
+    assert_eq!(line(&output, "port"), "port = 81 # file");
+    // The model cannot be loaded, so that the command ends.
+    let serve = ["serve", "--model", "random:none", "--port", "0"];
+    let errors = |output: Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let warned = errors(run("", &link, &serve[..3]));
+    assert!(warned.contains("STOLON_PORT is ignored") && warned.contains("--port"), "{warned}");
+    assert!(!errors(run("", &link, &serve)).contains("STOLON_PORT"));
+    let output = run("", &[("STOLON_PORT", "http")], &["config"]);
+    assert_eq!(output.status.code(), Some(2), "any other text is refused");
+}
+
 /// Goal: a file that cannot be meant is refused with status 2, the key's name and what was expected.
 #[test]
 fn wrong_files_are_refused() {
