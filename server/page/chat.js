@@ -21,6 +21,7 @@ export function start(answered) {
   byId("new-chat").addEventListener("click", () => open(newChat(handbook?.system ?? "")));
   byId("same-system").addEventListener("click", () => open(newChat(current.system)));
   byId("load-handbook").addEventListener("click", useHandbook);
+  byId("warm-system").addEventListener("click", warmSystem);
   byId("stop").addEventListener("click", () => running?.abort());
   byId("system").addEventListener("input", (event) => {
     current.system = event.target.value;
@@ -87,8 +88,45 @@ function show() {
 }
 
 function showSystemSize() {
+  byId("warmed").textContent = "";
+  byId("warm-system").disabled = !current.system;
   const words = current.system.split(/\s+/).filter(Boolean).length;
   byId("system-size").textContent = words ? plural(words, "word") : "none";
+}
+
+/** Computes the system prompt before anything is asked. */
+async function warmSystem() {
+  const { system } = current;
+  const shown = (text) => {
+    if (current.system === system) byId("warmed").textContent = text;
+  };
+  byId("warm-system").disabled = true;
+  shown("…");
+  try {
+    const prompt = await systemTokens(system);
+    if (!prompt.length) throw new ApiError(0, "The chat template puts nothing before a question.");
+    // As a request of the client, so that it is cached where the client's requests look for it.
+    const body = { model, prompt, max_tokens: 1 };
+    const { usage } = await client("v1/completions", { body });
+    const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+    const computed = `Computed ${plural(usage.prompt_tokens - cached, "token")}`;
+    shown(cached ? `${computed}, ${plural(cached, "token")} were cached.` : `${computed}.`);
+  } catch (error) {
+    shown(explain(error));
+  }
+  byId("warm-system").disabled = !current.system;
+  afterAnswer();
+}
+
+/** The tokens with which all chats with a system prompt begin, whatever the chat template does. */
+async function systemTokens(system) {
+  const tokens = async (question) => {
+    const messages = [{ role: "system", content: system }, { role: "user", content: question }];
+    return (await client("tokenize", { body: { model, messages } })).tokens;
+  };
+  const [one, other] = await Promise.all([tokens("1"), tokens("two")]);
+  const end = one.findIndex((token, index) => token !== other[index]);
+  return one.slice(0, end < 0 ? one.length : end);
 }
 
 /** Example questions, while the demo model has its handbook. */

@@ -12,6 +12,9 @@ use std::sync::LazyLock;
 
 use axum::http::{HeaderName, header};
 use axum::response::IntoResponse;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use ring::digest::{SHA256, digest};
 use schemars::generate::SchemaSettings;
 use schemars::{Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
@@ -32,12 +35,18 @@ pub(super) async fn json() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], JSON.as_str())
 }
 
-/// `GET /docs`. Its policy allows nothing but its own style sheet.
+/// The policy of the page, which allows nothing but its own styles, by their hash.
+static POLICY: LazyLock<String> = LazyLock::new(|| {
+    let hash = digest(&SHA256, page::STYLE.as_bytes());
+    let hash = BASE64_STANDARD.encode(hash);
+    format!("default-src 'none'; style-src 'sha256-{hash}'; frame-ancestors 'none'")
+});
+
+/// `GET /docs`.
 pub(super) async fn docs() -> impl IntoResponse {
-    let policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
     let headers: [(HeaderName, &str); 3] = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-        (header::CONTENT_SECURITY_POLICY, policy),
+        (header::CONTENT_SECURITY_POLICY, POLICY.as_str()),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
     (headers, PAGE.as_str())

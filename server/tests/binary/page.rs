@@ -103,6 +103,40 @@ async fn a_newcomer_sees_the_cache_at_work() {
     nothing_went_wrong(&server, &browser).await;
 }
 
+/// Goal: a system prompt that is warmed ahead is in the picture before anything is asked, and the
+/// first answer finds it; warming it again computes next to nothing.
+#[tokio::test]
+#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+async fn a_system_prompt_is_warmed_ahead() {
+    let (server, browser) = demo(&["--api-key", "client", "--tenant-by", "key"]).await;
+    browser.click("#open-keys").await;
+    browser.type_into("#api-key", "client").await;
+    browser.press(ENTER).await;
+    browser.wait_for("document.querySelectorAll('#questions button').length").await;
+    // The browser has logged that the server refused requests without the key.
+    browser.log().await;
+    browser.click("#system-box summary").await;
+    browser.click("#warm-system").await;
+    let warmed = "document.querySelector('#warmed').innerText";
+    browser.wait_for(&format!("{warmed}.startsWith('Computed')")).await;
+    browser.wait_for(&format!("{NODES} === 1")).await;
+    let (_, cache) = server.get("/v1/cache/stats").await;
+    let blocks = cache["cache"]["blocks"].as_u64().expect("a count");
+    assert_eq!(cached_tokens(&server).await, 0);
+
+    browser.click("#questions button").await;
+    answers(&browser, 1).await;
+    let cached = cached_tokens(&server).await;
+    assert!(cached > 1000 && cached <= blocks * 16, "{cached} of {blocks} blocks");
+    browser.click("#warm-system").await;
+    browser.wait_for(&format!("{warmed}.includes('were cached')")).await;
+    browser.click("#new-chat").await;
+    browser.script("document.querySelector('#system').value = ''").await;
+    browser.type_into("#system", " ").await;
+    browser.wait_for(&format!("{warmed} === ''")).await;
+    nothing_went_wrong(&server, &browser).await;
+}
+
 /// Goal: all of that is possible with the keyboard alone.
 #[tokio::test]
 #[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
@@ -243,6 +277,22 @@ async fn thousands_of_prefixes_are_joined() {
     let width = browser.script("return document.documentElement.scrollWidth").await;
     assert!(width.as_u64() <= Some(360), "nothing is wider than the screen: {width}");
     nothing_went_wrong(&server, &browser).await;
+}
+
+/// Goal: the reference page has its styles, which its policy allows by their hash, and no other.
+#[tokio::test]
+#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+async fn the_reference_page_allows_only_its_own_styles() {
+    let server = Server::start(TINY, &[]);
+    let browser = Browser::start().await;
+    browser.open(&server.url("/docs")).await;
+    let width = "return getComputedStyle(document.body).maxWidth";
+    assert_eq!(browser.script(width).await, "960px");
+    assert_eq!(browser.log().await, json!([]));
+    let other = "const style = document.createElement('style'); \
+                 style.textContent = 'body { max-width: 1px }'; document.head.append(style);";
+    browser.script(other).await;
+    assert_eq!(browser.script(width).await, "960px");
 }
 
 /// Goal: axe finds nothing that hinders people who use the page with other means, in light and

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::Value;
 
 /// The styles of the page, for light and dark.
-const STYLE: &str = "\
+pub(super) const STYLE: &str = "\
 :root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;\
 margin:0 auto;padding:1rem}code{font:0.9em ui-monospace,monospace}h2{margin-top:2.5rem}\
 table{border-collapse:collapse;width:100%;margin:.5rem 0}td,th{text-align:left;vertical-align:top;\
