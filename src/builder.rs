@@ -341,6 +341,32 @@ impl EngineBuilder {
         self
     }
 
+    /// Maximum number of KV blocks that sessions ([`Engine::open_session`]) keep from being evicted
+    /// between their turns. Default: half of the blocks. With 0, sessions hold nothing.
+    ///
+    /// If the budget is used up, the session that has been idle longest gives up what it holds, but
+    /// stays open. A running request that has no other block takes those of sessions in the same
+    /// order, so sessions never make a request fail.
+    pub fn session_budget(mut self, blocks: usize) -> Self {
+        self.config.session_budget = Some(blocks);
+        self
+    }
+
+    /// Maximum number of open sessions, from 1 to 65,536. Default: 1024. One more closes the one that
+    /// has been idle longest, of the owner that has the most. The tokens of each session are
+    /// kept in memory, 4 bytes for each.
+    pub fn max_sessions(mut self, sessions: usize) -> Self {
+        self.config.max_sessions = sessions;
+        self
+    }
+
+    /// Time without a turn after which a session is closed, if it was opened without a time of its
+    /// own; at most 24 hours. Default: 30 minutes.
+    pub fn session_ttl(mut self, ttl: Duration) -> Self {
+        self.config.session_ttl = ttl;
+        self
+    }
+
     /// Memory in bytes for cached logits of the last position of prompts. Default: 32 MiB. 0
     /// disables it.
     ///

@@ -26,8 +26,11 @@ mod embed;
 mod objects;
 #[cfg(feature = "tiers")]
 mod prefix_file;
+mod sessions;
 #[cfg(feature = "tiers")]
 mod tiers;
+
+pub use sessions::SessionOptions;
 
 #[cfg(feature = "tiers")]
 pub use prefix_file::{ExportedPrefix, PrefixImport};
@@ -119,12 +122,16 @@ impl Engine {
     /// the prompt, if requested, are those of the first stream.
     ///
     /// # Errors
-    /// As [`Engine::generate`]; then none of them is submitted.
+    /// As [`Engine::generate`]; then none of them is submitted. `InvalidParameter` for several
+    /// requests that are the turn of a session, which has one answer.
     pub async fn generate_choices(
         &self,
         request: Request,
         count: usize,
     ) -> Result<Vec<TokenStream>, Error> {
+        if request.session.is_some() && count > 1 {
+            return Err(Error::invalid("choices", "1 in a turn of a session", count));
+        }
         let (sequence, parts) = self.prepare(request).await?;
         let sequences = self.inner.handle.submit_choices(sequence, count)?;
         let stream = |sequence| TokenStream::new(sequence, parts.clone());
@@ -169,6 +176,7 @@ impl Engine {
             return Err(Error::EmbeddingsOnly { model: self.inner.info.id.clone() });
         }
         let namespace = request.namespace()?;
+        let turn = self.begin_turn(&request, &namespace)?;
         let tokens = self.inner.prompts.tokens(&request.source).await?;
         let text = &self.inner.prompts.text;
         if !request.stop.is_empty() {
@@ -192,7 +200,9 @@ impl Engine {
             let processor = MinTokens { count: request.min_tokens, ends, inner };
             options.sampling.processor = Some(SharedProcessor::new(processor));
         }
+        let tokens = Arc::new(tokens);
         let parts = StreamParts {
+            turn: turn.clone().map(|turn| (turn, Arc::clone(&tokens))),
             detokenizer: text.detokenizer(&request.shown_tokens),
             min_tokens: request.min_tokens,
             stops: request.stop,
@@ -202,18 +212,18 @@ impl Engine {
             prompt_tokens: tokens.len(),
             submitted,
         };
-        Ok((self.sequence(tokens, namespace, eos_ids, options).await, parts))
+        let sequence = self.sequence(tokens, namespace, eos_ids, options).await;
+        Ok((SequenceRequest { turn, ..sequence }, parts))
     }
 
     /// A request to the engine, with stored KV of its prompt if that is faster than computing it.
     async fn sequence(
         &self,
-        tokens: Vec<u32>,
+        tokens: Arc<Vec<u32>>,
         namespace: Namespace,
         eos_ids: TokenSet,
         options: RequestOptions,
     ) -> SequenceRequest {
-        let tokens = Arc::new(tokens);
         #[cfg(feature = "tiers")]
         let stored = match &self.inner.tiers {
             Some(tiers) if !options.needs_whole_prompt() => {
@@ -223,7 +233,7 @@ impl Engine {
         };
         #[cfg(not(feature = "tiers"))]
         let stored = None;
-        SequenceRequest { tokens, namespace, eos_ids, stored, options }
+        SequenceRequest { tokens, namespace, eos_ids, stored, turn: None, options }
     }
 
     /// What this engine would have to compute for a request, and how long the request would wait

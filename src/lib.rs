@@ -168,7 +168,7 @@ pub use best::BestOf;
 pub use builder::{EngineBuilder, ModelArg};
 pub use completion::Completion;
 pub use embedding::{Embedding, EmbeddingInfo};
-pub use engine::Engine;
+pub use engine::{Engine, SessionOptions};
 #[cfg(feature = "tiers")]
 pub use engine::{ExportedPrefix, PrefixImport, TierMatch};
 pub use error::Error;
@@ -196,8 +196,8 @@ pub use stolon_model::{
 };
 pub use stolon_scheduler::{
     AdmissionPolicy, AuditReport, CacheStats, EngineError, EngineHealth, EngineHistograms,
-    EngineStats, Event, Finish, FinishReason, HistogramData, LengthBound, Timings, TokenEvent,
-    UnknownPolicy, Usage,
+    EngineStats, Event, Finish, FinishReason, HistogramData, LengthBound, SessionError, SessionId,
+    SessionInfo, Timings, TokenEvent, UnknownPolicy, Usage,
 };
 pub use stolon_text::{
     Answer, AnswerFormat, AnswerParser, AnswerPart, ReasoningFormat, ToolCall, ToolCallFormat,

@@ -15,7 +15,7 @@ use crate::ChatOptions;
 use crate::prompt::PromptSource;
 use crate::{
     ChatMessage, Error, Grammar, LogitsProcessor, MessageContent, Namespace, SamplingParams,
-    SharedProcessor,
+    SessionId, SharedProcessor,
 };
 
 /// A prompt.
@@ -65,6 +65,7 @@ pub struct Request {
     pub(crate) processor: Option<SharedProcessor>,
     pub(crate) grammar: Option<Arc<Grammar>>,
     pub(crate) cache_salt: Option<String>,
+    pub(crate) session: Option<SessionId>,
     pub(crate) options: RequestOptions,
 }
 
@@ -81,6 +82,7 @@ impl Request {
             processor: None,
             grammar: None,
             cache_salt: None,
+            session: None,
             options: RequestOptions::default(),
         }
     }
@@ -314,6 +316,26 @@ impl Request {
     pub fn cache_salt(mut self, salt: impl Into<String>) -> Request {
         self.cache_salt = Some(salt.into());
         self
+    }
+
+    /// Makes the request a turn of an open session ([`Engine::open_session`]): what is cached of its
+    /// prompt and answer is then kept from being evicted until the session's next turn. The cache
+    /// salt must be the session's. A session changes what is computed, never what is answered.
+    ///
+    /// A session has one turn at a time; others fail with
+    /// [`SessionError::Busy`](crate::SessionError::Busy). A turn that is cancelled or fails leaves
+    /// the session as it was. If it was complete but its stream ended at a stop string, the
+    /// session has its tokens up to that one.
+    ///
+    /// [`Engine::open_session`]: crate::Engine::open_session
+    pub fn session(mut self, id: impl Into<SessionId>) -> Request {
+        self.session = Some(id.into());
+        self
+    }
+
+    /// The value of [`Request::session`]; `None` if it was not called.
+    pub fn get_session(&self) -> Option<&SessionId> {
+        self.session.as_ref()
     }
 
     /// The namespace of its cached prefixes.

@@ -8,7 +8,9 @@ use std::time::Instant;
 
 use futures::Stream;
 use stolon_actors::SequenceStream;
-use stolon_scheduler::{Event, Finish, FinishReason, Timings, TokenEvent, TokenSet, Usage};
+use stolon_scheduler::{
+    Event, Finish, FinishReason, Timings, TokenEvent, TokenSet, Turn, TurnEnd, Usage,
+};
 use stolon_text::StopStrings;
 
 use crate::text::Detokenizer;
@@ -30,6 +32,23 @@ pub struct TokenStream {
     /// Number of tokens before which stop strings are not looked for.
     min_tokens: usize,
     progress: Progress,
+    /// The turn of a session that the request is.
+    turn: Option<TurnStream>,
+}
+
+/// The turn of a session whose answer a stream reads. It ends the turn if it ends or is dropped
+/// before the engine has ended it.
+#[derive(Debug)]
+struct TurnStream {
+    turn: Arc<Turn>,
+    /// Prompt, and the answer up to the last token that was read.
+    tokens: Arc<Vec<u32>>,
+}
+
+impl Drop for TurnStream {
+    fn drop(&mut self) {
+        self.turn.abandon(Instant::now());
+    }
 }
 
 /// Turns token ids into text and looks for stop strings.
@@ -61,6 +80,8 @@ pub(crate) struct StreamParts {
     pub(crate) min_tokens: usize,
     pub(crate) prompt_tokens: usize,
     pub(crate) submitted: Instant,
+    /// The turn of a session that the request is, and its prompt.
+    pub(crate) turn: Option<(Arc<Turn>, Arc<Vec<u32>>)>,
 }
 
 impl TokenStream {
@@ -78,6 +99,7 @@ impl TokenStream {
                 submitted: parts.submitted,
                 timings: Timings::default(),
             },
+            turn: parts.turn.map(|(turn, tokens)| TurnStream { turn, tokens }),
         }
     }
 
@@ -155,6 +177,9 @@ impl TokenStream {
                 (token.text, matched) = (scan.text, scan.matched);
             }
         }
+        if let Some((turn, id)) = self.turn.as_mut().zip(token.id) {
+            Arc::make_mut(&mut turn.tokens).push(id);
+        }
         self.ready.push_back(Event::Token(token));
         if let Some(index) = matched {
             self.end_at_stop_string(index);
@@ -163,6 +188,13 @@ impl TokenStream {
 
     /// Ends the request at the stop string `index`. The engine computes no further tokens of it.
     fn end_at_stop_string(&mut self, index: usize) {
+        if let Some(turn) = self.turn.take() {
+            let Usage { prompt_tokens, cached_tokens, .. } = self.progress.usage;
+            let tokens = Arc::clone(&turn.tokens);
+            let end = TurnEnd { tokens, prompt_tokens, cached_tokens };
+            // Before the engine learns that the request is complete.
+            turn.turn.complete(end, Instant::now());
+        }
         if let Some(sequence) = self.sequence.take() {
             sequence.complete();
         }
@@ -207,6 +239,7 @@ impl Stream for TokenStream {
                 Some(Ok(event)) => self.take(event),
                 Some(Err(error)) => {
                     self.sequence = None;
+                    self.turn = None;
                     return Poll::Ready(Some(Err(error.into())));
                 }
                 None => self.sequence = None,

@@ -27,12 +27,12 @@ pub struct PinOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Removal {
-    /// All of a namespace, and its pins. Blocks that running requests hold can no longer be matched
-    /// and are freed when these requests have ended.
+    /// All of a namespace, its pins, and what its sessions hold. Blocks that running requests hold
+    /// can no longer be matched and are freed when these requests have ended.
     Namespace(Namespace),
     /// The sequences of a namespace that start with these tokens, rounded down to whole blocks, and
     /// those of the prefix's blocks that no other cached sequence shares. Blocks that running
-    /// requests and pins hold stay.
+    /// requests, pins and sessions hold stay.
     Prefix(Namespace, Vec<u32>),
 }
 

@@ -15,7 +15,7 @@ use stolon_kvcache::{CachedPrefix, EvictionPolicy, Namespace, PinId, TreeDump};
 use stolon_scheduler::{
     ActorStopped, AdmissionContext, AdmissionPolicy, AuditReport, CacheStats, EngineConfig,
     EngineError, EngineHealth, EngineHistograms, EngineStats, PreparedRequest, PromptLimit,
-    SaveRequest, SequenceRequest, Submission,
+    SaveRequest, SequenceRequest, Sessions, Submission,
 };
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -236,6 +236,11 @@ impl EngineHandle {
         self.shared.common.context.policy.store(Arc::new(policy));
     }
 
+    /// The open sessions. Their turns are requests with [`SequenceRequest::turn`].
+    pub fn sessions(&self) -> &Arc<Sessions> {
+        &self.common().context.sessions
+    }
+
     /// Verifies the accounting of blocks, tree and leases.
     ///
     /// # Errors
@@ -296,8 +301,18 @@ impl EngineHandle {
     /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
     pub async fn evict(&self, removal: Removal) -> Result<usize, EngineError> {
         let generation = self.shared.common.current()?;
+        let namespace = match &removal {
+            Removal::Namespace(namespace) => Some(*namespace),
+            Removal::Prefix(..) => None,
+        };
+        let release = || {
+            namespace.inspect(|namespace| self.sessions().release_namespace(namespace));
+        };
+        release();
         let remove = |reply| AllocatorMessage::Remove(removal, reply);
         let answer = call(&generation.allocator, remove, BLOCK_ALLOCATOR).await;
+        // A turn that began in between has locked what is no longer in the tree.
+        release();
         self.or_end(answer, &generation).await
     }
 

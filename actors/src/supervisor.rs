@@ -209,6 +209,8 @@ impl SupervisorActor {
         let EmptyCache { writer, reader, allocator, fence } = context.empty_cache()?;
         let gauges = Arc::clone(&context.gauges);
         gauges.reset(context.spec.block_count);
+        // What sessions hold belongs to the tree of the last generation.
+        context.sessions.release_all();
         let faults = Arc::clone(&common.faults);
         let me = myself.get_cell();
         let tree = PrefixTreeActor {
@@ -289,8 +291,9 @@ impl Common {
         self.reset_gauges();
     }
 
-    /// No block is reserved or cached while there is no generation.
+    /// No block is reserved, cached or held by a session while there is no generation.
     fn reset_gauges(&self) {
+        self.context.sessions.release_all();
         self.context.gauges.reset(self.context.spec.block_count);
     }
 

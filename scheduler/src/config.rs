@@ -8,6 +8,7 @@ use std::time::Duration;
 use stolon_kvcache::{EvictionOrder, EvictionPolicy};
 
 use crate::error::EngineError;
+use crate::session::Sessions;
 use crate::transfer::KvSink;
 
 /// Which waiting request is admitted next. Under every policy, requests with a larger priority
@@ -111,6 +112,16 @@ pub struct EngineConfig {
     /// to running requests, so that every admitted request can complete. While nothing is pinned, a
     /// prompt that needs them may use them, and nothing can be pinned until it has ended.
     pub pin_budget: usize,
+    /// Maximum number of KV blocks that sessions keep from being evicted between their turns; at most
+    /// the number of blocks. `None` is half of them. Sessions give them up to running requests that
+    /// have no other block. 0 means that sessions hold nothing.
+    pub session_budget: Option<usize>,
+    /// Maximum number of open sessions, from 1 to [`EngineConfig::MAX_SESSIONS`]. The tokens of each
+    /// are kept in memory, 4 bytes for each.
+    pub max_sessions: usize,
+    /// Time without a turn after which a session is closed that does not say, at most
+    /// [`Sessions::MAX_TTL`].
+    pub session_ttl: Duration,
     /// The admission policy at startup.
     pub policy: AdmissionPolicy,
     /// Reserve room for the whole prompt and `max_tokens` of every running request, as if nothing
@@ -147,6 +158,9 @@ impl Default for EngineConfig {
             eviction_policy: EvictionPolicy::default(),
             eviction_order: None,
             pin_budget: 0,
+            session_budget: None,
+            max_sessions: 1024,
+            session_ttl: Duration::from_secs(30 * 60),
             policy: AdmissionPolicy::default(),
             conservative: false,
             look_ahead: 16,
@@ -160,6 +174,9 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
+    /// Largest value of [`EngineConfig::max_sessions`].
+    pub const MAX_SESSIONS: usize = 65_536;
+
     /// Validates every setting that does not depend on the backend.
     ///
     /// # Errors
@@ -174,6 +191,15 @@ impl EngineConfig {
             ("event_capacity", self.event_capacity, 8),
             ("default_max_tokens", self.default_max_tokens.unwrap_or(usize::MAX), 1),
         ];
+        if self.max_sessions == 0 || self.max_sessions > EngineConfig::MAX_SESSIONS {
+            let expected = format!("from 1 to {}", EngineConfig::MAX_SESSIONS);
+            return Err(EngineError::invalid("max_sessions", expected, self.max_sessions));
+        }
+        if self.session_ttl.is_zero() || self.session_ttl > Sessions::MAX_TTL {
+            let expected = format!("more than 0 and at most {:?}", Sessions::MAX_TTL);
+            let got = format!("{:?}", self.session_ttl);
+            return Err(EngineError::invalid("session_ttl", expected, got));
+        }
         for (name, got, least) in at_least {
             if got < least {
                 return Err(EngineError::invalid(name, format!("at least {least}"), got));

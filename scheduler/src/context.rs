@@ -23,6 +23,7 @@ use crate::pin_budget::{BudgetLoan, PinBudget};
 use crate::request::{RequestOptions, SequenceRequest};
 use crate::request_counts::RequestRecord;
 use crate::sequence::Sequence;
+use crate::session::Sessions;
 use crate::stats::{EngineStats, Gauges};
 
 /// Everything that outlives a scheduler. Clones share all of it except the sizes, which are
@@ -37,6 +38,8 @@ pub struct AdmissionContext {
     eviction_policy: Arc<ArcSwap<Option<EvictionPolicy>>>,
     /// Whether requests or pins use the blocks of the pin budget.
     pub pin_budget: Arc<PinBudget>,
+    /// The open sessions.
+    pub sessions: Arc<Sessions>,
     /// Counters and gauges.
     pub gauges: Arc<Gauges>,
     /// The backend's sizes.
@@ -99,12 +102,14 @@ impl PreparedRequest {
     }
 
     /// The request for the `index`-th of several answers. If it has a seed, the answer uses that
-    /// seed plus `index`. Log-probabilities of the prompt are computed for the first answer only.
+    /// seed plus `index`. Log-probabilities of the prompt are computed for the first answer only,
+    /// and only the first one can be the turn of a session.
     pub fn choice(&self, index: u64) -> PreparedRequest {
         let sampler = self.sampler.choice(index);
         let mut choice = PreparedRequest { sampler, choice: index, ..self.clone() };
         if index > 0 {
             choice.request.options.prompt_logprobs = None;
+            choice.request.turn = None;
         }
         choice
     }
@@ -140,6 +145,8 @@ impl AdmissionContext {
             }
             spec.max_positions = limit;
         }
+        let session_budget = config.session_budget.unwrap_or(spec.block_count / 2);
+        let (max_sessions, session_ttl) = (config.max_sessions, config.session_ttl);
         Ok(AdmissionContext {
             policy: Arc::new(ArcSwap::from_pointee(config.policy)),
             eviction_policy: Arc::new(ArcSwap::from_pointee(match config.eviction_order {
@@ -147,6 +154,7 @@ impl AdmissionContext {
                 None => Some(config.eviction_policy),
             })),
             pin_budget: Arc::default(),
+            sessions: Arc::new(Sessions::new(session_budget, max_sessions, session_ttl)),
             limits: Arc::new(QueueLimits::new(
                 config.max_queued_requests,
                 config.max_queued_tokens,
@@ -264,7 +272,9 @@ impl AdmissionContext {
 
     /// A copy of all counters and gauges.
     pub fn stats(&self) -> EngineStats {
-        self.gauges.snapshot(self.limits.queued_tokens(), self.spec.block_count)
+        let sessions = self.sessions.counts(Instant::now());
+        let (queued, blocks) = (self.limits.queued_tokens(), self.spec.block_count);
+        self.gauges.snapshot(queued, blocks, sessions)
     }
 }
 
@@ -372,6 +382,10 @@ fn check_spec(spec: &BackendSpec, config: &EngineConfig) -> Result<(), EngineErr
     if config.pin_budget >= spec.block_count {
         let expected = format!("fewer than the pool's {} blocks", spec.block_count);
         return Err(EngineError::invalid("pin_budget", expected, config.pin_budget));
+    }
+    if let Some(got) = config.session_budget.filter(|&budget| budget > spec.block_count) {
+        let expected = format!("at most the pool's {} blocks", spec.block_count);
+        return Err(EngineError::invalid("session_budget", expected, got));
     }
     if spec.max_positions < 2 {
         return Err(EngineError::invalid("max_positions", "at least 2", spec.max_positions));

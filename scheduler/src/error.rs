@@ -6,6 +6,8 @@ use std::time::Duration;
 use stolon_backend::SamplingError;
 use stolon_kvcache::PinError;
 
+use crate::session::SessionError;
+
 /// What limits the length of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LengthBound {
@@ -164,6 +166,9 @@ pub enum EngineError {
          it has ended"
     )]
     PinBudgetInUse,
+    /// A session could not be opened or used.
+    #[error(transparent)]
+    Session(#[from] SessionError),
     /// The block accounting is inconsistent. This is a bug.
     #[error("audit failed: {0}")]
     Audit(String),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use stolon_backend::{Pooling, SamplingParams};
 use stolon_kvcache::Namespace;
 
+use crate::session::Turn;
 use crate::token_set::TokenSet;
 use crate::transfer::StoredKv;
 
@@ -65,6 +66,8 @@ pub struct SequenceRequest {
     /// KV of the prompt from outside of the pool. It is copied into the pool instead of being
     /// computed, where it continues what is cached.
     pub stored: Option<StoredKv>,
+    /// The turn of a session that the request is.
+    pub turn: Option<Arc<Turn>>,
     /// Everything else.
     pub options: RequestOptions,
 }
@@ -78,6 +81,7 @@ impl SequenceRequest {
             namespace: Namespace::default(),
             eos_ids: TokenSet::default(),
             stored: None,
+            turn: None,
             options: RequestOptions { max_tokens: Some(max_tokens), ..RequestOptions::default() },
         }
     }

@@ -198,6 +198,7 @@ impl<M: Memory> Scheduler<M> {
     /// # Errors
     /// [`ActorStopped`] if the memory no longer answers.
     pub async fn advance(&mut self, now: Instant) -> Result<Option<StepPlan>, ActorStopped> {
+        self.context.sessions.expire(now);
         let mut plan = None;
         for _ in 0..ROUNDS_MAX {
             self.end_overdue(now);
@@ -250,6 +251,7 @@ impl<M: Memory> Scheduler<M> {
     /// # Errors
     /// [`ActorStopped`] if the memory no longer answers.
     pub async fn flush(&mut self) -> Result<(), ActorStopped> {
+        self.context.sessions.release_all();
         self.memory.flush().await
     }
 
@@ -263,6 +265,9 @@ impl<M: Memory> Scheduler<M> {
             Ok(report) => report,
             Err(problem) => return Ok(Err(problem)),
         };
+        if let Err(problem) = self.context.sessions.audit() {
+            return Ok(Err(problem));
+        }
         report.running = self.running.len();
         report.waiting = self.queue.len();
         let reserved: usize = self

@@ -26,6 +26,7 @@ use crate::pin_budget::BudgetLoan;
 use crate::request::{RequestOptions, SequenceRequest};
 use crate::request_counts::{Outcome, RequestRecord};
 use crate::schedule::SequenceView;
+use crate::session::{Turn, TurnEnd};
 use crate::step_plan::{PromptTargets, RowTask};
 use crate::token_set::TokenSet;
 use crate::transfer::StoredKv;
@@ -78,6 +79,8 @@ pub struct Sequence {
     pub(crate) held: Held,
     /// The right to use the blocks of the pin budget, if its prompt needs them.
     pub(crate) loan: Option<Arc<BudgetLoan>>,
+    /// The turn of a session that it is.
+    pub(crate) turn: Option<Arc<Turn>>,
     /// Whether it is part of the step in flight.
     pub(crate) in_step: bool,
     /// Set if it must end before it is complete.
@@ -174,7 +177,7 @@ impl Sequence {
         submitted: Instant,
     ) -> Sequence {
         let PreparedRequest { request, max_tokens, sampler, loan, .. } = prepared;
-        let SequenceRequest { tokens, namespace, eos_ids, stored, options } = request;
+        let SequenceRequest { tokens, namespace, eos_ids, stored, turn, options } = request;
         let mut prefix_hash = DefaultHasher::new();
         namespace.hash(&mut prefix_hash);
         tokens[..tokens.len().min(block_size)].hash(&mut prefix_hash);
@@ -205,8 +208,26 @@ impl Sequence {
             options,
             held: Held::default(),
             loan,
+            turn,
             in_step: false,
             end: None,
+        }
+    }
+
+    /// Releases what it holds, because it has ended. If it is a complete turn of a session, the
+    /// session keeps its lease.
+    pub(crate) fn release(&mut self, is_complete: bool, now: Instant) {
+        let held = mem::take(&mut self.held);
+        self.loan = None;
+        let Some(turn) = self.turn.take() else { return };
+        if !is_complete {
+            return turn.abandon(now);
+        }
+        let cached_tokens = self.cached_tokens.unwrap_or_default();
+        let (tokens, prompt_tokens) = (Arc::clone(&self.tokens), self.prompt_len);
+        turn.complete(TurnEnd { tokens, prompt_tokens, cached_tokens }, now);
+        if let Some(lease) = held.lease {
+            turn.keep(lease);
         }
     }
 

@@ -13,6 +13,7 @@ use stolon_kvcache::{PoolCounts, TreeCounts, TreeStats};
 
 use crate::histogram::{EngineHistograms, Histograms};
 use crate::request_counts::{RequestCounts, RequestNumbers};
+use crate::session::SessionCounts;
 
 /// The live values. [`EngineStats`] documents each of them.
 #[derive(Debug, Default)]
@@ -178,6 +179,17 @@ pub struct EngineStats {
     pub evictions: u64,
     /// Blocks removed from the prefix cache by a flush or by another request of the operator.
     pub evictions_requested: u64,
+    /// Open sessions.
+    pub sessions: usize,
+    /// Complete turns of sessions.
+    pub session_turns: u64,
+    /// Sessions that were closed because their time to live had passed.
+    pub sessions_expired: u64,
+    /// Sessions that were closed to make room for another one.
+    pub sessions_displaced: u64,
+    /// Times that a session gave up the blocks that it held: for another session, because the budget
+    /// was used up, or for a running request.
+    pub session_holds_lost: u64,
     /// Restarts of the engine after a failure.
     pub restarts: u64,
     /// Blocks of the KV pool.
@@ -188,10 +200,12 @@ pub struct EngineStats {
     pub blocks_reserved: usize,
     /// Blocks owned by the prefix cache.
     pub blocks_cached: usize,
-    /// Cached blocks that no running request and no pin holds.
+    /// Cached blocks that no running request, no pin and no session holds.
     pub blocks_evictable: usize,
     /// Cached blocks that pins hold. A block held by several pins counts once for each.
     pub blocks_pinned: usize,
+    /// Cached blocks that sessions hold. A block held by several sessions counts once.
+    pub blocks_in_sessions: usize,
 }
 
 impl EngineStats {
@@ -219,7 +233,7 @@ pub struct CacheStats {
     pub blocks: usize,
     /// Blocks in the tree that can be evicted.
     pub blocks_evictable: usize,
-    /// Blocks in the tree that running requests or pins hold.
+    /// Blocks in the tree that running requests, pins or sessions hold.
     pub blocks_locked: usize,
     /// Blocks that pins hold. A block held by several pins counts once for each.
     pub blocks_pinned: usize,
@@ -278,7 +292,7 @@ pub struct AuditReport {
     pub blocks_reserved: usize,
     /// Blocks owned by the prefix cache.
     pub blocks_committed: usize,
-    /// Committed blocks that no request and no pin holds.
+    /// Committed blocks that no request, no pin and no session holds.
     pub blocks_evictable: usize,
     /// Requests that were running.
     pub running: usize,
@@ -349,7 +363,12 @@ impl Gauges {
     }
 
     /// A copy of all values.
-    pub(crate) fn snapshot(&self, queued_tokens: usize, blocks_total: usize) -> EngineStats {
+    pub(crate) fn snapshot(
+        &self,
+        queued_tokens: usize,
+        blocks_total: usize,
+        sessions: SessionCounts,
+    ) -> EngineStats {
         let RequestNumbers { requests, finished, cancelled, failed, running, waiting } =
             self.request_counts.read();
         EngineStats {
@@ -377,6 +396,11 @@ impl Gauges {
             preemptions_stalled: self.preemptions_stalled.get(),
             evictions: self.evictions.get(),
             evictions_requested: self.evictions_requested.get(),
+            sessions: sessions.open,
+            session_turns: sessions.turns,
+            sessions_expired: sessions.expired,
+            sessions_displaced: sessions.displaced,
+            session_holds_lost: sessions.holds_lost,
             restarts: self.restarts.get(),
             follows: self.follows.get(),
             most_overtaken_tokens: self.most_overtaken_tokens.get(),
@@ -389,6 +413,7 @@ impl Gauges {
             blocks_cached: self.blocks_cached.get(),
             blocks_evictable: self.blocks_evictable.get(),
             blocks_pinned: self.blocks_pinned.get(),
+            blocks_in_sessions: sessions.held_blocks,
         }
     }
 }

@@ -48,8 +48,8 @@ impl Engine {
 
     /// Removes what is cached of the sequences that start with the request's prompt, in its
     /// namespace, and of the prompt itself what no other cached sequence shares. The prompt is
-    /// rounded down to whole blocks. What running requests and pins hold stays. Returns the number
-    /// of blocks that were freed.
+    /// rounded down to whole blocks. What running requests, pins and sessions hold stays. Returns
+    /// the number of blocks that were freed.
     ///
     /// # Errors
     /// Those of rendering and tokenising the prompt, `Interrupted` and `Stopped`.
@@ -60,8 +60,8 @@ impl Engine {
     }
 
     /// Removes everything that is cached of requests with this cache salt (`None`: of those
-    /// without one), and ends its pins. What running requests use is freed when they have ended.
-    /// Returns the number of blocks that were freed at once.
+    /// without one), and ends its pins and what its sessions hold. What running requests use is
+    /// freed when they have ended. Returns the number of blocks that were freed at once.
     ///
     /// # Errors
     /// `InvalidParameter` if the salt is too long, `Interrupted` and `Stopped`.
@@ -163,7 +163,8 @@ impl Engine {
         Ok(self.inner.handle.cached_prefix(hash)?)
     }
 
-    /// Empties the prefix cache, except for what running requests use, and ends all pins.
+    /// Empties the prefix cache, except for what running requests use, and ends all pins and all
+    /// that sessions hold.
     ///
     /// # Errors
     /// `Interrupted` and `Stopped`.

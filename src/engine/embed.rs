@@ -1,5 +1,7 @@
 //! Embeddings.
 
+use std::sync::Arc;
+
 use stolon_scheduler::{Event, RequestOptions, TokenSet};
 
 use super::Engine;
@@ -57,7 +59,8 @@ impl Engine {
             timeout: request.options.timeout,
             ..RequestOptions::default()
         };
-        let sequence = self.sequence(tokens, namespace, TokenSet::default(), options).await;
+        let sequence =
+            self.sequence(Arc::new(tokens), namespace, TokenSet::default(), options).await;
         let mut events = self.inner.handle.submit(sequence)?;
         let mut pooled = Vec::new();
         while let Some(event) = events.next().await {

@@ -83,7 +83,8 @@ impl<M: Memory> Scheduler<M> {
     pub(super) async fn admit(&mut self, now: Instant) -> Result<(), ActorStopped> {
         while !self.queue.is_empty() {
             if self.running.is_empty() {
-                // A request that runs alone must find all other blocks free or evictable.
+                // A request that runs alone must find all other blocks free or evictable, or held by
+                // sessions, which give them up to it.
                 self.queue.drop_match_locks();
             }
             self.detach_orphaned_followers();
@@ -199,6 +200,9 @@ impl<M: Memory> Scheduler<M> {
         let mut reserved = None;
         if needed > 0 {
             reserved = self.memory.reserve(needed).await?;
+            while alone && reserved.is_none() && self.context.sessions.release_oldest() {
+                reserved = self.memory.reserve(needed).await?;
+            }
             if reserved.is_none() {
                 return Ok(self.reservation_failed(index, alone));
             }

@@ -66,7 +66,7 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// Reserves the blocks that the next positions of running sequences need. If there are not
-    /// enough, the youngest sequences are preempted.
+    /// enough, sessions give up theirs, and then the youngest sequences are preempted.
     pub(super) async fn grow(&mut self) -> Result<(), ActorStopped> {
         let block_size = self.context.spec.block_size;
         let short = |running: &Running| {
@@ -86,6 +86,9 @@ impl<M: Memory> Scheduler<M> {
         let total: usize = growing.iter().map(|(_, count)| count).sum();
         let mut reserved = self.memory.reserve(total).await?;
         if reserved.is_none() && self.queue.drop_match_locks() {
+            reserved = self.memory.reserve(total).await?;
+        }
+        while reserved.is_none() && self.context.sessions.release_oldest() {
             reserved = self.memory.reserve(total).await?;
         }
         if let Some(mut blocks) = reserved {

@@ -1,7 +1,7 @@
 //! How requests end: complete, cancelled, timed out or failed.
 //!
 //! A sequence always releases its leases before its last event is sent, so that a caller who has
-//! read the event finds the blocks released.
+//! read the event finds the blocks released, and the next turn of its session can begin.
 
 use std::time::Instant;
 
@@ -11,15 +11,14 @@ use crate::event::FinishReason;
 use crate::memory::Memory;
 use crate::queue::Waiting;
 use crate::request_counts::Outcome;
-use crate::sequence::{Ending, Held, Sequence};
+use crate::sequence::{Ending, Sequence};
 
 impl<M: Memory> Scheduler<M> {
     /// Ends a complete sequence.
     pub(super) fn finish(&mut self, id: u64, reason: FinishReason, now: Instant) {
         let Some(index) = self.running.iter().position(|r| r.sequence.id == id) else { return };
         let mut sequence = self.running.remove(index).sequence;
-        sequence.held = Held::default();
-        sequence.loan = None;
+        sequence.release(true, now);
         self.note_length(&sequence);
         sequence.record.span.record("reason", tracing::field::debug(&reason));
         if reason == FinishReason::Length {
@@ -73,10 +72,10 @@ impl<M: Memory> Scheduler<M> {
     /// Ends a sequence that has not generated all it may. One that its caller has declared complete
     /// counts as finished.
     pub(super) fn end_early(&mut self, mut sequence: Sequence, ending: Ending) {
-        sequence.held = Held::default();
-        sequence.loan = None;
+        let is_complete = ending == Ending::Cancelled && sequence.events.is_complete();
+        sequence.release(is_complete, Instant::now());
         match ending {
-            Ending::Cancelled if sequence.events.is_complete() => {
+            Ending::Cancelled if is_complete => {
                 self.note_length(&sequence);
                 sequence.complete(Instant::now());
             }

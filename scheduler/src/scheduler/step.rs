@@ -81,7 +81,7 @@ impl<M: Memory> Scheduler<M> {
                     sequence.end = Some(Ending::Failed(EngineError::StepFailed { reason }));
                 }
                 self.end_overdue(now);
-                self.memory.flush().await?;
+                self.flush().await?;
             }
         }
         for (id, end) in finished {

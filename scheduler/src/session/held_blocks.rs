@@ -1,0 +1,46 @@
+//! The set of blocks that sessions hold.
+
+use std::collections::HashMap;
+
+use stolon_kvcache::BlockId;
+
+/// How many sessions hold each block. Conversations often start alike, so a block that many of them
+/// hold counts once.
+#[derive(Debug, Default)]
+pub(super) struct HeldBlocks {
+    uses: HashMap<BlockId, u32>,
+}
+
+impl HeldBlocks {
+    /// Number of different blocks.
+    pub(super) fn len(&self) -> usize {
+        self.uses.len()
+    }
+
+    pub(super) fn add(&mut self, blocks: &[BlockId]) {
+        for &block in blocks {
+            *self.uses.entry(block).or_default() += 1;
+        }
+    }
+
+    /// Removes one use of each of these blocks, which were added before.
+    pub(super) fn remove(&mut self, blocks: &[BlockId]) {
+        for block in blocks {
+            let Some(uses) = self.uses.get_mut(block) else {
+                debug_assert!(false, "{block:?} was added before");
+                continue;
+            };
+            *uses -= 1;
+            if *uses == 0 {
+                self.uses.remove(block);
+            }
+        }
+    }
+
+    /// Whether these uses are exactly those of `leases`.
+    pub(super) fn is_sum_of<'a>(&self, leases: impl Iterator<Item = &'a [BlockId]>) -> bool {
+        let mut recount = HeldBlocks::default();
+        leases.for_each(|blocks| recount.add(blocks));
+        recount.uses == self.uses
+    }
+}

@@ -1,0 +1,404 @@
+//! The open sessions of an engine.
+//!
+//! One mutex guards the table. It is held for short, computed operations only; nothing waits under
+//! it. Dropping a lease puts it into the queue of the prefix tree's owner and never waits either.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use stolon_kvcache::{Namespace, PrefixLease};
+
+use super::held_blocks::HeldBlocks;
+use super::{NewSession, SessionCounts, SessionError, SessionId, SessionInfo, Turn, TurnEnd};
+use crate::error::EngineError;
+
+/// The open sessions of an engine, and their limits.
+#[derive(Debug)]
+pub struct Sessions {
+    /// Maximum number of blocks that all sessions hold together.
+    budget: usize,
+    /// Maximum number of open sessions.
+    max: usize,
+    /// Time to live of a session that does not say.
+    ttl: Duration,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    sessions: HashMap<SessionId, Session>,
+    held: HeldBlocks,
+    /// The last number given to a turn, a use or a revision of a session.
+    last_number: u64,
+    /// No session expires before this; `None` if there is none.
+    next_expiry: Option<Instant>,
+    turns: u64,
+    expired: u64,
+    displaced: u64,
+    holds_lost: u64,
+}
+
+#[derive(Debug)]
+struct Session {
+    namespace: Namespace,
+    ttl: Duration,
+    /// Prompt and answer of the last complete turn.
+    tokens: Arc<Vec<u32>>,
+    /// Locks what the prefix tree has of them.
+    hold: Option<PrefixLease>,
+    opened: Instant,
+    last_use: Instant,
+    /// Increases with each use of any session, so that it orders sessions by their last use.
+    used: u64,
+    /// The turn in progress.
+    turn: Option<u64>,
+    /// The turn that `tokens` are from, if nothing has changed them since.
+    last_turn: u64,
+    /// A lease is kept only for the revision that it was made for. It changes with each turn, and
+    /// whenever holds are ended on request.
+    revision: u64,
+    turns: u64,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+}
+
+impl Session {
+    fn expires(&self) -> Option<Instant> {
+        self.last_use.checked_add(self.ttl).filter(|_| self.turn.is_none())
+    }
+
+    fn info(&self, id: &SessionId, now: Instant) -> SessionInfo {
+        let held = self.hold.as_ref();
+        let since = |then: Instant| now.saturating_duration_since(then);
+        SessionInfo {
+            id: id.clone(),
+            namespace: self.namespace,
+            ttl: self.ttl,
+            tokens: self.tokens.len(),
+            held_tokens: held.map_or(0, |lease| lease.len().min(self.tokens.len())),
+            held_blocks: held.map_or(0, |lease| lease.blocks().len()),
+            age: since(self.opened),
+            idle: self.turn.is_none().then(|| since(self.last_use)),
+            turns: self.turns,
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+        }
+    }
+}
+
+impl Sessions {
+    /// Maximum time to live of a session.
+    pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
+
+    /// No session. All of them together may hold `budget` blocks, at most `max` may be open, and
+    /// those that do not say are closed after `ttl` without a turn.
+    pub fn new(budget: usize, max: usize, ttl: Duration) -> Sessions {
+        Sessions { budget, max, ttl, table: Mutex::default() }
+    }
+
+    /// Opens a session. If as many as permitted are open, one that is idle is closed: of the owner
+    /// with the most sessions, the one that has been idle longest.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidParameter`] for an invalid id or time to live;
+    /// [`SessionError::Exists`], [`SessionError::TooMany`].
+    pub fn open(&self, new: NewSession, now: Instant) -> Result<SessionInfo, EngineError> {
+        let NewSession { id, namespace, ttl } = new;
+        id.check()?;
+        let ttl = ttl.unwrap_or(self.ttl);
+        if ttl.is_zero() || ttl > Sessions::MAX_TTL {
+            let expected = format!("more than 0 and at most {:?}", Sessions::MAX_TTL);
+            return Err(EngineError::invalid("ttl", expected, format!("{ttl:?}")));
+        }
+        let mut table = self.lock(now);
+        if table.sessions.contains_key(&id) {
+            return Err(SessionError::Exists { id }.into());
+        }
+        if table.sessions.len() >= self.max {
+            let victim = table.displaceable().ok_or(SessionError::TooMany { max: self.max })?;
+            table.remove(&victim);
+            table.displaced += 1;
+        }
+        let used = table.number();
+        let session = Session {
+            namespace,
+            ttl,
+            tokens: Arc::default(),
+            hold: None,
+            opened: now,
+            last_use: now,
+            used,
+            turn: None,
+            last_turn: 0,
+            revision: used,
+            turns: 0,
+            prompt_tokens: 0,
+            cached_tokens: 0,
+        };
+        let info = session.info(&id, now);
+        table.expect_expiry(&session);
+        table.sessions.insert(id, session);
+        Ok(info)
+    }
+
+    /// Closes a session and frees what it holds. A turn that is in progress goes on. Returns whether
+    /// the session was open.
+    pub fn close(&self, id: &SessionId, now: Instant) -> bool {
+        self.lock(now).remove(id)
+    }
+
+    /// A session.
+    ///
+    /// # Errors
+    /// [`SessionError::Unknown`].
+    pub fn info(&self, id: &SessionId, now: Instant) -> Result<SessionInfo, SessionError> {
+        Ok(self.lock(now).session(id)?.info(id, now))
+    }
+
+    /// All open sessions, the one that has been idle longest first.
+    pub fn list(&self, now: Instant) -> Vec<SessionInfo> {
+        let table = self.lock(now);
+        let mut sessions: Vec<_> = table.sessions.iter().collect();
+        sessions.sort_unstable_by_key(|(_, session)| session.used);
+        sessions.into_iter().map(|(id, session)| session.info(id, now)).collect()
+    }
+
+    /// Begins a turn.
+    ///
+    /// # Errors
+    /// [`SessionError::Unknown`], [`SessionError::OtherNamespace`], [`SessionError::Busy`].
+    pub fn begin_turn(
+        self: &Arc<Sessions>,
+        id: &SessionId,
+        namespace: &Namespace,
+        now: Instant,
+    ) -> Result<Arc<Turn>, SessionError> {
+        let mut table = self.lock(now);
+        let number = table.number();
+        let session = table.session(id)?;
+        if session.namespace != *namespace {
+            return Err(SessionError::OtherNamespace { id: id.clone() });
+        }
+        if session.turn.is_some() {
+            return Err(SessionError::Busy { id: id.clone() });
+        }
+        session.turn = Some(number);
+        (session.used, session.revision) = (number, number);
+        Ok(Arc::new(Turn { sessions: Arc::clone(self), id: id.clone(), number }))
+    }
+
+    pub(super) fn complete_turn(&self, id: &SessionId, turn: u64, end: TurnEnd, now: Instant) {
+        let mut table = self.lock(now);
+        let Some(session) = table.sessions.get_mut(id) else { return };
+        if session.turn == Some(turn) {
+            session.turn = None;
+            session.last_turn = turn;
+            session.last_use = now;
+            session.tokens = end.tokens;
+            session.turns += 1;
+            session.prompt_tokens += end.prompt_tokens as u64;
+            session.cached_tokens += end.cached_tokens as u64;
+            let expires = session.expires();
+            table.turns += 1;
+            table.expect_expiry_at(expires);
+        } else if session.last_turn == turn && end.tokens.len() < session.tokens.len() {
+            session.tokens = end.tokens;
+        }
+    }
+
+    pub(super) fn abandon_turn(&self, id: &SessionId, turn: u64, now: Instant) {
+        let mut table = self.lock(now);
+        let revision = table.number();
+        let Some(session) = table.sessions.get_mut(id) else { return };
+        if session.turn == Some(turn) {
+            session.turn = None;
+            session.last_use = now;
+            session.revision = revision;
+            let expires = session.expires();
+            table.expect_expiry_at(expires);
+        }
+    }
+
+    /// Lets a session hold `lease` instead of what it holds, if its revision is still `revision`.
+    pub(super) fn keep(&self, id: &SessionId, revision: u64, lease: PrefixLease) {
+        let mut table = self.lock_now();
+        if table.sessions.get(id).is_none_or(|session| session.revision != revision) {
+            return;
+        }
+        table.release(id);
+        if lease.is_empty() {
+            return;
+        }
+        if lease.blocks().len() > self.budget {
+            table.holds_lost += 1;
+            return;
+        }
+        table.held.add(lease.blocks());
+        if let Some(session) = table.sessions.get_mut(id) {
+            session.hold = Some(lease);
+        }
+        while table.held.len() > self.budget {
+            let oldest = table.oldest_hold(Some(id));
+            debug_assert!(oldest.is_some(), "one session alone does not exceed the budget");
+            let Some(oldest) = oldest else { break };
+            table.lose(&oldest);
+        }
+    }
+
+    /// Ends the hold of the session that has been idle longest. Returns false if none holds
+    /// anything.
+    pub(crate) fn release_oldest(&self) -> bool {
+        let mut table = self.lock_now();
+        let oldest = table.oldest_hold(None);
+        oldest.is_some_and(|id| table.lose(&id))
+    }
+
+    /// Ends all holds, because the prefix tree is emptied or replaced. Turns in progress do not hold
+    /// anything when they end.
+    pub fn release_all(&self) {
+        self.lock_now().release_where(|_| true);
+    }
+
+    /// Ends the holds of a namespace, because it is removed from the prefix tree. Its turns in
+    /// progress do not hold anything when they end.
+    pub fn release_namespace(&self, namespace: &Namespace) {
+        self.lock_now().release_where(|session| session.namespace == *namespace);
+    }
+
+    /// Closes the sessions whose time to live has passed.
+    pub fn expire(&self, now: Instant) {
+        drop(self.lock(now));
+    }
+
+    pub(crate) fn counts(&self, now: Instant) -> SessionCounts {
+        let table = self.lock(now);
+        SessionCounts {
+            open: table.sessions.len(),
+            held_blocks: table.held.len(),
+            turns: table.turns,
+            expired: table.expired,
+            displaced: table.displaced,
+            holds_lost: table.holds_lost,
+        }
+    }
+
+    /// Verifies the accounting of held blocks.
+    ///
+    /// # Errors
+    /// The first inconsistency.
+    pub(crate) fn audit(&self) -> Result<(), String> {
+        let table = self.lock_now();
+        let holds = table.sessions.values().filter_map(|session| session.hold.as_ref());
+        if !table.held.is_sum_of(holds.map(PrefixLease::blocks)) {
+            return Err("sessions: the blocks that they hold are not those that are counted".into());
+        }
+        let (held, open) = (table.held.len(), table.sessions.len());
+        if held > self.budget || open > self.max {
+            let (budget, max) = (self.budget, self.max);
+            return Err(format!(
+                "sessions: {open} hold {held} blocks, expected at most {max} and {budget}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The table, without the sessions whose time to live has passed.
+    fn lock(&self, now: Instant) -> MutexGuard<'_, Table> {
+        let mut table = self.lock_now();
+        table.expire(now);
+        table
+    }
+
+    fn lock_now(&self) -> MutexGuard<'_, Table> {
+        // The table is valid between any two statements that can panic.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    fn session(&mut self, id: &SessionId) -> Result<&mut Session, SessionError> {
+        self.sessions.get_mut(id).ok_or_else(|| SessionError::Unknown { id: id.clone() })
+    }
+
+    fn expect_expiry(&mut self, session: &Session) {
+        self.expect_expiry_at(session.expires());
+    }
+
+    fn expect_expiry_at(&mut self, expires: Option<Instant>) {
+        self.next_expiry = self.next_expiry.into_iter().chain(expires).min();
+    }
+
+    fn expire(&mut self, now: Instant) {
+        if self.next_expiry.is_none_or(|next| now < next) {
+            return;
+        }
+        let over = |session: &Session| session.expires().is_some_and(|end| end <= now);
+        let ended = self.sessions.iter().filter(|(_, session)| over(session));
+        let ended: Vec<SessionId> = ended.map(|(id, _)| id.clone()).collect();
+        self.expired += ended.len() as u64;
+        for id in ended {
+            self.remove(&id);
+        }
+        self.next_expiry = self.sessions.values().filter_map(Session::expires).min();
+    }
+
+    fn remove(&mut self, id: &SessionId) -> bool {
+        self.release(id);
+        self.sessions.remove(id).is_some()
+    }
+
+    /// Ends a hold. Returns whether there was one.
+    fn release(&mut self, id: &SessionId) -> bool {
+        let hold = self.sessions.get_mut(id).and_then(|session| session.hold.take());
+        if let Some(lease) = &hold {
+            self.held.remove(lease.blocks());
+        }
+        hold.is_some()
+    }
+
+    /// Ends a hold for the sake of others. Returns whether there was one.
+    fn lose(&mut self, id: &SessionId) -> bool {
+        let released = self.release(id);
+        self.holds_lost += u64::from(released);
+        released
+    }
+
+    fn release_where(&mut self, matches: impl Fn(&Session) -> bool) {
+        let revision = self.number();
+        let found = self.sessions.iter_mut().filter(|(_, session)| matches(session));
+        let mut ids = Vec::new();
+        for (id, session) in found {
+            session.revision = revision;
+            ids.push(id.clone());
+        }
+        for id in ids {
+            self.release(&id);
+        }
+    }
+
+    /// The session with a hold that was used longest ago, without `except`.
+    fn oldest_hold(&self, except: Option<&SessionId>) -> Option<SessionId> {
+        let holding = self.sessions.iter().filter(|(_, session)| session.hold.is_some());
+        let others = holding.filter(|(id, _)| Some(*id) != except);
+        others.min_by_key(|(_, session)| session.used).map(|(id, _)| id.clone())
+    }
+
+    /// The idle session that is closed to make room for another one.
+    fn displaceable(&self) -> Option<SessionId> {
+        let mut counts: HashMap<&str, usize> = HashMap::new();
+        for id in self.sessions.keys() {
+            *counts.entry(id.owner()).or_default() += 1;
+        }
+        let idle = self.sessions.iter().filter(|(_, session)| session.turn.is_none());
+        let rank = |(id, session): &(&SessionId, &Session)| {
+            (usize::MAX - counts.get(id.owner()).copied().unwrap_or(0), session.used)
+        };
+        idle.min_by_key(rank).map(|(id, _)| id.clone())
+    }
+}

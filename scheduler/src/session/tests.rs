@@ -1,0 +1,463 @@
+//! Tests of the table of sessions, on a real prefix tree.
+
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+use stolon_kvcache::{BlockId, TreeWriter, prefix_tree};
+
+use super::*;
+
+const BLOCK: usize = 4;
+
+/// A prefix tree and the sessions that hold leases on it.
+struct Fixture {
+    sessions: Arc<Sessions>,
+    writer: TreeWriter,
+    next_block: u32,
+    start: Instant,
+}
+
+impl Fixture {
+    fn new(budget: usize, max: usize, ttl_seconds: u64) -> Fixture {
+        let (writer, _) = prefix_tree(BLOCK).expect("a block size");
+        let sessions = Arc::new(Sessions::new(budget, max, Duration::from_secs(ttl_seconds)));
+        Fixture { sessions, writer, next_block: 0, start: Instant::now() }
+    }
+
+    /// This many seconds after the start.
+    fn at(&self, seconds: u64) -> Instant {
+        self.start + Duration::from_secs(seconds)
+    }
+
+    fn open(&self, id: &SessionId, seconds: u64) -> Result<SessionInfo, EngineError> {
+        let new = NewSession { id: id.clone(), namespace: Namespace::default(), ttl: None };
+        self.sessions.open(new, self.at(seconds))
+    }
+
+    /// The lease of a request that has computed and committed `tokens`.
+    fn lease(&mut self, namespace: &Namespace, tokens: &[u32]) -> PrefixLease {
+        let mut lease = self.writer.acquire(namespace, tokens);
+        let missing = tokens.len() / BLOCK - lease.blocks().len();
+        let blocks: Vec<_> = (self.next_block..).map(BlockId).take(missing).collect();
+        self.next_block += missing as u32;
+        let commit = self.writer.commit(&mut lease, tokens, &blocks).expect("its own lease");
+        assert!(commit.duplicates.is_empty());
+        lease
+    }
+
+    /// A complete turn.
+    fn turn(&mut self, id: &SessionId, tokens: &[u32], seconds: u64) -> Result<(), SessionError> {
+        let (namespace, now) = (Namespace::default(), self.at(seconds));
+        let turn = self.sessions.begin_turn(id, &namespace, now)?;
+        let lease = self.lease(&namespace, tokens);
+        turn.complete(end(tokens), now);
+        turn.keep(lease);
+        Ok(())
+    }
+
+    fn info(&self, id: &SessionId, seconds: u64) -> SessionInfo {
+        self.sessions.info(id, self.at(seconds)).expect("an open session")
+    }
+}
+
+fn end(tokens: &[u32]) -> TurnEnd {
+    TurnEnd { tokens: Arc::new(tokens.to_vec()), prompt_tokens: tokens.len() - 1, cached_tokens: 0 }
+}
+
+fn ids<const N: usize>(names: [&str; N]) -> [SessionId; N] {
+    names.map(SessionId::new)
+}
+
+/// Goal: a session holds the whole blocks of its last turn, and closing it frees them.
+#[test]
+fn a_session_holds_its_last_turn_until_it_is_closed() {
+    let mut fixture = Fixture::new(100, 10, 60);
+    let [id] = ids(["a"]);
+    fixture.open(&id, 0).expect("a free id");
+    let tokens: Vec<u32> = (0..18).collect();
+    fixture.turn(&id, &tokens[..9], 1).expect("an idle session");
+    assert_eq!(fixture.info(&id, 1).held_blocks, 2);
+    fixture.turn(&id, &tokens, 5).expect("an idle session");
+    let info = fixture.info(&id, 8);
+    assert_eq!((info.tokens, info.held_tokens, info.held_blocks, info.turns), (18, 16, 4, 2));
+    assert_eq!((info.age.as_secs(), info.idle.map(|idle| idle.as_secs())), (8, Some(3)));
+    assert_eq!(fixture.writer.counts().locked, 4);
+    assert!(fixture.writer.evict(10).is_empty());
+    assert!(fixture.sessions.close(&id, fixture.at(8)));
+    assert!(!fixture.sessions.close(&id, fixture.at(8)));
+    assert_eq!(fixture.writer.evict(10).len(), 4);
+}
+
+/// Goal: a session is busy from the beginning of a turn to its end, however it ends, and a turn
+/// that does not complete changes nothing.
+#[test]
+fn a_turn_makes_its_session_busy_until_it_ends() {
+    let mut fixture = Fixture::new(100, 10, 60);
+    let [id] = ids(["a"]);
+    fixture.open(&id, 0).expect("a free id");
+    fixture.turn(&id, &[1; 8], 0).expect("an idle session");
+    let (namespace, now) = (Namespace::default(), fixture.at(1));
+    let turn = fixture.sessions.begin_turn(&id, &namespace, now).expect("an idle session");
+    let second = fixture.sessions.begin_turn(&id, &namespace, now);
+    assert_eq!(second.expect_err("busy"), SessionError::Busy { id: id.clone() });
+    assert_eq!(fixture.info(&id, 1000).idle, None, "a busy session does not expire");
+    let lease = fixture.lease(&namespace, &[2; 40]);
+    turn.abandon(now);
+    turn.complete(end(&[2; 40]), now);
+    turn.keep(lease);
+    let info = fixture.info(&id, 2);
+    assert_eq!((info.tokens, info.held_blocks, info.turns), (8, 2, 1));
+    drop(fixture.sessions.begin_turn(&id, &namespace, now).expect("it was abandoned"));
+    drop(fixture.sessions.begin_turn(&id, &namespace, now).expect("it was dropped"));
+    let other = Namespace::builder().salt("other").build();
+    let refused = fixture.sessions.begin_turn(&id, &other, now);
+    assert_eq!(refused.expect_err("another salt"), SessionError::OtherNamespace { id });
+}
+
+/// Goal: the shorter of what the scheduler and the caller's stream report counts, in either order.
+#[test]
+fn a_turn_ends_where_the_caller_stops_reading() {
+    let mut fixture = Fixture::new(100, 10, 60);
+    let [id] = ids(["a"]);
+    fixture.open(&id, 0).expect("a free id");
+    let (namespace, now) = (Namespace::default(), fixture.at(0));
+    for order in [[9, 7], [7, 9]] {
+        let turn = fixture.sessions.begin_turn(&id, &namespace, now).expect("an idle session");
+        let lease = fixture.lease(&namespace, &[3; 8]);
+        for length in order {
+            turn.complete(end(&vec![3; length]), now);
+        }
+        turn.keep(lease);
+        let info = fixture.info(&id, 0);
+        assert_eq!((info.tokens, info.held_tokens, info.held_blocks), (7, 7, 2));
+    }
+}
+
+/// Goal: an idle session is closed when its time to live has passed since its last turn.
+#[test]
+fn an_idle_session_expires() {
+    let mut fixture = Fixture::new(100, 10, 60);
+    let [id, other] = ids(["a", "b"]);
+    fixture.open(&id, 0).expect("a free id");
+    let ttl = Some(Duration::from_secs(500));
+    let new = NewSession { id: other.clone(), namespace: Namespace::default(), ttl };
+    fixture.sessions.open(new, fixture.at(0)).expect("a free id");
+    fixture.turn(&id, &[1; 8], 50).expect("an idle session");
+    fixture.sessions.expire(fixture.at(109));
+    assert_eq!(fixture.writer.counts().locked, 2);
+    fixture.sessions.expire(fixture.at(110));
+    assert_eq!(fixture.writer.counts().locked, 0);
+    let unknown = fixture.turn(&id, &[1; 8], 110).expect_err("it has expired");
+    assert!(unknown.to_string().contains("open it, and send the whole prompt"), "{unknown}");
+    assert_eq!(fixture.info(&other, 110).turns, 0);
+    assert_eq!(fixture.sessions.counts(fixture.at(110)).expired, 1);
+}
+
+/// Goal: blocks that sessions share count once; beyond the budget, the session that was used longest
+/// ago loses its hold; what is larger than the budget is not held and costs nobody else theirs.
+#[test]
+fn the_budget_counts_different_blocks() {
+    let mut fixture = Fixture::new(6, 10, 60);
+    let sessions = ids(["a", "b", "c"]);
+    let tokens = |last: u32| [vec![7; 12], vec![last; 4]].concat();
+    for (index, id) in sessions.iter().enumerate() {
+        fixture.open(id, 0).expect("a free id");
+        fixture.turn(id, &tokens(index as u32), 0).expect("an idle session");
+    }
+    let held = |fixture: &Fixture| sessions.clone().map(|id| fixture.info(&id, 0).held_blocks);
+    assert_eq!(held(&fixture), [4, 4, 4]);
+    assert_eq!(fixture.sessions.counts(fixture.at(0)).held_blocks, 6);
+    fixture.turn(&sessions[0], &tokens(9), 0).expect("an idle session");
+    assert_eq!(held(&fixture), [4, 4, 4]);
+    fixture.turn(&sessions[1], &[8; 12], 0).expect("an idle session");
+    assert_eq!(held(&fixture), [0, 3, 0]);
+    fixture.turn(&sessions[0], &[6; 28], 0).expect("an idle session");
+    assert_eq!(held(&fixture), [0, 3, 0]);
+    assert!(fixture.sessions.release_oldest());
+    assert!(!fixture.sessions.release_oldest());
+    assert_eq!(fixture.writer.counts().locked, 0);
+    assert_eq!(fixture.sessions.counts(fixture.at(0)).holds_lost, 4);
+}
+
+/// Goal: when there are too many sessions, the owner with the most loses the one that is idle
+/// longest, and never one whose turn is in progress.
+#[test]
+fn the_owner_with_the_most_sessions_makes_room() {
+    let mut fixture = Fixture::new(100, 3, 60);
+    let owned = |owner: &str, name: &str| SessionId::owned_by(owner, name);
+    for id in [owned("ada", "1"), owned("bob", "1"), owned("bob", "2")] {
+        fixture.open(&id, 0).expect("a free id");
+    }
+    fixture.turn(&owned("bob", "1"), &[1; 4], 1).expect("an idle session");
+    fixture.open(&owned("eve", "1"), 2).expect("bob has two");
+    let names = |fixture: &Fixture| {
+        let open = fixture.sessions.list(fixture.at(2)).into_iter();
+        open.map(|info| format!("{}/{}", info.id.owner(), info.id)).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&fixture), ["ada/1", "bob/1", "eve/1"]);
+    let turns = ["ada", "bob", "eve"].map(|owner| {
+        let turn =
+            fixture.sessions.begin_turn(&owned(owner, "1"), &Namespace::default(), fixture.at(2));
+        turn.expect("an idle session")
+    });
+    let refused = fixture.open(&owned("eve", "2"), 2).expect_err("all are busy");
+    assert_eq!(refused, SessionError::TooMany { max: 3 }.into());
+    drop(turns);
+    let exists = fixture.open(&owned("eve", "1"), 2).expect_err("it is open");
+    assert_eq!(exists, SessionError::Exists { id: owned("eve", "1") }.into());
+}
+
+/// Goal: after a flush and after the eviction of a namespace nothing is held, not even by a turn that
+/// was in progress, and the sessions stay.
+#[test]
+fn holds_that_are_ended_on_request_do_not_come_back() {
+    let mut fixture = Fixture::new(100, 10, 60);
+    let [id] = ids(["a"]);
+    fixture.open(&id, 0).expect("a free id");
+    fixture.turn(&id, &[1; 8], 0).expect("an idle session");
+    let (namespace, now) = (Namespace::default(), fixture.at(0));
+    for flush in [true, false] {
+        let turn = fixture.sessions.begin_turn(&id, &namespace, now).expect("an idle session");
+        let lease = fixture.lease(&namespace, &[1; 12]);
+        match flush {
+            true => fixture.sessions.release_all(),
+            false => fixture.sessions.release_namespace(&namespace),
+        }
+        turn.complete(end(&[1; 12]), now);
+        turn.keep(lease);
+        let info = fixture.info(&id, 0);
+        assert_eq!((info.tokens, info.held_blocks), (12, 0));
+        assert_eq!(fixture.writer.counts().locked, 0);
+        fixture.turn(&id, &[1; 12], 0).expect("an idle session");
+        assert_eq!(fixture.info(&id, 0).held_blocks, 3);
+    }
+    fixture.sessions.release_namespace(&Namespace::builder().salt("other").build());
+    assert_eq!(fixture.info(&id, 0).held_blocks, 3);
+}
+
+/// Goal: ids are bounded, and errors quote at most as much of them.
+#[test]
+fn ids_and_times_are_bounded() {
+    let fixture = Fixture::new(100, 10, 60);
+    for name in ["", "a b", "a/b", "ä", "a\n", &"x".repeat(129), &"é".repeat(1 << 16)] {
+        let error = fixture.open(&SessionId::new(name), 0).expect_err("invalid").to_string();
+        assert!(error.contains("session_id") && error.len() < 400, "{error}");
+    }
+    fixture.open(&SessionId::new("x".repeat(128)), 0).expect("the longest name");
+    let random = [SessionId::random(""), SessionId::random("")];
+    assert_ne!(random[0], random[1]);
+    fixture.open(&random[0], 0).expect("a valid id");
+    for ttl in [Duration::ZERO, Duration::MAX] {
+        let namespace = Namespace::default();
+        let new = NewSession { id: random[1].clone(), namespace, ttl: Some(ttl) };
+        let error = fixture.sessions.open(new, fixture.at(0)).expect_err("invalid");
+        assert!(error.to_string().starts_with("ttl: expected more than 0"), "{error}");
+    }
+}
+
+/// What a test does with one of a few sessions.
+#[derive(Clone, Debug)]
+enum Action {
+    Open(usize),
+    Close(usize),
+    Begin(usize),
+    /// Ends the turn of a session with these tokens, if it has one.
+    Complete(usize, Vec<u32>),
+    Abandon(usize),
+    Wait(u64),
+    ReleaseOldest,
+    Flush,
+    ReleaseNamespace(usize),
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let session = 0..6usize;
+    let tokens = prop::collection::vec(0..2u32, 1..40);
+    prop_oneof![
+        4 => session.clone().prop_map(Action::Open),
+        1 => session.clone().prop_map(Action::Close),
+        8 => session.clone().prop_map(Action::Begin),
+        8 => (session.clone(), tokens).prop_map(|(id, tokens)| Action::Complete(id, tokens)),
+        2 => session.clone().prop_map(Action::Abandon),
+        2 => (1..40u64).prop_map(Action::Wait),
+        1 => Just(Action::ReleaseOldest),
+        1 => Just(Action::Flush),
+        1 => session.prop_map(Action::ReleaseNamespace),
+    ]
+}
+
+/// What a session should be. Blocks are known by their content: namespace and tokens up to their
+/// end.
+#[derive(Clone, Debug, Default)]
+struct Expected {
+    tokens: Vec<u32>,
+    held: Vec<u32>,
+    last_use: u64,
+    used: u64,
+    busy: bool,
+    /// Whether what the turn in progress has locked may be held.
+    may_hold: bool,
+}
+
+const TTL: u64 = 60;
+const BUDGET: usize = 12;
+
+/// A slow, obvious table of sessions.
+#[derive(Debug, Default)]
+struct Model {
+    sessions: std::collections::BTreeMap<usize, Expected>,
+    uses: u64,
+}
+
+impl Model {
+    fn expire(&mut self, now: u64) {
+        self.sessions.retain(|_, session| session.busy || now < session.last_use + TTL);
+    }
+
+    fn held(&self) -> usize {
+        let blocks = self.sessions.iter().flat_map(|(id, session)| {
+            (1..=session.held.len() / BLOCK)
+                .map(move |count| (id % 2, &session.held[..count * BLOCK]))
+        });
+        blocks.collect::<HashSet<_>>().len()
+    }
+
+    fn release_oldest(&mut self, except: Option<usize>) -> bool {
+        let holding = self
+            .sessions
+            .iter_mut()
+            .filter(|(id, session)| !session.held.is_empty() && Some(**id) != except);
+        let oldest = holding.min_by_key(|(_, session)| session.used);
+        oldest.map(|(_, session)| session.held.clear()).is_some()
+    }
+
+    fn complete(&mut self, id: usize, tokens: &[u32], now: u64) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        (session.busy, session.last_use) = (false, now);
+        session.tokens = tokens.to_vec();
+        let blocks = tokens.len() / BLOCK;
+        if session.may_hold {
+            session.held.clear();
+            if blocks <= BUDGET {
+                session.held = tokens[..blocks * BLOCK].to_vec();
+            }
+            while self.held() > BUDGET {
+                assert!(self.release_oldest(Some(id)));
+            }
+        }
+    }
+}
+
+proptest! {
+    /// Goal: whatever clients and operators do, in any order, the table is as the model says, the
+    /// budget is never exceeded, and the tree's locks are exactly those of sessions and turns.
+    #[test]
+    fn sessions_are_as_the_model_says(actions in prop::collection::vec(action(), 1..120)) {
+        let mut fixture = Fixture::new(BUDGET, 4, TTL);
+        let mut model = Model::default();
+        let mut turns: Vec<Option<(Arc<Turn>, u64)>> = vec![None; 6];
+        let mut now = 0;
+        let namespace = |id: usize| match id % 2 {
+            0 => Namespace::default(),
+            _ => Namespace::builder().salt("odd").build(),
+        };
+        let name = |id: usize| SessionId::new(id.to_string());
+        for action in actions {
+            model.expire(now);
+            model.uses += 1;
+            let time = fixture.at(now);
+            match action {
+                Action::Open(id) => {
+                    let new = NewSession { id: name(id), namespace: namespace(id), ttl: None };
+                    let opened = fixture.sessions.open(new, time).is_ok();
+                    let mut possible = !model.sessions.contains_key(&id);
+                    if possible && model.sessions.len() == 4 {
+                        let idle = model.sessions.iter().filter(|(_, session)| !session.busy);
+                        let oldest = idle.min_by_key(|(_, session)| session.used);
+                        let oldest = oldest.map(|(id, _)| *id);
+                        possible = oldest.is_some_and(|id| model.sessions.remove(&id).is_some());
+                    }
+                    prop_assert_eq!(opened, possible);
+                    if possible {
+                        let used = model.uses;
+                        let new = Expected { last_use: now, used, ..Expected::default() };
+                        model.sessions.insert(id, new);
+                    }
+                }
+                Action::Close(id) => {
+                    let closed = fixture.sessions.close(&name(id), time);
+                    prop_assert_eq!(closed, model.sessions.remove(&id).is_some());
+                }
+                Action::Begin(id) => {
+                    let turn = fixture.sessions.begin_turn(&name(id), &namespace(id), time);
+                    let session = model.sessions.get_mut(&id).filter(|session| !session.busy);
+                    prop_assert_eq!(turn.is_ok(), session.is_some());
+                    if let (Ok(turn), Some(session)) = (turn, session) {
+                        (session.busy, session.may_hold) = (true, true);
+                        session.used = model.uses;
+                        turns[id] = Some((turn, model.uses));
+                    }
+                }
+                Action::Complete(id, tokens) => {
+                    let Some((turn, used)) = turns[id].take() else { continue };
+                    let lease = fixture.lease(&namespace(id), &tokens);
+                    turn.complete(end(&tokens), time);
+                    turn.keep(lease);
+                    // Its session may have been closed, and another one opened under its name.
+                    if model.sessions.get(&id).is_some_and(|session| session.used == used) {
+                        model.complete(id, &tokens, now);
+                    }
+                }
+                Action::Abandon(id) => {
+                    let Some((turn, used)) = turns[id].take() else { continue };
+                    turn.abandon(time);
+                    if let Some(session) = model.sessions.get_mut(&id)
+                        && session.used == used
+                    {
+                        (session.busy, session.last_use) = (false, now);
+                    }
+                }
+                Action::Wait(seconds) => now += seconds,
+                Action::ReleaseOldest => {
+                    let released = fixture.sessions.release_oldest();
+                    prop_assert_eq!(released, model.release_oldest(None));
+                }
+                Action::Flush => {
+                    fixture.sessions.release_all();
+                    drop(fixture.writer.flush());
+                    for session in model.sessions.values_mut() {
+                        session.held.clear();
+                        session.may_hold = false;
+                    }
+                }
+                Action::ReleaseNamespace(id) => {
+                    fixture.sessions.release_namespace(&namespace(id));
+                    for (other, session) in &mut model.sessions {
+                        if other % 2 == id % 2 {
+                            session.held.clear();
+                            session.may_hold = false;
+                        }
+                    }
+                }
+            }
+            fixture.sessions.audit().expect("sound accounting");
+            let time = fixture.at(now);
+            model.expire(now);
+            let mut listed = fixture.sessions.list(time);
+            listed.sort_by(|a, b| a.id.cmp(&b.id));
+            let got: Vec<_> = listed.iter().map(|info| {
+                (info.id.clone(), info.tokens, info.held_blocks, info.idle.is_none())
+            }).collect();
+            let expected: Vec<_> = model.sessions.iter().map(|(&id, session)| {
+                (name(id), session.tokens.len(), session.held.len() / BLOCK, session.busy)
+            }).collect();
+            prop_assert_eq!(got, expected);
+            let held = fixture.sessions.counts(time).held_blocks;
+            prop_assert!(held <= BUDGET);
+            prop_assert_eq!(held, model.held());
+            // No lease outlives the action, except those that sessions hold.
+            prop_assert_eq!(fixture.writer.counts().locked, held);
+            fixture.writer.audit().expect("a sound tree");
+        }
+    }
+}

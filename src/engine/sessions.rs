@@ -1,0 +1,115 @@
+//! Sessions: conversations whose prefix stays cached between their turns.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stolon_scheduler::{NewSession, SessionId, SessionInfo, Turn};
+
+use super::Engine;
+use crate::{Error, Namespace, Request};
+
+/// How a session is opened.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    id: SessionId,
+    cache_salt: Option<String>,
+    ttl: Option<Duration>,
+}
+
+impl Default for SessionOptions {
+    /// A session with a random name, without an owner.
+    fn default() -> SessionOptions {
+        SessionOptions::new(SessionId::random(""))
+    }
+}
+
+impl SessionOptions {
+    /// A session with this id, which must not be in use.
+    pub fn new(id: impl Into<SessionId>) -> SessionOptions {
+        SessionOptions { id: id.into(), cache_salt: None, ttl: None }
+    }
+
+    /// The cache salt of all its turns; see [`Request::cache_salt`].
+    pub fn cache_salt(mut self, salt: impl Into<String>) -> SessionOptions {
+        self.cache_salt = Some(salt.into());
+        self
+    }
+
+    /// Time without a turn after which the session is closed, at most 24 hours. Default:
+    /// [`EngineBuilder::session_ttl`](crate::EngineBuilder::session_ttl).
+    pub fn ttl(mut self, ttl: Duration) -> SessionOptions {
+        self.ttl = Some(ttl);
+        self
+    }
+}
+
+impl Engine {
+    /// Opens a session. Requests become its turns with [`Request::session`].
+    ///
+    /// What is cached of the prompt and the answer of a session's last turn is not evicted until
+    /// its next turn, within
+    /// [`EngineBuilder::session_budget`](crate::EngineBuilder::session_budget). A session lasts
+    /// until it is closed, or until it had no turn for its time to live. If
+    /// [`EngineBuilder::max_sessions`](crate::EngineBuilder::max_sessions) are open, another one
+    /// is closed: of the owner with the most, the one that has been idle longest.
+    ///
+    /// After [`Engine::flush`] or a restart of the engine, sessions hold nothing until their next
+    /// turn; [`Engine::evict_salt`] does that to the sessions of a cache salt.
+    ///
+    /// ```no_run
+    /// # async fn chat(engine: stolon::Engine) -> Result<(), stolon::Error> {
+    /// use stolon::{Request, SessionOptions};
+    ///
+    /// let session = engine.open_session(SessionOptions::default())?.id;
+    /// let first = "A stolon is";
+    /// let answer = engine.complete(Request::text(first).session(&session)).await?;
+    /// let second = format!("{first}{} It grows", answer.text);
+    /// engine.complete(Request::text(second).session(&session)).await?;
+    /// engine.close_session(&session);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidParameter` if the id, the cache salt or the time to live is invalid,
+    /// [`SessionError::Exists`](crate::SessionError::Exists), and
+    /// [`SessionError::TooMany`](crate::SessionError::TooMany) if all open sessions have turns in
+    /// progress.
+    pub fn open_session(&self, options: SessionOptions) -> Result<SessionInfo, Error> {
+        let SessionOptions { id, cache_salt, ttl } = options;
+        let request = Request { cache_salt, ..Request::tokens([]) };
+        let new = NewSession { id, namespace: request.namespace()?, ttl };
+        Ok(self.inner.handle.sessions().open(new, Instant::now())?)
+    }
+
+    /// Closes a session and frees what it holds. A turn that is in progress goes on. Returns whether
+    /// the session was open.
+    pub fn close_session(&self, id: &SessionId) -> bool {
+        self.inner.handle.sessions().close(id, Instant::now())
+    }
+
+    /// A session as it is now.
+    ///
+    /// # Errors
+    /// [`SessionError::Unknown`](crate::SessionError::Unknown).
+    pub fn session(&self, id: &SessionId) -> Result<SessionInfo, Error> {
+        let info = self.inner.handle.sessions().info(id, Instant::now());
+        Ok(info.map_err(stolon_scheduler::EngineError::from)?)
+    }
+
+    /// All open sessions, the one that has been idle longest first.
+    pub fn sessions(&self) -> Vec<SessionInfo> {
+        self.inner.handle.sessions().list(Instant::now())
+    }
+
+    /// Begins the turn that a request is.
+    pub(super) fn begin_turn(
+        &self,
+        request: &Request,
+        namespace: &Namespace,
+    ) -> Result<Option<Arc<Turn>>, Error> {
+        let Some(id) = &request.session else { return Ok(None) };
+        let turn = self.inner.handle.sessions().begin_turn(id, namespace, Instant::now());
+        Ok(Some(turn.map_err(stolon_scheduler::EngineError::from)?))
+    }
+}
