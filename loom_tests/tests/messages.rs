@@ -11,7 +11,7 @@
 use std::convert::Infallible;
 
 use futures::FutureExt;
-use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use loom::sync::{Arc, Mutex, MutexGuard};
 use loom::thread;
 use stolon_kvcache::{
@@ -233,6 +233,117 @@ fn planted_step_without_a_ticket_is_caught() {
     let message = "handed out during a step that uses it";
     let name = "planted_step_without_a_ticket_is_caught";
     must_fail(name, message, 3, || reserve_during_a_step(false));
+}
+
+/// Which token's KV each block of a pool holds.
+fn kv<const BLOCKS: usize>(tokens: [u32; BLOCKS]) -> Arc<[AtomicU32; BLOCKS]> {
+    Arc::new(tokens.map(AtomicU32::new))
+}
+
+/// The blocks of a cached prefix are copied out while another request wants blocks and computes in
+/// those it gets.
+fn copy_out_against_reserve(with_lease: bool) {
+    let actors = Actors::new(2, &[1, 2]);
+    let kv = kv([1, 2]);
+    let lease = actors.acquire(&[1, 2]);
+    let blocks = lease.blocks().to_vec();
+    let lease = with_lease.then_some(lease);
+    let copy = {
+        let kv = kv.clone();
+        thread::spawn(move || {
+            for (block, token) in blocks.iter().zip(1..) {
+                let copied = kv[block.0 as usize].load(Ordering::Relaxed);
+                assert_eq!(copied, token, "copied the KV of another request");
+            }
+            drop(lease);
+        })
+    };
+    if let Some(reserved) = actors.reserve(1) {
+        let block = reserved.blocks()[0].0 as usize;
+        kv[block].store(9, Ordering::Relaxed);
+    }
+    copy.join().expect("the thread does not panic");
+    actors.check(2);
+}
+
+/// Goal: blocks that are copied out are not evicted before the copy has ended.
+#[test]
+fn copy_out_against_eviction() {
+    explore(3, || copy_out_against_reserve(true));
+}
+
+/// Goal: the model above fails if the copy holds no lease.
+#[test]
+fn planted_copy_without_a_lease_is_caught() {
+    let message = "copied the KV of another request";
+    let name = "planted_copy_without_a_lease_is_caught";
+    must_fail(name, message, 3, || copy_out_against_reserve(false));
+}
+
+/// A request is cancelled while stored KV is copied into its block, which another request wants.
+fn copy_in_against_cancel(with_fence: bool) {
+    let actors = Actors::new(1, &[1]);
+    let kv = kv([1]);
+    let reserved = actors.reserve(1).expect("the cached block can be evicted");
+    let ticket = with_fence.then(|| actors.fence.begin());
+    let step = {
+        let (kv, actors) = (kv.clone(), actors.clone());
+        thread::spawn(move || {
+            drop(reserved);
+            kv[0].store(2, Ordering::Relaxed);
+            drop((ticket, actors));
+        })
+    };
+    let other = actors.reserve(1);
+    if other.is_some() {
+        kv[0].store(9, Ordering::Relaxed);
+    }
+    step.join().expect("the thread does not panic");
+    if other.is_some() {
+        let held = kv[0].load(Ordering::Relaxed);
+        assert_eq!(held, 9, "a cancelled copy has overwritten the KV of another request");
+    }
+    drop(other);
+    actors.check(1);
+}
+
+/// Goal: a block that stored KV is copied into is handed out again only after the copy, also when
+/// its request was cancelled.
+#[test]
+fn cancel_against_a_copy_into_the_pool() {
+    explore(3, || copy_in_against_cancel(true));
+}
+
+/// Goal: the model above fails if the copy's step holds no ticket of the fence.
+#[test]
+fn planted_copy_without_a_ticket_is_caught() {
+    let message = "a cancelled copy has overwritten the KV of another request";
+    let name = "planted_copy_without_a_ticket_is_caught";
+    must_fail(name, message, 3, || copy_in_against_cancel(false));
+}
+
+/// Goal: two requests that have loaded the same prefix into blocks of their own add it to the tree
+/// once, and the blocks of the second are free when it ends.
+#[test]
+fn two_loads_of_one_prefix() {
+    explore(2, || {
+        let actors = Actors::new(3, &[7]);
+        let load = |actors: &Actors| {
+            let lease = actors.acquire(&[1]);
+            let reserved = actors.reserve(1 - lease.len()).expect("a block for each");
+            let lease = actors.commit(lease, reserved, &[1]);
+            assert_eq!(lease.len(), 1);
+        };
+        let other = {
+            let actors = actors.clone();
+            thread::spawn(move || load(&actors))
+        };
+        load(&actors);
+        other.join().expect("the thread does not panic");
+        answered(actors.allocator().settle(&mut actors.tree.clone()));
+        assert_eq!(actors.tree.lock().counts().cached, 2, "[7] and [1]");
+        actors.check(3);
+    });
 }
 
 /// Goal: a request that relies on the hint of a lock-free query is caught, because the match can
