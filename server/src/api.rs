@@ -29,5 +29,6 @@ pub mod options;
 pub mod outline;
 pub mod reply;
 pub mod responses;
+pub mod sessions;
 pub mod structured;
 pub mod tokenize;

@@ -138,6 +138,23 @@ pub struct EngineArgs {
     /// pinned. With 0, prefixes cannot be pinned (`/v1/cache/pin`).
     #[arg(long, default_value_t = 0, value_name = "BLOCKS")]
     pub pin_budget: usize,
+    /// Maximum number of KV blocks that sessions keep from being evicted between their turns
+    ///
+    /// A running request that has no other block takes them. With 0, sessions hold nothing. Default:
+    /// half of the blocks.
+    #[arg(long, value_name = "BLOCKS")]
+    pub session_budget: Option<usize>,
+    /// Maximum number of open sessions, 1 to 65536
+    ///
+    /// One more closes the one that has been idle longest, of the client that has the most. The tokens
+    /// of each are kept in memory, 4 bytes for each.
+    #[arg(long, default_value_t = 1024, value_name = "COUNT",
+          value_parser = RangedU64ValueParser::<usize>::new().range(1..=65_536))]
+    pub max_sessions: usize,
+    /// Seconds without a turn after which a session is closed that does not say
+    #[arg(long, default_value_t = 1800, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub session_ttl: u64,
     /// Order in which queued requests are admitted: fcfs, longest-prefix, cost or priority
     ///
     /// fcfs: first come, first served. longest-prefix: most cached prompt tokens first. cost:
@@ -195,6 +212,8 @@ impl EngineArgs {
             .prefix_caching(!self.no_prefix_caching)
             .eviction_policy(self.eviction_policy)
             .pin_budget(self.pin_budget)
+            .max_sessions(self.max_sessions)
+            .session_ttl(Duration::from_secs(self.session_ttl))
             .step_timeout(Duration::from_secs(self.step_timeout))
             .admission(self.admission)
             .weights(self.weights);
@@ -203,6 +222,9 @@ impl EngineArgs {
         } else {
             builder.model(self.model.as_str())
         };
+        if let Some(blocks) = self.session_budget {
+            builder = builder.session_budget(blocks);
+        }
         if let Some(path) = &self.chat_template {
             builder = builder.chat_template(read_template(path)?);
         }

@@ -63,6 +63,7 @@ mod reply;
 mod request_id;
 mod responses;
 mod scan;
+mod sessions;
 mod single;
 mod structured;
 mod tls;
@@ -173,8 +174,9 @@ struct App {
 }
 
 /// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions`, `/v1/responses`,
-/// `/v1/embeddings` and `/v1/models` as OpenAI's, `/v1/messages` as Anthropic's, `/tokenize` and `/detokenize` as vLLM's,
-/// and `/health`, `/ready`, `/version`, `/metrics`, `/v1/cache` and `/admin` for operators. The API
+/// `/v1/embeddings` and `/v1/models` as OpenAI's, `/v1/messages` as Anthropic's, `/tokenize` and
+/// `/detokenize` as vLLM's, `/v1/sessions`, and `/health`, `/ready`, `/version`, `/metrics`,
+/// `/v1/cache` and `/admin` for operators. The API
 /// is described at `/openapi.json`, and for people at `/docs`.
 ///
 /// Without an administrator's key, `/v1/cache`, `/admin` and `/metrics` are refused unless the
@@ -194,6 +196,10 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .route("/v1/models/{*id}", get(admin::model))
         .route("/v1/responses", post(responses::create))
         .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/sessions", get(sessions::list).post(sessions::open))
+        .route("/v1/sessions/{id}", get(sessions::get).delete(sessions::close))
+        .route("/open_session", post(sessions::sglang_open))
+        .route("/close_session", post(sessions::sglang_close))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route_layer(client.clone());
@@ -229,6 +235,7 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .route("/v1/cache/import", post(cache_files::import))
         .route("/v1/cache/tiers", get(cache::tiers))
         .route("/v1/cache/audit", get(admin::audit))
+        .route("/v1/cache/sessions", get(sessions::list_all))
         .route("/v1/cache/policy", get(cache::policy).post(cache::set_policy))
         .route("/v1/cache/events", get(cache_events::events))
         .route("/v1/cache/outline", get(outline::outline))

@@ -24,6 +24,8 @@ pub(crate) enum Scope {
     StructuredOutputs,
     /// The body of a request to tokenise.
     Tokenize,
+    /// The body of a request to open a session, and the `session_params`, as SGLang's.
+    SglangSession,
     /// An object of this server's own API.
     None,
 }
@@ -70,6 +72,11 @@ pub(crate) fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Optio
         Scope::Tokenize => match name {
             "continue_final_message" => Some(value == false),
             "tools" | "mm_processor_kwargs" => Some(is_empty(value)),
+            _ => None,
+        },
+        Scope::SglangSession => match name {
+            "streaming" | "replace" | "drop_previous_output" => Some(value == false),
+            "offset" => Some(value == 0),
             _ => None,
         },
         Scope::None => None,

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::fields::{self, UnknownFields};
+use super::sessions::SessionParams;
 use super::structured::{ResponseFormat, StructuredOutputs};
 
 /// Most answers that one call may generate: prompts times `n`, or prompts times `best_of`.
@@ -110,6 +111,12 @@ pub struct GenerationOptions {
     /// Only requests with the same salt share cached prefixes. Keeps tenants from finding out by
     /// timing what others have sent. Default: the cache of requests without a salt.
     pub cache_salt: Option<String>,
+    /// The session whose turn the request is: what is cached of its prompt and answer is not evicted
+    /// until the next turn. The request has one prompt and one answer, and the `cache_salt` of the
+    /// session. See `/v1/sessions`.
+    pub session_id: Option<String>,
+    /// SGLang's form of `session_id`.
+    pub session_params: Option<SessionParams>,
     /// Requests with a larger priority are admitted first. Any 32-bit integer. Default 0.
     #[serde(default, deserialize_with = "fields::signed_32")]
     pub priority: Option<i32>,

@@ -88,6 +88,9 @@ pub struct Access {
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
     pub(super) tenant: Tenant,
+    /// Whose sessions the client's are: the tenant or, without tenants, the name of its key. Empty
+    /// if there are neither.
+    pub(super) owner: String,
     /// When the client wants its answer.
     pub(super) deadline: Deadline,
     /// The use of the client's key, if that has limits.
@@ -127,9 +130,11 @@ pub(super) async fn client(
     let key = app.access.key(request.headers())?;
     let tenant = app.access.tenant(key, request.headers())?;
     let deadline = Deadline::of(request.headers())?;
+    let key_name = key.map(|key| app.access.api_keys[key].name.as_str());
+    let owner = tenant.0.as_deref().or(key_name).unwrap_or_default().to_owned();
     let quota = key.and_then(|key| app.quotas[key].clone());
     let (is_limited, held) = (quota.is_some(), Held::default());
-    request.extensions_mut().insert(Caller { tenant, deadline, quota, held: held.clone() });
+    request.extensions_mut().insert(Caller { tenant, owner, deadline, quota, held: held.clone() });
     let response = next.run(request).await;
     if !is_limited {
         return Ok(response);

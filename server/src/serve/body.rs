@@ -20,6 +20,7 @@ use crate::api::messages::MessagesRequest;
 use crate::api::neutral::{self, Scope};
 use crate::api::options::GenerationOptions;
 use crate::api::responses::ResponsesRequest;
+use crate::api::sessions::{OpenSession, SglangCloseSession, SglangOpenSession};
 use crate::api::tokenize::{DetokenizeRequest, TokenizeRequest};
 
 /// Bodies of up to this many bytes are parsed on the thread that received them.
@@ -120,6 +121,9 @@ request_body!(CacheRequest, None, CachePrompt);
 request_body!(PinRequest, None, CachePrompt);
 request_body!(UnpinRequest, None);
 request_body!(PolicyRequest, None);
+request_body!(OpenSession, None);
+request_body!(SglangOpenSession, SglangSession);
+request_body!(SglangCloseSession, None);
 
 /// Parses a body of at most `max_values` JSON values. All of its members must be known, or request
 /// nothing.

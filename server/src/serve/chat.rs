@@ -58,6 +58,7 @@ pub(super) async fn create(
         call.max_tokens = max_tokens;
     }
     let (mut request, format) = dialogue.prepare(&app, call.grammar.take()).await?;
+    call.join_session(std::slice::from_mut(&mut request))?;
     call.admit(&app.engine, std::slice::from_mut(&mut request)).await?;
     let prompt_ids = call.prompt_ids(&app.engine, &mut request).await?;
     let chat = Chat { logprobs: logprobs.is_some(), reasoning, format, prompt_ids };

@@ -81,6 +81,11 @@ pub(super) async fn create(
     };
     let usage = app.usage_sum(call.choice_count);
     let mut requests: Vec<Request> = prompts.iter().cloned().map(engine_request).collect();
+    if echo && call.has_session() {
+        let message = "`echo` is not possible with `session_id`";
+        return Err(ApiError::invalid(Some("echo"), message));
+    }
+    call.join_session(&mut requests)?;
     call.admit(&app.engine, &mut requests).await?;
     if !echo {
         for request in &mut requests {

@@ -55,7 +55,7 @@ pub(super) fn layer(origins: &[HeaderValue]) -> Option<CorsLayer> {
     let exposed: [HeaderName; 2] = [request_id::HEADER, header::RETRY_AFTER];
     let layer = CorsLayer::new()
         .allow_origin(allowed)
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         // Browsers do not count Authorization among `*`.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers(exposed)

@@ -8,7 +8,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
-use stolon::{EngineError, Error};
+use stolon::{EngineError, Error, SessionError};
 
 use super::body::brief;
 use crate::api::error::{ErrorObject, ErrorReply};
@@ -208,6 +208,18 @@ pub(super) fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
 }
 
 impl ApiError {
+    fn from_session(error: &SessionError, message: String) -> Self {
+        let (status, code) = match error {
+            SessionError::Unknown { .. } => (StatusCode::NOT_FOUND, "session_not_found"),
+            SessionError::Busy { .. } => (StatusCode::CONFLICT, "session_busy"),
+            SessionError::Exists { .. } => (StatusCode::CONFLICT, "session_exists"),
+            SessionError::OtherNamespace { .. } => (StatusCode::BAD_REQUEST, "invalid_value"),
+            _ => (StatusCode::TOO_MANY_REQUESTS, "too_many_sessions"),
+        };
+        let param = Some("session_id".to_owned());
+        Self { param, ..Self::new(status, message).code(code) }
+    }
+
     fn from_engine(error: EngineError, message: String) -> Self {
         match error {
             EngineError::EmptyPrompt | EngineError::TokenOutOfRange { .. } => {
@@ -219,6 +231,7 @@ impl ApiError {
             EngineError::InvalidParameter { name, .. } => {
                 Self::invalid(Some(&name), message).code("invalid_value")
             }
+            EngineError::Session(error) => Self::from_session(&error, message),
             EngineError::Pin(_) => Self::new(StatusCode::CONFLICT, message),
             EngineError::Overloaded { retry_after, .. } => {
                 let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("overloaded");

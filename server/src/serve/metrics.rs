@@ -60,6 +60,7 @@ impl Collector for EngineMetrics {
         tokens(&mut out, &stats)?;
         blocks(&mut out, &stats, info)?;
         steps(&mut out, &stats)?;
+        sessions(&mut out, &stats)?;
         if let Some(stats) = engine.disk_stats() {
             disk(&mut out, &stats)?;
         }
@@ -158,6 +159,20 @@ fn blocks(out: &mut Output<'_>, stats: &EngineStats, info: &ModelInfo) -> fmt::R
         ("enable_prefix_caching", info.prefix_caching.to_string()),
     ];
     out.info("cache_config_info", "Size of the KV cache: blocks, and tokens per block.", &labels)
+}
+
+fn sessions(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
+    out.gauge("sessions", "Open sessions.", stats.sessions as u64)?;
+    let help = "KV blocks that sessions hold between their turns.";
+    out.gauge("session_kv_blocks", help, stats.blocks_in_sessions as u64)?;
+    out.counter("session_turns", "Complete turns of sessions.", stats.session_turns)?;
+    let help = "Sessions that the server closed. Reason expired: no turn for the time to live; \
+                displaced: to make room for another one.";
+    let reasons = [("expired", stats.sessions_expired), ("displaced", stats.sessions_displaced)];
+    out.counters("sessions_closed", help, "reason", &reasons)?;
+    let help = "Times that a session gave up the KV blocks that it held, for another session or for \
+                a running request.";
+    out.counter("session_holds_lost", help, stats.session_holds_lost)
 }
 
 fn disk(out: &mut Output<'_>, stats: &DiskStats) -> fmt::Result {

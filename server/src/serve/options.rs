@@ -1,7 +1,7 @@
 //! Applies the shared generation options of a request to the engine's requests.
 
 use serde_json::json;
-use stolon::{Engine, Grammar, Request, SamplingParams};
+use stolon::{Engine, Grammar, Request, SamplingParams, SessionId};
 
 use super::App;
 use super::access::Caller;
@@ -39,6 +39,8 @@ pub(super) struct Call {
     /// The parameters that are passed on to the engine as they are.
     options: GenerationOptions,
     sampling: SamplingParams,
+    /// The session whose turn the request is.
+    session: Option<SessionId>,
     /// The salt of the tenant and of the request.
     salt: Option<String>,
     caller: Caller,
@@ -70,6 +72,7 @@ impl Call {
             return Err(ApiError::expected("stop", &expected, &json!(stop)));
         }
         let grammar = structured::grammar(&mut options)?;
+        let session = session(&mut options)?.map(|name| caller.session(name));
         let sampling = sampling(&mut options, app.engine.recommended_sampling());
         Ok(Self {
             model,
@@ -80,6 +83,7 @@ impl Call {
             max_tokens: app.default_max_tokens(),
             logprobs: None,
             return_token_ids: options.return_token_ids.unwrap_or(false),
+            session,
             salt: caller.tenant.salt(options.cache_salt.as_deref()),
             caller: caller.clone(),
             deadline: caller.deadline.within(app.request_timeout),
@@ -87,6 +91,28 @@ impl Call {
             options,
             sampling,
         })
+    }
+
+    /// Whether the request is the turn of a session.
+    pub(super) fn has_session(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// Makes the prompt the turn of the session that the request names, if it names one.
+    pub(super) fn join_session(&self, prompts: &mut [Request]) -> Result<(), ApiError> {
+        let Some(id) = &self.session else { return Ok(()) };
+        let answers = prompts.len() * self.candidate_count.unwrap_or(self.choice_count);
+        if answers != 1 {
+            let message = format!(
+                "`session_id`: expected one prompt and one answer (`n`, `best_of`), got {answers} \
+                 answers"
+            );
+            return Err(ApiError::invalid(Some("session_id"), message));
+        }
+        for prompt in prompts {
+            *prompt = prompt.clone().session(id);
+        }
+        Ok(())
     }
 
     /// The token ids of a prompt, if they are to be reported. The prompt is then replaced by them,
@@ -167,6 +193,19 @@ fn include_usage(options: Option<&StreamOptions>, stream: bool) -> Result<bool, 
     }
     refuse_unknown("stream_options.", &options.unknown, Scope::StreamOptions)?;
     Ok(options.include_usage.unwrap_or(false))
+}
+
+/// The name of the session that a request is a turn of, in one of two forms.
+fn session(options: &mut GenerationOptions) -> Result<Option<String>, ApiError> {
+    let Some(params) = options.session_params.take() else { return Ok(options.session_id.take()) };
+    refuse_unknown("session_params.", &params.unknown, Scope::SglangSession)?;
+    match (options.session_id.take(), params.id) {
+        (Some(id), Some(other)) if id != other => {
+            let message = "`session_id` and `session_params.id` contradict each other";
+            Err(ApiError::invalid(Some("session_params.id"), message))
+        }
+        (id, other) => Ok(id.or(other)),
+    }
 }
 
 /// The sampling parameters of a request; those that it leaves out are as in `base`.

@@ -30,6 +30,7 @@ mod page;
 mod page_api;
 mod readme;
 mod responses_api;
+mod sessions_api;
 mod structured_api;
 mod support;
 mod tls;

@@ -50,6 +50,14 @@ async fn replies_are_as_described() {
         ("/v1/cache/import", json!({})),
         ("/v1/cache/policy", json!({"eviction": "lfu"})),
         ("/v1/cache/flush", json!({})),
+        ("/v1/sessions", json!({"id": "a", "ttl_seconds": 60})),
+        ("/v1/sessions", json!({"id": "a"})),
+        ("/v1/sessions", json!({"id": ""})),
+        ("/v1/completions", json!({"prompt": text, "max_tokens": 3, "session_id": "a"})),
+        ("/v1/completions", json!({"prompt": text, "session_id": "b"})),
+        ("/open_session", json!({"capacity_of_str_len": 1000, "session_id": "c"})),
+        ("/close_session", json!({"session_id": "c"})),
+        ("/close_session", json!({"session_id": "c"})),
     ] {
         let (status, reply) = server.post(path, body).await;
         check_reply(&description, "post", path, status, &reply);
@@ -76,11 +84,17 @@ async fn replies_are_as_described() {
         ("/v1/cache/prefix/none", "/v1/cache/prefix/{id}"),
         ("/v1/cache/tree?tokens=true", "/v1/cache/tree"),
         ("/v1/cache/tree?tokens=7", "/v1/cache/tree"),
+        ("/v1/sessions", "/v1/sessions"),
+        ("/v1/sessions/a", "/v1/sessions/{id}"),
+        ("/v1/sessions/b", "/v1/sessions/{id}"),
     ] {
         let (status, reply) = server.get(path).await;
         check_reply(&description, "get", described, status, &reply);
         checked.push(("get", described));
     }
+    let (status, closed) = server.delete("/v1/sessions/a").await;
+    check_reply(&description, "delete", "/v1/sessions/{id}", status, &closed);
+    checked.push(("delete", "/v1/sessions/{id}"));
     // Every other operation takes nothing.
     let paths = description["paths"].as_object().expect("paths");
     for (path, item) in paths {

@@ -17,7 +17,9 @@ async fn requests_of_the_readmes_are_answered() {
             let Some((_, rest)) = example.split_once("-d '") else { continue };
             let (body, _) = rest.split_once('\'').expect("the end of the body");
             let body: Value = serde_json::from_str(body).expect("JSON");
-            server.ok("/v1/chat/completions", body).await;
+            let (_, path) = example.split_once(":8080").expect("the server's address");
+            let path = path.split_whitespace().next().expect("a path");
+            server.ok(path, body).await;
             sent += 1;
         }
         for example in readme.split("model=\"").skip(1) {

@@ -232,6 +232,12 @@ impl Server {
         (response.status().as_u16(), response.json().await.expect("JSON"))
     }
 
+    pub(crate) async fn delete(&self, path: &str) -> (u16, Value) {
+        let request = reqwest::Client::new().delete(self.url(path));
+        let reply = request.send().await.expect("a response");
+        (reply.status().as_u16(), reply.json().await.expect("JSON"))
+    }
+
     pub(crate) async fn get(&self, path: &str) -> (u16, Value) {
         let response = self.client.get(self.url(path)).send().await.expect("a response");
         (response.status().as_u16(), response.json().await.expect("JSON"))

@@ -16,17 +16,21 @@ use crate::api::messages::MessagesRequest;
 use crate::api::models::{Model, ModelList};
 use crate::api::outline::{Outline, OutlineQuery, Prefix, PrefixQuery};
 use crate::api::responses::ResponsesRequest;
+use crate::api::sessions::{
+    OpenSession, Session, SessionClosed, SessionList, SglangCloseSession, SglangOpenSession,
+};
 use crate::api::tokenize::{DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized};
 
 /// Makes a schema.
 type Make = fn(&mut SchemaGenerator) -> Schema;
 
 /// The groups of operations.
-pub(super) const TAGS: [(&str, &str); 4] = [
+pub(super) const TAGS: [(&str, &str); 5] = [
     ("Generation", "OpenAI's and Anthropic's APIs."),
     ("Models and tokens", "The served model and its tokenizer."),
     ("Prefix cache", "What is cached, for operators."),
     ("Operation", "Health, metrics and this description."),
+    ("Sessions", "Conversations whose prefix stays cached between their turns."),
 ];
 
 /// Routes that are not part of the API: pages, and older names of described ones.
@@ -120,9 +124,9 @@ pub(super) fn meaning(status: u16) -> (&'static str, bool) {
         400 => ("The request is wrong; `param` names the member at fault", false),
         401 => ("A key is missing or wrong", false),
         403 => ("The route may not be used from there", false),
-        404 => ("There is no such model or pin", false),
+        404 => ("There is no such model, pin or session", false),
         408 => ("The body did not arrive in time", false),
-        409 => ("The prompt cannot be pinned, or is not cached", false),
+        409 => ("The prompt cannot be pinned, or is not cached, or the session is in use", false),
         413 => ("The body is too large", false),
         415 => ("The body is not of the expected type", false),
         429 => ("The queue, or what the key may use, is full", true),
@@ -255,11 +259,11 @@ const PUBLIC: Operation = Operation { tag: TAGS[3].0, access: Access::Everybody,
 
 /// All operations, in the order in which they are shown.
 pub(super) fn all() -> Vec<Operation> {
-    [generation(), models(), cache(), operation()].concat()
+    [generation(), sessions(), models(), cache(), operation()].concat()
 }
 
 fn generation() -> Vec<Operation> {
-    let generating = Operation { generates: true, own_errors: &[404], ..CLIENT };
+    let generating = Operation { generates: true, own_errors: &[404, 409], ..CLIENT };
     vec![
         Operation {
             path: "/v1/chat/completions",
@@ -311,6 +315,63 @@ fn generation() -> Vec<Operation> {
             error: message_error,
             own_errors: &[404],
             ..CLIENT
+        },
+    ]
+}
+
+fn sessions() -> Vec<Operation> {
+    let client = Operation { tag: TAGS[4].0, ..CLIENT };
+    let one = Operation { path: "/v1/sessions/{id}", own_errors: &[404], ..client };
+    vec![
+        Operation {
+            path: "/v1/sessions",
+            id: "openSession",
+            summary: "Open a session",
+            request: Some(of::<OpenSession>),
+            replies: &[Body::Json(of::<Session>)],
+            own_errors: &[409, 429],
+            ..client
+        },
+        Operation {
+            method: "get",
+            path: "/v1/sessions",
+            id: "listSessions",
+            summary: "The client's sessions, on a server with API keys or tenants",
+            replies: &[Body::Json(of::<SessionList>)],
+            own_errors: &[403],
+            ..client
+        },
+        Operation {
+            method: "get",
+            id: "retrieveSession",
+            summary: "A session, and what it holds",
+            replies: &[Body::Json(of::<Session>)],
+            ..one
+        },
+        Operation {
+            method: "delete",
+            id: "closeSession",
+            summary: "Close a session and free what it holds",
+            replies: &[Body::Json(of::<SessionClosed>)],
+            ..one
+        },
+        Operation {
+            path: "/open_session",
+            id: "openSglangSession",
+            summary: "Open a session, in SGLang's form; the reply is its id",
+            request: Some(of::<SglangOpenSession>),
+            replies: &[Body::Json(of::<String>)],
+            own_errors: &[409, 429],
+            ..client
+        },
+        Operation {
+            path: "/close_session",
+            id: "closeSglangSession",
+            summary: "Close a session, in SGLang's form",
+            request: Some(of::<SglangCloseSession>),
+            replies: &[Body::Json(of::<SessionClosed>)],
+            own_errors: &[404],
+            ..client
         },
     ]
 }
@@ -491,6 +552,13 @@ fn cache_reads() -> Vec<Operation> {
             summary: "All pins, and what they hold",
             query: Some(inline::<TokensQuery>),
             replies: &[Body::Json(of::<PinList>)],
+            ..OPERATOR
+        },
+        Operation {
+            path: "/v1/cache/sessions",
+            id: "listAllSessions",
+            summary: "The sessions of all clients",
+            replies: &[Body::Json(of::<SessionList>)],
             ..OPERATOR
         },
         Operation {

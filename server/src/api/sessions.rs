@@ -1,0 +1,150 @@
+//! `/v1/sessions`: conversations whose prefix stays cached between their turns.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use stolon::SessionInfo;
+
+use super::fields::{self, UnknownFields};
+
+/// Longest time to live of a session, in seconds.
+pub const MAX_TTL_SECONDS: usize = 24 * 60 * 60;
+
+/// The body of `POST /v1/sessions`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+pub struct OpenSession {
+    /// The session's id: 1 to 128 letters, digits, `-`, `_`, `.` and `:`, which no other session of
+    /// the client has. Default: a random one.
+    #[serde(alias = "session_id")]
+    pub id: Option<String>,
+    /// Seconds without a turn after which the session is closed, 1 to 86400. Default: what the
+    /// server was started with.
+    #[serde(default, deserialize_with = "fields::count::<_, 1, MAX_TTL_SECONDS>")]
+    #[schemars(range(min = 1, max = MAX_TTL_SECONDS))]
+    pub ttl_seconds: Option<usize>,
+    /// The cache salt of all its turns. Default: none.
+    pub cache_salt: Option<String>,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// A session.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Session {
+    /// Its id, for `session_id` in requests.
+    pub id: String,
+    /// Always `session`.
+    #[schemars(schema_with = "session_constant")]
+    pub object: &'static str,
+    /// Tokens of the conversation: prompt and answer of its last complete turn.
+    pub tokens: usize,
+    /// How many of them it keeps from being evicted, from the first one on.
+    pub held_tokens: usize,
+    /// KV blocks that it holds. Blocks that several sessions share count for each of them.
+    pub held_blocks: usize,
+    /// Complete turns.
+    pub turns: u64,
+    /// Prompt tokens of these turns.
+    pub prompt_tokens: u64,
+    /// How many of them came from the cache; left out if the server hides it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached_tokens: Option<u64>,
+    /// Seconds since it was opened.
+    pub age_seconds: f64,
+    /// Seconds since its last turn ended or, if it has had none, since it was opened; `null` during a
+    /// turn.
+    pub idle_seconds: Option<f64>,
+    /// Seconds without a turn after which it is closed.
+    pub ttl_seconds: f64,
+    /// The API key's name or the tenant that it belongs to. For operators.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+}
+
+fn session_constant(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({"const": "session"})
+}
+
+impl Session {
+    /// Describes a session to its client.
+    pub(crate) fn new(info: &SessionInfo) -> Self {
+        Self {
+            id: info.id.name().to_owned(),
+            object: "session",
+            tokens: info.tokens,
+            held_tokens: info.held_tokens,
+            held_blocks: info.held_blocks,
+            turns: info.turns,
+            prompt_tokens: info.prompt_tokens,
+            cached_tokens: Some(info.cached_tokens),
+            age_seconds: info.age.as_secs_f64(),
+            idle_seconds: info.idle.map(|idle| idle.as_secs_f64()),
+            ttl_seconds: info.ttl.as_secs_f64(),
+            owner: None,
+        }
+    }
+}
+
+/// The reply to `GET /v1/sessions` and `GET /v1/cache/sessions`.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct SessionList {
+    /// Always `list`.
+    #[schemars(schema_with = "list_constant")]
+    pub object: &'static str,
+    /// The sessions, the one that has been idle longest first.
+    pub data: Vec<Session>,
+}
+
+fn list_constant(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({"const": "list"})
+}
+
+/// The reply to `DELETE /v1/sessions/{id}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct SessionClosed {
+    /// The id that the session had.
+    pub id: String,
+    /// Always true.
+    pub deleted: bool,
+}
+
+/// The body of `POST /open_session`, as SGLang's.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+pub struct SglangOpenSession {
+    /// Ignored: sessions are bounded by the context length.
+    #[schemars(with = "Option<u64>")]
+    pub capacity_of_str_len: Option<Value>,
+    /// The session's id. Default: a random one.
+    pub session_id: Option<String>,
+    /// Seconds without a turn after which the session is closed, above 0 and at most 86400.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub timeout: Option<f32>,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// The body of `POST /close_session`, as SGLang's.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+pub struct SglangCloseSession {
+    /// The session's id.
+    pub session_id: String,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// The session of a request in SGLang's form.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+pub struct SessionParams {
+    /// The session's id.
+    pub id: Option<String>,
+    /// Every other member; must be empty, or request nothing.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}

@@ -1,0 +1,158 @@
+//! Handlers of `/v1/sessions`, of SGLang's routes for sessions, and of the operators' list.
+//!
+//! A session belongs to the tenant or, without tenants, to the name of the API key that opened it.
+//! Others cannot reach it, so an id says nothing about the sessions of others. Without keys and
+//! tenants all clients are one; only then ids are what keeps their sessions apart.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::{Extension, Json};
+use serde_json::json;
+use stolon::{SessionId, SessionInfo, SessionOptions};
+
+use super::App;
+use super::access::Caller;
+use super::error::ApiError;
+use super::receive::Received;
+use crate::api::sessions::{
+    MAX_TTL_SECONDS, OpenSession, Session, SessionClosed, SessionList, SglangCloseSession,
+    SglangOpenSession,
+};
+
+/// `POST /v1/sessions`.
+pub(super) async fn open(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: Received,
+) -> Result<Json<Session>, ApiError> {
+    let request: OpenSession = app.parser.parse(body).await?;
+    let ttl = request.ttl_seconds.map(|seconds| Duration::from_secs(seconds as u64));
+    let salt = request.cache_salt.as_deref();
+    let info = app.open_session(&caller, request.id, ttl, salt)?;
+    Ok(Json(app.session(&info)))
+}
+
+/// `GET /v1/sessions`: the sessions of the client.
+pub(super) async fn list(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<SessionList>, ApiError> {
+    if caller.owner.is_empty() {
+        let message = "without API keys and tenants, only operators may list sessions, because \
+                       all clients are one: expected a request to /v1/cache/sessions";
+        return Err(ApiError::new(StatusCode::FORBIDDEN, message));
+    }
+    let mut sessions = app.engine.sessions();
+    sessions.retain(|info| info.id.owner() == caller.owner);
+    let data = sessions.iter().map(|info| app.session(info)).collect();
+    Ok(Json(SessionList { object: "list", data }))
+}
+
+/// `GET /v1/sessions/{id}`.
+pub(super) async fn get(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Session>, ApiError> {
+    let info = app.engine.session(&caller.session(path_id(id)?))?;
+    Ok(Json(app.session(&info)))
+}
+
+/// `DELETE /v1/sessions/{id}`.
+pub(super) async fn close(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<SessionClosed>, ApiError> {
+    app.close_session(caller.session(path_id(id)?))
+}
+
+/// `POST /open_session`: replies with the id alone.
+pub(super) async fn sglang_open(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: Received,
+) -> Result<Json<String>, ApiError> {
+    let request: SglangOpenSession = app.parser.parse(body).await?;
+    let ttl = request.timeout.map(|seconds| {
+        let valid = seconds > 0.0 && seconds <= MAX_TTL_SECONDS as f32;
+        let expected = format!("a number above 0 and at most {MAX_TTL_SECONDS}");
+        let refused = || ApiError::expected("timeout", &expected, &json!(seconds));
+        valid.then(|| Duration::from_secs_f32(seconds)).ok_or_else(refused)
+    });
+    let info = app.open_session(&caller, request.session_id, ttl.transpose()?, None)?;
+    Ok(Json(info.id.name().to_owned()))
+}
+
+/// `POST /close_session`.
+pub(super) async fn sglang_close(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: Received,
+) -> Result<Json<SessionClosed>, ApiError> {
+    let request: SglangCloseSession = app.parser.parse(body).await?;
+    app.close_session(caller.session(request.session_id))
+}
+
+/// `GET /v1/cache/sessions`: the sessions of all clients.
+pub(super) async fn list_all(State(app): State<Arc<App>>) -> Json<SessionList> {
+    let describe = |info: &SessionInfo| {
+        let owner = Some(info.id.owner().to_owned());
+        Session { owner, ..Session::new(info) }
+    };
+    let data = app.engine.sessions().iter().map(describe).collect();
+    Json(SessionList { object: "list", data })
+}
+
+fn path_id(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
+    let Path(id) = id.map_err(|error| ApiError::invalid(Some("id"), error.body_text()))?;
+    Ok(id)
+}
+
+impl Caller {
+    /// The client's session of this name.
+    pub(super) fn session(&self, name: String) -> SessionId {
+        SessionId::owned_by(self.owner.as_str(), name)
+    }
+}
+
+impl App {
+    fn open_session(
+        &self,
+        caller: &Caller,
+        name: Option<String>,
+        ttl: Option<Duration>,
+        salt: Option<&str>,
+    ) -> Result<SessionInfo, ApiError> {
+        let id = match name {
+            Some(name) => caller.session(name),
+            None => SessionId::random(caller.owner.as_str()),
+        };
+        let mut options = SessionOptions::new(id);
+        if let Some(ttl) = ttl {
+            options = options.ttl(ttl);
+        }
+        if let Some(salt) = caller.tenant.salt(salt) {
+            options = options.cache_salt(salt);
+        }
+        Ok(self.engine.open_session(options)?)
+    }
+
+    fn close_session(&self, id: SessionId) -> Result<Json<SessionClosed>, ApiError> {
+        // The error of a session that is not open.
+        self.engine.session(&id)?;
+        self.engine.close_session(&id);
+        Ok(Json(SessionClosed { id: id.name().to_owned(), deleted: true }))
+    }
+
+    /// Describes a session to its client.
+    fn session(&self, info: &SessionInfo) -> Session {
+        let session = Session::new(info);
+        let cached_tokens = session.cached_tokens.filter(|_| !self.hide_cached_tokens);
+        Session { cached_tokens, ..session }
+    }
+}
