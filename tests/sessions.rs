@@ -258,3 +258,43 @@ async fn sessions_expire_and_have_limits() {
     complete(&engine, Request::tokens(tokens(3, 40)).max_tokens(1).session(&id)).await;
     assert_eq!(engine.session(&id).expect("open").held_blocks, 0);
 }
+
+/// Goal: branches of a conversation share what they hold, survive each other, and get the answers
+/// that they would get without sessions; a session that was rewound continues from there.
+#[tokio::test]
+async fn conversations_branch_and_go_back() {
+    let (builder, backend) = builder(32);
+    let engine = builder.build().await.expect("valid settings");
+    let trunk = open(&engine, "trunk");
+    let prompt = tokens(3, 40);
+    let first = complete(&engine, Request::tokens(prompt.clone()).max_tokens(20).session(&trunk));
+    let history = [prompt, first.await.token_ids].concat();
+    let branch = engine.fork_session(&trunk, "branch", None).await.expect("a free id");
+    assert_eq!((branch.tokens, branch.held_blocks), (60, 3));
+    let early = engine.fork_session(&trunk, "early", Some(20)).await.expect("a free id");
+    assert_eq!((early.tokens, early.held_tokens), (20, 16));
+    assert_eq!(engine.stats().blocks_in_sessions, 3);
+    assert!(engine.close_session(&trunk));
+    for other in 50..60 {
+        complete(&engine, Request::tokens(tokens(other, 300)).max_tokens(5)).await;
+    }
+    let mut answers = Vec::new();
+    for last in [1, 2] {
+        let turn = Request::tokens([&history[..], &[last]].concat()).max_tokens(9);
+        let answer = complete(&engine, turn.clone().session(&branch.id)).await;
+        assert!(answer.finish.usage.cached_tokens >= 48);
+        answers.push((turn, answer.token_ids));
+        let rewound = engine.rewind_session(&branch.id, 60).await.expect("an idle session");
+        assert_eq!((rewound.tokens, rewound.held_blocks), (60, 3));
+    }
+    let missing = engine.rewind_session(&branch.id, 61).await.expect_err("it has 60");
+    assert!(missing.to_string().contains("tokens: expected at most 60"), "{missing}");
+    engine.flush().await.expect("it runs");
+    for (turn, answer) in answers {
+        assert_eq!(complete(&engine, turn).await.token_ids, answer);
+    }
+    let empty = engine.rewind_session(&branch.id, 0).await.expect("an idle session");
+    assert_eq!((empty.tokens, empty.held_blocks), (0, 0));
+    drop(backend);
+    engine.audit().await.expect("consistent accounting");
+}

@@ -15,7 +15,7 @@ use stolon_kvcache::{CachedPrefix, EvictionPolicy, Namespace, PinId, TreeDump};
 use stolon_scheduler::{
     ActorStopped, AdmissionContext, AdmissionPolicy, AuditReport, CacheStats, EngineConfig,
     EngineError, EngineHealth, EngineHistograms, EngineStats, PreparedRequest, PromptLimit,
-    SaveRequest, SequenceRequest, Sessions, Submission,
+    SaveRequest, SequenceRequest, SessionId, SessionInfo, SessionPrefix, Sessions, Submission,
 };
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -239,6 +239,45 @@ impl EngineHandle {
     /// The open sessions. Their turns are requests with [`SequenceRequest::turn`].
     pub fn sessions(&self) -> &Arc<Sessions> {
         &self.common().context.sessions
+    }
+
+    /// Opens a session `to` that continues where `from` is or, with `tokens`, from its first tokens.
+    ///
+    /// # Errors
+    /// As [`Sessions::fork`].
+    pub async fn fork_session(
+        &self,
+        from: &SessionId,
+        to: SessionId,
+        tokens: Option<usize>,
+    ) -> Result<SessionInfo, EngineError> {
+        let prefix = self.sessions().fork(from, to, tokens, Instant::now())?;
+        self.hold(prefix).await
+    }
+
+    /// Takes a session back to its first `tokens` tokens.
+    ///
+    /// # Errors
+    /// As [`Sessions::rewind`].
+    pub async fn rewind_session(
+        &self,
+        id: &SessionId,
+        tokens: usize,
+    ) -> Result<SessionInfo, EngineError> {
+        let prefix = self.sessions().rewind(id, tokens, Instant::now())?;
+        self.hold(prefix).await
+    }
+
+    /// Lets a session hold what is cached of its tokens. While the engine restarts, that is nothing.
+    async fn hold(&self, prefix: SessionPrefix) -> Result<SessionInfo, EngineError> {
+        let (namespace, tokens) = (prefix.namespace, Arc::clone(&prefix.tokens));
+        // The least priority, so that it does not change that of the prefix.
+        let (limit, priority) = (tokens.len(), i32::MIN);
+        let acquire = |reply| TreeMessage::Acquire { namespace, tokens, limit, priority, reply };
+        if let Ok(acquired) = self.call_tree(acquire).await {
+            self.sessions().hold(&prefix, acquired.lease);
+        }
+        Ok(self.sessions().info(&prefix.id, Instant::now())?)
     }
 
     /// Verifies the accounting of blocks, tree and leases.

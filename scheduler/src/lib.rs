@@ -70,7 +70,9 @@ pub use pin_budget::PinBudget;
 pub use request::{RequestOptions, SequenceRequest};
 pub use scheduler::Scheduler;
 pub use sequence::Sequence;
-pub use session::{NewSession, SessionError, SessionId, SessionInfo, Sessions, Turn, TurnEnd};
+pub use session::{
+    NewSession, SessionError, SessionId, SessionInfo, SessionPrefix, Sessions, Turn, TurnEnd,
+};
 pub use simulation::{Simulation, SimulationEvent};
 pub use stats::{AuditReport, CacheStats, EngineStats, Gauges};
 pub use step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};

@@ -220,6 +220,20 @@ pub(crate) struct SessionCounts {
     pub(crate) holds_lost: u64,
 }
 
+/// The tokens that a session has got from another one, or back from itself, and whose cached prefix it
+/// should hold.
+#[derive(Clone, Debug)]
+pub struct SessionPrefix {
+    /// The session.
+    pub id: SessionId,
+    /// The namespace of its turns.
+    pub namespace: Namespace,
+    /// Its tokens.
+    pub tokens: Arc<Vec<u32>>,
+    /// The session's revision that has these tokens.
+    pub(crate) revision: u64,
+}
+
 /// What a complete turn leaves behind.
 #[derive(Clone, Debug)]
 pub struct TurnEnd {

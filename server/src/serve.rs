@@ -198,6 +198,8 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/sessions", get(sessions::list).post(sessions::open))
         .route("/v1/sessions/{id}", get(sessions::get).delete(sessions::close))
+        .route("/v1/sessions/{id}/fork", post(sessions::fork))
+        .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
         .route("/open_session", post(sessions::sglang_open))
         .route("/close_session", post(sessions::sglang_close))
         .route("/tokenize", post(tokenize::tokenize))

@@ -102,6 +102,38 @@ impl Engine {
         self.inner.handle.sessions().list(Instant::now())
     }
 
+    /// Opens a session `to` that continues where `from` is, for another branch of the conversation,
+    /// or that starts with the first `tokens` tokens of `from`. A turn of `from` that is in progress
+    /// does not count. The new session has the cache salt and the time to live of `from`, and both
+    /// hold the blocks that they share, which count once towards the budget.
+    ///
+    /// # Errors
+    /// [`SessionError::Unknown`](crate::SessionError::Unknown), `InvalidParameter` if `from` has
+    /// fewer tokens, and the errors of [`Engine::open_session`] for `to`.
+    pub async fn fork_session(
+        &self,
+        from: &SessionId,
+        to: impl Into<SessionId>,
+        tokens: Option<usize>,
+    ) -> Result<SessionInfo, Error> {
+        Ok(self.inner.handle.fork_session(from, to.into(), tokens).await?)
+    }
+
+    /// Takes a session back to its first `tokens` tokens, for example to those before its last
+    /// answer. With 0, it holds nothing and is as if it had just been opened.
+    ///
+    /// # Errors
+    /// [`SessionError::Unknown`](crate::SessionError::Unknown),
+    /// [`SessionError::Busy`](crate::SessionError::Busy), and `InvalidParameter` if the session has
+    /// fewer tokens.
+    pub async fn rewind_session(
+        &self,
+        id: &SessionId,
+        tokens: usize,
+    ) -> Result<SessionInfo, Error> {
+        Ok(self.inner.handle.rewind_session(id, tokens).await?)
+    }
+
     /// Begins the turn that a request is.
     pub(super) fn begin_turn(
         &self,

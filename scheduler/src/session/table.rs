@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use stolon_kvcache::{Namespace, PrefixLease};
 
 use super::held_blocks::HeldBlocks;
-use super::{NewSession, SessionCounts, SessionError, SessionId, SessionInfo, Turn, TurnEnd};
+use super::{
+    NewSession, SessionCounts, SessionError, SessionId, SessionInfo, SessionPrefix, Turn, TurnEnd,
+};
 use crate::error::EngineError;
 
 /// The open sessions of an engine, and their limits.
@@ -104,6 +106,16 @@ impl Sessions {
     /// [`EngineError::InvalidParameter`] for an invalid id or time to live;
     /// [`SessionError::Exists`], [`SessionError::TooMany`].
     pub fn open(&self, new: NewSession, now: Instant) -> Result<SessionInfo, EngineError> {
+        let mut table = self.lock(now);
+        self.open_in(&mut table, new, now)
+    }
+
+    fn open_in(
+        &self,
+        table: &mut Table,
+        new: NewSession,
+        now: Instant,
+    ) -> Result<SessionInfo, EngineError> {
         let NewSession { id, namespace, ttl } = new;
         id.check()?;
         let ttl = ttl.unwrap_or(self.ttl);
@@ -111,7 +123,6 @@ impl Sessions {
             let expected = format!("more than 0 and at most {:?}", Sessions::MAX_TTL);
             return Err(EngineError::invalid("ttl", expected, format!("{ttl:?}")));
         }
-        let mut table = self.lock(now);
         if table.sessions.contains_key(&id) {
             return Err(SessionError::Exists { id }.into());
         }
@@ -162,6 +173,66 @@ impl Sessions {
         let mut sessions: Vec<_> = table.sessions.iter().collect();
         sessions.sort_unstable_by_key(|(_, session)| session.used);
         sessions.into_iter().map(|(id, session)| session.info(id, now)).collect()
+    }
+
+    /// Opens a session `to` that continues where `from` is or, with `tokens`, from the first tokens
+    /// of `from`. A turn of `from` that is in progress does not count. The new session has the same
+    /// namespace and time to live. The caller locks its prefix and hands it to
+    /// [`Sessions::hold`].
+    ///
+    /// # Errors
+    /// [`SessionError::Unknown`], those of [`Sessions::open`], and
+    /// [`EngineError::InvalidParameter`] if `from` has fewer tokens.
+    pub fn fork(
+        &self,
+        from: &SessionId,
+        to: SessionId,
+        tokens: Option<usize>,
+        now: Instant,
+    ) -> Result<SessionPrefix, EngineError> {
+        let mut table = self.lock(now);
+        let origin = table.session(from)?;
+        let tokens = first_tokens(&origin.tokens, tokens)?;
+        // A use, so that it is not the one that makes room for the new session.
+        origin.last_use = now;
+        let (namespace, ttl) = (origin.namespace, Some(origin.ttl));
+        let used = table.number();
+        table.session(from)?.used = used;
+        self.open_in(&mut table, NewSession { id: to.clone(), namespace, ttl }, now)?;
+        let session = table.session(&to)?;
+        session.tokens = Arc::clone(&tokens);
+        Ok(SessionPrefix { id: to, namespace, tokens, revision: session.revision })
+    }
+
+    /// Takes a session back to its first `tokens` tokens. The caller locks that prefix and hands it
+    /// to [`Sessions::hold`]; until then the session holds what it held.
+    ///
+    /// # Errors
+    /// [`SessionError::Unknown`], [`SessionError::Busy`], and [`EngineError::InvalidParameter`] if
+    /// it has fewer tokens.
+    pub fn rewind(
+        &self,
+        id: &SessionId,
+        tokens: usize,
+        now: Instant,
+    ) -> Result<SessionPrefix, EngineError> {
+        let mut table = self.lock(now);
+        let revision = table.number();
+        let session = table.session(id)?;
+        if session.turn.is_some() {
+            return Err(SessionError::Busy { id: id.clone() }.into());
+        }
+        session.tokens = first_tokens(&session.tokens, Some(tokens))?;
+        session.last_use = now;
+        (session.used, session.revision, session.last_turn) = (revision, revision, 0);
+        let (namespace, tokens) = (session.namespace, Arc::clone(&session.tokens));
+        Ok(SessionPrefix { id: id.clone(), namespace, tokens, revision })
+    }
+
+    /// Lets a session hold the locked prefix of tokens that it has got, unless it has gone on
+    /// meanwhile.
+    pub fn hold(&self, prefix: &SessionPrefix, lease: PrefixLease) {
+        self.keep(&prefix.id, prefix.revision, lease);
     }
 
     /// Begins a turn.
@@ -313,6 +384,21 @@ impl Sessions {
     fn lock_now(&self) -> MutexGuard<'_, Table> {
         // The table is valid between any two statements that can panic.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The first `count` of these tokens, or all.
+fn first_tokens(
+    tokens: &Arc<Vec<u32>>,
+    count: Option<usize>,
+) -> Result<Arc<Vec<u32>>, EngineError> {
+    match count {
+        Some(count) if count > tokens.len() => {
+            let expected = format!("at most {}, the number that the session has", tokens.len());
+            Err(EngineError::invalid("tokens", expected, count))
+        }
+        Some(count) if count < tokens.len() => Ok(Arc::new(tokens[..count].to_vec())),
+        _ => Ok(Arc::clone(tokens)),
     }
 }
 

@@ -255,6 +255,58 @@ fn ids_and_times_are_bounded() {
     }
 }
 
+/// Goal: a fork continues where its origin is, or earlier, and goes on by itself; a session is
+/// taken back to a prefix of its tokens; prefixes that were locked for an earlier state are not held.
+#[test]
+fn sessions_are_forked_and_rewound() {
+    let mut fixture = Fixture::new(100, 3, 60);
+    let [id, fork, late] = ids(["a", "b", "c"]);
+    let tokens: Vec<u32> = (0..18).collect();
+    fixture.open(&id, 0).expect("a free id");
+    fixture.turn(&id, &tokens, 0).expect("an idle session");
+    let now = fixture.at(0);
+    let prefix = fixture.sessions.fork(&id, fork.clone(), None, now).expect("a free id");
+    assert_eq!(*prefix.tokens, tokens);
+    let lease = fixture.lease(&prefix.namespace, &prefix.tokens);
+    fixture.sessions.hold(&prefix, lease);
+    assert_eq!(fixture.info(&fork, 0).held_blocks, 4);
+    assert_eq!(fixture.sessions.counts(now).held_blocks, 4, "they share all blocks");
+    assert!(fixture.sessions.close(&id, now));
+    assert_eq!(fixture.writer.counts().locked, 4);
+
+    let prefix = fixture.sessions.rewind(&fork, 9, now).expect("an idle session");
+    assert_eq!(fixture.info(&fork, 0).held_tokens, 9, "it still holds more");
+    let lease = fixture.lease(&prefix.namespace, &prefix.tokens);
+    fixture.sessions.hold(&prefix, lease);
+    assert_eq!((fixture.info(&fork, 0).held_blocks, fixture.writer.counts().locked), (2, 2));
+    let prefix = fixture.sessions.fork(&fork, late.clone(), Some(5), now).expect("a free id");
+    fixture.turn(&late, &[9; 12], 0).expect("an idle session");
+    let lease = fixture.lease(&prefix.namespace, &prefix.tokens);
+    fixture.sessions.hold(&prefix, lease);
+    assert_eq!((fixture.info(&late, 0).held_blocks, fixture.info(&late, 0).tokens), (3, 12));
+
+    let turn = fixture.sessions.begin_turn(&fork, &Namespace::default(), now);
+    let busy = fixture.sessions.rewind(&fork, 0, now).expect_err("a turn is in progress");
+    assert_eq!(busy, SessionError::Busy { id: fork.clone() }.into());
+    let forked = fixture.sessions.fork(&fork, id.clone(), None, now).expect("before its turn");
+    assert_eq!(forked.tokens.len(), 9);
+    drop(turn);
+    for (result, part) in [
+        (fixture.sessions.fork(&fork, late.clone(), None, now), "not in use"),
+        (fixture.sessions.fork(&fork, SessionId::new("d"), Some(10), now), "at most 9"),
+        (fixture.sessions.fork(&SessionId::new("x"), SessionId::new("d"), None, now), "`x`"),
+        (fixture.sessions.rewind(&fork, 10, now), "at most 9"),
+    ] {
+        let error = result.expect_err("refused").to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    let prefix = fixture.sessions.rewind(&fork, 0, now).expect("an idle session");
+    let lease = fixture.lease(&prefix.namespace, &prefix.tokens);
+    fixture.sessions.hold(&prefix, lease);
+    assert_eq!((fixture.info(&fork, 0).tokens, fixture.info(&fork, 0).held_blocks), (0, 0));
+    fixture.sessions.audit().expect("sound accounting");
+}
+
 /// What a test does with one of a few sessions.
 #[derive(Clone, Debug)]
 enum Action {
@@ -264,6 +316,9 @@ enum Action {
     /// Ends the turn of a session with these tokens, if it has one.
     Complete(usize, Vec<u32>),
     Abandon(usize),
+    /// Opens a session that continues the first tokens of another one of its namespace.
+    Fork(usize, usize),
+    Rewind(usize, usize),
     Wait(u64),
     ReleaseOldest,
     Flush,
@@ -279,6 +334,8 @@ fn action() -> impl Strategy<Value = Action> {
         8 => session.clone().prop_map(Action::Begin),
         8 => (session.clone(), tokens).prop_map(|(id, tokens)| Action::Complete(id, tokens)),
         2 => session.clone().prop_map(Action::Abandon),
+        2 => (session.clone(), 0..40usize).prop_map(|(id, tokens)| Action::Fork(id, tokens)),
+        2 => (session.clone(), 0..40usize).prop_map(|(id, tokens)| Action::Rewind(id, tokens)),
         2 => (1..40u64).prop_map(Action::Wait),
         1 => Just(Action::ReleaseOldest),
         1 => Just(Action::Flush),
@@ -294,6 +351,8 @@ struct Expected {
     held: Vec<u32>,
     last_use: u64,
     used: u64,
+    /// Which turn was begun last.
+    turn: u64,
     busy: bool,
     /// Whether what the turn in progress has locked may be held.
     may_hold: bool,
@@ -329,6 +388,23 @@ impl Model {
             .filter(|(id, session)| !session.held.is_empty() && Some(**id) != except);
         let oldest = holding.min_by_key(|(_, session)| session.used);
         oldest.map(|(_, session)| session.held.clear()).is_some()
+    }
+
+    /// Opens a session. Returns whether that is possible.
+    fn open(&mut self, id: usize, now: u64) -> bool {
+        if self.sessions.contains_key(&id) {
+            return false;
+        }
+        if self.sessions.len() == 4 {
+            let idle = self.sessions.iter().filter(|(_, session)| !session.busy);
+            let oldest = idle.min_by_key(|(_, session)| session.used).map(|(id, _)| *id);
+            let Some(oldest) = oldest else { return false };
+            self.sessions.remove(&oldest);
+        }
+        let used = self.uses;
+        let new = Expected { last_use: now, used, may_hold: true, ..Expected::default() };
+        self.sessions.insert(id, new);
+        true
     }
 
     fn complete(&mut self, id: usize, tokens: &[u32], now: u64) {
@@ -370,19 +446,7 @@ proptest! {
                 Action::Open(id) => {
                     let new = NewSession { id: name(id), namespace: namespace(id), ttl: None };
                     let opened = fixture.sessions.open(new, time).is_ok();
-                    let mut possible = !model.sessions.contains_key(&id);
-                    if possible && model.sessions.len() == 4 {
-                        let idle = model.sessions.iter().filter(|(_, session)| !session.busy);
-                        let oldest = idle.min_by_key(|(_, session)| session.used);
-                        let oldest = oldest.map(|(id, _)| *id);
-                        possible = oldest.is_some_and(|id| model.sessions.remove(&id).is_some());
-                    }
-                    prop_assert_eq!(opened, possible);
-                    if possible {
-                        let used = model.uses;
-                        let new = Expected { last_use: now, used, ..Expected::default() };
-                        model.sessions.insert(id, new);
-                    }
+                    prop_assert_eq!(opened, model.open(id, now));
                 }
                 Action::Close(id) => {
                     let closed = fixture.sessions.close(&name(id), time);
@@ -394,27 +458,59 @@ proptest! {
                     prop_assert_eq!(turn.is_ok(), session.is_some());
                     if let (Ok(turn), Some(session)) = (turn, session) {
                         (session.busy, session.may_hold) = (true, true);
-                        session.used = model.uses;
+                        (session.used, session.turn) = (model.uses, model.uses);
                         turns[id] = Some((turn, model.uses));
                     }
                 }
                 Action::Complete(id, tokens) => {
-                    let Some((turn, used)) = turns[id].take() else { continue };
+                    let Some((turn, number)) = turns[id].take() else { continue };
                     let lease = fixture.lease(&namespace(id), &tokens);
                     turn.complete(end(&tokens), time);
                     turn.keep(lease);
                     // Its session may have been closed, and another one opened under its name.
-                    if model.sessions.get(&id).is_some_and(|session| session.used == used) {
+                    if model.sessions.get(&id).is_some_and(|session| session.turn == number) {
                         model.complete(id, &tokens, now);
                     }
                 }
                 Action::Abandon(id) => {
-                    let Some((turn, used)) = turns[id].take() else { continue };
+                    let Some((turn, number)) = turns[id].take() else { continue };
                     turn.abandon(time);
                     if let Some(session) = model.sessions.get_mut(&id)
-                        && session.used == used
+                        && session.turn == number
                     {
                         (session.busy, session.last_use) = (false, now);
+                    }
+                }
+                Action::Fork(id, count) => {
+                    let to = (id + 2) % 6;
+                    let forked = fixture.sessions.fork(&name(id), name(to), Some(count), time);
+                    let origin = model.sessions.get_mut(&id);
+                    let origin = origin.filter(|session| count <= session.tokens.len());
+                    let tokens = origin.map(|session| {
+                        (session.used, session.last_use) = (model.uses, now);
+                        session.tokens[..count].to_vec()
+                    });
+                    model.uses += 1;
+                    let possible = tokens.is_some() && model.open(to, now);
+                    prop_assert_eq!(forked.is_ok(), possible);
+                    if let (Ok(prefix), Some(tokens)) = (forked, tokens) {
+                        let lease = fixture.lease(&prefix.namespace, &prefix.tokens);
+                        fixture.sessions.hold(&prefix, lease);
+                        model.complete(to, &tokens, now);
+                    }
+                }
+                Action::Rewind(id, count) => {
+                    let rewound = fixture.sessions.rewind(&name(id), count, time);
+                    let session = model.sessions.get_mut(&id);
+                    let session =
+                        session.filter(|session| !session.busy && count <= session.tokens.len());
+                    prop_assert_eq!(rewound.is_ok(), session.is_some());
+                    if let (Ok(prefix), Some(session)) = (rewound, session) {
+                        (session.used, session.may_hold) = (model.uses, true);
+                        let tokens = session.tokens[..count].to_vec();
+                        let lease = fixture.lease(&prefix.namespace, &prefix.tokens);
+                        fixture.sessions.hold(&prefix, lease);
+                        model.complete(id, &tokens, now);
                     }
                 }
                 Action::Wait(seconds) => now += seconds,

@@ -30,6 +30,34 @@ pub struct OpenSession {
     pub unknown: UnknownFields,
 }
 
+/// The body of `POST /v1/sessions/{id}/fork`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+pub struct ForkSession {
+    /// The id of the new session. Default: a random one.
+    #[serde(alias = "session_id")]
+    pub id: Option<String>,
+    /// Number of tokens of the conversation, from its start, with which the new session begins.
+    /// Default: all.
+    #[serde(default, deserialize_with = "fields::count::<_, 0, { usize::MAX }>")]
+    #[schemars(range(min = 0))]
+    pub tokens: Option<usize>,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// The body of `POST /v1/sessions/{id}/rewind`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+pub struct RewindSession {
+    /// Number of tokens of the conversation that are kept, from its start.
+    pub tokens: usize,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
 /// A session.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Session {

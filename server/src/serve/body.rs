@@ -20,7 +20,9 @@ use crate::api::messages::MessagesRequest;
 use crate::api::neutral::{self, Scope};
 use crate::api::options::GenerationOptions;
 use crate::api::responses::ResponsesRequest;
-use crate::api::sessions::{OpenSession, SglangCloseSession, SglangOpenSession};
+use crate::api::sessions::{
+    ForkSession, OpenSession, RewindSession, SglangCloseSession, SglangOpenSession,
+};
 use crate::api::tokenize::{DetokenizeRequest, TokenizeRequest};
 
 /// Bodies of up to this many bytes are parsed on the thread that received them.
@@ -122,6 +124,8 @@ request_body!(PinRequest, None, CachePrompt);
 request_body!(UnpinRequest, None);
 request_body!(PolicyRequest, None);
 request_body!(OpenSession, None);
+request_body!(ForkSession, None);
+request_body!(RewindSession, None);
 request_body!(SglangOpenSession, SglangSession);
 request_body!(SglangCloseSession, None);
 

@@ -19,8 +19,8 @@ use super::access::Caller;
 use super::error::ApiError;
 use super::receive::Received;
 use crate::api::sessions::{
-    MAX_TTL_SECONDS, OpenSession, Session, SessionClosed, SessionList, SglangCloseSession,
-    SglangOpenSession,
+    ForkSession, MAX_TTL_SECONDS, OpenSession, RewindSession, Session, SessionClosed, SessionList,
+    SglangCloseSession, SglangOpenSession,
 };
 
 /// `POST /v1/sessions`.
@@ -71,6 +71,33 @@ pub(super) async fn close(
     app.close_session(caller.session(path_id(id)?))
 }
 
+/// `POST /v1/sessions/{id}/fork`: opens a session that continues where this one is, or earlier.
+pub(super) async fn fork(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    id: Result<Path<String>, PathRejection>,
+    body: Received,
+) -> Result<Json<Session>, ApiError> {
+    let from = caller.session(path_id(id)?);
+    let request: ForkSession = app.parser.parse(body).await?;
+    let to = caller.new_session(request.id);
+    let info = app.engine.fork_session(&from, to, request.tokens).await?;
+    Ok(Json(app.session(&info)))
+}
+
+/// `POST /v1/sessions/{id}/rewind`: takes a session back to a prefix of its conversation.
+pub(super) async fn rewind(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    id: Result<Path<String>, PathRejection>,
+    body: Received,
+) -> Result<Json<Session>, ApiError> {
+    let id = caller.session(path_id(id)?);
+    let request: RewindSession = app.parser.parse(body).await?;
+    let info = app.engine.rewind_session(&id, request.tokens).await?;
+    Ok(Json(app.session(&info)))
+}
+
 /// `POST /open_session`: replies with the id alone.
 pub(super) async fn sglang_open(
     State(app): State<Arc<App>>,
@@ -114,6 +141,14 @@ fn path_id(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> 
 }
 
 impl Caller {
+    /// The id of a new session of the client; random without a name.
+    fn new_session(&self, name: Option<String>) -> SessionId {
+        match name {
+            Some(name) => self.session(name),
+            None => SessionId::random(self.owner.as_str()),
+        }
+    }
+
     /// The client's session of this name.
     pub(super) fn session(&self, name: String) -> SessionId {
         SessionId::owned_by(self.owner.as_str(), name)
@@ -128,11 +163,7 @@ impl App {
         ttl: Option<Duration>,
         salt: Option<&str>,
     ) -> Result<SessionInfo, ApiError> {
-        let id = match name {
-            Some(name) => caller.session(name),
-            None => SessionId::random(caller.owner.as_str()),
-        };
-        let mut options = SessionOptions::new(id);
+        let mut options = SessionOptions::new(caller.new_session(name));
         if let Some(ttl) = ttl {
             options = options.ttl(ttl);
         }

@@ -92,6 +92,15 @@ async fn replies_are_as_described() {
         check_reply(&description, "get", described, status, &reply);
         checked.push(("get", described));
     }
+    for (action, body) in [("fork", json!({"tokens": 2})), ("rewind", json!({"tokens": 1}))] {
+        let (path, described) =
+            (format!("/v1/sessions/a/{action}"), format!("/v1/sessions/{{id}}/{action}"));
+        let (status, reply) = server.post(&path, body).await;
+        assert_eq!(status, 200, "{reply}");
+        check_reply(&description, "post", &described, status, &reply);
+        let (status, reply) = server.post(&path, json!({"tokens": 100_000})).await;
+        check_reply(&description, "post", &described, status, &reply);
+    }
     let (status, closed) = server.delete("/v1/sessions/a").await;
     check_reply(&description, "delete", "/v1/sessions/{id}", status, &closed);
     checked.push(("delete", "/v1/sessions/{id}"));
@@ -102,6 +111,9 @@ async fn replies_are_as_described() {
             let replies = &operation["responses"]["200"]["content"];
             let is_done = checked.contains(&(method.as_str(), path.as_str()));
             if is_done || replies["application/json"].is_null() {
+                continue;
+            }
+            if path.ends_with("/fork") || path.ends_with("/rewind") {
                 continue;
             }
             assert_eq!(method, "get", "{path} is not tested");

@@ -196,3 +196,32 @@ async fn clients_have_sessions_of_their_own() {
         assert_eq!(all["data"][1]["owner"], "bob");
     }
 }
+
+/// Goal: a conversation is branched and taken back, and both go on.
+#[tokio::test]
+async fn sessions_are_forked_and_rewound() {
+    let server = Server::tiny();
+    server.ok("/v1/sessions", json!({"id": "a"})).await;
+    let turn = json!({"prompt": prompt(40, 1), "max_tokens": 4, "session_id": "a"});
+    server.complete(turn.clone()).await;
+    let fork = server.ok("/v1/sessions/a/fork", json!({"id": "b"})).await;
+    assert_eq!((&fork["id"], &fork["tokens"]), (&json!("b"), &json!(52)));
+    assert_eq!(fork["held_tokens"], json!(48));
+    let random = server.ok("/v1/sessions/a/fork", json!({"tokens": 20})).await;
+    assert_eq!((&random["tokens"], &random["held_tokens"]), (&json!(20), &json!(16)));
+    let rewound = server.ok("/v1/sessions/a/rewind", json!({"tokens": 33})).await;
+    assert_eq!((&rewound["tokens"], &rewound["held_blocks"]), (&json!(33), &json!(2)));
+    server.complete(turn).await;
+    for (path, body, status, param) in [
+        ("/v1/sessions/a/fork", json!({"id": "b"}), 409, "session_id"),
+        ("/v1/sessions/x/fork", json!({}), 404, "session_id"),
+        ("/v1/sessions/a/fork", json!({"tokens": 53}), 400, "tokens"),
+        ("/v1/sessions/a/rewind", json!({"tokens": 53}), 400, "tokens"),
+        ("/v1/sessions/a/rewind", json!({"tokens": -1}), 400, "tokens"),
+        ("/v1/sessions/a/rewind", json!({}), 400, "tokens"),
+    ] {
+        let (got, refused) = server.post(path, body).await;
+        assert_eq!((got, &refused["error"]["param"]), (status, &json!(param)), "{refused}");
+    }
+    server.settled_audit().await;
+}

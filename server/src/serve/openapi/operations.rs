@@ -17,7 +17,8 @@ use crate::api::models::{Model, ModelList};
 use crate::api::outline::{Outline, OutlineQuery, Prefix, PrefixQuery};
 use crate::api::responses::ResponsesRequest;
 use crate::api::sessions::{
-    OpenSession, Session, SessionClosed, SessionList, SglangCloseSession, SglangOpenSession,
+    ForkSession, OpenSession, RewindSession, Session, SessionClosed, SessionList,
+    SglangCloseSession, SglangOpenSession,
 };
 use crate::api::tokenize::{DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized};
 
@@ -354,6 +355,24 @@ fn sessions() -> Vec<Operation> {
             summary: "Close a session and free what it holds",
             replies: &[Body::Json(of::<SessionClosed>)],
             ..one
+        },
+        Operation {
+            path: "/v1/sessions/{id}/fork",
+            id: "forkSession",
+            summary: "Open a session that continues where this one is, or earlier",
+            request: Some(of::<ForkSession>),
+            replies: &[Body::Json(of::<Session>)],
+            own_errors: &[404, 409, 429],
+            ..client
+        },
+        Operation {
+            path: "/v1/sessions/{id}/rewind",
+            id: "rewindSession",
+            summary: "Take a session back to a prefix of its conversation",
+            request: Some(of::<RewindSession>),
+            replies: &[Body::Json(of::<Session>)],
+            own_errors: &[404, 409],
+            ..client
         },
         Operation {
             path: "/open_session",
