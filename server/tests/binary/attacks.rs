@@ -174,7 +174,8 @@ async fn attacks_are_measured() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     let after = server.resident_bytes();
     println!("resident: {} MB before, {} MB a minute after", resident >> 20, after >> 20);
-    assert!(after * 10 <= resident * 11, "expected at most 10 % more memory than before");
+    // How much of it the allocator keeps for each thread varies by several megabytes.
+    assert!(after <= resident + (16 << 20), "expected at most 16 MB more than before");
 }
 
 /// What a normal client and a health check notice of an attack, in milliseconds, sorted.
