@@ -21,20 +21,23 @@ pub(crate) fn post_head(path: &str, body_bytes: usize) -> String {
 /// Gets JSON.
 pub(crate) async fn get(address: &str, path: &str) -> anyhow::Result<Value> {
     let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-    let reply = exchange(address, request.as_bytes()).await?;
+    let reply = exchange(address, request.as_bytes(), true).await?;
     let text = String::from_utf8(reply)?;
     let (_, body) = text.split_once("\r\n\r\n").context("expected a reply with a body")?;
     Ok(serde_json::from_str(body)?)
 }
 
-/// Sends bytes, ends its side of the connection, and returns all that the server replies.
-pub(crate) async fn exchange(address: &str, request: &[u8]) -> anyhow::Result<Vec<u8>> {
+/// Sends bytes and returns all that the server replies. A client that does not `wait` ends its side
+/// of the connection at once, which may end its request.
+pub(crate) async fn exchange(address: &str, request: &[u8], wait: bool) -> anyhow::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(address).await?;
     let mut reply = Vec::new();
     let talk = async {
         // A server may close its side before it has read everything.
         let _ = stream.write_all(request).await;
-        let _ = stream.shutdown().await;
+        if !wait {
+            let _ = stream.shutdown().await;
+        }
         let _ = stream.read_to_end(&mut reply).await;
     };
     let in_time = tokio::time::timeout(REPLY_TIMEOUT, talk).await;

@@ -109,7 +109,7 @@ async fn send(server: &Server, count: usize, seed: u64) -> anyhow::Result<BTreeM
     let exchanges = (0..count).map(|index| {
         let request = hostile(index, &mut rng);
         async move {
-            let reply = exchange(&server.address, &request).await?;
+            let reply = exchange(&server.address, &request, false).await?;
             let status =
                 reply.get(9..12).map(|status| String::from_utf8_lossy(status).into_owned());
             let status = status.unwrap_or_else(|| "closed".to_owned());

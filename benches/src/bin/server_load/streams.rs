@@ -14,9 +14,13 @@ use super::server::Server;
 /// Connections that are opened at the same time.
 const AT_ONCE: usize = 64;
 
+/// Tokens of an answer: few enough that the KV pool has room for all streams at once.
+const ANSWER_TOKENS: usize = 200;
+
 fn body(index: usize) -> String {
     let prompt: Vec<usize> = (0..16).map(|position| 10 + (index + position * 7) % 90).collect();
-    json!({"prompt": prompt, "max_tokens": 1_000, "ignore_eos": true, "stream": true}).to_string()
+    let answer = ANSWER_TOKENS;
+    json!({"prompt": prompt, "max_tokens": answer, "ignore_eos": true, "stream": true}).to_string()
 }
 
 /// Opens streams whose requests all run and are then idle, and prints the server's memory.

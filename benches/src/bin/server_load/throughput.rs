@@ -48,7 +48,8 @@ async fn target(server: &Server) -> anyhow::Result<HttpTarget> {
     .await
 }
 
-/// Runs all requests; fails unless each is answered.
+/// Runs all requests; fails unless each is answered. An answer of one special token has no text; it is
+/// not counted in the times.
 async fn answered<T: Target>(
     target: &T,
     plan: &[Conversation],
@@ -56,8 +57,15 @@ async fn answered<T: Target>(
 ) -> anyhow::Result<Measured> {
     let measured = closed_loop(target, plan, clients, || {}).await?;
     let (count, all) = (measured.records.len(), plan.len());
-    let first = measured.failures.first();
-    anyhow::ensure!(count == all, "expected {all} answers, got {count}: {first:?}");
+    let (empty, failed): (Vec<_>, Vec<_>) =
+        measured.failures.iter().partition(|(kind, _)| kind == "empty answer");
+    let answered = count + empty.len();
+    anyhow::ensure!(
+        answered == all,
+        "expected {all} answers, got {answered}: {:?}",
+        failed.first()
+    );
+    anyhow::ensure!(count * 100 >= all * 99, "{} of {all} answers are empty", empty.len());
     Ok(measured)
 }
 
