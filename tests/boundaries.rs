@@ -42,7 +42,15 @@ const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 7] = [
     ("scheduler", &["tokio", "ractor", "stolon-actors", "stolon-model", "stolon-text"]),
     (
         "tiers",
-        &["tokio", "ractor", "stolon-backend", "stolon-scheduler", "stolon-actors", "stolon-model"],
+        &[
+            // With its feature `object-store` it needs tokio.
+            "tokio.workspace",
+            "ractor",
+            "stolon-backend",
+            "stolon-scheduler",
+            "stolon-actors",
+            "stolon-model",
+        ],
     ),
     ("actors", &["stolon-model", "stolon-text", "stolon-kernels", "stolon-tiers"]),
 ];
