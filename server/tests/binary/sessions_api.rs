@@ -15,7 +15,8 @@ async fn conversation(server: &Server, session: Option<&str>) -> (Vec<String>, u
     };
     let mut tokens = prompt(90, 1);
     let first = turn(&tokens).await;
-    for seed in 50..60 {
+    // None of them moves the ids by 90, back to the conversation's own.
+    for seed in 40..50 {
         server.complete(json!({"prompt": prompt(0, seed), "max_tokens": 1})).await;
         let other: Vec<u32> = prompt(90, 1).iter().map(|id| 32 + (id + seed) % 90).collect();
         server.complete(json!({"prompt": other, "max_tokens": 1})).await;
