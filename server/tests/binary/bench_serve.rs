@@ -1,7 +1,7 @@
 //! `stolon bench serve` against `stolon serve`, and against servers that misbehave.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -121,6 +121,10 @@ fn misbehaving(reply: Vec<u8>) -> String {
                 if reply.is_empty() || reply.ends_with(WAIT) {
                     std::thread::sleep(Duration::from_secs(60));
                 }
+                // What was not read of the request would reset the connection, and the reply could
+                // be lost.
+                let _ = stream.shutdown(Shutdown::Write);
+                while stream.read(&mut request).is_ok_and(|count| count > 0) {}
             });
         }
     });
