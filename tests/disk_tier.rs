@@ -2,57 +2,17 @@
 //! bits, and whatever happens to the files, requests go on.
 #![cfg(feature = "tiers")]
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use stolon::{Engine, EngineBuilder, Error, KvType, Request};
-use stolon_backend::fake::{FakeBackend, FakeLatency, FakeOptions, expected_next};
+use support::{Directory, answer, ask, prompt, records, stop};
 
-/// A directory that is removed at the end of a test.
-struct Directory(PathBuf);
+#[path = "support/tiers.rs"]
+mod support;
 
-impl Directory {
-    fn new(name: &str) -> Directory {
-        let name = format!("stolon-disk-{name}-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        // It is left if an earlier run was interrupted.
-        let _ = std::fs::remove_dir_all(&path);
-        Directory(path)
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        let list = |path: &Path| {
-            let entries = std::fs::read_dir(path).into_iter().flatten();
-            entries.map(|entry| entry.expect("readable").path()).collect::<Vec<_>>()
-        };
-        list(&self.0.join("v1")).iter().flat_map(|folder| list(folder)).collect()
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn prompt(len: usize, seed: u32) -> Vec<u32> {
-    (0..len as u32).map(|n| (n * 31 + n * n * 7 + seed * 13) % 256).collect()
-}
-
-/// The tokens of a greedy answer with the bits of their log-probabilities, and how many prompt
-/// tokens were not computed.
-async fn answer(engine: &Engine, tokens: &[u32]) -> (Vec<(u32, u32)>, usize) {
-    let request = Request::tokens(tokens).max_tokens(12).logprobs(3).ignore_eos(true);
-    let answer = engine.complete(request).await.expect("an answer");
-    let logprobs = answer.logprobs.iter().map(|token| (token.token_id, token.logprob.to_bits()));
-    (logprobs.collect(), answer.finish.usage.cached_tokens)
-}
-
-async fn stop(engine: Engine) {
-    engine.flush_disk().await.expect("it runs");
-    let audit = engine.audit().await.expect("a consistent accounting");
-    assert_eq!(audit.blocks_reserved, 0);
-    engine.shutdown().await;
+/// An engine on the fake backend, which takes 200 us for a token.
+fn slow_fake(block_count: usize) -> EngineBuilder {
+    support::slow_fake(block_count, Duration::from_micros(200))
 }
 
 /// Goal: after a restart, prompts are read from the disk, and the answers have the same bits as
@@ -60,14 +20,14 @@ async fn stop(engine: Engine) {
 #[tokio::test]
 async fn a_restarted_engine_is_warm_with_the_same_bits() {
     for kv_type in KvType::ALL {
-        let directory = Directory::new(&format!("restart-{kv_type}"));
+        let directory = Directory::new(&format!("disk-restart-{kv_type}"));
         let tiny = || Engine::builder().model("random:tiny").num_blocks(64).kv_type(kv_type);
         let with_disk = || tiny().kv_cache_dir(&directory.0, 1 << 30);
         let (tokens, longer) = (prompt(200, 1), [prompt(200, 1), prompt(50, 2)].concat());
         let first = with_disk().build().await.expect("an engine");
         answer(&first, &tokens).await;
         stop(first).await;
-        assert_eq!(directory.files().len(), 3);
+        assert_eq!(records(&directory.0).len(), 3);
         let cold = tiny().build().await.expect("an engine");
         let warm = with_disk().build().await.expect("the directory is free again");
         let request = Request::tokens(longer.clone());
@@ -81,35 +41,25 @@ async fn a_restarted_engine_is_warm_with_the_same_bits() {
     }
 }
 
-const VOCAB_SIZE: usize = 256;
-
-/// An engine on the fake backend, which takes 200 us for a token, so that reading is always worth
-/// it. Its strict mode fails if a block has not the KV of its prompt.
-fn slow_fake(block_count: usize) -> EngineBuilder {
-    let latency =
-        FakeLatency { per_prefill_token: Duration::from_micros(200), ..FakeLatency::default() };
-    let options =
-        FakeOptions { vocab_size: VOCAB_SIZE, block_count, latency, ..FakeOptions::default() };
-    Engine::builder().backend("fake", Box::new(FakeBackend::new(options)))
-}
-
-/// Requests an answer, checks its tokens, and returns how many prompt tokens were not computed.
-async fn ask(engine: &Engine, tokens: &[u32]) -> usize {
-    let request = Request::tokens(tokens).max_tokens(3).ignore_eos(true);
-    let answer = engine.complete(request).await.expect("an answer");
-    let mut all = tokens.to_vec();
-    for token in answer.token_ids {
-        assert_eq!(token, expected_next(&all, VOCAB_SIZE), "wrong KV was used");
-        all.push(token);
-    }
-    answer.finish.usage.cached_tokens
+/// Goal: a prompt that is computed in many steps is copied out of the pool and written once.
+#[tokio::test]
+async fn every_record_is_stored_once() {
+    let directory = Directory::new("disk-once");
+    let with_disk = slow_fake(64).max_batched_tokens(64).kv_cache_dir(&directory.0, 1 << 30);
+    let engine = with_disk.build().await.expect("an engine");
+    ask(&engine, &prompt(645, 1)).await;
+    ask(&engine, &prompt(645, 1)).await;
+    engine.flush_disk().await.expect("it runs");
+    let disk = engine.disk_stats().expect("a disk tier");
+    assert_eq!((engine.stats().saved_blocks, disk.records_written), (40, 10), "{disk:?}");
+    stop(engine).await;
 }
 
 /// Goal: what was evicted from a pool that is much too small is read back from the disk, also while
 /// other requests run, and never for the wrong prompt.
 #[tokio::test]
 async fn evicted_prefixes_are_read_back() {
-    let directory = Directory::new("evicted");
+    let directory = Directory::new("disk-evicted");
     let engine =
         slow_fake(32).kv_cache_dir(&directory.0, 1 << 30).build().await.expect("an engine");
     let prompts: Vec<Vec<u32>> = (0..12).map(|seed| prompt(200, seed)).collect();
@@ -137,7 +87,7 @@ async fn evicted_prefixes_are_read_back() {
 /// Goal: requests for one prefix at the same time read it once.
 #[tokio::test]
 async fn a_prefix_is_read_once_for_requests_at_the_same_time() {
-    let directory = Directory::new("once");
+    let directory = Directory::new("disk-shared");
     let with_disk = || slow_fake(128).kv_cache_dir(&directory.0, 1 << 30).build();
     let first = with_disk().await.expect("an engine");
     ask(&first, &prompt(640, 1)).await;
@@ -156,13 +106,13 @@ async fn a_prefix_is_read_once_for_requests_at_the_same_time() {
 /// going on, with right answers.
 #[tokio::test]
 async fn faults_of_the_disk_do_not_reach_requests() {
-    let directory = Directory::new("faults");
+    let directory = Directory::new("disk-faults");
     let with_disk = || slow_fake(32).kv_cache_dir(&directory.0, 1 << 30).build();
     let engine = with_disk().await.expect("an engine");
     ask(&engine, &prompt(300, 1)).await;
     stop(engine).await;
     let engine = with_disk().await.expect("an engine");
-    for (index, path) in directory.files().iter().enumerate() {
+    for (index, path) in records(&directory.0).iter().enumerate() {
         let mut bytes = std::fs::read(path).expect("readable");
         bytes[500 + index] ^= 1;
         std::fs::write(path, bytes).expect("written");
@@ -191,7 +141,7 @@ async fn faults_of_the_disk_do_not_reach_requests() {
 /// cannot copy blocks. Tenants do not share what is stored.
 #[tokio::test]
 async fn directories_in_use_are_refused() {
-    let directory = Directory::new("refused");
+    let directory = Directory::new("disk-refused");
     let with_disk = || slow_fake(64).kv_cache_dir(&directory.0, 1 << 30).build();
     let engine = with_disk().await.expect("an engine");
     let refused = with_disk().await.expect_err("it is in use");
@@ -211,7 +161,7 @@ async fn directories_in_use_are_refused() {
 /// pool and a small disk end with right answers and a consistent accounting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_requests_with_cancels_through_all_tiers() {
-    let directory = Directory::new("many");
+    let directory = Directory::new("disk-many");
     let engine = slow_fake(48).kv_cache_dir(&directory.0, 40_000).build().await.expect("an engine");
     let work = (0..8_u32).map(|worker| {
         let engine = engine.clone();

@@ -5,59 +5,36 @@
 //! ignored by default use a real server.
 #![cfg(feature = "object-store")]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use stolon::{Engine, EngineBuilder, Error, Request};
-use stolon_backend::fake::{FakeBackend, FakeLatency, FakeOptions, expected_next};
+use support::{Directory, answer, ask, prompt, records, stop};
 
-/// A directory with the store and the directories of two engines, removed at the end of a test.
-struct Place(PathBuf);
+#[path = "support/tiers.rs"]
+mod support;
+
+/// A directory with the store and the directories of two engines.
+struct Place(Directory);
 
 impl Place {
     fn new(name: &str) -> Place {
-        let path =
-            std::env::temp_dir().join(format!("stolon-object-{name}-{}", std::process::id()));
-        // It is left if an earlier run was interrupted.
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(path.join("store")).expect("a directory");
-        Place(path)
+        let place = Place(Directory::new(&format!("object-{name}")));
+        std::fs::create_dir_all(place.store()).expect("a directory");
+        place
     }
 
     fn store(&self) -> PathBuf {
-        self.0.join("store")
+        self.directory("store")
+    }
+
+    fn directory(&self, name: &str) -> PathBuf {
+        self.0.0.join(name)
     }
 
     fn url(&self) -> String {
         format!("file://{}", self.store().display())
     }
-
-    fn objects(&self) -> Vec<PathBuf> {
-        let list = |path: &Path| {
-            let entries = std::fs::read_dir(path).into_iter().flatten();
-            entries.map(|entry| entry.expect("readable").path()).collect::<Vec<_>>()
-        };
-        list(&self.store().join("v1")).iter().flat_map(|folder| list(folder)).collect()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn prompt(len: usize, seed: u32) -> Vec<u32> {
-    (0..len as u32).map(|n| (n * 31 + n * n * 7 + seed * 13) % 256).collect()
-}
-
-/// The tokens of a greedy answer with the bits of their log-probabilities, and how many prompt
-/// tokens were not computed.
-async fn answer(engine: &Engine, tokens: &[u32]) -> (Vec<(u32, u32)>, usize) {
-    let request = Request::tokens(tokens).max_tokens(12).logprobs(3).ignore_eos(true);
-    let answer = engine.complete(request).await.expect("an answer");
-    let logprobs = answer.logprobs.iter().map(|token| (token.token_id, token.logprob.to_bits()));
-    (logprobs.collect(), answer.finish.usage.cached_tokens)
 }
 
 /// Waits until an engine knows that a prompt's first `tokens` tokens are in the store. The test
@@ -72,13 +49,6 @@ async fn wait_for(engine: &Engine, prompt: &[u32], tokens: usize) {
     }
 }
 
-async fn stop(engine: Engine) {
-    engine.flush_disk().await.expect("it runs");
-    let audit = engine.audit().await.expect("a consistent accounting");
-    assert_eq!(audit.blocks_reserved, 0);
-    engine.shutdown().await;
-}
-
 fn tiny() -> EngineBuilder {
     Engine::builder().model("random:tiny").num_blocks(64)
 }
@@ -87,7 +57,7 @@ fn tiny() -> EngineBuilder {
 async fn one_engine_computes_for_another(place: &Place, url: &str) {
     let (tokens, longer) = (prompt(200, 1), [prompt(200, 1), prompt(50, 2)].concat());
     let engine = |directory: &str| {
-        tiny().kv_cache_dir(place.0.join(directory), 1 << 30).kv_object_store(url).build()
+        tiny().kv_cache_dir(place.directory(directory), 1 << 30).kv_object_store(url).build()
     };
     let first = engine("first").await.expect("an engine");
     answer(&first, &tokens).await;
@@ -119,7 +89,7 @@ async fn one_engine_computes_for_another(place: &Place, url: &str) {
 async fn engines_share_what_they_have_computed() {
     let place = Place::new("share");
     one_engine_computes_for_another(&place, &place.url()).await;
-    assert_eq!(place.objects().len(), 4);
+    assert_eq!(records(&place.store()).len(), 4);
 }
 
 /// Goal: the same through the protocol of S3.
@@ -131,31 +101,11 @@ async fn engines_share_through_s3() {
     one_engine_computes_for_another(&place, &format!("{url}/{}", std::process::id())).await;
 }
 
-const VOCAB_SIZE: usize = 256;
-
-/// An engine on the fake backend, which takes 1 ms for a token, so that fetching is always worth it.
-/// Its strict mode fails if a block has not the KV of its prompt.
+/// An engine on the fake backend, which takes 1 ms for a token.
 fn slow_fake(place: &Place, directory: &str) -> EngineBuilder {
-    let latency =
-        FakeLatency { per_prefill_token: Duration::from_millis(1), ..FakeLatency::default() };
-    let options =
-        FakeOptions { vocab_size: VOCAB_SIZE, block_count: 64, latency, ..FakeOptions::default() };
-    Engine::builder()
-        .backend("fake", Box::new(FakeBackend::new(options)))
-        .kv_cache_dir(place.0.join(directory), 1 << 30)
+    support::slow_fake(64, Duration::from_millis(1))
+        .kv_cache_dir(place.directory(directory), 1 << 30)
         .kv_object_store(place.url())
-}
-
-/// Requests an answer, checks its tokens, and returns how many prompt tokens were not computed.
-async fn ask(engine: &Engine, tokens: &[u32]) -> usize {
-    let request = Request::tokens(tokens).max_tokens(3).ignore_eos(true);
-    let answer = engine.complete(request).await.expect("an answer");
-    let mut all = tokens.to_vec();
-    for token in answer.token_ids {
-        assert_eq!(token, expected_next(&all, VOCAB_SIZE), "wrong KV was used");
-        all.push(token);
-    }
-    answer.finish.usage.cached_tokens
 }
 
 /// Goal: damaged and truncated objects are misses that are counted and not fetched again, and a
@@ -167,7 +117,7 @@ async fn damaged_objects_are_misses() {
     ask(&first, &prompt(300, 1)).await;
     ask(&first, &prompt(300, 2)).await;
     stop(first).await;
-    for (index, path) in place.objects().iter().enumerate() {
+    for (index, path) in records(&place.store()).iter().enumerate() {
         let mut bytes = std::fs::read(path).expect("readable");
         match index % 2 {
             0 => bytes[200 + index] ^= 1,
@@ -204,7 +154,7 @@ async fn a_store_that_fails_stops_nothing() {
     assert!(stats.failures >= 1 && stats.writes_skipped >= 1, "{stats:?}");
     stop(engine).await;
     for url in ["ftp://host/folder", "s3:", "no url"] {
-        let directory = place.0.join("other");
+        let directory = place.directory("other");
         let build = tiny().kv_cache_dir(directory, 1 << 30).kv_object_store(url).build();
         let refused = build.await.expect_err("no store");
         assert!(matches!(refused, Error::ObjectStore(_)), "{refused}");

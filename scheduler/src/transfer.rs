@@ -17,6 +17,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use stolon_backend::{Backend, BackendSpec};
 use stolon_kvcache::{BlockId, Namespace, PrefixLease};
 
@@ -35,7 +36,7 @@ pub(crate) const SAVES_MAX: usize = 64;
 pub struct StoredKv {
     block_size: usize,
     first_block: usize,
-    blocks: Arc<[Box<[u8]>]>,
+    blocks: Arc<[Bytes]>,
     /// Dropped with the last clone.
     _held: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -45,7 +46,7 @@ impl StoredKv {
     /// `first_block`-th of the prompt, counted from 0. Each item has
     /// [`block_bytes`](BackendSpec::block_bytes) bytes, as [`Backend::read_blocks`] has returned
     /// them.
-    pub fn new(block_size: usize, first_block: usize, blocks: Vec<Box<[u8]>>) -> StoredKv {
+    pub fn new(block_size: usize, first_block: usize, blocks: Vec<Bytes>) -> StoredKv {
         StoredKv { block_size, first_block, blocks: blocks.into(), _held: None }
     }
 
@@ -79,7 +80,7 @@ impl StoredKv {
     }
 
     /// The bytes of the blocks, without their places.
-    pub(crate) fn blocks(&self) -> &[Box<[u8]>] {
+    pub(crate) fn blocks(&self) -> &[Bytes] {
         &self.blocks
     }
 }
@@ -124,26 +125,15 @@ pub(crate) fn save_blocks(backend: &mut dyn Backend, blocks: &[BlockId]) -> Opti
 
 /// Stores what was computed outside of the pool.
 pub trait KvSink: fmt::Debug + Send + Sync {
-    /// Which blocks of a prefix should be copied out, now that its blocks `committed` were added to
-    /// the prefix tree; `tokens` end with them. Called on the scheduler's task, so it must not
+    /// What should be copied out of the pool of a prefix, now that its blocks `committed` were added
+    /// to the prefix tree; `tokens` may have more. Called on the scheduler's task, so it must not
     /// block.
     fn wanted(
         &self,
         namespace: &Namespace,
-        tokens: &[u32],
+        tokens: &Arc<Vec<u32>>,
         committed: Range<usize>,
-    ) -> Option<Range<usize>>;
-
-    /// Takes the bytes of blocks that were wanted, one after another, from the `first_block`-th of
-    /// the prefix on. They may be fewer than wanted. Called on the scheduler's task, so it must not
-    /// block.
-    fn store(
-        &self,
-        namespace: Namespace,
-        tokens: Arc<Vec<u32>>,
-        first_block: usize,
-        bytes: Vec<u8>,
-    );
+    ) -> Option<SaveRequest>;
 }
 
 /// A request to copy cached blocks of a prefix out of the pool.
@@ -154,9 +144,9 @@ pub struct SaveRequest {
     pub tokens: Arc<Vec<u32>>,
     /// Indices of the blocks that are copied. Fewer are, if not all of them are cached.
     pub blocks: Range<usize>,
-    /// Receives the bytes of the blocks one after another, from the first one on. It is called
-    /// once, on the scheduler's task, so it must not block; it is dropped if the copy fails or
-    /// nothing is cached.
+    /// Receives the bytes of the blocks one after another, from the first one on. They may be fewer
+    /// than requested. It is called once, on the scheduler's task, so it must not block; it is
+    /// dropped if the copy fails or nothing is cached.
     pub done: Box<dyn FnOnce(Vec<u8>) + Send>,
 }
 

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use stolon_kvcache::Namespace;
 use stolon_tiers::{ChainKey, DiskTier, ObjectStats, Place};
 
@@ -33,12 +34,7 @@ impl Objects {
     }
 
     #[allow(clippy::unused_async, reason = "it is async with the feature")]
-    pub(super) async fn fetch(
-        &self,
-        _: Namespace,
-        _: Arc<Vec<u32>>,
-        _: Vec<Place>,
-    ) -> Vec<Box<[u8]>> {
+    pub(super) async fn fetch(&self, _: Namespace, _: Arc<Vec<u32>>, _: Vec<Place>) -> Vec<Bytes> {
         match self.0 {}
     }
 

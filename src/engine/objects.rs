@@ -8,6 +8,7 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use futures::{StreamExt, stream};
 use stolon_kvcache::Namespace;
 use stolon_tiers::{ChainKey, DiskTier, ObjectStats, ObjectTier, Place};
@@ -84,7 +85,7 @@ impl Objects {
         namespace: Namespace,
         tokens: Arc<Vec<u32>>,
         places: Vec<Place>,
-    ) -> Vec<Box<[u8]>> {
+    ) -> Vec<Bytes> {
         let (begun, bytes) = (Instant::now(), self.record_bytes());
         let one = |place: Place| {
             let (tier, disk, tokens) = (&self.tier, &self.disk, Arc::clone(&tokens));

@@ -17,14 +17,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::Shared;
 use stolon_actors::EngineHandle;
 use stolon_kvcache::Namespace;
-use stolon_scheduler::{KvSink, StoredKv};
-use stolon_tiers::{
-    ChainKey, DiskStats, DiskTier, DiskWrite, DiskWriter, KvShape, ObjectStats, Place,
-};
+use stolon_scheduler::{KvSink, SaveRequest, StoredKv};
+use stolon_tiers::{ChainKey, DiskStats, DiskTier, DiskWriter, KvShape, ObjectStats, Place};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::Engine;
@@ -77,9 +76,11 @@ struct Disk {
 /// What of a prompt is read, and how long it is waited for.
 #[derive(Debug)]
 struct Plan {
-    /// Positions on the disk.
-    disk: Range<usize>,
-    /// Records in the object store, from the end of those positions on.
+    /// The first position that is read: the beginning of a record.
+    start: usize,
+    /// The prompt's records on the disk, from its start on.
+    disk: Vec<Place>,
+    /// The records in the object store that follow.
     objects: Vec<Place>,
     limit: Duration,
 }
@@ -168,9 +169,9 @@ impl Tiers {
         plan: Plan,
     ) -> Option<Load> {
         let tier = &self.disk.get()?.tier;
-        let (start, record) = (plan.disk.start, tier.shape().record_positions());
-        let end = plan.disk.end + plan.objects.len() * record;
-        let key = (tier.key(&namespace, tokens, end), start);
+        let (start, last) = (plan.start, *plan.objects.last().or(plan.disk.last())?);
+        let end = last.first + tier.shape().record_positions();
+        let key = (last.key, start);
         let mut loads = self.loads();
         if let Some(load) = loads.get(&key) {
             return Some(load.clone());
@@ -183,6 +184,8 @@ impl Tiers {
         loads.insert(key, load.clone());
         drop(loads);
         let (tiers, tokens) = (Arc::clone(self), Arc::clone(tokens));
+        let (tier, used): (_, Vec<_>) =
+            (Arc::clone(tier), plan.disk.iter().map(|place| place.key).collect());
         let block_size = tier.shape().block_size;
         // If the runtime ends, the sender is dropped, and nothing is loaded any more.
         handle.runtime().spawn(async move {
@@ -190,37 +193,38 @@ impl Tiers {
             let loaded = (!blocks.is_empty())
                 .then(|| StoredKv::new(block_size, start / block_size, blocks).holding(permit));
             tiers.loads().remove(&key);
-            // Fails only if nobody waits for it any more.
+            // Fails only if all callers have gone.
             let _ = sender.send(loaded);
+            // It concerns what is evicted from the disk. Fails only if the runtime ends.
+            let _ = tokio::task::spawn_blocking(move || tier.touch(&used)).await;
         });
         Some(load)
     }
 
     /// Reads blocks, fewer than planned if something cannot be read. What comes from the object
     /// store is written to the disk.
-    async fn read(
-        &self,
-        namespace: Namespace,
-        tokens: Arc<Vec<u32>>,
-        plan: Plan,
-    ) -> Vec<Box<[u8]>> {
+    async fn read(&self, namespace: Namespace, tokens: Arc<Vec<u32>>, plan: Plan) -> Vec<Bytes> {
         let Some(disk) = self.disk.get() else { return Vec::new() };
-        let Plan { disk: positions, objects: places, .. } = plan;
-        let expected = positions.len() / disk.tier.shape().block_size;
+        let Plan { start, disk: on_disk, objects: places, .. } = plan;
+        let record = disk.tier.shape().record_positions();
+        let end = on_disk.len() * record;
+        let expected = (end - start) / disk.tier.shape().block_size;
         let (tier, own_tokens) = (Arc::clone(&disk.tier), Arc::clone(&tokens));
-        let read = move || tier.read(&namespace, &own_tokens, positions.start, positions.end);
+        let read = move || tier.read(&namespace, &own_tokens, &on_disk, start);
         // Fails only if the runtime ends.
         let mut blocks = match expected {
             0 => Vec::new(),
             _ => tokio::task::spawn_blocking(read).await.unwrap_or_default(),
         };
-        if let (Some(objects), Some(first), true) =
-            (&disk.objects, places.first(), blocks.len() == expected)
+        if let (Some(objects), Some(last), true) =
+            (&disk.objects, places.last(), blocks.len() == expected)
         {
-            let first = first.first;
-            let fetched = objects.fetch(namespace, Arc::clone(&tokens), places).await;
-            let bytes = fetched.concat();
-            disk.writer.push(DiskWrite { namespace, tokens, first, blocks: bytes });
+            let claim = disk.writer.claim(namespace, &tokens, last.first + record);
+            let fetched = objects.fetch(namespace, tokens, places).await;
+            // A claim that begins elsewhere has found other records to be written.
+            if let Some(claim) = claim.filter(|claim| claim.positions().start == end) {
+                claim.write(fetched.concat());
+            }
             blocks.extend(fetched);
         }
         blocks
@@ -241,29 +245,29 @@ impl Disk {
             return None;
         }
         let start = matched / record * record;
-        let mut places = self.tier.places(namespace, tokens).skip(start / record).peekable();
-        let stored = |place: &Place| self.tier.contains(&place.key);
-        let on_disk = std::iter::from_fn(|| places.next_if(stored)).count() * record;
-        let disk = start..start + on_disk;
+        let mut places = self.tier.places(namespace, tokens).peekable();
+        // What is before `start` is not read.
+        let stored = |place: &Place| place.first < start || self.tier.contains(&place.key);
+        let disk: Vec<Place> = std::iter::from_fn(|| places.next_if(stored)).collect();
         let mut objects: Vec<Place> = match &self.objects {
             Some(objects) => places.take_while(|place| objects.contains(&place.key)).collect(),
             None => Vec::new(),
         };
         loop {
-            let end = disk.end + objects.len() * record;
+            let end = (disk.len() + objects.len()) * record;
             if end <= matched {
                 return None;
             }
             let fetch_time = |source: &Arc<Objects>| source.fetch_time(objects.len());
             let fetch = self.objects.as_ref().map(fetch_time).unwrap_or_default();
-            let expected = self.tier.read_time(on_disk) + fetch;
+            let expected = self.tier.read_time(disk.len() * record - start) + fetch;
             let limit = match handle.prefill_time(end - matched) {
                 Some(compute) if expected > compute.mul_f64(WORTH_SHARE) => None,
                 Some(_) => Some(expected * PATIENCE + GRACE),
                 None => Some(UNMEASURED_LIMIT),
             };
             match limit {
-                Some(limit) => return Some(Plan { disk, objects, limit }),
+                Some(limit) => return Some(Plan { start, disk, objects, limit }),
                 None if objects.is_empty() => return None,
                 // The disk alone may be worth it.
                 None => objects.clear(),
@@ -276,31 +280,24 @@ impl KvSink for Tiers {
     fn wanted(
         &self,
         namespace: &Namespace,
-        tokens: &[u32],
+        tokens: &Arc<Vec<u32>>,
         committed: Range<usize>,
-    ) -> Option<Range<usize>> {
+    ) -> Option<SaveRequest> {
         let disk = self.disk.get()?;
-        let shape = disk.tier.shape();
-        let blocks_per_record = shape.record_positions() / shape.block_size;
+        let block_size = disk.tier.shape().block_size;
+        let blocks_per_record = disk.tier.shape().record_positions() / block_size;
         let record = |block: usize| block / blocks_per_record;
-        if record(committed.start) == record(committed.end) || !disk.writer.has_room() {
+        if record(committed.start) == record(committed.end) {
             return None;
         }
-        let end = record(committed.end) * blocks_per_record;
-        let first = disk.tier.first_missing(namespace, &tokens[..end * shape.block_size])?;
-        Some(first / shape.block_size..end)
-    }
-
-    fn store(
-        &self,
-        namespace: Namespace,
-        tokens: Arc<Vec<u32>>,
-        first_block: usize,
-        bytes: Vec<u8>,
-    ) {
-        let Some(disk) = self.disk.get() else { return };
-        let first = first_block * disk.tier.shape().block_size;
-        disk.writer.push(DiskWrite { namespace, tokens, first, blocks: bytes });
+        let claim = disk.writer.claim(*namespace, tokens, committed.end * block_size)?;
+        let positions = claim.positions();
+        Some(SaveRequest {
+            namespace: *namespace,
+            tokens: Arc::clone(tokens),
+            blocks: positions.start / block_size..positions.end / block_size,
+            done: Box::new(|bytes| claim.write(bytes)),
+        })
     }
 }
 

@@ -12,11 +12,13 @@
 
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, Read, Write};
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
+use bytes::Bytes;
 use stolon_kvcache::Namespace;
 
 use crate::disk_index::{EXTENSION, Index};
@@ -24,13 +26,14 @@ use crate::disk_stats::{Counters, DiskStats};
 use crate::key::ChainKey;
 use crate::prefix::write_atomically;
 use crate::record::{KvShape, Record};
+use crate::shared::{PAUSE, Pause, Speed, lock};
 
 /// The folder of the files of this version of the format.
 const FOLDER: &str = "v1";
-/// How long nothing is written after a write has failed.
-const PAUSE: Duration = Duration::from_secs(5);
 /// The speed of reading in bytes per second that is assumed before it was measured.
 const ASSUMED_SPEED: f64 = 200e6;
+/// Maximum number of threads that read one prompt.
+const READ_THREADS_MAX: usize = 4;
 
 /// Why a directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -63,10 +66,10 @@ pub struct DiskTier {
     budget: u64,
     index: Mutex<Index>,
     counters: Counters,
-    /// Bytes per second of recent reads; `None` before the first one.
-    speed: Mutex<Option<f64>>,
-    /// When writing is tried again after a failure.
-    paused_until: Mutex<Option<Instant>>,
+    /// Of reads.
+    speed: Speed,
+    /// Of writes.
+    pause: Pause,
     /// Locked as long as it is open and the tier is not closed.
     lock: File,
     closed: AtomicBool,
@@ -118,8 +121,8 @@ impl DiskTier {
             budget,
             index: Mutex::new(index),
             counters: Counters::default(),
-            speed: Mutex::new(None),
-            paused_until: Mutex::new(None),
+            speed: Speed::assumed(ASSUMED_SPEED),
+            pause: Pause::default(),
             lock,
             closed: AtomicBool::new(false),
         };
@@ -141,67 +144,77 @@ impl DiskTier {
         stored.count() * self.shape.record_positions()
     }
 
-    /// The key of the first `positions` positions of `tokens`, which are whole records.
-    pub fn key(&self, namespace: &Namespace, tokens: &[u32], positions: usize) -> ChainKey {
-        let last = self.places(namespace, &tokens[..positions]).last();
-        last.map_or_else(|| ChainKey::root(&self.shape.fingerprint, namespace), |last| last.key)
-    }
-
     /// The time that reading `positions` positions takes, by the speed of recent reads.
     pub fn read_time(&self, positions: usize) -> Duration {
-        let bytes = self.shape.record_bytes(positions).unwrap_or(usize::MAX);
-        let speed = lock(&self.speed).unwrap_or(ASSUMED_SPEED).max(1.0);
-        Duration::from_secs_f64((bytes as f64 / speed).min(1e6))
+        self.speed.time_of(self.shape.record_bytes(positions).unwrap_or(usize::MAX))
     }
 
-    /// Reads the blocks of the positions `from..to` of `tokens`, whole records, and verifies them.
+    /// Reads the records of a prompt's first places, those from position `from` on, and verifies them.
     /// Returns the bytes of each block, fewer if a record is missing or wrong. Wrong records are
-    /// removed. Blocks.
+    /// removed. Blocks, and uses a few threads, because verifying takes as long as reading.
     pub fn read(
         &self,
         namespace: &Namespace,
         tokens: &[u32],
+        places: &[Place],
         from: usize,
-        to: usize,
-    ) -> Vec<Box<[u8]>> {
+    ) -> Vec<Bytes> {
         let begun = Instant::now();
-        let (mut blocks, mut used, mut bytes) = (Vec::new(), Vec::new(), 0);
-        let mut places = self.places(namespace, &tokens[..to]);
-        for place in places.by_ref() {
-            if place.first >= from {
-                match self.read_record(namespace, tokens, &place) {
-                    Some(record) => {
-                        bytes += record.header.record_bytes as u64;
-                        blocks.extend(record.blocks);
-                    }
-                    None => break,
-                }
-            }
-            used.push(place.key);
-        }
+        let wanted = &places[places.partition_point(|place| place.first < from)..];
+        let mut records = self.read_records(namespace, tokens, wanted);
+        let complete = records.iter().take_while(|record| record.is_some()).count();
         // If the whole directory is gone, the records after the first missing one are gone too. While
         // they are in the index, they are not written again.
-        for place in places {
+        for place in &wanted[complete..] {
             if !self.path(&place.key).exists() {
                 self.index().remove(&place.key);
             }
         }
-        self.touch(&used);
         let time = begun.elapsed();
+        let read = records.drain(..complete).flatten();
+        let (mut blocks, mut bytes) = (Vec::new(), 0);
+        for record in read {
+            bytes += record.header.record_bytes as u64;
+            blocks.extend(record.blocks);
+        }
         if bytes > 0 {
             self.counters.read(bytes, blocks.len() * self.shape.block_size, time);
-            let now = bytes as f64 / time.as_secs_f64().max(1e-9);
-            let mut speed = lock(&self.speed);
-            *speed = Some(speed.map_or(now, |before| 0.7 * before + 0.3 * now));
+            self.speed.note(bytes, time);
         }
         blocks
     }
 
-    /// Where storing the prefix `tokens` should begin: the first position of the first full record
-    /// that is not stored; `None` if all are. Does no I/O.
-    pub fn first_missing(&self, namespace: &Namespace, tokens: &[u32]) -> Option<usize> {
-        let stored = self.query_match_len(namespace, tokens);
-        (stored + self.shape.record_positions() <= tokens.len()).then_some(stored)
+    /// Reads records in parallel, up to the first one that is missing or wrong. The results have the
+    /// order of `places`.
+    fn read_records(
+        &self,
+        namespace: &Namespace,
+        tokens: &[u32],
+        places: &[Place],
+    ) -> Vec<Option<Record>> {
+        let records: Vec<OnceLock<Record>> = places.iter().map(|_| OnceLock::new()).collect();
+        let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let work = || {
+            while !failed.load(Ordering::Relaxed) {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(place) = places.get(index) else { return };
+                match self.read_record(namespace, tokens, place) {
+                    // Each index is read once.
+                    Some(record) => drop(records[index].set(record)),
+                    None => failed.store(true, Ordering::Relaxed),
+                }
+            }
+        };
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let threads = places.len().min(cores).min(READ_THREADS_MAX);
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                // What cannot be done in parallel is done by this thread.
+                let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+            }
+            work();
+        });
+        records.into_iter().map(OnceLock::into_inner).collect()
     }
 
     /// Stores full records of `tokens` from position `first` on, the beginning of a record.
@@ -224,7 +237,7 @@ impl DiskTier {
             if self.index().contains(&place.key) {
                 continue;
             }
-            if self.is_paused() || self.closed.load(Ordering::Acquire) {
+            if self.pause.is_on() || self.closed.load(Ordering::Acquire) {
                 self.counters.skipped(1);
                 continue;
             }
@@ -250,12 +263,12 @@ impl DiskTier {
 
     /// The bytes of a stored record; `None` if there is none or it cannot be read. They are not
     /// verified. Blocks.
-    pub fn bytes_of(&self, key: &ChainKey) -> Option<Vec<u8>> {
+    pub fn bytes_of(&self, key: &ChainKey) -> Option<Bytes> {
         let file = self.contains(key).then(|| File::open(self.path(key)))?.ok()?;
         let mut bytes = Vec::new();
         let expected = self.shape.record_bytes(self.shape.record_positions())?;
         file.take(expected as u64 + 1).read_to_end(&mut bytes).ok()?;
-        (bytes.len() == expected).then_some(bytes)
+        (bytes.len() == expected).then(|| bytes.into())
     }
 
     /// Counters, and what is stored now.
@@ -323,7 +336,7 @@ impl DiskTier {
             let mut bytes = Vec::with_capacity(expected);
             let limited = file.take(expected as u64 + 1).read_to_end(&mut bytes);
             limited.map_err(|error| error.to_string())?;
-            self.verify(namespace, tokens, place, &bytes)
+            self.verify(namespace, tokens, place, &bytes.into())
         };
         match read() {
             Ok(record) => Some(record),
@@ -346,7 +359,7 @@ impl DiskTier {
         namespace: &Namespace,
         tokens: &[u32],
         place: &Place,
-        bytes: &[u8],
+        bytes: &Bytes,
     ) -> Result<Record, String> {
         let record = Record::parse(bytes, &self.shape, namespace);
         let record = record.map_err(|error| error.to_string())?;
@@ -382,12 +395,7 @@ impl DiskTier {
             pause_seconds = PAUSE.as_secs(),
             "KV could not be stored; nothing is stored for a while"
         );
-        *lock(&self.paused_until) = Some(Instant::now() + PAUSE);
-    }
-
-    /// Whether a write has failed a short time ago.
-    fn is_paused(&self) -> bool {
-        lock(&self.paused_until).is_some_and(|until| Instant::now() < until)
+        self.pause.begin();
     }
 
     /// Removes the least recently used records that exceed the budget.
@@ -415,8 +423,8 @@ impl DiskTier {
     }
 
     /// Marks records of one prefix as used, in their order. The first ones count as used last, so
-    /// that the end of a prefix is removed before its beginning, without which it is of no use.
-    fn touch(&self, keys: &[ChainKey]) {
+    /// that the end of a prefix is removed before its beginning, without which it is of no use. Blocks.
+    pub fn touch(&self, keys: &[ChainKey]) {
         let now = SystemTime::now();
         for key in keys.iter().rev() {
             self.index().touch(key);
@@ -436,9 +444,4 @@ impl Drop for DiskTier {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-/// Ignores poisoning: every change under these locks is complete or has not begun.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

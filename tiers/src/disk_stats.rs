@@ -1,9 +1,10 @@
 //! What a disk tier counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
+
+use crate::shared::Counter;
 
 /// Counters since a disk tier was opened, and what it stores now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -36,67 +37,62 @@ pub struct DiskStats {
     pub records_evicted: u64,
 }
 
-/// The live counters. They guard no other memory, so all accesses are relaxed.
+/// The live counters.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    read_tokens: AtomicU64,
-    read_bytes: AtomicU64,
-    read_micros: AtomicU64,
-    refused: AtomicU64,
-    written: AtomicU64,
-    written_bytes: AtomicU64,
-    failed: AtomicU64,
-    skipped: AtomicU64,
-    evicted: AtomicU64,
+    read_tokens: Counter,
+    read_bytes: Counter,
+    read_micros: Counter,
+    refused: Counter,
+    written: Counter,
+    written_bytes: Counter,
+    failed: Counter,
+    skipped: Counter,
+    evicted: Counter,
 }
 
 impl Counters {
     pub(crate) fn read(&self, bytes: u64, tokens: usize, time: Duration) {
-        add(&self.read_bytes, bytes);
-        add(&self.read_tokens, tokens as u64);
-        add(&self.read_micros, u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+        self.read_bytes.add(bytes);
+        self.read_tokens.add(tokens as u64);
+        self.read_micros.add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
     }
 
     pub(crate) fn refused(&self) {
-        add(&self.refused, 1);
+        self.refused.add(1);
     }
 
     pub(crate) fn wrote(&self, bytes: u64) {
-        add(&self.written, 1);
-        add(&self.written_bytes, bytes);
+        self.written.add(1);
+        self.written_bytes.add(bytes);
     }
 
     pub(crate) fn write_failed(&self) {
-        add(&self.failed, 1);
+        self.failed.add(1);
     }
 
     pub(crate) fn skipped(&self, records: u64) {
-        add(&self.skipped, records);
+        self.skipped.add(records);
     }
 
     pub(crate) fn evicted(&self) {
-        add(&self.evicted, 1);
+        self.evicted.add(1);
     }
 
     pub(crate) fn stats(&self, records: u64, bytes: u64, budget_bytes: u64) -> DiskStats {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         DiskStats {
             records,
             bytes,
             budget_bytes,
-            read_tokens: get(&self.read_tokens),
-            read_bytes: get(&self.read_bytes),
-            read_micros: get(&self.read_micros),
-            records_refused: get(&self.refused),
-            records_written: get(&self.written),
-            written_bytes: get(&self.written_bytes),
-            writes_failed: get(&self.failed),
-            writes_skipped: get(&self.skipped),
-            records_evicted: get(&self.evicted),
+            read_tokens: self.read_tokens.get(),
+            read_bytes: self.read_bytes.get(),
+            read_micros: self.read_micros.get(),
+            records_refused: self.refused.get(),
+            records_written: self.written.get(),
+            written_bytes: self.written_bytes.get(),
+            writes_failed: self.failed.get(),
+            writes_skipped: self.skipped.get(),
+            records_evicted: self.evicted.get(),
         }
     }
-}
-
-fn add(counter: &AtomicU64, n: u64) {
-    counter.fetch_add(n, Ordering::Relaxed);
 }

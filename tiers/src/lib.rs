@@ -9,8 +9,8 @@
 //!   a thread of its own.
 //! * `ObjectTier` (feature `object-store`): records in an object store.
 //!
-//! Nothing here knows an engine, and only the object tier an async runtime. Everything that is read is verified
-//! before it is returned: see [`Record::parse`].
+//! Nothing here knows an engine, and only the object tier an async runtime. Everything that is read
+//! is verified before it is returned: see [`Record::parse`].
 #![forbid(unsafe_code)]
 
 mod disk;
@@ -23,6 +23,7 @@ mod object;
 mod object_stats;
 mod prefix;
 mod record;
+mod shared;
 mod writer;
 
 pub use disk::{DiskError, DiskTier, Place};
@@ -34,4 +35,4 @@ pub use object::{ObjectError, ObjectTier};
 pub use object_stats::ObjectStats;
 pub use prefix::{PrefixReader, PrefixWriter, StoredPrefix, write_atomically};
 pub use record::{HEADER_BYTES, KvShape, Record, RecordHeader};
-pub use writer::{DiskWrite, DiskWriter};
+pub use writer::{Claim, DiskWriter};

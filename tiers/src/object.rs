@@ -10,10 +10,10 @@
 //! The methods need a tokio runtime with timers.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
+use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, parse_url_opts};
@@ -21,14 +21,13 @@ use object_store::{ObjectStore, ObjectStoreExt, parse_url_opts};
 use crate::key::ChainKey;
 use crate::object_stats::ObjectStats;
 use crate::record::KvShape;
+use crate::shared::{Counter, Pause, Speed, lock};
 
 /// The folder of the objects of this version of the format.
 const FOLDER: &str = "v1";
 const EXTENSION: &str = ".kv";
 /// Maximum number of records that are known.
 const KEYS_MAX: usize = 4 << 20;
-/// How long the store is left alone after a failure.
-const PAUSE: Duration = Duration::from_secs(5);
 /// How long one object may take.
 const OBJECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a listing may take.
@@ -75,10 +74,9 @@ pub struct ObjectTier {
     store: Box<dyn ObjectStore>,
     folder: Path,
     keys: Mutex<Keys>,
-    /// Bytes per second of recent fetches; `None` before the first one.
-    speed: Mutex<Option<f64>>,
-    /// When the store is used again after a failure.
-    paused_until: Mutex<Option<Instant>>,
+    /// Of fetches.
+    speed: Speed,
+    pause: Pause,
     counters: Counters,
 }
 
@@ -89,16 +87,15 @@ struct Keys {
     wrong: HashSet<ChainKey>,
 }
 
-/// They guard no other memory, so all accesses are relaxed.
 #[derive(Debug, Default)]
 struct Counters {
-    fetched: AtomicU64,
-    fetched_bytes: AtomicU64,
-    stored: AtomicU64,
-    stored_bytes: AtomicU64,
-    refused: AtomicU64,
-    failures: AtomicU64,
-    skipped: AtomicU64,
+    fetched: Counter,
+    fetched_bytes: Counter,
+    stored: Counter,
+    stored_bytes: Counter,
+    refused: Counter,
+    failures: Counter,
+    skipped: Counter,
 }
 
 impl ObjectTier {
@@ -124,8 +121,8 @@ impl ObjectTier {
             store,
             folder,
             keys: Mutex::default(),
-            speed: Mutex::default(),
-            paused_until: Mutex::default(),
+            speed: Speed::assumed(ASSUMED_SPEED),
+            pause: Pause::default(),
             counters: Counters::default(),
         })
     }
@@ -170,15 +167,12 @@ impl ObjectTier {
 
     /// The time that fetching `bytes` bytes takes, by the speed of recent fetches.
     pub fn fetch_time(&self, bytes: usize) -> Duration {
-        let speed = lock(&self.speed).unwrap_or(ASSUMED_SPEED).max(1.0);
-        Duration::from_secs_f64((bytes as f64 / speed).min(1e6))
+        self.speed.time_of(bytes)
     }
 
     /// Notes how long fetches have taken together.
     pub fn note_speed(&self, bytes: usize, time: Duration) {
-        let now = bytes as f64 / time.as_secs_f64().max(1e-9);
-        let mut speed = lock(&self.speed);
-        *speed = Some(speed.map_or(now, |before| 0.7 * before + 0.3 * now));
+        self.speed.note(bytes as u64, time);
     }
 
     /// Fetches an object of `bytes` bytes. It is not verified.
@@ -186,7 +180,7 @@ impl ObjectTier {
     /// # Errors
     /// [`ObjectError`]; the store is left alone for a few seconds then, unless only the size is
     /// wrong.
-    pub async fn fetch(&self, key: &ChainKey, bytes: usize) -> Result<Vec<u8>, ObjectError> {
+    pub async fn fetch(&self, key: &ChainKey, bytes: usize) -> Result<Bytes, ObjectError> {
         let path = self.path(key);
         let get = async {
             let object = self.store.get(&path).await?;
@@ -199,9 +193,9 @@ impl ObjectTier {
         };
         match within(OBJECT_TIMEOUT, get).await {
             Ok(Ok(got)) => {
-                add(&self.counters.fetched, 1);
-                add(&self.counters.fetched_bytes, got.len() as u64);
-                Ok(got.into())
+                self.counters.fetched.add(1);
+                self.counters.fetched_bytes.add(got.len() as u64);
+                Ok(got)
             }
             Ok(Err((object, got))) => {
                 self.refuse(key);
@@ -217,7 +211,7 @@ impl ObjectTier {
 
     /// Notes that an object is not what its name says. It is not fetched again.
     pub fn refuse(&self, key: &ChainKey) {
-        add(&self.counters.refused, 1);
+        self.counters.refused.add(1);
         let mut keys = self.keys();
         if keys.wrong.len() < KEYS_MAX {
             keys.wrong.insert(*key);
@@ -228,13 +222,13 @@ impl ObjectTier {
     ///
     /// # Errors
     /// [`ObjectError`]; the store is left alone for a few seconds then.
-    pub async fn store(&self, key: &ChainKey, record: Vec<u8>) -> Result<(), ObjectError> {
+    pub async fn store(&self, key: &ChainKey, record: Bytes) -> Result<(), ObjectError> {
         let bytes = record.len() as u64;
         let path = self.path(key);
         match within(OBJECT_TIMEOUT, self.store.put(&path, record.into())).await {
             Ok(_) => {
-                add(&self.counters.stored, 1);
-                add(&self.counters.stored_bytes, bytes);
+                self.counters.stored.add(1);
+                self.counters.stored_bytes.add(bytes);
                 let mut keys = self.keys();
                 if keys.stored.len() < KEYS_MAX {
                     keys.stored.insert(*key);
@@ -248,33 +242,32 @@ impl ObjectTier {
 
     /// Whether the store has failed a short time ago.
     pub fn is_paused(&self) -> bool {
-        lock(&self.paused_until).is_some_and(|until| Instant::now() < until)
+        self.pause.is_on()
     }
 
     /// Notes that records were not stored.
     pub fn note_skipped(&self, records: u64) {
-        add(&self.counters.skipped, records);
+        self.counters.skipped.add(records);
     }
 
     /// Counters, and what is known of the store.
     pub fn stats(&self) -> ObjectStats {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &self.counters;
         ObjectStats {
             records: self.keys().stored.len() as u64,
-            records_fetched: get(&counters.fetched),
-            fetched_bytes: get(&counters.fetched_bytes),
-            records_stored: get(&counters.stored),
-            stored_bytes: get(&counters.stored_bytes),
-            records_refused: get(&counters.refused),
-            failures: get(&counters.failures),
-            writes_skipped: get(&counters.skipped),
+            records_fetched: counters.fetched.get(),
+            fetched_bytes: counters.fetched_bytes.get(),
+            records_stored: counters.stored.get(),
+            stored_bytes: counters.stored_bytes.get(),
+            records_refused: counters.refused.get(),
+            failures: counters.failures.get(),
+            writes_skipped: counters.skipped.get(),
         }
     }
 
     fn failed(&self, error: ObjectError) -> ObjectError {
-        add(&self.counters.failures, 1);
-        *lock(&self.paused_until) = Some(Instant::now() + PAUSE);
+        self.counters.failures.add(1);
+        self.pause.begin();
         error
     }
 
@@ -296,13 +289,4 @@ async fn within<T>(
         Ok(result) => Ok(result?),
         Err(_) => Err(ObjectError::Timeout(limit)),
     }
-}
-
-fn add(counter: &AtomicU64, n: u64) {
-    counter.fetch_add(n, Ordering::Relaxed);
-}
-
-/// Ignores poisoning: every change under these locks is complete or has not begun.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
+use bytes::Bytes;
 use stolon_kvcache::Namespace;
 
 use crate::error::FormatError;
@@ -16,7 +17,7 @@ pub struct StoredPrefix {
     /// All token ids: whole blocks.
     pub tokens: Vec<u32>,
     /// The bytes of all blocks, one item per block.
-    pub blocks: Vec<Box<[u8]>>,
+    pub blocks: Vec<Bytes>,
 }
 
 /// Turns a prefix into records.
@@ -181,8 +182,8 @@ impl PrefixReader {
 
     /// Verifies the pending record and adds it to the prefix.
     fn accept(&mut self) -> Result<(), FormatError> {
-        let record = Record::parse(&self.pending, &self.shape, &self.namespace)?;
-        self.pending.clear();
+        let bytes = Bytes::from(std::mem::take(&mut self.pending));
+        let record = Record::parse(&bytes, &self.shape, &self.namespace)?;
         self.prefix_positions = Some(record.header.prefix_positions);
         self.key = record.header.key;
         self.prefix.tokens.extend(record.tokens);

@@ -5,6 +5,7 @@
 //! what the reader expects and yields the exact size of the record, and [`Record::parse`] verifies
 //! the rest.
 
+use bytes::Bytes;
 use stolon_kvcache::Namespace;
 
 use crate::error::FormatError;
@@ -149,8 +150,8 @@ pub struct Record {
     pub header: RecordHeader,
     /// The token ids of its positions.
     pub tokens: Vec<u32>,
-    /// The bytes of its blocks, one item per block.
-    pub blocks: Vec<Box<[u8]>>,
+    /// The bytes of its blocks, one item per block: parts of the record's own memory.
+    pub blocks: Vec<Bytes>,
 }
 
 impl Record {
@@ -159,7 +160,7 @@ impl Record {
     /// # Errors
     /// [`FormatError`] for the first thing that is not as expected.
     pub fn parse(
-        bytes: &[u8],
+        bytes: &Bytes,
         shape: &KvShape,
         namespace: &Namespace,
     ) -> Result<Record, FormatError> {
@@ -181,7 +182,8 @@ impl Record {
         if header.parent.then(&tokens) != header.key {
             return Err(FormatError::BrokenChain);
         }
-        let blocks = blocks.chunks_exact(shape.block_bytes).map(Box::from).collect();
+        let blocks = blocks.chunks_exact(shape.block_bytes).map(|block| bytes.slice_ref(block));
+        let blocks = blocks.collect();
         Ok(Record { header, tokens, blocks })
     }
 

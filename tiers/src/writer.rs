@@ -1,45 +1,53 @@
 //! [`DiskWriter`]: writes to a [`DiskTier`] on a thread of its own.
 
+use std::collections::HashSet;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ops::Range;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
 
 use stolon_kvcache::Namespace;
 
 use crate::disk::DiskTier;
 use crate::key::ChainKey;
+use crate::shared::lock;
 
-/// Maximum number of bytes that wait to be written. When there are more, nothing is added: what is
-/// not stored now is offered again when it is used again.
-const QUEUE_BYTES: usize = 256 << 20;
+/// Maximum number of bytes of KV that are claimed and not written yet. When there are more, nothing
+/// is claimed: what is not stored now is offered again when it is used again.
+const CLAIMED_BYTES_MAX: usize = 256 << 20;
 
-/// Records to be written.
-#[derive(Debug)]
-pub struct DiskWrite {
-    /// The namespace of the prefix.
-    pub namespace: Namespace,
-    /// The tokens of the prefix.
-    pub tokens: Arc<Vec<u32>>,
-    /// First position of `blocks`: the beginning of a record.
-    pub first: usize,
-    /// The bytes of the blocks, one after another.
-    pub blocks: Vec<u8>,
-}
-
-/// The queue of writes, and its thread. The thread ends when the queue is dropped and everything in
-/// it was written.
+/// The queue of writes, and its thread. The thread ends when the queue and all claims are dropped
+/// and everything in it was written.
 #[derive(Debug)]
 pub struct DiskWriter {
     tier: Arc<DiskTier>,
     queue: Sender<Message>,
-    /// Bytes that wait.
-    waiting: Arc<AtomicUsize>,
+    claimed: Arc<Mutex<Claimed>>,
+}
+
+/// What is going to be written.
+#[derive(Debug, Default)]
+struct Claimed {
+    keys: HashSet<ChainKey>,
+    bytes: usize,
+}
+
+/// Full records of a prefix that are going to be written. Nobody else can claim them until they
+/// were written or the claim is dropped.
+#[derive(Debug)]
+pub struct Claim {
+    namespace: Namespace,
+    tokens: Arc<Vec<u32>>,
+    positions: Range<usize>,
+    keys: Vec<ChainKey>,
+    bytes: usize,
+    queue: Sender<Message>,
+    claimed: Arc<Mutex<Claimed>>,
 }
 
 #[derive(Debug)]
 enum Message {
-    Write(DiskWrite),
+    Write(Claim, Vec<u8>),
     /// Answered when everything before it was written.
     Flush(Sender<()>),
 }
@@ -54,29 +62,51 @@ impl DiskWriter {
         on_written: impl Fn(Vec<ChainKey>) + Send + 'static,
     ) -> io::Result<DiskWriter> {
         let (queue, messages) = mpsc::channel();
-        let waiting = Arc::new(AtomicUsize::new(0));
-        let (own_tier, own_waiting) = (Arc::clone(&tier), Arc::clone(&waiting));
-        let work = move || run(&own_tier, &messages, &own_waiting, &on_written);
+        let own_tier = Arc::clone(&tier);
+        let work = move || run(&own_tier, &messages, &on_written);
         std::thread::Builder::new().name("stolon-disk".to_owned()).spawn(work)?;
-        Ok(DiskWriter { tier, queue, waiting })
+        Ok(DiskWriter { tier, queue, claimed: Arc::default() })
     }
 
-    /// Whether more may be added.
-    pub fn has_room(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) < QUEUE_BYTES
-    }
-
-    /// Adds a write. If too much is waiting, it is dropped, and counted as skipped.
-    pub fn push(&self, write: DiskWrite) {
-        let bytes = write.blocks.len();
-        if !self.has_room() {
-            let shape = self.tier.shape();
-            let record = shape.record_positions() / shape.block_size * shape.block_bytes;
-            return self.tier.note_skipped((bytes / record.max(1)) as u64);
+    /// Claims the full records of the first `len` positions of `tokens` that are neither stored nor
+    /// claimed; `None` if there are none. If too much is waiting to be written, the last ones are
+    /// left out, and counted as skipped. Does no I/O.
+    pub fn claim(&self, namespace: Namespace, tokens: &Arc<Vec<u32>>, len: usize) -> Option<Claim> {
+        let shape = self.tier.shape();
+        let record = shape.record_positions();
+        let record_bytes = record / shape.block_size * shape.block_bytes;
+        let places: Vec<_> = self.tier.places(&namespace, &tokens[..len]).collect();
+        let mut claimed = lock(&self.claimed);
+        let free = |key: &ChainKey| !claimed.keys.contains(key) && !self.tier.contains(key);
+        let first = places.iter().find(|place| free(&place.key))?.first;
+        let room = CLAIMED_BYTES_MAX.saturating_sub(claimed.bytes) / record_bytes.max(1);
+        let (mut keys, mut end) = (Vec::new(), first);
+        let mut skipped = 0;
+        for place in places.iter().filter(|place| free(&place.key)) {
+            // Records in between that are stored or claimed are copied with the others.
+            if (place.first + record - first) / record <= room {
+                keys.push(place.key);
+                end = place.first + record;
+            } else {
+                skipped += 1;
+            }
         }
-        self.waiting.fetch_add(bytes, Ordering::Relaxed);
-        // Fails only if the thread has panicked; then nothing is stored any more.
-        let _ = self.queue.send(Message::Write(write));
+        self.tier.note_skipped(skipped);
+        if keys.is_empty() {
+            return None;
+        }
+        let bytes = (end - first) / record * record_bytes;
+        claimed.keys.extend(&keys);
+        claimed.bytes += bytes;
+        Some(Claim {
+            namespace,
+            tokens: Arc::clone(tokens),
+            positions: first..end,
+            keys,
+            bytes,
+            queue: self.queue.clone(),
+            claimed: Arc::clone(&self.claimed),
+        })
     }
 
     /// Waits until everything that was added before was written. Blocks.
@@ -89,20 +119,42 @@ impl DiskWriter {
     }
 }
 
-fn run(
-    tier: &DiskTier,
-    messages: &Receiver<Message>,
-    waiting: &AtomicUsize,
-    on_written: &dyn Fn(Vec<ChainKey>),
-) {
+impl Claim {
+    /// The positions whose blocks [`Claim::write`] takes.
+    pub fn positions(&self) -> Range<usize> {
+        self.positions.clone()
+    }
+
+    /// Adds the bytes of the claimed positions' blocks, one after another, to the queue. They may
+    /// be fewer. Does not block.
+    pub fn write(self, blocks: Vec<u8>) {
+        let queue = self.queue.clone();
+        // Fails only if the thread has panicked; then nothing is stored any more.
+        let _ = queue.send(Message::Write(self, blocks));
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut claimed = lock(&self.claimed);
+        for key in &self.keys {
+            claimed.keys.remove(key);
+        }
+        claimed.bytes -= self.bytes;
+    }
+}
+
+fn run(tier: &DiskTier, messages: &Receiver<Message>, on_written: &dyn Fn(Vec<ChainKey>)) {
     while let Ok(message) = messages.recv() {
         match message {
-            Message::Write(DiskWrite { namespace, tokens, first, blocks }) => {
-                let written = tier.write(&namespace, &tokens, first, &blocks);
-                waiting.fetch_sub(blocks.len(), Ordering::Relaxed);
+            Message::Write(claim, blocks) => {
+                let (namespace, first) = (&claim.namespace, claim.positions.start);
+                let written = tier.write(namespace, &claim.tokens, first, &blocks);
+                drop(blocks);
+                drop(claim);
                 on_written(written);
             }
-            // Fails only if nobody waits any more.
+            // Fails only if the caller does not wait any more.
             Message::Flush(done) => drop(done.send(())),
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use stolon_kvcache::Namespace;
-use stolon_tiers::{DiskError, DiskTier, DiskWrite, DiskWriter, KvShape};
+use stolon_tiers::{DiskError, DiskTier, DiskWriter, KvShape, Place};
 
 const SHAPE: KvShape = KvShape { fingerprint: [3; 32], block_size: 16, block_bytes: 100 };
 /// Positions and bytes of a record.
@@ -40,10 +40,18 @@ fn write(tier: &DiskTier, tokens: &[u32]) {
 
 /// Reads a prompt and checks what comes. Returns the number of positions.
 fn read(tier: &DiskTier, tokens: &[u32]) -> usize {
-    let to = tier.query_match_len(&Namespace::default(), tokens);
-    let got = tier.read(&Namespace::default(), tokens, 0, to).concat();
+    let got = read_from(tier, tokens, 0);
     assert!(blocks(tokens).starts_with(&got), "wrong bytes");
     got.len() / SHAPE.block_bytes * 16
+}
+
+/// What is stored of a prompt from position `from` on.
+fn read_from(tier: &DiskTier, tokens: &[u32], from: usize) -> Vec<u8> {
+    let mut places: Vec<Place> = tier.places(&Namespace::default(), tokens).collect();
+    places.truncate(tier.query_match_len(&Namespace::default(), tokens) / RECORD);
+    let blocks = tier.read(&Namespace::default(), tokens, &places, from);
+    tier.touch(&places.iter().map(|place| place.key).collect::<Vec<_>>());
+    blocks.concat()
 }
 
 fn files(directory: &Path) -> Vec<PathBuf> {
@@ -59,11 +67,8 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 fn records_survive_a_restart() {
     let directory = tempfile::tempdir().expect("a directory");
     let tier = open(directory.path());
-    assert_eq!(tier.first_missing(&Namespace::default(), &tokens(1, 3)), Some(0));
     write(&tier, &tokens(1, 3));
     write(&tier, &tokens(2, 2)[..100]);
-    assert_eq!(tier.first_missing(&Namespace::default(), &tokens(1, 3)), None);
-    assert_eq!(tier.first_missing(&Namespace::default(), &tokens(2, 2)), Some(64));
     let refused = DiskTier::open(directory.path(), 1 << 20, SHAPE).expect_err("it is in use");
     assert!(matches!(refused, DiskError::Locked { .. }), "{refused}");
     drop(tier);
@@ -75,8 +80,7 @@ fn records_survive_a_restart() {
         assert_eq!(tier.query_match_len(&Namespace::default(), &prompt), stored);
         assert_eq!(read(&tier, &prompt), stored);
     }
-    let part = tier.read(&Namespace::default(), &tokens(1, 3), 64, 192).concat();
-    assert_eq!(part, blocks(&tokens(1, 3))[400..]);
+    assert_eq!(read_from(&tier, &tokens(1, 3), 64), blocks(&tokens(1, 3))[400..]);
     let salted = Namespace::builder().salt("tenant").build();
     assert_eq!(tier.query_match_len(&salted, &tokens(1, 3)), 0);
     tier.close();
@@ -168,20 +172,53 @@ fn failing_writes_are_counted_and_nothing_else_happens() {
     assert!(refused.to_string().contains("v1"), "{refused}");
 }
 
-/// Goal: the writer writes all that was added before a flush, and on its own thread.
+/// Goal: the writer writes all that was added before a flush, and nothing twice: what is claimed
+/// cannot be claimed again before the claim ends, and what is stored not at all.
 #[test]
-fn a_flush_waits_for_all_writes() {
+fn the_writer_stores_every_record_once() {
     let directory = tempfile::tempdir().expect("a directory");
     let tier = Arc::new(open(directory.path()));
     let writer = DiskWriter::start(Arc::clone(&tier), |_| {}).expect("a thread");
-    for seed in 0..20 {
-        let tokens = Arc::new(tokens(seed, 3));
-        let blocks = blocks(&tokens);
-        writer.push(DiskWrite { namespace: Namespace::default(), tokens, first: 0, blocks });
+    let claim = |seed, records| {
+        let tokens = Arc::new(tokens(seed, records));
+        writer.claim(Namespace::default(), &tokens, tokens.len())
+    };
+    let first = claim(0, 1).expect("nothing is stored");
+    assert_eq!(first.positions(), 0..64);
+    let others: Vec<_> = (0..20).map(|seed| claim(seed, 3).expect("two records")).collect();
+    assert!(others.iter().all(|claim| claim.positions() == (64..192)), "the first is claimed");
+    assert!(claim(0, 3).is_none());
+    drop(first);
+    let first = claim(0, 3).expect("the first one was dropped");
+    assert_eq!(first.positions(), 0..64);
+    for (seed, claim) in (0..).zip(others).chain([(0, first)]) {
+        let range = claim.positions();
+        let bytes = |position: usize| position / 16 * SHAPE.block_bytes;
+        claim.write(blocks(&tokens(seed, 3))[bytes(range.start)..bytes(range.end)].to_vec());
     }
     writer.flush();
-    assert_eq!(tier.stats().records, 1 + 20 * 2);
+    let stats = tier.stats();
+    assert_eq!((stats.records, stats.records_written), (1 + 20 * 2, 1 + 20 * 2));
     assert!((0..20).all(|seed| read(&tier, &tokens(seed, 3)) == 192));
+    assert!(claim(0, 3).is_none(), "all of it is stored");
+}
+
+/// Goal: no more is claimed than may wait, from the beginning of the prefix on, and what is left
+/// out can be claimed later.
+#[test]
+fn claims_are_bounded() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let shape = KvShape { block_bytes: 15 << 20, ..SHAPE };
+    let tier = Arc::new(DiskTier::open(directory.path(), 1 << 40, shape).expect("free"));
+    let writer = DiskWriter::start(Arc::clone(&tier), |_| {}).expect("a thread");
+    let prompt = Arc::new(tokens(1, 6));
+    let claim = || writer.claim(Namespace::default(), &prompt, prompt.len());
+    let first = claim().expect("it is free");
+    assert_eq!(first.positions(), 0..256, "records have 60 MiB, and 256 MiB may wait");
+    assert!(claim().is_none());
+    assert_eq!(tier.stats().writes_skipped, 4);
+    drop(first);
+    assert_eq!(claim().map(|claim| claim.positions()), Some(0..256));
 }
 
 /// The name of the variable by which the test below tells its other process where to write.

@@ -16,7 +16,7 @@ fn shape(block_size: usize) -> KvShape {
 fn prefix(shape: &KvShape, positions: usize, seed: u64) -> StoredPrefix {
     let mut random = SmallRng::seed_from_u64(seed);
     let tokens = (0..positions).map(|_| random.random()).collect();
-    let block = |_| (0..shape.block_bytes).map(|_| random.random()).collect();
+    let block = |_| (0..shape.block_bytes).map(|_| random.random()).collect::<Vec<u8>>().into();
     let blocks = (0..positions / shape.block_size).map(block).collect();
     StoredPrefix { tokens, blocks }
 }

@@ -54,15 +54,10 @@ impl<M: Memory> Scheduler<M> {
 
     /// What should be stored of a running sequence that has committed its blocks from `first` on.
     fn wanted_save(&self, index: usize, first: usize) -> Option<SaveRequest> {
-        let sink = Arc::clone(self.context.config.kv_sink.as_ref()?);
+        let sink = self.context.config.kv_sink.as_ref()?;
         let sequence = &self.running[index].sequence;
-        let len = sequence.held.committed();
-        let committed = first..len / self.context.spec.block_size;
-        let (namespace, tokens) = (sequence.namespace, Arc::clone(&sequence.tokens));
-        let blocks = sink.wanted(&namespace, &tokens[..len], committed)?;
-        let (first_block, stored_tokens) = (blocks.start, Arc::clone(&tokens));
-        let done = Box::new(move |bytes| sink.store(namespace, stored_tokens, first_block, bytes));
-        Some(SaveRequest { namespace, tokens, blocks, done })
+        let committed = first..sequence.held.committed() / self.context.spec.block_size;
+        sink.wanted(&sequence.namespace, &sequence.tokens, committed)
     }
 
     /// Reserves the blocks that the next positions of running sequences need. If there are not

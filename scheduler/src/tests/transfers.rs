@@ -44,7 +44,8 @@ fn block_bytes(prompt: &[u32], block_size: usize) -> Vec<Box<[u8]>> {
 
 /// Stored KV of a prompt's full blocks from `first_block` on.
 pub(super) fn stored_kv(prompt: &[u32], block_size: usize, first_block: usize) -> StoredKv {
-    let blocks = block_bytes(prompt, block_size).into_iter().skip(first_block).collect();
+    let blocks = block_bytes(prompt, block_size).into_iter().skip(first_block);
+    let blocks = blocks.map(Into::into).collect();
     StoredKv::new(block_size, first_block, blocks)
 }
 

@@ -1,0 +1,73 @@
+//! What the disk tier and the object tier have in common: counters, locks, a measured speed, and
+//! pauses after failures.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a tier is left alone after a failure.
+pub(crate) const PAUSE: Duration = Duration::from_secs(5);
+
+/// A count. It guards no other memory, so all accesses are relaxed.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Bytes per second of recent transfers.
+#[derive(Debug)]
+pub(crate) struct Speed(Mutex<Recent>);
+
+#[derive(Debug)]
+struct Recent {
+    bytes_per_second: f64,
+    measured: bool,
+}
+
+impl Speed {
+    /// The speed that is assumed before the first transfer.
+    pub(crate) fn assumed(bytes_per_second: f64) -> Speed {
+        Speed(Mutex::new(Recent { bytes_per_second, measured: false }))
+    }
+
+    /// Takes a transfer into account.
+    pub(crate) fn note(&self, bytes: u64, time: Duration) {
+        let now = bytes as f64 / time.as_secs_f64().max(1e-9);
+        let mut recent = lock(&self.0);
+        let before = if recent.measured { recent.bytes_per_second } else { now };
+        *recent = Recent { bytes_per_second: 0.7 * before + 0.3 * now, measured: true };
+    }
+
+    /// The time that so many bytes take.
+    pub(crate) fn time_of(&self, bytes: usize) -> Duration {
+        let speed = lock(&self.0).bytes_per_second.max(1.0);
+        Duration::from_secs_f64((bytes as f64 / speed).min(1e6))
+    }
+}
+
+/// Whether a failure was a short time ago.
+#[derive(Debug, Default)]
+pub(crate) struct Pause(Mutex<Option<Instant>>);
+
+impl Pause {
+    pub(crate) fn begin(&self) {
+        *lock(&self.0) = Some(Instant::now() + PAUSE);
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        lock(&self.0).is_some_and(|until| Instant::now() < until)
+    }
+}
+
+/// Ignores poisoning: every change under the locks of this crate is complete or has not begun.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
