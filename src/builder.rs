@@ -43,6 +43,7 @@ pub struct EngineBuilder {
     #[cfg(feature = "hub")]
     download_progress: Option<stolon_model::ProgressCallback>,
     runtime: Option<Handle>,
+    namespace_key: Option<[u8; 32]>,
     #[cfg(feature = "tiers")]
     disk: Option<(std::path::PathBuf, u64)>,
     #[cfg(feature = "object-store")]
@@ -415,6 +416,16 @@ impl EngineBuilder {
         self
     }
 
+    /// Sets the secret key by which cache salts become namespaces. Programs that share stored KV
+    /// through an object store, or that exchange cache events, need the same key to find each
+    /// other's KV of requests with a salt. Default: the key in the directory of `kv_cache_dir`,
+    /// where one is made, or else one of this process, drawn at random. With the key, a short salt
+    /// can be found by trying all.
+    pub fn namespace_key(mut self, key: [u8; 32]) -> Self {
+        self.namespace_key = Some(key);
+        self
+    }
+
     /// Maximum number of tokens of a request, prompt and answer together; at least 2 and at most the
     /// context length of the model. Default: the context length.
     pub fn max_positions(mut self, tokens: usize) -> Self {
@@ -538,7 +549,7 @@ impl EngineBuilder {
         if let Some((tiers, _)) = &disk {
             config.kv_sink = Some(std::sync::Arc::clone(tiers) as _);
         }
-        let prefix_caching = config.prefix_caching;
+        let (prefix_caching, key) = (config.prefix_caching, self.namespace_key);
         let (own_embedding, sizes) = (self.embedding.take(), self.embedding_sizes.take());
         let (sender, loaded) = std::sync::mpsc::channel();
         let make = self.into_factory(sender)?;
@@ -570,9 +581,9 @@ impl EngineBuilder {
         );
         let prompts = Prompts::new(text, handle.prompt_limit(), handle.runtime().clone());
         #[cfg(feature = "tiers")]
-        return Engine::with_disk(handle, prompts, recommended_sampling, info, disk).await;
+        return Engine::with_disk(handle, prompts, recommended_sampling, info, key, disk).await;
         #[cfg(not(feature = "tiers"))]
-        Ok(Engine::new(handle, prompts, recommended_sampling, info))
+        Ok(Engine::new(handle, prompts, recommended_sampling, info, key))
     }
 }
 

@@ -55,6 +55,8 @@ struct Inner {
     prompts: Prompts,
     recommended_sampling: SamplingParams,
     info: ModelInfo,
+    /// [`EngineBuilder::namespace_key`].
+    namespace_key: Option<[u8; 32]>,
     /// `None` without a disk tier.
     #[cfg(feature = "tiers")]
     tiers: Option<Arc<Tiers>>,
@@ -66,6 +68,7 @@ impl Engine {
         prompts: Prompts,
         recommended_sampling: SamplingParams,
         info: ModelInfo,
+        namespace_key: Option<[u8; 32]>,
         #[cfg(feature = "tiers")] tiers: Option<Arc<Tiers>>,
     ) -> Engine {
         Engine {
@@ -74,6 +77,7 @@ impl Engine {
                 prompts,
                 recommended_sampling,
                 info,
+                namespace_key,
                 #[cfg(feature = "tiers")]
                 tiers,
             }),
@@ -169,13 +173,21 @@ impl Engine {
         Ok(best)
     }
 
+    /// The namespace of a request.
+    fn namespace(&self, request: &Request) -> Result<Namespace, Error> {
+        let key = self.inner.namespace_key;
+        #[cfg(feature = "tiers")]
+        let key = key.or_else(|| self.inner.tiers.as_ref()?.namespace_key());
+        request.namespace(key)
+    }
+
     /// Splits a request into what the engine computes and what its stream needs.
     async fn prepare(&self, request: Request) -> Result<(SequenceRequest, StreamParts), Error> {
         let submitted = Instant::now();
         if !self.inner.info.generates {
             return Err(Error::EmbeddingsOnly { model: self.inner.info.id.clone() });
         }
-        let namespace = request.namespace()?;
+        let namespace = self.namespace(&request)?;
         let turn = self.begin_turn(&request, &namespace)?;
         let tokens = self.inner.prompts.tokens(&request.source).await?;
         let text = &self.inner.prompts.text;
@@ -246,7 +258,7 @@ impl Engine {
     /// # Errors
     /// Those of rendering and tokenising the prompt.
     pub fn estimate(&self, request: &Request) -> Result<Estimate, Error> {
-        let namespace = request.namespace()?;
+        let namespace = self.namespace(request)?;
         let tokens = self.inner.prompts.tokens_here(&request.source)?;
         let handle = &self.inner.handle;
         let (queued_tokens, expected_wait) = handle.queue_estimate();

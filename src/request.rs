@@ -338,18 +338,19 @@ impl Request {
         self.session.as_ref()
     }
 
-    /// The namespace of its cached prefixes.
+    /// The namespace of its cached prefixes, by the engine's key of namespaces, if it has one.
     ///
     /// # Errors
     /// `InvalidParameter` if the cache salt is too long.
-    pub(crate) fn namespace(&self) -> Result<Namespace, Error> {
+    pub(crate) fn namespace(&self, key: Option<[u8; 32]>) -> Result<Namespace, Error> {
         let Some(salt) = &self.cache_salt else { return Ok(Namespace::default()) };
         if salt.len() > Request::MAX_CACHE_SALT_BYTES {
             let expected = format!("at most {} bytes", Request::MAX_CACHE_SALT_BYTES);
             let got = format!("{} bytes", salt.len());
             return Err(Error::invalid("cache_salt", expected, got));
         }
-        Ok(Namespace::builder().salt(salt).build())
+        let builder = Namespace::builder().salt(salt);
+        Ok(key.into_iter().fold(builder, |builder, key| builder.key(key)).build())
     }
 
     /// Requests with a larger value are admitted earlier, under every

@@ -157,6 +157,33 @@ async fn directories_in_use_are_refused() {
     stop(engine).await;
 }
 
+/// Goal: requests with a cache salt find their KV after a restart, because the directory has a key,
+/// and another key does not find it.
+#[tokio::test]
+async fn salts_mean_the_same_after_a_restart() {
+    let directory = Directory::new("disk-salts");
+    let with_disk = || slow_fake(64).kv_cache_dir(&directory.0, 1 << 30);
+    let salted = Request::tokens(prompt(200, 1)).cache_salt("tenant").max_tokens(1);
+    let stored = |engine: &Engine| engine.query_tiers(&salted).expect("tokens").disk;
+    let first = with_disk().build().await.expect("an engine");
+    first.complete(salted.clone()).await.expect("an answer");
+    stop(first).await;
+    let second = with_disk().build().await.expect("an engine");
+    assert_eq!(stored(&second), 192);
+    stop(second).await;
+    let other = with_disk().namespace_key([7; 32]).build().await.expect("an engine");
+    assert_eq!(stored(&other), 0);
+    other.complete(salted.clone()).await.expect("an answer");
+    stop(other).await;
+    std::fs::write(directory.0.join("v1/namespace-key"), "damaged").expect("written");
+    let damaged = with_disk().build().await.expect("a new key is made");
+    assert_eq!(stored(&damaged), 0);
+    stop(damaged).await;
+    let same = with_disk().namespace_key([7; 32]).build().await.expect("an engine");
+    assert_eq!(stored(&same), 192);
+    stop(same).await;
+}
+
 /// Goal: hundreds of requests with shared prefixes, of which many are cancelled, through a small
 /// pool and a small disk end with right answers and a consistent accounting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,8 +8,8 @@
 //! it until the last block was copied, over several steps if there are many.
 //!
 //! Both happen on the executor thread, at the beginning of a step, at most
-//! [`COPY_BYTES_PER_STEP`] in each direction, so that the other requests wait for milliseconds
-//! at most. A copy that fails leaves the tree as it was: the positions of a failed load are
+//! [`LOAD_BYTES_PER_STEP`] and [`SAVE_BYTES_PER_STEP`], so that the other requests wait for some ten
+//! milliseconds at most. A copy that fails leaves the tree as it was: the positions of a failed load are
 //! computed instead, and a failed save yields nothing.
 
 use std::any::Any;
@@ -23,9 +23,13 @@ use stolon_kvcache::{BlockId, Namespace, PrefixLease};
 
 use crate::error::EngineError;
 
-/// Maximum number of bytes that are loaded in one step, and that are saved in one step; at least
-/// one block. At a few GB/s, this takes about ten milliseconds.
-pub(crate) const COPY_BYTES_PER_STEP: usize = 32 << 20;
+/// Maximum number of bytes that are loaded in one step; at least one block. At a few GB/s, this
+/// takes some ten milliseconds. A request waits for its loads, and there may be a long prefill in
+/// each step, so a load should not need many steps.
+pub(crate) const LOAD_BYTES_PER_STEP: usize = 128 << 20;
+
+/// Maximum number of bytes that are saved in one step; at least one block. No request waits for it.
+pub(crate) const SAVE_BYTES_PER_STEP: usize = 32 << 20;
 
 /// Maximum number of saves that wait at one time. Later ones are refused.
 pub(crate) const SAVES_MAX: usize = 64;
@@ -179,7 +183,7 @@ impl Saving {
 
     /// The blocks of the next step.
     pub(crate) fn next(&self, block_bytes: usize) -> &[BlockId] {
-        let count = (COPY_BYTES_PER_STEP / block_bytes.max(1)).max(1).min(self.left.len());
+        let count = (SAVE_BYTES_PER_STEP / block_bytes.max(1)).max(1).min(self.left.len());
         &self.lease.blocks()[self.left.start..self.left.start + count]
     }
 

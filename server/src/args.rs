@@ -72,6 +72,13 @@ pub struct EngineArgs {
     #[cfg(feature = "object-store")]
     #[arg(long, requires = "kv_cache_dir", value_name = "URL")]
     pub kv_object_store: Option<String>,
+    /// File with the secret key by which cache salts, and tenants, become namespaces of the cache: 64
+    /// hexadecimal digits
+    ///
+    /// Servers that share an object store need the same key to share KV of requests with a salt.
+    /// Without it, there is a key in `--kv-cache-dir`, or each process draws its own.
+    #[arg(long, value_name = "FILE")]
+    pub namespace_key_file: Option<PathBuf>,
     /// Number of tokens per KV cache block: a power of two from 1 to 256
     ///
     /// The prefix cache shares whole blocks. Smaller blocks share more of two similar prompts and
@@ -234,6 +241,9 @@ impl EngineArgs {
         if let Some(directory) = &self.kv_cache_dir {
             builder = builder.kv_cache_dir(directory, self.kv_cache_dir_size);
         }
+        if let Some(path) = &self.namespace_key_file {
+            builder = builder.namespace_key(read_namespace_key(path)?);
+        }
         #[cfg(feature = "object-store")]
         if let Some(url) = &self.kv_object_store {
             builder = builder.kv_object_store(url);
@@ -287,6 +297,29 @@ fn read_template(path: &Path) -> anyhow::Result<String> {
     let shown = path.display();
     anyhow::ensure!(!path.is_dir(), "--chat-template: expected a file, got the directory {shown}");
     read().with_context(|| format!("--chat-template: cannot read {shown}"))
+}
+
+/// Reads the key of namespaces.
+fn read_namespace_key(path: &Path) -> anyhow::Result<[u8; 32]> {
+    let shown = path.display();
+    let read = || {
+        let mut text = String::new();
+        File::open(path)?.take(1024).read_to_string(&mut text)?;
+        std::io::Result::Ok(text)
+    };
+    let text = read().with_context(|| format!("--namespace-key-file: cannot read {shown}"))?;
+    let digits = text.trim();
+    let is_key = digits.len() == 64 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    // What the file has is not shown: it may be a key.
+    anyhow::ensure!(
+        is_key,
+        "--namespace-key-file: expected 64 hexadecimal digits in {shown}, got something else"
+    );
+    let mut key = [0; 32];
+    for (byte, pair) in key.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair)?, 16)?;
+    }
+    Ok(key)
 }
 
 #[cfg(feature = "demo-model")]

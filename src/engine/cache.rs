@@ -34,7 +34,7 @@ impl Engine {
     /// Those of rendering and tokenising the prompt.
     pub fn query_match_len(&self, request: &Request) -> Result<usize, Error> {
         let tokens = self.inner.prompts.tokens_here(&request.source)?;
-        let namespace = request.namespace()?;
+        let namespace = self.namespace(request)?;
         Ok(self.inner.handle.query_match_len(&namespace, &tokens))
     }
 
@@ -54,7 +54,7 @@ impl Engine {
     /// # Errors
     /// Those of rendering and tokenising the prompt, `Interrupted` and `Stopped`.
     pub async fn evict_prefix(&self, request: &Request) -> Result<usize, Error> {
-        let namespace = request.namespace()?;
+        let namespace = self.namespace(request)?;
         let tokens = self.prompt_tokens(request).await?;
         Ok(self.inner.handle.evict(Removal::Prefix(namespace, tokens)).await?)
     }
@@ -71,7 +71,7 @@ impl Engine {
             Some(salt) => request.cache_salt(salt),
             None => request,
         };
-        Ok(self.inner.handle.evict(Removal::Namespace(request.namespace()?)).await?)
+        Ok(self.inner.handle.evict(Removal::Namespace(self.namespace(&request)?)).await?)
     }
 
     /// The eviction policy in use; `None` for a custom order.
@@ -106,7 +106,7 @@ impl Engine {
     /// As [`Engine::pin`].
     pub async fn pin_with(&self, request: &Request, options: PinOptions) -> Result<PinId, Error> {
         let tokens = self.prompt_tokens(request).await?;
-        let namespace = request.namespace()?;
+        let namespace = self.namespace(request)?;
         Ok(self.inner.handle.pin(namespace, tokens, options).await?)
     }
 

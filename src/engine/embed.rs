@@ -49,7 +49,7 @@ impl Engine {
     ) -> Result<Embedding, Error> {
         let info = self.embedding_info()?;
         let size = info.size_with(dimensions)?;
-        let namespace = request.namespace()?;
+        let namespace = self.namespace(&request)?;
         let tokens = self.inner.prompts.tokens(&request.source).await?;
         let prompt_tokens = tokens.len();
         let options = RequestOptions {

@@ -28,7 +28,7 @@ impl Engine {
     /// namespace no other process has; [`Error::NoKvCopies`], [`Error::NotCached`].
     pub async fn export_prefix(&self, request: &Request) -> Result<ExportedPrefix, Error> {
         let shape = self.kv_shape()?;
-        if request.namespace()? != Namespace::default() {
+        if self.namespace(request)? != Namespace::default() {
             let expected = "a prompt without a cache salt or tenant, because salts have another \
                             key in each process";
             return Err(Error::invalid("cache_salt", expected, "a prompt with one"));

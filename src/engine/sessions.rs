@@ -78,7 +78,7 @@ impl Engine {
     pub fn open_session(&self, options: SessionOptions) -> Result<SessionInfo, Error> {
         let SessionOptions { id, cache_salt, ttl } = options;
         let request = Request { cache_salt, ..Request::tokens([]) };
-        let new = NewSession { id, namespace: request.namespace()?, ttl };
+        let new = NewSession { id, namespace: self.namespace(&request)?, ttl };
         Ok(self.inner.handle.sessions().open(new, Instant::now())?)
     }
 

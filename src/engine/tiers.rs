@@ -37,9 +37,11 @@ const MEMORY_UNITS: usize = 1024;
 const UNIT_BYTES: usize = 1 << 20;
 /// A load must be expected to take at most this share of the time of computing.
 const WORTH_SHARE: f64 = 0.8;
-/// A load is waited for this many times as long as expected, and [`GRACE`] longer.
+/// A load is waited for this many times as long as expected, or this share of the time of computing
+/// if that is longer: where computing takes seconds, a load that is late because the cores are busy
+/// is still worth it.
 const PATIENCE: u32 = 2;
-const GRACE: Duration = Duration::from_millis(20);
+const PATIENCE_SHARE: f64 = 0.5;
 /// How long a load is waited for at most while the speed of computing is not known.
 const UNMEASURED_LIMIT: Duration = Duration::from_secs(10);
 
@@ -144,6 +146,11 @@ impl Tiers {
         Ok(())
     }
 
+    /// The key of namespaces of the directory.
+    pub(super) fn namespace_key(&self) -> Option<[u8; 32]> {
+        Some(self.disk.get()?.tier.namespace_key())
+    }
+
     /// Stored KV of a prompt, if reading it is worth it.
     pub(crate) async fn load(
         self: &Arc<Self>,
@@ -156,7 +163,11 @@ impl Tiers {
         let load = self.begin(handle, namespace, tokens, plan)?;
         // The timer needs the engine's runtime; the caller may have another one.
         let wait = async move { tokio::time::timeout(limit, load).await };
-        handle.runtime().spawn(wait).await.ok()?.ok()?.ok()?
+        let loaded = handle.runtime().spawn(wait).await.ok()?;
+        if loaded.is_err() {
+            tracing::debug!(?limit, "stored KV was not read in time; it is computed");
+        }
+        loaded.ok()?.ok()?
     }
 
     /// Begins to read a part of a prompt, or joins a read that has begun. `None` if there is no
@@ -262,8 +273,11 @@ impl Disk {
             let fetch = self.objects.as_ref().map(fetch_time).unwrap_or_default();
             let expected = self.tier.read_time(disk.len() * record - start) + fetch;
             let limit = match handle.prefill_time(end - matched) {
-                Some(compute) if expected > compute.mul_f64(WORTH_SHARE) => None,
-                Some(_) => Some(expected * PATIENCE + GRACE),
+                Some(compute) if expected > compute.mul_f64(WORTH_SHARE) => {
+                    tracing::debug!(?expected, ?compute, "stored KV is not worth to be read");
+                    None
+                }
+                Some(compute) => Some((expected * PATIENCE).max(compute.mul_f64(PATIENCE_SHARE))),
                 None => Some(UNMEASURED_LIMIT),
             };
             match limit {
@@ -308,10 +322,12 @@ impl Engine {
         prompts: Prompts,
         recommended_sampling: SamplingParams,
         info: ModelInfo,
+        namespace_key: Option<[u8; 32]>,
         disk: Option<(Arc<Tiers>, DiskSettings)>,
     ) -> Result<Engine, Error> {
         let (tiers, settings) = disk.unzip();
-        let engine = Engine::new(handle, prompts, recommended_sampling, info, tiers.clone());
+        let engine =
+            Engine::new(handle, prompts, recommended_sampling, info, namespace_key, tiers.clone());
         if let Some((tiers, settings)) = tiers.zip(settings) {
             let shape = engine.kv_shape()?;
             tiers.open(&engine, settings, shape).await?;
@@ -352,7 +368,7 @@ impl Engine {
     /// Those of rendering and tokenising the prompt.
     pub fn query_tiers(&self, request: &Request) -> Result<TierMatch, Error> {
         let tokens = self.inner.prompts.tokens_here(&request.source)?;
-        let namespace = request.namespace()?;
+        let namespace = self.namespace(request)?;
         let pool = self.inner.handle.query_match_len(&namespace, &tokens);
         let Some(disk) = self.inner.tiers.as_ref().and_then(|tiers| tiers.disk.get()) else {
             return Ok(TierMatch { pool, disk: 0, object_store: 0 });

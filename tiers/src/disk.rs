@@ -30,6 +30,8 @@ use crate::shared::{PAUSE, Pause, Speed, lock};
 
 /// The folder of the files of this version of the format.
 const FOLDER: &str = "v1";
+/// The file with the key of namespaces.
+const KEY_FILE: &str = "namespace-key";
 /// The speed of reading in bytes per second that is assumed before it was measured.
 const ASSUMED_SPEED: f64 = 200e6;
 /// Maximum number of threads that read one prompt.
@@ -70,6 +72,7 @@ pub struct DiskTier {
     speed: Speed,
     /// Of writes.
     pause: Pause,
+    namespace_key: [u8; 32],
     /// Locked as long as it is open and the tier is not closed.
     lock: File,
     closed: AtomicBool,
@@ -114,6 +117,8 @@ impl DiskTier {
             }
             Err(TryLockError::Error(error)) => return Err(failed(&path)(error)),
         }
+        let path = folder.join(KEY_FILE);
+        let namespace_key = namespace_key(&path).map_err(failed(&path))?;
         let index = Index::scan(&folder).map_err(failed(&folder))?;
         let tier = DiskTier {
             folder,
@@ -123,6 +128,7 @@ impl DiskTier {
             counters: Counters::default(),
             speed: Speed::assumed(ASSUMED_SPEED),
             pause: Pause::default(),
+            namespace_key,
             lock,
             closed: AtomicBool::new(false),
         };
@@ -133,6 +139,12 @@ impl DiskTier {
     /// The format of the KV.
     pub fn shape(&self) -> &KvShape {
         &self.shape
+    }
+
+    /// A secret key for namespaces with a salt, which was drawn at random when the directory was
+    /// made. With it, they are the same after a restart.
+    pub fn namespace_key(&self) -> [u8; 32] {
+        self.namespace_key
     }
 
     /// Number of positions from the start of `tokens` that are stored: whole records. Does no I/O
@@ -444,4 +456,22 @@ impl Drop for DiskTier {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// The key in a file. It is made if it does not exist; if it has another size, it is made again.
+fn namespace_key(path: &Path) -> io::Result<[u8; 32]> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(33).read_to_end(&mut bytes));
+    let read = match read {
+        Ok(_) => <[u8; 32]>::try_from(bytes).ok(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error),
+    };
+    if let Some(key) = read {
+        return Ok(key);
+    }
+    let mut key = [0; 32];
+    getrandom::fill(&mut key).map_err(io::Error::other)?;
+    write_atomically(path, |file| file.write_all(&key))?;
+    Ok(key)
 }

@@ -3,7 +3,7 @@
 use super::Scheduler;
 use crate::memory::{ActorStopped, Memory};
 use crate::step_plan::{StepDone, StepPlan};
-use crate::transfer::{COPY_BYTES_PER_STEP, LoadTask, SAVES_MAX, SaveRequest, Saving};
+use crate::transfer::{LOAD_BYTES_PER_STEP, LoadTask, SAVES_MAX, SaveRequest, Saving};
 
 /// A load of the step in flight.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl<M: Memory> Scheduler<M> {
     pub(super) fn plan_transfers(&mut self, plan: &mut StepPlan) {
         let spec = &self.context.spec;
         plan.saves = self.saves.front().map(|save| save.next(spec.block_bytes).to_vec());
-        let mut room = (COPY_BYTES_PER_STEP / spec.block_bytes.max(1)).max(1);
+        let mut room = (LOAD_BYTES_PER_STEP / spec.block_bytes.max(1)).max(1);
         for running in &mut self.running {
             let sequence = &mut running.sequence;
             let loadable = sequence.loadable();

@@ -8,13 +8,13 @@ use anyhow::Context as _;
 use clap::Args;
 use serde::Serialize;
 use serde_json::json;
-use stolon::{Engine, Event, Request};
+use stolon::Engine;
 
-use super::drive::in_turns;
+use super::drive::{closed_loop, in_turns};
 use super::metrics::{RequestRecord, Spread, median, share, throughputs};
 use super::progress;
 use super::rng::SeededRng;
-use super::workload::{Conversation, Turn};
+use super::workload::{Conversation, Turn, Vocabulary};
 use crate::args::EngineArgs;
 use crate::terminal;
 
@@ -193,14 +193,6 @@ impl TiersArgs {
         Ok(engine)
     }
 
-    /// Random prompts of a model's vocabulary.
-    fn draw(engine: &Engine, rng: &mut SeededRng, count: usize) -> Vec<u32> {
-        let info = engine.model_info();
-        let excluded = |id: &u32| info.eos_token_ids.contains(id);
-        let ids: Vec<u32> = (0..info.vocab_size as u32).filter(|id| !excluded(id)).collect();
-        rng.tokens(count, ids.len()).into_iter().map(|index| ids[index as usize]).collect()
-    }
-
     /// Lets all conversations take turns.
     async fn converse(
         &self,
@@ -209,8 +201,9 @@ impl TiersArgs {
         repeat: u32,
     ) -> anyhow::Result<Vec<RequestRecord>> {
         let mut rng = SeededRng::new(self.seed.wrapping_add(u64::from(repeat)));
+        let vocabulary = vocabulary(engine);
         let mut turn = || Turn {
-            tokens: Self::draw(engine, &mut rng, self.input_tokens as usize),
+            tokens: vocabulary.draw(&mut rng, self.input_tokens as usize),
             output_tokens: self.output_tokens as usize,
         };
         let conversations: Vec<Conversation> = (0..self.clients)
@@ -239,16 +232,15 @@ impl TiersArgs {
             directory.clear()?;
             let engine = self.start(Some(&directory.0)).await?;
             let mut rng = SeededRng::new(self.seed.wrapping_add(u64::from(repeat)));
-            let prefix = Self::draw(&engine, &mut rng, self.prefix as usize);
-            let mut prompt = || {
-                let mut prompt = prefix.clone();
-                prompt.extend(Self::draw(&engine, &mut rng, SUFFIX_TOKENS));
-                prompt
-            };
-            let prompts = [prompt(), prompt(), prompt()];
+            let vocabulary = vocabulary(&engine);
+            let prefix = vocabulary.draw(&mut rng, self.prefix as usize);
+            let prompts = [(); 3]
+                .map(|()| [prefix.clone(), vocabulary.draw(&mut rng, SUFFIX_TOKENS)].concat());
             // The first request of an engine pays for memory that is used for the first time.
             first_token(&engine, &prompts[0][self.prefix as usize..]).await?;
             times[0].push(first_token(&engine, &prompts[0]).await?);
+            // Otherwise the next one would be measured while this one is written.
+            engine.flush_disk().await?;
             times[1].push(first_token(&engine, &prompts[1]).await?);
             engine.flush_disk().await?;
             engine.shutdown().await;
@@ -322,16 +314,16 @@ fn ms(value: f64) -> String {
     format!("{value:.1} ms")
 }
 
+/// The token ids of a model's random prompts.
+fn vocabulary(engine: &Engine) -> Vocabulary {
+    let info = engine.model_info();
+    Vocabulary::new(info.vocab_size, &info.eos_token_ids)
+}
+
 /// Time to the first token of a prompt, in milliseconds.
 async fn first_token(engine: &Engine, prompt: &[u32]) -> anyhow::Result<f64> {
-    let begin = std::time::Instant::now();
-    let mut time = Duration::ZERO;
-    let request = Request::tokens(prompt.to_vec()).max_tokens(1).ignore_eos(true);
-    let mut stream = engine.generate(request).await?;
-    while let Some(event) = futures::StreamExt::next(&mut stream).await {
-        if matches!(event?, Event::Token(_)) && time.is_zero() {
-            time = begin.elapsed();
-        }
-    }
-    Ok(time.as_secs_f64() * 1e3)
+    let conversation = Conversation::single(Duration::ZERO, prompt.to_vec(), 1);
+    let measured = closed_loop(engine, &[conversation], 1, || {}).await?;
+    let time = measured.records.first().and_then(RequestRecord::ttft_ms);
+    time.context("the engine refused a request because its queue was full")
 }

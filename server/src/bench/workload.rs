@@ -50,6 +50,23 @@ impl Conversation {
     }
 }
 
+/// The token ids that random prompts consist of.
+#[derive(Clone, Debug)]
+pub struct Vocabulary(Vec<u32>);
+
+impl Vocabulary {
+    /// All ids of a vocabulary of `size` tokens but the excluded ones.
+    #[must_use]
+    pub fn new(size: usize, excluded: &[u32]) -> Vocabulary {
+        Vocabulary((0..size as u32).filter(|id| !excluded.contains(id)).collect())
+    }
+
+    /// Random ids; the vocabulary must not be empty if there are any.
+    pub fn draw(&self, rng: &mut SeededRng, count: usize) -> Vec<u32> {
+        rng.tokens(count, self.0.len()).into_iter().map(|index| self.0[index as usize]).collect()
+    }
+}
+
 /// How requests arrive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrivals {
@@ -139,16 +156,13 @@ impl PrefixWorkload {
     /// allows, so that two prompts share exactly the prefix and not a token more by chance.
     #[must_use]
     pub fn plan(&self) -> Vec<Conversation> {
-        let ids: Vec<u32> =
-            (0..self.vocab_size as u32).filter(|id| !self.excluded.contains(id)).collect();
+        let vocabulary = Vocabulary::new(self.vocab_size, &self.excluded);
+        let ids = &vocabulary.0;
         if ids.is_empty() {
             return Vec::new();
         }
         let mut rng = SeededRng::new(self.seed);
-        let draw = |rng: &mut SeededRng, count: usize| -> Vec<u32> {
-            rng.tokens(count, ids.len()).into_iter().map(|index| ids[index as usize]).collect()
-        };
-        let shared = draw(&mut rng, self.shared_tokens);
+        let shared = vocabulary.draw(&mut rng, self.shared_tokens);
         let starts = self.arrivals.starts(self.request_count, self.seed);
         starts
             .into_iter()
@@ -158,12 +172,12 @@ impl PrefixWorkload {
                 let suffix = rng.between(self.unique_min, self.unique_max);
                 let mut tokens = shared.clone();
                 if self.distinct && !tokens.is_empty() {
-                    tokens = draw(&mut rng, self.shared_tokens);
+                    tokens = vocabulary.draw(&mut rng, self.shared_tokens);
                     tokens[0] = marker;
                 }
                 if suffix > 0 {
                     tokens.push(marker);
-                    tokens.extend(draw(&mut rng, suffix - 1));
+                    tokens.extend(vocabulary.draw(&mut rng, suffix - 1));
                 }
                 Conversation::single(start, tokens, self.output_tokens)
             })
