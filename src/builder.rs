@@ -387,7 +387,8 @@ impl EngineBuilder {
     /// to the files, requests go on, and compute what cannot be read.
     ///
     /// The files contain prompts and answers as token ids. On Unix, only the user can read a
-    /// directory that was made here. Whoever can write to it can change what the model answers.
+    /// directory that was made here. A program that can write to it can change what the model
+    /// answers.
     #[cfg(feature = "tiers")]
     pub fn kv_cache_dir(
         mut self,
@@ -407,7 +408,8 @@ impl EngineBuilder {
     /// several machines have mounted. Credentials, regions and endpoints are taken from the
     /// environment variables that the tools of the store use, such as `AWS_ACCESS_KEY_ID`,
     /// `AWS_REGION`, `AWS_ENDPOINT` and `AWS_ALLOW_HTTP`. Nothing is removed: set a rule for old
-    /// objects in the store. Whoever can write to it can change what the model answers.
+    /// objects in the store. A program that can write to it can change what the model
+    /// answers.
     /// [`build`](Self::build) fails with [`Error::ObjectStore`] if the store does not answer; when
     /// it fails later, requests go on, and compute what cannot be fetched.
     #[cfg(feature = "object-store")]

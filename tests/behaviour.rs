@@ -321,7 +321,7 @@ async fn more_choices_than_the_queue_can_hold_are_invalid() {
 }
 
 /// Goal: a request without `max_tokens` runs until the context or the pool is exhausted, or up to
-/// the operator's default, and does not keep others from running beside it.
+/// the operator's default, and does not keep others from running alongside it.
 #[tokio::test]
 async fn without_max_tokens_an_answer_is_as_long_as_it_fits() {
     let run = async |engine: &Engine, request| {
@@ -375,7 +375,7 @@ async fn a_router_tokenises_once_and_asks_for_the_cost() {
 }
 
 /// Goal: many callers that audit all the time are answered, all by the same few audits, and a
-/// request completes beside them.
+/// request completes alongside them.
 #[tokio::test]
 async fn concurrent_audits_are_answered_together() {
     let (engine, _) = engine(64).await;

@@ -147,7 +147,7 @@ impl Actor for AdmissionActor {
 }
 
 impl AdmissionState {
-    /// Runs an audit if somebody waits for one, and answers everybody who does. It runs after the
+    /// Runs an audit if one was requested, and answers all callers that wait for it. It runs after the
     /// next step was sent to the executor, so that the two overlap.
     async fn audit(&mut self) -> Result<(), ActorStopped> {
         let begun = Instant::now();

@@ -95,7 +95,7 @@ impl EngineHandle {
             down: ArcSwapOption::empty(),
             stopped: false.into(),
         });
-        // The handle is made by the task, so that the actors stop if nobody waits for it any more.
+        // The handle is made by the task, so that the actors stop if the caller does not wait any more.
         let start = start_actors(common, executor, runtime.clone());
         let started = runtime.spawn(start).await;
         Ok(started.map_err(|_| failed("the tokio runtime has ended"))??)
@@ -319,7 +319,7 @@ impl EngineHandle {
     ) -> Result<Option<Vec<u8>>, EngineError> {
         let generation = self.common().current()?;
         let (sender, saved) = oneshot::channel();
-        // Fails only if nobody waits for the copy any more.
+        // Fails only if the caller does not wait for the copy any more.
         let done = Box::new(move |bytes| drop(sender.send(bytes)));
         let request = SaveRequest { namespace, tokens, blocks, done };
         // If the generation has just ended, the request is dropped here.

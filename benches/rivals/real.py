@@ -14,7 +14,7 @@ Tasks:
                 and for its weights widened to F16 with an f32 KV cache; fails if it differs from
                 llama.cpp's by more than the limits
     greedy      continuations of 100 prompts: how often the first token is the same, and how many tokens
-                agree, beside the same figures of llama.cpp with another type of KV cache
+                agree, next to the same figures of llama.cpp with another type of KV cache
     chat        a conversation of ten turns with SmolLM2, whose answers with a warm cache equal those of
                 a server that has just started
     speed       tokens per second of prefill and decode, time to the first tokens of 1, 4 and 16 prompts,

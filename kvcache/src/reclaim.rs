@@ -54,7 +54,7 @@ impl Reclaimer {
     /// retired only once.
     pub(crate) unsafe fn retire<T: Retired>(&self, guard: &Guard, item: *mut T) {
         let free = move || {
-            // SAFETY: by the contract of `retire`, `item` is a box that nobody can reach any more.
+            // SAFETY: by the contract of `retire`, `item` is a box that no thread can reach any more.
             drop(unsafe { Box::from_raw(item) });
         };
         // SAFETY: `T: Retired` is `Send + 'static`, so the drop may run on any thread at any later
@@ -72,7 +72,7 @@ impl Reclaimer {
     /// `item` came from `Box::into_raw`, a reader that pins from now on cannot reach it, and it is
     /// retired only once.
     pub(crate) unsafe fn retire<T: Retired>(&self, guard: &Guard, item: *mut T) {
-        // SAFETY: by the contract of `retire`, `item` came from a box and nobody else owns it.
+        // SAFETY: by the contract of `retire`, `item` came from a box and has no other owner.
         self.retire_box(guard, unsafe { Box::from_raw(item) });
     }
 }

@@ -50,7 +50,7 @@ impl TreeBuilder {
 
     /// Sets the seed of the block hashes. Trees with the same seed compute the same hashes for the
     /// same prompt, also in different processes, which a router relies on. The default seed is
-    /// public; with a secret one, nobody can construct prompts whose hashes collide.
+    /// public; with a secret one, clients cannot construct prompts whose hashes collide.
     pub fn hash_seed(mut self, seed: u64) -> TreeBuilder {
         self.hash_seed = seed;
         self

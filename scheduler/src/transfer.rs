@@ -34,7 +34,7 @@ pub(crate) const SAVE_BYTES_PER_STEP: usize = 32 << 20;
 /// Maximum number of saves that wait at one time. Later ones are refused.
 pub(crate) const SAVES_MAX: usize = 64;
 
-/// Keys and values of consecutive blocks of a prompt, from outside of the pool. Whoever makes one
+/// Keys and values of consecutive blocks of a prompt, from outside of the pool. The caller
 /// vouches that they belong to the prompt's tokens and namespace and to the backend's KV format.
 #[derive(Clone, Debug)]
 pub struct StoredKv {

@@ -73,7 +73,7 @@ impl Objects {
         self.tier.contains(key)
     }
 
-    /// The time that fetching so many records is expected to take.
+    /// The time that fetching this many records is expected to take.
     pub(super) fn fetch_time(&self, records: usize) -> Duration {
         self.tier.fetch_time(records.saturating_mul(self.record_bytes()))
     }
@@ -141,7 +141,7 @@ impl Objects {
     }
 }
 
-/// Uploads until nobody can offer anything any more.
+/// Uploads until the last sender is dropped.
 async fn upload_all(tier: Arc<ObjectTier>, disk: Arc<DiskTier>, mut queue: mpsc::Receiver<Upload>) {
     while let Some(message) = queue.recv().await {
         match message {
@@ -150,7 +150,7 @@ async fn upload_all(tier: Arc<ObjectTier>, disk: Arc<DiskTier>, mut queue: mpsc:
                 let upload = |key| upload(&tier, &disk, key);
                 stream::iter(missing).for_each_concurrent(PARALLEL, upload).await;
             }
-            // Fails only if nobody waits any more.
+            // Fails only if the caller does not wait any more.
             Upload::Flush(done) => drop(done.send(())),
         }
     }
@@ -169,7 +169,7 @@ async fn upload(tier: &ObjectTier, disk: &Arc<DiskTier>, key: ChainKey) {
     }
 }
 
-/// Lists the store as long as somebody uses it.
+/// Lists the store as long as an engine uses it.
 async fn list(tier: Weak<ObjectTier>) {
     while let Some(tier) = tier.upgrade() {
         let begun = Instant::now();

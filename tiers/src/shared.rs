@@ -46,7 +46,7 @@ impl Speed {
         *recent = Recent { bytes_per_second: 0.7 * before + 0.3 * now, measured: true };
     }
 
-    /// The time that so many bytes take.
+    /// The time that this many bytes take.
     pub(crate) fn time_of(&self, bytes: usize) -> Duration {
         let speed = lock(&self.0).bytes_per_second.max(1.0);
         Duration::from_secs_f64((bytes as f64 / speed).min(1e6))

@@ -32,7 +32,7 @@ struct Claimed {
     bytes: usize,
 }
 
-/// Full records of a prefix that are going to be written. Nobody else can claim them until they
+/// Full records of a prefix that are going to be written. They cannot be claimed again until they
 /// were written or the claim is dropped.
 #[derive(Debug)]
 pub struct Claim {

@@ -154,7 +154,7 @@ fn an_idle_session_expires() {
 }
 
 /// Goal: blocks that sessions share count once; beyond the budget, the session that was used longest
-/// ago loses its hold; what is larger than the budget is not held and costs nobody else theirs.
+/// ago loses its hold; what is larger than the budget is not held and costs no other session its hold.
 #[test]
 fn the_budget_counts_different_blocks() {
     let mut fixture = Fixture::new(6, 10, 60);

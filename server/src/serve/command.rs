@@ -74,7 +74,7 @@ pub struct ServeArgs {
     reasoning_parser: FormatChoice<ReasoningFormat>,
     /// Do not serve the page at /
     ///
-    /// The page is a chat beside a picture of the prefix cache. It uses the other routes as any
+    /// The page is a chat next to a picture of the prefix cache. It uses the other routes as any
     /// client does, with the keys that its user enters.
     #[arg(long, visible_alias = "no-webui")]
     no_page: bool,

@@ -1,4 +1,4 @@
-//! The page at `/`: a chat beside a picture of the prefix tree. Its files are part of the binary.
+//! The page at `/`: a chat next to a picture of the prefix tree. Its files are part of the binary.
 //!
 //! The page is a client like any other: it uses `/v1` with the keys that its user enters, and this
 //! module only delivers its files, which are the same for everybody. It may not load or send

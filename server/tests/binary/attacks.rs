@@ -3,7 +3,7 @@
 //! accounts for every block.
 //!
 //! `every_attack_is_survived` runs each attack once. `attacks_are_measured` repeats each of them
-//! beside a normal client, with limited address space, and prints what the client and `/health`
+//! alongside a normal client, with limited address space, and prints what the client and `/health`
 //! noticed of it:
 //!
 //! ```sh

@@ -1,4 +1,4 @@
-//! Slow, idle and vanished clients, and a server whose output nobody reads.
+//! Slow, idle and vanished clients, and a server whose output is not read.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

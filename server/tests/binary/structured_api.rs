@@ -144,7 +144,7 @@ async fn reasoning_comes_before_the_answer() {
 }
 
 /// Goal: what is not supported is refused with its path, and grammars that are made to do harm get
-/// an error and harm nobody.
+/// an error and harm no other request.
 #[tokio::test]
 async fn grammars_that_cannot_be_followed_are_refused() {
     let server = Server::start("demo", &[]);

@@ -271,7 +271,7 @@ async fn spans(server: &Server, outcome: &str) -> u64 {
     line.rsplit(' ').next().and_then(|count| count.parse().ok()).expect("a number")
 }
 
-/// Waits until so many spans have this outcome.
+/// Waits until this many spans have this outcome.
 async fn wait_for_spans(server: &Server, outcome: &str, least: u64) {
     while spans(server, outcome).await < least {
         tokio::time::sleep(Duration::from_millis(20)).await;
