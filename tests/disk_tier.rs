@@ -10,9 +10,9 @@ use support::{Directory, answer, ask, prompt, records, stop};
 #[path = "support/tiers.rs"]
 mod support;
 
-/// An engine on the fake backend, which takes 200 us for a token.
+/// An engine on the fake backend, which takes 500 us for a token.
 fn slow_fake(block_count: usize) -> EngineBuilder {
-    support::slow_fake(block_count, Duration::from_micros(200))
+    support::slow_fake(block_count, Duration::from_micros(500))
 }
 
 /// Goal: after a restart, prompts are read from the disk, and the answers have the same bits as

@@ -2,6 +2,10 @@
 
 #[path = "support/fake.rs"]
 mod fake;
+#[cfg(all(feature = "tiers", target_os = "linux"))]
+#[allow(dead_code, reason = "the tests of the tiers use all of it")]
+#[path = "support/tiers.rs"]
+mod tiers;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +18,11 @@ use stolon_backend::fake::expected_next;
 const REQUESTS: usize = 2000;
 const CLIENTS: usize = 40;
 
-/// A random prompt from one of six families. Prompts of a family share prefixes of various lengths.
-fn prompt(rng: &mut SmallRng) -> Vec<u32> {
+/// A random prompt from one of six families. Prompts of a family share prefixes of various lengths,
+/// up to `shared_max` tokens.
+fn prompt(rng: &mut SmallRng, shared_max: u32) -> Vec<u32> {
     let family = rng.random_range(0..6u32);
-    let shared = rng.random_range(0..120);
+    let shared = rng.random_range(0..shared_max);
     let own = rng.random_range(1..60);
     let mut tokens: Vec<u32> = (0..shared).map(|n| (n * n + family * 37) % 256).collect();
     tokens.extend((0..own).map(|_| rng.random_range(0..256u32)));
@@ -26,8 +31,8 @@ fn prompt(rng: &mut SmallRng) -> Vec<u32> {
 
 /// Sends one request and either reads it to its end or drops it early. Returns the number of events
 /// or tokens that were read.
-async fn one_request(engine: &Engine, rng: &mut SmallRng) -> usize {
-    let prompt = prompt(rng);
+async fn one_request(engine: &Engine, rng: &mut SmallRng, shared_max: u32) -> usize {
+    let prompt = prompt(rng, shared_max);
     let max_tokens = rng.random_range(1..40);
     let request = Request::tokens(prompt.clone()).max_tokens(max_tokens);
     let mut stream = loop {
@@ -80,7 +85,7 @@ async fn random_requests_on_a_small_pool_leave_no_block_reserved() {
             tokio::spawn(async move {
                 let mut rng = SmallRng::seed_from_u64(client as u64);
                 for _ in 0..REQUESTS / CLIENTS {
-                    one_request(&engine, &mut rng).await;
+                    one_request(&engine, &mut rng, 120).await;
                 }
             })
         })
@@ -101,4 +106,111 @@ async fn random_requests_on_a_small_pool_leave_no_block_reserved() {
     assert!(stats.evictions > 0 && stats.cached_tokens > 0, "{stats:?}");
     engine.flush().await.expect("it runs");
     assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 48);
+}
+
+/// Damages the files below a directory in one of many ways.
+#[cfg(all(feature = "tiers", target_os = "linux"))]
+fn damage(directory: &std::path::Path, rng: &mut SmallRng) {
+    let (files, folder) = (tiers::records(directory), directory.join("v1"));
+    if rng.random_range(0..4000) == 0 {
+        // A file in its place stops all writes.
+        let _ = std::fs::remove_dir_all(&folder);
+        let _ = std::fs::write(&folder, "a file in its place");
+        std::thread::sleep(Duration::from_millis(200));
+        let _ = std::fs::remove_file(&folder);
+    }
+    let Some(path) = files.get(rng.random_range(0..files.len().max(1))) else { return };
+    // The tier may remove the file at any moment, so every step may fail.
+    let Ok(mut bytes) = std::fs::read(path) else { return };
+    let at = rng.random_range(0..bytes.len().max(1));
+    match rng.random_range(0..4) {
+        0 => bytes.truncate(at),
+        1 => bytes.push(0),
+        2 => bytes.clear(),
+        _ => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1),
+    }
+    let _ = if bytes.is_empty() { std::fs::remove_file(path) } else { std::fs::write(path, bytes) };
+}
+
+/// Open files of this process, and its resident memory in MiB.
+#[cfg(all(feature = "tiers", target_os = "linux"))]
+fn files_and_memory() -> (usize, usize) {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("readable");
+    let pages: usize = statm.split(' ').nth(1).expect("a number").parse().expect("a number");
+    let files = std::fs::read_dir("/proc/self/fd").expect("readable").count();
+    (files, (pages * 4096) >> 20)
+}
+
+/// Goal: 50,000 random requests through a small pool and a small disk (and an object store, if the
+/// build has one), many of them cancelled, while the files are damaged, removed and replaced all the
+/// time: each completed one gets the right tokens, all end, the accounting is consistent, and
+/// neither open files nor memory grow.
+#[cfg(all(feature = "tiers", target_os = "linux"))]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes"]
+async fn random_requests_through_damaged_tiers() {
+    const REQUESTS: usize = 50_000;
+    const DISK_BYTES: u64 = 60_000;
+    let directory = tiers::Directory::new("soak");
+    let (disk, store) = (directory.0.join("disk"), directory.0.join("store"));
+    std::fs::create_dir_all(&store).expect("a directory");
+    let engine = tiers::slow_fake(96, Duration::from_micros(20))
+        .max_batched_tokens(512)
+        .max_running(12)
+        .max_queued_requests(20)
+        .kv_cache_dir(&disk, DISK_BYTES);
+    #[cfg(feature = "object-store")]
+    let engine = engine.kv_object_store(format!("file://{}", store.display()));
+    let engine = Arc::new(engine.build().await.expect("valid settings"));
+    let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let damaging = std::thread::spawn({
+        let (done, disk, store) = (Arc::clone(&done), disk.clone(), store.clone());
+        move || {
+            let mut rng = SmallRng::seed_from_u64(99);
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                let place = if rng.random_range(0..4) == 0 { &store } else { &disk };
+                damage(place, &mut rng);
+                std::thread::sleep(Duration::from_millis(3));
+            }
+        }
+    });
+    let mut before = None;
+    for part in 0..10 {
+        let clients = (0..CLIENTS).map(|client| {
+            let engine = Arc::clone(&engine);
+            tokio::spawn(async move {
+                let mut rng = SmallRng::seed_from_u64((part * CLIENTS + client) as u64);
+                for _ in 0..REQUESTS / CLIENTS / 10 {
+                    one_request(&engine, &mut rng, 700).await;
+                }
+            })
+        });
+        for client in clients.collect::<Vec<_>>() {
+            client.await.expect("no panic");
+        }
+        while engine.stats().running + engine.stats().waiting > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        engine.flush_disk().await.expect("it runs");
+        let audit = engine.audit().await.expect("consistent accounting");
+        assert_eq!(audit.blocks_reserved, 0);
+        let disk = engine.disk_stats().expect("a disk tier");
+        assert!(disk.bytes <= DISK_BYTES, "{disk:?}");
+        // The first part warms up.
+        if part == 1 {
+            before = Some(files_and_memory());
+        }
+    }
+    done.store(true, std::sync::atomic::Ordering::Relaxed);
+    damaging.join().expect("no panic");
+    let (files, memory) = files_and_memory();
+    let (files_before, memory_before) = before.expect("there are several parts");
+    assert!(files <= files_before + 8, "{files_before} open files, then {files}");
+    assert!(memory <= memory_before + 32, "{memory_before} MiB, then {memory} MiB");
+    let (stats, disk) = (engine.stats(), engine.disk_stats().expect("a disk tier"));
+    assert_eq!((stats.requests as usize, stats.failed), (REQUESTS, 0));
+    assert_eq!((stats.finished + stats.cancelled) as usize, REQUESTS);
+    assert!(stats.loaded_tokens > 0 && stats.evictions > 0, "{stats:?}");
+    assert!(disk.records_refused > 0 && disk.writes_failed > 0, "{disk:?}");
+    println!("{stats:?}\n{disk:?}");
 }

@@ -37,10 +37,11 @@ const MEMORY_UNITS: usize = 1024;
 const UNIT_BYTES: usize = 1 << 20;
 /// A load must be expected to take at most this share of the time of computing.
 const WORTH_SHARE: f64 = 0.8;
-/// A load is waited for this many times as long as expected, or this share of the time of computing
-/// if that is longer: where computing takes seconds, a load that is late because the cores are busy
-/// is still worth it.
+/// A load is waited for this many times as long as expected and [`GRACE`] longer, or this share of
+/// the time of computing if that is longer: where computing takes seconds, a load that is late
+/// because the cores are busy is still worth it.
 const PATIENCE: u32 = 2;
+const GRACE: Duration = Duration::from_millis(20);
 const PATIENCE_SHARE: f64 = 0.5;
 /// How long a load is waited for at most while the speed of computing is not known.
 const UNMEASURED_LIMIT: Duration = Duration::from_secs(10);
@@ -277,7 +278,10 @@ impl Disk {
                     tracing::debug!(?expected, ?compute, "stored KV is not worth to be read");
                     None
                 }
-                Some(compute) => Some((expected * PATIENCE).max(compute.mul_f64(PATIENCE_SHARE))),
+                Some(compute) => {
+                    let patience = expected * PATIENCE + GRACE;
+                    Some(patience.max(compute.mul_f64(PATIENCE_SHARE)))
+                }
                 None => Some(UNMEASURED_LIMIT),
             };
             match limit {
@@ -403,8 +407,8 @@ impl Engine {
         if self.inner.tiers.is_none() {
             return Ok(());
         }
-        // An audit runs after the copies of the steps before it, so they are in the queue then.
-        // One that fails does not concern the disk.
+        // When it is answered, everything that was computed before is claimed. An audit that fails
+        // does not concern the disk.
         let _ = self.audit().await;
         self.flush_writer().await
     }

@@ -249,7 +249,7 @@ impl DiskTier {
             if self.index().contains(&place.key) {
                 continue;
             }
-            if self.pause.is_on() || self.closed.load(Ordering::Acquire) {
+            if !self.accepts_writes() {
                 self.counters.skipped(1);
                 continue;
             }
@@ -298,6 +298,12 @@ impl DiskTier {
         self.closed.store(true, Ordering::Release);
         // If this fails, the directory is free when this process ends.
         let _ = self.lock.unlock();
+    }
+
+    /// Whether writes are tried now: not for a while after one has failed, and not after
+    /// [`DiskTier::close`].
+    pub(crate) fn accepts_writes(&self) -> bool {
+        !self.pause.is_on() && !self.closed.load(Ordering::Acquire)
     }
 
     /// Notes that something was not stored because too much was waiting to be written.

@@ -1,10 +1,10 @@
 //! [`DiskWriter`]: writes to a [`DiskTier`] on a thread of its own.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::ops::Range;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use stolon_kvcache::Namespace;
 
@@ -21,8 +21,19 @@ const CLAIMED_BYTES_MAX: usize = 256 << 20;
 #[derive(Debug)]
 pub struct DiskWriter {
     tier: Arc<DiskTier>,
-    queue: Sender<Message>,
-    claimed: Arc<Mutex<Claimed>>,
+    queue: Sender<Write>,
+    claims: Arc<Claims>,
+}
+
+/// The bytes of claimed blocks.
+type Write = (Claim, Vec<u8>);
+
+/// The claims that exist.
+#[derive(Debug, Default)]
+struct Claims {
+    claimed: Mutex<Claimed>,
+    /// Notified when a claim ends.
+    ended: Condvar,
 }
 
 /// What is going to be written.
@@ -30,6 +41,9 @@ pub struct DiskWriter {
 struct Claimed {
     keys: HashSet<ChainKey>,
     bytes: usize,
+    /// The numbers of the claims that exist, and the next one.
+    numbers: BTreeSet<u64>,
+    next: u64,
 }
 
 /// Full records of a prefix that are going to be written. They cannot be claimed again until they
@@ -41,15 +55,9 @@ pub struct Claim {
     positions: Range<usize>,
     keys: Vec<ChainKey>,
     bytes: usize,
-    queue: Sender<Message>,
-    claimed: Arc<Mutex<Claimed>>,
-}
-
-#[derive(Debug)]
-enum Message {
-    Write(Claim, Vec<u8>),
-    /// Answered when everything before it was written.
-    Flush(Sender<()>),
+    number: u64,
+    queue: Sender<Write>,
+    claims: Arc<Claims>,
 }
 
 impl DiskWriter {
@@ -61,22 +69,25 @@ impl DiskWriter {
         tier: Arc<DiskTier>,
         on_written: impl Fn(Vec<ChainKey>) + Send + 'static,
     ) -> io::Result<DiskWriter> {
-        let (queue, messages) = mpsc::channel();
+        let (queue, writes) = mpsc::channel();
         let own_tier = Arc::clone(&tier);
-        let work = move || run(&own_tier, &messages, &on_written);
+        let work = move || run(&own_tier, &writes, &on_written);
         std::thread::Builder::new().name("stolon-disk".to_owned()).spawn(work)?;
-        Ok(DiskWriter { tier, queue, claimed: Arc::default() })
+        Ok(DiskWriter { tier, queue, claims: Arc::default() })
     }
 
     /// Claims the full records of the first `len` positions of `tokens` that are neither stored nor
-    /// claimed; `None` if there are none. If too much is waiting to be written, the last ones are
-    /// left out, and counted as skipped. Does no I/O.
+    /// claimed; `None` if there are none, or if a write has failed a short time ago. If too much is
+    /// waiting to be written, the last ones are left out, and counted as skipped. Does no I/O.
     pub fn claim(&self, namespace: Namespace, tokens: &Arc<Vec<u32>>, len: usize) -> Option<Claim> {
         let shape = self.tier.shape();
         let record = shape.record_positions();
         let record_bytes = record / shape.block_size * shape.block_bytes;
+        if !self.tier.accepts_writes() {
+            return None;
+        }
         let places: Vec<_> = self.tier.places(&namespace, &tokens[..len]).collect();
-        let mut claimed = lock(&self.claimed);
+        let mut claimed = lock(&self.claims.claimed);
         let free = |key: &ChainKey| !claimed.keys.contains(key) && !self.tier.contains(key);
         let first = places.iter().find(|place| free(&place.key))?.first;
         let room = CLAIMED_BYTES_MAX.saturating_sub(claimed.bytes) / record_bytes.max(1);
@@ -98,24 +109,28 @@ impl DiskWriter {
         let bytes = (end - first) / record * record_bytes;
         claimed.keys.extend(&keys);
         claimed.bytes += bytes;
+        let number = claimed.next;
+        claimed.next += 1;
+        claimed.numbers.insert(number);
         Some(Claim {
             namespace,
             tokens: Arc::clone(tokens),
             positions: first..end,
             keys,
             bytes,
+            number,
             queue: self.queue.clone(),
-            claimed: Arc::clone(&self.claimed),
+            claims: Arc::clone(&self.claims),
         })
     }
 
-    /// Waits until everything that was added before was written. Blocks.
+    /// Waits until everything that was claimed before was written or given up. Blocks.
     pub fn flush(&self) {
-        let (done, finished) = mpsc::channel();
-        if self.queue.send(Message::Flush(done)).is_ok() {
-            // Fails only if the thread has panicked.
-            let _ = finished.recv();
-        }
+        let claimed = lock(&self.claims.claimed);
+        let next = claimed.next;
+        let earlier = |claimed: &mut Claimed| claimed.numbers.first().is_some_and(|&n| n < next);
+        let waited = self.claims.ended.wait_while(claimed, earlier);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 }
 
@@ -130,32 +145,25 @@ impl Claim {
     pub fn write(self, blocks: Vec<u8>) {
         let queue = self.queue.clone();
         // Fails only if the thread has panicked; then nothing is stored any more.
-        let _ = queue.send(Message::Write(self, blocks));
+        let _ = queue.send((self, blocks));
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let mut claimed = lock(&self.claimed);
+        let mut claimed = lock(&self.claims.claimed);
         for key in &self.keys {
             claimed.keys.remove(key);
         }
         claimed.bytes -= self.bytes;
+        claimed.numbers.remove(&self.number);
+        self.claims.ended.notify_all();
     }
 }
 
-fn run(tier: &DiskTier, messages: &Receiver<Message>, on_written: &dyn Fn(Vec<ChainKey>)) {
-    while let Ok(message) = messages.recv() {
-        match message {
-            Message::Write(claim, blocks) => {
-                let (namespace, first) = (&claim.namespace, claim.positions.start);
-                let written = tier.write(namespace, &claim.tokens, first, &blocks);
-                drop(blocks);
-                drop(claim);
-                on_written(written);
-            }
-            // Fails only if the caller does not wait any more.
-            Message::Flush(done) => drop(done.send(())),
-        }
+fn run(tier: &DiskTier, writes: &Receiver<Write>, on_written: &dyn Fn(Vec<ChainKey>)) {
+    while let Ok((claim, blocks)) = writes.recv() {
+        let first = claim.positions.start;
+        on_written(tier.write(&claim.namespace, &claim.tokens, first, &blocks));
     }
 }
