@@ -122,6 +122,14 @@ impl EngineHandle {
         self.shared.common.context.prompt_limit()
     }
 
+    /// Validates the tokens of an embedding's input, as if nothing were pinned.
+    ///
+    /// # Errors
+    /// `EmptyPrompt`, `PromptTooLong`, `TokenOutOfRange`.
+    pub fn check_embedding(&self, tokens: &[u32]) -> Result<(), EngineError> {
+        self.shared.common.context.check_embedding(tokens)
+    }
+
     /// Submits a request and returns its event stream, without waiting.
     ///
     /// # Errors

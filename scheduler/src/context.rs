@@ -201,6 +201,14 @@ impl AdmissionContext {
         prompt_limit(&self.spec, 0, 1)
     }
 
+    /// Validates the tokens of an embedding's input, as if nothing were pinned.
+    ///
+    /// # Errors
+    /// `EmptyPrompt`, `PromptTooLong`, `TokenOutOfRange`.
+    pub fn check_embedding(&self, tokens: &[u32]) -> Result<(), EngineError> {
+        check_tokens(tokens, prompt_limit(&self.spec, 0, 0), self.spec.vocab_size)
+    }
+
     /// Maximum number of answers to one prompt that can be requested at once: all of them must fit
     /// into the admission queue.
     pub fn max_choices(&self) -> usize {
@@ -322,20 +330,9 @@ fn check(
     config: &EngineConfig,
     reserved: usize,
 ) -> Result<usize, EngineError> {
-    let got = request.tokens.len();
-    if got == 0 {
-        return Err(EngineError::EmptyPrompt);
-    }
-    let limit = prompt_limit(spec, reserved, answer_min(request));
-    if got > limit.tokens {
-        return Err(limit.error(got));
-    }
+    let (got, vocab_size) = (request.tokens.len(), spec.vocab_size);
+    check_tokens(&request.tokens, prompt_limit(spec, reserved, answer_min(request)), vocab_size)?;
     let pool = (spec.block_count - reserved) * spec.block_size;
-    let vocab_size = spec.vocab_size;
-    let outside = |&(_, &id): &(usize, &u32)| id as usize >= vocab_size;
-    if let Some((index, &got)) = request.tokens.iter().enumerate().find(outside) {
-        return Err(EngineError::TokenOutOfRange { index, got, vocab_size });
-    }
     request.stored.as_ref().map_or(Ok(()), |stored| stored.check(spec))?;
     let options = &request.options;
     if options.pooling.is_some() {
@@ -371,6 +368,21 @@ fn check(
     options.sampling.validate(vocab_size)?;
     // The last generated token is never fed back, so it needs no position in the pool.
     Ok(max_tokens.min(spec.max_positions - got).min(pool - got + 1))
+}
+
+/// Validates the tokens of a prompt.
+fn check_tokens(tokens: &[u32], limit: PromptLimit, vocab_size: usize) -> Result<(), EngineError> {
+    if tokens.is_empty() {
+        return Err(EngineError::EmptyPrompt);
+    }
+    if tokens.len() > limit.tokens {
+        return Err(limit.error(tokens.len()));
+    }
+    let outside = |&(_, &id): &(usize, &u32)| id as usize >= vocab_size;
+    match tokens.iter().enumerate().find(outside) {
+        Some((index, &got)) => Err(EngineError::TokenOutOfRange { index, got, vocab_size }),
+        None => Ok(()),
+    }
 }
 
 /// Validates the backend's sizes, and the settings that depend on them.

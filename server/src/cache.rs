@@ -85,7 +85,11 @@ enum CacheCommand {
     /// Remove prompts, or with --cache-salt or --tenant alone everything of theirs
     Evict(PromptArgs),
     /// Remove everything that no request uses, and end all pins
-    Flush,
+    Flush {
+        /// Remove what is stored on the disk, too. What is in an object store stays
+        #[arg(long)]
+        disk: bool,
+    },
     /// Compute what is missing of a prompt and write its keys and values to a file, for `import`
     Export {
         /// File to write. It is replaced if it exists
@@ -250,9 +254,12 @@ impl CacheArgs {
                 .show(&client.post("evict", &prompts.body()?)?, |reply| {
                     vec![format!("{} blocks freed", reply["blocks"])]
                 }),
-            CacheCommand::Flush => self.show(&client.post("flush", &Map::new())?, |_| {
-                vec!["the cache is empty".to_owned()]
-            }),
+            CacheCommand::Flush { disk } => {
+                let path = if *disk { "flush?disk=true" } else { "flush" };
+                self.show(&client.post(path, &Map::new())?, |_| {
+                    vec!["the cache is empty".to_owned()]
+                })
+            }
             CacheCommand::Export { file, prompt } => {
                 let bytes = client.export(file, json!(prompt.body()?).to_string())?;
                 self.show(&json!({"bytes": bytes}), |_| {

@@ -164,7 +164,7 @@ impl Engine {
     }
 
     /// Empties the prefix cache, except for what running requests use, and ends all pins and all
-    /// that sessions hold.
+    /// that sessions hold. What is stored in tiers stays.
     ///
     /// # Errors
     /// `Interrupted` and `Stopped`.

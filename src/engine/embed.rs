@@ -86,6 +86,15 @@ impl Engine {
         self.embedding_info()?.size_with(dimensions)
     }
 
+    /// Whether the tokens can be the input of an embedding, for programs that embed several inputs
+    /// and refuse all if one is wrong.
+    ///
+    /// # Errors
+    /// `EmptyPrompt`, `PromptTooLong` and `TokenOutOfRange`, as [`Engine::embed`].
+    pub fn check_embedding(&self, tokens: &[u32]) -> Result<(), Error> {
+        Ok(self.inner.handle.check_embedding(tokens)?)
+    }
+
     fn embedding_info(&self) -> Result<&EmbeddingInfo, Error> {
         let info = &self.inner.info;
         info.embedding.as_ref().ok_or_else(|| Error::NotForEmbeddings { model: info.id.clone() })

@@ -398,6 +398,18 @@ impl Engine {
         Some(self.inner.tiers.as_ref()?.disk.get()?.objects.as_ref()?.stats())
     }
 
+    /// Removes everything from the disk tier, also what is still to be written of what was computed
+    /// before. What is in the pool and in the object store stays. Does nothing without a disk tier.
+    ///
+    /// # Errors
+    /// `Stopped` if the engine's runtime has ended.
+    pub async fn clear_disk(&self) -> Result<(), Error> {
+        self.flush_disk().await?;
+        let Some(tiers) = self.inner.tiers.clone() else { return Ok(()) };
+        let clear = move || tiers.disk.get().into_iter().for_each(|disk| disk.tier.clear());
+        self.blocking(clear).await
+    }
+
     /// Waits until everything that was computed before is on the disk and in the object store, or
     /// was given up because writing failed or takes too long. Does nothing without a disk tier.
     ///

@@ -283,6 +283,12 @@ impl DiskTier {
         (bytes.len() == expected).then(|| bytes.into())
     }
 
+    /// Removes all records. Blocks.
+    pub fn clear(&self) {
+        let keys = self.index().clear();
+        keys.iter().for_each(|key| self.remove_file(key));
+    }
+
     /// Counters, and what is stored now.
     pub fn stats(&self) -> DiskStats {
         let index = self.index();

@@ -97,6 +97,11 @@ impl Index {
         Some(oldest)
     }
 
+    /// Removes all records and returns their keys.
+    pub(crate) fn clear(&mut self) -> Vec<ChainKey> {
+        std::mem::take(self).order.into_values().collect()
+    }
+
     /// Marks a record as used.
     pub(crate) fn touch(&mut self, key: &ChainKey) {
         if let Some(entry) = self.entries.get(key).copied() {

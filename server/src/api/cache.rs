@@ -151,6 +151,16 @@ pub struct Imported {
     pub tokens: usize,
 }
 
+/// The query of `POST /v1/cache/flush`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FlushQuery {
+    /// Whether to remove what is stored on the disk, too. Default false. What is in an object store
+    /// stays.
+    #[serde(default)]
+    pub disk: bool,
+}
+
 /// The reply to `POST /v1/cache/flush`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Flushed {

@@ -20,9 +20,10 @@ use super::completions::engine_request;
 use super::error::{ApiError, cut};
 use super::receive::Received;
 use crate::api::cache::{
-    CachePrompt, CacheRequest, CacheResult, CacheResults, CacheStatsReply, Evicted, Flushed,
-    MAX_PIN_TEXT, MAX_PROMPTS, PinCreated, PinDeleted, PinInfo, PinList, PinRequest, Policy,
-    PolicyRequest, TiersReply, TokensQuery, Tree, TreeFormat, TreeNode, TreeQuery, UnpinRequest,
+    CachePrompt, CacheRequest, CacheResult, CacheResults, CacheStatsReply, Evicted, FlushQuery,
+    Flushed, MAX_PIN_TEXT, MAX_PROMPTS, PinCreated, PinDeleted, PinInfo, PinList, PinRequest,
+    Policy, PolicyRequest, TiersReply, TokensQuery, Tree, TreeFormat, TreeNode, TreeQuery,
+    UnpinRequest,
 };
 
 /// `GET /v1/cache/stats`.
@@ -160,9 +161,17 @@ pub(super) async fn evict(
     Ok(Json(Evicted { blocks: app.engine.evict_salt(Some(&salt)).await? }))
 }
 
-/// `POST /v1/cache/flush`: removes everything, and ends all pins.
-pub(super) async fn flush(State(app): State<Arc<App>>) -> Result<Json<Flushed>, ApiError> {
+/// `POST /v1/cache/flush`: removes everything, with `?disk=true` also from the disk, and ends all
+/// pins.
+pub(super) async fn flush(
+    State(app): State<Arc<App>>,
+    query: Result<Query<FlushQuery>, QueryRejection>,
+) -> Result<Json<Flushed>, ApiError> {
+    let Query(query) = query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
     app.engine.flush().await?;
+    if query.disk {
+        app.engine.clear_disk().await?;
+    }
     Ok(Json(Flushed { flushed: true }))
 }
 

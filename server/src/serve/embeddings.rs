@@ -8,7 +8,7 @@ use axum::{Extension, Json};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures::{StreamExt, TryStreamExt, stream};
-use stolon::{Embedding, EngineError, Error, LengthBound, Request};
+use stolon::{Embedding, EngineError, Error, Request};
 use tokio::sync::Semaphore;
 
 use super::App;
@@ -118,7 +118,9 @@ impl Inputs {
                     tokens.map_err(|error| self.refused(index, error))?
                 }
             };
-            self.check_tokens(&tokens).map_err(|error| self.refused(index, error.into()))?;
+            // The engine would refuse it too, but not before it has begun with other inputs.
+            let checked = self.app.engine.check_embedding(&tokens);
+            checked.map_err(|error| self.refused(index, error))?;
             sum += tokens.len();
             if sum > MAX_TOKENS {
                 let message =
@@ -130,29 +132,6 @@ impl Inputs {
             tokio::task::yield_now().await;
         }
         Ok(all)
-    }
-
-    /// What the engine would refuse too, but not before it has begun with other inputs.
-    fn check_tokens(&self, tokens: &[u32]) -> Result<(), EngineError> {
-        let info = self.app.engine.model_info();
-        let (got, limit, vocab_size) = (tokens.len(), info.max_positions, info.vocab_size);
-        if got == 0 {
-            return Err(EngineError::EmptyPrompt);
-        }
-        if got > limit {
-            return Err(EngineError::PromptTooLong {
-                got,
-                limit,
-                bound: LengthBound::Context(limit),
-            });
-        }
-        match tokens.iter().position(|&token| token as usize >= vocab_size) {
-            Some(index) => {
-                let got = tokens[index];
-                Err(EngineError::TokenOutOfRange { index, got, vocab_size })
-            }
-            None => Ok(()),
-        }
     }
 
     /// Computes the embedding of one input.

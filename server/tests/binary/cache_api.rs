@@ -391,4 +391,13 @@ async fn stored_kv_survives_a_restart() {
     });
     let shown = shown.await.expect("no panic");
     assert!(shown.contains("128 tokens") && shown.contains("in 2 records"), "{shown}");
+    let url = server.url("");
+    let flushed = tokio::task::spawn_blocking(move || {
+        crate::support::succeed(&["cache", "--url", &url, "flush", "--disk"])
+    });
+    assert_eq!(flushed.await.expect("no panic"), "the cache is empty\n");
+    let (_, tiers) = server.get("/v1/cache/tiers").await;
+    assert_eq!((&tiers["disk"]["records"], &tiers["disk"]["bytes"]), (&json!(0), &json!(0)));
+    let (status, _) = server.post("/v1/cache/flush?disks=true", json!({})).await;
+    assert_eq!(status, 400, "no other parameter is ignored");
 }

@@ -4,9 +4,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::api::admin::{Audit, Health, Stats, Version};
 use crate::api::cache::{
-    CacheRequest, CacheResults, CacheStatsReply, EventData, EventsQuery, Evicted, Flushed,
-    Imported, PinCreated, PinDeleted, PinList, PinRequest, Policy, PolicyRequest, TiersReply,
-    TokensQuery, Tree, TreeQuery, UnpinRequest,
+    CacheRequest, CacheResults, CacheStatsReply, EventData, EventsQuery, Evicted, FlushQuery,
+    Flushed, Imported, PinCreated, PinDeleted, PinList, PinRequest, Policy, PolicyRequest,
+    TiersReply, TokensQuery, Tree, TreeQuery, UnpinRequest,
 };
 use crate::api::chat::{ChatCompletion, ChatCompletionChunk, ChatRequest};
 use crate::api::completions::{Completion, CompletionRequest};
@@ -488,6 +488,7 @@ fn cache() -> Vec<Operation> {
             path: "/v1/cache/flush",
             id: "flushCache",
             summary: "Remove everything that no request uses, and end all pins",
+            query: Some(inline::<FlushQuery>),
             replies: &[Body::Json(of::<Flushed>)],
             ..post
         },
