@@ -14,7 +14,7 @@ mod rope;
 mod tensors;
 
 pub use architecture::Architecture;
-pub use experts::ExpertsConfig;
+pub use experts::{ExpertChoice, ExpertsConfig};
 pub(crate) use hf::{ParsedConfig, parse as parse_json};
 pub(crate) use keys::Keys;
 pub use rope::{Rope, RopeScaling};
@@ -60,13 +60,18 @@ pub enum NormPlacement {
     InputAndOutput,
 }
 
-/// Names of a layer's norms.
+/// The Hugging Face names of a layer's norms, without the prefix of the layer and the suffix
+/// `.weight`. A norm is `None` if the layer does not have it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LayerNorms {
-    pub(crate) attention_input: Option<&'static str>,
-    pub(crate) attention_output: Option<&'static str>,
-    pub(crate) mlp_input: Option<&'static str>,
-    pub(crate) mlp_output: Option<&'static str>,
+pub struct LayerNorms {
+    /// The norm of the residual stream before attention.
+    pub attention_input: Option<&'static str>,
+    /// The norm of attention's output before it is added to the residual stream.
+    pub attention_output: Option<&'static str>,
+    /// The norm of the residual stream before the MLP or the experts.
+    pub mlp_input: Option<&'static str>,
+    /// The norm of the MLP's output before it is added to the residual stream.
+    pub mlp_output: Option<&'static str>,
 }
 
 impl NormPlacement {
@@ -75,8 +80,9 @@ impl NormPlacement {
         self != Self::Input
     }
 
-    /// The Hugging Face names of the norms, without the prefix of the layer.
-    pub(crate) fn names(self) -> LayerNorms {
+    /// The names of the norms of a layer.
+    #[must_use]
+    pub fn names(self) -> LayerNorms {
         let inputs = self != Self::Output;
         let mlp_input =
             if self.outputs() { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };

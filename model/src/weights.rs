@@ -215,7 +215,8 @@ impl Weights {
 
     /// A hash of all files, for [`KvFormat`](stolon_backend::KvFormat). Pieces of the files are
     /// hashed on `threads` threads, and their memory pages are released.
-    pub(crate) fn hash(&self, threads: usize) -> [u8; 32] {
+    #[must_use]
+    pub fn hash(&self, threads: usize) -> [u8; 32] {
         const PIECE_BYTES: usize = 16 << 20;
         let regions = self.regions.iter().map(|region| &region.bytes);
         let pieces: Vec<(&Bytes, &[u8])> = regions
@@ -244,12 +245,12 @@ impl Weights {
 
     /// Releases the memory pages of `bytes` if they are part of a mapped file. The bytes remain
     /// readable: the system reads them from the file again if they are accessed.
-    pub(crate) fn release(&self, bytes: &[u8]) {
+    pub fn release(&self, bytes: &[u8]) {
         self.regions.iter().for_each(|region| region.bytes.release(bytes));
     }
 
     /// Removes a tensor and releases its memory.
-    pub(crate) fn remove(&mut self, name: &str) {
+    pub fn remove(&mut self, name: &str) {
         let Some(Stored { region, range, .. }) = self.tensors.remove(name) else { return };
         match &mut self.regions[region].bytes {
             bytes @ Bytes::Owned(_) => {
@@ -392,7 +393,8 @@ impl Weights {
     }
 
     /// The element type of the tensor with this name, if there is one and its type is supported.
-    pub(crate) fn dtype(&self, name: &str) -> Option<TensorType> {
+    #[must_use]
+    pub fn dtype(&self, name: &str) -> Option<TensorType> {
         self.tensors.get(name)?.dtype.as_ref().ok().copied()
     }
 

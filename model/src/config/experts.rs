@@ -32,7 +32,43 @@ pub struct ExpertsConfig {
     pub shared_width: Option<usize>,
 }
 
+/// An expert that a token uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ExpertChoice {
+    /// Index of the expert.
+    pub expert: u32,
+    /// Factor of the expert's output.
+    pub weight: f32,
+}
+
 impl ExpertsConfig {
+    /// Chooses the experts with the highest of a token's `scores`, `[count]`; of equal scores the one
+    /// with the lower index. `choices`, `[per_token]`, gets them with their weights, the highest
+    /// score first. `order` is scratch memory.
+    ///
+    /// # Panics
+    /// If `scores` is empty.
+    pub fn choose(&self, scores: &[f32], order: &mut Vec<u32>, choices: &mut [ExpertChoice]) {
+        let by_score =
+            |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));
+        order.clear();
+        order.extend(0..scores.len() as u32);
+        if choices.len() < order.len() {
+            order.select_nth_unstable_by(choices.len(), by_score);
+            order.truncate(choices.len());
+        }
+        order.sort_unstable_by(by_score);
+        let largest = scores[order[0] as usize];
+        let weight = |expert: u32| (scores[expert as usize] - largest).exp();
+        let sum: f32 = match self.normalized {
+            true => order.iter().map(|expert| weight(*expert)).sum(),
+            false => (0..scores.len() as u32).map(weight).sum(),
+        };
+        for (choice, &expert) in choices.iter_mut().zip(order.iter()) {
+            *choice = ExpertChoice { expert, weight: weight(expert) / sum };
+        }
+    }
+
     /// Checks the documented ranges. `layers` is the number of layers with experts, and `file` the
     /// file's name in error messages.
     pub(super) fn check(&self, file: &str, layers: usize) -> Result<(), ModelError> {

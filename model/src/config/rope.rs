@@ -1,5 +1,7 @@
 //! Rotary position embedding: the frequencies, and how models scale them for longer contexts.
 
+use std::ops::Range;
+
 use super::keys::SIZE_MAX;
 use crate::error::ModelError;
 
@@ -143,6 +145,19 @@ impl Rope {
             | RopeScaling::Divisors { attention_factor, .. } => attention_factor,
             _ => 1.0,
         }
+    }
+
+    /// The cosines and sines of `positions`, `[positions, rotary_dim / 2]` each, multiplied by
+    /// [`attention_factor`](Self::attention_factor). At position `p`, pair `i` of a head consists of
+    /// its elements `i` and `rotary_dim / 2 + i`.
+    #[must_use]
+    pub fn rotations(&self, rotary_dim: usize, positions: Range<usize>) -> (Vec<f32>, Vec<f32>) {
+        let (frequencies, factor) = (self.inverse_frequencies(rotary_dim), self.attention_factor());
+        // The product is rounded to f32 before the cosine and sine, as in transformers.
+        let angles = positions.flat_map(|position| {
+            frequencies.iter().map(move |frequency| position as f32 * frequency)
+        });
+        angles.map(|angle| (factor * angle.cos(), factor * angle.sin())).unzip()
     }
 
     /// The context length in positions that the scaling is made for, if the configuration gives the

@@ -84,8 +84,9 @@ impl DecoderConfig {
         norm(list, norms.mlp_output);
     }
 
-    /// The sizes of the weights of `q_norm` and `k_norm`, if the model has these norms.
-    pub(crate) fn qk_norm_sizes(&self) -> Option<[usize; 2]> {
+    /// The number of elements of the weights of `q_norm` and `k_norm`, if the model has these norms.
+    #[must_use]
+    pub fn qk_norm_sizes(&self) -> Option<[usize; 2]> {
         let dim = self.head_dim;
         self.qk_norm.map(|norm| match norm {
             QkNorm::Head => [dim, dim],

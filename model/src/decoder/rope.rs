@@ -9,46 +9,37 @@ const POSITIONS_MIN: usize = 256;
 /// on the actual context lengths and not on the model's maximum.
 #[derive(Debug)]
 pub(super) struct RopeTable {
-    /// `[rotary_dim / 2]`, in radians per position.
-    frequencies: Vec<f32>,
-    /// Factor of all cosines and sines.
-    factor: f32,
+    rope: Rope,
+    rotary_dim: usize,
     max_positions: usize,
-    /// `[positions, rotary_dim / 2]`, multiplied by `factor`.
+    /// `[positions, rotary_dim / 2]`.
     cos: Vec<f32>,
-    /// `[positions, rotary_dim / 2]`, multiplied by `factor`.
+    /// `[positions, rotary_dim / 2]`.
     sin: Vec<f32>,
 }
 
 impl RopeTable {
     pub(super) fn new(rope: &Rope, rotary_dim: usize, max_positions: usize) -> Self {
-        let frequencies = rope.inverse_frequencies(rotary_dim);
-        let factor = rope.attention_factor();
-        Self { frequencies, factor, max_positions, cos: Vec::new(), sin: Vec::new() }
+        let rope = rope.clone();
+        Self { rope, rotary_dim, max_positions, cos: Vec::new(), sin: Vec::new() }
     }
 
     /// Grows the table to at least the positions `0..count`.
     pub(super) fn grow(&mut self, count: usize) {
-        let half = self.frequencies.len();
-        let known = self.cos.len() / half;
+        let known = self.cos.len() / (self.rotary_dim / 2);
         if count <= known {
             return;
         }
         let wanted =
             count.next_power_of_two().max(POSITIONS_MIN).min(self.max_positions.max(count));
-        for position in known..wanted {
-            // The product is rounded to f32 before the cosine and sine, as in transformers.
-            let angles = self.frequencies.iter().map(|frequency| position as f32 * frequency);
-            for angle in angles {
-                self.cos.push(self.factor * angle.cos());
-                self.sin.push(self.factor * angle.sin());
-            }
-        }
+        let (cos, sin) = self.rope.rotations(self.rotary_dim, known..wanted);
+        self.cos.extend(cos);
+        self.sin.extend(sin);
     }
 
     /// The cosines and sines of a position, `[rotary_dim / 2]` each.
     pub(super) fn at(&self, position: u32) -> (&[f32], &[f32]) {
-        let half = self.frequencies.len();
+        let half = self.rotary_dim / 2;
         let range = position as usize * half..(position as usize + 1) * half;
         (&self.cos[range.clone()], &self.sin[range])
     }

@@ -1,7 +1,7 @@
 //! The choice of experts for each row, and the groups of rows that use the same expert.
 
 use super::workers::Workers;
-use crate::config::ExpertsConfig;
+use crate::config::{ExpertChoice, ExpertsConfig};
 
 /// Which experts the rows of a step use in one layer. The buffers are reused.
 #[derive(Debug, Default)]
@@ -13,7 +13,7 @@ pub(super) struct Routing {
     /// The score of the shared expert, `[rows]`.
     pub(super) shared_scores: Vec<f32>,
     /// The experts that each row uses, with their weights, `[rows, experts per token]`.
-    choices: Vec<Choice>,
+    choices: Vec<ExpertChoice>,
     /// The experts that at least one row uses, in ascending order. The shared expert is last; its
     /// index is the number of the other experts.
     pub(super) groups: Vec<ExpertGroup>,
@@ -21,13 +21,6 @@ pub(super) struct Routing {
     rows: Vec<u32>,
     /// The weight of the expert's output for each entry of `rows`.
     weights: Vec<f32>,
-}
-
-/// An expert that a row uses.
-#[derive(Clone, Copy, Debug, Default)]
-struct Choice {
-    expert: u32,
-    weight: f32,
 }
 
 /// The rows that use one expert.
@@ -45,7 +38,7 @@ impl Routing {
         self.normed.resize(rows * hidden_size, 0.0);
         self.scores.resize(rows * config.count, 0.0);
         self.shared_scores.resize(config.shared_width.map_or(0, |_| rows), 0.0);
-        self.choices.resize(rows * config.per_token, Choice::default());
+        self.choices.resize(rows * config.per_token, ExpertChoice::default());
     }
 
     /// Chooses the experts of each row by its scores, and groups the rows by expert.
@@ -58,7 +51,7 @@ impl Routing {
             let mut order = Vec::new();
             let rows = scores.chunks_exact(config.count);
             for (scores, choices) in rows.zip(choices.chunks_exact_mut(config.per_token)) {
-                choose(scores, config.normalized, &mut order, choices);
+                config.choose(scores, &mut order, choices);
             }
         });
         self.group(config.count, config.per_token);
@@ -105,29 +98,6 @@ impl Routing {
     /// For each row of a group, the weight of the expert's output.
     pub(super) fn weights(&self, group: &ExpertGroup) -> &[f32] {
         &self.weights[group.range.clone()]
-    }
-}
-
-/// Chooses as many experts with the highest `scores` as `choices` has entries; of equal scores the
-/// one with the lower index. Their order in `choices` is by score. `order` is scratch memory.
-fn choose(scores: &[f32], normalized: bool, order: &mut Vec<u32>, choices: &mut [Choice]) {
-    let by_score =
-        |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));
-    order.clear();
-    order.extend(0..scores.len() as u32);
-    if choices.len() < order.len() {
-        order.select_nth_unstable_by(choices.len(), by_score);
-        order.truncate(choices.len());
-    }
-    order.sort_unstable_by(by_score);
-    let largest = scores[order[0] as usize];
-    let weight = |expert: u32| (scores[expert as usize] - largest).exp();
-    let sum: f32 = match normalized {
-        true => order.iter().map(|expert| weight(*expert)).sum(),
-        false => (0..scores.len() as u32).map(weight).sum(),
-    };
-    for (choice, &expert) in choices.iter_mut().zip(order.iter()) {
-        *choice = Choice { expert, weight: weight(expert) / sum };
     }
 }
 
