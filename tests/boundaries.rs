@@ -8,12 +8,13 @@
 use std::path::{Path, PathBuf};
 
 /// Folders in which not every target forbids `unsafe`.
-const FOLDERS_WITH_UNSAFE: [&str; 6] =
-    ["benches", "kernels", "kvcache", "loom_tests", "model", "server"];
+const FOLDERS_WITH_UNSAFE: [&str; 7] =
+    ["benches", "cuda", "kernels", "kvcache", "loom_tests", "model", "server"];
 
 /// Files in these folders, and whole folders ending in `/`, that use `unsafe`.
-const UNSAFE_FILES: [&str; 7] = [
+const UNSAFE_FILES: [&str; 8] = [
     "benches/rivals/src/bin/linear.rs",
+    "cuda/src/kv_write/cuda.rs",
     "kernels/",
     "kvcache/src/core.rs",
     "kvcache/src/node.rs",
@@ -23,7 +24,8 @@ const UNSAFE_FILES: [&str; 7] = [
 ];
 
 /// Crates with the prefixes of crate names that must not be among their direct dependencies.
-const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 7] = [
+const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 8] = [
+    ("cuda", &["tokio", "ractor", "stolon-scheduler", "stolon-actors", "stolon-text"]),
     ("kvcache", &["tokio", "ractor", "candle", "stolon-"]),
     (
         "kernels",

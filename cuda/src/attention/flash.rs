@@ -1,0 +1,112 @@
+//! Attention by candle's flash attention (FlashAttention 2), which reads keys and values in place
+//! through the block tables.
+//!
+//! This file was compiled and linked, but no GPU has run it yet.
+
+use candle_core::{DType, Device, Result, Tensor};
+
+use super::AttentionArgs;
+use crate::kv_store::{KvLayer, KvShape};
+use crate::plan::{QuerySpan, indices};
+
+/// Block sizes that the kernels support are multiples of this number of positions.
+const BLOCK_STEP: usize = 32;
+/// Head sizes that the kernels support are multiples of this number of elements.
+const HEAD_DIM_STEP: usize = 8;
+/// Maximum number of elements of a head.
+const HEAD_DIM_MAX: usize = 512;
+
+/// Why flash attention cannot be used for a model; `None` if it can.
+pub(super) fn obstacle(device: &Device, shape: &KvShape, has_sinks: bool) -> Option<&'static str> {
+    if !device.is_cuda() {
+        return Some("the device is not a CUDA device");
+    }
+    if has_sinks {
+        return Some("the model has attention sinks");
+    }
+    if !matches!(shape.dtype, DType::F16 | DType::BF16) {
+        return Some("the KV store is neither f16 nor bf16");
+    }
+    if !shape.block_size.is_multiple_of(BLOCK_STEP) {
+        return Some("the block size is not a multiple of 32");
+    }
+    if !shape.head_dim.is_multiple_of(HEAD_DIM_STEP) || shape.head_dim > HEAD_DIM_MAX {
+        return Some("the head size is not a multiple of 8 of at most 512");
+    }
+    None
+}
+
+/// The queries of a step and their block tables on the device.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// Cumulative numbers of queries, `[sequences + 1]` in u32.
+    queries: Tensor,
+    /// Cumulative numbers of positions that the last queries read, `[sequences + 1]` in u32.
+    contexts: Tensor,
+    /// `[sequences, blocks of the longest context]`, filled up with block 0, which is not read.
+    block_tables: Tensor,
+    queries_max: usize,
+    context_max: usize,
+}
+
+impl Plan {
+    pub(crate) fn new(spans: &[QuerySpan<'_>], device: &Device) -> Result<Self> {
+        let blocks = spans.iter().map(|span| span.block_table.len()).max().unwrap_or(0);
+        let mut tables = Vec::with_capacity(spans.len() * blocks);
+        for span in spans {
+            tables.extend(span.block_table.iter().map(|block| block.0));
+            tables.resize(tables.len() + blocks - span.block_table.len(), 0);
+        }
+        let cumulative = |length: fn(&QuerySpan<'_>) -> usize| {
+            let mut sums = vec![0];
+            let mut sum = 0;
+            for span in spans {
+                sum += length(span) as u32;
+                sums.push(sum);
+            }
+            indices(&sums, device)
+        };
+        Ok(Self {
+            queries: cumulative(|span| span.count)?,
+            contexts: cumulative(QuerySpan::context)?,
+            block_tables: Tensor::from_vec(tables, (spans.len(), blocks), device)?,
+            queries_max: spans.iter().map(|span| span.count).max().unwrap_or(0),
+            context_max: spans.iter().map(QuerySpan::context).max().unwrap_or(0),
+        })
+    }
+
+    /// See [`Prepared::attend`](super::Prepared::attend).
+    pub(crate) fn attend(
+        &self,
+        q: &Tensor,
+        kv: &KvLayer,
+        shape: &KvShape,
+        args: &AttentionArgs<'_>,
+    ) -> Result<Tensor> {
+        let blocks = |plane: &Tensor| {
+            let dims = (shape.block_count, shape.block_size, shape.kv_heads, shape.head_dim);
+            plane.reshape(dims)
+        };
+        // The kernel counts the positions before the query's own. A window that is longer than all
+        // contexts has no effect, and candle takes it as none.
+        let window = args.window.map(|window| window - 1);
+        candle_flash_attn::flash_attn_varlen_paged_windowed(
+            &q.to_dtype(shape.dtype)?.contiguous()?,
+            &blocks(&kv.keys)?,
+            &blocks(&kv.values)?,
+            &self.queries,
+            &self.contexts,
+            &self.block_tables,
+            None,
+            self.queries_max,
+            self.context_max,
+            args.scale,
+            window,
+            Some(0),
+            shape.block_size,
+            args.softcap,
+        )?
+        .to_dtype(DType::F32)?
+        .flatten_from(1)
+    }
+}

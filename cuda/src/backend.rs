@@ -1,0 +1,193 @@
+//! [`CandleBackend`]: implements [`Backend`] with the decoder and the KV store on a device.
+
+use candle_core::{DType, Device};
+use stolon_backend::{
+    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, StepBatch, StepOutput, check_copy,
+};
+use stolon_kvcache::BlockId;
+use stolon_model::{DecoderConfig, KvType, Weights};
+
+use crate::attention::AttentionKind;
+use crate::decoder::Decoder;
+use crate::kv_store::{KvShape, KvStore};
+use crate::loader::Loader;
+use crate::options::{CandleOptions, ComputeType, OpenError};
+use crate::{DeviceChoice, memory};
+
+/// Number of the way in which keys and values are computed. It must be raised with every change that
+/// changes bits of keys or values, so that KV which an earlier version has stored is not used.
+const KV_REVISION: u32 = 1;
+
+/// Computes forward passes with candle. See the [crate documentation](crate).
+#[derive(Debug)]
+pub struct CandleBackend {
+    spec: BackendSpec,
+    kv_format: Option<KvFormat>,
+    checker: BatchChecker,
+    decoder: Decoder,
+    kv: KvStore,
+    attention: AttentionKind,
+}
+
+impl CandleBackend {
+    /// Opens the device, copies the weights to it and reserves the KV store. The file of the weights
+    /// is not needed afterwards. Call it on the thread that will use the backend.
+    ///
+    /// # Errors
+    /// [`OpenError::Model`] if the configuration or an option is out of range, if a tensor is missing
+    /// or has the wrong shape or type, or if there is not enough memory for the weights and the KV
+    /// store; [`OpenError::Device`] if the device cannot be used; [`OpenError::Candle`] if it fails.
+    pub fn open(
+        config: DecoderConfig,
+        weights: Weights,
+        options: CandleOptions,
+    ) -> Result<Self, OpenError> {
+        config.check("the configuration")?;
+        weights.check(&config)?;
+        options.check()?;
+        let device = options.device.open()?;
+        let compute = options
+            .compute_type
+            .unwrap_or_else(|| ComputeType::default_for(options.device, config.dtype));
+        let kv_type = options.kv_type.unwrap_or(compute.kv_type());
+        let dtype = compute.dtype();
+        memory::check_weights(memory::of(&device), &config, &weights, dtype.size_in_bytes())?;
+        // The number of blocks is known when the weights are on the device. It is not part of the
+        // format of a block.
+        let mut shape = KvShape {
+            layer_count: config.layers.len(),
+            block_count: 0,
+            block_size: options.block_size,
+            kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            dtype: match kv_type {
+                KvType::F16 => DType::F16,
+                KvType::Bf16 => DType::BF16,
+                KvType::F32 | KvType::Int8 => DType::F32,
+            },
+        };
+        let attention = AttentionKind::select(&device, &shape, config.attention_sinks);
+        let kv_format = options.kv_copies.then(|| {
+            let parts = [dtype.as_str(), attention.name(), &hardware(&device)];
+            kv_format(&config, &weights, &shape, &parts)
+        });
+        let row_tile = options.batch_invariant.then(|| row_tile(options.device));
+        let loader = Loader { weights, device: device.clone(), dtype, row_tile };
+        let decoder = Decoder::load(config, loader)?;
+        device.synchronize()?;
+        let config = decoder.config();
+        let free = memory::of(&device);
+        shape.block_count = memory::block_count(free, &device, config, &shape, &options)?;
+        let kv = KvStore::new(shape, &device)?;
+        let spec = BackendSpec {
+            vocab_size: config.vocab_size,
+            max_positions: config.max_positions,
+            block_size: shape.block_size,
+            block_count: shape.block_count,
+            block_bytes: shape.block_bytes(),
+            hidden_size: Some(config.hidden_size),
+        };
+        tracing::info!(
+            device = %options.device,
+            compute_type = dtype.as_str(),
+            kv_type = kv_type.name(),
+            attention = attention.name(),
+            batch_invariant = options.batch_invariant,
+            kv_blocks = spec.block_count,
+            kv_bytes = spec.block_count * spec.block_bytes,
+            "the candle backend is ready"
+        );
+        let checker = BatchChecker::new(spec.block_count);
+        Ok(Self { spec, kv_format, checker, decoder, kv, attention })
+    }
+
+    /// The decoder's configuration.
+    #[must_use]
+    pub fn config(&self) -> &DecoderConfig {
+        self.decoder.config()
+    }
+
+    /// How attention is computed: `flash` or `gather`. See the README.
+    #[must_use]
+    pub fn attention(&self) -> &'static str {
+        self.attention.name()
+    }
+}
+
+impl Backend for CandleBackend {
+    fn spec(&self) -> &BackendSpec {
+        &self.spec
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError> {
+        self.checker.check(batch, &self.spec)?;
+        if batch.sequences.is_empty() {
+            return Ok(StepOutput::default());
+        }
+        self.decoder.forward(batch, &mut self.kv, self.attention).map_err(failed)
+    }
+
+    fn kv_format(&self) -> Option<KvFormat> {
+        self.kv_format.clone()
+    }
+
+    fn read_blocks(&mut self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), BackendError> {
+        check_copy(&self.spec, blocks, to.len())?;
+        self.kv.read_blocks(blocks, to).map_err(failed)
+    }
+
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) -> Result<(), BackendError> {
+        check_copy(&self.spec, blocks, from.len())?;
+        self.kv.write_blocks(blocks, from).map_err(failed)
+    }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "it is passed to map_err")]
+fn failed(error: candle_core::Error) -> BackendError {
+    BackendError::Failed(error.to_string())
+}
+
+/// Number of rows of every matrix product with batch invariance. On a GPU, a product of this many
+/// rows takes about as long as reading the matrix.
+fn row_tile(device: DeviceChoice) -> usize {
+    if device == DeviceChoice::Cpu { 32 } else { 128 }
+}
+
+/// The hardware that bits of a sum may depend on besides the model.
+fn hardware(device: &Device) -> String {
+    match device {
+        #[cfg(feature = "cuda-core")]
+        Device::Cuda(device) => {
+            let context = device.cuda_stream().context().clone();
+            let name = context.name().unwrap_or_else(|error| error.to_string());
+            format!("{name}, compute capability {:?}", context.compute_capability().ok())
+        }
+        Device::Metal(_) => "metal".to_owned(),
+        _ => format!("CPU {}", std::env::consts::ARCH),
+    }
+}
+
+/// What the bytes of blocks depend on: everything of the configuration, all bytes of the weights'
+/// files, the types, and `parts`.
+fn kv_format(
+    config: &DecoderConfig,
+    weights: &Weights,
+    shape: &KvShape,
+    parts: &[&str],
+) -> KvFormat {
+    let description = format!(
+        "candle, {:?}, {} layers, KV {} in blocks of {}, {}, revision {KV_REVISION}",
+        config.architecture,
+        shape.layer_count,
+        shape.dtype.as_str(),
+        shape.block_size,
+        parts.join(", "),
+    );
+    let mut fingerprint = blake3::Hasher::new_derive_key("stolon 2026 format of KV blocks");
+    for part in [description.as_str(), &format!("{shape:?}"), &format!("{config:?}")] {
+        fingerprint.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+    }
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    fingerprint.update(&weights.hash(threads));
+    KvFormat { fingerprint: *fingerprint.finalize().as_bytes(), description }
+}

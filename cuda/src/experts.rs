@@ -1,0 +1,97 @@
+//! A mixture of experts. The router's scores are copied to the host, which chooses the experts of
+//! each row as the CPU backend does and groups the rows by expert.
+//!
+//! **Invariant: batch invariance.** The outputs of a row's experts are added to the row in ascending
+//! order of the experts' indices, with the shared expert last.
+
+use candle_core::{Result, Tensor};
+use stolon_model::config::ExpertChoice;
+use stolon_model::{DecoderConfig, ExpertsConfig};
+
+use crate::OpenError;
+use crate::layer::GatedMlp;
+use crate::linear::Linear;
+use crate::loader::Loader;
+
+/// The weights of a layer's mixture of experts.
+#[derive(Debug)]
+pub(crate) struct Experts {
+    config: ExpertsConfig,
+    /// `[experts, hidden_size]`.
+    router: Linear,
+    experts: Vec<GatedMlp>,
+    /// The shared expert and its score, `[1, hidden_size]`.
+    shared: Option<(GatedMlp, Linear)>,
+}
+
+/// The rows that use one expert, and the factors of its output.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Group {
+    rows: Vec<u32>,
+    weights: Vec<f32>,
+}
+
+impl Experts {
+    /// Loads the experts in `module`, such as `model.layers.3.mlp`.
+    pub(crate) fn load(
+        config: &DecoderConfig,
+        experts: &ExpertsConfig,
+        module: &str,
+        loader: &mut Loader,
+    ) -> std::result::Result<Self, OpenError> {
+        let hidden = config.hidden_size;
+        let router = format!("{module}.gate");
+        let router = loader.linear(&router, [experts.count, hidden], experts.router_bias)?;
+        let mlps = (0..experts.count).map(|index| {
+            GatedMlp::load(config, &format!("{module}.experts.{index}"), experts.width, loader)
+        });
+        let mlps = mlps.collect::<std::result::Result<_, _>>()?;
+        let shared = match experts.shared_width {
+            Some(width) => {
+                let mlp =
+                    GatedMlp::load(config, &format!("{module}.shared_expert"), width, loader)?;
+                let gate = format!("{module}.shared_expert_gate");
+                Some((mlp, loader.linear(&gate, [1, hidden], false)?))
+            }
+            None => None,
+        };
+        Ok(Self { config: *experts, router, experts: mlps, shared })
+    }
+
+    /// Adds the outputs of the experts of the rows `normed` to the rows of `x`, both
+    /// `[rows, hidden_size]`.
+    pub(crate) fn add(&self, x: &Tensor, normed: &Tensor) -> Result<Tensor> {
+        let scores = self.router.forward(normed)?.to_vec2::<f32>()?;
+        let mut x = x.clone();
+        for (mlp, group) in self.experts.iter().zip(groups(&self.config, &scores)) {
+            if group.rows.is_empty() {
+                continue;
+            }
+            let count = group.rows.len();
+            let rows = Tensor::from_vec(group.rows, count, x.device())?;
+            let weights = Tensor::from_vec(group.weights, (count, 1), x.device())?;
+            let output = mlp.forward(&normed.index_select(&rows, 0)?)?.broadcast_mul(&weights)?;
+            x = x.index_add(&rows, &output, 0)?;
+        }
+        if let Some((mlp, gate)) = &self.shared {
+            let weights = candle_nn::ops::sigmoid(&gate.forward(normed)?)?;
+            x = (x + mlp.forward(normed)?.broadcast_mul(&weights)?)?;
+        }
+        Ok(x)
+    }
+}
+
+/// The rows of each expert, in ascending order. `scores` is `[rows, experts]`.
+fn groups(config: &ExpertsConfig, scores: &[Vec<f32>]) -> Vec<Group> {
+    let mut groups = vec![Group::default(); config.count];
+    let (mut order, mut choices) = (Vec::new(), vec![ExpertChoice::default(); config.per_token]);
+    for (row, scores) in scores.iter().enumerate() {
+        config.choose(scores, &mut order, &mut choices);
+        for choice in &choices {
+            let group = &mut groups[choice.expert as usize];
+            group.rows.push(row as u32);
+            group.weights.push(choice.weight);
+        }
+    }
+    groups
+}

@@ -1,0 +1,35 @@
+//! The GPU backend of the Stolon engine: the decoder of `stolon-model`, written against candle's
+//! tensors with the device as a parameter.
+//!
+//! [`CandleBackend`] implements [`Backend`](stolon_backend::Backend) for every architecture that the
+//! CPU backend supports. It runs on the CPU without any feature, which is how it is tested; with the
+//! feature `cuda` on NVIDIA GPUs, and with `metal` on Apple's. The crate's README says what was
+//! tested on which device.
+//!
+//! * [`CandleOptions`] and [`DeviceChoice`]: where the model runs, and with which types and sizes;
+//! * [`CandleBackend`]: the weights, the KV store and the forward pass;
+//! * `attention`: candle's flash attention on CUDA, and attention from gathered keys and values on
+//!   every device;
+//! * `kv_store` and `kv_write`: the paged KV store and the operation that writes to it in place.
+//!
+//! A backend is made on the thread that uses it, because a CUDA context belongs to a thread's
+//! stream: `EngineBuilder::backend_with` in the crate `stolon` does that.
+
+mod attention;
+mod backend;
+mod decoder;
+mod device;
+mod experts;
+mod kv_store;
+mod kv_write;
+mod layer;
+mod linear;
+mod loader;
+mod memory;
+mod options;
+mod plan;
+mod rope;
+
+pub use backend::CandleBackend;
+pub use device::DeviceChoice;
+pub use options::{CandleOptions, ComputeType, OpenError};

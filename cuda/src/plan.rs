@@ -1,0 +1,150 @@
+//! What a batch means in rows: positions, slots of the KV store, and which rows are returned.
+
+use candle_core::{Device, Result, Tensor};
+use stolon_backend::{SequenceSlice, StepBatch};
+use stolon_kvcache::BlockId;
+
+/// The rows of one step, in the order of the batch's tokens.
+#[derive(Debug)]
+pub(crate) struct StepPlan {
+    /// Position of each row.
+    pub(crate) positions: Vec<u32>,
+    /// The rows whose keys and values are written, in ascending order.
+    pub(crate) written_rows: Vec<u32>,
+    /// For each written row, the index of its position in the KV store.
+    pub(crate) slots: Vec<u32>,
+    /// The rows that get logits or whose hidden states are returned, in ascending order.
+    pub(crate) output_rows: Vec<u32>,
+    /// Indices into `output_rows` of the rows that get logits.
+    pub(crate) logit_rows: Vec<u32>,
+    /// Indices into `output_rows` of the rows whose hidden states are returned.
+    pub(crate) hidden_rows: Vec<u32>,
+}
+
+/// The queries of one sequence: consecutive rows of the tensor of queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QuerySpan<'a> {
+    /// Position of the first query.
+    pub(crate) start: usize,
+    /// Number of queries, at least 1.
+    pub(crate) count: usize,
+    pub(crate) block_table: &'a [BlockId],
+}
+
+impl QuerySpan<'_> {
+    /// Number of positions that the last query reads if there is no window.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) fn context(&self) -> usize {
+        self.start + self.count
+    }
+}
+
+impl StepPlan {
+    /// `batch` was accepted by the batch checker, so all indices are in range.
+    pub(crate) fn new(batch: &StepBatch, block_size: usize) -> Self {
+        let rows = batch.tokens.len();
+        let mut plan = Self {
+            positions: Vec::with_capacity(rows),
+            written_rows: Vec::with_capacity(rows),
+            slots: Vec::with_capacity(rows),
+            output_rows: Vec::new(),
+            logit_rows: Vec::new(),
+            hidden_rows: Vec::new(),
+        };
+        for slice in &batch.sequences {
+            for position in slice.start..slice.start + slice.token_count {
+                if position >= slice.write_from {
+                    plan.written_rows.push(plan.positions.len() as u32);
+                    plan.slots.push(slot(&slice.block_table, position, block_size));
+                }
+                plan.positions.push(position as u32);
+            }
+            let end = plan.positions.len();
+            let is_hidden = !slice.logit_rows.hidden(slice.token_count).is_empty();
+            for row in end - output_count(slice)..end {
+                let output = plan.output_rows.len() as u32;
+                plan.output_rows.push(row as u32);
+                if is_hidden { &mut plan.hidden_rows } else { &mut plan.logit_rows }.push(output);
+            }
+        }
+        plan
+    }
+
+    /// Number of positions that rotary tables need.
+    pub(crate) fn position_count(&self) -> usize {
+        self.positions.iter().max().map_or(0, |last| *last as usize + 1)
+    }
+}
+
+/// All rows of all slices.
+pub(crate) fn all_spans(batch: &StepBatch) -> Vec<QuerySpan<'_>> {
+    let spans = batch.sequences.iter().map(|slice| span(slice, slice.token_count));
+    spans.collect()
+}
+
+/// Only the rows that are returned.
+pub(crate) fn output_spans(batch: &StepBatch) -> Vec<QuerySpan<'_>> {
+    let spans = batch.sequences.iter().map(|slice| span(slice, output_count(slice)));
+    spans.filter(|span| span.count > 0).collect()
+}
+
+/// The last `count` rows of a slice.
+fn span(slice: &SequenceSlice, count: usize) -> QuerySpan<'_> {
+    let start = slice.start + slice.token_count - count;
+    QuerySpan { start, count, block_table: &slice.block_table }
+}
+
+/// Number of the slice's last rows that are returned.
+fn output_count(slice: &SequenceSlice) -> usize {
+    let (rows, count) = (slice.logit_rows, slice.token_count);
+    rows.logits(count).len() + rows.hidden(count).len()
+}
+
+/// Index in the KV store of a position of a sequence.
+pub(crate) fn slot(block_table: &[BlockId], position: usize, block_size: usize) -> u32 {
+    block_table[position / block_size].0 * block_size as u32 + (position % block_size) as u32
+}
+
+/// A tensor of indices on the device.
+pub(crate) fn indices(values: &[u32], device: &Device) -> Result<Tensor> {
+    Tensor::from_slice(values, values.len(), device)
+}
+
+#[cfg(test)]
+mod tests {
+    use stolon_backend::LogitRows;
+
+    use super::*;
+
+    /// Goal: the plan has the right positions and output rows, and exactly the positions from
+    /// `write_from` on are written, to the slots of their table.
+    #[test]
+    fn a_plan_describes_each_row_of_the_batch() {
+        let slice = |token_count, start, write_from, table: &[u32], logit_rows| SequenceSlice {
+            token_count,
+            start,
+            write_from,
+            block_table: table.iter().copied().map(BlockId).collect(),
+            logit_rows,
+        };
+        let batch = StepBatch {
+            tokens: vec![0; 10],
+            sequences: vec![
+                slice(6, 2, 3, &[9, 5], LogitRows::Last),
+                slice(1, 3, 4, &[1], LogitRows::None),
+                slice(3, 0, 0, &[2], LogitRows::AllHidden),
+            ],
+        };
+        let plan = StepPlan::new(&batch, 4);
+        assert_eq!(plan.positions, [2, 3, 4, 5, 6, 7, 3, 0, 1, 2]);
+        assert_eq!(plan.written_rows, [1, 2, 3, 4, 5, 7, 8, 9]);
+        assert_eq!(plan.slots, [39, 20, 21, 22, 23, 8, 9, 10]);
+        assert_eq!(plan.output_rows, [5, 7, 8, 9]);
+        assert_eq!((plan.logit_rows, plan.hidden_rows), (vec![0], vec![1, 2, 3]));
+        let shape = |spans: Vec<QuerySpan<'_>>| -> Vec<_> {
+            spans.iter().map(|span| (span.start, span.count, span.context())).collect()
+        };
+        assert_eq!(shape(all_spans(&batch)), [(2, 6, 8), (3, 1, 4), (0, 3, 3)]);
+        assert_eq!(shape(output_spans(&batch)), [(7, 1, 8), (0, 3, 3)]);
+    }
+}
