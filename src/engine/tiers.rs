@@ -31,8 +31,8 @@ use super::objects::Objects;
 use crate::prompt::Prompts;
 use crate::{Error, ModelInfo, Request, SamplingParams};
 
-/// Maximum memory of KV that was read and is not in the pool yet, in units of [`UNIT_BYTES`]. While
-/// it is used up, prompts are computed.
+/// Maximum memory of KV that was read and is not in the pool yet, in units of [`UNIT_BYTES`]. Of
+/// prompts that need more, the beginning is read; while all of it is used, prompts are computed.
 const MEMORY_UNITS: usize = 1024;
 const UNIT_BYTES: usize = 1 << 20;
 /// A load must be expected to take at most this share of the time of computing.
@@ -159,7 +159,8 @@ impl Tiers {
         namespace: Namespace,
         tokens: &Arc<Vec<u32>>,
     ) -> Option<StoredKv> {
-        let plan = self.disk.get()?.plan(handle, &namespace, tokens)?;
+        let room = self.memory.available_permits() * UNIT_BYTES;
+        let plan = self.disk.get()?.plan(handle, &namespace, tokens, room)?;
         let limit = plan.limit;
         let load = self.begin(handle, namespace, tokens, plan)?;
         // The timer needs the engine's runtime; the caller may have another one.
@@ -248,16 +249,24 @@ impl Tiers {
 }
 
 impl Disk {
-    /// What of a prompt is worth to be read, beyond what is in the pool.
-    fn plan(&self, handle: &EngineHandle, namespace: &Namespace, tokens: &[u32]) -> Option<Plan> {
+    /// What of a prompt is worth to be read, beyond what is in the pool: at most `room` bytes.
+    fn plan(
+        &self,
+        handle: &EngineHandle,
+        namespace: &Namespace,
+        tokens: &[u32],
+        room: usize,
+    ) -> Option<Plan> {
         let matched = handle.query_match_len(namespace, tokens);
         let record = self.tier.shape().record_positions();
+        let record_bytes = self.tier.shape().record_bytes(record)?;
         // Without a whole record beyond what is cached, there is nothing to gain.
         if tokens.len() < (matched / record + 1) * record {
             return None;
         }
         let start = matched / record * record;
-        let mut places = self.tier.places(namespace, tokens).peekable();
+        let most = start / record + room / record_bytes;
+        let mut places = self.tier.places(namespace, tokens).take(most).peekable();
         // What is before `start` is not read.
         let stored = |place: &Place| place.first < start || self.tier.contains(&place.key);
         let disk: Vec<Place> = std::iter::from_fn(|| places.next_if(stored)).collect();
