@@ -38,6 +38,8 @@ pub struct EngineBuilder {
     kv_type: Option<KvType>,
     threads: Option<usize>,
     weights: Option<WeightType>,
+    #[cfg(feature = "candle")]
+    device: Option<load::DeviceSettings>,
     embedding: Option<EmbeddingConfig>,
     embedding_sizes: Option<EmbeddingSizes>,
     #[cfg(feature = "hub")]
@@ -465,6 +467,35 @@ impl EngineBuilder {
         self
     }
 
+    /// The device that runs the model. Default: the CPU. A GPU needs the feature `cuda` or `metal`.
+    ///
+    /// On a GPU, [`threads`](Self::threads) and [`weights`](Self::weights) would have no effect, so
+    /// [`build`](Self::build) refuses them.
+    #[cfg(feature = "candle")]
+    pub fn device(mut self, device: crate::DeviceChoice) -> Self {
+        self.device.get_or_insert_default().device = device;
+        self
+    }
+
+    /// Share of a GPU's memory that the engine may use, above 0 and up to 1. The KV cache gets what
+    /// the weights and a step's activations leave, unless its size is set. Memory that other programs
+    /// use counts. Default: 0.9. It has no effect on the CPU.
+    #[cfg(feature = "candle")]
+    pub fn gpu_memory_utilization(mut self, share: f64) -> Self {
+        self.device.get_or_insert_default().memory_utilization = Some(share);
+        self
+    }
+
+    /// Whether a GPU computes matrix products of a fixed number of rows, so that an answer does not
+    /// depend on what is cached and on what else runs. Default: true. Without it, long prompts are
+    /// computed faster, and KV cannot be stored or exported. It has no effect on the CPU, where
+    /// answers never depend on it.
+    #[cfg(feature = "candle")]
+    pub fn batch_invariant(mut self, on: bool) -> Self {
+        self.device.get_or_insert_default().batch_dependent = !on;
+        self
+    }
+
     /// Type in which the model's matrices are held in memory. Default: [`WeightType::Stored`], the
     /// type in the model's files.
     pub fn weights(mut self, weights: WeightType) -> Self {
@@ -552,6 +583,10 @@ impl EngineBuilder {
             config.kv_sink = Some(std::sync::Arc::clone(tiers) as _);
         }
         let (prefix_caching, key) = (config.prefix_caching, self.namespace_key);
+        #[cfg(feature = "candle")]
+        if let Some(device) = &mut self.device {
+            device.step_tokens = config.max_batched_tokens;
+        }
         let (own_embedding, sizes) = (self.embedding.take(), self.embedding_sizes.take());
         let (sender, loaded) = std::sync::mpsc::channel();
         let make = self.into_factory(sender)?;

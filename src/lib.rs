@@ -97,6 +97,7 @@
 //! | `text` | yes | prompts and answers as text: tokenizers and chat templates |
 //! | `grammar` | yes | answers that follow a JSON schema or a grammar ([`Request::grammar`]) |
 //! | `hub` | yes | downloading models from the Hugging Face hub |
+//! | `candle` | no | `EngineBuilder::device`; GPUs with `cuda` or `metal`, which include it |
 //! | `testing` | no | `backend::fake`, a deterministic backend for tests of your program |
 //! | `demo-model` | no | the model `demo`, a small model inside the crate; implies `text` |
 //!
@@ -182,6 +183,8 @@ pub use stolon_actors::{CacheEvents, Pin, PinOptions};
 pub use stolon_backend::{
     Backend, LogitsProcessor, Pooling, SamplingError, SamplingParams, SharedProcessor, TokenLogprob,
 };
+#[cfg(feature = "candle")]
+pub use stolon_cuda::DeviceChoice;
 pub use stolon_kvcache::{
     CacheEvent, CacheSnapshot, CachedPrefix, EvictionCandidate, EvictionOrder, EvictionPolicy,
     EvictionRank, Namespace, NamespaceBuilder, NodeDump, NumberedEvent, PinError, PinId, TreeDump,

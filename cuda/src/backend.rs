@@ -11,7 +11,7 @@ use crate::attention::AttentionKind;
 use crate::decoder::Decoder;
 use crate::kv_store::{KvShape, KvStore};
 use crate::loader::Loader;
-use crate::options::{CandleOptions, ComputeType, OpenError};
+use crate::options::{CandleOptions, ComputeType, OpenError, message};
 use crate::{DeviceChoice, memory};
 
 /// Number of the way in which keys and values are computed. It must be raised with every change that
@@ -144,7 +144,7 @@ impl Backend for CandleBackend {
 
 #[allow(clippy::needless_pass_by_value, reason = "it is passed to map_err")]
 fn failed(error: candle_core::Error) -> BackendError {
-    BackendError::Failed(error.to_string())
+    BackendError::Failed(message(&error))
 }
 
 /// Number of rows of every matrix product with batch invariance. On a GPU, a product of this many

@@ -6,6 +6,7 @@ use candle_core::Device;
 use stolon_model::ModelError;
 
 use crate::OpenError;
+use crate::options::message;
 
 /// A device by its name: `cpu`, `cuda`, `cuda:1`, `metal` or `metal:1`. Without a number it is the
 /// first one.
@@ -35,8 +36,12 @@ impl DeviceChoice {
             Self::Cpu => Ok(Device::Cpu),
             Self::Cuda(_) if !cfg!(feature = "cuda-core") => Err(without("cuda")),
             Self::Metal(_) if !cfg!(feature = "metal") => Err(without("metal")),
-            Self::Cuda(index) => Device::new_cuda(index).map_err(|e| unavailable(e.to_string())),
-            Self::Metal(index) => Device::new_metal(index).map_err(|e| unavailable(e.to_string())),
+            Self::Cuda(index) => {
+                Device::new_cuda(index).map_err(|error| unavailable(message(&error)))
+            }
+            Self::Metal(index) => {
+                Device::new_metal(index).map_err(|error| unavailable(message(&error)))
+            }
         }
     }
 }

@@ -154,8 +154,13 @@ pub enum OpenError {
         reason: String,
     },
     /// The device failed while the model was loaded.
-    #[error("loading the model on the device: {0}")]
+    #[error("loading the model on the device: {}", message(.0))]
     Candle(#[from] candle_core::Error),
+}
+
+/// The message of an error of candle, without the backtrace that it may contain.
+pub(crate) fn message(error: &candle_core::Error) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
 impl From<KvStoreError> for OpenError {

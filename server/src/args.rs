@@ -19,6 +19,9 @@ use crate::memory::parse_bytes;
 /// Largest chat template, in bytes.
 const MAX_TEMPLATE_BYTES: u64 = 256 << 10;
 
+/// The default of `--block-size` on the CPU, in tokens. On a GPU it is larger.
+pub(crate) const DEFAULT_BLOCK_SIZE: usize = 16;
+
 /// The default of `--model`.
 const DEMO: &str = "demo";
 
@@ -83,8 +86,27 @@ pub struct EngineArgs {
     ///
     /// The prefix cache shares whole blocks. Smaller blocks share more of two similar prompts and
     /// have more overhead.
-    #[arg(long, default_value_t = 16, value_name = "TOKENS")]
-    pub block_size: usize,
+    ///
+    /// By default 16, and 32 on a GPU, where attention is slow with smaller blocks.
+    #[arg(long, value_name = "TOKENS")]
+    pub block_size: Option<usize>,
+    /// Device that runs the model: cpu, cuda, cuda:INDEX, metal or metal:INDEX
+    #[cfg(feature = "candle")]
+    #[arg(long, default_value_t, value_name = "DEVICE")]
+    pub device: stolon::DeviceChoice,
+    /// Share of the GPU's memory to use, above 0 and up to 1
+    ///
+    /// The KV cache gets what the weights and the computation leave, unless its size is set. Memory
+    /// that other programs use counts. It has no effect on the CPU.
+    #[cfg(feature = "candle")]
+    #[arg(long, default_value_t = 0.9, value_name = "SHARE")]
+    pub gpu_memory_utilization: f64,
+    /// Allow answers on a GPU to depend, by rounding, on what is cached and on what else runs
+    ///
+    /// Long prompts are computed faster then. KV can be neither stored nor exported.
+    #[cfg(feature = "candle")]
+    #[arg(long)]
+    pub no_batch_invariance: bool,
     /// Data type of the KV cache: f32, bf16, f16 or int8
     ///
     /// By default f32 for models in f32 and bf16 for all others. int8 has a scale per token and
@@ -213,7 +235,6 @@ impl EngineArgs {
     /// cannot be read.
     pub fn builder(&self) -> anyhow::Result<EngineBuilder> {
         let mut builder = download::with_bars(Engine::builder())
-            .block_size(self.block_size)
             .max_batched_tokens(self.max_batched_tokens)
             .max_running(self.max_running)
             .prefix_caching(!self.no_prefix_caching)
@@ -250,6 +271,16 @@ impl EngineArgs {
         }
         if let Some(count) = self.num_blocks {
             builder = builder.num_blocks(count);
+        }
+        if let Some(tokens) = self.block_size {
+            builder = builder.block_size(tokens);
+        }
+        #[cfg(feature = "candle")]
+        {
+            builder = builder
+                .device(self.device)
+                .gpu_memory_utilization(self.gpu_memory_utilization)
+                .batch_invariant(!self.no_batch_invariance);
         }
         if let Some(kv_type) = self.kv_dtype {
             builder = builder.kv_type(kv_type);

@@ -3,7 +3,16 @@
 use std::sync::mpsc::Sender;
 
 use stolon_backend::Backend;
-use stolon_model::{CpuBackend, CpuOptions, EmbeddingConfig, KvBudget, LoadOptions, LoadedModel};
+#[cfg(feature = "candle")]
+use stolon_cuda::{CandleBackend, CandleOptions, DeviceChoice, OpenError};
+#[cfg(feature = "candle")]
+use stolon_model::WeightType;
+use stolon_model::{
+    CpuBackend, CpuOptions, DecoderConfig, EmbeddingConfig, KvBudget, LoadOptions, LoadedModel,
+    Weights,
+};
+#[cfg(feature = "candle")]
+use stolon_scheduler::EngineError;
 #[cfg(feature = "text")]
 use stolon_text::TextModel;
 use stolon_text::{TextSource, TokenizerSource};
@@ -14,6 +23,39 @@ use crate::{Error, SamplingParams};
 
 /// Makes a backend on the executor thread.
 pub(super) type BackendFactory = Box<dyn FnOnce() -> Result<Box<dyn Backend>, Error> + Send>;
+
+/// The settings of a device.
+#[cfg(feature = "candle")]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct DeviceSettings {
+    pub(super) device: DeviceChoice,
+    pub(super) memory_utilization: Option<f64>,
+    /// Maximum number of tokens of a step.
+    pub(super) step_tokens: usize,
+    /// Whether results may depend on the batch.
+    pub(super) batch_dependent: bool,
+}
+
+/// The options of the backend that runs a model.
+enum BackendOptions {
+    Cpu(CpuOptions),
+    #[cfg(feature = "candle")]
+    Candle(CandleOptions),
+}
+
+impl BackendOptions {
+    fn open(self, config: DecoderConfig, weights: Weights) -> Result<Box<dyn Backend>, Error> {
+        match self {
+            Self::Cpu(options) => Ok(Box::new(CpuBackend::new(config, weights, options)?)),
+            #[cfg(feature = "candle")]
+            Self::Candle(options) => match CandleBackend::open(config, weights, options) {
+                Ok(backend) => Ok(Box::new(backend)),
+                Err(OpenError::Model(error)) => Err(error.into()),
+                Err(error) => Err(EngineError::StartFailed { reason: error.to_string() }.into()),
+            },
+        }
+    }
+}
 
 /// What is known of a model besides its backend.
 pub(super) struct Loaded {
@@ -30,19 +72,7 @@ impl EngineBuilder {
         if self.backend.is_some() {
             self.refuse_ignored_settings()?;
         }
-        let options = CpuOptions {
-            block_size: self.block_size.unwrap_or(16),
-            kv_budget: match (self.num_blocks, self.kv_memory) {
-                (Some(blocks), _) => KvBudget::Blocks(blocks),
-                (None, Some(bytes)) => KvBudget::Bytes(bytes),
-                (None, None) => KvBudget::Auto,
-            },
-            kv_type: self.kv_type,
-            threads: self.threads,
-            weight_type: self.weights.unwrap_or_default(),
-            kv_copies: cfg!(feature = "tiers"),
-            ..CpuOptions::default()
-        };
+        let options = self.backend_options()?;
         let own_text = self.text;
         #[cfg_attr(not(feature = "hub"), allow(unused_mut, reason = "all options are the hub's"))]
         let mut load_options = LoadOptions::default();
@@ -67,13 +97,53 @@ impl EngineBuilder {
             (None, Some(model)) => Ok(Box::new(move || {
                 let (rest, backend) = load(model, &load_options, options, own_text, template)?;
                 drop(loaded.send(rest));
-                Ok(Box::new(backend))
+                Ok(backend)
             })),
             (None, None) => {
                 let got = "neither `model` nor `backend`";
                 Err(Error::invalid("model", "a model or a backend", got))
             }
         }
+    }
+
+    fn backend_options(&self) -> Result<BackendOptions, Error> {
+        let kv_budget = match (self.num_blocks, self.kv_memory) {
+            (Some(blocks), _) => KvBudget::Blocks(blocks),
+            (None, Some(bytes)) => KvBudget::Bytes(bytes),
+            (None, None) => KvBudget::Auto,
+        };
+        #[cfg(feature = "candle")]
+        if let Some(settings) = self.device.filter(|settings| settings.device != DeviceChoice::Cpu)
+        {
+            let weights = self.weights.is_some_and(|weights| weights != WeightType::Stored);
+            let ignored = [("threads", self.threads.is_some()), ("weights", weights)];
+            if let Some((name, _)) = ignored.into_iter().find(|(_, is_set)| *is_set) {
+                return Err(Error::invalid(name, "no value on a GPU", "a value"));
+            }
+            let default = CandleOptions::default();
+            return Ok(BackendOptions::Candle(CandleOptions {
+                device: settings.device,
+                block_size: self.block_size.unwrap_or(default.block_size),
+                kv_budget,
+                memory_utilization: settings
+                    .memory_utilization
+                    .unwrap_or(default.memory_utilization),
+                step_tokens: settings.step_tokens,
+                kv_type: self.kv_type,
+                batch_invariant: !settings.batch_dependent,
+                kv_copies: cfg!(feature = "tiers") && !settings.batch_dependent,
+                ..default
+            }));
+        }
+        Ok(BackendOptions::Cpu(CpuOptions {
+            block_size: self.block_size.unwrap_or(16),
+            kv_budget,
+            kv_type: self.kv_type,
+            threads: self.threads,
+            weight_type: self.weights.unwrap_or_default(),
+            kv_copies: cfg!(feature = "tiers"),
+            ..CpuOptions::default()
+        }))
     }
 
     /// # Errors
@@ -88,6 +158,8 @@ impl EngineBuilder {
             ("kv_type", self.kv_type.is_some()),
             ("threads", self.threads.is_some()),
             ("weights", self.weights.is_some()),
+            #[cfg(feature = "candle")]
+            ("device", self.device.is_some()),
         ];
         match ignored.into_iter().find(|(_, is_set)| *is_set) {
             Some((name, _)) => {
@@ -99,15 +171,15 @@ impl EngineBuilder {
     }
 }
 
-/// Loads a model and builds its CPU backend. Blocks the calling thread. `own_text` replaces the
+/// Loads a model and builds its backend. Blocks the calling thread. `own_text` replaces the
 /// model's tokenizer, and `template` its chat templates.
 fn load(
     model: ModelArg,
     load_options: &LoadOptions,
-    options: CpuOptions,
+    options: BackendOptions,
     own_text: Option<Text>,
     template: Option<String>,
-) -> Result<(Loaded, CpuBackend), Error> {
+) -> Result<(Loaded, Box<dyn Backend>), Error> {
     let source = match model {
         ModelArg::Source(source) => source,
         ModelArg::Text(text) => text.parse()?,
@@ -122,7 +194,7 @@ fn load(
         Some(text) => text,
         None => text_layer(&text, &generation.eos_token_ids, is_replaced)?,
     };
-    let backend = CpuBackend::new(config, weights, options)?;
+    let backend = options.open(config, weights)?;
     let recommended_sampling = generation.recommended_sampling();
     Ok((Loaded { id, text, recommended_sampling, embedding, generates }, backend))
 }

@@ -15,7 +15,7 @@ use super::metrics::{RequestRecord, Spread, median, share, throughputs};
 use super::progress;
 use super::rng::SeededRng;
 use super::workload::{Conversation, Turn, Vocabulary};
-use crate::args::EngineArgs;
+use crate::args::{DEFAULT_BLOCK_SIZE, EngineArgs};
 use crate::terminal;
 
 /// Tokens after the shared prefix in the requests that measure a restart.
@@ -177,8 +177,8 @@ impl TiersArgs {
         );
         // A prefix of the second part fits, too.
         let tokens = pool.max(self.prefix as usize + 2 * SUFFIX_TOKENS);
-        let mut builder =
-            self.engine.builder()?.num_blocks(tokens.div_ceil(self.engine.block_size) + 1);
+        let block_size = self.engine.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
+        let mut builder = self.engine.builder()?.num_blocks(tokens.div_ceil(block_size) + 1);
         if let Some(directory) = disk {
             builder = builder.kv_cache_dir(directory, self.engine.kv_cache_dir_size);
         }
