@@ -1,7 +1,7 @@
 //! Attention by candle's flash attention (FlashAttention 2), which reads keys and values in place
 //! through the block tables.
 //!
-//! This file was compiled and linked, but no GPU has run it yet.
+//! It is written after candle's documentation: it has neither been compiled nor run on a GPU yet.
 
 use candle_core::{DType, Device, Result, Tensor};
 
