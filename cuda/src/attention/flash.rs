@@ -1,7 +1,7 @@
 //! Attention by candle's flash attention (FlashAttention 2), which reads keys and values in place
 //! through the block tables.
 //!
-//! It is written after candle's documentation: it has neither been compiled nor run on a GPU yet.
+//! It compiles, but neither have candle's kernels been compiled here, nor has a GPU run it yet.
 
 use candle_core::{DType, Device, Result, Tensor};
 
@@ -68,7 +68,7 @@ impl Plan {
         };
         Ok(Self {
             queries: cumulative(|span| span.count)?,
-            contexts: cumulative(QuerySpan::context)?,
+            contexts: cumulative(|span| span.context())?,
             block_tables: Tensor::from_vec(tables, (spans.len(), blocks), device)?,
             queries_max: spans.iter().map(|span| span.count).max().unwrap_or(0),
             context_max: spans.iter().map(QuerySpan::context).max().unwrap_or(0),
