@@ -323,6 +323,8 @@ async fn axe_finds_nothing() {
         if table {
             browser.click("#as-table").await;
         }
+        // While a node appears, its colours are mixed with those behind it.
+        browser.wait_for("document.getAnimations().every((a) => a.animationName === 'flow')").await;
         let found =
             browser.wait_for("axe.run().then((result) => JSON.stringify(result.violations))");
         assert_eq!(found.await, "[]", "dark: {dark}, table: {table}, width: {width}");
