@@ -36,6 +36,21 @@ pub struct EvictedBlock {
     pub hash: u64,
 }
 
+/// What [`TreeWriter::evict_prefixes`](crate::TreeWriter::evict_prefixes) has evicted from one leaf:
+/// the last blocks of a prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EvictedPrefix {
+    /// The namespace of the prefix.
+    pub namespace: Namespace,
+    /// All positions up to the end of the last evicted block.
+    pub positions: Vec<u32>,
+    /// The blocks of all positions.
+    pub blocks: Vec<BlockId>,
+    /// Index of the first evicted block in `blocks`. Those before it are still cached, or were
+    /// evicted by the same call.
+    pub evicted: usize,
+}
+
 impl From<EvictedBlock> for BlockId {
     fn from(evicted: EvictedBlock) -> BlockId {
         evicted.id

@@ -145,7 +145,7 @@ mod token_span;
 mod tree;
 mod writer;
 
-pub use block::{BlockId, EvictedBlock};
+pub use block::{BlockId, EvictedBlock, EvictedPrefix};
 pub use cache::{PrefixCache, SequenceBlocks};
 pub use dump::{CachedPrefix, NodeDump, TreeDump};
 pub use error::{AuditError, CommitError, ConfigError, GrowError, Shortage};

@@ -7,7 +7,7 @@ use crate::node::NodeId;
 use crate::node::edge::Edge;
 #[cfg(loom)]
 use crate::sync::planted;
-use crate::{CacheEvent, EvictedBlock, Namespace};
+use crate::{BlockId, CacheEvent, EvictedBlock, EvictedPrefix, Namespace};
 
 /// Number of victims whose memory is loaded before the first of them is evicted.
 const PREFETCHED: usize = 16;
@@ -28,6 +28,27 @@ impl TreeWriter {
     /// if everything that remains is locked.
     #[must_use = "dropped block ids are never freed"]
     pub fn evict(&mut self, block_count: usize) -> Vec<EvictedBlock> {
+        self.evict_noting(block_count, None)
+    }
+
+    /// As [`evict`](TreeWriter::evict), and appends what was evicted from each leaf to `prefixes`,
+    /// with everything before it. The content of the blocks is in the pool until they are reused,
+    /// so an engine with a second tier of memory can copy it there. Blocks that a flush had removed
+    /// are not among them. Takes time and memory in proportion to the length of the prefixes.
+    #[must_use = "dropped block ids are never freed"]
+    pub fn evict_prefixes(
+        &mut self,
+        block_count: usize,
+        prefixes: &mut Vec<EvictedPrefix>,
+    ) -> Vec<EvictedBlock> {
+        self.evict_noting(block_count, Some(prefixes))
+    }
+
+    fn evict_noting(
+        &mut self,
+        block_count: usize,
+        mut prefixes: Option<&mut Vec<EvictedPrefix>>,
+    ) -> Vec<EvictedBlock> {
         self.begin_operation();
         let at_hand = self.freed.len().min(block_count);
         let mut out = self.freed.split_off(self.freed.len() - at_hand);
@@ -51,6 +72,9 @@ impl TreeWriter {
                 rest_of_span => rest_of_span,
             };
             let taken = most.min(block_count - out.len());
+            if let Some(prefixes) = &mut prefixes {
+                prefixes.push(self.evicted_prefix(id, taken));
+            }
             let namespace = self.arena.namespace_of(self.records[id.index()].root);
             out.extend(content(edge, namespace).skip(length - taken));
             let hashes = || edge.hashes()[length - taken..].iter().rev().copied().collect();
@@ -69,6 +93,24 @@ impl TreeWriter {
         }
         self.owned.remove(out.iter().map(|block| block.id));
         out
+    }
+
+    /// The prefix up to the end of a leaf of which the last `taken` blocks are evicted.
+    fn evicted_prefix(&self, leaf: NodeId, taken: usize) -> EvictedPrefix {
+        let mut path = vec![leaf];
+        let mut parent = self.arena.parent(leaf);
+        while !self.arena.is_root(parent) {
+            path.push(parent);
+            parent = self.arena.parent(parent);
+        }
+        let edges = || path.iter().rev().map(|&id| self.arena.edge(id));
+        let blocks: Vec<BlockId> = edges().flat_map(Edge::blocks).collect();
+        EvictedPrefix {
+            namespace: self.arena.namespace_of(self.records[leaf.index()].root),
+            positions: edges().flat_map(|edge| edge.positions().iter().copied()).collect(),
+            evicted: blocks.len() - taken,
+            blocks,
+        }
     }
 
     /// Removes everything from the index and ends all pins. Returns all blocks that no lease

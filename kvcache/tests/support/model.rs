@@ -3,8 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 use stolon_kvcache::{
-    BlockId, CacheEvent, EventReceiver, EvictedBlock, EvictionPolicy, Namespace, PinId,
-    PrefixLease, TreeBuilder, TreeReader, TreeWriter,
+    BlockId, CacheEvent, EventReceiver, EvictedBlock, EvictedPrefix, EvictionPolicy, Namespace,
+    PinId, PrefixLease, TreeBuilder, TreeReader, TreeWriter,
 };
 
 /// Identifies a cached block: the number of its namespace, and all positions up to its end.
@@ -193,8 +193,10 @@ impl Model {
         let locked = self.locked();
         let evictable = self.cached.len() - locked.len();
         let freed = self.freed();
-        let out = self.writer.evict(count);
+        let mut prefixes = Vec::new();
+        let out = self.writer.evict_prefixes(count, &mut prefixes);
         assert_eq!(out.len(), count.min(evictable + freed), "exactly as many as asked, if any");
+        self.check_evicted(&out[freed.min(count)..], &prefixes);
         let out: HashSet<BlockId> = self.ids(out).into_iter().collect();
         let before = self.cached.len();
         self.cached.retain(|_, block| !out.contains(block));
@@ -208,6 +210,25 @@ impl Model {
             assert!(rooted, "leaves go first");
         }
         self.free.extend(out);
+    }
+
+    /// Checks that the prefixes end with the evicted blocks, and that each of their blocks has the
+    /// content that was committed.
+    fn check_evicted(&self, out: &[EvictedBlock], prefixes: &[EvictedPrefix]) {
+        let mut evicted: Vec<BlockId> = out.iter().map(|block| block.id).collect();
+        let mut reported: Vec<BlockId> =
+            prefixes.iter().flat_map(|prefix| prefix.blocks[prefix.evicted..].to_vec()).collect();
+        evicted.sort();
+        reported.sort();
+        assert_eq!(reported, evicted, "each evicted block ends one prefix");
+        for prefix in prefixes {
+            assert_eq!(prefix.positions.len(), prefix.blocks.len() * self.block_size);
+            for (block, end) in prefix.blocks.iter().zip(1..) {
+                let (namespace, positions) = &self.content[block];
+                assert_eq!(self.namespaces[*namespace], prefix.namespace);
+                assert_eq!(positions[..], prefix.positions[..end * self.block_size]);
+            }
+        }
     }
 
     fn pin(&mut self, namespace: usize, positions: &[u32]) {
