@@ -6,9 +6,10 @@
 use std::sync::Arc;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
-use stolon_kvcache::{BlockId, BlockLease, EvictedBlock, Namespace, TreeCounts};
+use stolon_kvcache::{BlockId, EvictedBlock, Namespace, TreeCounts};
 use stolon_scheduler::{
-    ActorStopped, AuditReport, BlockAllocator, BlockCounts, Gauges, PromptLogits, TreeAccess,
+    ActorStopped, AuditReport, BlockAllocator, BlockCounts, Evicted, Gauges, PromptLogits,
+    Reserved, TreeAccess,
 };
 
 use crate::cache::Removal;
@@ -20,7 +21,7 @@ use crate::prefix_tree::TreeMessage;
 /// [`BlockAllocator`] with the same name.
 #[derive(Debug)]
 pub(crate) enum AllocatorMessage {
-    Reserve(usize, RpcReplyPort<Option<BlockLease>>),
+    Reserve(usize, RpcReplyPort<Reserved>),
     CacheLogits(Box<PromptLogits>),
     FindLogits {
         block: BlockId,
@@ -53,8 +54,8 @@ impl TreeAccess for TreeClient<'_> {
         call(self.0, TreeMessage::Counts, PREFIX_TREE).await
     }
 
-    async fn evict(&mut self, count: usize) -> Result<Vec<EvictedBlock>, ActorStopped> {
-        call(self.0, |reply| TreeMessage::Evict(count, reply), PREFIX_TREE).await
+    async fn evict(&mut self, count: usize, note: bool) -> Result<Evicted, ActorStopped> {
+        call(self.0, |reply| TreeMessage::Evict { count, note, reply }, PREFIX_TREE).await
     }
 
     async fn flush(&mut self) -> Result<Vec<EvictedBlock>, ActorStopped> {
@@ -91,9 +92,9 @@ impl Actor for BlockAllocatorActor {
         // A send fails only if the caller has stopped; dropping a lease returns its blocks.
         match message {
             AllocatorMessage::Reserve(count, reply) => {
-                let lease = allocator.reserve(&mut tree, count).await?;
+                let reserved = allocator.reserve(&mut tree, count).await?;
                 self.gauges.set_pool(&allocator.pool_counts());
-                let _ = reply.send(lease);
+                let _ = reply.send(reserved);
             }
             AllocatorMessage::CacheLogits(logits) => allocator.cache_logits(*logits),
             AllocatorMessage::FindLogits { block, namespace, tokens, reply } => {

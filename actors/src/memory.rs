@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use ractor::rpc::CallResult;
 use ractor::{ActorRef, Message, RpcReplyPort};
-use stolon_kvcache::{BlockId, BlockLease, Namespace};
+use stolon_kvcache::{BlockId, Namespace};
 use stolon_scheduler::{
     Acquired, ActorStopped, AuditReport, BlockCounts, CommitItem, Committed, Memory, PromptLogits,
+    Reserved,
 };
 
 use crate::block_allocator::AllocatorMessage;
@@ -69,7 +70,7 @@ impl Memory for ActorMemory {
         self.call_tree(move |reply| TreeMessage::Commit(items, reply)).await
     }
 
-    async fn reserve(&mut self, count: usize) -> Result<Option<BlockLease>, ActorStopped> {
+    async fn reserve(&mut self, count: usize) -> Result<Reserved, ActorStopped> {
         self.call_allocator(move |reply| AllocatorMessage::Reserve(count, reply)).await
     }
 

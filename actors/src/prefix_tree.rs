@@ -11,7 +11,8 @@ use stolon_kvcache::{
     ConfigError, EvictedBlock, EvictionPolicy, Namespace, PinId, PinInfo, TreeCounts, TreeWriter,
 };
 use stolon_scheduler::{
-    Acquired, CacheStats, CommitItem, Committed, EngineError, Gauges, PinBudget, commit,
+    Acquired, CacheStats, CommitItem, Committed, EngineError, Evicted, Gauges, PinBudget, commit,
+    evict,
 };
 
 use crate::cache::{CacheEvents, Pin, PinOptions, Removal};
@@ -30,8 +31,9 @@ pub(crate) enum TreeMessage {
     },
     /// Add full blocks.
     Commit(Vec<CommitItem>, RpcReplyPort<Vec<Committed>>),
-    /// Evict up to this many blocks and return them.
-    Evict(usize, RpcReplyPort<Vec<EvictedBlock>>),
+    /// Evict up to this many blocks and return them, with the prefixes that they ended if `note` is
+    /// set.
+    Evict { count: usize, note: bool, reply: RpcReplyPort<Evicted> },
     /// Remove everything that no request holds and return its blocks.
     Flush(RpcReplyPort<Vec<EvictedBlock>>),
     /// Remove some of what no request holds and return its blocks.
@@ -125,9 +127,9 @@ impl Actor for PrefixTreeActor {
                 self.publish(writer);
                 let _ = reply.send(committed);
             }
-            TreeMessage::Evict(count, reply) => {
-                let evicted = writer.evict(count);
-                self.gauges.count_evictions(evicted.len());
+            TreeMessage::Evict { count, note, reply } => {
+                let evicted = evict(writer, count, note);
+                self.gauges.count_evictions(evicted.blocks.len());
                 self.publish(writer);
                 let _ = reply.send(evicted);
             }

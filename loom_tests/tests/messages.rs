@@ -19,7 +19,7 @@ use stolon_kvcache::{
     TreeWriter,
 };
 use stolon_loom_tests::{explore, must_fail, tree};
-use stolon_scheduler::{BlockAllocator, CommitItem, Committed, TreeAccess, commit};
+use stolon_scheduler::{BlockAllocator, CommitItem, Committed, Evicted, TreeAccess, commit, evict};
 
 /// The prefix tree's actor, as the allocator's actor reaches it: one lock per message.
 #[derive(Clone)]
@@ -38,8 +38,8 @@ impl TreeAccess for TreeActor {
         Ok(self.lock().counts())
     }
 
-    async fn evict(&mut self, count: usize) -> Result<Vec<EvictedBlock>, Infallible> {
-        Ok(self.lock().evict(count))
+    async fn evict(&mut self, count: usize, note: bool) -> Result<Evicted, Infallible> {
+        Ok(evict(&mut self.lock(), count, note))
     }
 
     async fn flush(&mut self) -> Result<Vec<EvictedBlock>, Infallible> {
@@ -94,7 +94,7 @@ impl Actors {
 
     /// A message to the allocator, which sends up to two to the tree.
     fn reserve(&self, count: usize) -> Option<BlockLease> {
-        answered(self.allocator().reserve(&mut self.tree.clone(), count))
+        answered(self.allocator().reserve(&mut self.tree.clone(), count)).lease
     }
 
     /// A message to the tree, then one to the allocator.

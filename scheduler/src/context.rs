@@ -181,7 +181,9 @@ impl AdmissionContext {
             .build()
             .map_err(|_| invalid_block_size(self.spec.block_size))?;
         let (pool, fence) = BlockPool::new(self.spec.block_count);
+        let takes_evicted = self.config.kv_sink.as_ref().is_some_and(|sink| sink.takes_evicted());
         let allocator = BlockAllocator::new(pool, self.config.logit_cache_bytes);
+        let allocator = allocator.noting_evicted(takes_evicted);
         Ok(EmptyCache { writer, reader, allocator, fence })
     }
 

@@ -14,7 +14,7 @@ use crate::transfer::save_blocks;
 /// released during the step can be reused when its result is handled.
 pub fn execute(backend: &mut dyn Backend, plan: StepPlan) -> StepDone {
     let StepPlan { saves, loads, batch, tasks, ticket } = plan;
-    let saved = saves.and_then(|blocks| save_blocks(backend, &blocks));
+    let saved = saves.iter().map(|blocks| save_blocks(backend, blocks)).collect();
     let loaded = loads.into_iter().map(|load| load.run(backend)).collect();
     let begun = Instant::now();
     let outcome = match batch.sequences.is_empty() {

@@ -63,7 +63,7 @@ pub use health::EngineHealth;
 pub use histogram::{EngineHistograms, HistogramData};
 pub use memory::{
     Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, DirectMemory,
-    Memory, TreeAccess, commit,
+    Evicted, Memory, Reserved, TreeAccess, commit, evict,
 };
 pub use permits::QueuePermit;
 pub use pin_budget::PinBudget;
@@ -79,7 +79,7 @@ pub use step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
 #[cfg(loom)]
 pub use sync::planted;
 pub use token_set::TokenSet;
-pub use transfer::{KvSink, LoadTask, SaveRequest, StoredKv};
+pub use transfer::{EvictedCopy, KvSink, LoadTask, SaveRequest, StoredKv};
 
 /// Number of blocks that hold `positions` positions.
 pub(crate) fn blocks_for(block_size: usize, positions: usize) -> usize {

@@ -10,9 +10,9 @@ mod direct;
 use std::future::Future;
 use std::sync::Arc;
 
-use stolon_kvcache::{BlockId, BlockLease, Namespace, PrefixLease, TreeWriter};
+use stolon_kvcache::{BlockId, BlockLease, EvictedPrefix, Namespace, PrefixLease, TreeWriter};
 
-pub use allocator::{BlockAllocator, TreeAccess};
+pub use allocator::{BlockAllocator, Evicted, TreeAccess, evict};
 pub use direct::DirectMemory;
 
 use crate::cached_logits::PromptLogits;
@@ -54,6 +54,16 @@ pub struct Committed {
     pub reserved: BlockLease,
 }
 
+/// The answer to a reservation.
+#[derive(Debug, Default)]
+pub struct Reserved {
+    /// The blocks; `None` if fewer than requested are available now.
+    pub lease: Option<BlockLease>,
+    /// What was evicted for them, if [`KvSink::takes_evicted`](crate::KvSink::takes_evicted). The
+    /// content of these blocks is overwritten by the next step at the earliest.
+    pub evicted: Vec<EvictedPrefix>,
+}
+
 /// The blocks that a request could reserve.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockCounts {
@@ -89,12 +99,12 @@ pub trait Memory: Send {
         items: Vec<CommitItem>,
     ) -> impl Future<Output = Result<Vec<Committed>, ActorStopped>> + Send;
 
-    /// Reserves `count` blocks, evicting cached ones if necessary. Returns `None` and evicts
-    /// nothing if fewer than `count` are available now.
+    /// Reserves `count` blocks, evicting cached ones if necessary. Reserves and evicts nothing if
+    /// fewer than `count` are available now.
     fn reserve(
         &mut self,
         count: usize,
-    ) -> impl Future<Output = Result<Option<BlockLease>, ActorStopped>> + Send;
+    ) -> impl Future<Output = Result<Reserved, ActorStopped>> + Send;
 
     /// Caches the logits of a prompt's last position for as long as its block stays in the tree.
     ///

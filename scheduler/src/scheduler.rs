@@ -33,7 +33,7 @@ use crate::queue::Waiting;
 use crate::sequence::{Ending, Sequence};
 use crate::stats::AuditReport;
 use crate::step_plan::StepPlan;
-use crate::transfer::Saving;
+use crate::transfer::{EvictedCopy, Saving};
 
 /// Maximum number of rounds of admission in one call of `advance` that yield no step.
 const ROUNDS_MAX: usize = 4;
@@ -83,6 +83,10 @@ pub struct Scheduler<M> {
     in_flight: Option<Vec<InFlight>>,
     /// The loads of the step in flight.
     loads: Vec<transfers::LoadInFlight>,
+    /// Copies of evicted blocks that the next step makes before it overwrites the blocks.
+    evicted: Vec<EvictedCopy>,
+    /// Those of the step in flight.
+    evicted_in_flight: Vec<EvictedCopy>,
     /// The saves, of which the first one is part of the step in flight.
     saves: VecDeque<Saving>,
     /// Predicts how many tokens requests will generate.
@@ -119,6 +123,8 @@ impl<M: Memory> Scheduler<M> {
             running: Vec::new(),
             in_flight: None,
             loads: Vec::new(),
+            evicted: Vec::new(),
+            evicted_in_flight: Vec::new(),
             saves: VecDeque::new(),
             forecast: DecodeForecast::default(),
             step: 0,
@@ -244,6 +250,7 @@ impl<M: Memory> Scheduler<M> {
         self.queue = Queue::default();
         self.running.clear();
         self.saves.clear();
+        self.evicted.clear();
     }
 
     /// Removes everything from the cache that no request uses.

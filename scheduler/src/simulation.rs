@@ -168,7 +168,7 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
             }
             drop(plan.ticket);
             let done = StepDone {
-                saved: None,
+                saved: Vec::new(),
                 loaded: Vec::new(),
                 outcome: Ok(results),
                 compute: end - began,

@@ -12,8 +12,8 @@ use crate::transfer::LoadTask;
 /// One step.
 #[derive(Debug)]
 pub struct StepPlan {
-    /// Blocks that are copied out of the KV store before anything is written.
-    pub saves: Option<Vec<BlockId>>,
+    /// Lists of blocks that are copied out of the KV store before anything is written.
+    pub saves: Vec<Vec<BlockId>>,
     /// Blocks that are copied into the KV store. The forward pass does not read them.
     pub loads: Vec<LoadTask>,
     /// The forward pass. It may be empty if the step has only copies.
@@ -66,9 +66,9 @@ pub struct RowResult {
 /// The result of a step.
 #[derive(Debug)]
 pub struct StepDone {
-    /// The bytes of the saved blocks one after another; `None` if there were none or they could not
-    /// be copied.
-    pub saved: Option<Vec<u8>>,
+    /// For each list of saved blocks, their bytes one after another; `None` if they could not be
+    /// copied. A missing entry counts as `None`.
+    pub saved: Vec<Option<Vec<u8>>>,
     /// Whether each load has copied all of its blocks. A missing entry counts as false.
     pub loaded: Vec<bool>,
     /// One entry per slice, or why the forward pass failed.

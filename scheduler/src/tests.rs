@@ -41,6 +41,8 @@ struct Harness {
     in_flight: Option<StepPlan>,
     callers: Vec<Caller>,
     saves: transfers::Saves,
+    /// Copies of evicted blocks that were not checked yet.
+    evicted: transfers::Saves,
     now: Instant,
 }
 
@@ -68,6 +70,9 @@ struct Caller {
 
 impl Harness {
     fn new(block_size: usize, block_count: usize, config: EngineConfig) -> Harness {
+        let (saves, evicted) = (transfers::Saves::default(), transfers::Saves::default());
+        let sink = transfers::EvictedSink(Arc::clone(&evicted));
+        let config = EngineConfig { kv_sink: Some(Arc::new(sink)), ..config };
         let backend = FakeBackend::new(FakeOptions {
             vocab_size: VOCAB_SIZE,
             max_positions: 512,
@@ -82,8 +87,8 @@ impl Harness {
         let memory = DirectMemory { writer, allocator };
         let scheduler = Scheduler::new(context.clone(), memory, reader, fence);
         let now = Instant::now();
-        let (callers, saves) = (Vec::new(), transfers::Saves::default());
-        Harness { scheduler, context, backend, in_flight: None, callers, saves, now }
+        let callers = Vec::new();
+        Harness { scheduler, context, backend, in_flight: None, callers, saves, evicted, now }
     }
 
     fn submit(&mut self, prompt: Vec<u32>, max_tokens: usize, timeout: Option<Duration>) {

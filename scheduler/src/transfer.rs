@@ -7,6 +7,9 @@
 //! A **save** copies blocks of the tree out. The scheduler locks the prefix with a lease, and holds
 //! it until the last block was copied, over several steps if there are many.
 //!
+//! A sink may also take **evicted** blocks. They are free, but nothing is written into them before the
+//! next step, which copies them first; no lease is needed.
+//!
 //! Both happen on the executor thread, at the beginning of a step, at most
 //! [`LOAD_BYTES_PER_STEP`] and [`SAVE_BYTES_PER_STEP`], so that the other requests wait for some ten
 //! milliseconds at most. A copy that fails leaves the tree as it was: the positions of a failed load are
@@ -19,7 +22,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use stolon_backend::{Backend, BackendSpec};
-use stolon_kvcache::{BlockId, Namespace, PrefixLease};
+use stolon_kvcache::{BlockId, EvictedPrefix, Namespace, PrefixLease};
 
 use crate::error::EngineError;
 
@@ -138,6 +141,34 @@ pub trait KvSink: fmt::Debug + Send + Sync {
         tokens: &Arc<Vec<u32>>,
         committed: Range<usize>,
     ) -> Option<SaveRequest>;
+
+    /// Whether [`KvSink::evicted`] is called. Asked once, when the engine starts.
+    fn takes_evicted(&self) -> bool {
+        false
+    }
+
+    /// What should be copied out of the pool of a prefix whose last blocks were just evicted to make
+    /// room, before they are overwritten. Called on the scheduler's task, so it must not block.
+    fn evicted(&self, prefix: EvictedPrefix) -> Option<EvictedCopy> {
+        let _ = prefix;
+        None
+    }
+}
+
+/// A request to copy blocks of an evicted prefix, or of what is before them, out of the pool. They
+/// are copied at the beginning of the next step, all at once.
+pub struct EvictedCopy {
+    /// The blocks, of those that the prefix lists.
+    pub blocks: Vec<BlockId>,
+    /// Receives the bytes of the blocks one after another. It is called once, on the scheduler's
+    /// task, so it must not block; it is dropped if the copy fails.
+    pub done: Box<dyn FnOnce(Vec<u8>) + Send>,
+}
+
+impl fmt::Debug for EvictedCopy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EvictedCopy").field("blocks", &self.blocks).finish_non_exhaustive()
+    }
 }
 
 /// A request to copy cached blocks of a prefix out of the pool.

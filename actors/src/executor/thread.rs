@@ -138,7 +138,7 @@ fn compute(
             catch_unwind(AssertUnwindSafe(|| match faults.strike(EnginePart::ExecutorThread) {
                 Ok(()) => execute(backend, *plan),
                 Err(error) => StepDone {
-                    saved: None,
+                    saved: Vec::new(),
                     loaded: Vec::new(),
                     outcome: Err(error.to_string()),
                     compute: Duration::ZERO,

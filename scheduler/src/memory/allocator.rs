@@ -10,10 +10,10 @@ use std::future::Future;
 use std::sync::Arc;
 
 use stolon_kvcache::{
-    BlockId, BlockLease, BlockPool, EvictedBlock, Namespace, PoolCounts, TreeCounts,
+    BlockId, BlockPool, EvictedBlock, EvictedPrefix, Namespace, PoolCounts, TreeCounts, TreeWriter,
 };
 
-use super::BlockCounts;
+use super::{BlockCounts, Reserved};
 use crate::cached_logits::{CachedLogits, PromptLogits};
 use crate::stats::AuditReport;
 
@@ -25,11 +25,13 @@ pub trait TreeAccess {
     /// Counts the tree's blocks.
     fn counts(&mut self) -> impl Future<Output = Result<TreeCounts, Self::Error>> + Send;
 
-    /// Evicts up to `count` blocks and returns them.
+    /// Evicts up to `count` blocks and returns them, with the prefixes that they ended if `note` is
+    /// set.
     fn evict(
         &mut self,
         count: usize,
-    ) -> impl Future<Output = Result<Vec<EvictedBlock>, Self::Error>> + Send;
+        note: bool,
+    ) -> impl Future<Output = Result<Evicted, Self::Error>> + Send;
 
     /// Removes everything that no request holds and returns its blocks.
     fn flush(&mut self) -> impl Future<Output = Result<Vec<EvictedBlock>, Self::Error>> + Send;
@@ -41,17 +43,44 @@ pub trait TreeAccess {
     ) -> impl Future<Output = Result<Result<TreeCounts, String>, Self::Error>> + Send;
 }
 
+/// What the tree has evicted.
+#[derive(Debug, Default)]
+pub struct Evicted {
+    /// The blocks.
+    pub blocks: Vec<EvictedBlock>,
+    /// The prefixes that they ended, if they were asked for.
+    pub prefixes: Vec<EvictedPrefix>,
+}
+
+/// Evicts up to `count` blocks of a tree.
+pub fn evict(writer: &mut TreeWriter, count: usize, note: bool) -> Evicted {
+    let mut prefixes = Vec::new();
+    let blocks = match note {
+        true => writer.evict_prefixes(count, &mut prefixes),
+        false => writer.evict(count),
+    };
+    Evicted { blocks, prefixes }
+}
+
 /// Owns the block pool, and the cached logits, which live as long as their block is in the tree.
 #[derive(Debug)]
 pub struct BlockAllocator {
     pool: BlockPool,
     logits: CachedLogits,
+    note_evicted: bool,
 }
 
 impl BlockAllocator {
     /// An allocator over `pool` that caches logits of up to `logit_cache_bytes` bytes.
     pub fn new(pool: BlockPool, logit_cache_bytes: usize) -> BlockAllocator {
-        BlockAllocator { pool, logits: CachedLogits::new(logit_cache_bytes) }
+        let logits = CachedLogits::new(logit_cache_bytes);
+        BlockAllocator { pool, logits, note_evicted: false }
+    }
+
+    /// Reports what is evicted with each reservation.
+    #[must_use]
+    pub fn noting_evicted(self, note_evicted: bool) -> BlockAllocator {
+        BlockAllocator { note_evicted, ..self }
     }
 
     /// Reserves `count` blocks, evicting only if that yields enough of them.
@@ -62,19 +91,21 @@ impl BlockAllocator {
         &mut self,
         tree: &mut T,
         count: usize,
-    ) -> Result<Option<BlockLease>, T::Error> {
+    ) -> Result<Reserved, T::Error> {
         let shortage = match self.pool.reserve(count) {
-            Ok(lease) => return Ok(Some(lease)),
+            Ok(lease) => return Ok(Reserved { lease: Some(lease), evicted: Vec::new() }),
             Err(shortage) => shortage,
         };
         // No block is missing if enough of them become free when the step in flight ends.
         if shortage.missing() == 0 {
-            return Ok(None);
+            return Ok(Reserved::default());
         }
-        let Some(missing) = shortage.evictions(&tree.counts().await?) else { return Ok(None) };
-        let evicted = tree.evict(missing).await?;
-        self.take_evicted(evicted);
-        Ok(self.pool.reserve(count).ok())
+        let Some(missing) = shortage.evictions(&tree.counts().await?) else {
+            return Ok(Reserved::default());
+        };
+        let evicted = tree.evict(missing, self.note_evicted).await?;
+        self.take_evicted(evicted.blocks);
+        Ok(Reserved { lease: self.pool.reserve(count).ok(), evicted: evicted.prefixes })
     }
 
     /// Returns blocks to the pool that were flushed while a sequence still used them. The tree
@@ -85,8 +116,8 @@ impl BlockAllocator {
     pub async fn settle<T: TreeAccess>(&mut self, tree: &mut T) -> Result<(), T::Error> {
         let detached = tree.counts().await?.detached;
         if detached > 0 {
-            let evicted = tree.evict(detached).await?;
-            self.take_evicted(evicted);
+            let evicted = tree.evict(detached, false).await?;
+            self.take_evicted(evicted.blocks);
         }
         Ok(())
     }

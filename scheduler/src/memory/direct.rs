@@ -4,11 +4,11 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use stolon_kvcache::{BlockId, BlockLease, EvictedBlock, Namespace, TreeCounts, TreeWriter};
+use stolon_kvcache::{BlockId, EvictedBlock, Namespace, TreeCounts, TreeWriter};
 
 use super::{
-    Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, Memory, TreeAccess,
-    commit,
+    Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, Evicted, Memory,
+    Reserved, TreeAccess, commit, evict,
 };
 use crate::cached_logits::PromptLogits;
 use crate::stats::AuditReport;
@@ -29,8 +29,8 @@ impl TreeAccess for TreeWriter {
         Ok(TreeWriter::counts(self))
     }
 
-    async fn evict(&mut self, count: usize) -> Result<Vec<EvictedBlock>, Infallible> {
-        Ok(TreeWriter::evict(self, count))
+    async fn evict(&mut self, count: usize, note: bool) -> Result<Evicted, Infallible> {
+        Ok(evict(self, count, note))
     }
 
     async fn flush(&mut self) -> Result<Vec<EvictedBlock>, Infallible> {
@@ -64,7 +64,7 @@ impl Memory for DirectMemory {
         Ok(items.into_iter().map(|item| commit(&mut self.writer, item)).collect())
     }
 
-    async fn reserve(&mut self, count: usize) -> Result<Option<BlockLease>, ActorStopped> {
+    async fn reserve(&mut self, count: usize) -> Result<Reserved, ActorStopped> {
         answered(self.allocator.reserve(&mut self.writer, count).await)
     }
 

@@ -199,9 +199,9 @@ impl<M: Memory> Scheduler<M> {
         let needed = self.demand(sequence, matched / block_size).now(block_size);
         let mut reserved = None;
         if needed > 0 {
-            reserved = self.memory.reserve(needed).await?;
+            reserved = self.reserve(needed).await?;
             while alone && reserved.is_none() && self.context.sessions.release_oldest() {
-                reserved = self.memory.reserve(needed).await?;
+                reserved = self.reserve(needed).await?;
             }
             if reserved.is_none() {
                 return Ok(self.reservation_failed(index, alone));

@@ -79,12 +79,12 @@ impl<M: Memory> Scheduler<M> {
             return Ok(());
         }
         let total: usize = growing.iter().map(|(_, count)| count).sum();
-        let mut reserved = self.memory.reserve(total).await?;
+        let mut reserved = self.reserve(total).await?;
         if reserved.is_none() && self.queue.drop_match_locks() {
-            reserved = self.memory.reserve(total).await?;
+            reserved = self.reserve(total).await?;
         }
         while reserved.is_none() && self.context.sessions.release_oldest() {
-            reserved = self.memory.reserve(total).await?;
+            reserved = self.reserve(total).await?;
         }
         if let Some(mut blocks) = reserved {
             for (id, count) in growing {
@@ -108,7 +108,7 @@ impl<M: Memory> Scheduler<M> {
         growing.sort_by_key(|&id| arrival(&self.running, id));
         for id in growing {
             while let Some(index) = self.running.iter().position(|r| r.sequence.id == id) {
-                if let Some(block) = self.memory.reserve(1).await? {
+                if let Some(block) = self.reserve(1).await? {
                     self.running[index].sequence.held.add_reserved(block);
                     break;
                 }

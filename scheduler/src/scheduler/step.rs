@@ -118,7 +118,8 @@ impl<M: Memory> Scheduler<M> {
         let views: Vec<_> = self.running.iter().map(|r| r.sequence.view(block_size)).collect();
         let slices = schedule::plan(&views, self.context.config.max_batched_tokens);
         let loads = |r: &Running| !r.sequence.loadable().is_empty();
-        if slices.is_empty() && self.saves.is_empty() && !self.running.iter().any(loads) {
+        let copies = !self.saves.is_empty() || !self.evicted.is_empty();
+        if slices.is_empty() && !copies && !self.running.iter().any(loads) {
             return None;
         }
         self.step += 1;
@@ -150,7 +151,7 @@ impl<M: Memory> Scheduler<M> {
             });
         }
         self.in_flight = Some(in_flight);
-        let (saves, loads) = (None, Vec::new());
+        let (saves, loads) = (Vec::new(), Vec::new());
         let mut plan = StepPlan { saves, loads, batch, tasks, ticket: self.fence.begin() };
         self.plan_transfers(&mut plan);
         Some(plan)

@@ -1,7 +1,9 @@
 //! Loads and saves of a step: which blocks are copied, and what follows from it.
 
+use stolon_kvcache::BlockLease;
+
 use super::Scheduler;
-use crate::memory::{ActorStopped, Memory};
+use crate::memory::{ActorStopped, Memory, Reserved};
 use crate::step_plan::{StepDone, StepPlan};
 use crate::transfer::{LOAD_BYTES_PER_STEP, LoadTask, SAVES_MAX, SaveRequest, Saving};
 
@@ -31,10 +33,27 @@ impl<M: Memory> Scheduler<M> {
         Ok(())
     }
 
+    /// Reserves blocks. What is evicted for them is offered to the sink.
+    ///
+    /// # Errors
+    /// [`ActorStopped`] if the memory no longer answers.
+    pub(super) async fn reserve(
+        &mut self,
+        count: usize,
+    ) -> Result<Option<BlockLease>, ActorStopped> {
+        let Reserved { lease, evicted } = self.memory.reserve(count).await?;
+        if let Some(sink) = &self.context.config.kv_sink {
+            self.evicted.extend(evicted.into_iter().filter_map(|prefix| sink.evicted(prefix)));
+        }
+        Ok(lease)
+    }
+
     /// Adds the copies of the next step to its plan.
     pub(super) fn plan_transfers(&mut self, plan: &mut StepPlan) {
         let spec = &self.context.spec;
-        plan.saves = self.saves.front().map(|save| save.next(spec.block_bytes).to_vec());
+        self.evicted_in_flight = std::mem::take(&mut self.evicted);
+        plan.saves = self.evicted_in_flight.iter().map(|copy| copy.blocks.clone()).collect();
+        plan.saves.extend(self.saves.front().map(|save| save.next(spec.block_bytes).to_vec()));
         let mut room = (LOAD_BYTES_PER_STEP / spec.block_bytes.max(1)).max(1);
         for running in &mut self.running {
             let sequence = &mut running.sequence;
@@ -80,10 +99,16 @@ impl<M: Memory> Scheduler<M> {
                 sequence.stored = None;
             }
         }
+        let mut saved = std::mem::take(&mut done.saved).into_iter();
+        for copy in std::mem::take(&mut self.evicted_in_flight) {
+            let Some(bytes) = saved.next().flatten() else { continue };
+            gauges.saved_blocks.add(copy.blocks.len());
+            (copy.done)(bytes);
+        }
         let Some(mut save) = self.saves.pop_front() else { return };
         let count = save.next(self.context.spec.block_bytes).len();
         // A failed save is dropped, and with it its lease.
-        let Some(bytes) = done.saved.take() else { return };
+        let Some(bytes) = saved.next().flatten() else { return };
         gauges.saved_blocks.add(count);
         if save.take(count, bytes) {
             self.saves.push_front(save);

@@ -1,15 +1,16 @@
 //! Loads and saves: KV that was copied out and in is that which was computed, and whatever happens
 //! to a copy, no request and no block is lost.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use stolon_backend::fake::{FakeBackend, FakeOptions};
 use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
-use stolon_kvcache::{BlockId, Namespace};
+use stolon_kvcache::{BlockId, EvictedPrefix, Namespace};
 
 use super::{Harness, VOCAB_SIZE, group_prompt, ready, with_cached};
 use crate::config::EngineConfig;
-use crate::transfer::{SaveRequest, StoredKv};
+use crate::transfer::{EvictedCopy, KvSink, SaveRequest, StoredKv};
 
 /// What saves have yielded: the prompt, the first block, and the bytes.
 pub(super) type Saves = Arc<Mutex<Vec<(Vec<u32>, usize, Vec<u8>)>>>;
@@ -49,6 +50,30 @@ pub(super) fn stored_kv(prompt: &[u32], block_size: usize, first_block: usize) -
     StoredKv::new(block_size, first_block, blocks)
 }
 
+/// Takes everything that is evicted.
+#[derive(Debug)]
+pub(super) struct EvictedSink(pub(super) Saves);
+
+impl KvSink for EvictedSink {
+    fn wanted(&self, _: &Namespace, _: &Arc<Vec<u32>>, _: Range<usize>) -> Option<SaveRequest> {
+        None
+    }
+
+    fn takes_evicted(&self) -> bool {
+        true
+    }
+
+    fn evicted(&self, prefix: EvictedPrefix) -> Option<EvictedCopy> {
+        let copies = Arc::clone(&self.0);
+        Some(EvictedCopy {
+            blocks: prefix.blocks[prefix.evicted..].to_vec(),
+            done: Box::new(move |bytes| {
+                copies.lock().expect("no panic").push((prefix.positions, prefix.evicted, bytes));
+            }),
+        })
+    }
+}
+
 impl Harness {
     /// Saves the full blocks of a prompt from `first_block` on.
     pub(super) fn save(&mut self, prompt: Vec<u32>, first_block: usize) {
@@ -66,9 +91,12 @@ impl Harness {
     }
 
     /// Checks that every save has yielded what computing its prompt yields.
+    /// So must every copy of what was evicted.
     pub(super) fn check_saves(&self) {
         let spec = &self.context.spec;
-        for (prompt, first_block, bytes) in self.saves.lock().expect("no panic").iter() {
+        let saves = self.saves.lock().expect("no panic").clone();
+        let evicted = std::mem::take(&mut *self.evicted.lock().expect("no panic"));
+        for (prompt, first_block, bytes) in saves.iter().chain(&evicted) {
             assert!(!bytes.is_empty() && bytes.len().is_multiple_of(spec.block_bytes));
             let expected = block_bytes(prompt, spec.block_size)[*first_block..].concat();
             assert!(expected.starts_with(bytes), "a save of {prompt:?} from {first_block}");
@@ -151,6 +179,24 @@ fn a_save_holds_its_blocks_until_it_has_ended() {
     let saves = harness.saves.lock().expect("no panic");
     let [(_, _, bytes)] = &saves[..] else { panic!("one save, got {}", saves.len()) };
     assert_eq!(bytes.len(), 8 * harness.context.spec.block_bytes);
+}
+
+/// Goal: what is evicted to make room can be copied out before it is overwritten, and all of it is
+/// copied.
+#[test]
+fn evicted_blocks_are_copied_before_they_are_overwritten() {
+    let prompt = group_prompt(1, 40);
+    let mut harness = with_cached(16, EngineConfig::default(), std::slice::from_ref(&prompt));
+    harness.submit(group_prompt(2, 58), 3, None);
+    while !harness.callers[1].is_done() {
+        harness.step(false);
+        harness.read(true);
+    }
+    let copies = harness.evicted.lock().expect("no panic").clone();
+    let [(positions, 1, bytes)] = &copies[..] else { panic!("one copy, got {copies:?}") };
+    assert_eq!(*positions, prompt);
+    assert_eq!(bytes.len(), 9 * harness.context.spec.block_bytes);
+    harness.finish();
 }
 
 /// Goal: a save of what is not cached, or that fails, yields nothing and holds nothing.
