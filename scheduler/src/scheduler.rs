@@ -87,8 +87,10 @@ pub struct Scheduler<M> {
     evicted: Vec<EvictedCopy>,
     /// Those of the step in flight.
     evicted_in_flight: Vec<EvictedCopy>,
-    /// The saves, of which the first one is part of the step in flight.
+    /// The saves. Each step makes a part of the first one.
     saves: VecDeque<Saving>,
+    /// Whether the first save is part of the step in flight.
+    save_in_flight: bool,
     /// Predicts how many tokens requests will generate.
     forecast: DecodeForecast,
     /// Number of the last step.
@@ -126,6 +128,7 @@ impl<M: Memory> Scheduler<M> {
             evicted: Vec::new(),
             evicted_in_flight: Vec::new(),
             saves: VecDeque::new(),
+            save_in_flight: false,
             forecast: DecodeForecast::default(),
             step: 0,
             running_version: 0,

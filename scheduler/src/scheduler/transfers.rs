@@ -54,6 +54,7 @@ impl<M: Memory> Scheduler<M> {
         self.evicted_in_flight = std::mem::take(&mut self.evicted);
         plan.saves = self.evicted_in_flight.iter().map(|copy| copy.blocks.clone()).collect();
         plan.saves.extend(self.saves.front().map(|save| save.next(spec.block_bytes).to_vec()));
+        self.save_in_flight = !self.saves.is_empty();
         let mut room = (LOAD_BYTES_PER_STEP / spec.block_bytes.max(1)).max(1);
         for running in &mut self.running {
             let sequence = &mut running.sequence;
@@ -104,6 +105,10 @@ impl<M: Memory> Scheduler<M> {
             let Some(bytes) = saved.next().flatten() else { continue };
             gauges.saved_blocks.add(copy.blocks.len());
             (copy.done)(bytes);
+        }
+        // Saves that came during the step wait for the next one.
+        if !std::mem::take(&mut self.save_in_flight) {
+            return;
         }
         let Some(mut save) = self.saves.pop_front() else { return };
         let count = save.next(self.context.spec.block_bytes).len();

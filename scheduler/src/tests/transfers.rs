@@ -199,6 +199,18 @@ fn evicted_blocks_are_copied_before_they_are_overwritten() {
     harness.finish();
 }
 
+/// Goal: a save that is requested during a step is part of the next one.
+#[test]
+fn a_save_that_comes_during_a_step_is_made_by_the_next() {
+    let prompt = group_prompt(1, 40);
+    let mut harness = with_cached(32, EngineConfig::default(), std::slice::from_ref(&prompt));
+    harness.submit(group_prompt(2, 20), 3, None);
+    assert!(harness.in_flight.is_some());
+    harness.save(prompt, 0);
+    harness.finish();
+    assert_eq!(harness.saves.lock().expect("no panic").len(), 1);
+}
+
 /// Goal: a save of what is not cached, or that fails, yields nothing and holds nothing.
 #[test]
 fn failed_saves_yield_nothing() {
