@@ -48,6 +48,10 @@ pub struct EngineBuilder {
     namespace_key: Option<[u8; 32]>,
     #[cfg(feature = "tiers")]
     disk: Option<(std::path::PathBuf, u64)>,
+    #[cfg(feature = "tiers")]
+    write_policy: crate::WritePolicy,
+    #[cfg(feature = "tiers")]
+    prefetch_policy: crate::PrefetchPolicy,
     #[cfg(feature = "object-store")]
     object_store: Option<String>,
     config: EngineConfig,
@@ -402,6 +406,23 @@ impl EngineBuilder {
         self
     }
 
+    /// When KV is written to the directory of [`kv_cache_dir`](Self::kv_cache_dir). Default: as soon
+    /// as it is computed.
+    #[cfg(feature = "tiers")]
+    pub fn write_policy(mut self, policy: crate::WritePolicy) -> Self {
+        self.write_policy = policy;
+        self
+    }
+
+    /// How long a request waits for KV that is read from the directory of
+    /// [`kv_cache_dir`](Self::kv_cache_dir) or fetched from the object store. Default: as long as
+    /// that is expected to be faster than computing.
+    #[cfg(feature = "tiers")]
+    pub fn prefetch_policy(mut self, policy: crate::PrefetchPolicy) -> Self {
+        self.prefetch_policy = policy;
+        self
+    }
+
     /// Stores what is stored in the directory of [`kv_cache_dir`](Self::kv_cache_dir), which must be
     /// set, in an object store, too, and fetches from there what the directory has not, where that
     /// is faster than computing. Engines with the same model share what they have computed.
@@ -577,7 +598,9 @@ impl EngineBuilder {
         #[cfg_attr(not(feature = "tiers"), allow(unused_mut, reason = "the tiers change it"))]
         let (mut config, runtime) = (std::mem::take(&mut self.config), self.runtime.take());
         #[cfg(feature = "tiers")]
-        let disk = self.disk_settings()?.map(|settings| (crate::engine::Tiers::new(), settings));
+        let disk = self.disk_settings()?.map(|settings| {
+            (crate::engine::Tiers::new(self.write_policy, self.prefetch_policy), settings)
+        });
         #[cfg(feature = "tiers")]
         if let Some((tiers, _)) = &disk {
             config.kv_sink = Some(std::sync::Arc::clone(tiers) as _);

@@ -20,6 +20,8 @@ use crate::{
 };
 
 mod cache;
+#[cfg(feature = "tiers")]
+mod disk;
 mod embed;
 #[cfg(feature = "tiers")]
 #[cfg_attr(not(feature = "object-store"), path = "engine/no_objects.rs")]
@@ -28,12 +30,18 @@ mod objects;
 mod prefix_file;
 mod sessions;
 #[cfg(feature = "tiers")]
+mod store;
+#[cfg(feature = "tiers")]
+mod tier_policy;
+#[cfg(feature = "tiers")]
 mod tiers;
 
 pub use sessions::SessionOptions;
 
 #[cfg(feature = "tiers")]
 pub use prefix_file::{ExportedPrefix, PrefixImport};
+#[cfg(feature = "tiers")]
+pub use tier_policy::{PrefetchPolicy, WritePolicy};
 #[cfg(feature = "tiers")]
 pub use tiers::TierMatch;
 #[cfg(feature = "tiers")]
@@ -347,6 +355,8 @@ impl Engine {
     /// [`EngineError::Stopped`](crate::EngineError::Stopped), and the model's memory is released
     /// before this returns.
     pub async fn shutdown(&self) {
+        #[cfg(feature = "tiers")]
+        self.store_before_stop().await;
         self.inner.handle.shutdown().await;
         #[cfg(feature = "tiers")]
         self.close_disk().await;
@@ -359,9 +369,8 @@ impl Engine {
     ///
     /// If the returned future is dropped, the engine keeps running and refusing new requests.
     pub async fn drain(&self, limit: Duration) -> bool {
-        let idle = self.inner.handle.drain(limit).await;
-        #[cfg(feature = "tiers")]
-        self.close_disk().await;
+        let idle = self.inner.handle.finish_requests(limit).await;
+        self.shutdown().await;
         idle
     }
 

@@ -171,7 +171,7 @@ pub use completion::Completion;
 pub use embedding::{Embedding, EmbeddingInfo};
 pub use engine::{Engine, SessionOptions};
 #[cfg(feature = "tiers")]
-pub use engine::{ExportedPrefix, PrefixImport, TierMatch};
+pub use engine::{ExportedPrefix, PrefetchPolicy, PrefixImport, TierMatch, WritePolicy};
 pub use error::Error;
 pub use estimate::Estimate;
 pub use model_info::ModelInfo;

@@ -2,9 +2,10 @@
 //! bits, and whatever happens to the files, requests go on.
 #![cfg(feature = "tiers")]
 
+use std::num::NonZero;
 use std::time::Duration;
 
-use stolon::{Engine, EngineBuilder, Error, KvType, Request};
+use stolon::{Engine, EngineBuilder, Error, KvType, PrefetchPolicy, Request, WritePolicy};
 use support::{Directory, answer, ask, prompt, records, stop};
 
 #[path = "support/tiers.rs"]
@@ -82,6 +83,95 @@ async fn evicted_prefixes_are_read_back() {
     });
     futures::future::join_all(asks).await;
     stop(engine).await;
+}
+
+/// Goal: with write-back, nothing is written before it is evicted, everything that was evicted is
+/// read back, and what is in the pool in the end is found after a restart.
+#[tokio::test]
+async fn write_back_writes_what_leaves_the_pool() {
+    let directory = Directory::new("disk-write-back");
+    let with_disk = || {
+        let builder = slow_fake(32).kv_cache_dir(&directory.0, 1 << 30);
+        builder.write_policy(WritePolicy::WriteBack).build()
+    };
+    let engine = with_disk().await.expect("an engine");
+    let prompts: Vec<Vec<u32>> = (0..12).map(|seed| prompt(200, seed)).collect();
+    ask(&engine, &prompts[0]).await;
+    ask(&engine, &prompts[1]).await;
+    engine.audit().await.expect("a consistent accounting");
+    assert_eq!(engine.stats().saved_blocks, 0, "both are in the pool");
+    for prompt in &prompts {
+        ask(&engine, prompt).await;
+    }
+    let found = |engine: &Engine, prompt: &Vec<u32>| {
+        let found = engine.query_tiers(&Request::tokens(prompt.clone())).expect("tokens");
+        (found.pool, found.disk)
+    };
+    for prompt in &prompts {
+        let cached = ask(&engine, prompt).await;
+        assert!(cached >= 192, "{cached} of {:?}", found(&engine, prompt));
+    }
+    engine.shutdown().await;
+    let engine = with_disk().await.expect("the directory is free again");
+    for prompt in &prompts {
+        assert_eq!(found(&engine, prompt), (0, 192));
+    }
+    let disk = engine.disk_stats().expect("a disk tier");
+    assert_eq!(disk.records, 12 * 3, "nothing else: {disk:?}");
+    stop(engine).await;
+}
+
+/// Goal: with selective writing, a prefix is written when a second request begins with it, and what
+/// only one request needs is not.
+#[tokio::test]
+async fn selective_writing_writes_what_is_used_again() {
+    let directory = Directory::new("disk-selective");
+    for hits in [1, 2] {
+        let builder = slow_fake(128).kv_cache_dir(&directory.0, 1 << 30);
+        let hits = NonZero::new(hits).expect("not zero");
+        let policy = WritePolicy::WriteThroughSelective { hits };
+        let engine = builder.write_policy(policy).build().await.expect("an engine");
+        let with_tail = |tail| [prompt(200, 1), prompt(150, tail)].concat();
+        let records = async || {
+            engine.flush_disk().await.expect("it runs");
+            engine.disk_stats().expect("a disk tier").records
+        };
+        for tail in 0..hits.get() {
+            ask(&engine, &with_tail(tail)).await;
+            assert_eq!(records().await, 0, "after request {tail}");
+        }
+        ask(&engine, &with_tail(100)).await;
+        assert_eq!(records().await, 3, "the common prefix");
+        ask(&engine, &with_tail(101)).await;
+        // Nothing of it is computed, so that nothing is committed.
+        for _ in 0..hits.get() {
+            ask(&engine, &with_tail(101)).await;
+        }
+        assert_eq!(records().await, 5, "and one of the tails");
+        engine.clear_disk().await.expect("it runs");
+        stop(engine).await;
+    }
+}
+
+/// Goal: a request waits for stored KV as its policy says.
+#[tokio::test]
+async fn the_prefetch_policy_bounds_the_wait() {
+    let directory = Directory::new("disk-prefetch");
+    let with_disk = || support::slow_fake(64, Duration::ZERO).kv_cache_dir(&directory.0, 1 << 30);
+    let engine = with_disk().build().await.expect("an engine");
+    ask(&engine, &prompt(200, 1)).await;
+    ask(&engine, &prompt(200, 2)).await;
+    stop(engine).await;
+    for (policy, expected) in
+        [(PrefetchPolicy::WaitComplete, 192), (PrefetchPolicy::Timeout(Duration::ZERO), 0)]
+    {
+        let engine = with_disk().prefetch_policy(policy).build().await.expect("an engine");
+        // Afterwards it is known that computing is faster than reading.
+        ask(&engine, &prompt(200, 3)).await;
+        assert_eq!(ask(&engine, &prompt(200, 1)).await, expected, "{policy}");
+        assert_eq!(ask(&engine, &prompt(200, 2)).await, expected, "{policy}");
+        stop(engine).await;
+    }
 }
 
 /// Goal: requests for one prefix at the same time read it once.
@@ -188,12 +278,20 @@ async fn salts_mean_the_same_after_a_restart() {
 /// pool and a small disk end with right answers and a consistent accounting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_requests_with_cancels_through_all_tiers() {
+    let selective = WritePolicy::WriteThroughSelective { hits: NonZero::<u32>::MIN };
+    for policy in [WritePolicy::WriteThrough, selective, WritePolicy::WriteBack] {
+        many_requests_with_cancels(policy).await;
+    }
+}
+
+async fn many_requests_with_cancels(policy: WritePolicy) {
     let directory = Directory::new("disk-many");
-    let engine = slow_fake(48).kv_cache_dir(&directory.0, 40_000).build().await.expect("an engine");
+    let with_disk = slow_fake(48).kv_cache_dir(&directory.0, 40_000).write_policy(policy);
+    let engine = with_disk.build().await.expect("an engine");
     let work = (0..8_u32).map(|worker| {
         let engine = engine.clone();
         tokio::spawn(async move {
-            for round in 0..40 {
+            for round in 0..20 {
                 let group = (worker * 7 + round * 3) % 6;
                 let tokens = [prompt(130, group), prompt(70 + round as usize, round % 4)].concat();
                 if (worker + round) % 3 == 0 {

@@ -149,7 +149,16 @@ fn files_and_memory() -> (usize, usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes minutes"]
 async fn random_requests_through_damaged_tiers() {
-    const REQUESTS: usize = 50_000;
+    let selective =
+        stolon::WritePolicy::WriteThroughSelective { hits: std::num::NonZero::<u32>::MIN };
+    let (through, back) = (stolon::WritePolicy::WriteThrough, stolon::WritePolicy::WriteBack);
+    for (policy, requests) in [(through, 24_000), (selective, 12_000), (back, 14_000)] {
+        soak_tiers(policy, requests).await;
+    }
+}
+
+#[cfg(all(feature = "tiers", target_os = "linux"))]
+async fn soak_tiers(policy: stolon::WritePolicy, requests: usize) {
     const DISK_BYTES: u64 = 60_000;
     let directory = tiers::Directory::new("soak");
     let (disk, store) = (directory.0.join("disk"), directory.0.join("store"));
@@ -158,7 +167,8 @@ async fn random_requests_through_damaged_tiers() {
         .max_batched_tokens(512)
         .max_running(12)
         .max_queued_requests(20)
-        .kv_cache_dir(&disk, DISK_BYTES);
+        .kv_cache_dir(&disk, DISK_BYTES)
+        .write_policy(policy);
     #[cfg(feature = "object-store")]
     let engine = engine.kv_object_store(format!("file://{}", store.display()));
     let engine = Arc::new(engine.build().await.expect("valid settings"));
@@ -180,7 +190,7 @@ async fn random_requests_through_damaged_tiers() {
             let engine = Arc::clone(&engine);
             tokio::spawn(async move {
                 let mut rng = SmallRng::seed_from_u64((part * CLIENTS + client) as u64);
-                for _ in 0..REQUESTS / CLIENTS / 10 {
+                for _ in 0..requests / CLIENTS / 10 {
                     one_request(&engine, &mut rng, 700).await;
                 }
             })
@@ -208,9 +218,10 @@ async fn random_requests_through_damaged_tiers() {
     assert!(files <= files_before + 8, "{files_before} open files, then {files}");
     assert!(memory <= memory_before + 32, "{memory_before} MiB, then {memory} MiB");
     let (stats, disk) = (engine.stats(), engine.disk_stats().expect("a disk tier"));
-    assert_eq!((stats.requests as usize, stats.failed), (REQUESTS, 0));
-    assert_eq!((stats.finished + stats.cancelled) as usize, REQUESTS);
+    let requests = requests / CLIENTS / 10 * CLIENTS * 10;
+    assert_eq!((stats.requests as usize, stats.failed), (requests, 0));
+    assert_eq!((stats.finished + stats.cancelled) as usize, requests);
     assert!(stats.loaded_tokens > 0 && stats.evictions > 0, "{stats:?}");
     assert!(disk.records_refused > 0 && disk.writes_failed > 0, "{disk:?}");
-    println!("{stats:?}\n{disk:?}");
+    println!("{policy}: {stats:?}\n{disk:?}");
 }

@@ -496,14 +496,20 @@ impl EngineHandle {
         self.shared.runtime.spawn(wait).await.unwrap_or(true)
     }
 
-    /// Refuses new requests with [`EngineError::Draining`] from now on, waits until no request runs
-    /// or waits, for at most `limit`, then stops the engine. Returns whether all requests had
-    /// ended before that; those that had not end with [`EngineError::Stopped`].
+    /// Refuses new requests with [`EngineError::Draining`] from now on, and waits until no request
+    /// runs or waits, for at most `limit`. Returns whether all requests had ended before that. The
+    /// engine keeps running.
+    pub async fn finish_requests(&self, limit: Duration) -> bool {
+        self.common().context.gauges.close();
+        self.idle(limit).await
+    }
+
+    /// Does [`finish_requests`](EngineHandle::finish_requests), then stops the engine. Requests that
+    /// had not ended end with [`EngineError::Stopped`].
     ///
     /// If the returned future is dropped, the engine keeps running and refusing new requests.
     pub async fn drain(&self, limit: Duration) -> bool {
-        self.common().context.gauges.close();
-        let idle = self.idle(limit).await;
+        let idle = self.finish_requests(limit).await;
         self.shutdown().await;
         idle
     }

@@ -10,7 +10,7 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use stolon::{
     AdmissionPolicy, EmbeddingSizes, Engine, EngineBuilder, EvictionPolicy, Grammar, KvType,
-    ModelSource, Request, SamplingParams, WeightType,
+    ModelSource, PrefetchPolicy, Request, SamplingParams, WeightType, WritePolicy,
 };
 
 use crate::download;
@@ -65,6 +65,18 @@ pub struct EngineArgs {
     /// removed
     #[arg(long, value_parser = parse_bytes, default_value = "16G", value_name = "BYTES")]
     pub kv_cache_dir_size: u64,
+    /// When KV is written to `--kv-cache-dir`: `write-through` (as soon as it is computed),
+    /// `write-through-selective[=HITS]` (when so many later requests have begun with it, by default
+    /// one), or `write-back` (when it is evicted from the KV pool, and when the server stops)
+    #[arg(long, alias = "hicache-write-policy", requires = "kv_cache_dir")]
+    #[arg(default_value_t = WritePolicy::default(), value_name = "POLICY")]
+    pub kv_write_policy: WritePolicy,
+    /// How long a request waits for KV that is read from `--kv-cache-dir` or from an object store:
+    /// `best-effort` (as long as that is expected to be faster than computing it), `wait-complete`
+    /// (until everything is read), or `timeout=MILLISECONDS` (as the first, but not longer)
+    #[arg(long, alias = "hicache-storage-prefetch-policy", requires = "kv_cache_dir")]
+    #[arg(default_value_t = PrefetchPolicy::default(), value_name = "POLICY")]
+    pub kv_prefetch_policy: PrefetchPolicy,
     /// Object store in which the KV of `--kv-cache-dir` is stored, too, so that servers with the
     /// same model share it: `s3://bucket/folder`, `gs://`, `az://`, or `file://` for a shared
     /// directory
@@ -228,6 +240,14 @@ fn parse_embedding_sizes(text: &str) -> Result<EmbeddingSizes, String> {
 }
 
 impl EngineArgs {
+    /// Adds a disk tier in a directory, with the arguments' other settings of it.
+    pub(crate) fn with_disk(&self, builder: EngineBuilder, directory: &Path) -> EngineBuilder {
+        builder
+            .kv_cache_dir(directory, self.kv_cache_dir_size)
+            .write_policy(self.kv_write_policy)
+            .prefetch_policy(self.kv_prefetch_policy)
+    }
+
     /// An engine builder with these settings. The model has not been loaded yet.
     ///
     /// # Errors
@@ -260,7 +280,7 @@ impl EngineArgs {
             builder = builder.kv_memory(bytes);
         }
         if let Some(directory) = &self.kv_cache_dir {
-            builder = builder.kv_cache_dir(directory, self.kv_cache_dir_size);
+            builder = self.with_disk(builder, directory);
         }
         if let Some(path) = &self.namespace_key_file {
             builder = builder.namespace_key(read_namespace_key(path)?);

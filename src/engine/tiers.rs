@@ -2,17 +2,17 @@
 //! while a request waits to be submitted. Behind the disk there may be an object store
 //! ([`super::objects`]).
 //!
-//! Storing: the scheduler offers what it has added to the prefix tree ([`KvSink`]), copies what is
-//! not on the disk yet out of the pool, and a thread of its own writes it.
+//! Storing ([`super::store`]): the scheduler offers what it has added to the prefix tree, or what was
+//! evicted from it, copies what the [`WritePolicy`] wants and is not on the disk yet out of the pool,
+//! and a thread of its own writes it.
 //!
 //! Loading: before a request is submitted, [`Tiers::load`] looks up how much of its prompt is on the
 //! disk, and then in the object store, beyond what is in the pool. If reading that is expected to be
 //! faster than computing it, it is read and verified, and the request is submitted with the result.
-//! What takes much longer than expected is not waited for. What was fetched from the object store is
-//! on the disk afterwards.
+//! What takes much longer than expected is not waited for; [`PrefetchPolicy`] changes both. What was
+//! fetched from the object store is on the disk afterwards.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -22,14 +22,14 @@ use futures::FutureExt;
 use futures::future::Shared;
 use stolon_actors::EngineHandle;
 use stolon_kvcache::Namespace;
-use stolon_scheduler::{KvSink, SaveRequest, StoredKv};
-use stolon_tiers::{ChainKey, DiskStats, DiskTier, DiskWriter, KvShape, ObjectStats, Place};
+use stolon_scheduler::StoredKv;
+use stolon_tiers::{ChainKey, DiskTier, DiskWriter, KvShape, Place};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::Engine;
 use super::objects::Objects;
-use crate::prompt::Prompts;
-use crate::{Error, ModelInfo, Request, SamplingParams};
+use super::tier_policy::{PrefetchPolicy, Uses, WritePolicy};
+use crate::Error;
 
 /// Maximum memory of KV that was read and is not in the pool yet, in units of [`UNIT_BYTES`]. Of
 /// prompts that need more, the beginning is read; while all of it is used, prompts are computed.
@@ -62,18 +62,23 @@ type Load = Shared<oneshot::Receiver<Option<StoredKv>>>;
 #[derive(Debug)]
 pub(crate) struct Tiers {
     /// Set when the backend is known. Nothing is stored or loaded before.
-    disk: OnceLock<Disk>,
+    pub(super) disk: OnceLock<Disk>,
     /// Reads in progress, by the end of what is read and the position where it begins.
     loads: Mutex<HashMap<(ChainKey, usize), Load>>,
     memory: Arc<Semaphore>,
+    pub(super) write: WritePolicy,
+    prefetch: PrefetchPolicy,
+    /// What requests have begun with, if the write policy asks for it.
+    pub(super) uses: Mutex<Uses>,
 }
 
+/// A disk tier, and what is behind it.
 #[derive(Debug)]
-struct Disk {
-    tier: Arc<DiskTier>,
-    writer: DiskWriter,
-    /// What is behind the disk.
-    objects: Option<Arc<Objects>>,
+pub(super) struct Disk {
+    pub(super) tier: Arc<DiskTier>,
+    pub(super) writer: DiskWriter,
+    /// The object store.
+    pub(super) objects: Option<Arc<Objects>>,
 }
 
 /// What of a prompt is read, and how long it is waited for.
@@ -101,16 +106,19 @@ pub struct TierMatch {
 }
 
 impl Tiers {
-    pub(crate) fn new() -> Arc<Tiers> {
+    pub(crate) fn new(write: WritePolicy, prefetch: PrefetchPolicy) -> Arc<Tiers> {
         Arc::new(Tiers {
             disk: OnceLock::new(),
             loads: Mutex::default(),
             memory: Arc::new(Semaphore::new(MEMORY_UNITS)),
+            write,
+            prefetch,
+            uses: Mutex::default(),
         })
     }
 
     /// Opens the directory, and the object store behind it.
-    async fn open(
+    pub(super) async fn open(
         &self,
         engine: &Engine,
         settings: DiskSettings,
@@ -159,8 +167,10 @@ impl Tiers {
         namespace: Namespace,
         tokens: &Arc<Vec<u32>>,
     ) -> Option<StoredKv> {
+        let disk = self.disk.get()?;
+        self.note_use(disk, handle, namespace, tokens);
         let room = self.memory.available_permits() * UNIT_BYTES;
-        let plan = self.disk.get()?.plan(handle, &namespace, tokens, room)?;
+        let plan = disk.plan(handle, self.prefetch, &namespace, tokens, room)?;
         let limit = plan.limit;
         let load = self.begin(handle, namespace, tokens, plan)?;
         // The timer needs the engine's runtime; the caller may have another one.
@@ -232,7 +242,7 @@ impl Tiers {
         if let (Some(objects), Some(last), true) =
             (&disk.objects, places.last(), blocks.len() == expected)
         {
-            let claim = disk.writer.claim(namespace, &tokens, last.first + record);
+            let claim = disk.writer.claim(namespace, &tokens, 0..last.first + record);
             let fetched = objects.fetch(namespace, tokens, places).await;
             // A claim that begins elsewhere has found other records to be written.
             if let Some(claim) = claim.filter(|claim| claim.positions().start == end) {
@@ -241,6 +251,10 @@ impl Tiers {
             blocks.extend(fetched);
         }
         blocks
+    }
+
+    pub(super) fn uses(&self) -> MutexGuard<'_, Uses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn loads(&self) -> MutexGuard<'_, HashMap<(ChainKey, usize), Load>> {
@@ -253,6 +267,7 @@ impl Disk {
     fn plan(
         &self,
         handle: &EngineHandle,
+        policy: PrefetchPolicy,
         namespace: &Namespace,
         tokens: &[u32],
         room: usize,
@@ -260,13 +275,17 @@ impl Disk {
         let matched = handle.query_match_len(namespace, tokens);
         let record = self.tier.shape().record_positions();
         let record_bytes = self.tier.shape().record_bytes(record)?;
+        let most = match policy {
+            PrefetchPolicy::Timeout(most) => most,
+            PrefetchPolicy::BestEffort | PrefetchPolicy::WaitComplete => Duration::MAX,
+        };
         // Without a whole record beyond what is cached, there is nothing to gain.
-        if tokens.len() < (matched / record + 1) * record {
+        if tokens.len() < (matched / record + 1) * record || most.is_zero() {
             return None;
         }
         let start = matched / record * record;
-        let most = start / record + room / record_bytes;
-        let mut places = self.tier.places(namespace, tokens).take(most).peekable();
+        let count = start / record + room / record_bytes;
+        let mut places = self.tier.places(namespace, tokens).take(count).peekable();
         // What is before `start` is not read.
         let stored = |place: &Place| place.first < start || self.tier.contains(&place.key);
         let disk: Vec<Place> = std::iter::from_fn(|| places.next_if(stored)).collect();
@@ -283,6 +302,7 @@ impl Disk {
             let fetch = self.objects.as_ref().map(fetch_time).unwrap_or_default();
             let expected = self.tier.read_time(disk.len() * record - start) + fetch;
             let limit = match handle.prefill_time(end - matched) {
+                _ if policy == PrefetchPolicy::WaitComplete => Some(Duration::MAX),
                 Some(compute) if expected > compute.mul_f64(WORTH_SHARE) => {
                     tracing::debug!(?expected, ?compute, "stored KV is not worth to be read");
                     None
@@ -293,144 +313,12 @@ impl Disk {
                 }
                 None => Some(UNMEASURED_LIMIT),
             };
-            match limit {
+            match limit.map(|limit| limit.min(most)) {
                 Some(limit) => return Some(Plan { start, disk, objects, limit }),
                 None if objects.is_empty() => return None,
                 // The disk alone may be worth it.
                 None => objects.clear(),
             }
         }
-    }
-}
-
-impl KvSink for Tiers {
-    fn wanted(
-        &self,
-        namespace: &Namespace,
-        tokens: &Arc<Vec<u32>>,
-        committed: Range<usize>,
-    ) -> Option<SaveRequest> {
-        let disk = self.disk.get()?;
-        let block_size = disk.tier.shape().block_size;
-        let blocks_per_record = disk.tier.shape().record_positions() / block_size;
-        let record = |block: usize| block / blocks_per_record;
-        if record(committed.start) == record(committed.end) {
-            return None;
-        }
-        let claim = disk.writer.claim(*namespace, tokens, committed.end * block_size)?;
-        let positions = claim.positions();
-        Some(SaveRequest {
-            namespace: *namespace,
-            tokens: Arc::clone(tokens),
-            blocks: positions.start / block_size..positions.end / block_size,
-            done: Box::new(|bytes| claim.write(bytes)),
-        })
-    }
-}
-
-impl Engine {
-    /// An engine with its disk tier, if it has one, which is opened first.
-    pub(crate) async fn with_disk(
-        handle: EngineHandle,
-        prompts: Prompts,
-        recommended_sampling: SamplingParams,
-        info: ModelInfo,
-        namespace_key: Option<[u8; 32]>,
-        disk: Option<(Arc<Tiers>, DiskSettings)>,
-    ) -> Result<Engine, Error> {
-        let (tiers, settings) = disk.unzip();
-        let engine =
-            Engine::new(handle, prompts, recommended_sampling, info, namespace_key, tiers.clone());
-        if let Some((tiers, settings)) = tiers.zip(settings) {
-            let shape = engine.kv_shape()?;
-            tiers.open(&engine, settings, shape).await?;
-        }
-        Ok(engine)
-    }
-
-    /// Ends the disk tier of an engine that has stopped, after everything was written. The object
-    /// store is waited for, too, but not for ever.
-    pub(super) async fn close_disk(&self) {
-        // Both fail only if the runtime has ended.
-        let _ = self.flush_writer().await;
-        let Some(tiers) = self.inner.tiers.clone() else { return };
-        let close = move || tiers.disk.get().map(|disk| disk.tier.close());
-        let _ = self.blocking(close).await;
-    }
-
-    /// Waits until everything in the queue of writes was written, and uploaded.
-    async fn flush_writer(&self) -> Result<(), Error> {
-        let Some(tiers) = self.inner.tiers.clone() else { return Ok(()) };
-        let own = Arc::clone(&tiers);
-        self.blocking(move || own.disk.get().map(|disk| disk.writer.flush())).await?;
-        let flush = async move {
-            if let Some(objects) = tiers.disk.get().and_then(|disk| disk.objects.as_ref()) {
-                objects.flush().await;
-            }
-        };
-        let flushed = self.inner.handle.runtime().spawn(flush).await;
-        flushed.map_err(|_| stolon_scheduler::EngineError::Stopped.into())
-    }
-
-    /// How much of the request's prompt is in each tier now. Does no I/O and has no side effects;
-    /// the answer may change before a request runs.
-    ///
-    /// A prompt that is not token ids yet is rendered and tokenised on the calling thread.
-    ///
-    /// # Errors
-    /// Those of rendering and tokenising the prompt.
-    pub fn query_tiers(&self, request: &Request) -> Result<TierMatch, Error> {
-        let tokens = self.inner.prompts.tokens_here(&request.source)?;
-        let namespace = self.namespace(request)?;
-        let pool = self.inner.handle.query_match_len(&namespace, &tokens);
-        let Some(disk) = self.inner.tiers.as_ref().and_then(|tiers| tiers.disk.get()) else {
-            return Ok(TierMatch { pool, disk: 0, object_store: 0 });
-        };
-        let stored = |place: &Place| {
-            let in_store = |objects: &Arc<Objects>| objects.contains(&place.key);
-            disk.tier.contains(&place.key) || disk.objects.as_ref().is_some_and(in_store)
-        };
-        let record = disk.tier.shape().record_positions();
-        let places = disk.tier.places(&namespace, &tokens);
-        let object_store = places.take_while(stored).count() * record;
-        let disk = disk.tier.query_match_len(&namespace, &tokens);
-        Ok(TierMatch { pool, disk, object_store })
-    }
-
-    /// What the disk tier has counted and stores; `None` if there is none.
-    pub fn disk_stats(&self) -> Option<DiskStats> {
-        Some(self.inner.tiers.as_ref()?.disk.get()?.tier.stats())
-    }
-
-    /// What the object tier has counted; `None` if there is none.
-    pub fn object_stats(&self) -> Option<ObjectStats> {
-        Some(self.inner.tiers.as_ref()?.disk.get()?.objects.as_ref()?.stats())
-    }
-
-    /// Removes everything from the disk tier, also what is still to be written of what was computed
-    /// before. What is in the pool and in the object store stays. Does nothing without a disk tier.
-    ///
-    /// # Errors
-    /// `Stopped` if the engine's runtime has ended.
-    pub async fn clear_disk(&self) -> Result<(), Error> {
-        self.flush_disk().await?;
-        let Some(tiers) = self.inner.tiers.clone() else { return Ok(()) };
-        let clear = move || tiers.disk.get().into_iter().for_each(|disk| disk.tier.clear());
-        self.blocking(clear).await
-    }
-
-    /// Waits until everything that was computed before is on the disk and in the object store, or
-    /// was given up because writing failed or takes too long. Does nothing without a disk tier.
-    ///
-    /// # Errors
-    /// `Stopped` if the engine's runtime has ended.
-    pub async fn flush_disk(&self) -> Result<(), Error> {
-        if self.inner.tiers.is_none() {
-            return Ok(());
-        }
-        // When it is answered, everything that was computed before is claimed. An audit that fails
-        // does not concern the disk.
-        let _ = self.audit().await;
-        self.flush_writer().await
     }
 }

@@ -18,7 +18,7 @@ const CLAIMED_BYTES_MAX: usize = 256 << 20;
 
 /// The queue of writes, and its thread. The thread ends when the queue and all claims are dropped
 /// and everything in it was written.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct DiskWriter {
     tier: Arc<DiskTier>,
     queue: Sender<Write>,
@@ -76,17 +76,23 @@ impl DiskWriter {
         Ok(DiskWriter { tier, queue, claims: Arc::default() })
     }
 
-    /// Claims the full records of the first `len` positions of `tokens` that are neither stored nor
-    /// claimed; `None` if there are none, or if a write has failed a short time ago. If too much is
-    /// waiting to be written, the last ones are left out, and counted as skipped. Does no I/O.
-    pub fn claim(&self, namespace: Namespace, tokens: &Arc<Vec<u32>>, len: usize) -> Option<Claim> {
+    /// Claims the full records in these positions of `tokens` that are neither stored nor claimed;
+    /// `None` if there are none, or if a write has failed a short time ago. If too much is waiting to
+    /// be written, the last ones are left out, and counted as skipped. Does no I/O.
+    pub fn claim(
+        &self,
+        namespace: Namespace,
+        tokens: &Arc<Vec<u32>>,
+        positions: Range<usize>,
+    ) -> Option<Claim> {
         let shape = self.tier.shape();
         let record = shape.record_positions();
         let record_bytes = record / shape.block_size * shape.block_bytes;
         if !self.tier.accepts_writes() {
             return None;
         }
-        let places: Vec<_> = self.tier.places(&namespace, &tokens[..len]).collect();
+        let places = self.tier.places(&namespace, &tokens[..positions.end]);
+        let places: Vec<_> = places.filter(|place| place.first >= positions.start).collect();
         let mut claimed = lock(&self.claims.claimed);
         let free = |key: &ChainKey| !claimed.keys.contains(key) && !self.tier.contains(key);
         let first = places.iter().find(|place| free(&place.key))?.first;
@@ -135,6 +141,11 @@ impl DiskWriter {
 }
 
 impl Claim {
+    /// The namespace of the prefix.
+    pub fn namespace(&self) -> Namespace {
+        self.namespace
+    }
+
     /// The positions whose blocks [`Claim::write`] takes.
     pub fn positions(&self) -> Range<usize> {
         self.positions.clone()

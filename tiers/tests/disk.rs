@@ -182,7 +182,7 @@ fn the_writer_stores_every_record_once() {
     let writer = DiskWriter::start(Arc::clone(&tier), |_| {}).expect("a thread");
     let claim = |seed, records| {
         let tokens = Arc::new(tokens(seed, records));
-        writer.claim(Namespace::default(), &tokens, tokens.len())
+        writer.claim(Namespace::default(), &tokens, 0..tokens.len())
     };
     let first = claim(0, 1).expect("nothing is stored");
     assert_eq!(first.positions(), 0..64);
@@ -213,7 +213,7 @@ fn claims_are_bounded() {
     let tier = Arc::new(DiskTier::open(directory.path(), 1 << 40, shape).expect("free"));
     let writer = DiskWriter::start(Arc::clone(&tier), |_| {}).expect("a thread");
     let prompt = Arc::new(tokens(1, 6));
-    let claim = || writer.claim(Namespace::default(), &prompt, prompt.len());
+    let claim = || writer.claim(Namespace::default(), &prompt, 0..prompt.len());
     let first = claim().expect("it is free");
     assert_eq!(first.positions(), 0..256, "records have 60 MiB, and 256 MiB may wait");
     assert!(claim().is_none());

@@ -180,7 +180,7 @@ impl TiersArgs {
         let block_size = self.engine.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
         let mut builder = self.engine.builder()?.num_blocks(tokens.div_ceil(block_size) + 1);
         if let Some(directory) = disk {
-            builder = builder.kv_cache_dir(directory, self.engine.kv_cache_dir_size);
+            builder = self.engine.with_disk(builder, directory);
         }
         let engine = builder.build().await?;
         let limit = engine.model_info().max_positions;
