@@ -13,6 +13,7 @@ use crate::certificates::{Authorities, hint};
 use crate::terminal;
 
 mod files;
+mod lines;
 
 /// Most bytes that are read of a file with a prompt or messages.
 const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -82,6 +83,8 @@ enum CacheCommand {
         #[arg(long)]
         tokens: bool,
     },
+    /// Show the open sessions of all clients and what they hold
+    Sessions,
     /// Remove prompts, or with --cache-salt or --tenant alone everything of theirs
     Evict(PromptArgs),
     /// Remove everything that no request uses, and end all pins
@@ -222,23 +225,23 @@ impl CacheArgs {
         let client = self.client()?;
         match &self.command {
             CacheCommand::Stats { watch } => loop {
-                self.show(&client.get("stats")?, stats)?;
+                self.show(&client.get("stats")?, lines::stats)?;
                 let Some(seconds) = watch else { return Ok(()) };
                 std::thread::sleep(Duration::from_secs(*seconds));
             },
-            CacheCommand::Tiers => self.show(&client.get("tiers")?, files::tiers),
+            CacheCommand::Tiers => self.show(&client.get("tiers")?, lines::tiers),
             CacheCommand::Tree { dot: true, tokens } => {
                 let text = client.send(&format!("tree?format=dot&tokens={tokens}"), None)?;
                 Ok(terminal::line(text.trim_end())?)
             }
             CacheCommand::Tree { dot: false, tokens } => {
-                self.show(&client.get(&format!("tree?tokens={tokens}"))?, tree)
+                self.show(&client.get(&format!("tree?tokens={tokens}"))?, lines::tree)
             }
             CacheCommand::Query(prompts) => {
-                self.show(&client.post("query", &prompts.body()?)?, results)
+                self.show(&client.post("query", &prompts.body()?)?, lines::results)
             }
             CacheCommand::Warm(prompts) => {
-                self.show(&client.post("warm", &prompts.body()?)?, results)
+                self.show(&client.post("warm", &prompts.body()?)?, lines::results)
             }
             CacheCommand::Pin(pin) => self.show(&client.post("pin", &pin.body()?)?, |reply| {
                 vec![format!("pin {}: {} tokens", reply["id"], reply["tokens"])]
@@ -248,8 +251,9 @@ impl CacheArgs {
                 self.show(&client.post("unpin", &body)?, |_| vec![format!("pin {id} has ended")])
             }
             CacheCommand::ListPinned { tokens } => {
-                self.show(&client.get(&format!("pins?tokens={tokens}"))?, pins)
+                self.show(&client.get(&format!("pins?tokens={tokens}"))?, lines::pins)
             }
+            CacheCommand::Sessions => self.show(&client.get("sessions")?, lines::sessions),
             CacheCommand::Evict(prompts) => self
                 .show(&client.post("evict", &prompts.body()?)?, |reply| {
                     vec![format!("{} blocks freed", reply["blocks"])]
@@ -370,88 +374,4 @@ fn failure(reply: &mut ureq::http::Response<ureq::Body>) -> anyhow::Error {
 
 fn parse(text: &str) -> anyhow::Result<Value> {
     serde_json::from_str(text).context("the reply is not JSON: is the address that of a Stolon?")
-}
-
-fn stats(reply: &Value) -> Vec<String> {
-    let (cache, stats) = (&reply["cache"], &reply["stats"]);
-    let percent = |value: &Value| value.as_f64().unwrap_or(0.0) * 100.0;
-    vec![
-        format!(
-            "blocks   {} cached ({} evictable, {} pinned), {} free, {} in use by requests",
-            cache["blocks"],
-            cache["blocks_evictable"],
-            cache["blocks_pinned"],
-            stats["blocks_free"],
-            stats["blocks_reserved"]
-        ),
-        format!(
-            "hits     {:.1} % of prompt tokens, {:.1} % of requests",
-            percent(&reply["token_hit_rate"]),
-            percent(&reply["request_hit_rate"])
-        ),
-        format!("tree     {} nodes, {} bytes", cache["nodes"], cache["index_bytes"]),
-        format!(
-            "removed  {} blocks to make room, {} by operators",
-            stats["evictions"], stats["evictions_requested"]
-        ),
-        format!("requests {} running, {} waiting", stats["running"], stats["waiting"]),
-    ]
-}
-
-/// The tree with each node below its parent.
-fn tree(reply: &Value) -> Vec<String> {
-    let nodes = reply["nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let mut children = vec![Vec::new(); nodes.len()];
-    let mut pending = Vec::new();
-    for (index, node) in nodes.iter().enumerate().rev() {
-        let parent = node["parent"].as_u64().and_then(|parent| usize::try_from(parent).ok());
-        match parent.and_then(|parent| children.get_mut(parent)) {
-            Some(siblings) => siblings.push(index),
-            None => pending.push((index, 0)),
-        }
-    }
-    let mut lines = Vec::new();
-    while let Some((index, depth)) = pending.pop() {
-        let node = &nodes[index];
-        let first = match &node["first_tokens"] {
-            Value::Null => String::new(),
-            first => format!(", begins with {first}"),
-        };
-        lines.push(format!(
-            "{}{} tokens, {} hits, {} locks{first}",
-            "  ".repeat(depth),
-            node["tokens"],
-            node["hits"],
-            node["locks"]
-        ));
-        pending.extend(children[index].iter().map(|&child| (child, depth + 1)));
-    }
-    if lines.is_empty() { vec!["nothing is cached".to_owned()] } else { lines }
-}
-
-fn results(reply: &Value) -> Vec<String> {
-    let results = reply["results"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let line = |result: &Value| {
-        format!("{} of {} tokens are cached", result["cached_tokens"], result["prompt_tokens"])
-    };
-    results.iter().map(line).collect()
-}
-
-fn pins(reply: &Value) -> Vec<String> {
-    let pins = reply["pins"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let line = |pin: &Value| {
-        let mut line =
-            format!("pin {}: {} tokens, {} blocks", pin["id"], pin["tokens"], pin["blocks"]);
-        if let Some(seconds) = pin["ends_in_seconds"].as_f64() {
-            line.push_str(&format!(", ends in {seconds:.0} s"));
-        }
-        for name in ["reason", "description", "text"] {
-            if let Some(text) = pin[name].as_str() {
-                line.push_str(&format!(", {name} {text:?}"));
-            }
-        }
-        line
-    };
-    let lines: Vec<String> = pins.iter().map(line).collect();
-    if lines.is_empty() { vec!["there are no pins".to_owned()] } else { lines }
 }

@@ -242,6 +242,16 @@ async fn the_cache_of_a_running_server_is_administered() {
     std::fs::write(&file, text).expect("a file");
     let file = file.to_str().expect("UTF-8");
     assert_eq!(cache(&["query", "--prompt-file", file]), "0 of 54 tokens are cached\n");
+    assert_eq!(cache(&["sessions"]), "there are no sessions\n");
+    server.post("/v1/sessions", json!({"id": "chat-7", "ttl_seconds": 60})).await;
+    let turn = json!({"prompt": text, "max_tokens": 1, "session_id": "chat-7"});
+    assert_eq!(server.post("/v1/completions", turn).await.0, 200);
+    let sessions = cache(&["sessions"]);
+    assert!(sessions.starts_with("chat-7: 48 of 5"), "{sessions}");
+    assert!(
+        sessions.contains(" tokens held in 3 blocks, 1 turns, idle for 0 of 60 s"),
+        "{sessions}"
+    );
     let refused = fail(&["cache", "--url", &url, "stats"]);
     assert!(refused.contains("401") && refused.contains("STOLON_ADMIN_KEY"), "{refused}");
     let unpinned = fail(&["cache", "--url", &url, "--admin-key", "root", "unpin", "7"]);
