@@ -153,12 +153,12 @@ async fn random_requests_through_damaged_tiers() {
         stolon::WritePolicy::WriteThroughSelective { hits: std::num::NonZero::<u32>::MIN };
     let (through, back) = (stolon::WritePolicy::WriteThrough, stolon::WritePolicy::WriteBack);
     for (policy, requests) in [(through, 24_000), (selective, 12_000), (back, 14_000)] {
-        soak_tiers(policy, requests).await;
+        println!("{policy}: {}", soak_tiers(policy, requests).await);
     }
 }
 
 #[cfg(all(feature = "tiers", target_os = "linux"))]
-async fn soak_tiers(policy: stolon::WritePolicy, requests: usize) {
+async fn soak_tiers(policy: stolon::WritePolicy, requests: usize) -> String {
     const DISK_BYTES: u64 = 60_000;
     let directory = tiers::Directory::new("soak");
     let (disk, store) = (directory.0.join("disk"), directory.0.join("store"));
@@ -223,5 +223,5 @@ async fn soak_tiers(policy: stolon::WritePolicy, requests: usize) {
     assert_eq!((stats.finished + stats.cancelled) as usize, requests);
     assert!(stats.loaded_tokens > 0 && stats.evictions > 0, "{stats:?}");
     assert!(disk.records_refused > 0 && disk.writes_failed > 0, "{disk:?}");
-    println!("{policy}: {stats:?}\n{disk:?}");
+    format!("{stats:?}\n{disk:?}")
 }

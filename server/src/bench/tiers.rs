@@ -1,11 +1,11 @@
-//! `stolon bench tiers`: what a disk tier saves when conversations do not fit in the KV pool, and
+//! `stolon bench tiers`: what tiers besides the KV pool save when conversations do not fit in it, and
 //! after a restart.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 use serde_json::json;
 use stolon::Engine;
@@ -18,6 +18,9 @@ use super::workload::{Conversation, Turn, Vocabulary};
 use crate::args::{DEFAULT_BLOCK_SIZE, EngineArgs};
 use crate::terminal;
 
+/// Size of the disk in front of an object store: room for little, so that the store is measured.
+#[cfg(feature = "object-store")]
+const STORE_DISK_BYTES: u64 = 32 << 20;
 /// Tokens after the shared prefix in the requests that measure a restart.
 const SUFFIX_TOKENS: usize = 16;
 
@@ -53,7 +56,13 @@ pub struct TiersArgs {
     #[arg(long, default_value_t = 1_024, value_parser = clap::value_parser!(u32).range(1..))]
     #[arg(value_name = "TOKENS")]
     prefix: u32,
-    /// Number of runs with each setting. Runs without and with a disk tier alternate
+    /// Where KV is stored in the runs that are compared: only in the KV `pool`, in `memory` (a
+    /// directory below `/dev/shm`), on `disk` (below `--kv-cache-dir`, by default the directory for
+    /// temporary files), or in the `object-store` of `--kv-object-store`, in a folder of its own that
+    /// is left there, with a disk of 32 MiB in front of it
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Tier::Pool, Tier::Disk])]
+    tiers: Vec<Tier>,
+    /// Number of runs with each of `--tiers`, by turns
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
     /// Seed of the prompts
@@ -63,9 +72,31 @@ pub struct TiersArgs {
     engine: EngineArgs,
 }
 
-/// The runs with one setting.
-#[derive(Default)]
+/// Where KV is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Tier {
+    Pool,
+    Memory,
+    Disk,
+    ObjectStore,
+}
+
+impl Tier {
+    fn name(self) -> &'static str {
+        match self {
+            Tier::Pool => "pool",
+            Tier::Memory => "memory",
+            Tier::Disk => "disk",
+            Tier::ObjectStore => "object store",
+        }
+    }
+}
+
+/// The runs with one tier.
 struct Side {
+    tier: Tier,
+    /// Where it stores KV; nothing is there for the pool alone.
+    directory: Directory,
     /// The answers of each run: by conversation, then by turn.
     runs: Vec<Vec<RequestRecord>>,
 }
@@ -87,6 +118,10 @@ struct Restart {
 }
 
 impl Side {
+    fn throughput(&self) -> f64 {
+        median(throughputs(&self.runs))
+    }
+
     /// The requests of one turn of all conversations, or of all turns.
     fn figures(&self, rounds: usize, round: Option<usize>) -> Figures {
         let of_round = |index: usize| round.is_none_or(|round| index % rounds == round);
@@ -108,8 +143,9 @@ impl Side {
 struct Directory(PathBuf);
 
 impl Directory {
-    fn new(parent: &Path) -> anyhow::Result<Directory> {
-        let path = parent.join(format!("stolon-bench-tiers-{}", std::process::id()));
+    fn new(parent: &Path, tier: Tier) -> anyhow::Result<Directory> {
+        let name = format!("stolon-bench-tiers-{}-{}", std::process::id(), tier.name());
+        let path = parent.join(name.replace(' ', "-"));
         std::fs::create_dir_all(&path)
             .with_context(|| format!("cannot create {}", path.display()))?;
         Ok(Directory(path))
@@ -142,22 +178,48 @@ impl TiersArgs {
             "expected a --working-set above 0, got {}",
             self.working_set
         );
+        let own_store = self.take_object_store();
+        anyhow::ensure!(
+            own_store.is_some() || !self.tiers.contains(&Tier::ObjectStore),
+            "expected --kv-object-store for the object store of --tiers"
+        );
         let parent = self.engine.kv_cache_dir.take().unwrap_or_else(std::env::temp_dir);
-        let directory = Directory::new(&parent)?;
-        let mut sides = [Side::default(), Side::default()];
+        let mut sides = Vec::new();
+        for &tier in &self.tiers {
+            let parent = if tier == Tier::Memory { Path::new("/dev/shm") } else { &parent };
+            sides.push(Side { tier, directory: Directory::new(parent, tier)?, runs: Vec::new() });
+        }
         let mut model = String::new();
         for repeat in 0..self.repeats {
-            let order = if repeat % 2 == 0 { [0, 1] } else { [1, 0] };
-            for side in order {
-                directory.clear()?;
-                let engine = self.start((side == 1).then_some(&directory.0)).await?;
+            for side in &mut sides {
+                side.directory.clear()?;
+                let store = own_store.as_ref().filter(|_| side.tier == Tier::ObjectStore);
+                let store = store.map(|url| format!("{url}/bench-{}-{repeat}", std::process::id()));
+                let engine = self.start(side.tier, &side.directory, store).await?;
                 model.clone_from(&engine.model_info().id);
-                sides[side].runs.push(self.converse(&engine, side, repeat).await?);
+                side.runs.push(self.converse(&engine, side.tier, repeat).await?);
                 engine.shutdown().await;
             }
+            sides.rotate_left(1);
         }
-        let restart = self.restart(&directory).await?;
+        sides.sort_by_key(|side| self.tiers.iter().position(|&tier| tier == side.tier));
+        let restart = match sides.iter().find(|side| matches!(side.tier, Tier::Disk | Tier::Memory))
+        {
+            Some(side) => Some(self.restart(side).await?),
+            None => None,
+        };
         self.report(&model, &sides, restart)
+    }
+
+    /// The object store of the arguments, which only some of the runs have.
+    #[cfg(feature = "object-store")]
+    fn take_object_store(&mut self) -> Option<String> {
+        self.engine.kv_object_store.take()
+    }
+
+    #[cfg(not(feature = "object-store"))]
+    fn take_object_store(&mut self) -> Option<String> {
+        None
     }
 
     /// Tokens of a conversation at its end.
@@ -166,7 +228,12 @@ impl TiersArgs {
     }
 
     /// Starts an engine whose KV pool has the size of the benchmark.
-    async fn start(&self, disk: Option<&PathBuf>) -> anyhow::Result<Engine> {
+    async fn start(
+        &self,
+        tier: Tier,
+        directory: &Directory,
+        store: Option<String>,
+    ) -> anyhow::Result<Engine> {
         let all = self.clients as usize * self.conversation_tokens();
         let running = self.concurrency as usize * self.conversation_tokens();
         let pool = (all as f64 / self.working_set) as usize;
@@ -179,9 +246,15 @@ impl TiersArgs {
         let tokens = pool.max(self.prefix as usize + 2 * SUFFIX_TOKENS);
         let block_size = self.engine.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
         let mut builder = self.engine.builder()?.num_blocks(tokens.div_ceil(block_size) + 1);
-        if let Some(directory) = disk {
-            builder = self.engine.with_disk(builder, directory);
+        if tier != Tier::Pool {
+            builder = self.engine.with_disk(builder, &directory.0);
         }
+        #[cfg(feature = "object-store")]
+        if let Some(url) = store {
+            builder = builder.kv_cache_dir(&directory.0, STORE_DISK_BYTES).kv_object_store(url);
+        }
+        #[cfg(not(feature = "object-store"))]
+        drop(store);
         let engine = builder.build().await?;
         let limit = engine.model_info().max_positions;
         let needed = self.conversation_tokens().max(self.prefix as usize + SUFFIX_TOKENS + 1);
@@ -197,7 +270,7 @@ impl TiersArgs {
     async fn converse(
         &self,
         engine: &Engine,
-        side: usize,
+        tier: Tier,
         repeat: u32,
     ) -> anyhow::Result<Vec<RequestRecord>> {
         let mut rng = SeededRng::new(self.seed.wrapping_add(u64::from(repeat)));
@@ -213,7 +286,7 @@ impl TiersArgs {
             })
             .collect();
         let count = (self.clients * self.rounds) as usize;
-        let bar = progress::bar(count, ["pool only", "with a disk tier"][side]);
+        let bar = progress::bar(count, tier.name());
         let concurrency = self.concurrency as usize;
         let measured = in_turns(engine, &conversations, concurrency, || bar.inc(1)).await?;
         bar.finish_and_clear();
@@ -225,12 +298,13 @@ impl TiersArgs {
         Ok(measured.records)
     }
 
-    /// Measures one prefix cold, from the pool, and from the disk after a restart.
-    async fn restart(&self, directory: &Directory) -> anyhow::Result<Restart> {
+    /// Measures one prefix cold, from the pool, and from the tier after a restart.
+    async fn restart(&self, side: &Side) -> anyhow::Result<Restart> {
+        let (tier, directory) = (side.tier, &side.directory);
         let mut times = [const { Vec::new() }; 3];
         for repeat in 0..self.repeats.max(3) {
             directory.clear()?;
-            let engine = self.start(Some(&directory.0)).await?;
+            let engine = self.start(tier, directory, None).await?;
             let mut rng = SeededRng::new(self.seed.wrapping_add(u64::from(repeat)));
             let vocabulary = vocabulary(&engine);
             let prefix = vocabulary.draw(&mut rng, self.prefix as usize);
@@ -244,7 +318,7 @@ impl TiersArgs {
             times[1].push(first_token(&engine, &prompts[1]).await?);
             engine.flush_disk().await?;
             engine.shutdown().await;
-            let engine = self.start(Some(&directory.0)).await?;
+            let engine = self.start(tier, directory, None).await?;
             first_token(&engine, &prompts[0][self.prefix as usize..]).await?;
             times[2].push(first_token(&engine, &prompts[2]).await?);
             engine.shutdown().await;
@@ -253,23 +327,22 @@ impl TiersArgs {
         Ok(Restart { cold_ms, warm_ms, restarted_ms })
     }
 
-    fn report(&self, model: &str, sides: &[Side; 2], restart: Restart) -> anyhow::Result<()> {
+    fn report(&self, model: &str, sides: &[Side], restart: Option<Restart>) -> anyhow::Result<()> {
         let rounds = self.rounds as usize;
-        let pair = |round| sides.each_ref().map(|side| side.figures(rounds, round));
-        let speed = sides.each_ref().map(|side| median(throughputs(&side.runs)));
-        let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
         if self.json {
-            let of_round = |round| {
-                let [pool, disk] = pair(round);
-                let ratio = ratio(disk.ttft_ms.p50, pool.ttft_ms.p50);
-                json!({"pool": pool, "disk": disk, "ttft_p50_ratio": ratio})
+            let side = |side: &Side| {
+                let figures = |round| side.figures(rounds, round);
+                json!({
+                    "tier": side.tier.name(),
+                    "turns": (0..rounds).map(|round| figures(Some(round))).collect::<Vec<_>>(),
+                    "all": figures(None),
+                    "throughput_tok_s": side.throughput(),
+                })
             };
             terminal::line(json!({
                 "model": model,
                 "clients": self.clients,
-                "rounds": (0..rounds).map(|round| of_round(Some(round))).collect::<Vec<_>>(),
-                "all": of_round(None),
-                "throughput_tok_s": {"pool": speed[0], "disk": speed[1]},
+                "tiers": sides.iter().map(side).collect::<Vec<_>>(),
                 "restart": restart,
             }))?;
             return Ok(());
@@ -279,33 +352,44 @@ impl TiersArgs {
              requests at a time; the KV of all is {} times the pool\n",
             self.clients, self.input_tokens, self.output_tokens, self.concurrency, self.working_set,
         ))?;
-        let heading =
-            ["", "pool: cached", "TTFT p50", "p99", "disk: cached", "TTFT p50", "p99", "p50 ratio"];
+        let Some(first) = sides.first() else { return Ok(()) };
+        let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
+        let against = format!("of {}", first.tier.name());
+        let heading = ["", "tier", "cached", "TTFT p50", "p99", &against];
         let mut rows = vec![heading.map(str::to_owned).to_vec()];
         for round in (0..rounds).map(Some).chain([None]) {
-            let [pool, disk] = pair(round);
-            let name = round.map_or("all".to_owned(), |round| format!("turn {}", round + 1));
-            let cells = |figures: Figures| {
-                let (ttft, cached) = (figures.ttft_ms, figures.cached_share * 100.0);
-                [format!("{cached:.1} %"), ms(ttft.p50), ms(ttft.p99)]
-            };
-            let last = format!("{:.3}", ratio(disk.ttft_ms.p50, pool.ttft_ms.p50));
-            let row = [name].into_iter().chain(cells(pool)).chain(cells(disk)).chain([last]);
-            rows.push(row.collect());
+            let name = round.map_or("all turns".to_owned(), |round| format!("turn {}", round + 1));
+            let base = first.figures(rounds, round).ttft_ms.p50;
+            for side in sides {
+                let Figures { ttft_ms, cached_share } = side.figures(rounds, round);
+                rows.push(vec![
+                    name.clone(),
+                    side.tier.name().to_owned(),
+                    format!("{:.1} %", cached_share * 100.0),
+                    ms(ttft_ms.p50),
+                    ms(ttft_ms.p99),
+                    format!("{:.3}", ratio(ttft_ms.p50, base)),
+                ]);
+            }
         }
         terminal::stream(&terminal::table(&rows))?;
-        terminal::line(format!(
-            "\nthroughput: {:.0} tok/s without, {:.0} with a disk tier, {:.2} times\n\
-             prefix of {} tokens: first token after {} cold, {} from the pool, {} from the disk \
-             after a restart",
-            speed[0],
-            speed[1],
-            ratio(speed[1], speed[0]),
-            self.prefix,
-            ms(restart.cold_ms),
-            ms(restart.warm_ms),
-            ms(restart.restarted_ms),
-        ))?;
+        for side in sides {
+            let (speed, base) = (side.throughput(), first.throughput());
+            terminal::line(format!(
+                "throughput with {}: {speed:.0} tok/s, {:.2} times",
+                side.tier.name(),
+                ratio(speed, base)
+            ))?;
+        }
+        if let Some(Restart { cold_ms, warm_ms, restarted_ms }) = restart {
+            terminal::line(format!(
+                "prefix of {} tokens: first token after {} cold, {} from the pool, {} after a restart",
+                self.prefix,
+                ms(cold_ms),
+                ms(warm_ms),
+                ms(restarted_ms),
+            ))?;
+        }
         Ok(())
     }
 }
