@@ -85,6 +85,30 @@ async fn evicted_prefixes_are_read_back() {
     stop(engine).await;
 }
 
+/// Goal: what requests find in the pool is not removed from the disk as if nobody used it.
+#[tokio::test]
+async fn what_is_used_in_the_pool_stays_on_the_disk() {
+    let directory = Directory::new("disk-hot");
+    let with_budget = |bytes| slow_fake(128).kv_cache_dir(&directory.0, bytes).build();
+    let engine = with_budget(1 << 30).await.expect("an engine");
+    ask(&engine, &prompt(200, 0)).await;
+    engine.flush_disk().await.expect("it runs");
+    let disk = engine.disk_stats().expect("a disk tier");
+    assert_eq!(disk.records, 3);
+    stop(engine).await;
+    let engine = with_budget(3 * disk.bytes).await.expect("an engine");
+    for seed in 1..10 {
+        ask(&engine, &prompt(200, 0)).await;
+        ask(&engine, &prompt(200, seed)).await;
+        engine.flush_disk().await.expect("it runs");
+    }
+    let disk = engine.disk_stats().expect("a disk tier");
+    assert_eq!((disk.records_evicted, disk.read_tokens), (3 * 7, 192), "{disk:?}");
+    let found = engine.query_tiers(&Request::tokens(prompt(200, 0))).expect("tokens");
+    assert_eq!(found.disk, 192, "it is in use");
+    stop(engine).await;
+}
+
 /// Goal: with write-back, nothing is written before it is evicted, everything that was evicted is
 /// read back, and what is in the pool in the end is found after a restart.
 #[tokio::test]

@@ -25,10 +25,12 @@ impl Tiers {
         namespace: Namespace,
         tokens: &Arc<Vec<u32>>,
     ) {
-        let WritePolicy::WriteThroughSelective { .. } = self.write else { return };
-        let records = disk.tier.places(&namespace, tokens).map(|place| place.key);
-        self.uses().note(records);
+        let records: Vec<_> = disk.tier.places(&namespace, tokens).map(|place| place.key).collect();
         let cached = handle.query_match_len(&namespace, tokens);
+        // What is found in the pool is not read, but is in use nonetheless.
+        disk.tier.note_use(&records[..cached / disk.tier.shape().record_positions()]);
+        let WritePolicy::WriteThroughSelective { .. } = self.write else { return };
+        self.uses().note(records.into_iter());
         let end = self.wanted_len(disk, &namespace, &tokens[..cached]);
         if let Some(claim) = disk.writer.claim(namespace, tokens, 0..end) {
             let (handle, tokens) = (handle.clone(), Arc::clone(tokens));

@@ -322,3 +322,47 @@ impl Disk {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use stolon_backend::fake::{FakeBackend, FakeLatency, FakeOptions};
+
+    use super::*;
+    use crate::Request;
+
+    /// Goal: of a prompt that needs more memory than there is for loads, the beginning is read.
+    #[tokio::test]
+    async fn large_prompts_are_read_in_part() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let engine = || {
+            let per_prefill_token = Duration::from_millis(1);
+            let latency = FakeLatency { per_prefill_token, ..FakeLatency::default() };
+            let options = FakeOptions { vocab_size: 256, latency, ..FakeOptions::default() };
+            let builder = Engine::builder().backend("fake", Box::new(FakeBackend::new(options)));
+            builder.kv_cache_dir(directory.path(), 1 << 30).build()
+        };
+        let prompt: Vec<u32> = (0..330).map(|n| n * 7 % 256).collect();
+        let request = || Request::tokens(prompt.clone()).max_tokens(1);
+        let first = engine().await.expect("an engine");
+        first.complete(request()).await.expect("an answer");
+        first.flush_disk().await.expect("it runs");
+        first.shutdown().await;
+        let engine = engine().await.expect("an engine");
+        let disk = engine.inner.tiers.as_ref().and_then(|tiers| tiers.disk.get()).expect("a disk");
+        let record = disk.tier.shape().record_bytes(64).expect("a size");
+        let plan = |room| {
+            let policy = PrefetchPolicy::default();
+            let namespace = Namespace::default();
+            disk.plan(&engine.inner.handle, policy, &namespace, &prompt, room)
+        };
+        for (room, records) in
+            [(record - 1, None), (2 * record + 1, Some(2)), (9 * record, Some(5))]
+        {
+            assert_eq!(plan(room).map(|plan| plan.disk.len()), records);
+        }
+        engine.complete(request()).await.expect("an answer");
+        let all = plan(9 * record);
+        assert!(all.is_none(), "it is in the pool: {all:?}");
+        engine.shutdown().await;
+    }
+}

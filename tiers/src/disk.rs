@@ -447,12 +447,19 @@ impl DiskTier {
     }
 
     /// Marks records of one prefix as used, in their order. The first ones count as used last, so
-    /// that the end of a prefix is removed before its beginning, without which it is of no use. Blocks.
+    /// that the end of a prefix is removed before its beginning, without which it is of no use. Does
+    /// no I/O: after a restart, they count as used when they were written or read last.
+    pub fn note_use(&self, keys: &[ChainKey]) {
+        let mut index = self.index();
+        keys.iter().rev().for_each(|key| index.touch(key));
+    }
+
+    /// As [`note_use`](DiskTier::note_use), also for the order after a restart. Blocks.
     pub fn touch(&self, keys: &[ChainKey]) {
+        self.note_use(keys);
         let now = SystemTime::now();
         for key in keys.iter().rev() {
-            self.index().touch(key);
-            // For the order after a restart. Reading is possible without the right to do this.
+            // Reading is possible without the right to do this.
             let _ = File::open(self.path(key)).and_then(|file| file.set_modified(now));
         }
     }
