@@ -92,6 +92,32 @@ async fn engines_share_what_they_have_computed() {
     assert_eq!(records(&place.store()).len(), 4);
 }
 
+/// Goal: what was on the disk before it had an object store behind it is uploaded, but nothing of
+/// another model.
+#[tokio::test]
+async fn what_was_stored_earlier_is_uploaded() {
+    let place = Place::new("earlier");
+    let on_disk = |builder: EngineBuilder| builder.kv_cache_dir(place.directory("first"), 1 << 30);
+    let other = on_disk(tiny().kv_type(stolon::KvType::Int8)).build().await.expect("an engine");
+    answer(&other, &prompt(200, 1)).await;
+    stop(other).await;
+    let first = on_disk(tiny()).build().await.expect("an engine");
+    answer(&first, &prompt(200, 1)).await;
+    stop(first).await;
+    assert_eq!(records(&place.directory("first")).len(), 6);
+    let first = on_disk(tiny()).kv_object_store(place.url()).build().await.expect("an engine");
+    while first.object_stats().expect("a store").records_stored < 3 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    stop(first).await;
+    assert_eq!(records(&place.store()).len(), 3);
+    let second = tiny().kv_cache_dir(place.directory("second"), 1 << 30);
+    let second = second.kv_object_store(place.url()).build().await.expect("an engine");
+    wait_for(&second, &prompt(200, 1), 192).await;
+    assert_eq!(answer(&second, &prompt(200, 1)).await.1, 192);
+    stop(second).await;
+}
+
 /// Goal: the same through the protocol of S3.
 #[tokio::test]
 #[ignore = "needs an S3 server"]

@@ -29,6 +29,10 @@ impl Objects {
         match self.0 {}
     }
 
+    pub(super) fn speed_is_due(&self) -> bool {
+        match self.0 {}
+    }
+
     pub(super) fn fetch_time(&self, _: usize) -> Duration {
         match self.0 {}
     }

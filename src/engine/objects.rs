@@ -56,7 +56,7 @@ impl Objects {
         tracing::info!(url, "KV is stored in an object store");
         let (uploads, queue) = mpsc::channel(QUEUE);
         tokio::spawn(upload_all(Arc::clone(&tier), Arc::clone(&disk), queue));
-        tokio::spawn(list(Arc::downgrade(&tier)));
+        tokio::spawn(list(Arc::downgrade(&tier), Arc::downgrade(&disk)));
         Ok(Objects { tier, disk, uploads })
     }
 
@@ -76,6 +76,11 @@ impl Objects {
     /// The time that fetching this many records is expected to take.
     pub(super) fn fetch_time(&self, records: usize) -> Duration {
         self.tier.fetch_time(records.saturating_mul(self.record_bytes()))
+    }
+
+    /// As [`ObjectTier::speed_is_due`].
+    pub(super) fn speed_is_due(&self) -> bool {
+        self.tier.speed_is_due()
     }
 
     /// Fetches records of a prompt and verifies them. Returns their blocks, up to the first record
@@ -164,19 +169,48 @@ async fn upload(tier: &ObjectTier, disk: &Arc<DiskTier>, key: ChainKey) {
     if tier.is_paused() {
         return tier.note_skipped(1);
     }
-    if let Err(error) = tier.store(&key, record).await {
+    store(tier, &key, record).await;
+}
+
+async fn store(tier: &ObjectTier, key: &ChainKey, record: Bytes) {
+    if let Err(error) = tier.store(key, record).await {
         tracing::warn!(%error, "KV could not be uploaded; nothing is uploaded for a while");
     }
 }
 
-/// Lists the store as long as an engine uses it.
-async fn list(tier: Weak<ObjectTier>) {
-    while let Some(tier) = tier.upgrade() {
-        let begun = Instant::now();
-        if let Err(error) = tier.refresh().await {
-            tracing::warn!(%error, "the object store could not be listed");
+/// Uploads what is on the disk and not in the store, one record after the other. Ends early if the
+/// engine ends.
+async fn upload_earlier(tier: &Weak<ObjectTier>, disk: &Weak<DiskTier>) {
+    let keys = disk.upgrade().map(|disk| disk.keys()).unwrap_or_default();
+    for key in keys {
+        let (Some(tier), Some(disk)) = (tier.upgrade(), disk.upgrade()) else { return };
+        // Of what is of another model, there is nothing to upload.
+        if disk.contains(&key) && !tier.contains(&key) && !tier.is_paused() {
+            let own_disk = Arc::clone(&disk);
+            let read = tokio::task::spawn_blocking(move || own_disk.bytes_of(&key)).await;
+            if let Ok(Some(record)) = read {
+                store(&tier, &key, record).await;
+            }
         }
-        drop(tier);
+    }
+}
+
+/// Lists the store as long as an engine uses it. When it is listed for the first time, what the
+/// disk had before the engine was started is uploaded.
+async fn list(tier: Weak<ObjectTier>, disk: Weak<DiskTier>) {
+    let mut listed = false;
+    while let Some(own_tier) = tier.upgrade() {
+        let begun = Instant::now();
+        let result = own_tier.refresh().await;
+        drop(own_tier);
+        match result {
+            Ok(()) if !listed => {
+                listed = true;
+                upload_earlier(&tier, &disk).await;
+            }
+            Ok(()) => {}
+            Err(error) => tracing::warn!(%error, "the object store could not be listed"),
+        }
         tokio::time::sleep(LIST_INTERVAL.max(begun.elapsed() * LIST_INTERVAL_TIMES)).await;
     }
 }

@@ -43,6 +43,8 @@ const WORTH_SHARE: f64 = 0.8;
 const PATIENCE: u32 = 2;
 const GRACE: Duration = Duration::from_millis(20);
 const PATIENCE_SHARE: f64 = 0.5;
+/// Number of records that are read in the background to measure the speed.
+const MEASURED_RECORDS: usize = 4;
 /// How long a load is waited for at most while the speed of computing is not known.
 const UNMEASURED_LIMIT: Duration = Duration::from_secs(10);
 
@@ -269,7 +271,7 @@ impl Disk {
         handle: &EngineHandle,
         policy: PrefetchPolicy,
         namespace: &Namespace,
-        tokens: &[u32],
+        tokens: &Arc<Vec<u32>>,
         room: usize,
     ) -> Option<Plan> {
         let matched = handle.query_match_len(namespace, tokens);
@@ -315,11 +317,52 @@ impl Disk {
             };
             match limit.map(|limit| limit.min(most)) {
                 Some(limit) => return Some(Plan { start, disk, objects, limit }),
-                None if objects.is_empty() => return None,
-                // The disk alone may be worth it.
-                None => objects.clear(),
+                None if objects.is_empty() => {
+                    self.measure_disk(handle, *namespace, tokens, disk, start);
+                    return None;
+                }
+                None => {
+                    objects.truncate(MEASURED_RECORDS);
+                    self.measure_store(handle, *namespace, tokens, objects);
+                    // The disk alone may be worth it.
+                    objects = Vec::new();
+                }
             }
         }
+    }
+
+    /// Reads some of the records from position `start` on in the background if the speed was not
+    /// measured for a while. Otherwise, what was too slow once would not be tried again.
+    fn measure_disk(
+        &self,
+        handle: &EngineHandle,
+        namespace: Namespace,
+        tokens: &Arc<Vec<u32>>,
+        mut places: Vec<Place>,
+        start: usize,
+    ) {
+        places.retain(|place| place.first >= start);
+        places.truncate(MEASURED_RECORDS);
+        if !places.is_empty() && self.tier.speed_is_due() {
+            let (tier, tokens) = (Arc::clone(&self.tier), Arc::clone(tokens));
+            let read = move || drop(tier.read(&namespace, &tokens, &places, start));
+            handle.runtime().spawn_blocking(read);
+        }
+    }
+
+    /// As [`Disk::measure_disk`], for records in the object store.
+    fn measure_store(
+        &self,
+        handle: &EngineHandle,
+        namespace: Namespace,
+        tokens: &Arc<Vec<u32>>,
+        places: Vec<Place>,
+    ) {
+        let Some(objects) = self.objects.clone().filter(|objects| objects.speed_is_due()) else {
+            return;
+        };
+        let tokens = Arc::clone(tokens);
+        handle.runtime().spawn(async move { drop(objects.fetch(namespace, tokens, places).await) });
     }
 }
 
@@ -341,8 +384,8 @@ mod tests {
             let builder = Engine::builder().backend("fake", Box::new(FakeBackend::new(options)));
             builder.kv_cache_dir(directory.path(), 1 << 30).build()
         };
-        let prompt: Vec<u32> = (0..330).map(|n| n * 7 % 256).collect();
-        let request = || Request::tokens(prompt.clone()).max_tokens(1);
+        let prompt: Arc<Vec<u32>> = Arc::new((0..330).map(|n| n * 7 % 256).collect());
+        let request = || Request::tokens(prompt.to_vec()).max_tokens(1);
         let first = engine().await.expect("an engine");
         first.complete(request()).await.expect("an answer");
         first.flush_disk().await.expect("it runs");

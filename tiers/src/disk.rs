@@ -25,7 +25,7 @@ use crate::disk_index::{EXTENSION, Index};
 use crate::disk_stats::{Counters, DiskStats};
 use crate::key::ChainKey;
 use crate::prefix::write_atomically;
-use crate::record::{KvShape, Record};
+use crate::record::{KvShape, Record, is_of};
 use crate::shared::{PAUSE, Pause, Speed, lock};
 
 /// The folder of the files of this version of the format.
@@ -161,6 +161,12 @@ impl DiskTier {
         self.speed.time_of(self.shape.record_bytes(positions).unwrap_or(usize::MAX))
     }
 
+    /// Whether to read something only to learn how fast that is now. Says so to one caller at most
+    /// every 30 seconds, and to none while there are other reads.
+    pub fn speed_is_due(&self) -> bool {
+        self.speed.is_due()
+    }
+
     /// Reads the records of a prompt's first places, those from position `from` on, and verifies them.
     /// Returns the bytes of each block, fewer if a record is missing or wrong. Wrong records are
     /// removed. Blocks, and uses a few threads, because verifying takes as long as reading.
@@ -273,14 +279,19 @@ impl DiskTier {
         written
     }
 
-    /// The bytes of a stored record; `None` if there is none or it cannot be read. They are not
-    /// verified. Blocks.
+    /// The bytes of a stored record; `None` if there is none, it cannot be read or has KV of another
+    /// format, of another model for example. They are not verified. Blocks.
     pub fn bytes_of(&self, key: &ChainKey) -> Option<Bytes> {
         let file = self.contains(key).then(|| File::open(self.path(key)))?.ok()?;
         let mut bytes = Vec::new();
         let expected = self.shape.record_bytes(self.shape.record_positions())?;
         file.take(expected as u64 + 1).read_to_end(&mut bytes).ok()?;
-        (bytes.len() == expected).then(|| bytes.into())
+        (bytes.len() == expected && is_of(&bytes, &self.shape)).then(|| bytes.into())
+    }
+
+    /// The keys of all records, also of other formats, those that were used last first. Does no I/O.
+    pub fn keys(&self) -> Vec<ChainKey> {
+        self.index().keys().collect()
     }
 
     /// Removes all records. Blocks.

@@ -97,6 +97,11 @@ impl Index {
         Some(oldest)
     }
 
+    /// The keys of all records, those that were used last first.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = ChainKey> {
+        self.order.values().rev().copied()
+    }
+
     /// Removes all records and returns their keys.
     pub(crate) fn clear(&mut self) -> Vec<ChainKey> {
         std::mem::take(self).order.into_values().collect()

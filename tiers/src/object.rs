@@ -170,6 +170,12 @@ impl ObjectTier {
         self.speed.time_of(bytes)
     }
 
+    /// Whether to fetch something only to learn how fast that is now. Says so to one caller at most
+    /// every 30 seconds, and to none while there are other fetches.
+    pub fn speed_is_due(&self) -> bool {
+        self.speed.is_due()
+    }
+
     /// Notes how long fetches have taken together.
     pub fn note_speed(&self, bytes: usize, time: Duration) {
         self.speed.note(bytes as u64, time);

@@ -69,6 +69,17 @@ pub struct RecordHeader {
     pub record_bytes: usize,
 }
 
+/// Whether a record is of the current version of the format, with KV of this format. Nothing else is
+/// verified.
+pub(crate) fn is_of(record: &[u8], shape: &KvShape) -> bool {
+    let header = record.first_chunk::<HEADER_BYTES>();
+    header.is_some_and(|header| {
+        &field::<8>(header, 0) == MAGIC
+            && u32::from_le_bytes(field(header, 8)) == VERSION
+            && field::<32>(header, 48) == shape.fingerprint
+    })
+}
+
 impl RecordHeader {
     /// Parses the first [`HEADER_BYTES`] bytes of a record, which must be of this format and
     /// namespace.

@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 /// How long a tier is left alone after a failure.
 pub(crate) const PAUSE: Duration = Duration::from_secs(5);
 
+/// A speed that was not measured for so long should be measured again.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(30);
+
 /// A count. It guards no other memory, so all accesses are relaxed.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
@@ -30,12 +33,14 @@ pub(crate) struct Speed(Mutex<Recent>);
 struct Recent {
     bytes_per_second: f64,
     measured: bool,
+    /// When it was measured, or was to be measured.
+    at: Option<Instant>,
 }
 
 impl Speed {
     /// The speed that is assumed before the first transfer.
     pub(crate) fn assumed(bytes_per_second: f64) -> Speed {
-        Speed(Mutex::new(Recent { bytes_per_second, measured: false }))
+        Speed(Mutex::new(Recent { bytes_per_second, measured: false, at: None }))
     }
 
     /// Takes a transfer into account.
@@ -43,7 +48,23 @@ impl Speed {
         let now = bytes as f64 / time.as_secs_f64().max(1e-9);
         let mut recent = lock(&self.0);
         let before = if recent.measured { recent.bytes_per_second } else { now };
-        *recent = Recent { bytes_per_second: 0.7 * before + 0.3 * now, measured: true };
+        let bytes_per_second = 0.7 * before + 0.3 * now;
+        *recent = Recent { bytes_per_second, measured: true, at: Some(Instant::now()) };
+    }
+
+    /// Whether to transfer something only to measure the speed, because that was not done for a
+    /// while. Says so to one caller at most in that time.
+    pub(crate) fn is_due(&self) -> bool {
+        self.is_due_at(Instant::now())
+    }
+
+    fn is_due_at(&self, now: Instant) -> bool {
+        let mut recent = lock(&self.0);
+        let due = recent.at.is_none_or(|at| now.saturating_duration_since(at) > MEASURE_INTERVAL);
+        if due {
+            recent.at = Some(now);
+        }
+        due
     }
 
     /// The time that this many bytes take.
@@ -70,4 +91,22 @@ impl Pause {
 /// Ignores poisoning: every change under the locks of this crate is complete or has not begun.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_speed_is_measured_again_after_a_while() {
+        let speed = Speed::assumed(50e6);
+        let now = Instant::now();
+        assert!(speed.is_due_at(now), "it was never measured");
+        assert!(!speed.is_due_at(now + MEASURE_INTERVAL), "somebody measures it");
+        speed.note(1_000, Duration::from_secs(1));
+        assert_eq!(speed.time_of(500), Duration::from_millis(500));
+        assert!(!speed.is_due_at(Instant::now()));
+        let later = Instant::now() + 2 * MEASURE_INTERVAL;
+        assert!(speed.is_due_at(later) && !speed.is_due_at(later));
+    }
 }
