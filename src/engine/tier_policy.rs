@@ -22,8 +22,8 @@ pub enum WritePolicy {
         /// Number of later requests.
         hits: NonZero<u32>,
     },
-    /// When it is evicted from the pool, or the engine is stopped. What is in the pool when the
-    /// process is killed is lost.
+    /// When it is evicted from the pool, and when the engine is stopped by `shutdown` or `drain`. What
+    /// is in the pool when the process is killed, or the engine only dropped, is lost.
     WriteBack,
 }
 
