@@ -195,6 +195,7 @@ impl Engine {
         if !self.inner.info.generates {
             return Err(Error::EmbeddingsOnly { model: self.inner.info.id.clone() });
         }
+        let request = self.appended(request).await?;
         let namespace = self.namespace(&request)?;
         let turn = self.begin_turn(&request, &namespace)?;
         let tokens = self.inner.prompts.tokens(&request.source).await?;
@@ -285,7 +286,8 @@ impl Engine {
     /// # Errors
     /// Those of rendering and tokenising the prompt.
     pub async fn tokenized(&self, request: Request) -> Result<Request, Error> {
-        let tokens = self.prompt_tokens(&request).await?;
+        let request = self.appended(request).await?;
+        let tokens = self.inner.prompts.tokens(&request.source).await?;
         Ok(request.with_tokens(tokens))
     }
 
@@ -294,6 +296,7 @@ impl Engine {
     /// # Errors
     /// Those of rendering and tokenising the prompt.
     pub async fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>, Error> {
+        let request = self.appended(request.clone()).await?;
         self.inner.prompts.tokens(&request.source).await
     }
 

@@ -113,6 +113,25 @@ impl Prompts {
         self.run(bytes, move |text| text.prompt_tokens(&source, limit)).await
     }
 
+    /// The token ids of a prompt that follows others, or that begins a text.
+    pub(crate) async fn continuation(
+        &self,
+        prompt: &Prompt,
+        begins: bool,
+    ) -> Result<Vec<u32>, Error> {
+        match prompt {
+            Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Text(text) => {
+                self.text.check_len(text.len(), self.limit)?;
+                self.encode(text.clone(), begins).await
+            }
+            Prompt::Chat(_) => {
+                let expected = "a text or token ids to follow those of a session";
+                Err(Error::invalid("append", expected, "a conversation"))
+            }
+        }
+    }
+
     /// The token ids of a text.
     pub(crate) async fn encode(&self, input: String, add_special: bool) -> Result<Vec<u32>, Error> {
         self.run(input.len(), move |text| text.encode(&input, add_special)).await

@@ -66,6 +66,9 @@ pub struct Request {
     pub(crate) grammar: Option<Arc<Grammar>>,
     pub(crate) cache_salt: Option<String>,
     pub(crate) session: Option<SessionId>,
+    pub(crate) append: bool,
+    /// The tokens of the session that the prompt begins with.
+    pub(crate) after: Option<Arc<Vec<u32>>>,
     pub(crate) options: RequestOptions,
 }
 
@@ -83,6 +86,8 @@ impl Request {
             grammar: None,
             cache_salt: None,
             session: None,
+            append: false,
+            after: None,
             options: RequestOptions::default(),
         }
     }
@@ -330,6 +335,20 @@ impl Request {
     /// [`Engine::open_session`]: crate::Engine::open_session
     pub fn session(mut self, id: impl Into<SessionId>) -> Request {
         self.session = Some(id.into());
+        self
+    }
+
+    /// Makes the prompt the continuation of its session: it follows the tokens of the session's
+    /// last turn, prompt and answer, which need not be sent again. Text is tokenised on its own,
+    /// with the special tokens that begin a text only if the session has no tokens yet. Not for
+    /// conversations of messages.
+    ///
+    /// If the session's tokens change before the turn begins, it fails with
+    /// [`SessionError::Busy`](crate::SessionError::Busy). Functions that look at a prompt without
+    /// running it, such as [`Engine::query_match_len`](crate::Engine::query_match_len), look at
+    /// this prompt alone; give them what [`Engine::tokenized`](crate::Engine::tokenized) returns.
+    pub fn append(mut self) -> Request {
+        self.append = true;
         self
     }
 

@@ -298,3 +298,43 @@ async fn conversations_branch_and_go_back() {
     drop(backend);
     engine.audit().await.expect("consistent accounting");
 }
+
+/// Goal: a turn that only has what is new is the turn that has the whole conversation, and one that
+/// would follow something else is refused.
+#[tokio::test]
+async fn turns_can_have_only_what_is_new() {
+    let (backend, _) = builder(64);
+    let engine = backend.build().await.expect("valid settings");
+    let (whole, new) = (open(&engine, "whole"), open(&engine, "new"));
+    let mut conversation = Vec::new();
+    for turn in 0..4 {
+        let added = tokens(turn * 31, 20 + turn);
+        conversation.extend(&added);
+        let request = Request::tokens(conversation.clone()).max_tokens(7).session(&whole);
+        let expected = complete(&engine, request).await;
+        let appended = Request::tokens(added).max_tokens(7).session(&new).append();
+        let tokenized = engine.tokenized(appended.clone()).await.expect("it is idle");
+        assert_eq!(engine.prompt_tokens(&appended).await.expect("it is idle"), conversation);
+        // Also if it was tokenised before, and not twice.
+        let request = if turn % 2 == 0 { appended } else { tokenized };
+        let answer = complete(&engine, request).await;
+        assert_eq!(answer.token_ids, expected.token_ids);
+        assert_eq!(answer.finish.usage.prompt_tokens, conversation.len());
+        conversation.extend(&answer.token_ids);
+    }
+    let append = || Request::tokens([1, 2]).session(&new).append();
+    let stale = engine.tokenized(append()).await.expect("it is idle");
+    complete(&engine, append().max_tokens(1)).await;
+    assert!(matches!(refused(&engine, stale).await, SessionError::Busy { .. }));
+    let stream = engine.generate(append().max_tokens(50)).await.expect("it is idle");
+    assert!(matches!(refused(&engine, append()).await, SessionError::Busy { .. }));
+    drop(stream);
+    let unknown = Request::tokens([1]).session("nobody").append();
+    assert!(matches!(refused(&engine, unknown).await, SessionError::Unknown { .. }));
+    for wrong in [Request::tokens([1]).append(), Request::chat([]).session(&new).append()] {
+        let error = engine.generate(wrong).await.expect_err("it cannot follow anything");
+        assert!(error.to_string().contains("append"), "{error}");
+    }
+    ended(&engine).await;
+    engine.audit().await.expect("consistent accounting");
+}

@@ -65,6 +65,8 @@ impl Engine {
     /// let answer = engine.complete(Request::text(first).session(&session)).await?;
     /// let second = format!("{first}{} It grows", answer.text);
     /// engine.complete(Request::text(second).session(&session)).await?;
+    /// // Or only what is new:
+    /// engine.complete(Request::text(" in spring").session(&session).append()).await?;
     /// engine.close_session(&session);
     /// # Ok(())
     /// # }
@@ -134,6 +136,22 @@ impl Engine {
         Ok(self.inner.handle.rewind_session(id, tokens).await?)
     }
 
+    /// The request with its whole prompt, if its prompt is to follow its session's tokens.
+    pub(super) async fn appended(&self, mut request: Request) -> Result<Request, Error> {
+        if !std::mem::take(&mut request.append) {
+            return Ok(request);
+        }
+        let Some(id) = &request.session else {
+            return Err(Error::invalid("append", "a request with a session", "none"));
+        };
+        let before = self.inner.handle.sessions().tokens(id, Instant::now());
+        let before = before.map_err(stolon_scheduler::EngineError::from)?;
+        let prompt = request.prompt();
+        let prompt = self.inner.prompts.continuation(prompt, before.is_empty()).await?;
+        let tokens = [&before[..], &prompt].concat();
+        Ok(Request { after: Some(before), ..request.with_tokens(tokens) })
+    }
+
     /// Begins the turn that a request is.
     pub(super) fn begin_turn(
         &self,
@@ -141,7 +159,8 @@ impl Engine {
         namespace: &Namespace,
     ) -> Result<Option<Arc<Turn>>, Error> {
         let Some(id) = &request.session else { return Ok(None) };
-        let turn = self.inner.handle.sessions().begin_turn(id, namespace, Instant::now());
+        let (sessions, after) = (self.inner.handle.sessions(), request.after.as_ref());
+        let turn = sessions.begin_turn_after(after, id, namespace, Instant::now());
         Ok(Some(turn.map_err(stolon_scheduler::EngineError::from)?))
     }
 }

@@ -167,6 +167,19 @@ impl Sessions {
         Ok(self.lock(now).session(id)?.info(id, now))
     }
 
+    /// The tokens of a session: prompt and answer of its last complete turn.
+    ///
+    /// # Errors
+    /// [`SessionError::Unknown`]; [`SessionError::Busy`] during a turn, which may change them.
+    pub fn tokens(&self, id: &SessionId, now: Instant) -> Result<Arc<Vec<u32>>, SessionError> {
+        let mut table = self.lock(now);
+        let session = table.session(id)?;
+        match session.turn {
+            None => Ok(Arc::clone(&session.tokens)),
+            Some(_) => Err(SessionError::Busy { id: id.clone() }),
+        }
+    }
+
     /// All open sessions, the one that has been idle longest first.
     pub fn list(&self, now: Instant) -> Vec<SessionInfo> {
         let table = self.lock(now);
@@ -245,13 +258,29 @@ impl Sessions {
         namespace: &Namespace,
         now: Instant,
     ) -> Result<Arc<Turn>, SessionError> {
+        self.begin_turn_after(None, id, namespace, now)
+    }
+
+    /// As [`Sessions::begin_turn`], for a turn that follows these [tokens](Sessions::tokens) of the
+    /// session.
+    ///
+    /// # Errors
+    /// Those of `begin_turn`; also `Busy` if the session has others now.
+    pub fn begin_turn_after(
+        self: &Arc<Sessions>,
+        tokens: Option<&Arc<Vec<u32>>>,
+        id: &SessionId,
+        namespace: &Namespace,
+        now: Instant,
+    ) -> Result<Arc<Turn>, SessionError> {
         let mut table = self.lock(now);
         let number = table.number();
         let session = table.session(id)?;
         if session.namespace != *namespace {
             return Err(SessionError::OtherNamespace { id: id.clone() });
         }
-        if session.turn.is_some() {
+        let changed = tokens.is_some_and(|tokens| !Arc::ptr_eq(tokens, &session.tokens));
+        if session.turn.is_some() || changed {
             return Err(SessionError::Busy { id: id.clone() });
         }
         session.turn = Some(number);

@@ -348,7 +348,7 @@ impl App {
 }
 
 /// Number of tokens of a tokenised prompt.
-fn prompt_len(request: &Request) -> usize {
+pub(super) fn prompt_len(request: &Request) -> usize {
     match request.prompt() {
         stolon::Prompt::Tokens(tokens) => tokens.len(),
         _ => 0,

@@ -85,6 +85,13 @@ pub(super) async fn create(
         let message = "`echo` is not possible with `session_id`";
         return Err(ApiError::invalid(Some("echo"), message));
     }
+    if request.append_to_session.unwrap_or(false) {
+        if !call.has_session() {
+            let message = "`append_to_session` needs a `session_id`";
+            return Err(ApiError::invalid(Some("append_to_session"), message));
+        }
+        requests = requests.into_iter().map(Request::append).collect();
+    }
     call.join_session(&mut requests)?;
     call.admit(&app.engine, &mut requests).await?;
     if !echo {

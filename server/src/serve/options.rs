@@ -1,11 +1,12 @@
 //! Applies the shared generation options of a request to the engine's requests.
 
 use serde_json::json;
-use stolon::{Engine, Grammar, Request, SamplingParams, SessionId};
+use stolon::{Engine, Grammar, Prompt, Request, SamplingParams, SessionId};
 
 use super::App;
 use super::access::Caller;
 use super::body::refuse_unknown;
+use super::cache::prompt_len;
 use super::deadline::Deadline;
 use super::error::ApiError;
 use super::structured;
@@ -125,9 +126,9 @@ impl Call {
         if !self.return_token_ids {
             return Ok(None);
         }
-        let tokens = engine.prompt_tokens(prompt).await?;
-        *prompt = prompt.clone().with_tokens(tokens.clone());
-        Ok(Some(tokens))
+        *prompt = engine.tokenized(prompt.clone()).await?;
+        let Prompt::Tokens(tokens) = prompt.prompt() else { return Ok(None) };
+        Ok(Some(tokens.clone()))
     }
 
     /// Waits until the client's key may run these prompts with their answers, which then count until
@@ -150,10 +151,10 @@ impl Call {
         let answers = self.candidate_count.unwrap_or(self.choice_count);
         let mut tokens: usize = 0;
         for prompt in prompts {
-            let ids = engine.prompt_tokens(prompt).await?;
-            let answer = self.max_tokens.min(context.saturating_sub(ids.len()));
-            tokens = tokens.saturating_add(ids.len() + answer.saturating_mul(answers));
-            *prompt = prompt.clone().with_tokens(ids);
+            *prompt = engine.tokenized(prompt.clone()).await?;
+            let count = prompt_len(prompt);
+            let answer = self.max_tokens.min(context.saturating_sub(count));
+            tokens = tokens.saturating_add(count + answer.saturating_mul(answers));
         }
         quota.admit(tokens, self.deadline, &self.caller.held).await
     }

@@ -226,3 +226,34 @@ async fn sessions_are_forked_and_rewound() {
     }
     server.settled_audit().await;
 }
+
+/// Goal: a completion can send only what is new of its session.
+#[tokio::test]
+async fn completions_are_appended_to_a_session() {
+    let server = Server::start(TINY, &[]);
+    for id in ["whole", "new"] {
+        server.ok("/v1/sessions", json!({"id": id})).await;
+    }
+    let ask = async |session: &str, prompt: Value, append: bool| {
+        let body = json!({
+            "prompt": prompt, "max_tokens": 5, "temperature": 0, "ignore_eos": true,
+            "session_id": session, "append_to_session": append, "return_token_ids": true,
+        });
+        server.ok("/v1/completions", body).await
+    };
+    let first = ask("whole", json!("The keeper lights"), false).await;
+    let same = ask("new", json!("The keeper lights"), true).await;
+    assert_eq!(texts(&first), texts(&same));
+    let ids = |name: &str| first["choices"][0][name].as_array().expect("ids").clone();
+    // Each byte of a text is a token of this model.
+    let added = " the lamp".bytes().map(Value::from).collect();
+    let whole = [ids("prompt_token_ids"), ids("token_ids"), added].concat();
+    let second = ask("whole", json!(whole), false).await;
+    let same = ask("new", json!(" the lamp"), true).await;
+    assert_eq!(second["usage"]["prompt_tokens"], same["usage"]["prompt_tokens"]);
+    assert_eq!(second["choices"][0]["prompt_token_ids"], same["choices"][0]["prompt_token_ids"]);
+    assert_eq!(texts(&second), texts(&same));
+    let body = json!({"prompt": "x", "append_to_session": true});
+    let (status, refused) = server.post("/v1/completions", body).await;
+    assert_eq!((status, &refused["error"]["param"]), (400, &json!("append_to_session")));
+}
