@@ -8,6 +8,8 @@
 //!
 //! * [`CandleOptions`] and [`DeviceChoice`]: where the model runs, and with which types and sizes;
 //! * [`CandleBackend`]: the weights, the KV store and the forward pass;
+//! * [`DeviceInfo`], [`DeviceChoice::copy_speed`] and [`DeviceChoice::product_speed`]: what a device
+//!   is, and its limits, for reports;
 //! * `attention`: candle's flash attention on CUDA, and attention from gathered keys and values on
 //!   every device;
 //! * `kv_store` and `kv_write`: the paged KV store and the operation that writes to it in place.
@@ -23,6 +25,7 @@ mod experts;
 mod kv_store;
 mod kv_write;
 mod layer;
+mod limits;
 mod linear;
 mod loader;
 mod memory;
@@ -32,4 +35,5 @@ mod rope;
 
 pub use backend::CandleBackend;
 pub use device::DeviceChoice;
+pub use limits::DeviceInfo;
 pub use options::{CandleOptions, ComputeType, OpenError};

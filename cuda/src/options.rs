@@ -29,8 +29,15 @@ impl ComputeType {
         }
     }
 
-    /// The default for a model whose weights are mostly of the type `weights`.
-    pub(crate) fn default_for(device: DeviceChoice, weights: TensorType) -> Self {
+    /// The type's name: `f32`, `f16` or `bf16`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.dtype().as_str()
+    }
+
+    /// The default on `device` for a model whose weights are mostly of the type `weights`.
+    #[must_use]
+    pub fn default_for(device: DeviceChoice, weights: TensorType) -> Self {
         match weights {
             _ if device == DeviceChoice::Cpu => Self::F32,
             TensorType::F32 => Self::F32,

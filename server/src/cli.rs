@@ -14,6 +14,8 @@ use crate::chat::ChatArgs;
 #[cfg(feature = "demo-model")]
 use crate::demo::DemoArgs;
 use crate::generate::GenerateArgs;
+#[cfg(feature = "candle")]
+use crate::gpu_check::GpuCheckArgs;
 use crate::inspect::ModelCommand;
 use crate::log::LogArgs;
 use crate::serve::ServeArgs;
@@ -62,6 +64,14 @@ enum Command {
     /// Benchmark the engine
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Check that a GPU computes what the CPU computes, and measure its speed
+    ///
+    /// Compares small models of all architectures with the CPU, answers with a warm cache with those
+    /// with a cold one, and answers of a KV cache that is too small with those of a large one. Then
+    /// measures prefill, decode and time to first token. Takes a few minutes. The exit status is 1 if
+    /// anything failed.
+    #[cfg(feature = "candle")]
+    GpuCheck(GpuCheckArgs),
     /// Look at and change the prefix cache of a running server
     Cache(CacheArgs),
     /// Print the settings of `stolon serve`, merged from flags, the environment and a file
@@ -156,6 +166,8 @@ impl Cli {
             Command::Serve(args) => args.run().await,
             Command::Bench(command) => command.run().await,
             Command::Model(command) => return command.run(),
+            #[cfg(feature = "candle")]
+            Command::GpuCheck(args) => return args.run().await,
             Command::Cache(args) => args.run().await,
             Command::Config(args) => {
                 std::io::stdout().lock().write_all(args.merged.as_bytes()).map_err(Into::into)

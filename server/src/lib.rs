@@ -45,6 +45,8 @@ pub mod config;
 pub mod demo;
 mod download;
 pub mod generate;
+#[cfg(feature = "candle")]
+pub mod gpu_check;
 pub mod inspect;
 pub mod log;
 pub mod memory;

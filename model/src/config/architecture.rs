@@ -80,6 +80,11 @@ const NAMES: [Names; 14] = [
 ];
 
 impl Architecture {
+    /// All architectures that the decoder supports.
+    pub fn all() -> impl Iterator<Item = Self> {
+        NAMES.iter().map(|names| names.architecture)
+    }
+
     /// Hugging Face's `model_type`, which is used in messages and statistics.
     #[must_use]
     pub fn name(self) -> &'static str {

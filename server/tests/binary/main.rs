@@ -18,6 +18,8 @@ mod embeddings_api;
 #[path = "../../../model/tests/support/gguf_writer.rs"]
 #[allow(dead_code, reason = "shared with the tests of stolon-model")]
 mod gguf_writer;
+#[cfg(feature = "candle")]
+mod gpu_check;
 mod inspect;
 mod json_schema;
 mod key_limits;

@@ -1,0 +1,88 @@
+//! Steps of a backend, as an executor calls it, and comparisons of their logits.
+
+use anyhow::ensure;
+use stolon::Backend;
+use stolon::backend::{BlockId, LogitRows, SequenceSlice, StepBatch};
+
+/// Positions `from..to` of a sequence. All get logits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part<'a> {
+    /// Token ids of the whole sequence.
+    pub(super) tokens: &'a [u32],
+    pub(super) from: usize,
+    pub(super) to: usize,
+    /// Keys and values of earlier positions are not written.
+    pub(super) write_from: usize,
+    pub(super) table: &'a [BlockId],
+}
+
+impl<'a> Part<'a> {
+    /// A part whose positions are all written.
+    pub(super) fn new(tokens: &'a [u32], from: usize, to: usize, table: &'a [BlockId]) -> Self {
+        Self { tokens, from, to, write_from: from, table }
+    }
+}
+
+/// The consecutive blocks `first, first + 1, ..` for `positions` positions.
+pub(super) fn table(first: usize, positions: usize, block_size: usize) -> Vec<BlockId> {
+    (first as u32..).take(positions.div_ceil(block_size)).map(BlockId).collect()
+}
+
+/// Runs the parts as one batch. Returns the rows of logits of each part.
+pub(super) fn step(
+    backend: &mut impl Backend,
+    parts: &[Part<'_>],
+) -> anyhow::Result<Vec<Vec<Vec<f32>>>> {
+    let slice = |part: &Part<'_>| SequenceSlice {
+        token_count: part.to - part.from,
+        start: part.from,
+        write_from: part.write_from,
+        block_table: part.table.to_vec(),
+        logit_rows: LogitRows::All,
+    };
+    let batch = StepBatch {
+        tokens: parts.iter().flat_map(|part| &part.tokens[part.from..part.to]).copied().collect(),
+        sequences: parts.iter().map(slice).collect(),
+    };
+    let logits = backend.step(&batch)?.logits;
+    let vocab_size = backend.spec().vocab_size;
+    let expected = batch.tokens.len() * vocab_size;
+    ensure!(logits.len() == expected, "expected {expected} logits, got {}", logits.len());
+    let mut rows = logits.chunks_exact(vocab_size).map(<[f32]>::to_vec);
+    Ok(parts.iter().map(|part| rows.by_ref().take(part.to - part.from).collect()).collect())
+}
+
+/// The rows of logits of `tokens` from the position `start` on, in chunks of `chunk` tokens.
+pub(super) fn rows(
+    backend: &mut impl Backend,
+    tokens: &[u32],
+    start: usize,
+    chunk: usize,
+    table: &[BlockId],
+) -> anyhow::Result<Vec<Vec<f32>>> {
+    let mut rows = Vec::new();
+    for from in (start..tokens.len()).step_by(chunk) {
+        let to = tokens.len().min(from + chunk);
+        rows.extend(step(backend, &[Part::new(tokens, from, to, table)])?.remove(0));
+    }
+    Ok(rows)
+}
+
+/// Maximum difference of the logits of two rows, in standard deviations of `expected`; infinite if the
+/// rows cannot be compared.
+pub(super) fn difference(got: &[f32], expected: &[f32]) -> f32 {
+    let count = expected.len() as f32;
+    let mean = expected.iter().sum::<f32>() / count;
+    let variance = expected.iter().map(|value| (value - mean).powi(2)).sum::<f32>() / count;
+    let is_finite = got.iter().chain(expected).all(|value| value.is_finite());
+    if got.len() != expected.len() || !is_finite || variance == 0.0 {
+        return f32::INFINITY;
+    }
+    let differences = got.iter().zip(expected).map(|(a, b)| (a - b).abs());
+    differences.fold(0.0, f32::max) / variance.sqrt()
+}
+
+/// Whether all logits are the same, bit for bit.
+pub(super) fn is_same(got: &[f32], expected: &[f32]) -> bool {
+    got.len() == expected.len() && got.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits())
+}

@@ -1,0 +1,70 @@
+//! `stolon gpu-check` on the CPU, run as from a shell.
+
+use serde_json::Value;
+
+use crate::support::{TINY, stolon};
+
+/// Goal: on the CPU all checks pass for all architectures, everything is measured, and the report is
+/// written as JSON and as text.
+#[test]
+fn the_cpu_passes_all_checks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report.json");
+    let file = path.to_str().expect("a path in UTF-8");
+    let args = ["gpu-check", "--device", "cpu", "--model", TINY, "--json", file];
+    let output = stolon(&args).output().expect("it starts");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(output.status.success(), "{text}");
+    let report: Value =
+        serde_json::from_slice(&std::fs::read(&path).expect("a report")).expect("JSON");
+    assert_eq!(report["passed"], true, "{text}");
+    let checks = report["checks"].as_array().expect("a list");
+    let count = |kind: &str| checks.iter().filter(|check| check["kind"] == kind).count();
+    // 14 architectures in f32 and two of them in f16; a warm cache with and without batch invariance,
+    // and of the model.
+    assert_eq!(count("cpu-parity"), 16);
+    assert_eq!(count("warm-equals-cold"), 33);
+    assert_eq!(count("blocks-reused"), 2);
+    for check in checks {
+        let (value, limit) = (&check["value"], &check["limit"]);
+        assert!(value.as_f64().expect("a number") <= limit.as_f64().expect("a number"), "{check}");
+        assert!(text.contains(check["detail"].as_str().expect("a text")));
+    }
+    let speed = &report["speed"];
+    assert!(speed["copy_bytes_per_second"].as_f64().is_some_and(|speed| speed > 0.0));
+    assert_eq!(speed["errors"], Value::Array(Vec::new()));
+    assert_eq!(speed["model"], format!("{TINY}@0"));
+    let runs = speed["runs"].as_array().expect("a list");
+    assert_eq!(runs.len(), 2);
+    for run in runs {
+        let prefill = &run["prefill"][0];
+        assert_eq!(prefill["tokens"], 128);
+        assert!(prefill["share"].as_f64().is_some_and(|share| share > 0.0));
+        assert_eq!(run["decode"][1]["batch"], 4);
+        let first = &run["first_token"][0];
+        assert_eq!(
+            (&first["shared_tokens"], &first["cached_tokens"]),
+            (&1024.into(), &1024.into())
+        );
+        assert!(first["warm_seconds"].as_f64().is_some_and(|seconds| seconds > 0.0));
+    }
+    assert!(text.contains("first token with 1024 shared tokens") && text.contains("passed: 0 of"));
+}
+
+/// Goal: a device that does not exist is a report with a failed check and exit status 1.
+#[cfg(not(any(feature = "cuda-core", feature = "metal")))]
+#[test]
+fn a_missing_device_is_reported() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report.json");
+    let file = path.to_str().expect("a path in UTF-8");
+    let output = stolon(&["gpu-check", "--device", "cuda:3", "--json", file]).output();
+    let output = output.expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value =
+        serde_json::from_slice(&std::fs::read(&path).expect("a report")).expect("JSON");
+    assert_eq!(report["passed"], false);
+    assert_eq!(report["checks"][0]["kind"], "device");
+    let detail = report["checks"][0]["detail"].as_str().expect("a text");
+    assert!(detail.contains("cuda:3") && detail.contains("`cuda`"), "{detail}");
+}
