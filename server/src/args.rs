@@ -68,13 +68,13 @@ pub struct EngineArgs {
     /// When KV is written to `--kv-cache-dir`: `write-through` (as soon as it is computed),
     /// `write-through-selective[=HITS]` (when so many later requests have begun with it, by default
     /// one), or `write-back` (when it is evicted from the KV pool, and when the server stops)
-    #[arg(long, alias = "hicache-write-policy", requires = "kv_cache_dir")]
+    #[arg(long, alias = "hicache-write-policy")]
     #[arg(default_value_t = WritePolicy::default(), value_name = "POLICY")]
     pub kv_write_policy: WritePolicy,
     /// How long a request waits for KV that is read from `--kv-cache-dir` or from an object store:
     /// `best-effort` (as long as that is expected to be faster than computing it), `wait-complete`
     /// (until everything is read), or `timeout=MILLISECONDS` (as the first, but not longer)
-    #[arg(long, alias = "hicache-storage-prefetch-policy", requires = "kv_cache_dir")]
+    #[arg(long, alias = "hicache-storage-prefetch-policy")]
     #[arg(default_value_t = PrefetchPolicy::default(), value_name = "POLICY")]
     pub kv_prefetch_policy: PrefetchPolicy,
     /// Object store in which the KV of `--kv-cache-dir` is stored, too, so that servers with the

@@ -118,21 +118,25 @@ fn the_prefix_benchmark_refuses_no_prefix_caching() {
     assert!(message.contains("--no-prefix-caching"), "{message}");
 }
 
-/// Goal: every turn of all conversations is reported for both settings, and the pool alone has
-/// nothing for a first turn; sizes that fit nothing are refused with the numbers.
+/// Goal: every turn of all conversations is reported for each tier, and the pool alone has nothing
+/// for a first turn; sizes that fit nothing are refused with the numbers.
 #[test]
 fn tiers_reports_every_turn() {
     let size = ["--clients", "8", "--rounds", "2", "--input-tokens", "64", "--output-tokens", "4"];
     let rest = ["--concurrency", "2", "--prefix", "128", "--block-size", "16"];
     let report = bench(&[&["tiers"], &size[..], &rest].concat());
-    let rounds = report["rounds"].as_array().expect("an array");
-    assert_eq!(rounds.len(), 2, "{report}");
-    for figures in rounds.iter().chain([&report["all"]]) {
-        for side in ["pool", "disk"] {
-            assert!(figures[side]["ttft_ms"]["p50"].as_f64() > Some(0.0), "{report}");
+    let tiers = report["tiers"].as_array().expect("an array");
+    let names: Vec<&Value> = tiers.iter().map(|tier| &tier["tier"]).collect();
+    assert_eq!(names, ["pool", "disk"], "{report}");
+    for tier in tiers {
+        let turns = tier["turns"].as_array().expect("an array");
+        assert_eq!(turns.len(), 2, "{report}");
+        for figures in turns.iter().chain([&tier["all"]]) {
+            assert!(figures["ttft_ms"]["p50"].as_f64() > Some(0.0), "{report}");
         }
+        assert!(tier["throughput_tok_s"].as_f64() > Some(0.0), "{report}");
     }
-    assert_eq!(rounds[0]["pool"]["cached_share"], 0.0, "{report}");
+    assert_eq!(tiers[0]["turns"][0]["cached_share"], 0.0, "{report}");
     for name in ["cold_ms", "warm_ms", "restarted_ms"] {
         assert!(report["restart"][name].as_f64() > Some(0.0), "{report}");
     }
