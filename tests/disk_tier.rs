@@ -109,6 +109,36 @@ async fn what_is_used_in_the_pool_stays_on_the_disk() {
     stop(engine).await;
 }
 
+/// Goal: nothing is read for requests that are refused because the queue is full.
+#[tokio::test]
+async fn refused_requests_read_nothing() {
+    let directory = Directory::new("disk-refused");
+    let with_disk = || {
+        let builder = slow_fake(64).max_running(1).max_queued_requests(1);
+        builder.kv_cache_dir(&directory.0, 1 << 30).build()
+    };
+    let engine = with_disk().await.expect("an engine");
+    ask(&engine, &prompt(200, 1)).await;
+    stop(engine).await;
+    let engine = with_disk().await.expect("the directory is free again");
+    let long = |seed| Request::tokens(prompt(30, seed)).max_tokens(700).ignore_eos(true);
+    let running = engine.generate(long(2)).await.expect("it runs");
+    while engine.stats().running == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let waiting = engine.generate(long(3)).await.expect("it waits");
+    for _ in 0..5 {
+        let refused = engine.generate(Request::tokens(prompt(200, 1))).await;
+        refused.expect_err("the queue is full");
+    }
+    assert_eq!(engine.disk_stats().expect("a disk tier").read_tokens, 0);
+    drop((running, waiting));
+    while engine.stats().running + engine.stats().waiting > 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    stop(engine).await;
+}
+
 /// Goal: with write-back, nothing is written before it is evicted, everything that was evicted is
 /// read back, and what is in the pool in the end is found after a restart.
 #[tokio::test]

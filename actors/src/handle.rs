@@ -218,6 +218,12 @@ impl EngineHandle {
         self.shared.common.context.queue_estimate()
     }
 
+    /// Whether a request with `uncached` uncached tokens would be refused now, because the admission
+    /// queue is full. It may change before the request is submitted. Lock-free.
+    pub fn queue_is_full(&self, uncached: usize) -> bool {
+        self.common().context.queue_is_full(uncached)
+    }
+
     /// The time to compute this many positions of a prompt at the recent speed, without waiting;
     /// `None` before a prompt was computed. Lock-free.
     pub fn prefill_time(&self, positions: usize) -> Option<Duration> {

@@ -267,6 +267,12 @@ impl AdmissionContext {
         Ok(Submission { sequence, permit, events })
     }
 
+    /// Whether a request with `uncached` uncached tokens would be refused now, because the admission
+    /// queue is full. It may change before the request is submitted.
+    pub fn queue_is_full(&self, uncached: usize) -> bool {
+        self.limits.is_full(uncached.max(1))
+    }
+
     /// Number of uncached tokens in the admission queue, and the time to compute them at the recent
     /// throughput; `None` before anything was computed.
     pub fn queue_estimate(&self) -> (usize, Option<Duration>) {

@@ -63,9 +63,7 @@ impl QueueLimits {
         let requests = self.requests.fetch_add(1, Ordering::Relaxed);
         let queued = self.tokens.fetch_add(tokens, Ordering::Relaxed);
         let permit = QueuePermit { limits: Arc::clone(self), tokens, ahead: queued };
-        let full = requests >= self.max_requests
-            || (requests > 0 && queued.saturating_add(tokens) > self.max_tokens);
-        if full {
+        if self.exceeds(requests, queued, tokens) {
             drop(permit);
             return Err(EngineError::Overloaded {
                 retry_after: self.retry_after(queued),
@@ -74,6 +72,18 @@ impl QueueLimits {
             });
         }
         Ok(permit)
+    }
+
+    /// Whether a request with `tokens` uncached tokens would get no permit now.
+    pub(crate) fn is_full(&self, tokens: usize) -> bool {
+        let requests = self.requests.load(Ordering::Relaxed);
+        self.exceeds(requests, self.queued_tokens(), tokens)
+    }
+
+    /// Whether `tokens` more exceed a limit while `requests` requests with `queued` tokens wait.
+    fn exceeds(&self, requests: usize, queued: usize, tokens: usize) -> bool {
+        requests >= self.max_requests
+            || (requests > 0 && queued.saturating_add(tokens) > self.max_tokens)
     }
 
     /// Number of uncached tokens of all requests that hold a permit.
@@ -141,6 +151,7 @@ mod tests {
         for _ in 0..5 {
             assert!(refused(limits.acquire(41)));
         }
+        assert!(limits.is_full(41) && !limits.is_full(40));
         assert!(limits.acquire(40).is_ok());
         assert_eq!(limits.waiting(), 1);
     }

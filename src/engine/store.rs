@@ -16,17 +16,17 @@ use super::tiers::{Disk, Tiers};
 const POOL_PART_BYTES: usize = 64 << 20;
 
 impl Tiers {
-    /// Notes that a request begins with these tokens, and stores what of them is in the pool and has
-    /// been used often enough, if the write policy asks for it.
+    /// Notes that a request begins with these tokens, of which the first `cached` are in the pool.
+    /// Stores what of these has been used often enough, if the write policy asks for it.
     pub(super) fn note_use(
         &self,
         disk: &Disk,
         handle: &EngineHandle,
         namespace: Namespace,
         tokens: &Arc<Vec<u32>>,
+        cached: usize,
     ) {
         let records: Vec<_> = disk.tier.places(&namespace, tokens).map(|place| place.key).collect();
-        let cached = handle.query_match_len(&namespace, tokens);
         // What is found in the pool is not read, but is in use nonetheless.
         disk.tier.note_use(&records[..cached / disk.tier.shape().record_positions()]);
         let WritePolicy::WriteThroughSelective { .. } = self.write else { return };

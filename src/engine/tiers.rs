@@ -170,7 +170,12 @@ impl Tiers {
         tokens: &Arc<Vec<u32>>,
     ) -> Option<StoredKv> {
         let disk = self.disk.get()?;
-        self.note_use(disk, handle, namespace, tokens);
+        // Nothing is read for a request that is going to be refused.
+        let cached = handle.query_match_len(&namespace, tokens);
+        if handle.queue_is_full(tokens.len() - cached) {
+            return None;
+        }
+        self.note_use(disk, handle, namespace, tokens, cached);
         let room = self.memory.available_permits() * UNIT_BYTES;
         let plan = disk.plan(handle, self.prefetch, &namespace, tokens, room)?;
         let limit = plan.limit;
