@@ -162,14 +162,19 @@ async fn upload_all(tier: Arc<ObjectTier>, disk: Arc<DiskTier>, mut queue: mpsc:
 }
 
 async fn upload(tier: &ObjectTier, disk: &Arc<DiskTier>, key: ChainKey) {
-    let disk = Arc::clone(disk);
-    let read = tokio::task::spawn_blocking(move || disk.bytes_of(&key)).await;
     // It may have been evicted since.
-    let Ok(Some(record)) = read else { return tier.note_skipped(1) };
+    let Some(record) = read(disk, key).await else { return tier.note_skipped(1) };
     if tier.is_paused() {
         return tier.note_skipped(1);
     }
     store(tier, &key, record).await;
+}
+
+/// The bytes of a record on the disk.
+async fn read(disk: &Arc<DiskTier>, key: ChainKey) -> Option<Bytes> {
+    let disk = Arc::clone(disk);
+    // Fails only if the runtime ends.
+    tokio::task::spawn_blocking(move || disk.bytes_of(&key)).await.ok()?
 }
 
 async fn store(tier: &ObjectTier, key: &ChainKey, record: Bytes) {
@@ -185,12 +190,11 @@ async fn upload_earlier(tier: &Weak<ObjectTier>, disk: &Weak<DiskTier>) {
     for key in keys {
         let (Some(tier), Some(disk)) = (tier.upgrade(), disk.upgrade()) else { return };
         // Of what is of another model, there is nothing to upload.
-        if disk.contains(&key) && !tier.contains(&key) && !tier.is_paused() {
-            let own_disk = Arc::clone(&disk);
-            let read = tokio::task::spawn_blocking(move || own_disk.bytes_of(&key)).await;
-            if let Ok(Some(record)) = read {
-                store(&tier, &key, record).await;
-            }
+        if !tier.contains(&key)
+            && !tier.is_paused()
+            && let Some(record) = read(&disk, key).await
+        {
+            store(&tier, &key, record).await;
         }
     }
 }

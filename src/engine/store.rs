@@ -10,33 +10,26 @@ use stolon_scheduler::{EvictedCopy, KvSink, SaveRequest};
 use stolon_tiers::{Claim, Place};
 
 use super::tier_policy::WritePolicy;
-use super::tiers::{Disk, Tiers};
+use super::tiers::{Disk, Lookup, Tiers};
 
 /// How much of the pool is copied out and written at a time when all of it is.
 const POOL_PART_BYTES: usize = 64 << 20;
 
 impl Tiers {
-    /// Notes that a request begins with these tokens, of which the first `cached` are in the pool.
-    /// Stores what of these has been used often enough, if the write policy asks for it.
-    pub(super) fn note_use(
-        &self,
-        disk: &Disk,
-        handle: &EngineHandle,
-        namespace: Namespace,
-        tokens: &Arc<Vec<u32>>,
-        cached: usize,
-    ) {
-        let records: Vec<_> = disk.tier.places(&namespace, tokens).map(|place| place.key).collect();
+    /// Notes that a request begins with this prompt. Stores what of it is in the pool and has been
+    /// used often enough, if the write policy asks for it.
+    pub(super) fn note_use(&self, disk: &Disk, handle: &EngineHandle, lookup: &Lookup) {
+        let Lookup { namespace, tokens, places, cached } = lookup;
+        let records: Vec<_> = places.iter().map(|place| place.key).collect();
         // What is found in the pool is not read, but is in use nonetheless.
         disk.tier.note_use(&records[..cached / disk.tier.shape().record_positions()]);
         let WritePolicy::WriteThroughSelective { .. } = self.write else { return };
         self.uses().note(records.into_iter());
-        let end = self.wanted_len(disk, &namespace, &tokens[..cached]);
-        if let Some(claim) = disk.writer.claim(namespace, tokens, 0..end) {
-            let (handle, tokens) = (handle.clone(), Arc::clone(tokens));
-            let block_size = disk.tier.shape().block_size;
+        let end = self.wanted_len(disk, namespace, &tokens[..*cached]);
+        if let Some(claim) = disk.writer.claim(*namespace, tokens, 0..end) {
+            let handle = handle.clone();
             let runtime = handle.runtime().clone();
-            runtime.spawn(async move { copy_out(&handle, block_size, tokens, claim).await });
+            runtime.spawn(async move { copy_out(&handle, claim).await });
         }
     }
 
@@ -71,7 +64,7 @@ impl Tiers {
                 let positions = start..tokens.len().min(start + part);
                 let claim = disk.writer.claim(prefix.namespace, &tokens, positions);
                 let Some(claim) = claim else { continue };
-                copy_out(handle, shape.block_size, Arc::clone(&tokens), claim).await;
+                copy_out(handle, claim).await;
                 let writer = disk.writer.clone();
                 // Fails only if the runtime ends.
                 let _ = tokio::task::spawn_blocking(move || writer.flush()).await;
@@ -96,11 +89,10 @@ impl KvSink for Tiers {
         }
         let end = self.wanted_len(disk, namespace, &tokens[..committed.end * block_size]);
         let claim = disk.writer.claim(*namespace, tokens, 0..end)?;
-        let positions = claim.positions();
         Some(SaveRequest {
             namespace: *namespace,
             tokens: Arc::clone(tokens),
-            blocks: positions.start / block_size..positions.end / block_size,
+            blocks: claim.blocks(),
             done: Box::new(|bytes| claim.write(bytes)),
         })
     }
@@ -117,20 +109,17 @@ impl KvSink for Tiers {
         // All records that lose a block.
         let start = prefix.evicted * block_size / record * record;
         let claim = disk.writer.claim(prefix.namespace, &tokens, start..tokens.len())?;
-        let positions = claim.positions();
-        let blocks = positions.start / block_size..positions.end / block_size;
         Some(EvictedCopy {
-            blocks: prefix.blocks[blocks].to_vec(),
+            blocks: prefix.blocks[claim.blocks()].to_vec(),
             done: Box::new(|bytes| claim.write(bytes)),
         })
     }
 }
 
 /// Copies claimed positions out of the pool and writes them. What is not in the pool is left out.
-async fn copy_out(handle: &EngineHandle, block_size: usize, tokens: Arc<Vec<u32>>, claim: Claim) {
-    let positions = claim.positions();
-    let blocks = positions.start / block_size..positions.end / block_size;
-    if let Ok(Some(bytes)) = handle.save_blocks(claim.namespace(), tokens, blocks).await {
+async fn copy_out(handle: &EngineHandle, claim: Claim) {
+    let (namespace, tokens) = (claim.namespace(), Arc::clone(claim.tokens()));
+    if let Ok(Some(bytes)) = handle.save_blocks(namespace, tokens, claim.blocks()).await {
         claim.write(bytes);
     }
 }

@@ -83,6 +83,17 @@ pub(super) struct Disk {
     pub(super) objects: Option<Arc<Objects>>,
 }
 
+/// A prompt, and what is known of it before anything is read.
+#[derive(Debug)]
+pub(super) struct Lookup {
+    pub(super) namespace: Namespace,
+    pub(super) tokens: Arc<Vec<u32>>,
+    /// Its full records, stored or not.
+    pub(super) places: Vec<Place>,
+    /// Number of leading tokens whose KV is in the pool.
+    pub(super) cached: usize,
+}
+
 /// What of a prompt is read, and how long it is waited for.
 #[derive(Debug)]
 struct Plan {
@@ -175,9 +186,11 @@ impl Tiers {
         if handle.queue_is_full(tokens.len() - cached) {
             return None;
         }
-        self.note_use(disk, handle, namespace, tokens, cached);
+        let places = disk.tier.places(&namespace, tokens).collect();
+        let lookup = Lookup { namespace, tokens: Arc::clone(tokens), places, cached };
+        self.note_use(disk, handle, &lookup);
         let room = self.memory.available_permits() * UNIT_BYTES;
-        let plan = disk.plan(handle, self.prefetch, &namespace, tokens, room)?;
+        let plan = disk.plan(handle, self.prefetch, &lookup, room)?;
         let limit = plan.limit;
         let load = self.begin(handle, namespace, tokens, plan)?;
         // The timer needs the engine's runtime; the caller may have another one.
@@ -275,11 +288,10 @@ impl Disk {
         &self,
         handle: &EngineHandle,
         policy: PrefetchPolicy,
-        namespace: &Namespace,
-        tokens: &Arc<Vec<u32>>,
+        lookup: &Lookup,
         room: usize,
     ) -> Option<Plan> {
-        let matched = handle.query_match_len(namespace, tokens);
+        let matched = lookup.cached;
         let record = self.tier.shape().record_positions();
         let record_bytes = self.tier.shape().record_bytes(record)?;
         let most = match policy {
@@ -287,12 +299,12 @@ impl Disk {
             PrefetchPolicy::BestEffort | PrefetchPolicy::WaitComplete => Duration::MAX,
         };
         // Without a whole record beyond what is cached, there is nothing to gain.
-        if tokens.len() < (matched / record + 1) * record || most.is_zero() {
+        if lookup.places.len() <= matched / record || most.is_zero() {
             return None;
         }
         let start = matched / record * record;
         let count = start / record + room / record_bytes;
-        let mut places = self.tier.places(namespace, tokens).take(count).peekable();
+        let mut places = lookup.places.iter().copied().take(count).peekable();
         // What is before `start` is not read.
         let stored = |place: &Place| place.first < start || self.tier.contains(&place.key);
         let disk: Vec<Place> = std::iter::from_fn(|| places.next_if(stored)).collect();
@@ -323,12 +335,12 @@ impl Disk {
             match limit.map(|limit| limit.min(most)) {
                 Some(limit) => return Some(Plan { start, disk, objects, limit }),
                 None if objects.is_empty() => {
-                    self.measure_disk(handle, *namespace, tokens, disk, start);
+                    self.measure_disk(handle, lookup, disk, start);
                     return None;
                 }
                 None => {
                     objects.truncate(MEASURED_RECORDS);
-                    self.measure_store(handle, *namespace, tokens, objects);
+                    self.measure_store(handle, lookup, objects);
                     // The disk alone may be worth it.
                     objects = Vec::new();
                 }
@@ -341,32 +353,26 @@ impl Disk {
     fn measure_disk(
         &self,
         handle: &EngineHandle,
-        namespace: Namespace,
-        tokens: &Arc<Vec<u32>>,
+        lookup: &Lookup,
         mut places: Vec<Place>,
         start: usize,
     ) {
         places.retain(|place| place.first >= start);
         places.truncate(MEASURED_RECORDS);
         if !places.is_empty() && self.tier.speed_is_due() {
-            let (tier, tokens) = (Arc::clone(&self.tier), Arc::clone(tokens));
+            let (tier, tokens) = (Arc::clone(&self.tier), Arc::clone(&lookup.tokens));
+            let namespace = lookup.namespace;
             let read = move || drop(tier.read(&namespace, &tokens, &places, start));
             handle.runtime().spawn_blocking(read);
         }
     }
 
     /// As [`Disk::measure_disk`], for records in the object store.
-    fn measure_store(
-        &self,
-        handle: &EngineHandle,
-        namespace: Namespace,
-        tokens: &Arc<Vec<u32>>,
-        places: Vec<Place>,
-    ) {
+    fn measure_store(&self, handle: &EngineHandle, lookup: &Lookup, places: Vec<Place>) {
         let Some(objects) = self.objects.clone().filter(|objects| objects.speed_is_due()) else {
             return;
         };
-        let tokens = Arc::clone(tokens);
+        let (namespace, tokens) = (lookup.namespace, Arc::clone(&lookup.tokens));
         handle.runtime().spawn(async move { drop(objects.fetch(namespace, tokens, places).await) });
     }
 }
@@ -399,9 +405,11 @@ mod tests {
         let disk = engine.inner.tiers.as_ref().and_then(|tiers| tiers.disk.get()).expect("a disk");
         let record = disk.tier.shape().record_bytes(64).expect("a size");
         let plan = |room| {
-            let policy = PrefetchPolicy::default();
-            let namespace = Namespace::default();
-            disk.plan(&engine.inner.handle, policy, &namespace, &prompt, room)
+            let (namespace, tokens) = (Namespace::default(), Arc::clone(&prompt));
+            let places = disk.tier.places(&namespace, &tokens).collect();
+            let cached = engine.inner.handle.query_match_len(&namespace, &tokens);
+            let lookup = Lookup { namespace, tokens, places, cached };
+            disk.plan(&engine.inner.handle, PrefetchPolicy::default(), &lookup, room)
         };
         for (room, records) in
             [(record - 1, None), (2 * record + 1, Some(2)), (9 * record, Some(5))]

@@ -53,6 +53,7 @@ pub struct Claim {
     namespace: Namespace,
     tokens: Arc<Vec<u32>>,
     positions: Range<usize>,
+    block_size: usize,
     keys: Vec<ChainKey>,
     bytes: usize,
     number: u64,
@@ -122,6 +123,7 @@ impl DiskWriter {
             namespace,
             tokens: Arc::clone(tokens),
             positions: first..end,
+            block_size: shape.block_size,
             keys,
             bytes,
             number,
@@ -146,9 +148,19 @@ impl Claim {
         self.namespace
     }
 
+    /// The tokens of the prefix; there may be more of them.
+    pub fn tokens(&self) -> &Arc<Vec<u32>> {
+        &self.tokens
+    }
+
     /// The positions whose blocks [`Claim::write`] takes.
     pub fn positions(&self) -> Range<usize> {
         self.positions.clone()
+    }
+
+    /// The indices of these blocks in the prefix.
+    pub fn blocks(&self) -> Range<usize> {
+        self.positions.start / self.block_size..self.positions.end / self.block_size
     }
 
     /// Adds the bytes of the claimed positions' blocks, one after another, to the queue. They may
