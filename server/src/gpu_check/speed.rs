@@ -11,6 +11,7 @@ use stolon_model::{DecoderConfig, ModelError, Weights};
 use super::report::{Decode, Prefill, Run, Speed};
 use super::step::table;
 use super::subject::{BLOCK_SIZE, Setup, Subject};
+use crate::bench::metrics::median;
 use crate::bench::rng::SeededRng;
 
 /// What is measured on a device.
@@ -250,8 +251,7 @@ fn measure(
         backend.step(batch)?;
         times.push(start.elapsed().as_secs_f64());
     }
-    times.sort_by(f64::total_cmp);
-    Ok(Some(times[times.len() / 2]))
+    Ok(Some(median(times)))
 }
 
 #[cfg(test)]
