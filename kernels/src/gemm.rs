@@ -24,6 +24,8 @@ mod weights;
 pub(crate) use chunk::chunk_bf16_dots;
 pub(crate) use chunk::{GemmChunk, chunk_bf16, chunk_f16, chunk_f32};
 pub(crate) use groups::{group_max, group_rows};
-pub(crate) use pack::{pack_group, pack_group_pairs};
+pub(crate) use pack::pack_group;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use pack::pack_group_pairs;
 pub(crate) use tile::{CachedPanels, Panels, RegisterTile, tile_group};
 pub(crate) use weights::{Bf16, Bf16Pairs, F16, F32, Form, I8};

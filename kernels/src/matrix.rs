@@ -287,10 +287,11 @@ impl Matrix {
             return Packing::Tiles { inner };
         }
         let group_max = gemm::group_max(self.path);
-        match self.uses_dots() {
-            true => Packing::Pairs { inner, group_max },
-            false => Packing::Lanes { inner, group_max, path: self.path },
+        #[cfg(target_arch = "x86_64")]
+        if self.uses_dots() {
+            return Packing::Pairs { inner, group_max };
         }
+        Packing::Lanes { inner, group_max, path: self.path }
     }
 
     /// Computes one task of a product. `out` points to the first sum of the task, and its rows are
@@ -344,6 +345,7 @@ impl Matrix {
                 // the task, and `out` is exclusive to it.
                 unsafe { multiply_chunk(&args) }
             }
+            #[cfg(target_arch = "x86_64")]
             Packing::Pairs { inner, .. } => {
                 let args = lane_args(values, inner / 2, task, out, out_row);
                 // SAFETY: `x` holds the rows as bf16 pairs, and `out` is exclusive to the task.

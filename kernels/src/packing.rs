@@ -26,6 +26,7 @@ pub(crate) enum Packing {
     /// f32 values for SIMD lanes: `[group][inner][rows of the group]`.
     Lanes { inner: usize, group_max: usize, path: Path },
     /// bf16 pairs for AVX-512 BF16: `[group][inner / 2][rows of the group]`.
+    #[cfg(target_arch = "x86_64")]
     Pairs { inner: usize, group_max: usize },
     /// bf16 values for AMX: `[group of 16 rows][inner / 32][16][32]`.
     #[cfg(target_arch = "x86_64")]
@@ -38,18 +39,18 @@ impl Packing {
     /// Length of a row, padded.
     pub(crate) fn inner(self) -> usize {
         match self {
-            Packing::Lanes { inner, .. }
-            | Packing::Pairs { inner, .. }
-            | Packing::Bytes { inner, .. } => inner,
+            Packing::Lanes { inner, .. } | Packing::Bytes { inner, .. } => inner,
             #[cfg(target_arch = "x86_64")]
-            Packing::Tiles { inner } => inner,
+            Packing::Pairs { inner, .. } | Packing::Tiles { inner } => inner,
         }
     }
 
     /// Number of rows in every group except possibly the last. A divisor of [`BLOCK_ROWS`].
     pub(crate) fn group_max(self) -> usize {
         match self {
-            Packing::Lanes { group_max, .. } | Packing::Pairs { group_max, .. } => group_max,
+            Packing::Lanes { group_max, .. } => group_max,
+            #[cfg(target_arch = "x86_64")]
+            Packing::Pairs { group_max, .. } => group_max,
             #[cfg(target_arch = "x86_64")]
             Packing::Tiles { .. } => AMX_TILE_ROWS,
             Packing::Bytes { groups, .. } => groups.size_max(),
@@ -68,9 +69,9 @@ impl Packing {
     /// Number of rows of the next group if `left` rows are left.
     fn group_rows(self, left: usize) -> usize {
         match self {
-            Packing::Lanes { group_max, .. } | Packing::Pairs { group_max, .. } => {
-                gemm::group_rows(left, group_max)
-            }
+            Packing::Lanes { group_max, .. } => gemm::group_rows(left, group_max),
+            #[cfg(target_arch = "x86_64")]
+            Packing::Pairs { group_max, .. } => gemm::group_rows(left, group_max),
             #[cfg(target_arch = "x86_64")]
             Packing::Tiles { .. } => AMX_TILE_ROWS,
             Packing::Bytes { groups, .. } => groups.size(left),
@@ -87,9 +88,8 @@ impl Packing {
     fn row_bytes(self) -> usize {
         match self {
             Packing::Lanes { inner, .. } => 4 * inner,
-            Packing::Pairs { inner, .. } => 2 * inner,
             #[cfg(target_arch = "x86_64")]
-            Packing::Tiles { inner } => 2 * inner,
+            Packing::Pairs { inner, .. } | Packing::Tiles { inner } => 2 * inner,
             Packing::Bytes { inner, groups } => inner / 4 * groups.word_bytes(),
         }
     }
@@ -213,8 +213,8 @@ impl Packed {
         let (from, count) = (columns.start, columns.len());
         // SAFETY: in every packing the columns of a group are contiguous, so `start` is followed by
         // `count * group` values (tiles: 16 rows) of exclusively accessed memory. A
-        // `Packing::Tiles` or `Packing::Bytes` exists only for a path or a dot-product set that
-        // this machine has.
+        // `Packing::Pairs`, `Tiles` or `Bytes` exists only for a path or a dot-product set that this
+        // machine has.
         unsafe {
             match self.packing {
                 Packing::Lanes { path, .. } => {
@@ -222,6 +222,7 @@ impl Packed {
                     let block = std::slice::from_raw_parts_mut(start, count * group);
                     gemm::pack_group(path, source, group, block);
                 }
+                #[cfg(target_arch = "x86_64")]
                 Packing::Pairs { .. } => {
                     let start = values.cast::<f32>().add(from / 2 * group);
                     let block = std::slice::from_raw_parts_mut(start, count / 2 * group);

@@ -2,9 +2,14 @@
 #![allow(unsafe_code, reason = "transposes blocks of 16 x 16 values in registers")]
 
 use crate::elementwise::{load_some, store_some};
+#[cfg(target_arch = "x86_64")]
+use crate::lanes::Avx512;
 use crate::lanes::{LANES, Lanes, dispatch};
 use crate::path::Path;
 use crate::source_rows::SourceRows;
+
+/// Minimum number of rows of a group that is transposed in registers.
+const TRANSPOSED_ROWS_MIN: usize = 8;
 
 /// Packs the rows of a group as `[columns][rows of the group]`. Missing rows and columns become
 /// zero.
@@ -13,7 +18,7 @@ pub(crate) fn pack_group(path: Path, source: SourceRows<'_>, group: usize, packe
     if source.rows < group || packed.len() > group * source.columns {
         packed.fill(0.0);
     }
-    if (8..=LANES).contains(&group) {
+    if (TRANSPOSED_ROWS_MIN..=LANES).contains(&group) {
         // SAFETY: the group has 8 to 16 rows, of which the source has at most that many, and
         // `packed` holds all columns of the group, as asserted in debug builds and ensured by
         // `Packed::pack`.
@@ -67,19 +72,94 @@ dispatch! {
 }
 
 /// Packs the rows of a group, rounded to bf16, as `[columns / 2][rows of the group]` pairs. Missing
-/// rows and columns become zero.
-pub(crate) fn pack_group_pairs(source: SourceRows<'_>, group: usize, packed: &mut [f32]) {
-    packed.fill(0.0);
-    for row in 0..source.rows {
-        for (k, pair) in source.row(row).chunks(2).enumerate() {
-            let second = pair.get(1).copied().unwrap_or(0.0);
-            packed[k * group + row] = pair_bits(pair[0], second);
+/// rows and columns become zero. Values so small that they are denormal become zero, too, as they do
+/// in the products.
+///
+/// # Safety
+/// AVX-512 F, BW, VL, DQ and BF16 are available.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+pub(crate) unsafe fn pack_group_pairs(source: SourceRows<'_>, group: usize, packed: &mut [f32]) {
+    debug_assert!(source.rows <= group && group <= LANES);
+    debug_assert!(packed.len() >= group * source.columns.div_ceil(2));
+    if source.rows < group || packed.len() > group * source.columns.div_ceil(2) {
+        packed.fill(0.0);
+    }
+    let end = packed.as_ptr().wrapping_add(packed.len());
+    for from in (0..source.columns).step_by(2 * LANES) {
+        let pairs = LANES.min((source.columns - from).div_ceil(2));
+        // SAFETY: the instruction sets are enabled for this function. `load_some` reads what is left
+        // of a row, which may be nothing. Each of the `pairs` columns is below the length of
+        // `packed`, and is stored as in `transpose_lanes`.
+        unsafe {
+            let mut square = [Avx512::splat(0.0); LANES];
+            for (row, lanes) in square.iter_mut().enumerate().take(source.rows) {
+                let (low, high) =
+                    source.row(row)[from..].split_at(LANES.min(source.columns - from));
+                let low = load_some::<Avx512>(low.as_ptr(), low.len(), 0.0);
+                let high = load_some::<Avx512>(high.as_ptr(), high.len(), 0.0);
+                *lanes = low.round_pairs(high);
+            }
+            let to = packed.as_mut_ptr().add(from / 2 * group);
+            if group < TRANSPOSED_ROWS_MIN {
+                for (row, lanes) in square.iter().enumerate().take(source.rows) {
+                    let mut column = [0.0; LANES];
+                    lanes.store(column.as_mut_ptr());
+                    for (k, pair) in column.iter().enumerate().take(pairs) {
+                        *to.add(k * group + row) = *pair;
+                    }
+                }
+                continue;
+            }
+            Avx512::transpose(&mut square);
+            for (k, column) in square.iter().enumerate().take(pairs) {
+                let to = to.add(k * group);
+                store_some(*column, to, end.offset_from_unsigned(to));
+            }
         }
     }
 }
 
-/// Rounds two activations to bf16 and returns the bits of the pair as an f32.
-fn pair_bits(first: f32, second: f32) -> f32 {
-    let bits = |value| u32::from(half::bf16::from_f32(value).to_bits());
-    f32::from_bits(bits(first) | bits(second) << 16)
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+
+    /// Goal: pairs are rounded as bf16 is defined, to the nearest value with ties to even, and are
+    /// where the documentation says, for all sizes of groups and all ends of rows.
+    #[test]
+    fn pairs_are_rounded_and_placed() {
+        if !std::is_x86_feature_detected!("avx512bf16") {
+            return;
+        }
+        let value = |row: usize, column: usize| match (row * 7 + column) % 11 {
+            0 => f32::from_bits(0x3f80_8000),
+            1 => f32::from_bits(0xbf81_8000),
+            2 => f32::INFINITY,
+            _ => ((row * 131 + column * 31) as f32).sin() * 1e3,
+        };
+        for group in 1..=LANES {
+            for columns in (1..=70).chain([127, 128]) {
+                for rows in [1, group.div_ceil(2), group] {
+                    let stride = columns + 3;
+                    let x: Vec<f32> =
+                        (0..rows * stride).map(|i| value(i / stride, i % stride)).collect();
+                    let source = SourceRows { x: &x, stride, columns, rows };
+                    let padded = columns.next_multiple_of(32) / 2;
+                    let mut packed = vec![f32::NAN; padded * group];
+                    // SAFETY: a machine with AVX-512 BF16 has the other sets.
+                    unsafe { pack_group_pairs(source, group, &mut packed) };
+                    for (at, pair) in packed.iter().enumerate() {
+                        let (k, row) = (at / group, at % group);
+                        let expected = [0, 1].map(|part| {
+                            let is_there = row < rows && 2 * k + part < columns;
+                            let value = if is_there { x[row * stride + 2 * k + part] } else { 0.0 };
+                            half::bf16::from_f32(value).to_bits()
+                        });
+                        let got = [pair.to_bits() as u16, (pair.to_bits() >> 16) as u16];
+                        assert_eq!(got, expected, "{group} {columns} {rows}: {k} {row}");
+                    }
+                }
+            }
+        }
+    }
 }

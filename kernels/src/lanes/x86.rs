@@ -12,12 +12,12 @@ use std::arch::x86_64::{
     _mm256_slli_epi32, _mm256_storeu_ps, _mm256_sub_ps, _mm512_add_epi32, _mm512_add_ps,
     _mm512_and_si512, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512,
     _mm512_castps512_ps256, _mm512_castsi256_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
-    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtph_ps, _mm512_div_ps,
-    _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_maskz_mov_ps, _mm512_maskz_permutexvar_epi16, _mm512_max_ps, _mm512_min_ps,
-    _mm512_mul_ps, _mm512_rcp14_ps, _mm512_reduce_max_ps, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd,
-    _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtne2ps_pbh,
+    _mm512_cvtph_ps, _mm512_div_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_fnmadd_ps,
+    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_mov_ps, _mm512_maskz_permutexvar_epi16,
+    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_rcp14_ps, _mm512_reduce_max_ps,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_storeu_ps,
+    _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
 use super::vector::{Kernel, LANES, Lanes};
@@ -25,6 +25,18 @@ use super::vector::{Kernel, LANES, Lanes};
 /// One 512-bit register.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(pub(crate) __m512);
+
+impl Avx512 {
+    /// Rounds 32 values, first those of `self`, to bf16 pairs. Values that are denormal become zero.
+    ///
+    /// # Safety
+    /// AVX-512 F and BF16 are available.
+    #[inline(always)]
+    pub(crate) unsafe fn round_pairs(self, high: Self) -> Self {
+        // SAFETY: AVX-512 F and BF16 are available. Both types are 512 bits of plain data.
+        unsafe { std::mem::transmute(_mm512_cvtne2ps_pbh(high.0, self.0)) }
+    }
+}
 
 /// Two 256-bit registers.
 #[derive(Clone, Copy)]
