@@ -160,7 +160,7 @@ pub mod backend {
     pub use stolon_backend::fake;
     pub use stolon_backend::{
         Backend, BackendError, BackendSpec, BatchChecker, KvFormat, LogitRows, SequenceSlice,
-        StepBatch, StepOutput, check_copy,
+        StepBatch, StepOutput, check_read, check_write,
     };
     pub use stolon_kvcache::BlockId;
 }

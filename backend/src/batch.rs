@@ -175,13 +175,13 @@ pub trait Backend {
         Err(BackendError::Unsupported("copies of KV blocks"))
     }
 
-    /// Copies keys and values into the KV store: the reverse of [`Backend::read_blocks`]. A block
-    /// that is read after it was written has the same bytes. If this fails, the contents of
-    /// `blocks` are undefined; other blocks are unchanged.
+    /// Copies keys and values into the KV store: the reverse of [`Backend::read_blocks`]. `from` has
+    /// the bytes of each block. A block that is read after it was written has the same bytes. If this
+    /// fails, the contents of `blocks` are undefined; other blocks are unchanged.
     ///
     /// # Errors
     /// As [`Backend::read_blocks`].
-    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) -> Result<(), BackendError> {
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[&[u8]]) -> Result<(), BackendError> {
         let _ = (blocks, from);
         Err(BackendError::Unsupported("copies of KV blocks"))
     }

@@ -165,12 +165,35 @@ fn check_positions(
     Ok(())
 }
 
-/// Checks the arguments of [`Backend::read_blocks`](crate::Backend::read_blocks) and
-/// [`write_blocks`](crate::Backend::write_blocks): block ids, and the size of the buffer in bytes.
+/// Checks the arguments of [`Backend::write_blocks`](crate::Backend::write_blocks): block ids, and the
+/// number of buffers and their sizes in bytes.
 ///
 /// # Errors
 /// [`BackendError::MalformedBatch`] with the expected and the actual value.
-pub fn check_copy(
+pub fn check_write(
+    spec: &BackendSpec,
+    blocks: &[BlockId],
+    from: &[&[u8]],
+) -> Result<(), BackendError> {
+    check_read(spec, blocks, from.iter().map(|bytes| bytes.len()).sum())?;
+    let wrong = from.iter().find(|bytes| bytes.len() != spec.block_bytes);
+    if from.len() == blocks.len() && wrong.is_none() {
+        return Ok(());
+    }
+    Err(BackendError::MalformedBatch(format!(
+        "copy of {} KV blocks: expected as many buffers of {} bytes, got {} of different sizes",
+        blocks.len(),
+        spec.block_bytes,
+        from.len()
+    )))
+}
+
+/// Checks the arguments of [`Backend::read_blocks`](crate::Backend::read_blocks): block ids, and the
+/// size of the buffer in bytes.
+///
+/// # Errors
+/// [`BackendError::MalformedBatch`] with the expected and the actual value.
+pub fn check_read(
     spec: &BackendSpec,
     blocks: &[BlockId],
     buffer_len: usize,

@@ -17,7 +17,7 @@ use stolon_kvcache::BlockId;
 
 use crate::{
     Backend, BackendError, BackendSpec, BatchChecker, KvFormat, SequenceSlice, StepBatch,
-    StepOutput, check_copy,
+    StepOutput, check_read, check_write,
 };
 
 pub use handle::{FakeFault, FakeHandle, StepHold};
@@ -248,7 +248,7 @@ impl Backend for FakeBackend {
     }
 
     fn read_blocks(&mut self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), BackendError> {
-        check_copy(&self.spec, blocks, to.len())?;
+        check_read(&self.spec, blocks, to.len())?;
         self.handle.enter_copy()?;
         let block_size = self.spec.block_size;
         for (block, to) in blocks.iter().zip(to.chunks_exact_mut(self.spec.block_bytes)) {
@@ -260,11 +260,11 @@ impl Backend for FakeBackend {
         Ok(())
     }
 
-    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) -> Result<(), BackendError> {
-        check_copy(&self.spec, blocks, from.len())?;
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[&[u8]]) -> Result<(), BackendError> {
+        check_write(&self.spec, blocks, from)?;
         self.handle.enter_copy()?;
         let block_size = self.spec.block_size;
-        for (block, from) in blocks.iter().zip(from.chunks_exact(self.spec.block_bytes)) {
+        for (block, from) in blocks.iter().zip(from) {
             let slots = &mut self.slots[block.0 as usize * block_size..][..block_size];
             for (slot, from) in slots.iter_mut().zip(from.as_chunks::<SLOT_BYTES>().0) {
                 *slot = marks::slot_from_bytes(from);

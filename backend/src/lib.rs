@@ -30,7 +30,7 @@ pub mod sampling;
 pub use batch::{
     Backend, BackendError, BackendSpec, KvFormat, LogitRows, SequenceSlice, StepBatch, StepOutput,
 };
-pub use check::{BatchChecker, check_copy};
+pub use check::{BatchChecker, check_read, check_write};
 pub use pooling::{Pooler, Pooling};
 pub use sampling::{
     LogitsProcessor, Sampled, SamplerState, SamplingError, SamplingParams, SharedProcessor,

@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Device};
 use stolon_backend::{
-    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, StepBatch, StepOutput, check_copy,
+    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, StepBatch, StepOutput, check_read,
+    check_write,
 };
 use stolon_kvcache::BlockId;
 use stolon_model::{DecoderConfig, KvType, Weights};
@@ -132,12 +133,12 @@ impl Backend for CandleBackend {
     }
 
     fn read_blocks(&mut self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), BackendError> {
-        check_copy(&self.spec, blocks, to.len())?;
+        check_read(&self.spec, blocks, to.len())?;
         self.kv.read_blocks(blocks, to).map_err(failed)
     }
 
-    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) -> Result<(), BackendError> {
-        check_copy(&self.spec, blocks, from.len())?;
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[&[u8]]) -> Result<(), BackendError> {
+        check_write(&self.spec, blocks, from)?;
         self.kv.write_blocks(blocks, from).map_err(failed)
     }
 }

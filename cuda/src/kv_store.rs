@@ -93,16 +93,16 @@ impl KvStore {
     }
 
     /// The reverse of [`read_blocks`](Self::read_blocks).
-    pub(crate) fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) -> Result<()> {
+    pub(crate) fn write_blocks(&mut self, blocks: &[BlockId], from: &[&[u8]]) -> Result<()> {
         if blocks.is_empty() {
             return Ok(());
         }
         let ids = self.ids(blocks)?;
-        let (block_bytes, part_bytes) = (self.shape.block_bytes(), self.shape.part_bytes());
+        let part_bytes = self.shape.part_bytes();
         let mut bytes = Vec::with_capacity(blocks.len() * part_bytes);
         for (index, plane) in self.planes().enumerate() {
             bytes.clear();
-            for block in from.chunks_exact(block_bytes) {
+            for block in from {
                 bytes.extend_from_slice(&block[index * part_bytes..][..part_bytes]);
             }
             let shape = [blocks.len(), self.shape.block_size * self.shape.width()];

@@ -7,7 +7,8 @@
 use std::collections::HashMap;
 
 use stolon_backend::{
-    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, StepBatch, StepOutput, check_copy,
+    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, StepBatch, StepOutput, check_read,
+    check_write,
 };
 use stolon_kernels::{KvLayout, Matrix, Path, Threads};
 use stolon_kvcache::BlockId;
@@ -248,18 +249,14 @@ impl Backend for CpuBackend {
     }
 
     fn read_blocks(&mut self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), BackendError> {
-        check_copy(&self.spec, blocks, to.len())?;
-        for (block, to) in blocks.iter().zip(to.chunks_exact_mut(self.spec.block_bytes)) {
-            self.kv.read_block(block.0 as usize, to);
-        }
+        check_read(&self.spec, blocks, to.len())?;
+        self.kv.read_blocks(blocks, to, &self.workers);
         Ok(())
     }
 
-    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) -> Result<(), BackendError> {
-        check_copy(&self.spec, blocks, from.len())?;
-        for (block, from) in blocks.iter().zip(from.chunks_exact(self.spec.block_bytes)) {
-            self.kv.write_block(block.0 as usize, from);
-        }
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[&[u8]]) -> Result<(), BackendError> {
+        check_write(&self.spec, blocks, from)?;
+        self.kv.write_blocks(blocks, from, &self.workers);
         Ok(())
     }
 }

@@ -14,6 +14,9 @@
 //! the store releases the memory.
 
 use stolon_kernels::{KvLayout, KvSlice};
+use stolon_kvcache::BlockId;
+
+use crate::decoder::Workers;
 
 pub use capacity::{
     DEFAULT_BUDGET_MAX, FREE_MEMORY_SHARE, KvBudget, default_kv_budget, free_memory, kv_capacity,
@@ -24,6 +27,9 @@ pub(crate) use plane::Plane;
 mod capacity;
 mod kv_type;
 mod plane;
+
+/// Minimum number of bytes of a copy of blocks that is made by several threads.
+const COPY_MIN: usize = 1 << 18;
 
 /// The sizes and layout of a KV store. All sizes are at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,36 +165,56 @@ impl KvStore {
         self.planes[2 * layer + 1].slice()
     }
 
-    /// Copies a block out: for each layer its keys, then its values, each as the elements in their
-    /// layout followed by the scales. `to` has [`KvShape::block_bytes`] bytes, in the byte order of
-    /// this machine.
+    /// Copies blocks out, one after another: for each layer its keys, then its values, each as the
+    /// elements in their layout followed by the scales, in the byte order of this machine. `to` has
+    /// [`KvShape::block_bytes`] bytes for each block.
     ///
     /// # Panics
     /// If there is no such block, or `to` has another size.
-    pub fn read_block(&self, block: usize, mut to: &mut [u8]) {
-        for plane in &self.planes {
-            for part in plane.block(block, self.block_count) {
-                let (head, rest) = to.split_at_mut(part.len());
-                head.copy_from_slice(part);
-                to = rest;
+    pub(crate) fn read_blocks(&self, blocks: &[BlockId], to: &mut [u8], workers: &Workers) {
+        let block_bytes = self.shape.block_bytes();
+        assert_eq!(to.len(), blocks.len() * block_bytes, "{} blocks", blocks.len());
+        let count = COPY_MIN.div_ceil(block_bytes);
+        let parts = blocks.chunks(count).zip(to.chunks_mut(count * block_bytes));
+        workers.run(parts, |(blocks, to)| {
+            for (block, mut to) in blocks.iter().zip(to.chunks_exact_mut(block_bytes)) {
+                for part in
+                    self.planes.iter().flat_map(|plane| plane.block(*block, self.block_count))
+                {
+                    let (head, rest) = to.split_at_mut(part.len());
+                    head.copy_from_slice(part);
+                    to = rest;
+                }
             }
-        }
-        assert!(to.is_empty(), "the buffer is larger than a block by {} bytes", to.len());
+        });
     }
 
-    /// Copies a block in, as [`KvStore::read_block`] has copied it out of a store of the same shape.
+    /// Copies blocks in, as [`KvStore::read_blocks`] has copied them out of a store of the same shape.
     ///
     /// # Panics
-    /// If there is no such block, or `from` has another size.
-    pub fn write_block(&mut self, block: usize, mut from: &[u8]) {
-        for plane in &mut self.planes {
-            for part in plane.block_mut(block, self.block_count) {
-                let (head, rest) = from.split_at(part.len());
-                part.copy_from_slice(head);
-                from = rest;
+    /// If there is no such block, or an item of `from` has another size than a block.
+    pub(crate) fn write_blocks(&mut self, blocks: &[BlockId], from: &[&[u8]], workers: &Workers) {
+        let block_bytes = self.shape.block_bytes();
+        let fits = from.iter().all(|bytes| bytes.len() == block_bytes);
+        assert!(fits && from.len() == blocks.len(), "expected {} blocks", blocks.len());
+        // Threads write different planes, so each knows where its bytes of a block begin.
+        let (count, plane_bytes) = (self.block_count, block_bytes / self.planes.len());
+        let per_part = COPY_MIN.div_ceil((blocks.len() * plane_bytes).max(1));
+        let parts = self.planes.chunks_mut(per_part).enumerate();
+        workers.run(parts, |(index, planes)| {
+            for (plane, start) in
+                planes.iter_mut().zip((index * per_part * plane_bytes..).step_by(plane_bytes))
+            {
+                for (block, from) in blocks.iter().zip(from) {
+                    let mut from = &from[start..start + plane_bytes];
+                    for part in plane.block_mut(*block, count) {
+                        let (head, rest) = from.split_at(part.len());
+                        part.copy_from_slice(head);
+                        from = rest;
+                    }
+                }
             }
-        }
-        assert!(from.is_empty(), "the buffer is larger than a block by {} bytes", from.len());
+        });
     }
 
     /// The keys and the values of a layer for writing. Both are returned at once, so that two

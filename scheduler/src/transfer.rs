@@ -107,14 +107,13 @@ impl LoadTask {
     /// Copies the blocks. Returns whether all were copied.
     pub(crate) fn run(self, backend: &mut dyn Backend) -> bool {
         let from = self.first_block - self.kv.first_block;
-        let blocks = self.blocks.iter().zip(&self.kv.blocks()[from..]);
-        for (block, bytes) in blocks {
-            if let Err(error) = backend.write_blocks(&[*block], bytes) {
-                tracing::warn!(%error, "stored KV could not be loaded; it is computed instead");
-                return false;
-            }
+        let from = self.kv.blocks()[from..].iter().map(Bytes::as_ref);
+        let from: Vec<&[u8]> = from.take(self.blocks.len()).collect();
+        let written = backend.write_blocks(&self.blocks, &from);
+        if let Err(error) = &written {
+            tracing::warn!(%error, "stored KV could not be loaded; it is computed instead");
         }
-        true
+        written.is_ok()
     }
 }
 

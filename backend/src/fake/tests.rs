@@ -176,7 +176,9 @@ fn blocks_survive_a_copy_out_and_in() {
     let mut bytes = vec![0xff; 2 * backend.spec().block_bytes];
     backend.read_blocks(&[BlockId(5), BlockId(2)], &mut bytes).expect("two blocks");
     let mut other = FakeBackend::new(options(4));
-    other.write_blocks(&[BlockId(31), BlockId(0)], &bytes).expect("two blocks");
+    other
+        .write_blocks(&[BlockId(31), BlockId(0)], &[&bytes[..96], &bytes[96..]])
+        .expect("two blocks");
     let logits = run(&mut other, &tokens[8..], slice(8, 1, &[31, 0, 7]));
     assert_eq!(logits, expected_logits(&tokens, 50));
     assert_eq!(backend.kv_format(), other.kv_format());
@@ -184,7 +186,7 @@ fn blocks_survive_a_copy_out_and_in() {
     for (blocks, len) in [(vec![BlockId(32)], 96), (vec![BlockId(1)], 95), (vec![], 1)] {
         let refused = other.read_blocks(&blocks, &mut vec![0; len]);
         assert!(matches!(refused, Err(BackendError::MalformedBatch(_))), "{refused:?}");
-        let refused = other.write_blocks(&blocks, &vec![0; len]);
+        let refused = other.write_blocks(&blocks, &[&vec![0; len]]);
         assert!(matches!(refused, Err(BackendError::MalformedBatch(_))), "{refused:?}");
     }
     backend.handle().fail_copies(1);

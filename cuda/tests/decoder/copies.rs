@@ -26,7 +26,9 @@ fn copied_blocks_continue_in_another_backend() {
         let (from, to) = (&table[..3], [BlockId(20), BlockId(7), BlockId(1)]);
         let mut bytes = vec![0; 3 * first.spec().block_bytes];
         first.read_blocks(from, &mut bytes).expect("written blocks");
-        second.write_blocks(&to, &bytes).expect("free blocks");
+        second
+            .write_blocks(&to, &bytes.chunks(bytes.len() / 3).collect::<Vec<_>>())
+            .expect("free blocks");
         let mut again = vec![1; bytes.len()];
         second.read_blocks(&to, &mut again).expect("written blocks");
         assert!(again == bytes && bytes.iter().any(|byte| *byte != 0));
@@ -58,7 +60,7 @@ fn malformed_copies_are_refused() {
     for (blocks, len) in [(vec![BlockId(count)], bytes), (vec![BlockId(0)], bytes - 1)] {
         let mut buffer = vec![0; len];
         let read = backend.read_blocks(&blocks, &mut buffer);
-        let write = backend.write_blocks(&blocks, &buffer);
+        let write = backend.write_blocks(&blocks, &[&buffer]);
         for result in [read, write] {
             assert!(matches!(result, Err(BackendError::MalformedBatch(_))));
         }

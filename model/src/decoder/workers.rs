@@ -60,7 +60,7 @@ impl Workers {
     }
 
     /// Calls `pass` with each part, on all threads if there are several parts.
-    pub(super) fn run<P: Send>(
+    pub(crate) fn run<P: Send>(
         &self,
         mut parts: impl ExactSizeIterator<Item = P>,
         pass: impl Fn(P) + Sync,

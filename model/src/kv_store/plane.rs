@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use stolon_kernels::{Buffer, KvSlice, KvSliceMut};
+use stolon_kvcache::BlockId;
 
 use super::{KvShape, KvType};
 
@@ -33,13 +34,13 @@ impl Plane {
 
     /// The bytes of one of `block_count` blocks: its elements, then its scales. In every layout a
     /// block is contiguous.
-    pub(super) fn block(&self, block: usize, block_count: usize) -> [&[u8]; 2] {
+    pub(super) fn block(&self, block: BlockId, block_count: usize) -> [&[u8]; 2] {
         [&self.values, &self.scales]
             .map(|buffer| &buffer.slice::<u8>()[part(buffer.byte_len(), block, block_count)])
     }
 
     /// [`Plane::block`] for writing.
-    pub(super) fn block_mut(&mut self, block: usize, block_count: usize) -> [&mut [u8]; 2] {
+    pub(super) fn block_mut(&mut self, block: BlockId, block_count: usize) -> [&mut [u8]; 2] {
         [&mut self.values, &mut self.scales].map(|buffer| {
             let part = part(buffer.byte_len(), block, block_count);
             &mut buffer.slice_mut::<u8>()[part]
@@ -73,7 +74,7 @@ impl Plane {
 }
 
 /// The bytes of one of `block_count` blocks in a buffer of `len` bytes.
-fn part(len: usize, block: usize, block_count: usize) -> Range<usize> {
-    let bytes = len / block_count;
+fn part(len: usize, block: BlockId, block_count: usize) -> Range<usize> {
+    let (block, bytes) = (block.0 as usize, len / block_count);
     block * bytes..(block + 1) * bytes
 }

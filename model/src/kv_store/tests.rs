@@ -120,6 +120,7 @@ fn transposed_keys_are_stored_in_the_documented_layout() {
 /// of another store has the same bits there, and no other block changes.
 #[test]
 fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
+    let workers = Workers::new(2);
     for kv_type in KvType::ALL {
         for key_layout in [KvLayout::Rows, KvLayout::Transposed { block_size: 16 }] {
             let shape = KvShape { block_size: 16, head_dim: 6, key_layout, ..shape(kv_type) };
@@ -138,14 +139,14 @@ fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
             };
             let read = |store: &KvStore, block: usize| {
                 let mut bytes = vec![0; shape.block_bytes()];
-                store.read_block(block, &mut bytes);
+                store.read_blocks(&[BlockId(block as u32)], &mut bytes, &workers);
                 bytes
             };
             let (from, mut to) = (filled(0.7, 4), filled(1.3, 6));
             let before: Vec<_> = (0..6).map(|block| read(&to, block)).collect();
             let bytes = read(&from, 3);
             assert!(!before.contains(&bytes));
-            to.write_block(5, &bytes);
+            to.write_blocks(&[BlockId(5)], &[&bytes], &workers);
             assert_eq!(read(&to, 5), bytes, "{kv_type} {key_layout:?}");
             assert!((0..5).all(|block| read(&to, block) == before[block]), "{kv_type}");
             // What the kernels read, not only what the copy reads.
@@ -164,13 +165,38 @@ fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
     }
 }
 
+/// Goal: several threads copy what one thread copies, in whatever order the blocks are listed.
+#[test]
+fn several_threads_copy_what_one_copies() {
+    for kv_type in [KvType::F32, KvType::Int8] {
+        let shape = KvShape { head_dim: 4096, ..shape(kv_type) };
+        let [one, three] = [1, 3].map(Workers::new);
+        let blocks = [4, 0, 7, 2].map(BlockId);
+        let bytes = blocks.len() * shape.block_bytes();
+        assert!(bytes > 2 * COPY_MIN);
+        let noise: Vec<u8> = (0..bytes).map(|i| ((i * 2_654_435_761) >> 13) as u8).collect();
+        let from: Vec<&[u8]> = noise.chunks(shape.block_bytes()).collect();
+        let mut stores = [(); 2].map(|()| KvStore::new(shape, 8).expect("a small store"));
+        for (store, workers) in stores.iter_mut().zip([&one, &three]) {
+            store.write_blocks(&blocks, &from, workers);
+        }
+        for (store, workers) in stores.iter().zip([&three, &one]) {
+            let mut read = vec![0; bytes];
+            store.read_blocks(&blocks, &mut read, workers);
+            assert!(read == noise, "{kv_type}");
+        }
+    }
+}
+
 /// Goal: a copy with a buffer of the wrong size panics instead of copying part of a block.
 #[test]
 fn copies_of_part_of_a_block_panic() {
     let mut store = KvStore::new(shape(KvType::Int8), 2).expect("a small store");
     let bytes = shape(KvType::Int8).block_bytes();
     for len in [bytes - 1, bytes + 1] {
-        let write = std::panic::AssertUnwindSafe(|| store.write_block(0, &vec![0; len]));
+        let write = std::panic::AssertUnwindSafe(|| {
+            store.write_blocks(&[BlockId(0)], &[&vec![0; len]], &Workers::new(1));
+        });
         assert!(std::panic::catch_unwind(write).is_err());
     }
 }
