@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use stolon_backend::{
-    Backend, SamplingError, SequenceSlice, StepBatch, TokenLogprob, prompt_logprob,
+    Backend, SamplingError, SequenceSlice, StepBatch, StepOutput, TokenLogprob, prompt_logprob,
 };
 
 use crate::step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
@@ -15,26 +15,32 @@ use crate::transfer::save_blocks;
 pub fn execute(backend: &mut dyn Backend, plan: StepPlan) -> StepDone {
     let StepPlan { saves, loads, batch, tasks, ticket } = plan;
     let saved = saves.iter().map(|blocks| save_blocks(backend, blocks)).collect();
-    let loaded = loads.into_iter().map(|load| load.run(backend)).collect();
+    let loaded: Vec<bool> = loads.into_iter().map(|load| load.run(backend)).collect();
     let begun = Instant::now();
-    let outcome = match batch.sequences.is_empty() {
-        true => Ok(Vec::new()),
-        false => forward(backend, &batch, tasks),
-    };
+    let outcome = forward(backend, batch, tasks, &loaded);
     let compute = begun.elapsed();
     drop(ticket);
     StepDone { saved, loaded, outcome, compute }
 }
 
-/// Runs the forward pass and handles the logits and the hidden states of each slice.
+/// Runs the forward pass of the slices whose loads have not failed, and handles their logits and
+/// hidden states.
 fn forward(
     backend: &mut dyn Backend,
-    batch: &StepBatch,
+    mut batch: StepBatch,
     tasks: Vec<RowTask>,
+    loaded: &[bool],
 ) -> Result<Vec<RowResult>, String> {
+    let skipped = |task: &RowTask| task.load.is_some_and(|load| !loaded[load]);
+    if tasks.iter().any(skipped) {
+        batch = keep_slices(batch, tasks.iter().map(|task| !skipped(task)));
+    }
     let vocab_size = backend.spec().vocab_size;
     let hidden_size = backend.spec().hidden_size.unwrap_or(0);
-    let mut output = backend.step(batch).map_err(|error| error.to_string())?;
+    let mut output = match batch.sequences.is_empty() {
+        true => StepOutput::default(),
+        false => backend.step(&batch).map_err(|error| error.to_string())?,
+    };
     let row_count = |slice: &SequenceSlice| slice.logit_rows.logits(slice.token_count).len();
     let wanted: usize = batch.sequences.iter().map(row_count).sum();
     if output.logits.len() != wanted * vocab_size {
@@ -55,7 +61,13 @@ fn forward(
     let mut rest = output.logits.as_mut_slice();
     let mut states = output.hidden.as_slice();
     let mut results = Vec::with_capacity(tasks.len());
-    for (slice, task) in batch.sequences.iter().zip(tasks) {
+    let mut slices = batch.sequences.iter();
+    for task in tasks {
+        let Some(slice) = (!skipped(&task)).then(|| slices.next()).flatten() else {
+            let RowTask { sampler, pooler, .. } = task;
+            results.push(RowResult { sampler, pooler, skipped: true, ..RowResult::default() });
+            continue;
+        };
         let (rows, others) = rest.split_at_mut(row_count(slice) * vocab_size);
         rest = others;
         let (own, others) = states.split_at(state_count(slice) * hidden_size);
@@ -69,9 +81,25 @@ fn forward(
     Ok(results)
 }
 
+/// The slices of a batch for which `kept` is true.
+fn keep_slices(batch: StepBatch, kept: impl Iterator<Item = bool>) -> StepBatch {
+    let StepBatch { tokens, sequences } = batch;
+    let mut batch = StepBatch::default();
+    let mut rest = tokens.as_slice();
+    for (slice, kept) in sequences.into_iter().zip(kept) {
+        let (tokens, others) = rest.split_at(slice.token_count);
+        rest = others;
+        if kept {
+            batch.tokens.extend_from_slice(tokens);
+            batch.sequences.push(slice);
+        }
+    }
+    batch
+}
+
 /// Samples from one slice's logits and computes its log-probabilities.
 fn sample_slice(rows: &mut [f32], vocab_size: usize, task: RowTask) -> RowResult {
-    let RowTask { mut sampler, return_logits, prompt, pooler } = task;
+    let RowTask { mut sampler, return_logits, prompt, pooler, .. } = task;
     let mut result = RowResult { pooler, ..RowResult::default() };
     match prompt.map(|prompt| prompt_rows(rows, vocab_size, &prompt)).transpose() {
         Ok(logprobs) => result.prompt = logprobs.unwrap_or_default(),

@@ -264,8 +264,9 @@ impl Sequence {
         !self.events.has_room()
     }
 
-    /// What step planning needs to know about it.
-    pub(crate) fn view(&self, block_size: usize) -> SequenceView {
+    /// What step planning needs to know about it, when `computed` positions are in the KV store after
+    /// the step's loads. While there is more to be loaded, it takes no part.
+    pub(crate) fn view(&self, block_size: usize, computed: usize) -> SequenceView {
         let all_logits = self.prompt_logprobs.is_some();
         let (chunk_rows, last_rows) = match self.options.pooling {
             Some(Pooling::Last) => (LogitRows::None, LogitRows::LastHidden),
@@ -274,14 +275,16 @@ impl Sequence {
             None => (LogitRows::None, LogitRows::Last),
         };
         SequenceView {
-            computed: self.held.computed,
+            computed,
             tokens: self.tokens.len(),
             covered: self.held.table.len() * block_size,
             last_step: self.held.last_step,
             chunk_max: if all_logits { LOGIT_ROWS_MAX } else { usize::MAX },
             chunk_rows,
             last_rows,
-            paused: self.end.is_some() || self.is_stalled() || !self.loadable().is_empty(),
+            paused: self.end.is_some()
+                || self.is_stalled()
+                || computed < self.loadable().end * block_size,
         }
     }
 
@@ -323,7 +326,7 @@ impl Sequence {
             tokens: self.tokens[start + 1..self.tokens.len().min(end + 1)].to_vec(),
             top: wanted.top,
         });
-        RowTask { sampler, return_logits, prompt, pooler: None }
+        RowTask { sampler, return_logits, prompt, ..RowTask::default() }
     }
 
     /// Collects the prompt log-probabilities of a chunk and sends them when the prompt is complete.

@@ -14,7 +14,7 @@ use crate::transfer::LoadTask;
 pub struct StepPlan {
     /// Lists of blocks that are copied out of the KV store before anything is written.
     pub saves: Vec<Vec<BlockId>>,
-    /// Blocks that are copied into the KV store. The forward pass does not read them.
+    /// Blocks that are copied into the KV store before the forward pass.
     pub loads: Vec<LoadTask>,
     /// The forward pass. It may be empty if the step has only copies.
     pub batch: StepBatch,
@@ -35,6 +35,8 @@ pub struct RowTask {
     pub prompt: Option<PromptTargets>,
     /// Pools the hidden states of the slice. Returned with the result.
     pub pooler: Option<Pooler>,
+    /// Index of the load that the slice continues. If it fails, the slice is not computed.
+    pub load: Option<usize>,
 }
 
 /// The prompt tokens whose log-probabilities are computed.
@@ -61,6 +63,8 @@ pub struct RowResult {
     pub pooler: Option<Pooler>,
     /// The logits are unusable (NaN, for example): this sequence fails.
     pub failure: Option<SamplingError>,
+    /// It was not computed, because its load has failed.
+    pub skipped: bool,
 }
 
 /// The result of a step.

@@ -185,8 +185,8 @@ impl Harness {
     /// Executes the step in flight and applies its results. Returns false if there is none.
     fn step(&mut self, fail: bool) -> bool {
         let Some(plan) = self.in_flight.take() else { return false };
-        // A step that has only copies is no step of the backend.
-        if fail && !plan.batch.sequences.is_empty() {
+        // A step that has only copies, or whose loads fail, is no step of the backend.
+        if fail && !plan.batch.sequences.is_empty() && plan.loads.is_empty() {
             self.backend.handle().inject_next(FakeFault::Fail);
         }
         let done = execute(&mut self.backend, plan);

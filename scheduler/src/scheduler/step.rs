@@ -13,7 +13,7 @@ use crate::event::FinishReason;
 use crate::memory::{ActorStopped, Memory};
 use crate::schedule;
 use crate::sequence::Ending;
-use crate::step_plan::{StepDone, StepPlan};
+use crate::step_plan::{RowTask, StepDone, StepPlan};
 
 impl<M: Memory> Scheduler<M> {
     /// Applies the results of the step in flight.
@@ -30,7 +30,8 @@ impl<M: Memory> Scheduler<M> {
         match done.outcome {
             Ok(results) => {
                 debug_assert_eq!(results.len(), slices.len());
-                let computed: usize = slices.iter().map(|slice| slice.count).sum();
+                let computed = slices.iter().zip(&results).filter(|(_, result)| !result.skipped);
+                let computed: usize = computed.map(|(slice, _)| slice.count).sum();
                 gauges.computed_tokens.add(computed);
                 if computed > 0 {
                     gauges.histograms.step_tokens.count(computed);
@@ -41,6 +42,13 @@ impl<M: Memory> Scheduler<M> {
                     let Some(index) = self.find(slice) else { continue };
                     let sequence = &mut self.running[index].sequence;
                     sequence.in_step = false;
+                    if result.sampler.is_some() {
+                        sequence.sampler = result.sampler;
+                    }
+                    if result.skipped {
+                        sequence.pooler = result.pooler.or(sequence.pooler.take());
+                        continue;
+                    }
                     if let Some(failure) = result.failure {
                         // The positions of a failed sequence are not counted as computed, so that
                         // they are never committed.
@@ -49,9 +57,6 @@ impl<M: Memory> Scheduler<M> {
                     }
                     let end = slice.start + slice.count;
                     sequence.held.computed = sequence.held.computed.max(end);
-                    if result.sampler.is_some() {
-                        sequence.sampler = result.sampler;
-                    }
                     sequence.gather_prompt_logprobs(result.prompt);
                     rows.extend(result.logits.map(|row| (sequence.id, row)));
                     if sequence.end.is_some() {
@@ -115,14 +120,22 @@ impl<M: Memory> Scheduler<M> {
     /// Plans the next step; `None` if no running sequence can take part.
     pub(super) fn plan(&mut self) -> Option<StepPlan> {
         let block_size = self.context.spec.block_size;
-        let views: Vec<_> = self.running.iter().map(|r| r.sequence.view(block_size)).collect();
+        let loads = self.plan_loads();
+        let views: Vec<_> = (self.running.iter().enumerate())
+            .map(|(index, Running { sequence, .. })| {
+                let load = self.loads.iter().find(|load| load.index == index);
+                sequence.view(block_size, load.map_or(sequence.held.computed, |load| load.end))
+            })
+            .collect();
         let slices = schedule::plan(&views, self.context.config.max_batched_tokens);
-        let loads = |r: &Running| !r.sequence.loadable().is_empty();
-        let copies = !self.saves.is_empty() || !self.evicted.is_empty();
-        if slices.is_empty() && !copies && !self.running.iter().any(loads) {
+        let saves = self.plan_saves();
+        if slices.is_empty() && saves.is_empty() && loads.is_empty() {
             return None;
         }
         self.step += 1;
+        for load in &self.loads {
+            self.running[load.index].sequence.held.last_step = self.step;
+        }
         let config = &self.context.config;
         let cache_logits = config.prefix_caching && config.logit_cache_bytes > 0;
         let mut batch = StepBatch::default();
@@ -140,7 +153,10 @@ impl<M: Memory> Scheduler<M> {
                 logit_rows: slice.rows,
             });
             let cache_logits = cache_logits && sequence.prompt_len >= block_size;
-            tasks.push(sequence.row_task(slice.start, slice.count, cache_logits));
+            tasks.push(RowTask {
+                load: self.loads.iter().position(|load| load.index == slice.index),
+                ..sequence.row_task(slice.start, slice.count, cache_logits)
+            });
             sequence.in_step = true;
             sequence.held.last_step = self.step;
             in_flight.push(InFlight {
@@ -151,10 +167,7 @@ impl<M: Memory> Scheduler<M> {
             });
         }
         self.in_flight = Some(in_flight);
-        let (saves, loads) = (Vec::new(), Vec::new());
-        let mut plan = StepPlan { saves, loads, batch, tasks, ticket: self.fence.begin() };
-        self.plan_transfers(&mut plan);
-        Some(plan)
+        Some(StepPlan { saves, loads, batch, tasks, ticket: self.fence.begin() })
     }
 
     /// The current index of a sequence that was part of the step; `None` if it has ended.

@@ -1,10 +1,10 @@
 //! Loads and saves of a step: which blocks are copied, and what follows from it.
 
-use stolon_kvcache::BlockLease;
+use stolon_kvcache::{BlockId, BlockLease};
 
 use super::Scheduler;
 use crate::memory::{ActorStopped, Memory, Reserved};
-use crate::step_plan::{StepDone, StepPlan};
+use crate::step_plan::StepDone;
 use crate::transfer::{LOAD_BYTES_PER_STEP, LoadTask, SAVES_MAX, SaveRequest, Saving};
 
 /// A load of the step in flight.
@@ -12,8 +12,10 @@ use crate::transfer::{LOAD_BYTES_PER_STEP, LoadTask, SAVES_MAX, SaveRequest, Sav
 pub(super) struct LoadInFlight {
     /// The sequence's id.
     id: u64,
+    /// Its index in `running` when the step began.
+    pub(super) index: usize,
     /// Number of its positions that are in the KV store after the load.
-    end: usize,
+    pub(super) end: usize,
 }
 
 impl<M: Memory> Scheduler<M> {
@@ -48,15 +50,22 @@ impl<M: Memory> Scheduler<M> {
         Ok(lease)
     }
 
-    /// Adds the copies of the next step to its plan.
-    pub(super) fn plan_transfers(&mut self, plan: &mut StepPlan) {
-        let spec = &self.context.spec;
+    /// The copies out of the pool of the next step.
+    pub(super) fn plan_saves(&mut self) -> Vec<Vec<BlockId>> {
         self.evicted_in_flight = std::mem::take(&mut self.evicted);
-        plan.saves = self.evicted_in_flight.iter().map(|copy| copy.blocks.clone()).collect();
-        plan.saves.extend(self.saves.front().map(|save| save.next(spec.block_bytes).to_vec()));
-        self.save_in_flight = !self.saves.is_empty();
+        let evicted = self.evicted_in_flight.iter().map(|copy| copy.blocks.clone());
+        let block_bytes = self.context.spec.block_bytes;
+        let saved = self.saves.front().map(|save| save.next(block_bytes).to_vec());
+        self.save_in_flight = saved.is_some();
+        evicted.chain(saved).collect()
+    }
+
+    /// The loads of the next step, in the order of the running sequences.
+    pub(super) fn plan_loads(&mut self) -> Vec<LoadTask> {
+        let spec = &self.context.spec;
         let mut room = (LOAD_BYTES_PER_STEP / spec.block_bytes.max(1)).max(1);
-        for running in &mut self.running {
+        let mut tasks = Vec::new();
+        for (index, running) in self.running.iter_mut().enumerate() {
             let sequence = &mut running.sequence;
             let loadable = sequence.loadable();
             if room == 0 || loadable.is_empty() || sequence.end.is_some() {
@@ -66,16 +75,12 @@ impl<M: Memory> Scheduler<M> {
             let blocks = loadable.start..loadable.end.min(loadable.start + room);
             room -= blocks.len();
             sequence.in_step = true;
-            sequence.held.last_step = self.step;
             let end = blocks.end * spec.block_size;
-            self.loads.push(LoadInFlight { id: sequence.id, end });
+            self.loads.push(LoadInFlight { id: sequence.id, index, end });
             let first_block = blocks.start;
-            plan.loads.push(LoadTask {
-                blocks: sequence.held.table[blocks].to_vec(),
-                kv,
-                first_block,
-            });
+            tasks.push(LoadTask { blocks: sequence.held.table[blocks].to_vec(), kv, first_block });
         }
+        tasks
     }
 
     /// Applies the copies of a step. What was loaded counts as computed and is committed with it.

@@ -151,6 +151,30 @@ fn a_failed_load_is_computed() {
     assert_eq!(gauges.computed_tokens.get(), 40 + 3);
 }
 
+/// Goal: what is loaded is continued by the same step. If the load fails, the other slices of that step
+/// are computed as usual.
+#[test]
+fn a_step_computes_what_follows_its_loads() {
+    let prompts = [1, 2].map(|group| group_prompt(group, 42));
+    for failing in [0, 1] {
+        let config = EngineConfig { max_batched_tokens: 64, ..EngineConfig::default() };
+        let mut harness = Harness::new(4, 64, config);
+        // The others come while its step is in flight, so that they begin in one step.
+        harness.submit(group_prompt(3, 5), 1, None);
+        harness.backend.handle().fail_copies(failing);
+        let stored = stored_kv(&prompts[0], 4, 0);
+        harness.submit_stored(prompts[0].clone(), 1, None, false, Some(stored));
+        harness.submit(prompts[1].clone(), 1, None);
+        harness.step(false);
+        harness.step(false);
+        harness.finish();
+        let gauges = &harness.context.gauges;
+        assert_eq!(gauges.steps.get(), 2 + failing as u64);
+        let own = if failing == 0 { 2 } else { 42 };
+        assert_eq!(gauges.computed_tokens.get(), 5 + 42 + own);
+    }
+}
+
 /// Goal: a request that shares the prefix of one that loads it waits for that load.
 #[test]
 fn a_prefix_is_loaded_once_for_all_that_share_it() {
