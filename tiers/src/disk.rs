@@ -250,7 +250,7 @@ impl DiskTier {
         let positions = self.shape.record_positions();
         let bytes = positions / self.shape.block_size * self.shape.block_bytes;
         let places = self.places(namespace, tokens).filter(|place| place.first >= first);
-        let mut written = Vec::new();
+        let (mut written, now) = (Vec::new(), SystemTime::now());
         for (place, blocks) in places.zip(blocks.chunks_exact(bytes)) {
             if self.index().contains(&place.key) {
                 continue;
@@ -270,12 +270,12 @@ impl DiskTier {
                 tokens,
                 blocks,
             );
-            match self.write_record(&place.key, &record) {
+            match self.write_record(&place.key, &record, earlier(now, written.len())) {
                 Ok(()) => written.push(place.key),
                 Err(error) => self.write_failed(&error),
             }
         }
-        self.touch(&written);
+        self.note_use(&written);
         written
     }
 
@@ -406,7 +406,7 @@ impl DiskTier {
         if is_it { Ok(record) } else { Err("it is the record of another key".into()) }
     }
 
-    fn write_record(&self, key: &ChainKey, record: &[u8]) -> io::Result<()> {
+    fn write_record(&self, key: &ChainKey, record: &[u8], used: SystemTime) -> io::Result<()> {
         let bytes = record.len() as u64;
         if bytes > self.budget {
             return Err(io::Error::other("a record is larger than the budget of the disk tier"));
@@ -415,7 +415,12 @@ impl DiskTier {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
-        write_atomically(&path, |file| file.write_all(record))?;
+        write_atomically(&path, |file| {
+            file.write_all(record)?;
+            // Only the order after a restart depends on it.
+            let _ = file.set_modified(used);
+            Ok(())
+        })?;
         self.counters.wrote(bytes);
         self.index().insert(*key, bytes);
         self.shrink();
@@ -469,9 +474,10 @@ impl DiskTier {
     pub fn touch(&self, keys: &[ChainKey]) {
         self.note_use(keys);
         let now = SystemTime::now();
-        for key in keys.iter().rev() {
+        for (number, key) in keys.iter().enumerate() {
+            let used = earlier(now, number);
             // Reading is possible without the right to do this.
-            let _ = File::open(self.path(key)).and_then(|file| file.set_modified(now));
+            let _ = File::open(self.path(key)).and_then(|file| file.set_modified(used));
         }
     }
 
@@ -486,6 +492,12 @@ impl Drop for DiskTier {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// When the record with this number of a prefix that was used at `now` counts as used: the first one
+/// last.
+fn earlier(now: SystemTime, number: usize) -> SystemTime {
+    now.checked_sub(Duration::from_micros(number as u64)).unwrap_or(now)
 }
 
 /// The key in a file. It is made if it does not exist; if it has another size, it is made again.

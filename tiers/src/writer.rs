@@ -16,6 +16,10 @@ use crate::shared::lock;
 /// is claimed: what is not stored now is offered again when it is used again.
 const CLAIMED_BYTES_MAX: usize = 256 << 20;
 
+/// Niceness of the thread: a tenth of a core where all cores compute all the time.
+#[cfg(target_os = "linux")]
+const WRITER_NICENESS: i32 = 10;
+
 /// The queue of writes, and its thread. The thread ends when the queue and all claims are dropped
 /// and everything in it was written.
 #[derive(Clone, Debug)]
@@ -72,7 +76,11 @@ impl DiskWriter {
     ) -> io::Result<DiskWriter> {
         let (queue, writes) = mpsc::channel();
         let own_tier = Arc::clone(&tier);
-        let work = move || run(&own_tier, &writes, &on_written);
+        let work = move || {
+            #[cfg(target_os = "linux")]
+            yield_to_computing();
+            run(&own_tier, &writes, &on_written);
+        };
         std::thread::Builder::new().name("stolon-disk".to_owned()).spawn(work)?;
         Ok(DiskWriter { tier, queue, claims: Arc::default() })
     }
@@ -182,6 +190,14 @@ impl Drop for Claim {
         claimed.numbers.remove(&self.number);
         self.claims.ended.notify_all();
     }
+}
+
+/// Lowers the priority of the calling thread. No request waits for a write, but the kernels' threads
+/// wait for each other, so a core that is taken from one of them is taken from all.
+#[cfg(target_os = "linux")]
+fn yield_to_computing() {
+    // On Linux this concerns one thread. Where it is refused, only speed is lost.
+    let _ = rustix::process::setpriority_process(None, WRITER_NICENESS);
 }
 
 fn run(tier: &DiskTier, writes: &Receiver<Write>, on_written: &dyn Fn(Vec<ChainKey>)) {
