@@ -140,7 +140,11 @@ impl Side {
 }
 
 /// A new directory below another one, which is removed in the end.
-struct Directory(PathBuf);
+struct Directory {
+    path: PathBuf,
+    /// Number of directories in it that have been used.
+    used: usize,
+}
 
 impl Directory {
     fn new(parent: &Path, tier: Tier) -> anyhow::Result<Directory> {
@@ -148,21 +152,21 @@ impl Directory {
         let path = parent.join(name.replace(' ', "-"));
         std::fs::create_dir_all(&path)
             .with_context(|| format!("cannot create {}", path.display()))?;
-        Ok(Directory(path))
+        Ok(Directory { path, used: 0 })
     }
 
-    /// Removes what is in it.
-    fn clear(&self) -> anyhow::Result<()> {
-        let failed = || format!("cannot clear {}", self.0.display());
-        std::fs::remove_dir_all(&self.0).with_context(failed)?;
-        std::fs::create_dir_all(&self.0).with_context(failed)
+    /// A name in it for an empty directory. What earlier ones contain stays until the end: after many
+    /// files were removed, file systems are slower to make new ones for minutes.
+    fn next(&mut self) -> PathBuf {
+        self.used += 1;
+        self.path.join(self.used.to_string())
     }
 }
 
 impl Drop for Directory {
     fn drop(&mut self) {
         // A directory that is left behind is an annoyance only.
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 
@@ -192,10 +196,10 @@ impl TiersArgs {
         let mut model = String::new();
         for repeat in 0..self.repeats {
             for side in &mut sides {
-                side.directory.clear()?;
+                let directory = side.directory.next();
                 let store = own_store.as_ref().filter(|_| side.tier == Tier::ObjectStore);
                 let store = store.map(|url| format!("{url}/bench-{}-{repeat}", std::process::id()));
-                let engine = self.start(side.tier, &side.directory, store).await?;
+                let engine = self.start(side.tier, &directory, store).await?;
                 model.clone_from(&engine.model_info().id);
                 side.runs.push(self.converse(&engine, side.tier, repeat).await?);
                 engine.shutdown().await;
@@ -203,8 +207,8 @@ impl TiersArgs {
             sides.rotate_left(1);
         }
         sides.sort_by_key(|side| self.tiers.iter().position(|&tier| tier == side.tier));
-        let restart = match sides.iter().find(|side| matches!(side.tier, Tier::Disk | Tier::Memory))
-        {
+        let restarted = |side: &&mut Side| matches!(side.tier, Tier::Disk | Tier::Memory);
+        let restart = match sides.iter_mut().find(restarted) {
             Some(side) => Some(self.restart(side).await?),
             None => None,
         };
@@ -231,7 +235,7 @@ impl TiersArgs {
     async fn start(
         &self,
         tier: Tier,
-        directory: &Directory,
+        directory: &Path,
         store: Option<String>,
     ) -> anyhow::Result<Engine> {
         let all = self.clients as usize * self.conversation_tokens();
@@ -247,11 +251,11 @@ impl TiersArgs {
         let block_size = self.engine.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
         let mut builder = self.engine.builder()?.num_blocks(tokens.div_ceil(block_size) + 1);
         if tier != Tier::Pool {
-            builder = self.engine.with_disk(builder, &directory.0);
+            builder = self.engine.with_disk(builder, directory);
         }
         #[cfg(feature = "object-store")]
         if let Some(url) = store {
-            builder = builder.kv_cache_dir(&directory.0, STORE_DISK_BYTES).kv_object_store(url);
+            builder = builder.kv_cache_dir(directory, STORE_DISK_BYTES).kv_object_store(url);
         }
         #[cfg(not(feature = "object-store"))]
         drop(store);
@@ -299,12 +303,12 @@ impl TiersArgs {
     }
 
     /// Measures one prefix cold, from the pool, and from the tier after a restart.
-    async fn restart(&self, side: &Side) -> anyhow::Result<Restart> {
-        let (tier, directory) = (side.tier, &side.directory);
+    async fn restart(&self, side: &mut Side) -> anyhow::Result<Restart> {
+        let tier = side.tier;
         let mut times = [const { Vec::new() }; 3];
         for repeat in 0..self.repeats.max(3) {
-            directory.clear()?;
-            let engine = self.start(tier, directory, None).await?;
+            let directory = side.directory.next();
+            let engine = self.start(tier, &directory, None).await?;
             let mut rng = SeededRng::new(self.seed.wrapping_add(u64::from(repeat)));
             let vocabulary = vocabulary(&engine);
             let prefix = vocabulary.draw(&mut rng, self.prefix as usize);
@@ -318,7 +322,7 @@ impl TiersArgs {
             times[1].push(first_token(&engine, &prompts[1]).await?);
             engine.flush_disk().await?;
             engine.shutdown().await;
-            let engine = self.start(tier, directory, None).await?;
+            let engine = self.start(tier, &directory, None).await?;
             first_token(&engine, &prompts[0][self.prefix as usize..]).await?;
             times[2].push(first_token(&engine, &prompts[2]).await?);
             engine.shutdown().await;
