@@ -300,8 +300,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Which cached blocks are evicted first when the KV cache is full. Default:
-    /// [`EvictionPolicy::Lru`].
+    /// Which cached blocks are evicted first when the KV cache is full, and which records of the disk
+    /// tier when that is. Default: [`EvictionPolicy::Lru`].
     pub fn eviction_policy(mut self, policy: EvictionPolicy) -> Self {
         self.config.eviction_policy = policy;
         self
@@ -310,7 +310,7 @@ impl EngineBuilder {
     /// A custom eviction order, used instead of a built-in [`EvictionPolicy`]. Default: none.
     ///
     /// `make` is called at startup and after each restart of the engine, because a restarted engine
-    /// has a new, empty cache. The order's methods run while the engine changes the prefix tree.
+    /// has a new, empty cache, and once for the disk tier if there is one. The order's methods run while the engine changes the prefix tree.
     /// They should return quickly and must not panic.
     ///
     /// ```
@@ -561,14 +561,23 @@ impl EngineBuilder {
 
     /// The settings of the disk tier and of what is behind it.
     #[cfg(feature = "tiers")]
-    fn disk_settings(&mut self) -> Result<Option<crate::engine::DiskSettings>, Error> {
+    fn disk_settings(
+        &mut self,
+        config: &EngineConfig,
+    ) -> Result<Option<crate::engine::DiskSettings>, Error> {
         #[cfg(feature = "object-store")]
         let object_store = self.object_store.take();
         #[cfg(not(feature = "object-store"))]
         let object_store = None;
         match self.disk.take() {
             Some((directory, budget_bytes)) => {
-                Ok(Some(crate::engine::DiskSettings { directory, budget_bytes, object_store }))
+                let eviction = match &config.eviction_order {
+                    Some(custom) => custom.make(),
+                    None => config.eviction_policy.order(),
+                };
+                let settings =
+                    crate::engine::DiskSettings { directory, budget_bytes, eviction, object_store };
+                Ok(Some(settings))
             }
             None if object_store.is_some() => {
                 let got = "no directory";
@@ -598,7 +607,7 @@ impl EngineBuilder {
         #[cfg_attr(not(feature = "tiers"), allow(unused_mut, reason = "the tiers change it"))]
         let (mut config, runtime) = (std::mem::take(&mut self.config), self.runtime.take());
         #[cfg(feature = "tiers")]
-        let disk = self.disk_settings()?.map(|settings| {
+        let disk = self.disk_settings(&config)?.map(|settings| {
             (crate::engine::Tiers::new(self.write_policy, self.prefetch_policy), settings)
         });
         #[cfg(feature = "tiers")]

@@ -248,7 +248,7 @@ impl Engine {
         #[cfg(feature = "tiers")]
         let stored = match &self.inner.tiers {
             Some(tiers) if !options.needs_whole_prompt() => {
-                tiers.load(&self.inner.handle, namespace, &tokens).await
+                tiers.load(&self.inner.handle, namespace, &tokens, options.priority).await
             }
             _ => None,
         };

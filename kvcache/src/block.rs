@@ -46,6 +46,8 @@ pub struct EvictedPrefix {
     pub positions: Vec<u32>,
     /// The blocks of all positions.
     pub blocks: Vec<BlockId>,
+    /// The priority that the evicted blocks had.
+    pub priority: i32,
     /// Index of the first evicted block in `blocks`. Those before it are still cached, or were
     /// evicted by the same call.
     pub evicted: usize,

@@ -21,7 +21,7 @@ pub struct EvictionRank(pub u64, pub u64);
 /// What an [`EvictionOrder`] knows about a leaf that has become evictable.
 ///
 /// Times are in ticks. The tree counts one tick for each operation of its writer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct EvictionCandidate {
     /// Tick of the commit that created the leaf.

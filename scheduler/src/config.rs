@@ -73,7 +73,8 @@ impl EvictionOrderFactory {
         EvictionOrderFactory(Arc::new(make))
     }
 
-    pub(crate) fn make(&self) -> Box<dyn EvictionOrder> {
+    /// A new order.
+    pub fn make(&self) -> Box<dyn EvictionOrder> {
         (self.0)()
     }
 }

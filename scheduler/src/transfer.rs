@@ -131,14 +131,15 @@ pub(crate) fn save_blocks(backend: &mut dyn Backend, blocks: &[BlockId]) -> Opti
 
 /// Stores what was computed outside of the pool.
 pub trait KvSink: fmt::Debug + Send + Sync {
-    /// What should be copied out of the pool of a prefix, now that its blocks `committed` were added
-    /// to the prefix tree; `tokens` may have more. Called on the scheduler's task, so it must not
-    /// block.
+    /// What should be copied out of the pool of a prefix, now that a request of this `priority` has
+    /// added its blocks `committed` to the prefix tree; `tokens` may have more. Called on the
+    /// scheduler's task, so it must not block.
     fn wanted(
         &self,
         namespace: &Namespace,
         tokens: &Arc<Vec<u32>>,
         committed: Range<usize>,
+        priority: i32,
     ) -> Option<SaveRequest>;
 
     /// Whether [`KvSink::evicted`] is called. Asked once, when the engine starts.

@@ -61,8 +61,8 @@ pub struct EngineArgs {
     /// where that is faster than computing it. The files contain prompts and answers as token ids.
     #[arg(long, value_name = "DIR")]
     pub kv_cache_dir: Option<PathBuf>,
-    /// Maximum size of `--kv-cache-dir`, in bytes or with a unit. What was used least recently is
-    /// removed
+    /// Maximum size of `--kv-cache-dir`, in bytes or with a unit. What is removed first is
+    /// decided by `--eviction-policy`
     #[arg(long, value_parser = parse_bytes, default_value = "16G", value_name = "BYTES")]
     pub kv_cache_dir_size: u64,
     /// When KV is written to `--kv-cache-dir`: `write-through` (as soon as it is computed),
@@ -166,8 +166,8 @@ pub struct EngineArgs {
     /// Enable the prefix cache. This is the default
     #[arg(long, overrides_with = "no_prefix_caching")]
     pub enable_prefix_caching: bool,
-    /// Order in which cached blocks are evicted: lru, lfu, fifo, mru, filo, priority, slru or
-    /// cost-aware
+    /// Order in which cached blocks are evicted, from the KV pool and from `--kv-cache-dir`: lru, lfu,
+    /// fifo, mru, filo, priority, slru or cost-aware
     ///
     /// priority: a prefix has the largest `priority` of the requests that used it; the lowest is
     /// evicted first.

@@ -79,12 +79,16 @@ impl Engine {
         self.inner.handle.eviction_policy()
     }
 
-    /// Changes the eviction policy, also for what is cached already. It replaces a custom order.
+    /// Changes the eviction policy, also for what is cached already, in the pool and on the disk. It
+    /// replaces a custom order.
     ///
     /// # Errors
     /// `Interrupted` and `Stopped`.
     pub fn set_eviction_policy(&self, policy: EvictionPolicy) -> Result<(), Error> {
-        Ok(self.inner.handle.set_eviction_policy(policy)?)
+        self.inner.handle.set_eviction_policy(policy)?;
+        #[cfg(feature = "tiers")]
+        self.set_disk_eviction_policy(policy);
+        Ok(())
     }
 
     /// Protects the cached prefix of the request's prompt from eviction, for `ttl` or until

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stolon_actors::EngineHandle;
+use stolon_kvcache::EvictionPolicy;
 use stolon_tiers::{DiskStats, ObjectStats, Place};
 
 use super::Engine;
@@ -102,6 +103,13 @@ impl Engine {
         let object_store = places.take_while(stored).count() * record;
         let disk = disk.tier.query_match_len(&namespace, &tokens);
         Ok(TierMatch { pool, disk, object_store })
+    }
+
+    /// Removes records from the disk in another order from now on.
+    pub(super) fn set_disk_eviction_policy(&self, policy: EvictionPolicy) {
+        if let Some(disk) = self.inner.tiers.as_ref().and_then(|tiers| tiers.disk.get()) {
+            disk.tier.set_eviction_order(policy.order());
+        }
     }
 
     /// What the disk tier has counted and stores; `None` if there is none.

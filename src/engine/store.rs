@@ -19,15 +19,15 @@ impl Tiers {
     /// Notes that a request begins with this prompt. Stores what of it is in the pool and has been
     /// used often enough, if the write policy asks for it.
     pub(super) fn note_use(&self, disk: &Disk, handle: &EngineHandle, lookup: &Lookup) {
-        let Lookup { namespace, tokens, places, cached } = lookup;
-        let records: Vec<_> = places.iter().map(|place| place.key).collect();
+        let Lookup { namespace, tokens, places, cached, priority } = lookup;
         // What is found in the pool is not read, but is in use nonetheless.
-        disk.tier.note_use(&records[..cached / disk.tier.shape().record_positions()]);
+        let in_pool = &places[..cached / disk.tier.shape().record_positions()];
+        disk.tier.note_use(in_pool, *priority);
         let WritePolicy::WriteThroughSelective { .. } = self.write else { return };
-        self.uses().note(records.into_iter());
+        self.uses().note(places.iter().map(|place| place.key));
         let end = self.wanted_len(disk, namespace, &tokens[..*cached]);
         if let Some(claim) = disk.writer.claim(*namespace, tokens, 0..end) {
-            let handle = handle.clone();
+            let (claim, handle) = (claim.priority(*priority), handle.clone());
             let runtime = handle.runtime().clone();
             runtime.spawn(async move { copy_out(&handle, claim).await });
         }
@@ -79,6 +79,7 @@ impl KvSink for Tiers {
         namespace: &Namespace,
         tokens: &Arc<Vec<u32>>,
         committed: Range<usize>,
+        priority: i32,
     ) -> Option<SaveRequest> {
         let disk = self.disk.get()?;
         let block_size = disk.tier.shape().block_size;
@@ -88,7 +89,7 @@ impl KvSink for Tiers {
             return None;
         }
         let end = self.wanted_len(disk, namespace, &tokens[..committed.end * block_size]);
-        let claim = disk.writer.claim(*namespace, tokens, 0..end)?;
+        let claim = disk.writer.claim(*namespace, tokens, 0..end)?.priority(priority);
         Some(SaveRequest {
             namespace: *namespace,
             tokens: Arc::clone(tokens),
@@ -109,6 +110,7 @@ impl KvSink for Tiers {
         // All records that lose a block.
         let start = prefix.evicted * block_size / record * record;
         let claim = disk.writer.claim(prefix.namespace, &tokens, start..tokens.len())?;
+        let claim = claim.priority(prefix.priority);
         Some(EvictedCopy {
             blocks: prefix.blocks[claim.blocks()].to_vec(),
             done: Box::new(|bytes| claim.write(bytes)),

@@ -21,7 +21,7 @@ use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::Shared;
 use stolon_actors::EngineHandle;
-use stolon_kvcache::Namespace;
+use stolon_kvcache::{EvictionOrder, Namespace};
 use stolon_scheduler::StoredKv;
 use stolon_tiers::{ChainKey, DiskTier, DiskWriter, KvShape, Place};
 use tokio::sync::{Semaphore, oneshot};
@@ -49,10 +49,11 @@ const MEASURED_RECORDS: usize = 4;
 const UNMEASURED_LIMIT: Duration = Duration::from_secs(10);
 
 /// Where KV is stored besides the pool.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct DiskSettings {
     pub(crate) directory: PathBuf,
     pub(crate) budget_bytes: u64,
+    pub(crate) eviction: Box<dyn EvictionOrder>,
     /// URL of the object store behind it.
     pub(crate) object_store: Option<String>,
 }
@@ -92,6 +93,8 @@ pub(super) struct Lookup {
     pub(super) places: Vec<Place>,
     /// Number of leading tokens whose KV is in the pool.
     pub(super) cached: usize,
+    /// The request's priority.
+    pub(super) priority: i32,
 }
 
 /// What of a prompt is read, and how long it is waited for.
@@ -137,9 +140,10 @@ impl Tiers {
         settings: DiskSettings,
         shape: KvShape,
     ) -> Result<(), Error> {
-        let DiskSettings { directory, budget_bytes, object_store } = settings;
+        let DiskSettings { directory, budget_bytes, eviction, object_store } = settings;
         let path = directory.clone();
-        let opened = engine.blocking(move || DiskTier::open(&path, budget_bytes, shape)).await?;
+        let open = move || DiskTier::open(&path, budget_bytes, shape, eviction);
+        let opened = engine.blocking(open).await?;
         let tier = Arc::new(opened.map_err(|error| Error::Disk(Arc::new(error)))?);
         let objects = match object_store {
             Some(url) => {
@@ -179,6 +183,7 @@ impl Tiers {
         handle: &EngineHandle,
         namespace: Namespace,
         tokens: &Arc<Vec<u32>>,
+        priority: i32,
     ) -> Option<StoredKv> {
         let disk = self.disk.get()?;
         // Nothing is read for a request that is going to be refused.
@@ -187,12 +192,12 @@ impl Tiers {
             return None;
         }
         let places = disk.tier.places(&namespace, tokens).collect();
-        let lookup = Lookup { namespace, tokens: Arc::clone(tokens), places, cached };
+        let lookup = Lookup { namespace, tokens: Arc::clone(tokens), places, cached, priority };
         self.note_use(disk, handle, &lookup);
         let room = self.memory.available_permits() * UNIT_BYTES;
         let plan = disk.plan(handle, self.prefetch, &lookup, room)?;
         let limit = plan.limit;
-        let load = self.begin(handle, namespace, tokens, plan)?;
+        let load = self.begin(handle, &lookup, plan)?;
         // The timer needs the engine's runtime; the caller may have another one.
         let wait = async move { tokio::time::timeout(limit, load).await };
         let loaded = handle.runtime().spawn(wait).await.ok()?;
@@ -204,13 +209,7 @@ impl Tiers {
 
     /// Begins to read a part of a prompt, or joins a read that has begun. `None` if there is no
     /// memory for it now.
-    fn begin(
-        self: &Arc<Self>,
-        handle: &EngineHandle,
-        namespace: Namespace,
-        tokens: &Arc<Vec<u32>>,
-        plan: Plan,
-    ) -> Option<Load> {
+    fn begin(self: &Arc<Self>, handle: &EngineHandle, lookup: &Lookup, plan: Plan) -> Option<Load> {
         let tier = &self.disk.get()?.tier;
         let (start, last) = (plan.start, *plan.objects.last().or(plan.disk.last())?);
         let end = last.first + tier.shape().record_positions();
@@ -226,9 +225,9 @@ impl Tiers {
         let load = receiver.shared();
         loads.insert(key, load.clone());
         drop(loads);
-        let (tiers, tokens) = (Arc::clone(self), Arc::clone(tokens));
-        let (tier, used): (_, Vec<_>) =
-            (Arc::clone(tier), plan.disk.iter().map(|place| place.key).collect());
+        let (namespace, priority) = (lookup.namespace, lookup.priority);
+        let (tiers, tokens) = (Arc::clone(self), Arc::clone(&lookup.tokens));
+        let (tier, used) = (Arc::clone(tier), plan.disk.clone());
         let block_size = tier.shape().block_size;
         // If the runtime ends, the sender is dropped, and nothing is loaded any more.
         handle.runtime().spawn(async move {
@@ -239,7 +238,7 @@ impl Tiers {
             // Fails only if all callers have gone.
             let _ = sender.send(loaded);
             // It concerns what is evicted from the disk. Fails only if the runtime ends.
-            let _ = tokio::task::spawn_blocking(move || tier.touch(&used)).await;
+            let _ = tokio::task::spawn_blocking(move || tier.touch(&used, priority)).await;
         });
         Some(load)
     }
@@ -408,7 +407,7 @@ mod tests {
             let (namespace, tokens) = (Namespace::default(), Arc::clone(&prompt));
             let places = disk.tier.places(&namespace, &tokens).collect();
             let cached = engine.inner.handle.query_match_len(&namespace, &tokens);
-            let lookup = Lookup { namespace, tokens, places, cached };
+            let lookup = Lookup { namespace, tokens, places, cached, priority: 0 };
             disk.plan(&engine.inner.handle, PrefetchPolicy::default(), &lookup, room)
         };
         for (room, records) in

@@ -19,7 +19,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use stolon_kvcache::Namespace;
+use stolon_kvcache::{EvictionOrder, EvictionPolicy, Namespace};
 
 use crate::disk_index::{EXTENSION, Index};
 use crate::disk_stats::{Counters, DiskStats};
@@ -91,11 +91,20 @@ pub struct Place {
 
 impl DiskTier {
     /// Opens a directory, which is made if it does not exist, for KV of this format, and removes
-    /// what exceeds the budget. Blocks; the time is proportional to the number of files.
+    /// what exceeds the budget, in the order `eviction`. Blocks; the time is proportional to the number
+    /// of files.
+    ///
+    /// The order ranks records as it ranks leaves of the prefix tree. The files do not say how often
+    /// and with which priority they were used, so after a restart that begins anew.
     ///
     /// # Errors
     /// [`DiskError`].
-    pub fn open(directory: &Path, budget: u64, shape: KvShape) -> Result<DiskTier, DiskError> {
+    pub fn open(
+        directory: &Path,
+        budget: u64,
+        shape: KvShape,
+        eviction: Box<dyn EvictionOrder>,
+    ) -> Result<DiskTier, DiskError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
             |error| DiskError::Io { path, error }
@@ -119,7 +128,7 @@ impl DiskTier {
         }
         let path = folder.join(KEY_FILE);
         let namespace_key = namespace_key(&path).map_err(failed(&path))?;
-        let index = Index::scan(&folder).map_err(failed(&folder))?;
+        let index = Index::scan(&folder, eviction).map_err(failed(&folder))?;
         let tier = DiskTier {
             folder,
             shape,
@@ -237,8 +246,8 @@ impl DiskTier {
 
     /// Stores full records of `tokens` from position `first` on, the beginning of a record.
     /// `blocks` are the bytes of the blocks from there, one after another; a rest that fills no
-    /// record is ignored. What exceeds the budget is removed, the least recently used first. If a
-    /// write fails, nothing is written for a few seconds. Blocks.
+    /// record is ignored. They are for a request of this `priority`. What exceeds the budget is
+    /// removed. If a write fails, nothing is written for a few seconds. Blocks.
     /// Returns the keys of what was written.
     pub fn write(
         &self,
@@ -246,6 +255,7 @@ impl DiskTier {
         tokens: &[u32],
         first: usize,
         blocks: &[u8],
+        priority: i32,
     ) -> Vec<ChainKey> {
         let positions = self.shape.record_positions();
         let bytes = positions / self.shape.block_size * self.shape.block_bytes;
@@ -271,12 +281,15 @@ impl DiskTier {
                 blocks,
             );
             match self.write_record(&place.key, &record, earlier(now, written.len())) {
-                Ok(()) => written.push(place.key),
+                Ok(()) => written.push(place),
                 Err(error) => self.write_failed(&error),
             }
         }
-        self.note_use(&written);
-        written
+        let mut index = self.index();
+        for place in written.iter().rev() {
+            index.note_use(place, &self.shape, priority, false);
+        }
+        written.into_iter().map(|place| place.key).collect()
     }
 
     /// The bytes of a stored record; `None` if there is none, it cannot be read or has KV of another
@@ -291,7 +304,7 @@ impl DiskTier {
 
     /// The keys of all records, also of other formats, those that were used last first. Does no I/O.
     pub fn keys(&self) -> Vec<ChainKey> {
-        self.index().keys().collect()
+        self.index().keys()
     }
 
     /// Removes all records. Blocks.
@@ -311,7 +324,7 @@ impl DiskTier {
     /// Gives the directory back, so that another process, or another tier of this one, can open it.
     /// Nothing is read or written any more.
     pub fn close(&self) {
-        *self.index() = Index::default();
+        *self.index() = Index::new(EvictionPolicy::default().order());
         self.closed.store(true, Ordering::Release);
         // If this fails, the directory is free when this process ends.
         let _ = self.lock.unlock();
@@ -438,17 +451,22 @@ impl DiskTier {
         self.pause.begin();
     }
 
-    /// Removes the least recently used records that exceed the budget.
+    /// Replaces the order in which records are removed when the budget is exceeded.
+    pub fn set_eviction_order(&self, eviction: Box<dyn EvictionOrder>) {
+        self.index().set_order(eviction);
+    }
+
+    /// Removes records that exceed the budget.
     fn shrink(&self) {
         loop {
             let mut index = self.index();
             if index.bytes() <= self.budget {
                 return;
             }
-            let Some(oldest) = index.remove_oldest() else { return };
+            let Some(removed) = index.remove_first() else { return };
             drop(index);
             self.counters.evicted();
-            self.remove_file(&oldest);
+            self.remove_file(&removed);
         }
     }
 
@@ -462,22 +480,23 @@ impl DiskTier {
         let _ = fs::remove_file(self.path(key));
     }
 
-    /// Marks records of one prefix as used, in their order. The first ones count as used last, so
-    /// that the end of a prefix is removed before its beginning, without which it is of no use. Does
-    /// no I/O: after a restart, they count as used when they were written or read last.
-    pub fn note_use(&self, keys: &[ChainKey]) {
+    /// Notes that a request of this priority has found records of one prefix. The first ones count as
+    /// used last. Does no I/O: after a restart, they count as used when they were written or read last.
+    pub fn note_use(&self, places: &[Place], priority: i32) {
         let mut index = self.index();
-        keys.iter().rev().for_each(|key| index.touch(key));
+        for place in places.iter().rev() {
+            index.note_use(place, &self.shape, priority, true);
+        }
     }
 
     /// As [`note_use`](DiskTier::note_use), also for the order after a restart. Blocks.
-    pub fn touch(&self, keys: &[ChainKey]) {
-        self.note_use(keys);
+    pub fn touch(&self, places: &[Place], priority: i32) {
+        self.note_use(places, priority);
         let now = SystemTime::now();
-        for (number, key) in keys.iter().enumerate() {
+        for (number, place) in places.iter().enumerate() {
             let used = earlier(now, number);
             // Reading is possible without the right to do this.
-            let _ = File::open(self.path(key)).and_then(|file| file.set_modified(used));
+            let _ = File::open(self.path(&place.key)).and_then(|file| file.set_modified(used));
         }
     }
 

@@ -1,37 +1,66 @@
-//! The index of a disk tier: which records are there, how large they are, and when they were last
-//! used. It is made from the names, sizes and times of the files.
+//! The index of a disk tier: which records are there, how large they are, and which one is removed
+//! next. It is made from the names, sizes and times of the files.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::SystemTime;
 
+use stolon_kvcache::{EvictionCandidate, EvictionOrder, EvictionPolicy, EvictionRank};
+
+use crate::disk::Place;
 use crate::key::ChainKey;
+use crate::record::KvShape;
 
 /// The extension of the files.
 pub(crate) const EXTENSION: &str = "kv";
 
 /// What is on the disk.
-#[derive(Debug, Default)]
+///
+/// A record is of no use without those before it, so only records that no stored record follows are
+/// removed to make room: the leaves of the tree that the records form. Which record precedes another
+/// one is not in its name, so after a restart it is known as soon as the record is used.
+#[derive(Debug)]
 pub(crate) struct Index {
     entries: HashMap<ChainKey, Entry>,
-    /// The keys by their last use, oldest first.
-    order: BTreeMap<u64, ChainKey>,
+    /// Number of stored records that are known to follow each record.
+    followers: HashMap<ChainKey, u32>,
+    /// The records that none follows. The first is removed first.
+    order: BTreeSet<(EvictionRank, ChainKey)>,
+    eviction: Box<dyn EvictionOrder>,
     bytes: u64,
+    /// Increases with each use of a record.
     clock: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     bytes: u64,
-    /// Key in [`Index::order`].
-    last_use: u64,
+    /// The record before it, once it is known.
+    parent: Option<ChainKey>,
+    /// What the order of eviction knows of it.
+    candidate: EvictionCandidate,
+    /// Its place in [`Index::order`].
+    rank: Option<EvictionRank>,
 }
 
 impl Index {
+    /// An empty index.
+    pub(crate) fn new(eviction: Box<dyn EvictionOrder>) -> Index {
+        Index {
+            entries: HashMap::new(),
+            followers: HashMap::new(),
+            order: BTreeSet::new(),
+            eviction,
+            bytes: 0,
+            clock: 0,
+        }
+    }
+
     /// Finds the records in a folder, and removes what writes that did not end have left.
-    pub(crate) fn scan(folder: &Path) -> io::Result<Index> {
+    pub(crate) fn scan(folder: &Path, eviction: Box<dyn EvictionOrder>) -> io::Result<Index> {
         let mut found = Vec::new();
         for part in fs::read_dir(folder)? {
             let part = part?.path();
@@ -55,7 +84,7 @@ impl Index {
             }
         }
         found.sort_unstable();
-        let mut index = Index::default();
+        let mut index = Index::new(eviction);
         found.into_iter().for_each(|(_, key, bytes)| index.insert(key, bytes));
         Ok(index)
     }
@@ -78,39 +107,192 @@ impl Index {
     pub(crate) fn insert(&mut self, key: ChainKey, bytes: u64) {
         self.remove(&key);
         self.clock += 1;
-        self.entries.insert(key, Entry { bytes, last_use: self.clock });
-        self.order.insert(self.clock, key);
+        let mut candidate = EvictionCandidate::default();
+        (candidate.created, candidate.last_use) = (self.clock, self.clock);
+        self.entries.insert(key, Entry { bytes, parent: None, candidate, rank: None });
         self.bytes += bytes;
+        self.rank(&key);
     }
 
     pub(crate) fn remove(&mut self, key: &ChainKey) {
-        if let Some(entry) = self.entries.remove(key) {
-            self.order.remove(&entry.last_use);
-            self.bytes -= entry.bytes;
+        let Some(entry) = self.entries.remove(key) else { return };
+        self.bytes -= entry.bytes;
+        if let Some(rank) = entry.rank {
+            self.order.remove(&(rank, *key));
+        }
+        let Some(parent) = entry.parent else { return };
+        if let Some(followers) = self.followers.get_mut(&parent) {
+            *followers -= 1;
+            if *followers == 0 {
+                self.followers.remove(&parent);
+                self.rank(&parent);
+            }
         }
     }
 
-    /// Removes the least recently used record.
-    pub(crate) fn remove_oldest(&mut self) -> Option<ChainKey> {
-        let (_, &oldest) = self.order.first_key_value()?;
-        self.remove(&oldest);
-        Some(oldest)
+    /// Removes the record that is first in the order of eviction.
+    pub(crate) fn remove_first(&mut self) -> Option<ChainKey> {
+        let &(rank, key) = self.order.first()?;
+        self.remove(&key);
+        let Index { eviction, .. } = self;
+        // An order of the caller's own may panic.
+        let _ = catch_unwind(AssertUnwindSafe(|| eviction.evicted(rank)));
+        Some(key)
+    }
+
+    /// Replaces the order of eviction.
+    pub(crate) fn set_order(&mut self, eviction: Box<dyn EvictionOrder>) {
+        self.eviction = eviction;
+        let leaves: Vec<ChainKey> = self.order.iter().map(|&(_, key)| key).collect();
+        leaves.iter().for_each(|key| self.rank(key));
     }
 
     /// The keys of all records, those that were used last first.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = ChainKey> {
-        self.order.values().rev().copied()
+    pub(crate) fn keys(&self) -> Vec<ChainKey> {
+        let last_use = |(key, entry): (&ChainKey, &Entry)| (entry.candidate.last_use, *key);
+        let mut keys: Vec<_> = self.entries.iter().map(last_use).collect();
+        keys.sort_unstable_by(|a, b| b.cmp(a));
+        keys.into_iter().map(|(_, key)| key).collect()
     }
 
     /// Removes all records and returns their keys.
     pub(crate) fn clear(&mut self) -> Vec<ChainKey> {
-        std::mem::take(self).order.into_values().collect()
+        let eviction = std::mem::replace(&mut self.eviction, EvictionPolicy::default().order());
+        let old = std::mem::replace(self, Index::new(eviction));
+        old.entries.into_keys().collect()
     }
 
-    /// Marks a record as used.
-    pub(crate) fn touch(&mut self, key: &ChainKey) {
-        if let Some(entry) = self.entries.get(key).copied() {
-            self.insert(*key, entry.bytes);
+    /// Notes that a record was written for, or found by, a request of this priority.
+    pub(crate) fn note_use(&mut self, place: &Place, shape: &KvShape, priority: i32, found: bool) {
+        let Some(entry) = self.entries.get_mut(&place.key) else { return };
+        self.clock += 1;
+        let candidate = &mut entry.candidate;
+        candidate.last_use = self.clock;
+        candidate.hits = candidate.hits.saturating_add(u32::from(found));
+        candidate.priority = candidate.priority.max(priority);
+        candidate.start_block = place.first / shape.block_size;
+        candidate.block_count = shape.record_positions() / shape.block_size;
+        if entry.parent.replace(place.parent).is_none() {
+            *self.followers.entry(place.parent).or_default() += 1;
+            self.rank(&place.parent);
         }
+        self.rank(&place.key);
+    }
+
+    /// Updates a record's place in the order of eviction, if there is such a record.
+    fn rank(&mut self, key: &ChainKey) {
+        let Index { entries, order, eviction, .. } = self;
+        let Some(entry) = entries.get_mut(key) else { return };
+        if let Some(rank) = entry.rank.take() {
+            order.remove(&(rank, *key));
+        }
+        if !self.followers.contains_key(key) {
+            let ranked = catch_unwind(AssertUnwindSafe(|| eviction.rank(&entry.candidate)));
+            let rank = ranked.unwrap_or(EvictionRank(0, entry.candidate.last_use));
+            entry.rank = Some(rank);
+            order.insert((rank, *key));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::SmallRng;
+    use rand::{Rng, SeedableRng};
+    use stolon_kvcache::Namespace;
+
+    use super::*;
+
+    const SHAPE: KvShape = KvShape { fingerprint: [1; 32], block_size: 16, block_bytes: 1 };
+
+    /// The first `len` records of prompt `seed`; all prompts begin with the same record.
+    fn places(seed: u32, len: usize) -> Vec<Place> {
+        let mut parent = ChainKey::root(&SHAPE.fingerprint, &Namespace::default());
+        let place = |number: usize| {
+            let key = parent.then(&[if number == 0 { 0 } else { seed }, number as u32]);
+            let place = Place { first: number * 64, parent, key };
+            parent = key;
+            place
+        };
+        (0..len).map(place).collect()
+    }
+
+    fn write(index: &mut Index, places: &[Place], priority: i32) {
+        places.iter().for_each(|place| index.insert(place.key, 10));
+        places.iter().rev().for_each(|place| index.note_use(place, &SHAPE, priority, false));
+    }
+
+    fn find(index: &mut Index, places: &[Place]) {
+        places.iter().rev().for_each(|place| index.note_use(place, &SHAPE, 0, true));
+    }
+
+    /// Goal: each policy removes another prompt first, as its name says.
+    #[test]
+    fn policies_remove_different_records_first() {
+        for (policy, first) in [
+            (EvictionPolicy::Lru, 2),
+            (EvictionPolicy::Lfu, 3),
+            (EvictionPolicy::Fifo, 1),
+            (EvictionPolicy::Mru, 1),
+            (EvictionPolicy::Filo, 4),
+            (EvictionPolicy::Priority, 2),
+            (EvictionPolicy::Slru, 3),
+            (EvictionPolicy::CostAware, 3),
+        ] {
+            let mut index = Index::new(policy.order());
+            let prompts: Vec<_> = (0..=4).map(|seed| places(seed, 2)).collect();
+            for (seed, priority) in [(1, 1), (2, 0), (3, 1), (4, 1)] {
+                write(&mut index, &prompts[seed][1..], priority);
+            }
+            for seed in [2, 2, 4, 4, 3, 1, 1, 1] {
+                find(&mut index, &prompts[seed][1..]);
+            }
+            assert_eq!(index.remove_first(), Some(prompts[first][1].key), "{policy}");
+        }
+    }
+
+    /// Goal: under every policy, and whatever is used, written and lost, a record goes before those
+    /// that precede it, everything can be removed, and the sums are right.
+    #[test]
+    fn the_end_of_a_prefix_goes_first() {
+        for policy in EvictionPolicy::ALL {
+            let mut random = SmallRng::seed_from_u64(7);
+            let mut index = Index::new(policy.order());
+            for _ in 0..2_000 {
+                let prompt = places(random.random_range(1..6), random.random_range(1..8));
+                match random.random_range(0..6) {
+                    0 => index.remove(&prompt[prompt.len() - 1].key),
+                    1 => find(&mut index, &prompt),
+                    2 => index.set_order(policy.order()),
+                    3 => {
+                        let Some(removed) = index.remove_first() else { continue };
+                        let mut others = (1..6).flat_map(|seed| places(seed, 8));
+                        let follows =
+                            |place: &Place| place.parent == removed && index.contains(&place.key);
+                        assert!(!others.any(|place| follows(&place)), "{policy}");
+                    }
+                    _ => write(&mut index, &prompt, random.random_range(0..3)),
+                }
+                assert_eq!(index.bytes(), 10 * index.len() as u64);
+                assert_eq!(index.keys().len(), index.len());
+            }
+            while index.remove_first().is_some() {}
+            assert_eq!((index.len(), index.bytes(), index.followers.len()), (0, 0, 0), "{policy}");
+        }
+    }
+
+    /// Goal: an order that panics removes something nonetheless.
+    #[test]
+    fn an_order_that_panics_is_contained() {
+        #[derive(Debug)]
+        struct Panics;
+        impl EvictionOrder for Panics {
+            fn rank(&mut self, _: &EvictionCandidate) -> EvictionRank {
+                panic!("planted")
+            }
+        }
+        let mut index = Index::new(Box::new(Panics));
+        write(&mut index, &places(1, 3), 0);
+        assert_eq!(index.remove_first(), Some(places(1, 3)[2].key));
     }
 }

@@ -58,6 +58,7 @@ pub struct Claim {
     tokens: Arc<Vec<u32>>,
     positions: Range<usize>,
     block_size: usize,
+    priority: i32,
     keys: Vec<ChainKey>,
     bytes: usize,
     number: u64,
@@ -132,6 +133,7 @@ impl DiskWriter {
             tokens: Arc::clone(tokens),
             positions: first..end,
             block_size: shape.block_size,
+            priority: 0,
             keys,
             bytes,
             number,
@@ -159,6 +161,13 @@ impl Claim {
     /// The tokens of the prefix; there may be more of them.
     pub fn tokens(&self) -> &Arc<Vec<u32>> {
         &self.tokens
+    }
+
+    /// Sets the priority of the request that they were computed for; 0 by default.
+    #[must_use]
+    pub fn priority(mut self, priority: i32) -> Claim {
+        self.priority = priority;
+        self
     }
 
     /// The positions whose blocks [`Claim::write`] takes.
@@ -203,6 +212,6 @@ fn yield_to_computing() {
 fn run(tier: &DiskTier, writes: &Receiver<Write>, on_written: &dyn Fn(Vec<ChainKey>)) {
     while let Ok((claim, blocks)) = writes.recv() {
         let first = claim.positions.start;
-        on_written(tier.write(&claim.namespace, &claim.tokens, first, &blocks));
+        on_written(tier.write(&claim.namespace, &claim.tokens, first, &blocks, claim.priority));
     }
 }

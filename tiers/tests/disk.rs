@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use stolon_kvcache::Namespace;
+use stolon_kvcache::{EvictionOrder, EvictionPolicy, Namespace};
 use stolon_tiers::{DiskError, DiskTier, DiskWriter, KvShape, Place};
 
 const SHAPE: KvShape = KvShape { fingerprint: [3; 32], block_size: 16, block_bytes: 100 };
@@ -15,8 +15,12 @@ const SHAPE: KvShape = KvShape { fingerprint: [3; 32], block_size: 16, block_byt
 const RECORD: usize = 64;
 const RECORD_BYTES: u64 = 176 + 4 * 64 + 4 * 100 + 32;
 
+fn lru() -> Box<dyn EvictionOrder> {
+    EvictionPolicy::Lru.order()
+}
+
 fn open(directory: &Path) -> DiskTier {
-    DiskTier::open(directory, 1 << 20, SHAPE).expect("the directory is free")
+    DiskTier::open(directory, 1 << 20, SHAPE, lru()).expect("the directory is free")
 }
 
 /// The tokens of prompt `seed`. All prompts begin with the same record.
@@ -35,7 +39,7 @@ fn blocks(tokens: &[u32]) -> Vec<u8> {
 }
 
 fn write(tier: &DiskTier, tokens: &[u32]) {
-    tier.write(&Namespace::default(), tokens, 0, &blocks(tokens));
+    tier.write(&Namespace::default(), tokens, 0, &blocks(tokens), 0);
 }
 
 /// Reads a prompt and checks what comes. Returns the number of positions.
@@ -50,7 +54,7 @@ fn read_from(tier: &DiskTier, tokens: &[u32], from: usize) -> Vec<u8> {
     let mut places: Vec<Place> = tier.places(&Namespace::default(), tokens).collect();
     places.truncate(tier.query_match_len(&Namespace::default(), tokens) / RECORD);
     let blocks = tier.read(&Namespace::default(), tokens, &places, from);
-    tier.touch(&places.iter().map(|place| place.key).collect::<Vec<_>>());
+    tier.touch(&places, 0);
     blocks.concat()
 }
 
@@ -70,7 +74,8 @@ fn records_survive_a_restart() {
     let tier = open(directory.path());
     write(&tier, &tokens(1, 3));
     write(&tier, &tokens(2, 2)[..100]);
-    let refused = DiskTier::open(directory.path(), 1 << 20, SHAPE).expect_err("it is in use");
+    let refused =
+        DiskTier::open(directory.path(), 1 << 20, SHAPE, lru()).expect_err("it is in use");
     assert!(matches!(refused, DiskError::Locked { .. }), "{refused}");
     drop(tier);
     let tier = open(directory.path());
@@ -87,7 +92,7 @@ fn records_survive_a_restart() {
     tier.close();
     assert_eq!(tier.query_match_len(&Namespace::default(), &tokens(1, 3)), 0);
     let other = KvShape { fingerprint: [4; 32], ..SHAPE };
-    let other = DiskTier::open(directory.path(), 1 << 20, other).expect("it was closed");
+    let other = DiskTier::open(directory.path(), 1 << 20, other, lru()).expect("it was closed");
     assert_eq!(other.query_match_len(&Namespace::default(), &tokens(1, 3)), 0, "another model");
 }
 
@@ -137,7 +142,7 @@ fn damaged_files_are_misses() {
 #[test]
 fn the_least_recently_used_records_are_removed() {
     let directory = tempfile::tempdir().expect("a directory");
-    let tier = DiskTier::open(directory.path(), 6 * RECORD_BYTES, SHAPE).expect("free");
+    let tier = DiskTier::open(directory.path(), 6 * RECORD_BYTES, SHAPE, lru()).expect("free");
     write(&tier, &tokens(1, 4));
     write(&tier, &tokens(2, 3));
     assert_eq!((tier.stats().records, tier.stats().bytes), (6, 6 * RECORD_BYTES));
@@ -146,7 +151,7 @@ fn the_least_recently_used_records_are_removed() {
     assert_eq!(tier.query_match_len(&Namespace::default(), &tokens(1, 4)), 256, "it was used");
     assert_eq!(tier.query_match_len(&Namespace::default(), &tokens(2, 3)), 128, "its end is gone");
     drop(tier);
-    let tier = DiskTier::open(directory.path(), 3 * RECORD_BYTES, SHAPE).expect("free");
+    let tier = DiskTier::open(directory.path(), 3 * RECORD_BYTES, SHAPE, lru()).expect("free");
     assert_eq!((tier.stats().records, files(directory.path()).len()), (3, 3));
     assert!(tier.query_match_len(&Namespace::default(), &tokens(1, 4)) >= 64, "beginnings stay");
 }
@@ -169,7 +174,7 @@ fn failing_writes_are_counted_and_nothing_else_happens() {
     assert_eq!((stats.writes_failed, stats.writes_skipped > 0), (1, true), "{stats:?}");
     assert_eq!(read(&tier, &tokens(5, 3)), 0);
     drop(tier);
-    let refused = DiskTier::open(directory.path(), 1, SHAPE).expect_err("a file");
+    let refused = DiskTier::open(directory.path(), 1, SHAPE, lru()).expect_err("a file");
     assert!(refused.to_string().contains("v1"), "{refused}");
 }
 
@@ -210,7 +215,7 @@ fn the_writer_stores_every_record_once() {
 fn claims_are_bounded() {
     let directory = tempfile::tempdir().expect("a directory");
     let shape = KvShape { block_bytes: 15 << 20, ..SHAPE };
-    let tier = Arc::new(DiskTier::open(directory.path(), 1 << 40, shape).expect("free"));
+    let tier = Arc::new(DiskTier::open(directory.path(), 1 << 40, shape, lru()).expect("free"));
     let writer = DiskWriter::start(Arc::clone(&tier), |_| {}).expect("a thread");
     let prompt = Arc::new(tokens(1, 6));
     let claim = || writer.claim(Namespace::default(), &prompt, 0..prompt.len());

@@ -108,6 +108,7 @@ impl TreeWriter {
         EvictedPrefix {
             namespace: self.arena.namespace_of(self.records[leaf.index()].root),
             positions: edges().flat_map(|edge| edge.positions().iter().copied()).collect(),
+            priority: self.records[leaf.index()].priority,
             evicted: blocks.len() - taken,
             blocks,
         }

@@ -57,7 +57,8 @@ impl<M: Memory> Scheduler<M> {
         let sink = self.context.config.kv_sink.as_ref()?;
         let sequence = &self.running[index].sequence;
         let committed = first..sequence.held.committed() / self.context.spec.block_size;
-        sink.wanted(&sequence.namespace, &sequence.tokens, committed)
+        let priority = sequence.options.priority;
+        sink.wanted(&sequence.namespace, &sequence.tokens, committed, priority)
     }
 
     /// Reserves the blocks that the next positions of running sequences need. If there are not

@@ -55,7 +55,13 @@ pub(super) fn stored_kv(prompt: &[u32], block_size: usize, first_block: usize) -
 pub(super) struct EvictedSink(pub(super) Saves);
 
 impl KvSink for EvictedSink {
-    fn wanted(&self, _: &Namespace, _: &Arc<Vec<u32>>, _: Range<usize>) -> Option<SaveRequest> {
+    fn wanted(
+        &self,
+        _: &Namespace,
+        _: &Arc<Vec<u32>>,
+        _: Range<usize>,
+        _: i32,
+    ) -> Option<SaveRequest> {
         None
     }
 
