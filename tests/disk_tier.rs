@@ -102,8 +102,8 @@ async fn the_eviction_policy_holds_for_the_disk() {
         let engine = builder.build().await.expect("an engine");
         // The second prompt is important, the first one is used again.
         for (seed, priority) in [(0, 0), (1, 1), (2, 0), (0, 0), (3, 0)] {
-            if seed == 3 {
-                changed.map(|policy| engine.set_eviction_policy(policy).expect("it runs"));
+            if let Some(policy) = changed.filter(|_| seed == 3) {
+                engine.set_eviction_policy(policy).expect("it runs");
             }
             let request = Request::tokens(prompt(70, seed)).max_tokens(1).priority(priority);
             engine.complete(request).await.expect("an answer");

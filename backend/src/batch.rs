@@ -21,6 +21,9 @@ pub struct BackendSpec {
     /// Number of values of a hidden state, from which embeddings are made; `None` if the backend
     /// does not return hidden states.
     pub hidden_size: Option<usize>,
+    /// Whether the backend finds the largest logit of a row itself if no more is needed
+    /// ([`LogitRows::Best`]). It is worth it where rows must be copied from a device.
+    pub best_logits: bool,
 }
 
 /// For which tokens of a sequence's slice the backend returns a row, and whether it is a row of
@@ -32,6 +35,9 @@ pub enum LogitRows {
     None,
     /// For the slice's last token, which is what sampling needs.
     Last,
+    /// For the slice's last token, but only the largest logit, which is what greedy sampling needs.
+    /// Not requested unless [`BackendSpec::best_logits`] is true.
+    Best,
     /// For every token of the slice, which is what prompt log-probabilities need.
     All,
     /// The hidden state of the slice's last token, which is what an embedding with
@@ -49,7 +55,7 @@ impl LogitRows {
         match self {
             Self::Last => token_count.saturating_sub(1)..token_count,
             Self::All => 0..token_count,
-            Self::None | Self::LastHidden | Self::AllHidden => 0..0,
+            Self::None | Self::Best | Self::LastHidden | Self::AllHidden => 0..0,
         }
     }
 
@@ -59,8 +65,14 @@ impl LogitRows {
         match self {
             Self::LastHidden => token_count.saturating_sub(1)..token_count,
             Self::AllHidden => 0..token_count,
-            Self::None | Self::Last | Self::All => 0..0,
+            Self::None | Self::Last | Self::Best | Self::All => 0..0,
         }
+    }
+
+    /// Whether the largest logit of the last token is returned.
+    #[must_use]
+    pub fn is_best(self) -> bool {
+        self == Self::Best
     }
 }
 
@@ -94,7 +106,7 @@ pub struct StepBatch {
     pub sequences: Vec<SequenceSlice>,
 }
 
-/// The logits and the hidden states of a step.
+/// What a step returns.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutput {
     /// Row-major `[rows, vocab_size]`: the rows requested by each slice's `logit_rows`, in the
@@ -103,6 +115,17 @@ pub struct StepOutput {
     /// Row-major `[rows, hidden_size]`: the hidden states requested by each slice's `logit_rows`,
     /// in the order of the batch's tokens.
     pub hidden: Vec<f32>,
+    /// The largest logits, one for each slice with [`LogitRows::Best`].
+    pub best: Vec<BestLogit>,
+}
+
+/// The largest logit of a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BestLogit {
+    /// Its token; among equal logits, the one with the lowest id.
+    pub token: u32,
+    /// The logit. If the row has a NaN or +infinity, it is one of these.
+    pub logit: f32,
 }
 
 /// Why a step failed. The contents of the positions it should have written are undefined

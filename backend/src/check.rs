@@ -112,6 +112,9 @@ fn check_slices(batch: &StepBatch, spec: &BackendSpec) -> Result<usize, BackendE
             let rows = slice.logit_rows;
             return Err(malformed(index, format_args!("expected rows of logits, got {rows:?}")));
         }
+        if slice.logit_rows.is_best() && !spec.best_logits {
+            return Err(malformed(index, format_args!("expected whole rows of logits, got Best")));
+        }
         rows += slice.logit_rows.logits(count).len();
     }
     if !rest.is_empty() {

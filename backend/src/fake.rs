@@ -16,8 +16,8 @@ use std::time::Duration;
 use stolon_kvcache::BlockId;
 
 use crate::{
-    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, SequenceSlice, StepBatch,
-    StepOutput, check_read, check_write,
+    Backend, BackendError, BackendSpec, BatchChecker, BestLogit, KvFormat, SequenceSlice,
+    StepBatch, StepOutput, check_read, check_write,
 };
 
 pub use handle::{FakeFault, FakeHandle, StepHold};
@@ -52,6 +52,8 @@ pub struct FakeOptions {
     pub block_count: usize,
     /// Number of values of a hidden state; `None` for a backend that returns logits only.
     pub hidden_size: Option<usize>,
+    /// Whether it finds the largest logit of a row itself.
+    pub best_logits: bool,
     /// The simulated duration of steps.
     pub latency: FakeLatency,
     /// Whether a step fails when it reads a position that was never written, or whose mark does
@@ -70,6 +72,7 @@ impl Default for FakeOptions {
             block_size: 16,
             block_count: 256,
             hidden_size: Some(16),
+            best_logits: false,
             latency: FakeLatency::default(),
             strict: true,
             record: false,
@@ -103,6 +106,7 @@ impl FakeBackend {
                 block_count,
                 block_bytes: block_size * SLOT_BYTES,
                 hidden_size: options.hidden_size,
+                best_logits: options.best_logits,
             },
             latency: options.latency,
             strict: options.strict,
@@ -171,6 +175,11 @@ impl FakeBackend {
             digest.push(self.read(slice, position, digest.last())?);
             if slice.logit_rows.logits(tokens.len()).contains(&index) {
                 digest.append_logits(self.spec.vocab_size, &mut output.logits);
+            }
+            if slice.logit_rows.is_best() && index + 1 == tokens.len() {
+                let mut row = Vec::new();
+                digest.append_logits(self.spec.vocab_size, &mut row);
+                output.best.push(BestLogit::of(&row));
             }
             if slice.logit_rows.hidden(tokens.len()).contains(&index) {
                 digest.append_hidden(self.spec.hidden_size.unwrap_or(0), &mut output.hidden);

@@ -39,6 +39,8 @@ use std::sync::Arc;
 use logprob::RawRow;
 use penalties::Penalties;
 
+use crate::batch::BestLogit;
+
 /// How a request's tokens are chosen. The default is greedy, with every transform off.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
@@ -241,6 +243,18 @@ pub struct Sampled {
     pub logprob: Option<TokenLogprob>,
 }
 
+impl BestLogit {
+    /// The largest logit of `row`, `[vocab_size]`.
+    #[must_use]
+    pub fn of(row: &[f32]) -> BestLogit {
+        match select::best(row) {
+            Ok(token) => BestLogit { token, logit: row[token as usize] },
+            Err(SamplingError::BadLogit { token, value }) => BestLogit { token, logit: value },
+            Err(_) => BestLogit { token: 0, logit: f32::NEG_INFINITY },
+        }
+    }
+}
+
 /// The sampling state of one sequence. Its lifecycle:
 ///
 /// 1. [`SamplerState::new`] creates it when the sequence is admitted.
@@ -337,6 +351,34 @@ impl SamplerState {
         let logprob = raw_row.map(|row| row.of(token, raw_logits.as_deref().unwrap_or(logits)));
         self.observe(token);
         Ok(Sampled { token, logprob })
+    }
+
+    /// Whether the largest logit is all that the next token depends on.
+    #[must_use]
+    pub fn needs_best_only(&self) -> bool {
+        self.params.is_greedy() && self.params.logprobs.is_none() && !self.transforms()
+    }
+
+    /// As [`SamplerState::sample`], of a row of `vocab_size` logits of which only the largest is known.
+    /// To be called only if that [suffices](SamplerState::needs_best_only).
+    ///
+    /// # Errors
+    /// [`SamplingError::BadLogit`] and [`SamplingError::NoCandidate`]. The state is unchanged then.
+    pub fn sample_best(
+        &mut self,
+        best: BestLogit,
+        vocab_size: usize,
+    ) -> Result<Sampled, SamplingError> {
+        debug_assert!(self.needs_best_only(), "more than the largest logit is needed");
+        let BestLogit { token, logit } = best;
+        if logit.is_nan() || logit == f32::INFINITY {
+            return Err(SamplingError::BadLogit { token, value: logit });
+        }
+        if logit == f32::NEG_INFINITY {
+            return Err(SamplingError::NoCandidate { vocab_size });
+        }
+        self.observe(token);
+        Ok(Sampled { token, logprob: None })
     }
 
     /// Whether the next token can be chosen without a delay: the request has no

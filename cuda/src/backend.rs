@@ -87,6 +87,7 @@ impl CandleBackend {
             block_count: shape.block_count,
             block_bytes: shape.block_bytes(),
             hidden_size: Some(config.hidden_size),
+            best_logits: true,
         };
         tracing::info!(
             device = %options.device,

@@ -11,6 +11,7 @@ use stolon_model::DecoderConfig;
 
 use crate::OpenError;
 use crate::attention::{AttentionArgs, AttentionKind, Prepared};
+use crate::best::best_logits;
 use crate::kv_store::KvStore;
 use crate::kv_write;
 use crate::layer::{Layer, Norm};
@@ -128,7 +129,7 @@ impl Decoder {
         prepared.attend(q, kv.layer(index), kv.shape(), &args)
     }
 
-    /// Logits and hidden states of the output rows `x`.
+    /// What the step returns of the output rows `x`.
     fn output(&self, x: &Tensor, plan: &StepPlan) -> Result<StepOutput> {
         let normed = self.final_norm.apply(x)?;
         let select = |rows: &[u32]| normed.index_select(&indices(rows, &self.device)?, 0);
@@ -136,17 +137,22 @@ impl Decoder {
             [] => Vec::new(),
             rows => select(rows)?.flatten_all()?.to_vec1()?,
         };
-        if plan.logit_rows.is_empty() {
-            return Ok(StepOutput { logits: Vec::new(), hidden });
+        // One product for all rows that have logits.
+        let rows = [plan.logit_rows.as_slice(), &plan.best_rows].concat();
+        if rows.is_empty() {
+            return Ok(StepOutput { hidden, ..StepOutput::default() });
         }
-        let mut logits = self.head.forward(&select(&plan.logit_rows)?)?;
+        let mut logits = self.head.forward(&select(&rows)?)?;
         if let Some(scale) = self.config.logit_scale {
             logits = logits.affine(f64::from(scale), 0.0)?;
         }
         if let Some(cap) = self.config.logit_softcap.map(f64::from) {
             logits = logits.affine(1.0 / cap, 0.0)?.tanh()?.affine(cap, 0.0)?;
         }
-        Ok(StepOutput { logits: logits.flatten_all()?.to_vec1()?, hidden })
+        let (whole, best) = (plan.logit_rows.len(), plan.best_rows.len());
+        let best = best_logits(&logits.narrow(0, whole, best)?)?;
+        let logits = logits.narrow(0, 0, whole)?.flatten_all()?.to_vec1()?;
+        Ok(StepOutput { logits, hidden, best })
     }
 }
 

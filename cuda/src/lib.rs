@@ -19,6 +19,7 @@
 
 mod attention;
 mod backend;
+mod best;
 mod decoder;
 mod device;
 mod experts;

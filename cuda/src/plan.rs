@@ -1,7 +1,7 @@
 //! What a batch means in rows: positions, slots of the KV store, and which rows are returned.
 
 use candle_core::{Device, Result, Tensor};
-use stolon_backend::{SequenceSlice, StepBatch};
+use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
 use stolon_kvcache::BlockId;
 
 /// The rows of one step, in the order of the batch's tokens.
@@ -17,6 +17,8 @@ pub(crate) struct StepPlan {
     pub(crate) output_rows: Vec<u32>,
     /// Indices into `output_rows` of the rows that get logits.
     pub(crate) logit_rows: Vec<u32>,
+    /// Indices into `output_rows` of the rows of which the largest logit is returned.
+    pub(crate) best_rows: Vec<u32>,
     /// Indices into `output_rows` of the rows whose hidden states are returned.
     pub(crate) hidden_rows: Vec<u32>,
 }
@@ -49,6 +51,7 @@ impl StepPlan {
             slots: Vec::with_capacity(rows),
             output_rows: Vec::new(),
             logit_rows: Vec::new(),
+            best_rows: Vec::new(),
             hidden_rows: Vec::new(),
         };
         for slice in &batch.sequences {
@@ -60,11 +63,15 @@ impl StepPlan {
                 plan.positions.push(position as u32);
             }
             let end = plan.positions.len();
-            let is_hidden = !slice.logit_rows.hidden(slice.token_count).is_empty();
+            let rows = match slice.logit_rows {
+                LogitRows::Best => &mut plan.best_rows,
+                LogitRows::LastHidden | LogitRows::AllHidden => &mut plan.hidden_rows,
+                LogitRows::None | LogitRows::Last | LogitRows::All => &mut plan.logit_rows,
+            };
             for row in end - output_count(slice)..end {
                 let output = plan.output_rows.len() as u32;
                 plan.output_rows.push(row as u32);
-                if is_hidden { &mut plan.hidden_rows } else { &mut plan.logit_rows }.push(output);
+                rows.push(output);
             }
         }
         plan
@@ -97,7 +104,7 @@ fn span(slice: &SequenceSlice, count: usize) -> QuerySpan<'_> {
 /// Number of the slice's last rows that are returned.
 fn output_count(slice: &SequenceSlice) -> usize {
     let (rows, count) = (slice.logit_rows, slice.token_count);
-    rows.logits(count).len() + rows.hidden(count).len()
+    rows.logits(count).len() + rows.hidden(count).len() + usize::from(rows.is_best())
 }
 
 /// Index in the KV store of a position of a sequence.
@@ -112,8 +119,6 @@ pub(crate) fn indices(values: &[u32], device: &Device) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
-    use stolon_backend::LogitRows;
-
     use super::*;
 
     /// Goal: the plan has the right positions and output rows, and exactly the positions from
@@ -128,23 +133,25 @@ mod tests {
             logit_rows,
         };
         let batch = StepBatch {
-            tokens: vec![0; 10],
+            tokens: vec![0; 11],
             sequences: vec![
                 slice(6, 2, 3, &[9, 5], LogitRows::Last),
                 slice(1, 3, 4, &[1], LogitRows::None),
                 slice(3, 0, 0, &[2], LogitRows::AllHidden),
+                slice(1, 0, 0, &[3], LogitRows::Best),
             ],
         };
         let plan = StepPlan::new(&batch, 4);
-        assert_eq!(plan.positions, [2, 3, 4, 5, 6, 7, 3, 0, 1, 2]);
-        assert_eq!(plan.written_rows, [1, 2, 3, 4, 5, 7, 8, 9]);
-        assert_eq!(plan.slots, [39, 20, 21, 22, 23, 8, 9, 10]);
-        assert_eq!(plan.output_rows, [5, 7, 8, 9]);
+        assert_eq!(plan.positions, [2, 3, 4, 5, 6, 7, 3, 0, 1, 2, 0]);
+        assert_eq!(plan.written_rows, [1, 2, 3, 4, 5, 7, 8, 9, 10]);
+        assert_eq!(plan.slots, [39, 20, 21, 22, 23, 8, 9, 10, 12]);
+        assert_eq!(plan.output_rows, [5, 7, 8, 9, 10]);
         assert_eq!((plan.logit_rows, plan.hidden_rows), (vec![0], vec![1, 2, 3]));
+        assert_eq!(plan.best_rows, [4]);
         let shape = |spans: Vec<QuerySpan<'_>>| -> Vec<_> {
             spans.iter().map(|span| (span.start, span.count, span.context())).collect()
         };
-        assert_eq!(shape(all_spans(&batch)), [(2, 6, 8), (3, 1, 4), (0, 3, 3)]);
-        assert_eq!(shape(output_spans(&batch)), [(7, 1, 8), (0, 3, 3)]);
+        assert_eq!(shape(all_spans(&batch)), [(2, 6, 8), (3, 1, 4), (0, 3, 3), (0, 1, 1)]);
+        assert_eq!(shape(output_spans(&batch)), [(7, 1, 8), (0, 3, 3), (0, 1, 1)]);
     }
 }

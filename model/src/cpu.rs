@@ -172,6 +172,8 @@ impl CpuBackend {
             block_count,
             block_bytes: shape.block_bytes(),
             hidden_size: Some(decoder.config().hidden_size),
+            // The rows are in the engine's memory already.
+            best_logits: false,
         };
         tracing::info!(
             path = path.name(),

@@ -176,7 +176,7 @@ impl Decoder {
         kernels::multiply(self.path, threads, &self.activations.normed, &mut [product]);
         passes::finish_logits(&self.config, self.path, &mut logits, workers);
         self.profile.mark(Stage::Logits);
-        StepOutput { logits, hidden }
+        StepOutput { logits, hidden, ..StepOutput::default() }
     }
 
     /// Returns the hidden states that the batch requests, `[rows, hidden_size]`, and leaves only

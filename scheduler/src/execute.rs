@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use stolon_backend::{
-    Backend, SamplingError, SequenceSlice, StepBatch, StepOutput, TokenLogprob, prompt_logprob,
+    Backend, BestLogit, SamplingError, SequenceSlice, StepBatch, StepOutput, TokenLogprob,
+    prompt_logprob,
 };
 
 use crate::step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
@@ -58,6 +59,12 @@ fn forward(
             output.hidden.len()
         ));
     }
+    let wanted = batch.sequences.iter().filter(|slice| slice.logit_rows.is_best()).count();
+    if output.best.len() != wanted {
+        let got = output.best.len();
+        return Err(format!("the backend returned {got} largest logits, expected {wanted}"));
+    }
+    let mut best = output.best.into_iter();
     let mut rest = output.logits.as_mut_slice();
     let mut states = output.hidden.as_slice();
     let mut results = Vec::with_capacity(tasks.len());
@@ -72,7 +79,8 @@ fn forward(
         rest = others;
         let (own, others) = states.split_at(state_count(slice) * hidden_size);
         states = others;
-        let mut result = sample_slice(rows, vocab_size, task);
+        let best = slice.logit_rows.is_best().then(|| best.next()).flatten();
+        let mut result = sample_slice(rows, best, vocab_size, task);
         if let Some(pooler) = result.pooler.as_mut().filter(|_| !own.is_empty()) {
             pooler.push(own, hidden_size);
         }
@@ -97,23 +105,32 @@ fn keep_slices(batch: StepBatch, kept: impl Iterator<Item = bool>) -> StepBatch 
     batch
 }
 
-/// Samples from one slice's logits and computes its log-probabilities.
-fn sample_slice(rows: &mut [f32], vocab_size: usize, task: RowTask) -> RowResult {
+/// Samples from one slice's logits, or from the largest one, and computes its log-probabilities.
+fn sample_slice(
+    rows: &mut [f32],
+    best: Option<BestLogit>,
+    vocab_size: usize,
+    task: RowTask,
+) -> RowResult {
     let RowTask { mut sampler, return_logits, prompt, pooler, .. } = task;
     let mut result = RowResult { pooler, ..RowResult::default() };
     match prompt.map(|prompt| prompt_rows(rows, vocab_size, &prompt)).transpose() {
         Ok(logprobs) => result.prompt = logprobs.unwrap_or_default(),
         Err(error) => result.failure = Some(error),
     }
-    if let Some(sampler) = &mut sampler
-        && rows.len() >= vocab_size
-        && result.failure.is_none()
-    {
-        let last = rows.len() - vocab_size;
-        // Copied before sampling, which overwrites the row.
-        result.logits = return_logits.then(|| Arc::from(&rows[last..]));
-        match sampler.sample(&mut rows[last..]) {
-            Ok(sampled) => result.sampled = Some(sampled),
+    let last = rows.len().checked_sub(vocab_size).map(|last| &mut rows[last..]);
+    if let Some(sampler) = sampler.as_mut().filter(|_| result.failure.is_none()) {
+        let sampled = match (last, best) {
+            (Some(row), _) => {
+                // Copied before sampling, which overwrites the row.
+                result.logits = return_logits.then(|| Arc::from(&*row));
+                Some(sampler.sample(row))
+            }
+            (None, Some(best)) => Some(sampler.sample_best(best, vocab_size)),
+            (None, None) => None,
+        };
+        match sampled.transpose() {
+            Ok(sampled) => result.sampled = sampled,
             Err(error) => result.failure = Some(error),
         }
     }

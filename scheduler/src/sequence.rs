@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use stolon_backend::{LogitRows, Pooler, Pooling, SamplerState, TokenLogprob};
+use stolon_backend::{BackendSpec, LogitRows, Pooler, Pooling, SamplerState, TokenLogprob};
 use stolon_kvcache::{BlockId, BlockLease, Namespace, PrefixLease};
 
 use crate::budget::{AnswerLimit, DecodeForecast};
@@ -265,27 +265,42 @@ impl Sequence {
     }
 
     /// What step planning needs to know about it, when `computed` positions are in the KV store after
-    /// the step's loads. While there is more to be loaded, it takes no part.
-    pub(crate) fn view(&self, block_size: usize, computed: usize) -> SequenceView {
+    /// the step's loads. While there is more to be loaded, it takes no part. `cache_logits` is what
+    /// [`Sequence::row_task`] is going to get.
+    pub(crate) fn view(
+        &self,
+        spec: &BackendSpec,
+        computed: usize,
+        cache_logits: bool,
+    ) -> SequenceView {
         let all_logits = self.prompt_logprobs.is_some();
         let (chunk_rows, last_rows) = match self.options.pooling {
             Some(Pooling::Last) => (LogitRows::None, LogitRows::LastHidden),
             Some(Pooling::Mean) => (LogitRows::AllHidden, LogitRows::AllHidden),
             None if all_logits => (LogitRows::All, LogitRows::All),
+            None if spec.best_logits && self.needs_best_only(cache_logits) => {
+                (LogitRows::None, LogitRows::Best)
+            }
             None => (LogitRows::None, LogitRows::Last),
         };
         SequenceView {
             computed,
             tokens: self.tokens.len(),
-            covered: self.held.table.len() * block_size,
+            covered: self.held.table.len() * spec.block_size,
             last_step: self.held.last_step,
             chunk_max: if all_logits { LOGIT_ROWS_MAX } else { usize::MAX },
             chunk_rows,
             last_rows,
             paused: self.end.is_some()
                 || self.is_stalled()
-                || computed < self.loadable().end * block_size,
+                || computed < self.loadable().end * spec.block_size,
         }
+    }
+
+    /// Whether the largest logit is all that is needed of the step that ends its tokens.
+    fn needs_best_only(&self, cache_logits: bool) -> bool {
+        let is_cached = cache_logits && self.generated() == 0;
+        !is_cached && self.sampler.as_ref().is_some_and(SamplerState::needs_best_only)
     }
 
     /// The blocks that can be loaded now: those of its stored KV that continue what is computed and

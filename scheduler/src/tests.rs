@@ -79,6 +79,7 @@ impl Harness {
             block_size,
             block_count,
             hidden_size: Some(HIDDEN_SIZE),
+            best_logits: true,
             ..FakeOptions::default()
         });
         let context =

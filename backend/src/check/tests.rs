@@ -11,6 +11,7 @@ fn spec() -> BackendSpec {
         block_count: 8,
         block_bytes: 0,
         hidden_size: None,
+        best_logits: false,
     }
 }
 

@@ -360,6 +360,39 @@ fn invalid_logits_are_errors() {
     }
 }
 
+/// Goal: of the largest logit alone, the same token is chosen, or the same error returned, as of the
+/// whole row, and a request that needs more of the row says so.
+#[test]
+fn the_largest_logit_replaces_the_row() {
+    let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 3.0, 3.0, -0.0, 0.0];
+    for case in 0..2_000_usize {
+        let value = |at: usize| special[(case * 31 + at * at * 7 + at * case) % special.len()];
+        let usable = |at: usize| if value(at) < f32::INFINITY { value(at) } else { 1.0 };
+        let len = case % 7;
+        let row: Vec<f32> = match case % 3 {
+            0 => (0..len).map(value).collect(),
+            1 => (0..len).map(usable).collect(),
+            _ => vec![f32::NEG_INFINITY; len],
+        };
+        let mut whole = SamplerState::new(SamplingParams::default(), &[]);
+        let mut best = whole.clone();
+        assert!(best.needs_best_only());
+        let (expected, got) =
+            (whole.sample(&mut row.clone()), best.sample_best(BestLogit::of(&row), row.len()));
+        // NaN is not equal to itself.
+        assert_eq!(format!("{got:?}"), format!("{expected:?}"), "{row:?}");
+        assert_eq!(best.output_len, whole.output_len);
+    }
+    for params in [
+        SamplingParams { temperature: 0.5, ..Default::default() },
+        SamplingParams { logprobs: Some(0), ..Default::default() },
+        SamplingParams { presence_penalty: 0.1, ..Default::default() },
+        SamplingParams { logit_bias: [(0, 1.0)].into(), ..Default::default() },
+    ] {
+        assert!(!SamplerState::new(params, &[]).needs_best_only());
+    }
+}
+
 /// Goal: each parameter that is out of range is refused with its name, the accepted values and the
 /// given value.
 #[test]

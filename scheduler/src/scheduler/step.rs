@@ -12,7 +12,7 @@ use crate::error::EngineError;
 use crate::event::FinishReason;
 use crate::memory::{ActorStopped, Memory};
 use crate::schedule;
-use crate::sequence::Ending;
+use crate::sequence::{Ending, Sequence};
 use crate::step_plan::{RowTask, StepDone, StepPlan};
 
 impl<M: Memory> Scheduler<M> {
@@ -119,12 +119,16 @@ impl<M: Memory> Scheduler<M> {
 
     /// Plans the next step; `None` if no running sequence can take part.
     pub(super) fn plan(&mut self) -> Option<StepPlan> {
-        let block_size = self.context.spec.block_size;
+        let (spec, config) = (&self.context.spec, &self.context.config);
+        let block_size = spec.block_size;
+        let cache_logits = config.prefix_caching && config.logit_cache_bytes > 0;
+        let cache_logits = |sequence: &Sequence| cache_logits && sequence.prompt_len >= block_size;
         let loads = self.plan_loads();
         let views: Vec<_> = (self.running.iter().enumerate())
             .map(|(index, Running { sequence, .. })| {
                 let load = self.loads.iter().find(|load| load.index == index);
-                sequence.view(block_size, load.map_or(sequence.held.computed, |load| load.end))
+                let computed = load.map_or(sequence.held.computed, |load| load.end);
+                sequence.view(&self.context.spec, computed, cache_logits(sequence))
             })
             .collect();
         let slices = schedule::plan(&views, self.context.config.max_batched_tokens);
@@ -136,8 +140,6 @@ impl<M: Memory> Scheduler<M> {
         for load in &self.loads {
             self.running[load.index].sequence.held.last_step = self.step;
         }
-        let config = &self.context.config;
-        let cache_logits = config.prefix_caching && config.logit_cache_bytes > 0;
         let mut batch = StepBatch::default();
         let mut tasks = Vec::with_capacity(slices.len());
         let mut in_flight = Vec::with_capacity(slices.len());
@@ -152,7 +154,7 @@ impl<M: Memory> Scheduler<M> {
                 block_table: sequence.held.table[..blocks_for(block_size, end)].to_vec(),
                 logit_rows: slice.rows,
             });
-            let cache_logits = cache_logits && sequence.prompt_len >= block_size;
+            let cache_logits = cache_logits(sequence);
             tasks.push(RowTask {
                 load: self.loads.iter().position(|load| load.index == slice.index),
                 ..sequence.row_task(slice.start, slice.count, cache_logits)
