@@ -45,10 +45,15 @@ impl SubBlock {
         }
         let inverse = 1.0 / scale;
         let mut bytes = [0; SUB_BLOCK];
-        let mut sums = [0, 0];
-        for (index, (byte, value)) in bytes.iter_mut().zip(values).enumerate() {
+        for (byte, value) in bytes.iter_mut().zip(values) {
             *byte = round_to_byte(value * inverse);
-            sums[index / (SUB_BLOCK / 2)] += i32::from(*byte);
+        }
+        // Loops of their own, so that the compiler can vectorize all three.
+        let mut sums = [0, 0];
+        for (sum, half) in sums.iter_mut().zip(bytes.as_chunks::<{ SUB_BLOCK / 2 }>().0) {
+            for byte in half {
+                *sum += i32::from(*byte);
+            }
         }
         #[allow(clippy::cast_precision_loss, reason = "at most 32 * 127")]
         let sums = [sums[0] + sums[1], sums[0], sums[1]].map(|sum| -(scale * sum as f32));
@@ -92,12 +97,14 @@ impl GroupRows<'_> {
     ) {
         for index in 0..self.source.columns / SUB_BLOCK {
             for row in 0..self.size {
-                let sub_block = if row < self.source.rows {
-                    let values = self.source.row(row)[index * SUB_BLOCK..].first_chunk();
-                    values.map_or(SubBlock::ZERO, SubBlock::of)
-                } else {
-                    SubBlock::ZERO
-                };
+                let mut sub_block = SubBlock::ZERO;
+                // As an argument of a function of `Option`, `SubBlock::of` would be compiled without
+                // the instruction set of the caller.
+                if row < self.source.rows
+                    && let Some(values) = self.source.row(row)[index * SUB_BLOCK..].first_chunk()
+                {
+                    sub_block = SubBlock::of(values);
+                }
                 let at = index * self.size + row;
                 // SAFETY: `at` is below `columns / 32 * rows`, the number of scales. The other
                 // indices are below `SUMS` times that number.
