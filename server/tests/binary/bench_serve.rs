@@ -177,9 +177,14 @@ fn servers_that_misbehave_are_reported() {
         (
             "status 301",
             "",
-            b"HTTP/1.1 301 Moved\r\nlocation: /x\r\ncontent-length: 0\r\n\r\n".to_vec(),
+            b"HTTP/1.1 301 Moved\r\nlocation: /x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+                .to_vec(),
         ),
-        ("status 429", "overloaded", b"HTTP/1.1 429 No\r\ncontent-length: 0\r\n\r\n".to_vec()),
+        (
+            "status 429",
+            "overloaded",
+            b"HTTP/1.1 429 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".to_vec(),
+        ),
     ];
     for (kind, part, reply) in cases {
         let shown = String::from_utf8_lossy(&reply[..reply.len().min(120)]).into_owned();
