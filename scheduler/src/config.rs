@@ -73,8 +73,7 @@ impl EvictionOrderFactory {
         EvictionOrderFactory(Arc::new(make))
     }
 
-    /// A new order.
-    pub fn make(&self) -> Box<dyn EvictionOrder> {
+    fn make(&self) -> Box<dyn EvictionOrder> {
         (self.0)()
     }
 }
@@ -177,6 +176,14 @@ impl Default for EngineConfig {
 impl EngineConfig {
     /// Largest value of [`EngineConfig::max_sessions`].
     pub const MAX_SESSIONS: usize = 65_536;
+
+    /// A new eviction order, as it is at startup.
+    pub fn new_eviction_order(&self) -> Box<dyn EvictionOrder> {
+        match &self.eviction_order {
+            Some(custom) => custom.make(),
+            None => self.eviction_policy.order(),
+        }
+    }
 
     /// Validates every setting that does not depend on the backend.
     ///

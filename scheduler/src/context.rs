@@ -170,12 +170,12 @@ impl AdmissionContext {
     /// # Errors
     /// [`EngineError::InvalidParameter`] for a block size that the prefix tree does not support.
     pub fn empty_cache(&self) -> Result<EmptyCache, EngineError> {
-        let builder = TreeBuilder::new(self.spec.block_size);
-        let builder = match (self.eviction_policy(), &self.config.eviction_order) {
-            (None, Some(factory)) => builder.eviction_order(factory.make()),
-            (policy, _) => builder.eviction_policy(policy.unwrap_or_default()),
+        let eviction = match self.eviction_policy() {
+            Some(policy) => policy.order(),
+            None => self.config.new_eviction_order(),
         };
-        let (writer, reader) = builder
+        let (writer, reader) = TreeBuilder::new(self.spec.block_size)
+            .eviction_order(eviction)
             .pin_budget(self.config.pin_budget)
             .block_count(self.spec.block_count)
             .build()

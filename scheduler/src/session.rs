@@ -20,6 +20,7 @@
 //! sessions; the sessions and their tokens stay.
 
 mod held_blocks;
+mod sessions;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -31,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use stolon_kvcache::{Namespace, PrefixLease};
 
-pub use table::Sessions;
+pub use sessions::Sessions;
 
 use crate::error::EngineError;
 
