@@ -43,24 +43,39 @@ pub(crate) fn pack_group(path: Path, source: SourceRows<'_>, group: usize, packe
 /// 16, and `packed` holds `group * columns` values.
 #[inline(always)]
 unsafe fn transpose_lanes<L: Lanes>(source: SourceRows<'_>, group: usize, packed: &mut [f32]) {
-    let end = packed.as_ptr().wrapping_add(packed.len());
     for from in (0..source.columns).step_by(LANES) {
         let count = LANES.min(source.columns - from);
-        // SAFETY: each row has `count` columns from `from` on, and `(from + k) * group` is below
-        // the length of `packed`. A column is stored as a whole vector, but not beyond the end of
-        // `packed`. Its surplus lanes are zero or belong to the next columns, which are stored
-        // later.
+        // SAFETY: each row has `count` columns from `from` on, and `packed` holds a group for each.
         unsafe {
             let mut square = [L::splat(0.0); LANES];
             for (row, lanes) in square.iter_mut().enumerate().take(source.rows) {
                 *lanes = load_some(source.row(row).as_ptr().add(from), count, 0.0);
             }
-            L::transpose(&mut square);
-            for (k, column) in square.iter().enumerate().take(count) {
-                let to = packed.as_mut_ptr().add((from + k) * group);
-                let left = end.offset_from_unsigned(to);
-                store_some(*column, to, left);
-            }
+            store_transposed(&mut square, count, group, &mut packed[from * group..]);
+        }
+    }
+}
+
+/// Stores the first `count` columns of a square of 16 rows, `group` values of each.
+///
+/// # Safety
+/// The instruction set of `L` is available. `group` and `count` are at most 16, and `packed` holds at
+/// least `count * group` values. What follows them is stored later: it may be overwritten.
+#[inline(always)]
+unsafe fn store_transposed<L: Lanes>(
+    square: &mut [L; LANES],
+    count: usize,
+    group: usize,
+    packed: &mut [f32],
+) {
+    debug_assert!(group <= LANES && count <= LANES && packed.len() >= count * group);
+    // SAFETY: by the caller. A column is stored as a whole vector, but not beyond the end of `packed`.
+    // Its surplus lanes belong to the next columns.
+    unsafe {
+        L::transpose(square);
+        for (k, column) in square.iter().enumerate().take(count) {
+            let left = packed.len() - k * group;
+            store_some(*column, packed.as_mut_ptr().add(k * group), left);
         }
     }
 }
@@ -76,7 +91,8 @@ dispatch! {
 /// in the products.
 ///
 /// # Safety
-/// AVX-512 F, BW, VL, DQ and BF16 are available.
+/// AVX-512 F, BW, VL, DQ and BF16 are available. The source has at most `group` rows, `group` is at
+/// most 16, and `packed` holds `group * columns.div_ceil(2)` values.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 pub(crate) unsafe fn pack_group_pairs(source: SourceRows<'_>, group: usize, packed: &mut [f32]) {
@@ -85,12 +101,11 @@ pub(crate) unsafe fn pack_group_pairs(source: SourceRows<'_>, group: usize, pack
     if source.rows < group || packed.len() > group * source.columns.div_ceil(2) {
         packed.fill(0.0);
     }
-    let end = packed.as_ptr().wrapping_add(packed.len());
     for from in (0..source.columns).step_by(2 * LANES) {
         let pairs = LANES.min((source.columns - from).div_ceil(2));
+        let packed = &mut packed[from / 2 * group..];
         // SAFETY: the instruction sets are enabled for this function. `load_some` reads what is left
-        // of a row, which may be nothing. Each of the `pairs` columns is below the length of
-        // `packed`, and is stored as in `transpose_lanes`.
+        // of a row, which may be nothing. `packed` holds a group for each of the `pairs` columns.
         unsafe {
             let mut square = [Avx512::splat(0.0); LANES];
             for (row, lanes) in square.iter_mut().enumerate().take(source.rows) {
@@ -100,21 +115,16 @@ pub(crate) unsafe fn pack_group_pairs(source: SourceRows<'_>, group: usize, pack
                 let high = load_some::<Avx512>(high.as_ptr(), high.len(), 0.0);
                 *lanes = low.round_pairs(high);
             }
-            let to = packed.as_mut_ptr().add(from / 2 * group);
-            if group < TRANSPOSED_ROWS_MIN {
-                for (row, lanes) in square.iter().enumerate().take(source.rows) {
-                    let mut column = [0.0; LANES];
-                    lanes.store(column.as_mut_ptr());
-                    for (k, pair) in column.iter().enumerate().take(pairs) {
-                        *to.add(k * group + row) = *pair;
-                    }
-                }
+            if group >= TRANSPOSED_ROWS_MIN {
+                store_transposed(&mut square, pairs, group, packed);
                 continue;
             }
-            Avx512::transpose(&mut square);
-            for (k, column) in square.iter().enumerate().take(pairs) {
-                let to = to.add(k * group);
-                store_some(*column, to, end.offset_from_unsigned(to));
+            for (row, lanes) in square.iter().enumerate().take(source.rows) {
+                let mut of_row = [0.0; LANES];
+                lanes.store(of_row.as_mut_ptr());
+                for (k, pair) in of_row.iter().enumerate().take(pairs) {
+                    packed[k * group + row] = *pair;
+                }
             }
         }
     }
