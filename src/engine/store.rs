@@ -1,13 +1,14 @@
 //! Storing: what is copied out of the pool to be written to the disk, and when.
 
 use std::collections::HashSet;
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
 
 use stolon_actors::EngineHandle;
 use stolon_kvcache::{EvictedPrefix, Namespace};
 use stolon_scheduler::{EvictedCopy, KvSink, SaveRequest};
-use stolon_tiers::{Claim, Place};
+use stolon_tiers::{ChainKey, Claim};
 
 use super::tier_policy::WritePolicy;
 use super::tiers::{Disk, Lookup, Tiers};
@@ -21,11 +22,12 @@ impl Tiers {
     pub(super) fn note_use(&self, disk: &Disk, handle: &EngineHandle, lookup: &Lookup) {
         let Lookup { namespace, tokens, places, cached, priority } = lookup;
         // What is found in the pool is not read, but is in use nonetheless.
-        let in_pool = &places[..cached / disk.tier.shape().record_positions()];
+        let positions = disk.tier.shape().record_positions();
+        let in_pool = &places[..cached / positions];
         disk.tier.note_use(in_pool, *priority);
-        let WritePolicy::WriteThroughSelective { .. } = self.write else { return };
+        let WritePolicy::WriteThroughSelective { hits } = self.write else { return };
         self.uses().note(places.iter().map(|place| place.key));
-        let end = self.wanted_len(disk, namespace, &tokens[..*cached]);
+        let end = positions * self.used_often(in_pool.iter().map(|place| place.key), hits);
         if let Some(claim) = disk.writer.claim(*namespace, tokens, 0..end) {
             let (claim, handle) = (claim.priority(*priority), handle.clone());
             let runtime = handle.runtime().clone();
@@ -39,13 +41,17 @@ impl Tiers {
         match self.write {
             WritePolicy::WriteThrough => tokens.len(),
             WritePolicy::WriteThroughSelective { hits } => {
-                let uses = self.uses();
-                let often = |place: &Place| uses.at_least(hits.saturating_add(1).get(), &place.key);
-                let records = disk.tier.places(namespace, tokens).take_while(often).count();
-                records * disk.tier.shape().record_positions()
+                let keys = disk.tier.places(namespace, tokens).map(|place| place.key);
+                self.used_often(keys, hits) * disk.tier.shape().record_positions()
             }
             WritePolicy::WriteBack => 0,
         }
+    }
+
+    /// Number of leading records that were found `hits` times after their first use.
+    fn used_often(&self, keys: impl Iterator<Item = ChainKey>, hits: NonZeroU32) -> usize {
+        let uses = self.uses();
+        keys.take_while(|key| uses.at_least(hits.saturating_add(1).get(), key)).count()
     }
 
     /// Stores everything that is in the pool.

@@ -285,10 +285,7 @@ impl DiskTier {
                 Err(error) => self.write_failed(&error),
             }
         }
-        let mut index = self.index();
-        for place in written.iter().rev() {
-            index.note_use(place, &self.shape, priority, false);
-        }
+        self.index().note_use(&written, &self.shape, priority, false);
         written.into_iter().map(|place| place.key).collect()
     }
 
@@ -483,10 +480,7 @@ impl DiskTier {
     /// Notes that a request of this priority has found records of one prefix. The first ones count as
     /// used last. Does no I/O: after a restart, they count as used when they were written or read last.
     pub fn note_use(&self, places: &[Place], priority: i32) {
-        let mut index = self.index();
-        for place in places.iter().rev() {
-            index.note_use(place, &self.shape, priority, true);
-        }
+        self.index().note_use(places, &self.shape, priority, true);
     }
 
     /// As [`note_use`](DiskTier::note_use), also for the order after a restart. Blocks.

@@ -162,8 +162,21 @@ impl Index {
         old.entries.into_keys().collect()
     }
 
-    /// Notes that a record was written for, or found by, a request of this priority.
-    pub(crate) fn note_use(&mut self, place: &Place, shape: &KvShape, priority: i32, found: bool) {
+    /// Notes that records of one prefix were written for, or found by, a request of this priority. The
+    /// first ones count as used last.
+    pub(crate) fn note_use(
+        &mut self,
+        places: &[Place],
+        shape: &KvShape,
+        priority: i32,
+        found: bool,
+    ) {
+        for place in places.iter().rev() {
+            self.note_one(place, shape, priority, found);
+        }
+    }
+
+    fn note_one(&mut self, place: &Place, shape: &KvShape, priority: i32, found: bool) {
         let Some(entry) = self.entries.get_mut(&place.key) else { return };
         self.clock += 1;
         let candidate = &mut entry.candidate;
@@ -219,11 +232,11 @@ mod tests {
 
     fn write(index: &mut Index, places: &[Place], priority: i32) {
         places.iter().for_each(|place| index.insert(place.key, 10));
-        places.iter().rev().for_each(|place| index.note_use(place, &SHAPE, priority, false));
+        index.note_use(places, &SHAPE, priority, false);
     }
 
     fn find(index: &mut Index, places: &[Place]) {
-        places.iter().rev().for_each(|place| index.note_use(place, &SHAPE, 0, true));
+        index.note_use(places, &SHAPE, 0, true);
     }
 
     /// Goal: each policy removes another prompt first, as its name says.
