@@ -16,6 +16,7 @@ use stolon_kvcache::BlockId;
 use crate::config::{DecoderConfig, TensorSpec};
 use crate::decoder::{Decoder, StageTimes, Workers};
 use crate::error::ModelError;
+use crate::kv_probe;
 use crate::kv_store::{
     KvBudget, KvShape, KvStore, KvStoreError, KvType, check_block_size, free_memory,
 };
@@ -158,13 +159,13 @@ impl CpuBackend {
             key_layout: KvLayout::of_keys(path, bf16, block_size, config.head_dim),
         };
         check_memory(&config, &weights, &options, &shape)?;
-        let kv_format = options
+        let mut kv_format = options
             .kv_copies
             .then(|| kv_format(&config, &weights, options.weight_type, &shape, path, thread_count));
         let workers = Workers::new(thread_count);
-        let decoder = Decoder::load(config, weights, options.weight_type, path, &workers)?;
+        let mut decoder = Decoder::load(config, weights, options.weight_type, path, &workers)?;
         let block_count = options.kv_budget.block_count(shape.block_bytes())?;
-        let kv = KvStore::new(shape, block_count)?;
+        let mut kv = KvStore::new(shape, block_count)?;
         let spec = BackendSpec {
             vocab_size: decoder.config().vocab_size,
             max_positions: decoder.config().max_positions,
@@ -175,6 +176,14 @@ impl CpuBackend {
             // The rows are in the engine's memory already.
             best_logits: false,
         };
+        if let Some(format) = &mut kv_format {
+            let probe = kv_probe::step(&spec);
+            decoder.forward(&probe, &mut kv, &workers);
+            let blocks = &probe.sequences[0].block_table;
+            let mut bytes = vec![0; blocks.len() * spec.block_bytes];
+            kv.read_blocks(blocks, &mut bytes, &workers);
+            kv_probe::add_to(format, &bytes);
+        }
         tracing::info!(
             path = path.name(),
             threads = thread_count,
@@ -264,8 +273,8 @@ impl Backend for CpuBackend {
 }
 
 /// Number of the way in which keys and values are computed. It must be raised with every change of
-/// the decoder or the kernels that changes bits of keys or values, so that KV which an earlier
-/// version has stored is not used.
+/// the decoder or the kernels that changes bits of keys or values and that the short prompt of
+/// `kv_probe` may not show, so that KV which an earlier version has stored is not used.
 const KV_REVISION: u32 = 1;
 
 /// What the bytes of blocks depend on: everything of the configuration, all bytes of the weights'

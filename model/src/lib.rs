@@ -20,6 +20,7 @@ pub mod fuzzing;
 #[cfg(feature = "hub")]
 pub mod hub;
 pub mod inspect;
+pub mod kv_probe;
 pub mod kv_store;
 pub mod load;
 pub mod random;
