@@ -135,6 +135,14 @@ pub struct CacheResult {
     pub prompt_tokens: usize,
     /// How many of them are cached, from its start: whole blocks.
     pub cached_tokens: usize,
+    /// How many of them are on the disk, from its start: whole records of 64 tokens or one block,
+    /// whichever is more. Absent without a disk tier.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_tokens: Option<usize>,
+    /// How many of them are on the disk or, as far as is known, in the object store. Absent without
+    /// one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub object_store_tokens: Option<usize>,
 }
 
 /// The reply to `POST /v1/cache/evict`.

@@ -62,7 +62,16 @@ pub(super) fn tree(reply: &Value) -> Vec<String> {
 pub(super) fn results(reply: &Value) -> Vec<String> {
     let results = reply["results"].as_array().map(Vec::as_slice).unwrap_or_default();
     let line = |result: &Value| {
-        format!("{} of {} tokens are cached", result["cached_tokens"], result["prompt_tokens"])
+        let (cached, all) = (&result["cached_tokens"], &result["prompt_tokens"]);
+        let mut line = format!("{cached} of {all} tokens are cached");
+        for (name, place) in
+            [("disk_tokens", "on disk"), ("object_store_tokens", "there or in the object store")]
+        {
+            if let Some(tokens) = result[name].as_u64() {
+                line.push_str(&format!(", {tokens} are {place}"));
+            }
+        }
+        line
     };
     results.iter().map(line).collect()
 }

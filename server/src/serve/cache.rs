@@ -284,15 +284,19 @@ impl App {
         Ok(try_join_all(requests.into_iter().map(|r| self.engine.tokenized(r))).await?)
     }
 
-    /// How much of each prompt is cached.
+    /// How much of each prompt is cached, and in which tier.
     fn cached(&self, requests: &[Request]) -> Result<CacheResults, ApiError> {
-        let cached = self.engine.query_match_lens(requests)?;
-        let results = requests.iter().zip(cached);
-        let results = results.map(|(request, cached_tokens)| CacheResult {
-            prompt_tokens: prompt_len(request),
-            cached_tokens,
+        let (disk, objects) = (self.engine.disk_stats(), self.engine.object_stats());
+        let results = requests.iter().map(|request| {
+            let found = self.engine.query_tiers(request)?;
+            Ok(CacheResult {
+                prompt_tokens: prompt_len(request),
+                cached_tokens: found.pool,
+                disk_tokens: disk.map(|_| found.disk),
+                object_store_tokens: objects.map(|_| found.object_store),
+            })
         });
-        Ok(CacheResults { results: results.collect() })
+        Ok(CacheResults { results: results.collect::<Result<_, ApiError>>()? })
     }
 
     /// Computes those prompts of which a whole block is not cached.

@@ -377,6 +377,17 @@ async fn stored_kv_survives_a_restart() {
     }
     drop(server);
     let server = Server::start(TINY, &args);
+    let found = server.ok("/v1/cache/query", json!({"prompt": prompt(150, 1)})).await;
+    let expected = json!({"prompt_tokens": 158, "cached_tokens": 0, "disk_tokens": 128});
+    assert_eq!(found["results"], json!([expected]));
+    let (url, ids) =
+        (server.url(""), prompt(150, 1).iter().map(u32::to_string).collect::<Vec<_>>());
+    let shown = tokio::task::spawn_blocking(move || {
+        let ids = ids.join(",");
+        crate::support::succeed(&["cache", "--url", &url, "query", "--token-ids", &ids])
+    });
+    let shown = shown.await.expect("no panic");
+    assert_eq!(shown, "0 of 158 tokens are cached, 128 are on disk\n");
     let again = server.complete(body).await;
     assert_eq!(first["choices"], again["choices"]);
     assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], json!(128));
