@@ -310,8 +310,8 @@ impl EngineBuilder {
     /// A custom eviction order, used instead of a built-in [`EvictionPolicy`]. Default: none.
     ///
     /// `make` is called at startup and after each restart of the engine, because a restarted engine
-    /// has a new, empty cache, and once for the disk tier if there is one. The order's methods run while the engine changes the prefix tree.
-    /// They should return quickly and must not panic.
+    /// has a new, empty cache, and once for the disk tier if there is one. The order's methods run
+    /// while the engine changes the prefix tree. They should return quickly and must not panic.
     ///
     /// ```
     /// use stolon::{Engine, EvictionCandidate, EvictionOrder, EvictionRank};
@@ -571,10 +571,7 @@ impl EngineBuilder {
         let object_store = None;
         match self.disk.take() {
             Some((directory, budget_bytes)) => {
-                let eviction = match &config.eviction_order {
-                    Some(custom) => custom.make(),
-                    None => config.eviction_policy.order(),
-                };
+                let eviction = config.new_eviction_order();
                 let settings =
                     crate::engine::DiskSettings { directory, budget_bytes, eviction, object_store };
                 Ok(Some(settings))
@@ -618,6 +615,7 @@ impl EngineBuilder {
         #[cfg(feature = "candle")]
         if let Some(device) = &mut self.device {
             device.step_tokens = config.max_batched_tokens;
+            device.step_sequences = config.max_running;
         }
         let (own_embedding, sizes) = (self.embedding.take(), self.embedding_sizes.take());
         let (sender, loaded) = std::sync::mpsc::channel();

@@ -6,17 +6,18 @@ use stolon_backend::{
     check_write,
 };
 use stolon_kvcache::BlockId;
-use stolon_model::{DecoderConfig, KvType, Weights};
+use stolon_model::{DecoderConfig, KvType, Weights, kv_probe};
 
 use crate::attention::AttentionKind;
 use crate::decoder::Decoder;
 use crate::kv_store::{KvShape, KvStore};
 use crate::loader::Loader;
 use crate::options::{CandleOptions, ComputeType, OpenError, message};
-use crate::{DeviceChoice, memory};
+use crate::{DeviceChoice, dry_run, memory};
 
 /// Number of the way in which keys and values are computed. It must be raised with every change that
-/// changes bits of keys or values, so that KV which an earlier version has stored is not used.
+/// changes bits of keys or values and that the short prompt of `kv_probe` may not show, so that KV
+/// which an earlier version has stored is not used.
 const KV_REVISION: u32 = 1;
 
 /// Computes forward passes with candle. See the [crate documentation](crate).
@@ -28,6 +29,24 @@ pub struct CandleBackend {
     decoder: Decoder,
     kv: KvStore,
     attention: AttentionKind,
+    step_memory: StepMemory,
+}
+
+/// The memory in bytes that the largest step needs besides weights and KV store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepMemory {
+    /// An upper estimate from the model's sizes.
+    pub estimated_bytes: u64,
+    /// What it was when the backend was opened, on CUDA; `None` on other devices.
+    pub measured_bytes: Option<u64>,
+}
+
+impl StepMemory {
+    /// What is kept free: as measured, or else estimated.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.measured_bytes.unwrap_or(self.estimated_bytes)
+    }
 }
 
 impl CandleBackend {
@@ -68,18 +87,24 @@ impl CandleBackend {
             },
         };
         let attention = AttentionKind::select(&device, &shape, config.attention_sinks);
-        let kv_format = options.kv_copies.then(|| {
+        let mut kv_format = options.kv_copies.then(|| {
             let parts = [dtype.as_str(), attention.name(), &hardware(&device)];
             kv_format(&config, &weights, &shape, &parts)
         });
         let row_tile = options.batch_invariant.then(|| row_tile(options.device));
         let loader = Loader { weights, device: device.clone(), dtype, row_tile };
-        let decoder = Decoder::load(config, loader)?;
+        let mut decoder = Decoder::load(config, loader)?;
         device.synchronize()?;
-        let config = decoder.config();
+        let estimated_bytes = memory::step_bytes(decoder.config(), &options);
         let free = memory::of(&device);
-        shape.block_count = memory::block_count(free, &device, config, &shape, &options)?;
-        let kv = KvStore::new(shape, &device)?;
+        let measured_bytes = dry_run::step_bytes(&mut decoder, &shape, attention, &options)
+            .map_err(|error| memory::explain(error, free, &options, estimated_bytes))?;
+        let step_memory = StepMemory { estimated_bytes, measured_bytes };
+        device.synchronize()?;
+        let (free, config) = (memory::of(&device), decoder.config());
+        let step_bytes = step_memory.bytes();
+        shape.block_count = memory::block_count(free, &device, &shape, &options, step_bytes)?;
+        let mut kv = KvStore::new(shape, &device)?;
         let spec = BackendSpec {
             vocab_size: config.vocab_size,
             max_positions: config.max_positions,
@@ -89,6 +114,14 @@ impl CandleBackend {
             hidden_size: Some(config.hidden_size),
             best_logits: true,
         };
+        if let Some(format) = &mut kv_format {
+            let probe = kv_probe::step(&spec);
+            decoder.forward(&probe, &mut kv, attention)?;
+            let blocks = &probe.sequences[0].block_table;
+            let mut bytes = vec![0; blocks.len() * spec.block_bytes];
+            kv.read_blocks(blocks, &mut bytes)?;
+            kv_probe::add_to(format, &bytes);
+        }
         tracing::info!(
             device = %options.device,
             compute_type = dtype.as_str(),
@@ -97,10 +130,11 @@ impl CandleBackend {
             batch_invariant = options.batch_invariant,
             kv_blocks = spec.block_count,
             kv_bytes = spec.block_count * spec.block_bytes,
+            step_bytes,
             "the candle backend is ready"
         );
         let checker = BatchChecker::new(spec.block_count);
-        Ok(Self { spec, kv_format, checker, decoder, kv, attention })
+        Ok(Self { spec, kv_format, checker, decoder, kv, attention, step_memory })
     }
 
     /// The decoder's configuration.
@@ -113,6 +147,12 @@ impl CandleBackend {
     #[must_use]
     pub fn attention(&self) -> &'static str {
         self.attention.name()
+    }
+
+    /// The memory that a step needs.
+    #[must_use]
+    pub fn step_memory(&self) -> StepMemory {
+        self.step_memory
     }
 }
 

@@ -23,9 +23,15 @@ pub(crate) fn best_logits(logits: &Tensor) -> Result<Vec<BestLogit>> {
     let found = Tensor::cat(&columns, 1)?.to_vec2::<f32>()?.into_iter().enumerate();
     let best = |(row, found): (usize, Vec<f32>)| match found[..] {
         [token, logit, 1.0] => Ok(BestLogit { token: token as u32, logit }),
-        _ => Ok(BestLogit::of(&logits.get(row)?.to_vec1()?)),
+        _ => Ok(BestLogit::of(&to_host(&logits.get(row)?)?)),
     };
     found.map(best).collect()
+}
+
+/// The values of a tensor of rank 1 that may be a part of a larger one. `to_vec1` would copy all of
+/// the larger one from the device.
+pub(crate) fn to_host(values: &Tensor) -> Result<Vec<f32>> {
+    if values.device().is_cpu() { values.to_vec1() } else { values.force_contiguous()?.to_vec1() }
 }
 
 #[cfg(test)]

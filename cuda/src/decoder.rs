@@ -11,7 +11,7 @@ use stolon_model::DecoderConfig;
 
 use crate::OpenError;
 use crate::attention::{AttentionArgs, AttentionKind, Prepared};
-use crate::best::best_logits;
+use crate::best::{best_logits, to_host};
 use crate::kv_store::KvStore;
 use crate::kv_write;
 use crate::layer::{Layer, Norm};
@@ -63,6 +63,10 @@ impl Decoder {
 
     pub(crate) fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Computes a batch that the batch checker has accepted and that is not empty: writes keys and
@@ -151,7 +155,10 @@ impl Decoder {
         }
         let (whole, best) = (plan.logit_rows.len(), plan.best_rows.len());
         let best = best_logits(&logits.narrow(0, whole, best)?)?;
-        let logits = logits.narrow(0, 0, whole)?.flatten_all()?.to_vec1()?;
+        let logits = match whole {
+            0 => Vec::new(),
+            whole => to_host(&logits.narrow(0, 0, whole)?.flatten_all()?)?,
+        };
         Ok(StepOutput { logits, hidden, best })
     }
 }

@@ -22,6 +22,7 @@ mod backend;
 mod best;
 mod decoder;
 mod device;
+mod dry_run;
 mod experts;
 mod kv_store;
 mod kv_write;
@@ -34,7 +35,7 @@ mod options;
 mod plan;
 mod rope;
 
-pub use backend::CandleBackend;
+pub use backend::{CandleBackend, StepMemory};
 pub use device::DeviceChoice;
 pub use limits::DeviceInfo;
 pub use options::{CandleOptions, ComputeType, OpenError};

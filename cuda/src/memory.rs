@@ -1,13 +1,16 @@
 //! The memory of a device, and how much of it the KV store gets.
 
-use candle_core::Device;
+use candle_core::{Device, Result};
 use stolon_model::config::TensorSpec;
 use stolon_model::kv_store::{default_kv_budget, free_memory, kv_capacity};
 use stolon_model::{DecoderConfig, KvBudget, ModelError, TensorType, Weights};
 
-use crate::CandleOptions;
 use crate::kv_store::KvShape;
 use crate::loader::device_bytes;
+use crate::{CandleOptions, OpenError};
+
+#[cfg(feature = "cuda-core")]
+mod pool;
 
 /// Free and total memory of a device in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +35,22 @@ pub(crate) fn of(device: &Device) -> Option<DeviceMemory> {
     }
 }
 
+/// Runs `work` and returns the most memory in bytes that the device's allocator had meanwhile, besides
+/// what it had before. `None`, without running it, if the device does not tell.
+#[cfg_attr(not(feature = "cuda-core"), allow(unused_variables, reason = "only CUDA tells"))]
+pub(crate) fn peak_of(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Option<u64>> {
+    #[cfg(feature = "cuda-core")]
+    if let Device::Cuda(device) = device
+        && let Some(pool) = pool::Pool::of(device)?
+    {
+        let before = pool.reserved()?;
+        pool.reset_peak()?;
+        work()?;
+        return Ok(Some(pool.peak()?.saturating_sub(before)));
+    }
+    Ok(None)
+}
+
 /// Checks that the weights fit in the device's free memory, before anything is copied.
 ///
 /// # Errors
@@ -41,7 +60,7 @@ pub(crate) fn check_weights(
     config: &DecoderConfig,
     weights: &Weights,
     width: usize,
-) -> Result<(), ModelError> {
+) -> std::result::Result<(), ModelError> {
     let expected = weight_bytes(config, weights, width);
     match memory {
         Some(DeviceMemory { free, .. }) if expected > free => {
@@ -72,9 +91,9 @@ fn weight_bytes(config: &DecoderConfig, weights: &Weights, width: usize) -> u64 
     config.tensors().iter().map(bytes).fold(0, u64::saturating_add)
 }
 
-/// An upper estimate of the memory in bytes for the activations of a step of `rows` rows: the largest
-/// set of tensors that are alive together in a layer, or the logits of 64 rows.
-fn activation_bytes(config: &DecoderConfig, rows: usize) -> u64 {
+/// An upper estimate of the memory in bytes that a step needs besides the weights: the largest set of
+/// tensors that are alive together in a layer, or at the output.
+pub(crate) fn step_bytes(config: &DecoderConfig, options: &CandleOptions) -> u64 {
     let heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
     let inner = match config.experts {
         Some(experts) => experts.width * experts.per_token + experts.shared_width.unwrap_or(0),
@@ -83,27 +102,44 @@ fn activation_bytes(config: &DecoderConfig, rows: usize) -> u64 {
     // The residual stream, its norm and an output; queries, keys and values before and after the
     // rotation; gate, up and their product; and the operands in the compute type.
     let per_row = 6 * config.hidden_size as u64 + 4 * heads as u64 + 5 * inner as u64;
-    let logits = 2 * config.vocab_size as u64 * 64;
-    4 * (per_row.saturating_mul(rows as u64)).max(logits)
+    // The logits, and what is computed of them to find the largest.
+    let logits = 4 * config.vocab_size as u64 * options.step_sequences.max(128) as u64;
+    4 * (per_row.saturating_mul(options.step_tokens as u64)).max(logits)
+}
+
+/// The error of a dry run: that the memory does not suffice, if that is likely.
+pub(crate) fn explain(
+    error: candle_core::Error,
+    memory: Option<DeviceMemory>,
+    options: &CandleOptions,
+    step_bytes: u64,
+) -> OpenError {
+    match memory {
+        Some(DeviceMemory { free, .. }) if step_bytes > free => {
+            let CandleOptions { step_tokens, step_sequences, .. } = options;
+            let what = format!("a step of {step_tokens} tokens and {step_sequences} sequences");
+            ModelError::OutOfMemory { what, expected: step_bytes, free }.into()
+        }
+        _ => error.into(),
+    }
 }
 
 /// The number of blocks of the KV store.
 ///
 /// # Errors
 /// [`ModelError::KvStore`] if not even one block fits in the budget, and [`ModelError::OutOfMemory`] if
-/// the KV store does not fit in the device's free memory.
+/// the KV store, and on a GPU a step besides it, do not fit in the device's free memory.
 pub(crate) fn block_count(
     memory: Option<DeviceMemory>,
     device: &Device,
-    config: &DecoderConfig,
     shape: &KvShape,
     options: &CandleOptions,
-) -> Result<usize, ModelError> {
+    step_bytes: u64,
+) -> std::result::Result<usize, ModelError> {
     let block_bytes = shape.block_bytes();
     let count = match (options.kv_budget, memory) {
         (KvBudget::Auto, Some(memory)) if !device.is_cpu() => {
-            let activations = activation_bytes(config, options.step_tokens);
-            let budget = share(memory, options.memory_utilization, activations);
+            let budget = share(memory, options.memory_utilization, step_bytes);
             kv_capacity(budget, block_bytes)?
         }
         (KvBudget::Auto, Some(memory)) => kv_capacity(default_kv_budget(memory.free), block_bytes)?,
@@ -111,10 +147,16 @@ pub(crate) fn block_count(
     };
     // Slots are 32-bit.
     let count = count.min(u32::MAX as usize / shape.block_size);
-    let expected = (count as u64).saturating_mul(block_bytes as u64);
+    let kv_bytes = (count as u64).saturating_mul(block_bytes as u64);
+    let (expected, step) = match device.is_cpu() {
+        true => (kv_bytes, String::new()),
+        false => {
+            (kv_bytes.saturating_add(step_bytes), format!(", and a step of {step_bytes} bytes"))
+        }
+    };
     match memory {
         Some(DeviceMemory { free, .. }) if expected > free => {
-            let what = format!("the KV store of {count} blocks of {block_bytes} bytes");
+            let what = format!("the KV store of {count} blocks of {block_bytes} bytes{step}");
             Err(ModelError::OutOfMemory { what, expected, free })
         }
         _ => Ok(count),
@@ -122,18 +164,18 @@ pub(crate) fn block_count(
 }
 
 /// What remains of `utilization` of the device's memory for the KV store, when `memory` was measured
-/// after the weights were loaded.
-fn share(memory: DeviceMemory, utilization: f64, activations: u64) -> u64 {
+/// after the weights were loaded, and a step needs `step_bytes`.
+fn share(memory: DeviceMemory, utilization: f64, step_bytes: u64) -> u64 {
     let allowed = (memory.total as f64 * utilization) as u64;
     let used = memory.total.saturating_sub(memory.free);
-    allowed.saturating_sub(used).saturating_sub(activations)
+    allowed.saturating_sub(used).saturating_sub(step_bytes)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Goal: what is used already, by whomever, and the activations are subtracted from the share, and
+    /// Goal: what is used already, by whomever, and the step's memory are subtracted from the share, and
     /// nothing underflows.
     #[test]
     fn the_kv_store_gets_the_rest_of_the_share() {

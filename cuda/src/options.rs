@@ -89,6 +89,9 @@ pub struct CandleOptions {
     pub memory_utilization: f64,
     /// Maximum number of tokens of a step, for which memory is kept free. A step may have more.
     pub step_tokens: usize,
+    /// Maximum number of sequences of a step, for whose logits memory is kept free. A step may have
+    /// more.
+    pub step_sequences: usize,
     /// Element type of matrix products. `None` selects f32 on the CPU and for f32 weights, f16 for
     /// f16 weights, and bf16 for all others.
     pub compute_type: Option<ComputeType>,
@@ -111,6 +114,7 @@ impl Default for CandleOptions {
             kv_budget: KvBudget::Auto,
             memory_utilization: 0.9,
             step_tokens: 2048,
+            step_sequences: 256,
             compute_type: None,
             kv_type: None,
             batch_invariant: true,

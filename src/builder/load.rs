@@ -32,6 +32,8 @@ pub(super) struct DeviceSettings {
     pub(super) memory_utilization: Option<f64>,
     /// Maximum number of tokens of a step.
     pub(super) step_tokens: usize,
+    /// Maximum number of sequences of a step.
+    pub(super) step_sequences: usize,
     /// Whether results may depend on the batch.
     pub(super) batch_dependent: bool,
 }
@@ -129,6 +131,7 @@ impl EngineBuilder {
                     .memory_utilization
                     .unwrap_or(default.memory_utilization),
                 step_tokens: settings.step_tokens,
+                step_sequences: settings.step_sequences,
                 kv_type: self.kv_type,
                 batch_invariant: !settings.batch_dependent,
                 kv_copies: cfg!(feature = "tiers") && !settings.batch_dependent,

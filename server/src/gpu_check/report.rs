@@ -95,6 +95,9 @@ pub(super) struct Run {
     pub(super) batch_invariant: bool,
     /// How attention was computed: `flash` or `gather`.
     pub(super) attention: &'static str,
+    /// Memory of the largest step besides weights and KV store: estimated, and measured on CUDA.
+    pub(super) step_memory_estimated_bytes: u64,
+    pub(super) step_memory_measured_bytes: Option<u64>,
     pub(super) prefill: Vec<Prefill>,
     pub(super) decode: Vec<Decode>,
     pub(super) first_token: Vec<FirstToken>,
@@ -236,7 +239,13 @@ impl Run {
             share.map_or_else(String::new, |share| format!(", {:.1} % of {of}", 100.0 * share))
         };
         let with = if self.batch_invariant { "with" } else { "without" };
-        let mut text = format!("{model}, {with} batch invariance, attention: {}", self.attention);
+        let measured = self.step_memory_measured_bytes;
+        let mut text = format!(
+            "{model}, {with} batch invariance, attention: {}, memory of a step: {} estimated, {} measured",
+            self.attention,
+            format_bytes(self.step_memory_estimated_bytes),
+            measured.map_or_else(|| "not".to_owned(), format_bytes),
+        );
         for Prefill { tokens, tokens_per_second: rate, share: part, .. } in &self.prefill {
             let part = share(*part, "matrix products");
             text += &format!("\n  prefill of {tokens} tokens: {rate:.0} tokens/s{part}");

@@ -157,9 +157,12 @@ pub(super) fn steps(
     let wanted = (most * blocks(sizes.decode_context)).max(blocks(longest)) + 1;
     let mut backend = open_with_room(subject, setup, (config.clone(), weights), wanted)?;
     let work = Work::new(&config, stored_bytes, backend.spec().block_bytes);
+    let memory = backend.step_memory();
     let mut run = Run {
         batch_invariant: setup.batch_invariant,
         attention: backend.attention(),
+        step_memory_estimated_bytes: memory.estimated_bytes,
+        step_memory_measured_bytes: memory.measured_bytes,
         ..Run::default()
     };
     let mut random = SeededRng::new(4);

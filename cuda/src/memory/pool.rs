@@ -1,0 +1,56 @@
+//! The driver's pool, from which candle allocates the memory of a CUDA device. No GPU has run this yet.
+
+#![allow(unsafe_code, reason = "cudarc has no safe functions for the pool")]
+
+use std::ffi::c_void;
+
+use candle_core::Result;
+use candle_core::cuda_backend::cudarc::driver::sys;
+use candle_core::cuda_backend::{CudaDevice, WrapErr};
+
+/// The pool of a device.
+pub(super) struct Pool(sys::CUmemoryPool);
+
+impl Pool {
+    /// `None` if the device has no pool: memory is then allocated directly.
+    pub(super) fn of(device: &CudaDevice) -> Result<Option<Self>> {
+        let context = device.cuda_stream().context().clone();
+        if !context.has_async_alloc() {
+            return Ok(None);
+        }
+        context.bind_to_thread().w()?;
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: the function writes a handle to `pool`. The pool lives as long as the context.
+        unsafe { sys::cuDeviceGetMemPool(&raw mut pool, context.cu_device()) }.result().w()?;
+        Ok(Some(Pool(pool)))
+    }
+
+    /// The memory in bytes that the pool has taken from the device.
+    pub(super) fn reserved(&self) -> Result<u64> {
+        self.attribute(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+    }
+
+    /// The most that `reserved` has been since the peak was reset.
+    pub(super) fn peak(&self) -> Result<u64> {
+        self.attribute(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
+    }
+
+    /// Resets the peak to what is reserved now.
+    pub(super) fn reset_peak(&self) -> Result<()> {
+        // The only value that the driver allows.
+        let mut zero = 0_u64;
+        let value = (&raw mut zero).cast::<c_void>();
+        let name = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
+        // SAFETY: the function reads 64 bits from `value`.
+        unsafe { sys::cuMemPoolSetAttribute(self.0, name, value) }.result().w()
+    }
+
+    fn attribute(&self, name: sys::CUmemPool_attribute) -> Result<u64> {
+        let mut bytes = 0_u64;
+        let value = (&raw mut bytes).cast::<c_void>();
+        // SAFETY: the attributes that this is called with are numbers of 64 bits, which the function
+        // writes to `value`.
+        unsafe { sys::cuMemPoolGetAttribute(self.0, name, value) }.result().w()?;
+        Ok(bytes)
+    }
+}
