@@ -5,23 +5,29 @@ use std::process::Command;
 
 /// The PTX is for this architecture (A100 and later); the driver compiles it for newer ones.
 const ARCHITECTURE: &str = "compute_80";
+/// The files of `kernels/`, without `.cu`.
+const KERNELS: [&str; 2] = ["kv_write", "split_attention"];
 
 fn main() {
-    println!("cargo::rerun-if-changed=kernels/kv_write.cu");
+    println!("cargo::rerun-if-changed=kernels");
     println!("cargo::rerun-if-env-changed=CUDA_HOME");
     println!("cargo::rerun-if-env-changed=NVCC");
     if std::env::var_os("CARGO_FEATURE_CUDA_CORE").is_none() {
         return;
     }
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
+    for name in KERNELS {
+        compile(&Path::new("kernels").join(name).with_extension("cu"), &out);
+    }
+}
+
+/// Compiles a file to PTX in the folder `out`.
+fn compile(source: &Path, out: &Path) {
     let nvcc = nvcc();
-    let out = std::env::var_os("OUT_DIR").expect("cargo sets it");
     let mut command = Command::new(&nvcc);
-    command
-        .args(["--ptx", "-O3", "-std=c++17", "-arch", ARCHITECTURE])
-        .arg("kernels/kv_write.cu")
-        .arg("-o")
-        .arg(Path::new(&out).join("kv_write.ptx"));
-    match command.status() {
+    let ptx = out.join(source.with_extension("ptx").file_name().expect("a file"));
+    command.args(["--ptx", "-O3", "-std=c++17", "-arch", ARCHITECTURE]).arg(source);
+    match command.arg("-o").arg(ptx).status() {
         Ok(status) if status.success() => {}
         Ok(status) => panic!("{command:?}: {status}"),
         Err(error) => panic!(

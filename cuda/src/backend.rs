@@ -8,7 +8,7 @@ use stolon_backend::{
 use stolon_kvcache::BlockId;
 use stolon_model::{DecoderConfig, KvType, Weights, kv_probe};
 
-use crate::attention::AttentionKind;
+use crate::attention::Attention;
 use crate::decoder::Decoder;
 use crate::kv_store::{KvShape, KvStore};
 use crate::loader::Loader;
@@ -28,7 +28,7 @@ pub struct CandleBackend {
     checker: BatchChecker,
     decoder: Decoder,
     kv: KvStore,
-    attention: AttentionKind,
+    attention: Attention,
     step_memory: StepMemory,
 }
 
@@ -86,7 +86,8 @@ impl CandleBackend {
                 KvType::F32 | KvType::Int8 => DType::F32,
             },
         };
-        let attention = AttentionKind::select(&device, &shape, config.attention_sinks);
+        let attention =
+            Attention::select(&device, &shape, config.attention_sinks, options.batch_invariant);
         let mut kv_format = options.kv_copies.then(|| {
             let parts = [dtype.as_str(), attention.name(), &hardware(&device)];
             kv_format(&config, &weights, &shape, &parts)
@@ -95,10 +96,13 @@ impl CandleBackend {
         let loader = Loader { weights, device: device.clone(), dtype, row_tile };
         let mut decoder = Decoder::load(config, loader)?;
         device.synchronize()?;
-        let estimated_bytes = memory::step_bytes(decoder.config(), &options);
+        let workspace = attention.workspace_bytes(&device, decoder.config().num_heads, &shape);
+        let estimated_bytes = memory::step_bytes(decoder.config(), &options) + workspace;
         let free = memory::of(&device);
+        // The contexts of the dry run are short.
         let measured_bytes = dry_run::step_bytes(&mut decoder, &shape, attention, &options)
-            .map_err(|error| memory::explain(error, free, &options, estimated_bytes))?;
+            .map_err(|error| memory::explain(error, free, &options, estimated_bytes))?
+            .map(|bytes| bytes + workspace);
         let step_memory = StepMemory { estimated_bytes, measured_bytes };
         device.synchronize()?;
         let (free, config) = (memory::of(&device), decoder.config());
@@ -143,7 +147,8 @@ impl CandleBackend {
         self.decoder.config()
     }
 
-    /// How attention is computed: `flash` or `gather`. See the README.
+    /// How attention is computed: `flash` or `gather`, and whether sequences with a single query in a
+    /// step are computed by split-KV decoding. See the README.
     #[must_use]
     pub fn attention(&self) -> &'static str {
         self.attention.name()

@@ -10,7 +10,7 @@ use stolon_backend::{StepBatch, StepOutput};
 use stolon_model::DecoderConfig;
 
 use crate::OpenError;
-use crate::attention::{AttentionArgs, AttentionKind, Prepared};
+use crate::attention::{Attention, AttentionArgs, Prepared};
 use crate::best::{best_logits, to_host};
 use crate::kv_store::KvStore;
 use crate::kv_write;
@@ -75,7 +75,7 @@ impl Decoder {
         &mut self,
         batch: &StepBatch,
         kv: &mut KvStore,
-        attention: AttentionKind,
+        attention: Attention,
     ) -> Result<StepOutput> {
         let shape = *kv.shape();
         let plan = StepPlan::new(batch, shape.block_size);

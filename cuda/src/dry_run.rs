@@ -6,7 +6,7 @@ use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
 use stolon_kvcache::BlockId;
 
 use crate::CandleOptions;
-use crate::attention::AttentionKind;
+use crate::attention::Attention;
 use crate::decoder::Decoder;
 use crate::kv_store::{KvShape, KvStore};
 use crate::memory;
@@ -16,7 +16,7 @@ use crate::memory;
 pub(crate) fn step_bytes(
     decoder: &mut Decoder,
     shape: &KvShape,
-    attention: AttentionKind,
+    attention: Attention,
     options: &CandleOptions,
 ) -> Result<Option<u64>> {
     let device = decoder.device().clone();

@@ -10,8 +10,8 @@
 //! * [`CandleBackend`]: the weights, the KV store and the forward pass;
 //! * [`DeviceInfo`], [`DeviceChoice::copy_speed`] and [`DeviceChoice::product_speed`]: what a device
 //!   is, and its limits, for reports;
-//! * `attention`: candle's flash attention on CUDA, and attention from gathered keys and values on
-//!   every device;
+//! * `attention`: candle's flash attention on CUDA, attention from gathered keys and values on every
+//!   device, and split-KV decoding;
 //! * `kv_store` and `kv_write`: the paged KV store and the operation that writes to it in place.
 //!
 //! A backend is made on the thread that uses it, because a CUDA context belongs to a thread's

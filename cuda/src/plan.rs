@@ -35,7 +35,6 @@ pub(crate) struct QuerySpan<'a> {
 
 impl QuerySpan<'_> {
     /// Number of positions that the last query reads if there is no window.
-    #[cfg(any(test, feature = "cuda"))]
     pub(crate) fn context(&self) -> usize {
         self.start + self.count
     }

@@ -115,7 +115,8 @@ pub struct EngineArgs {
     pub gpu_memory_utilization: f64,
     /// Allow answers on a GPU to depend, by rounding, on what is cached and on what else runs
     ///
-    /// Long prompts are computed faster then. KV can be neither stored nor exported.
+    /// Long prompts are computed faster then, and so is each token after a long context. KV can be
+    /// neither stored nor exported.
     #[cfg(feature = "candle")]
     #[arg(long)]
     pub no_batch_invariance: bool,

@@ -10,8 +10,8 @@ use super::subject::{BLOCK_SIZE, Setup, Subject, Target};
 use crate::bench::rng::SeededRng;
 
 /// Number of positions of the compared sequences: more than the rows of a product with batch
-/// invariance, and several blocks.
-const POSITIONS: usize = 200;
+/// invariance, several blocks, and more than a part of split-KV decoding.
+const POSITIONS: usize = 300;
 /// Positions that the second sequence of the check of the cache has in common with the first.
 const SHARED: usize = 3 * BLOCK_SIZE;
 

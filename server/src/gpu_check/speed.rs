@@ -25,10 +25,8 @@ pub(super) struct Sizes {
     pub(super) compute_types: &'static [ComputeType],
     /// Tokens of a step that computes a prompt.
     pub(super) prefill_tokens: &'static [usize],
-    /// Sequences of a step that computes one token of each.
-    pub(super) decode_batches: &'static [usize],
-    /// Tokens of each of these sequences.
-    pub(super) decode_context: usize,
+    /// Steps that compute one token of each sequence: numbers of sequences, and of tokens of each.
+    pub(super) decodes: &'static [(usize, usize)],
     /// Tokens that the prompts of requests have in common.
     pub(super) shared_tokens: &'static [usize],
     /// Model to measure, if the user names none.
@@ -45,8 +43,7 @@ impl Sizes {
                 product_rows: 512,
                 compute_types: &[ComputeType::F32],
                 prefill_tokens: &[128],
-                decode_batches: &[1, 4],
-                decode_context: 128,
+                decodes: &[(1, 128), (4, 128), (1, 1024)],
                 shared_tokens: &[1024],
                 model: "random:20m",
                 seconds: 240.0,
@@ -57,8 +54,7 @@ impl Sizes {
             product_rows: 8192,
             compute_types: &[ComputeType::F32, ComputeType::F16, ComputeType::Bf16],
             prefill_tokens: &[128, 512, 2048, 8192],
-            decode_batches: &[1, 4, 16, 64, 256],
-            decode_context: 1024,
+            decodes: &[(1, 1024), (4, 1024), (16, 1024), (64, 1024), (256, 1024), (1, 32_768)],
             shared_tokens: &[1024, 4096, 8192, 16_384, 32_768],
             model: "random:llama3.2-1b",
             seconds: 170.0,
@@ -153,8 +149,8 @@ pub(super) fn steps(
     let flops = speed.product_flops.get(compute_type.name()).copied();
     let copies = speed.copy_bytes_per_second;
     let longest = sizes.prefill_tokens.iter().max().copied().unwrap_or_default();
-    let most = sizes.decode_batches.iter().max().copied().unwrap_or_default();
-    let wanted = (most * blocks(sizes.decode_context)).max(blocks(longest)) + 1;
+    let decoded = sizes.decodes.iter().map(|&(batch, context)| batch * blocks(context));
+    let wanted = decoded.max().unwrap_or_default().max(blocks(longest)) + 1;
     let mut backend = open_with_room(subject, setup, (config.clone(), weights), wanted)?;
     let work = Work::new(&config, stored_bytes, backend.spec().block_bytes);
     let memory = backend.step_memory();
@@ -177,8 +173,7 @@ pub(super) fn steps(
         let tokens_per_second = tokens as f64 / seconds;
         run.prefill.push(Prefill { tokens, seconds, tokens_per_second, share });
     }
-    for &batch in sizes.decode_batches {
-        let context = sizes.decode_context;
+    for &(batch, context) in sizes.decodes {
         // The time does not depend on what is in the store, so that nothing has to be computed before.
         let step = StepBatch {
             tokens: random.tokens(batch, config.vocab_size),
@@ -186,7 +181,7 @@ pub(super) fn steps(
                 .map(|index| slice(1, context - 1, index * blocks(context)))
                 .collect(),
         };
-        let what = format!("decode of {batch} sequences");
+        let what = format!("decode of {batch} sequences of {context} tokens");
         let Some(seconds) = measure(&mut backend, &step, until, &what, speed)? else { continue };
         let bytes = work.weight_bytes + (batch * context) as f64 * work.kv_bytes;
         let share = copies.map(|copies| bytes / seconds / copies);

@@ -1,0 +1,283 @@
+//! Split-KV decoding: attention of sequences that have a single query in a step.
+//!
+//! The positions that a query reads are divided into parts of [`PART`] positions, which are computed at
+//! the same time and merged. So a few sequences with long contexts give work to the whole device. The
+//! CUDA kernels are in `kernels/split_attention.cu`; on the CPU, a plain loop takes their place.
+//!
+//! The parts begin at position 0, whatever the batch, so the result of a query depends on its sequence
+//! only. It differs by rounding from that of attention which computes several queries together.
+
+use candle_core::{
+    CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, WithDType, bail,
+};
+
+use super::AttentionArgs;
+use crate::kv_store::{KvLayer, KvShape};
+use crate::plan::{QuerySpan, indices};
+
+#[cfg(feature = "cuda-core")]
+mod cuda;
+
+/// Number of positions of a part; the kernels have the same number.
+const PART: usize = 256;
+/// Maximum number of parts of a launch, unless one query has more. It bounds the memory for the parts'
+/// results.
+const PARTS_MAX: usize = 4096;
+/// Head sizes that the kernels support are multiples of this number of elements.
+const HEAD_DIM_STEP: usize = 8;
+/// Maximum number of elements of a head.
+const HEAD_DIM_MAX: usize = 256;
+
+/// Whether the kernels support a device and a model.
+pub(super) fn supports(device: &Device, shape: &KvShape) -> bool {
+    matches!(device, Device::Cpu | Device::Cuda(_))
+        && shape.head_dim.is_multiple_of(HEAD_DIM_STEP)
+        && shape.head_dim <= HEAD_DIM_MAX
+}
+
+/// The memory in bytes of a launch for the results of all parts. On the CPU there are no parts.
+pub(super) fn workspace_bytes(device: &Device, heads: usize, shape: &KvShape) -> u64 {
+    if device.is_cpu() { 0 } else { 4 * (PARTS_MAX * heads * (shape.head_dim + 2)) as u64 }
+}
+
+/// The single queries of a step.
+#[derive(Debug)]
+pub(crate) struct Plan(Vec<Launch>);
+
+/// Queries that are computed together.
+#[derive(Debug)]
+struct Launch {
+    /// Number of queries.
+    count: usize,
+    /// Number of positions that each query reads if there is no window, `[count]` in u32.
+    contexts: Tensor,
+    /// `[count, blocks of the longest context]`, filled up with block 0, which is not read.
+    tables: Tensor,
+    /// The query of each part, `[parts]` in u32.
+    #[cfg_attr(not(feature = "cuda-core"), allow(dead_code, reason = "the CPU has no parts"))]
+    part_rows: Tensor,
+    /// The first part of each query, and the number of all parts, `[count + 1]` in u32.
+    #[cfg_attr(not(feature = "cuda-core"), allow(dead_code, reason = "the CPU has no parts"))]
+    part_starts: Tensor,
+}
+
+impl Plan {
+    /// The spans have one query each.
+    pub(super) fn new(spans: &[QuerySpan<'_>], device: &Device) -> Result<Self> {
+        let mut launches = Vec::new();
+        let mut rest = spans;
+        while !rest.is_empty() {
+            let mut parts = 0;
+            let fits = |span: &&QuerySpan<'_>| {
+                parts += span.context().div_ceil(PART);
+                parts <= PARTS_MAX
+            };
+            let count = rest.iter().take_while(fits).count().max(1);
+            let (these, others) = rest.split_at(count);
+            launches.push(Launch::new(these, device)?);
+            rest = others;
+        }
+        Ok(Self(launches))
+    }
+
+    /// See [`Prepared::attend`](super::Prepared::attend).
+    pub(super) fn attend(
+        &self,
+        q: &Tensor,
+        kv: &KvLayer,
+        shape: &KvShape,
+        args: &AttentionArgs<'_>,
+    ) -> Result<Tensor> {
+        let q = q.contiguous()?;
+        let mut start = 0;
+        let mut outputs = Vec::with_capacity(self.0.len());
+        for launch in &self.0 {
+            let q = q.narrow(0, start, launch.count)?;
+            let op = SplitAttention { launch, shape, args };
+            outputs.push(q.apply_op3_no_bwd(&kv.keys, &kv.values, &op)?);
+            start += launch.count;
+        }
+        Tensor::cat(&outputs, 0)
+    }
+}
+
+impl Launch {
+    fn new(spans: &[QuerySpan<'_>], device: &Device) -> Result<Self> {
+        let blocks = spans.iter().map(|span| span.block_table.len()).max().unwrap_or(0);
+        let mut tables = Vec::with_capacity(spans.len() * blocks);
+        let (mut part_rows, mut part_starts) = (Vec::new(), vec![0]);
+        for (row, span) in spans.iter().enumerate() {
+            tables.extend(span.block_table.iter().map(|block| block.0));
+            tables.resize((row + 1) * blocks, 0);
+            part_rows.resize(part_rows.len() + span.context().div_ceil(PART), row as u32);
+            part_starts.push(part_rows.len() as u32);
+        }
+        let contexts: Vec<u32> = spans.iter().map(|span| span.context() as u32).collect();
+        Ok(Self {
+            count: spans.len(),
+            contexts: indices(&contexts, device)?,
+            tables: Tensor::from_vec(tables, (spans.len(), blocks), device)?,
+            part_rows: indices(&part_rows, device)?,
+            part_starts: indices(&part_starts, device)?,
+        })
+    }
+}
+
+/// The operation on queries `[count, heads, head_dim]` in f32, keys and values. Its result is
+/// `[count, heads * head_dim]` in f32.
+struct SplitAttention<'a> {
+    launch: &'a Launch,
+    shape: &'a KvShape,
+    args: &'a AttentionArgs<'a>,
+}
+
+impl SplitAttention<'_> {
+    /// Checks that the operands are contiguous and have the shapes that the plan and the KV store say.
+    fn check(&self, q: &Layout, keys: &Layout, values: &Layout) -> Result<()> {
+        let (Launch { count, .. }, shape, heads) = (self.launch, self.shape, self.args.heads);
+        let plane = [shape.block_count * shape.block_size, shape.width()];
+        let contiguous = [q, keys, values].iter().all(|layout| layout.is_contiguous());
+        if !contiguous
+            || q.dims() != [*count, heads, shape.head_dim]
+            || keys.dims() != plane
+            || values.dims() != plane
+            || !heads.is_multiple_of(shape.kv_heads)
+        {
+            bail!("split-KV attention: expected contiguous operands of matching shapes");
+        }
+        Ok(())
+    }
+
+    fn output_shape(&self) -> Shape {
+        Shape::from((self.launch.count, self.args.heads * self.shape.head_dim))
+    }
+
+    /// The definition, query by query.
+    fn on_cpu<T: WithDType>(
+        &self,
+        q: &[f32],
+        (keys, keys_layout): (&CpuStorage, &Layout),
+        (values, values_layout): (&CpuStorage, &Layout),
+    ) -> Result<Vec<f32>>
+    where
+        f32: From<T>,
+    {
+        let (keys, values) = (elements::<T>(keys, keys_layout)?, elements(values, values_layout)?);
+        let AttentionArgs { heads, scale, softcap, window, sinks } = *self.args;
+        let (shape, dim) = (self.shape, self.shape.head_dim);
+        let contexts = self.launch.contexts.to_vec1::<u32>()?;
+        let tables = self.launch.tables.to_vec2::<u32>()?;
+        let sinks = sinks.map(Tensor::to_vec1::<f32>).transpose()?;
+        let mut output = vec![0.0; q.len()];
+        let rows = q.chunks_exact(dim).zip(output.chunks_exact_mut(dim)).enumerate();
+        for (index, (query, output)) in rows {
+            let (row, head) = (index / heads, index % heads);
+            let context = contexts[row] as usize;
+            let oldest = window.map_or(0, |window| context.saturating_sub(window));
+            let element = |position: usize| {
+                let block = tables[row][position / shape.block_size] as usize;
+                let slot = block * shape.block_size + position % shape.block_size;
+                (slot * shape.kv_heads + head / (heads / shape.kv_heads)) * dim
+            };
+            let score = |position: usize| {
+                let key = &keys[element(position)..][..dim];
+                let score = query.iter().zip(key).map(|(q, k)| q * f32::from(*k)).sum::<f32>();
+                let score = score * scale;
+                softcap.map_or(score, |cap| cap * (score / cap).tanh())
+            };
+            let scores: Vec<f32> = (oldest..context).map(score).collect();
+            let sink = sinks.as_ref().map_or(f32::NEG_INFINITY, |sinks| sinks[head]);
+            let largest = scores.iter().copied().fold(sink, f32::max);
+            let mut sum = (sink - largest).exp();
+            for (position, score) in (oldest..).zip(scores) {
+                let weight = (score - largest).exp();
+                sum += weight;
+                let value: &[T] = &values[element(position)..][..dim];
+                output.iter_mut().zip(value).for_each(|(to, v)| *to += weight * f32::from(*v));
+            }
+            output.iter_mut().for_each(|value| *value /= sum);
+        }
+        Ok(output)
+    }
+}
+
+impl CustomOp3 for SplitAttention<'_> {
+    fn name(&self) -> &'static str {
+        "split-kv-attention"
+    }
+
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_layout: &Layout,
+        keys: &CpuStorage,
+        keys_layout: &Layout,
+        values: &CpuStorage,
+        values_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.check(q_layout, keys_layout, values_layout)?;
+        let q = elements(q, q_layout)?;
+        let (keys, values) = ((keys, keys_layout), (values, values_layout));
+        let output = match self.shape.dtype {
+            DType::F16 => self.on_cpu::<half::f16>(q, keys, values),
+            DType::BF16 => self.on_cpu::<half::bf16>(q, keys, values),
+            _ => self.on_cpu::<f32>(q, keys, values),
+        };
+        Ok((CpuStorage::F32(output?), self.output_shape()))
+    }
+
+    #[cfg(feature = "cuda-core")]
+    fn cuda_fwd(
+        &self,
+        q: &candle_core::CudaStorage,
+        q_layout: &Layout,
+        keys: &candle_core::CudaStorage,
+        keys_layout: &Layout,
+        values: &candle_core::CudaStorage,
+        values_layout: &Layout,
+    ) -> Result<(candle_core::CudaStorage, Shape)> {
+        self.check(q_layout, keys_layout, values_layout)?;
+        let output = cuda::attend(self, [q, keys, values], [q_layout, keys_layout, values_layout])?;
+        Ok((output, self.output_shape()))
+    }
+}
+
+/// The elements of a contiguous tensor.
+fn elements<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
+    Ok(&storage.as_slice()?[layout.start_offset()..][..layout.shape().elem_count()])
+}
+
+#[cfg(test)]
+mod tests {
+    use stolon_kvcache::BlockId;
+
+    use super::*;
+
+    /// Goal: each query has a part for each `PART` positions, and a launch has at most `PARTS_MAX` parts
+    /// unless it is of one query.
+    #[test]
+    fn queries_are_divided_into_launches() {
+        let block_size = PART;
+        let table: Vec<BlockId> = (0..2 * PARTS_MAX as u32).map(BlockId).collect();
+        let span = |context: usize| QuerySpan {
+            start: context - 1,
+            count: 1,
+            block_table: &table[..context.div_ceil(block_size)],
+        };
+        let whole = PARTS_MAX * PART;
+        let contexts = [1, PART, PART + 1, whole - 4 * PART, 1, whole + 1, 10, 600];
+        let Plan(launches) = Plan::new(&contexts.map(span), &Device::Cpu).expect("a plan");
+        let parts = |launch: &Launch| launch.part_rows.to_vec1::<u32>().expect("parts");
+        let starts = |launch: &Launch| launch.part_starts.to_vec1::<u32>().expect("starts");
+        let counts: Vec<usize> = launches.iter().map(|launch| launch.count).collect();
+        assert_eq!(counts, [4, 1, 1, 2]);
+        let max = PARTS_MAX as u32;
+        assert_eq!(starts(&launches[0]), [0, 1, 2, 4, max]);
+        assert_eq!(parts(&launches[0])[..5], [0, 1, 2, 2, 3]);
+        assert_eq!(starts(&launches[1]), [0, 1]);
+        assert_eq!(starts(&launches[2]), [0, max + 1]);
+        assert_eq!((starts(&launches[3]), parts(&launches[3])), (vec![0, 1, 4], vec![0, 1, 1, 1]));
+        assert_eq!(launches[3].contexts.to_vec1::<u32>().expect("contexts"), [10, 600]);
+        assert_eq!(launches[3].tables.dims(), [2, 3]);
+    }
+}

@@ -1,0 +1,149 @@
+//! The launches of the kernels in `kernels/split_attention.cu`. No GPU has run them yet.
+
+#![allow(unsafe_code, reason = "a kernel launch cannot be checked by the compiler")]
+
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaSlice, CudaView, DevicePtr, LaunchConfig, PushKernelArg,
+};
+use candle_core::cuda_backend::{CudaDevice, CudaStorageSlice, WrapErr};
+use candle_core::{CudaStorage, Layout, Result, Storage, Tensor, bail};
+
+use super::SplitAttention;
+
+/// The kernels, compiled by the build script.
+const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/split_attention.ptx"));
+const MODULE: &str = "stolon_split_attention";
+/// Number of threads of a block; the kernels have the same number.
+const THREADS: u32 = 128;
+/// Maximum number of query heads of a block; the kernels have the same number.
+const HEADS: usize = 8;
+/// The kernels read keys in units of this number of bytes.
+const UNIT: u64 = 16;
+
+/// Runs the kernels on queries, keys and values, whose layouts were checked.
+pub(super) fn attend(
+    op: &SplitAttention<'_>,
+    [q, keys, values]: [&CudaStorage; 3],
+    [q_layout, keys_layout, values_layout]: [&Layout; 3],
+) -> Result<CudaStorage> {
+    let CudaStorageSlice::F32(q_slice) = &q.slice else {
+        bail!("split-KV attention: expected queries in f32");
+    };
+    let operands = Operands { op, device: &q.device, q: view(q_slice, q_layout)? };
+    let (kl, vl) = (keys_layout, values_layout);
+    let output = match (&keys.slice, &values.slice) {
+        (CudaStorageSlice::F32(keys), CudaStorageSlice::F32(values)) => {
+            operands.run("attend_parts_f32", &view(keys, kl)?, &view(values, vl)?)
+        }
+        (CudaStorageSlice::F16(keys), CudaStorageSlice::F16(values)) => {
+            operands.run("attend_parts_f16", &view(keys, kl)?, &view(values, vl)?)
+        }
+        (CudaStorageSlice::BF16(keys), CudaStorageSlice::BF16(values)) => {
+            operands.run("attend_parts_bf16", &view(keys, kl)?, &view(values, vl)?)
+        }
+        _ => bail!("split-KV attention: expected keys and values in f32, f16 or bf16"),
+    };
+    Ok(CudaStorage { slice: CudaStorageSlice::F32(output?), device: q.device.clone() })
+}
+
+struct Operands<'a> {
+    op: &'a SplitAttention<'a>,
+    device: &'a CudaDevice,
+    /// `[count, heads, head_dim]`.
+    q: CudaView<'a, f32>,
+}
+
+impl Operands<'_> {
+    fn run<T>(
+        &self,
+        kernel: &str,
+        keys: &CudaView<'_, T>,
+        values: &CudaView<'_, T>,
+    ) -> Result<CudaSlice<f32>> {
+        let (launch, shape, args) = (self.op.launch, self.op.shape, self.op.args);
+        let stream = self.device.cuda_stream();
+        let addresses = [self.q.device_ptr(&stream).0, keys.device_ptr(&stream).0];
+        if addresses.iter().any(|address| !address.is_multiple_of(UNIT)) {
+            bail!("split-KV attention: expected operands that are aligned to {UNIT} bytes");
+        }
+        let number = |value: usize| match u32::try_from(value) {
+            Ok(value) => Ok(value),
+            Err(_) => bail!("split-KV attention: expected sizes below 2^32, got {value}"),
+        };
+        let (count, heads, dim) = (number(launch.count)?, number(args.heads)?, shape.head_dim);
+        let parts = launch.part_rows.elem_count();
+        let kv_heads = number(shape.kv_heads)?;
+        let block_size = number(shape.block_size)?;
+        let table_len = number(launch.tables.elem_count() / launch.count)?;
+        let window = args.window.map_or(Ok(u32::MAX), number)?;
+        let softcap = args.softcap.unwrap_or(0.0);
+        let chunks = (args.heads / shape.kv_heads).div_ceil(HEADS);
+
+        // SAFETY: the first kernel writes all elements that the second one reads: those of the parts in
+        // which the window of their query lies.
+        let partials = unsafe { self.device.alloc::<f32>(parts * args.heads * (dim + 2)) }?;
+        // SAFETY: the second kernel writes all elements.
+        let output = unsafe { self.device.alloc::<f32>(launch.count * args.heads * dim) }?;
+        let dim = number(dim)?;
+        let tables = [&launch.tables, &launch.contexts, &launch.part_rows, &launch.part_starts];
+        let tables = tables.map(Tensor::storage_and_layout);
+        let [tables, contexts, part_rows, part_starts] =
+            tables.each_ref().map(|(storage, layout)| match &**storage {
+                Storage::Cuda(storage) => view(storage.as_cuda_slice::<u32>()?, layout),
+                _ => bail!("split-KV attention: expected tables on the device"),
+            });
+        let (contexts, part_starts) = (contexts?, part_starts?);
+
+        let function = self.device.get_or_load_custom_func(kernel, MODULE, PTX)?;
+        let config = LaunchConfig {
+            grid_dim: (number(parts)?, kv_heads * number(chunks)?, 1),
+            block_dim: (THREADS, 1, 1),
+            shared_mem_bytes: 0,
+        };
+        let mut builder = function.builder();
+        let (tables, part_rows) = (tables?, part_rows?);
+        builder.arg(&self.q).arg(keys).arg(values).arg(&tables).arg(&contexts).arg(&part_rows);
+        builder.arg(&part_starts).arg(&partials).arg(&heads).arg(&kv_heads).arg(&dim);
+        builder.arg(&block_size).arg(&table_len).arg(&window).arg(&args.scale).arg(&softcap);
+        // SAFETY: the arguments have the types and the order of the kernel's parameters. The views have
+        // the shapes that the kernel expects, by the checks of the operation and the plan, and are
+        // aligned as it needs; head sizes are those that `supports` allows. Blocks of the tables, up to
+        // the contexts, are below the number of blocks, because the batch checker has accepted them.
+        unsafe { builder.launch(config) }.w()?;
+
+        let function = self.device.get_or_load_custom_func("merge_parts", MODULE, PTX)?;
+        let config = LaunchConfig {
+            grid_dim: (heads, count, 1),
+            block_dim: (THREADS, 1, 1),
+            shared_mem_bytes: 0,
+        };
+        let sinks = args.sinks.map(Tensor::storage_and_layout);
+        let sinks = match &sinks {
+            Some((storage, layout)) => match &**storage {
+                Storage::Cuda(storage) => Some(view(storage.as_cuda_slice::<f32>()?, layout)?),
+                _ => bail!("split-KV attention: expected sinks on the device"),
+            },
+            None => None,
+        };
+        let none = 0_u64;
+        let mut builder = function.builder();
+        builder.arg(&partials).arg(&contexts).arg(&part_starts);
+        match &sinks {
+            Some(sinks) => builder.arg(sinks),
+            None => builder.arg(&none),
+        };
+        builder.arg(&output).arg(&dim).arg(&window);
+        // SAFETY: as above. Without sinks, their address is null, which the kernel checks.
+        unsafe { builder.launch(config) }.w()?;
+        Ok(output)
+    }
+}
+
+/// The elements of a contiguous tensor.
+fn view<'a, T>(slice: &'a CudaSlice<T>, layout: &Layout) -> Result<CudaView<'a, T>> {
+    let start = layout.start_offset();
+    match slice.try_slice(start..start + layout.shape().elem_count()) {
+        Some(view) if layout.is_contiguous() => Ok(view),
+        _ => bail!("split-KV attention: expected contiguous operands inside of their allocations"),
+    }
+}
