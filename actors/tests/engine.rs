@@ -87,6 +87,43 @@ async fn cached_logits_yield_the_same_tokens_as_a_forward_pass() {
     assert_eq!(answers[0], answers[1]);
 }
 
+/// Goal: a backend that finds the largest logits itself gives the same tokens as one that returns whole
+/// rows, and is asked for as many of them as a request needs, if it finds that many.
+#[tokio::test]
+async fn the_largest_logits_yield_the_same_tokens_as_whole_rows() {
+    let mut answers = Vec::new();
+    for top_logits in [0, 20] {
+        let harness = start(FakeOptions { top_logits, ..options(16, 64) }, config()).await;
+        let mut generated = Vec::new();
+        for (temperature, top_k, logprobs, needed) in [
+            (0.0, None, None, Some(1)),
+            (0.0, None, Some(2), None),
+            (1.0, Some(20), None, Some(20)),
+            (1.0, Some(21), None, None),
+            (2.0, Some(5), None, Some(5)),
+            (1.0, None, None, None),
+        ] {
+            let mut request = SequenceRequest::new(prompt(2, 40), 12);
+            request.options.sampling.temperature = temperature;
+            request.options.sampling.top_k = top_k;
+            request.options.sampling.top_p = 0.9;
+            request.options.sampling.logprobs = logprobs;
+            request.options.sampling.seed = Some(7);
+            let stream = harness.engine.submit(request).expect("the request is accepted");
+            generated.push(read_to_end(stream).await.expect("it finishes").tokens);
+            let batches = harness.fake.take_batches();
+            // The first tokens are sampled of rows that may be kept.
+            let last = batches.last().expect("steps").sequences[0].logit_rows;
+            let expected = needed.filter(|_| top_logits > 0);
+            assert_eq!(last, expected.map_or(LogitRows::Last, LogitRows::Top));
+        }
+        harness.check_nothing_held().await;
+        answers.push(generated);
+    }
+    assert!(answers[0].iter().all(|tokens| tokens.len() == 12));
+    assert_eq!(answers[0], answers[1]);
+}
+
 /// Goal: several choices for one prompt compute it once, and count once in the admission queue.
 #[tokio::test]
 async fn choices_share_the_computation_of_their_prompt() {

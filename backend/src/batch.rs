@@ -21,9 +21,10 @@ pub struct BackendSpec {
     /// Number of values of a hidden state, from which embeddings are made; `None` if the backend
     /// does not return hidden states.
     pub hidden_size: Option<usize>,
-    /// Whether the backend finds the largest logit of a row itself if no more is needed
-    /// ([`LogitRows::Best`]). It is worth it where rows must be copied from a device.
-    pub best_logits: bool,
+    /// How many of the largest logits of a row the backend finds itself if no more are needed
+    /// ([`LogitRows::Top`]); 0 if it returns whole rows only. It is worth it where rows must be copied
+    /// from a device.
+    pub top_logits: usize,
 }
 
 /// For which tokens of a sequence's slice the backend returns a row, and whether it is a row of
@@ -35,9 +36,9 @@ pub enum LogitRows {
     None,
     /// For the slice's last token, which is what sampling needs.
     Last,
-    /// For the slice's last token, but only the largest logit, which is what greedy sampling needs.
-    /// Not requested unless [`BackendSpec::best_logits`] is true.
-    Best,
+    /// For the slice's last token, but only this number of the largest logits, which is what sampling
+    /// with top-k needs, and greedy sampling with 1. From 1 to [`BackendSpec::top_logits`].
+    Top(usize),
     /// For every token of the slice, which is what prompt log-probabilities need.
     All,
     /// The hidden state of the slice's last token, which is what an embedding with
@@ -55,7 +56,7 @@ impl LogitRows {
         match self {
             Self::Last => token_count.saturating_sub(1)..token_count,
             Self::All => 0..token_count,
-            Self::None | Self::Best | Self::LastHidden | Self::AllHidden => 0..0,
+            Self::None | Self::Top(_) | Self::LastHidden | Self::AllHidden => 0..0,
         }
     }
 
@@ -65,14 +66,17 @@ impl LogitRows {
         match self {
             Self::LastHidden => token_count.saturating_sub(1)..token_count,
             Self::AllHidden => 0..token_count,
-            Self::None | Self::Last | Self::Best | Self::All => 0..0,
+            Self::None | Self::Last | Self::Top(_) | Self::All => 0..0,
         }
     }
 
-    /// Whether the largest logit of the last token is returned.
+    /// How many of the largest logits of the last token are returned instead of a row.
     #[must_use]
-    pub fn is_best(self) -> bool {
-        self == Self::Best
+    pub fn top(self) -> Option<usize> {
+        match self {
+            Self::Top(count) => Some(count),
+            _ => None,
+        }
     }
 }
 
@@ -115,16 +119,17 @@ pub struct StepOutput {
     /// Row-major `[rows, hidden_size]`: the hidden states requested by each slice's `logit_rows`,
     /// in the order of the batch's tokens.
     pub hidden: Vec<f32>,
-    /// The largest logits, one for each slice with [`LogitRows::Best`].
-    pub best: Vec<BestLogit>,
+    /// The largest logits of each slice with [`LogitRows::Top`], as [`TokenLogit::largest`] returns
+    /// them.
+    pub top: Vec<Vec<TokenLogit>>,
 }
 
-/// The largest logit of a row.
+/// One logit of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BestLogit {
-    /// Its token; among equal logits, the one with the lowest id.
+pub struct TokenLogit {
+    /// The token's id.
     pub token: u32,
-    /// The logit. If the row has a NaN or +infinity, it is one of these.
+    /// Its logit.
     pub logit: f32,
 }
 

@@ -112,8 +112,15 @@ fn check_slices(batch: &StepBatch, spec: &BackendSpec) -> Result<usize, BackendE
             let rows = slice.logit_rows;
             return Err(malformed(index, format_args!("expected rows of logits, got {rows:?}")));
         }
-        if slice.logit_rows.is_best() && !spec.best_logits {
-            return Err(malformed(index, format_args!("expected whole rows of logits, got Best")));
+        let top = slice.logit_rows.top();
+        if top.is_some_and(|count| count == 0 || count > spec.top_logits) {
+            let (most, rows) = (spec.top_logits, slice.logit_rows);
+            return Err(malformed(
+                index,
+                format_args!(
+                    "expected whole rows or 1 to {most} of the largest logits, got {rows:?}"
+                ),
+            ));
         }
         rows += slice.logit_rows.logits(count).len();
     }

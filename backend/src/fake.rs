@@ -16,8 +16,8 @@ use std::time::Duration;
 use stolon_kvcache::BlockId;
 
 use crate::{
-    Backend, BackendError, BackendSpec, BatchChecker, BestLogit, KvFormat, SequenceSlice,
-    StepBatch, StepOutput, check_read, check_write,
+    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, SequenceSlice, StepBatch,
+    StepOutput, TokenLogit, check_read, check_write,
 };
 
 pub use handle::{FakeFault, FakeHandle, StepHold};
@@ -52,8 +52,8 @@ pub struct FakeOptions {
     pub block_count: usize,
     /// Number of values of a hidden state; `None` for a backend that returns logits only.
     pub hidden_size: Option<usize>,
-    /// Whether it finds the largest logit of a row itself.
-    pub best_logits: bool,
+    /// How many of the largest logits of a row it finds itself.
+    pub top_logits: usize,
     /// The simulated duration of steps.
     pub latency: FakeLatency,
     /// Whether a step fails when it reads a position that was never written, or whose mark does
@@ -72,7 +72,7 @@ impl Default for FakeOptions {
             block_size: 16,
             block_count: 256,
             hidden_size: Some(16),
-            best_logits: false,
+            top_logits: 0,
             latency: FakeLatency::default(),
             strict: true,
             record: false,
@@ -106,7 +106,7 @@ impl FakeBackend {
                 block_count,
                 block_bytes: block_size * SLOT_BYTES,
                 hidden_size: options.hidden_size,
-                best_logits: options.best_logits,
+                top_logits: options.top_logits,
             },
             latency: options.latency,
             strict: options.strict,
@@ -176,10 +176,10 @@ impl FakeBackend {
             if slice.logit_rows.logits(tokens.len()).contains(&index) {
                 digest.append_logits(self.spec.vocab_size, &mut output.logits);
             }
-            if slice.logit_rows.is_best() && index + 1 == tokens.len() {
+            if let Some(count) = slice.logit_rows.top().filter(|_| index + 1 == tokens.len()) {
                 let mut row = Vec::new();
                 digest.append_logits(self.spec.vocab_size, &mut row);
-                output.best.push(BestLogit::of(&row));
+                output.top.push(TokenLogit::largest(&row, count));
             }
             if slice.logit_rows.hidden(tokens.len()).contains(&index) {
                 digest.append_hidden(self.spec.hidden_size.unwrap_or(0), &mut output.hidden);

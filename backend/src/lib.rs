@@ -28,8 +28,8 @@ mod pooling;
 pub mod sampling;
 
 pub use batch::{
-    Backend, BackendError, BackendSpec, BestLogit, KvFormat, LogitRows, SequenceSlice, StepBatch,
-    StepOutput,
+    Backend, BackendError, BackendSpec, KvFormat, LogitRows, SequenceSlice, StepBatch, StepOutput,
+    TokenLogit,
 };
 pub use check::{BatchChecker, check_read, check_write};
 pub use pooling::{Pooler, Pooling};

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use logprob::RawRow;
 use penalties::Penalties;
 
-use crate::batch::BestLogit;
+use crate::batch::TokenLogit;
 
 /// How a request's tokens are chosen. The default is greedy, with every transform off.
 #[derive(Clone, Debug, PartialEq)]
@@ -243,14 +243,20 @@ pub struct Sampled {
     pub logprob: Option<TokenLogprob>,
 }
 
-impl BestLogit {
-    /// The largest logit of `row`, `[vocab_size]`.
+impl TokenLogit {
+    /// The `count` largest logits of `row`, `[vocab_size]`, in order of decreasing logit, and of
+    /// increasing id for equal logits. Logits of minus infinity are omitted. If the row has a NaN or
+    /// +infinity, the first of these is the only element.
     #[must_use]
-    pub fn of(row: &[f32]) -> BestLogit {
+    pub fn largest(row: &[f32], count: usize) -> Vec<TokenLogit> {
         match select::best(row) {
-            Ok(token) => BestLogit { token, logit: row[token as usize] },
-            Err(SamplingError::BadLogit { token, value }) => BestLogit { token, logit: value },
-            Err(_) => BestLogit { token: 0, logit: f32::NEG_INFINITY },
+            Err(SamplingError::BadLogit { token, value }) => {
+                vec![TokenLogit { token, logit: value }]
+            }
+            _ => {
+                let largest = select::largest(row, count).into_iter();
+                largest.map(|(logit, token)| TokenLogit { token, logit }).collect()
+            }
         }
     }
 }
@@ -353,30 +359,44 @@ impl SamplerState {
         Ok(Sampled { token, logprob })
     }
 
-    /// Whether the largest logit is all that the next token depends on.
+    /// How many of the largest logits of a row of `vocab_size` are all that the next token depends on;
+    /// `None` if it may depend on the whole row.
     #[must_use]
-    pub fn needs_best_only(&self) -> bool {
-        self.params.is_greedy() && self.params.logprobs.is_none() && !self.transforms()
+    pub fn needs_top(&self, vocab_size: usize) -> Option<usize> {
+        if self.params.logprobs.is_some() || self.transforms() {
+            None
+        } else if self.params.is_greedy() {
+            Some(1)
+        } else {
+            self.params.top_k.filter(|&count| count < vocab_size)
+        }
     }
 
-    /// As [`SamplerState::sample`], of a row of `vocab_size` logits of which only the largest is known.
-    /// To be called only if that [suffices](SamplerState::needs_best_only).
+    /// As [`SamplerState::sample`], of a row of `vocab_size` logits of which only the largest are known,
+    /// as many as it [needs](SamplerState::needs_top), as [`TokenLogit::largest`] returns them.
     ///
     /// # Errors
     /// [`SamplingError::BadLogit`] and [`SamplingError::NoCandidate`]. The state is unchanged then.
-    pub fn sample_best(
+    pub fn sample_top(
         &mut self,
-        best: BestLogit,
+        top: &[TokenLogit],
         vocab_size: usize,
     ) -> Result<Sampled, SamplingError> {
-        debug_assert!(self.needs_best_only(), "more than the largest logit is needed");
-        let BestLogit { token, logit } = best;
-        if logit.is_nan() || logit == f32::INFINITY {
-            return Err(SamplingError::BadLogit { token, value: logit });
-        }
-        if logit == f32::NEG_INFINITY {
-            return Err(SamplingError::NoCandidate { vocab_size });
-        }
+        debug_assert!(self.needs_top(vocab_size).is_some(), "more than these logits are needed");
+        let best = match top.first() {
+            Some(&TokenLogit { token, logit }) if logit.is_nan() || logit == f32::INFINITY => {
+                return Err(SamplingError::BadLogit { token, value: logit });
+            }
+            Some(best) if best.logit > f32::NEG_INFINITY => best.token,
+            _ => return Err(SamplingError::NoCandidate { vocab_size }),
+        };
+        let token = if self.params.is_greedy() {
+            best
+        } else {
+            let uniform = draw::uniform(self.seed, self.output_len);
+            let top = top.iter().map(|top| (top.logit, top.token)).collect();
+            select::draw_of_largest(top, &self.params, uniform).unwrap_or(best)
+        };
         self.observe(token);
         Ok(Sampled { token, logprob: None })
     }

@@ -13,7 +13,7 @@ use crate::decoder::Decoder;
 use crate::kv_store::{KvShape, KvStore};
 use crate::loader::Loader;
 use crate::options::{CandleOptions, ComputeType, OpenError, message};
-use crate::{DeviceChoice, dry_run, memory};
+use crate::{DeviceChoice, dry_run, memory, top_logits};
 
 /// Number of the way in which keys and values are computed. It must be raised with every change that
 /// changes bits of keys or values and that the short prompt of `kv_probe` may not show, so that KV
@@ -116,7 +116,7 @@ impl CandleBackend {
             block_count: shape.block_count,
             block_bytes: shape.block_bytes(),
             hidden_size: Some(config.hidden_size),
-            best_logits: true,
+            top_logits: top_logits::count_max(&device),
         };
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);

@@ -12,14 +12,16 @@
 //!   is, and its limits, for reports;
 //! * `attention`: candle's flash attention on CUDA, attention from gathered keys and values on every
 //!   device, and split-KV decoding;
-//! * `kv_store` and `kv_write`: the paged KV store and the operation that writes to it in place.
+//! * `kv_store` and `kv_write`: the paged KV store and the operation that writes to it in place;
+//! * `top_logits`: what sampling needs of a row of logits, found on the device.
 //!
 //! A backend is made on the thread that uses it, because a CUDA context belongs to a thread's
 //! stream: `EngineBuilder::backend_with` in the crate `stolon` does that.
 
 mod attention;
 mod backend;
-mod best;
+#[cfg(feature = "cuda-core")]
+mod cuda_view;
 mod decoder;
 mod device;
 mod dry_run;
@@ -34,6 +36,7 @@ mod memory;
 mod options;
 mod plan;
 mod rope;
+mod top_logits;
 
 pub use backend::{CandleBackend, StepMemory};
 pub use device::DeviceChoice;

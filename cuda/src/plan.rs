@@ -17,8 +17,10 @@ pub(crate) struct StepPlan {
     pub(crate) output_rows: Vec<u32>,
     /// Indices into `output_rows` of the rows that get logits.
     pub(crate) logit_rows: Vec<u32>,
-    /// Indices into `output_rows` of the rows of which the largest logit is returned.
-    pub(crate) best_rows: Vec<u32>,
+    /// Indices into `output_rows` of the rows of which only the largest logits are returned.
+    pub(crate) top_rows: Vec<u32>,
+    /// How many logits of each of these rows.
+    pub(crate) top_counts: Vec<u32>,
     /// Indices into `output_rows` of the rows whose hidden states are returned.
     pub(crate) hidden_rows: Vec<u32>,
 }
@@ -50,7 +52,8 @@ impl StepPlan {
             slots: Vec::with_capacity(rows),
             output_rows: Vec::new(),
             logit_rows: Vec::new(),
-            best_rows: Vec::new(),
+            top_rows: Vec::new(),
+            top_counts: Vec::new(),
             hidden_rows: Vec::new(),
         };
         for slice in &batch.sequences {
@@ -63,7 +66,10 @@ impl StepPlan {
             }
             let end = plan.positions.len();
             let rows = match slice.logit_rows {
-                LogitRows::Best => &mut plan.best_rows,
+                LogitRows::Top(count) => {
+                    plan.top_counts.push(count as u32);
+                    &mut plan.top_rows
+                }
                 LogitRows::LastHidden | LogitRows::AllHidden => &mut plan.hidden_rows,
                 LogitRows::None | LogitRows::Last | LogitRows::All => &mut plan.logit_rows,
             };
@@ -103,7 +109,7 @@ fn span(slice: &SequenceSlice, count: usize) -> QuerySpan<'_> {
 /// Number of the slice's last rows that are returned.
 fn output_count(slice: &SequenceSlice) -> usize {
     let (rows, count) = (slice.logit_rows, slice.token_count);
-    rows.logits(count).len() + rows.hidden(count).len() + usize::from(rows.is_best())
+    rows.logits(count).len() + rows.hidden(count).len() + usize::from(rows.top().is_some())
 }
 
 /// Index in the KV store of a position of a sequence.
@@ -137,7 +143,7 @@ mod tests {
                 slice(6, 2, 3, &[9, 5], LogitRows::Last),
                 slice(1, 3, 4, &[1], LogitRows::None),
                 slice(3, 0, 0, &[2], LogitRows::AllHidden),
-                slice(1, 0, 0, &[3], LogitRows::Best),
+                slice(1, 0, 0, &[3], LogitRows::Top(7)),
             ],
         };
         let plan = StepPlan::new(&batch, 4);
@@ -146,7 +152,7 @@ mod tests {
         assert_eq!(plan.slots, [39, 20, 21, 22, 23, 8, 9, 10, 12]);
         assert_eq!(plan.output_rows, [5, 7, 8, 9, 10]);
         assert_eq!((plan.logit_rows, plan.hidden_rows), (vec![0], vec![1, 2, 3]));
-        assert_eq!(plan.best_rows, [4]);
+        assert_eq!((plan.top_rows, plan.top_counts), (vec![4], vec![7]));
         let shape = |spans: Vec<QuerySpan<'_>>| -> Vec<_> {
             spans.iter().map(|span| (span.start, span.count, span.context())).collect()
         };

@@ -6,4 +6,5 @@ mod kernels {
     mod host;
     mod kv_write;
     mod split_attention;
+    mod top_logits;
 }

@@ -57,7 +57,7 @@ fn a_step_needs_at_most_what_is_estimated() {
             let memory = backend.step_memory();
             assert_eq!(memory.measured_bytes, None);
             let mut needed = 0;
-            for logit_rows in [LogitRows::Last, LogitRows::Best] {
+            for logit_rows in [LogitRows::Last, LogitRows::Top(50)] {
                 let batch = largest_step(&options, logit_rows);
                 // The first step makes the rotary tables, which are kept.
                 backend.step(&batch).expect("a valid batch");

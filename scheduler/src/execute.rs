@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use stolon_backend::{
-    Backend, BestLogit, SamplingError, SequenceSlice, StepBatch, StepOutput, TokenLogprob,
+    Backend, SamplingError, SequenceSlice, StepBatch, StepOutput, TokenLogit, TokenLogprob,
     prompt_logprob,
 };
 
@@ -59,12 +59,20 @@ fn forward(
             output.hidden.len()
         ));
     }
-    let wanted = batch.sequences.iter().filter(|slice| slice.logit_rows.is_best()).count();
-    if output.best.len() != wanted {
-        let got = output.best.len();
-        return Err(format!("the backend returned {got} largest logits, expected {wanted}"));
+    let wanted: Vec<usize> =
+        batch.sequences.iter().filter_map(|slice| slice.logit_rows.top()).collect();
+    let got: Vec<usize> = output.top.iter().map(Vec::len).collect();
+    let known = |top: &TokenLogit| (top.token as usize) < vocab_size;
+    if got.len() != wanted.len()
+        || got.iter().zip(&wanted).any(|(got, wanted)| got > wanted)
+        || !output.top.iter().flatten().all(known)
+    {
+        return Err(format!(
+            "the backend returned {got:?} largest logits, expected up to {wanted:?}, of tokens below \
+             {vocab_size}"
+        ));
     }
-    let mut best = output.best.into_iter();
+    let mut top = output.top.into_iter();
     let mut rest = output.logits.as_mut_slice();
     let mut states = output.hidden.as_slice();
     let mut results = Vec::with_capacity(tasks.len());
@@ -79,8 +87,8 @@ fn forward(
         rest = others;
         let (own, others) = states.split_at(state_count(slice) * hidden_size);
         states = others;
-        let best = slice.logit_rows.is_best().then(|| best.next()).flatten();
-        let mut result = sample_slice(rows, best, vocab_size, task);
+        let top = slice.logit_rows.top().and_then(|_| top.next());
+        let mut result = sample_slice(rows, top, vocab_size, task);
         if let Some(pooler) = result.pooler.as_mut().filter(|_| !own.is_empty()) {
             pooler.push(own, hidden_size);
         }
@@ -105,10 +113,10 @@ fn keep_slices(batch: StepBatch, kept: impl Iterator<Item = bool>) -> StepBatch 
     batch
 }
 
-/// Samples from one slice's logits, or from the largest one, and computes its log-probabilities.
+/// Samples from one slice's logits, or from the largest of them, and computes its log-probabilities.
 fn sample_slice(
     rows: &mut [f32],
-    best: Option<BestLogit>,
+    top: Option<Vec<TokenLogit>>,
     vocab_size: usize,
     task: RowTask,
 ) -> RowResult {
@@ -120,13 +128,13 @@ fn sample_slice(
     }
     let last = rows.len().checked_sub(vocab_size).map(|last| &mut rows[last..]);
     if let Some(sampler) = sampler.as_mut().filter(|_| result.failure.is_none()) {
-        let sampled = match (last, best) {
+        let sampled = match (last, top) {
             (Some(row), _) => {
                 // Copied before sampling, which overwrites the row.
                 result.logits = return_logits.then(|| Arc::from(&*row));
                 Some(sampler.sample(row))
             }
-            (None, Some(best)) => Some(sampler.sample_best(best, vocab_size)),
+            (None, Some(top)) => Some(sampler.sample_top(&top, vocab_size)),
             (None, None) => None,
         };
         match sampled.transpose() {

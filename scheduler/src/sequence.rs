@@ -278,10 +278,11 @@ impl Sequence {
             Some(Pooling::Last) => (LogitRows::None, LogitRows::LastHidden),
             Some(Pooling::Mean) => (LogitRows::AllHidden, LogitRows::AllHidden),
             None if all_logits => (LogitRows::All, LogitRows::All),
-            None if spec.best_logits && self.needs_best_only(cache_logits) => {
-                (LogitRows::None, LogitRows::Best)
+            None => {
+                let top = self.needs_top(spec.vocab_size, cache_logits);
+                let top = top.filter(|&count| count <= spec.top_logits);
+                (LogitRows::None, top.map_or(LogitRows::Last, LogitRows::Top))
             }
-            None => (LogitRows::None, LogitRows::Last),
         };
         SequenceView {
             computed,
@@ -297,10 +298,11 @@ impl Sequence {
         }
     }
 
-    /// Whether the largest logit is all that is needed of the step that ends its tokens.
-    fn needs_best_only(&self, cache_logits: bool) -> bool {
+    /// How many of the largest logits are all that is needed of the step that ends its tokens; `None` if
+    /// the whole row may be.
+    fn needs_top(&self, vocab_size: usize, cache_logits: bool) -> Option<usize> {
         let is_cached = cache_logits && self.generated() == 0;
-        !is_cached && self.sampler.as_ref().is_some_and(SamplerState::needs_best_only)
+        self.sampler.as_ref().filter(|_| !is_cached)?.needs_top(vocab_size)
     }
 
     /// The blocks that can be loaded now: those of its stored KV that continue what is computed and

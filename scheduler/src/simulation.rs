@@ -266,7 +266,7 @@ mod tests {
             block_count: 64,
             block_bytes: 1,
             hidden_size: None,
-            best_logits: false,
+            top_logits: 0,
         }
     }
 

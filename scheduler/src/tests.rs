@@ -79,7 +79,7 @@ impl Harness {
             block_size,
             block_count,
             hidden_size: Some(HIDDEN_SIZE),
-            best_logits: true,
+            top_logits: 8,
             ..FakeOptions::default()
         });
         let context =

@@ -11,7 +11,7 @@ fn spec() -> BackendSpec {
         block_count: 8,
         block_bytes: 0,
         hidden_size: None,
-        best_logits: false,
+        top_logits: 2,
     }
 }
 
@@ -57,6 +57,20 @@ fn valid_batches_pass_and_their_rows_are_counted() {
     let good = batch(vec![all, none, full_hit, slice(5, 1, &[0, 4])]);
     assert_eq!(checker.check(&good, &spec()).expect("a good batch"), 3 + 1 + 1);
     assert_eq!(checker.check(&StepBatch::default(), &spec()).expect("an empty batch"), 0);
+}
+
+/// Goal: as many of the largest logits may be requested as the backend finds, and hidden states only of
+/// a backend that has them.
+#[test]
+fn rows_that_the_backend_does_not_return_are_refused() {
+    let with = |rows| batch(vec![SequenceSlice { logit_rows: rows, ..slice(0, 3, &[0]) }]);
+    let mut checker = BatchChecker::new(8);
+    for count in [1, 2] {
+        assert_eq!(checker.check(&with(LogitRows::Top(count)), &spec()).expect("good"), 0);
+    }
+    expect_refused(&with(LogitRows::Top(0)), "1 to 2 of the largest logits, got Top(0)");
+    expect_refused(&with(LogitRows::Top(3)), "1 to 2 of the largest logits, got Top(3)");
+    expect_refused(&with(LogitRows::AllHidden), "expected rows of logits, got AllHidden");
 }
 
 /// Goal: each rule of the contract for a single slice is checked.

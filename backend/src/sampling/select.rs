@@ -119,12 +119,11 @@ pub(super) fn largest(logits: &[f32], count: usize) -> Vec<(f32, u32)> {
 /// cumulative distribution at `uniform`, which is in `[0, 1)`. `best` is the token with the largest
 /// logit. All logits are below infinity.
 pub(super) fn draw(logits: &[f32], best: u32, params: &SamplingParams, uniform: f64) -> u32 {
-    let largest_logit = logits[best as usize];
-    // Weights are relative to the largest logit, so that nothing overflows at low temperatures. The
-    // division never returns NaN: the difference is 0 for the best token and negative otherwise.
-    let weight = |logit: f32| exp_at_most_one((logit - largest_logit) / params.temperature);
-    let top_k = params.top_k.filter(|&count| count < logits.len());
-    if top_k.is_none() && params.top_p >= 1.0 {
+    if let Some(count) = params.top_k.filter(|&count| count < logits.len()) {
+        return draw_of_largest(largest(logits, count), params, uniform).unwrap_or(best);
+    }
+    let weight = weight(logits[best as usize], params);
+    if params.top_p >= 1.0 {
         // The best token has the weight 1, so min-p is a lower bound of the weight itself.
         let weight_kept = |logit: f32| {
             let weight = weight(logit);
@@ -132,16 +131,38 @@ pub(super) fn draw(logits: &[f32], best: u32, params: &SamplingParams, uniform: 
         };
         return draw_of_row(logits, weight_kept, uniform).unwrap_or(best);
     }
-    let mut candidates = match top_k {
-        Some(count) => weigh(largest(logits, count), weight),
-        None => nucleus_of_row(logits, params.top_p, weight),
-    };
-    if top_k.is_some() && params.top_p < 1.0 {
+    let candidates = nucleus_of_row(logits, params.top_p, weight);
+    draw_of_candidates(candidates, params.min_p, uniform).unwrap_or(best)
+}
+
+/// As [`draw`], of the k largest logits that top-k keeps, as [`largest`] returns them. `None` if there
+/// are none.
+pub(super) fn draw_of_largest(
+    largest: Vec<(f32, u32)>,
+    params: &SamplingParams,
+    uniform: f64,
+) -> Option<u32> {
+    let &(largest_logit, _) = largest.first()?;
+    let mut candidates = weigh(largest, weight(largest_logit, params));
+    if params.top_p < 1.0 {
         let total: f64 = candidates.iter().map(|(weight, _)| weight).sum();
         let count = nucleus_len(&candidates, f64::from(params.top_p) * total);
         candidates.truncate(count.unwrap_or(candidates.len()));
     }
-    let min_p = f64::from(params.min_p);
+    draw_of_candidates(candidates, params.min_p, uniform)
+}
+
+/// The weights of logits relative to the largest one, so that nothing overflows at low temperatures.
+/// The division never returns NaN: the difference is 0 for the largest logit and negative otherwise.
+fn weight(largest_logit: f32, params: &SamplingParams) -> impl Fn(f32) -> f32 {
+    let temperature = params.temperature;
+    move |logit| exp_at_most_one((logit - largest_logit) / temperature)
+}
+
+/// Applies min-p to the most likely candidates, the first of which has the weight 1, and draws one of
+/// the rest. `None` if all weights are 0.
+fn draw_of_candidates(mut candidates: Vec<(f64, u32)>, min_p: f32, uniform: f64) -> Option<u32> {
+    let min_p = f64::from(min_p);
     let likely = candidates.iter().take_while(|(weight, _)| *weight >= min_p).count();
     candidates.truncate(likely);
     let total: f64 = candidates.iter().map(|(weight, _)| weight).sum();
@@ -149,11 +170,11 @@ pub(super) fn draw(logits: &[f32], best: u32, params: &SamplingParams, uniform: 
     for &(weight, token) in &candidates {
         left -= weight;
         if left < 0.0 {
-            return token;
+            return Some(token);
         }
     }
     // Rounding moved the draw past the end: return the last token with a weight above 0.
-    candidates.iter().rev().find(|(weight, _)| *weight > 0.0).map_or(best, |&(_, token)| token)
+    candidates.iter().rev().find(|(weight, _)| *weight > 0.0).map(|&(_, token)| token)
 }
 
 /// Draws from the whole row without a list of candidates: finds the block by the blocks' sums, then

@@ -360,11 +360,13 @@ fn invalid_logits_are_errors() {
     }
 }
 
-/// Goal: of the largest logit alone, the same token is chosen, or the same error returned, as of the
+/// Goal: of the largest logits alone, the same token is chosen, or the same error returned, as of the
 /// whole row, and a request that needs more of the row says so.
 #[test]
-fn the_largest_logit_replaces_the_row() {
+fn the_largest_logits_replace_the_row() {
     let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 3.0, 3.0, -0.0, 0.0];
+    let greedy = SamplingParams::default;
+    let mut checked = [0; 3];
     for case in 0..2_000_usize {
         let value = |at: usize| special[(case * 31 + at * at * 7 + at * case) % special.len()];
         let usable = |at: usize| if value(at) < f32::INFINITY { value(at) } else { 1.0 };
@@ -374,22 +376,34 @@ fn the_largest_logit_replaces_the_row() {
             1 => (0..len).map(usable).collect(),
             _ => vec![f32::NEG_INFINITY; len],
         };
-        let mut whole = SamplerState::new(SamplingParams::default(), &[]);
-        let mut best = whole.clone();
-        assert!(best.needs_best_only());
-        let (expected, got) =
-            (whole.sample(&mut row.clone()), best.sample_best(BestLogit::of(&row), row.len()));
-        // NaN is not equal to itself.
-        assert_eq!(format!("{got:?}"), format!("{expected:?}"), "{row:?}");
-        assert_eq!(best.output_len, whole.output_len);
+        let random = SamplingParams { temperature: 0.7, seed: Some(case as u64), ..greedy() };
+        for (params, needed) in [
+            (greedy(), 1),
+            (SamplingParams { top_k: Some(2), ..random.clone() }, 2),
+            (SamplingParams { top_k: Some(3), top_p: 0.8, min_p: 0.1, ..random }, 3),
+        ] {
+            let mut whole = SamplerState::new(params, &[]);
+            let mut top = whole.clone();
+            let Some(count) = top.needs_top(row.len()) else { continue };
+            assert_eq!(count, needed);
+            let largest = TokenLogit::largest(&row, count);
+            let (expected, got) =
+                (whole.sample(&mut row.clone()), top.sample_top(&largest, row.len()));
+            // NaN is not equal to itself.
+            assert_eq!(format!("{got:?}"), format!("{expected:?}"), "{row:?}");
+            assert_eq!(top.output_len, whole.output_len);
+            checked[needed - 1] += 1;
+        }
     }
+    assert!(checked.iter().all(|count| *count > 500), "{checked:?}");
     for params in [
-        SamplingParams { temperature: 0.5, ..Default::default() },
-        SamplingParams { logprobs: Some(0), ..Default::default() },
-        SamplingParams { presence_penalty: 0.1, ..Default::default() },
-        SamplingParams { logit_bias: [(0, 1.0)].into(), ..Default::default() },
+        SamplingParams { temperature: 0.5, ..greedy() },
+        SamplingParams { temperature: 0.5, top_k: Some(10), ..greedy() },
+        SamplingParams { logprobs: Some(0), ..greedy() },
+        SamplingParams { presence_penalty: 0.1, ..greedy() },
+        SamplingParams { logit_bias: [(0, 1.0)].into(), ..greedy() },
     ] {
-        assert!(!SamplerState::new(params, &[]).needs_best_only());
+        assert_eq!(SamplerState::new(params, &[]).needs_top(10), None);
     }
 }
 

@@ -5,7 +5,7 @@ use stolon_cuda::ComputeType;
 use stolon_model::{CpuBackend, CpuOptions, KvBudget, KvType};
 
 use super::report::Outcome;
-use super::step::{Part, difference, is_same, rows, step, table};
+use super::step::{Part, batch, check_top, difference, is_same, rows, step, table};
 use super::subject::{BLOCK_SIZE, Setup, Subject, Target};
 use crate::bench::rng::SeededRng;
 
@@ -46,7 +46,8 @@ fn compare(got: &[Vec<f32>], expected: &[Vec<f32>], compute_type: ComputeType) -
     Outcome { is_good, value: Some(value.into()), limit: Some(limit), detail }
 }
 
-/// Compares the logits of all positions with those of the CPU backend in f32.
+/// Compares the logits of all positions with those of the CPU backend in f32, and the largest ones that
+/// the backend finds itself with the row.
 pub(super) fn with_cpu<T: Target>(
     target: &T,
     subject: &Subject,
@@ -68,6 +69,9 @@ pub(super) fn with_cpu<T: Target>(
     let setup = Setup { compute_type: Some(compute_type), ..*setup };
     let mut backend = target.open(config, weights, setup.options(blocks))?;
     let got = rows(&mut backend, &tokens, 0, 150, &table)?;
+    let mut last = Part::new(&tokens, POSITIONS - 1, POSITIONS, &table);
+    last.write_from = POSITIONS;
+    check_top(&mut backend, &batch(&[last]))?;
     Ok(compare(&got, &expected, compute_type))
 }
 

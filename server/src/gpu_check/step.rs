@@ -2,7 +2,7 @@
 
 use anyhow::ensure;
 use stolon::Backend;
-use stolon::backend::{BlockId, LogitRows, SequenceSlice, StepBatch};
+use stolon::backend::{BlockId, LogitRows, SequenceSlice, StepBatch, TokenLogit};
 
 /// Positions `from..to` of a sequence. All get logits.
 #[derive(Clone, Copy, Debug)]
@@ -28,11 +28,8 @@ pub(super) fn table(first: usize, positions: usize, block_size: usize) -> Vec<Bl
     (first as u32..).take(positions.div_ceil(block_size)).map(BlockId).collect()
 }
 
-/// Runs the parts as one batch. Returns the rows of logits of each part.
-pub(super) fn step(
-    backend: &mut impl Backend,
-    parts: &[Part<'_>],
-) -> anyhow::Result<Vec<Vec<Vec<f32>>>> {
+/// The parts as one batch.
+pub(super) fn batch(parts: &[Part<'_>]) -> StepBatch {
     let slice = |part: &Part<'_>| SequenceSlice {
         token_count: part.to - part.from,
         start: part.from,
@@ -40,16 +37,43 @@ pub(super) fn step(
         block_table: part.table.to_vec(),
         logit_rows: LogitRows::All,
     };
-    let batch = StepBatch {
+    StepBatch {
         tokens: parts.iter().flat_map(|part| &part.tokens[part.from..part.to]).copied().collect(),
         sequences: parts.iter().map(slice).collect(),
-    };
+    }
+}
+
+/// Runs the parts as one batch. Returns the rows of logits of each part.
+pub(super) fn step(
+    backend: &mut impl Backend,
+    parts: &[Part<'_>],
+) -> anyhow::Result<Vec<Vec<Vec<f32>>>> {
+    let batch = batch(parts);
     let logits = backend.step(&batch)?.logits;
     let vocab_size = backend.spec().vocab_size;
     let expected = batch.tokens.len() * vocab_size;
     ensure!(logits.len() == expected, "expected {expected} logits, got {}", logits.len());
     let mut rows = logits.chunks_exact(vocab_size).map(<[f32]>::to_vec);
     Ok(parts.iter().map(|part| rows.by_ref().take(part.to - part.from).collect()).collect())
+}
+
+/// Checks that the largest logits which the backend finds itself are those of the whole rows, for the
+/// last tokens of all sequences of a batch.
+pub(super) fn check_top(backend: &mut impl Backend, batch: &StepBatch) -> anyhow::Result<()> {
+    let (vocab_size, most) = (backend.spec().vocab_size, backend.spec().top_logits);
+    let mut with = |rows: LogitRows| {
+        let mut batch = batch.clone();
+        batch.sequences.iter_mut().for_each(|slice| slice.logit_rows = rows);
+        backend.step(&batch)
+    };
+    let logits = with(LogitRows::Last)?.logits;
+    for count in [1, 50, most].into_iter().filter(|count| (1..=most).contains(count)) {
+        let got = with(LogitRows::Top(count))?.top;
+        let rows = logits.chunks_exact(vocab_size);
+        let expected: Vec<_> = rows.map(|row| TokenLogit::largest(row, count)).collect();
+        ensure!(got == expected, "the {count} largest logits are not those of the whole row");
+    }
+    Ok(())
 }
 
 /// The rows of logits of `tokens` from the position `start` on, in chunks of `chunk` tokens.

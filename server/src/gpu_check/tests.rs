@@ -19,6 +19,8 @@ enum Fault {
     Logits,
     /// The same, but only in steps with more than one sequence, and by the last bit.
     Batches,
+    /// The largest logits are in the wrong order.
+    Top,
     /// Keys and values are not written to blocks that have been written before.
     SecondWrite,
     /// It panics.
@@ -81,6 +83,9 @@ impl Backend for FaultyBackend {
                 _ => {}
             }
         }
+        if self.fault == Fault::Top {
+            output.top.iter_mut().for_each(|top| top.reverse());
+        }
         Ok(output)
     }
 }
@@ -105,6 +110,7 @@ async fn every_fault_is_noticed() {
         (Fault::None, Kind::WarmEqualsCold, false, true),
         (Fault::None, Kind::BlocksReused, true, true),
         (Fault::Logits, Kind::CpuParity, true, false),
+        (Fault::Top, Kind::CpuParity, true, false),
         (Fault::Batches, Kind::WarmEqualsCold, true, false),
         // One bit is within the tolerance.
         (Fault::Batches, Kind::WarmEqualsCold, false, true),

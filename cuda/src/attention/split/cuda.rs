@@ -9,6 +9,7 @@ use candle_core::cuda_backend::{CudaDevice, CudaStorageSlice, WrapErr};
 use candle_core::{CudaStorage, Layout, Result, Storage, Tensor, bail};
 
 use super::SplitAttention;
+use crate::cuda_view::view;
 
 /// The kernels, compiled by the build script.
 const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/split_attention.ptx"));
@@ -136,14 +137,5 @@ impl Operands<'_> {
         // SAFETY: as above. Without sinks, their address is null, which the kernel checks.
         unsafe { builder.launch(config) }.w()?;
         Ok(output)
-    }
-}
-
-/// The elements of a contiguous tensor.
-fn view<'a, T>(slice: &'a CudaSlice<T>, layout: &Layout) -> Result<CudaView<'a, T>> {
-    let start = layout.start_offset();
-    match slice.try_slice(start..start + layout.shape().elem_count()) {
-        Some(view) if layout.is_contiguous() => Ok(view),
-        _ => bail!("split-KV attention: expected contiguous operands inside of their allocations"),
     }
 }
