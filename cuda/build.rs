@@ -6,7 +6,7 @@ use std::process::Command;
 /// The PTX is for this architecture (A100 and later); the driver compiles it for newer ones.
 const ARCHITECTURE: &str = "compute_80";
 /// The files of `kernels/`, without `.cu`.
-const KERNELS: [&str; 3] = ["kv_write", "split_attention", "top_logits"];
+const KERNELS: [&str; 4] = ["gate", "kv_write", "split_attention", "top_logits"];
 
 fn main() {
     println!("cargo::rerun-if-changed=kernels");

@@ -11,6 +11,7 @@ use stolon_model::{DecoderConfig, KvType, Weights, kv_probe};
 use crate::attention::Attention;
 use crate::decoder::Decoder;
 use crate::kv_store::{KvShape, KvStore};
+use crate::linear::RowTile;
 use crate::loader::Loader;
 use crate::options::{CandleOptions, ComputeType, OpenError, message};
 use crate::{DeviceChoice, dry_run, memory, top_logits};
@@ -92,12 +93,12 @@ impl CandleBackend {
             let parts = [dtype.as_str(), attention.name(), &hardware(&device)];
             kv_format(&config, &weights, &shape, &parts)
         });
-        let row_tile = options.batch_invariant.then(|| row_tile(options.device));
-        let loader = Loader { weights, device: device.clone(), dtype, row_tile };
+        let tile = RowTile(options.batch_invariant.then(|| row_tile(options.device)));
+        let loader = Loader { weights, device: device.clone(), dtype, tile };
         let mut decoder = Decoder::load(config, loader)?;
         device.synchronize()?;
         let workspace = attention.workspace_bytes(&device, decoder.config().num_heads, &shape);
-        let estimated_bytes = memory::step_bytes(decoder.config(), &options) + workspace;
+        let estimated_bytes = memory::step_bytes(decoder.config(), &options, tile) + workspace;
         let free = memory::of(&device);
         // The contexts of the dry run are short.
         let measured_bytes = dry_run::step_bytes(&mut decoder, &shape, attention, &options)

@@ -13,7 +13,7 @@ use crate::OpenError;
 use crate::attention::{Attention, AttentionArgs, Prepared};
 use crate::kv_store::KvStore;
 use crate::kv_write;
-use crate::layer::{Layer, Norm};
+use crate::layer::{Layer, Norm, Projected};
 use crate::linear::Linear;
 use crate::loader::Loader;
 use crate::plan::{StepPlan, all_spans, indices, output_spans};
@@ -86,13 +86,10 @@ impl Decoder {
             let config = &self.config;
             let layer_config = &config.layers[index];
             let rotation = layer_config.rope.map(|rope| &rows.rotations[rope]);
-            let normed = layer.attention_input(&x)?;
+            let Projected { queries: mut q, keys, values } = layer.project(config, &x, rotation)?;
             let plane = kv.layer(index);
-            let keys = layer.keys(config, &normed, rotation)?.flatten_from(1)?;
-            let values = layer.values(config, &normed)?.flatten_from(1)?;
             rows.write(&plane.keys, keys, shape.dtype)?;
             rows.write(&plane.values, values, shape.dtype)?;
-            let mut q = layer.queries(config, &normed, rotation)?;
             if index + 1 == self.layers.len() {
                 // In the last layer, other rows are needed for their keys and values only.
                 let Some(outputs) = &rows.outputs else { return Ok(StepOutput::default()) };
@@ -197,10 +194,11 @@ impl Rows {
     /// Writes the rows of `values`, `[rows, width]`, to a plane of the KV store of the type `dtype`.
     fn write(&self, plane: &Tensor, values: Tensor, dtype: DType) -> Result<()> {
         let Some(slots) = &self.slots else { return Ok(()) };
+        let values = values.to_dtype(dtype)?.contiguous()?;
         let values = match &self.written {
             Some(rows) => values.index_select(rows, 0)?,
             None => values,
         };
-        kv_write::write(plane, &values.to_dtype(dtype)?, slots)
+        kv_write::write(plane, &values, slots)
     }
 }

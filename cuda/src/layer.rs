@@ -1,11 +1,12 @@
 //! The weights of one layer, and its parts that work on rows alone: everything but attention.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 use stolon_model::config::QkNorm;
 use stolon_model::{Activation, DecoderConfig};
 
 use crate::OpenError;
 use crate::experts::Experts;
+use crate::gate::gate;
 use crate::linear::Linear;
 use crate::loader::Loader;
 use crate::rope::Rotation;
@@ -39,9 +40,8 @@ impl Norm {
 #[derive(Debug)]
 pub(crate) struct Layer {
     input_norm: Option<Norm>,
-    q: Linear,
-    k: Linear,
-    v: Linear,
+    /// The projections to queries, keys and values, one above the other.
+    qkv: Linear,
     o: Linear,
     q_norm: Option<Norm>,
     k_norm: Option<Norm>,
@@ -51,6 +51,17 @@ pub(crate) struct Layer {
     mlp_norm: Option<Norm>,
     mlp: Mlp,
     post_mlp_norm: Option<Norm>,
+}
+
+/// What attention needs of the rows of a step.
+#[derive(Debug)]
+pub(crate) struct Projected {
+    /// `[rows, num_heads, head_dim]` in f32.
+    pub(crate) queries: Tensor,
+    /// `[rows, num_kv_heads * head_dim]` in f32.
+    pub(crate) keys: Tensor,
+    /// As the keys, but in the type of the product and perhaps a part of a larger tensor.
+    pub(crate) values: Tensor,
 }
 
 /// What a layer computes after attention.
@@ -91,9 +102,11 @@ impl Layer {
         };
         Ok(Self {
             input_norm,
-            q: loader.linear(&at("self_attn.q_proj"), [queries, hidden], qkv)?,
-            k: loader.linear(&at("self_attn.k_proj"), [keys, hidden], qkv)?,
-            v: loader.linear(&at("self_attn.v_proj"), [keys, hidden], qkv)?,
+            qkv: {
+                let names = ["q", "k", "v"].map(|part| at(&format!("self_attn.{part}_proj")));
+                let [q, k, v] = names.each_ref();
+                loader.stacked(&[(q, queries), (k, keys), (v, keys)], hidden, qkv)?
+            },
             o: loader.linear(&at("self_attn.o_proj"), [hidden, queries], config.output_bias)?,
             q_norm,
             k_norm,
@@ -111,36 +124,28 @@ impl Layer {
         })
     }
 
-    /// The rows of the residual stream `x` as the projections to queries, keys and values read them.
-    pub(crate) fn attention_input(&self, x: &Tensor) -> Result<Tensor> {
-        self.input_norm.as_ref().map_or_else(|| Ok(x.clone()), |norm| norm.apply(x))
-    }
-
-    /// The queries of the rows `normed`, `[rows, num_heads, head_dim]`.
-    pub(crate) fn queries(
+    /// Queries, keys and values of the rows of the residual stream `x`.
+    pub(crate) fn project(
         &self,
         config: &DecoderConfig,
-        normed: &Tensor,
+        x: &Tensor,
         rotation: Option<&Rotation>,
-    ) -> Result<Tensor> {
-        let q = self.q.forward(normed)?;
-        heads(config, q, config.num_heads, self.q_norm.as_ref(), rotation)
-    }
-
-    /// The keys of the rows `normed`, `[rows, num_kv_heads, head_dim]`.
-    pub(crate) fn keys(
-        &self,
-        config: &DecoderConfig,
-        normed: &Tensor,
-        rotation: Option<&Rotation>,
-    ) -> Result<Tensor> {
-        let k = self.k.forward(normed)?;
-        heads(config, k, config.num_kv_heads, self.k_norm.as_ref(), rotation)
-    }
-
-    /// The values of the rows `normed`, `[rows, num_kv_heads, head_dim]`.
-    pub(crate) fn values(&self, config: &DecoderConfig, normed: &Tensor) -> Result<Tensor> {
-        heads(config, self.v.forward(normed)?, config.num_kv_heads, None, None)
+    ) -> Result<Projected> {
+        let normed =
+            self.input_norm.as_ref().map_or_else(|| Ok(x.clone()), |norm| norm.apply(x))?;
+        let qkv = self.qkv.tile().apply(&normed, |x| self.qkv.product(x))?;
+        let (queries, keys) = (config.num_heads, config.num_kv_heads);
+        let columns = |first: usize, heads: usize| {
+            qkv.narrow(1, first * config.head_dim, heads * config.head_dim)
+        };
+        let rotated = |first: usize, count: usize, norm: Option<&Norm>| {
+            heads(config, columns(first, count)?.to_dtype(DType::F32)?, count, norm, rotation)
+        };
+        Ok(Projected {
+            queries: rotated(0, queries, self.q_norm.as_ref())?,
+            keys: rotated(queries, keys, self.k_norm.as_ref())?.flatten_from(1)?,
+            values: columns(queries + keys, keys)?,
+        })
     }
 
     /// Adds the projection of attention's output, `[rows, num_heads * head_dim]`, to `x`.
@@ -195,8 +200,8 @@ fn add(config: &DecoderConfig, x: &Tensor, output: Tensor, norm: Option<&Norm>) 
 /// An MLP with a gate: `down(activation(gate(x)) * up(x))`.
 #[derive(Debug)]
 pub(crate) struct GatedMlp {
-    gate: Linear,
-    up: Linear,
+    /// The matrices of `gate` and `up`, one above the other.
+    gate_up: Linear,
     down: Linear,
     activation: Activation,
 }
@@ -210,27 +215,20 @@ impl GatedMlp {
         loader: &mut Loader,
     ) -> std::result::Result<Self, OpenError> {
         let (hidden, bias) = (config.hidden_size, config.mlp_bias);
+        let [gate, up] = ["gate", "up"].map(|part| format!("{module}.{part}_proj"));
         Ok(Self {
-            gate: loader.linear(&format!("{module}.gate_proj"), [width, hidden], bias)?,
-            up: loader.linear(&format!("{module}.up_proj"), [width, hidden], bias)?,
+            gate_up: loader.stacked(&[(&gate, width), (&up, width)], hidden, bias)?,
             down: loader.linear(&format!("{module}.down_proj"), [hidden, width], bias)?,
             activation: config.activation,
         })
     }
 
-    /// `x` is `[rows, hidden_size]`, and so is the result.
+    /// `x` is `[rows, hidden_size]`, and so is the result, in f32.
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let (gate, up) = (self.gate.forward(x)?, self.up.forward(x)?);
-        let inner = match self.activation {
-            Activation::Silu => (gate.silu()? * up)?,
-            Activation::GeluTanh => (gate.gelu()? * up)?,
-            Activation::ClampedSwiglu { alpha, limit } => {
-                let gate = gate.minimum(limit)?;
-                let up = up.clamp(-limit, limit)?;
-                let sigmoid = candle_nn::ops::sigmoid(&gate.affine(f64::from(alpha), 0.0)?)?;
-                ((gate * sigmoid)? * up.affine(1.0, 1.0)?)?
-            }
-        };
-        self.down.forward(&inner)
+        let output = self.down.tile().apply(x, |x| {
+            let inner = gate(&self.gate_up.product(x)?, self.activation)?;
+            self.down.product(&inner)
+        });
+        output?.to_dtype(DType::F32)
     }
 }

@@ -13,6 +13,7 @@
 //! * `attention`: candle's flash attention on CUDA, attention from gathered keys and values on every
 //!   device, and split-KV decoding;
 //! * `kv_store` and `kv_write`: the paged KV store and the operation that writes to it in place;
+//! * `gate`: the gate of an MLP in one pass;
 //! * `top_logits`: what sampling needs of a row of logits, found on the device.
 //!
 //! A backend is made on the thread that uses it, because a CUDA context belongs to a thread's
@@ -26,6 +27,7 @@ mod decoder;
 mod device;
 mod dry_run;
 mod experts;
+mod gate;
 mod kv_store;
 mod kv_write;
 mod layer;

@@ -8,14 +8,37 @@
 use candle_core::quantized::QMatMul;
 use candle_core::{DType, Module, Result, Tensor};
 
-/// A matrix `[out, in]` with an optional bias.
+/// Number of rows of every matrix product; `None` for a single product of all rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowTile(pub(crate) Option<usize>);
+
+impl RowTile {
+    /// Applies `f`, which computes each row of its result from the same row of its argument, to the
+    /// rows of `x`, one tile after the other.
+    pub(crate) fn apply(self, x: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+        let Some(tile) = self.0 else { return f(&x.contiguous()?) };
+        let rows = x.dim(0)?;
+        let missing = rows.next_multiple_of(tile) - rows;
+        let x = if missing > 0 { x.pad_with_zeros(0, 0, missing)? } else { x.clone() };
+        let results = (0..rows).step_by(tile).map(|first| {
+            let result = f(&x.narrow(0, first, tile)?.contiguous()?)?;
+            result.narrow(0, 0, tile.min(rows - first))
+        });
+        match results.collect::<Result<Vec<_>>>()?.as_slice() {
+            [result] => result.contiguous(),
+            results => Tensor::cat(results, 0),
+        }
+    }
+}
+
+/// One or more matrices, one above the other: `[out, in]` with an optional bias.
 #[derive(Debug)]
 pub(crate) struct Linear {
-    matrix: Matrix,
+    /// The parts: more than one only if they have different types. All have the same rows as input.
+    matrices: Vec<Matrix>,
     /// `[out]`, in f32.
     bias: Option<Tensor>,
-    /// Number of rows of every product; `None` for a single product of all rows.
-    row_tile: Option<usize>,
+    tile: RowTile,
 }
 
 /// The elements of a matrix.
@@ -28,34 +51,33 @@ pub(crate) enum Matrix {
 }
 
 impl Linear {
-    pub(crate) fn new(matrix: Matrix, bias: Option<Tensor>, row_tile: Option<usize>) -> Self {
-        Self { matrix, bias, row_tile }
+    pub(crate) fn new(matrices: Vec<Matrix>, bias: Option<Tensor>, tile: RowTile) -> Self {
+        Self { matrices, bias, tile }
     }
 
-    /// Multiplies the rows of `x`, `[rows, in]` in f32, and returns `[rows, out]` in f32.
+    pub(crate) fn tile(&self) -> RowTile {
+        self.tile
+    }
+
+    /// Multiplies the rows of `x`, `[rows, in]`, and returns `[rows, out]` in f32.
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let sums = match self.row_tile {
-            None => self.matrix.multiply(&x.contiguous()?)?,
-            Some(tile) => self.multiply_tiles(x, tile)?,
+        self.tile.apply(x, |x| self.product(x))?.to_dtype(DType::F32)
+    }
+
+    /// The product with all rows of `x`, a tile if there are tiles: `[rows, out]`, in the compute type if
+    /// the matrix is dense and has no bias, else in f32.
+    pub(crate) fn product(&self, x: &Tensor) -> Result<Tensor> {
+        let product = match self.matrices.as_slice() {
+            [matrix] => matrix.multiply(x)?,
+            matrices => {
+                let products =
+                    matrices.iter().map(|matrix| matrix.multiply(x)?.to_dtype(DType::F32));
+                Tensor::cat(&products.collect::<Result<Vec<_>>>()?, 1)?
+            }
         };
         match &self.bias {
-            Some(bias) => sums.broadcast_add(bias),
-            None => Ok(sums),
-        }
-    }
-
-    fn multiply_tiles(&self, x: &Tensor, tile: usize) -> Result<Tensor> {
-        let rows = x.dim(0)?;
-        let missing = rows.next_multiple_of(tile) - rows;
-        let x = if missing > 0 { x.pad_with_zeros(0, 0, missing)? } else { x.clone() };
-        let tiles = (0..rows).step_by(tile);
-        let products = tiles.map(|first| {
-            let product = self.matrix.multiply(&x.narrow(0, first, tile)?.contiguous()?)?;
-            product.narrow(0, 0, tile.min(rows - first))
-        });
-        match products.collect::<Result<Vec<_>>>()?.as_slice() {
-            [product] => product.contiguous(),
-            products => Tensor::cat(products, 0),
+            Some(bias) => product.to_dtype(DType::F32)?.broadcast_add(bias),
+            None => Ok(product),
         }
     }
 }
@@ -63,10 +85,8 @@ impl Linear {
 impl Matrix {
     fn multiply(&self, x: &Tensor) -> Result<Tensor> {
         match self {
-            Self::Dense(matrix) => {
-                x.to_dtype(matrix.dtype())?.matmul(&matrix.t()?)?.to_dtype(DType::F32)
-            }
-            Self::Quantised(matrix) => matrix.forward(x),
+            Self::Dense(matrix) => x.to_dtype(matrix.dtype())?.matmul(&matrix.t()?),
+            Self::Quantised(matrix) => matrix.forward(&x.to_dtype(DType::F32)?),
         }
     }
 }

@@ -9,7 +9,7 @@ use candle_core::{DType, Device, Tensor};
 use stolon_model::{ModelError, TensorType, Weights};
 
 use crate::OpenError;
-use crate::linear::{Linear, Matrix};
+use crate::linear::{Linear, Matrix, RowTile};
 
 /// Loads tensors by their Hugging Face names.
 #[derive(Debug)]
@@ -18,8 +18,8 @@ pub(crate) struct Loader {
     pub(crate) device: Device,
     /// Element type of dense matrices.
     pub(crate) dtype: DType,
-    /// See [`Linear::new`].
-    pub(crate) row_tile: Option<usize>,
+    /// That of all products.
+    pub(crate) tile: RowTile,
 }
 
 impl Loader {
@@ -27,13 +27,32 @@ impl Loader {
     pub(crate) fn linear(
         &mut self,
         name: &str,
-        shape: [usize; 2],
+        [out, input]: [usize; 2],
         bias: bool,
     ) -> Result<Linear, OpenError> {
-        let matrix = self.matrix(&format!("{name}.weight"), shape)?;
-        self.weights.remove(&format!("{name}.weight"));
-        let bias = bias.then(|| self.vector(&format!("{name}.bias"), shape[0], 0.0)).transpose()?;
-        Ok(Linear::new(matrix, bias, self.row_tile))
+        self.stacked(&[(name, out)], input, bias)
+    }
+
+    /// As [`Loader::linear`], for several layers that read the same rows: their matrices, of a name and a
+    /// number of rows each, are one above the other. Those of the same type become one.
+    pub(crate) fn stacked(
+        &mut self,
+        parts: &[(&str, usize)],
+        input: usize,
+        bias: bool,
+    ) -> Result<Linear, OpenError> {
+        let weights: Vec<(String, usize)> =
+            parts.iter().map(|&(name, out)| (format!("{name}.weight"), out)).collect();
+        let kind = |(name, _): &(String, usize)| self.weights.dtype(name).and_then(quantised_type);
+        let matrices = weights.chunk_by(|a, b| kind(a) == kind(b));
+        let matrices = matrices.map(|parts| self.matrix(parts, input)).collect::<Result<_, _>>()?;
+        weights.iter().for_each(|(name, _)| self.weights.remove(name));
+        let mut biases = Vec::new();
+        for (name, out) in parts.iter().filter(|_| bias) {
+            biases.push(self.vector(&format!("{name}.bias"), *out, 0.0)?);
+        }
+        let bias = bias.then(|| Tensor::cat(&biases, 0)).transpose()?;
+        Ok(Linear::new(matrices, bias, self.tile))
     }
 
     /// The output matrix of a model that has the embedding as its output matrix. `embedding` is the
@@ -46,28 +65,36 @@ impl Loader {
     ) -> Result<Linear, OpenError> {
         let is_quantised = self.weights.dtype(name).and_then(quantised_type).is_some();
         let matrix = match is_quantised {
-            true => self.matrix(name, shape)?,
+            true => self.matrix(&[(name.to_owned(), shape[0])], shape[1])?,
             false => Matrix::Dense(embedding.clone()),
         };
-        Ok(Linear::new(matrix, None, self.row_tile))
+        Ok(Linear::new(vec![matrix], None, self.tile))
     }
 
-    /// Loads the matrix `name` of the shape `[out, input]`: in quantised blocks where candle has the
-    /// type, else in the compute type.
-    fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Matrix, OpenError> {
-        let tensor = self.weights.tensor(name, &shape)?;
-        let matrix = match quantised_type(tensor.dtype) {
-            Some(dtype) => {
-                let mut buffer = Vec::new();
-                let bytes = Cow::Borrowed(aligned(&tensor.bytes, &mut buffer));
-                let storage = QStorage::from_data(bytes, &self.device, dtype)?;
-                let tensor = Arc::new(QTensor::new(storage, &shape[..])?);
-                Matrix::Quantised(QMatMul::QTensor(tensor))
-            }
-            None => Matrix::Dense(self.dense(name, &shape)?),
+    /// Loads matrices `[rows, input]`, of a name and a number of rows each, one above the other: in
+    /// quantised blocks if candle has the type, which is the same for all, else in the compute type.
+    fn matrix(&self, parts: &[(String, usize)], input: usize) -> Result<Matrix, OpenError> {
+        let Some(dtype) = self.weights.dtype(&parts[0].0).and_then(quantised_type) else {
+            let parts = parts.iter().map(|(name, rows)| self.dense(name, &[*rows, input]));
+            return Ok(Matrix::Dense(Tensor::cat(&parts.collect::<Result<Vec<_>, _>>()?, 0)?));
         };
-        self.weights.release(&tensor.bytes);
-        Ok(matrix)
+        let tensors = parts.iter().map(|(name, rows)| self.weights.tensor(name, &[*rows, input]));
+        let tensors = tensors.collect::<Result<Vec<_>, _>>()?;
+        let bytes = match tensors.as_slice() {
+            [tensor] => Cow::Borrowed(tensor.bytes.as_ref()),
+            tensors => {
+                let parts: Vec<&[u8]> =
+                    tensors.iter().map(|tensor| tensor.bytes.as_ref()).collect();
+                Cow::Owned(parts.concat())
+            }
+        };
+        let mut buffer = Vec::new();
+        let bytes = Cow::Borrowed(aligned(&bytes, &mut buffer));
+        let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
+        let storage = QStorage::from_data(bytes, &self.device, dtype)?;
+        let matrix = Arc::new(QTensor::new(storage, (rows, input))?);
+        tensors.iter().for_each(|tensor| self.weights.release(&tensor.bytes));
+        Ok(Matrix::Quantised(QMatMul::QTensor(matrix)))
     }
 
     /// Loads the tensor `name` in the compute type, whatever its type in the file is.

@@ -6,6 +6,7 @@ use stolon_model::kv_store::{default_kv_budget, free_memory, kv_capacity};
 use stolon_model::{DecoderConfig, KvBudget, ModelError, TensorType, Weights};
 
 use crate::kv_store::KvShape;
+use crate::linear::RowTile;
 use crate::loader::device_bytes;
 use crate::{CandleOptions, OpenError};
 
@@ -93,18 +94,20 @@ fn weight_bytes(config: &DecoderConfig, weights: &Weights, width: usize) -> u64 
 
 /// An upper estimate of the memory in bytes that a step needs besides the weights: the largest set of
 /// tensors that are alive together in a layer, or at the output.
-pub(crate) fn step_bytes(config: &DecoderConfig, options: &CandleOptions) -> u64 {
+pub(crate) fn step_bytes(config: &DecoderConfig, options: &CandleOptions, tile: RowTile) -> u64 {
     let heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
     let inner = match config.experts {
         Some(experts) => experts.width * experts.per_token + experts.shared_width.unwrap_or(0),
         None => config.intermediate_size,
     };
-    // The residual stream, its norm and an output; queries, keys and values before and after the
-    // rotation; gate, up and their product; and the operands in the compute type.
-    let per_row = 6 * config.hidden_size as u64 + 4 * heads as u64 + 5 * inner as u64;
+    // Of each row, the residual stream, its norm and an output; queries, keys and values before and
+    // after the rotation; and the operands in the compute type.
+    let per_row = 6 * config.hidden_size as u64 + 4 * heads as u64;
+    // Of the rows of a product, gate and up, what the gate is computed from, and its result.
+    let mlp = 5 * inner as u64 * tile.0.unwrap_or(options.step_tokens) as u64;
     // The logits, and what is computed of them to find the largest.
     let logits = 4 * config.vocab_size as u64 * options.step_sequences.max(128) as u64;
-    4 * (per_row.saturating_mul(options.step_tokens as u64)).max(logits)
+    4 * per_row.saturating_mul(options.step_tokens as u64).saturating_add(mlp).max(logits)
 }
 
 /// The error of a dry run: that the memory does not suffice, if that is likely.

@@ -3,6 +3,7 @@
 //! needs a C++ compiler, `c++` or `$CXX`.
 
 mod kernels {
+    mod gate;
     mod host;
     mod kv_write;
     mod split_attention;

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use candle_core::quantized::{GgmlDType, QTensor};
 use stolon_cuda::CandleOptions;
 use stolon_kernels::TensorType;
 use stolon_model::config::TensorRole;
@@ -25,10 +26,9 @@ fn config() -> DecoderConfig {
     }
 }
 
-/// A random model whose matrices are stored as `dtype`: quantised by candle.
-fn model(dtype: TensorType) -> LoadedModel {
-    use candle_core::quantized::{GgmlDType, QTensor};
-    let target = match dtype {
+/// The type of candle with the same blocks.
+fn candle_type(dtype: TensorType) -> GgmlDType {
+    match dtype {
         TensorType::Q4_0 => GgmlDType::Q4_0,
         TensorType::Q4_1 => GgmlDType::Q4_1,
         TensorType::Q5_0 => GgmlDType::Q5_0,
@@ -41,7 +41,11 @@ fn model(dtype: TensorType) -> LoadedModel {
         TensorType::Q6K => GgmlDType::Q6K,
         TensorType::F16 => GgmlDType::F16,
         _ => GgmlDType::BF16,
-    };
+    }
+}
+
+/// A random model whose matrices are stored in the types that `dtype_of` says: quantised by candle.
+fn model(dtype_of: impl Fn(&str) -> TensorType) -> LoadedModel {
     let mut model = fixture::model("qwen3");
     model.config = config();
     let weights = random_model(&model.config, 3).expect("a valid configuration");
@@ -57,7 +61,8 @@ fn model(dtype: TensorType) -> LoadedModel {
                     &spec.shape,
                     &device,
                 );
-                let packed = QTensor::quantize(&values.expect("a tensor"), target);
+                let dtype = dtype_of(&spec.name);
+                let packed = QTensor::quantize(&values.expect("a tensor"), candle_type(dtype));
                 let packed = packed.expect("whole blocks");
                 (dtype, packed.data().expect("bytes").into_owned())
             }
@@ -77,9 +82,27 @@ fn error(got: &[f32], expected: &[f32]) -> f32 {
     (differences / expected.iter().map(|value| value.powi(2)).sum::<f32>()).sqrt()
 }
 
-/// Goal: for each type, the logits match those of the CPU backend on the same bytes, within the error
-/// of rounding activations to 8 bits, which both do for quantised types; they are the same when
-/// computed in chunks; and the embedding, which is dense, gives the same rows.
+/// The logits match those of the CPU backend on the same bytes, with at most the relative error
+/// `error_max`, and are the same when computed in chunks.
+fn check(what: &str, error_max: f32, dtype_of: impl Fn(&str) -> TensorType) {
+    let tokens: Vec<u32> = (0..40).map(|i| i * 37 % 300).collect();
+    let table = run::table(0, tokens.len(), 16);
+    let mut cpu = fixture::cpu_backend(model(&dtype_of));
+    let mut candle = fixture::backend(model(&dtype_of), fixture::options(16));
+    let expected = run::rows(&mut cpu, &tokens, 0, 40, &table).concat();
+    let got = run::rows(&mut candle, &tokens, 0, 40, &table);
+    for chunk in [1, 7] {
+        let chunks = run::rows(&mut candle, &tokens, 0, chunk, &table);
+        assert!(chunks == got, "{what}: chunks of {chunk} differ");
+    }
+    let distance = error(&got.concat(), &expected);
+    println!("{what}: error {distance}");
+    assert!(distance < error_max, "{what}: error {distance}");
+}
+
+/// Goal: for each type, the logits match those of the CPU backend, within the error of rounding
+/// activations to 8 bits, which both do for quantised types; they are the same when computed in chunks;
+/// and the embedding, which is dense, gives the same rows.
 #[test]
 fn every_type_matches_the_cpu_backend() {
     for (dtype, most) in [
@@ -96,20 +119,24 @@ fn every_type_matches_the_cpu_backend() {
         (TensorType::Q4_1, 0.03),
         (TensorType::Q4_0, 0.03),
     ] {
-        let tokens: Vec<u32> = (0..40).map(|i| i * 37 % 300).collect();
-        let table = run::table(0, tokens.len(), 16);
-        let mut cpu = fixture::cpu_backend(model(dtype));
-        let mut candle = fixture::backend(model(dtype), fixture::options(16));
-        let expected = run::rows(&mut cpu, &tokens, 0, 40, &table).concat();
-        let got = run::rows(&mut candle, &tokens, 0, 40, &table);
-        for chunk in [1, 7] {
-            let chunks = run::rows(&mut candle, &tokens, 0, chunk, &table);
-            assert!(chunks == got, "{dtype:?}: chunks of {chunk} differ");
-        }
-        let distance = error(&got.concat(), &expected);
-        println!("{dtype:?}: error {distance}");
-        assert!(distance < most, "{dtype:?}: error {distance}");
+        check(&format!("{dtype:?}"), most, |_| dtype);
     }
+}
+
+/// Goal: projections that read the same rows may have different types, also dense ones next to
+/// quantised ones, as llama.cpp's mixed quantisations have.
+#[test]
+fn types_may_be_mixed() {
+    check("values in Q6_K", 0.03, |name| match name.contains("v_proj") {
+        true => TensorType::Q6K,
+        false => TensorType::Q4K,
+    });
+    check("dense keys and gates", 0.03, |name| {
+        match name.contains("k_proj") || name.contains("gate_proj") {
+            true => TensorType::F16,
+            false => TensorType::Q8_0,
+        }
+    });
 }
 
 /// Goal: checkpoints in formats that candle does not have are computed from the dequantised values,

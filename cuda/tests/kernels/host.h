@@ -65,6 +65,27 @@ static void (*kernel)();
     return bits >> 15 ? -value : value;
 }
 
+// Rounds to the nearest number, and to an even one of two that are equally near.
+[[maybe_unused]] static uint16_t float_to_half(float value) {
+    uint16_t sign = float_to_bits(value) >> 16 & 0x8000;
+    float magnitude = fabsf(value);
+    if (isnan(value)) {
+        return 0x7fff;
+    }
+    if (magnitude >= 65520.0f) {
+        return sign | 0x7c00;
+    }
+    if (magnitude == 0) {
+        return sign;
+    }
+    int exponent;
+    frexpf(magnitude, &exponent);
+    // All numbers below 2^-14 have the same distance to the next one. A carry goes to the exponent.
+    exponent = exponent < -13 ? -13 : exponent;
+    uint16_t fraction = (uint16_t)nearbyintf(ldexpf(magnitude, 11 - exponent));
+    return sign | (uint16_t)(((exponent + 13) << 10) + fraction);
+}
+
 static void run_thread() {
     uint32_t thread = threadIdx.x;
     kernel();
