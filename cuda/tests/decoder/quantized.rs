@@ -96,7 +96,6 @@ fn check(what: &str, error_max: f32, dtype_of: impl Fn(&str) -> TensorType) {
         assert!(chunks == got, "{what}: chunks of {chunk} differ");
     }
     let distance = error(&got.concat(), &expected);
-    println!("{what}: error {distance}");
     assert!(distance < error_max, "{what}: error {distance}");
 }
 
