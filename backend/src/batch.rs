@@ -184,6 +184,13 @@ pub trait Backend {
     /// Any [`BackendError`]. Positions outside of the step's write ranges are unchanged even then.
     fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError>;
 
+    /// How many threads, the executor thread among them, may sample from rows of logits while the backend
+    /// computes nothing. The engine uses more than one only for so many logits that it is worth it. The
+    /// default is 1.
+    fn sampling_threads(&self) -> usize {
+        1
+    }
+
     /// The format of the bytes that [`Backend::read_blocks`] and [`Backend::write_blocks`] copy;
     /// `None`, the default, if the backend cannot copy blocks. It is constant over the backend's
     /// lifetime.

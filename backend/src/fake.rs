@@ -54,6 +54,8 @@ pub struct FakeOptions {
     pub hidden_size: Option<usize>,
     /// How many of the largest logits of a row it finds itself.
     pub top_logits: usize,
+    /// See [`Backend::sampling_threads`].
+    pub sampling_threads: usize,
     /// The simulated duration of steps.
     pub latency: FakeLatency,
     /// Whether a step fails when it reads a position that was never written, or whose mark does
@@ -73,6 +75,7 @@ impl Default for FakeOptions {
             block_count: 256,
             hidden_size: Some(16),
             top_logits: 0,
+            sampling_threads: 1,
             latency: FakeLatency::default(),
             strict: true,
             record: false,
@@ -84,6 +87,7 @@ impl Default for FakeOptions {
 #[derive(Debug)]
 pub struct FakeBackend {
     spec: BackendSpec,
+    sampling_threads: usize,
     latency: FakeLatency,
     strict: bool,
     checker: BatchChecker,
@@ -108,6 +112,7 @@ impl FakeBackend {
                 hidden_size: options.hidden_size,
                 top_logits: options.top_logits,
             },
+            sampling_threads: options.sampling_threads,
             latency: options.latency,
             strict: options.strict,
             checker: BatchChecker::new(block_count),
@@ -217,6 +222,10 @@ impl FakeBackend {
 impl Backend for FakeBackend {
     fn spec(&self) -> &BackendSpec {
         &self.spec
+    }
+
+    fn sampling_threads(&self) -> usize {
+        self.sampling_threads
     }
 
     /// # Panics

@@ -175,6 +175,10 @@ impl Backend for CandleBackend {
         self.decoder.forward(batch, &mut self.kv, self.attention).map_err(failed)
     }
 
+    fn sampling_threads(&self) -> usize {
+        std::thread::available_parallelism().map_or(1, usize::from)
+    }
+
     fn kv_format(&self) -> Option<KvFormat> {
         self.kv_format.clone()
     }

@@ -255,6 +255,10 @@ impl Backend for CpuBackend {
         Ok(self.decoder.forward(batch, &mut self.kv, &self.workers))
     }
 
+    fn sampling_threads(&self) -> usize {
+        self.thread_count()
+    }
+
     fn kv_format(&self) -> Option<KvFormat> {
         self.kv_format.clone()
     }

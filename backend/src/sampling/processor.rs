@@ -9,8 +9,9 @@ use super::SamplingError;
 /// Changes the logits of one request before a token is chosen, for example to exclude tokens that
 /// do not continue a grammar.
 ///
-/// It runs on the thread that computes steps, once per generated token, so all requests wait for
-/// it. If it fails or panics, its own request ends with an error and no other does.
+/// It runs between two steps, once per generated token, so all requests wait for it. Sequences may be
+/// sampled at the same time on several threads. If it fails or panics, its own request ends with an
+/// error and no other does.
 pub trait LogitsProcessor: Send + Sync {
     /// Changes `logits`, `[vocab_size]`, from which the token after `output` is chosen. `output` are
     /// the tokens that the request has generated so far. Minus infinity excludes a token; NaN and

@@ -1,0 +1,146 @@
+//! Measures how long a device would be idle between two steps: the time in which the engine samples,
+//! sends events and plans the next step. The backend computes nothing; it only notes when a step ends
+//! and when the next one begins.
+//!
+//! ```sh
+//! cargo run --release -p stolon-benches --bin step_gap
+//! ```
+
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, reason = "the figures are printed")]
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use futures::future::try_join_all;
+use stolon::backend::{
+    Backend, BackendError, BackendSpec, LogitRows, StepBatch, StepOutput, TokenLogit,
+};
+use stolon::{Engine, Request, SamplingParams};
+
+/// Measure how long a device would be idle between two steps.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Numbers of sequences
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64, 256])]
+    batches: Vec<usize>,
+    /// Number of tokens of each answer
+    #[arg(long, default_value_t = 100)]
+    tokens: usize,
+    /// Number of threads that sample. Default: one per core
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Vocabulary size
+    #[arg(long, default_value_t = 128_256)]
+    vocab: usize,
+}
+
+/// The gaps before steps of as many decodes as are measured.
+type Gaps = Arc<Mutex<Vec<Duration>>>;
+
+/// A backend that returns the same logits for every token.
+struct IdleBackend {
+    spec: BackendSpec,
+    row: Vec<f32>,
+    top: Vec<TokenLogit>,
+    threads: usize,
+    /// Number of decodes of the steps that are measured.
+    decodes: usize,
+    ended: Option<Instant>,
+    gaps: Gaps,
+}
+
+impl IdleBackend {
+    fn new(args: &Args, decodes: usize, gaps: Gaps) -> Self {
+        let spec = BackendSpec {
+            vocab_size: args.vocab,
+            max_positions: 4096,
+            block_size: 32,
+            block_count: 8192,
+            block_bytes: 1,
+            hidden_size: None,
+            top_logits: 256,
+        };
+        // The distribution of a model that is neither sure nor clueless, at random places.
+        let place = |token: usize| (token as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        let row: Vec<f32> =
+            (0..args.vocab).map(|token| -1.5 * (1.0 + place(token) as f32).ln()).collect();
+        let top = TokenLogit::largest(&row, spec.top_logits);
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = args.threads.unwrap_or_else(cores);
+        Self { spec, row, top, threads, decodes, ended: None, gaps }
+    }
+}
+
+impl Backend for IdleBackend {
+    fn spec(&self) -> &BackendSpec {
+        &self.spec
+    }
+
+    fn sampling_threads(&self) -> usize {
+        self.threads
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError> {
+        let is_measured = batch.sequences.len() == self.decodes
+            && batch.sequences.iter().all(|slice| slice.start > 0 && slice.token_count == 1);
+        if let Some(ended) = self.ended.take().filter(|_| is_measured) {
+            self.gaps.lock().unwrap_or_else(PoisonError::into_inner).push(ended.elapsed());
+        }
+        let mut output = StepOutput::default();
+        for slice in &batch.sequences {
+            match slice.logit_rows {
+                LogitRows::Top(count) => output.top.push(self.top[..count].to_vec()),
+                LogitRows::Last => output.logits.extend_from_slice(&self.row),
+                _ => {}
+            }
+        }
+        self.ended = Some(Instant::now());
+        Ok(output)
+    }
+}
+
+/// The median gap of `batch` sequences.
+async fn measure(args: &Args, batch: usize, sampling: &SamplingParams) -> anyhow::Result<Duration> {
+    let gaps = Gaps::default();
+    let backend = IdleBackend::new(args, batch, Arc::clone(&gaps));
+    let engine =
+        Engine::builder().backend("idle", Box::new(backend)).max_running(batch).build().await?;
+    let requests = (0..batch).map(|index| {
+        let tokens = vec![index as u32; 8];
+        let sampling = SamplingParams { seed: Some(index as u64), ..sampling.clone() };
+        engine.complete(Request::tokens(tokens).sampling(sampling).max_tokens(args.tokens))
+    });
+    try_join_all(requests).await?;
+    engine.shutdown().await;
+    let mut gaps = gaps.lock().unwrap_or_else(PoisonError::into_inner);
+    anyhow::ensure!(gaps.len() >= args.tokens / 2, "only {} steps were measured", gaps.len());
+    gaps.sort_unstable();
+    Ok(gaps[gaps.len() / 2])
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let default = SamplingParams::default();
+    let sampled = SamplingParams { temperature: 1.0, ..default.clone() };
+    let kinds = [
+        ("greedy", default),
+        ("top-k 50", SamplingParams { top_k: Some(50), ..sampled.clone() }),
+        ("top-p 0.95", SamplingParams { top_p: 0.95, ..sampled.clone() }),
+        ("temperature 1", sampled),
+    ];
+    println!("median time between steps in us, vocabulary of {}", args.vocab);
+    print!("{:<16}", "sequences");
+    args.batches.iter().for_each(|batch| print!("{batch:>10}"));
+    println!();
+    for (name, sampling) in kinds {
+        print!("{name:<16}");
+        for &batch in &args.batches {
+            print!("{:>10}", measure(&args, batch, &sampling).await?.as_micros());
+        }
+        println!();
+    }
+    Ok(())
+}
