@@ -1,7 +1,7 @@
 //! Attention by candle's flash attention (FlashAttention 2), which reads keys and values in place
 //! through the block tables.
 //!
-//! It compiles, but only some of candle's kernels have been compiled here, and no GPU has run it yet.
+//! It compiles and links; no GPU has run it yet.
 
 use candle_core::{DType, Device, Result, Tensor};
 
