@@ -5,8 +5,6 @@ use std::process::Command;
 
 /// The PTX is for this architecture (A100 and later); the driver compiles it for newer ones.
 const ARCHITECTURE: &str = "compute_80";
-/// The files of `kernels/`, without `.cu`.
-const KERNELS: [&str; 4] = ["gate", "kv_write", "split_attention", "top_logits"];
 
 fn main() {
     println!("cargo::rerun-if-changed=kernels");
@@ -16,8 +14,11 @@ fn main() {
         return;
     }
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
-    for name in KERNELS {
-        compile(&Path::new("kernels").join(name).with_extension("cu"), &out);
+    for entry in std::fs::read_dir("kernels").expect("a folder of this package") {
+        let source = entry.expect("a file of this package").path();
+        if source.extension().is_some_and(|extension| extension == "cu") {
+            compile(&source, &out);
+        }
     }
 }
 

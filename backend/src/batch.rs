@@ -184,8 +184,8 @@ pub trait Backend {
     /// Any [`BackendError`]. Positions outside of the step's write ranges are unchanged even then.
     fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError>;
 
-    /// How many threads, the executor thread among them, may sample from rows of logits while the backend
-    /// computes nothing. The engine uses more than one only for so many logits that it is worth it. The
+    /// Maximum number of threads, including the executor thread, that sample from the rows of a step
+    /// after it has ended; at least 1. Small steps are sampled on the executor thread alone. The
     /// default is 1.
     fn sampling_threads(&self) -> usize {
         1

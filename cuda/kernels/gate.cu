@@ -4,23 +4,7 @@
 // Each thread computes an element at a time; any grid and any block size give the same result. The file
 // is also compiled as C++ for the host by tests/kernels.rs.
 
-#include <stdint.h>
-#ifdef __CUDACC__
-#include <cuda_fp16.h>
-
-static __device__ float half_to_float(uint16_t bits) {
-    return __half2float(__ushort_as_half(bits));
-}
-static __device__ uint16_t float_to_half(float value) {
-    return __half_as_ushort(__float2half_rn(value));
-}
-static __device__ float bits_to_float(uint32_t bits) {
-    return __uint_as_float(bits);
-}
-static __device__ uint32_t float_to_bits(float value) {
-    return __float_as_uint(value);
-}
-#endif
+#include "numbers.cuh"
 
 // The launch in src/gate/cuda.rs has the same numbers.
 #define SILU 0

@@ -8,17 +8,7 @@
 // Query heads that share a key head are computed together, up to HEADS of them, so that keys and values
 // are read once. The file is also compiled as C++ for the host by tests/kernels.rs.
 
-#include <stdint.h>
-#ifdef __CUDACC__
-#include <cuda_fp16.h>
-
-static __device__ float half_to_float(uint16_t bits) {
-    return __half2float(__ushort_as_half(bits));
-}
-static __device__ float bits_to_float(uint32_t bits) {
-    return __uint_as_float(bits);
-}
-#endif
+#include "numbers.cuh"
 
 // The launch in src/attention/split/cuda.rs has the same numbers.
 #define PART 256    // positions of a part

@@ -6,12 +6,7 @@
 // ordered by counting how many are larger. The file is also compiled as C++ for the host by
 // tests/kernels.rs.
 
-#include <stdint.h>
-#ifdef __CUDACC__
-static __device__ uint32_t float_to_bits(float value) {
-    return __float_as_uint(value);
-}
-#endif
+#include "numbers.cuh"
 
 // The launch in src/top_logits/cuda.rs has the same numbers.
 #define THREADS 512          // at least the largest k

@@ -17,9 +17,12 @@ mod flash;
 mod gather;
 mod split;
 
-/// What a layer's attention computes besides `softmax(q k^T) v`.
+/// What the queries of a layer read, and what is computed besides `softmax(q k^T) v`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionArgs<'a> {
+    pub(crate) kv: &'a KvLayer,
+    /// The shape of the KV store.
+    pub(crate) shape: &'a KvShape,
     pub(crate) heads: usize,
     /// Factor of the scores.
     pub(crate) scale: f32,
@@ -162,21 +165,14 @@ pub(crate) enum Plan {
 }
 
 impl Prepared {
-    /// Attention of the queries `q`, `[rows, heads, head_dim]` in f32, over `kv`. Returns
+    /// Attention of the queries `q`, `[rows, heads, head_dim]` in f32. Returns
     /// `[rows, heads * head_dim]` in f32.
-    pub(crate) fn attend(
-        &self,
-        q: &Tensor,
-        kv: &KvLayer,
-        shape: &KvShape,
-        args: &AttentionArgs<'_>,
-    ) -> Result<Tensor> {
+    pub(crate) fn attend(&self, q: &Tensor, args: &AttentionArgs<'_>) -> Result<Tensor> {
         match self {
-            Self::One(plan) => plan.attend(q, kv, shape, args),
+            Self::One(plan) => plan.attend(q, args),
             Self::Both { parts, order } => {
-                let attend = |(plan, rows): &(Plan, Tensor)| {
-                    plan.attend(&q.index_select(rows, 0)?, kv, shape, args)
-                };
+                let attend =
+                    |(plan, rows): &(Plan, Tensor)| plan.attend(&q.index_select(rows, 0)?, args);
                 let [single, several] = parts;
                 Tensor::cat(&[attend(single)?, attend(several)?], 0)?.index_select(order, 0)
             }
@@ -185,18 +181,12 @@ impl Prepared {
 }
 
 impl Plan {
-    fn attend(
-        &self,
-        q: &Tensor,
-        kv: &KvLayer,
-        shape: &KvShape,
-        args: &AttentionArgs<'_>,
-    ) -> Result<Tensor> {
+    fn attend(&self, q: &Tensor, args: &AttentionArgs<'_>) -> Result<Tensor> {
         match self {
-            Self::Gather(plan) => plan.attend(q, kv, shape, args),
+            Self::Gather(plan) => plan.attend(q, args),
             #[cfg(feature = "cuda")]
-            Self::Flash(plan) => plan.attend(q, kv, shape, args),
-            Self::Split(plan) => plan.attend(q, kv, shape, args),
+            Self::Flash(plan) => plan.attend(q, args),
+            Self::Split(plan) => plan.attend(q, args),
         }
     }
 }
@@ -235,14 +225,22 @@ mod tests {
             for (softcap, window, sinks) in
                 [(None, None, None), (Some(2.0), Some(50), None), (None, Some(1), Some(&sinks))]
             {
-                let args = AttentionArgs { heads: 6, scale: 0.2, softcap, window, sinks };
+                let args = AttentionArgs {
+                    kv: &kv,
+                    shape: &shape,
+                    heads: 6,
+                    scale: 0.2,
+                    softcap,
+                    window,
+                    sinks,
+                };
                 for spans in [&spans[..], &spans[2..4]] {
                     let rows = spans.iter().map(|span| span.count).sum();
                     let q = q.narrow(0, 0, rows).expect("some rows");
                     let attend = |split_decode| {
                         let attention = Attention { kind: Kind::Gather, split_decode };
                         let prepared = attention.prepare(spans, &shape, &device)?;
-                        prepared.attend(&q, &kv, &shape, &args)?.flatten_all()?.to_vec1::<f32>()
+                        prepared.attend(&q, &args)?.flatten_all()?.to_vec1::<f32>()
                     };
                     let (got, expected) = (attend(true), attend(false));
                     let (got, expected) = (got.expect("split"), expected.expect("gathered"));

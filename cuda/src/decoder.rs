@@ -121,13 +121,15 @@ impl Decoder {
         prepared: &Prepared,
     ) -> Result<Tensor> {
         let args = AttentionArgs {
+            kv: kv.layer(index),
+            shape: kv.shape(),
             heads: self.config.num_heads,
             scale: self.config.attention_scale,
             softcap: self.config.attention_softcap,
             window: self.config.layers[index].sliding_window,
             sinks: self.layers[index].sinks.as_ref(),
         };
-        prepared.attend(q, kv.layer(index), kv.shape(), &args)
+        prepared.attend(q, &args)
     }
 
     /// What the step returns of the output rows `x`.

@@ -2,9 +2,11 @@
 //!
 //! The CUDA kernel is in `kernels/gate.cu`; on the CPU, the functions of the CPU backend take its place.
 
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType, bail};
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType, bail};
 use stolon_kernels::{Path, clamped_swiglu, gelu_tanh_mul, silu_mul};
 use stolon_model::Activation;
+
+use crate::storage::elements;
 
 #[cfg(feature = "cuda-core")]
 mod cuda;
@@ -21,7 +23,7 @@ pub(crate) fn gate(x: &Tensor, activation: Activation) -> Result<Tensor> {
 /// As [`gate`], with operations of candle.
 fn separate_operations(x: &Tensor, activation: Activation) -> Result<Tensor> {
     let dtype = x.dtype();
-    let x = x.to_dtype(candle_core::DType::F32)?;
+    let x = x.to_dtype(DType::F32)?;
     let width = x.dim(1)? / 2;
     let (gate, up) = (x.narrow(1, 0, width)?, x.narrow(1, width, width)?);
     let gated = match activation {
@@ -64,19 +66,13 @@ impl Sizes {
 }
 
 impl Gate {
-    /// The gate of rows in any type.
-    fn rows<T: WithDType>(
-        &self,
-        x: &[T],
-        sizes: &Sizes,
-        to_f32: impl Fn(T) -> f32,
-        from_f32: impl Fn(f32) -> T,
-    ) -> Result<Vec<T>> {
+    /// The gate of the rows `x`, `[rows, 2 * width]`.
+    fn of_rows<T: WithDType>(&self, x: &[T], width: usize) -> Result<Vec<T>> {
         let path = Path::detect().map_err(candle_core::Error::wrap)?;
-        let mut output = Vec::with_capacity(sizes.rows * sizes.width);
-        for row in x.chunks_exact(2 * sizes.width.max(1)) {
-            let mut gate: Vec<f32> = row.iter().copied().map(&to_f32).collect();
-            let up = gate.split_off(sizes.width);
+        let mut output = Vec::with_capacity(x.len() / 2);
+        for row in x.chunks_exact(2 * width.max(1)) {
+            let mut gate: Vec<f32> = row.iter().map(|x| x.to_f64() as f32).collect();
+            let up = gate.split_off(width);
             match self.0 {
                 Activation::Silu => silu_mul(path, &mut gate, &up),
                 Activation::GeluTanh => gelu_tanh_mul(path, &mut gate, &up),
@@ -84,7 +80,7 @@ impl Gate {
                     clamped_swiglu(path, &mut gate, &up, alpha, limit);
                 }
             }
-            output.extend(gate.into_iter().map(&from_f32));
+            output.extend(gate.into_iter().map(|value| T::from_f64(value.into())));
         }
         Ok(output)
     }
@@ -97,21 +93,11 @@ impl CustomOp1 for Gate {
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let sizes = Sizes::of(layout)?;
-        let range = layout.start_offset()..layout.start_offset() + 2 * sizes.rows * sizes.width;
+        let width = sizes.width;
         let output = match x {
-            CpuStorage::F32(x) => CpuStorage::F32(self.rows(&x[range], &sizes, |x| x, |x| x)?),
-            CpuStorage::F16(x) => CpuStorage::F16(self.rows(
-                &x[range],
-                &sizes,
-                half::f16::to_f32,
-                half::f16::from_f32,
-            )?),
-            CpuStorage::BF16(x) => CpuStorage::BF16(self.rows(
-                &x[range],
-                &sizes,
-                half::bf16::to_f32,
-                half::bf16::from_f32,
-            )?),
+            CpuStorage::F32(_) => CpuStorage::F32(self.of_rows(elements(x, layout)?, width)?),
+            CpuStorage::F16(_) => CpuStorage::F16(self.of_rows(elements(x, layout)?, width)?),
+            CpuStorage::BF16(_) => CpuStorage::BF16(self.of_rows(elements(x, layout)?, width)?),
             _ => bail!("gate: expected f32, f16 or bf16"),
         };
         Ok((output, sizes.shape()))
@@ -130,7 +116,7 @@ impl CustomOp1 for Gate {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{DType, Device};
+    use candle_core::Device;
 
     use super::*;
 

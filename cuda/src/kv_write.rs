@@ -5,6 +5,8 @@
 
 use candle_core::{CpuStorage, Device, InplaceOp3, Layout, Result, Tensor, WithDType, bail};
 
+use crate::storage::elements;
+
 #[cfg(feature = "cuda-core")]
 mod cuda;
 
@@ -27,8 +29,6 @@ struct WriteRows;
 
 /// The sizes of the operands of [`WriteRows`].
 struct Sizes {
-    /// Number of rows to copy.
-    count: usize,
     /// Number of elements of a row.
     width: usize,
     /// Number of rows of the store.
@@ -47,7 +47,7 @@ impl Sizes {
         if !contiguous || width != row_width || count != index_count {
             bail!("write rows: expected contiguous operands of matching shapes");
         }
-        Ok(Self { count: *count, width: *width, len: *len })
+        Ok(Self { width: *width, len: *len })
     }
 }
 
@@ -66,12 +66,18 @@ impl InplaceOp3 for WriteRows {
         indices_layout: &Layout,
     ) -> Result<()> {
         let sizes = Sizes::of(store_layout, rows_layout, indices_layout)?;
-        let indices = &indices.as_slice::<u32>()?[indices_layout.start_offset()..][..sizes.count];
-        let starts = (store_layout.start_offset(), rows_layout.start_offset());
+        let indices = elements(indices, indices_layout)?;
+        let start = store_layout.start_offset();
         match store {
-            CpuStorage::F32(store) => copy(store, rows.as_slice()?, indices, starts, &sizes),
-            CpuStorage::F16(store) => copy(store, rows.as_slice()?, indices, starts, &sizes),
-            CpuStorage::BF16(store) => copy(store, rows.as_slice()?, indices, starts, &sizes),
+            CpuStorage::F32(store) => {
+                copy(&mut store[start..], elements(rows, rows_layout)?, indices, &sizes)
+            }
+            CpuStorage::F16(store) => {
+                copy(&mut store[start..], elements(rows, rows_layout)?, indices, &sizes)
+            }
+            CpuStorage::BF16(store) => {
+                copy(&mut store[start..], elements(rows, rows_layout)?, indices, &sizes)
+            }
             _ => bail!("write rows: expected f32, f16 or bf16"),
         }
     }
@@ -92,15 +98,8 @@ impl InplaceOp3 for WriteRows {
     }
 }
 
-fn copy<T: WithDType>(
-    store: &mut [T],
-    rows: &[T],
-    indices: &[u32],
-    (store_start, rows_start): (usize, usize),
-    sizes: &Sizes,
-) -> Result<()> {
-    let store = &mut store[store_start..][..sizes.len * sizes.width];
-    let rows = &rows[rows_start..][..sizes.count * sizes.width];
+fn copy<T: WithDType>(store: &mut [T], rows: &[T], indices: &[u32], sizes: &Sizes) -> Result<()> {
+    let store = &mut store[..sizes.len * sizes.width];
     for (row, &index) in rows.chunks_exact(sizes.width).zip(indices) {
         let start = index as usize * sizes.width;
         let Some(to) = store.get_mut(start..start + sizes.width) else {

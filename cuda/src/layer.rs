@@ -133,7 +133,7 @@ impl Layer {
     ) -> Result<Projected> {
         let normed =
             self.input_norm.as_ref().map_or_else(|| Ok(x.clone()), |norm| norm.apply(x))?;
-        let qkv = self.qkv.tile().apply(&normed, |x| self.qkv.product(x))?;
+        let qkv = self.qkv.tiled(&normed)?;
         let (queries, keys) = (config.num_heads, config.num_kv_heads);
         let columns = |first: usize, heads: usize| {
             qkv.narrow(1, first * config.head_dim, heads * config.head_dim)

@@ -21,8 +21,6 @@
 
 mod attention;
 mod backend;
-#[cfg(feature = "cuda-core")]
-mod cuda_view;
 mod decoder;
 mod device;
 mod dry_run;
@@ -38,6 +36,7 @@ mod memory;
 mod options;
 mod plan;
 mod rope;
+mod storage;
 mod top_logits;
 
 pub use backend::{CandleBackend, StepMemory};

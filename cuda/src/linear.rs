@@ -61,11 +61,16 @@ impl Linear {
 
     /// Multiplies the rows of `x`, `[rows, in]`, and returns `[rows, out]` in f32.
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.tile.apply(x, |x| self.product(x))?.to_dtype(DType::F32)
+        self.tiled(x)?.to_dtype(DType::F32)
     }
 
-    /// The product with all rows of `x`, a tile if there are tiles: `[rows, out]`, in the compute type if
-    /// the matrix is dense and has no bias, else in f32.
+    /// As [`Linear::forward`], in the type of [`Linear::product`].
+    pub(crate) fn tiled(&self, x: &Tensor) -> Result<Tensor> {
+        self.tile.apply(x, |x| self.product(x))
+    }
+
+    /// The product with all rows of `x`, a tile if there are tiles: `[rows, out]`, in the compute type
+    /// if the matrix is dense and has no bias, else in f32.
     pub(crate) fn product(&self, x: &Tensor) -> Result<Tensor> {
         let product = match self.matrices.as_slice() {
             [matrix] => matrix.multiply(x)?,

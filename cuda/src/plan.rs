@@ -112,6 +112,18 @@ fn output_count(slice: &SequenceSlice) -> usize {
     rows.logits(count).len() + rows.hidden(count).len() + usize::from(rows.top().is_some())
 }
 
+/// The block tables of `spans`, `[spans, blocks of the longest]` in u32, filled up with block 0, which is
+/// not read.
+pub(crate) fn block_tables(spans: &[QuerySpan<'_>], device: &Device) -> Result<Tensor> {
+    let blocks = spans.iter().map(|span| span.block_table.len()).max().unwrap_or(0);
+    let mut tables = Vec::with_capacity(spans.len() * blocks);
+    for span in spans {
+        tables.extend(span.block_table.iter().map(|block| block.0));
+        tables.resize(tables.len() + blocks - span.block_table.len(), 0);
+    }
+    Tensor::from_vec(tables, (spans.len(), blocks), device)
+}
+
 /// Index in the KV store of a position of a sequence.
 pub(crate) fn slot(block_table: &[BlockId], position: usize, block_size: usize) -> u32 {
     block_table[position / block_size].0 * block_size as u32 + (position % block_size) as u32

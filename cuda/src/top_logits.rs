@@ -6,6 +6,7 @@ use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor, 
 use stolon_backend::TokenLogit;
 
 use crate::plan::indices;
+use crate::storage::elements;
 
 #[cfg(feature = "cuda-core")]
 mod cuda;
@@ -91,8 +92,8 @@ impl CustomOp2 for TopLogits {
         counts_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let sizes = self.sizes(logits_layout, counts_layout)?;
-        let logits = &logits.as_slice::<f32>()?[logits_layout.start_offset()..];
-        let counts = &counts.as_slice::<u32>()?[counts_layout.start_offset()..][..sizes.rows];
+        let logits = elements::<f32>(logits, logits_layout)?;
+        let counts = elements::<u32>(counts, counts_layout)?;
         let width = 1 + 2 * self.count_max;
         let mut output = vec![0; sizes.rows * width];
         let rows = logits.chunks_exact(sizes.vocab_size).zip(counts);

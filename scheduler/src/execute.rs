@@ -89,7 +89,7 @@ fn forward(
     let mut slices = batch.sequences.iter();
     for task in tasks {
         let Some(slice) = (!skipped(&task)).then(|| slices.next()).flatten() else {
-            work.push(Work { rows: &mut [], top: None, states: &[], task, skipped: true });
+            work.push((task, None));
             continue;
         };
         let (rows, others) = rest.split_at_mut(row_count(slice) * vocab_size);
@@ -97,36 +97,37 @@ fn forward(
         let (own, others) = states.split_at(state_count(slice) * hidden_size);
         states = others;
         let top = slice.logit_rows.top().and_then(|_| top.next());
-        work.push(Work { rows, top, states: own, task, skipped: false });
+        work.push((task, Some(SliceOutput { rows, top, states: own })));
     }
-    Ok(in_parallel(work, threads, |work| work.result(vocab_size, hidden_size)))
+    let result = |(task, output)| slice_result(task, output, vocab_size, hidden_size);
+    Ok(in_parallel(work, threads, result))
 }
 
-/// What a step has returned of one slice, and what to do with it.
-struct Work<'a> {
+/// What the backend has returned of one slice.
+struct SliceOutput<'a> {
     /// `[rows, vocab_size]`.
     rows: &'a mut [f32],
     top: Option<Vec<TokenLogit>>,
     /// `[rows, hidden_size]`.
     states: &'a [f32],
-    task: RowTask,
-    /// The slice was not computed.
-    skipped: bool,
 }
 
-impl Work<'_> {
-    fn result(self, vocab_size: usize, hidden_size: usize) -> RowResult {
-        let Self { rows, top, states, task, skipped } = self;
-        if skipped {
-            let RowTask { sampler, pooler, .. } = task;
-            return RowResult { sampler, pooler, skipped, ..RowResult::default() };
-        }
-        let mut result = sample_slice(rows, top, vocab_size, task);
-        if let Some(pooler) = result.pooler.as_mut().filter(|_| !states.is_empty()) {
-            pooler.push(states, hidden_size);
-        }
-        result
+/// Handles the output of one slice; `None` if it was not computed.
+fn slice_result(
+    task: RowTask,
+    output: Option<SliceOutput<'_>>,
+    vocab_size: usize,
+    hidden_size: usize,
+) -> RowResult {
+    let Some(SliceOutput { rows, top, states }) = output else {
+        let RowTask { sampler, pooler, .. } = task;
+        return RowResult { sampler, pooler, skipped: true, ..RowResult::default() };
+    };
+    let mut result = sample_slice(rows, top, vocab_size, task);
+    if let Some(pooler) = result.pooler.as_mut().filter(|_| !states.is_empty()) {
+        pooler.push(states, hidden_size);
     }
+    result
 }
 
 /// Applies `f` to all items on up to `threads` threads, this one among them. The results are in the order

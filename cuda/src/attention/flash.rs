@@ -6,8 +6,8 @@
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::AttentionArgs;
-use crate::kv_store::{KvLayer, KvShape};
-use crate::plan::{QuerySpan, indices};
+use crate::kv_store::KvShape;
+use crate::plan::{QuerySpan, block_tables, indices};
 
 /// Block sizes that the kernels support are multiples of this number of positions.
 const BLOCK_STEP: usize = 32;
@@ -43,7 +43,7 @@ pub(crate) struct Plan {
     queries: Tensor,
     /// Cumulative numbers of positions that the last queries read, `[sequences + 1]` in u32.
     contexts: Tensor,
-    /// `[sequences, blocks of the longest context]`, filled up with block 0, which is not read.
+    /// See [`block_tables`].
     block_tables: Tensor,
     queries_max: usize,
     context_max: usize,
@@ -51,12 +51,6 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) fn new(spans: &[QuerySpan<'_>], device: &Device) -> Result<Self> {
-        let blocks = spans.iter().map(|span| span.block_table.len()).max().unwrap_or(0);
-        let mut tables = Vec::with_capacity(spans.len() * blocks);
-        for span in spans {
-            tables.extend(span.block_table.iter().map(|block| block.0));
-            tables.resize(tables.len() + blocks - span.block_table.len(), 0);
-        }
         let cumulative = |length: fn(&QuerySpan<'_>) -> usize| {
             let mut sums = vec![0];
             let mut sum = 0;
@@ -69,20 +63,15 @@ impl Plan {
         Ok(Self {
             queries: cumulative(|span| span.count)?,
             contexts: cumulative(|span| span.context())?,
-            block_tables: Tensor::from_vec(tables, (spans.len(), blocks), device)?,
+            block_tables: block_tables(spans, device)?,
             queries_max: spans.iter().map(|span| span.count).max().unwrap_or(0),
             context_max: spans.iter().map(QuerySpan::context).max().unwrap_or(0),
         })
     }
 
     /// See [`Prepared::attend`](super::Prepared::attend).
-    pub(crate) fn attend(
-        &self,
-        q: &Tensor,
-        kv: &KvLayer,
-        shape: &KvShape,
-        args: &AttentionArgs<'_>,
-    ) -> Result<Tensor> {
+    pub(crate) fn attend(&self, q: &Tensor, args: &AttentionArgs<'_>) -> Result<Tensor> {
+        let AttentionArgs { kv, shape, .. } = *args;
         let blocks = |plane: &Tensor| {
             let dims = (shape.block_count, shape.block_size, shape.kv_heads, shape.head_dim);
             plane.reshape(dims)

@@ -11,7 +11,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::AttentionArgs;
-use crate::kv_store::{KvLayer, KvShape};
+use crate::kv_store::KvShape;
 use crate::plan::{QuerySpan, indices, slot};
 
 /// Number of queries of a tile.
@@ -104,14 +104,8 @@ impl Plan {
     }
 
     /// See [`Prepared::attend`](super::Prepared::attend).
-    pub(crate) fn attend(
-        &self,
-        q: &Tensor,
-        kv: &KvLayer,
-        shape: &KvShape,
-        args: &AttentionArgs<'_>,
-    ) -> Result<Tensor> {
-        let parts = self.groups.iter().map(|group| group.attend(q, kv, shape, args));
+    pub(crate) fn attend(&self, q: &Tensor, args: &AttentionArgs<'_>) -> Result<Tensor> {
+        let parts = self.groups.iter().map(|group| group.attend(q, args));
         let parts = parts.collect::<Result<Vec<_>>>()?;
         Tensor::cat(&parts, 0)?.index_select(&self.row_order, 0)
     }
@@ -144,13 +138,8 @@ impl Group {
     }
 
     /// Returns `[count * QUERY_TILE, heads * head_dim]`.
-    fn attend(
-        &self,
-        q: &Tensor,
-        kv: &KvLayer,
-        shape: &KvShape,
-        args: &AttentionArgs<'_>,
-    ) -> Result<Tensor> {
+    fn attend(&self, q: &Tensor, args: &AttentionArgs<'_>) -> Result<Tensor> {
+        let AttentionArgs { kv, shape, .. } = *args;
         let (count, heads, dim) = (self.count, args.heads, shape.head_dim);
         let (kv_heads, per_kv_head) = (shape.kv_heads, heads / shape.kv_heads);
         let device = q.device();

@@ -12,8 +12,9 @@ use candle_core::{
 };
 
 use super::AttentionArgs;
-use crate::kv_store::{KvLayer, KvShape};
-use crate::plan::{QuerySpan, indices};
+use crate::kv_store::KvShape;
+use crate::plan::{QuerySpan, block_tables, indices};
+use crate::storage::elements;
 
 #[cfg(feature = "cuda-core")]
 mod cuda;
@@ -51,7 +52,7 @@ struct Launch {
     count: usize,
     /// Number of positions that each query reads if there is no window, `[count]` in u32.
     contexts: Tensor,
-    /// `[count, blocks of the longest context]`, filled up with block 0, which is not read.
+    /// See [`block_tables`].
     tables: Tensor,
     /// The query of each part, `[parts]` in u32.
     #[cfg_attr(not(feature = "cuda-core"), allow(dead_code, reason = "the CPU has no parts"))]
@@ -81,20 +82,14 @@ impl Plan {
     }
 
     /// See [`Prepared::attend`](super::Prepared::attend).
-    pub(super) fn attend(
-        &self,
-        q: &Tensor,
-        kv: &KvLayer,
-        shape: &KvShape,
-        args: &AttentionArgs<'_>,
-    ) -> Result<Tensor> {
+    pub(super) fn attend(&self, q: &Tensor, args: &AttentionArgs<'_>) -> Result<Tensor> {
         let q = q.contiguous()?;
         let mut start = 0;
         let mut outputs = Vec::with_capacity(self.0.len());
         for launch in &self.0 {
             let q = q.narrow(0, start, launch.count)?;
-            let op = SplitAttention { launch, shape, args };
-            outputs.push(q.apply_op3_no_bwd(&kv.keys, &kv.values, &op)?);
+            let op = SplitAttention { launch, args };
+            outputs.push(q.apply_op3_no_bwd(&args.kv.keys, &args.kv.values, &op)?);
             start += launch.count;
         }
         Tensor::cat(&outputs, 0)
@@ -103,12 +98,8 @@ impl Plan {
 
 impl Launch {
     fn new(spans: &[QuerySpan<'_>], device: &Device) -> Result<Self> {
-        let blocks = spans.iter().map(|span| span.block_table.len()).max().unwrap_or(0);
-        let mut tables = Vec::with_capacity(spans.len() * blocks);
         let (mut part_rows, mut part_starts) = (Vec::new(), vec![0]);
         for (row, span) in spans.iter().enumerate() {
-            tables.extend(span.block_table.iter().map(|block| block.0));
-            tables.resize((row + 1) * blocks, 0);
             part_rows.resize(part_rows.len() + span.context().div_ceil(PART), row as u32);
             part_starts.push(part_rows.len() as u32);
         }
@@ -116,7 +107,7 @@ impl Launch {
         Ok(Self {
             count: spans.len(),
             contexts: indices(&contexts, device)?,
-            tables: Tensor::from_vec(tables, (spans.len(), blocks), device)?,
+            tables: block_tables(spans, device)?,
             part_rows: indices(&part_rows, device)?,
             part_starts: indices(&part_starts, device)?,
         })
@@ -127,14 +118,13 @@ impl Launch {
 /// `[count, heads * head_dim]` in f32.
 struct SplitAttention<'a> {
     launch: &'a Launch,
-    shape: &'a KvShape,
     args: &'a AttentionArgs<'a>,
 }
 
 impl SplitAttention<'_> {
     /// Checks that the operands are contiguous and have the shapes that the plan and the KV store say.
     fn check(&self, q: &Layout, keys: &Layout, values: &Layout) -> Result<()> {
-        let (Launch { count, .. }, shape, heads) = (self.launch, self.shape, self.args.heads);
+        let (Launch { count, .. }, AttentionArgs { shape, heads, .. }) = (self.launch, *self.args);
         let plane = [shape.block_count * shape.block_size, shape.width()];
         let contiguous = [q, keys, values].iter().all(|layout| layout.is_contiguous());
         if !contiguous
@@ -149,7 +139,7 @@ impl SplitAttention<'_> {
     }
 
     fn output_shape(&self) -> Shape {
-        Shape::from((self.launch.count, self.args.heads * self.shape.head_dim))
+        Shape::from((self.launch.count, self.args.heads * self.args.shape.head_dim))
     }
 
     /// The definition, query by query.
@@ -163,8 +153,8 @@ impl SplitAttention<'_> {
         f32: From<T>,
     {
         let (keys, values) = (elements::<T>(keys, keys_layout)?, elements(values, values_layout)?);
-        let AttentionArgs { heads, scale, softcap, window, sinks } = *self.args;
-        let (shape, dim) = (self.shape, self.shape.head_dim);
+        let AttentionArgs { shape, heads, scale, softcap, window, sinks, .. } = *self.args;
+        let dim = shape.head_dim;
         let contexts = self.launch.contexts.to_vec1::<u32>()?;
         let tables = self.launch.tables.to_vec2::<u32>()?;
         let sinks = sinks.map(Tensor::to_vec1::<f32>).transpose()?;
@@ -218,7 +208,7 @@ impl CustomOp3 for SplitAttention<'_> {
         self.check(q_layout, keys_layout, values_layout)?;
         let q = elements(q, q_layout)?;
         let (keys, values) = ((keys, keys_layout), (values, values_layout));
-        let output = match self.shape.dtype {
+        let output = match self.args.shape.dtype {
             DType::F16 => self.on_cpu::<half::f16>(q, keys, values),
             DType::BF16 => self.on_cpu::<half::bf16>(q, keys, values),
             _ => self.on_cpu::<f32>(q, keys, values),
@@ -240,11 +230,6 @@ impl CustomOp3 for SplitAttention<'_> {
         let output = cuda::attend(self, [q, keys, values], [q_layout, keys_layout, values_layout])?;
         Ok((output, self.output_shape()))
     }
-}
-
-/// The elements of a contiguous tensor.
-fn elements<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
-    Ok(&storage.as_slice()?[layout.start_offset()..][..layout.shape().elem_count()])
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use candle_core::{CudaStorage, Layout, Result, bail};
 use stolon_model::Activation;
 
 use super::Sizes;
-use crate::cuda_view::view;
+use crate::storage::view;
 
 /// The kernels, compiled by the build script.
 const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/gate.ptx"));

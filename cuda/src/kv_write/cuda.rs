@@ -3,12 +3,13 @@
 #![allow(unsafe_code, reason = "a kernel launch cannot be checked by the compiler")]
 
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaSlice, DevicePtr, DevicePtrMut, LaunchConfig, PushKernelArg,
+    CudaSlice, CudaView, DevicePtr, DevicePtrMut, LaunchConfig, PushKernelArg,
 };
 use candle_core::cuda_backend::{CudaDevice, CudaStorageSlice, WrapErr};
 use candle_core::{CudaStorage, Layout, Result, bail};
 
 use super::Sizes;
+use crate::storage::view;
 
 /// The kernels, compiled by the build script.
 const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/kv_write.ptx"));
@@ -27,41 +28,38 @@ pub(super) fn write_rows(
     let CudaStorageSlice::U32(indices) = &indices.slice else {
         bail!("write rows: expected indices in u32");
     };
-    let launch = Launch {
-        device: &device,
-        indices,
-        starts: [store_layout, rows_layout, indices_layout].map(Layout::start_offset),
-        sizes,
-    };
+    let start = store_layout.start_offset();
+    let launch = Launch { device: &device, indices: view(indices, indices_layout)?, start, sizes };
     match (&mut store.slice, &rows.slice) {
-        (CudaStorageSlice::F32(store), CudaStorageSlice::F32(rows)) => launch.run(store, rows),
-        (CudaStorageSlice::F16(store), CudaStorageSlice::F16(rows)) => launch.run(store, rows),
-        (CudaStorageSlice::BF16(store), CudaStorageSlice::BF16(rows)) => launch.run(store, rows),
+        (CudaStorageSlice::F32(store), CudaStorageSlice::F32(rows)) => {
+            launch.run(store, &view(rows, rows_layout)?)
+        }
+        (CudaStorageSlice::F16(store), CudaStorageSlice::F16(rows)) => {
+            launch.run(store, &view(rows, rows_layout)?)
+        }
+        (CudaStorageSlice::BF16(store), CudaStorageSlice::BF16(rows)) => {
+            launch.run(store, &view(rows, rows_layout)?)
+        }
         _ => bail!("write rows: expected operands of the same type, f32, f16 or bf16"),
     }
 }
 
 struct Launch<'a> {
     device: &'a CudaDevice,
-    indices: &'a CudaSlice<u32>,
-    /// Indices of the first elements of store, rows and indices in their allocations.
-    starts: [usize; 3],
+    indices: CudaView<'a, u32>,
+    /// Index of the store's first element in its allocation.
+    start: usize,
     sizes: &'a Sizes,
 }
 
 impl Launch<'_> {
-    fn run<T>(&self, store: &mut CudaSlice<T>, rows: &CudaSlice<T>) -> Result<()> {
-        let Sizes { count, width, len } = *self.sizes;
-        let [store_start, rows_start, indices_start] = self.starts;
+    fn run<T>(&self, store: &mut CudaSlice<T>, rows: &CudaView<'_, T>) -> Result<()> {
+        let (count, &Sizes { width, len }) = (self.indices.len(), self.sizes);
         if count == 0 || width == 0 {
             return Ok(());
         }
         let stream = self.device.cuda_stream();
-        let (Some(mut store), Some(rows), Some(indices)) = (
-            store.try_slice_mut(store_start..store_start + len * width),
-            rows.try_slice(rows_start..rows_start + count * width),
-            self.indices.try_slice(indices_start..indices_start + count),
-        ) else {
+        let Some(mut store) = store.try_slice_mut(self.start..self.start + len * width) else {
             bail!("write rows: expected operands inside of their allocations");
         };
         let row_bytes = width * size_of::<T>();
@@ -85,7 +83,7 @@ impl Launch<'_> {
             shared_mem_bytes: 0,
         };
         let mut builder = function.builder();
-        builder.arg(&rows).arg(&indices).arg(&mut store).arg(&count).arg(&units);
+        builder.arg(rows).arg(&self.indices).arg(&mut store).arg(&count).arg(&units);
         // SAFETY: The arguments have the types and the order of the kernel's parameters. The views
         // were checked to hold `count` rows, `count` indices and `len` rows of `width` elements, and
         // to be aligned to the kernel's unit. The kernel reads and writes only these rows, if each

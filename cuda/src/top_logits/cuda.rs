@@ -7,7 +7,7 @@ use candle_core::cuda_backend::{CudaStorageSlice, WrapErr};
 use candle_core::{CudaStorage, Layout, Result, bail};
 
 use super::{Sizes, TopLogits};
-use crate::cuda_view::view;
+use crate::storage::view;
 
 /// The kernel, compiled by the build script.
 const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/top_logits.ptx"));

@@ -20,7 +20,7 @@ fn items_are_divided_among_threads() {
         assert!(doubled.into_iter().eq((0..40).step_by(2)), "{threads} threads");
         assert!(in_parallel(Vec::<u8>::new(), threads, |item| item).is_empty());
     }
-    // Nobody passes the barrier alone.
+    // The barrier opens when three threads have reached it.
     let barrier = Barrier::new(3);
     let meet = |_| {
         barrier.wait();

@@ -9,7 +9,7 @@ use candle_core::cuda_backend::{CudaDevice, CudaStorageSlice, WrapErr};
 use candle_core::{CudaStorage, Layout, Result, Storage, Tensor, bail};
 
 use super::SplitAttention;
-use crate::cuda_view::view;
+use crate::storage::view;
 
 /// The kernels, compiled by the build script.
 const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/split_attention.ptx"));
@@ -61,7 +61,8 @@ impl Operands<'_> {
         keys: &CudaView<'_, T>,
         values: &CudaView<'_, T>,
     ) -> Result<CudaSlice<f32>> {
-        let (launch, shape, args) = (self.op.launch, self.op.shape, self.op.args);
+        let (launch, args) = (self.op.launch, self.op.args);
+        let shape = args.shape;
         let stream = self.device.cuda_stream();
         let addresses = [self.q.device_ptr(&stream).0, keys.device_ptr(&stream).0];
         if addresses.iter().any(|address| !address.is_multiple_of(UNIT)) {
