@@ -54,7 +54,7 @@ impl AttentionBackend {
             block_count,
             block_bytes: block_size * size_of::<KeyValue>(),
             hidden_size: None,
-            top_logits: 0,
+            draws: false,
         };
         let kv = vec![KeyValue::default(); block_count * block_size];
         AttentionBackend { spec, checker: BatchChecker::new(block_count), kv }

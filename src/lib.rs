@@ -159,8 +159,8 @@ pub mod backend {
     #[cfg(feature = "testing")]
     pub use stolon_backend::fake;
     pub use stolon_backend::{
-        Backend, BackendError, BackendSpec, BatchChecker, KvFormat, LogitRows, SequenceSlice,
-        StepBatch, StepOutput, TokenLogit, check_read, check_write,
+        Backend, BackendError, BackendSpec, BatchChecker, Draw, KvFormat, LogitRows, SequenceSlice,
+        StepBatch, StepOutput, check_read, check_write,
     };
     pub use stolon_kvcache::BlockId;
 }

@@ -18,7 +18,7 @@ const UNSAFE_FILES: &[&str] = &[
     "cuda/src/gate/cuda.rs",
     "cuda/src/kv_write/cuda.rs",
     "cuda/src/memory/pool.rs",
-    "cuda/src/top_logits/cuda.rs",
+    "cuda/src/draw/cuda.rs",
     "kernels/",
     "kvcache/src/core.rs",
     "kvcache/src/node.rs",

@@ -87,21 +87,21 @@ async fn cached_logits_yield_the_same_tokens_as_a_forward_pass() {
     assert_eq!(answers[0], answers[1]);
 }
 
-/// Goal: a backend that finds the largest logits itself gives the same tokens as one that returns whole
-/// rows, and is asked for as many of them as a request needs, if it finds that many.
+/// Goal: a backend that draws tokens itself gives the same tokens as one that returns whole rows, and
+/// is asked for tokens only if a request needs nothing else.
 #[tokio::test]
-async fn the_largest_logits_yield_the_same_tokens_as_whole_rows() {
+async fn drawn_tokens_are_those_of_whole_rows() {
     let mut answers = Vec::new();
-    for top_logits in [0, 20] {
-        let harness = start(FakeOptions { top_logits, ..options(16, 64) }, config()).await;
+    for draws in [false, true] {
+        let harness = start(FakeOptions { draws, ..options(16, 64) }, config()).await;
         let mut generated = Vec::new();
-        for (temperature, top_k, logprobs, needed) in [
-            (0.0, None, None, Some(1)),
-            (0.0, None, Some(2), None),
-            (1.0, Some(20), None, Some(20)),
-            (1.0, Some(21), None, None),
-            (2.0, Some(5), None, Some(5)),
-            (1.0, None, None, None),
+        for (temperature, top_k, logprobs) in [
+            (0.0, None, None),
+            (0.0, None, Some(2)),
+            (1.0, Some(20), None),
+            (2.0, Some(5), None),
+            (1.0, None, None),
+            (1.0, None, Some(0)),
         ] {
             let mut request = SequenceRequest::new(prompt(2, 40), 12);
             request.options.sampling.temperature = temperature;
@@ -114,8 +114,16 @@ async fn the_largest_logits_yield_the_same_tokens_as_whole_rows() {
             let batches = harness.fake.take_batches();
             // The first tokens are sampled of rows that may be kept.
             let last = batches.last().expect("steps").sequences[0].logit_rows;
-            let expected = needed.filter(|_| top_logits > 0);
-            assert_eq!(last, expected.map_or(LogitRows::Last, LogitRows::Top));
+            match last {
+                LogitRows::Drawn(draw) => {
+                    assert!(draws && logprobs.is_none());
+                    assert_eq!((draw.temperature, draw.top_k), (temperature, top_k));
+                }
+                rows => {
+                    assert_eq!(rows, LogitRows::Last);
+                    assert!(!draws || logprobs.is_some());
+                }
+            }
         }
         harness.check_nothing_held().await;
         answers.push(generated);

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use stolon_kvcache::BlockId;
 
+use crate::sampling::{Draw, SamplingError};
+
 /// The sizes of a backend, which the engine needs to plan batches and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendSpec {
@@ -21,24 +23,23 @@ pub struct BackendSpec {
     /// Number of values of a hidden state, from which embeddings are made; `None` if the backend
     /// does not return hidden states.
     pub hidden_size: Option<usize>,
-    /// How many of the largest logits of a row the backend finds itself if no more are needed
-    /// ([`LogitRows::Top`]); 0 if it returns whole rows only. It is worth it where rows must be copied
-    /// from a device.
-    pub top_logits: usize,
+    /// Whether the backend draws tokens itself ([`LogitRows::Drawn`]). It is worth it where rows must be
+    /// copied from a device.
+    pub draws: bool,
 }
 
 /// For which tokens of a sequence's slice the backend returns a row, and whether it is a row of
 /// logits or a hidden state: the output of the last layer after the final norm, which the output
 /// matrix turns into logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LogitRows {
     /// For none. Used for every prefill chunk of a prompt except the last.
     None,
     /// For the slice's last token, which is what sampling needs.
     Last,
-    /// For the slice's last token, but only this number of the largest logits, which is what sampling
-    /// with top-k needs, and greedy sampling with 1. From 1 to [`BackendSpec::top_logits`].
-    Top(usize),
+    /// For the slice's last token, but only the token that is drawn from it is returned. Only for
+    /// backends with [`BackendSpec::draws`].
+    Drawn(Draw),
     /// For every token of the slice, which is what prompt log-probabilities need.
     All,
     /// The hidden state of the slice's last token, which is what an embedding with
@@ -56,7 +57,7 @@ impl LogitRows {
         match self {
             Self::Last => token_count.saturating_sub(1)..token_count,
             Self::All => 0..token_count,
-            Self::None | Self::Top(_) | Self::LastHidden | Self::AllHidden => 0..0,
+            Self::None | Self::Drawn(_) | Self::LastHidden | Self::AllHidden => 0..0,
         }
     }
 
@@ -66,22 +67,22 @@ impl LogitRows {
         match self {
             Self::LastHidden => token_count.saturating_sub(1)..token_count,
             Self::AllHidden => 0..token_count,
-            Self::None | Self::Last | Self::Top(_) | Self::All => 0..0,
+            Self::None | Self::Last | Self::Drawn(_) | Self::All => 0..0,
         }
     }
 
-    /// How many of the largest logits of the last token are returned instead of a row.
+    /// The draw of the last token, if a token is returned instead of a row.
     #[must_use]
-    pub fn top(self) -> Option<usize> {
+    pub fn draw(self) -> Option<Draw> {
         match self {
-            Self::Top(count) => Some(count),
+            Self::Drawn(draw) => Some(draw),
             _ => None,
         }
     }
 }
 
 /// The part of a step that belongs to one sequence.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SequenceSlice {
     /// Number of tokens in [`StepBatch::tokens`] that belong to this sequence; at least 1.
     pub token_count: usize,
@@ -102,7 +103,7 @@ pub struct SequenceSlice {
 }
 
 /// One ragged batch of prefill chunks and decodes, of any lengths and in any order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepBatch {
     /// Token ids of all slices, concatenated in the order of `sequences`.
     pub tokens: Vec<u32>,
@@ -119,18 +120,8 @@ pub struct StepOutput {
     /// Row-major `[rows, hidden_size]`: the hidden states requested by each slice's `logit_rows`,
     /// in the order of the batch's tokens.
     pub hidden: Vec<f32>,
-    /// The largest logits of each slice with [`LogitRows::Top`], as [`TokenLogit::largest`] returns
-    /// them.
-    pub top: Vec<Vec<TokenLogit>>,
-}
-
-/// One logit of a row.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TokenLogit {
-    /// The token's id.
-    pub token: u32,
-    /// Its logit.
-    pub logit: f32,
+    /// The token of each slice with [`LogitRows::Drawn`], as [`Draw::of`] returns it.
+    pub drawn: Vec<Result<u32, SamplingError>>,
 }
 
 /// Why a step failed. The contents of the positions it should have written are undefined

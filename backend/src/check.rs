@@ -112,15 +112,9 @@ fn check_slices(batch: &StepBatch, spec: &BackendSpec) -> Result<usize, BackendE
             let rows = slice.logit_rows;
             return Err(malformed(index, format_args!("expected rows of logits, got {rows:?}")));
         }
-        let top = slice.logit_rows.top();
-        if top.is_some_and(|count| count == 0 || count > spec.top_logits) {
-            let (most, rows) = (spec.top_logits, slice.logit_rows);
-            return Err(malformed(
-                index,
-                format_args!(
-                    "expected whole rows or 1 to {most} of the largest logits, got {rows:?}"
-                ),
-            ));
+        if !spec.draws && slice.logit_rows.draw().is_some() {
+            let rows = slice.logit_rows;
+            return Err(malformed(index, format_args!("expected whole rows, got {rows:?}")));
         }
         rows += slice.logit_rows.logits(count).len();
     }

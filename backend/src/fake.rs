@@ -17,7 +17,7 @@ use stolon_kvcache::BlockId;
 
 use crate::{
     Backend, BackendError, BackendSpec, BatchChecker, KvFormat, SequenceSlice, StepBatch,
-    StepOutput, TokenLogit, check_read, check_write,
+    StepOutput, check_read, check_write,
 };
 
 pub use handle::{FakeFault, FakeHandle, StepHold};
@@ -52,8 +52,8 @@ pub struct FakeOptions {
     pub block_count: usize,
     /// Number of values of a hidden state; `None` for a backend that returns logits only.
     pub hidden_size: Option<usize>,
-    /// How many of the largest logits of a row it finds itself.
-    pub top_logits: usize,
+    /// Whether it draws tokens itself.
+    pub draws: bool,
     /// See [`Backend::sampling_threads`].
     pub sampling_threads: usize,
     /// The simulated duration of steps.
@@ -74,7 +74,7 @@ impl Default for FakeOptions {
             block_size: 16,
             block_count: 256,
             hidden_size: Some(16),
-            top_logits: 0,
+            draws: false,
             sampling_threads: 1,
             latency: FakeLatency::default(),
             strict: true,
@@ -110,7 +110,7 @@ impl FakeBackend {
                 block_count,
                 block_bytes: block_size * SLOT_BYTES,
                 hidden_size: options.hidden_size,
-                top_logits: options.top_logits,
+                draws: options.draws,
             },
             sampling_threads: options.sampling_threads,
             latency: options.latency,
@@ -181,10 +181,10 @@ impl FakeBackend {
             if slice.logit_rows.logits(tokens.len()).contains(&index) {
                 digest.append_logits(self.spec.vocab_size, &mut output.logits);
             }
-            if let Some(count) = slice.logit_rows.top().filter(|_| index + 1 == tokens.len()) {
+            if let Some(draw) = slice.logit_rows.draw().filter(|_| index + 1 == tokens.len()) {
                 let mut row = Vec::new();
                 digest.append_logits(self.spec.vocab_size, &mut row);
-                output.top.push(TokenLogit::largest(&row, count));
+                output.drawn.push(draw.of(&row));
             }
             if slice.logit_rows.hidden(tokens.len()).contains(&index) {
                 digest.append_hidden(self.spec.hidden_size.unwrap_or(0), &mut output.hidden);

@@ -29,11 +29,10 @@ pub mod sampling;
 
 pub use batch::{
     Backend, BackendError, BackendSpec, KvFormat, LogitRows, SequenceSlice, StepBatch, StepOutput,
-    TokenLogit,
 };
 pub use check::{BatchChecker, check_read, check_write};
 pub use pooling::{Pooler, Pooling};
 pub use sampling::{
-    LogitsProcessor, Sampled, SamplerState, SamplingError, SamplingParams, SharedProcessor,
+    Draw, LogitsProcessor, Sampled, SamplerState, SamplingError, SamplingParams, SharedProcessor,
     TokenLogprob, prompt_logprob,
 };

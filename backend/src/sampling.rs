@@ -27,10 +27,12 @@ mod exp;
 mod logprob;
 mod penalties;
 mod processor;
+mod random;
 mod select;
 #[cfg(test)]
 mod tests;
 
+pub use draw::Draw;
 pub use logprob::{TokenLogprob, prompt_logprob};
 pub use processor::{LogitsProcessor, SharedProcessor};
 
@@ -38,8 +40,6 @@ use std::sync::Arc;
 
 use logprob::RawRow;
 use penalties::Penalties;
-
-use crate::batch::TokenLogit;
 
 /// How a request's tokens are chosen. The default is greedy, with every transform off.
 #[derive(Clone, Debug, PartialEq)]
@@ -243,24 +243,6 @@ pub struct Sampled {
     pub logprob: Option<TokenLogprob>,
 }
 
-impl TokenLogit {
-    /// The `count` largest logits of `row`, `[vocab_size]`, in order of decreasing logit, and of
-    /// increasing id for equal logits. Logits of minus infinity are omitted. If the row has a NaN or
-    /// +infinity, the first of these is the only element.
-    #[must_use]
-    pub fn largest(row: &[f32], count: usize) -> Vec<TokenLogit> {
-        match select::best(row) {
-            Err(SamplingError::BadLogit { token, value }) => {
-                vec![TokenLogit { token, logit: value }]
-            }
-            _ => {
-                let largest = select::largest(row, count).into_iter();
-                largest.map(|(logit, token)| TokenLogit { token, logit }).collect()
-            }
-        }
-    }
-}
-
 /// The sampling state of one sequence. Its lifecycle:
 ///
 /// 1. [`SamplerState::new`] creates it when the sequence is admitted.
@@ -287,7 +269,7 @@ impl SamplerState {
     /// placeholders of images, are ignored.
     #[must_use]
     pub fn new(params: SamplingParams, prompt_tokens: &[u32]) -> Self {
-        let seed = params.seed.unwrap_or_else(draw::fresh_seed);
+        let seed = params.seed.unwrap_or_else(random::fresh_seed);
         let penalties = Penalties::new(&params, prompt_tokens);
         Self { params, seed, output_len: 0, output: Vec::new(), penalties }
     }
@@ -299,7 +281,7 @@ impl SamplerState {
     #[must_use]
     pub fn choice(&self, index: u64) -> Self {
         let seed = self.params.seed.map(|seed| seed.wrapping_add(index));
-        let mut choice = Self { seed: seed.unwrap_or_else(draw::fresh_seed), ..self.clone() };
+        let mut choice = Self { seed: seed.unwrap_or_else(random::fresh_seed), ..self.clone() };
         if let Some(own) = choice.params.processor.as_ref().and_then(|shared| shared.for_sequence())
         {
             choice.params.processor = Some(own);
@@ -348,57 +330,25 @@ impl SamplerState {
             self.transform(logits)?;
             best = select::best(logits)?;
         }
-        let token = if self.params.is_greedy() {
-            best
-        } else {
-            let uniform = draw::uniform(self.seed, self.output_len);
-            select::draw(logits, best, &self.params, uniform)
-        };
+        let token = self.draw().of_valid(logits, best);
         let logprob = raw_row.map(|row| row.of(token, raw_logits.as_deref().unwrap_or(logits)));
         self.observe(token);
         Ok(Sampled { token, logprob })
     }
 
-    /// How many of the largest logits of a row of `vocab_size` are all that the next token depends on;
-    /// `None` if it may depend on the whole row.
+    /// The draw that chooses the next token, if nothing but the row of logits is needed for it and
+    /// nothing but the token is returned; `None` if [`SamplerState::sample`] has to see the row. Whoever
+    /// draws the token passes it to [`SamplerState::observe`].
     #[must_use]
-    pub fn needs_top(&self, vocab_size: usize) -> Option<usize> {
-        if self.params.logprobs.is_some() || self.transforms() {
-            None
-        } else if self.params.is_greedy() {
-            Some(1)
-        } else {
-            self.params.top_k.filter(|&count| count < vocab_size)
-        }
+    pub fn next_draw(&self) -> Option<Draw> {
+        (self.params.logprobs.is_none() && !self.transforms()).then(|| self.draw())
     }
 
-    /// As [`SamplerState::sample`], of a row of `vocab_size` logits of which only the largest are known,
-    /// as many as it [needs](SamplerState::needs_top), as [`TokenLogit::largest`] returns them.
-    ///
-    /// # Errors
-    /// [`SamplingError::BadLogit`] and [`SamplingError::NoCandidate`]. The state is unchanged then.
-    pub fn sample_top(
-        &mut self,
-        top: &[TokenLogit],
-        vocab_size: usize,
-    ) -> Result<Sampled, SamplingError> {
-        debug_assert!(self.needs_top(vocab_size).is_some(), "more than these logits are needed");
-        let best = match top.first() {
-            Some(&TokenLogit { token, logit }) if logit.is_nan() || logit == f32::INFINITY => {
-                return Err(SamplingError::BadLogit { token, value: logit });
-            }
-            Some(best) if best.logit > f32::NEG_INFINITY => best.token,
-            _ => return Err(SamplingError::NoCandidate { vocab_size }),
-        };
-        let token = if self.params.is_greedy() {
-            best
-        } else {
-            let uniform = draw::uniform(self.seed, self.output_len);
-            let top = top.iter().map(|top| (top.logit, top.token)).collect();
-            select::draw_of_largest(top, &self.params, uniform).unwrap_or(best)
-        };
-        self.observe(token);
-        Ok(Sampled { token, logprob: None })
+    fn draw(&self) -> Draw {
+        if self.params.is_greedy() {
+            return Draw::GREEDY;
+        }
+        Draw::new(&self.params, random::uniform(self.seed, self.output_len))
     }
 
     /// Whether the next token can be chosen without a delay: the request has no

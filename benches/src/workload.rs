@@ -71,7 +71,7 @@ impl Workload {
             block_count: pool * self.positions_max().div_ceil(BLOCK_SIZE),
             block_bytes: 1,
             hidden_size: None,
-            top_logits: 0,
+            draws: false,
         }
     }
 

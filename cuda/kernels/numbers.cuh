@@ -18,4 +18,7 @@ static __device__ inline float bits_to_float(uint32_t bits) {
 static __device__ inline uint32_t float_to_bits(float value) {
     return __float_as_uint(value);
 }
+static __device__ inline double bits_to_double(uint32_t low, uint32_t high) {
+    return __hiloint2double((int)high, (int)low);
+}
 #endif

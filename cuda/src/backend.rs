@@ -14,7 +14,7 @@ use crate::kv_store::{KvShape, KvStore};
 use crate::linear::RowTile;
 use crate::loader::Loader;
 use crate::options::{CandleOptions, ComputeType, OpenError, message};
-use crate::{DeviceChoice, dry_run, memory, top_logits};
+use crate::{DeviceChoice, draw, dry_run, memory};
 
 /// Number of the way in which keys and values are computed. It must be raised with every change that
 /// changes bits of keys or values and that the short prompt of `kv_probe` may not show, so that KV
@@ -117,7 +117,7 @@ impl CandleBackend {
             block_count: shape.block_count,
             block_bytes: shape.block_bytes(),
             hidden_size: Some(config.hidden_size),
-            top_logits: top_logits::count_max(&device),
+            draws: draw::is_supported(&device, config.vocab_size),
         };
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);

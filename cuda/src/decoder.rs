@@ -11,6 +11,7 @@ use stolon_model::DecoderConfig;
 
 use crate::OpenError;
 use crate::attention::{Attention, AttentionArgs, Prepared};
+use crate::draw::{draw_tokens, to_host};
 use crate::kv_store::KvStore;
 use crate::kv_write;
 use crate::layer::{Layer, Norm, Projected};
@@ -18,7 +19,6 @@ use crate::linear::Linear;
 use crate::loader::Loader;
 use crate::plan::{StepPlan, all_spans, indices, output_spans};
 use crate::rope::{RopeTable, Rotation};
-use crate::top_logits::{to_host, top_logits};
 
 /// A model whose weights are on a device.
 #[derive(Debug)]
@@ -141,7 +141,7 @@ impl Decoder {
             rows => select(rows)?.flatten_all()?.to_vec1()?,
         };
         // One product for all rows that have logits.
-        let rows = [plan.logit_rows.as_slice(), &plan.top_rows].concat();
+        let rows = [plan.logit_rows.as_slice(), &plan.drawn_rows].concat();
         if rows.is_empty() {
             return Ok(StepOutput { hidden, ..StepOutput::default() });
         }
@@ -152,13 +152,13 @@ impl Decoder {
         if let Some(cap) = self.config.logit_softcap.map(f64::from) {
             logits = logits.affine(1.0 / cap, 0.0)?.tanh()?.affine(cap, 0.0)?;
         }
-        let (whole, top) = (plan.logit_rows.len(), plan.top_rows.len());
-        let top = top_logits(&logits.narrow(0, whole, top)?, &plan.top_counts)?;
+        let (whole, drawn) = (plan.logit_rows.len(), plan.drawn_rows.len());
+        let drawn = draw_tokens(&logits.narrow(0, whole, drawn)?, &plan.draws)?;
         let logits = match whole {
             0 => Vec::new(),
             whole => to_host(&logits.narrow(0, 0, whole)?.flatten_all()?)?,
         };
-        Ok(StepOutput { logits, hidden, top })
+        Ok(StepOutput { logits, hidden, drawn })
     }
 }
 

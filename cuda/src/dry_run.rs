@@ -2,7 +2,7 @@
 //! they show what a step needs besides the weights, and let libraries allocate what they keep.
 
 use candle_core::Result;
-use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{Draw, LogitRows, SequenceSlice, StepBatch};
 use stolon_kvcache::BlockId;
 
 use crate::CandleOptions;
@@ -20,14 +20,14 @@ pub(crate) fn step_bytes(
     options: &CandleOptions,
 ) -> Result<Option<u64>> {
     let device = decoder.device().clone();
-    // With whole rows of logits, and with the largest ones only.
-    let [whole, top] = [LogitRows::Last, LogitRows::Top(1)]
+    // With whole rows of logits, and with tokens only.
+    let [whole, drawn] = [LogitRows::Last, LogitRows::Drawn(Draw::GREEDY)]
         .map(|rows| largest_step(options, decoder.config().max_positions, rows));
     let shape = KvShape { block_count: block_count(&whole), ..*shape };
     let peak = memory::peak_of(&device, || {
         let mut kv = KvStore::new(shape, &device)?;
         decoder.forward(&whole, &mut kv, attention)?;
-        decoder.forward(&top, &mut kv, attention).map(drop)
+        decoder.forward(&drawn, &mut kv, attention).map(drop)
     })?;
     let kv_bytes = (shape.block_count * shape.block_bytes()) as u64;
     Ok(peak.map(|peak| peak.saturating_sub(kv_bytes)))
@@ -81,7 +81,7 @@ mod tests {
             [(2048, 32, 512), (100, 1, 4096), (16, 64, 32), (7, 7, 1), (33, 5, 10)]
         {
             let options = CandleOptions { step_tokens, step_sequences, ..CandleOptions::default() };
-            for rows in [LogitRows::Last, LogitRows::Top(1)] {
+            for rows in [LogitRows::Last, LogitRows::Drawn(Draw::GREEDY)] {
                 let batch = largest_step(&options, max_positions, rows);
                 assert_eq!(batch.tokens.len(), step_tokens);
                 let decodes = batch.sequences.iter().filter(|slice| slice.logit_rows == rows);
@@ -93,7 +93,7 @@ mod tests {
                     block_count: block_count(&batch),
                     block_bytes: 1,
                     hidden_size: None,
-                    top_logits: 1,
+                    draws: true,
                 };
                 BatchChecker::new(spec.block_count).check(&batch, &spec).expect("a valid batch");
             }

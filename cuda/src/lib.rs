@@ -14,7 +14,7 @@
 //!   device, and split-KV decoding;
 //! * `kv_store` and `kv_write`: the paged KV store and the operation that writes to it in place;
 //! * `gate`: the gate of an MLP in one pass;
-//! * `top_logits`: what sampling needs of a row of logits, found on the device.
+//! * `draw`: tokens that are drawn from rows of logits on the device.
 //!
 //! A backend is made on the thread that uses it, because a CUDA context belongs to a thread's
 //! stream: `EngineBuilder::backend_with` in the crate `stolon` does that.
@@ -23,6 +23,7 @@ mod attention;
 mod backend;
 mod decoder;
 mod device;
+mod draw;
 mod dry_run;
 mod experts;
 mod gate;
@@ -37,7 +38,6 @@ mod options;
 mod plan;
 mod rope;
 mod storage;
-mod top_logits;
 
 pub use backend::{CandleBackend, StepMemory};
 pub use device::DeviceChoice;

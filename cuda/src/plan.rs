@@ -1,7 +1,7 @@
 //! What a batch means in rows: positions, slots of the KV store, and which rows are returned.
 
 use candle_core::{Device, Result, Tensor};
-use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{Draw, LogitRows, SequenceSlice, StepBatch};
 use stolon_kvcache::BlockId;
 
 /// The rows of one step, in the order of the batch's tokens.
@@ -17,10 +17,10 @@ pub(crate) struct StepPlan {
     pub(crate) output_rows: Vec<u32>,
     /// Indices into `output_rows` of the rows that get logits.
     pub(crate) logit_rows: Vec<u32>,
-    /// Indices into `output_rows` of the rows of which only the largest logits are returned.
-    pub(crate) top_rows: Vec<u32>,
-    /// How many logits of each of these rows.
-    pub(crate) top_counts: Vec<u32>,
+    /// Indices into `output_rows` of the rows from which tokens are drawn.
+    pub(crate) drawn_rows: Vec<u32>,
+    /// The draw of each of these rows.
+    pub(crate) draws: Vec<Draw>,
     /// Indices into `output_rows` of the rows whose hidden states are returned.
     pub(crate) hidden_rows: Vec<u32>,
 }
@@ -52,8 +52,8 @@ impl StepPlan {
             slots: Vec::with_capacity(rows),
             output_rows: Vec::new(),
             logit_rows: Vec::new(),
-            top_rows: Vec::new(),
-            top_counts: Vec::new(),
+            drawn_rows: Vec::new(),
+            draws: Vec::new(),
             hidden_rows: Vec::new(),
         };
         for slice in &batch.sequences {
@@ -66,9 +66,9 @@ impl StepPlan {
             }
             let end = plan.positions.len();
             let rows = match slice.logit_rows {
-                LogitRows::Top(count) => {
-                    plan.top_counts.push(count as u32);
-                    &mut plan.top_rows
+                LogitRows::Drawn(draw) => {
+                    plan.draws.push(draw);
+                    &mut plan.drawn_rows
                 }
                 LogitRows::LastHidden | LogitRows::AllHidden => &mut plan.hidden_rows,
                 LogitRows::None | LogitRows::Last | LogitRows::All => &mut plan.logit_rows,
@@ -109,7 +109,7 @@ fn span(slice: &SequenceSlice, count: usize) -> QuerySpan<'_> {
 /// Number of the slice's last rows that are returned.
 fn output_count(slice: &SequenceSlice) -> usize {
     let (rows, count) = (slice.logit_rows, slice.token_count);
-    rows.logits(count).len() + rows.hidden(count).len() + usize::from(rows.top().is_some())
+    rows.logits(count).len() + rows.hidden(count).len() + usize::from(rows.draw().is_some())
 }
 
 /// The block tables of `spans`, `[spans, blocks of the longest]` in u32, filled up with block 0, which is
@@ -155,7 +155,7 @@ mod tests {
                 slice(6, 2, 3, &[9, 5], LogitRows::Last),
                 slice(1, 3, 4, &[1], LogitRows::None),
                 slice(3, 0, 0, &[2], LogitRows::AllHidden),
-                slice(1, 0, 0, &[3], LogitRows::Top(7)),
+                slice(1, 0, 0, &[3], LogitRows::Drawn(Draw::GREEDY)),
             ],
         };
         let plan = StepPlan::new(&batch, 4);
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(plan.slots, [39, 20, 21, 22, 23, 8, 9, 10, 12]);
         assert_eq!(plan.output_rows, [5, 7, 8, 9, 10]);
         assert_eq!((plan.logit_rows, plan.hidden_rows), (vec![0], vec![1, 2, 3]));
-        assert_eq!((plan.top_rows, plan.top_counts), (vec![4], vec![7]));
+        assert_eq!((plan.drawn_rows, plan.draws), (vec![4], vec![Draw::GREEDY]));
         let shape = |spans: Vec<QuerySpan<'_>>| -> Vec<_> {
             spans.iter().map(|span| (span.start, span.count, span.context())).collect()
         };

@@ -3,9 +3,9 @@
 //! needs a C++ compiler, `c++` or `$CXX`.
 
 mod kernels {
+    mod draw;
     mod gate;
     mod host;
     mod kv_write;
     mod split_attention;
-    mod top_logits;
 }

@@ -1,7 +1,7 @@
 //! The memory of a step is not more than what is kept free for it.
 
 use peak_alloc::PeakAlloc;
-use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{Backend, Draw, LogitRows, SequenceSlice, StepBatch};
 use stolon_cuda::{CandleBackend, CandleOptions, ComputeType};
 use stolon_kvcache::BlockId;
 use stolon_model::{KvBudget, LoadOptions, LoadedModel, ModelSource, load};
@@ -57,7 +57,7 @@ fn a_step_needs_at_most_what_is_estimated() {
             let memory = backend.step_memory();
             assert_eq!(memory.measured_bytes, None);
             let mut needed = 0;
-            for logit_rows in [LogitRows::Last, LogitRows::Top(50)] {
+            for logit_rows in [LogitRows::Last, LogitRows::Drawn(Draw::GREEDY)] {
                 let batch = largest_step(&options, logit_rows);
                 // The first step makes the rotary tables, which are kept.
                 backend.step(&batch).expect("a valid batch");

@@ -174,7 +174,7 @@ impl CpuBackend {
             block_bytes: shape.block_bytes(),
             hidden_size: Some(decoder.config().hidden_size),
             // The rows are in the engine's memory already.
-            top_logits: 0,
+            draws: false,
         };
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);

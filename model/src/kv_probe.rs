@@ -63,7 +63,7 @@ mod tests {
                 block_count,
                 block_bytes: 1,
                 hidden_size: None,
-                top_logits: 0,
+                draws: false,
             };
             let batch = step(&spec);
             BatchChecker::new(block_count).check(&batch, &spec).expect("a valid batch");

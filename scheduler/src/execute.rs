@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Instant;
 
 use stolon_backend::{
-    Backend, SamplingError, SequenceSlice, StepBatch, StepOutput, TokenLogit, TokenLogprob,
+    Backend, Sampled, SamplingError, SequenceSlice, StepBatch, StepOutput, TokenLogprob,
     prompt_logprob,
 };
 
@@ -68,20 +68,16 @@ fn forward(
             output.hidden.len()
         ));
     }
-    let wanted: Vec<usize> =
-        batch.sequences.iter().filter_map(|slice| slice.logit_rows.top()).collect();
-    let got: Vec<usize> = output.top.iter().map(Vec::len).collect();
-    let known = |top: &TokenLogit| (top.token as usize) < vocab_size;
-    if got.len() != wanted.len()
-        || got.iter().zip(&wanted).any(|(got, wanted)| got > wanted)
-        || !output.top.iter().flatten().all(known)
-    {
+    let wanted = batch.sequences.iter().filter(|slice| slice.logit_rows.draw().is_some()).count();
+    let known =
+        |drawn: &Result<u32, _>| !matches!(drawn, Ok(token) if *token as usize >= vocab_size);
+    if output.drawn.len() != wanted || !output.drawn.iter().all(known) {
         return Err(format!(
-            "the backend returned {got:?} largest logits, expected up to {wanted:?}, of tokens below \
-             {vocab_size}"
+            "the backend returned the tokens {:?}, expected {wanted} below {vocab_size}",
+            output.drawn
         ));
     }
-    let mut top = output.top.into_iter();
+    let mut drawn = output.drawn.into_iter();
     let threads = backend.sampling_threads().min(output.logits.len() / LOGITS_PER_THREAD);
     let mut rest = output.logits.as_mut_slice();
     let mut states = output.hidden.as_slice();
@@ -96,8 +92,8 @@ fn forward(
         rest = others;
         let (own, others) = states.split_at(state_count(slice) * hidden_size);
         states = others;
-        let top = slice.logit_rows.top().and_then(|_| top.next());
-        work.push((task, Some(SliceOutput { rows, top, states: own })));
+        let drawn = slice.logit_rows.draw().and_then(|_| drawn.next());
+        work.push((task, Some(SliceOutput { rows, drawn, states: own })));
     }
     let result = |(task, output)| slice_result(task, output, vocab_size, hidden_size);
     Ok(in_parallel(work, threads, result))
@@ -107,7 +103,7 @@ fn forward(
 struct SliceOutput<'a> {
     /// `[rows, vocab_size]`.
     rows: &'a mut [f32],
-    top: Option<Vec<TokenLogit>>,
+    drawn: Option<Result<u32, SamplingError>>,
     /// `[rows, hidden_size]`.
     states: &'a [f32],
 }
@@ -119,11 +115,11 @@ fn slice_result(
     vocab_size: usize,
     hidden_size: usize,
 ) -> RowResult {
-    let Some(SliceOutput { rows, top, states }) = output else {
+    let Some(SliceOutput { rows, drawn, states }) = output else {
         let RowTask { sampler, pooler, .. } = task;
         return RowResult { sampler, pooler, skipped: true, ..RowResult::default() };
     };
-    let mut result = sample_slice(rows, top, vocab_size, task);
+    let mut result = sample_slice(rows, drawn, vocab_size, task);
     if let Some(pooler) = result.pooler.as_mut().filter(|_| !states.is_empty()) {
         pooler.push(states, hidden_size);
     }
@@ -180,10 +176,11 @@ fn keep_slices(batch: StepBatch, kept: impl Iterator<Item = bool>) -> StepBatch 
     batch
 }
 
-/// Samples from one slice's logits, or from the largest of them, and computes its log-probabilities.
+/// Samples from one slice's logits, unless the backend has drawn a token, and computes its
+/// log-probabilities.
 fn sample_slice(
     rows: &mut [f32],
-    top: Option<Vec<TokenLogit>>,
+    drawn: Option<Result<u32, SamplingError>>,
     vocab_size: usize,
     task: RowTask,
 ) -> RowResult {
@@ -195,14 +192,16 @@ fn sample_slice(
     }
     let last = rows.len().checked_sub(vocab_size).map(|last| &mut rows[last..]);
     if let Some(sampler) = sampler.as_mut().filter(|_| result.failure.is_none()) {
-        let sampled = match (last, top) {
+        let sampled = match (last, drawn) {
             (Some(row), _) => {
                 // Copied before sampling, which overwrites the row.
                 result.logits = return_logits.then(|| Arc::from(&*row));
                 Some(sampler.sample(row))
             }
-            (None, Some(top)) => Some(sampler.sample_top(&top, vocab_size)),
-            (None, None) => None,
+            (None, drawn) => drawn.map(|drawn| {
+                sampler.observe(drawn.clone()?);
+                Ok(Sampled { token: drawn?, logprob: None })
+            }),
         };
         match sampled.transpose() {
             Ok(sampled) => result.sampled = sampled,

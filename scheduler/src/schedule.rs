@@ -8,7 +8,7 @@
 use stolon_backend::LogitRows;
 
 /// What the plan needs to know about a running sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SequenceView {
     /// Number of positions whose keys and values are in the KV store.
     pub(crate) computed: usize,
@@ -41,7 +41,7 @@ impl SequenceView {
 }
 
 /// One sequence's part of the step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Slice {
     /// Index of the sequence in `views`.
     pub(crate) index: usize,

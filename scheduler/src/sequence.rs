@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use stolon_backend::{BackendSpec, LogitRows, Pooler, Pooling, SamplerState, TokenLogprob};
+use stolon_backend::{BackendSpec, Draw, LogitRows, Pooler, Pooling, SamplerState, TokenLogprob};
 use stolon_kvcache::{BlockId, BlockLease, Namespace, PrefixLease};
 
 use crate::budget::{AnswerLimit, DecodeForecast};
@@ -279,9 +279,8 @@ impl Sequence {
             Some(Pooling::Mean) => (LogitRows::AllHidden, LogitRows::AllHidden),
             None if all_logits => (LogitRows::All, LogitRows::All),
             None => {
-                let top = self.needs_top(spec.vocab_size, cache_logits);
-                let top = top.filter(|&count| count <= spec.top_logits);
-                (LogitRows::None, top.map_or(LogitRows::Last, LogitRows::Top))
+                let draw = if spec.draws { self.next_draw(cache_logits) } else { None };
+                (LogitRows::None, draw.map_or(LogitRows::Last, LogitRows::Drawn))
             }
         };
         SequenceView {
@@ -298,11 +297,11 @@ impl Sequence {
         }
     }
 
-    /// How many of the largest logits are all that is needed of the step that ends its tokens; `None` if
-    /// the whole row may be.
-    fn needs_top(&self, vocab_size: usize, cache_logits: bool) -> Option<usize> {
+    /// The draw of the token that the step which ends its tokens samples; `None` if the whole row is
+    /// needed.
+    fn next_draw(&self, cache_logits: bool) -> Option<Draw> {
         let is_cached = cache_logits && self.generated() == 0;
-        self.sampler.as_ref().filter(|_| !is_cached)?.needs_top(vocab_size)
+        self.sampler.as_ref().filter(|_| !is_cached)?.next_draw()
     }
 
     /// The blocks that can be loaded now: those of its stored KV that continue what is computed and

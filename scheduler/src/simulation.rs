@@ -266,7 +266,7 @@ mod tests {
             block_count: 64,
             block_bytes: 1,
             hidden_size: None,
-            top_logits: 0,
+            draws: false,
         }
     }
 

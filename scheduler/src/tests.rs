@@ -79,7 +79,7 @@ impl Harness {
             block_size,
             block_count,
             hidden_size: Some(HIDDEN_SIZE),
-            top_logits: 8,
+            draws: true,
             ..FakeOptions::default()
         });
         let context =

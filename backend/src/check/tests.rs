@@ -1,7 +1,7 @@
 use stolon_kvcache::BlockId;
 
 use super::*;
-use crate::LogitRows;
+use crate::{Draw, LogitRows};
 
 fn spec() -> BackendSpec {
     BackendSpec {
@@ -11,7 +11,7 @@ fn spec() -> BackendSpec {
         block_count: 8,
         block_bytes: 0,
         hidden_size: None,
-        top_logits: 2,
+        draws: false,
     }
 }
 
@@ -59,17 +59,15 @@ fn valid_batches_pass_and_their_rows_are_counted() {
     assert_eq!(checker.check(&StepBatch::default(), &spec()).expect("an empty batch"), 0);
 }
 
-/// Goal: as many of the largest logits may be requested as the backend finds, and hidden states only of
-/// a backend that has them.
+/// Goal: tokens may be requested of a backend that draws them, and hidden states of one that has them.
 #[test]
 fn rows_that_the_backend_does_not_return_are_refused() {
     let with = |rows| batch(vec![SequenceSlice { logit_rows: rows, ..slice(0, 3, &[0]) }]);
     let mut checker = BatchChecker::new(8);
-    for count in [1, 2] {
-        assert_eq!(checker.check(&with(LogitRows::Top(count)), &spec()).expect("good"), 0);
-    }
-    expect_refused(&with(LogitRows::Top(0)), "1 to 2 of the largest logits, got Top(0)");
-    expect_refused(&with(LogitRows::Top(3)), "1 to 2 of the largest logits, got Top(3)");
+    let drawn = with(LogitRows::Drawn(Draw::GREEDY));
+    let draws = BackendSpec { draws: true, ..spec() };
+    assert_eq!(checker.check(&drawn, &draws).expect("good"), 0);
+    expect_refused(&drawn, "expected whole rows, got Drawn");
     expect_refused(&with(LogitRows::AllHidden), "expected rows of logits, got AllHidden");
 }
 

@@ -14,9 +14,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use futures::future::try_join_all;
-use stolon::backend::{
-    Backend, BackendError, BackendSpec, LogitRows, StepBatch, StepOutput, TokenLogit,
-};
+use stolon::backend::{Backend, BackendError, BackendSpec, LogitRows, StepBatch, StepOutput};
 use stolon::{Engine, Request, SamplingParams};
 
 /// Measure how long a device would be idle between two steps.
@@ -43,7 +41,6 @@ type Gaps = Arc<Mutex<Vec<Duration>>>;
 struct IdleBackend {
     spec: BackendSpec,
     row: Vec<f32>,
-    top: Vec<TokenLogit>,
     threads: usize,
     /// Number of decodes of the steps that are measured.
     decodes: usize,
@@ -52,7 +49,7 @@ struct IdleBackend {
 }
 
 impl IdleBackend {
-    fn new(args: &Args, decodes: usize, gaps: Gaps) -> Self {
+    fn new(args: &Args, draws: bool, decodes: usize, gaps: Gaps) -> Self {
         let spec = BackendSpec {
             vocab_size: args.vocab,
             max_positions: 4096,
@@ -60,16 +57,15 @@ impl IdleBackend {
             block_count: 8192,
             block_bytes: 1,
             hidden_size: None,
-            top_logits: 256,
+            draws,
         };
         // The distribution of a model that is neither sure nor clueless, at random places.
         let place = |token: usize| (token as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
         let row: Vec<f32> =
             (0..args.vocab).map(|token| -1.5 * (1.0 + place(token) as f32).ln()).collect();
-        let top = TokenLogit::largest(&row, spec.top_logits);
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = args.threads.unwrap_or_else(cores);
-        Self { spec, row, top, threads, decodes, ended: None, gaps }
+        Self { spec, row, threads, decodes, ended: None, gaps }
     }
 }
 
@@ -91,7 +87,9 @@ impl Backend for IdleBackend {
         let mut output = StepOutput::default();
         for slice in &batch.sequences {
             match slice.logit_rows {
-                LogitRows::Top(count) => output.top.push(self.top[..count].to_vec()),
+                LogitRows::Drawn(_) => {
+                    output.drawn.push(Ok(slice.start as u32 % self.spec.vocab_size as u32));
+                }
                 LogitRows::Last => output.logits.extend_from_slice(&self.row),
                 _ => {}
             }
@@ -102,9 +100,14 @@ impl Backend for IdleBackend {
 }
 
 /// The median gap of `batch` sequences.
-async fn measure(args: &Args, batch: usize, sampling: &SamplingParams) -> anyhow::Result<Duration> {
+async fn measure(
+    args: &Args,
+    draws: bool,
+    batch: usize,
+    sampling: &SamplingParams,
+) -> anyhow::Result<Duration> {
     let gaps = Gaps::default();
-    let backend = IdleBackend::new(args, batch, Arc::clone(&gaps));
+    let backend = IdleBackend::new(args, draws, batch, Arc::clone(&gaps));
     let engine =
         Engine::builder().backend("idle", Box::new(backend)).max_running(batch).build().await?;
     let requests = (0..batch).map(|index| {
@@ -123,22 +126,24 @@ async fn measure(args: &Args, batch: usize, sampling: &SamplingParams) -> anyhow
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let default = SamplingParams::default();
-    let sampled = SamplingParams { temperature: 1.0, ..default.clone() };
+    let greedy = SamplingParams::default();
+    let sampled = SamplingParams { temperature: 1.0, ..greedy.clone() };
     let kinds = [
-        ("greedy", default),
-        ("top-k 50", SamplingParams { top_k: Some(50), ..sampled.clone() }),
-        ("top-p 0.95", SamplingParams { top_p: 0.95, ..sampled.clone() }),
-        ("temperature 1", sampled),
+        ("tokens from the device", true, sampled.clone()),
+        ("rows, greedy", false, greedy),
+        ("rows, top-k 50", false, SamplingParams { top_k: Some(50), ..sampled.clone() }),
+        ("rows, top-p 0.95", false, SamplingParams { top_p: 0.95, ..sampled.clone() }),
+        ("rows, temperature 1", false, sampled.clone()),
+        ("rows, log-probabilities", false, SamplingParams { logprobs: Some(0), ..sampled }),
     ];
     println!("median time between steps in us, vocabulary of {}", args.vocab);
-    print!("{:<16}", "sequences");
+    print!("{:<24}", "sequences");
     args.batches.iter().for_each(|batch| print!("{batch:>10}"));
     println!();
-    for (name, sampling) in kinds {
-        print!("{name:<16}");
+    for (name, draws, sampling) in kinds {
+        print!("{name:<24}");
         for &batch in &args.batches {
-            print!("{:>10}", measure(&args, batch, &sampling).await?.as_micros());
+            print!("{:>10}", measure(&args, draws, batch, &sampling).await?.as_micros());
         }
         println!();
     }

@@ -1,6 +1,6 @@
 //! Tests batch invariance: a row of logits depends, bit for bit, only on the tokens of its sequence.
 
-use stolon_backend::{Backend, LogitRows, StepBatch, TokenLogit};
+use stolon_backend::{Backend, Draw, LogitRows, StepBatch};
 use stolon_cuda::{CandleBackend, CandleOptions, ComputeType};
 use stolon_model::KvType;
 
@@ -202,29 +202,29 @@ fn an_empty_batch_has_no_logits() {
     assert!(output.logits.is_empty() && output.hidden.is_empty());
 }
 
-/// Goal: the largest logits are those of the whole row, also in a batch with other kinds of rows.
+/// Goal: tokens are drawn from the right rows, also in a batch with other kinds of rows.
 #[test]
-fn the_largest_logits_are_those_of_the_row() {
+fn tokens_are_drawn_from_their_rows() {
     let subject = Subject::new("llama", CandleOptions::default());
     let with_rows = |rows: LogitRows, tokens: &[u32], first: u32| {
         let mut part = run::part(tokens, 0, tokens.len(), &run::table(first, tokens.len(), 16));
         part.slice.logit_rows = rows;
         part
     };
+    let random = Draw { temperature: 3.0, uniform: 0.6, ..Draw::GREEDY };
     let parts = [
-        with_rows(LogitRows::Top(1), &subject.tokens, 0),
+        with_rows(LogitRows::Drawn(Draw::GREEDY), &subject.tokens, 0),
         with_rows(LogitRows::Last, &subject.other, 10),
-        with_rows(LogitRows::Top(20), &subject.other[..7], 20),
+        with_rows(LogitRows::Drawn(random), &subject.other[..7], 20),
     ];
     let batch = StepBatch {
         tokens: parts.iter().flat_map(|part| part.tokens.clone()).collect(),
         sequences: parts.iter().map(|part| part.slice.clone()).collect(),
     };
     let output = subject.backend(16).step(&batch).expect("a good batch");
-    let expected = [(&subject.tokens[..], 1), (&subject.other[..7], 20)].map(|(tokens, count)| {
-        TokenLogit::largest(&subject.reference(tokens)[tokens.len() - 1], count)
-    });
-    assert_eq!(output.top, expected);
+    let rows = [(&subject.tokens[..], Draw::GREEDY), (&subject.other[..7], random)];
+    let expected = rows.map(|(tokens, draw)| draw.of(&subject.reference(tokens)[tokens.len() - 1]));
+    assert_eq!(output.drawn, expected);
     let last = &subject.reference(&subject.other)[subject.other.len() - 1];
     assert_eq!(&output.logits, last);
 }

@@ -57,6 +57,18 @@ static void (*kernel)();
     return bits;
 }
 
+[[maybe_unused]] static double bits_to_double(uint32_t low, uint32_t high) {
+    uint64_t bits = (uint64_t)high << 32 | low;
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// Arithmetic that is not contracted to fused multiply-add. The host's compiler is told not to.
+[[maybe_unused]] static float __fadd_rn(float a, float b) { return a + b; }
+[[maybe_unused]] static float __fmul_rn(float a, float b) { return a * b; }
+[[maybe_unused]] static double __dmul_rn(double a, double b) { return a * b; }
+
 [[maybe_unused]] static float half_to_float(uint16_t bits) {
     int exponent = bits >> 10 & 31, fraction = bits & 1023;
     float value = exponent == 0    ? ldexpf((float)fraction, -24)

@@ -20,7 +20,8 @@ impl Program {
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels").join(name);
         let mut command = Command::new(&compiler);
-        command.args(["-std=c++17", "-O1", "-Wall", "-Wno-unknown-pragmas", "-Werror", "-o"]);
+        command.args(["-std=c++17", "-O1", "-Wall", "-Wno-unknown-pragmas", "-Werror"]);
+        command.args(["-ffp-contract=off", "-o"]);
         let output = command.arg(&path).arg(source).output();
         let output = output.unwrap_or_else(|error| panic!("`{compiler}`: {error}"));
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

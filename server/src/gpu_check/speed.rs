@@ -9,7 +9,7 @@ use stolon_cuda::{CandleBackend, CandleOptions, ComputeType, DeviceChoice, OpenE
 use stolon_model::{DecoderConfig, ModelError, Weights};
 
 use super::report::{Decode, Prefill, Run, Speed};
-use super::step::{check_top, table};
+use super::step::{check_draws, table};
 use super::subject::{BLOCK_SIZE, Setup, Subject};
 use crate::bench::metrics::median;
 use crate::bench::rng::SeededRng;
@@ -184,7 +184,7 @@ pub(super) fn steps(
         let what = format!("decode of {batch} sequences of {context} tokens");
         let Some(seconds) = measure(&mut backend, &step, until, &what, speed)? else { continue };
         // The vocabulary is larger than those of the models that are compared with the CPU backend.
-        check_top(&mut backend, &step)?;
+        check_draws(&mut backend, &step)?;
         let bytes = work.weight_bytes + (batch * context) as f64 * work.kv_bytes;
         let share = copies.map(|copies| bytes / seconds / copies);
         let tokens_per_second = batch as f64 / seconds;

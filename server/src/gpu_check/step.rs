@@ -2,7 +2,7 @@
 
 use anyhow::ensure;
 use stolon::Backend;
-use stolon::backend::{BlockId, LogitRows, SequenceSlice, StepBatch, TokenLogit};
+use stolon::backend::{BlockId, Draw, LogitRows, SequenceSlice, StepBatch};
 
 /// Positions `from..to` of a sequence. All get logits.
 #[derive(Clone, Copy, Debug)]
@@ -57,21 +57,34 @@ pub(super) fn step(
     Ok(parts.iter().map(|part| rows.by_ref().take(part.to - part.from).collect()).collect())
 }
 
-/// Checks that the largest logits which the backend finds itself are those of the whole rows, for the
-/// last tokens of all sequences of a batch.
-pub(super) fn check_top(backend: &mut impl Backend, batch: &StepBatch) -> anyhow::Result<()> {
-    let (vocab_size, most) = (backend.spec().vocab_size, backend.spec().top_logits);
+/// Checks that the tokens which the backend draws itself are those that the engine draws from the whole
+/// rows, for the last tokens of all sequences of a batch.
+pub(super) fn check_draws(backend: &mut impl Backend, batch: &StepBatch) -> anyhow::Result<()> {
+    let vocab_size = backend.spec().vocab_size;
+    if !backend.spec().draws {
+        return Ok(());
+    }
     let mut with = |rows: LogitRows| {
         let mut batch = batch.clone();
         batch.sequences.iter_mut().for_each(|slice| slice.logit_rows = rows);
         backend.step(&batch)
     };
     let logits = with(LogitRows::Last)?.logits;
-    for count in [1, 50, most].into_iter().filter(|count| (1..=most).contains(count)) {
-        let got = with(LogitRows::Top(count))?.top;
-        let rows = logits.chunks_exact(vocab_size);
-        let expected: Vec<_> = rows.map(|row| TokenLogit::largest(row, count)).collect();
-        ensure!(got == expected, "the {count} largest logits are not those of the whole row");
+    let all = Draw { temperature: 0.8, ..Draw::GREEDY };
+    for draw in [
+        Draw::GREEDY,
+        all,
+        Draw { min_p: 0.05, ..all },
+        Draw { top_k: Some(50), ..all },
+        Draw { top_p: 0.9, ..all },
+    ] {
+        for uniform in [0.0, 0.3, 0.6, 0.9] {
+            let draw = Draw { uniform, ..draw };
+            let got = with(LogitRows::Drawn(draw))?.drawn;
+            let rows = logits.chunks_exact(vocab_size);
+            let expected: Vec<_> = rows.map(|row| draw.of(row)).collect();
+            ensure!(got == expected, "{draw:?}: expected the tokens {expected:?}, got {got:?}");
+        }
     }
     Ok(())
 }

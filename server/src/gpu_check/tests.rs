@@ -19,8 +19,8 @@ enum Fault {
     Logits,
     /// The same, but only in steps with more than one sequence, and by the last bit.
     Batches,
-    /// The largest logits are in the wrong order.
-    Top,
+    /// It draws the tokens before the right ones.
+    Draws,
     /// Keys and values are not written to blocks that have been written before.
     SecondWrite,
     /// It panics.
@@ -83,8 +83,8 @@ impl Backend for FaultyBackend {
                 _ => {}
             }
         }
-        if self.fault == Fault::Top {
-            output.top.iter_mut().for_each(|top| top.reverse());
+        if self.fault == Fault::Draws {
+            output.drawn.iter_mut().flatten().for_each(|token| *token = token.saturating_sub(1));
         }
         Ok(output)
     }
@@ -110,7 +110,7 @@ async fn every_fault_is_noticed() {
         (Fault::None, Kind::WarmEqualsCold, false, true),
         (Fault::None, Kind::BlocksReused, true, true),
         (Fault::Logits, Kind::CpuParity, true, false),
-        (Fault::Top, Kind::CpuParity, true, false),
+        (Fault::Draws, Kind::CpuParity, true, false),
         (Fault::Batches, Kind::WarmEqualsCold, true, false),
         // One bit is within the tolerance.
         (Fault::Batches, Kind::WarmEqualsCold, false, true),
