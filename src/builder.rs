@@ -78,8 +78,8 @@ impl EngineBuilder {
         EngineBuilder::default()
     }
 
-    /// The model to load. Either a [`ModelSource`](crate::ModelSource), the path of a model directory
-    /// or `.gguf` file, or text that is parsed by [`build`](Self::build):
+    /// The model to load. Either a [`ModelSource`](crate::ModelSource), the path of a model
+    /// directory or `.gguf` file, or text that is parsed by [`build`](Self::build):
     ///
     /// * the path of a Hugging Face model directory or of a `.gguf` file;
     /// * a hub id, `org/name`, `org/name@revision` or `org/name:Q4_K_M` (feature `hub`);
@@ -148,9 +148,9 @@ impl EngineBuilder {
         self
     }
 
-    /// The chat template to use instead of those of the [`model`](Self::model): the source of a Jinja
-    /// template. Has no effect on a `text_model`. A template that is malformed, or a model without a
-    /// tokenizer, is an error when the engine is built.
+    /// The chat template to use instead of those of the [`model`](Self::model): the source of a
+    /// Jinja template. Has no effect on a `text_model`. A template that is malformed, or a model
+    /// without a tokenizer, is an error when the engine is built.
     #[cfg(feature = "text")]
     pub fn chat_template(mut self, source: impl Into<String>) -> Self {
         self.chat_template = Some(source.into());
@@ -300,8 +300,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Which cached blocks are evicted first when the KV cache is full, and which records of the disk
-    /// tier when that is. Default: [`EvictionPolicy::Lru`].
+    /// Which cached blocks are evicted first when the KV cache is full, and which records of the
+    /// disk tier when that is. Default: [`EvictionPolicy::Lru`].
     pub fn eviction_policy(mut self, policy: EvictionPolicy) -> Self {
         self.config.eviction_policy = policy;
         self
@@ -359,8 +359,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Maximum number of open sessions, from 1 to 65,536. Default: 1024. One more closes the one that
-    /// has been idle longest, of the owner that has the most. The tokens of each session are
+    /// Maximum number of open sessions, from 1 to 65,536. Default: 1024. One more closes the one
+    /// that has been idle longest, of the owner that has the most. The tokens of each session are
     /// kept in memory, 4 bytes for each.
     pub fn max_sessions(mut self, sessions: usize) -> Self {
         self.config.max_sessions = sessions;
@@ -406,8 +406,8 @@ impl EngineBuilder {
         self
     }
 
-    /// When KV is written to the directory of [`kv_cache_dir`](Self::kv_cache_dir). Default: as soon
-    /// as it is computed.
+    /// When KV is written to the directory of [`kv_cache_dir`](Self::kv_cache_dir). Default: as
+    /// soon as it is computed.
     #[cfg(feature = "tiers")]
     pub fn write_policy(mut self, policy: crate::WritePolicy) -> Self {
         self.write_policy = policy;
@@ -423,9 +423,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Stores what is stored in the directory of [`kv_cache_dir`](Self::kv_cache_dir), which must be
-    /// set, in an object store, too, and fetches from there what the directory has not, where that
-    /// is faster than computing. Engines with the same model share what they have computed.
+    /// Stores what is stored in the directory of [`kv_cache_dir`](Self::kv_cache_dir), which must
+    /// be set, in an object store, too, and fetches from there what the directory has not, where
+    /// that is faster than computing. Engines with the same model share what they have computed.
     ///
     /// `url` is `s3://bucket/folder`, `gs://...`, `az://...`, or `file:///...` for a directory that
     /// several machines have mounted. Credentials, regions and endpoints are taken from the
@@ -451,8 +451,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Maximum number of tokens of a request, prompt and answer together; at least 2 and at most the
-    /// context length of the model. Default: the context length.
+    /// Maximum number of tokens of a request, prompt and answer together; at least 2 and at most
+    /// the context length of the model. Default: the context length.
     pub fn max_positions(mut self, tokens: usize) -> Self {
         self.config.max_positions = Some(tokens);
         self
@@ -499,8 +499,8 @@ impl EngineBuilder {
     }
 
     /// Share of a GPU's memory that the engine may use, above 0 and up to 1. The KV cache gets what
-    /// the weights and a step's activations leave, unless its size is set. Memory that other programs
-    /// use counts. Default: 0.9. It has no effect on the CPU.
+    /// the weights and a step's activations leave, unless its size is set. Memory that other
+    /// programs use counts. Default: 0.9. It has no effect on the CPU.
     #[cfg(feature = "candle")]
     pub fn gpu_memory_utilization(mut self, share: f64) -> Self {
         self.device.get_or_insert_default().memory_utilization = Some(share);
@@ -532,8 +532,9 @@ impl EngineBuilder {
         self
     }
 
-    /// The sizes to which embeddings may be shortened. Default: those that the model's `config.json`
-    /// declares. Many models that were trained for it do not declare it, such as Qwen3-Embedding.
+    /// The sizes to which embeddings may be shortened. Default: those that the model's
+    /// `config.json` declares. Many models that were trained for it do not declare it, such as
+    /// Qwen3-Embedding.
     ///
     /// [`build`](Self::build) refuses it if the model is not meant for embeddings.
     pub fn embedding_sizes(mut self, sizes: EmbeddingSizes) -> Self {

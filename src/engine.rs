@@ -279,8 +279,8 @@ impl Engine {
         })
     }
 
-    /// The same request with its prompt as token ids, so that it is tokenised once for any number of
-    /// [`Engine::query_match_len`], [`Engine::estimate`] and [`Engine::generate`], also of other
+    /// The same request with its prompt as token ids, so that it is tokenised once for any number
+    /// of [`Engine::query_match_len`], [`Engine::estimate`] and [`Engine::generate`], also of other
     /// engines that run the same model.
     ///
     /// # Errors

@@ -4,8 +4,8 @@
 //! for 4 KiB, seconds for several megabytes. Short prompts are tokenised where the caller runs,
 //! because the change to another thread would take longer. All others are tokenised on the blocking
 //! threads of the engine's runtime. Semaphores bound how many of them compute at the same time, so
-//! that tokenising leaves cores to the model. A prompt whose text is too long for the context or the
-//! KV pool, whatever its tokens are, is refused before any of this.
+//! that tokenising leaves cores to the model. A prompt whose text is too long for the context or
+//! the KV pool, whatever its tokens are, is refused before any of this.
 
 use std::sync::Arc;
 

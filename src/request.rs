@@ -214,8 +214,8 @@ impl Request {
         self
     }
 
-    /// Minimum number of tokens to generate. Until then, the model's end-of-sequence ids and the stop
-    /// ids cannot be chosen, and stop strings are not looked for. Default: 0.
+    /// Minimum number of tokens to generate. Until then, the model's end-of-sequence ids and the
+    /// stop ids cannot be chosen, and stop strings are not looked for. Default: 0.
     pub fn min_tokens(mut self, min_tokens: usize) -> Request {
         self.min_tokens = min_tokens;
         self
@@ -306,8 +306,8 @@ impl Request {
     }
 
     /// Reports the log-probability of each prompt token and of the `top` most likely ones in its
-    /// place; at most the vocabulary size and 128. Such a request computes its whole prompt, because
-    /// cached positions have no logits. Of several choices, the first one reports them.
+    /// place; at most the vocabulary size and 128. Such a request computes its whole prompt,
+    /// because cached positions have no logits. Of several choices, the first one reports them.
     pub fn prompt_logprobs(mut self, top: usize) -> Request {
         self.options.prompt_logprobs = Some(top);
         self
@@ -323,9 +323,10 @@ impl Request {
         self
     }
 
-    /// Makes the request a turn of an open session ([`Engine::open_session`]): what is cached of its
-    /// prompt and answer is then kept from being evicted until the session's next turn. The cache
-    /// salt must be the session's. A session changes what is computed, never what is answered.
+    /// Makes the request a turn of an open session ([`Engine::open_session`]): what is cached of
+    /// its prompt and answer is then kept from being evicted until the session's next turn. The
+    /// cache salt must be the session's. A session changes what is computed, never what is
+    /// answered.
     ///
     /// A session has one turn at a time; others fail with
     /// [`SessionError::Busy`](crate::SessionError::Busy). A turn that is cancelled or fails leaves

@@ -62,8 +62,8 @@ impl Text {
         Some(Detokenizer::continuing(tokenizer.clone(), true).showing(shown))
     }
 
-    /// A processor that keeps an answer to `grammar` and runs after `inner`. The answer ends with one
-    /// of `ends`.
+    /// A processor that keeps an answer to `grammar` and runs after `inner`. The answer ends with
+    /// one of `ends`.
     #[cfg(feature = "grammar")]
     pub(crate) fn grammar_processor(
         &self,

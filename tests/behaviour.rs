@@ -306,8 +306,8 @@ async fn invalid_requests_are_refused_with_expected_and_actual_values() {
     assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 4);
 }
 
-/// Goal: a number of choices that the admission queue can never hold is an invalid parameter, not an
-/// overload that no retry cures.
+/// Goal: a number of choices that the admission queue can never hold is an invalid parameter, not
+/// an overload that no retry cures.
 #[tokio::test]
 async fn more_choices_than_the_queue_can_hold_are_invalid() {
     let engine = builder(64).0.max_queued_requests(4).build().await.expect("valid settings");
@@ -539,8 +539,8 @@ async fn drain_completes_running_requests() {
     assert_eq!(reader.await.expect("no panic").expect("it ends").token_ids.len(), 30);
 }
 
-/// Goal: the priority and then the admission policy order the queue. The policy can be changed while
-/// the engine runs.
+/// Goal: the priority and then the admission policy order the queue. The policy can be changed
+/// while the engine runs.
 #[tokio::test]
 async fn the_policy_orders_the_queue() {
     for (policy, expected) in [

@@ -55,8 +55,8 @@ async fn embed(engine: &Engine, request: Request) -> Embedding {
     engine.embed(request, None).await.expect("an embedding")
 }
 
-/// Goal: tokens and embeddings are those of sentence-transformers, with last-token and mean pooling,
-/// whole and shortened.
+/// Goal: tokens and embeddings are those of sentence-transformers, with last-token and mean
+/// pooling, whole and shortened.
 #[tokio::test]
 async fn embeddings_match_sentence_transformers() {
     let last = model().embedding_sizes(EmbeddingSizes::Any).build().await.expect("an engine");

@@ -152,8 +152,8 @@ async fn a_grammar_works_with_other_options() {
     assert_eq!(best.completions.len(), 1);
 }
 
-/// Goal: an invalid grammar is refused before anything is computed, and one that becomes too complex
-/// ends its own request only.
+/// Goal: an invalid grammar is refused before anything is computed, and one that becomes too
+/// complex ends its own request only.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grammar_that_fails_hurts_nobody_else() {
     let engine = engine(256, 0).await;

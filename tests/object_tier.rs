@@ -1,8 +1,8 @@
-//! The object store behind the disk tier: engines with directories of their own share what they have
-//! computed, with the same bits, and whatever happens to the store, requests go on.
+//! The object store behind the disk tier: engines with directories of their own share what they
+//! have computed, with the same bits, and whatever happens to the store, requests go on.
 //!
-//! The store is a directory. With `STOLON_S3_URL` and the variables of S3's tools, the tests that are
-//! ignored by default use a real server.
+//! The store is a directory. With `STOLON_S3_URL` and the variables of S3's tools, the tests that
+//! are ignored by default use a real server.
 #![cfg(feature = "object-store")]
 
 use std::path::PathBuf;

@@ -72,8 +72,8 @@ async fn a_session_survives_cache_pressure_and_changes_no_answer() {
     assert_eq!((first, second), (cold_first, cold_second));
 }
 
-/// Goal: sessions never make a request fail: one that needs the whole pool takes what they hold, the
-/// one that is idle longest first.
+/// Goal: sessions never make a request fail: one that needs the whole pool takes what they hold,
+/// the one that is idle longest first.
 #[tokio::test]
 async fn requests_take_what_sessions_hold_if_they_have_no_other_block() {
     let (builder, _) = builder(16);
@@ -221,7 +221,8 @@ async fn operators_end_what_sessions_hold() {
     engine.audit().await.expect("consistent accounting");
 }
 
-/// Goal: sessions have a time to live, which turns renew; limits are checked when the engine starts.
+/// Goal: sessions have a time to live, which turns renew; limits are checked when the engine
+/// starts.
 #[tokio::test]
 async fn sessions_expire_and_have_limits() {
     let (builder, _) = builder(16);

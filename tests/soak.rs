@@ -142,8 +142,8 @@ fn files_and_memory() -> (usize, usize) {
 }
 
 /// Goal: 50,000 random requests through a small pool and a small disk (and an object store, if the
-/// build has one), many of them cancelled, while the files are damaged, removed and replaced all the
-/// time: each completed one gets the right tokens, all end, the accounting is consistent, and
+/// build has one), many of them cancelled, while the files are damaged, removed and replaced all
+/// the time: each completed one gets the right tokens, all end, the accounting is consistent, and
 /// neither open files nor memory grow.
 #[cfg(all(feature = "tiers", target_os = "linux"))]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -147,8 +147,8 @@ impl Actor for AdmissionActor {
 }
 
 impl AdmissionState {
-    /// Runs an audit if one was requested, and answers all callers that wait for it. It runs after the
-    /// next step was sent to the executor, so that the two overlap.
+    /// Runs an audit if one was requested, and answers all callers that wait for it. It runs after
+    /// the next step was sent to the executor, so that the two overlap.
     async fn audit(&mut self) -> Result<(), ActorStopped> {
         let begun = Instant::now();
         if self.audits.is_empty() || (self.scheduler.has_step() && begun < self.audit_after) {

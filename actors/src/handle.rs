@@ -95,7 +95,8 @@ impl EngineHandle {
             down: ArcSwapOption::empty(),
             stopped: false.into(),
         });
-        // The handle is made by the task, so that the actors stop if the caller does not wait any more.
+        // The handle is made by the task, so that the actors stop if the caller does not wait any
+        // more.
         let start = start_actors(common, executor, runtime.clone());
         let started = runtime.spawn(start).await;
         Ok(started.map_err(|_| failed("the tokio runtime has ended"))??)
@@ -218,8 +219,8 @@ impl EngineHandle {
         self.shared.common.context.queue_estimate()
     }
 
-    /// Whether a request with `uncached` uncached tokens would be refused now, because the admission
-    /// queue is full. It may change before the request is submitted. Lock-free.
+    /// Whether a request with `uncached` uncached tokens would be refused now, because the
+    /// admission queue is full. It may change before the request is submitted. Lock-free.
     pub fn queue_is_full(&self, uncached: usize) -> bool {
         self.common().context.queue_is_full(uncached)
     }
@@ -255,7 +256,8 @@ impl EngineHandle {
         &self.common().context.sessions
     }
 
-    /// Opens a session `to` that continues where `from` is or, with `tokens`, from its first tokens.
+    /// Opens a session `to` that continues where `from` is or, with `tokens`, from its first
+    /// tokens.
     ///
     /// # Errors
     /// As [`Sessions::fork`].
@@ -282,7 +284,8 @@ impl EngineHandle {
         self.hold(prefix).await
     }
 
-    /// Lets a session hold what is cached of its tokens. While the engine restarts, that is nothing.
+    /// Lets a session hold what is cached of its tokens. While the engine restarts, that is
+    /// nothing.
     async fn hold(&self, prefix: SessionPrefix) -> Result<SessionInfo, EngineError> {
         let (namespace, tokens) = (prefix.namespace, Arc::clone(&prefix.tokens));
         // The least priority, so that it does not change that of the prefix.
@@ -319,8 +322,8 @@ impl EngineHandle {
         self.call_tree(|reply| TreeMessage::Pin { namespace, tokens, options, reply }).await?
     }
 
-    /// Copies the cached ones of these blocks of a prompt out of the KV pool, from the first one on.
-    /// Returns their bytes one after another, [`BackendSpec::block_bytes`] for each; `None` if
+    /// Copies the cached ones of these blocks of a prompt out of the KV pool, from the first one
+    /// on. Returns their bytes one after another, [`BackendSpec::block_bytes`] for each; `None` if
     /// nothing is cached or the copy failed. The blocks are not evicted before they are copied.
     ///
     /// # Errors
@@ -510,8 +513,8 @@ impl EngineHandle {
         self.idle(limit).await
     }
 
-    /// Does [`finish_requests`](EngineHandle::finish_requests), then stops the engine. Requests that
-    /// had not ended end with [`EngineError::Stopped`].
+    /// Does [`finish_requests`](EngineHandle::finish_requests), then stops the engine. Requests
+    /// that had not ended end with [`EngineError::Stopped`].
     ///
     /// If the returned future is dropped, the engine keeps running and refusing new requests.
     pub async fn drain(&self, limit: Duration) -> bool {

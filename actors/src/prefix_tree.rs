@@ -271,7 +271,8 @@ impl PrefixTreeActor {
         was_there
     }
 
-    /// Sets the gauges, and lets long prompts use the blocks of the pin budget if nothing is pinned.
+    /// Sets the gauges, and lets long prompts use the blocks of the pin budget if nothing is
+    /// pinned.
     fn publish_pins(&self, writer: &mut TreeWriter) {
         self.pin_budget.set_pinned(self.publish(writer).pinned > 0);
     }

@@ -87,8 +87,8 @@ async fn cached_logits_yield_the_same_tokens_as_a_forward_pass() {
     assert_eq!(answers[0], answers[1]);
 }
 
-/// Goal: a backend that draws tokens itself gives the same tokens as one that returns whole rows, and
-/// is asked for tokens only if a request needs nothing else.
+/// Goal: a backend that draws tokens itself gives the same tokens as one that returns whole rows,
+/// and is asked for tokens only if a request needs nothing else.
 #[tokio::test]
 async fn drawn_tokens_are_those_of_whole_rows() {
     let mut answers = Vec::new();

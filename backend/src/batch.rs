@@ -23,8 +23,8 @@ pub struct BackendSpec {
     /// Number of values of a hidden state, from which embeddings are made; `None` if the backend
     /// does not return hidden states.
     pub hidden_size: Option<usize>,
-    /// Whether the backend draws tokens itself ([`LogitRows::Drawn`]). It is worth it where rows must be
-    /// copied from a device.
+    /// Whether the backend draws tokens itself ([`LogitRows::Drawn`]). It is worth it where rows
+    /// must be copied from a device.
     pub draws: bool,
 }
 
@@ -167,17 +167,17 @@ pub trait Backend {
     /// hidden states.
     ///
     /// **Batch invariance.** A row of logits and a hidden state depend, bit for bit, on the tokens
-    /// of their own sequence only. They do not depend on the other sequences of the batch, on how the
-    /// prompt was cut into chunks, on the block size, or on which positions were read from the
+    /// of their own sequence only. They do not depend on the other sequences of the batch, on how
+    /// the prompt was cut into chunks, on the block size, or on which positions were read from the
     /// cache. The engine relies on this to return the same text with a warm and with a cold cache.
     ///
     /// # Errors
     /// Any [`BackendError`]. Positions outside of the step's write ranges are unchanged even then.
     fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError>;
 
-    /// Maximum number of threads, including the executor thread, that sample from the rows of a step
-    /// after it has ended; at least 1. Small steps are sampled on the executor thread alone. The
-    /// default is 1.
+    /// Maximum number of threads, including the executor thread, that sample from the rows of a
+    /// step after it has ended; at least 1. Small steps are sampled on the executor thread alone.
+    /// The default is 1.
     fn sampling_threads(&self) -> usize {
         1
     }
@@ -201,9 +201,9 @@ pub trait Backend {
         Err(BackendError::Unsupported("copies of KV blocks"))
     }
 
-    /// Copies keys and values into the KV store: the reverse of [`Backend::read_blocks`]. `from` has
-    /// the bytes of each block. A block that is read after it was written has the same bytes. If this
-    /// fails, the contents of `blocks` are undefined; other blocks are unchanged.
+    /// Copies keys and values into the KV store: the reverse of [`Backend::read_blocks`]. `from`
+    /// has the bytes of each block. A block that is read after it was written has the same bytes.
+    /// If this fails, the contents of `blocks` are undefined; other blocks are unchanged.
     ///
     /// # Errors
     /// As [`Backend::read_blocks`].

@@ -169,8 +169,8 @@ fn check_positions(
     Ok(())
 }
 
-/// Checks the arguments of [`Backend::write_blocks`](crate::Backend::write_blocks): block ids, and the
-/// number of buffers and their sizes in bytes.
+/// Checks the arguments of [`Backend::write_blocks`](crate::Backend::write_blocks): block ids, and
+/// the number of buffers and their sizes in bytes.
 ///
 /// # Errors
 /// [`BackendError::MalformedBatch`] with the expected and the actual value.
@@ -192,8 +192,8 @@ pub fn check_write(
     )))
 }
 
-/// Checks the arguments of [`Backend::read_blocks`](crate::Backend::read_blocks): block ids, and the
-/// size of the buffer in bytes.
+/// Checks the arguments of [`Backend::read_blocks`](crate::Backend::read_blocks): block ids, and
+/// the size of the buffer in bytes.
 ///
 /// # Errors
 /// [`BackendError::MalformedBatch`] with the expected and the actual value.

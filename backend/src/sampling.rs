@@ -337,8 +337,8 @@ impl SamplerState {
     }
 
     /// The draw that chooses the next token, if nothing but the row of logits is needed for it and
-    /// nothing but the token is returned; `None` if [`SamplerState::sample`] has to see the row. Whoever
-    /// draws the token passes it to [`SamplerState::observe`].
+    /// nothing but the token is returned; `None` if [`SamplerState::sample`] has to see the row.
+    /// Whoever draws the token passes it to [`SamplerState::observe`].
     #[must_use]
     pub fn next_draw(&self) -> Option<Draw> {
         (self.params.logprobs.is_none() && !self.transforms()).then(|| self.draw())

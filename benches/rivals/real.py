@@ -42,9 +42,9 @@ sys.path.insert(0, str(ROOT / "model" / "tests"))
 import fetch_models  # noqa: E402
 
 WINDOW = 512
-# Largest relative difference of perplexity from llama.cpp's with F16 weights, and how much larger it may
-# be as stored. It may be smaller: llama.cpp rounds activations to 8 bits in blocks of 256 for K-quants,
-# Stolon in blocks of 32.
+# Largest relative difference of perplexity from llama.cpp's with F16 weights, and how much larger
+# it may be as stored. It may be smaller: llama.cpp rounds activations to 8 bits in blocks of 256
+# for K-quants, Stolon in blocks of 32.
 LIMIT_F16, LIMIT_STORED = 0.002, 0.005
 CONTINUATION = 64
 QUESTIONS = [

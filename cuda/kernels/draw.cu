@@ -1,11 +1,11 @@
 // Draws a token from each row of logits, so that no row is copied from the device. It does what
-// `Draw::of` of stolon-backend does, with the same operations in the same order where they round, so
-// that both choose the same tokens.
+// `Draw::of` of stolon-backend does, with the same operations in the same order where they round,
+// so that both choose the same tokens.
 //
-// With top-k or top-p, the most likely tokens are ordered: Each thread finds the largest of its share
-// of the row. The k-th largest of these is a lower bound of the k-th largest of the row, and only few
-// logits are above it: they are the candidates, which are ordered by counting how many are larger. The
-// file is also compiled as C++ for the host by tests/kernels.rs.
+// With top-k or top-p, the most likely tokens are ordered: Each thread finds the largest of its
+// share of the row. The k-th largest of these is a lower bound of the k-th largest of the row, and
+// only few logits are above it: they are the candidates, which are ordered by counting how many are
+// larger. The file is also compiled as C++ for the host by tests/kernels.rs.
 
 #include "numbers.cuh"
 
@@ -22,8 +22,8 @@
 #define BLOCK 1024
 #define LANES 16
 
-// A number that is unique in the row, and larger for a larger logit or an equal one of a lower token.
-// It is above 0.
+// A number that is unique in the row, and larger for a larger logit or an equal one of a lower
+// token. It is above 0.
 static __device__ uint64_t order(float logit, uint32_t token) {
     // The sum turns -0 into 0.
     uint32_t bits = float_to_bits(logit + 0.0f);
@@ -89,8 +89,8 @@ static __device__ uint32_t draw_of_candidates(
     return last;
 }
 
-// How many of `count` weights in decreasing order have a total of at least `needed`; 0 if all of them
-// have less.
+// How many of `count` weights in decreasing order have a total of at least `needed`; 0 if all of
+// them have less.
 static __device__ uint32_t nucleus_len(const float *weights, uint32_t count, double needed) {
     double sum = 0.0;
     for (uint32_t i = 0; i < count; i++) {
@@ -103,7 +103,8 @@ static __device__ uint32_t nucleus_len(const float *weights, uint32_t count, dou
 }
 
 // The grid is (rows), with THREADS threads. A row with a NaN or +infinity or with nothing else than
-// -infinity, with too many candidates, or from which more than TOP_MAX tokens are needed, is unusable.
+// -infinity, with too many candidates, or from which more than TOP_MAX tokens are needed, is
+// unusable.
 extern "C" __global__ void draw(
     const float *logits,   // [rows, vocab_size]
     const uint32_t *draws, // [rows, 6]: bits of temperature, top-p, min-p, top-k or 0, and bits of the
@@ -209,7 +210,8 @@ extern "C" __global__ void draw(
         __syncthreads();
     }
 
-    // The sums of the weights of all blocks, some blocks at a time. With top-k, the row's are not needed.
+    // The sums of the weights of all blocks, some blocks at a time. With top-k, the row's are not
+    // needed.
     uint32_t blocks = draw.top_k ? 0 : (vocab_size + BLOCK - 1) / BLOCK;
     for (uint32_t first = 0; first < blocks; first += THREADS / LANES) {
         uint32_t own_block = first + thread / LANES, start = own_block * BLOCK;

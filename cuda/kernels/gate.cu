@@ -1,8 +1,8 @@
-// The gate of an MLP: activation(gate) * up, of rows in which both halves lie next to each other. It is
-// computed in f32, whatever the type of the elements is.
+// The gate of an MLP: activation(gate) * up, of rows in which both halves lie next to each other.
+// It is computed in f32, whatever the type of the elements is.
 //
-// Each thread computes an element at a time; any grid and any block size give the same result. The file
-// is also compiled as C++ for the host by tests/kernels.rs.
+// Each thread computes an element at a time; any grid and any block size give the same result. The
+// file is also compiled as C++ for the host by tests/kernels.rs.
 
 #include "numbers.cuh"
 
@@ -11,8 +11,8 @@
 #define GELU_TANH 1
 #define CLAMPED_SWIGLU 2
 
-// How elements are read and written. Results are rounded to the nearest element, and to an even one of
-// two that are equally near.
+// How elements are read and written. Results are rounded to the nearest element, and to an even one
+// of two that are equally near.
 struct F32 {
     typedef float Stored;
     static __device__ float read(float value) { return value; }

@@ -1,12 +1,13 @@
 // Attention of single queries over paged keys and values: split-KV decoding.
 //
 // The positions that a query reads are divided into parts of PART positions, from position 0 on, so
-// that a few long contexts give work to the whole device. `attend_parts` computes a softmax over each
-// part, and `merge_parts` merges those of a query by their largest scores and sums (Dao et al.,
-// "Flash-Decoding", 2023). The parts do not depend on the batch, nor does the order of any sum.
+// that a few long contexts give work to the whole device. `attend_parts` computes a softmax over
+// each part, and `merge_parts` merges those of a query by their largest scores and sums (Dao et
+// al., "Flash-Decoding", 2023). The parts do not depend on the batch, nor does the order of any
+// sum.
 //
-// Query heads that share a key head are computed together, up to HEADS of them, so that keys and values
-// are read once. The file is also compiled as C++ for the host by tests/kernels.rs.
+// Query heads that share a key head are computed together, up to HEADS of them, so that keys and
+// values are read once. The file is also compiled as C++ for the host by tests/kernels.rs.
 
 #include "numbers.cuh"
 
@@ -21,7 +22,8 @@
 // Size of a tile of keys in shared memory, in units of 16 bytes.
 #define TILE_UNITS 1536
 
-// Elements of keys and values: how many there are in 16 bytes, and how two and all of them are read.
+// Elements of keys and values: how many there are in 16 bytes, and how two and all of them are
+// read.
 struct F32 {
     enum { PER_UNIT = 4 };
     typedef uint2 Pair;
@@ -74,8 +76,8 @@ static __device__ uint32_t oldest(uint32_t context, uint32_t window) {
 
 // A part of one query: softmax over its scores, without the division by the sum.
 //
-// The grid is (parts, key heads * chunks of HEADS query heads), with THREADS threads. Parts that a window
-// leaves out are not written.
+// The grid is (parts, key heads * chunks of HEADS query heads), with THREADS threads. Parts that a
+// window leaves out are not written.
 template <typename Element>
 static __device__ void attend_part(
     const float4 *q,             // [rows, heads, dim]

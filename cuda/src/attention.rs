@@ -4,8 +4,8 @@
 //!   tables and computes an online softmax over tiles of positions.
 //! * `flash` (feature `cuda`) calls candle's flash attention, which reads the KV store through the
 //!   block tables, for models that it supports.
-//! * `split` computes sequences that have a single query in a step, which is what decoding is, if results
-//!   may depend on the batch.
+//! * `split` computes sequences that have a single query in a step, which is what decoding is, if
+//!   results may depend on the batch.
 
 use candle_core::{Device, Result, Tensor};
 
@@ -59,8 +59,8 @@ impl Attention {
         has_sinks: bool,
         batch_invariant: bool,
     ) -> Self {
-        // A position may be computed as a single query when it is decoded, and as one of many when it
-        // is computed again, so both have to be computed in the same way.
+        // A position may be computed as a single query when it is decoded, and as one of many when
+        // it is computed again, so both have to be computed in the same way.
         let split_decode = !batch_invariant && split::supports(device, shape);
         Self { kind: Kind::select(device, shape, has_sinks), split_decode }
     }
@@ -198,8 +198,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: in a batch of chunks and single queries in any order, each row gets the attention that it
-    /// gets without split-KV decoding, up to rounding, with windows, caps and sinks.
+    /// Goal: in a batch of chunks and single queries in any order, each row gets the attention that
+    /// it gets without split-KV decoding, up to rounding, with windows, caps and sinks.
     #[test]
     fn single_queries_among_others_get_their_attention() {
         let device = Device::Cpu;
@@ -253,8 +253,8 @@ mod tests {
         }
     }
 
-    /// Goal: split-KV decoding is used only if results may depend on the batch, and for models that its
-    /// kernels support.
+    /// Goal: split-KV decoding is used only if results may depend on the batch, and for models that
+    /// its kernels support.
     #[test]
     fn split_decoding_needs_batch_dependence() {
         let shape = |head_dim| KvShape {

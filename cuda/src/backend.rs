@@ -16,9 +16,9 @@ use crate::loader::Loader;
 use crate::options::{CandleOptions, ComputeType, OpenError, message};
 use crate::{DeviceChoice, draw, dry_run, memory};
 
-/// Number of the way in which keys and values are computed. It must be raised with every change that
-/// changes bits of keys or values and that the short prompt of `kv_probe` may not show, so that KV
-/// which an earlier version has stored is not used.
+/// Number of the way in which keys and values are computed. It must be raised with every change
+/// that changes bits of keys or values and that the short prompt of `kv_probe` may not show, so
+/// that KV which an earlier version has stored is not used.
 const KV_REVISION: u32 = 1;
 
 /// Computes forward passes with candle. See the [crate documentation](crate).
@@ -51,13 +51,14 @@ impl StepMemory {
 }
 
 impl CandleBackend {
-    /// Opens the device, copies the weights to it and reserves the KV store. The file of the weights
-    /// is not needed afterwards. Call it on the thread that will use the backend.
+    /// Opens the device, copies the weights to it and reserves the KV store. The file of the
+    /// weights is not needed afterwards. Call it on the thread that will use the backend.
     ///
     /// # Errors
-    /// [`OpenError::Model`] if the configuration or an option is out of range, if a tensor is missing
-    /// or has the wrong shape or type, or if there is not enough memory for the weights and the KV
-    /// store; [`OpenError::Device`] if the device cannot be used; [`OpenError::Candle`] if it fails.
+    /// [`OpenError::Model`] if the configuration or an option is out of range, if a tensor is
+    /// missing or has the wrong shape or type, or if there is not enough memory for the weights and
+    /// the KV store; [`OpenError::Device`] if the device cannot be used; [`OpenError::Candle`] if
+    /// it fails.
     pub fn open(
         config: DecoderConfig,
         weights: Weights,
@@ -148,8 +149,8 @@ impl CandleBackend {
         self.decoder.config()
     }
 
-    /// How attention is computed: `flash` or `gather`, and whether sequences with a single query in a
-    /// step are computed by split-KV decoding. See the README.
+    /// How attention is computed: `flash` or `gather`, and whether sequences with a single query in
+    /// a step are computed by split-KV decoding. See the README.
     #[must_use]
     pub fn attention(&self) -> &'static str {
         self.attention.name()

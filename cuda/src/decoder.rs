@@ -1,8 +1,8 @@
 //! The decoder: one for all architectures, as the configuration says.
 //!
 //! The residual stream, norms, rotary embeddings and gates are f32. Operands of matrix products and
-//! the KV store have the types of the options. Keys and values are written to the KV store first and
-//! read from there, also those of the current step, so that attention reads the same bits for a
+//! the KV store have the types of the options. Keys and values are written to the KV store first
+//! and read from there, also those of the current step, so that attention reads the same bits for a
 //! position in whichever step it was computed.
 
 use candle_core::{DType, Device, Result, Tensor};
@@ -193,7 +193,8 @@ impl Rows {
         })
     }
 
-    /// Writes the rows of `values`, `[rows, width]`, to a plane of the KV store of the type `dtype`.
+    /// Writes the rows of `values`, `[rows, width]`, to a plane of the KV store of the type
+    /// `dtype`.
     fn write(&self, plane: &Tensor, values: Tensor, dtype: DType) -> Result<()> {
         let Some(slots) = &self.slots else { return Ok(()) };
         let values = values.to_dtype(dtype)?.contiguous()?;

@@ -12,8 +12,8 @@ use crate::options::message;
 /// first one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The CPU, through candle. It is slower than the CPU backend of `stolon-model` and is meant for
-    /// tests.
+    /// The CPU, through candle. It is slower than the CPU backend of `stolon-model` and is meant
+    /// for tests.
     #[default]
     Cpu,
     /// The NVIDIA GPU with this index.

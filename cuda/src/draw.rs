@@ -12,7 +12,8 @@ mod cuda;
 
 /// Largest vocabulary; the kernel has the same number.
 const VOCAB_MAX: usize = 1 << 20;
-/// Takes the place of the token of a row that the host has to look at; the kernel has the same number.
+/// Takes the place of the token of a row that the host has to look at; the kernel has the same
+/// number.
 const UNUSABLE: u32 = u32::MAX;
 /// Numbers of 32 bits of a [`Draw`] on the device.
 const DRAW_WIDTH: usize = 6;
@@ -73,8 +74,8 @@ pub(crate) fn to_host(values: &Tensor) -> Result<Vec<f32>> {
     if values.device().is_cpu() { values.to_vec1() } else { values.force_contiguous()?.to_vec1() }
 }
 
-/// The operation on logits, `[rows, vocab_size]` in f32, and draws, `[rows, DRAW_WIDTH]` in u32. Its
-/// result is the tokens, `[rows]` in u32.
+/// The operation on logits, `[rows, vocab_size]` in f32, and draws, `[rows, DRAW_WIDTH]` in u32.
+/// Its result is the tokens, `[rows]` in u32.
 struct DrawTokens;
 
 /// The sizes of the operands of [`DrawTokens`].
@@ -135,8 +136,8 @@ impl CustomOp2 for DrawTokens {
 mod tests {
     use super::*;
 
-    /// Goal: the tokens and errors are those of the engine's function, for all kinds of draws, for rows
-    /// that cannot be used and for a part of a tensor.
+    /// Goal: the tokens and errors are those of the engine's function, for all kinds of draws, for
+    /// rows that cannot be used and for a part of a tensor.
     #[test]
     fn the_device_draws_what_the_host_draws() {
         let (inf, nan) = (f32::INFINITY, f32::NAN);

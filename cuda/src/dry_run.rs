@@ -1,5 +1,6 @@
-//! The largest steps that are expected, which run once before the KV store gets the rest of the memory:
-//! they show what a step needs besides the weights, and let libraries allocate what they keep.
+//! The largest steps that are expected, which run once before the KV store gets the rest of the
+//! memory: they show what a step needs besides the weights, and let libraries allocate what they
+//! keep.
 
 use candle_core::Result;
 use stolon_backend::{Draw, LogitRows, SequenceSlice, StepBatch};
@@ -73,8 +74,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: the largest step has as many tokens and sequences as the options say, and is one that the
-    /// batch checker accepts.
+    /// Goal: the largest step has as many tokens and sequences as the options say, and is one that
+    /// the batch checker accepts.
     #[test]
     fn the_largest_step_is_valid() {
         for (step_tokens, step_sequences, max_positions) in

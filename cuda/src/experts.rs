@@ -1,8 +1,8 @@
 //! A mixture of experts. The router's scores are copied to the host, which chooses the experts of
 //! each row as the CPU backend does and groups the rows by expert.
 //!
-//! **Invariant: batch invariance.** The outputs of a row's experts are added to the row in ascending
-//! order of the experts' indices, with the shared expert last.
+//! **Invariant: batch invariance.** The outputs of a row's experts are added to the row in
+//! ascending order of the experts' indices, with the shared expert last.
 
 use candle_core::{Result, Tensor};
 use stolon_model::config::ExpertChoice;

@@ -1,6 +1,7 @@
 //! The gate of an MLP, `activation(gate) * up`, in one pass.
 //!
-//! The CUDA kernel is in `kernels/gate.cu`; on the CPU, the functions of the CPU backend take its place.
+//! The CUDA kernel is in `kernels/gate.cu`; on the CPU, the functions of the CPU backend take its
+//! place.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType, bail};
 use stolon_kernels::{Path, clamped_swiglu, gelu_tanh_mul, silu_mul};
@@ -11,8 +12,8 @@ use crate::storage::elements;
 #[cfg(feature = "cuda-core")]
 mod cuda;
 
-/// `x` is `[rows, 2 * width]`: the gate, then the other factor. Returns `[rows, width]` in the type of
-/// `x`. It is computed in f32.
+/// `x` is `[rows, 2 * width]`: the gate, then the other factor. Returns `[rows, width]` in the type
+/// of `x`. It is computed in f32.
 pub(crate) fn gate(x: &Tensor, activation: Activation) -> Result<Tensor> {
     match x.device().is_metal() {
         true => separate_operations(x, activation),
@@ -120,8 +121,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: the operation and those of candle that take its place on Metal agree within rounding, for
-    /// each activation and type, and for rows that are a part of a tensor.
+    /// Goal: the operation and those of candle that take its place on Metal agree within rounding,
+    /// for each activation and type, and for rows that are a part of a tensor.
     #[test]
     fn one_pass_equals_separate_operations() {
         let activations = [

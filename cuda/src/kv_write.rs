@@ -10,8 +10,8 @@ use crate::storage::elements;
 #[cfg(feature = "cuda-core")]
 mod cuda;
 
-/// Copies row `i` of `rows`, `[count, width]`, to row `indices[i]` of `store`, `[len, width]`, for all
-/// `i`. Both have the same element type. The indices, `[count]` in u32, are below `len` and
+/// Copies row `i` of `rows`, `[count, width]`, to row `indices[i]` of `store`, `[len, width]`, for
+/// all `i`. Both have the same element type. The indices, `[count]` in u32, are below `len` and
 /// different from each other.
 pub(crate) fn write(store: &Tensor, rows: &Tensor, indices: &Tensor) -> Result<()> {
     let rows = rows.contiguous()?;

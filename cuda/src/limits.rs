@@ -86,8 +86,8 @@ impl DeviceChoice {
     }
 }
 
-/// How often per second `work` runs, after it ran once. A GPU gets several pieces of work before it is
-/// waited for.
+/// How often per second `work` runs, after it ran once. A GPU gets several pieces of work before it
+/// is waited for.
 fn per_second(
     device: &Device,
     mut work: impl FnMut() -> candle_core::Result<()>,

@@ -69,8 +69,8 @@ impl Linear {
         self.tile.apply(x, |x| self.product(x))
     }
 
-    /// The product with all rows of `x`, a tile if there are tiles: `[rows, out]`, in the compute type
-    /// if the matrix is dense and has no bias, else in f32.
+    /// The product with all rows of `x`, a tile if there are tiles: `[rows, out]`, in the compute
+    /// type if the matrix is dense and has no bias, else in f32.
     pub(crate) fn product(&self, x: &Tensor) -> Result<Tensor> {
         let product = match self.matrices.as_slice() {
             [matrix] => matrix.multiply(x)?,

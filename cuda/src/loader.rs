@@ -33,8 +33,8 @@ impl Loader {
         self.stacked(&[(name, out)], input, bias)
     }
 
-    /// As [`Loader::linear`], for several layers that read the same rows: their matrices, of a name and a
-    /// number of rows each, are one above the other. Those of the same type become one.
+    /// As [`Loader::linear`], for several layers that read the same rows: their matrices, of a name
+    /// and a number of rows each, are one above the other. Those of the same type become one.
     pub(crate) fn stacked(
         &mut self,
         parts: &[(&str, usize)],
@@ -72,7 +72,8 @@ impl Loader {
     }
 
     /// Loads matrices `[rows, input]`, of a name and a number of rows each, one above the other: in
-    /// quantised blocks if candle has the type, which is the same for all, else in the compute type.
+    /// quantised blocks if candle has the type, which is the same for all, else in the compute
+    /// type.
     fn matrix(&self, parts: &[(String, usize)], input: usize) -> Result<Matrix, OpenError> {
         let Some(dtype) = self.weights.dtype(&parts[0].0).and_then(quantised_type) else {
             let parts = parts.iter().map(|(name, rows)| self.dense(name, &[*rows, input]));
@@ -162,8 +163,8 @@ fn quantised_type(dtype: TensorType) -> Option<GgmlDType> {
     })
 }
 
-/// The size in bytes that a matrix of the type `dtype` and `elements` elements has on the device, if
-/// dense ones have `width` bytes per element.
+/// The size in bytes that a matrix of the type `dtype` and `elements` elements has on the device,
+/// if dense ones have `width` bytes per element.
 pub(crate) fn device_bytes(dtype: TensorType, elements: usize, width: usize) -> u64 {
     let bytes = match quantised_type(dtype) {
         Some(_) => dtype.bytes_of(elements),

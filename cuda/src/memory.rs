@@ -36,8 +36,8 @@ pub(crate) fn of(device: &Device) -> Option<DeviceMemory> {
     }
 }
 
-/// Runs `work` and returns the most memory in bytes that the device's allocator had meanwhile, besides
-/// what it had before. `None`, without running it, if the device does not tell.
+/// Runs `work` and returns the most memory in bytes that the device's allocator had meanwhile,
+/// besides what it had before. `None`, without running it, if the device does not tell.
 #[cfg_attr(not(feature = "cuda-core"), allow(unused_variables, reason = "only CUDA tells"))]
 pub(crate) fn peak_of(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Option<u64>> {
     #[cfg(feature = "cuda-core")]
@@ -71,7 +71,8 @@ pub(crate) fn check_weights(
     }
 }
 
-/// The size in bytes of all weights on the device, if elements of dense matrices have `width` bytes.
+/// The size in bytes of all weights on the device, if elements of dense matrices have `width`
+/// bytes.
 fn weight_bytes(config: &DecoderConfig, weights: &Weights, width: usize) -> u64 {
     let bytes = |spec: &TensorSpec| {
         let elements = spec.shape.iter().fold(1_usize, |n, d| n.saturating_mul(*d));
@@ -92,8 +93,8 @@ fn weight_bytes(config: &DecoderConfig, weights: &Weights, width: usize) -> u64 
     config.tensors().iter().map(bytes).fold(0, u64::saturating_add)
 }
 
-/// An upper estimate of the memory in bytes that a step needs besides the weights: the largest set of
-/// tensors that are alive together in a layer, or at the output.
+/// An upper estimate of the memory in bytes that a step needs besides the weights: the largest set
+/// of tensors that are alive together in a layer, or at the output.
 pub(crate) fn step_bytes(config: &DecoderConfig, options: &CandleOptions, tile: RowTile) -> u64 {
     let heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
     let inner = match config.experts {
@@ -130,8 +131,9 @@ pub(crate) fn explain(
 /// The number of blocks of the KV store.
 ///
 /// # Errors
-/// [`ModelError::KvStore`] if not even one block fits in the budget, and [`ModelError::OutOfMemory`] if
-/// the KV store, and on a GPU a step besides it, do not fit in the device's free memory.
+/// [`ModelError::KvStore`] if not even one block fits in the budget, and
+/// [`ModelError::OutOfMemory`] if the KV store, and on a GPU a step besides it, do not fit in the
+/// device's free memory.
 pub(crate) fn block_count(
     memory: Option<DeviceMemory>,
     device: &Device,
@@ -166,8 +168,8 @@ pub(crate) fn block_count(
     }
 }
 
-/// What remains of `utilization` of the device's memory for the KV store, when `memory` was measured
-/// after the weights were loaded, and a step needs `step_bytes`.
+/// What remains of `utilization` of the device's memory for the KV store, when `memory` was
+/// measured after the weights were loaded, and a step needs `step_bytes`.
 fn share(memory: DeviceMemory, utilization: f64, step_bytes: u64) -> u64 {
     let allowed = (memory.total as f64 * utilization) as u64;
     let used = memory.total.saturating_sub(memory.free);
@@ -178,8 +180,8 @@ fn share(memory: DeviceMemory, utilization: f64, step_bytes: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Goal: what is used already, by whomever, and the step's memory are subtracted from the share, and
-    /// nothing underflows.
+    /// Goal: what is used already, by whomever, and the step's memory are subtracted from the
+    /// share, and nothing underflows.
     #[test]
     fn the_kv_store_gets_the_rest_of_the_share() {
         let memory = DeviceMemory { free: 60, total: 100 };

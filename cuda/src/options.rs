@@ -8,8 +8,8 @@ use stolon_model::{KvBudget, KvType, ModelError, TensorType};
 
 use crate::DeviceChoice;
 
-/// The element type of the operands of matrix products. The residual stream, norms, rotary embeddings
-/// and gates are always computed in f32.
+/// The element type of the operands of matrix products. The residual stream, norms, rotary
+/// embeddings and gates are always computed in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComputeType {
     /// Single precision.

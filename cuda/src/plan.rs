@@ -112,8 +112,8 @@ fn output_count(slice: &SequenceSlice) -> usize {
     rows.logits(count).len() + rows.hidden(count).len() + usize::from(rows.draw().is_some())
 }
 
-/// The block tables of `spans`, `[spans, blocks of the longest]` in u32, filled up with block 0, which is
-/// not read.
+/// The block tables of `spans`, `[spans, blocks of the longest]` in u32, filled up with block 0,
+/// which is not read.
 pub(crate) fn block_tables(spans: &[QuerySpan<'_>], device: &Device) -> Result<Tensor> {
     let blocks = spans.iter().map(|span| span.block_table.len()).max().unwrap_or(0);
     let mut tables = Vec::with_capacity(spans.len() * blocks);

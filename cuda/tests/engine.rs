@@ -1,5 +1,5 @@
-//! The engine on the candle backend: the answers are those on the CPU backend, with a cold and a warm
-//! cache, and for requests that run together.
+//! The engine on the candle backend: the answers are those on the CPU backend, with a cold and a
+//! warm cache, and for requests that run together.
 
 use std::path::{Path, PathBuf};
 
@@ -53,8 +53,8 @@ async fn ask(engine: &Engine, handbook: &str, question: &str) -> Completion {
     engine.generate(request).await.expect("it fits").collect_text().await.expect("ends")
 }
 
-/// Goal: greedy answers to questions about a handbook are those of the CPU backend; a warm cache and
-/// requests that run together change neither tokens nor log-probabilities.
+/// Goal: greedy answers to questions about a handbook are those of the CPU backend; a warm cache
+/// and requests that run together change neither tokens nor log-probabilities.
 #[tokio::test]
 async fn answers_are_those_of_the_cpu_backend() {
     let (handbook, questions) = book();

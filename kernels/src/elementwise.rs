@@ -57,8 +57,8 @@ pub fn gelu_tanh_mul(path: Path, gate: &mut [f32], up: &[f32]) {
     unsafe { gelu_mul_dispatch(path, gate.as_mut_ptr(), up.as_ptr(), gate.len()) }
 }
 
-/// `gate = (up + 1) * g * sigmoid(alpha * g)`, elementwise, where `g` is `gate`, at most `limit`, and
-/// `up` is clamped to `-limit..=limit`: the gate function of gpt-oss.
+/// `gate = (up + 1) * g * sigmoid(alpha * g)`, elementwise, where `g` is `gate`, at most `limit`,
+/// and `up` is clamped to `-limit..=limit`: the gate function of gpt-oss.
 ///
 /// # Panics
 /// If `gate` and `up` have different lengths.

@@ -4,8 +4,8 @@
 //! that meet a sub-block are quantised to signed bytes with a scale of their own. The products of
 //! bytes are added exactly in i32. Sub-blocks are added in f32 in ascending order, each by
 //! `total = fma(f32(sum) * row_scale, weight_scale, total)` and, if the format has minima,
-//! `total = fma(-row_scale * sum_of_bytes, min, total)`. Some formats have two scales and minima for a
-//! sub-block: one for each half of it, which are added one after the other.
+//! `total = fma(-row_scale * sum_of_bytes, min, total)`. Some formats have two scales and minima
+//! for a sub-block: one for each half of it, which are added one after the other.
 //!
 //! **Invariant:** the integers are exact and all other operations are rounded in the same way on
 //! every instruction set. So all instruction sets, and all batch sizes, give the same bits.

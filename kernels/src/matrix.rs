@@ -107,8 +107,9 @@ impl Matrix {
     ///
     /// `first_row` is a multiple of [`ROWS_STEP`](Matrix::ROWS_STEP). `bytes` holds whole rows with
     /// weights of type `source`. Their number is a multiple of `ROWS_STEP` too, except at the end
-    /// of the matrix. `source` is the type of the matrix, or one that is [kept](TensorType::kept_as)
-    /// as that type. A `Q8_0` matrix also accepts `F32`, `F16` and `Bf16` rows and quantises them.
+    /// of the matrix. `source` is the type of the matrix, or one that is
+    /// [kept](TensorType::kept_as) as that type. A `Q8_0` matrix also accepts `F32`, `F16` and
+    /// `Bf16` rows and quantises them.
     ///
     /// # Errors
     /// * [`KernelError::WrongByteCount`] if `bytes` does not hold such rows.

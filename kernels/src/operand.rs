@@ -9,10 +9,10 @@
 //! group per expert, with the rows that chose it. Otherwise there is one group.
 //!
 //! Life cycle of [`Operands`], which is reused in every step:
-//! 1. [`reset`](Operands::reset) (or [`reset_groups`](Operands::reset_groups)) sets the number of rows
-//!    and the matrices that will read them.
-//! 2. The rows are packed: all at once ([`pack`](Operands::pack), [`fill`](Operands::fill)), or block by
-//!    block as the [`Sink`](crate::Sink) of another product.
+//! 1. [`reset`](Operands::reset) (or [`reset_groups`](Operands::reset_groups)) sets the number of
+//!    rows and the matrices that will read them.
+//! 2. The rows are packed: all at once ([`pack`](Operands::pack), [`fill`](Operands::fill)), or
+//!    block by block as the [`Sink`](crate::Sink) of another product.
 //! 3. [`multiply`](crate::multiply) or [`accumulate`](crate::accumulate) reads them.
 #![allow(unsafe_code, reason = "tasks pack disjoint blocks of one buffer")]
 

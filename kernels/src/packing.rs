@@ -213,8 +213,8 @@ impl Packed {
         let (from, count) = (columns.start, columns.len());
         // SAFETY: in every packing the columns of a group are contiguous, so `start` is followed by
         // `count * group` values (tiles: 16 rows) of exclusively accessed memory. A
-        // `Packing::Pairs`, `Tiles` or `Bytes` exists only for a path or a dot-product set that this
-        // machine has.
+        // `Packing::Pairs`, `Tiles` or `Bytes` exists only for a path or a dot-product set that
+        // this machine has.
         unsafe {
             match self.packing {
                 Packing::Lanes { path, .. } => {

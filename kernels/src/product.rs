@@ -1,10 +1,10 @@
 //! Products of rows with several matrices, with fused epilogues.
 //!
 //! The tasks of all products of one call are distributed over the threads together. Each product
-//! reads one group of rows of the same [`Operands`]. A task computes a block of some rows times some features in scratch memory that stays
-//! in the L2 cache. It then runs the [`Epilogue`] of the product (a norm, a rotary embedding, a
-//! gate) on each row and passes the rows to the [`Sink`]. So intermediate results are never written
-//! to main memory.
+//! reads one group of rows of the same [`Operands`]. A task computes a block of some rows times
+//! some features in scratch memory that stays in the L2 cache. It then runs the [`Epilogue`] of the
+//! product (a norm, a rotary embedding, a gate) on each row and passes the rows to the [`Sink`]. So
+//! intermediate results are never written to main memory.
 //!
 //! **Invariant: batch invariance.** As for [`Matrix::matmul`], a result depends only on its row and
 //! its weights. An epilogue must preserve that: it may only depend on the row that it is given.

@@ -17,7 +17,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let cached = sequence.cached_len();
         println!("{cached} of {} positions are cached", prompt.len());
 
-        // Prefill: compute the positions from `cached` on, and write their KV to the table's blocks.
+        // Prefill: compute the positions from `cached` on, and write their KV to the table's
+        // blocks.
         cache.grow(&mut sequence, prompt.len())?;
         let step = cache.begin_step();
         println!("step: table {:?}", sequence.table().collect::<Vec<_>>());

@@ -36,8 +36,8 @@ pub struct EvictedBlock {
     pub hash: u64,
 }
 
-/// What [`TreeWriter::evict_prefixes`](crate::TreeWriter::evict_prefixes) has evicted from one leaf:
-/// the last blocks of a prefix.
+/// What [`TreeWriter::evict_prefixes`](crate::TreeWriter::evict_prefixes) has evicted from one
+/// leaf: the last blocks of a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EvictedPrefix {
     /// The namespace of the prefix.

@@ -6,15 +6,15 @@
 //! by several requests is computed once. It manages block ids; the engine owns the memory.
 //!
 //! [`PrefixCache`] is the whole cache: [`begin`](PrefixCache::begin) locks the cached prefix of a
-//! prompt and reserves blocks for the rest, [`commit`](PrefixCache::commit) publishes the blocks that
-//! have been computed, and [`make_room`](PrefixCache::make_room) evicts. Its
+//! prompt and reserves blocks for the rest, [`commit`](PrefixCache::commit) publishes the blocks
+//! that have been computed, and [`make_room`](PrefixCache::make_room) evicts. Its
 //! [readers](PrefixCache::reader) answer on any thread how much of a prompt is cached
 //! ([`query_match_len`](TreeReader::query_match_len)), without a lock and without a side effect.
 //!
 //! Its two parts can also be used by themselves, by an engine that keeps them on different threads:
 //!
-//! - the index, created by [`prefix_tree`] or [`TreeBuilder`]: a [`TreeReader`] and a [`TreeWriter`],
-//!   which locks prefixes ([`acquire`](TreeWriter::acquire)), adds finished blocks
+//! - the index, created by [`prefix_tree`] or [`TreeBuilder`]: a [`TreeReader`] and a
+//!   [`TreeWriter`], which locks prefixes ([`acquire`](TreeWriter::acquire)), adds finished blocks
 //!   ([`commit_from`](TreeWriter::commit_from)), and evicts ([`evict`](TreeWriter::evict));
 //! - [`BlockPool`], which tracks the blocks outside the tree: free ones, and those that a running
 //!   request has reserved. [`StepFence`] keeps a freed block from being reused while a kernel may

@@ -54,7 +54,8 @@ impl Reclaimer {
     /// retired only once.
     pub(crate) unsafe fn retire<T: Retired>(&self, guard: &Guard, item: *mut T) {
         let free = move || {
-            // SAFETY: by the contract of `retire`, `item` is a box that no thread can reach any more.
+            // SAFETY: by the contract of `retire`, `item` is a box that no thread can reach any
+            // more.
             drop(unsafe { Box::from_raw(item) });
         };
         // SAFETY: `T: Retired` is `Send + 'static`, so the drop may run on any thread at any later

@@ -179,8 +179,8 @@ fn a_prefix_can_be_evicted() {
     assert_eq!((writer.counts().cached, writer.stats().evicted_by_prefix), (0, 5));
 }
 
-/// Goal: the eviction of a prefix removes every branch that nothing holds from a held sequence, although
-/// the held nodes merge when a branch goes.
+/// Goal: the eviction of a prefix removes every branch that nothing holds from a held sequence,
+/// although the held nodes merge when a branch goes.
 #[test]
 fn branches_of_a_held_sequence_can_be_evicted() {
     let held = [1, 2, 3, 4];
@@ -222,8 +222,8 @@ fn a_custom_eviction_order_is_used() {
     assert_eq!(evict_all(&mut writer), [20, 10, 30]);
 }
 
-/// Goal: an eviction order that panics leaves the tree consistent. Every block can still be evicted,
-/// those without a rank first.
+/// Goal: an eviction order that panics leaves the tree consistent. Every block can still be
+/// evicted, those without a rank first.
 #[test]
 fn a_panicking_eviction_order_is_contained() {
     #[derive(Debug)]

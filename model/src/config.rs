@@ -36,8 +36,8 @@ pub enum Activation {
     Silu,
     /// GELU in its tanh approximation (`gelu_pytorch_tanh`).
     GeluTanh,
-    /// gpt-oss: `x * sigmoid(alpha * x)`, where `x` is at most `limit`. The other factor is clamped to
-    /// `-limit..=limit`, and 1 is added to it.
+    /// gpt-oss: `x * sigmoid(alpha * x)`, where `x` is at most `limit`. The other factor is clamped
+    /// to `-limit..=limit`, and 1 is added to it.
     ClampedSwiglu {
         /// Factor of the sigmoid's argument, above 0.
         alpha: f32,
@@ -138,8 +138,8 @@ pub struct DecoderConfig {
     /// Number of elements of a head, which is even. `num_heads * head_dim` may differ from
     /// `hidden_size`.
     pub head_dim: usize,
-    /// Number of leading elements of each head that are rotated (Phi-4-mini: three of four), which is
-    /// even and at most `head_dim`. `None` for all.
+    /// Number of leading elements of each head that are rotated (Phi-4-mini: three of four), which
+    /// is even and at most `head_dim`. `None` for all.
     pub rotary_dim: Option<usize>,
     /// Added to the mean square in every RMS norm.
     pub rms_norm_eps: f32,
@@ -161,8 +161,8 @@ pub struct DecoderConfig {
     pub norms: NormPlacement,
     /// The MLP's gate function.
     pub activation: Activation,
-    /// Whether each head has an attention sink: a learnt score that takes part in the softmax as one
-    /// more position without a value.
+    /// Whether each head has an attention sink: a learnt score that takes part in the softmax as
+    /// one more position without a value.
     pub attention_sinks: bool,
     /// Factor of the embeddings (Gemma: the square root of `hidden_size`); `None` for 1.
     pub embedding_scale: Option<f32>,

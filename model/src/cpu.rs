@@ -315,8 +315,9 @@ fn kv_format(
     KvFormat { fingerprint: *fingerprint.finalize().as_bytes(), description }
 }
 
-/// Checks that there is memory for the packed weights and for an explicit KV budget, before anything
-/// is packed, which takes long. The default KV budget depends on the memory that is free afterwards.
+/// Checks that there is memory for the packed weights and for an explicit KV budget, before
+/// anything is packed, which takes long. The default KV budget depends on the memory that is free
+/// afterwards.
 fn check_memory(
     config: &DecoderConfig,
     weights: &Weights,

@@ -1,7 +1,7 @@
 //! The demo model, which the feature `demo-model` embeds in the binary.
 //!
-//! It is a small Llama that answers questions about a handbook in its prompt. The embedded files are
-//! those of a model directory. They are read in place and never copied.
+//! It is a small Llama that answers questions about a handbook in its prompt. The embedded files
+//! are those of a model directory. They are read in place and never copied.
 
 use std::borrow::Cow;
 

@@ -89,7 +89,8 @@ pub(crate) fn fetch(
 }
 
 /// Calls `online` with the current commit of the revision and the names of its files. If the hub
-/// must not or cannot be reached, calls `if_cached` with the path of the model in the cache instead.
+/// must not or cannot be reached, calls `if_cached` with the path of the model in the cache
+/// instead.
 fn with_snapshot<T>(
     model: &ModelRef<'_>,
     options: &HubOptions,
@@ -163,7 +164,8 @@ struct Plan {
 }
 
 impl Snapshot<'_> {
-    /// Downloads those of the `available` files that the engine reads. Returns the path of the model.
+    /// Downloads those of the `available` files that the engine reads. Returns the path of the
+    /// model.
     fn fetch(&self, available: &[&str]) -> Result<PathBuf, ModelError> {
         let plan = self.plan(available)?;
         plan.weights.iter().try_for_each(|name| self.get(name).map(drop))?;

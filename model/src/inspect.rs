@@ -111,8 +111,8 @@ pub struct InspectOptions {
 /// the cache, the beginning of each file with weights is requested, and small files are downloaded.
 ///
 /// # Errors
-/// [`ModelError`] if nothing can be said about the model, because there is none, its files cannot be
-/// read, or it is not in files.
+/// [`ModelError`] if nothing can be said about the model, because there is none, its files cannot
+/// be read, or it is not in files.
 pub fn inspect(source: &ModelSource, options: &InspectOptions) -> Result<Inspection, ModelError> {
     match source {
         ModelSource::Directory(path) => in_directory(path, file_name(path), options),

@@ -1,9 +1,9 @@
 //! A short prompt whose keys and values are a part of the format of a backend's KV.
 //!
-//! Names of weights, types and instruction set do not determine every bit: the approximate reciprocal
-//! of AVX-512 is the maker's choice, sines come from the system's mathematics library, and products
-//! on a GPU from a library of the driver's maker. KV that was computed elsewhere is used only where
-//! the same prompt has the same keys and values.
+//! Names of weights, types and instruction set do not determine every bit: the approximate
+//! reciprocal of AVX-512 is the maker's choice, sines come from the system's mathematics library,
+//! and products on a GPU from a library of the driver's maker. KV that was computed elsewhere is
+//! used only where the same prompt has the same keys and values.
 
 use stolon_backend::{BackendSpec, KvFormat, LogitRows, SequenceSlice, StepBatch};
 use stolon_kvcache::BlockId;
@@ -44,8 +44,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: whatever the sizes of a backend, the step is valid, and writes whole blocks if the context
-    /// has room for them.
+    /// Goal: whatever the sizes of a backend, the step is valid, and writes whole blocks if the
+    /// context has room for them.
     #[test]
     fn the_step_is_valid() {
         for (block_size, block_count, max_positions, expected) in [

@@ -189,7 +189,8 @@ impl KvStore {
         });
     }
 
-    /// Copies blocks in, as [`KvStore::read_blocks`] has copied them out of a store of the same shape.
+    /// Copies blocks in, as [`KvStore::read_blocks`] has copied them out of a store of the same
+    /// shape.
     ///
     /// # Panics
     /// If there is no such block, or an item of `from` has another size than a block.

@@ -44,8 +44,8 @@ impl FromStr for ModelSource {
 
     /// An existing directory or file takes precedence; a file must be a GGUF file. Otherwise the
     /// text is `demo`, `random:PRESET[@SEED]`, or a hub id `org/name[@revision][:file]`. Text that
-    /// looks like a path (it starts with `.`, `/` or `~`, ends in `.gguf` without a `:`, or has more
-    /// than one `/` before the `:`) is never parsed as a hub id.
+    /// looks like a path (it starts with `.`, `/` or `~`, ends in `.gguf` without a `:`, or has
+    /// more than one `/` before the `:`) is never parsed as a hub id.
     fn from_str(text: &str) -> Result<Self, ModelError> {
         let unknown =
             |reason: &str| ModelError::UnknownSource { given: text.into(), reason: reason.into() };

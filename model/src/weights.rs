@@ -407,8 +407,8 @@ impl Weights {
         owned.sum()
     }
 
-    /// The stored tensors in arbitrary order: the name, the type or the name of an unsupported type,
-    /// the shape, and the number of bytes.
+    /// The stored tensors in arbitrary order: the name, the type or the name of an unsupported
+    /// type, the shape, and the number of bytes.
     pub(crate) fn list(&self) -> impl Iterator<Item = (&str, String, &[usize], u64)> {
         self.tensors.iter().map(|(name, stored)| {
             let dtype = match &stored.dtype {

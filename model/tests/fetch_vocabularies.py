@@ -32,8 +32,8 @@ TOKENIZERS = [
     "llama2", "llama3", "llama3_1", "llama3_2", "mistral_nemo", "qwen2_5", "qwen3", "gemma2",
     "gemma3",
 ]
-# transformers 5 rebuilds this tokenizer and then treats leading spaces differently from the file and
-# from llama.cpp. The file is used directly.
+# transformers 5 rebuilds this tokenizer and then treats leading spaces differently from the file
+# and from llama.cpp. The file is used directly.
 REBUILT = {"llama2"}
 LLAMA_CPP_VERSION = "0.3.36"
 GGUF = ["llama-spm", "llama-bpe", "qwen2", "gpt-2", "refact", "starcoder", "command-r", "phi-3"]

@@ -189,8 +189,8 @@ fn experts_may_be_separate_tensors() {
     assert_same(&separate.weights, &stacked.weights, &config);
 }
 
-/// Goal: linear rope scaling and YaRN from the metadata and Llama 3's scaling from its tensor lead to
-/// the same frequencies as in config.json.
+/// Goal: linear rope scaling and YaRN from the metadata and Llama 3's scaling from its tensor lead
+/// to the same frequencies as in config.json.
 #[test]
 fn rope_scaling_matches_config_json() {
     let llama3 = json!({

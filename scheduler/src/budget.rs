@@ -83,8 +83,8 @@ pub(crate) enum AnswerLimit {
     Open(usize),
 }
 
-/// Predicts how many tokens requests generate: a share of `max_tokens` if the request sets it, and a
-/// common length otherwise. Both move towards those of finished requests, and grow after a
+/// Predicts how many tokens requests generate: a share of `max_tokens` if the request sets it, and
+/// a common length otherwise. Both move towards those of finished requests, and grow after a
 /// preemption, because then too few tokens were predicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct DecodeForecast {

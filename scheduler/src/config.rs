@@ -112,12 +112,12 @@ pub struct EngineConfig {
     /// to running requests, so that every admitted request can complete. While nothing is pinned, a
     /// prompt that needs them may use them, and nothing can be pinned until it has ended.
     pub pin_budget: usize,
-    /// Maximum number of KV blocks that sessions keep from being evicted between their turns; at most
-    /// the number of blocks. `None` is half of them. Sessions give them up to running requests that
-    /// have no other block. 0 means that sessions hold nothing.
+    /// Maximum number of KV blocks that sessions keep from being evicted between their turns; at
+    /// most the number of blocks. `None` is half of them. Sessions give them up to running requests
+    /// that have no other block. 0 means that sessions hold nothing.
     pub session_budget: Option<usize>,
-    /// Maximum number of open sessions, from 1 to [`EngineConfig::MAX_SESSIONS`]. The tokens of each
-    /// are kept in memory, 4 bytes for each.
+    /// Maximum number of open sessions, from 1 to [`EngineConfig::MAX_SESSIONS`]. The tokens of
+    /// each are kept in memory, 4 bytes for each.
     pub max_sessions: usize,
     /// Time without a turn after which a session is closed that does not say, at most
     /// [`Sessions::MAX_TTL`].

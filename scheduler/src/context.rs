@@ -267,8 +267,8 @@ impl AdmissionContext {
         Ok(Submission { sequence, permit, events })
     }
 
-    /// Whether a request with `uncached` uncached tokens would be refused now, because the admission
-    /// queue is full. It may change before the request is submitted.
+    /// Whether a request with `uncached` uncached tokens would be refused now, because the
+    /// admission queue is full. It may change before the request is submitted.
     pub fn queue_is_full(&self, uncached: usize) -> bool {
         self.limits.is_full(uncached.max(1))
     }
@@ -330,8 +330,8 @@ fn prompt_limit(spec: &BackendSpec, reserved: usize, answer_min: usize) -> Promp
 }
 
 /// Validates a request against the backend's sizes and returns the number of tokens it can generate
-/// at most: fewer than requested if the context length or the KV pool, without `reserved` blocks, is
-/// exhausted first.
+/// at most: fewer than requested if the context length or the KV pool, without `reserved` blocks,
+/// is exhausted first.
 fn check(
     request: &SequenceRequest,
     spec: &BackendSpec,

@@ -16,8 +16,8 @@ use stolon_backend::{
 use crate::step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
 use crate::transfer::save_blocks;
 
-/// Rows are divided among threads that get at least this number of logits: a thread starts in some 20
-/// microseconds, and samples from as many logits in some 300.
+/// Rows are divided among threads that get at least this number of logits: a thread starts in some
+/// 20 microseconds, and samples from as many logits in some 300.
 const LOGITS_PER_THREAD: usize = 1 << 18;
 
 /// Executes a step on `backend`. The step's ticket is dropped before this returns, so that blocks
@@ -126,8 +126,8 @@ fn slice_result(
     result
 }
 
-/// Applies `f` to all items on up to `threads` threads, this one among them. The results are in the order
-/// of the items. A panic of `f` is passed on.
+/// Applies `f` to all items on up to `threads` threads, this one among them. The results are in the
+/// order of the items. A panic of `f` is passed on.
 fn in_parallel<T: Send, R: Send>(
     items: Vec<T>,
     threads: usize,

@@ -142,8 +142,8 @@ mod tests {
         check(AdmissionPolicy::Priority, &candidates, &[0, 1, 2]);
     }
 
-    /// Goal: under every policy a larger class comes first and the policy orders within a class, but
-    /// a request without slack is not overtaken by a larger class either.
+    /// Goal: under every policy a larger class comes first and the policy orders within a class,
+    /// but a request without slack is not overtaken by a larger class either.
     #[test]
     fn classes_come_before_the_rule_of_the_policy() {
         let mut candidates = [candidate(0, 10, 0), candidate(1, 300, 0), candidate(2, 200, 0)];

@@ -234,9 +234,9 @@ impl<M: Memory> Scheduler<M> {
         Ok(plan)
     }
 
-    /// Tries admission if a sequence has been stalled by a slow consumer, because it can be preempted
-    /// for a waiting request. Nothing else may happen that would call for it: a stalled sequence
-    /// takes part in no step.
+    /// Tries admission if a sequence has been stalled by a slow consumer, because it can be
+    /// preempted for a waiting request. Nothing else may happen that would call for it: a stalled
+    /// sequence takes part in no step.
     fn notice_stalled(&mut self) {
         if self.queue.is_empty() {
             return;

@@ -264,9 +264,9 @@ impl Sequence {
         !self.events.has_room()
     }
 
-    /// What step planning needs to know about it, when `computed` positions are in the KV store after
-    /// the step's loads. While there is more to be loaded, it takes no part. `cache_logits` is what
-    /// [`Sequence::row_task`] is going to get.
+    /// What step planning needs to know about it, when `computed` positions are in the KV store
+    /// after the step's loads. While there is more to be loaded, it takes no part. `cache_logits`
+    /// is what [`Sequence::row_task`] is going to get.
     pub(crate) fn view(
         &self,
         spec: &BackendSpec,
@@ -297,8 +297,8 @@ impl Sequence {
         }
     }
 
-    /// The draw of the token that the step which ends its tokens samples; `None` if the whole row is
-    /// needed.
+    /// The draw of the token that the step which ends its tokens samples; `None` if the whole row
+    /// is needed.
     fn next_draw(&self, cache_logits: bool) -> Option<Draw> {
         let is_cached = cache_logits && self.generated() == 0;
         self.sampler.as_ref().filter(|_| !is_cached)?.next_draw()
@@ -359,8 +359,8 @@ impl Sequence {
         }
     }
 
-    /// Takes the pooler back from a step, and sends the embedding if the prompt is complete. Returns
-    /// a reason if the sequence is complete.
+    /// Takes the pooler back from a step, and sends the embedding if the prompt is complete.
+    /// Returns a reason if the sequence is complete.
     pub(crate) fn pooled(&mut self, pooler: Pooler) -> Option<FinishReason> {
         if self.held.computed < self.prompt_len {
             self.pooler = Some(pooler);

@@ -61,8 +61,8 @@ impl SessionId {
         SessionId { owner: owner.into(), name: name.into() }
     }
 
-    /// A new session of `owner`, with a name of 128 bits that cannot be guessed: the name comes from
-    /// keys of the operating system's generator.
+    /// A new session of `owner`, with a name of 128 bits that cannot be guessed: the name comes
+    /// from keys of the operating system's generator.
     pub fn random(owner: impl Into<Arc<str>>) -> SessionId {
         let keys = RandomState::new();
         let name = format!("{:016x}{:016x}", keys.hash_one(0), keys.hash_one(1));
@@ -221,8 +221,8 @@ pub(crate) struct SessionCounts {
     pub(crate) holds_lost: u64,
 }
 
-/// The tokens that a session has got from another one, or back from itself, and whose cached prefix it
-/// should hold.
+/// The tokens that a session has got from another one, or back from itself, and whose cached prefix
+/// it should hold.
 #[derive(Clone, Debug)]
 pub struct SessionPrefix {
     /// The session.

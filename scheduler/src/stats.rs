@@ -118,9 +118,9 @@ pub struct EngineStats {
     pub requests: u64,
     /// Requests that completed, also by a stop string.
     pub finished: u64,
-    /// Completed requests whose answer ended because `max_tokens`, the context length or the KV pool
-    /// was exhausted. The other completed ones ended with an end-of-sequence token, a stop token or
-    /// a stop string.
+    /// Completed requests whose answer ended because `max_tokens`, the context length or the KV
+    /// pool was exhausted. The other completed ones ended with an end-of-sequence token, a stop
+    /// token or a stop string.
     pub finished_length: u64,
     /// Requests cancelled by dropping their stream.
     pub cancelled: u64,
@@ -187,8 +187,8 @@ pub struct EngineStats {
     pub sessions_expired: u64,
     /// Sessions that were closed to make room for another one.
     pub sessions_displaced: u64,
-    /// Times that a session gave up the blocks that it held: for another session, because the budget
-    /// was used up, or for a running request.
+    /// Times that a session gave up the blocks that it held: for another session, because the
+    /// budget was used up, or for a running request.
     pub session_holds_lost: u64,
     /// Restarts of the engine after a failure.
     pub restarts: u64,

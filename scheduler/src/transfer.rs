@@ -7,13 +7,13 @@
 //! A **save** copies blocks of the tree out. The scheduler locks the prefix with a lease, and holds
 //! it until the last block was copied, over several steps if there are many.
 //!
-//! A sink may also take **evicted** blocks. They are free, but nothing is written into them before the
-//! next step, which copies them first; no lease is needed.
+//! A sink may also take **evicted** blocks. They are free, but nothing is written into them before
+//! the next step, which copies them first; no lease is needed.
 //!
 //! Both happen on the executor thread, at the beginning of a step, at most
-//! [`LOAD_BYTES_PER_STEP`] and [`SAVE_BYTES_PER_STEP`], so that the other requests wait for some ten
-//! milliseconds at most. A copy that fails leaves the tree as it was: the positions of a failed load are
-//! computed instead, and a failed save yields nothing.
+//! [`LOAD_BYTES_PER_STEP`] and [`SAVE_BYTES_PER_STEP`], so that the other requests wait for some
+//! ten milliseconds at most. A copy that fails leaves the tree as it was: the positions of a failed
+//! load are computed instead, and a failed save yields nothing.
 
 use std::any::Any;
 use std::fmt;
@@ -147,8 +147,9 @@ pub trait KvSink: fmt::Debug + Send + Sync {
         false
     }
 
-    /// What should be copied out of the pool of a prefix whose last blocks were just evicted to make
-    /// room, before they are overwritten. Called on the scheduler's task, so it must not block.
+    /// What should be copied out of the pool of a prefix whose last blocks were just evicted to
+    /// make room, before they are overwritten. Called on the scheduler's task, so it must not
+    /// block.
     fn evicted(&self, prefix: EvictedPrefix) -> Option<EvictedCopy> {
         let _ = prefix;
         None

@@ -1,9 +1,9 @@
 //! Requests and replies of the HTTP API as plain typed data.
 //!
 //! One file per endpoint: [`completions`], [`chat`], [`responses`], [`messages`], [`embeddings`],
-//! [`tokenize`], [`models`], and [`admin`], [`cache`] and [`outline`] for the operator's endpoints. What two of them share has a
-//! file too: [`options`] (parameters of both text
-//! endpoints), [`reply`] (the object around generated choices), [`logprobs`] and [`error`].
+//! [`tokenize`], [`models`], and [`admin`], [`cache`] and [`outline`] for the operator's endpoints.
+//! What two of them share has a file too: [`options`] (parameters of both text endpoints),
+//! [`reply`] (the object around generated choices), [`logprobs`] and [`error`].
 //!
 //! Requests implement `Deserialize` and replies implement `Serialize`. The types only fix the
 //! shape: whether a value is in the model's range is checked by the engine, and rules that involve

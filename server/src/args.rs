@@ -31,8 +31,8 @@ const DEMO: &str = "demo";
 pub struct EngineArgs {
     /// Model to load
     ///
-    /// One of: `demo` (the small built-in model), a Hugging Face model directory, a `.gguf` file (of
-    /// a model in several files, any of them), a Hugging Face hub id (`org/name`,
+    /// One of: `demo` (the small built-in model), a Hugging Face model directory, a `.gguf` file
+    /// (of a model in several files, any of them), a Hugging Face hub id (`org/name`,
     /// `org/name@revision`, or `org/name:Q4_K_M` or `org/name:FILE` for a GGUF file of a
     /// repository), or `random:PRESET` (random weights of a known shape, for tests).
     ///
@@ -87,8 +87,8 @@ pub struct EngineArgs {
     #[cfg(feature = "object-store")]
     #[arg(long, requires = "kv_cache_dir", value_name = "URL")]
     pub kv_object_store: Option<String>,
-    /// File with the secret key by which cache salts, and tenants, become namespaces of the cache: 64
-    /// hexadecimal digits
+    /// File with the secret key by which cache salts, and tenants, become namespaces of the cache:
+    /// 64 hexadecimal digits
     ///
     /// Servers that share an object store need the same key to share KV of requests with a salt.
     /// Without it, there is a key in `--kv-cache-dir`, or each process draws its own.
@@ -156,8 +156,8 @@ pub struct EngineArgs {
     /// admits strictly in order of arrival. Default 4096.
     #[arg(long, value_name = "TOKENS")]
     pub max_overtake_tokens: Option<usize>,
-    /// Maximum number of tokens of a request, prompt and answer together; at least 2 and at most the
-    /// context length of the model, which is the default
+    /// Maximum number of tokens of a request, prompt and answer together; at least 2 and at most
+    /// the context length of the model, which is the default
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<usize>,
     /// Disable the prefix cache: every prompt is computed from scratch
@@ -167,8 +167,8 @@ pub struct EngineArgs {
     /// Enable the prefix cache. This is the default
     #[arg(long, overrides_with = "no_prefix_caching")]
     pub enable_prefix_caching: bool,
-    /// Order in which cached blocks are evicted, from the KV pool and from `--kv-cache-dir`: lru, lfu,
-    /// fifo, mru, filo, priority, slru or cost-aware
+    /// Order in which cached blocks are evicted, from the KV pool and from `--kv-cache-dir`: lru,
+    /// lfu, fifo, mru, filo, priority, slru or cost-aware
     ///
     /// priority: a prefix has the largest `priority` of the requests that used it; the lowest is
     /// evicted first.
@@ -182,14 +182,14 @@ pub struct EngineArgs {
     pub pin_budget: usize,
     /// Maximum number of KV blocks that sessions keep from being evicted between their turns
     ///
-    /// A running request that has no other block takes them. With 0, sessions hold nothing. Default:
-    /// half of the blocks.
+    /// A running request that has no other block takes them. With 0, sessions hold nothing.
+    /// Default: half of the blocks.
     #[arg(long, value_name = "BLOCKS")]
     pub session_budget: Option<usize>,
     /// Maximum number of open sessions, 1 to 65536
     ///
-    /// One more closes the one that has been idle longest, of the client that has the most. The tokens
-    /// of each are kept in memory, 4 bytes for each.
+    /// One more closes the one that has been idle longest, of the client that has the most. The
+    /// tokens of each are kept in memory, 4 bytes for each.
     #[arg(long, default_value_t = 1024, value_name = "COUNT",
           value_parser = RangedU64ValueParser::<usize>::new().range(1..=65_536))]
     pub max_sessions: usize,
@@ -200,8 +200,8 @@ pub struct EngineArgs {
     /// Order in which queued requests are admitted: fcfs, longest-prefix, cost or priority
     ///
     /// fcfs: first come, first served. longest-prefix: most cached prompt tokens first. cost:
-    /// fewest uncached prompt tokens first; requests age. priority: another name of fcfs. Under each
-    /// of them, requests with a larger `priority` come first.
+    /// fewest uncached prompt tokens first; requests age. priority: another name of fcfs. Under
+    /// each of them, requests with a larger `priority` come first.
     #[arg(long, visible_alias = "scheduling-policy", default_value_t, value_name = "POLICY")]
     pub admission: AdmissionPolicy,
     /// Seconds after which a forward pass counts as hung

@@ -24,9 +24,9 @@ use crate::serve::ServeArgs;
 ///
 /// The log goes to standard error. With --log-level info, it has more than warnings.
 ///
-/// Exit status: 0 for success, 1 for a failure, which standard error explains, 2 for a wrong command
-/// line, environment or configuration file, and 3 from `model inspect` for a model that this engine
-/// would refuse.
+/// Exit status: 0 for success, 1 for a failure, which standard error explains, 2 for a wrong
+/// command line, environment or configuration file, and 3 from `model inspect` for a model that
+/// this engine would refuse.
 #[derive(Debug, Parser)]
 #[command(name = "stolon", version, about)]
 pub struct Cli {
@@ -66,10 +66,10 @@ enum Command {
     Bench(BenchCommand),
     /// Check that a GPU computes what the CPU computes, and measure its speed
     ///
-    /// Compares small models of all architectures with the CPU, answers with a warm cache with those
-    /// with a cold one, and answers of a KV cache that is too small with those of a large one. Then
-    /// measures prefill, decode and time to first token. Takes a few minutes. The exit status is 1 if
-    /// anything failed.
+    /// Compares small models of all architectures with the CPU, answers with a warm cache with
+    /// those with a cold one, and answers of a KV cache that is too small with those of a large
+    /// one. Then measures prefill, decode and time to first token. Takes a few minutes. The exit
+    /// status is 1 if anything failed.
     #[cfg(feature = "candle")]
     GpuCheck(GpuCheckArgs),
     /// Look at and change the prefix cache of a running server
@@ -80,7 +80,8 @@ enum Command {
     Config(ConfigArgs),
     /// Print a script that completes commands and flags in a shell
     ///
-    /// For bash, for example: stolon completions bash > ~/.local/share/bash-completion/completions/stolon
+    /// For bash, for example: stolon completions bash >
+    /// ~/.local/share/bash-completion/completions/stolon
     Completions {
         /// The shell: bash, elvish, fish, powershell or zsh
         shell: Shell,

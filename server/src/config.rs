@@ -2,9 +2,9 @@
 //!
 //! Every flag of `stolon serve` can also be given as a key of a TOML file (`--config FILE`) and as
 //! an environment variable: `--max-model-len 4096`, `max-model-len = 4096` and
-//! `STOLON_MAX_MODEL_LEN=4096`. Flags take precedence over the environment, and the environment over
-//! the file. Other commands take the settings of the engine from there, such as the model, and those
-//! of the log.
+//! `STOLON_MAX_MODEL_LEN=4096`. Flags take precedence over the environment, and the environment
+//! over the file. Other commands take the settings of the engine from there, such as the model, and
+//! those of the log.
 //!
 //! The settings of the file become flags in front of those that the user gave, so that they are
 //! checked in the same way.

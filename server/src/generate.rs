@@ -194,7 +194,8 @@ fn parse_ids(text: &str) -> Result<TokenIds, String> {
 mod tests {
     use super::*;
 
-    /// Goal: ids are parsed with or without spaces; anything else is refused with what was expected.
+    /// Goal: ids are parsed with or without spaces; anything else is refused with what was
+    /// expected.
     #[test]
     fn token_ids_are_parsed() {
         assert_eq!(parse_ids("1, 2,3"), Ok(TokenIds(vec![1, 2, 3])));

@@ -110,8 +110,8 @@ pub struct RouterOptions {
     pub tool_calls: FormatChoice<ToolCallFormat>,
     /// The tags around the model's reasoning. Default: as its chat template tells.
     pub reasoning: FormatChoice<ReasoningFormat>,
-    /// Origins whose web pages may use the routes for clients, such as `https://app.example`; `*` for
-    /// all. Default: none.
+    /// Origins whose web pages may use the routes for clients, such as `https://app.example`; `*`
+    /// for all. Default: none.
     pub allowed_origins: Vec<HeaderValue>,
     /// Whether everybody may read `/metrics`; otherwise the rules of `/admin` hold.
     pub public_metrics: bool,
@@ -122,7 +122,8 @@ pub struct RouterOptions {
 }
 
 impl Default for RouterOptions {
-    /// No additional names, no keys and no page; 30 s and 256 MiB for bodies; no time limit for answers.
+    /// No additional names, no keys and no page; 30 s and 256 MiB for bodies; no time limit for
+    /// answers.
     fn default() -> Self {
         Self {
             served_names: Vec::new(),

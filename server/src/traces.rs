@@ -2,9 +2,9 @@
 //!
 //! Nothing is measured here. The server's log has a `tracing` span of each HTTP request, and in it
 //! one of each answer that the engine computes, whose fields are the engine's own times and
-//! numbers. The layer in `layer.rs` listens to both. When an HTTP request has ended, `spans.rs` makes
-//! of them one span of kind `server` with the phases of each answer below it, and `export.rs` sends
-//! it. The text of prompts and answers is never part of it.
+//! numbers. The layer in `layer.rs` listens to both. When an HTTP request has ended, `spans.rs`
+//! makes of them one span of kind `server` with the phases of each answer below it, and `export.rs`
+//! sends it. The text of prompts and answers is never part of it.
 //!
 //! Without the feature `otel` there are only empty functions, and without a collector no layer.
 

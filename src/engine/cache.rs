@@ -79,8 +79,8 @@ impl Engine {
         self.inner.handle.eviction_policy()
     }
 
-    /// Changes the eviction policy, also for what is cached already, in the pool and on the disk. It
-    /// replaces a custom order.
+    /// Changes the eviction policy, also for what is cached already, in the pool and on the disk.
+    /// It replaces a custom order.
     ///
     /// # Errors
     /// `Interrupted` and `Stopped`.

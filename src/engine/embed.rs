@@ -39,9 +39,9 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NotForEmbeddings`], `InvalidParameter` if the model's embeddings cannot be shortened
-    /// to `dimensions`, the errors of [`Engine::generate`] for the prompt, and the error that the
-    /// request ends with.
+    /// [`Error::NotForEmbeddings`], `InvalidParameter` if the model's embeddings cannot be
+    /// shortened to `dimensions`, the errors of [`Engine::generate`] for the prompt, and the error
+    /// that the request ends with.
     pub async fn embed(
         &self,
         request: Request,

@@ -1,5 +1,5 @@
-//! The object store behind the disk tier: what is written to the disk is uploaded by a task, and what
-//! the store has beyond the disk is fetched when a prompt needs it.
+//! The object store behind the disk tier: what is written to the disk is uploaded by a task, and
+//! what the store has beyond the disk is fetched when a prompt needs it.
 //!
 //! The task uploads a few records at a time from a bounded queue; what does not fit is left out,
 //! counted, and offered again when it is computed again by an engine whose disk lacks it. Another

@@ -84,8 +84,8 @@ impl Engine {
         Ok(self.inner.handle.sessions().open(new, Instant::now())?)
     }
 
-    /// Closes a session and frees what it holds. A turn that is in progress goes on. Returns whether
-    /// the session was open.
+    /// Closes a session and frees what it holds. A turn that is in progress goes on. Returns
+    /// whether the session was open.
     pub fn close_session(&self, id: &SessionId) -> bool {
         self.inner.handle.sessions().close(id, Instant::now())
     }
@@ -105,9 +105,9 @@ impl Engine {
     }
 
     /// Opens a session `to` that continues where `from` is, for another branch of the conversation,
-    /// or that starts with the first `tokens` tokens of `from`. A turn of `from` that is in progress
-    /// does not count. The new session has the cache salt and the time to live of `from`, and both
-    /// hold the blocks that they share, which count once towards the budget.
+    /// or that starts with the first `tokens` tokens of `from`. A turn of `from` that is in
+    /// progress does not count. The new session has the cache salt and the time to live of `from`,
+    /// and both hold the blocks that they share, which count once towards the budget.
     ///
     /// # Errors
     /// [`SessionError::Unknown`](crate::SessionError::Unknown), `InvalidParameter` if `from` has

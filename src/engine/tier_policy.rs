@@ -22,8 +22,8 @@ pub enum WritePolicy {
         /// Number of later requests.
         hits: NonZero<u32>,
     },
-    /// When it is evicted from the pool, and when the engine is stopped by `shutdown` or `drain`. What
-    /// is in the pool when the process is killed, or the engine only dropped, is lost.
+    /// When it is evicted from the pool, and when the engine is stopped by `shutdown` or `drain`.
+    /// What is in the pool when the process is killed, or the engine only dropped, is lost.
     WriteBack,
 }
 
@@ -57,8 +57,8 @@ impl fmt::Display for WritePolicy {
 impl FromStr for WritePolicy {
     type Err = String;
 
-    /// `write-through`, `write-through-selective` (after one hit), `write-through-selective=HITS` or
-    /// `write-back`. Underscores count as hyphens.
+    /// `write-through`, `write-through-selective` (after one hit), `write-through-selective=HITS`
+    /// or `write-back`. Underscores count as hyphens.
     fn from_str(text: &str) -> Result<WritePolicy, String> {
         let name = text.replace('_', "-");
         let (name, hits) = name.split_once('=').map_or((&name[..], None), |(n, h)| (n, Some(h)));

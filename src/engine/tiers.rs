@@ -1,16 +1,16 @@
-//! The tiers of an engine besides the pool: what is computed is stored on disk, and stored KV is read
-//! while a request waits to be submitted. Behind the disk there may be an object store
+//! The tiers of an engine besides the pool: what is computed is stored on disk, and stored KV is
+//! read while a request waits to be submitted. Behind the disk there may be an object store
 //! ([`super::objects`]).
 //!
-//! Storing ([`super::store`]): the scheduler offers what it has added to the prefix tree, or what was
-//! evicted from it, copies what the [`WritePolicy`] wants and is not on the disk yet out of the pool,
-//! and a thread of its own writes it.
+//! Storing ([`super::store`]): the scheduler offers what it has added to the prefix tree, or what
+//! was evicted from it, copies what the [`WritePolicy`] wants and is not on the disk yet out of the
+//! pool, and a thread of its own writes it.
 //!
-//! Loading: before a request is submitted, [`Tiers::load`] looks up how much of its prompt is on the
-//! disk, and then in the object store, beyond what is in the pool. If reading that is expected to be
-//! faster than computing it, it is read and verified, and the request is submitted with the result.
-//! What takes much longer than expected is not waited for; [`PrefetchPolicy`] changes both. What was
-//! fetched from the object store is on the disk afterwards.
+//! Loading: before a request is submitted, [`Tiers::load`] looks up how much of its prompt is on
+//! the disk, and then in the object store, beyond what is in the pool. If reading that is expected
+//! to be faster than computing it, it is read and verified, and the request is submitted with the
+//! result. What takes much longer than expected is not waited for; [`PrefetchPolicy`] changes both.
+//! What was fetched from the object store is on the disk afterwards.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -49,8 +49,8 @@ pub(crate) async fn answer(engine: &Engine, tokens: &[u32]) -> (Vec<(u32, u32)>,
     (logprobs.collect(), answer.finish.usage.cached_tokens)
 }
 
-/// An engine on the fake backend, which takes some time for each token, so that reading is worth it.
-/// Its strict mode fails if a block has not the KV of its prompt.
+/// An engine on the fake backend, which takes some time for each token, so that reading is worth
+/// it. Its strict mode fails if a block has not the KV of its prompt.
 pub(crate) fn slow_fake(block_count: usize, per_prefill_token: Duration) -> EngineBuilder {
     let latency = FakeLatency { per_prefill_token, ..FakeLatency::default() };
     let options =

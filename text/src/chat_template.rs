@@ -112,8 +112,8 @@ pub struct ChatOptions {
     pub template: Option<String>,
     /// Further variables that the template may read, such as `enable_thinking`.
     pub variables: Map<String, Value>,
-    /// Whether special tokens that are spelled out in the conversation become control tokens when it
-    /// is encoded. False by default: only the template's own text can contain control tokens.
+    /// Whether special tokens that are spelled out in the conversation become control tokens when
+    /// it is encoded. False by default: only the template's own text can contain control tokens.
     pub special_tokens_in_messages: bool,
     /// The time that `strftime_now` formats, in UTC. `None` selects the current time.
     pub now: Option<SystemTime>,

@@ -37,8 +37,8 @@ use crate::{ReasoningFormat, ToolCallFormat};
 
 /// What an answer has to follow.
 ///
-/// Between the parts of JSON there may be a space, or a line break and up to 16 spaces. Objects have
-/// their properties in the order of the schema.
+/// Between the parts of JSON there may be a space, or a line break and up to 16 spaces. Objects
+/// have their properties in the order of the schema.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Grammar {
@@ -49,7 +49,8 @@ pub enum Grammar {
     /// effect. The only references that are supported are paths in the schema: `#/$defs/name`.
     JsonSchema(Value),
     /// A text that a regular expression matches as a whole, in the syntax of the crate `regex`
-    /// without look-around and back-references. `^` at the beginning and `$` at the end are allowed.
+    /// without look-around and back-references. `^` at the beginning and `$` at the end are
+    /// allowed.
     Regex(String),
     /// A text of a context-free grammar in the syntax of Lark, with the extensions of
     /// `llguidance`. The start rule is `start`.

@@ -148,8 +148,8 @@ impl Pattern {
         Self { text, fallback }
     }
 
-    /// Adds one byte to a text that ends with the first `seen` bytes of the pattern. Returns whether
-    /// it completes the pattern.
+    /// Adds one byte to a text that ends with the first `seen` bytes of the pattern. Returns
+    /// whether it completes the pattern.
     fn advance(&self, seen: &mut u16, byte: u8) -> bool {
         let bytes = self.text.as_bytes();
         while *seen > 0 && bytes[usize::from(*seen)] != byte {

@@ -91,11 +91,11 @@ pub struct Place {
 
 impl DiskTier {
     /// Opens a directory, which is made if it does not exist, for KV of this format, and removes
-    /// what exceeds the budget, in the order `eviction`. Blocks; the time is proportional to the number
-    /// of files.
+    /// what exceeds the budget, in the order `eviction`. Blocks; the time is proportional to the
+    /// number of files.
     ///
-    /// The order ranks records as it ranks leaves of the prefix tree. The files do not say how often
-    /// and with which priority they were used, so after a restart that begins anew.
+    /// The order ranks records as it ranks leaves of the prefix tree. The files do not say how
+    /// often and with which priority they were used, so after a restart that begins anew.
     ///
     /// # Errors
     /// [`DiskError`].
@@ -176,9 +176,9 @@ impl DiskTier {
         self.speed.is_due()
     }
 
-    /// Reads the records of a prompt's first places, those from position `from` on, and verifies them.
-    /// Returns the bytes of each block, fewer if a record is missing or wrong. Wrong records are
-    /// removed. Blocks, and uses a few threads, because verifying takes as long as reading.
+    /// Reads the records of a prompt's first places, those from position `from` on, and verifies
+    /// them. Returns the bytes of each block, fewer if a record is missing or wrong. Wrong records
+    /// are removed. Blocks, and uses a few threads, because verifying takes as long as reading.
     pub fn read(
         &self,
         namespace: &Namespace,
@@ -190,8 +190,8 @@ impl DiskTier {
         let wanted = &places[places.partition_point(|place| place.first < from)..];
         let mut records = self.read_records(namespace, tokens, wanted);
         let complete = records.iter().take_while(|record| record.is_some()).count();
-        // If the whole directory is gone, the records after the first missing one are gone too. While
-        // they are in the index, they are not written again.
+        // If the whole directory is gone, the records after the first missing one are gone too.
+        // While they are in the index, they are not written again.
         for place in &wanted[complete..] {
             if !self.path(&place.key).exists() {
                 self.index().remove(&place.key);
@@ -211,8 +211,8 @@ impl DiskTier {
         blocks
     }
 
-    /// Reads records in parallel, up to the first one that is missing or wrong. The results have the
-    /// order of `places`.
+    /// Reads records in parallel, up to the first one that is missing or wrong. The results have
+    /// the order of `places`.
     fn read_records(
         &self,
         namespace: &Namespace,
@@ -289,8 +289,8 @@ impl DiskTier {
         written.into_iter().map(|place| place.key).collect()
     }
 
-    /// The bytes of a stored record; `None` if there is none, it cannot be read or has KV of another
-    /// format, of another model for example. They are not verified. Blocks.
+    /// The bytes of a stored record; `None` if there is none, it cannot be read or has KV of
+    /// another format, of another model for example. They are not verified. Blocks.
     pub fn bytes_of(&self, key: &ChainKey) -> Option<Bytes> {
         let file = self.contains(key).then(|| File::open(self.path(key)))?.ok()?;
         let mut bytes = Vec::new();
@@ -299,7 +299,8 @@ impl DiskTier {
         (bytes.len() == expected && is_of(&bytes, &self.shape)).then(|| bytes.into())
     }
 
-    /// The keys of all records, also of other formats, those that were used last first. Does no I/O.
+    /// The keys of all records, also of other formats, those that were used last first. Does no
+    /// I/O.
     pub fn keys(&self) -> Vec<ChainKey> {
         self.index().keys()
     }
@@ -394,8 +395,8 @@ impl DiskTier {
         }
     }
 
-    /// The record in `bytes`, which come from here or from elsewhere, if it is that of `place`. Does
-    /// no I/O.
+    /// The record in `bytes`, which come from here or from elsewhere, if it is that of `place`.
+    /// Does no I/O.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -477,8 +478,9 @@ impl DiskTier {
         let _ = fs::remove_file(self.path(key));
     }
 
-    /// Notes that a request of this priority has found records of one prefix. The first ones count as
-    /// used last. Does no I/O: after a restart, they count as used when they were written or read last.
+    /// Notes that a request of this priority has found records of one prefix. The first ones count
+    /// as used last. Does no I/O: after a restart, they count as used when they were written or
+    /// read last.
     pub fn note_use(&self, places: &[Place], priority: i32) {
         self.index().note_use(places, &self.shape, priority, true);
     }
@@ -499,16 +501,16 @@ impl DiskTier {
     }
 }
 
-/// Closing a file unlocks it only when no child process that was forked at that moment has a copy of
-/// it.
+/// Closing a file unlocks it only when no child process that was forked at that moment has a copy
+/// of it.
 impl Drop for DiskTier {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-/// When the record with this number of a prefix that was used at `now` counts as used: the first one
-/// last.
+/// When the record with this number of a prefix that was used at `now` counts as used: the first
+/// one last.
 fn earlier(now: SystemTime, number: usize) -> SystemTime {
     now.checked_sub(Duration::from_micros(number as u64)).unwrap_or(now)
 }

@@ -20,8 +20,8 @@ pub(crate) const EXTENSION: &str = "kv";
 /// What is on the disk.
 ///
 /// A record is of no use without those before it, so only records that no stored record follows are
-/// removed to make room: the leaves of the tree that the records form. Which record precedes another
-/// one is not in its name, so after a restart it is known as soon as the record is used.
+/// removed to make room: the leaves of the tree that the records form. Which record precedes
+/// another one is not in its name, so after a restart it is known as soon as the record is used.
 #[derive(Debug)]
 pub(crate) struct Index {
     entries: HashMap<ChainKey, Entry>,
@@ -162,8 +162,8 @@ impl Index {
         old.entries.into_keys().collect()
     }
 
-    /// Notes that records of one prefix were written for, or found by, a request of this priority. The
-    /// first ones count as used last.
+    /// Notes that records of one prefix were written for, or found by, a request of this priority.
+    /// The first ones count as used last.
     pub(crate) fn note_use(
         &mut self,
         places: &[Place],

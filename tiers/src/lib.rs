@@ -5,8 +5,8 @@
 //! * [`Record`]: the file format. A record holds some consecutive blocks of a prefix.
 //! * [`PrefixWriter`] and [`PrefixReader`]: a whole prefix as a sequence of records, as it is
 //!   exported and imported.
-//! * [`DiskTier`]: records in a directory, up to a budget, and [`DiskWriter`], which writes to it on
-//!   a thread of its own.
+//! * [`DiskTier`]: records in a directory, up to a budget, and [`DiskWriter`], which writes to it
+//!   on a thread of its own.
 //! * `ObjectTier` (feature `object-store`): records in an object store.
 //!
 //! Nothing here knows an engine, and only the object tier an async runtime. Everything that is read

@@ -2,10 +2,10 @@
 //! with it, Google Cloud Storage, Azure, or a shared directory.
 //!
 //! Each record is an object of its own, `FOLDER/v1/FORMAT/KEY.kv`: the folder of the URL, the first
-//! digits of the KV format's fingerprint, and the record's key. The bytes are those of a file of the
-//! disk tier. What is there is listed from time to time, so that a prompt that no engine has
-//! stored costs no round trip. Nothing is ever removed: that is left to the store's own rules for old
-//! objects.
+//! digits of the KV format's fingerprint, and the record's key. The bytes are those of a file of
+//! the disk tier. What is there is listed from time to time, so that a prompt that no engine has
+//! stored costs no round trip. Nothing is ever removed: that is left to the store's own rules for
+//! old objects.
 //!
 //! The methods need a tokio runtime with timers.
 

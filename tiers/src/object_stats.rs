@@ -6,7 +6,8 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ObjectStats {
-    /// Records of this KV format that the store had when it was listed last, and those stored since.
+    /// Records of this KV format that the store had when it was listed last, and those stored
+    /// since.
     pub records: u64,
     /// Records that were fetched.
     pub records_fetched: u64,

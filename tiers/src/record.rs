@@ -69,8 +69,8 @@ pub struct RecordHeader {
     pub record_bytes: usize,
 }
 
-/// Whether a record is of the current version of the format, with KV of this format. Nothing else is
-/// verified.
+/// Whether a record is of the current version of the format, with KV of this format. Nothing else
+/// is verified.
 pub(crate) fn is_of(record: &[u8], shape: &KvShape) -> bool {
     let header = record.first_chunk::<HEADER_BYTES>();
     header.is_some_and(|header| {

@@ -87,8 +87,8 @@ impl DiskWriter {
     }
 
     /// Claims the full records in these positions of `tokens` that are neither stored nor claimed;
-    /// `None` if there are none, or if a write has failed a short time ago. If too much is waiting to
-    /// be written, the last ones are left out, and counted as skipped. Does no I/O.
+    /// `None` if there are none, or if a write has failed a short time ago. If too much is waiting
+    /// to be written, the last ones are left out, and counted as skipped. Does no I/O.
     pub fn claim(
         &self,
         namespace: Namespace,
@@ -201,8 +201,8 @@ impl Drop for Claim {
     }
 }
 
-/// Lowers the priority of the calling thread. No request waits for a write, but the kernels' threads
-/// wait for each other, so a core that is taken from one of them is taken from all.
+/// Lowers the priority of the calling thread. No request waits for a write, but the kernels'
+/// threads wait for each other, so a core that is taken from one of them is taken from all.
 #[cfg(target_os = "linux")]
 fn yield_to_computing() {
     // On Linux this concerns one thread. Where it is refused, only speed is lost.

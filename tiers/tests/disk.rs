@@ -230,8 +230,8 @@ fn claims_are_bounded() {
 /// The name of the variable by which the test below tells its other process where to write.
 const CHILD: &str = "STOLON_TIERS_TEST_DIRECTORY";
 
-/// Goal: a process that is killed at any moment leaves nothing wrong behind, and what it had written
-/// is there.
+/// Goal: a process that is killed at any moment leaves nothing wrong behind, and what it had
+/// written is there.
 #[test]
 fn a_killed_process_leaves_nothing_wrong() {
     if let Some(directory) = std::env::var_os(CHILD) {

@@ -59,7 +59,8 @@ fn valid_batches_pass_and_their_rows_are_counted() {
     assert_eq!(checker.check(&StepBatch::default(), &spec()).expect("an empty batch"), 0);
 }
 
-/// Goal: tokens may be requested of a backend that draws them, and hidden states of one that has them.
+/// Goal: tokens may be requested of a backend that draws them, and hidden states of one that has
+/// them.
 #[test]
 fn rows_that_the_backend_does_not_return_are_refused() {
     let with = |rows| batch(vec![SequenceSlice { logit_rows: rows, ..slice(0, 3, &[0]) }]);

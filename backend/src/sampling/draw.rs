@@ -4,7 +4,8 @@ use super::exp::exp_at_most_one;
 use super::select::{BLOCK, best, block_sum, largest, sum_by};
 use super::{SamplingError, SamplingParams};
 
-/// Which token is chosen of a row of logits: what [`SamplingParams`] say about it, and a random number.
+/// Which token is chosen of a row of logits: what [`SamplingParams`] say about it, and a random
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
     /// See [`SamplingParams::temperature`].
@@ -15,8 +16,9 @@ pub struct Draw {
     pub top_p: f32,
     /// See [`SamplingParams::min_p`].
     pub min_p: f32,
-    /// Uniform in `[0, 1)`. It chooses among the tokens that are kept by their cumulative probability,
-    /// in order of decreasing probability if top-k or top-p has an effect, else in order of their ids.
+    /// Uniform in `[0, 1)`. It chooses among the tokens that are kept by their cumulative
+    /// probability, in order of decreasing probability if top-k or top-p has an effect, else in
+    /// order of their ids.
     pub uniform: f64,
 }
 
@@ -34,8 +36,8 @@ impl Draw {
         Self { temperature, top_k, top_p, min_p, uniform }
     }
 
-    /// The token that is chosen of `logits`, `[vocab_size]`. Among equally likely ones, greedy sampling
-    /// and top-k prefer lower ids. A token whose logit is minus infinity is never chosen.
+    /// The token that is chosen of `logits`, `[vocab_size]`. Among equally likely ones, greedy
+    /// sampling and top-k prefer lower ids. A token whose logit is minus infinity is never chosen.
     ///
     /// # Errors
     /// [`SamplingError::BadLogit`], [`SamplingError::NoCandidate`].
@@ -71,8 +73,8 @@ impl Draw {
         drawn.unwrap_or(best)
     }
 
-    /// Applies min-p to the most likely candidates, the first of which has the weight 1, and draws one
-    /// of the rest. `None` if all weights are 0.
+    /// Applies min-p to the most likely candidates, the first of which has the weight 1, and draws
+    /// one of the rest. `None` if all weights are 0.
     fn of_candidates(&self, mut candidates: Vec<(f64, u32)>) -> Option<u32> {
         let min_p = f64::from(self.min_p);
         let likely = candidates.iter().take_while(|(weight, _)| *weight >= min_p).count();
@@ -90,8 +92,9 @@ impl Draw {
     }
 }
 
-/// The weights of logits relative to the largest one, so that nothing overflows at low temperatures.
-/// The division never returns NaN: the difference is 0 for the largest logit and negative otherwise.
+/// The weights of logits relative to the largest one, so that nothing overflows at low
+/// temperatures. The division never returns NaN: the difference is 0 for the largest logit and
+/// negative otherwise.
 fn weight(largest_logit: f32, temperature: f32) -> impl Fn(f32) -> f32 {
     move |logit| exp_at_most_one((logit - largest_logit) / temperature)
 }

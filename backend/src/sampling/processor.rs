@@ -9,13 +9,13 @@ use super::SamplingError;
 /// Changes the logits of one request before a token is chosen, for example to exclude tokens that
 /// do not continue a grammar.
 ///
-/// It runs between two steps, once per generated token, so all requests wait for it. Sequences may be
-/// sampled at the same time on several threads. If it fails or panics, its own request ends with an
-/// error and no other does.
+/// It runs between two steps, once per generated token, so all requests wait for it. Sequences may
+/// be sampled at the same time on several threads. If it fails or panics, its own request ends with
+/// an error and no other does.
 pub trait LogitsProcessor: Send + Sync {
-    /// Changes `logits`, `[vocab_size]`, from which the token after `output` is chosen. `output` are
-    /// the tokens that the request has generated so far. Minus infinity excludes a token; NaN and
-    /// plus infinity end the request.
+    /// Changes `logits`, `[vocab_size]`, from which the token after `output` is chosen. `output`
+    /// are the tokens that the request has generated so far. Minus infinity excludes a token; NaN
+    /// and plus infinity end the request.
     ///
     /// After a preemption it is not called again for tokens that were generated already.
     ///
@@ -29,8 +29,8 @@ pub trait LogitsProcessor: Send + Sync {
     fn prepare(&self, _output: &[u32]) {}
 
     /// Whether [`LogitsProcessor::process`] with this `output` takes no longer than reading the
-    /// logits. Only then the first token may be chosen from cached logits of the prompt, on a thread
-    /// that must not be held up. Default: no.
+    /// logits. Only then the first token may be chosen from cached logits of the prompt, on a
+    /// thread that must not be held up. Default: no.
     fn is_ready(&self, _output: &[u32]) -> bool {
         false
     }

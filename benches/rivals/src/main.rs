@@ -1,5 +1,5 @@
-//! The Stolon worker of `rivals.py`: `stolon-rivals MODEL THREADS` reads commands from standard input,
-//! one per line, and prints for each the seconds that it took.
+//! The Stolon worker of `rivals.py`: `stolon-rivals MODEL THREADS` reads commands from standard
+//! input, one per line, and prints for each the seconds that it took.
 //!
 //! * `prefill N`: computes a prompt of N tokens and the logits of the last.
 //! * `first S N`: computes the prompts of N tokens of S sequences together, and their first tokens.

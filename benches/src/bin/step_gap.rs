@@ -1,6 +1,6 @@
-//! Measures how long a device would be idle between two steps: the time in which the engine samples,
-//! sends events and plans the next step. The backend computes nothing; it only notes when a step ends
-//! and when the next one begins.
+//! Measures how long a device would be idle between two steps: the time in which the engine
+//! samples, sends events and plans the next step. The backend computes nothing; it only notes when
+//! a step ends and when the next one begins.
 //!
 //! ```sh
 //! cargo run --release -p stolon-benches --bin step_gap

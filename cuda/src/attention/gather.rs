@@ -18,7 +18,8 @@ use crate::plan::{QuerySpan, indices, slot};
 const QUERY_TILE: usize = 8;
 /// Number of positions of a tile of keys.
 const KEY_TILE: usize = 64;
-/// Maximum number of query tiles that are computed together. It bounds the memory for gathered keys.
+/// Maximum number of query tiles that are computed together. It bounds the memory for gathered
+/// keys.
 const GROUP_MAX: usize = 64;
 /// The first value of the running maximum. It is finite, so that differences from it are numbers.
 const LOWEST: f32 = -1e30;
@@ -36,11 +37,13 @@ pub(crate) struct Plan {
 struct Group {
     /// Number of tiles.
     count: usize,
-    /// The rows of the queries, `[count * QUERY_TILE]`. The last row of a tile is repeated to fill it.
+    /// The rows of the queries, `[count * QUERY_TILE]`. The last row of a tile is repeated to fill
+    /// it.
     rows: Tensor,
     /// The positions of the queries, `[count, 1, QUERY_TILE, 1]` in f32, which is exact below 2^24.
     positions: Tensor,
-    /// Slots of all tiles of keys, up to the last one that a query reads: `[count * KEY_TILE]` each.
+    /// Slots of all tiles of keys, up to the last one that a query reads: `[count * KEY_TILE]`
+    /// each.
     slots: Vec<Tensor>,
     /// Smallest position of all queries.
     first: usize,
@@ -194,8 +197,8 @@ impl Group {
         output.reshape((count * QUERY_TILE, heads * dim))
     }
 
-    /// Replaces the scores, `[count, heads, QUERY_TILE, KEY_TILE]`, of keys that queries do not read
-    /// by minus infinity. `start` is the position of the first key.
+    /// Replaces the scores, `[count, heads, QUERY_TILE, KEY_TILE]`, of keys that queries do not
+    /// read by minus infinity. `start` is the position of the first key.
     fn mask(&self, scores: &Tensor, start: usize, window: Option<usize>) -> Result<Tensor> {
         let device = scores.device();
         let keys = Tensor::arange(start as f32, (start + KEY_TILE) as f32, device)?;

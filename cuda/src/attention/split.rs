@@ -1,11 +1,13 @@
 //! Split-KV decoding: attention of sequences that have a single query in a step.
 //!
-//! The positions that a query reads are divided into parts of [`PART`] positions, which are computed at
-//! the same time and merged. So a few sequences with long contexts give work to the whole device. The
-//! CUDA kernels are in `kernels/split_attention.cu`; on the CPU, a plain loop takes their place.
+//! The positions that a query reads are divided into parts of [`PART`] positions, which are
+//! computed at the same time and merged. So a few sequences with long contexts give work to the
+//! whole device. The CUDA kernels are in `kernels/split_attention.cu`; on the CPU, a plain loop
+//! takes their place.
 //!
-//! The parts begin at position 0, whatever the batch, so the result of a query depends on its sequence
-//! only. It differs by rounding from that of attention which computes several queries together.
+//! The parts begin at position 0, whatever the batch, so the result of a query depends on its
+//! sequence only. It differs by rounding from that of attention which computes several queries
+//! together.
 
 use candle_core::{
     CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, WithDType, bail,
@@ -21,8 +23,8 @@ mod cuda;
 
 /// Number of positions of a part; the kernels have the same number.
 const PART: usize = 256;
-/// Maximum number of parts of a launch, unless one query has more. It bounds the memory for the parts'
-/// results.
+/// Maximum number of parts of a launch, unless one query has more. It bounds the memory for the
+/// parts' results.
 const PARTS_MAX: usize = 4096;
 /// Head sizes that the kernels support are multiples of this number of elements.
 const HEAD_DIM_STEP: usize = 8;
@@ -122,7 +124,8 @@ struct SplitAttention<'a> {
 }
 
 impl SplitAttention<'_> {
-    /// Checks that the operands are contiguous and have the shapes that the plan and the KV store say.
+    /// Checks that the operands are contiguous and have the shapes that the plan and the KV store
+    /// say.
     fn check(&self, q: &Layout, keys: &Layout, values: &Layout) -> Result<()> {
         let (Launch { count, .. }, AttentionArgs { shape, heads, .. }) = (self.launch, *self.args);
         let plane = [shape.block_count * shape.block_size, shape.width()];
@@ -238,8 +241,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: each query has a part for each `PART` positions, and a launch has at most `PARTS_MAX` parts
-    /// unless it is of one query.
+    /// Goal: each query has a part for each `PART` positions, and a launch has at most `PARTS_MAX`
+    /// parts unless it is of one query.
     #[test]
     fn queries_are_divided_into_launches() {
         let block_size = PART;

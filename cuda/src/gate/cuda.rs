@@ -74,9 +74,9 @@ impl Launch<'_> {
         };
         let mut builder = function.builder();
         builder.arg(&x).arg(&output).arg(&rows).arg(&width).arg(&kind).arg(&alpha).arg(&limit);
-        // SAFETY: the arguments have the types and the order of the kernel's parameters. The view holds
-        // `rows` rows of `2 * width` elements and `output` as many of `width`, and the kernel reads and
-        // writes no others.
+        // SAFETY: the arguments have the types and the order of the kernel's parameters. The view
+        // holds `rows` rows of `2 * width` elements and `output` as many of `width`, and the kernel
+        // reads and writes no others.
         unsafe { builder.launch(config) }.w()?;
         Ok(output)
     }

@@ -85,10 +85,10 @@ impl Launch<'_> {
         let mut builder = function.builder();
         builder.arg(rows).arg(&self.indices).arg(&mut store).arg(&count).arg(&units);
         // SAFETY: The arguments have the types and the order of the kernel's parameters. The views
-        // were checked to hold `count` rows, `count` indices and `len` rows of `width` elements, and
-        // to be aligned to the kernel's unit. The kernel reads and writes only these rows, if each
-        // index is below `len`: slots are computed from block tables that the batch checker has
-        // accepted, and blocks of a copy are checked against the number of blocks.
+        // were checked to hold `count` rows, `count` indices and `len` rows of `width` elements,
+        // and to be aligned to the kernel's unit. The kernel reads and writes only these rows, if
+        // each index is below `len`: slots are computed from block tables that the batch checker
+        // has accepted, and blocks of a copy are checked against the number of blocks.
         unsafe { builder.launch(config) }.w()?;
         Ok(())
     }

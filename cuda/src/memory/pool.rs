@@ -1,4 +1,5 @@
-//! The driver's pool, from which candle allocates the memory of a CUDA device. No GPU has run this yet.
+//! The driver's pool, from which candle allocates the memory of a CUDA device. No GPU has run this
+//! yet.
 
 #![allow(unsafe_code, reason = "cudarc has no safe functions for the pool")]
 
@@ -48,8 +49,8 @@ impl Pool {
     fn attribute(&self, name: sys::CUmemPool_attribute) -> Result<u64> {
         let mut bytes = 0_u64;
         let value = (&raw mut bytes).cast::<c_void>();
-        // SAFETY: the attributes that this is called with are numbers of 64 bits, which the function
-        // writes to `value`.
+        // SAFETY: the attributes that this is called with are numbers of 64 bits, which the
+        // function writes to `value`.
         unsafe { sys::cuMemPoolGetAttribute(self.0, name, value) }.result().w()?;
         Ok(bytes)
     }

@@ -38,8 +38,8 @@ fn copied_blocks_continue_in_another_backend() {
     }
 }
 
-/// Goal: the format differs with everything that the bytes depend on, and there is none unless copies
-/// are wanted.
+/// Goal: the format differs with everything that the bytes depend on, and there is none unless
+/// copies are wanted.
 #[test]
 fn the_format_tells_backends_apart() {
     let format = |kv_type| backend(kv_type).kv_format().expect("copies are on");

@@ -1,4 +1,5 @@
-//! Tests batch invariance: a row of logits depends, bit for bit, only on the tokens of its sequence.
+//! Tests batch invariance: a row of logits depends, bit for bit, only on the tokens of its
+//! sequence.
 
 use stolon_backend::{Backend, Draw, LogitRows, StepBatch};
 use stolon_cuda::{CandleBackend, CandleOptions, ComputeType};
@@ -90,8 +91,8 @@ impl Subject {
         self.assert_same("ragged batch, second", &got[1], others);
     }
 
-    /// A sequence that reads blocks of another one, and cache hits of the whole prompt, which compute
-    /// their last position again without writing it.
+    /// A sequence that reads blocks of another one, and cache hits of the whole prompt, which
+    /// compute their last position again without writing it.
     fn check_shared_blocks(&self, expected: &[Vec<f32>], others: &[Vec<f32>]) {
         let mut backend = self.backend(4);
         let table = run::table(0, self.tokens.len(), 4);

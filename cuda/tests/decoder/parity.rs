@@ -54,9 +54,9 @@ fn every_architecture_matches_the_cpu_backend() {
     }
 }
 
-/// Goal: with keys, values and products in half precision, the logits of most rows are near those in
-/// f32, and not equal to them. The models have only 64 features, so that rounding weighs more than in
-/// real ones; rows in which it changes the choice of an expert differ more.
+/// Goal: with keys, values and products in half precision, the logits of most rows are near those
+/// in f32, and not equal to them. The models have only 64 features, so that rounding weighs more
+/// than in real ones; rows in which it changes the choice of an expert differ more.
 #[test]
 fn half_precision_is_near() {
     let f32 = CandleOptions { block_size: 16, ..fixture::options(16) };

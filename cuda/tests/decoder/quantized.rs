@@ -100,8 +100,8 @@ fn check(what: &str, error_max: f32, dtype_of: impl Fn(&str) -> TensorType) {
 }
 
 /// Goal: for each type, the logits match those of the CPU backend, within the error of rounding
-/// activations to 8 bits, which both do for quantised types; they are the same when computed in chunks;
-/// and the embedding, which is dense, gives the same rows.
+/// activations to 8 bits, which both do for quantised types; they are the same when computed in
+/// chunks; and the embedding, which is dense, gives the same rows.
 #[test]
 fn every_type_matches_the_cpu_backend() {
     for (dtype, most) in [

@@ -48,8 +48,8 @@ fn row(kind: usize, len: usize, random: &mut SmallRng) -> Vec<f32> {
     row
 }
 
-/// A draw of one of several kinds: greedy, of the whole row, with min-p, with top-k, with top-p, with
-/// all.
+/// A draw of one of several kinds: greedy, of the whole row, with min-p, with top-k, with top-p,
+/// with all.
 fn draw(kind: usize, random: &mut SmallRng) -> Draw {
     let uniform = match random.random_range(0..8) {
         0 => 0.0,
@@ -71,9 +71,9 @@ fn draw(kind: usize, random: &mut SmallRng) -> Draw {
 }
 
 /// Goal: for vocabularies that are smaller and larger than a block of threads and than a block of
-/// weights, also not a multiple of any, the kernel draws the token that the engine draws, and the order
-/// in which threads run changes nothing. Only rows from which top-p keeps more tokens than the kernel
-/// orders are left to the host.
+/// weights, also not a multiple of any, the kernel draws the token that the engine draws, and the
+/// order in which threads run changes nothing. Only rows from which top-p keeps more tokens than
+/// the kernel orders are left to the host.
 #[test]
 fn the_kernel_draws_what_the_engine_draws() {
     let program = Program::compile("draw.cpp");
@@ -101,8 +101,8 @@ fn the_kernel_draws_what_the_engine_draws() {
 }
 
 /// Goal: a row with a NaN or +infinity, with no finite logit, with a larger top-k than the kernel
-/// allows, or whose largest logits all belong to few threads, is left to the host, and does not disturb
-/// others.
+/// allows, or whose largest logits all belong to few threads, is left to the host, and does not
+/// disturb others.
 #[test]
 fn rows_that_are_unusable_are_left_to_the_host() {
     let program = Program::compile("draw.cpp");

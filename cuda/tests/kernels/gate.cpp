@@ -1,8 +1,8 @@
 // Runs the kernels of kernels/gate.cu on the host.
 //
 // usage: gate TYPE KIND ROWS WIDTH COLUMN_BLOCKS ROW_BLOCKS THREADS
-// TYPE is f32, f16 or bf16. Reads alpha and limit in f32, then [rows, 2 * width] elements from standard
-// input, and writes [rows, width] elements to standard output.
+// TYPE is f32, f16 or bf16. Reads alpha and limit in f32, then [rows, 2 * width] elements from
+// standard input, and writes [rows, width] elements to standard output.
 
 #include "host.h"
 //

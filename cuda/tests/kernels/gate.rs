@@ -12,8 +12,8 @@ const LIMIT: f32 = 7.0;
 /// A number as a type stores it.
 type Stored = fn(f32) -> f32;
 
-/// What the kernel of a type returns for `x`, `[rows, 2 * width]`. It must leave the element after the
-/// last one as it was, 0.
+/// What the kernel of a type returns for `x`, `[rows, 2 * width]`. It must leave the element after
+/// the last one as it was, 0.
 fn run(
     program: &Program,
     element: &str,
@@ -64,8 +64,8 @@ fn expected(kind: usize, gate: f64, up: f64) -> f64 {
     }
 }
 
-/// Goal: for each activation and type, for grids that are smaller and larger than the rows, the kernels
-/// return the formula's values, rounded to the nearest element.
+/// Goal: for each activation and type, for grids that are smaller and larger than the rows, the
+/// kernels return the formula's values, rounded to the nearest element.
 #[test]
 fn gates_are_as_the_formulas_say() {
     let program = Program::compile("gate.cpp");

@@ -30,8 +30,8 @@ fn run(program: &Program, launch: Launch, rows: &[u8], indices: &[u32], store: &
     program.run(&arguments, &input)
 }
 
-/// Goal: for grids and blocks that are smaller and larger than the data, exactly the named rows of the
-/// store are replaced, in both unit sizes.
+/// Goal: for grids and blocks that are smaller and larger than the data, exactly the named rows of
+/// the store are replaced, in both unit sizes.
 #[test]
 fn rows_are_written_where_the_indices_say() {
     let program = Program::compile("kv_write.cpp");

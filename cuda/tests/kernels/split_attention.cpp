@@ -3,8 +3,8 @@
 // usage: split_attention ORDER TYPE ROWS HEADS KV_HEADS DIM SLOTS BLOCK_SIZE TABLE_LEN PARTS WINDOW
 //                        HAS_SINKS SCALE SOFTCAP
 // ORDER is 0 for ascending; TYPE is 0 for f32, 1 for f16 and 2 for bf16.
-// Reads queries, keys, values, tables, contexts, rows of the parts, starts of the rows' parts, and sinks
-// from standard input, and writes the attention to standard output.
+// Reads queries, keys, values, tables, contexts, rows of the parts, starts of the rows' parts, and
+// sinks from standard input, and writes the attention to standard output.
 
 #include "host.h"
 //

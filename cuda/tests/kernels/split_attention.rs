@@ -163,8 +163,8 @@ fn round(element: usize, value: f32) -> f32 {
     }
 }
 
-/// Goal: for all element types, heads, block sizes and contexts, with windows, caps and sinks, the kernels
-/// compute attention, and the order in which threads run changes nothing.
+/// Goal: for all element types, heads, block sizes and contexts, with windows, caps and sinks, the
+/// kernels compute attention, and the order in which threads run changes nothing.
 #[test]
 fn parts_of_a_context_are_merged_to_its_attention() {
     let program = Program::compile("split_attention.cpp");

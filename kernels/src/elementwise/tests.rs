@@ -82,8 +82,8 @@ fn gates_match_their_formulas() {
     }
 }
 
-/// Goal: scaling and soft-capping match their formulas, and soft-capping is exact at zero and bounded
-/// for any input.
+/// Goal: scaling and soft-capping match their formulas, and soft-capping is exact at zero and
+/// bounded for any input.
 #[test]
 fn scale_and_soft_cap_match_their_formulas() {
     let inputs = |size| -> Vec<f32> { random(11, size).iter().map(|v| v * 90.0).collect() };

@@ -59,8 +59,8 @@ unsafe fn transpose_lanes<L: Lanes>(source: SourceRows<'_>, group: usize, packed
 /// Stores the first `count` columns of a square of 16 rows, `group` values of each.
 ///
 /// # Safety
-/// The instruction set of `L` is available. `group` and `count` are at most 16, and `packed` holds at
-/// least `count * group` values. What follows them is stored later: it may be overwritten.
+/// The instruction set of `L` is available. `group` and `count` are at most 16, and `packed` holds
+/// at least `count * group` values. What follows them is stored later: it may be overwritten.
 #[inline(always)]
 unsafe fn store_transposed<L: Lanes>(
     square: &mut [L; LANES],
@@ -69,8 +69,8 @@ unsafe fn store_transposed<L: Lanes>(
     packed: &mut [f32],
 ) {
     debug_assert!(group <= LANES && count <= LANES && packed.len() >= count * group);
-    // SAFETY: by the caller. A column is stored as a whole vector, but not beyond the end of `packed`.
-    // Its surplus lanes belong to the next columns.
+    // SAFETY: by the caller. A column is stored as a whole vector, but not beyond the end of
+    // `packed`. Its surplus lanes belong to the next columns.
     unsafe {
         L::transpose(square);
         for (k, column) in square.iter().enumerate().take(count) {
@@ -87,8 +87,8 @@ dispatch! {
 }
 
 /// Packs the rows of a group, rounded to bf16, as `[columns / 2][rows of the group]` pairs. Missing
-/// rows and columns become zero. Values so small that they are denormal become zero, too, as they do
-/// in the products.
+/// rows and columns become zero. Values so small that they are denormal become zero, too, as they
+/// do in the products.
 ///
 /// # Safety
 /// AVX-512 F, BW, VL, DQ and BF16 are available. The source has at most `group` rows, `group` is at
@@ -104,8 +104,9 @@ pub(crate) unsafe fn pack_group_pairs(source: SourceRows<'_>, group: usize, pack
     for from in (0..source.columns).step_by(2 * LANES) {
         let pairs = LANES.min((source.columns - from).div_ceil(2));
         let packed = &mut packed[from / 2 * group..];
-        // SAFETY: the instruction sets are enabled for this function. `load_some` reads what is left
-        // of a row, which may be nothing. `packed` holds a group for each of the `pairs` columns.
+        // SAFETY: the instruction sets are enabled for this function. `load_some` reads what is
+        // left of a row, which may be nothing. `packed` holds a group for each of the `pairs`
+        // columns.
         unsafe {
             let mut square = [Avx512::splat(0.0); LANES];
             for (row, lanes) in square.iter_mut().enumerate().take(source.rows) {

@@ -27,8 +27,8 @@ pub(crate) struct CachedPanels<Raw> {
     pub(crate) first: *const Raw,
     /// Number of values from the start of a panel to the start of the next one.
     pub(crate) step: usize,
-    /// Number of values from one inner index to the next: 16 for packed panels, or the length of a row
-    /// if the panels are columns of a row-major matrix.
+    /// Number of values from one inner index to the next: 16 for packed panels, or the length of a
+    /// row if the panels are columns of a row-major matrix.
     pub(crate) inner_step: usize,
 }
 

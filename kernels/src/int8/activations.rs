@@ -98,8 +98,8 @@ impl GroupRows<'_> {
         for index in 0..self.source.columns / SUB_BLOCK {
             for row in 0..self.size {
                 let mut sub_block = SubBlock::ZERO;
-                // As an argument of a function of `Option`, `SubBlock::of` would be compiled without
-                // the instruction set of the caller.
+                // As an argument of a function of `Option`, `SubBlock::of` would be compiled
+                // without the instruction set of the caller.
                 if row < self.source.rows
                     && let Some(values) = self.source.row(row)[index * SUB_BLOCK..].first_chunk()
                 {

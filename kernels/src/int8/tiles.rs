@@ -122,8 +122,8 @@ unsafe fn emulate(words: [*const u8; 2], bytes: [*const u8; 2], depth: usize, su
         for (row, sums) in sums.0[tile].iter_mut().enumerate() {
             for (lane, sum) in sums.iter_mut().enumerate() {
                 let product = |k: usize| {
-                    // SAFETY: the tiles have 16 rows of activations, 32 bytes apart, and `depth / 4`
-                    // rows of 16 words.
+                    // SAFETY: the tiles have 16 rows of activations, 32 bytes apart, and `depth /
+                    // 4` rows of 16 words.
                     let (x, weight) = unsafe {
                         let weight = bytes[tile].add(k / 4 * WORD_VECTOR_BYTES + 4 * lane + k % 4);
                         (*words[tile].add(row * SUB_BLOCK + k), *weight)

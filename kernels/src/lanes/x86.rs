@@ -27,7 +27,8 @@ use super::vector::{Kernel, LANES, Lanes};
 pub(crate) struct Avx512(pub(crate) __m512);
 
 impl Avx512 {
-    /// Rounds 32 values, first those of `self`, to bf16 pairs. Values that are denormal become zero.
+    /// Rounds 32 values, first those of `self`, to bf16 pairs. Values that are denormal become
+    /// zero.
     ///
     /// # Safety
     /// AVX-512 F and BF16 are available.

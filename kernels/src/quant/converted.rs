@@ -1,9 +1,9 @@
 //! Rare formats of GGUF files, which are converted while they are loaded.
 //!
 //! Each of their weights is a small integer times a scale in f32. They become blocks of
-//! [`I8Group16`](super::I8Group16) or [`I8Group32`](super::I8Group32) without any change of a value.
-//! Products with them are the same as those with all other formats, but they take more memory than
-//! in the file.
+//! [`I8Group16`](super::I8Group16) or [`I8Group32`](super::I8Group32) without any change of a
+//! value. Products with them are the same as those with all other formats, but they take more
+//! memory than in the file.
 
 use super::SUB_BLOCK;
 use super::grids::{IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID};
@@ -110,7 +110,8 @@ impl Converted for Iq2Xxs {
     }
 }
 
-/// An f16 scale, 32 16-bit integers with a 9-bit index into a grid and seven signs, 16 4-bit scales.
+/// An f16 scale, 32 16-bit integers with a 9-bit index into a grid and seven signs, 16 4-bit
+/// scales.
 pub(crate) struct Iq2Xs;
 
 impl Converted for Iq2Xs {
@@ -133,8 +134,8 @@ fn four_bit_scales(d: f32, bytes: &[u8], to: &mut Integers) {
     }
 }
 
-/// An f16 scale, the low 8 bits of 32 indices into a grid, 32 bytes of signs, the high 2 bits of the
-/// indices, 16 4-bit scales.
+/// An f16 scale, the low 8 bits of 32 indices into a grid, 32 bytes of signs, the high 2 bits of
+/// the indices, 16 4-bit scales.
 pub(crate) struct Iq2S;
 
 impl Converted for Iq2S {
@@ -171,8 +172,8 @@ impl Converted for Iq3Xxs {
     }
 }
 
-/// An f16 scale, the low 8 bits of 64 indices into a grid, the high bits of the indices, 32 bytes of
-/// signs, eight 4-bit scales.
+/// An f16 scale, the low 8 bits of 64 indices into a grid, the high bits of the indices, 32 bytes
+/// of signs, eight 4-bit scales.
 pub(crate) struct Iq3S;
 
 impl Converted for Iq3S {
@@ -198,8 +199,8 @@ fn iq1_weights(index: usize, minus: bool) -> [i8; 8] {
     IQ1_GRID.entry::<8>(index).map(|weight| 8 * weight + if minus { -1 } else { 1 })
 }
 
-/// An f16 scale, the low 8 bits of 32 indices into a grid; for each 32 weights a 16-bit integer with
-/// the high 3 bits of four indices, a 3-bit scale and the sign of the addend.
+/// An f16 scale, the low 8 bits of 32 indices into a grid; for each 32 weights a 16-bit integer
+/// with the high 3 bits of four indices, a 3-bit scale and the sign of the addend.
 pub(crate) struct Iq1S;
 
 impl Converted for Iq1S {

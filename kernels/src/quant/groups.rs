@@ -2,8 +2,8 @@
 //! scales in f32.
 //!
 //! All numbers of a block are words, little-endian, in the order of the fields below. Rare types of
-//! GGUF files become [`I8Group16`] or [`I8Group32`], and so can any other format that is an integer of
-//! eight bits times a scale. [`U4Group32`] and [`U4Group128`] are for the 4-bit formats of
+//! GGUF files become [`I8Group16`] or [`I8Group32`], and so can any other format that is an integer
+//! of eight bits times a scale. [`U4Group32`] and [`U4Group128`] are for the 4-bit formats of
 //! safetensors files.
 #![allow(unsafe_code, reason = "reads packed blocks by pointer")]
 

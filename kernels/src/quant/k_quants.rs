@@ -10,8 +10,8 @@ use crate::lanes::{Bytes, LANES, Lanes};
 /// Weights of 4 bits, or of 5 bits if `FIFTH`, in eight sub-blocks with 6-bit scales and minima.
 ///
 /// An f16 scale of the scales, an f16 scale of the minima, 12 bytes of scales and minima, 32 bytes
-/// of fifth bits if there are any (bit `n` of them belongs to sub-block `n`), and 128 bytes with two
-/// 4-bit weights each.
+/// of fifth bits if there are any (bit `n` of them belongs to sub-block `n`), and 128 bytes with
+/// two 4-bit weights each.
 pub(crate) struct WithMinima<const FIFTH: bool>;
 /// 4-bit weights.
 pub(crate) type Q4K = WithMinima<false>;

@@ -28,8 +28,8 @@ impl Format for Q8_0 {
 /// Weights of 4 bits, or of 5 bits if `FIFTH`, with an f16 scale.
 ///
 /// The scale, an f16 value that is added to all weights if `OFFSET`, 4 bytes of fifth bits if there
-/// are any, and 16 bytes with two 4-bit weights each: the low bits are the first 16 weights. Without
-/// an offset, the numbers are centred on zero.
+/// are any, and 16 bytes with two 4-bit weights each: the low bits are the first 16 weights.
+/// Without an offset, the numbers are centred on zero.
 pub(crate) struct Nibbles<const FIFTH: bool, const OFFSET: bool>;
 /// 4-bit weights from -8 to 7.
 pub(crate) type Q4_0 = Nibbles<false, false>;
@@ -143,8 +143,8 @@ impl Format for Iq4Nl {
 /// The microscaling format MXFP4: an exponent (E8M0), then 16 bytes with two floats of 4 bits each
 /// (E2M1).
 ///
-/// The values are twice those of the floats, so that they are integers, and the scale is half of the
-/// power of two.
+/// The values are twice those of the floats, so that they are integers, and the scale is half of
+/// the power of two.
 pub(crate) struct Mxfp4;
 
 /// Twice the values of E2M1.

@@ -180,8 +180,8 @@ impl TreeWriter {
         if self.find(namespace, &positions[..whole]) == whole
             && let Some(&(end, _)) = self.path.last()
         {
-            // All are found before the first is removed, because a removal merges locked nodes around
-            // it. It merges no unlocked node into a locked one, so that the others stay.
+            // All are found before the first is removed, because a removal merges locked nodes
+            // around it. It merges no unlocked node into a locked one, so that the others stay.
             for top in self.unlocked_below(end) {
                 self.remove_subtree(top, &mut out);
             }

@@ -59,8 +59,8 @@ impl TreeWriter {
         token_span::whole_spans(positions, raw, self.block_size())
     }
 
-    /// When a pinned prefix was last used by an acquire or a commit, in ticks. `None` if there is no
-    /// such pin.
+    /// When a pinned prefix was last used by an acquire or a commit, in ticks. `None` if there is
+    /// no such pin.
     pub fn pin_last_use(&self, id: PinId) -> Option<u64> {
         self.pins.end(id).map(|end| self.records[end.index()].last_use)
     }

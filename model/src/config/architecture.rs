@@ -15,7 +15,8 @@ pub enum Architecture {
     Qwen3,
     /// Granite 3: factors of the embeddings, the residuals and the logits.
     Granite,
-    /// OLMo 2: norms of the outputs of attention and MLP only, and of all heads of q and k together.
+    /// OLMo 2: norms of the outputs of attention and MLP only, and of all heads of q and k
+    /// together.
     Olmo2,
     /// SmolLM3: every fourth layer has no rotary embedding.
     SmolLm3,

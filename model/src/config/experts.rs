@@ -11,8 +11,8 @@ const EXPERTS_MAX: usize = 1024;
 const EXPERTS_TOTAL_MAX: usize = 1 << 15;
 
 /// A mixture of experts, which replaces the MLP of layers with
-/// [`LayerConfig::experts`](super::LayerConfig::experts). Each expert is an MLP. A router scores all
-/// experts for each token, and the outputs of the experts with the highest scores are added,
+/// [`LayerConfig::experts`](super::LayerConfig::experts). Each expert is an MLP. A router scores
+/// all experts for each token, and the outputs of the experts with the highest scores are added,
 /// weighted by the softmax of the scores. Among equal scores, the lower index wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertsConfig {
@@ -42,9 +42,9 @@ pub struct ExpertChoice {
 }
 
 impl ExpertsConfig {
-    /// Chooses the experts with the highest of a token's `scores`, `[count]`; of equal scores the one
-    /// with the lower index. `choices`, `[per_token]`, gets them with their weights, the highest
-    /// score first. `order` is scratch memory.
+    /// Chooses the experts with the highest of a token's `scores`, `[count]`; of equal scores the
+    /// one with the lower index. `choices`, `[per_token]`, gets them with their weights, the
+    /// highest score first. `order` is scratch memory.
     ///
     /// # Panics
     /// If `scores` is empty.

@@ -234,8 +234,8 @@ impl Metadata<'_> {
         Ok((ropes, is_sliding.into_iter().map(layer).collect()))
     }
 
-    /// The mixture of experts, if the file has one. Sets [`LayerConfig::experts`] of the layers that
-    /// have a router.
+    /// The mixture of experts, if the file has one. Sets [`LayerConfig::experts`] of the layers
+    /// that have a router.
     fn experts(
         &self,
         architecture: Architecture,

@@ -1,8 +1,8 @@
 //! Parses the key `quantization_config` of `config.json`: how the matrices of safetensors files are
 //! quantised.
 //!
-//! Some formats also say how activations or the KV cache are to be rounded. That is ignored: it is a
-//! choice for speed, and results without it are closer to those of the original model.
+//! Some formats also say how activations or the KV cache are to be rounded. That is ignored: it is
+//! a choice for speed, and results without it are closer to those of the original model.
 
 use serde_json::Value;
 

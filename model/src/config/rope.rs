@@ -59,8 +59,9 @@ pub enum RopeScaling {
 }
 
 impl RopeScaling {
-    /// LongRoPE, which has divisors for contexts up to the length `original` of the model's original
-    /// training and others for longer contexts. `choose` gets whether the longer ones are used.
+    /// LongRoPE, which has divisors for contexts up to the length `original` of the model's
+    /// original training and others for longer contexts. `choose` gets whether the longer ones are
+    /// used.
     ///
     /// transformers chooses by the length of each sequence, so that all keys of a sequence change
     /// when it becomes longer than `original`. Cached keys must not depend on what follows them.
@@ -148,8 +149,8 @@ impl Rope {
     }
 
     /// The cosines and sines of `positions`, `[positions, rotary_dim / 2]` each, multiplied by
-    /// [`attention_factor`](Self::attention_factor). At position `p`, pair `i` of a head consists of
-    /// its elements `i` and `rotary_dim / 2 + i`.
+    /// [`attention_factor`](Self::attention_factor). At position `p`, pair `i` of a head consists
+    /// of its elements `i` and `rotary_dim / 2 + i`.
     #[must_use]
     pub fn rotations(&self, rotary_dim: usize, positions: Range<usize>) -> (Vec<f32>, Vec<f32>) {
         let (frequencies, factor) = (self.inverse_frequencies(rotary_dim), self.attention_factor());
@@ -173,8 +174,8 @@ impl Rope {
         }
     }
 
-    /// The inverse frequencies, `[rotary_dim / 2]`: at position `p`, pair `i` of a head is rotated by
-    /// `p * f[i]` radians. Computed in f32 with the same operations as in transformers.
+    /// The inverse frequencies, `[rotary_dim / 2]`: at position `p`, pair `i` of a head is rotated
+    /// by `p * f[i]` radians. Computed in f32 with the same operations as in transformers.
     #[must_use]
     pub fn inverse_frequencies(&self, rotary_dim: usize) -> Vec<f32> {
         let theta = self.theta as f32;

@@ -84,7 +84,8 @@ impl DecoderConfig {
         norm(list, norms.mlp_output);
     }
 
-    /// The number of elements of the weights of `q_norm` and `k_norm`, if the model has these norms.
+    /// The number of elements of the weights of `q_norm` and `k_norm`, if the model has these
+    /// norms.
     #[must_use]
     pub fn qk_norm_sizes(&self) -> Option<[usize; 2]> {
         let dim = self.head_dim;

@@ -15,15 +15,15 @@ pub(super) struct Activations {
     pub(super) normed: Operands,
     /// Queries, `[rows, num_heads, head_dim]`.
     pub(super) q: Vec<f32>,
-    /// Keys, `[rows, num_kv_heads, head_dim]`, that are normalized before they are written to the KV
-    /// store. Used only with [`QkNorm::Position`].
+    /// Keys, `[rows, num_kv_heads, head_dim]`, that are normalized before they are written to the
+    /// KV store. Used only with [`QkNorm::Position`].
     pub(super) k: Vec<f32>,
     /// Output of attention, `[rows, num_heads, head_dim]`.
     pub(super) attended: Vec<f32>,
     /// Output of attention, packed for the output projection.
     pub(super) attended_packed: Operands,
-    /// Output of the gate function `[rows, intermediate_size]`, packed for the down projection. With
-    /// experts, one group of rows for each expert.
+    /// Output of the gate function `[rows, intermediate_size]`, packed for the down projection.
+    /// With experts, one group of rows for each expert.
     pub(super) inner: Operands,
     /// Which experts each row uses.
     pub(super) routing: Routing,

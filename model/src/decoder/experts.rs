@@ -1,9 +1,9 @@
-//! A mixture of experts: the rows of a batch are grouped by expert, so that the weights of an expert
-//! are read once per step, however many rows use it.
+//! A mixture of experts: the rows of a batch are grouped by expert, so that the weights of an
+//! expert are read once per step, however many rows use it.
 //!
-//! One call of [`kernels::multiply`] computes the gate and up projections of all groups, and one call
-//! of [`kernels::accumulate`] their down projections, so there are two parallel loops and not two per
-//! expert. The shared expert is one more group, with all rows.
+//! One call of [`kernels::multiply`] computes the gate and up projections of all groups, and one
+//! call of [`kernels::accumulate`] their down projections, so there are two parallel loops and not
+//! two per expert. The shared expert is one more group, with all rows.
 //!
 //! **Invariant: batch invariance.** The experts of a row and their weights depend on the row only,
 //! and their outputs are added to the row in ascending order of the experts' indices.

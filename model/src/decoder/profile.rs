@@ -19,8 +19,8 @@ pub enum Stage {
     Attention,
     /// GEMM of the output projection after attention.
     Output,
-    /// With experts: the norm and GEMM of the router, the choice of experts, and packing of the rows
-    /// of each expert.
+    /// With experts: the norm and GEMM of the router, the choice of experts, and packing of the
+    /// rows of each expert.
     Route,
     /// GEMMs of the gate and up projections.
     GateUp,

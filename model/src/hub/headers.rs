@@ -11,7 +11,8 @@ use crate::weights::{Bytes, gguf, safetensors};
 /// Number of bytes of a file after which its header is looked for the first time. The attempts
 /// after that are made with twice as many bytes each.
 const FIRST_ATTEMPT: usize = 64 << 10;
-/// Maximum number of bytes of a file that are requested. It is above the maximum length of a header.
+/// Maximum number of bytes of a file that are requested. It is above the maximum length of a
+/// header.
 const HEAD_BYTES_MAX: usize = 132 << 20;
 
 /// What is known of the weights of a model on the hub.

@@ -55,8 +55,8 @@ impl EmbeddingSizes {
     }
 }
 
-/// How embeddings are made, from the files of sentence-transformers in `directory`; `None` if it has
-/// none. `config` is the content of `config.json`.
+/// How embeddings are made, from the files of sentence-transformers in `directory`; `None` if it
+/// has none. `config` is the content of `config.json`.
 ///
 /// # Errors
 /// [`ModelError::Unsupported`] if they are made in another way than by the last or the mean hidden
@@ -217,8 +217,8 @@ mod tests {
         }
     }
 
-    /// Goal: only pipelines that can be computed are accepted, and others are refused by name unless
-    /// they make no embeddings.
+    /// Goal: only pipelines that can be computed are accepted, and others are refused by name
+    /// unless they make no embeddings.
     #[test]
     fn modules_are_read_or_refused_by_name() {
         let of = |kinds: &[&str]| {

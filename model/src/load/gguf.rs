@@ -1,5 +1,5 @@
-//! Loads a GGUF file or the parts of a split one, and the tokenizer and generation files in the same
-//! directory.
+//! Loads a GGUF file or the parts of a split one, and the tokenizer and generation files in the
+//! same directory.
 
 use std::path::Path;
 

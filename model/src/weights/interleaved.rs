@@ -28,8 +28,8 @@ const BLOCK_LEN: usize = 32;
 /// Number of bytes of the weights of an MXFP4 block.
 const BLOCK_BYTES: usize = BLOCK_LEN / 2;
 
-/// How a tensor is part of one that holds all experts. The range of the tensor is that of all rows of
-/// its expert.
+/// How a tensor is part of one that holds all experts. The range of the tensor is that of all rows
+/// of its expert.
 #[derive(Clone, Debug)]
 pub(super) struct Interleaved {
     /// The first row of the expert that belongs to the tensor.

@@ -110,8 +110,8 @@ pub(super) struct Converted {
     module: String,
     /// Number of rows of the stored matrix.
     stored_rows: usize,
-    /// The rows of the stored matrix that are the rows of this one. All, unless several matrices are
-    /// stored as one.
+    /// The rows of the stored matrix that are the rows of this one. All, unless several matrices
+    /// are stored as one.
     rows: Range<usize>,
     columns: usize,
     codes: Codes,
@@ -190,8 +190,8 @@ impl Weights {
 }
 
 impl Converted {
-    /// The matrices that are stored in this one, with their names. `parts` are the names and numbers
-    /// of rows, in order.
+    /// The matrices that are stored in this one, with their names. `parts` are the names and
+    /// numbers of rows, in order.
     fn matrices(self, parts: Vec<(String, usize)>) -> impl Iterator<Item = (String, Stored)> {
         let mut next = 0;
         parts.into_iter().map(move |(name, rows)| {

@@ -190,8 +190,8 @@ pub(crate) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Resul
 }
 
 /// The name that the decoder uses for a tensor. Models saved without their output matrix lack the
-/// prefix `model.`, multimodal models have longer prefixes, and some models name routers and experts
-/// differently.
+/// prefix `model.`, multimodal models have longer prefixes, and some models name routers and
+/// experts differently.
 fn canonical_name(name: &str) -> String {
     if let Some(rest) = name.strip_prefix("model.language_model.") {
         return format!("model.{rest}");

@@ -70,8 +70,8 @@ fn rounding(dtype: TensorType) -> f64 {
     }
 }
 
-/// Goal: each dequantised matrix has the products with three vectors that the script has computed. A
-/// wrong order, scale or zero point would be far off.
+/// Goal: each dequantised matrix has the products with three vectors that the script has computed.
+/// A wrong order, scale or zero point would be far off.
 #[test]
 fn matrices_are_those_of_the_script() {
     for format in FORMATS {

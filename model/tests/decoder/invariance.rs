@@ -264,7 +264,8 @@ impl Subject {
     }
 }
 
-/// Goal: logits and hidden states are batch invariant for every architecture and every element type of the KV store.
+/// Goal: logits and hidden states are batch invariant for every architecture and every element type
+/// of the KV store.
 #[test]
 fn every_architecture_is_batch_invariant() {
     let paths = Path::supported();

@@ -19,7 +19,8 @@ const NAMES: [&str; 7] = [
     "model.safetensors",
 ];
 
-/// Replaces each file of a model, in turn, by what `make` creates at its path. Each must be refused.
+/// Replaces each file of a model, in turn, by what `make` creates at its path. Each must be
+/// refused.
 fn each_file(make: impl Fn(&Path)) {
     for name in NAMES.into_iter().chain(["model.safetensors.index.json"]) {
         let dir = tempfile::tempdir().unwrap();

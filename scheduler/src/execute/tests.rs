@@ -11,8 +11,8 @@ use stolon_kvcache::BlockId;
 
 use super::*;
 
-/// Goal: the results are in the order of the items for any number of threads, also more than items, and
-/// the threads really work at the same time.
+/// Goal: the results are in the order of the items for any number of threads, also more than items,
+/// and the threads really work at the same time.
 #[test]
 fn items_are_divided_among_threads() {
     for threads in [0, 1, 2, 5, 40] {
@@ -31,7 +31,8 @@ fn items_are_divided_among_threads() {
     assert!(met.contains(&thread::current().id()));
 }
 
-/// Goal: a panic has the same message on any thread, and no other item is lost before it is passed on.
+/// Goal: a panic has the same message on any thread, and no other item is lost before it is passed
+/// on.
 #[test]
 fn a_panic_is_passed_on() {
     for bad in 0..8 {
@@ -43,8 +44,8 @@ fn a_panic_is_passed_on() {
     }
 }
 
-/// Goal: a step with enough logits for several threads has the results of a step on one thread: tokens,
-/// log-probabilities, samplers, cached logits and skipped slices.
+/// Goal: a step with enough logits for several threads has the results of a step on one thread:
+/// tokens, log-probabilities, samplers, cached logits and skipped slices.
 #[test]
 fn several_threads_sample_what_one_samples() {
     const VOCAB: usize = 60_000;

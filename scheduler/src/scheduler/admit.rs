@@ -83,8 +83,8 @@ impl<M: Memory> Scheduler<M> {
     pub(super) async fn admit(&mut self, now: Instant) -> Result<(), ActorStopped> {
         while !self.queue.is_empty() {
             if self.running.is_empty() {
-                // A request that runs alone must find all other blocks free or evictable, or held by
-                // sessions, which give them up to it.
+                // A request that runs alone must find all other blocks free or evictable, or held
+                // by sessions, which give them up to it.
                 self.queue.drop_match_locks();
             }
             self.detach_orphaned_followers();

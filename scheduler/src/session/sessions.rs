@@ -75,8 +75,8 @@ impl Sessions {
         Ok(info)
     }
 
-    /// Closes a session and frees what it holds. A turn that is in progress goes on. Returns whether
-    /// the session was open.
+    /// Closes a session and frees what it holds. A turn that is in progress goes on. Returns
+    /// whether the session was open.
     pub fn close(&self, id: &SessionId, now: Instant) -> bool {
         self.lock(now).remove(id)
     }
@@ -271,8 +271,8 @@ impl Sessions {
         oldest.is_some_and(|id| table.lose(&id))
     }
 
-    /// Ends all holds, because the prefix tree is emptied or replaced. Turns in progress do not hold
-    /// anything when they end.
+    /// Ends all holds, because the prefix tree is emptied or replaced. Turns in progress do not
+    /// hold anything when they end.
     pub fn release_all(&self) {
         self.lock_now().release_where(|_| true);
     }

@@ -165,7 +165,8 @@ impl Table {
         released
     }
 
-    /// Ends the holds of these sessions, and lets their turns in progress hold nothing when they end.
+    /// Ends the holds of these sessions, and lets their turns in progress hold nothing when they
+    /// end.
     pub(super) fn release_where(&mut self, matches: impl Fn(&Session) -> bool) {
         let revision = self.number();
         let found = self.sessions.iter_mut().filter(|(_, session)| matches(session));

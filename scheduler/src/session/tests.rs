@@ -153,8 +153,9 @@ fn an_idle_session_expires() {
     assert_eq!(fixture.sessions.counts(fixture.at(110)).expired, 1);
 }
 
-/// Goal: blocks that sessions share count once; beyond the budget, the session that was used longest
-/// ago loses its hold; what is larger than the budget is not held and costs no other session its hold.
+/// Goal: blocks that sessions share count once; beyond the budget, the session that was used
+/// longest ago loses its hold; what is larger than the budget is not held and costs no other
+/// session its hold.
 #[test]
 fn the_budget_counts_different_blocks() {
     let mut fixture = Fixture::new(6, 10, 60);
@@ -207,8 +208,8 @@ fn the_owner_with_the_most_sessions_makes_room() {
     assert_eq!(exists, SessionError::Exists { id: owned("eve", "1") }.into());
 }
 
-/// Goal: after a flush and after the eviction of a namespace nothing is held, not even by a turn that
-/// was in progress, and the sessions stay.
+/// Goal: after a flush and after the eviction of a namespace nothing is held, not even by a turn
+/// that was in progress, and the sessions stay.
 #[test]
 fn holds_that_are_ended_on_request_do_not_come_back() {
     let mut fixture = Fixture::new(100, 10, 60);
@@ -256,7 +257,8 @@ fn ids_and_times_are_bounded() {
 }
 
 /// Goal: a fork continues where its origin is, or earlier, and goes on by itself; a session is
-/// taken back to a prefix of its tokens; prefixes that were locked for an earlier state are not held.
+/// taken back to a prefix of its tokens; prefixes that were locked for an earlier state are not
+/// held.
 #[test]
 fn sessions_are_forked_and_rewound() {
     let mut fixture = Fixture::new(100, 3, 60);

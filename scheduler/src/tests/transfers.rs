@@ -157,8 +157,8 @@ fn a_failed_load_is_computed() {
     assert_eq!(gauges.computed_tokens.get(), 40 + 3);
 }
 
-/// Goal: what is loaded is continued by the same step. If the load fails, the other slices of that step
-/// are computed as usual.
+/// Goal: what is loaded is continued by the same step. If the load fails, the other slices of that
+/// step are computed as usual.
 #[test]
 fn a_step_computes_what_follows_its_loads() {
     let prompts = [1, 2].map(|group| group_prompt(group, 42));

@@ -221,8 +221,8 @@ pub struct Function {
     pub description: Option<String>,
     /// JSON schema of its arguments, for the model. Default: no arguments.
     pub parameters: Option<Value>,
-    /// Whether arguments always follow the schema. Default false. With a `tool_choice` that requires
-    /// a call they always do.
+    /// Whether arguments always follow the schema. Default false. With a `tool_choice` that
+    /// requires a call they always do.
     pub strict: Option<bool>,
     /// Every other member; must be empty.
     #[serde(flatten)]

@@ -33,8 +33,8 @@ pub struct CompletionRequest {
     #[serde(default, deserialize_with = "fields::count::<_, 1, MAX_CHOICES>")]
     #[schemars(range(min = 1, max = MAX_CHOICES))]
     pub best_of: Option<usize>,
-    /// Whether the prompt follows the tokens of the session (`session_id`): prompt and answer of its
-    /// last turn, which need not be sent again. Default false: the prompt is the whole one.
+    /// Whether the prompt follows the tokens of the session (`session_id`): prompt and answer of
+    /// its last turn, which need not be sent again. Default false: the prompt is the whole one.
     pub append_to_session: Option<bool>,
     /// Parameters shared with chat completions.
     #[serde(flatten)]

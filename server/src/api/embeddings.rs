@@ -14,8 +14,8 @@ pub const MAX_INPUTS: usize = 2048;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct EmbeddingsRequest {
-    /// The inputs: 1 to 2,048, none of them empty, and 1,048,576 tokens in all. Instructions that the model expects before a
-    /// question are part of it.
+    /// The inputs: 1 to 2,048, none of them empty, and 1,048,576 tokens in all. Instructions that
+    /// the model expects before a question are part of it.
     pub input: PromptInput,
     /// The model's id or one of the names given with `--served-name`. Default: the served model.
     pub model: Option<String>,

@@ -16,8 +16,8 @@ use super::structured::ResponseFormat;
 pub struct MessagesRequest {
     /// The model's id or one of the names given with `--served-name`. Default: the served model.
     pub model: Option<String>,
-    /// The conversation, oldest message first; 1 to [`MAX_MESSAGES`] messages. The model continues a
-    /// last message of the assistant.
+    /// The conversation, oldest message first; 1 to [`MAX_MESSAGES`] messages. The model continues
+    /// a last message of the assistant.
     #[serde(deserialize_with = "fields::list::<_, _, MAX_MESSAGES>")]
     #[schemars(length(min = 1, max = MAX_MESSAGES))]
     pub messages: Vec<TurnMessage>,
@@ -181,8 +181,8 @@ pub struct MessagesTool {
     pub description: Option<String>,
     /// JSON schema of its arguments, for the model. Default: no arguments.
     pub input_schema: Option<Value>,
-    /// Whether arguments always follow the schema. Default false. With a `tool_choice` that requires
-    /// a call they always do.
+    /// Whether arguments always follow the schema. Default false. With a `tool_choice` that
+    /// requires a call they always do.
     pub strict: Option<bool>,
     /// Without effect.
     pub cache_control: Option<Value>,

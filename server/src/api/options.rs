@@ -111,9 +111,9 @@ pub struct GenerationOptions {
     /// Only requests with the same salt share cached prefixes. Keeps tenants from finding out by
     /// timing what others have sent. Default: the cache of requests without a salt.
     pub cache_salt: Option<String>,
-    /// The session whose turn the request is: what is cached of its prompt and answer is not evicted
-    /// until the next turn. The request has one prompt and one answer, and the `cache_salt` of the
-    /// session. See `/v1/sessions`.
+    /// The session whose turn the request is: what is cached of its prompt and answer is not
+    /// evicted until the next turn. The request has one prompt and one answer, and the `cache_salt`
+    /// of the session. See `/v1/sessions`.
     pub session_id: Option<String>,
     /// SGLang's form of `session_id`.
     pub session_params: Option<SessionParams>,

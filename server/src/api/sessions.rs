@@ -81,8 +81,8 @@ pub struct Session {
     pub cached_tokens: Option<u64>,
     /// Seconds since it was opened.
     pub age_seconds: f64,
-    /// Seconds since its last turn ended or, if it has had none, since it was opened; `null` during a
-    /// turn.
+    /// Seconds since its last turn ended or, if it has had none, since it was opened; `null` during
+    /// a turn.
     pub idle_seconds: Option<f64>,
     /// Seconds without a turn after which it is closed.
     pub ttl_seconds: f64,

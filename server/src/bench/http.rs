@@ -122,7 +122,8 @@ impl HttpTarget {
     /// Prepares requests to a server, and asks for its models if none was named.
     ///
     /// # Errors
-    /// If the address is not an HTTP URL, if the file of authorities cannot be used, or if the server has to be asked and does not answer.
+    /// If the address is not an HTTP URL, if the file of authorities cannot be used, or if the
+    /// server has to be asked and does not answer.
     pub async fn new(options: HttpOptions) -> anyhow::Result<Self> {
         let mut headers = HeaderMap::from_iter(options.headers);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -1,5 +1,5 @@
-//! `stolon bench tiers`: what tiers besides the KV pool save when conversations do not fit in it, and
-//! after a restart.
+//! `stolon bench tiers`: what tiers besides the KV pool save when conversations do not fit in it,
+//! and after a restart.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -58,8 +58,8 @@ pub struct TiersArgs {
     prefix: u32,
     /// Where KV is stored in the runs that are compared: only in the KV `pool`, in `memory` (a
     /// directory below `/dev/shm`), on `disk` (below `--kv-cache-dir`, by default the directory for
-    /// temporary files), or in the `object-store` of `--kv-object-store`, in a folder of its own that
-    /// is left there, with a disk of 32 MiB in front of it
+    /// temporary files), or in the `object-store` of `--kv-object-store`, in a folder of its own
+    /// that is left there, with a disk of 32 MiB in front of it
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Tier::Pool, Tier::Disk])]
     tiers: Vec<Tier>,
     /// Number of runs with each of `--tiers`, by turns
@@ -155,8 +155,8 @@ impl Directory {
         Ok(Directory { path, used: 0 })
     }
 
-    /// A name in it for an empty directory. What earlier ones contain stays until the end: after many
-    /// files were removed, file systems are slower to make new ones for minutes.
+    /// A name in it for an empty directory. What earlier ones contain stays until the end: after
+    /// many files were removed, file systems are slower to make new ones for minutes.
     fn next(&mut self) -> PathBuf {
         self.used += 1;
         self.path.join(self.used.to_string())

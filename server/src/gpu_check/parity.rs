@@ -15,9 +15,9 @@ const POSITIONS: usize = 300;
 /// Positions that the second sequence of the check of the cache has in common with the first.
 const SHARED: usize = 3 * BLOCK_SIZE;
 
-/// The limit of differences in standard deviations of the logits. In f32 it is that of the worst row.
-/// In half precision it is that of the median, because rounding sometimes changes the choice of an
-/// expert, and with it a whole row.
+/// The limit of differences in standard deviations of the logits. In f32 it is that of the worst
+/// row. In half precision it is that of the median, because rounding sometimes changes the choice
+/// of an expert, and with it a whole row.
 fn limit(compute_type: ComputeType) -> f64 {
     match compute_type {
         ComputeType::F32 => 0.001,
@@ -46,8 +46,8 @@ fn compare(got: &[Vec<f32>], expected: &[Vec<f32>], compute_type: ComputeType) -
     Outcome { is_good, value: Some(value.into()), limit: Some(limit), detail }
 }
 
-/// Compares the logits of all positions with those of the CPU backend in f32, and the largest ones that
-/// the backend finds itself with the row.
+/// Compares the logits of all positions with those of the CPU backend in f32, and the largest ones
+/// that the backend finds itself with the row.
 pub(super) fn with_cpu<T: Target>(
     target: &T,
     subject: &Subject,
@@ -75,8 +75,8 @@ pub(super) fn with_cpu<T: Target>(
     Ok(compare(&got, &expected, compute_type))
 }
 
-/// Compares the logits of sequences that read cached prefixes, in chunks and in batches, with those of
-/// the same sequences alone in one step: bit for bit with batch invariance, else by their
+/// Compares the logits of sequences that read cached prefixes, in chunks and in batches, with those
+/// of the same sequences alone in one step: bit for bit with batch invariance, else by their
 /// differences.
 pub(super) fn with_cold<T: Target>(
     target: &T,

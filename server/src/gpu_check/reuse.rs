@@ -1,6 +1,6 @@
-//! Many requests at a time through an engine whose KV pool is much too small for them, so that blocks
-//! are freed and written again all the time. The answers must be those of a pool in which no block is
-//! used twice.
+//! Many requests at a time through an engine whose KV pool is much too small for them, so that
+//! blocks are freed and written again all the time. The answers must be those of a pool in which no
+//! block is used twice.
 
 use anyhow::{Context, ensure};
 use futures::future::try_join_all;
@@ -57,8 +57,8 @@ async fn answers<T: Target>(
     Ok(answers)
 }
 
-/// Compares the answers of a small pool with those of a large one: tokens and log-probabilities, bit
-/// for bit.
+/// Compares the answers of a small pool with those of a large one: tokens and log-probabilities,
+/// bit for bit.
 pub(super) async fn small_pool<T: Target>(
     target: &T,
     subject: &Subject,

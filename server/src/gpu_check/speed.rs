@@ -174,7 +174,8 @@ pub(super) fn steps(
         run.prefill.push(Prefill { tokens, seconds, tokens_per_second, share });
     }
     for &(batch, context) in sizes.decodes {
-        // The time does not depend on what is in the store, so that nothing has to be computed before.
+        // The time does not depend on what is in the store, so that nothing has to be computed
+        // before.
         let step = StepBatch {
             tokens: random.tokens(batch, config.vocab_size),
             sequences: (0..batch)
@@ -278,7 +279,8 @@ mod tests {
         };
         let all = elements("");
         let work = Work::new(&config, 4 * all as u64, 32 * 16);
-        // q and output 4 x 4, k and v 4 x 2, the router 4 x 4, and two of four experts of 3 x 4 x 3.
+        // q and output 4 x 4, k and v 4 x 2, the router 4 x 4, and two of four experts of 3 x 4 x
+        // 3.
         assert_eq!(work.elements, f64::from(2 * 16 + 2 * 8 + 16 + 2 * 36));
         assert!((work.weight_bytes - 4.0 * (all - 40) as f64).abs() < 1e-6);
         assert_eq!(work.kv_bytes, 16.0);

@@ -57,8 +57,8 @@ pub(super) fn step(
     Ok(parts.iter().map(|part| rows.by_ref().take(part.to - part.from).collect()).collect())
 }
 
-/// Checks that the tokens which the backend draws itself are those that the engine draws from the whole
-/// rows, for the last tokens of all sequences of a batch.
+/// Checks that the tokens which the backend draws itself are those that the engine draws from the
+/// whole rows, for the last tokens of all sequences of a batch.
 pub(super) fn check_draws(backend: &mut impl Backend, batch: &StepBatch) -> anyhow::Result<()> {
     let vocab_size = backend.spec().vocab_size;
     if !backend.spec().draws {
@@ -105,8 +105,8 @@ pub(super) fn rows(
     Ok(rows)
 }
 
-/// Maximum difference of the logits of two rows, in standard deviations of `expected`; infinite if the
-/// rows cannot be compared.
+/// Maximum difference of the logits of two rows, in standard deviations of `expected`; infinite if
+/// the rows cannot be compared.
 pub(super) fn difference(got: &[f32], expected: &[f32]) -> f32 {
     let count = expected.len() as f32;
     let mean = expected.iter().sum::<f32>() / count;

@@ -120,8 +120,8 @@ pub(super) fn architectures() -> Result<Vec<Subject>, ModelError> {
     configurations().into_iter().map(subject).collect()
 }
 
-/// What the architectures have besides the common sizes. Windows are shorter than the prompts of the
-/// checks.
+/// What the architectures have besides the common sizes. Windows are shorter than the prompts of
+/// the checks.
 fn configurations() -> [(&'static str, Value); 14] {
     let alternating = json!(["sliding_attention", "full_attention"]);
     let yarn = json!({

@@ -140,13 +140,13 @@ struct AccessArgs {
     /// with other keys do not wait. Limits in the key file take precedence.
     #[arg(long, value_name = "TOKENS", value_parser = from_one())]
     key_max_running_tokens: Option<u64>,
-    /// Maximum number of tokens of the requests with one API key that wait; further ones are refused
-    /// with status 429
+    /// Maximum number of tokens of the requests with one API key that wait; further ones are
+    /// refused with status 429
     #[arg(long, value_name = "TOKENS", value_parser = from_one())]
     #[arg(requires = "key_max_running_tokens")]
     key_max_queued_tokens: Option<u64>,
-    /// Origin whose web pages may use the API from a browser (CORS), such as https://app.example, or
-    /// `*` for all. Can be repeated, and can be a JSON list
+    /// Origin whose web pages may use the API from a browser (CORS), such as https://app.example,
+    /// or `*` for all. Can be repeated, and can be a JSON list
     ///
     /// By default a browser lets no page of another origin read replies. The operator's routes are
     /// refused to pages of other origins in any case.

@@ -67,7 +67,8 @@ pub(super) fn layer(origins: &[HeaderValue]) -> Option<CorsLayer> {
 mod tests {
     use super::*;
 
-    /// Goal: origins are parsed alone and as a list; addresses with more than an origin are refused.
+    /// Goal: origins are parsed alone and as a list; addresses with more than an origin are
+    /// refused.
     #[test]
     fn origins_are_parsed() {
         let list = |text: &str| parse(text).map(|origins| origins.0.len());

@@ -10,7 +10,8 @@ use super::{ApiKey, KeyLimits, Secret};
 /// Largest accepted file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Reads the keys of a file: on each line a client's name, its key, and limits that replace `limits`.
+/// Reads the keys of a file: on each line a client's name, its key, and limits that replace
+/// `limits`.
 pub(super) fn read(path: &Path, limits: KeyLimits) -> anyhow::Result<Vec<ApiKey>> {
     let cannot = || format!("cannot read the API keys in {}", path.display());
     let mut text = String::new();

@@ -131,8 +131,9 @@ impl Call {
         Ok(Some(tokens.clone()))
     }
 
-    /// Waits until the client's key may run these prompts with their answers, which then count until
-    /// the reply has been sent. Each prompt is replaced by its tokens, so that it is tokenised once.
+    /// Waits until the client's key may run these prompts with their answers, which then count
+    /// until the reply has been sent. Each prompt is replaced by its tokens, so that it is
+    /// tokenised once.
     pub(super) async fn admit(
         &self,
         engine: &Engine,

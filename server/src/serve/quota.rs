@@ -138,8 +138,8 @@ mod tests {
         Quota::new("ada", limits).expect("limits")
     }
 
-    /// Goal: requests run while their tokens fit, then wait in order, then are refused; what ends or
-    /// goes away makes room.
+    /// Goal: requests run while their tokens fit, then wait in order, then are refused; what ends
+    /// or goes away makes room.
     #[test]
     fn tokens_run_then_wait_then_are_refused() {
         let quota = quota(100, Some(50));

@@ -9,8 +9,8 @@ use crate::api::neutral::Scope;
 use crate::api::options::GenerationOptions;
 use crate::api::structured::{ResponseFormat, StructuredOutputs};
 
-/// The grammar of a request's answers; `None` if they are free. At most one of the parameters may be
-/// given.
+/// The grammar of a request's answers; `None` if they are free. At most one of the parameters may
+/// be given.
 pub(super) fn grammar(options: &mut GenerationOptions) -> Result<Option<Grammar>, ApiError> {
     let mut given: Vec<(&str, Grammar)> = Vec::new();
     if let Some(format) = options.response_format.take() {

@@ -174,8 +174,8 @@ async fn attacks_are_measured() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     let after = server.resident_bytes();
     println!("resident: {} MB before, {} MB a minute after", resident >> 20, after >> 20);
-    // How much of it the allocator keeps for each thread varies by up to 20 MB. An attack that kept its
-    // bodies would leave hundreds.
+    // How much of it the allocator keeps for each thread varies by up to 20 MB. An attack that kept
+    // its bodies would leave hundreds.
     assert!(after <= resident + (32 << 20), "expected at most 32 MB more than before");
 }
 

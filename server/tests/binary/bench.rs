@@ -51,8 +51,8 @@ fn prefix_with_nothing_shared_reuses_nothing() {
     assert_eq!(report["on"]["prompt_tokens"], report["off"]["prompt_tokens"]);
 }
 
-/// Goal: a soak test with cancellations and a small KV pool ends with every block accounted for, and
-/// reports what it measured.
+/// Goal: a soak test with cancellations and a small KV pool ends with every block accounted for,
+/// and reports what it measured.
 #[test]
 fn soak_accounts_for_every_block() {
     let report = bench(&[

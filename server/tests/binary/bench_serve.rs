@@ -42,8 +42,8 @@ async fn completions_of_token_ids_are_counted_exactly() {
     server.settled_audit().await;
 }
 
-/// Goal: a conversation's later turns have the earlier ones and their answers as their prefix, which
-/// the server finds in its cache.
+/// Goal: a conversation's later turns have the earlier ones and their answers as their prefix,
+/// which the server finds in its cache.
 #[tokio::test(flavor = "multi_thread")]
 async fn turns_of_a_chat_continue_their_conversation() {
     let server = Server::start("demo", &["--num-blocks", "1024"]);

@@ -10,8 +10,8 @@ fn generate(args: &[&str]) -> Vec<Value> {
     json_lines(&succeed(&[&base[..], args].concat()))
 }
 
-/// Goal: `--json` prints one object per prompt with all fields; prompts of one call share the prefix
-/// cache, and a text and its token ids are the same prompt.
+/// Goal: `--json` prints one object per prompt with all fields; prompts of one call share the
+/// prefix cache, and a text and its token ids are the same prompt.
 #[test]
 fn generate_prints_one_json_object_per_prompt() {
     let text = "the same forty bytes of prompt, once more";

@@ -45,8 +45,8 @@ async fn all_forms_of_a_prompt_agree() {
     }
 }
 
-/// Goal: the pieces of a streamed reply put together equal the reply that is not streamed; the usage
-/// comes last if it is requested.
+/// Goal: the pieces of a streamed reply put together equal the reply that is not streamed; the
+/// usage comes last if it is requested.
 #[tokio::test]
 async fn a_streamed_reply_equals_the_whole_one() {
     let server = Server::tiny();
@@ -281,8 +281,8 @@ async fn concurrent_clients_do_not_disturb_each_other() {
     server.settled_audit().await;
 }
 
-/// Goal: a client that disconnects in the middle of a stream cancels its request, and every block is
-/// released.
+/// Goal: a client that disconnects in the middle of a stream cancels its request, and every block
+/// is released.
 #[tokio::test]
 async fn a_disconnect_cancels_the_request() {
     let server = Server::tiny();

@@ -26,8 +26,8 @@ fn line<'a>(output: &'a str, name: &str) -> &'a str {
     output.lines().find(is_named).unwrap_or_else(|| panic!("no line {name}: {output}"))
 }
 
-/// Goal: flags take precedence over the environment, and the environment over the file, for numbers,
-/// texts, lists and switches; each setting is shown with where it comes from.
+/// Goal: flags take precedence over the environment, and the environment over the file, for
+/// numbers, texts, lists and switches; each setting is shown with where it comes from.
 #[test]
 fn flags_precede_the_environment_and_that_the_file() {
     let file = "port = 1111\nhost = \"file.example\"\nblock-size = 4\nmax-num-seqs = 7\n\
@@ -136,7 +136,8 @@ fn the_variable_of_a_kubernetes_service_is_ignored() {
     assert_eq!(output.status.code(), Some(2), "any other text is refused");
 }
 
-/// Goal: a file that cannot be meant is refused with status 2, the key's name and what was expected.
+/// Goal: a file that cannot be meant is refused with status 2, the key's name and what was
+/// expected.
 #[test]
 fn wrong_files_are_refused() {
     for (file, words) in [

@@ -79,8 +79,8 @@ async fn embeddings_have_openais_form() {
     server.settled_audit().await;
 }
 
-/// Goal: as many inputs as a request may have are computed, although the queue holds fewer, and each
-/// is the same as alone.
+/// Goal: as many inputs as a request may have are computed, although the queue holds fewer, and
+/// each is the same as alone.
 #[tokio::test]
 async fn many_inputs_need_no_room_in_the_queue() {
     let server = Server::start(MODEL, &["--max-queued", "3", "--max-running", "2"]);

@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use crate::support::{TINY, stolon};
 
-/// Goal: on the CPU all checks pass for all architectures, everything is measured, and the report is
-/// written as JSON and as text.
+/// Goal: on the CPU all checks pass for all architectures, everything is measured, and the report
+/// is written as JSON and as text.
 #[test]
 fn the_cpu_passes_all_checks() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -20,8 +20,8 @@ fn the_cpu_passes_all_checks() {
     assert_eq!(report["passed"], true, "{text}");
     let checks = report["checks"].as_array().expect("a list");
     let count = |kind: &str| checks.iter().filter(|check| check["kind"] == kind).count();
-    // 14 architectures in f32 and two of them in f16; a warm cache with and without batch invariance,
-    // and of the model.
+    // 14 architectures in f32 and two of them in f16; a warm cache with and without batch
+    // invariance, and of the model.
     assert_eq!(count("cpu-parity"), 16);
     assert_eq!(count("warm-equals-cold"), 33);
     assert_eq!(count("blocks-reused"), 2);

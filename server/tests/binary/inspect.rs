@@ -83,8 +83,8 @@ fn memory_depends_on_the_settings() {
     assert!(memory(&["--weights", "q8_0"])[0] < weights);
 }
 
-/// Goal: a model that would be refused is described as far as possible, with the reasons and its own
-/// exit status, and without control characters from the file.
+/// Goal: a model that would be refused is described as far as possible, with the reasons and its
+/// own exit status, and without control characters from the file.
 #[test]
 fn refused_models_are_described_with_the_reasons() {
     let dir = tempfile::tempdir().expect("a directory");

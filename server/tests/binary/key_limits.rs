@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, TINY, fail};
 
-/// A streamed request that runs until it is dropped. Its answers are more than the connection buffers.
+/// A streamed request that runs until it is dropped. Its answers are more than the connection
+/// buffers.
 async fn run_long(server: &Server, key: &str, tokens: usize) -> reqwest::Response {
     let body = json!({"prompt": vec![65; 16], "max_tokens": tokens, "n": 16, "logprobs": 5, "ignore_eos": true,
                       "stream": true, "temperature": 0});

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, TINY, fail};
 
-/// Goal: each wrong request is refused with status 400 and the parameter at fault, and leaves nothing
-/// allocated.
+/// Goal: each wrong request is refused with status 400 and the parameter at fault, and leaves
+/// nothing allocated.
 #[tokio::test]
 async fn wrong_requests_are_refused_by_parameter() {
     let server = Server::tiny();

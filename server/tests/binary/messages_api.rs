@@ -86,7 +86,8 @@ async fn answer(server: &Server, body: Value) -> Value {
     whole
 }
 
-/// Goal: text, calls and reasoning are blocks, whole and streamed alike, with the reason of the end.
+/// Goal: text, calls and reasoning are blocks, whole and streamed alike, with the reason of the
+/// end.
 #[tokio::test]
 async fn answers_consist_of_blocks() {
     let server = Server::start(SCRIPTED, &[]);

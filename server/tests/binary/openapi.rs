@@ -163,8 +163,8 @@ async fn events_are_as_described() {
     }
 }
 
-/// Goal: a number is described with the bounds that the parser has: the description accepts what the
-/// server accepts, and refuses what it refuses, at each bound of each number of each request.
+/// Goal: a number is described with the bounds that the parser has: the description accepts what
+/// the server accepts, and refuses what it refuses, at each bound of each number of each request.
 #[tokio::test]
 async fn bounds_of_numbers_are_the_parsers() {
     let server = Server::start(TINY, &["--pin-budget", "4"]);

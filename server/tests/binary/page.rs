@@ -45,7 +45,8 @@ async fn pins(server: &Server) -> Value {
 const NODES: &str = "document.querySelectorAll('#tree [role=treeitem]').length";
 
 /// Goal: somebody who has never seen the page asks about the handbook, sees the tree grow, asks
-/// again and sees that the handbook was cached; an operator pins, evicts and warms from the picture.
+/// again and sees that the handbook was cached; an operator pins, evicts and warms from the
+/// picture.
 #[tokio::test]
 #[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
 async fn a_newcomer_sees_the_cache_at_work() {

@@ -158,8 +158,8 @@ async fn sglangs_names_work_and_bodies_are_checked() {
     assert_eq!(status, 403, "all clients are one: {refused}");
 }
 
-/// Goal: clients with different keys have different sessions: they neither see nor reach each other's,
-/// even under the same id. Operators see all.
+/// Goal: clients with different keys have different sessions: they neither see nor reach each
+/// other's, even under the same id. Operators see all.
 #[tokio::test]
 async fn clients_have_sessions_of_their_own() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -1,5 +1,5 @@
-//! Structured output over HTTP: answers that follow a schema, a regular expression or a grammar, and
-//! calls of tools that are guaranteed.
+//! Structured output over HTTP: answers that follow a schema, a regular expression or a grammar,
+//! and calls of tools that are guaranteed.
 
 use serde_json::{Value, json};
 
@@ -180,8 +180,8 @@ async fn grammars_that_cannot_be_followed_are_refused() {
     assert_eq!(server.complete(plain).await["choices"][0]["finish_reason"], "length");
 }
 
-/// Goal: the command line takes a schema, as text and as a file, a regular expression and a grammar,
-/// and refuses two of them.
+/// Goal: the command line takes a schema, as text and as a file, a regular expression and a
+/// grammar, and refuses two of them.
 #[test]
 fn the_command_line_takes_grammars() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -191,7 +191,8 @@ impl Server {
         self.ok("/v1/completions", greedy(body)).await
     }
 
-    /// Posts with `stream` and returns the events. Checks that `[DONE]` is the last and leaves it out.
+    /// Posts with `stream` and returns the events. Checks that `[DONE]` is the last and leaves it
+    /// out.
     pub(crate) async fn events(&self, path: &str, mut body: Value) -> Vec<Value> {
         body["stream"] = json!(true);
         let response = self.send(path, greedy(body).to_string()).await;

@@ -186,8 +186,8 @@ impl FromStr for ReasoningFormat {
 mod tests {
     use super::*;
 
-    /// Goal: templates of the well-known families lead to their formats, and formats that look alike
-    /// but are not implemented lead to none.
+    /// Goal: templates of the well-known families lead to their formats, and formats that look
+    /// alike but are not implemented lead to none.
     #[test]
     fn templates_are_recognised() {
         for (source, tools, reasoning) in [

@@ -99,7 +99,8 @@ fn what_is_not_a_call_is_text() {
     assert_eq!(shown(&format(Some(Hermes), false), one_then_broken), expected);
 }
 
-/// Goal: reasoning is split off, whether the answer or the prompt begins it; tags elsewhere are text.
+/// Goal: reasoning is split off, whether the answer or the prompt begins it; tags elsewhere are
+/// text.
 #[test]
 fn reasoning_is_split_off() {
     let closed = format(Some(ToolCallFormat::Hermes), true);

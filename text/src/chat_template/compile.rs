@@ -1,5 +1,5 @@
-//! Compiles a template so that it is metered: before an operator can allocate memory or take time in
-//! proportion to its operands, a guard takes their size from the rendering's budget. minijinja
+//! Compiles a template so that it is metered: before an operator can allocate memory or take time
+//! in proportion to its operands, a guard takes their size from the rendering's budget. minijinja
 //! counts instructions, but one instruction may double a text.
 //!
 //! The guards are inserted into the instructions that minijinja's compiler has produced. Filters,

@@ -7,8 +7,8 @@ use super::GrammarError;
 
 /// Values by the text that they were made from. The least recently used ones are removed first.
 ///
-/// The whole text is compared, not a hash of it, so that a request cannot be given the value of another
-/// text. Callers that need the same missing value at the same time share one computation.
+/// The whole text is compared, not a hash of it, so that a request cannot be given the value of
+/// another text. Callers that need the same missing value at the same time share one computation.
 pub(super) struct Cache<T> {
     max_count: usize,
     max_bytes: usize,

@@ -43,8 +43,8 @@ fn limits() -> ParserLimits {
 }
 
 /// Compiles grammars for the vocabulary of one model. Cheap to clone; clones share the vocabulary's
-/// trie, which is made when the first grammar is compiled and takes about 100 bytes per token, and a
-/// cache of 64 recent grammars of 32 MiB together.
+/// trie, which is made when the first grammar is compiled and takes about 100 bytes per token, and
+/// a cache of 64 recent grammars of 32 MiB together.
 #[derive(Clone)]
 pub struct GrammarCompiler {
     tokenizer: Tokenizer,
@@ -213,7 +213,8 @@ pub(super) fn next_mask(matcher: &mut Matcher) -> Result<TokenMask, GrammarError
     Ok(TokenMask::new(allowed, may_end))
 }
 
-/// The part of a message of `llguidance` that is about the grammar, without the state of the parser.
+/// The part of a message of `llguidance` that is about the grammar, without the state of the
+/// parser.
 pub(super) fn message(error: &str) -> String {
     let end = ["\n<state>", "\n<non-verbose", "\n<backtrace>"];
     let end = end.iter().filter_map(|mark| error.find(mark)).min().unwrap_or(error.len());

@@ -60,8 +60,8 @@ impl TokenMask {
 mod tests {
     use super::*;
 
-    /// Goal: `apply` excludes exactly the tokens that are not allowed, over whole words and parts of
-    /// them, and beyond the vocabulary; ends are allowed only if the answer may end.
+    /// Goal: `apply` excludes exactly the tokens that are not allowed, over whole words and parts
+    /// of them, and beyond the vocabulary; ends are allowed only if the answer may end.
     #[test]
     fn exactly_the_other_tokens_are_excluded() {
         for may_end in [false, true] {

@@ -216,8 +216,8 @@ mod tests {
     use crate::Tokenizer;
 
     /// Goal: a mask that was begun in advance equals the one that is computed from the first token
-    /// on, and allows exactly the tokens that the parser accepts one by one; also after a step back,
-    /// as when a sequence is used again.
+    /// on, and allows exactly the tokens that the parser accepts one by one; also after a step
+    /// back, as when a sequence is used again.
     #[test]
     fn masks_equal_those_of_the_slow_path() {
         let schema = json!({

@@ -339,8 +339,8 @@ const QWEN2: &str = concat!(
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
 
-/// GPT-4o (Phi-4-mini, gpt-oss): like Tekken, but with contractions at the end of a word, and numbers
-/// of up to three digits.
+/// GPT-4o (Phi-4-mini, gpt-oss): like Tekken, but with contractions at the end of a word, and
+/// numbers of up to three digits.
 const GPT4O: &str = concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",

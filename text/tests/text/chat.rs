@@ -95,8 +95,8 @@ fn arguments_of_calls_are_parsed_to_objects() {
     }
 }
 
-/// Goal: a conversation that is to be continued ends with the text of its last message, which has to
-/// be the assistant's.
+/// Goal: a conversation that is to be continued ends with the text of its last message, which has
+/// to be the assistant's.
 #[test]
 fn the_last_message_can_be_continued() {
     let source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}\

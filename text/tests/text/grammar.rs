@@ -16,8 +16,8 @@ use stolon_text::{
 
 use crate::vocabularies::byte_level;
 
-/// A byte-level vocabulary with some pairs of characters that occur in JSON, and with the markers of
-/// tool calls and of reasoning as special tokens if `special_markers` is set.
+/// A byte-level vocabulary with some pairs of characters that occur in JSON, and with the markers
+/// of tool calls and of reasoning as special tokens if `special_markers` is set.
 fn tokenizer(special_markers: bool) -> Tokenizer {
     let mut document = byte_level();
     let spelled =

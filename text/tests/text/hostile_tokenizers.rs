@@ -1,4 +1,5 @@
-//! Cut, corrupted and crafted `tokenizer.json` files: each is refused or usable, and nothing panics.
+//! Cut, corrupted and crafted `tokenizer.json` files: each is refused or usable, and nothing
+//! panics.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};

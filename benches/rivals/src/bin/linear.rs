@@ -75,7 +75,8 @@ fn product(library: &str, threads: usize, weights: Vec<f32>) -> Result<(Product,
         "gemm-f32" => (
             Box::new(move |x, rows, out| {
                 let parallelism = gemm::Parallelism::Rayon(threads);
-                // SAFETY: sizes and strides are those of the slices; weights are `[FEATURES, INNER]`.
+                // SAFETY: sizes and strides are those of the slices; weights are `[FEATURES,
+                // INNER]`.
                 unsafe {
                     gemm::gemm(
                         rows,

@@ -81,8 +81,8 @@ impl Operands<'_> {
         let softcap = args.softcap.unwrap_or(0.0);
         let chunks = (args.heads / shape.kv_heads).div_ceil(HEADS);
 
-        // SAFETY: the first kernel writes all elements that the second one reads: those of the parts in
-        // which the window of their query lies.
+        // SAFETY: the first kernel writes all elements that the second one reads: those of the
+        // parts in which the window of their query lies.
         let partials = unsafe { self.device.alloc::<f32>(parts * args.heads * (dim + 2)) }?;
         // SAFETY: the second kernel writes all elements.
         let output = unsafe { self.device.alloc::<f32>(launch.count * args.heads * dim) }?;
@@ -107,10 +107,11 @@ impl Operands<'_> {
         builder.arg(&self.q).arg(keys).arg(values).arg(&tables).arg(&contexts).arg(&part_rows);
         builder.arg(&part_starts).arg(&partials).arg(&heads).arg(&kv_heads).arg(&dim);
         builder.arg(&block_size).arg(&table_len).arg(&window).arg(&args.scale).arg(&softcap);
-        // SAFETY: the arguments have the types and the order of the kernel's parameters. The views have
-        // the shapes that the kernel expects, by the checks of the operation and the plan, and are
-        // aligned as it needs; head sizes are those that `supports` allows. Blocks of the tables, up to
-        // the contexts, are below the number of blocks, because the batch checker has accepted them.
+        // SAFETY: the arguments have the types and the order of the kernel's parameters. The views
+        // have the shapes that the kernel expects, by the checks of the operation and the plan, and
+        // are aligned as it needs; head sizes are those that `supports` allows. Blocks of the
+        // tables, up to the contexts, are below the number of blocks, because the batch checker has
+        // accepted them.
         unsafe { builder.launch(config) }.w()?;
 
         let function = self.device.get_or_load_custom_func("merge_parts", MODULE, PTX)?;

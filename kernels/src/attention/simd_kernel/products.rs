@@ -277,10 +277,10 @@ impl SimdWork<'_> {
                 continue;
             }
             let values = view.stored_values(next, positions.start - begin, from);
-            // SAFETY: `positions` lie in one panel and so in one block, which the validation has found
-            // within `from`; their rows are `inner_step` apart, and each is readable for `dim` values, a
-            // multiple of 16. `weights` has 64 columns. `sums` has `live` rows of `head_dim`, which equals
-            // `padded_dim`. The set of `L` is available.
+            // SAFETY: `positions` lie in one panel and so in one block, which the validation has
+            // found within `from`; their rows are `inner_step` apart, and each is readable for
+            // `dim` values, a multiple of 16. `weights` has 64 columns. `sums` has `live` rows of
+            // `head_dim`, which equals `padded_dim`. The set of `L` is available.
             unsafe {
                 let product = RegisterTile {
                     inner: positions.len(),

@@ -27,7 +27,8 @@ fn sinks_match_the_formula() {
     }
 }
 
-/// Goal: with sinks, bits do not depend on the chunks, or on how many threads divide a long context.
+/// Goal: with sinks, bits do not depend on the chunks, or on how many threads divide a long
+/// context.
 #[test]
 fn bits_with_sinks_do_not_depend_on_chunks_or_threads() {
     let pools = [1, 3, 8].map(Threads::new);

@@ -274,8 +274,8 @@ fn phi_configurations_are_read() {
     assert!(phi4_mini.tie_word_embeddings);
 }
 
-/// Goal: Gemma 2's soft-capping, scale of scores and alternating windows are read, from the keys and
-/// from their defaults, and null turns soft-capping off.
+/// Goal: Gemma 2's soft-capping, scale of scores and alternating windows are read, from the keys
+/// and from their defaults, and null turns soft-capping off.
 #[test]
 fn gemma2_configurations_are_read() {
     let gemma = |extra: Value| decoder(with(json!({ "model_type": "gemma2" }), &extra));
@@ -294,8 +294,8 @@ fn gemma2_configurations_are_read() {
     assert_eq!((large.attention_softcap, large.logit_softcap), (None, Some(20.0)));
 }
 
-/// Goal: the published configuration of SmolLM3 is read, and layers without a rotary embedding follow
-/// the list or the interval.
+/// Goal: the published configuration of SmolLM3 is read, and layers without a rotary embedding
+/// follow the list or the interval.
 #[test]
 fn smollm3_configurations_are_read() {
     let smol = |extra: Value| {

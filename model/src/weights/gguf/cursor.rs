@@ -2,8 +2,8 @@
 
 use crate::error::ModelError;
 
-/// Maximum size of a header in bytes. The largest known ones contain a vocabulary of 10 MB, and some
-/// a whole `tokenizer.json` of 35 MB.
+/// Maximum size of a header in bytes. The largest known ones contain a vocabulary of 10 MB, and
+/// some a whole `tokenizer.json` of 35 MB.
 const HEADER_BYTES_MAX: u64 = 128 << 20;
 /// Maximum number of elements of all arrays together. Known headers have up to 1.5 million.
 const ELEMENTS_MAX: u64 = 1 << 23;

@@ -168,8 +168,8 @@ impl<'a> Parts<'a> {
         Ok(Converted { order, ..converted })
     }
 
-    /// The type of the rows of codes with `bits` bits in groups of `group` columns: an exact one, if
-    /// the columns are whole blocks of it and no block has columns of two groups.
+    /// The type of the rows of codes with `bits` bits in groups of `group` columns: an exact one,
+    /// if the columns are whole blocks of it and no block has columns of two groups.
     fn target(&self, bits: usize, group: usize, zeros: &Zeros) -> TensorType {
         let fits = |dtype: TensorType| {
             let block = dtype.block_len();

@@ -1,7 +1,8 @@
 //! Prompts as text, for servers whose tokenizer is not known.
 //!
 //! Each token id of a workload becomes a short English word after a space, which is one token in
-//! the vocabularies of almost all models. The exact numbers of tokens are those that servers report.
+//! the vocabularies of almost all models. The exact numbers of tokens are those that servers
+//! report.
 
 /// Number of different words.
 pub(in crate::bench) const WORD_COUNT: usize = WORDS.len();
