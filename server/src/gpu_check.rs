@@ -44,10 +44,11 @@ pub struct GpuCheckArgs {
     /// Device to check: cpu, cuda, cuda:INDEX, metal or metal:INDEX
     #[arg(long, default_value_t = default_device(), value_name = "DEVICE")]
     device: DeviceChoice,
-    /// Model to measure and to check with a warm cache, in addition to the small ones
+    /// Model to measure and to check in addition to the small ones
     ///
-    /// As in `stolon serve`. By default the speed is measured with random weights in the shape of
-    /// Llama 3.2 1B, and on the CPU of a smaller model.
+    /// As in `stolon serve`. The CPU backend computes 300 tokens of it, too, if it fits in memory.
+    /// By default the speed is measured with random weights in the shape of Llama 3.2 1B, and on
+    /// the CPU of a smaller model.
     #[arg(long)]
     model: Option<ModelSource>,
     /// File to which the report is written as JSON, to attach it to a bug report
@@ -160,7 +161,9 @@ async fn checks<T: Target>(
     }
     if let Some(source) = model {
         let setup = Setup { device, compute_type: None, batch_invariant: true };
-        one(target, Kind::WarmEqualsCold, &Subject::model(source), setup, report).await?;
+        let subject = Subject::model(source);
+        one(target, Kind::CpuParity, &subject, setup, report).await?;
+        one(target, Kind::WarmEqualsCold, &subject, setup, report).await?;
     }
     Ok(())
 }
