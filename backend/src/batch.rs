@@ -163,8 +163,12 @@ pub trait Backend {
     /// The backend's sizes. They are constant over its lifetime.
     fn spec(&self) -> &BackendSpec;
 
-    /// Computes one ragged batch: writes keys and values and returns the requested logits and
-    /// hidden states.
+    /// Computes one ragged batch: writes keys and values and returns the rows and tokens that the
+    /// slices request.
+    ///
+    /// It returns when all of it is computed, also if nothing was requested: from the time it
+    /// takes, the engine learns how fast prompts are computed, and whether it is worth it to load
+    /// stored KV instead.
     ///
     /// **Batch invariance.** A row of logits and a hidden state depend, bit for bit, on the tokens
     /// of their own sequence only. They do not depend on the other sequences of the batch, on how

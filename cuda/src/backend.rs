@@ -173,7 +173,11 @@ impl Backend for CandleBackend {
         if batch.sequences.is_empty() {
             return Ok(StepOutput::default());
         }
-        self.decoder.forward(batch, &mut self.kv, self.attention).map_err(failed)
+        let output = self.decoder.forward(batch, &mut self.kv, self.attention).map_err(failed)?;
+        // Nothing is copied from the device by a step that returns nothing, so it may still
+        // compute.
+        self.decoder.device().synchronize().map_err(failed)?;
+        Ok(output)
     }
 
     fn sampling_threads(&self) -> usize {
