@@ -64,26 +64,27 @@ pub(super) fn check_draws(backend: &mut impl Backend, batch: &StepBatch) -> anyh
     if !backend.spec().draws {
         return Ok(());
     }
-    let mut with = |rows: LogitRows| {
+    let mut step = |rows: &dyn Fn(usize) -> LogitRows| {
         let mut batch = batch.clone();
-        batch.sequences.iter_mut().for_each(|slice| slice.logit_rows = rows);
+        let slices = batch.sequences.iter_mut().enumerate();
+        slices.for_each(|(index, slice)| slice.logit_rows = rows(index));
         backend.step(&batch)
     };
-    let logits = with(LogitRows::Last)?.logits;
+    let logits = step(&|_| LogitRows::Last)?.logits;
     let all = Draw { temperature: 0.8, ..Draw::GREEDY };
-    for draw in [
+    for kind in [
         Draw::GREEDY,
         all,
         Draw { min_p: 0.05, ..all },
         Draw { top_k: Some(50), ..all },
         Draw { top_p: 0.9, ..all },
     ] {
-        for uniform in [0.0, 0.3, 0.6, 0.9] {
-            let draw = Draw { uniform, ..draw };
-            let got = with(LogitRows::Drawn(draw))?.drawn;
-            let rows = logits.chunks_exact(vocab_size);
-            let expected: Vec<_> = rows.map(|row| draw.of(row)).collect();
-            ensure!(got == expected, "{draw:?}: expected the tokens {expected:?}, got {got:?}");
+        let draw = |index| Draw { uniform: (0.4 + 0.61 * index as f64).fract(), ..kind };
+        let got = step(&|index| LogitRows::Drawn(draw(index)))?.drawn;
+        ensure!(got.len() == batch.sequences.len(), "{kind:?}: got {} tokens", got.len());
+        for (index, (row, got)) in logits.chunks_exact(vocab_size).zip(got).enumerate() {
+            let (draw, expected) = (draw(index), draw(index).of(row));
+            ensure!(got == expected, "{draw:?}: expected the token {expected:?}, got {got:?}");
         }
     }
     Ok(())
