@@ -517,6 +517,17 @@ impl EngineBuilder {
         self
     }
 
+    /// Whether decode steps on a CUDA device are recorded as CUDA graphs, which launch all kernels
+    /// of a step at once, so that small models do not wait for the host. Default: false, because no
+    /// GPU has run it yet. It has no effect on models with experts, on steps with
+    /// log-probabilities, penalties, biases or grammars, or without flash attention unless
+    /// [`batch_invariant`](Self::batch_invariant) is off.
+    #[cfg(feature = "candle")]
+    pub fn cuda_graphs(mut self, on: bool) -> Self {
+        self.device.get_or_insert_default().cuda_graphs = on;
+        self
+    }
+
     /// Type in which the model's matrices are held in memory. Default: [`WeightType::Stored`], the
     /// type in the model's files.
     pub fn weights(mut self, weights: WeightType) -> Self {

@@ -108,6 +108,9 @@ static __device__ void attend_part(
     uint32_t row = part_rows[blockIdx.x];
     uint32_t context = contexts[row];
     uint32_t part_start = (blockIdx.x - part_starts[row]) * PART;
+    if (part_start >= context) {
+        return; // a part beyond those of the last row
+    }
     uint32_t read_from = oldest(context, window);
     // The positions of the part that are read, counted from the part's first.
     uint32_t first = read_from > part_start ? read_from - part_start : 0;

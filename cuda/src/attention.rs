@@ -34,6 +34,23 @@ pub(crate) struct AttentionArgs<'a> {
     pub(crate) sinks: Option<&'a Tensor>,
 }
 
+/// The least sizes of what is uploaded for attention. Steps with the same number of sequences and
+/// the same room, which is large enough for them, upload tensors of the same shapes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Room {
+    /// Number of blocks of a sequence.
+    blocks: usize,
+    /// Number of parts of all sequences, with split-KV decoding.
+    parts: usize,
+}
+
+impl Room {
+    /// Number of positions of a sequence.
+    pub(crate) fn positions(&self, shape: &KvShape) -> usize {
+        self.blocks * shape.block_size
+    }
+}
+
 /// How the attention of a model is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attention {
@@ -82,19 +99,34 @@ impl Attention {
         if self.split_decode { split::workspace_bytes(device, heads, shape) } else { 0 }
     }
 
+    /// The room for `spans` of one query each, in powers of two; `None` if attention cannot be
+    /// computed with the same shapes for all spans that this is room for.
+    pub(crate) fn room(self, spans: &[QuerySpan<'_>]) -> Option<Room> {
+        let blocks = spans.iter().map(|span| span.block_table.len()).max()?.next_power_of_two();
+        if self.split_decode {
+            return Some(Room { blocks, parts: split::room(spans)? });
+        }
+        match self.kind {
+            Kind::Gather => None,
+            #[cfg(feature = "cuda")]
+            Kind::Flash => Some(Room { blocks, parts: 0 }),
+        }
+    }
+
     /// Prepares the attention of the queries of `spans`, which all layers share.
     pub(crate) fn prepare(
         self,
         spans: &[QuerySpan<'_>],
         shape: &KvShape,
+        room: Room,
         device: &Device,
     ) -> Result<Prepared> {
         let is_single = |span: &QuerySpan<'_>| self.split_decode && span.count == 1;
         if spans.iter().all(is_single) {
-            return Ok(Prepared::One(Plan::Split(split::Plan::new(spans, device)?)));
+            return Ok(Prepared::One(Plan::Split(split::Plan::new(spans, room, device)?)));
         }
         if !spans.iter().any(is_single) {
-            return Ok(Prepared::One(self.kind.plan(spans, shape, device)?));
+            return Ok(Prepared::One(self.kind.plan(spans, shape, room, device)?));
         }
         let (mut single, mut several) = (Group::default(), Group::default());
         for span in spans {
@@ -107,8 +139,8 @@ impl Attention {
         for (index, row) in single.rows.iter().chain(&several.rows).enumerate() {
             order[*row as usize] = index as u32;
         }
-        let single_plan = Plan::Split(split::Plan::new(&single.spans, device)?);
-        let several_plan = self.kind.plan(&several.spans, shape, device)?;
+        let single_plan = Plan::Split(split::Plan::new(&single.spans, room, device)?);
+        let several_plan = self.kind.plan(&several.spans, shape, room, device)?;
         Ok(Prepared::Both {
             parts: [
                 (single_plan, indices(&single.rows, device)?),
@@ -138,11 +170,18 @@ impl Kind {
         Self::Gather
     }
 
-    fn plan(self, spans: &[QuerySpan<'_>], shape: &KvShape, device: &Device) -> Result<Plan> {
+    fn plan(
+        self,
+        spans: &[QuerySpan<'_>],
+        shape: &KvShape,
+        room: Room,
+        device: &Device,
+    ) -> Result<Plan> {
+        let _ = room;
         match self {
             Self::Gather => Ok(Plan::Gather(gather::Plan::new(spans, shape, device)?)),
             #[cfg(feature = "cuda")]
-            Self::Flash => Ok(Plan::Flash(flash::Plan::new(spans, device)?)),
+            Self::Flash => Ok(Plan::Flash(flash::Plan::new(spans, shape, room, device)?)),
         }
     }
 }
@@ -165,6 +204,17 @@ pub(crate) enum Plan {
 }
 
 impl Prepared {
+    /// The tensors that differ from step to step if all spans have one query and there was room for
+    /// them.
+    pub(crate) fn of_decode(&self) -> Vec<&Tensor> {
+        match self {
+            Self::One(Plan::Split(plan)) => plan.tensors(),
+            #[cfg(feature = "cuda")]
+            Self::One(Plan::Flash(plan)) => plan.of_decode(),
+            Self::One(Plan::Gather(_)) | Self::Both { .. } => Vec::new(),
+        }
+    }
+
     /// Attention of the queries `q`, `[rows, heads, head_dim]` in f32. Returns
     /// `[rows, heads * head_dim]` in f32.
     pub(crate) fn attend(&self, q: &Tensor, args: &AttentionArgs<'_>) -> Result<Tensor> {
@@ -239,7 +289,8 @@ mod tests {
                     let q = q.narrow(0, 0, rows).expect("some rows");
                     let attend = |split_decode| {
                         let attention = Attention { kind: Kind::Gather, split_decode };
-                        let prepared = attention.prepare(spans, &shape, &device)?;
+                        let prepared =
+                            attention.prepare(spans, &shape, Room::default(), &device)?;
                         prepared.attend(&q, &args)?.flatten_all()?.to_vec1::<f32>()
                     };
                     let (got, expected) = (attend(true), attend(false));

@@ -10,11 +10,12 @@ use stolon_model::{DecoderConfig, KvType, Weights, kv_probe};
 
 use crate::attention::Attention;
 use crate::decoder::Decoder;
+use crate::graphs::Graphs;
 use crate::kv_store::{KvShape, KvStore};
 use crate::linear::RowTile;
 use crate::loader::Loader;
 use crate::options::{CandleOptions, ComputeType, OpenError, message};
-use crate::{DeviceChoice, draw, dry_run, memory};
+use crate::{DeviceChoice, draw, dry_run, graphs, memory};
 
 /// Number of the way in which keys and values are computed. It must be raised with every change
 /// that changes bits of keys or values and that the short prompt of `kv_probe` may not show, so
@@ -30,6 +31,8 @@ pub struct CandleBackend {
     decoder: Decoder,
     kv: KvStore,
     attention: Attention,
+    /// `None` if no steps are recorded.
+    graphs: Option<Graphs>,
     step_memory: StepMemory,
 }
 
@@ -99,13 +102,23 @@ impl CandleBackend {
         let mut decoder = Decoder::load(config, loader)?;
         device.synchronize()?;
         let workspace = attention.workspace_bytes(&device, decoder.config().num_heads, &shape);
-        let estimated_bytes = memory::step_bytes(decoder.config(), &options, tile) + workspace;
+        // What neither the estimate of a step nor the dry run has: the contexts of the latter are
+        // short, and it records nothing.
+        let others = workspace
+            + match options.cuda_graphs {
+                true => graphs::memory_bytes(decoder.config(), &options, tile) + workspace,
+                false => 0,
+            };
+        let estimated_bytes = memory::step_bytes(decoder.config(), &options, tile) + others;
         let free = memory::of(&device);
-        // The contexts of the dry run are short.
         let measured_bytes = dry_run::step_bytes(&mut decoder, &shape, attention, &options)
             .map_err(|error| memory::explain(error, free, &options, estimated_bytes))?
-            .map(|bytes| bytes + workspace);
+            .map(|bytes| bytes + others);
         let step_memory = StepMemory { estimated_bytes, measured_bytes };
+        let graphs = match options.cuda_graphs {
+            true => Some(Graphs::new(&decoder, &options)?),
+            false => None,
+        };
         device.synchronize()?;
         let (free, config) = (memory::of(&device), decoder.config());
         let step_bytes = step_memory.bytes();
@@ -134,13 +147,14 @@ impl CandleBackend {
             kv_type = kv_type.name(),
             attention = attention.name(),
             batch_invariant = options.batch_invariant,
+            cuda_graphs = options.cuda_graphs,
             kv_blocks = spec.block_count,
             kv_bytes = spec.block_count * spec.block_bytes,
             step_bytes,
             "the candle backend is ready"
         );
         let checker = BatchChecker::new(spec.block_count);
-        Ok(Self { spec, kv_format, checker, decoder, kv, attention, step_memory })
+        Ok(Self { spec, kv_format, checker, decoder, kv, attention, graphs, step_memory })
     }
 
     /// The decoder's configuration.
@@ -154,6 +168,13 @@ impl CandleBackend {
     #[must_use]
     pub fn attention(&self) -> &'static str {
         self.attention.name()
+    }
+
+    /// Number of decode steps that are recorded as CUDA graphs: one for each size of batches and
+    /// contexts. 0 without `cuda_graphs`, or if they cannot be used.
+    #[must_use]
+    pub fn recorded_steps(&self) -> usize {
+        self.graphs.as_ref().map_or(0, Graphs::count)
     }
 
     /// The memory that a step needs.
@@ -173,10 +194,16 @@ impl Backend for CandleBackend {
         if batch.sequences.is_empty() {
             return Ok(StepOutput::default());
         }
-        let output = self.decoder.forward(batch, &mut self.kv, self.attention).map_err(failed)?;
+        let Self { decoder, kv, attention, graphs, .. } = self;
+        if let Some(graphs) = graphs
+            && let Some(output) = graphs.step(batch, decoder, kv, *attention).map_err(failed)?
+        {
+            return Ok(output);
+        }
+        let output = decoder.forward(batch, kv, *attention).map_err(failed)?;
         // Nothing is copied from the device by a step that returns nothing, so it may still
         // compute.
-        self.decoder.device().synchronize().map_err(failed)?;
+        decoder.device().synchronize().map_err(failed)?;
         Ok(output)
     }
 

@@ -10,15 +10,16 @@ use stolon_backend::{StepBatch, StepOutput};
 use stolon_model::DecoderConfig;
 
 use crate::OpenError;
-use crate::attention::{Attention, AttentionArgs, Prepared};
-use crate::draw::{draw_tokens, to_host};
-use crate::kv_store::KvStore;
+use crate::attention::{Attention, AttentionArgs, Prepared, Room};
+use crate::draw::{self, draw_tokens, drawn_tokens};
+use crate::inputs::{OutputInputs, StepInputs};
+use crate::kv_store::{KvShape, KvStore};
 use crate::kv_write;
 use crate::layer::{Layer, Norm, Projected};
 use crate::linear::Linear;
 use crate::loader::Loader;
-use crate::plan::{StepPlan, all_spans, indices, output_spans};
-use crate::rope::{RopeTable, Rotation};
+use crate::plan::StepPlan;
+use crate::rope::RopeTable;
 
 /// A model whose weights are on a device.
 #[derive(Debug)]
@@ -69,44 +70,76 @@ impl Decoder {
         &self.device
     }
 
+    /// Whether [`Decoder::compute`] copies nothing from the device: the choice of experts is.
+    pub(crate) fn stays_on_device(&self) -> bool {
+        self.config.experts.is_none()
+    }
+
     /// Computes a batch that the batch checker has accepted and that is not empty: writes keys and
-    /// values to `kv` and returns the requested logits and hidden states.
+    /// values to `kv` and returns what the batch requests.
     pub(crate) fn forward(
         &mut self,
         batch: &StepBatch,
         kv: &mut KvStore,
         attention: Attention,
     ) -> Result<StepOutput> {
-        let shape = *kv.shape();
-        let plan = StepPlan::new(batch, shape.block_size);
-        let rows = Rows::new(self, &plan)?;
-        let mut prepared = attention.prepare(&all_spans(batch), &shape, &self.device)?;
-        let mut x = self.embed(&batch.tokens)?;
+        let plan = StepPlan::new(batch, kv.shape().block_size);
+        let inputs = self.upload(batch, &plan, kv.shape(), attention, Room::default())?;
+        self.compute(&inputs, kv)?.to_host(&plan)
+    }
+
+    /// The inputs of a step.
+    pub(crate) fn upload(
+        &mut self,
+        batch: &StepBatch,
+        plan: &StepPlan,
+        shape: &KvShape,
+        attention: Attention,
+        room: Room,
+    ) -> Result<StepInputs> {
+        let device = &self.device;
+        let positions = plan.position_count().max(room.positions(shape));
+        let rotations = self.ropes.iter_mut().map(|rope| rope.rotations(positions, device));
+        let rotations = rotations.collect::<Result<_>>()?;
+        StepInputs::new(batch, plan, rotations, (attention, shape, room), device)
+    }
+
+    /// Computes a step on the device: writes keys and values to `kv`.
+    pub(crate) fn compute(&self, inputs: &StepInputs, kv: &mut KvStore) -> Result<Computed> {
+        let rotations = inputs.rotations.iter().map(|table| table.at(&inputs.positions));
+        let rotations = rotations.collect::<Result<Vec<_>>>()?;
+        let mut attention = &inputs.attention;
+        let mut x = self.embed(&inputs.tokens)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let config = &self.config;
             let layer_config = &config.layers[index];
-            let rotation = layer_config.rope.map(|rope| &rows.rotations[rope]);
+            let rotation = layer_config.rope.map(|rope| &rotations[rope]);
             let Projected { queries: mut q, keys, values } = layer.project(config, &x, rotation)?;
+            let dtype = kv.shape().dtype;
             let plane = kv.layer(index);
-            rows.write(&plane.keys, keys, shape.dtype)?;
-            rows.write(&plane.values, values, shape.dtype)?;
+            write(inputs, &plane.keys, keys, dtype)?;
+            write(inputs, &plane.values, values, dtype)?;
             if index + 1 == self.layers.len() {
                 // In the last layer, other rows are needed for their keys and values only.
-                let Some(outputs) = &rows.outputs else { return Ok(StepOutput::default()) };
-                (q, x) = (q.index_select(outputs, 0)?, x.index_select(outputs, 0)?);
-                prepared = attention.prepare(&output_spans(batch), &shape, &self.device)?;
+                let Some(outputs) = &inputs.outputs else { return Ok(Computed::default()) };
+                if let Some((rows, prepared)) = &outputs.rows {
+                    (q, x) = (q.index_select(rows, 0)?, x.index_select(rows, 0)?);
+                    attention = prepared;
+                }
             }
-            let attended = self.attend(index, &q, kv, &prepared)?;
+            let attended = self.attend(index, &q, kv, attention)?;
             x = layer.add_attention(config, &x, &attended)?;
             x = layer.add_mlp(config, &x)?;
         }
-        self.output(&x, &plan)
+        match &inputs.outputs {
+            Some(outputs) => self.output(&x, outputs),
+            None => Ok(Computed::default()),
+        }
     }
 
     /// The embeddings of `tokens`, `[tokens, hidden_size]` in f32.
-    fn embed(&self, tokens: &[u32]) -> Result<Tensor> {
-        let tokens = indices(tokens, &self.device)?;
-        let x = self.embedding.index_select(&tokens, 0)?.to_dtype(DType::F32)?;
+    fn embed(&self, tokens: &Tensor) -> Result<Tensor> {
+        let x = self.embedding.index_select(tokens, 0)?.to_dtype(DType::F32)?;
         match self.config.embedding_scale {
             Some(scale) => x.affine(f64::from(scale), 0.0),
             None => Ok(x),
@@ -132,76 +165,73 @@ impl Decoder {
         prepared.attend(q, &args)
     }
 
-    /// What the step returns of the output rows `x`.
-    fn output(&self, x: &Tensor, plan: &StepPlan) -> Result<StepOutput> {
+    /// What the step returns of the rows `x`, which are those that are returned.
+    fn output(&self, x: &Tensor, outputs: &OutputInputs) -> Result<Computed> {
         let normed = self.final_norm.apply(x)?;
-        let select = |rows: &[u32]| normed.index_select(&indices(rows, &self.device)?, 0);
-        let hidden = match plan.hidden_rows.as_slice() {
-            [] => Vec::new(),
-            rows => select(rows)?.flatten_all()?.to_vec1()?,
-        };
+        let hidden = outputs.hidden.as_ref().map(|rows| rows.of(&normed)).transpose()?;
         // One product for all rows that have logits.
-        let rows = [plan.logit_rows.as_slice(), &plan.drawn_rows].concat();
-        if rows.is_empty() {
-            return Ok(StepOutput { hidden, ..StepOutput::default() });
-        }
-        let mut logits = self.head.forward(&select(&rows)?)?;
+        let Some(rows) = &outputs.logits else {
+            return Ok(Computed { hidden, ..Computed::default() });
+        };
+        let mut logits = self.head.forward(&rows.of(&normed)?)?;
         if let Some(scale) = self.config.logit_scale {
             logits = logits.affine(f64::from(scale), 0.0)?;
         }
         if let Some(cap) = self.config.logit_softcap.map(f64::from) {
             logits = logits.affine(1.0 / cap, 0.0)?.tanh()?.affine(cap, 0.0)?;
         }
-        let (whole, drawn) = (plan.logit_rows.len(), plan.drawn_rows.len());
-        let drawn = draw_tokens(&logits.narrow(0, whole, drawn)?, &plan.draws)?;
-        let logits = match whole {
-            0 => Vec::new(),
-            whole => to_host(&logits.narrow(0, 0, whole)?.flatten_all()?)?,
+        let drawn = match &outputs.draws {
+            None => None,
+            Some(draws) => {
+                let count = draws.dim(0)?;
+                let rows = logits.narrow(0, logits.dim(0)? - count, count)?;
+                Some((draw_tokens(&rows, draws)?, rows))
+            }
+        };
+        Ok(Computed { hidden, logits: Some(logits), drawn })
+    }
+}
+
+/// Writes the keys or values of the rows of a step to a plane of the KV store of the type `dtype`.
+fn write(inputs: &StepInputs, plane: &Tensor, values: Tensor, dtype: DType) -> Result<()> {
+    let Some(slots) = &inputs.slots else { return Ok(()) };
+    let values = inputs.written.of(&values.to_dtype(dtype)?.contiguous()?)?;
+    kv_write::write(plane, &values, slots)
+}
+
+/// What a step has computed, on the device.
+#[derive(Debug, Default)]
+pub(crate) struct Computed {
+    /// The hidden states that are returned.
+    hidden: Option<Tensor>,
+    /// The rows that are returned whole, and then those from which tokens were drawn.
+    logits: Option<Tensor>,
+    /// The tokens, and the rows of logits that they were drawn from.
+    drawn: Option<(Tensor, Tensor)>,
+}
+
+impl Computed {
+    /// The tokens that were drawn, and the rows of logits. See [`draw_tokens`].
+    pub(crate) fn drawn(&self) -> Option<&(Tensor, Tensor)> {
+        self.drawn.as_ref()
+    }
+
+    /// Copies what `plan` requests from the device.
+    fn to_host(&self, plan: &StepPlan) -> Result<StepOutput> {
+        let hidden = match &self.hidden {
+            Some(hidden) => hidden.flatten_all()?.to_vec1()?,
+            None => Vec::new(),
+        };
+        let logits = match (&self.logits, plan.logit_rows.len()) {
+            (Some(logits), whole) if whole > 0 => {
+                draw::to_host(&logits.narrow(0, 0, whole)?.flatten_all()?)?
+            }
+            _ => Vec::new(),
+        };
+        let drawn = match &self.drawn {
+            Some((tokens, rows)) => drawn_tokens(tokens, &plan.draws, rows)?,
+            None => Vec::new(),
         };
         Ok(StepOutput { logits, hidden, drawn })
-    }
-}
-
-/// The rows of a step on the device.
-struct Rows {
-    /// One entry per rotary embedding.
-    rotations: Vec<Rotation>,
-    /// The rows whose keys and values are written; `None` for all.
-    written: Option<Tensor>,
-    /// Where they are written; `None` if none is.
-    slots: Option<Tensor>,
-    /// The rows that are returned; `None` if none is.
-    outputs: Option<Tensor>,
-}
-
-impl Rows {
-    fn new(decoder: &mut Decoder, plan: &StepPlan) -> Result<Self> {
-        let device = &decoder.device;
-        let positions = indices(&plan.positions, device)?;
-        let count = plan.position_count();
-        let rotations = decoder.ropes.iter_mut().map(|rope| rope.rotation(&positions, count));
-        let some = |values: &[u32]| match values {
-            [] => Ok(None),
-            values => indices(values, device).map(Some),
-        };
-        let all_written = plan.written_rows.len() == plan.positions.len();
-        Ok(Self {
-            rotations: rotations.collect::<Result<_>>()?,
-            written: if all_written { None } else { some(&plan.written_rows)? },
-            slots: some(&plan.slots)?,
-            outputs: some(&plan.output_rows)?,
-        })
-    }
-
-    /// Writes the rows of `values`, `[rows, width]`, to a plane of the KV store of the type
-    /// `dtype`.
-    fn write(&self, plane: &Tensor, values: Tensor, dtype: DType) -> Result<()> {
-        let Some(slots) = &self.slots else { return Ok(()) };
-        let values = values.to_dtype(dtype)?.contiguous()?;
-        let values = match &self.written {
-            Some(rows) => values.index_select(rows, 0)?,
-            None => values,
-        };
-        kv_write::write(plane, &values, slots)
     }
 }

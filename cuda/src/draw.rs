@@ -23,23 +23,30 @@ pub(crate) fn is_supported(device: &Device, vocab_size: usize) -> bool {
     vocab_size <= VOCAB_MAX && !device.is_metal()
 }
 
-/// The token that each of `draws` chooses from its row of `logits`, `[rows, vocab_size]` in f32, as
-/// [`Draw::of`] returns it. A row of which the device cannot tell is copied from it.
-pub(crate) fn draw_tokens(
-    logits: &Tensor,
-    draws: &[Draw],
-) -> Result<Vec<std::result::Result<u32, SamplingError>>> {
-    if draws.is_empty() {
-        return Ok(Vec::new());
-    }
+/// The draws as the kernel reads them, `[draws, DRAW_WIDTH]` in u32.
+pub(crate) fn upload(draws: &[Draw], device: &Device) -> Result<Tensor> {
     let numbers: Vec<u32> = draws.iter().flat_map(numbers).collect();
-    let numbers = Tensor::from_vec(numbers, (draws.len(), DRAW_WIDTH), logits.device())?;
-    let tokens = logits.apply_op2_no_bwd(&numbers, &DrawTokens)?.to_vec1::<u32>()?;
+    Tensor::from_vec(numbers, (draws.len(), DRAW_WIDTH), device)
+}
+
+/// The token that each of `draws`, which were uploaded, chooses from its row of `logits`,
+/// `[rows, vocab_size]` in f32, or [`UNUSABLE`]: `[rows]` in u32.
+pub(crate) fn draw_tokens(logits: &Tensor, draws: &Tensor) -> Result<Tensor> {
+    logits.apply_op2_no_bwd(draws, &DrawTokens)
+}
+
+/// The results of [`draw_tokens`] as [`Draw::of`] returns them, for the first of the rows. Rows of
+/// which the device could not tell are copied from it.
+pub(crate) fn drawn_tokens(
+    tokens: &Tensor,
+    draws: &[Draw],
+    logits: &Tensor,
+) -> Result<Vec<std::result::Result<u32, SamplingError>>> {
     let token = |(row, (token, draw)): (usize, (u32, &Draw))| match token {
         UNUSABLE => Ok(draw.of(&to_host(&logits.get(row)?)?)),
         token => Ok(Ok(token)),
     };
-    tokens.into_iter().zip(draws).enumerate().map(token).collect()
+    tokens.to_vec1()?.into_iter().zip(draws).enumerate().map(token).collect()
 }
 
 /// A draw as the kernel reads it.
@@ -151,6 +158,10 @@ mod tests {
             [1.0, 2.0, inf, 0.0, inf],
             [7.0, 1.0, 2.0, 3.0, 4.0],
         ];
+        let draw_tokens = |logits: &Tensor, draws: &[Draw]| {
+            let tokens = draw_tokens(logits, &upload(draws, &Device::Cpu)?)?;
+            drawn_tokens(&tokens, draws, logits)
+        };
         let logits = Tensor::new(&rows, &Device::Cpu).expect("a tensor");
         let part = logits.narrow(0, 1, 7).expect("rows");
         for uniform in [0.0, 0.3, 0.5, 0.999, 1.0 - f64::EPSILON] {
@@ -170,8 +181,6 @@ mod tests {
                 }
             }
         }
-        let none = logits.narrow(0, 0, 0).expect("no row");
-        assert!(draw_tokens(&none, &[]).expect("a result").is_empty());
         draw_tokens(&part, &[Draw::GREEDY; 6]).expect_err("a draw is missing");
     }
 }

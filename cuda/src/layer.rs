@@ -9,7 +9,7 @@ use crate::experts::Experts;
 use crate::gate::gate;
 use crate::linear::Linear;
 use crate::loader::Loader;
-use crate::rope::Rotation;
+use crate::rope::Rotations;
 
 /// An RMS norm.
 #[derive(Debug)]
@@ -129,7 +129,7 @@ impl Layer {
         &self,
         config: &DecoderConfig,
         x: &Tensor,
-        rotation: Option<&Rotation>,
+        rotation: Option<&Rotations>,
     ) -> Result<Projected> {
         let normed =
             self.input_norm.as_ref().map_or_else(|| Ok(x.clone()), |norm| norm.apply(x))?;
@@ -177,7 +177,7 @@ fn heads(
     x: Tensor,
     count: usize,
     norm: Option<&Norm>,
-    rotation: Option<&Rotation>,
+    rotation: Option<&Rotations>,
 ) -> Result<Tensor> {
     let split = |x: &Tensor| x.reshape((x.dim(0)?, count, config.head_dim));
     let x = match (norm, config.qk_norm) {

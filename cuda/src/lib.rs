@@ -14,7 +14,8 @@
 //!   every device, and split-KV decoding;
 //! * `kv_store` and `kv_write`: the paged KV store and the operation that writes to it in place;
 //! * `gate`: the gate of an MLP in one pass;
-//! * `draw`: tokens that are drawn from rows of logits on the device.
+//! * `draw`: tokens that are drawn from rows of logits on the device;
+//! * `inputs` and `graphs`: what a step uploads, and decode steps as CUDA graphs.
 //!
 //! A backend is made on the thread that uses it, because a CUDA context belongs to a thread's
 //! stream: `EngineBuilder::backend_with` in the crate `stolon` does that.
@@ -27,6 +28,8 @@ mod draw;
 mod dry_run;
 mod experts;
 mod gate;
+mod graphs;
+mod inputs;
 mod kv_store;
 mod kv_write;
 mod layer;

@@ -14,44 +14,45 @@ pub(crate) struct RopeTable {
     max_positions: usize,
     /// Number of positions of the table.
     known: usize,
-    /// Cosines and sines, `[positions, rotary_dim / 2]` each in f32; `None` before the first use.
-    table: Option<(Tensor, Tensor)>,
+    /// `None` before the first use.
+    rotations: Option<Rotations>,
 }
 
-/// The cosines and sines of the rows of a step, `[rows, rotary_dim / 2]` each.
-#[derive(Debug)]
-pub(crate) struct Rotation {
+/// The cosines and sines of positions `0, 1, ..` or of the rows of a step, `[rows, rotary_dim / 2]`
+/// each in f32. A clone shares them.
+#[derive(Clone, Debug)]
+pub(crate) struct Rotations {
     cos: Tensor,
     sin: Tensor,
 }
 
 impl RopeTable {
     pub(crate) fn new(rope: &Rope, rotary_dim: usize, max_positions: usize) -> Self {
-        Self { rope: rope.clone(), rotary_dim, max_positions, known: 0, table: None }
+        Self { rope: rope.clone(), rotary_dim, max_positions, known: 0, rotations: None }
     }
 
-    /// The rotations of `positions`, a tensor of row positions below `count`.
-    pub(crate) fn rotation(&mut self, positions: &Tensor, count: usize) -> Result<Rotation> {
-        let (cos, sin) = match self.table.take() {
-            Some(table) if count <= self.known => table,
-            _ => self.make(count, positions.device())?,
-        };
-        let rotation =
-            Rotation { cos: cos.index_select(positions, 0)?, sin: sin.index_select(positions, 0)? };
-        self.table = Some((cos, sin));
-        Ok(rotation)
-    }
-
-    fn make(&mut self, count: usize, device: &Device) -> Result<(Tensor, Tensor)> {
+    /// The rotations of at least `count` positions.
+    pub(crate) fn rotations(&mut self, count: usize, device: &Device) -> Result<Rotations> {
+        if let Some(rotations) = self.rotations.as_ref().filter(|_| count <= self.known) {
+            return Ok(rotations.clone());
+        }
         let most = self.max_positions.max(count);
-        self.known = count.next_power_of_two().max(POSITIONS_MIN).min(most);
-        let (cos, sin) = self.rope.rotations(self.rotary_dim, 0..self.known);
-        let shape = (self.known, self.rotary_dim / 2);
-        Ok((Tensor::from_vec(cos, shape, device)?, Tensor::from_vec(sin, shape, device)?))
+        let known = count.next_power_of_two().max(POSITIONS_MIN).min(most);
+        let (cos, sin) = self.rope.rotations(self.rotary_dim, 0..known);
+        let table = |values| Tensor::from_vec(values, (known, self.rotary_dim / 2), device);
+        let rotations = Rotations { cos: table(cos)?, sin: table(sin)? };
+        self.known = known;
+        Ok(self.rotations.insert(rotations).clone())
     }
 }
 
-impl Rotation {
+impl Rotations {
+    /// Those of the rows of a step, whose positions `self` must have.
+    pub(crate) fn at(&self, positions: &Tensor) -> Result<Self> {
+        let rows = |table: &Tensor| table.index_select(positions, 0);
+        Ok(Self { cos: rows(&self.cos)?, sin: rows(&self.sin)? })
+    }
+
     /// Rotates the leading elements of each head of `x`, `[rows, heads, head_dim]` in f32.
     pub(crate) fn apply(&self, x: &Tensor) -> Result<Tensor> {
         let (_, _, head_dim) = x.dims3()?;

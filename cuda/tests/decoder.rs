@@ -7,6 +7,7 @@ mod run;
 mod decoder {
     mod copies;
     mod fixture;
+    mod graphs;
     mod invariance;
     mod parity;
     mod quantized;

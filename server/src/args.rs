@@ -120,6 +120,13 @@ pub struct EngineArgs {
     #[cfg(feature = "candle")]
     #[arg(long)]
     pub no_batch_invariance: bool,
+    /// Launch the kernels of decode steps on a CUDA device as CUDA graphs
+    ///
+    /// Small models generate faster then. No GPU has run it yet; `stolon gpu-check` compares it
+    /// with steps without graphs. It has no effect on models with experts.
+    #[cfg(feature = "candle")]
+    #[arg(long)]
+    pub cuda_graphs: bool,
     /// Data type of the KV cache: f32, bf16, f16 or int8
     ///
     /// By default f32 for models in f32 and bf16 for all others. int8 has a scale per token and
@@ -301,7 +308,8 @@ impl EngineArgs {
             builder = builder
                 .device(self.device)
                 .gpu_memory_utilization(self.gpu_memory_utilization)
-                .batch_invariant(!self.no_batch_invariance);
+                .batch_invariant(!self.no_batch_invariance)
+                .cuda_graphs(self.cuda_graphs);
         }
         if let Some(kv_type) = self.kv_dtype {
             builder = builder.kv_type(kv_type);

@@ -36,6 +36,8 @@ pub(super) struct DeviceSettings {
     pub(super) step_sequences: usize,
     /// Whether results may depend on the batch.
     pub(super) batch_dependent: bool,
+    /// Whether decode steps are recorded.
+    pub(super) cuda_graphs: bool,
 }
 
 /// The options of the backend that runs a model.
@@ -134,6 +136,7 @@ impl EngineBuilder {
                 step_sequences: settings.step_sequences,
                 kv_type: self.kv_type,
                 batch_invariant: !settings.batch_dependent,
+                cuda_graphs: settings.cuda_graphs,
                 kv_copies: cfg!(feature = "tiers") && !settings.batch_dependent,
                 ..default
             }));

@@ -5,7 +5,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 
-use super::AttentionArgs;
+use super::{AttentionArgs, Room};
 use crate::kv_store::KvShape;
 use crate::plan::{QuerySpan, block_tables, indices};
 
@@ -50,7 +50,12 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(spans: &[QuerySpan<'_>], device: &Device) -> Result<Self> {
+    pub(crate) fn new(
+        spans: &[QuerySpan<'_>],
+        shape: &KvShape,
+        room: Room,
+        device: &Device,
+    ) -> Result<Self> {
         let cumulative = |length: fn(&QuerySpan<'_>) -> usize| {
             let mut sums = vec![0];
             let mut sum = 0;
@@ -63,10 +68,18 @@ impl Plan {
         Ok(Self {
             queries: cumulative(|span| span.count)?,
             contexts: cumulative(|span| span.context())?,
-            block_tables: block_tables(spans, device)?,
+            block_tables: block_tables(spans, room.blocks, device)?,
             queries_max: spans.iter().map(|span| span.count).max().unwrap_or(0),
-            context_max: spans.iter().map(QuerySpan::context).max().unwrap_or(0),
+            context_max: match spans.iter().map(QuerySpan::context).max() {
+                Some(context) => context.max(room.positions(shape)),
+                None => 0,
+            },
         })
+    }
+
+    /// See [`Prepared::of_decode`](super::Prepared::of_decode).
+    pub(crate) fn of_decode(&self) -> Vec<&Tensor> {
+        vec![&self.contexts, &self.block_tables]
     }
 
     /// See [`Prepared::attend`](super::Prepared::attend).

@@ -13,7 +13,7 @@ use candle_core::{
     CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, WithDType, bail,
 };
 
-use super::AttentionArgs;
+use super::{AttentionArgs, Room};
 use crate::kv_store::KvShape;
 use crate::plan::{QuerySpan, block_tables, indices};
 use crate::storage::elements;
@@ -43,6 +43,17 @@ pub(super) fn workspace_bytes(device: &Device, heads: usize, shape: &KvShape) ->
     if device.is_cpu() { 0 } else { 4 * (PARTS_MAX * heads * (shape.head_dim + 2)) as u64 }
 }
 
+/// The room for the parts of `spans`, a power of two; `None` if they need more than one launch.
+pub(super) fn room(spans: &[QuerySpan<'_>]) -> Option<usize> {
+    let parts: usize = spans.iter().map(parts).sum();
+    Some(parts.next_power_of_two()).filter(|parts| *parts <= PARTS_MAX)
+}
+
+/// Number of parts of a query.
+fn parts(span: &QuerySpan<'_>) -> usize {
+    span.context().div_ceil(PART)
+}
+
 /// The single queries of a step.
 #[derive(Debug)]
 pub(crate) struct Plan(Vec<Launch>);
@@ -56,31 +67,39 @@ struct Launch {
     contexts: Tensor,
     /// See [`block_tables`].
     tables: Tensor,
-    /// The query of each part, `[parts]` in u32.
+    /// The query of each part, `[parts]` in u32. Parts beyond those of the last query are its, too,
+    /// but begin behind its context.
     #[cfg_attr(not(feature = "cuda-core"), allow(dead_code, reason = "the CPU has no parts"))]
     part_rows: Tensor,
-    /// The first part of each query, and the number of all parts, `[count + 1]` in u32.
+    /// The first part of each query, and the number of all queries' parts, `[count + 1]` in u32.
     #[cfg_attr(not(feature = "cuda-core"), allow(dead_code, reason = "the CPU has no parts"))]
     part_starts: Tensor,
 }
 
 impl Plan {
     /// The spans have one query each.
-    pub(super) fn new(spans: &[QuerySpan<'_>], device: &Device) -> Result<Self> {
+    pub(super) fn new(spans: &[QuerySpan<'_>], room: Room, device: &Device) -> Result<Self> {
         let mut launches = Vec::new();
         let mut rest = spans;
         while !rest.is_empty() {
-            let mut parts = 0;
+            let mut sum = 0;
             let fits = |span: &&QuerySpan<'_>| {
-                parts += span.context().div_ceil(PART);
-                parts <= PARTS_MAX
+                sum += parts(span);
+                sum <= PARTS_MAX
             };
             let count = rest.iter().take_while(fits).count().max(1);
             let (these, others) = rest.split_at(count);
-            launches.push(Launch::new(these, device)?);
+            launches.push(Launch::new(these, room, device)?);
             rest = others;
         }
         Ok(Self(launches))
+    }
+
+    /// See [`Prepared::of_decode`](super::Prepared::of_decode).
+    pub(super) fn tensors(&self) -> Vec<&Tensor> {
+        let launches = self.0.iter();
+        let tensors = launches.map(|l| [&l.contexts, &l.tables, &l.part_rows, &l.part_starts]);
+        tensors.flatten().collect()
     }
 
     /// See [`Prepared::attend`](super::Prepared::attend).
@@ -99,17 +118,19 @@ impl Plan {
 }
 
 impl Launch {
-    fn new(spans: &[QuerySpan<'_>], device: &Device) -> Result<Self> {
+    fn new(spans: &[QuerySpan<'_>], room: Room, device: &Device) -> Result<Self> {
         let (mut part_rows, mut part_starts) = (Vec::new(), vec![0]);
         for (row, span) in spans.iter().enumerate() {
-            part_rows.resize(part_rows.len() + span.context().div_ceil(PART), row as u32);
+            part_rows.resize(part_rows.len() + parts(span), row as u32);
             part_starts.push(part_rows.len() as u32);
         }
+        let last = spans.len().saturating_sub(1) as u32;
+        part_rows.resize(part_rows.len().max(room.parts), last);
         let contexts: Vec<u32> = spans.iter().map(|span| span.context() as u32).collect();
         Ok(Self {
             count: spans.len(),
             contexts: indices(&contexts, device)?,
-            tables: block_tables(spans, device)?,
+            tables: block_tables(spans, room.blocks, device)?,
             part_rows: indices(&part_rows, device)?,
             part_starts: indices(&part_starts, device)?,
         })
@@ -254,7 +275,8 @@ mod tests {
         };
         let whole = PARTS_MAX * PART;
         let contexts = [1, PART, PART + 1, whole - 4 * PART, 1, whole + 1, 10, 600];
-        let Plan(launches) = Plan::new(&contexts.map(span), &Device::Cpu).expect("a plan");
+        let Plan(launches) =
+            Plan::new(&contexts.map(span), Room::default(), &Device::Cpu).expect("a plan");
         let parts = |launch: &Launch| launch.part_rows.to_vec1::<u32>().expect("parts");
         let starts = |launch: &Launch| launch.part_starts.to_vec1::<u32>().expect("starts");
         let counts: Vec<usize> = launches.iter().map(|launch| launch.count).collect();
