@@ -3,12 +3,14 @@
 //! 1. The device is opened and describes itself.
 //! 2. Checks of correctness on small models with random weights, one per architecture: the logits
 //!    are those of the CPU backend, and those with a warm cache are those with a cold one; answers
-//!    do not change when KV blocks are freed and written again all the time.
+//!    do not change when KV blocks are freed and written again all the time; and steps that are
+//!    recorded as CUDA graphs compute what they compute without.
 //! 3. Measurements: the device's limits, prefill and decode next to them, and time to first token.
 //!
 //! Each check runs on its own, so that one that fails or panics does not end the others.
 
 mod first_token;
+mod graphs;
 mod parity;
 mod report;
 mod reuse;
@@ -107,7 +109,7 @@ async fn check<T: Target>(
         }
         Err(reason) => {
             terminal::line(report.head())?;
-            let setup = Setup { device, compute_type: None, batch_invariant: true };
+            let setup = Setup::new(device, None);
             add(&mut report, "device", "", &setup, start, Err(reason))?;
         }
     }
@@ -124,6 +126,7 @@ enum Kind {
     CpuParity,
     WarmEqualsCold,
     BlocksReused,
+    CudaGraphs,
 }
 
 impl Kind {
@@ -132,6 +135,7 @@ impl Kind {
             Self::CpuParity => "cpu-parity",
             Self::WarmEqualsCold => "warm-equals-cold",
             Self::BlocksReused => "blocks-reused",
+            Self::CudaGraphs => "cuda-graphs",
         }
     }
 }
@@ -147,7 +151,7 @@ async fn checks<T: Target>(
     for subject in &subjects {
         for compute_type in compute_types(device, &subject.name) {
             let compute_type = Some(compute_type);
-            let setup = Setup { device, compute_type, batch_invariant: true };
+            let setup = Setup::new(device, compute_type);
             one(target, Kind::CpuParity, subject, setup, report).await?;
             one(target, Kind::WarmEqualsCold, subject, setup, report).await?;
             let setup = Setup { batch_invariant: false, ..setup };
@@ -156,16 +160,36 @@ async fn checks<T: Target>(
     }
     let compute_type = (device != DeviceChoice::Cpu).then_some(ComputeType::Bf16);
     for subject in subjects.iter().filter(|subject| REUSED.contains(&subject.name.as_str())) {
-        let setup = Setup { device, compute_type, batch_invariant: true };
+        let setup = Setup::new(device, compute_type);
         one(target, Kind::BlocksReused, subject, setup, report).await?;
     }
+    for subject in &subjects {
+        for setup in with_graphs(Setup::new(device, compute_type)) {
+            one(target, Kind::CudaGraphs, subject, setup, report).await?;
+        }
+    }
     if let Some(source) = model {
-        let setup = Setup { device, compute_type: None, batch_invariant: true };
+        let setup = Setup::new(device, None);
         let subject = Subject::model(source);
         one(target, Kind::CpuParity, &subject, setup, report).await?;
         one(target, Kind::WarmEqualsCold, &subject, setup, report).await?;
+        for setup in with_graphs(setup) {
+            one(target, Kind::CudaGraphs, &subject, setup, report).await?;
+        }
     }
     Ok(())
+}
+
+/// The ways in which steps of `setup`'s device can be recorded. On the CPU, recorded steps are
+/// computed again.
+fn with_graphs(setup: Setup) -> impl Iterator<Item = Setup> {
+    let batch_invariant: &[bool] = match setup.device {
+        DeviceChoice::Cuda(_) => &[true, false],
+        DeviceChoice::Cpu => &[false],
+        DeviceChoice::Metal(_) => &[],
+    };
+    let setup = Setup { cuda_graphs: true, ..setup };
+    batch_invariant.iter().map(move |on| Setup { batch_invariant: *on, ..setup })
 }
 
 /// The types in which an architecture is checked.
@@ -200,6 +224,9 @@ async fn one<T: Target>(
         Kind::WarmEqualsCold => tokio::task::spawn_blocking(move || {
             parity::with_cold(&target, &subject, &setup, compute_type)
         }),
+        Kind::CudaGraphs => tokio::task::spawn_blocking(move || {
+            graphs::with_steps(&target, &subject, &setup, compute_type)
+        }),
     };
     let outcome = match task.await {
         Ok(outcome) => outcome.map_err(|error| format!("{error:#}")),
@@ -228,6 +255,7 @@ fn add(
         model: model.to_owned(),
         compute_type: setup.compute_type.map(ComputeType::name),
         batch_invariant: setup.batch_invariant,
+        cuda_graphs: setup.cuda_graphs,
         passed: outcome.is_good,
         // JSON has no infinite numbers.
         value: outcome.value.filter(|value| value.is_finite()),
@@ -268,12 +296,19 @@ async fn measurements(
         Err(error) => speed.errors.push(failed(error)),
     }
     terminal::line(speed.limits())?;
-    for (batch_invariant, part) in [(true, 0.5), (false, 1.0)] {
-        // The second run may use what the first one leaves.
-        let left = until.saturating_duration_since(Instant::now()).mul_f64(part);
-        let setup = Setup { device, compute_type: None, batch_invariant };
-        speed = run(&subject, setup, &sizes, Instant::now() + left, speed).await;
-        if let Some(run) = speed.runs.last().filter(|run| run.batch_invariant == batch_invariant) {
+    let with = Setup::new(device, None);
+    let without = Setup { batch_invariant: false, ..with };
+    let mut setups = vec![with, without];
+    if let DeviceChoice::Cuda(_) = device {
+        setups.extend(with_graphs(with));
+    }
+    for (index, setup) in setups.iter().enumerate() {
+        // A run may use what those before it leave.
+        let runs = (setups.len() - index) as u32;
+        let left = until.saturating_duration_since(Instant::now()) / runs;
+        let count = speed.runs.len();
+        speed = run(&subject, *setup, &sizes, Instant::now() + left, speed).await;
+        for run in &speed.runs[count..] {
             terminal::line(run.lines(&speed.model))?;
         }
     }
@@ -307,7 +342,8 @@ async fn run(
         let run = speed::steps(&own, &setup, &own_sizes, half, &mut noted);
         (run, noted)
     });
-    let mut run = report::Run { batch_invariant: setup.batch_invariant, ..Default::default() };
+    let Setup { batch_invariant, cuda_graphs, .. } = setup;
+    let mut run = report::Run { batch_invariant, cuda_graphs, ..Default::default() };
     match steps.await {
         Ok((steps, noted)) => {
             speed.left_out.extend(noted.left_out);
@@ -317,6 +353,11 @@ async fn run(
             }
         }
         Err(error) => speed.errors.push(format!("prefill and decode: {}", failed(error))),
+    }
+    if cuda_graphs {
+        // They are for decode steps.
+        speed.runs.push(run);
+        return speed;
     }
     match first_token::measure(subject, &setup, sizes, until, &mut speed).await {
         Ok(first_token) => run.first_token = first_token,

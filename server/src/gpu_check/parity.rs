@@ -11,7 +11,7 @@ use crate::bench::rng::SeededRng;
 
 /// Number of positions of the compared sequences: more than the rows of a product with batch
 /// invariance, several blocks, and more than a part of split-KV decoding.
-const POSITIONS: usize = 300;
+pub(super) const POSITIONS: usize = 300;
 /// Positions that the second sequence of the check of the cache has in common with the first.
 const SHARED: usize = 3 * BLOCK_SIZE;
 
@@ -20,7 +20,7 @@ const GPU: DeviceChoice = DeviceChoice::Cuda(0);
 
 /// What is rounded, so that logits may differ.
 #[derive(Clone, Copy, Debug)]
-enum Rounding {
+pub(super) enum Rounding {
     /// Everything, to this type.
     To(ComputeType),
     /// The inputs of products with quantised weights, to 8 bits, and not by both backends in the
@@ -44,7 +44,7 @@ impl Rounding {
 }
 
 /// Compares rows by their differences.
-fn compare(got: &[Vec<f32>], expected: &[Vec<f32>], rounding: Rounding) -> Outcome {
+pub(super) fn compare(got: &[Vec<f32>], expected: &[Vec<f32>], rounding: Rounding) -> Outcome {
     let mut differences: Vec<f32> =
         got.iter().zip(expected).map(|(got, expected)| difference(got, expected)).collect();
     differences.sort_by(f32::total_cmp);

@@ -48,12 +48,13 @@ pub(super) struct Device {
 /// A check of correctness.
 #[derive(Debug, Serialize)]
 pub(super) struct Check {
-    /// `device`, `cpu-parity`, `warm-equals-cold` or `blocks-reused`.
+    /// `device`, `cpu-parity`, `warm-equals-cold`, `blocks-reused` or `cuda-graphs`.
     pub(super) kind: &'static str,
     pub(super) model: String,
     /// `f32`, `f16` or `bf16`; `null` for the model's default.
     pub(super) compute_type: Option<&'static str>,
     pub(super) batch_invariant: bool,
+    pub(super) cuda_graphs: bool,
     pub(super) passed: bool,
     /// What was compared: a difference in standard deviations of the logits, or a number of rows or
     /// answers that differ.
@@ -93,6 +94,10 @@ pub(super) struct Speed {
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Run {
     pub(super) batch_invariant: bool,
+    /// Whether decode steps were recorded. If so, only they were measured.
+    pub(super) cuda_graphs: bool,
+    /// Number of steps that were recorded.
+    pub(super) recorded_steps: usize,
     /// How attention was computed: `flash` or `gather`.
     pub(super) attention: &'static str,
     /// Memory of the largest step besides weights and KV store: estimated, and measured on CUDA.
@@ -239,9 +244,14 @@ impl Run {
             share.map_or_else(String::new, |share| format!(", {:.1} % of {of}", 100.0 * share))
         };
         let with = if self.batch_invariant { "with" } else { "without" };
+        let graphs = match (self.cuda_graphs, self.recorded_steps) {
+            (true, steps) => format!("CUDA graphs of {steps} steps, "),
+            (false, _) => String::new(),
+        };
         let measured = self.step_memory_measured_bytes;
         let mut text = format!(
-            "{model}, {with} batch invariance, attention: {}, memory of a step: {} estimated, {} measured",
+            "{model}, {with} batch invariance, {graphs}attention: {}, memory of a step: {} estimated, \
+             {} measured",
             self.attention,
             format_bytes(self.step_memory_estimated_bytes),
             measured.map_or_else(|| "not".to_owned(), format_bytes),

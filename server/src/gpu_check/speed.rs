@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use stolon::backend::{LogitRows, SequenceSlice, StepBatch};
+use stolon::backend::{Draw, LogitRows, SequenceSlice, StepBatch};
 use stolon::{Backend, KvBudget};
 use stolon_cuda::{CandleBackend, CandleOptions, ComputeType, DeviceChoice, OpenError};
 use stolon_model::{DecoderConfig, ModelError, Weights};
@@ -156,16 +156,18 @@ pub(super) fn steps(
     let memory = backend.step_memory();
     let mut run = Run {
         batch_invariant: setup.batch_invariant,
+        cuda_graphs: setup.cuda_graphs,
         attention: backend.attention(),
         step_memory_estimated_bytes: memory.estimated_bytes,
         step_memory_measured_bytes: memory.measured_bytes,
         ..Run::default()
     };
     let mut random = SeededRng::new(4);
-    for &tokens in sizes.prefill_tokens {
+    let prefills = if setup.cuda_graphs { &[] } else { sizes.prefill_tokens };
+    for &tokens in prefills {
         let batch = StepBatch {
             tokens: random.tokens(tokens, config.vocab_size),
-            sequences: vec![slice(tokens, 0, 0)],
+            sequences: vec![slice(tokens, 0, 0, LogitRows::Last)],
         };
         let what = format!("prefill of {tokens} tokens");
         let Some(seconds) = measure(&mut backend, &batch, until, &what, speed)? else { continue };
@@ -173,13 +175,18 @@ pub(super) fn steps(
         let tokens_per_second = tokens as f64 / seconds;
         run.prefill.push(Prefill { tokens, seconds, tokens_per_second, share });
     }
+    // As an engine decodes, unless a request needs whole rows.
+    let decoded = match backend.spec().draws {
+        true => LogitRows::Drawn(Draw::GREEDY),
+        false => LogitRows::Last,
+    };
     for &(batch, context) in sizes.decodes {
         // The time does not depend on what is in the store, so that nothing has to be computed
         // before.
         let step = StepBatch {
             tokens: random.tokens(batch, config.vocab_size),
             sequences: (0..batch)
-                .map(|index| slice(1, context - 1, index * blocks(context)))
+                .map(|index| slice(1, context - 1, index * blocks(context), decoded))
                 .collect(),
         };
         let what = format!("decode of {batch} sequences of {context} tokens");
@@ -191,6 +198,7 @@ pub(super) fn steps(
         let tokens_per_second = batch as f64 / seconds;
         run.decode.push(Decode { batch, context, seconds, tokens_per_second, share });
     }
+    run.recorded_steps = backend.recorded_steps();
     Ok(run)
 }
 
@@ -217,13 +225,13 @@ pub(super) fn blocks(positions: usize) -> usize {
 }
 
 /// The last `count` positions of a sequence, of which `start` are before them.
-fn slice(count: usize, start: usize, first_block: usize) -> SequenceSlice {
+fn slice(count: usize, start: usize, first_block: usize, logit_rows: LogitRows) -> SequenceSlice {
     SequenceSlice {
         token_count: count,
         start,
         write_from: start,
         block_table: table(first_block, start + count, BLOCK_SIZE),
-        logit_rows: LogitRows::Last,
+        logit_rows,
     }
 }
 

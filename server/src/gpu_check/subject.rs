@@ -26,6 +26,9 @@ pub(super) trait Target: Clone + Send + Sync + 'static {
         weights: Weights,
         options: CandleOptions,
     ) -> Result<Self::Backend, OpenError>;
+
+    /// Number of decode steps that a backend has recorded.
+    fn recorded_steps(backend: &Self::Backend) -> usize;
 }
 
 /// The backend of `stolon-cuda`.
@@ -43,6 +46,10 @@ impl Target for Candle {
     ) -> Result<CandleBackend, OpenError> {
         CandleBackend::open(config, weights, options)
     }
+
+    fn recorded_steps(backend: &CandleBackend) -> usize {
+        backend.recorded_steps()
+    }
 }
 
 /// How a backend is opened.
@@ -52,9 +59,15 @@ pub(super) struct Setup {
     /// `None` for the default of the model.
     pub(super) compute_type: Option<ComputeType>,
     pub(super) batch_invariant: bool,
+    pub(super) cuda_graphs: bool,
 }
 
 impl Setup {
+    /// With batch invariance and without graphs.
+    pub(super) fn new(device: DeviceChoice, compute_type: Option<ComputeType>) -> Self {
+        Self { device, compute_type, batch_invariant: true, cuda_graphs: false }
+    }
+
     /// Options with a KV store of `blocks` blocks of 32 positions.
     pub(super) fn options(&self, blocks: usize) -> CandleOptions {
         CandleOptions {
@@ -63,6 +76,7 @@ impl Setup {
             kv_budget: KvBudget::Blocks(blocks),
             compute_type: self.compute_type,
             batch_invariant: self.batch_invariant,
+            cuda_graphs: self.cuda_graphs,
             ..CandleOptions::default()
         }
     }

@@ -23,6 +23,8 @@ enum Fault {
     Draws,
     /// Keys and values are not written to blocks that have been written before.
     SecondWrite,
+    /// Keys and values of tokens are not written by decode steps if steps are recorded.
+    RecordedWrites,
     /// It panics.
     Panic,
 }
@@ -35,6 +37,7 @@ struct FaultyBackend {
     inner: CandleBackend,
     fault: Fault,
     written: HashSet<BlockId>,
+    cuda_graphs: bool,
 }
 
 impl Target for Faulty {
@@ -46,8 +49,13 @@ impl Target for Faulty {
         weights: Weights,
         options: CandleOptions,
     ) -> Result<FaultyBackend, OpenError> {
+        let cuda_graphs = options.cuda_graphs;
         let inner = CandleBackend::open(config, weights, options)?;
-        Ok(FaultyBackend { inner, fault: self.0, written: HashSet::new() })
+        Ok(FaultyBackend { inner, fault: self.0, written: HashSet::new(), cuda_graphs })
+    }
+
+    fn recorded_steps(backend: &FaultyBackend) -> usize {
+        backend.inner.recorded_steps()
     }
 }
 
@@ -72,6 +80,12 @@ impl Backend for FaultyBackend {
             }
         }
         let mut output = self.inner.step(&batch)?;
+        if self.fault == Fault::RecordedWrites && self.cuda_graphs && !output.drawn.is_empty() {
+            // The step's first sequence is overwritten with keys and values of another token.
+            let mut other = StepBatch { tokens: vec![0], sequences: batch.sequences[..1].to_vec() };
+            other.tokens[0] = batch.tokens[0] ^ 1;
+            self.inner.step(&other)?;
+        }
         let vocab_size = self.inner.spec().vocab_size;
         for row in output.logits.chunks_exact_mut(vocab_size) {
             let last = &mut row[vocab_size - 1];
@@ -93,8 +107,8 @@ impl Backend for FaultyBackend {
 /// The report of one check of the Llama model on the CPU in f32.
 async fn report(fault: Fault, kind: Kind, batch_invariant: bool) -> Check {
     let subjects = subject::architectures().expect("valid configurations");
-    let setup =
-        Setup { device: DeviceChoice::Cpu, compute_type: Some(ComputeType::F32), batch_invariant };
+    let setup = Setup::new(DeviceChoice::Cpu, Some(ComputeType::F32));
+    let setup = Setup { batch_invariant, cuda_graphs: kind == Kind::CudaGraphs, ..setup };
     let mut report = Report::new("cpu".to_owned());
     one(&Faulty(fault), kind, &subjects[0], setup, &mut report).await.expect("a line is printed");
     report.checks.remove(0)
@@ -115,6 +129,9 @@ async fn every_fault_is_noticed() {
         // One bit is within the tolerance.
         (Fault::Batches, Kind::WarmEqualsCold, false, true),
         (Fault::SecondWrite, Kind::BlocksReused, true, false),
+        // Attention without batch invariance can be recorded on the CPU, too.
+        (Fault::None, Kind::CudaGraphs, false, true),
+        (Fault::RecordedWrites, Kind::CudaGraphs, false, false),
         (Fault::Panic, Kind::CpuParity, true, false),
         (Fault::Panic, Kind::BlocksReused, true, false),
     ] {
