@@ -18,11 +18,11 @@ async fn on_cpu_backend() -> Engine {
     builder.num_blocks(512).build().await.expect("the demo model loads")
 }
 
-async fn on_candle(max_batched_tokens: usize) -> Engine {
+async fn on_candle(max_batched_tokens: usize, options: CandleOptions) -> Engine {
     let LoadedModel { id, config, weights, text, generation, .. } =
         load(&ModelSource::Directory(demo()), &LoadOptions::default()).expect("the demo model");
     let text = TextModel::new(&text, &generation.eos_token_ids).expect("its tokenizer");
-    let options = CandleOptions { kv_budget: KvBudget::Blocks(256), ..CandleOptions::default() };
+    let options = CandleOptions { kv_budget: KvBudget::Blocks(256), ..options };
     let builder = Engine::builder()
         .backend_with(id, move || CandleBackend::open(config, weights, options))
         .text_model(text)
@@ -59,8 +59,9 @@ async fn ask(engine: &Engine, handbook: &str, question: &str) -> Completion {
 async fn answers_are_those_of_the_cpu_backend() {
     let (handbook, questions) = book();
     let questions = &questions[..3];
+    let options = CandleOptions::default();
     let (cpu, candle, chunked) =
-        (on_cpu_backend().await, on_candle(512).await, on_candle(48).await);
+        (on_cpu_backend().await, on_candle(512, options).await, on_candle(48, options).await);
     let mut cold = Vec::new();
     for question in questions {
         candle.flush().await.expect("nothing runs");
@@ -82,6 +83,32 @@ async fn answers_are_those_of_the_cpu_backend() {
         engine.audit().await.expect("consistent accounting");
     }
     for engine in [cpu, candle, chunked] {
+        engine.shutdown().await;
+    }
+}
+
+/// Goal: requests that run together get the answers of the CPU backend if decode steps are recorded.
+#[tokio::test]
+async fn recorded_steps_give_the_answers_of_the_cpu_backend() {
+    let (handbook, questions) = book();
+    let options =
+        CandleOptions { batch_invariant: false, cuda_graphs: true, ..CandleOptions::default() };
+    let (cpu, candle) = (on_cpu_backend().await, on_candle(512, options).await);
+    let ask = |engine: &Engine, question: &String| {
+        let messages =
+            [ChatMessage::new("system", &handbook[..]), ChatMessage::new("user", &question[..])];
+        let (engine, request) = (engine.clone(), Request::chat(messages.to_vec()).max_tokens(24));
+        async move { engine.generate(request).await.expect("it fits").collect_text().await }
+    };
+    for questions in questions.chunks(5) {
+        let expected = join_all(questions.iter().map(|question| ask(&cpu, question))).await;
+        let got = join_all(questions.iter().map(|question| ask(&candle, question))).await;
+        for (got, expected) in got.into_iter().zip(expected) {
+            assert_eq!(got.expect("ends").text, expected.expect("ends").text);
+        }
+    }
+    candle.audit().await.expect("consistent accounting");
+    for engine in [cpu, candle] {
         engine.shutdown().await;
     }
 }
