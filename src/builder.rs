@@ -517,7 +517,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Whether decode steps on a CUDA device are recorded as CUDA graphs, which launch all kernels
+    /// Whether decode steps on a CUDA device are captured as CUDA graphs, which launch all kernels
     /// of a step at once, so that small models do not wait for the host. Default: false, because no
     /// GPU has run it yet. It has no effect on models with experts, on steps with
     /// log-probabilities, penalties, biases or grammars, or without flash attention unless

@@ -109,7 +109,7 @@ static __device__ void attend_part(
     uint32_t context = contexts[row];
     uint32_t part_start = (blockIdx.x - part_starts[row]) * PART;
     if (part_start >= context) {
-        return; // a part beyond those of the last row
+        return; // padding
     }
     uint32_t read_from = oldest(context, window);
     // The positions of the part that are read, counted from the part's first.

@@ -34,17 +34,18 @@ pub(crate) struct AttentionArgs<'a> {
     pub(crate) sinks: Option<&'a Tensor>,
 }
 
-/// The least sizes of what is uploaded for attention. Steps with the same number of sequences and
-/// the same room, which is large enough for them, upload tensors of the same shapes.
+/// The sizes to which what is uploaded for attention is padded. Steps with the same number of
+/// sequences and the same padding, which is large enough for them, upload tensors of the same
+/// shapes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Room {
+pub(crate) struct Padding {
     /// Number of blocks of a sequence.
     blocks: usize,
     /// Number of parts of all sequences, with split-KV decoding.
     parts: usize,
 }
 
-impl Room {
+impl Padding {
     /// Number of positions of a sequence.
     pub(crate) fn positions(&self, shape: &KvShape) -> usize {
         self.blocks * shape.block_size
@@ -99,17 +100,17 @@ impl Attention {
         if self.split_decode { split::workspace_bytes(device, heads, shape) } else { 0 }
     }
 
-    /// The room for `spans` of one query each, in powers of two; `None` if attention cannot be
-    /// computed with the same shapes for all spans that this is room for.
-    pub(crate) fn room(self, spans: &[QuerySpan<'_>]) -> Option<Room> {
+    /// The padding for `spans` of one query each, in powers of two; `None` if the shapes of tensors
+    /// depend on the contexts nevertheless.
+    pub(crate) fn padding(self, spans: &[QuerySpan<'_>]) -> Option<Padding> {
         let blocks = spans.iter().map(|span| span.block_table.len()).max()?.next_power_of_two();
         if self.split_decode {
-            return Some(Room { blocks, parts: split::room(spans)? });
+            return Some(Padding { blocks, parts: split::padded_parts(spans)? });
         }
         match self.kind {
             Kind::Gather => None,
             #[cfg(feature = "cuda")]
-            Kind::Flash => Some(Room { blocks, parts: 0 }),
+            Kind::Flash => Some(Padding { blocks, parts: 0 }),
         }
     }
 
@@ -118,15 +119,15 @@ impl Attention {
         self,
         spans: &[QuerySpan<'_>],
         shape: &KvShape,
-        room: Room,
+        padding: Padding,
         device: &Device,
     ) -> Result<Prepared> {
         let is_single = |span: &QuerySpan<'_>| self.split_decode && span.count == 1;
         if spans.iter().all(is_single) {
-            return Ok(Prepared::One(Plan::Split(split::Plan::new(spans, room, device)?)));
+            return Ok(Prepared::One(Plan::Split(split::Plan::new(spans, padding, device)?)));
         }
         if !spans.iter().any(is_single) {
-            return Ok(Prepared::One(self.kind.plan(spans, shape, room, device)?));
+            return Ok(Prepared::One(self.kind.plan(spans, shape, padding, device)?));
         }
         let (mut single, mut several) = (Group::default(), Group::default());
         for span in spans {
@@ -139,8 +140,8 @@ impl Attention {
         for (index, row) in single.rows.iter().chain(&several.rows).enumerate() {
             order[*row as usize] = index as u32;
         }
-        let single_plan = Plan::Split(split::Plan::new(&single.spans, room, device)?);
-        let several_plan = self.kind.plan(&several.spans, shape, room, device)?;
+        let single_plan = Plan::Split(split::Plan::new(&single.spans, padding, device)?);
+        let several_plan = self.kind.plan(&several.spans, shape, padding, device)?;
         Ok(Prepared::Both {
             parts: [
                 (single_plan, indices(&single.rows, device)?),
@@ -174,14 +175,14 @@ impl Kind {
         self,
         spans: &[QuerySpan<'_>],
         shape: &KvShape,
-        room: Room,
+        padding: Padding,
         device: &Device,
     ) -> Result<Plan> {
-        let _ = room;
+        let _ = padding;
         match self {
             Self::Gather => Ok(Plan::Gather(gather::Plan::new(spans, shape, device)?)),
             #[cfg(feature = "cuda")]
-            Self::Flash => Ok(Plan::Flash(flash::Plan::new(spans, shape, room, device)?)),
+            Self::Flash => Ok(Plan::Flash(flash::Plan::new(spans, shape, padding, device)?)),
         }
     }
 }
@@ -204,8 +205,7 @@ pub(crate) enum Plan {
 }
 
 impl Prepared {
-    /// The tensors that differ from step to step if all spans have one query and there was room for
-    /// them.
+    /// The tensors that differ from step to step if all spans have one query and are padded.
     pub(crate) fn of_decode(&self) -> Vec<&Tensor> {
         match self {
             Self::One(Plan::Split(plan)) => plan.tensors(),
@@ -290,7 +290,7 @@ mod tests {
                     let attend = |split_decode| {
                         let attention = Attention { kind: Kind::Gather, split_decode };
                         let prepared =
-                            attention.prepare(spans, &shape, Room::default(), &device)?;
+                            attention.prepare(spans, &shape, Padding::default(), &device)?;
                         prepared.attend(&q, &args)?.flatten_all()?.to_vec1::<f32>()
                     };
                     let (got, expected) = (attend(true), attend(false));

@@ -31,7 +31,7 @@ pub struct CandleBackend {
     decoder: Decoder,
     kv: KvStore,
     attention: Attention,
-    /// `None` if no steps are recorded.
+    /// `None` if no steps are captured.
     graphs: Option<Graphs>,
     step_memory: StepMemory,
 }
@@ -103,7 +103,7 @@ impl CandleBackend {
         device.synchronize()?;
         let workspace = attention.workspace_bytes(&device, decoder.config().num_heads, &shape);
         // What neither the estimate of a step nor the dry run has: the contexts of the latter are
-        // short, and it records nothing.
+        // short, and it captures nothing.
         let others = workspace
             + match options.cuda_graphs {
                 true => graphs::memory_bytes(decoder.config(), &options, tile) + workspace,
@@ -170,10 +170,10 @@ impl CandleBackend {
         self.attention.name()
     }
 
-    /// Number of decode steps that are recorded as CUDA graphs: one for each size of batches and
-    /// contexts. 0 without `cuda_graphs`, or if they cannot be used.
+    /// Number of CUDA graphs: one for each padded size of batches and contexts so far. 0 without
+    /// `cuda_graphs`, or if no step could be captured.
     #[must_use]
-    pub fn recorded_steps(&self) -> usize {
+    pub fn captured_graphs(&self) -> usize {
         self.graphs.as_ref().map_or(0, Graphs::count)
     }
 

@@ -10,7 +10,7 @@ use stolon_backend::{StepBatch, StepOutput};
 use stolon_model::DecoderConfig;
 
 use crate::OpenError;
-use crate::attention::{Attention, AttentionArgs, Prepared, Room};
+use crate::attention::{Attention, AttentionArgs, Padding, Prepared};
 use crate::draw::{self, draw_tokens, drawn_tokens};
 use crate::inputs::{OutputInputs, StepInputs};
 use crate::kv_store::{KvShape, KvStore};
@@ -84,7 +84,7 @@ impl Decoder {
         attention: Attention,
     ) -> Result<StepOutput> {
         let plan = StepPlan::new(batch, kv.shape().block_size);
-        let inputs = self.upload(batch, &plan, kv.shape(), attention, Room::default())?;
+        let inputs = self.upload(batch, &plan, kv.shape(), attention, Padding::default())?;
         self.compute(&inputs, kv)?.to_host(&plan)
     }
 
@@ -95,13 +95,13 @@ impl Decoder {
         plan: &StepPlan,
         shape: &KvShape,
         attention: Attention,
-        room: Room,
+        padding: Padding,
     ) -> Result<StepInputs> {
         let device = &self.device;
-        let positions = plan.position_count().max(room.positions(shape));
+        let positions = plan.position_count().max(padding.positions(shape));
         let rotations = self.ropes.iter_mut().map(|rope| rope.rotations(positions, device));
         let rotations = rotations.collect::<Result<_>>()?;
-        StepInputs::new(batch, plan, rotations, (attention, shape, room), device)
+        StepInputs::new(batch, plan, rotations, (attention, shape, padding), device)
     }
 
     /// Computes a step on the device: writes keys and values to `kv`.

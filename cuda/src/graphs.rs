@@ -1,13 +1,13 @@
 //! Decode steps as CUDA graphs.
 //!
-//! A decode step of a small model takes about as long to launch, kernel by kernel, as to compute. A
-//! graph launches all of its kernels at once. It keeps the addresses of what they read and write,
-//! so the first step of a size is recorded with its inputs, and later ones of the same size
-//! overwrite these inputs. Batches are filled up to a few sizes with copies of one of their
-//! sequences, which compute and write the same bits once more.
+//! Launching the kernels of a decode step of a small model one by one takes about as long as they
+//! run. A graph launches all of them at once. It has the addresses of what its kernels read and
+//! write, so the first step of each size is captured together with its inputs, and a later step of
+//! the same size overwrites these inputs and replays the graph. Batches are padded to a few sizes
+//! with copies of one of their sequences, which compute and write the same bits once more.
 //!
-//! On the CPU, where all of this but the graph is tested, a recorded step is computed again from
-//! the inputs that it has kept.
+//! On the CPU, where everything but the graphs themselves is tested, a replay computes the step
+//! again from the inputs that were kept.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use candle_core::{DType, Result, Tensor};
 use stolon_backend::{LogitRows, SequenceSlice, StepBatch, StepOutput};
 use stolon_model::DecoderConfig;
 
-use crate::attention::{Attention, Room};
+use crate::attention::{Attention, Padding};
 use crate::decoder::Decoder;
 use crate::draw::drawn_tokens;
 use crate::inputs::StepInputs;
@@ -27,19 +27,19 @@ use crate::{CandleOptions, memory};
 #[cfg(feature = "cuda-core")]
 mod cuda;
 
-/// Maximum number of recorded steps. If there are more, all are dropped.
-const RECORDED_MAX: usize = 64;
-/// Above this number of sequences, batches are filled up to its multiples, and below to powers of
+/// Maximum number of captured steps. If there are more, all are dropped.
+const CAPTURED_MAX: usize = 64;
+/// From this number of sequences on, batches are padded to its multiples, and below to powers of
 /// two.
-const ROWS_STEP: usize = 8;
+const BATCH_STEP: usize = 8;
 
-/// The recorded steps of a backend.
+/// The captured steps of a backend.
 #[derive(Debug)]
 pub(crate) struct Graphs {
-    recorded: HashMap<Size, Recorded>,
+    captured: HashMap<Size, Captured>,
     /// The logits of the last step, `[most rows, vocab_size]` in f32.
     logits: Tensor,
-    /// A step could not be recorded, and none is tried again.
+    /// A step could not be captured, and no other is tried.
     failed: bool,
 }
 
@@ -48,12 +48,12 @@ pub(crate) struct Graphs {
 struct Size {
     /// Number of sequences.
     rows: usize,
-    room: Room,
+    padding: Padding,
 }
 
 /// A step, and the tensors at the addresses that it reads and writes.
 #[derive(Debug)]
-struct Recorded {
+struct Captured {
     inputs: StepInputs,
     /// The tokens that are drawn, `[rows]` in u32.
     tokens: Tensor,
@@ -65,18 +65,18 @@ struct Recorded {
 impl Graphs {
     /// For steps of at most as many sequences as `options` expect.
     pub(crate) fn new(decoder: &Decoder, options: &CandleOptions) -> Result<Self> {
-        let shape = (filled_rows(options.step_sequences), decoder.config().vocab_size);
+        let shape = (padded_batch(options.step_sequences), decoder.config().vocab_size);
         let logits = Tensor::zeros(shape, DType::F32, decoder.device())?;
-        Ok(Self { recorded: HashMap::new(), logits, failed: false })
+        Ok(Self { captured: HashMap::new(), logits, failed: false })
     }
 
-    /// Number of recorded steps.
+    /// Number of captured steps.
     pub(crate) fn count(&self) -> usize {
-        self.recorded.len()
+        self.captured.len()
     }
 
-    /// Computes `batch`, which the batch checker has accepted. Returns `None` if it cannot be
-    /// recorded. Nothing is computed then.
+    /// Computes `batch`, which the batch checker has accepted. Returns `None`, and computes
+    /// nothing, if it cannot be captured.
     pub(crate) fn step(
         &mut self,
         batch: &StepBatch,
@@ -87,27 +87,27 @@ impl Graphs {
         if self.failed || !decoder.stays_on_device() {
             return Ok(None);
         }
-        let Some((size, filled)) = fill(batch, attention) else { return Ok(None) };
+        let Some((size, padded)) = pad(batch, attention) else { return Ok(None) };
         if size.rows > self.logits.dim(0)? {
             return Ok(None);
         }
-        let plan = StepPlan::new(&filled, kv.shape().block_size);
-        let inputs = decoder.upload(&filled, &plan, kv.shape(), attention, size.room)?;
-        let tokens = match self.recorded.get(&size) {
-            Some(recorded) => {
-                recorded.inputs.assign(&inputs)?;
-                recorded.launch(decoder, kv, &self.logits)?;
-                recorded.tokens.clone()
+        let plan = StepPlan::new(&padded, kv.shape().block_size);
+        let inputs = decoder.upload(&padded, &plan, kv.shape(), attention, size.padding)?;
+        let tokens = match self.captured.get(&size) {
+            Some(captured) => {
+                captured.inputs.assign(&inputs)?;
+                captured.replay(decoder, kv, &self.logits)?;
+                captured.tokens.clone()
             }
-            None => self.record(size, inputs, decoder, kv)?,
+            None => self.capture(size, inputs, decoder, kv)?,
         };
         let draws = &plan.draws[..batch.sequences.len()];
         let drawn = drawn_tokens(&tokens, draws, &self.logits)?;
         Ok(Some(StepOutput { drawn, ..StepOutput::default() }))
     }
 
-    /// Computes a step of a new size, and records it. Returns the tokens.
-    fn record(
+    /// Computes a step of a new size, and captures it. Returns the tokens.
+    fn capture(
         &mut self,
         size: Size,
         inputs: StepInputs,
@@ -115,42 +115,42 @@ impl Graphs {
         kv: &mut KvStore,
     ) -> Result<Tensor> {
         let tokens = Tensor::zeros(size.rows, DType::U32, decoder.device())?;
-        let mut recorded = Recorded {
+        let mut captured = Captured {
             inputs,
             tokens: tokens.clone(),
             #[cfg(feature = "cuda-core")]
             graph: None,
         };
-        self.failed = !recorded.record(decoder, kv, &self.logits)?;
-        if self.failed || self.recorded.len() == RECORDED_MAX {
-            self.recorded.clear();
+        self.failed = !captured.capture(decoder, kv, &self.logits)?;
+        if self.failed || self.captured.len() == CAPTURED_MAX {
+            self.captured.clear();
         }
         if !self.failed {
-            self.recorded.insert(size, recorded);
+            self.captured.insert(size, captured);
         }
         Ok(tokens)
     }
 }
 
-/// Number of sequences to which `count` sequences are filled up.
-fn filled_rows(count: usize) -> usize {
+/// Number of sequences to which a batch of `count` sequences is padded.
+fn padded_batch(count: usize) -> usize {
     match count {
-        ..ROWS_STEP => count.next_power_of_two(),
-        _ => count.next_multiple_of(ROWS_STEP),
+        ..BATCH_STEP => count.next_power_of_two(),
+        _ => count.next_multiple_of(BATCH_STEP),
     }
 }
 
-/// An upper estimate of the memory in bytes of the tensors that recorded steps make, besides that
-/// of other steps. Only one of them runs at a time, so all use the same memory.
+/// An upper estimate of the memory in bytes that graphs allocate for their tensors, in addition to
+/// that of other steps. Only one graph runs at a time, so all use the same memory.
 pub(crate) fn memory_bytes(config: &DecoderConfig, options: &CandleOptions, tile: RowTile) -> u64 {
-    let step_tokens = filled_rows(options.step_sequences);
+    let step_tokens = padded_batch(options.step_sequences);
     memory::step_bytes(config, &CandleOptions { step_tokens, ..*options }, tile)
 }
 
-/// Fills up a decode step with copies of the sequence with the shortest context. `None` if `batch`
-/// is none: a token of each sequence, whose keys and values are written, and from whose logits one
-/// is drawn.
-fn fill(batch: &StepBatch, attention: Attention) -> Option<(Size, StepBatch)> {
+/// Pads a decode step with copies of the sequence with the shortest context. `None` if `batch` is
+/// not a decode step: one token of each sequence, whose keys and values are written, and from whose
+/// logits the next token is drawn.
+fn pad(batch: &StepBatch, attention: Attention) -> Option<(Size, StepBatch)> {
     let decodes = |slice: &SequenceSlice| {
         slice.token_count == 1
             && slice.write_from <= slice.start
@@ -159,22 +159,23 @@ fn fill(batch: &StepBatch, attention: Attention) -> Option<(Size, StepBatch)> {
     if !batch.sequences.iter().all(decodes) {
         return None;
     }
-    let rows = filled_rows(batch.sequences.len());
+    let rows = padded_batch(batch.sequences.len());
     let (index, shortest) =
         batch.sequences.iter().enumerate().min_by_key(|(_, slice)| slice.start)?;
-    let mut filled = batch.clone();
-    filled.tokens.resize(rows, batch.tokens[index]);
-    filled.sequences.resize(rows, shortest.clone());
-    let room = attention.room(&all_spans(&filled))?;
-    Some((Size { rows, room }, filled))
+    let mut padded = batch.clone();
+    padded.tokens.resize(rows, batch.tokens[index]);
+    padded.sequences.resize(rows, shortest.clone());
+    let padding = attention.padding(&all_spans(&padded))?;
+    Some((Size { rows, padding }, padded))
 }
 
-impl Recorded {
-    /// Computes the step for the first time, and records it. Returns whether it was recorded.
-    fn record(&mut self, decoder: &Decoder, kv: &mut KvStore, logits: &Tensor) -> Result<bool> {
+impl Captured {
+    /// Computes the step for the first time, and captures it. Returns whether it was captured.
+    fn capture(&mut self, decoder: &Decoder, kv: &mut KvStore, logits: &Tensor) -> Result<bool> {
         #[cfg(feature = "cuda-core")]
         if let candle_core::Device::Cuda(device) = decoder.device() {
-            self.graph = cuda::record(device, || self.compute(decoder, kv, logits))?;
+            self.graph =
+                cuda::capture_after_first_run(device, || self.compute(decoder, kv, logits))?;
             return Ok(self.graph.is_some());
         }
         self.compute(decoder, kv, logits)?;
@@ -182,7 +183,7 @@ impl Recorded {
     }
 
     /// Computes the step from its present inputs.
-    fn launch(&self, decoder: &Decoder, kv: &mut KvStore, logits: &Tensor) -> Result<()> {
+    fn replay(&self, decoder: &Decoder, kv: &mut KvStore, logits: &Tensor) -> Result<()> {
         #[cfg(feature = "cuda-core")]
         if let Some(graph) = &self.graph {
             return graph.launch();
@@ -190,7 +191,7 @@ impl Recorded {
         self.compute(decoder, kv, logits)
     }
 
-    /// What is recorded. No tensor that it makes outlives it, so a graph frees all the memory that
+    /// What is captured. No tensor that it makes outlives it, so a graph frees all the memory that
     /// it allocates.
     fn compute(&self, decoder: &Decoder, kv: &mut KvStore, logits: &Tensor) -> Result<()> {
         if let Some((tokens, rows)) = decoder.compute(&self.inputs, kv)?.drawn() {

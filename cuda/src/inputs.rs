@@ -6,7 +6,7 @@
 use candle_core::{Device, Result, Tensor};
 use stolon_backend::StepBatch;
 
-use crate::attention::{Attention, Prepared, Room};
+use crate::attention::{Attention, Padding, Prepared};
 use crate::draw;
 use crate::kv_store::KvShape;
 use crate::plan::{StepPlan, all_spans, indices, output_spans};
@@ -59,7 +59,7 @@ impl StepInputs {
         batch: &StepBatch,
         plan: &StepPlan,
         rotations: Vec<Rotations>,
-        (attention, shape, room): (Attention, &KvShape, Room),
+        (attention, shape, padding): (Attention, &KvShape, Padding),
         device: &Device,
     ) -> Result<Self> {
         let rows = plan.positions.len();
@@ -70,7 +70,7 @@ impl StepInputs {
                     Selection::All => None,
                     Selection::Rows(rows) => {
                         let spans = output_spans(batch);
-                        Some((rows, attention.prepare(&spans, shape, room, device)?))
+                        Some((rows, attention.prepare(&spans, shape, padding, device)?))
                     }
                 },
                 hidden: Selection::some(&plan.hidden_rows, outputs.len(), device)?,
@@ -94,13 +94,13 @@ impl StepInputs {
                 [] => None,
                 slots => Some(indices(slots, device)?),
             },
-            attention: attention.prepare(&all_spans(batch), shape, room, device)?,
+            attention: attention.prepare(&all_spans(batch), shape, padding, device)?,
             outputs,
         })
     }
 
     /// The tensors that differ from step to step, of a decode step all of whose rows are written
-    /// and get a token. Their number and shapes depend on the number of rows and the room only.
+    /// and get a token. Their number and shapes depend on the number of rows and the padding only.
     fn of_decode(&self) -> Vec<&Tensor> {
         let mut tensors = vec![&self.tokens, &self.positions];
         tensors.extend(&self.slots);

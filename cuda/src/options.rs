@@ -101,10 +101,10 @@ pub struct CandleOptions {
     /// Whether all matrix products have a fixed number of rows, so that results do not depend on
     /// what else is in a batch. See the README for what holds without it.
     pub batch_invariant: bool,
-    /// Whether decode steps are recorded as CUDA graphs, which launch all of a step's kernels at
+    /// Whether decode steps are captured as CUDA graphs, which launch all of a step's kernels at
     /// once. It has no effect on models with experts, on steps of which more than tokens is
-    /// returned, or where attention is computed from gathered keys and values. On other devices,
-    /// recorded steps are computed again, which is for tests.
+    /// returned, or where attention is computed from gathered keys and values. On the CPU, the same
+    /// steps are computed from padded inputs that are kept, which is for tests.
     pub cuda_graphs: bool,
     /// Whether KV blocks can be copied out of and into the KV store. It needs `batch_invariant`.
     /// The files of the weights are read once more when they are loaded.

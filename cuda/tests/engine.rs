@@ -87,9 +87,10 @@ async fn answers_are_those_of_the_cpu_backend() {
     }
 }
 
-/// Goal: requests that run together get the answers of the CPU backend if decode steps are recorded.
+/// Goal: requests that run together get the answers of the CPU backend if decode steps are captured
+/// and replayed.
 #[tokio::test]
-async fn recorded_steps_give_the_answers_of_the_cpu_backend() {
+async fn replayed_steps_give_the_answers_of_the_cpu_backend() {
     let (handbook, questions) = book();
     let options =
         CandleOptions { batch_invariant: false, cuda_graphs: true, ..CandleOptions::default() };

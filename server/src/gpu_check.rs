@@ -3,8 +3,8 @@
 //! 1. The device is opened and describes itself.
 //! 2. Checks of correctness on small models with random weights, one per architecture: the logits
 //!    are those of the CPU backend, and those with a warm cache are those with a cold one; answers
-//!    do not change when KV blocks are freed and written again all the time; and steps that are
-//!    recorded as CUDA graphs compute what they compute without.
+//!    do not change when KV blocks are freed and written again all the time; and decode
+//!    steps compute the same as CUDA graphs.
 //! 3. Measurements: the device's limits, prefill and decode next to them, and time to first token.
 //!
 //! Each check runs on its own, so that one that fails or panics does not end the others.
@@ -180,8 +180,8 @@ async fn checks<T: Target>(
     Ok(())
 }
 
-/// The ways in which steps of `setup`'s device can be recorded. On the CPU, recorded steps are
-/// computed again.
+/// The ways in which decode steps can be captured on the device of `setup`. On the CPU, a replay
+/// computes the step again.
 fn with_graphs(setup: Setup) -> impl Iterator<Item = Setup> {
     let batch_invariant: &[bool] = match setup.device {
         DeviceChoice::Cuda(_) => &[true, false],

@@ -36,7 +36,7 @@ pub(super) struct DeviceSettings {
     pub(super) step_sequences: usize,
     /// Whether results may depend on the batch.
     pub(super) batch_dependent: bool,
-    /// Whether decode steps are recorded.
+    /// Whether decode steps are captured as CUDA graphs.
     pub(super) cuda_graphs: bool,
 }
 

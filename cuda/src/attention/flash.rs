@@ -5,7 +5,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 
-use super::{AttentionArgs, Room};
+use super::{AttentionArgs, Padding};
 use crate::kv_store::KvShape;
 use crate::plan::{QuerySpan, block_tables, indices};
 
@@ -53,7 +53,7 @@ impl Plan {
     pub(crate) fn new(
         spans: &[QuerySpan<'_>],
         shape: &KvShape,
-        room: Room,
+        padding: Padding,
         device: &Device,
     ) -> Result<Self> {
         let cumulative = |length: fn(&QuerySpan<'_>) -> usize| {
@@ -68,10 +68,10 @@ impl Plan {
         Ok(Self {
             queries: cumulative(|span| span.count)?,
             contexts: cumulative(|span| span.context())?,
-            block_tables: block_tables(spans, room.blocks, device)?,
+            block_tables: block_tables(spans, padding.blocks, device)?,
             queries_max: spans.iter().map(|span| span.count).max().unwrap_or(0),
             context_max: match spans.iter().map(QuerySpan::context).max() {
-                Some(context) => context.max(room.positions(shape)),
+                Some(context) => context.max(padding.positions(shape)),
                 None => 0,
             },
         })

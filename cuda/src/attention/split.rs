@@ -13,7 +13,7 @@ use candle_core::{
     CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, WithDType, bail,
 };
 
-use super::{AttentionArgs, Room};
+use super::{AttentionArgs, Padding};
 use crate::kv_store::KvShape;
 use crate::plan::{QuerySpan, block_tables, indices};
 use crate::storage::elements;
@@ -43,8 +43,9 @@ pub(super) fn workspace_bytes(device: &Device, heads: usize, shape: &KvShape) ->
     if device.is_cpu() { 0 } else { 4 * (PARTS_MAX * heads * (shape.head_dim + 2)) as u64 }
 }
 
-/// The room for the parts of `spans`, a power of two; `None` if they need more than one launch.
-pub(super) fn room(spans: &[QuerySpan<'_>]) -> Option<usize> {
+/// The number of parts to which those of `spans` are padded, a power of two; `None` if they need
+/// more than one launch.
+pub(super) fn padded_parts(spans: &[QuerySpan<'_>]) -> Option<usize> {
     let parts: usize = spans.iter().map(parts).sum();
     Some(parts.next_power_of_two()).filter(|parts| *parts <= PARTS_MAX)
 }
@@ -67,8 +68,8 @@ struct Launch {
     contexts: Tensor,
     /// See [`block_tables`].
     tables: Tensor,
-    /// The query of each part, `[parts]` in u32. Parts beyond those of the last query are its, too,
-    /// but begin behind its context.
+    /// The query of each part, `[parts]` in u32. It is padded with parts of the last query that
+    /// begin behind its context.
     #[cfg_attr(not(feature = "cuda-core"), allow(dead_code, reason = "the CPU has no parts"))]
     part_rows: Tensor,
     /// The first part of each query, and the number of all queries' parts, `[count + 1]` in u32.
@@ -78,7 +79,7 @@ struct Launch {
 
 impl Plan {
     /// The spans have one query each.
-    pub(super) fn new(spans: &[QuerySpan<'_>], room: Room, device: &Device) -> Result<Self> {
+    pub(super) fn new(spans: &[QuerySpan<'_>], padding: Padding, device: &Device) -> Result<Self> {
         let mut launches = Vec::new();
         let mut rest = spans;
         while !rest.is_empty() {
@@ -89,7 +90,7 @@ impl Plan {
             };
             let count = rest.iter().take_while(fits).count().max(1);
             let (these, others) = rest.split_at(count);
-            launches.push(Launch::new(these, room, device)?);
+            launches.push(Launch::new(these, padding, device)?);
             rest = others;
         }
         Ok(Self(launches))
@@ -118,19 +119,19 @@ impl Plan {
 }
 
 impl Launch {
-    fn new(spans: &[QuerySpan<'_>], room: Room, device: &Device) -> Result<Self> {
+    fn new(spans: &[QuerySpan<'_>], padding: Padding, device: &Device) -> Result<Self> {
         let (mut part_rows, mut part_starts) = (Vec::new(), vec![0]);
         for (row, span) in spans.iter().enumerate() {
             part_rows.resize(part_rows.len() + parts(span), row as u32);
             part_starts.push(part_rows.len() as u32);
         }
         let last = spans.len().saturating_sub(1) as u32;
-        part_rows.resize(part_rows.len().max(room.parts), last);
+        part_rows.resize(part_rows.len().max(padding.parts), last);
         let contexts: Vec<u32> = spans.iter().map(|span| span.context() as u32).collect();
         Ok(Self {
             count: spans.len(),
             contexts: indices(&contexts, device)?,
-            tables: block_tables(spans, room.blocks, device)?,
+            tables: block_tables(spans, padding.blocks, device)?,
             part_rows: indices(&part_rows, device)?,
             part_starts: indices(&part_starts, device)?,
         })
@@ -276,7 +277,7 @@ mod tests {
         let whole = PARTS_MAX * PART;
         let contexts = [1, PART, PART + 1, whole - 4 * PART, 1, whole + 1, 10, 600];
         let Plan(launches) =
-            Plan::new(&contexts.map(span), Room::default(), &Device::Cpu).expect("a plan");
+            Plan::new(&contexts.map(span), Padding::default(), &Device::Cpu).expect("a plan");
         let parts = |launch: &Launch| launch.part_rows.to_vec1::<u32>().expect("parts");
         let starts = |launch: &Launch| launch.part_starts.to_vec1::<u32>().expect("starts");
         let counts: Vec<usize> = launches.iter().map(|launch| launch.count).collect();

@@ -8,7 +8,7 @@ use candle_core::{Result, bail};
 
 use crate::options::message;
 
-/// The recorded kernels of a step.
+/// The captured kernels of a step.
 pub(super) struct Graph(CudaGraph);
 
 impl fmt::Debug for Graph {
@@ -24,9 +24,9 @@ impl Graph {
     }
 }
 
-/// Runs `work`, and records what it launches when it is run once more, which computes nothing.
-/// `None` if it cannot be recorded; the log says why.
-pub(super) fn record(
+/// Runs `work`, and then captures what it launches when it is called once more, which computes
+/// nothing. `None` if it cannot be captured; the log says why.
+pub(super) fn capture_after_first_run(
     device: &CudaDevice,
     mut work: impl FnMut() -> Result<()>,
 ) -> Result<Option<Graph>> {
@@ -35,7 +35,10 @@ pub(super) fn record(
     work()?;
     let graph = capture(&device.cuda_stream(), work);
     let graph = graph.inspect_err(|error| {
-        tracing::warn!(error = %message(error), "CUDA graphs are not used: none could be recorded");
+        tracing::warn!(
+            error = %message(error),
+            "CUDA graphs are not used, because a step could not be captured"
+        );
     });
     Ok(graph.ok())
 }
@@ -46,14 +49,14 @@ fn capture(
 ) -> Result<Graph> {
     stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).w()?;
     let launched = work();
-    // This is needed after an error, too: the stream would go on recording.
+    // Also after an error: the stream would go on capturing.
     let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
-    // Memory that could not be freed while a recording failed must not fail what comes next.
+    // If the capture has failed, memory may not have been freed. That must not fail the next step.
     let freed = stream.context().check_err();
     launched?;
     freed.w()?;
     match graph.w()? {
         Some(graph) => Ok(Graph(graph)),
-        None => bail!("nothing was recorded"),
+        None => bail!("nothing was captured"),
     }
 }

@@ -1,5 +1,5 @@
-//! Recorded decode steps: the tokens, and what the steps write, are those of steps that were not
-//! recorded.
+//! Decode steps that are captured and replayed: the tokens, and what the steps write, are those of
+//! other steps.
 
 use std::borrow::Cow;
 
@@ -77,28 +77,28 @@ fn generate(backend: &mut CandleBackend) -> Generated {
 }
 
 /// Goal: sequences that run together in batches of all sizes get the tokens and the logits that
-/// they get without recorded steps, and few steps are recorded.
+/// they get without graphs, and there are few graphs.
 #[test]
-fn recorded_steps_are_steps() {
+fn replayed_steps_are_steps() {
     for name in ["llama", "granite", "phi3", "smollm3"] {
-        let (mut recorded, mut plain) = (backend(name, false, true), backend(name, false, false));
-        let (got, expected) = (generate(&mut recorded), generate(&mut plain));
+        let (mut replayed, mut plain) = (backend(name, false, true), backend(name, false, false));
+        let (got, expected) = (generate(&mut replayed), generate(&mut plain));
         assert_eq!(got.tokens, expected.tokens, "{name}");
         assert_eq!(got.logits.len(), SEQUENCES);
         for (got, expected) in got.logits.iter().zip(&expected.logits) {
             let difference = fixture::difference(got, expected);
             assert!(difference < 0.001, "{name}: {difference}");
         }
-        assert_eq!(plain.recorded_steps(), 0);
-        let count = recorded.recorded_steps();
-        assert!((5..=12).contains(&count), "{name}: {count} of {} steps", 2 * SEQUENCES);
+        assert_eq!(plain.captured_graphs(), 0);
+        let count = replayed.captured_graphs();
+        assert!((5..=12).contains(&count), "{name}: {count} graphs for {} steps", 2 * SEQUENCES);
     }
 }
 
-/// Goal: where a step cannot be recorded, it is computed without: models with experts, and
-/// attention from gathered keys and values.
+/// Goal: a step that cannot be captured is computed without a graph: of models with experts, and
+/// with attention from gathered keys and values.
 #[test]
-fn other_steps_are_not_recorded() {
+fn other_steps_are_not_captured() {
     for (name, batch_invariant) in [("qwen3_moe", false), ("llama", true)] {
         let mut backend = backend(name, batch_invariant, true);
         let tokens = vec![3, 1, 4];
@@ -109,12 +109,12 @@ fn other_steps_are_not_recorded() {
         let logits = step(0, LogitRows::Last).logits;
         let drawn = step(usize::MAX, LogitRows::Drawn(Draw::GREEDY)).drawn;
         assert_eq!(drawn, [Draw::GREEDY.of(&logits)], "{name}");
-        assert_eq!(backend.recorded_steps(), 0, "{name}");
+        assert_eq!(backend.captured_graphs(), 0, "{name}");
     }
 }
 
-/// Goal: rows of logits that cannot be used are errors of their requests, as without recorded
-/// steps, and a batch of more sequences than expected is computed, too.
+/// Goal: rows of logits that cannot be used are errors of their requests, as without graphs, and a
+/// batch of more sequences than expected is computed, too.
 #[test]
 fn unusable_rows_and_large_batches_are_as_without() {
     let mut model = fixture::model("llama");
@@ -138,13 +138,13 @@ fn unusable_rows_and_large_batches_are_as_without() {
     };
     let mut backend = fixture::backend(model, options);
     let sequences = [vec![1, 7], vec![1, 2], vec![1, 3], vec![4, 7], vec![5, 6]];
-    for (count, recorded) in [(3, 1), (3, 1), (5, 1)] {
+    for count in [3, 3, 5] {
         let all: Vec<_> = sequences.iter().enumerate().take(count).collect();
         backend.step(&batch(&all, 0, &[LogitRows::None; 5])).expect("a good batch");
         let drawn = backend.step(&batch(&all, 1, &[LogitRows::Drawn(Draw::GREEDY); 5]));
         let drawn = drawn.expect("a good batch").drawn;
         let usable: Vec<_> = drawn.iter().map(Result::is_ok).collect();
         assert_eq!(usable, [false, true, true, false, true][..count]);
-        assert_eq!(backend.recorded_steps(), recorded);
+        assert_eq!(backend.captured_graphs(), 1);
     }
 }

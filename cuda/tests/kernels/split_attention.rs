@@ -74,7 +74,7 @@ impl Operands {
             part_rows.resize(part_rows.len() + context.div_ceil(PART), row as u32);
             part_starts.push(part_rows.len() as u32);
         }
-        // Parts that no query has, as recorded steps have them.
+        // Padding, as captured steps have it.
         let last = case.contexts.len() as u32 - 1;
         part_rows.resize(part_rows.len().next_power_of_two(), last);
         let table_len = self.tables.iter().map(Vec::len).max().unwrap_or(0).next_power_of_two();

@@ -22,8 +22,8 @@ struct Generated {
     tokens: Vec<u32>,
     /// A row of logits of each sequence, after all steps.
     logits: Vec<Vec<f32>>,
-    /// Number of recorded steps.
-    recorded: usize,
+    /// Number of graphs.
+    graphs: usize,
 }
 
 /// Runs decode steps of sequences with contexts of different lengths.
@@ -66,11 +66,11 @@ fn generate<T: Target>(target: &T, subject: &Subject, setup: &Setup) -> anyhow::
     });
     let rows = step(&mut backend, &last.collect::<Vec<_>>())?;
     let logits = rows.into_iter().flatten().collect();
-    Ok(Generated { tokens, logits, recorded: T::recorded_steps(&backend) })
+    Ok(Generated { tokens, logits, graphs: T::captured_graphs(&backend) })
 }
 
-/// Compares logits after decode steps that were recorded with those after the same steps without:
-/// bit for bit with batch invariance, and then the drawn tokens, too.
+/// Compares logits after decode steps as graphs with those after the same steps without: bit for
+/// bit with batch invariance, and then the drawn tokens, too.
 pub(super) fn with_steps<T: Target>(
     target: &T,
     subject: &Subject,
@@ -78,8 +78,8 @@ pub(super) fn with_steps<T: Target>(
     compute_type: ComputeType,
 ) -> anyhow::Result<Outcome> {
     let got = generate(target, subject, setup)?;
-    if got.recorded == 0 {
-        let detail = "left out: no step can be recorded".to_owned();
+    if got.graphs == 0 {
+        let detail = "left out: no step can be captured".to_owned();
         return Ok(Outcome { is_good: true, value: None, limit: None, detail });
     }
     let expected = generate(target, subject, &Setup { cuda_graphs: false, ..*setup })?;
@@ -94,6 +94,6 @@ pub(super) fn with_steps<T: Target>(
         outcome = Outcome { is_good, value: Some(rows as f64), limit: Some(0.0), detail };
     }
     ensure!(got.tokens.len() == expected.tokens.len(), "a token is missing");
-    outcome.detail += &format!(", {} of {STEPS} steps recorded", got.recorded);
+    outcome.detail += &format!(", {} graphs for {STEPS} steps", got.graphs);
     Ok(outcome)
 }

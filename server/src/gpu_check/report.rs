@@ -94,10 +94,10 @@ pub(super) struct Speed {
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Run {
     pub(super) batch_invariant: bool,
-    /// Whether decode steps were recorded. If so, only they were measured.
+    /// Whether decode steps were captured as CUDA graphs. If so, only they were measured.
     pub(super) cuda_graphs: bool,
-    /// Number of steps that were recorded.
-    pub(super) recorded_steps: usize,
+    /// Number of graphs.
+    pub(super) captured_graphs: usize,
     /// How attention was computed: `flash` or `gather`.
     pub(super) attention: &'static str,
     /// Memory of the largest step besides weights and KV store: estimated, and measured on CUDA.
@@ -244,8 +244,8 @@ impl Run {
             share.map_or_else(String::new, |share| format!(", {:.1} % of {of}", 100.0 * share))
         };
         let with = if self.batch_invariant { "with" } else { "without" };
-        let graphs = match (self.cuda_graphs, self.recorded_steps) {
-            (true, steps) => format!("CUDA graphs of {steps} steps, "),
+        let graphs = match (self.cuda_graphs, self.captured_graphs) {
+            (true, count) => format!("{count} CUDA graphs, "),
             (false, _) => String::new(),
         };
         let measured = self.step_memory_measured_bytes;

@@ -198,7 +198,7 @@ pub(super) fn steps(
         let tokens_per_second = batch as f64 / seconds;
         run.decode.push(Decode { batch, context, seconds, tokens_per_second, share });
     }
-    run.recorded_steps = backend.recorded_steps();
+    run.captured_graphs = backend.captured_graphs();
     Ok(run)
 }
 

@@ -27,8 +27,8 @@ pub(super) trait Target: Clone + Send + Sync + 'static {
         options: CandleOptions,
     ) -> Result<Self::Backend, OpenError>;
 
-    /// Number of decode steps that a backend has recorded.
-    fn recorded_steps(backend: &Self::Backend) -> usize;
+    /// Number of CUDA graphs of a backend.
+    fn captured_graphs(backend: &Self::Backend) -> usize;
 }
 
 /// The backend of `stolon-cuda`.
@@ -47,8 +47,8 @@ impl Target for Candle {
         CandleBackend::open(config, weights, options)
     }
 
-    fn recorded_steps(backend: &CandleBackend) -> usize {
-        backend.recorded_steps()
+    fn captured_graphs(backend: &CandleBackend) -> usize {
+        backend.captured_graphs()
     }
 }
 

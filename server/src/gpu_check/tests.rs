@@ -23,8 +23,8 @@ enum Fault {
     Draws,
     /// Keys and values are not written to blocks that have been written before.
     SecondWrite,
-    /// Keys and values of tokens are not written by decode steps if steps are recorded.
-    RecordedWrites,
+    /// With CUDA graphs, decode steps write keys and values of another token.
+    GraphWrites,
     /// It panics.
     Panic,
 }
@@ -54,8 +54,8 @@ impl Target for Faulty {
         Ok(FaultyBackend { inner, fault: self.0, written: HashSet::new(), cuda_graphs })
     }
 
-    fn recorded_steps(backend: &FaultyBackend) -> usize {
-        backend.inner.recorded_steps()
+    fn captured_graphs(backend: &FaultyBackend) -> usize {
+        backend.inner.captured_graphs()
     }
 }
 
@@ -80,8 +80,7 @@ impl Backend for FaultyBackend {
             }
         }
         let mut output = self.inner.step(&batch)?;
-        if self.fault == Fault::RecordedWrites && self.cuda_graphs && !output.drawn.is_empty() {
-            // The step's first sequence is overwritten with keys and values of another token.
+        if self.fault == Fault::GraphWrites && self.cuda_graphs && !output.drawn.is_empty() {
             let mut other = StepBatch { tokens: vec![0], sequences: batch.sequences[..1].to_vec() };
             other.tokens[0] = batch.tokens[0] ^ 1;
             self.inner.step(&other)?;
@@ -129,9 +128,9 @@ async fn every_fault_is_noticed() {
         // One bit is within the tolerance.
         (Fault::Batches, Kind::WarmEqualsCold, false, true),
         (Fault::SecondWrite, Kind::BlocksReused, true, false),
-        // Attention without batch invariance can be recorded on the CPU, too.
+        // Split-KV decoding can be captured on the CPU, too.
         (Fault::None, Kind::CudaGraphs, false, true),
-        (Fault::RecordedWrites, Kind::CudaGraphs, false, false),
+        (Fault::GraphWrites, Kind::CudaGraphs, false, false),
         (Fault::Panic, Kind::CpuParity, true, false),
         (Fault::Panic, Kind::BlocksReused, true, false),
     ] {

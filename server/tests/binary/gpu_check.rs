@@ -27,7 +27,7 @@ fn the_cpu_passes_all_checks() {
     assert_eq!(count("blocks-reused"), 2);
     // Of 14 architectures and the model; those with experts are left out.
     assert_eq!(count("cuda-graphs"), 15);
-    let left_out = |check: &&Value| check["detail"] == "left out: no step can be recorded";
+    let left_out = |check: &&Value| check["detail"] == "left out: no step can be captured";
     assert_eq!(checks.iter().filter(left_out).count(), 4);
     for check in checks {
         let (value, limit) = (&check["value"], &check["limit"]);
