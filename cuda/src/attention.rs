@@ -182,7 +182,7 @@ impl Kind {
         match self {
             Self::Gather => Ok(Plan::Gather(gather::Plan::new(spans, shape, device)?)),
             #[cfg(feature = "cuda")]
-            Self::Flash => Ok(Plan::Flash(flash::Plan::new(spans, shape, padding, device)?)),
+            Self::Flash => Ok(Plan::Flash(flash::Plan::new(spans, padding, device)?)),
         }
     }
 }

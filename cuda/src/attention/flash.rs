@@ -46,16 +46,10 @@ pub(crate) struct Plan {
     /// See [`block_tables`].
     block_tables: Tensor,
     queries_max: usize,
-    context_max: usize,
 }
 
 impl Plan {
-    pub(crate) fn new(
-        spans: &[QuerySpan<'_>],
-        shape: &KvShape,
-        padding: Padding,
-        device: &Device,
-    ) -> Result<Self> {
+    pub(crate) fn new(spans: &[QuerySpan<'_>], padding: Padding, device: &Device) -> Result<Self> {
         let cumulative = |length: fn(&QuerySpan<'_>) -> usize| {
             let mut sums = vec![0];
             let mut sum = 0;
@@ -70,10 +64,6 @@ impl Plan {
             contexts: cumulative(|span| span.context())?,
             block_tables: block_tables(spans, padding.blocks, device)?,
             queries_max: spans.iter().map(|span| span.count).max().unwrap_or(0),
-            context_max: match spans.iter().map(QuerySpan::context).max() {
-                Some(context) => context.max(padding.positions(shape)),
-                None => 0,
-            },
         })
     }
 
@@ -89,9 +79,12 @@ impl Plan {
             let dims = (shape.block_count, shape.block_size, shape.kv_heads, shape.head_dim);
             plane.reshape(dims)
         };
-        // The kernel counts the positions before the query's own. A window that is longer than all
-        // contexts has no effect, and candle takes it as none.
+        // The kernel counts the positions before the query's own.
         let window = args.window.map(|window| window - 1);
+        // candle chooses a kernel by whether the window is shorter than the longest context, and a
+        // CUDA graph keeps this number. So it is a bound that does not depend on the batch, below
+        // 2^31 because the kernels compute with it.
+        let context_max = (shape.block_count * shape.block_size).min(1 << 30);
         candle_flash_attn::flash_attn_varlen_paged_windowed(
             &q.to_dtype(shape.dtype)?.contiguous()?,
             &blocks(&kv.keys)?,
@@ -101,7 +94,7 @@ impl Plan {
             &self.block_tables,
             None,
             self.queries_max,
-            self.context_max,
+            context_max,
             args.scale,
             window,
             Some(0),
