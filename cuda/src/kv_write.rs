@@ -12,8 +12,7 @@ mod cuda;
 
 /// Copies row `i` of `rows`, `[count, width]`, to row `indices[i]` of `store`, `[len, width]`, for
 /// all `i`. Both have the same element type. The indices, `[count]` in u32, are below `len` and
-/// different
-/// from each other, or their rows are the same.
+/// different from each other, or their rows are the same.
 pub(crate) fn write(store: &Tensor, rows: &Tensor, indices: &Tensor) -> Result<()> {
     let rows = rows.contiguous()?;
     match store.device() {

@@ -51,7 +51,7 @@ pub struct Sequence {
     /// probably share a prefix. A hint only.
     pub(crate) prefix_hash: u64,
     /// `None` while the step plan carries it to the executor.
-    pub(crate) sampler: Option<SamplerState>,
+    pub(crate) sampler: Option<Box<SamplerState>>,
     /// Maximum number of tokens to generate, limited to what context and pool can hold.
     pub(crate) max_tokens: usize,
     /// End-of-sequence ids.
@@ -185,7 +185,7 @@ impl Sequence {
         Sequence {
             id,
             prompt_len: tokens.len(),
-            sampler: Some(sampler),
+            sampler: Some(Box::new(sampler)),
             tokens,
             namespace,
             prefix_hash: prefix_hash.finish(),

@@ -28,7 +28,7 @@ pub struct StepPlan {
 #[derive(Debug, Default)]
 pub struct RowTask {
     /// Samples from the last row, if a token is to be generated. Returned with the result.
-    pub sampler: Option<SamplerState>,
+    pub sampler: Option<Box<SamplerState>>,
     /// Return the last row unchanged, to be cached.
     pub return_logits: bool,
     /// Compute prompt log-probabilities. Every token of the slice then has a row of logits.
@@ -52,7 +52,7 @@ pub struct PromptTargets {
 #[derive(Debug, Default)]
 pub struct RowResult {
     /// The sampler of the task.
-    pub sampler: Option<SamplerState>,
+    pub sampler: Option<Box<SamplerState>>,
     /// The next token, if the task had a sampler.
     pub sampled: Option<Sampled>,
     /// `[vocab_size]` logits of the last row, if requested.

@@ -1,6 +1,6 @@
 //! Measures how long a device would be idle between two steps: the time in which the engine
-//! samples, sends events and plans the next step. The backend computes nothing; it only notes when
-//! a step ends and when the next one begins.
+//! samples, sends events and plans the next step. The backend computes nothing; it waits as long as
+//! a step takes, and notes when it ends and when the next one begins.
 //!
 //! ```sh
 //! cargo run --release -p stolon-benches --bin step_gap
@@ -32,6 +32,9 @@ struct Args {
     /// Vocabulary size
     #[arg(long, default_value_t = 128_256)]
     vocab: usize,
+    /// Duration of a step in microseconds
+    #[arg(long, default_value_t = 1000)]
+    step_us: u64,
 }
 
 /// The gaps before steps of as many decodes as are measured.
@@ -42,6 +45,7 @@ struct IdleBackend {
     spec: BackendSpec,
     row: Vec<f32>,
     threads: usize,
+    step: Duration,
     /// Number of decodes of the steps that are measured.
     decodes: usize,
     ended: Option<Instant>,
@@ -65,7 +69,8 @@ impl IdleBackend {
             (0..args.vocab).map(|token| -1.5 * (1.0 + place(token) as f32).ln()).collect();
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = args.threads.unwrap_or_else(cores);
-        Self { spec, row, threads, decodes, ended: None, gaps }
+        let step = Duration::from_micros(args.step_us);
+        Self { spec, row, threads, step, decodes, ended: None, gaps }
     }
 }
 
@@ -94,6 +99,7 @@ impl Backend for IdleBackend {
                 _ => {}
             }
         }
+        std::thread::sleep(self.step);
         self.ended = Some(Instant::now());
         Ok(output)
     }
@@ -110,12 +116,17 @@ async fn measure(
     let backend = IdleBackend::new(args, draws, batch, Arc::clone(&gaps));
     let engine =
         Engine::builder().backend("idle", Box::new(backend)).max_running(batch).build().await?;
+    // A task for each, as in a server.
     let requests = (0..batch).map(|index| {
         let tokens = vec![index as u32; 8];
         let sampling = SamplingParams { seed: Some(index as u64), ..sampling.clone() };
-        engine.complete(Request::tokens(tokens).sampling(sampling).max_tokens(args.tokens))
+        let request = Request::tokens(tokens).sampling(sampling).max_tokens(args.tokens);
+        let engine = engine.clone();
+        tokio::spawn(async move { engine.complete(request).await })
     });
-    try_join_all(requests).await?;
+    for answer in try_join_all(requests).await? {
+        answer?;
+    }
     engine.shutdown().await;
     let mut gaps = gaps.lock().unwrap_or_else(PoisonError::into_inner);
     anyhow::ensure!(gaps.len() >= args.tokens / 2, "only {} steps were measured", gaps.len());

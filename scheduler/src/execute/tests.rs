@@ -74,7 +74,7 @@ fn several_threads_sample_what_one_samples() {
             };
             let targets = || PromptTargets { tokens: vec![7; token_count - 1], top: 2 };
             tasks.push(RowTask {
-                sampler: Some(SamplerState::new(params, &[])),
+                sampler: Some(Box::new(SamplerState::new(params, &[]))),
                 return_logits: index % 7 == 0,
                 prompt: all.then(targets),
                 load: (index == 9).then_some(0),

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use stolon_backend::SamplerState;
 use stolon_kvcache::PrefixLease;
 
 use super::room::Round;
@@ -227,7 +226,7 @@ impl<M: Memory> Scheduler<M> {
             return Ok(None);
         };
         let all_cached = sequence.tokens.len() - lease.len() < self.context.spec.block_size;
-        let is_ready = sequence.sampler.as_ref().is_none_or(SamplerState::is_ready);
+        let is_ready = sequence.sampler.as_ref().is_none_or(|sampler| sampler.is_ready());
         let is_embedding = sequence.options.pooling.is_some();
         if is_embedding || !all_cached || !is_ready || self.context.config.logit_cache_bytes == 0 {
             return Ok(None);
