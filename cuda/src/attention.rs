@@ -10,7 +10,7 @@
 use candle_core::{Device, Result, Tensor};
 
 use crate::kv_store::{KvLayer, KvShape};
-use crate::plan::{QuerySpan, indices};
+use crate::plan::{QuerySpan, indices, longest_table};
 
 #[cfg(feature = "cuda")]
 mod flash;
@@ -100,18 +100,16 @@ impl Attention {
         if self.split_decode { split::workspace_bytes(device, heads, shape) } else { 0 }
     }
 
-    /// The padding for `spans` of one query each, in powers of two; `None` if the shapes of tensors
-    /// depend on the contexts nevertheless.
+    /// Whether padding decides the shapes of all tensors for spans of one query each.
+    pub(crate) fn can_pad(self) -> bool {
+        self.split_decode || self.kind != Kind::Gather
+    }
+
+    /// The padding for `spans` of one query each, in powers of two; `None` if they need more than
+    /// one launch.
     pub(crate) fn padding(self, spans: &[QuerySpan<'_>]) -> Option<Padding> {
-        let blocks = spans.iter().map(|span| span.block_table.len()).max()?.next_power_of_two();
-        if self.split_decode {
-            return Some(Padding { blocks, parts: split::padded_parts(spans)? });
-        }
-        match self.kind {
-            Kind::Gather => None,
-            #[cfg(feature = "cuda")]
-            Kind::Flash => Some(Padding { blocks, parts: 0 }),
-        }
+        let parts = if self.split_decode { split::padded_parts(spans)? } else { 0 };
+        Some(Padding { blocks: longest_table(spans).next_power_of_two(), parts })
     }
 
     /// Prepares the attention of the queries of `spans`, which all layers share.

@@ -101,11 +101,12 @@ impl CandleBackend {
         let loader = Loader { weights, device: device.clone(), dtype, tile };
         let mut decoder = Decoder::load(config, loader)?;
         device.synchronize()?;
+        let cuda_graphs = options.cuda_graphs && graphs::are_possible(decoder.config(), attention);
         let workspace = attention.workspace_bytes(&device, decoder.config().num_heads, &shape);
         // What neither the estimate of a step nor the dry run has: the contexts of the latter are
         // short, and it captures nothing.
         let others = workspace
-            + match options.cuda_graphs {
+            + match cuda_graphs {
                 true => graphs::memory_bytes(decoder.config(), &options, tile) + workspace,
                 false => 0,
             };
@@ -115,7 +116,7 @@ impl CandleBackend {
             .map_err(|error| memory::explain(error, free, &options, estimated_bytes))?
             .map(|bytes| bytes + others);
         let step_memory = StepMemory { estimated_bytes, measured_bytes };
-        let graphs = match options.cuda_graphs {
+        let graphs = match cuda_graphs {
             true => Some(Graphs::new(&decoder, &options)?),
             false => None,
         };
@@ -147,7 +148,7 @@ impl CandleBackend {
             kv_type = kv_type.name(),
             attention = attention.name(),
             batch_invariant = options.batch_invariant,
-            cuda_graphs = options.cuda_graphs,
+            cuda_graphs,
             kv_blocks = spec.block_count,
             kv_bytes = spec.block_count * spec.block_bytes,
             step_bytes,

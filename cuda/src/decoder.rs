@@ -70,11 +70,6 @@ impl Decoder {
         &self.device
     }
 
-    /// Whether [`Decoder::compute`] copies nothing from the device: the choice of experts is.
-    pub(crate) fn stays_on_device(&self) -> bool {
-        self.config.experts.is_none()
-    }
-
     /// Computes a batch that the batch checker has accepted and that is not empty: writes keys and
     /// values to `kv` and returns what the batch requests.
     pub(crate) fn forward(
@@ -194,8 +189,8 @@ impl Decoder {
 
 /// Writes the keys or values of the rows of a step to a plane of the KV store of the type `dtype`.
 fn write(inputs: &StepInputs, plane: &Tensor, values: Tensor, dtype: DType) -> Result<()> {
-    let Some(slots) = &inputs.slots else { return Ok(()) };
-    let values = inputs.written.of(&values.to_dtype(dtype)?.contiguous()?)?;
+    let Some((rows, slots)) = &inputs.written else { return Ok(()) };
+    let values = rows.of(&values.to_dtype(dtype)?.contiguous()?)?;
     kv_write::write(plane, &values, slots)
 }
 

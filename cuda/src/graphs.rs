@@ -62,6 +62,12 @@ struct Captured {
     graph: Option<cuda::Graph>,
 }
 
+/// Whether decode steps can be captured at all: the choice of experts is copied from the device
+/// while a step computes, and some attention has tensors whose shapes depend on the contexts.
+pub(crate) fn are_possible(config: &DecoderConfig, attention: Attention) -> bool {
+    config.experts.is_none() && attention.can_pad()
+}
+
 impl Graphs {
     /// For steps of at most as many sequences as `options` expect.
     pub(crate) fn new(decoder: &Decoder, options: &CandleOptions) -> Result<Self> {
@@ -76,7 +82,7 @@ impl Graphs {
     }
 
     /// Computes `batch`, which the batch checker has accepted. Returns `None`, and computes
-    /// nothing, if it cannot be captured.
+    /// nothing, if it cannot be captured. Graphs are possible for `decoder` and `attention`.
     pub(crate) fn step(
         &mut self,
         batch: &StepBatch,
@@ -84,7 +90,7 @@ impl Graphs {
         kv: &mut KvStore,
         attention: Attention,
     ) -> Result<Option<StepOutput>> {
-        if self.failed || !decoder.stays_on_device() {
+        if self.failed {
             return Ok(None);
         }
         let Some((size, padded)) = pad(batch, attention) else { return Ok(None) };

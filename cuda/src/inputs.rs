@@ -21,10 +21,9 @@ pub(crate) struct StepInputs {
     pub(crate) positions: Tensor,
     /// One per rotary embedding, of all positions up to the largest.
     pub(crate) rotations: Vec<Rotations>,
-    /// The rows whose keys and values are written.
-    pub(crate) written: Selection,
-    /// Where they are written, in u32; `None` if none is.
-    pub(crate) slots: Option<Tensor>,
+    /// The rows whose keys and values are written, and the slots that they are written to, in u32;
+    /// `None` if none is.
+    pub(crate) written: Option<(Selection, Tensor)>,
     pub(crate) attention: Prepared,
     /// `None` if no row is returned.
     pub(crate) outputs: Option<OutputInputs>,
@@ -89,10 +88,9 @@ impl StepInputs {
             tokens: indices(&batch.tokens, device)?,
             positions: indices(&plan.positions, device)?,
             rotations,
-            written: Selection::new(&plan.written_rows, rows, device)?,
-            slots: match plan.slots.as_slice() {
-                [] => None,
-                slots => Some(indices(slots, device)?),
+            written: match Selection::some(&plan.written_rows, rows, device)? {
+                None => None,
+                Some(rows) => Some((rows, indices(&plan.slots, device)?)),
             },
             attention: attention.prepare(&all_spans(batch), shape, padding, device)?,
             outputs,
@@ -103,7 +101,7 @@ impl StepInputs {
     /// and get a token. Their number and shapes depend on the number of rows and the padding only.
     fn of_decode(&self) -> Vec<&Tensor> {
         let mut tensors = vec![&self.tokens, &self.positions];
-        tensors.extend(&self.slots);
+        tensors.extend(self.written.as_ref().map(|(_, slots)| slots));
         tensors.extend(self.outputs.as_ref().and_then(|outputs| outputs.draws.as_ref()));
         tensors.extend(self.attention.of_decode());
         tensors

@@ -112,6 +112,11 @@ fn output_count(slice: &SequenceSlice) -> usize {
     rows.logits(count).len() + rows.hidden(count).len() + usize::from(rows.draw().is_some())
 }
 
+/// Number of blocks of the longest block table of `spans`.
+pub(crate) fn longest_table(spans: &[QuerySpan<'_>]) -> usize {
+    spans.iter().map(|span| span.block_table.len()).max().unwrap_or(0)
+}
+
 /// The block tables of `spans`, `[spans, blocks]` in u32, filled up with block 0, which is not
 /// read. The number of blocks is that of the longest, but at least `least`.
 pub(crate) fn block_tables(
@@ -119,7 +124,7 @@ pub(crate) fn block_tables(
     least: usize,
     device: &Device,
 ) -> Result<Tensor> {
-    let blocks = spans.iter().map(|span| span.block_table.len()).max().unwrap_or(0).max(least);
+    let blocks = longest_table(spans).max(least);
     let mut tables = Vec::with_capacity(spans.len() * blocks);
     for span in spans {
         tables.extend(span.block_table.iter().map(|block| block.0));

@@ -12,8 +12,6 @@ pub(crate) struct RopeTable {
     rope: Rope,
     rotary_dim: usize,
     max_positions: usize,
-    /// Number of positions of the table.
-    known: usize,
     /// `None` before the first use.
     rotations: Option<Rotations>,
 }
@@ -28,20 +26,21 @@ pub(crate) struct Rotations {
 
 impl RopeTable {
     pub(crate) fn new(rope: &Rope, rotary_dim: usize, max_positions: usize) -> Self {
-        Self { rope: rope.clone(), rotary_dim, max_positions, known: 0, rotations: None }
+        Self { rope: rope.clone(), rotary_dim, max_positions, rotations: None }
     }
 
     /// The rotations of at least `count` positions.
     pub(crate) fn rotations(&mut self, count: usize, device: &Device) -> Result<Rotations> {
-        if let Some(rotations) = self.rotations.as_ref().filter(|_| count <= self.known) {
+        if let Some(rotations) = &self.rotations
+            && count <= rotations.cos.dim(0)?
+        {
             return Ok(rotations.clone());
         }
         let most = self.max_positions.max(count);
-        let known = count.next_power_of_two().max(POSITIONS_MIN).min(most);
-        let (cos, sin) = self.rope.rotations(self.rotary_dim, 0..known);
-        let table = |values| Tensor::from_vec(values, (known, self.rotary_dim / 2), device);
+        let positions = count.next_power_of_two().max(POSITIONS_MIN).min(most);
+        let (cos, sin) = self.rope.rotations(self.rotary_dim, 0..positions);
+        let table = |values| Tensor::from_vec(values, (positions, self.rotary_dim / 2), device);
         let rotations = Rotations { cos: table(cos)?, sin: table(sin)? };
-        self.known = known;
         Ok(self.rotations.insert(rotations).clone())
     }
 }

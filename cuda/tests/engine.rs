@@ -47,10 +47,18 @@ fn book() -> (String, Vec<String>) {
     (book.system, book.qa.into_iter().map(|question| question.q).collect())
 }
 
-async fn ask(engine: &Engine, handbook: &str, question: &str) -> Completion {
+fn request(handbook: &str, question: &str) -> Request {
     let messages = [ChatMessage::new("system", handbook), ChatMessage::new("user", question)];
-    let request = Request::chat(messages.to_vec()).max_tokens(24).logprobs(0);
+    Request::chat(messages.to_vec()).max_tokens(24)
+}
+
+async fn answer(engine: &Engine, request: Request) -> Completion {
     engine.generate(request).await.expect("it fits").collect_text().await.expect("ends")
+}
+
+/// With log-probabilities.
+async fn ask(engine: &Engine, handbook: &str, question: &str) -> Completion {
+    answer(engine, request(handbook, question).logprobs(0)).await
 }
 
 /// Goal: greedy answers to questions about a handbook are those of the CPU backend; a warm cache
@@ -95,17 +103,12 @@ async fn replayed_steps_give_the_answers_of_the_cpu_backend() {
     let options =
         CandleOptions { batch_invariant: false, cuda_graphs: true, ..CandleOptions::default() };
     let (cpu, candle) = (on_cpu_backend().await, on_candle(512, options).await);
-    let ask = |engine: &Engine, question: &String| {
-        let messages =
-            [ChatMessage::new("system", &handbook[..]), ChatMessage::new("user", &question[..])];
-        let (engine, request) = (engine.clone(), Request::chat(messages.to_vec()).max_tokens(24));
-        async move { engine.generate(request).await.expect("it fits").collect_text().await }
-    };
     for questions in questions.chunks(5) {
-        let expected = join_all(questions.iter().map(|question| ask(&cpu, question))).await;
-        let got = join_all(questions.iter().map(|question| ask(&candle, question))).await;
+        let requests = || questions.iter().map(|question| request(&handbook, question));
+        let expected = join_all(requests().map(|request| answer(&cpu, request))).await;
+        let got = join_all(requests().map(|request| answer(&candle, request))).await;
         for (got, expected) in got.into_iter().zip(expected) {
-            assert_eq!(got.expect("ends").text, expected.expect("ends").text);
+            assert_eq!(got.text, expected.text);
         }
     }
     candle.audit().await.expect("consistent accounting");

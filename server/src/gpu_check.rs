@@ -3,8 +3,8 @@
 //! 1. The device is opened and describes itself.
 //! 2. Checks of correctness on small models with random weights, one per architecture: the logits
 //!    are those of the CPU backend, and those with a warm cache are those with a cold one; answers
-//!    do not change when KV blocks are freed and written again all the time; and decode
-//!    steps compute the same as CUDA graphs.
+//!    do not change when KV blocks are freed and written again all the time; and decode steps
+//!    compute the same as CUDA graphs.
 //! 3. Measurements: the device's limits, prefill and decode next to them, and time to first token.
 //!
 //! Each check runs on its own, so that one that fails or panics does not end the others.

@@ -7,7 +7,7 @@ use stolon_cuda::ComputeType;
 
 use super::parity::{POSITIONS, Rounding, compare};
 use super::report::Outcome;
-use super::step::{Part, batch, is_same, step, table};
+use super::step::{Part, batch, rows_that_differ, step, table};
 use super::subject::{BLOCK_SIZE, Setup, Subject, Target};
 use crate::bench::rng::SeededRng;
 
@@ -85,8 +85,7 @@ pub(super) fn with_steps<T: Target>(
     let expected = generate(target, subject, &Setup { cuda_graphs: false, ..*setup })?;
     let mut outcome = compare(&got.logits, &expected.logits, Rounding::To(compute_type));
     if setup.batch_invariant {
-        let pairs = got.logits.iter().zip(&expected.logits);
-        let rows = pairs.filter(|(got, expected)| !is_same(got, expected)).count();
+        let rows = rows_that_differ(&got.logits, &expected.logits);
         let pairs = got.tokens.iter().zip(&expected.tokens);
         let tokens = pairs.filter(|(got, expected)| got != expected).count();
         let is_good = outcome.is_good && rows + tokens == 0;

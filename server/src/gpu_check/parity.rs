@@ -5,7 +5,7 @@ use stolon_cuda::{ComputeType, DeviceChoice};
 use stolon_model::{CpuBackend, CpuOptions, KvBudget, KvType, ModelError, TensorType};
 
 use super::report::Outcome;
-use super::step::{Part, batch, check_draws, difference, is_same, rows, step, table};
+use super::step::{Part, batch, check_draws, difference, rows, rows_that_differ, step, table};
 use super::subject::{BLOCK_SIZE, Setup, Subject, Target};
 use crate::bench::rng::SeededRng;
 
@@ -156,8 +156,7 @@ pub(super) fn with_cold<T: Target>(
     if !setup.batch_invariant {
         return Ok(compared);
     }
-    let pairs = got.iter().zip(&expected);
-    let different = pairs.filter(|(got, expected)| !is_same(got, expected)).count();
+    let different = rows_that_differ(&got, &expected);
     let finite = expected.iter().flatten().all(|logit| logit.is_finite());
     Ok(Outcome {
         is_good: different == 0 && finite,

@@ -120,7 +120,11 @@ pub(super) fn difference(got: &[f32], expected: &[f32]) -> f32 {
     differences.fold(0.0, f32::max) / variance.sqrt()
 }
 
-/// Whether all logits are the same, bit for bit.
-pub(super) fn is_same(got: &[f32], expected: &[f32]) -> bool {
-    got.len() == expected.len() && got.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits())
+/// Number of rows of which a logit differs, by a bit or more.
+pub(super) fn rows_that_differ(got: &[Vec<f32>], expected: &[Vec<f32>]) -> usize {
+    let is_same = |got: &[f32], expected: &[f32]| {
+        got.len() == expected.len()
+            && got.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits())
+    };
+    got.iter().zip(expected).filter(|(got, expected)| !is_same(got, expected)).count()
 }
