@@ -116,8 +116,8 @@
 //! * [`mod@backend`]: running another model or device under the engine. The example
 //!   `own_backend.rs` implements a complete backend and a custom [`EvictionOrder`].
 //!
-//! The server with an OpenAI-compatible API and the command-line tool are in the crate
-//! `stolon-server`.
+//! The OpenAI-compatible HTTP API is in the crate `stolon-http`, as an axum router, and the command
+//! `stolon` in `stolon-cli`.
 #![forbid(unsafe_code)]
 #![doc(test(attr(deny(unused_imports, unused_must_use, deprecated))))]
 

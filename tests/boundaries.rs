@@ -8,8 +8,8 @@
 use std::path::{Path, PathBuf};
 
 /// Folders in which not every target forbids `unsafe`.
-const FOLDERS_WITH_UNSAFE: [&str; 7] =
-    ["benches", "cuda", "kernels", "kvcache", "loom_tests", "model", "server"];
+const FOLDERS_WITH_UNSAFE: [&str; 6] =
+    ["benches", "cuda", "kernels", "kvcache", "loom_tests", "model"];
 
 /// Files in these folders, and whole folders ending in `/`, that use `unsafe`.
 const UNSAFE_FILES: &[&str] = &[
@@ -28,7 +28,7 @@ const UNSAFE_FILES: &[&str] = &[
 ];
 
 /// Crates with the prefixes of crate names that must not be among their direct dependencies.
-const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 8] = [
+const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 12] = [
     ("cuda", &["tokio", "ractor", "stolon-scheduler", "stolon-actors", "stolon-text"]),
     ("kvcache", &["tokio", "ractor", "candle", "stolon-"]),
     (
@@ -59,6 +59,21 @@ const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 8] = [
         ],
     ),
     ("actors", &["stolon-model", "stolon-text", "stolon-kernels", "stolon-tiers"]),
+    (
+        "http",
+        &[
+            "clap",
+            "indicatif",
+            "rustyline",
+            "stolon-cli",
+            "stolon-loadgen",
+            "stolon-gpu",
+            "reqwest",
+        ],
+    ),
+    ("loadgen", &["axum", "indicatif", "stolon-cli", "stolon-http", "stolon-gpu"]),
+    ("gpu_check", &["axum", "indicatif", "stolon-cli", "stolon-http"]),
+    ("cli", &["axum", "stolon-cuda", "stolon-model", "stolon-kernels", "stolon-scheduler"]),
 ];
 
 /// The root of the checkout, or `None` in a published crate.
@@ -123,7 +138,18 @@ fn unsafe_is_used_in_the_listed_files_only() {
 #[test]
 fn all_other_libraries_forbid_unsafe() {
     let Some(root) = checkout() else { return };
-    for name in ["actors", "backend", "scheduler", "text", "tiers", "."] {
+    for name in [
+        "actors",
+        "backend",
+        "cli",
+        "gpu_check",
+        "http",
+        "loadgen",
+        "scheduler",
+        "text",
+        "tiers",
+        ".",
+    ] {
         let path = root.join(name).join("src/lib.rs");
         let text = std::fs::read_to_string(&path).expect("a readable file");
         assert!(text.contains("#![forbid(unsafe_code)]"), "{}", path.display());

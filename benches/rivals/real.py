@@ -4,7 +4,7 @@ Not part of CI; `.ci/deep` runs the tasks `perplexity`, `greedy` and `chat`. Nee
 
     venv/bin/pip install gguf numpy
     CMAKE_ARGS="-DGGML_NATIVE=ON" venv/bin/pip install --no-binary llama-cpp-python llama-cpp-python
-    cargo build --release -p stolon-server          # and here, for speed: cargo build --release
+    cargo build --release -p stolon-cli          # and here, for speed: cargo build --release
     venv/bin/python ../../model/tests/fetch_models.py models
     venv/bin/python real.py models
 

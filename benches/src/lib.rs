@@ -4,7 +4,7 @@
 //!
 //! The binaries put them together: `calibrate` measures the cost model, `simulate` runs every
 //! admission policy on every workload, and `check` runs the same workloads on the real engine.
-//! Requests, records and percentiles come from `stolon bench` (`stolon_server::bench`), so that
+//! Requests, records and percentiles come from `stolon bench` (`stolon_loadgen`), so that
 //! simulated and measured figures are computed by the same code.
 
 #![forbid(unsafe_code)]

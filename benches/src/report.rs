@@ -1,6 +1,6 @@
 //! The figures of a run, and Markdown tables of them.
 
-use stolon_server::bench::metrics::{RequestRecord, Spread, output_tokens, rate, share};
+use stolon_loadgen::metrics::{RequestRecord, Spread, output_tokens, rate, share};
 
 use crate::simulation::Run;
 

@@ -8,11 +8,11 @@ use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
 use stolon_backend::{BackendSpec, StepBatch};
+use stolon_loadgen::metrics::RequestRecord;
+use stolon_loadgen::workload::Conversation;
 use stolon_scheduler::{
     AdmissionPolicy, EngineConfig, EngineStats, Event, SequenceRequest, Simulation,
 };
-use stolon_server::bench::metrics::RequestRecord;
-use stolon_server::bench::workload::Conversation;
 
 use crate::cost::CostModel;
 use crate::workload::Workload;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use stolon_backend::BackendSpec;
-use stolon_server::bench::rng::SeededRng;
-use stolon_server::bench::workload::{Conversation, Turn};
+use stolon_loadgen::rng::SeededRng;
+use stolon_loadgen::workload::{Conversation, Turn};
 
 /// A standard workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

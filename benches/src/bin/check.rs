@@ -18,9 +18,9 @@ use stolon_benches::cost::CostModel;
 use stolon_benches::report::Summary;
 use stolon_benches::simulation::{capacity, simulate};
 use stolon_benches::workload::Workload;
+use stolon_loadgen::drive::{closed_loop, open_loop};
+use stolon_loadgen::workload::Conversation;
 use stolon_scheduler::EngineConfig;
-use stolon_server::bench::drive::{closed_loop, open_loop};
-use stolon_server::bench::workload::Conversation;
 
 /// Run the standard workloads on the CPU engine with the demo model.
 #[derive(Debug, Parser)]

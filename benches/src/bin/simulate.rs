@@ -16,8 +16,8 @@ use stolon_benches::plot::{self, Labels, Line};
 use stolon_benches::report::Summary;
 use stolon_benches::simulation::{Run, capacity, simulate};
 use stolon_benches::workload::Workload;
+use stolon_loadgen::metrics::{Distribution, RequestRecord};
 use stolon_scheduler::{AdmissionPolicy, EngineConfig};
-use stolon_server::bench::metrics::{Distribution, RequestRecord};
 
 const VOCAB_SIZE: usize = 32_000;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use futures::{StreamExt, stream};
-use stolon_server::bench::rng::SeededRng;
+use stolon_loadgen::rng::SeededRng;
 
 use super::client::{exchange, post_head};
 use super::server::Server;

@@ -5,13 +5,13 @@
 //! cargo run --release -p stolon-benches --bin server_load
 //! ```
 //!
-//! The server is this program with the argument `serve`, which takes the flags of `stolon serve`.
+//! The server is this program with the argument `serve`: the router and the connections of
+//! `stolon serve`, on a free port.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "the figures are printed")]
 
 use clap::{Parser, Subcommand};
-use stolon_server::serve::ServeArgs;
 
 mod client;
 mod hostile;
@@ -52,8 +52,6 @@ enum Command {
         /// Duration of a step, in milliseconds
         #[arg(long, default_value_t = 0)]
         step_ms: u64,
-        #[command(flatten)]
-        serve: Box<ServeArgs>,
     },
 }
 
@@ -70,8 +68,8 @@ fn main() -> anyhow::Result<()> {
 async fn run(args: Args) -> anyhow::Result<()> {
     // Connections are files. Less than enough is reported when one cannot be opened.
     let _ = rlimit::increase_nofile_limit(u64::MAX);
-    if let Some(Command::Serve { step_ms, serve }) = args.command {
-        return serve.run_with(server::engine(step_ms)).await;
+    if let Some(Command::Serve { step_ms }) = args.command {
+        return server::serve(step_ms).await;
     }
     throughput::overhead().await?;
     throughput::throughput(args.requests, args.clients).await?;

@@ -9,9 +9,30 @@ use anyhow::Context;
 use serde_json::Value;
 use stolon::{Engine, ModelSource};
 use stolon_backend::fake::{FakeBackend, FakeLatency, FakeOptions};
+use stolon_http::{ConnectionLimits, Gate, RouterOptions, listen, router};
 use stolon_model::{LoadOptions, load};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 use super::client;
+
+/// Serves an engine with steps of this duration until the process is killed, and prints the address
+/// once requests are answered.
+pub(crate) async fn serve(step_ms: u64) -> anyhow::Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let gate = Arc::new(Gate::loading());
+    let limits = ConnectionLimits {
+        count: 8_192,
+        header_timeout: Duration::from_secs(30),
+        write_timeout: Duration::from_secs(60),
+    };
+    gate.open(router(engine(step_ms).await?, RouterOptions::default()));
+    println!("listening on http://{address}");
+    let (_stopping, stop) = watch::channel(false);
+    listen(listener, gate, limits, None, stop).await;
+    Ok(())
+}
 
 /// An engine with the demo model's tokenizer and a backend that computes nothing.
 pub(crate) async fn engine(step_ms: u64) -> anyhow::Result<Engine> {
@@ -41,7 +62,7 @@ impl Server {
     /// Starts a server on a free port.
     pub(crate) fn start(flags: &[&str]) -> anyhow::Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
-            .args(["serve", "--port", "0", "--max-connections", "8192"])
+            .arg("serve")
             .args(flags)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

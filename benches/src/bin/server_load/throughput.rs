@@ -2,10 +2,10 @@
 
 use serde_json::{Map, json};
 use std::time::Duration;
-use stolon_server::bench::drive::{Measured, Target, closed_loop};
-use stolon_server::bench::http::{Api, HttpOptions, HttpTarget};
-use stolon_server::bench::metrics::{Distribution, RequestRecord};
-use stolon_server::bench::workload::{Arrivals, Conversation, PrefixWorkload};
+use stolon_loadgen::drive::{Measured, Target, closed_loop};
+use stolon_loadgen::http::{Api, HttpOptions, HttpTarget};
+use stolon_loadgen::metrics::{Distribution, RequestRecord};
+use stolon_loadgen::workload::{Arrivals, Conversation, PrefixWorkload};
 
 use super::server::{Server, cpu_seconds, engine};
 
@@ -43,7 +43,7 @@ async fn target(server: &Server) -> anyhow::Result<HttpTarget> {
         extra_body,
         token_ids: true,
         timeout: Duration::from_secs(60),
-        cacert: None,
+        tls: None,
     })
     .await
 }

@@ -1,0 +1,23 @@
+//! The command `stolon`: its command line and what each subcommand does.
+//!
+//! The HTTP API is in `stolon-http`, the load generator of `stolon bench` in `stolon-loadgen`, the
+//! checks of a GPU in `stolon-gpu-check`. This crate parses arguments, runs them, and prints.
+
+#![forbid(unsafe_code)]
+
+pub mod args;
+pub mod bench;
+pub mod cache;
+pub mod chat;
+pub mod cli;
+pub mod config;
+#[cfg(feature = "demo-model")]
+pub mod demo;
+mod download;
+pub mod generate;
+pub mod inspect;
+pub mod log;
+pub mod memory;
+pub mod serve;
+mod terminal;
+mod traces;

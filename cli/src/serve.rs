@@ -1,0 +1,438 @@
+//! `stolon serve`: binds the port, loads the model and serves until SIGINT or SIGTERM.
+//!
+//! The port is bound first, so that a port in use is reported before the model is loaded, and
+//! requests are answered with status 503 until it is.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+use hyper::header::HeaderName;
+use stolon::{Engine, ReasoningFormat, ToolCallFormat};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+
+use crate::args::EngineArgs;
+use crate::memory::{format_bytes, parse_bytes};
+use crate::terminal;
+use crate::traces::TracesArgs;
+use stolon_http::api::options::MAX_CHOICES;
+use stolon_http::{
+    Access, ApiKey, ConnectionLimits, FormatChoice, Gate, KeyLimits, Origins, RouterOptions,
+    Secret, Tenants, check_key, listen, read_keys, router, tls_acceptor,
+};
+
+/// Most connections by default.
+const MAX_CONNECTIONS: usize = 1024;
+/// File descriptors that are kept for the engine: files, pipes and standard streams.
+const RESERVED_DESCRIPTORS: u64 = 32;
+
+/// Arguments of `stolon serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// IP address or host name to listen on
+    ///
+    /// Use 0.0.0.0 to listen on all interfaces. Everybody who can reach the address can then use
+    /// the model, unless API keys are set.
+    #[arg(long, default_value = "127.0.0.1")]
+    host: String,
+    /// TCP port to listen on. 0 chooses a free port, which is printed
+    #[arg(long, default_value_t = 8080)]
+    port: u16,
+    /// Additional name that clients may use as `model` in requests. Can be repeated
+    #[arg(long, visible_alias = "served-model-name", value_name = "NAME")]
+    served_name: Vec<String>,
+    /// Maximum number of tokens of an answer, if the request sets no limit
+    ///
+    /// Default: 16 for completions, as OpenAI's API, and for chat as many as the context and the KV
+    /// cache allow.
+    #[arg(long, value_name = "TOKENS", value_parser = from_one())]
+    default_max_tokens: Option<u64>,
+    /// Let messages contain special tokens, such as `<|im_end|>`, that act as control tokens
+    ///
+    /// By default they are encoded as ordinary text, so that a user cannot forge another turn.
+    #[arg(long)]
+    special_tokens_in_messages: bool,
+    /// Format in which the model calls tools: hermes, llama3_json, mistral, gemma, auto or none
+    ///
+    /// auto recognises it in the chat template. With none, calls are left in the text.
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
+    tool_call_parser: FormatChoice<ToolCallFormat>,
+    /// Tags around the model's reasoning: think (<think> and </think>), mistral ([THINK] and
+    /// [/THINK]), auto or none
+    ///
+    /// auto recognises them in the chat template. Replies have the reasoning in a field of its own,
+    /// `reasoning_content`; with none, it is left in the text.
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
+    reasoning_parser: FormatChoice<ReasoningFormat>,
+    /// Do not serve the page at /
+    ///
+    /// The page is a chat next to a picture of the prefix cache. It uses the other routes as any
+    /// client does, with the keys that its user enters.
+    #[arg(long, visible_alias = "no-webui")]
+    no_page: bool,
+    /// Seconds that running requests have to finish after SIGINT or SIGTERM
+    ///
+    /// New requests are refused meanwhile, with status 503. A second signal stops the server
+    /// immediately.
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    shutdown_timeout: u64,
+    #[command(flatten)]
+    tls: TlsArgs,
+    #[command(flatten)]
+    access: AccessArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
+    #[command(flatten)]
+    traces: TracesArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// The certificate of a server that is reached by HTTPS.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "TLS")]
+struct TlsArgs {
+    /// PEM file with the private key of the certificate, without a password. Serves HTTPS
+    #[arg(long, value_name = "FILE", requires = "ssl_certfile")]
+    ssl_keyfile: Option<PathBuf>,
+    /// PEM file with the server's certificate, followed by those that link it to a known authority
+    ///
+    /// Both files are read when the server starts: restart it to use renewed ones.
+    #[arg(long, value_name = "FILE", requires = "ssl_keyfile")]
+    ssl_certfile: Option<PathBuf>,
+}
+
+impl TlsArgs {
+    fn read(&self) -> anyhow::Result<Option<TlsAcceptor>> {
+        let files = self.ssl_certfile.as_ref().zip(self.ssl_keyfile.as_ref());
+        files.map(|(certificates, key)| tls_acceptor(certificates, key)).transpose()
+    }
+}
+
+/// Who may use the server, and which of them share a cache.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Access")]
+struct AccessArgs {
+    /// Key that clients send as `Authorization: Bearer KEY`. Can be repeated
+    ///
+    /// Without any key, everybody may use /v1. Other programs on this machine can see a process's
+    /// arguments: prefer the environment variable or --api-key-file.
+    #[arg(long, value_name = "KEY", env = "STOLON_API_KEY", hide_env_values = true)]
+    api_key: Vec<String>,
+    /// File with API keys: a client's name and its key on each line. Lines that begin with # are
+    /// comments
+    ///
+    /// The limits of a key may follow: `ada KEY max-running-tokens=8192 max-queued-tokens=65536`.
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Maximum number of tokens of the requests with one API key that run at the same time; further
+    /// ones wait
+    ///
+    /// A request's tokens are those of its prompt and the most that its answers may have. Requests
+    /// with other keys do not wait. Limits in the key file take precedence.
+    #[arg(long, value_name = "TOKENS", value_parser = from_one())]
+    key_max_running_tokens: Option<u64>,
+    /// Maximum number of tokens of the requests with one API key that wait; further ones are
+    /// refused with status 429
+    #[arg(long, value_name = "TOKENS", value_parser = from_one())]
+    #[arg(requires = "key_max_running_tokens")]
+    key_max_queued_tokens: Option<u64>,
+    /// Origin whose web pages may use the API from a browser (CORS), such as https://app.example,
+    /// or `*` for all. Can be repeated, and can be a JSON list
+    ///
+    /// By default a browser lets no page of another origin read replies. The operator's routes are
+    /// refused to pages of other origins in any case.
+    #[arg(long, value_name = "ORIGIN")]
+    allowed_origins: Vec<Origins>,
+    /// Key for the routes below /admin, sent as `Authorization: Bearer KEY`
+    ///
+    /// Without it, these routes can be used only from this machine.
+    #[arg(long, value_name = "KEY", env = "STOLON_ADMIN_KEY", hide_env_values = true)]
+    admin_key: Option<String>,
+    /// Separate the cached prefixes of tenants: `key` by the name of the API key, `header:NAME` by
+    /// a header that a reverse proxy sets
+    ///
+    /// Tenants can otherwise find out by the time to the first token, and by `cached_tokens`, what
+    /// others have sent. Keys given with --api-key all have the name `default`. A request's own
+    /// `cache_salt` separates prefixes within its tenant.
+    #[arg(long, value_name = "SOURCE", value_parser = parse_tenants)]
+    tenant_by: Option<Tenants>,
+    /// The same as --tenant-by key
+    #[arg(long, conflicts_with = "tenant_by")]
+    isolate_tenants: bool,
+    /// Leave the number of cached prompt tokens out of replies
+    #[arg(long)]
+    hide_cached_tokens: bool,
+    /// Let everybody who can reach the server read /metrics
+    ///
+    /// By default the rules of /admin hold: the key given with --admin-key, or this machine.
+    /// Metrics say how many prompt tokens were cached, over all clients.
+    #[arg(long)]
+    public_metrics: bool,
+}
+
+/// Limits of connections and requests.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Limits")]
+struct LimitArgs {
+    /// Maximum number of open connections
+    ///
+    /// When there are as many, connections that wait for a request are closed to make room.
+    /// Default: 1024, or fewer if the limit of open files is lower.
+    #[arg(long, value_name = "CONNECTIONS", value_parser = from_one())]
+    max_connections: Option<u64>,
+    /// Seconds within which a request's headers have to arrive, after the connection was opened or
+    /// the previous reply ended
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = from_one())]
+    header_timeout: u64,
+    /// Seconds within which a request's body has to arrive
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = from_one())]
+    body_timeout: u64,
+    /// Seconds after which a client is disconnected that accepts nothing of its reply
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = from_one())]
+    write_timeout: u64,
+    /// Seconds after which a request is ended, with status 504 if its reply has not begun
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = from_one())]
+    request_timeout: u64,
+    /// Maximum size of a request body, in bytes or with a unit K, M or G (powers of 1024)
+    ///
+    /// Larger requests are refused with status 413. Default: 256 bytes per token of the model's
+    /// context, from 1M to 16M.
+    #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
+    body_limit: Option<u64>,
+    /// Maximum memory of all request bodies that are being received or parsed
+    ///
+    /// Requests that need more are refused with status 503. The first 64K of each body do not
+    /// count.
+    #[arg(long, default_value = "256M", value_parser = parse_bytes, value_name = "BYTES")]
+    body_memory: u64,
+}
+
+/// A whole number from 1 to a million.
+fn from_one() -> RangedU64ValueParser<u64> {
+    RangedU64ValueParser::new().range(1..=1_000_000)
+}
+
+impl ServeArgs {
+    /// Where traces are sent.
+    pub(crate) fn traces(&self) -> &TracesArgs {
+        &self.traces
+    }
+
+    /// Serves until SIGINT or SIGTERM, then lets running requests finish.
+    ///
+    /// # Errors
+    /// If the address cannot be bound, the keys cannot be read or the engine cannot be started.
+    pub async fn run(self) -> anyhow::Result<()> {
+        let engine = self.engine.clone();
+        self.run_with(async move { engine.start().await }).await
+    }
+
+    /// The same with an engine that the caller starts, for programs with a backend of their own.
+    /// The flags of the engine have no effect.
+    ///
+    /// # Errors
+    /// As [`ServeArgs::run`].
+    pub async fn run_with(
+        self,
+        engine: impl Future<Output = anyhow::Result<Engine>>,
+    ) -> anyhow::Result<()> {
+        let options = self.router_options()?;
+        let tls = self.tls.read()?;
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let mut interrupts = Interrupts::new().context("cannot receive signals")?;
+        let listener = TcpListener::bind((self.host.as_str(), self.port))
+            .await
+            .with_context(|| format!("cannot listen on {}:{}", self.host, self.port))?;
+        let address = listener.local_addr()?;
+        warn_if_open(address, &options.access);
+        let gate = Arc::new(Gate::loading());
+        let (stopping, stop) = watch::channel(false);
+        let limits = self.limits.of_connections();
+        let serving = tokio::spawn(listen(listener, Arc::clone(&gate), limits, tls, stop));
+        terminal::note(format!("loading {} for {scheme}://{address}", self.engine.model));
+        let engine = tokio::select! {
+            engine = engine => engine?,
+            () = interrupts.next() => return Ok(()),
+        };
+        gate.open(router(engine.clone(), options));
+        announce(&engine, scheme, address);
+        interrupts.next().await;
+        gate.close();
+        stopping.send_replace(true);
+        terminal::note("stopping; waiting for running requests to finish");
+        tokio::select! {
+            result = serving => result?,
+            () = tokio::time::sleep(Duration::from_secs(self.shutdown_timeout)) => {}
+            () = interrupts.next() => {}
+        }
+        engine.shutdown().await;
+        Ok(())
+    }
+
+    fn router_options(&self) -> anyhow::Result<RouterOptions> {
+        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let max_answers = self.engine.max_queued.unwrap_or(MAX_CHOICES).min(MAX_CHOICES);
+        // A path on this machine is not a name for clients.
+        let alias = Some(&self.engine.model).filter(|model| !Path::new(model).exists());
+        Ok(RouterOptions {
+            served_names: self.served_name.clone(),
+            alias: alias.cloned(),
+            access: self.access.read()?,
+            body_limit: self.limits.body_limit.map(size),
+            body_timeout: Duration::from_secs(self.limits.body_timeout),
+            body_memory: size(self.limits.body_memory),
+            request_timeout: Some(Duration::from_secs(self.limits.request_timeout)),
+            default_max_tokens: self.default_max_tokens.map(size),
+            max_answers,
+            special_tokens_in_messages: self.special_tokens_in_messages,
+            tool_calls: self.tool_call_parser,
+            reasoning: self.reasoning_parser,
+            allowed_origins: self.access.allowed_origins.iter().flat_map(Origins::list).collect(),
+            public_metrics: self.access.public_metrics,
+            hide_cached_tokens: self.access.hide_cached_tokens,
+            page: !self.no_page,
+        })
+    }
+}
+
+impl AccessArgs {
+    fn read(&self) -> anyhow::Result<Access> {
+        let limits = KeyLimits {
+            running_tokens: self.key_max_running_tokens.map(|tokens| tokens as usize),
+            queued_tokens: self.key_max_queued_tokens.map(|tokens| tokens as usize),
+        };
+        let mut api_keys = Vec::new();
+        for key in &self.api_key {
+            check_key(key).map_err(|message| anyhow::anyhow!("--api-key: {message}"))?;
+            let (name, key) = ("default".to_owned(), Secret::from(key.clone()));
+            api_keys.push(ApiKey { name, key, limits });
+        }
+        if let Some(path) = &self.api_key_file {
+            api_keys.extend(read_keys(path, limits)?);
+        }
+        if let Some(key) = &self.admin_key {
+            check_key(key).map_err(|message| anyhow::anyhow!("--admin-key: {message}"))?;
+        }
+        let tenants = match self.isolate_tenants {
+            true => Tenants::ByKey,
+            false => self.tenant_by.clone().unwrap_or_default(),
+        };
+        anyhow::ensure!(
+            tenants != Tenants::ByKey || !api_keys.is_empty(),
+            "--tenant-by key: expected API keys (--api-key-file), got none"
+        );
+        let admin_key = self.admin_key.clone().map(Secret::from);
+        Ok(Access { api_keys, admin_key, tenants })
+    }
+}
+
+impl LimitArgs {
+    fn of_connections(&self) -> ConnectionLimits {
+        // A connection is a file descriptor. A listener that has none left cannot accept any.
+        let files = rlimit::Resource::NOFILE.get_soft().unwrap_or(u64::MAX);
+        let possible = files.saturating_sub(RESERVED_DESCRIPTORS).max(1);
+        let count = self.max_connections.unwrap_or(MAX_CONNECTIONS as u64).min(possible);
+        ConnectionLimits {
+            count: usize::try_from(count).unwrap_or(MAX_CONNECTIONS),
+            header_timeout: Duration::from_secs(self.header_timeout),
+            write_timeout: Duration::from_secs(self.write_timeout),
+        }
+    }
+}
+
+fn parse_tenants(text: &str) -> Result<Tenants, String> {
+    let refused = || format!("expected `key` or `header:NAME`, got `{text}`");
+    match text.strip_prefix("header:") {
+        Some(name) => name.parse::<HeaderName>().map(Tenants::ByHeader).map_err(|_| refused()),
+        None if text == "key" => Ok(Tenants::ByKey),
+        None => Err(refused()),
+    }
+}
+
+/// Warns if other machines can reach a server without API keys.
+fn warn_if_open(address: SocketAddr, access: &Access) {
+    if access.api_keys.is_empty() && !address.ip().is_loopback() {
+        terminal::warn(format!(
+            "WARNING: other machines can reach {address}, and there are no API keys: everybody there \
+             can use the model. Set --api-key-file or STOLON_API_KEY, or listen on 127.0.0.1."
+        ));
+    }
+}
+
+/// Describes the server on standard output. A server whose output is not read serves all the same.
+fn announce(engine: &Engine, scheme: &str, address: SocketAddr) {
+    let info = engine.model_info();
+    terminal::note(format!("model    {} ({} tokens of context)", info.id, info.max_positions));
+    terminal::note(format!(
+        "KV cache {} tokens in {} blocks of {}, {}; prefix caching {}",
+        info.num_blocks * info.block_size,
+        info.num_blocks,
+        info.block_size,
+        format_bytes(info.kv_bytes as u64),
+        if info.prefix_caching { "on" } else { "off" },
+    ));
+    terminal::note(format!("listening on {scheme}://{address}"));
+}
+
+/// SIGINT (Ctrl-C) and SIGTERM. One value lives as long as the server, because a signal that comes
+/// while none exists is lost.
+#[derive(Debug)]
+struct Interrupts {
+    #[cfg(unix)]
+    signals: [tokio::signal::unix::Signal; 2],
+}
+
+impl Interrupts {
+    #[cfg(unix)]
+    fn new() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let signals = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
+        Ok(Self { signals })
+    }
+
+    #[cfg(not(unix))]
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {})
+    }
+
+    /// Waits for the next signal.
+    #[cfg(unix)]
+    async fn next(&mut self) {
+        let [interrupt, terminate] = &mut self.signals;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    }
+
+    /// Waits for the next signal.
+    #[cfg(not(unix))]
+    async fn next(&mut self) {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await; // No handler could be installed.
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the two sources of tenants are parsed, anything else is refused.
+    #[test]
+    fn sources_of_tenants_are_parsed() {
+        assert_eq!(parse_tenants("key"), Ok(Tenants::ByKey));
+        let header = HeaderName::from_static("x-tenant");
+        assert_eq!(parse_tenants("header:X-Tenant"), Ok(Tenants::ByHeader(header)));
+        for bad in ["", "keys", "header:", "header:a b"] {
+            assert!(parse_tenants(bad).is_err_and(|message| message.contains("expected")), "{bad}");
+        }
+    }
+}

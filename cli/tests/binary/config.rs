@@ -1,0 +1,163 @@
+//! Settings from a file and from the environment, and `stolon config`.
+
+use std::process::Output;
+
+use crate::support::{TINY, stolon};
+
+/// Writes a file with settings and runs a command with it and with these environment variables.
+fn run(file: &str, variables: &[(&str, &str)], args: &[&str]) -> Output {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("stolon.toml");
+    std::fs::write(&path, file).expect("written");
+    let mut command = stolon(args);
+    command.arg("--config").arg(&path).envs(variables.iter().copied());
+    command.output().expect("the binary ends")
+}
+
+fn text(output: &Output) -> String {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {errors}", output.status);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The line of a setting.
+fn line<'a>(output: &'a str, name: &str) -> &'a str {
+    let is_named = |line: &&str| line.trim_start_matches("# ").split(' ').next() == Some(name);
+    output.lines().find(is_named).unwrap_or_else(|| panic!("no line {name}: {output}"))
+}
+
+/// Goal: flags take precedence over the environment, and the environment over the file, for
+/// numbers, texts, lists and switches; each setting is shown with where it comes from.
+#[test]
+fn flags_precede_the_environment_and_that_the_file() {
+    let file = "port = 1111\nhost = \"file.example\"\nblock-size = 4\nmax-num-seqs = 7\n\
+                served-name = [\"a\", \"b\"]\nhide-cached-tokens = true\npublic-metrics = false\n\
+                api-key = \"sekret\"\nkv-memory = \"1G\"\n";
+    let variables = [
+        ("STOLON_HOST", "environment.example"),
+        ("STOLON_BLOCK_SIZE", "8"),
+        ("STOLON_SPECIAL_TOKENS_IN_MESSAGES", "yes"),
+    ];
+    let args = ["config", "--block-size", "32", "--num-blocks", "512"];
+    let output = text(&run(file, &variables, &args));
+    for (name, expected) in [
+        ("port", "port = 1111 # file"),
+        ("host", "host = \"environment.example\" # environment"),
+        ("block-size", "block-size = 32 # flag"),
+        ("max-running", "max-running = 7 # file"),
+        ("served-name", "served-name = [\"a\", \"b\"] # file"),
+        ("hide-cached-tokens", "hide-cached-tokens = true # file"),
+        ("public-metrics", "public-metrics = false # file"),
+        ("special-tokens-in-messages", "special-tokens-in-messages = true # environment"),
+        ("api-key", "# api-key is set, by file"),
+        ("admin-key", "# admin-key is not set"),
+        // A flag excludes it.
+        ("kv-memory", "# kv-memory is not set"),
+        ("shutdown-timeout", "shutdown-timeout = 30 # default"),
+    ] {
+        assert_eq!(line(&output, name), expected, "{output}");
+    }
+    assert!(!output.contains("sekret"), "{output}");
+}
+
+/// Goal: what `stolon config` prints is a file that gives the same settings again.
+#[test]
+fn the_output_is_a_file() {
+    let args =
+        ["config", "--port", "0", "--served-name", "x\"y", "--model", TINY, "--public-metrics"];
+    let first = text(&stolon(&args).output().expect("the binary ends"));
+    let second = text(&run(&first, &[], &["config"]));
+    let values = |text: &str| -> Vec<String> {
+        let value =
+            |line: &str| line.rsplit_once(" # ").map_or(line, |(value, _)| value).to_owned();
+        text.lines().map(value).collect()
+    };
+    assert_eq!(values(&first), values(&second));
+}
+
+/// Goal: other commands take the settings of the engine, and ignore those of the server alone.
+#[test]
+fn other_commands_take_the_engines_settings() {
+    let file = format!("model = \"{TINY}\"\nport = 1\nnum-blocks = 64\n");
+    let args = ["generate", "--prompt", "x", "--max-tokens", "1", "--json"];
+    let output = text(&run(&file, &[], &args));
+    assert!(output.contains("token_ids"), "{output}");
+    let output = run(&file, &[("STOLON_NUM_BLOCKS", "none")], &args);
+    assert_eq!(output.status.code(), Some(2));
+}
+
+/// Goal: the log's options are settings of all commands, of which the flag and the environment take
+/// precedence over the file.
+#[test]
+fn the_log_is_set_by_the_file() {
+    let file = format!(
+        "model = \"{TINY}\"\nnum-blocks = 64\nlog-level = \"stolon_http=info,stolon=info\"\n\
+         log-format = \"json\"\n"
+    );
+    let output = text(&run(&file, &[("STOLON_LOG_FORMAT", "text")], &["config"]));
+    let level = "log-level = \"stolon_http=info,stolon=info\" # file";
+    assert_eq!(line(&output, "log-level"), level);
+    assert_eq!(line(&output, "log-format"), "log-format = \"text\" # environment");
+    let output = text(&run(&file, &[("RUST_LOG", "off")], &["config", "--log-format", "json"]));
+    assert_eq!(line(&output, "log-level"), "log-level = \"off\" # environment");
+    assert_eq!(line(&output, "log-format"), "log-format = \"json\" # flag");
+    let generate = ["generate", "--prompt", "x", "--max-tokens", "1"];
+    for (args, is_json) in [
+        (generate.to_vec(), true),
+        ([&generate[..], &["--log-format", "text"]].concat(), false),
+        ([&["--log-format", "text"], &generate[..]].concat(), false),
+    ] {
+        let output = run(&file, &[], &args);
+        let log = String::from_utf8_lossy(&output.stderr);
+        let ended = log.lines().find(|line| line.contains("request ended")).expect("a line");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(ended).is_ok(), is_json, "{log}");
+    }
+    let output = run("log-level = \"stolon=loud\"", &[], &["config"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("stolon=loud"));
+}
+
+/// Goal: what Kubernetes sets in the pods next to a service named `stolon` neither stops the server
+/// nor counts as a port, and `serve` says so.
+#[test]
+fn the_variable_of_a_kubernetes_service_is_ignored() {
+    let link = [("STOLON_PORT", "tcp://10.0.0.1:8000"), ("STOLON_SERVICE_HOST", "10.0.0.1")];
+    let output = text(&run("", &link, &["config"]));
+    assert_eq!(line(&output, "port"), "port = 8080 # default");
+    let output = text(&run("port = 81", &link, &["config"]));
+    assert_eq!(line(&output, "port"), "port = 81 # file");
+    // The model cannot be loaded, so that the command ends.
+    let serve = ["serve", "--model", "random:none", "--port", "0"];
+    let errors = |output: Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let warned = errors(run("", &link, &serve[..3]));
+    assert!(warned.contains("STOLON_PORT is ignored") && warned.contains("--port"), "{warned}");
+    assert!(!errors(run("", &link, &serve)).contains("STOLON_PORT"));
+    let output = run("", &[("STOLON_PORT", "http")], &["config"]);
+    assert_eq!(output.status.code(), Some(2), "any other text is refused");
+}
+
+/// Goal: a file that cannot be meant is refused with status 2, the key's name and what was
+/// expected.
+#[test]
+fn wrong_files_are_refused() {
+    for (file, words) in [
+        ("prot = 1", ["`prot`", "stolon config"]),
+        ("config = \"x\"", ["`config`", "no setting"]),
+        ("port = \"high\"", ["--port", "high"]),
+        ("port = [1]", ["`port`", "a text or a number"]),
+        ("hide-cached-tokens = 1", ["`hide-cached-tokens`", "true or false"]),
+        ("[serve]\nport = 1", ["`serve`", "no setting"]),
+        ("port = ", ["stolon.toml", "TOML"]),
+        ("num-blocks = 1\nkv-memory = \"1G\"", ["--num-blocks", "--kv-memory"]),
+    ] {
+        let output = run(file, &[], &["config"]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{file}: {errors}");
+        for word in words {
+            assert!(errors.contains(word), "{file}: expected `{word}`: {errors}");
+        }
+    }
+    let output = stolon(&["serve", "--config", "/nowhere/x.toml"]).output().expect("it ends");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("/nowhere/x.toml") && errors.contains("cannot open"), "{errors}");
+}

@@ -1,0 +1,35 @@
+//! The requests in the READMEs work as they stand, against the server that they start.
+
+use serde_json::Value;
+
+use crate::support::Server;
+
+const READMES: [&str; 3] = [
+    include_str!("../../../README.md"),
+    include_str!("../../README.md"),
+    include_str!("../../../http/README.md"),
+];
+
+/// Goal: every request that a README sends with curl is answered, and the model names of the Python
+/// examples are served.
+#[tokio::test]
+async fn requests_of_the_readmes_are_answered() {
+    let server = Server::start("demo", &[]);
+    let mut sent = 0;
+    for readme in READMES {
+        for example in readme.split("curl ").skip(1) {
+            let Some((_, rest)) = example.split_once("-d '") else { continue };
+            let (body, _) = rest.split_once('\'').expect("the end of the body");
+            let body: Value = serde_json::from_str(body).expect("JSON");
+            let (_, path) = example.split_once(":8080").expect("the server's address");
+            let path = path.split_whitespace().next().expect("a path");
+            server.ok(path, body).await;
+            sent += 1;
+        }
+        for example in readme.split("model=\"").skip(1) {
+            let (name, _) = example.split_once('"').expect("the end of the name");
+            assert_eq!(server.get(&format!("/v1/models/{name}")).await.0, 200, "{name}");
+        }
+    }
+    assert!(sent >= 2, "the READMEs show requests");
+}

@@ -1,0 +1,155 @@
+//! Parameters that `/v1/completions` and `/v1/chat/completions` have in common.
+//!
+//! A parameter of the engine is written once here and applied once, in
+//! [`serve`](crate)'s `options.rs`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::fields::{self, UnknownFields};
+use super::sessions::SessionParams;
+use super::structured::{ResponseFormat, StructuredOutputs};
+
+/// Most answers that one call may generate: prompts times `n`, or prompts times `best_of`.
+pub const MAX_CHOICES: usize = 128;
+
+/// Largest accepted `logprobs` and `top_logprobs`: most likely tokens reported per position.
+pub const MAX_LOGPROBS: usize = 20;
+
+/// Most stop strings of one request.
+pub const MAX_STOP_STRINGS: usize = 16;
+
+/// Most entries of `stop_token_ids` and of `logit_bias`.
+pub const MAX_TOKEN_IDS: usize = 4096;
+
+/// Sampling parameters, stop conditions and delivery of the reply. Every field is optional.
+///
+/// Sampling parameters that are left out take the values that the model's authors recommend
+/// (`generation_config.json`); without a recommendation, decoding is greedy.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+pub struct GenerationOptions {
+    /// The model's id or one of the names given with `--served-name`. Default: the served model.
+    pub model: Option<String>,
+    /// Number of choices to generate for each prompt, 1 to 128. Default 1.
+    #[serde(default, deserialize_with = "fields::count::<_, 1, MAX_CHOICES>")]
+    #[schemars(range(min = 1, max = MAX_CHOICES))]
+    pub n: Option<usize>,
+    /// Whether to send the reply in pieces, as server-sent events. Default false.
+    pub stream: Option<bool>,
+    /// Settings of a streamed reply. Allowed only with `stream`.
+    pub stream_options: Option<StreamOptions>,
+    /// Whether to report the token ids of the prompts and of the answers. Default false.
+    pub return_token_ids: Option<bool>,
+
+    /// Softmax temperature, 0 or above; 0 is greedy decoding.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub temperature: Option<f32>,
+    /// Nucleus sampling: keep the most likely tokens whose probabilities add up to this; above 0,
+    /// at most 1. 1 keeps all.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub top_p: Option<f32>,
+    /// Keep this many of the most likely tokens; 0 and -1 keep all.
+    #[serde(default, deserialize_with = "fields::top_k")]
+    #[schemars(range(min = -1, max = u32::MAX))]
+    pub top_k: Option<usize>,
+    /// Keep the tokens whose probability is at least this fraction of the most likely token's;
+    /// 0 to 1. 0 keeps all.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub min_p: Option<f32>,
+    /// Divides positive logits, and multiplies negative ones, of tokens that occur in the prompt
+    /// or the answer; above 0. 1 is off.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub repetition_penalty: Option<f32>,
+    /// Subtracted from the logit of each token that the answer contains; -2 to 2. 0 is off.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub presence_penalty: Option<f32>,
+    /// Subtracted from a token's logit for each time that the answer contains it; -2 to 2. 0 is
+    /// off.
+    #[serde(default, deserialize_with = "fields::number")]
+    pub frequency_penalty: Option<f32>,
+    /// Pairs of token id and a number from -100 to 100 that is added to the token's logit. In JSON
+    /// an object whose keys are the ids.
+    #[serde(default, deserialize_with = "fields::logit_bias")]
+    #[schemars(schema_with = "fields::logit_bias_schema")]
+    pub logit_bias: Option<Vec<(u32, f32)>>,
+    /// Seed of the random draws: the same request with the same seed gives the same answer. Of
+    /// several choices, each uses the seed after its predecessor's. Default: a fresh one.
+    #[serde(default, deserialize_with = "fields::seed")]
+    #[schemars(schema_with = "fields::seed_schema")]
+    pub seed: Option<u64>,
+
+    /// Strings that end the answer when they appear in it; they are not part of the answer.
+    pub stop: Option<StopStrings>,
+    /// Token ids that end the answer, in addition to the model's end-of-sequence tokens.
+    #[serde(default, deserialize_with = "fields::token_ids")]
+    #[schemars(length(max = MAX_TOKEN_IDS))]
+    pub stop_token_ids: Option<Vec<u32>>,
+    /// Whether to generate past the model's end-of-sequence tokens. Default false.
+    pub ignore_eos: Option<bool>,
+    /// Number of tokens before which nothing ends the answer: no end-of-sequence token, stop token
+    /// or stop string. Default 0.
+    #[serde(default, deserialize_with = "fields::count::<_, 0, { u32::MAX as usize }>")]
+    #[schemars(range(min = 0, max = u32::MAX as usize))]
+    pub min_tokens: Option<usize>,
+
+    /// What the answer has to follow: OpenAI's form. At most one of this and the following
+    /// parameters may be given.
+    pub response_format: Option<ResponseFormat>,
+    /// What the answer has to follow: vLLM's form.
+    pub structured_outputs: Option<StructuredOutputs>,
+    /// vLLM's older form of `structured_outputs.json`.
+    pub guided_json: Option<Value>,
+    /// vLLM's older form of `structured_outputs.regex`; SGLang's `regex`.
+    #[serde(alias = "regex")]
+    pub guided_regex: Option<String>,
+    /// vLLM's older form of `structured_outputs.choice`.
+    pub guided_choice: Option<Vec<String>>,
+    /// vLLM's older form of `structured_outputs.grammar`.
+    pub guided_grammar: Option<String>,
+
+    /// Only requests with the same salt share cached prefixes. Keeps tenants from finding out by
+    /// timing what others have sent. Default: the cache of requests without a salt.
+    pub cache_salt: Option<String>,
+    /// The session whose turn the request is: what is cached of its prompt and answer is not
+    /// evicted until the next turn. The request has one prompt and one answer, and the `cache_salt`
+    /// of the session. See `/v1/sessions`.
+    pub session_id: Option<String>,
+    /// SGLang's form of `session_id`.
+    pub session_params: Option<SessionParams>,
+    /// Requests with a larger priority are admitted first. Any 32-bit integer. Default 0.
+    #[serde(default, deserialize_with = "fields::signed_32")]
+    pub priority: Option<i32>,
+}
+
+/// One stop string or several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected a string or a list of strings")]
+pub enum StopStrings {
+    /// One string.
+    One(String),
+    /// At most [`MAX_STOP_STRINGS`] strings.
+    Many(Vec<String>),
+}
+
+impl StopStrings {
+    /// The strings.
+    #[must_use]
+    pub fn as_slice(&self) -> &[String] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Many(many) => many,
+        }
+    }
+}
+
+/// Settings of a streamed reply.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+pub struct StreamOptions {
+    /// Whether the last event before `[DONE]` reports the usage. Default false.
+    pub include_usage: Option<bool>,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}

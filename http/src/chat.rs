@@ -1,0 +1,419 @@
+//! The handler of `POST /v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use serde_json::{Value, json};
+use stolon::{
+    Answer, AnswerFormat, AnswerParser, AnswerPart, ChatMessage, Completion, Engine, MessageContent,
+};
+
+use super::App;
+use super::access::Caller;
+use super::body::refuse_unknown;
+use super::dialogue::{Dialogue, Tool, call_id, function_tool, tool_choice};
+use super::error::ApiError;
+use super::generation::{Endpoint, Piece, respond};
+use super::logprobs;
+use super::options::Call;
+use super::receive::Received;
+use crate::api::chat::{
+    AnswerMessage, CalledFunction, ChatChoice, ChatChunkChoice, ChatRequest, Content, Delta,
+    FunctionDelta, FunctionType, MAX_PARTS, Message, ReplyToolCall, RequestToolCall, Role,
+    Tool as RequestTool, ToolCallDelta,
+};
+use crate::api::logprobs::ChatLogprobs;
+use crate::api::neutral::Scope;
+use crate::api::reply::FinishReason;
+
+/// The form of the choices of one call.
+struct Chat {
+    /// Whether log-probabilities were requested.
+    logprobs: bool,
+    /// Whether the reply has the reasoning.
+    reasoning: bool,
+    /// What an answer consists of.
+    format: AnswerFormat,
+    /// Token ids of the prompt, if token ids were requested.
+    prompt_ids: Option<Vec<u32>>,
+}
+
+/// The handler.
+pub(super) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: Received,
+) -> Result<Response, ApiError> {
+    let mut request: ChatRequest = app.parser.parse(body).await?;
+    let max_tokens = max_tokens(&request)?;
+    let logprobs = top_logprobs(&request)?;
+    let reasoning = request.include_reasoning.unwrap_or(true);
+    let dialogue = dialogue(&mut request)?;
+    let mut call = Call::new(request.options, &app, &caller)?;
+    app.check_answers("n", call.choice_count)?;
+    call.logprobs = logprobs;
+    if let Some(max_tokens) = max_tokens {
+        call.max_tokens = max_tokens;
+    }
+    let (mut request, format) = dialogue.prepare(&app, call.grammar.take()).await?;
+    call.join_session(std::slice::from_mut(&mut request))?;
+    call.admit(&app.engine, std::slice::from_mut(&mut request)).await?;
+    let prompt_ids = call.prompt_ids(&app.engine, &mut request).await?;
+    let chat = Chat { logprobs: logprobs.is_some(), reasoning, format, prompt_ids };
+    let usage = app.usage_sum(call.choice_count);
+    respond(&app, chat, call, vec![request], usage).await
+}
+
+/// The conversation and its tools.
+fn dialogue(request: &mut ChatRequest) -> Result<Dialogue, ApiError> {
+    let mut dialogue = Dialogue::new(messages(std::mem::take(&mut request.messages))?);
+    let choice = tool_choice(request.tool_choice.as_ref())?;
+    let tools = tools(request.tools.take().unwrap_or_default())?;
+    dialogue.single_call = request.parallel_tool_calls == Some(false);
+    dialogue.set_tools(tools, choice, "tool_choice")?;
+    dialogue.variables = request.chat_template_kwargs.take().unwrap_or_default();
+    dialogue.add_generation_prompt = request.add_generation_prompt.unwrap_or(true);
+    dialogue.continue_final_message = request.continue_final_message.unwrap_or(false);
+    if dialogue.continue_final_message && request.add_generation_prompt == Some(true) {
+        let message = "`continue_final_message` is not possible with `add_generation_prompt`: true";
+        return Err(ApiError::invalid(Some("continue_final_message"), message));
+    }
+    Ok(dialogue)
+}
+
+/// The tools of a request.
+fn tools(tools: Vec<RequestTool>) -> Result<Vec<Tool>, ApiError> {
+    let checked = tools.into_iter().enumerate().map(|(index, tool)| {
+        refuse_unknown(&format!("tools[{index}]."), &tool.unknown, Scope::None)?;
+        let function = tool.function;
+        let path = format!("tools[{index}].function.");
+        refuse_unknown(&path, &function.unknown, Scope::None)?;
+        let path = format!("{path}name");
+        let description = function.description.as_deref();
+        let (parameters, strict) = (function.parameters, function.strict);
+        function_tool((&path, "parameters"), &function.name, description, parameters, strict)
+    });
+    checked.collect()
+}
+
+/// `max_completion_tokens`, or `max_tokens`, its older name.
+fn max_tokens(request: &ChatRequest) -> Result<Option<usize>, ApiError> {
+    match (request.max_completion_tokens, request.max_tokens) {
+        (Some(new), Some(old)) if new != old => Err(ApiError::invalid(
+            Some("max_tokens"),
+            format!(
+                "`max_tokens` ({old}) and `max_completion_tokens` ({new}) contradict each other"
+            ),
+        )),
+        (new, old) => Ok(new.or(old)),
+    }
+}
+
+/// Number of most likely tokens to report; `None` reports no log-probabilities.
+fn top_logprobs(request: &ChatRequest) -> Result<Option<usize>, ApiError> {
+    match (request.logprobs.unwrap_or(false), request.top_logprobs) {
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => {
+            let message = "`top_logprobs` is allowed only with `logprobs`: true";
+            Err(ApiError::invalid(Some("top_logprobs"), message))
+        }
+    }
+}
+
+/// The conversation as the engine takes it.
+pub(super) fn messages(messages: Vec<Message>) -> Result<Vec<ChatMessage>, ApiError> {
+    if messages.is_empty() {
+        let expected = "a list of at least one message";
+        return Err(ApiError::expected("messages", expected, &json!([])));
+    }
+    messages.into_iter().enumerate().map(|(index, message)| convert(index, message)).collect()
+}
+
+fn convert(index: usize, message: Message) -> Result<ChatMessage, ApiError> {
+    refuse_unknown(&format!("messages[{index}]."), &message.unknown, Scope::Message)?;
+    let path = |member: &str| format!("messages[{index}].{member}");
+    let calls = message.tool_calls.unwrap_or_default();
+    let only_for = |role: Role, member: &str| {
+        let message = format!("`{}` is only for the role `{}`", path(member), role.as_str());
+        Err(ApiError::invalid(Some(&path(member)), message))
+    };
+    if !calls.is_empty() && message.role != Role::Assistant {
+        return only_for(Role::Assistant, "tool_calls");
+    }
+    match (message.role, &message.tool_call_id) {
+        (Role::Tool, None) => return Err(ApiError::missing(&path("tool_call_id"))),
+        (Role::Tool, Some(_)) | (_, None) => {}
+        (_, Some(_)) => return only_for(Role::Tool, "tool_call_id"),
+    }
+    let mut chat_message = ChatMessage::new(message.role.as_str(), "");
+    chat_message.content = match message.content {
+        None if calls.is_empty() => return Err(ApiError::missing(&path("content"))),
+        None => None,
+        Some(Content::Text(text)) => Some(MessageContent::Text(text)),
+        Some(Content::Parts(parts)) if parts.len() > MAX_PARTS => {
+            let path = path("content");
+            let message =
+                format!("`{path}`: expected at most {MAX_PARTS} parts, got {}", parts.len());
+            return Err(ApiError::invalid(Some(&path), message));
+        }
+        Some(Content::Parts(parts)) => {
+            Some(MessageContent::Parts(parts.iter().map(|part| json!(part)).collect()))
+        }
+    };
+    let extra = &mut chat_message.extra;
+    let mut add = |name: &str, value: Option<Value>| {
+        extra.extend(value.map(|value| (name.to_owned(), value)));
+    };
+    add("name", message.name);
+    add("reasoning_content", message.reasoning_content.map(Value::String));
+    add("tool_call_id", message.tool_call_id.map(Value::String));
+    add("tool_calls", (!calls.is_empty()).then(|| calls.into_iter().map(template_call).collect()));
+    Ok(chat_message)
+}
+
+/// A call as chat templates expect it.
+fn template_call(call: RequestToolCall) -> Value {
+    json!({"id": call.id, "type": call.kind, "function": call.function})
+}
+
+/// What is known of a streamed choice.
+struct ChatState {
+    parser: AnswerParser,
+    /// Number of complete calls.
+    complete_calls: usize,
+}
+
+/// The reason of an answer with this number of complete calls.
+fn finish_reason(reason: FinishReason, calls: usize) -> FinishReason {
+    match reason {
+        FinishReason::Stop if calls > 0 => FinishReason::ToolCalls,
+        reason => reason,
+    }
+}
+
+impl Chat {
+    /// A piece without log-probabilities and token ids.
+    fn chunk(&self, index: usize, delta: Delta) -> ChatChunkChoice {
+        let token_ids = self.prompt_ids.is_some().then(Vec::new);
+        ChatChunkChoice { index, delta, logprobs: None, finish_reason: None, token_ids }
+    }
+
+    /// The pieces of a streamed choice for parts of its answer.
+    fn pieces(&self, state: &mut ChatState, parts: Vec<AnswerPart>) -> Vec<Delta> {
+        let mut pieces = Vec::new();
+        for part in parts {
+            pieces.extend(match part {
+                AnswerPart::Text(text) => Some(Delta { content: Some(text), ..Delta::default() }),
+                AnswerPart::Reasoning(text) if self.reasoning => {
+                    Some(Delta { reasoning_content: Some(text), ..Delta::default() })
+                }
+                AnswerPart::Call { index, name } => {
+                    let id = Some(call_id(self.format.tool_calls, "call_"));
+                    let kind = Some(FunctionType::Function);
+                    Some(call_delta(index, id, kind, Some(name), String::new()))
+                }
+                AnswerPart::Arguments { index, json } => {
+                    Some(call_delta(index, None, None, None, json))
+                }
+                AnswerPart::CallEnd { .. } => {
+                    state.complete_calls += 1;
+                    None
+                }
+                AnswerPart::Reasoning(_) | AnswerPart::CallBroken { .. } => None,
+            });
+        }
+        pieces
+    }
+}
+
+fn call_delta(
+    index: usize,
+    id: Option<String>,
+    kind: Option<FunctionType>,
+    name: Option<String>,
+    arguments: String,
+) -> Delta {
+    let function = FunctionDelta { name, arguments };
+    Delta { tool_calls: Some([ToolCallDelta { index, id, kind, function }]), ..Delta::default() }
+}
+
+impl Endpoint for Chat {
+    const ID_PREFIX: &'static str = "chatcmpl";
+    const OBJECT: &'static str = "chat.completion";
+    const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
+
+    type Choice = ChatChoice;
+    type ChunkChoice = ChatChunkChoice;
+    type State = ChatState;
+
+    fn whole(&self, engine: &Engine, index: usize, completion: &Completion) -> ChatChoice {
+        let logprobs = self
+            .logprobs
+            .then(|| logprobs::chat(engine, logprobs::visible(engine, &completion.logprobs)));
+        let answer = Answer::parse(&self.format, &completion.text);
+        let reason = FinishReason::from(&completion.finish.reason);
+        let finish_reason = finish_reason(reason, answer.calls.len());
+        let tool_calls: Vec<ReplyToolCall> = answer
+            .calls
+            .into_iter()
+            .map(|call| ReplyToolCall {
+                id: call_id(self.format.tool_calls, "call_"),
+                kind: FunctionType::Function,
+                function: CalledFunction { name: call.name, arguments: call.arguments },
+            })
+            .collect();
+        let message = AnswerMessage {
+            role: Role::Assistant,
+            content: (tool_calls.is_empty() || !answer.text.is_empty()).then_some(answer.text),
+            refusal: None,
+            reasoning_content: (self.reasoning && !answer.reasoning.is_empty())
+                .then_some(answer.reasoning),
+            tool_calls,
+        };
+        let token_ids = self.prompt_ids.is_some().then(|| completion.token_ids.clone());
+        ChatChoice { index, message, logprobs, finish_reason, token_ids }
+    }
+
+    fn prompt_ids(&self) -> Option<Vec<u32>> {
+        self.prompt_ids.clone()
+    }
+
+    fn opening(&self, index: usize) -> Option<ChatChunkChoice> {
+        let (role, content) = (Some(Role::Assistant), Some(String::new()));
+        Some(self.chunk(index, Delta { role, content, ..Delta::default() }))
+    }
+
+    fn delta(
+        &self,
+        engine: &Engine,
+        index: usize,
+        state: &mut ChatState,
+        piece: Piece<'_>,
+    ) -> Vec<ChatChunkChoice> {
+        let parts = state.parser.push(piece.text);
+        let mut chunks: Vec<ChatChunkChoice> =
+            self.pieces(state, parts).into_iter().map(|delta| self.chunk(index, delta)).collect();
+        let logprobs = logprobs::chat(engine, logprobs::visible(engine, piece.logprob));
+        let logprobs: Option<ChatLogprobs> = (!logprobs.content.is_empty()).then_some(logprobs);
+        let needs_chunk = logprobs.is_some() || (self.prompt_ids.is_some() && piece.id.is_some());
+        if needs_chunk && chunks.is_empty() {
+            let content = Some(String::new());
+            chunks.push(self.chunk(index, Delta { content, ..Delta::default() }));
+        }
+        if let Some(first) = chunks.first_mut() {
+            first.logprobs = logprobs;
+            if let Some(ids) = &mut first.token_ids {
+                ids.extend(piece.id);
+            }
+        }
+        chunks
+    }
+
+    fn closing(
+        &self,
+        index: usize,
+        state: &mut ChatState,
+        reason: FinishReason,
+    ) -> Vec<ChatChunkChoice> {
+        let parser =
+            std::mem::replace(&mut state.parser, AnswerParser::new(AnswerFormat::default()));
+        let parts = parser.finish();
+        let mut chunks: Vec<ChatChunkChoice> =
+            self.pieces(state, parts).into_iter().map(|delta| self.chunk(index, delta)).collect();
+        let finish_reason = Some(finish_reason(reason, state.complete_calls));
+        chunks.push(ChatChunkChoice { finish_reason, ..self.chunk(index, Delta::default()) });
+        chunks
+    }
+
+    fn state(&self, _index: usize) -> ChatState {
+        ChatState { parser: AnswerParser::new(self.format.clone()), complete_calls: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::api::chat::MAX_MESSAGES;
+    use crate::body::parse;
+
+    fn parse_messages(value: Value) -> Result<Vec<ChatMessage>, ApiError> {
+        let body = json!({ "messages": value }).to_string();
+        messages(parse::<ChatRequest>(body.as_bytes(), usize::MAX)?.messages)
+    }
+
+    /// Goal: content may be a string or a list of parts, and `developer` is the role `system`.
+    #[test]
+    fn both_forms_of_content_and_both_names_of_a_role_are_accepted() {
+        let messages = parse_messages(json!([
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": "c", "refusal": null, "tool_calls": [],
+             "annotations": [], "audio": null},
+        ]));
+        let messages = messages.expect("messages");
+        let roles: Vec<&str> = messages.iter().map(|message| message.role.as_str()).collect();
+        assert_eq!(roles, ["system", "user", "assistant"]);
+        assert_eq!(messages[0], ChatMessage::system("be brief"));
+        let parts =
+            vec![json!({"type": "text", "text": "a"}), json!({"type": "text", "text": "b"})];
+        assert_eq!(messages[1].content, Some(MessageContent::Parts(parts)));
+        assert_eq!(messages[2], ChatMessage::assistant("c"));
+    }
+
+    /// Goal: what chat templates may read besides the text reaches them: a name, and further
+    /// members of a part.
+    #[test]
+    fn names_and_members_of_parts_reach_the_template() {
+        let part = json!({"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}});
+        let messages = parse_messages(json!([{"role": "user", "content": [part], "name": "Ada"}]));
+        let messages = messages.expect("messages");
+        assert_eq!(messages[0].content, Some(MessageContent::Parts(vec![part])));
+        assert_eq!(messages[0].extra["name"], "Ada");
+    }
+
+    /// Goal: a message that cannot be answered is refused by the path of what is wrong in it.
+    #[test]
+    fn wrong_messages_are_refused_by_their_path() {
+        for (messages, param) in [
+            (json!(null), "messages"),
+            (json!([]), "messages"),
+            (json!(vec![json!({"role": "user", "content": "x"}); MAX_MESSAGES + 1]), "messages"),
+            (
+                json!([{"role": "user", "content":
+                        vec![json!({"type": "text", "text": "x"}); MAX_PARTS + 1]}]),
+                "messages[0].content",
+            ),
+            (
+                json!([{"role": "assistant", "content": "x", "tool_calls": [{}]}]),
+                "messages[0].tool_calls[0].id",
+            ),
+            (
+                json!([{"role": "user", "content": "x", "tool_calls": [
+                    {"id": "1", "function": {"name": "f", "arguments": "{}"}}]}]),
+                "messages[0].tool_calls",
+            ),
+            (
+                json!([{"role": "user", "content": "x", "tool_call_id": "1"}]),
+                "messages[0].tool_call_id",
+            ),
+            (json!([{"role": "assistant", "tool_calls": []}]), "messages[0].content"),
+            (json!(["hello"]), "messages[0]"),
+            (json!([{"role": "robot", "content": "x"}]), "messages[0].role"),
+            (json!([{"role": "tool", "content": "x"}]), "messages[0].tool_call_id"),
+            (json!([{"role": "user"}]), "messages[0].content"),
+            (json!([{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content"),
+            (
+                json!([{"role": "user", "content": "x"}, {"role": "user", "content": "x", "audio": {}}]),
+                "messages[1].audio",
+            ),
+        ] {
+            let error = parse_messages(messages).expect_err("refused").reply().error;
+            assert_eq!(error.param.as_deref(), Some(param), "{error:?}");
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! The handler of `POST /v1/completions`.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use futures::future::try_join_all;
+use serde_json::json;
+use stolon::{Completion, Engine, Request};
+
+use super::App;
+use super::access::Caller;
+use super::error::ApiError;
+use super::generation::{Endpoint, Piece, respond, respond_without_answers};
+use super::logprobs::{CompletionLists, TextOffsets, visible};
+use super::options::Call;
+use super::receive::Received;
+use crate::api::completions::{CompletionChoice, CompletionRequest, Prompt};
+use crate::api::options::MAX_CHOICES;
+use crate::api::reply::FinishReason;
+
+/// OpenAI's default for this endpoint.
+const DEFAULT_MAX_TOKENS: usize = 16;
+
+/// Most log-probabilities that a reply may have for repeated prompts: positions times choices times
+/// tokens listed per position. They take about 50 bytes each in the reply.
+const MAX_ECHOED_LOGPROBS: usize = 1 << 19;
+
+/// A prompt that is repeated at the beginning of its choices.
+struct Echo {
+    text: String,
+    /// Log-probabilities of its tokens; empty unless they were requested.
+    lists: CompletionLists,
+    /// Where the text of the first generated token begins.
+    offsets: TextOffsets,
+}
+
+/// The form of the choices of one call.
+struct Completions {
+    choices_per_prompt: usize,
+    /// Whether log-probabilities were requested.
+    logprobs: bool,
+    /// One entry per prompt if prompts are repeated, empty otherwise.
+    echoes: Vec<Echo>,
+    /// Token ids of each prompt if token ids were requested, empty otherwise.
+    prompt_ids: Vec<Vec<u32>>,
+}
+
+/// The handler.
+pub(super) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: Received,
+) -> Result<Response, ApiError> {
+    let request: CompletionRequest = app.parser.parse(body).await?;
+    let mut call = Call::new(request.options, &app, &caller)?;
+    let prompts = request.prompt.into_prompts();
+    if prompts.is_empty() {
+        return Err(ApiError::expected("prompt", "at least one prompt", &json!([])));
+    }
+    call.candidate_count = candidates(request.best_of, &call)?;
+    let answers = prompts.len() * call.candidate_count.unwrap_or(call.choice_count);
+    app.check_answers(if prompts.len() == 1 { "n" } else { "prompt" }, answers)?;
+    let echo = request.echo.unwrap_or(false);
+    let max_tokens = request.max_tokens.or(app.configured_max_tokens).unwrap_or(DEFAULT_MAX_TOKENS);
+    if max_tokens == 0 && !echo {
+        return Err(ApiError::expected("max_tokens", "at least 1 without `echo`", &json!(0)));
+    }
+    if max_tokens == 0 && call.candidate_count.is_some() {
+        let message = "`best_of` is not possible with `max_tokens`: 0, which generates nothing";
+        return Err(ApiError::invalid(Some("best_of"), message));
+    }
+    call.max_tokens = max_tokens;
+    call.logprobs = request.logprobs;
+    let mut completions = Completions {
+        choices_per_prompt: call.choice_count,
+        logprobs: request.logprobs.is_some(),
+        echoes: Vec::new(),
+        prompt_ids: Vec::new(),
+    };
+    let usage = app.usage_sum(call.choice_count);
+    let mut requests: Vec<Request> = prompts.iter().cloned().map(engine_request).collect();
+    if echo && call.has_session() {
+        let message = "`echo` is not possible with `session_id`";
+        return Err(ApiError::invalid(Some("echo"), message));
+    }
+    if request.append_to_session.unwrap_or(false) {
+        if !call.has_session() {
+            let message = "`append_to_session` needs a `session_id`";
+            return Err(ApiError::invalid(Some("append_to_session"), message));
+        }
+        requests = requests.into_iter().map(Request::append).collect();
+    }
+    call.join_session(&mut requests)?;
+    call.admit(&app.engine, &mut requests).await?;
+    if !echo {
+        for request in &mut requests {
+            completions.prompt_ids.extend(call.prompt_ids(&app.engine, request).await?);
+        }
+        return respond(&app, completions, call, requests, usage).await;
+    }
+    let scored = prompts.into_iter().map(|prompt| score(&app.engine, &call, prompt));
+    let scored = try_join_all(scored).await?;
+    let prompt_usages: Vec<stolon::Usage> = scored.iter().map(|scored| scored.usage).collect();
+    let usage = usage.with_prompts(&prompt_usages);
+    let mut requests = Vec::with_capacity(scored.len());
+    for scored in scored {
+        completions.echoes.push(scored.echo);
+        if call.return_token_ids {
+            completions.prompt_ids.push(scored.tokens.clone());
+        }
+        requests.push(Request::tokens(scored.tokens));
+    }
+    if max_tokens == 0 {
+        return Ok(respond_without_answers(&app, completions, call, requests.len(), usage));
+    }
+    if request.logprobs.is_none() {
+        // The prompts have not been computed, and count with their answers.
+        let usage = app.usage_sum(call.choice_count);
+        return respond(&app, completions, call, requests, usage).await;
+    }
+    respond(&app, completions, call, requests, usage).await
+}
+
+/// A prompt with its log-probabilities.
+struct Scored {
+    echo: Echo,
+    tokens: Vec<u32>,
+    usage: stolon::Usage,
+}
+
+/// Prepares a prompt for being repeated. Its log-probabilities are computed by a request of its
+/// own, so that they are computed once for all choices, which then find the prompt in the cache.
+async fn score(engine: &Engine, call: &Call, prompt: Prompt) -> Result<Scored, ApiError> {
+    let is_text = matches!(prompt, Prompt::Text(_));
+    let text = match &prompt {
+        Prompt::Text(text) => text.clone(),
+        Prompt::Tokens(tokens) => engine.detokenize(tokens, false)?,
+    };
+    let tokens = match prompt {
+        Prompt::Tokens(tokens) => tokens,
+        text @ Prompt::Text(_) => engine.prompt_tokens(&engine_request(text)).await?,
+    };
+    let mut usage = stolon::Usage { prompt_tokens: tokens.len(), ..stolon::Usage::default() };
+    let mut lists = CompletionLists::default();
+    let mut offsets = TextOffsets::of_prompt(!is_text);
+    if let Some(top) = call.logprobs {
+        check_echoed_logprobs(tokens.len(), call, top)?;
+        let request = call.apply(Request::tokens(tokens.clone())).prompt_logprobs(top);
+        let scored = engine.generate(request.max_tokens(1)).await?.collect_text().await?;
+        usage.cached_tokens = scored.finish.usage.cached_tokens;
+        for (&token, entry) in tokens.iter().zip(&scored.prompt_logprobs) {
+            match entry {
+                Some(entry) => lists.push(engine, entry, &mut offsets),
+                None => lists.push_first(engine, token, &mut offsets),
+            }
+        }
+    }
+    offsets.continue_after(text.chars().count());
+    Ok(Scored { echo: Echo { text, lists, offsets }, tokens, usage })
+}
+
+fn check_echoed_logprobs(positions: usize, call: &Call, top: usize) -> Result<(), ApiError> {
+    let count = positions.saturating_mul(call.choice_count).saturating_mul(top + 1);
+    if count <= MAX_ECHOED_LOGPROBS {
+        return Ok(());
+    }
+    let message = format!(
+        "expected at most {MAX_ECHOED_LOGPROBS} log-probabilities of repeated prompts (tokens x `n` \
+         x (`logprobs` + 1)), got {count}"
+    );
+    Err(ApiError::invalid(Some("echo"), message))
+}
+
+/// The number of candidates of `best_of`; `None` for 1, which leaves nothing to choose from.
+fn candidates(best_of: Option<usize>, call: &Call) -> Result<Option<usize>, ApiError> {
+    let Some(count) = best_of else { return Ok(None) };
+    if count < call.choice_count {
+        let expected = format!("a whole number from {} (`n`) to {MAX_CHOICES}", call.choice_count);
+        return Err(ApiError::expected("best_of", &expected, &json!(count)));
+    }
+    if count > 1 && call.stream {
+        let message = "`best_of` is not possible with `stream`: true, because answers can only be \
+                       compared when they are complete";
+        return Err(ApiError::invalid(Some("best_of"), message));
+    }
+    Ok((count > 1).then_some(count))
+}
+
+pub(super) fn engine_request(prompt: Prompt) -> Request {
+    match prompt {
+        Prompt::Text(text) => Request::text(text),
+        Prompt::Tokens(tokens) => Request::tokens(tokens),
+    }
+}
+
+impl Completions {
+    fn echo(&self, index: usize) -> Option<&Echo> {
+        self.echoes.get(index / self.choices_per_prompt)
+    }
+
+    fn prompt_ids(&self, index: usize) -> Option<&Vec<u32>> {
+        self.prompt_ids.get(index / self.choices_per_prompt)
+    }
+
+    /// A piece of a choice without token ids of the prompt. `token_ids` are those that it adds.
+    fn piece(&self, index: usize, text: String, token_ids: Vec<u32>) -> CompletionChoice {
+        let token_ids = (!self.prompt_ids.is_empty()).then_some(token_ids);
+        CompletionChoice {
+            index,
+            text,
+            logprobs: None,
+            finish_reason: None,
+            prompt_token_ids: None,
+            token_ids,
+        }
+    }
+}
+
+impl Endpoint for Completions {
+    const ID_PREFIX: &'static str = "cmpl";
+    const OBJECT: &'static str = "text_completion";
+    const CHUNK_OBJECT: &'static str = "text_completion";
+
+    type Choice = CompletionChoice;
+    type ChunkChoice = CompletionChoice;
+    /// Where the text of the next token begins.
+    type State = TextOffsets;
+
+    fn whole(&self, engine: &Engine, index: usize, completion: &Completion) -> CompletionChoice {
+        let echo = self.echo(index);
+        let mut text = echo.map(|echo| echo.text.clone()).unwrap_or_default();
+        text.push_str(&completion.text);
+        let logprobs = self.logprobs.then(|| {
+            let mut offsets = self.state(index);
+            let mut lists = echo.map(|echo| echo.lists.clone()).unwrap_or_default();
+            visible(engine, &completion.logprobs)
+                .for_each(|entry| lists.push(engine, entry, &mut offsets));
+            lists.finish()
+        });
+        let finish_reason = Some(FinishReason::from(&completion.finish.reason));
+        let piece = self.piece(index, text, completion.token_ids.clone());
+        let prompt_token_ids = self.prompt_ids(index).cloned();
+        CompletionChoice { logprobs, finish_reason, prompt_token_ids, ..piece }
+    }
+
+    fn opening(&self, index: usize) -> Option<CompletionChoice> {
+        let (echo, prompt_token_ids) = (self.echo(index), self.prompt_ids(index).cloned());
+        if echo.is_none() && prompt_token_ids.is_none() {
+            return None;
+        }
+        let text = echo.map(|echo| echo.text.clone()).unwrap_or_default();
+        let lists = echo.filter(|_| self.logprobs).map(|echo| echo.lists.clone().finish());
+        let piece = self.piece(index, text, Vec::new());
+        Some(CompletionChoice { logprobs: lists, prompt_token_ids, ..piece })
+    }
+
+    fn delta(
+        &self,
+        engine: &Engine,
+        index: usize,
+        offsets: &mut TextOffsets,
+        piece: Piece<'_>,
+    ) -> Vec<CompletionChoice> {
+        let logprobs = visible(engine, piece.logprob).next().map(|entry| {
+            let mut lists = CompletionLists::default();
+            lists.push(engine, entry, offsets);
+            lists.finish()
+        });
+        if piece.text.is_empty() && logprobs.is_none() && self.prompt_ids.is_empty() {
+            return Vec::new();
+        }
+        let ids = piece.id.into_iter().collect();
+        vec![CompletionChoice { logprobs, ..self.piece(index, piece.text.to_owned(), ids) }]
+    }
+
+    fn closing(
+        &self,
+        index: usize,
+        _offsets: &mut TextOffsets,
+        reason: FinishReason,
+    ) -> Vec<CompletionChoice> {
+        let piece = self.piece(index, String::new(), Vec::new());
+        vec![CompletionChoice { finish_reason: Some(reason), ..piece }]
+    }
+
+    fn state(&self, index: usize) -> TextOffsets {
+        self.echo(index).map(|echo| echo.offsets.clone()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::body::parse as parse_body;
+
+    fn parse(prompt: &Value) -> Result<Vec<Prompt>, ApiError> {
+        let body = json!({ "prompt": prompt }).to_string();
+        let request = parse_body::<CompletionRequest>(body.as_bytes(), usize::MAX)?;
+        Ok(request.prompt.into_prompts())
+    }
+
+    /// Goal: the four forms of a prompt are recognised, and nothing else is accepted as a prompt.
+    #[test]
+    fn a_prompt_has_four_forms() {
+        let text = |text: &str| Prompt::Text(text.to_owned());
+        assert_eq!(parse(&json!("a")), Ok(vec![text("a")]));
+        assert_eq!(parse(&json!(["a", "b"])), Ok(vec![text("a"), text("b")]));
+        assert_eq!(parse(&json!([1, 2])), Ok(vec![Prompt::Tokens(vec![1, 2])]));
+        let lists = vec![Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])];
+        assert_eq!(parse(&json!([[1], [2, 3]])), Ok(lists));
+        for bad in [json!(7), json!({}), json!(["a", 1]), json!([1.5]), json!([[1], "a"])] {
+            let error = parse(&bad).expect_err("not a prompt").reply().error;
+            assert_eq!(error.param.as_deref(), Some("prompt"));
+        }
+        // The handler refuses an empty list.
+        assert_eq!(parse(&json!([])), Ok(Vec::new()));
+    }
+}

@@ -1,0 +1,262 @@
+//! Accepts TCP connections and serves HTTP/1.1 on them, with or without TLS, within limits on their
+//! number and their times.
+//!
+//! A connection is either *receiving* (it waits for a request, or for the rest of one) or *busy*
+//! (a complete request is being answered). Connections that have been receiving for a while are
+//! closed when there are too many connections and when the server stops, so that neither waits for
+//! a slow or idle client. The others are left a moment, because a request may be on its way: when
+//! the server stops, it is answered with status 503 instead of being lost. Busy connections are
+//! closed only by the time limits of their requests and by [`ConnectionLimits::write_timeout`].
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::http::{Request, Response};
+use http_body_util::BodyExt;
+use hyper::body::{Body as _, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio_io_timeout::TimeoutStream;
+use tokio_rustls::TlsAcceptor;
+
+use super::gate::Gate;
+
+/// How long a connection may be receiving before it can be closed to make room for others.
+const GRACE: Duration = Duration::from_secs(1);
+/// Pause between two attempts to make room, and after a failed `accept`.
+const RETRY: Duration = Duration::from_millis(100);
+/// Maximum size of a request's headers, in bytes. Larger ones are refused with status 431.
+const MAX_HEADER_BYTES: usize = 64 << 10;
+
+/// Limits of the connections of one listener.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionLimits {
+    /// Maximum number of open connections, at least 1.
+    pub count: usize,
+    /// Maximum time until a request's headers have arrived, from the opening of the connection or
+    /// the end of the previous reply; and, before that, of a TLS handshake.
+    pub header_timeout: Duration,
+    /// Maximum time in which a client accepts no byte of a reply.
+    pub write_timeout: Duration,
+}
+
+/// Whether a complete request of a connection is being answered.
+#[derive(Debug)]
+pub(super) struct Activity {
+    /// Since when the connection has been receiving; `None` while it is busy.
+    receiving_since: Mutex<Option<Instant>>,
+}
+
+impl Activity {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { receiving_since: Mutex::new(Some(Instant::now())) })
+    }
+
+    /// The request has been received completely.
+    pub(super) fn busy(&self) {
+        self.set(None);
+    }
+
+    fn set(&self, since: Option<Instant>) {
+        *self.receiving_since.lock().unwrap_or_else(PoisonError::into_inner) = since;
+    }
+
+    /// How long the connection has been receiving; `None` while it is busy.
+    fn receiving(&self) -> Option<Duration> {
+        let since = *self.receiving_since.lock().unwrap_or_else(PoisonError::into_inner);
+        since.map(|since| since.elapsed())
+    }
+}
+
+/// Marks a connection as receiving again when the reply has been handed to the connection.
+struct ReplyGuard(Arc<Activity>);
+
+impl Drop for ReplyGuard {
+    fn drop(&mut self) {
+        self.0.set(Some(Instant::now()));
+    }
+}
+
+/// What the listener tells its connections. Each change makes them look whether they have to close.
+#[derive(Clone, Copy, Debug, Default)]
+struct Signal {
+    stopping: bool,
+}
+
+/// Serves until `stop` becomes true, and then until the connections of that moment have ended.
+/// Connections that are accepted after that are answered by the gate, but not waited for.
+pub async fn listen(
+    listener: TcpListener,
+    gate: Arc<Gate>,
+    limits: ConnectionLimits,
+    tls: Option<TlsAcceptor>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let (signal, _) = watch::channel(Signal::default());
+    let permits = Arc::new(Semaphore::new(limits.count));
+    let (open, mut ended) = mpsc::channel::<Infallible>(1);
+    let mut open = Some(open);
+    loop {
+        let accepted = tokio::select! {
+            accepted = accept(&listener, &permits, &signal) => accepted,
+            // An error means that the sender was dropped, and with it the whole server.
+            _ = stop.wait_for(|&stop| stop), if open.is_some() => {
+                open = None;
+                signal.send_modify(|signal| signal.stopping = true);
+                continue;
+            }
+            _ = ended.recv(), if open.is_none() => return,
+            () = tokio::time::sleep(RETRY), if open.is_none() => {
+                signal.send_modify(|_| {});
+                continue;
+            }
+        };
+        let (stream, peer, permit) = accepted;
+        let (gate, signal, open) = (Arc::clone(&gate), signal.subscribe(), open.clone());
+        let tls = tls.clone();
+        tokio::spawn(async move {
+            serve(stream, peer, gate, limits, tls, signal).await;
+            drop((permit, open));
+        });
+    }
+}
+
+/// Waits for a connection. If there are too many, or the process has no file descriptors left,
+/// idle ones are closed.
+async fn accept(
+    listener: &TcpListener,
+    permits: &Arc<Semaphore>,
+    signal: &watch::Sender<Signal>,
+) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
+    let permit = loop {
+        if let Ok(permit) = Arc::clone(permits).try_acquire_owned() {
+            break permit;
+        }
+        signal.send_modify(|_| {});
+        tokio::time::sleep(RETRY).await;
+    };
+    let mut failed = false;
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => return (stream, peer, permit),
+            Err(error) => {
+                if !std::mem::replace(&mut failed, true) {
+                    tracing::warn!("cannot accept a connection, trying again: {error}");
+                }
+                signal.send_modify(|_| {});
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+/// Serves one connection until it ends or has to be closed.
+async fn serve(
+    stream: TcpStream,
+    peer: SocketAddr,
+    gate: Arc<Gate>,
+    limits: ConnectionLimits,
+    tls: Option<TlsAcceptor>,
+    mut signal: watch::Receiver<Signal>,
+) {
+    // Without it, the small pieces of a streamed reply are delayed. It is not worth an error.
+    let _ = stream.set_nodelay(true);
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(limits.write_timeout));
+    let (stream, activity) = (Box::pin(stream), Activity::new());
+    let Some(tls) = tls else {
+        return exchange(stream, peer, gate, limits, activity, signal).await;
+    };
+    let handshake = tokio::time::timeout(limits.header_timeout, tls.accept(stream));
+    let accepted = tokio::select! {
+        accepted = handshake => accepted,
+        () = must_close(&mut signal, &activity) => return,
+    };
+    match accepted {
+        Ok(Ok(stream)) => exchange(Box::new(stream), peer, gate, limits, activity, signal).await,
+        Ok(Err(error)) => tracing::debug!("no TLS connection with {peer}: {error}"),
+        Err(_) => tracing::debug!("the TLS handshake of {peer} took too long"),
+    }
+}
+
+/// Waits until a connection whose handshake has not ended has to make room.
+async fn must_close(signal: &mut watch::Receiver<Signal>, activity: &Activity) {
+    while signal.changed().await.is_ok() {
+        if activity.receiving().is_some_and(|time| time >= GRACE) {
+            return;
+        }
+    }
+}
+
+/// Answers the requests of a connection.
+async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    peer: SocketAddr,
+    gate: Arc<Gate>,
+    limits: ConnectionLimits,
+    activity: Arc<Activity>,
+    mut signal: watch::Receiver<Signal>,
+) {
+    let service = service_fn(|request: Request<Incoming>| {
+        answer(request, peer, Arc::clone(&gate), Arc::clone(&activity))
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.header_timeout)
+        .max_buf_size(MAX_HEADER_BYTES)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
+    loop {
+        tokio::select! {
+            result = connection.as_mut() => {
+                if let Err(error) = result {
+                    tracing::debug!("the connection of {peer} ended: {error}");
+                }
+                return;
+            }
+            changed = signal.changed() => {
+                if changed.is_err() {
+                    return; // The listener has ended, which waits for older connections.
+                }
+                let stopping = signal.borrow_and_update().stopping;
+                match activity.receiving() {
+                    Some(time) if time >= GRACE => return,
+                    Some(_) => {}
+                    None if stopping => connection.as_mut().graceful_shutdown(),
+                    None => {}
+                }
+            }
+        }
+    }
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    peer: SocketAddr,
+    gate: Arc<Gate>,
+    activity: Arc<Activity>,
+) -> Result<Response<Body>, Infallible> {
+    let guard = ReplyGuard(Arc::clone(&activity));
+    if request.body().is_end_stream() {
+        activity.busy();
+    }
+    let mut request = request.map(Body::new);
+    request.extensions_mut().insert(ConnectInfo(peer));
+    request.extensions_mut().insert(activity);
+    let response = gate.answer(request).await;
+    // The closure owns the guard and is dropped with the body, when the reply has been sent.
+    let hold = move |error| {
+        let _guard = &guard;
+        error
+    };
+    Ok(response.map(|body| Body::new(body.map_err(hold))))
+}

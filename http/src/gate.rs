@@ -1,0 +1,86 @@
+//! Answers every request while there is no engine to answer it: before the model has been loaded,
+//! and while the server stops.
+
+use std::sync::{PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Request, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use tower::ServiceExt;
+
+use super::error::ApiError;
+use super::request_id::RequestId;
+use crate::api::admin::{Health, Status};
+
+/// The life of the server: loading, then serving, then stopping.
+#[derive(Debug)]
+enum Phase {
+    Loading { since: Instant },
+    Serving(Router),
+    Stopping,
+}
+
+/// Passes requests to the router while there is one.
+#[derive(Debug)]
+pub struct Gate(RwLock<Phase>);
+
+impl Gate {
+    /// A gate without a router: the model is being loaded.
+    #[must_use]
+    pub fn loading() -> Self {
+        Self(RwLock::new(Phase::Loading { since: Instant::now() }))
+    }
+
+    /// Passes requests to the router from now on.
+    pub fn open(&self, router: Router) {
+        self.set(Phase::Serving(router));
+    }
+
+    /// Refuses new requests from now on. Those that the router is answering continue.
+    pub fn close(&self) {
+        self.set(Phase::Stopping);
+    }
+
+    fn set(&self, phase: Phase) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = phase;
+    }
+
+    pub(super) async fn answer(&self, request: Request<Body>) -> Response {
+        let health = match &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
+            Phase::Serving(router) => Ok(router.clone()),
+            Phase::Loading { since } => Err(Health::not_ready(
+                Status::Loading,
+                format!("the model has been loading for {} s", since.elapsed().as_secs()),
+            )),
+            Phase::Stopping => Err(Health::not_ready(
+                Status::Stopping,
+                "the server is stopping and finishes running requests".to_owned(),
+            )),
+        };
+        match health {
+            Ok(router) => match router.oneshot(request).await {
+                Ok(response) => response,
+                Err(never) => match never {},
+            },
+            Err(health) => {
+                let id = RequestId::of(request.headers());
+                let mut response = unavailable(request.uri().path(), health);
+                id.add_to(&mut response);
+                response
+            }
+        }
+    }
+}
+
+/// Status 503, in the form of the route. Bodies are not read, so the connection is closed.
+fn unavailable(path: &str, health: Health) -> Response {
+    let mut response = match path {
+        "/health" | "/ready" => (StatusCode::SERVICE_UNAVAILABLE, Json(health)).into_response(),
+        _ => ApiError::unavailable(health.reason.unwrap_or_default(), Duration::from_secs(5))
+            .into_response(),
+    };
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}

@@ -1,0 +1,414 @@
+//! The HTTP API of a Stolon engine: OpenAI's, Anthropic's, and routes for operators.
+//!
+//! [`router`] can be mounted in any axum application; [`api`] has the types of its requests and
+//! replies. It holds only a clone of the engine. When a client disconnects, axum drops its handler
+//! and with it the token streams, which cancels the client's requests.
+//!
+//! ```no_run
+//! use std::net::SocketAddr;
+//!
+//! use axum::Router;
+//! use axum::routing::get;
+//! use stolon::Engine;
+//! use stolon_http::{RouterOptions, router};
+//! use tokio::net::TcpListener;
+//!
+//! #[tokio::main]
+//! async fn main() -> anyhow::Result<()> {
+//!     let engine = Engine::builder().model("path/to/model").build().await?;
+//!     let app = Router::new()
+//!         .route("/", get(|| async { "an application" }))
+//!         .nest("/llm", router(engine.clone(), RouterOptions::default()));
+//!     let listener = TcpListener::bind("127.0.0.1:8080").await?;
+//!     // The routes for operators need to know where a connection comes from.
+//!     let service = app.into_make_service_with_connect_info::<SocketAddr>();
+//!     axum::serve(listener, service).await?;
+//!     engine.shutdown().await;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! The limits of connections (their number, slow headers, clients that read nothing) belong to
+//! [`listen`], which accepts them for `stolon serve`; those of requests and their bodies are the
+//! router's.
+
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::http::HeaderValue;
+use axum::response::Response;
+use axum::routing::{delete, get, post};
+use axum::{Router, middleware};
+use stolon::{AuditReport, Engine, ReasoningFormat, ToolCallFormat, TreeDump};
+use tokio::sync::Semaphore;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::trace::{DefaultOnResponse, OnResponse, TraceLayer};
+use tracing::{Level, Span};
+
+use crate::api::chat::ChatRequest;
+use crate::api::completions::CompletionRequest;
+use crate::api::embeddings::EmbeddingsRequest;
+use crate::api::error::ErrorReply;
+use crate::api::messages::MessagesRequest;
+use crate::api::options::MAX_CHOICES;
+use crate::api::responses::ResponsesRequest;
+
+pub use access::{Access, ApiKey, Secret, Tenants};
+pub use connection::{ConnectionLimits, listen};
+pub use cors::Origins;
+pub use dialogue::FormatChoice;
+pub use gate::Gate;
+pub use keys::{check as check_key, read as read_keys};
+pub use quota::KeyLimits;
+pub use tls::acceptor as tls_acceptor;
+
+pub mod api;
+pub mod certificates;
+pub mod traces;
+
+mod access;
+mod admin;
+mod body;
+mod cache;
+mod cache_events;
+mod cache_files;
+mod chat;
+mod completions;
+mod connection;
+mod cors;
+mod deadline;
+mod dialogue;
+mod embeddings;
+mod error;
+mod flight;
+mod gate;
+mod generation;
+mod keys;
+mod logprobs;
+mod messages;
+mod metrics;
+mod openapi;
+mod options;
+mod outline;
+mod page;
+mod quota;
+mod receive;
+mod reply;
+mod request_id;
+mod responses;
+mod scan;
+mod sessions;
+mod single;
+mod structured;
+mod tls;
+mod tokenize;
+
+/// Bytes of a request per token of the context, from which the default limit of bodies follows. A
+/// token is a few bytes of text; JSON escapes and batches of prompts take more.
+const BODY_BYTES_PER_TOKEN: usize = 256;
+/// Smallest and largest default limit of bodies, in bytes.
+const BODY_LIMITS: (usize, usize) = (1 << 20, 16 << 20);
+/// JSON values of a body: this many, and [`VALUES_PER_TOKEN`] per token of the context.
+const BASE_VALUES: usize = 1 << 16;
+const VALUES_PER_TOKEN: usize = 8;
+
+/// Settings of a [`router`].
+#[derive(Clone, Debug)]
+pub struct RouterOptions {
+    /// Names that clients may use for the model, in addition to its id. They are listed.
+    pub served_names: Vec<String>,
+    /// A further name that is not listed: the argument by which the operator chose the model.
+    pub alias: Option<String>,
+    /// Who may use which route.
+    pub access: Access,
+    /// Maximum size of a request body, in bytes. Default: 256 per token of the context, from 1 MiB
+    /// to 16 MiB.
+    pub body_limit: Option<usize>,
+    /// Maximum time from the end of a request's headers to the end of its body.
+    pub body_timeout: Duration,
+    /// Maximum memory of all bodies that are being received or parsed, in bytes. The first 64 KiB
+    /// of each body do not count.
+    pub body_memory: usize,
+    /// Maximum time for an answer; `None` for no limit.
+    pub request_timeout: Option<Duration>,
+    /// Maximum number of tokens of an answer if the request sets none. Default: 16 for completions,
+    /// as OpenAI's, and for chat as many as the context and the KV pool allow.
+    pub default_max_tokens: Option<usize>,
+    /// Maximum number of answers of one call, prompts times `n` or `best_of`, at most 128. More
+    /// than the engine's queue holds can never be accepted.
+    pub max_answers: usize,
+    /// Whether special tokens that are spelled out in chat messages act as control tokens. By
+    /// default they are ordinary text.
+    pub special_tokens_in_messages: bool,
+    /// The format in which the model calls tools. Default: as its chat template tells.
+    pub tool_calls: FormatChoice<ToolCallFormat>,
+    /// The tags around the model's reasoning. Default: as its chat template tells.
+    pub reasoning: FormatChoice<ReasoningFormat>,
+    /// Origins whose web pages may use the routes for clients, such as `https://app.example`; `*`
+    /// for all. Default: none.
+    pub allowed_origins: Vec<HeaderValue>,
+    /// Whether everybody may read `/metrics`; otherwise the rules of `/admin` hold.
+    pub public_metrics: bool,
+    /// Whether replies leave out the number of prompt tokens that came from the cache.
+    pub hide_cached_tokens: bool,
+    /// Whether there is a page at `/`, with its files below `/page`.
+    pub page: bool,
+}
+
+impl Default for RouterOptions {
+    /// No additional names, no keys and no page; 30 s and 256 MiB for bodies; no time limit for
+    /// answers.
+    fn default() -> Self {
+        Self {
+            served_names: Vec::new(),
+            alias: None,
+            access: Access::default(),
+            body_limit: None,
+            body_timeout: Duration::from_secs(30),
+            body_memory: 256 << 20,
+            request_timeout: None,
+            default_max_tokens: None,
+            max_answers: MAX_CHOICES,
+            special_tokens_in_messages: false,
+            tool_calls: FormatChoice::Auto,
+            reasoning: FormatChoice::Auto,
+            allowed_origins: Vec::new(),
+            public_metrics: false,
+            hide_cached_tokens: false,
+            page: false,
+        }
+    }
+}
+
+/// State that the handlers share.
+#[derive(Debug)]
+struct App {
+    engine: Engine,
+    served_names: Vec<String>,
+    alias: Option<String>,
+    access: Access,
+    /// The use of each API key, if it has limits.
+    quotas: Vec<Option<Arc<quota::Quota>>>,
+    bodies: receive::BodyLimits,
+    parser: body::Parser,
+    request_timeout: Option<Duration>,
+    /// The operator's limit for answers without one.
+    configured_max_tokens: Option<usize>,
+    max_answers: usize,
+    special_tokens_in_messages: bool,
+    tool_calls: FormatChoice<ToolCallFormat>,
+    reasoning: FormatChoice<ReasoningFormat>,
+    hide_cached_tokens: bool,
+    metrics: metrics::Metrics,
+    audits: flight::SingleFlight<Result<AuditReport, error::ApiError>>,
+    event_streams: cache_events::EventStreams,
+    prefix_files: cache_files::PrefixFiles,
+    dumps: flight::SingleFlight<Result<Arc<TreeDump>, error::ApiError>>,
+    /// When the router was made, in seconds since 1970-01-01 UTC: the model's `created`.
+    started: u64,
+}
+
+/// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions`, `/v1/responses`,
+/// `/v1/embeddings` and `/v1/models` as OpenAI's, `/v1/messages` as Anthropic's, `/tokenize` and
+/// `/detokenize` as vLLM's, `/v1/sessions`, and `/health`, `/ready`, `/version`, `/metrics`,
+/// `/v1/cache` and `/admin` for operators. The API
+/// is described at `/openapi.json`, and for people at `/docs`.
+///
+/// Without an administrator's key, `/v1/cache`, `/admin` and `/metrics` are refused unless the
+/// connection comes from this machine, which is known from
+/// [`ConnectInfo`](axum::extract::ConnectInfo): serve the router with
+/// [`Router::into_make_service_with_connect_info`] and a [`SocketAddr`](std::net::SocketAddr).
+pub fn router(engine: Engine, options: RouterOptions) -> Router {
+    let public_metrics = options.public_metrics;
+    let page = if options.page { page::routes() } else { Router::new() };
+    let cors = cors::layer(&options.allowed_origins);
+    let app = Arc::new(App::new(engine, options));
+    let client = middleware::from_fn_with_state(Arc::clone(&app), access::client);
+    let models = Router::new()
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/models", get(admin::models))
+        .route("/v1/models/{*id}", get(admin::model))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/sessions", get(sessions::list).post(sessions::open))
+        .route("/v1/sessions/{id}", get(sessions::get).delete(sessions::close))
+        .route("/v1/sessions/{id}/fork", post(sessions::fork))
+        .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
+        .route("/open_session", post(sessions::sglang_open))
+        .route("/close_session", post(sessions::sglang_close))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route_layer(client.clone());
+    let anthropic = Router::new()
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route_layer(client)
+        .route_layer(middleware::from_fn(messages::errors));
+    let mut clients = models.merge(anthropic);
+    if let Some(cors) = cors {
+        // The layer answers only those methods to which a fallback belongs before it is added.
+        clients = clients.method_not_allowed_fallback(admin::method_not_allowed).layer(cors);
+    }
+    let operator = middleware::from_fn_with_state(Arc::clone(&app), access::admin);
+    let metrics = Router::new().route("/metrics", get(metrics::metrics));
+    let (public, operators) = match public_metrics {
+        true => (metrics, Router::new()),
+        false => (Router::new(), metrics),
+    };
+    let operators = operators
+        .route("/admin/stats", get(admin::stats))
+        .route("/admin/audit", get(admin::audit))
+        .route("/v1/cache/stats", get(cache::stats))
+        .route("/v1/cache/tree", get(cache::tree))
+        .route("/v1/cache/query", post(cache::query))
+        .route("/v1/cache/warm", post(cache::warm))
+        .route("/v1/cache/pin", post(cache::pin))
+        .route("/v1/cache/unpin", post(cache::unpin))
+        .route("/v1/cache/pins", get(cache::pins))
+        .route("/v1/cache/evict", post(cache::evict))
+        .route("/v1/cache/flush", post(cache::flush))
+        .route("/v1/cache/export", post(cache_files::export))
+        .route("/v1/cache/import", post(cache_files::import))
+        .route("/v1/cache/tiers", get(cache::tiers))
+        .route("/v1/cache/audit", get(admin::audit))
+        .route("/v1/cache/sessions", get(sessions::list_all))
+        .route("/v1/cache/policy", get(cache::policy).post(cache::set_policy))
+        .route("/v1/cache/events", get(cache_events::events))
+        .route("/v1/cache/outline", get(outline::outline))
+        .route("/v1/cache/prefix/{id}", get(outline::prefix))
+        .route("/admin/tree", get(cache::tree))
+        .route("/admin/pins", get(cache::pins).post(cache::pin))
+        .route("/admin/pins/{id}", delete(cache::delete_pin))
+        .route_layer(operator);
+    public
+        .merge(clients)
+        .merge(operators)
+        .merge(page)
+        .route("/health", get(admin::health))
+        .route("/ready", get(admin::health))
+        .route("/version", get(admin::version))
+        .route("/openapi.json", get(openapi::json))
+        .route("/docs", get(openapi::docs))
+        .fallback(admin::not_found)
+        .method_not_allowed_fallback(admin::method_not_allowed)
+        .layer(CatchPanicLayer::custom(error::panicked))
+        .layer(TraceLayer::new_for_http().make_span_with(request_id::span).on_response(
+            |response: &Response, latency: Duration, span: &Span| {
+                let error = response.extensions().get().map(error::ApiError::label);
+                traces::replied(span, response, error);
+                DefaultOnResponse::new().level(Level::INFO).on_response(response, latency, span);
+            },
+        ))
+        .layer(middleware::from_fn(request_id::middleware))
+        .with_state(app)
+}
+
+/// Parses the body of a completion request as the server does, with a limit on JSON values. For
+/// fuzzing, and for programs that check requests before they send them.
+///
+/// # Errors
+/// The body of the server's reply.
+pub fn parse_completion(body: &[u8], max_values: usize) -> Result<CompletionRequest, ErrorReply> {
+    body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
+}
+
+/// Parses the body of a chat request as the server does, with a limit on JSON values.
+///
+/// # Errors
+/// The body of the server's reply.
+pub fn parse_chat(body: &[u8], max_values: usize) -> Result<ChatRequest, ErrorReply> {
+    body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
+}
+
+/// Parses the body of a request to `/v1/responses` as the server does, with a limit on JSON values.
+///
+/// # Errors
+/// The body of the server's reply.
+pub fn parse_responses(body: &[u8], max_values: usize) -> Result<ResponsesRequest, ErrorReply> {
+    body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
+}
+
+/// Parses the body of a request to `/v1/messages` as the server does, with a limit on JSON values.
+///
+/// # Errors
+/// The body of the server's reply, in OpenAI's form.
+pub fn parse_messages(body: &[u8], max_values: usize) -> Result<MessagesRequest, ErrorReply> {
+    body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
+}
+
+/// Parses the body of a request for embeddings as the server does, with a limit on JSON values.
+///
+/// # Errors
+/// The body of the server's reply.
+pub fn parse_embeddings(body: &[u8], max_values: usize) -> Result<EmbeddingsRequest, ErrorReply> {
+    body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
+}
+
+impl App {
+    fn new(engine: Engine, options: RouterOptions) -> Self {
+        let context = engine.model_info().max_positions;
+        let (least, most) = BODY_LIMITS;
+        let by_context = context.saturating_mul(BODY_BYTES_PER_TOKEN).clamp(least, most);
+        let values = context.saturating_mul(VALUES_PER_TOKEN).saturating_add(BASE_VALUES);
+        Self {
+            metrics: metrics::Metrics::new(engine.clone()),
+            engine,
+            served_names: options.served_names,
+            alias: options.alias,
+            quotas: options.access.quotas(),
+            access: options.access,
+            bodies: receive::BodyLimits {
+                size: options.body_limit.unwrap_or(by_context),
+                time: options.body_timeout,
+                memory: Arc::new(Semaphore::new(options.body_memory.min(Semaphore::MAX_PERMITS))),
+            },
+            parser: body::Parser::new(values),
+            request_timeout: options.request_timeout,
+            configured_max_tokens: options.default_max_tokens,
+            max_answers: options.max_answers.clamp(1, MAX_CHOICES),
+            special_tokens_in_messages: options.special_tokens_in_messages,
+            tool_calls: options.tool_calls,
+            reasoning: options.reasoning,
+            hide_cached_tokens: options.hide_cached_tokens,
+            event_streams: cache_events::EventStreams::new(),
+            prefix_files: cache_files::PrefixFiles::new(),
+            audits: flight::SingleFlight::new(),
+            dumps: flight::SingleFlight::new(),
+            started: unix_seconds(),
+        }
+    }
+
+    /// Maximum number of tokens of an answer to a chat request that sets none.
+    fn default_max_tokens(&self) -> usize {
+        // The engine ends an answer where the context or the KV pool ends.
+        self.configured_max_tokens.unwrap_or(self.engine.model_info().max_positions)
+    }
+
+    /// Refuses a call for more answers than can ever be accepted.
+    fn check_answers(&self, param: &str, answers: usize) -> Result<(), error::ApiError> {
+        if answers <= self.max_answers {
+            return Ok(());
+        }
+        let message = format!(
+            "expected at most {} answers (prompts x `n`, or x `best_of`), got {answers}",
+            self.max_answers
+        );
+        Err(error::ApiError::invalid(Some(param), message))
+    }
+
+    /// An empty sum of usages.
+    fn usage_sum(&self, choices_per_prompt: usize) -> reply::UsageSum {
+        reply::UsageSum::new(choices_per_prompt, self.hide_cached_tokens)
+    }
+}
+
+/// Seconds since 1970-01-01 UTC.
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,340 @@
+//! `GET /openapi.json` and `GET /docs`: a description of the API, and a page that shows it.
+//!
+//! The schemas come from the types in [`api`](crate::api), which the server itself uses to parse
+//! requests and to write replies. The operations are listed in `operations.rs`; a test compares
+//! them with the routes of the router. Neither the description nor the page loads anything from
+//! elsewhere.
+
+mod operations;
+mod page;
+
+use std::sync::LazyLock;
+
+use axum::http::{HeaderName, header};
+use axum::response::IntoResponse;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use ring::digest::{SHA256, digest};
+use schemars::generate::SchemaSettings;
+use schemars::{Schema, SchemaGenerator};
+use serde_json::{Map, Value, json};
+
+use self::operations::{Access, Body, Operation, TAGS};
+use crate::api::{chat, messages, options};
+
+/// Where schemas are in the description.
+const COMPONENTS: &str = "/components/schemas";
+
+/// The description as JSON, made at the first request for it.
+static DESCRIPTION: LazyLock<Value> = LazyLock::new(describe);
+static JSON: LazyLock<String> = LazyLock::new(|| DESCRIPTION.to_string());
+static PAGE: LazyLock<String> = LazyLock::new(|| page::render(&DESCRIPTION));
+
+/// `GET /openapi.json`.
+pub(super) async fn json() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], JSON.as_str())
+}
+
+/// The policy of the page, which allows nothing but its own styles, by their hash.
+static POLICY: LazyLock<String> = LazyLock::new(|| {
+    let hash = digest(&SHA256, page::STYLE.as_bytes());
+    let hash = BASE64_STANDARD.encode(hash);
+    format!("default-src 'none'; style-src 'sha256-{hash}'; frame-ancestors 'none'")
+});
+
+/// `GET /docs`.
+pub(super) async fn docs() -> impl IntoResponse {
+    let headers: [(HeaderName, &str); 3] = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, POLICY.as_str()),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, PAGE.as_str())
+}
+
+/// The OpenAPI document.
+fn describe() -> Value {
+    let mut schemas = Schemas::new();
+    let mut paths = Map::new();
+    for operation in operations::all() {
+        let item = paths.entry(operation.path.to_owned()).or_insert_with(|| json!({}));
+        item[operation.method] = schemas.operation(&operation);
+    }
+    let tags: Vec<Value> = TAGS
+        .iter()
+        .map(|(name, description)| json!({"name": name, "description": description}))
+        .collect();
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Stolon",
+            "version": env!("CARGO_PKG_VERSION"),
+            "summary": "An LLM inference engine with a shared prefix cache",
+            "description": "OpenAI's and Anthropic's APIs over one model, and the prefix cache for \
+                            operators. A member of a request that no schema names is refused with \
+                            status 400, unless its value requests nothing.",
+            "license": {"name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0"},
+        },
+        // Relative to this document, because a router may be nested below any path.
+        "servers": [{"url": "./"}],
+        "tags": tags,
+        "paths": paths,
+        "components": {
+            "schemas": schemas.finish(),
+            "securitySchemes": {
+                "apiKey": {
+                    "type": "http", "scheme": "bearer",
+                    "description": "An API key, if the server is started with any.",
+                },
+                "xApiKey": {
+                    "type": "apiKey", "in": "header", "name": "x-api-key",
+                    "description": "An API key, as Anthropic's clients send it.",
+                },
+                "adminKey": {
+                    "type": "http", "scheme": "bearer",
+                    "description": "The administrator's key. Without one, only programs on the \
+                                    server's machine may use these routes.",
+                },
+            },
+        },
+    })
+}
+
+/// Makes the schemas of an API's types, each of which is written once.
+struct Schemas {
+    /// Describes what the server accepts.
+    requests: SchemaGenerator,
+    /// Describes what the server writes.
+    replies: SchemaGenerator,
+}
+
+impl Schemas {
+    fn new() -> Self {
+        let mut settings = SchemaSettings::draft2020_12();
+        settings.definitions_path = COMPONENTS.into();
+        settings.meta_schema = None;
+        let requests = settings.clone().for_deserialize().into_generator();
+        Self { requests, replies: settings.for_serialize().into_generator() }
+    }
+
+    /// All types. Few are both in requests and in replies, and those have one form.
+    fn finish(mut self) -> Value {
+        let mut schemas = self.replies.take_definitions(true);
+        schemas.extend(self.requests.take_definitions(true));
+        let mut schemas = Value::Object(schemas);
+        tidy(&mut schemas);
+        schemas
+    }
+
+    /// One operation: its parameters, its body, and its replies.
+    fn operation(&mut self, operation: &Operation) -> Value {
+        let mut described = json!({
+            "tags": [operation.tag],
+            "operationId": operation.id,
+            "summary": operation.summary,
+            "responses": self.responses(operation),
+        });
+        let mut parameters = self.parameters(operation);
+        if let Some(body) = operation.request {
+            let schema = schema(body, &mut self.requests);
+            described["requestBody"] =
+                json!({"required": true, "content": {"application/json": {"schema": schema}}});
+        }
+        if operation.takes_file {
+            let content =
+                json!({operations::FILE: {"schema": {"type": "string", "format": "binary"}}});
+            described["requestBody"] = json!({"required": true, "content": content});
+        }
+        described["security"] = match operation.access {
+            Access::Everybody => json!([]),
+            Access::Client => json!([{"apiKey": []}, {"xApiKey": []}, {}]),
+            Access::Operator => json!([{"adminKey": []}, {}]),
+        };
+        if operation.has_deadline() {
+            parameters.push(json!({
+                "name": super::deadline::HEADER.as_str(), "in": "header", "required": false,
+                "description": "Seconds within which the answer has to be complete; fractions are \
+                                allowed. The request is then ended like one that reaches the \
+                                server's own limit.",
+                "schema": {"type": "number", "exclusiveMinimum": 0},
+            }));
+        }
+        if !parameters.is_empty() {
+            described["parameters"] = Value::Array(parameters);
+        }
+        described
+    }
+
+    /// The parameters in the path and in the query.
+    fn parameters(&mut self, operation: &Operation) -> Vec<Value> {
+        let mut parameters = Vec::new();
+        if let Some((_, rest)) = operation.path.split_once('{')
+            && let Some((name, _)) = rest.split_once('}')
+        {
+            parameters.push(json!({
+                "name": name, "in": "path", "required": true,
+                "schema": {"type": operation.path_type},
+            }));
+        }
+        let Some(query) = operation.query else { return parameters };
+        let mut query = Value::from(query(&mut self.requests));
+        tidy(&mut query);
+        for (name, schema) in query["properties"].as_object().into_iter().flatten() {
+            let mut schema = schema.clone();
+            let description = schema.as_object_mut().and_then(|it| it.remove("description"));
+            parameters.push(json!({
+                "name": name, "in": "query", "required": false, "schema": schema,
+                "description": description,
+            }));
+        }
+        parameters
+    }
+
+    fn responses(&mut self, operation: &Operation) -> Value {
+        let mut content = Map::new();
+        for reply in operation.replies {
+            let (kind, schema) = match reply {
+                Body::Json(make) => ("application/json", schema(*make, &mut self.replies)),
+                Body::Text(kind) => (*kind, json!({"type": "string"})),
+                // A schema describes the data of one event.
+                Body::Events(make) => ("text/event-stream", schema(*make, &mut self.replies)),
+            };
+            content.insert(kind.to_owned(), json!({ "schema": schema }));
+        }
+        let request_id = json!({
+            "description": "The id of the request: the client's, or a fresh one",
+            "schema": {"type": "string"},
+        });
+        let headers = json!({"x-request-id": request_id});
+        let mut responses = json!({
+            "200": {"description": "Success", "content": content, "headers": headers},
+        });
+        for status in operation.errors() {
+            let (description, retries) = operations::meaning(status);
+            let mut headers = headers.clone();
+            if retries {
+                headers["retry-after"] = json!({
+                    "description": "Seconds after which the request may succeed",
+                    "schema": {"type": "integer", "minimum": 1},
+                });
+            }
+            let schema = schema(operation.error, &mut self.replies);
+            responses[status.to_string()] = json!({
+                "description": description, "headers": headers,
+                "content": {"application/json": {"schema": schema}},
+            });
+        }
+        responses
+    }
+}
+
+fn schema(make: fn(&mut SchemaGenerator) -> Schema, generator: &mut SchemaGenerator) -> Value {
+    let mut schema = Value::from(make(generator));
+    tidy(&mut schema);
+    schema
+}
+
+/// Constants that descriptions name.
+const CONSTANTS: [(&str, usize); 10] = [
+    ("MAX_MESSAGES", chat::MAX_MESSAGES),
+    ("MAX_PARTS", chat::MAX_PARTS),
+    ("MAX_TOOLS", chat::MAX_TOOLS),
+    ("MAX_CHOICES", options::MAX_CHOICES),
+    ("MAX_STOP_STRINGS", options::MAX_STOP_STRINGS),
+    ("MAX_TOKEN_IDS", options::MAX_TOKEN_IDS),
+    ("MAX_STOP_SEQUENCES", messages::MAX_STOP_SEQUENCES),
+    ("MAX_PROMPTS", crate::api::cache::MAX_PROMPTS),
+    ("MAX_PIN_TEXT", crate::api::cache::MAX_PIN_TEXT),
+    ("MAX_OUTLINE_NODES", crate::api::outline::MAX_OUTLINE_NODES),
+];
+
+/// Turns the links of rustdoc in descriptions into text, and removes formats that are Rust's.
+fn tidy(value: &mut Value) {
+    match value {
+        Value::Array(list) => list.iter_mut().for_each(tidy),
+        Value::Object(object) => {
+            if object.get("format").is_some_and(|format| format != "binary") {
+                object.remove("format");
+            }
+            for (name, member) in object.iter_mut() {
+                match member {
+                    Value::String(text) if name == "description" => *text = without_links(text),
+                    other => tidy(other),
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A description in which `` [`NAME`] `` is the value of the constant, or else just the name.
+fn without_links(text: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some((before, link)) = rest.split_once("[`") {
+        let Some((name, after)) = link.split_once("`]") else { break };
+        plain.push_str(before);
+        match CONSTANTS.iter().find(|(constant, _)| *constant == name) {
+            Some((_, value)) => plain.push_str(&value.to_string()),
+            None => plain.push_str(&format!("`{name}`")),
+        }
+        // The target of a link follows in brackets.
+        rest = match after.strip_prefix('(').and_then(|target| target.split_once(')')) {
+            Some((_, after)) => after,
+            None => after,
+        };
+    }
+    plain.push_str(rest);
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: descriptions are text for readers who have no source.
+    #[test]
+    fn descriptions_have_no_links_of_rustdoc() {
+        assert_eq!(
+            without_links("at most [`MAX_PROMPTS`]; see [`X::y`](a::b)."),
+            "at most 128; see `X::y`."
+        );
+        let text = DESCRIPTION.to_string();
+        assert!(!text.contains("[`"), "{}", &text[text.find("[`").unwrap_or(0)..][..80]);
+        assert!(!text.contains("MAX_"), "a constant is missing in CONSTANTS");
+    }
+
+    /// Goal: a type that is both in requests and in replies has one form.
+    #[test]
+    fn types_have_one_form() {
+        let mut schemas = Schemas::new();
+        for operation in operations::all() {
+            schemas.operation(&operation);
+        }
+        let requests = schemas.requests.take_definitions(true);
+        for (name, schema) in schemas.replies.take_definitions(true) {
+            assert!(requests.get(&name).is_none_or(|request| *request == schema), "{name}");
+        }
+    }
+
+    /// Goal: the description has each route of the router, and no other.
+    #[test]
+    fn the_description_has_all_routes() {
+        let source = include_str!("lib.rs");
+        let mut routes: Vec<&str> = source
+            .split(".route(\"")
+            .skip(1)
+            .filter_map(|rest| rest.split_once('"'))
+            .map(|(path, _)| path)
+            .filter(|path| !operations::UNDESCRIBED.contains(path))
+            .collect();
+        let described = DESCRIPTION["paths"].as_object().expect("paths");
+        let mut described: Vec<String> = described
+            .keys()
+            .map(|path| path.replace("/v1/models/{id}", "/v1/models/{*id}"))
+            .collect();
+        routes.sort_unstable();
+        described.sort_unstable();
+        assert_eq!(routes, described);
+    }
+}

@@ -1,0 +1,110 @@
+//! The page at `/`: a chat next to a picture of the prefix tree. Its files are part of the binary.
+//!
+//! The page is a client like any other: it uses `/v1` with the keys that its user enters, and this
+//! module only delivers its files, which are the same for everybody. It may not load or send
+//! anything from or to elsewhere, run scripts that are not its own files, or be shown in a frame
+//! of another page. Trusted types forbid it to parse text as HTML.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use axum::extract::Path;
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Router, http};
+
+use super::error::ApiError;
+
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
+    connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; \
+    frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+const IMAGE: &str = "image/svg+xml";
+
+/// A file of the page: its name below `/page/`, its type and its content.
+struct File(&'static str, &'static str, &'static str);
+
+/// Embeds files of the folder `page`.
+macro_rules! files {
+    ($($name:literal: $kind:ident,)*) => {
+        [$(File($name, $kind, include_str!(concat!("../page/", $name)))),*]
+    };
+}
+
+static INDEX: File = File("", HTML, include_str!("../page/index.html"));
+static FILES: &[File] = &files! {
+    "api.js": SCRIPT,
+    "cache.js": SCRIPT,
+    "charts.js": SCRIPT,
+    "chat.js": SCRIPT,
+    "dom.js": SCRIPT,
+    "icon.svg": IMAGE,
+    "inspector.js": SCRIPT,
+    "main.js": SCRIPT,
+    "messages.js": SCRIPT,
+    "picture.js": SCRIPT,
+    "style.css": STYLE,
+    "tree.js": SCRIPT,
+};
+
+/// The routes `/` and `/page/{name}`.
+pub(super) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    let router = Router::new()
+        .route("/", get(async |headers: HeaderMap| INDEX.reply(&headers)))
+        .route("/page/{name}", get(file));
+    #[cfg(feature = "demo-model")]
+    let router = router.route("/page/handbook.json", get(handbook));
+    router
+}
+
+async fn file(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, ApiError> {
+    let file = FILES.iter().find(|file| file.0 == name);
+    let missing = || ApiError::new(StatusCode::NOT_FOUND, "the page has no such file");
+    Ok(file.ok_or_else(missing)?.reply(&headers))
+}
+
+/// `GET /page/handbook.json`: a handbook that the demo model can be asked about.
+#[cfg(feature = "demo-model")]
+async fn handbook(headers: HeaderMap) -> Result<Response, ApiError> {
+    let book = stolon::demo::handbook().map_err(|_| ApiError::internal())?;
+    let questions: Vec<_> = book.questions.iter().map(|question| &question.question).collect();
+    let json = serde_json::json!({"system": book.system, "questions": questions}).to_string();
+    Ok(reply("application/json", json, &headers))
+}
+
+impl File {
+    fn reply(&self, headers: &HeaderMap) -> Response {
+        reply(self.1, self.2, headers)
+    }
+}
+
+/// A file, or only its tag if the browser has this version already.
+fn reply(kind: &'static str, content: impl Into<String>, headers: &HeaderMap) -> Response {
+    let content = content.into();
+    let mut hasher = DefaultHasher::new();
+    content.hash(&mut hasher);
+    let tag = format!("\"{:016x}\"", hasher.finish());
+    let known = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|tags| tags.to_str().ok());
+    let known = known.flat_map(|tags| tags.split(','));
+    let is_known = known.map(|tag| tag.trim().trim_start_matches("W/")).any(|known| known == tag);
+    // Browsers ask again each time, so that a page never mixes files of two versions.
+    let caching = [(header::ETAG, tag), (header::CACHE_CONTROL, "no-cache".to_owned())];
+    let mut response = match is_known {
+        true => (StatusCode::NOT_MODIFIED, caching).into_response(),
+        false => (caching, [(header::CONTENT_TYPE, kind)], content).into_response(),
+    };
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ] {
+        response.headers_mut().insert(name, http::HeaderValue::from_static(value));
+    }
+    response
+}

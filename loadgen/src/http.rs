@@ -1,0 +1,427 @@
+//! A server with an OpenAI-compatible API as a target of the load generator.
+//!
+//! Answers are always streamed. Servers are not trusted: the time of a request, the size of an
+//! event and the size of an answer are bounded, and whatever a server sends instead of an answer
+//! becomes a [`Failure`] that is counted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::ClientConfig;
+use serde_json::{Map, Value, json};
+
+use super::drive::{Clock, Failure, Target};
+use super::metrics::RequestRecord;
+use super::workload::Turn;
+use answer::Answer;
+use event_data::EventData;
+
+mod answer;
+mod event_data;
+mod words;
+
+pub use words::WORD_COUNT;
+
+/// Most bytes that are read of a reply that is not a stream.
+const MAX_REPLY_BYTES: usize = 1 << 20;
+/// Most bytes that are read of a streamed answer.
+const MAX_ANSWER_BYTES: usize = 64 << 20;
+/// Most characters of a server's text in a message.
+const MAX_SHOWN: usize = 300;
+/// Time to open a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time in which a server has to end a reply after `[DONE]`, so that its connection is used again.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Keeps connections open and uses them again.
+type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// Which API requests are sent to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Api {
+    /// `/v1/completions`
+    #[value(name = "openai", alias = "vllm", alias = "completions")]
+    Completions,
+    /// `/v1/chat/completions`
+    #[value(name = "openai-chat", alias = "chat")]
+    Chat,
+}
+
+/// How requests are made. The fields are the flags of `stolon bench serve`.
+#[derive(Debug)]
+pub struct HttpOptions {
+    /// Scheme, host and port, possibly with a path that precedes the endpoint's.
+    pub base_url: String,
+    /// Path of the API; `None` for the usual one.
+    pub endpoint: Option<String>,
+    /// The API.
+    pub api: Api,
+    /// Name of the model; `None` for the first one that the server lists.
+    pub model: Option<String>,
+    /// Key that is sent as `Authorization: Bearer KEY`.
+    pub api_key: Option<String>,
+    /// Further headers.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// Fields that are added to each request, or that replace those of the same name.
+    pub extra_body: Map<String, Value>,
+    /// Whether prompts are sent as token ids instead of words.
+    pub token_ids: bool,
+    /// Time after which a request is given up.
+    pub timeout: Duration,
+    /// The settings of TLS, with the authorities to trust instead of the public ones.
+    pub tls: Option<ClientConfig>,
+}
+
+/// A server. Clones share its connections.
+#[derive(Clone, Debug)]
+pub struct HttpTarget(Arc<Server>);
+
+#[derive(Debug)]
+struct Server {
+    client: HttpClient,
+    url: Uri,
+    headers: HeaderMap,
+    api: Api,
+    /// The fields that all requests have.
+    body: Map<String, Value>,
+    token_ids: bool,
+    timeout: Duration,
+    /// Whether any answer reported its number of tokens, and of cached tokens.
+    reports_usage: AtomicBool,
+    reports_cached: AtomicBool,
+}
+
+/// What was said in a conversation.
+#[derive(Debug, Default)]
+pub struct History {
+    /// Role and text of each turn and answer.
+    messages: Vec<(&'static str, String)>,
+    /// Token ids of the prompt, if prompts are sent as token ids.
+    ids: Vec<u32>,
+}
+
+/// A request that has not been sent yet.
+#[derive(Debug)]
+pub struct Unsent {
+    max_tokens: usize,
+    priority: i32,
+}
+
+impl HttpTarget {
+    /// Prepares requests to a server, and asks for its models if none was named.
+    ///
+    /// # Errors
+    /// If the address is not an HTTP URL, if the file of authorities cannot be used, or if the
+    /// server has to be asked and does not answer.
+    pub async fn new(options: HttpOptions) -> anyhow::Result<Self> {
+        let mut headers = HeaderMap::from_iter(options.headers);
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(key) = &options.api_key {
+            let value = HeaderValue::from_str(&format!("Bearer {key}"));
+            let mut value =
+                value.context("the API key has characters that a header cannot have")?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        let base = options.base_url.trim_end_matches('/');
+        let base = base.strip_suffix("/v1").unwrap_or(base);
+        let usual = match options.api {
+            Api::Completions => "/v1/completions",
+            Api::Chat => "/v1/chat/completions",
+        };
+        let address = url(base, options.endpoint.as_deref().unwrap_or(usual))?;
+        let client = client(options.tls);
+        let model = match options.model {
+            Some(model) => model,
+            None => {
+                let models = url(base, "/v1/models")?;
+                let asked = first_model(&client, &models, &headers, options.timeout).await;
+                asked.with_context(|| format!("{models}: cannot ask for the model's name"))?
+            }
+        };
+        let mut body = Map::new();
+        body.insert("model".to_owned(), json!(model));
+        body.insert("temperature".to_owned(), json!(0));
+        body.insert("stream".to_owned(), json!(true));
+        body.insert("stream_options".to_owned(), json!({"include_usage": true}));
+        body.extend(options.extra_body);
+        Ok(Self(Arc::new(Server {
+            client,
+            url: address,
+            headers,
+            api: options.api,
+            body,
+            token_ids: options.token_ids,
+            timeout: options.timeout,
+            reports_usage: AtomicBool::new(false),
+            reports_cached: AtomicBool::new(false),
+        })))
+    }
+
+    /// The address that requests are sent to.
+    #[must_use]
+    pub fn url(&self) -> &Uri {
+        &self.0.url
+    }
+
+    /// The model's name in requests.
+    #[must_use]
+    pub fn model(&self) -> &str {
+        self.0.body["model"].as_str().unwrap_or_default()
+    }
+
+    /// Whether any answer so far reported the number of its tokens.
+    #[must_use]
+    pub fn reports_usage(&self) -> bool {
+        self.0.reports_usage.load(Ordering::Relaxed)
+    }
+
+    /// Whether any answer so far reported how many tokens of its prompt were cached.
+    #[must_use]
+    pub fn reports_cached(&self) -> bool {
+        self.0.reports_cached.load(Ordering::Relaxed)
+    }
+}
+
+impl Target for HttpTarget {
+    type History = History;
+    type Answer = Unsent;
+
+    async fn submit(
+        &self,
+        history: &mut History,
+        turn: &Turn,
+        priority: i32,
+    ) -> Result<Unsent, Failure> {
+        if self.0.token_ids {
+            history.ids.extend_from_slice(&turn.tokens);
+        } else {
+            history.messages.push(("user", words::text(&turn.tokens)));
+        }
+        Ok(Unsent { max_tokens: turn.output_tokens, priority })
+    }
+
+    async fn read(
+        &self,
+        request: Unsent,
+        history: &mut History,
+        record: &mut RequestRecord,
+        clock: Clock,
+    ) -> Result<(), Failure> {
+        let server = &*self.0;
+        let body = server.body(&request, history);
+        let exchange = server.exchange(body, |answer: &mut Answer| {
+            record.token_times.push(clock.now());
+            answer.token_events += 1;
+        });
+        let answer = tokio::time::timeout(server.timeout, exchange).await;
+        let seconds = server.timeout.as_secs_f64();
+        let answer = answer.unwrap_or_else(|_| {
+            Err(failed("timeout", format!("there was no complete answer within {seconds} s")))
+        })?;
+        record.output_tokens = answer.usage.completion.unwrap_or(answer.token_events);
+        record.prompt_tokens = answer.usage.prompt.unwrap_or(0);
+        record.cached_tokens = answer.usage.cached.unwrap_or(0);
+        if answer.usage.completion.is_some() {
+            server.reports_usage.store(true, Ordering::Relaxed);
+        }
+        if answer.usage.cached.is_some() {
+            server.reports_cached.store(true, Ordering::Relaxed);
+        }
+        history.messages.push(("assistant", answer.text));
+        Ok(())
+    }
+}
+
+impl Server {
+    fn body(&self, request: &Unsent, history: &History) -> Vec<u8> {
+        let mut body = self.body.clone();
+        let texts = history.messages.iter();
+        match self.api {
+            Api::Chat => {
+                let message = |(role, content): &(_, _)| json!({"role": role, "content": content});
+                body.insert("messages".to_owned(), texts.map(message).collect());
+            }
+            Api::Completions if self.token_ids => {
+                body.insert("prompt".to_owned(), json!(history.ids));
+            }
+            Api::Completions => {
+                let prompt: String = texts.map(|(_, text)| text.as_str()).collect();
+                body.insert("prompt".to_owned(), json!(prompt));
+            }
+        }
+        body.entry("max_tokens").or_insert_with(|| json!(request.max_tokens));
+        if request.priority != 0 {
+            body.entry("priority").or_insert_with(|| json!(request.priority));
+        }
+        Value::Object(body).to_string().into_bytes()
+    }
+
+    /// Sends a request and reads its answer. `on_token` is called for each event with tokens.
+    async fn exchange(
+        &self,
+        body: Vec<u8>,
+        mut on_token: impl FnMut(&mut Answer),
+    ) -> Result<Answer, Failure> {
+        let response = send(&self.client, Method::POST, &self.url, &self.headers, body).await?;
+        if response.status() != StatusCode::OK {
+            return Err(refusal(response).await);
+        }
+        let kind = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        if !kind.is_some_and(|kind| kind.starts_with("text/event-stream")) {
+            let kind = kind.unwrap_or("none").to_owned();
+            let message = format!("expected the content type text/event-stream, got {kind}");
+            return Err(failed("no event stream", message));
+        }
+        let mut answer = Answer::default();
+        let mut events = EventData::default();
+        let mut body = response.into_body();
+        let mut bytes_read = 0;
+        while !answer.done {
+            let Some(frame) = body.frame().await else { break };
+            let frame = frame.map_err(|error| failed("connection lost", chain(&error)))?;
+            let Some(bytes) = frame.data_ref() else { continue };
+            bytes_read += bytes.len();
+            if bytes_read > MAX_ANSWER_BYTES {
+                let message = format!("expected at most {MAX_ANSWER_BYTES} bytes");
+                return Err(failed("endless answer", message));
+            }
+            events.push(bytes, |data| {
+                if answer.on_event(data)? {
+                    on_token(&mut answer);
+                }
+                Ok(())
+            })?;
+        }
+        answer.check_complete()?;
+        // The connection can be used again if the reply is read to its end.
+        let _ = tokio::time::timeout(END_TIMEOUT, async {
+            while body.frame().await.is_some_and(|frame| frame.is_ok()) {}
+        })
+        .await;
+        Ok(answer)
+    }
+}
+
+fn client(tls: Option<ClientConfig>) -> HttpClient {
+    let mut tcp = HttpConnector::new();
+    tcp.set_nodelay(true);
+    tcp.enforce_http(false);
+    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    let connector = HttpsConnectorBuilder::new();
+    let connector = match tls {
+        None => connector.with_webpki_roots(),
+        Some(config) => connector.with_tls_config(config),
+    };
+    let connector = connector.https_or_http().enable_http1().wrap_connector(tcp);
+    Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector)
+}
+
+/// What to do about an error of a connection, if it is one of certificates.
+#[must_use]
+pub fn certificate_hint(error: &str) -> &'static str {
+    match error.contains("certificate") {
+        true => {
+            ". If the server's certificate is of a private authority, give that authority's \
+             certificate with --cacert"
+        }
+        false => "",
+    }
+}
+
+fn url(base: &str, path: &str) -> anyhow::Result<Uri> {
+    let expected = || {
+        format!(
+            "expected a URL such as http://127.0.0.1:8080 and a path, got `{base}` and `{path}`"
+        )
+    };
+    let slash = if path.starts_with('/') { "" } else { "/" };
+    let url: Uri = format!("{base}{slash}{path}").parse().with_context(expected)?;
+    let is_http = matches!(url.scheme_str(), Some("http" | "https"));
+    anyhow::ensure!(is_http && url.host().is_some(), expected());
+    Ok(url)
+}
+
+async fn first_model(
+    client: &HttpClient,
+    url: &Uri,
+    headers: &HeaderMap,
+    timeout: Duration,
+) -> anyhow::Result<String> {
+    let ask = async {
+        let response = send(client, Method::GET, url, headers, Vec::new()).await?;
+        if response.status() != StatusCode::OK {
+            return Err(refusal(response).await);
+        }
+        let body = Limited::new(response.into_body(), MAX_REPLY_BYTES).collect().await;
+        Ok(body.map_err(|error| failed("connection lost", error.to_string()))?.to_bytes())
+    };
+    let body = tokio::time::timeout(timeout, ask).await.context("there was no answer in time")?;
+    let body = body.map_err(|failure| match failure {
+        Failure::Overloaded => anyhow::anyhow!("the server is overloaded (status 429)"),
+        Failure::Counted { kind, message } => anyhow::anyhow!("{kind}: {message}"),
+        Failure::Fatal(error) => error,
+    })?;
+    let models: Value = serde_json::from_slice(&body).context("expected a list of models")?;
+    let id = models["data"][0]["id"].as_str();
+    Ok(id.context("the server lists no model: name one with --model")?.to_owned())
+}
+
+async fn send(
+    client: &HttpClient,
+    method: Method,
+    url: &Uri,
+    headers: &HeaderMap,
+    body: Vec<u8>,
+) -> Result<Response<Incoming>, Failure> {
+    let mut request = Request::new(Full::new(Bytes::from(body)));
+    *request.method_mut() = method;
+    *request.uri_mut() = url.clone();
+    *request.headers_mut() = headers.clone();
+    client.request(request).await.map_err(|error| {
+        let kind = if error.is_connect() { "cannot connect" } else { "connection lost" };
+        let message = chain(&error);
+        let hint = certificate_hint(&message);
+        failed(kind, message + hint)
+    })
+}
+
+/// The failure that a reply with another status than 200 is.
+async fn refusal(response: Response<Incoming>) -> Failure {
+    let status = response.status();
+    if status == StatusCode::TOO_MANY_REQUESTS {
+        return Failure::Overloaded;
+    }
+    let body = Limited::new(response.into_body(), MAX_REPLY_BYTES).collect().await;
+    let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    let message = match serde_json::from_slice::<Value>(&body) {
+        Ok(reply) => answer::error_message(&reply),
+        Err(_) => shown(&String::from_utf8_lossy(&body)),
+    };
+    failed(&format!("status {}", status.as_u16()), message)
+}
+
+fn failed(kind: &str, message: impl Into<String>) -> Failure {
+    Failure::Counted { kind: kind.to_owned(), message: message.into() }
+}
+
+/// An error and its causes on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
+}
+
+/// The beginning of a server's text, without line breaks and control characters.
+fn shown(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { ' ' } else { char }).take(MAX_SHOWN).collect()
+}

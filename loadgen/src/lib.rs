@@ -1,0 +1,14 @@
+//! The load generator behind `stolon bench` and the benchmarks in `benches/`.
+//!
+//! [`workload`] describes what is sent and when, [`drive`] sends it to an engine or with [`http`] to
+//! a server and records when tokens arrive, [`metrics`] turns the records into percentiles and
+//! rates, and [`rng`] draws random workloads from a seed. Nothing here prints.
+
+#![forbid(unsafe_code)]
+
+pub mod drive;
+pub mod http;
+mod in_process;
+pub mod metrics;
+pub mod rng;
+pub mod workload;
