@@ -39,7 +39,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::HeaderValue;
 use axum::response::Response;
-use axum::routing::{delete, get, post};
 use axum::{Router, middleware};
 use stolon::{AuditReport, Engine, ReasoningFormat, ToolCallFormat, TreeDump};
 use tokio::sync::Semaphore;
@@ -98,6 +97,7 @@ mod receive;
 mod reply;
 mod request_id;
 mod responses;
+mod routes;
 mod scan;
 mod sessions;
 mod single;
@@ -213,85 +213,16 @@ struct App {
 /// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions`, `/v1/responses`,
 /// `/v1/embeddings` and `/v1/models` as OpenAI's, `/v1/messages` as Anthropic's, `/tokenize` and
 /// `/detokenize` as vLLM's, `/v1/sessions`, and `/health`, `/ready`, `/version`, `/metrics`,
-/// `/v1/cache` and `/admin` for operators. The API
-/// is described at `/openapi.json`, and for people at `/docs`.
+/// `/v1/cache` and `/admin` for operators. The API is described at `/openapi.json`, and for people
+/// at `/docs`.
 ///
 /// Without an administrator's key, `/v1/cache`, `/admin` and `/metrics` are refused unless the
 /// connection comes from this machine, which is known from
 /// [`ConnectInfo`](axum::extract::ConnectInfo): serve the router with
 /// [`Router::into_make_service_with_connect_info`] and a [`SocketAddr`](std::net::SocketAddr).
 pub fn router(engine: Engine, options: RouterOptions) -> Router {
-    let public_metrics = options.public_metrics;
-    let page = if options.page { page::routes() } else { Router::new() };
-    let cors = cors::layer(&options.allowed_origins);
-    let app = Arc::new(App::new(engine, options));
-    let client = middleware::from_fn_with_state(Arc::clone(&app), access::client);
-    let models = Router::new()
-        .route("/v1/completions", post(completions::create))
-        .route("/v1/chat/completions", post(chat::create))
-        .route("/v1/models", get(admin::models))
-        .route("/v1/models/{*id}", get(admin::model))
-        .route("/v1/responses", post(responses::create))
-        .route("/v1/embeddings", post(embeddings::create))
-        .route("/v1/sessions", get(sessions::list).post(sessions::open))
-        .route("/v1/sessions/{id}", get(sessions::get).delete(sessions::close))
-        .route("/v1/sessions/{id}/fork", post(sessions::fork))
-        .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
-        .route("/open_session", post(sessions::sglang_open))
-        .route("/close_session", post(sessions::sglang_close))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
-        .route_layer(client.clone());
-    let anthropic = Router::new()
-        .route("/v1/messages", post(messages::create))
-        .route("/v1/messages/count_tokens", post(messages::count_tokens))
-        .route_layer(client)
-        .route_layer(middleware::from_fn(messages::errors));
-    let mut clients = models.merge(anthropic);
-    if let Some(cors) = cors {
-        // The layer answers only those methods to which a fallback belongs before it is added.
-        clients = clients.method_not_allowed_fallback(admin::method_not_allowed).layer(cors);
-    }
-    let operator = middleware::from_fn_with_state(Arc::clone(&app), access::admin);
-    let metrics = Router::new().route("/metrics", get(metrics::metrics));
-    let (public, operators) = match public_metrics {
-        true => (metrics, Router::new()),
-        false => (Router::new(), metrics),
-    };
-    let operators = operators
-        .route("/admin/stats", get(admin::stats))
-        .route("/admin/audit", get(admin::audit))
-        .route("/v1/cache/stats", get(cache::stats))
-        .route("/v1/cache/tree", get(cache::tree))
-        .route("/v1/cache/query", post(cache::query))
-        .route("/v1/cache/warm", post(cache::warm))
-        .route("/v1/cache/pin", post(cache::pin))
-        .route("/v1/cache/unpin", post(cache::unpin))
-        .route("/v1/cache/pins", get(cache::pins))
-        .route("/v1/cache/evict", post(cache::evict))
-        .route("/v1/cache/flush", post(cache::flush))
-        .route("/v1/cache/export", post(cache_files::export))
-        .route("/v1/cache/import", post(cache_files::import))
-        .route("/v1/cache/tiers", get(cache::tiers))
-        .route("/v1/cache/audit", get(admin::audit))
-        .route("/v1/cache/sessions", get(sessions::list_all))
-        .route("/v1/cache/policy", get(cache::policy).post(cache::set_policy))
-        .route("/v1/cache/events", get(cache_events::events))
-        .route("/v1/cache/outline", get(outline::outline))
-        .route("/v1/cache/prefix/{id}", get(outline::prefix))
-        .route("/admin/tree", get(cache::tree))
-        .route("/admin/pins", get(cache::pins).post(cache::pin))
-        .route("/admin/pins/{id}", delete(cache::delete_pin))
-        .route_layer(operator);
-    public
-        .merge(clients)
-        .merge(operators)
-        .merge(page)
-        .route("/health", get(admin::health))
-        .route("/ready", get(admin::health))
-        .route("/version", get(admin::version))
-        .route("/openapi.json", get(openapi::json))
-        .route("/docs", get(openapi::docs))
+    let app = Arc::new(App::new(engine, options.clone()));
+    routes::router(&app, &options)
         .fallback(admin::not_found)
         .method_not_allowed_fallback(admin::method_not_allowed)
         .layer(CatchPanicLayer::custom(error::panicked))

@@ -1,11 +1,9 @@
 //! `GET /openapi.json` and `GET /docs`: a description of the API, and a page that shows it.
 //!
 //! The schemas come from the types in [`api`](crate::api), which the server itself uses to parse
-//! requests and to write replies. The operations are listed in `operations.rs`; a test compares
-//! them with the routes of the router. Neither the description nor the page loads anything from
-//! elsewhere.
+//! requests and to write replies. Its operations are the routes of
+//! `routes.rs`. Neither the description nor the page loads anything from elsewhere.
 
-mod operations;
 mod page;
 
 use std::sync::LazyLock;
@@ -15,12 +13,16 @@ use axum::response::IntoResponse;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use ring::digest::{SHA256, digest};
+use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
-use schemars::{Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use self::operations::{Access, Body, Operation, TAGS};
 use crate::api::{chat, messages, options};
+use crate::routes::{self, Make, Operation, Reply, Request, Role, Route};
+use crate::{RouterOptions, deadline};
+
+/// The media type of files.
+pub(crate) const FILE: &str = "application/octet-stream";
 
 /// Where schemas are in the description.
 const COMPONENTS: &str = "/components/schemas";
@@ -56,14 +58,17 @@ pub(super) async fn docs() -> impl IntoResponse {
 fn describe() -> Value {
     let mut schemas = Schemas::new();
     let mut paths = Map::new();
-    for operation in operations::all() {
-        let item = paths.entry(operation.path.to_owned()).or_insert_with(|| json!({}));
-        item[operation.method] = schemas.operation(&operation);
+    let mut tags = Vec::new();
+    for group in routes::groups(&RouterOptions::default()) {
+        tags.push(json!({"name": group.name, "description": group.description}));
+        for route in &group.routes {
+            let Some(operation) = &route.operation else { continue };
+            // For axum, a parameter with a star may contain slashes.
+            let item = paths.entry(route.path.replace("{*", "{")).or_insert_with(|| json!({}));
+            item[route.method] = schemas.operation(route, operation);
+            item[route.method]["tags"] = json!([group.name]);
+        }
     }
-    let tags: Vec<Value> = TAGS
-        .iter()
-        .map(|(name, description)| json!({"name": name, "description": description}))
-        .collect();
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -127,32 +132,29 @@ impl Schemas {
     }
 
     /// One operation: its parameters, its body, and its replies.
-    fn operation(&mut self, operation: &Operation) -> Value {
+    fn operation(&mut self, route: &Route, operation: &Operation) -> Value {
         let mut described = json!({
-            "tags": [operation.tag],
             "operationId": operation.id,
             "summary": operation.summary,
-            "responses": self.responses(operation),
+            "responses": self.responses(route),
+            "security": match route.role {
+                Role::Everybody => json!([]),
+                Role::Client => json!([{"apiKey": []}, {"xApiKey": []}, {}]),
+                Role::Operator => json!([{"adminKey": []}, {}]),
+            },
         });
-        let mut parameters = self.parameters(operation);
-        if let Some(body) = operation.request {
-            let schema = schema(body, &mut self.requests);
+        let content = route.request.map(|request| match request {
+            Request::Json(make) => ("application/json", schema(make, &mut self.requests)),
+            Request::File => (FILE, json!({"type": "string", "format": "binary"})),
+        });
+        if let Some((kind, schema)) = content {
             described["requestBody"] =
-                json!({"required": true, "content": {"application/json": {"schema": schema}}});
+                json!({"required": true, "content": {kind: {"schema": schema}}});
         }
-        if operation.takes_file {
-            let content =
-                json!({operations::FILE: {"schema": {"type": "string", "format": "binary"}}});
-            described["requestBody"] = json!({"required": true, "content": content});
-        }
-        described["security"] = match operation.access {
-            Access::Everybody => json!([]),
-            Access::Client => json!([{"apiKey": []}, {"xApiKey": []}, {}]),
-            Access::Operator => json!([{"adminKey": []}, {}]),
-        };
-        if operation.has_deadline() {
+        let mut parameters = self.parameters(route);
+        if route.has_deadline() {
             parameters.push(json!({
-                "name": super::deadline::HEADER.as_str(), "in": "header", "required": false,
+                "name": deadline::HEADER.as_str(), "in": "header", "required": false,
                 "description": "Seconds within which the answer has to be complete; fractions are \
                                 allowed. The request is then ended like one that reaches the \
                                 server's own limit.",
@@ -166,17 +168,17 @@ impl Schemas {
     }
 
     /// The parameters in the path and in the query.
-    fn parameters(&mut self, operation: &Operation) -> Vec<Value> {
+    fn parameters(&mut self, route: &Route) -> Vec<Value> {
         let mut parameters = Vec::new();
-        if let Some((_, rest)) = operation.path.split_once('{')
+        if let Some((_, rest)) = route.path.split_once('{')
             && let Some((name, _)) = rest.split_once('}')
         {
             parameters.push(json!({
-                "name": name, "in": "path", "required": true,
-                "schema": {"type": operation.path_type},
+                "name": name.trim_start_matches('*'), "in": "path", "required": true,
+                "schema": {"type": "string"},
             }));
         }
-        let Some(query) = operation.query else { return parameters };
+        let Some(query) = route.query else { return parameters };
         let mut query = Value::from(query(&mut self.requests));
         tidy(&mut query);
         for (name, schema) in query["properties"].as_object().into_iter().flatten() {
@@ -190,14 +192,14 @@ impl Schemas {
         parameters
     }
 
-    fn responses(&mut self, operation: &Operation) -> Value {
+    fn responses(&mut self, route: &Route) -> Value {
         let mut content = Map::new();
-        for reply in operation.replies {
+        for reply in &route.replies {
             let (kind, schema) = match reply {
-                Body::Json(make) => ("application/json", schema(*make, &mut self.replies)),
-                Body::Text(kind) => (*kind, json!({"type": "string"})),
+                Reply::Json(make) => ("application/json", schema(*make, &mut self.replies)),
+                Reply::Text(kind) => (*kind, json!({"type": "string"})),
                 // A schema describes the data of one event.
-                Body::Events(make) => ("text/event-stream", schema(*make, &mut self.replies)),
+                Reply::Events(make) => ("text/event-stream", schema(*make, &mut self.replies)),
             };
             content.insert(kind.to_owned(), json!({ "schema": schema }));
         }
@@ -209,8 +211,8 @@ impl Schemas {
         let mut responses = json!({
             "200": {"description": "Success", "content": content, "headers": headers},
         });
-        for status in operation.errors() {
-            let (description, retries) = operations::meaning(status);
+        for status in route.errors() {
+            let (description, retries) = meaning(status);
             let mut headers = headers.clone();
             if retries {
                 headers["retry-after"] = json!({
@@ -218,7 +220,7 @@ impl Schemas {
                     "schema": {"type": "integer", "minimum": 1},
                 });
             }
-            let schema = schema(operation.error, &mut self.replies);
+            let schema = schema(route.error(), &mut self.replies);
             responses[status.to_string()] = json!({
                 "description": description, "headers": headers,
                 "content": {"application/json": {"schema": schema}},
@@ -228,7 +230,26 @@ impl Schemas {
     }
 }
 
-fn schema(make: fn(&mut SchemaGenerator) -> Schema, generator: &mut SchemaGenerator) -> Value {
+/// What the status of an error means, and whether it comes with `Retry-After`.
+fn meaning(status: u16) -> (&'static str, bool) {
+    match status {
+        400 => ("The request is wrong; `param` names the member at fault", false),
+        401 => ("A key is missing or wrong", false),
+        403 => ("The route may not be used from there", false),
+        404 => ("There is no such model, pin or session", false),
+        408 => ("The body did not arrive in time", false),
+        409 => ("The prompt cannot be pinned, or is not cached, or the session is in use", false),
+        413 => ("The body is too large", false),
+        415 => ("The body is not of the expected type", false),
+        429 => ("The queue, or what the key may use, is full", true),
+        501 => ("The backend cannot copy KV blocks", false),
+        503 => ("The server cannot answer now", true),
+        504 => ("The time for the answer has passed", false),
+        _ => ("A defect of the server", false),
+    }
+}
+
+fn schema(make: Make, generator: &mut SchemaGenerator) -> Value {
     let mut schema = Value::from(make(generator));
     tidy(&mut schema);
     schema
@@ -308,33 +329,14 @@ mod tests {
     #[test]
     fn types_have_one_form() {
         let mut schemas = Schemas::new();
-        for operation in operations::all() {
-            schemas.operation(&operation);
+        for route in routes::groups(&RouterOptions::default()).iter().flat_map(|it| &it.routes) {
+            if let Some(operation) = &route.operation {
+                schemas.operation(route, operation);
+            }
         }
         let requests = schemas.requests.take_definitions(true);
         for (name, schema) in schemas.replies.take_definitions(true) {
             assert!(requests.get(&name).is_none_or(|request| *request == schema), "{name}");
         }
-    }
-
-    /// Goal: the description has each route of the router, and no other.
-    #[test]
-    fn the_description_has_all_routes() {
-        let source = include_str!("lib.rs");
-        let mut routes: Vec<&str> = source
-            .split(".route(\"")
-            .skip(1)
-            .filter_map(|rest| rest.split_once('"'))
-            .map(|(path, _)| path)
-            .filter(|path| !operations::UNDESCRIBED.contains(path))
-            .collect();
-        let described = DESCRIPTION["paths"].as_object().expect("paths");
-        let mut described: Vec<String> = described
-            .keys()
-            .map(|path| path.replace("/v1/models/{id}", "/v1/models/{*id}"))
-            .collect();
-        routes.sort_unstable();
-        described.sort_unstable();
-        assert_eq!(routes, described);
     }
 }

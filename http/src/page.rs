@@ -8,12 +8,12 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use axum::extract::Path;
-use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::http::{self, HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Router, http};
 
 use super::error::ApiError;
+use super::routes::Role::Everybody;
+use super::routes::{Route, get};
 
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; \
@@ -50,14 +50,14 @@ static FILES: &[File] = &files! {
     "tree.js": SCRIPT,
 };
 
-/// The routes `/` and `/page/{name}`.
-pub(super) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
-    let router = Router::new()
-        .route("/", get(async |headers: HeaderMap| INDEX.reply(&headers)))
-        .route("/page/{name}", get(file));
-    #[cfg(feature = "demo-model")]
-    let router = router.route("/page/handbook.json", get(handbook));
-    router
+/// The routes of the page, which are not described.
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        get("/", Everybody, async |headers: HeaderMap| INDEX.reply(&headers)),
+        get("/page/{name}", Everybody, file),
+        #[cfg(feature = "demo-model")]
+        get("/page/handbook.json", Everybody, handbook),
+    ]
 }
 
 async fn file(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, ApiError> {

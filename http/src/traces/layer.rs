@@ -29,6 +29,7 @@ use tracing_subscriber::registry::{LookupSpan, Registry};
 
 use super::export::Counts;
 use super::{Asked, SpanCounts, spans};
+use crate::routes;
 
 /// Names of the two kinds of spans.
 const HTTP_REQUEST: &str = "http_request";
@@ -156,7 +157,8 @@ pub(super) fn begin(span: &Span, request: &Request<Body>, request_id: &str) {
             // vLLM's name of it.
             KeyValue::new("gen_ai.request.id", request_id.to_owned()),
         ];
-        attributes.extend(spans::operation(route));
+        let operation = routes::traced_as(route);
+        attributes.extend(operation.map(|name| KeyValue::new("gen_ai.operation.name", name)));
         span.extensions_mut().replace(HttpCall {
             arrived,
             parent: TraceContextPropagator::new().extract_with_context(&Context::new(), &client),

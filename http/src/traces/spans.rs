@@ -12,19 +12,6 @@ use super::Asked;
 use super::export::Counts;
 use super::layer::{Answer, HttpCall};
 
-/// What a route does, for routes that generate.
-pub(super) fn operation(route: &str) -> Option<KeyValue> {
-    let operation = match route {
-        route if route.ends_with("/v1/completions") => "text_completion",
-        route if route.ends_with("/v1/chat/completions") => "chat",
-        route if route.ends_with("/v1/responses") => "chat",
-        route if route.ends_with("/v1/messages") => "chat",
-        route if route.ends_with("/v1/embeddings") => "embeddings",
-        _ => return None,
-    };
-    Some(KeyValue::new("gen_ai.operation.name", operation))
-}
-
 /// What a client asks for.
 pub(super) fn asked(asked: Asked<'_>) -> Vec<KeyValue> {
     let sampling = asked.sampling;

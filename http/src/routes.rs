@@ -1,0 +1,347 @@
+//! The routes of the API, each of which is defined in one row of a table.
+//!
+//! The router, the rules of access, the description at `/openapi.json` and `/docs`, and the names
+//! of operations in traces are made from these rows. One file has the rows of each group.
+
+mod cache;
+mod generation;
+mod models;
+mod operation;
+mod sessions;
+
+use std::sync::Arc;
+
+use axum::handler::Handler;
+use axum::routing::MethodRouter;
+use axum::{Router, middleware, routing};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+
+use crate::api::admin::Health;
+use crate::api::error::ErrorReply;
+use crate::{App, RouterOptions, access, admin, cors, messages, page};
+
+/// Makes the schema of a type.
+pub(crate) type Make = fn(&mut SchemaGenerator) -> Schema;
+
+/// Who may use a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Everybody,
+    /// Clients with an API key, if there are any keys.
+    Client,
+    /// The operator: with the administrator's key, or on the server's machine.
+    Operator,
+}
+
+/// The body of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Request {
+    Json(Make),
+    /// The file of an exported prompt.
+    File,
+}
+
+/// The body of a reply.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reply {
+    Json(Make),
+    /// Text of this media type.
+    Text(&'static str),
+    /// Server-sent events whose data has this schema.
+    Events(Make),
+}
+
+/// The form of a route's errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ErrorForm {
+    OpenAi,
+    Anthropic,
+    /// The reply of `/health`.
+    Health,
+}
+
+/// What the description says of a route.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operation {
+    /// A name that is unique in the description.
+    pub(crate) id: &'static str,
+    pub(crate) summary: &'static str,
+}
+
+/// A route.
+#[derive(Debug)]
+pub(crate) struct Route {
+    /// The HTTP method, in lower case.
+    pub(crate) method: &'static str,
+    /// The path, in axum's syntax.
+    pub(crate) path: &'static str,
+    pub(crate) role: Role,
+    handler: MethodRouter<Arc<App>>,
+    pub(crate) query: Option<Make>,
+    pub(crate) request: Option<Request>,
+    pub(crate) replies: Vec<Reply>,
+    pub(crate) error_form: ErrorForm,
+    /// Statuses of errors, in addition to those that follow from the rest of the row.
+    own_errors: &'static [u16],
+    /// Whether the model computes something.
+    pub(crate) generates: bool,
+    /// The value of `gen_ai.operation.name` in traces, for routes that answer with the model.
+    #[cfg_attr(not(feature = "otel"), allow(dead_code, reason = "read only by traces"))]
+    traced_as: Option<&'static str>,
+    /// `None` for routes that are not part of the API: pages, and older names of described routes.
+    pub(crate) operation: Option<Operation>,
+}
+
+/// Routes under one heading of the description.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) name: &'static str,
+    pub(crate) description: &'static str,
+    pub(crate) routes: Vec<Route>,
+}
+
+/// The table of all routes, in the order in which they are described.
+pub(crate) fn groups(options: &RouterOptions) -> [Group; 5] {
+    [
+        generation::group(),
+        models::group(),
+        cache::group(),
+        operation::group(options),
+        sessions::group(),
+    ]
+}
+
+/// The router of all routes, without what follows for every request.
+pub(crate) fn router(app: &Arc<App>, options: &RouterOptions) -> Router<Arc<App>> {
+    let (mut clients, mut others) = (Router::new(), Router::new());
+    let pages = if options.page { page::routes() } else { Vec::new() };
+    for route in groups(options).into_iter().flat_map(|group| group.routes).chain(pages) {
+        let router = if route.role == Role::Client { &mut clients } else { &mut others };
+        *router = std::mem::take(router).route(route.path, route.guarded(app));
+    }
+    if let Some(cors) = cors::layer(&options.allowed_origins) {
+        // The layer answers only those methods to which a fallback belongs before it is added.
+        clients = clients.method_not_allowed_fallback(admin::method_not_allowed).layer(cors);
+    }
+    others.merge(clients)
+}
+
+/// The value of `gen_ai.operation.name` in traces of a route, if it answers with the model. The
+/// path begins with the one below which the router is nested.
+#[cfg(feature = "otel")]
+pub(crate) fn traced_as(path: &str) -> Option<&'static str> {
+    use std::sync::LazyLock;
+
+    static TRACED: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
+        let routes = groups(&RouterOptions::default()).into_iter().flat_map(|group| group.routes);
+        routes.filter_map(|route| Some((route.path, route.traced_as?))).collect()
+    });
+    TRACED.iter().find(|(route, _)| path.ends_with(route)).map(|(_, name)| *name)
+}
+
+/// A route with the method GET.
+pub(crate) fn get<H, T>(path: &'static str, role: Role, handler: H) -> Route
+where
+    H: Handler<T, Arc<App>>,
+    T: 'static,
+{
+    Route::new("get", path, role, routing::get(handler))
+}
+
+/// A route with the method POST.
+pub(crate) fn post<H, T>(path: &'static str, role: Role, handler: H) -> Route
+where
+    H: Handler<T, Arc<App>>,
+    T: 'static,
+{
+    Route::new("post", path, role, routing::post(handler))
+}
+
+/// A route with the method DELETE.
+pub(crate) fn delete<H, T>(path: &'static str, role: Role, handler: H) -> Route
+where
+    H: Handler<T, Arc<App>>,
+    T: 'static,
+{
+    Route::new("delete", path, role, routing::delete(handler))
+}
+
+impl Route {
+    fn new(
+        method: &'static str,
+        path: &'static str,
+        role: Role,
+        handler: MethodRouter<Arc<App>>,
+    ) -> Self {
+        Self {
+            method,
+            path,
+            role,
+            handler,
+            query: None,
+            request: None,
+            replies: Vec::new(),
+            error_form: ErrorForm::OpenAi,
+            own_errors: &[],
+            generates: false,
+            traced_as: None,
+            operation: None,
+        }
+    }
+
+    /// Makes the route a part of the description. `id` is unique.
+    fn described(mut self, id: &'static str, summary: &'static str) -> Self {
+        self.operation = Some(Operation { id, summary });
+        self
+    }
+
+    /// The body of a request is JSON.
+    fn takes<T: JsonSchema>(mut self) -> Self {
+        self.request = Some(Request::Json(reference::<T>));
+        self
+    }
+
+    /// The body of a request is a file.
+    fn takes_file(mut self) -> Self {
+        self.request = Some(Request::File);
+        self
+    }
+
+    /// The members of the query. All of them are optional.
+    fn query<T: JsonSchema>(mut self) -> Self {
+        // The members are listed one by one, so a reference would be of no use.
+        self.query = Some(T::json_schema);
+        self
+    }
+
+    /// The reply is JSON, or can be.
+    fn replies<T: JsonSchema>(self) -> Self {
+        self.replies_as(Reply::Json(reference::<T>))
+    }
+
+    /// The reply is, or can be, a stream of events with this data.
+    fn streams<T: JsonSchema>(self) -> Self {
+        self.replies_as(Reply::Events(reference::<T>))
+    }
+
+    /// The reply is this, or can be.
+    fn replies_as(mut self, reply: Reply) -> Self {
+        self.replies.push(reply);
+        self
+    }
+
+    /// The form of errors, if it is not OpenAI's.
+    fn fails_as(mut self, form: ErrorForm) -> Self {
+        self.error_form = form;
+        self
+    }
+
+    /// Statuses of errors that do not follow from the rest of the row.
+    fn fails(mut self, statuses: &'static [u16]) -> Self {
+        self.own_errors = statuses;
+        self
+    }
+
+    /// The model computes something.
+    fn generates(mut self) -> Self {
+        self.generates = true;
+        self
+    }
+
+    /// The name of the operation in traces.
+    fn traced_as(mut self, name: &'static str) -> Self {
+        self.traced_as = Some(name);
+        self
+    }
+
+    /// The handler behind the checks of the route's role.
+    fn guarded(self, app: &Arc<App>) -> MethodRouter<Arc<App>> {
+        let state = || Arc::clone(app);
+        let handler = match self.role {
+            Role::Everybody => self.handler,
+            Role::Client => {
+                self.handler.layer(middleware::from_fn_with_state(state(), access::client))
+            }
+            Role::Operator => {
+                self.handler.layer(middleware::from_fn_with_state(state(), access::admin))
+            }
+        };
+        match self.error_form {
+            // The refusals of the checks have this form, too.
+            ErrorForm::Anthropic => handler.layer(middleware::from_fn(messages::errors)),
+            ErrorForm::OpenAi | ErrorForm::Health => handler,
+        }
+    }
+
+    /// Whether clients may say when they want the answer.
+    pub(crate) fn has_deadline(&self) -> bool {
+        self.generates && self.role == Role::Client
+    }
+
+    /// The schema of its errors.
+    pub(crate) fn error(&self) -> Make {
+        match self.error_form {
+            ErrorForm::OpenAi => reference::<ErrorReply>,
+            ErrorForm::Anthropic => generation::message_error,
+            ErrorForm::Health => reference::<Health>,
+        }
+    }
+
+    /// Statuses of its errors, in ascending order.
+    pub(crate) fn errors(&self) -> Vec<u16> {
+        let mut errors = self.own_errors.to_vec();
+        match self.role {
+            Role::Everybody => {}
+            Role::Client => errors.extend([401, 500, 503]),
+            Role::Operator => errors.extend([401, 403, 500, 503]),
+        }
+        match self.request {
+            Some(Request::Json(_)) => errors.extend([400, 408, 413, 415]),
+            // The size of a file is not limited.
+            Some(Request::File) => errors.extend([400, 408, 415]),
+            None => {}
+        }
+        if self.query.is_some() {
+            errors.push(400);
+        }
+        if self.generates {
+            errors.extend([429, 504]);
+        }
+        errors.sort_unstable();
+        errors.dedup();
+        errors
+    }
+}
+
+/// A reference to the schema of a type.
+fn reference<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<T>()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// Goal: no two operations of the description have the same name.
+    #[test]
+    fn names_of_operations_are_unique() {
+        let groups = groups(&RouterOptions::default());
+        let mut names = HashSet::new();
+        for route in groups.iter().flat_map(|group| &group.routes) {
+            if let Some(Operation { id, .. }) = route.operation {
+                assert!(names.insert(id), "{id}");
+            }
+        }
+    }
+
+    /// Goal: traces name the operation of a route below any path, and of no other route.
+    #[cfg(feature = "otel")]
+    #[test]
+    fn operations_are_named_below_any_path() {
+        assert_eq!(traced_as("/v1/completions"), Some("text_completion"));
+        assert_eq!(traced_as("/llm/v1/chat/completions"), Some("chat"));
+        assert_eq!(traced_as("/v1/cache/warm"), None);
+    }
+}

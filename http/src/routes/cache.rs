@@ -1,0 +1,139 @@
+//! Routes of the prefix cache, for operators.
+
+use super::Role::Operator;
+use super::{Group, Reply, Route, delete, get, post};
+use crate::api::admin::Audit;
+use crate::api::cache::{
+    CacheRequest, CacheResults, CacheStatsReply, EventData, EventsQuery, Evicted, FlushQuery,
+    Flushed, Imported, PinCreated, PinDeleted, PinList, PinRequest, Policy, PolicyRequest,
+    TiersReply, TokensQuery, Tree, TreeQuery, UnpinRequest,
+};
+use crate::api::outline::{Outline, OutlineQuery, Prefix, PrefixQuery};
+use crate::api::sessions::SessionList;
+use crate::openapi::FILE;
+use crate::{admin, cache, cache_events, cache_files, outline, sessions};
+
+/// The rows.
+pub(super) fn group() -> Group {
+    let mut routes = reads();
+    routes.extend(prompts());
+    routes.extend(whole());
+    routes.extend(older_names());
+    Group { name: "Prefix cache", description: "What is cached, for operators.", routes }
+}
+
+/// Routes that change nothing.
+fn reads() -> Vec<Route> {
+    vec![
+        get("/v1/cache/tiers", Operator, cache::tiers)
+            .described("cacheTiers", "What is stored besides the KV pool, and what it has saved")
+            .replies::<TiersReply>(),
+        get("/v1/cache/stats", Operator, cache::stats)
+            .described("cacheStats", "Blocks, hits and evictions")
+            .replies::<CacheStatsReply>(),
+        get("/v1/cache/tree", Operator, cache::tree)
+            .described("cacheTree", "The prefix tree")
+            .query::<TreeQuery>()
+            .replies::<Tree>()
+            .replies_as(Reply::Text("text/vnd.graphviz")),
+        get("/v1/cache/outline", Operator, outline::outline)
+            .described("cacheOutline", "The most important nodes of the prefix tree")
+            .query::<OutlineQuery>()
+            .replies::<Outline>()
+            .fails(&[404]),
+        get("/v1/cache/prefix/{id}", Operator, outline::prefix)
+            .described("cachedPrefix", "The prefix that ends with a node of the tree")
+            .query::<PrefixQuery>()
+            .replies::<Prefix>()
+            .fails(&[404]),
+        get("/v1/cache/pins", Operator, cache::pins)
+            .described("listPins", "All pins, and what they hold")
+            .query::<TokensQuery>()
+            .replies::<PinList>(),
+        get("/v1/cache/sessions", Operator, sessions::list_all)
+            .described("listAllSessions", "The sessions of all clients")
+            .replies::<SessionList>(),
+        get("/v1/cache/audit", Operator, admin::audit)
+            .described("auditCache", "Verify the accounting of KV blocks")
+            .replies::<Audit>(),
+        get("/v1/cache/policy", Operator, cache::policy)
+            .described("cachePolicy", "The policies of eviction and admission")
+            .replies::<Policy>(),
+        get("/v1/cache/events", Operator, cache_events::events)
+            .described(
+                "cacheEvents",
+                "A snapshot of the cache, then every change, as server-sent events",
+            )
+            .query::<EventsQuery>()
+            .streams::<EventData>(),
+    ]
+}
+
+/// Routes for single prompts.
+fn prompts() -> Vec<Route> {
+    vec![
+        post("/v1/cache/query", Operator, cache::query)
+            .described("queryCache", "How much of each prompt is cached; nothing is computed")
+            .takes::<CacheRequest>()
+            .replies::<CacheResults>(),
+        post("/v1/cache/warm", Operator, cache::warm)
+            .described("warmCache", "Compute what is not cached of each prompt")
+            .takes::<CacheRequest>()
+            .replies::<CacheResults>()
+            .generates(),
+        post("/v1/cache/pin", Operator, cache::pin)
+            .described("pinPrompt", "Keep a prompt from being evicted")
+            .takes::<PinRequest>()
+            .replies::<PinCreated>()
+            .generates()
+            .fails(&[409]),
+        post("/v1/cache/unpin", Operator, cache::unpin)
+            .described("unpinPrompt", "End a pin")
+            .takes::<UnpinRequest>()
+            .replies::<PinDeleted>()
+            .fails(&[404]),
+        post("/v1/cache/evict", Operator, cache::evict)
+            .described("evictPrompts", "Remove prompts, or everything of a cache salt or tenant")
+            .takes::<CacheRequest>()
+            .replies::<Evicted>(),
+        post("/v1/cache/export", Operator, cache_files::export)
+            .described(
+                "exportPrompt",
+                "Compute what is not cached of a prompt and send its KV as a file",
+            )
+            .takes::<CacheRequest>()
+            .replies_as(Reply::Text(FILE))
+            .generates()
+            .fails(&[409, 501]),
+        post("/v1/cache/import", Operator, cache_files::import)
+            .described("importPrompt", "Add the file of an exported prompt to the cache")
+            .takes_file()
+            .replies::<Imported>()
+            .generates()
+            .fails(&[409, 501]),
+    ]
+}
+
+/// Routes that change the whole cache.
+fn whole() -> Vec<Route> {
+    vec![
+        post("/v1/cache/flush", Operator, cache::flush)
+            .described("flushCache", "Remove everything that no request uses, and end all pins")
+            .query::<FlushQuery>()
+            .replies::<Flushed>(),
+        post("/v1/cache/policy", Operator, cache::set_policy)
+            .described("setCachePolicy", "Change the policies of eviction and admission")
+            .takes::<PolicyRequest>()
+            .replies::<Policy>(),
+    ]
+}
+
+/// Older names of the routes above, which are not described.
+fn older_names() -> Vec<Route> {
+    vec![
+        get("/admin/tree", Operator, cache::tree),
+        get("/admin/pins", Operator, cache::pins),
+        post("/admin/pins", Operator, cache::pin),
+        delete("/admin/pins/{id}", Operator, cache::delete_pin),
+    ]
+}
