@@ -1,7 +1,7 @@
 //! An engine in an axum application. The engine is part of the application's state.
 //!
 //! ```sh
-//! cargo run --release --example embed_axum -- path/to/model
+//! cargo run --release -p stolon --example embed_axum -- path/to/model
 //! curl -N localhost:3000/ask -d 'Once upon a time'
 //! ```
 

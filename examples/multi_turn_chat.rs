@@ -2,7 +2,7 @@
 //! model's own answers included.
 //!
 //! ```sh
-//! cargo run --release --example multi_turn_chat -- path/to/model
+//! cargo run --release -p stolon --example multi_turn_chat -- path/to/model
 //! ```
 
 #![allow(clippy::print_stdout, reason = "an example prints its results")]

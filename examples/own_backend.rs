@@ -5,7 +5,7 @@
 //! block tables say. Everything that it needs comes from the crate `stolon`.
 //!
 //! ```sh
-//! cargo run --example own_backend
+//! cargo run -p stolon --example own_backend
 //! ```
 
 #![allow(clippy::print_stdout, reason = "an example prints its results")]

@@ -28,7 +28,7 @@ const UNSAFE_FILES: &[&str] = &[
 ];
 
 /// Crates with the prefixes of crate names that must not be among their direct dependencies.
-const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 12] = [
+const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 13] = [
     ("cuda", &["tokio", "ractor", "stolon-scheduler", "stolon-actors", "stolon-text"]),
     ("kvcache", &["tokio", "ractor", "candle", "stolon-"]),
     (
@@ -73,6 +73,8 @@ const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 12] = [
     ),
     ("loadgen", &["axum", "indicatif", "stolon-cli", "stolon-http", "stolon-gpu"]),
     ("gpu_check", &["axum", "indicatif", "stolon-cli", "stolon-http"]),
+    // The first build in a checkout: nothing that the demonstration does not need.
+    ("demo", &["clap", "hyper", "rustls", "tracing-subscriber", "stolon-", "ureq"]),
     ("cli", &["axum", "stolon-cuda", "stolon-model", "stolon-kernels", "stolon-scheduler"]),
 ];
 
@@ -142,6 +144,7 @@ fn all_other_libraries_forbid_unsafe() {
         "actors",
         "backend",
         "cli",
+        "demo",
         "gpu_check",
         "http",
         "loadgen",

@@ -5,7 +5,7 @@
 //!
 //! ```sh
 //! python model/tests/fetch_models.py target/models
-//! STOLON_MODELS=$PWD/target/models cargo test --release --test real_models -- --ignored
+//! STOLON_MODELS=$PWD/target/models cargo test --release -p stolon --test real_models -- --ignored
 //! ```
 
 use std::path::PathBuf;
