@@ -24,7 +24,7 @@ use crate::traces::TracesArgs;
 use stolon_http::api::options::MAX_CHOICES;
 use stolon_http::{
     Access, ApiKey, ConnectionLimits, FormatChoice, Gate, KeyLimits, Origins, RouterOptions,
-    Secret, Tenants, check_key, listen, read_keys, router, tls_acceptor,
+    Secret, Tenants, UnknownParameters, check_key, listen, read_keys, router, tls_acceptor,
 };
 
 /// Most connections by default.
@@ -58,6 +58,13 @@ pub struct ServeArgs {
     /// By default they are encoded as ordinary text, so that a user cannot forge another turn.
     #[arg(long)]
     special_tokens_in_messages: bool,
+    /// What becomes of parameters of requests that the server does not know: refuse, or warn
+    ///
+    /// With refuse, the request gets status 400, which names the parameter. With warn, the
+    /// parameter is ignored, logged once, and named in the reply's header x-stolon-ignored. Known
+    /// parameters that would change the answer are refused in any case.
+    #[arg(long, value_name = "ACTION", default_value = "refuse")]
+    unknown_parameters: UnknownParameters,
     /// Format in which the model calls tools: hermes, llama3_json, mistral, gemma, auto or none
     ///
     /// auto recognises it in the chat template. With none, calls are left in the text.
@@ -291,6 +298,7 @@ impl ServeArgs {
             request_timeout: Some(Duration::from_secs(self.limits.request_timeout)),
             default_max_tokens: self.default_max_tokens.map(size),
             max_answers,
+            unknown_parameters: self.unknown_parameters,
             special_tokens_in_messages: self.special_tokens_in_messages,
             tool_calls: self.tool_call_parser,
             reasoning: self.reasoning_parser,

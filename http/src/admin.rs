@@ -16,8 +16,10 @@ use crate::api::models::{Model, ModelList};
 
 /// `GET /v1/models`.
 pub(super) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
-    let data = app.names().map(|name| app.model_entry(name)).collect();
-    Json(ModelList { object: "list", data })
+    let data: Vec<Model> = app.names().map(|name| app.model_entry(name)).collect();
+    let id = |model: Option<&Model>| model.map(|model| model.id.clone());
+    let (first_id, last_id) = (id(data.first()), id(data.last()));
+    Json(ModelList { object: "list", data, has_more: false, first_id, last_id })
 }
 
 /// `GET /v1/models/{id}`; an id may contain slashes.
@@ -77,6 +79,12 @@ pub(super) async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
 }
 
+/// A time in seconds since 1970-01-01 UTC as text, such as `2026-01-31T12:00:00Z`.
+fn rfc3339(seconds: u64) -> String {
+    let seconds = i64::try_from(seconds).unwrap_or_default();
+    jiff::Timestamp::from_second(seconds).unwrap_or_default().to_string()
+}
+
 impl App {
     /// The names that are listed, the model's id first.
     fn names(&self) -> impl Iterator<Item = &str> {
@@ -96,7 +104,10 @@ impl App {
         Model {
             id: name.to_owned(),
             object: "model",
+            kind: "model",
+            display_name: name.to_owned(),
             created: self.started,
+            created_at: rfc3339(self.started),
             owned_by: "stolon",
             max_model_len: self.engine.model_info().max_positions,
             embedding_size: self.engine.embedding_size(None).ok(),

@@ -8,6 +8,7 @@ use serde_json::Value;
 use serde_path_to_error::{Path, Segment};
 use tokio::sync::Semaphore;
 
+use super::advice::{Ignored, UnknownParameters};
 use super::error::ApiError;
 use super::receive::Received;
 use super::scan;
@@ -17,7 +18,7 @@ use crate::api::completions::CompletionRequest;
 use crate::api::embeddings::EmbeddingsRequest;
 use crate::api::fields::UnknownFields;
 use crate::api::messages::MessagesRequest;
-use crate::api::neutral::{self, Scope};
+use crate::api::neutral::{self, Meaning, Scope};
 use crate::api::options::GenerationOptions;
 use crate::api::responses::ResponsesRequest;
 use crate::api::sessions::{
@@ -51,7 +52,7 @@ impl Parser {
     /// Parses a body. It is dropped before this returns, and with it its claim on memory.
     pub(super) async fn parse<T: RequestBody>(&self, body: Received) -> Result<T, ApiError> {
         let (length, max_values) = (body.bytes.len(), self.max_values);
-        let work = move || parse(&body.bytes, max_values);
+        let work = move || parse(&body.bytes, max_values, &body.ignored);
         if length <= INLINE_BYTES { work() } else { self.run_elsewhere(work).await? }
     }
 
@@ -131,29 +132,36 @@ request_body!(SglangCloseSession, None);
 
 /// Parses a body of at most `max_values` JSON values. All of its members must be known, or request
 /// nothing.
-pub(super) fn parse<T: RequestBody>(body: &[u8], max_values: usize) -> Result<T, ApiError> {
+pub(super) fn parse<T: RequestBody>(
+    body: &[u8],
+    max_values: usize,
+    ignored: &Ignored,
+) -> Result<T, ApiError> {
     let body = object(body, max_values)?;
     let request: T = typed(&body).map_err(|error| {
         let error = T::flattened_error(&body).unwrap_or(error);
         refusal(&error, &body)
     })?;
-    refuse_unknown("", request.unknown(), T::SCOPE)?;
+    refuse_unknown("", request.unknown(), T::SCOPE, ignored)?;
     Ok(request)
 }
 
-/// Refuses fields that the server does not implement, unless their values request nothing. `prefix`
-/// is what their path begins with.
+/// Refuses fields that the server does not implement, unless their values request nothing or are
+/// only advice, which is noted. `prefix` is what their path begins with.
 pub(super) fn refuse_unknown(
     prefix: &str,
     unknown: &UnknownFields,
     scope: Scope,
+    ignored: &Ignored,
 ) -> Result<(), ApiError> {
     for (name, value) in unknown.iter() {
         let path = format!("{prefix}{name}");
-        match neutral::requests_nothing(scope, name, value) {
-            Some(true) => {}
-            Some(false) => return Err(ApiError::unsupported(&path, Some(value))),
-            None => return Err(ApiError::unsupported(&path, None)),
+        match neutral::meaning(scope, name, value) {
+            Meaning::Nothing => {}
+            Meaning::Advice => ignored.note(&path),
+            Meaning::Unsupported => return Err(ApiError::unsupported(&path, Some(value))),
+            Meaning::Unknown if ignored.unknown == UnknownParameters::Warn => ignored.note(&path),
+            Meaning::Unknown => return Err(ApiError::unsupported(&path, None)),
         }
     }
     Ok(())
@@ -240,7 +248,7 @@ mod tests {
     const MAX_VALUES: usize = 1_000;
 
     fn completion(body: &Value) -> Result<CompletionRequest, ApiError> {
-        parse(body.to_string().as_bytes(), MAX_VALUES)
+        parse(body.to_string().as_bytes(), MAX_VALUES, &Ignored::default())
     }
 
     /// Goal: every form of a value is accepted, `null` counts as absent, and so does a field that
@@ -367,7 +375,8 @@ mod tests {
             assert!(error.param.is_some_and(|param| param.len() < 300));
         }
         let body = json!({"prompt": "x", "stop_token_ids": ids}).to_string();
-        let error = parse::<CompletionRequest>(body.as_bytes(), usize::MAX).expect_err("too many");
+        let error = parse::<CompletionRequest>(body.as_bytes(), usize::MAX, &Ignored::default())
+            .expect_err("too many");
         let error = error.reply().error;
         assert_eq!(error.param.as_deref(), Some("stop_token_ids"));
         assert!(error.message.contains(&MAX_TOKEN_IDS.to_string()), "{error:?}");
@@ -378,7 +387,8 @@ mod tests {
     #[test]
     fn bodies_that_are_not_objects_are_refused() {
         for body in ["[1]", "{", "", "\"x\"", "{\"prompt\": \"\u{1}\"}"] {
-            let parsed = parse::<CompletionRequest>(body.as_bytes(), MAX_VALUES);
+            let parsed =
+                parse::<CompletionRequest>(body.as_bytes(), MAX_VALUES, &Ignored::default());
             assert!(parsed.is_err(), "{body}");
         }
         let long = Value::String("\u{e9}".repeat(200));

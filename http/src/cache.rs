@@ -15,6 +15,7 @@ use stolon::{ChatOptions, Pin, PinId, PinOptions, Request, TreeDump};
 
 use super::App;
 use super::access::Tenant;
+use super::advice::Ignored;
 use super::chat::messages;
 use super::completions::engine_request;
 use super::error::{ApiError, cut};
@@ -257,7 +258,10 @@ impl CachePrompt {
                     variables: self.chat_template_kwargs.unwrap_or_default(),
                     ..ChatOptions::default()
                 };
-                vec![Request::chat(messages(conversation)?).chat_options(options)]
+                vec![
+                    Request::chat(messages(conversation, &Ignored::default())?)
+                        .chat_options(options),
+                ]
             }
             (None, None) => return Err(ApiError::missing("prompt")),
             (Some(_), Some(_)) => {

@@ -12,8 +12,9 @@ use stolon::{
 
 use super::App;
 use super::access::Caller;
+use super::advice::Ignored;
 use super::body::refuse_unknown;
-use super::dialogue::{Dialogue, Tool, call_id, function_tool, tool_choice};
+use super::dialogue::{Dialogue, Tool, call_id, function_tool, is_function, tool_choice};
 use super::error::ApiError;
 use super::generation::{Endpoint, Piece, respond};
 use super::logprobs;
@@ -46,18 +47,19 @@ pub(super) async fn create(
     Extension(caller): Extension<Caller>,
     body: Received,
 ) -> Result<Response, ApiError> {
+    let ignored = body.ignored.clone();
     let mut request: ChatRequest = app.parser.parse(body).await?;
     let max_tokens = max_tokens(&request)?;
     let logprobs = top_logprobs(&request)?;
     let reasoning = request.include_reasoning.unwrap_or(true);
-    let dialogue = dialogue(&mut request)?;
-    let mut call = Call::new(request.options, &app, &caller)?;
+    let dialogue = dialogue(&mut request, &ignored)?;
+    let mut call = Call::new(request.options, &app, &caller, &ignored)?;
     app.check_answers("n", call.choice_count)?;
     call.logprobs = logprobs;
     if let Some(max_tokens) = max_tokens {
         call.max_tokens = max_tokens;
     }
-    let (mut request, format) = dialogue.prepare(&app, call.grammar.take()).await?;
+    let (mut request, format) = dialogue.prepare(&app, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
     call.admit(&app.engine, std::slice::from_mut(&mut request)).await?;
     let prompt_ids = call.prompt_ids(&app.engine, &mut request).await?;
@@ -67,13 +69,15 @@ pub(super) async fn create(
 }
 
 /// The conversation and its tools.
-fn dialogue(request: &mut ChatRequest) -> Result<Dialogue, ApiError> {
-    let mut dialogue = Dialogue::new(messages(std::mem::take(&mut request.messages))?);
+fn dialogue(request: &mut ChatRequest, ignored: &Ignored) -> Result<Dialogue, ApiError> {
+    let messages = messages(std::mem::take(&mut request.messages), ignored)?;
+    let mut dialogue = Dialogue::new(messages);
     let choice = tool_choice(request.tool_choice.as_ref())?;
-    let tools = tools(request.tools.take().unwrap_or_default())?;
+    let tools = tools(request.tools.take().unwrap_or_default(), ignored)?;
     dialogue.single_call = request.parallel_tool_calls == Some(false);
     dialogue.set_tools(tools, choice, "tool_choice")?;
     dialogue.variables = request.chat_template_kwargs.take().unwrap_or_default();
+    dialogue.effort = request.reasoning_effort.take().map(|effort| ("reasoning_effort", effort));
     dialogue.add_generation_prompt = request.add_generation_prompt.unwrap_or(true);
     dialogue.continue_final_message = request.continue_final_message.unwrap_or(false);
     if dialogue.continue_final_message && request.add_generation_prompt == Some(true) {
@@ -84,18 +88,24 @@ fn dialogue(request: &mut ChatRequest) -> Result<Dialogue, ApiError> {
 }
 
 /// The tools of a request.
-fn tools(tools: Vec<RequestTool>) -> Result<Vec<Tool>, ApiError> {
-    let checked = tools.into_iter().enumerate().map(|(index, tool)| {
-        refuse_unknown(&format!("tools[{index}]."), &tool.unknown, Scope::None)?;
-        let function = tool.function;
-        let path = format!("tools[{index}].function.");
-        refuse_unknown(&path, &function.unknown, Scope::None)?;
-        let path = format!("{path}name");
+fn tools(tools: Vec<RequestTool>, ignored: &Ignored) -> Result<Vec<Tool>, ApiError> {
+    let mut functions = Vec::new();
+    for (index, tool) in tools.into_iter().enumerate() {
+        let path = format!("tools[{index}].");
+        if !is_function(&path, &tool.kind, ignored)? {
+            continue;
+        }
+        refuse_unknown(&path, &tool.unknown, Scope::None, ignored)?;
+        let path = format!("{path}function");
+        let function = tool.function.ok_or_else(|| ApiError::missing(&path))?;
+        refuse_unknown(&format!("{path}."), &function.unknown, Scope::None, ignored)?;
+        let path = format!("{path}.name");
         let description = function.description.as_deref();
         let (parameters, strict) = (function.parameters, function.strict);
-        function_tool((&path, "parameters"), &function.name, description, parameters, strict)
-    });
-    checked.collect()
+        let place = (path.as_str(), "parameters");
+        functions.push(function_tool(place, &function.name, description, parameters, strict)?);
+    }
+    Ok(functions)
 }
 
 /// `max_completion_tokens`, or `max_tokens`, its older name.
@@ -124,16 +134,23 @@ fn top_logprobs(request: &ChatRequest) -> Result<Option<usize>, ApiError> {
 }
 
 /// The conversation as the engine takes it.
-pub(super) fn messages(messages: Vec<Message>) -> Result<Vec<ChatMessage>, ApiError> {
+pub(super) fn messages(
+    messages: Vec<Message>,
+    ignored: &Ignored,
+) -> Result<Vec<ChatMessage>, ApiError> {
     if messages.is_empty() {
         let expected = "a list of at least one message";
         return Err(ApiError::expected("messages", expected, &json!([])));
     }
-    messages.into_iter().enumerate().map(|(index, message)| convert(index, message)).collect()
+    messages
+        .into_iter()
+        .enumerate()
+        .map(|(index, message)| convert(index, message, ignored))
+        .collect()
 }
 
-fn convert(index: usize, message: Message) -> Result<ChatMessage, ApiError> {
-    refuse_unknown(&format!("messages[{index}]."), &message.unknown, Scope::Message)?;
+fn convert(index: usize, message: Message, ignored: &Ignored) -> Result<ChatMessage, ApiError> {
+    refuse_unknown(&format!("messages[{index}]."), &message.unknown, Scope::Message, ignored)?;
     let path = |member: &str| format!("messages[{index}].{member}");
     let calls = message.tool_calls.unwrap_or_default();
     let only_for = |role: Role, member: &str| {
@@ -343,7 +360,8 @@ mod tests {
 
     fn parse_messages(value: Value) -> Result<Vec<ChatMessage>, ApiError> {
         let body = json!({ "messages": value }).to_string();
-        messages(parse::<ChatRequest>(body.as_bytes(), usize::MAX)?.messages)
+        let request: ChatRequest = parse(body.as_bytes(), usize::MAX, &Ignored::default())?;
+        messages(request.messages, &Ignored::default())
     }
 
     /// Goal: content may be a string or a list of parts, and `developer` is the role `system`.

@@ -53,8 +53,9 @@ pub(super) async fn create(
     Extension(caller): Extension<Caller>,
     body: Received,
 ) -> Result<Response, ApiError> {
+    let ignored = body.ignored.clone();
     let request: CompletionRequest = app.parser.parse(body).await?;
-    let mut call = Call::new(request.options, &app, &caller)?;
+    let mut call = Call::new(request.options, &app, &caller, &ignored)?;
     let prompts = request.prompt.into_prompts();
     if prompts.is_empty() {
         return Err(ApiError::expected("prompt", "at least one prompt", &json!([])));
@@ -295,11 +296,13 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::advice::Ignored;
     use crate::body::parse as parse_body;
 
     fn parse(prompt: &Value) -> Result<Vec<Prompt>, ApiError> {
         let body = json!({ "prompt": prompt }).to_string();
-        let request = parse_body::<CompletionRequest>(body.as_bytes(), usize::MAX)?;
+        let request =
+            parse_body::<CompletionRequest>(body.as_bytes(), usize::MAX, &Ignored::default())?;
         Ok(request.prompt.into_prompts())
     }
 

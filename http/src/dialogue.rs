@@ -10,6 +10,7 @@ use stolon::{
 };
 
 use super::App;
+use super::advice::Ignored;
 use super::body::brief;
 use super::error::ApiError;
 use super::{request_id, structured};
@@ -19,6 +20,25 @@ const MAX_NAME: usize = 256;
 
 /// Number of tokens at the end of a prompt that can contain the tag that begins the reasoning.
 const PROMPT_END: usize = 16;
+
+/// The variable of chat templates that says how long the model thinks.
+const EFFORT: &str = "reasoning_effort";
+
+/// The tools that OpenAI's service executes, or whose arguments are not JSON, by the beginning of
+/// their types: some end with a date.
+const HOSTED: &[&str] = &[
+    "apply_patch",
+    "code_interpreter",
+    "computer",
+    "custom",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "shell",
+    "tool_search",
+    "web_search",
+];
 
 /// How a format of answers is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,6 +89,8 @@ pub(super) struct Dialogue {
     pub(super) single_call: bool,
     /// Variables of the chat template.
     pub(super) variables: Map<String, Value>,
+    /// How long the model is to think, and the name of that parameter in the request.
+    pub(super) effort: Option<(&'static str, String)>,
     /// Whether the prompt ends with the beginning of an answer.
     pub(super) add_generation_prompt: bool,
     /// Whether the last message is continued.
@@ -84,6 +106,7 @@ impl Dialogue {
             tool_choice: ToolChoice::Auto,
             single_call: false,
             variables: Map::new(),
+            effort: None,
             add_generation_prompt: true,
             continue_final_message: false,
         }
@@ -156,21 +179,30 @@ impl Dialogue {
     /// The request to the engine, and the form of its answers. `content` is what an answer without
     /// calls has to follow.
     pub(super) async fn prepare(
-        self,
+        mut self,
         app: &App,
         content: Option<Grammar>,
+        ignored: &Ignored,
     ) -> Result<(Request, AnswerFormat), ApiError> {
         let functions = self.tools.iter().map(|tool| tool.name.clone()).collect();
         let has_tools = !self.tools.is_empty();
-        let options = ChatOptions {
+        let mut options = ChatOptions {
             add_generation_prompt: self.add_generation_prompt && !self.continue_final_message,
             continue_final_message: self.continue_final_message,
             tools: self.tools.iter().map(Tool::as_value).collect(),
-            variables: self.variables.clone(),
+            variables: std::mem::take(&mut self.variables),
             special_tokens_in_messages: app.special_tokens_in_messages,
             ..ChatOptions::default()
         };
         let template = app.engine.chat_template()?.source(&options).map_err(stolon::Error::from)?;
+        match self.effort.take() {
+            Some((_, effort)) if template.contains(EFFORT) => {
+                options.variables.entry(EFFORT).or_insert(Value::String(effort));
+            }
+            // A model that does not think makes no effort.
+            Some((param, effort)) if effort != "none" => ignored.note(param),
+            _ => {}
+        }
         let mut format = AnswerFormat {
             reasoning: app.reasoning.or_else(|| ReasoningFormat::of_template(template)),
             single_call: self.single_call,
@@ -276,6 +308,32 @@ pub(super) fn function_tool(
         parameters_path,
         strict: strict.unwrap_or(false),
     })
+}
+
+/// Whether a tool of OpenAI's APIs is a function, which the model can call. Tools that it cannot
+/// call are noted and left out.
+pub(super) fn is_function(path: &str, kind: &str, ignored: &Ignored) -> Result<bool, ApiError> {
+    if kind == "function" {
+        return Ok(true);
+    }
+    check_hosted(path, kind, HOSTED, ignored)?;
+    Ok(false)
+}
+
+/// Notes a tool that is left out, or refuses one whose type is not known. `hosted` has the
+/// beginnings of known types.
+pub(super) fn check_hosted(
+    path: &str,
+    kind: &str,
+    hosted: &[&str],
+    ignored: &Ignored,
+) -> Result<(), ApiError> {
+    if hosted.iter().any(|hosted| kind.starts_with(hosted)) {
+        ignored.note(&format!("tools.{kind}"));
+        return Ok(());
+    }
+    let path = format!("{path}type");
+    Err(ApiError::expected(&path, "function or a type of tool that is known", &json!(kind)))
 }
 
 /// What a request says about calling tools.

@@ -225,7 +225,10 @@ impl ApiError {
             EngineError::EmptyPrompt | EngineError::TokenOutOfRange { .. } => {
                 Self::invalid(Some("prompt"), message)
             }
-            EngineError::PromptTooLong { .. } => {
+            EngineError::PromptTooLong { limit, .. } => {
+                // Clients look for these words to find out that they have to shorten the prompt.
+                let message =
+                    format!("This model's maximum context length is {limit} tokens: {message}");
                 Self::invalid(Some("prompt"), message).code("context_length_exceeded")
             }
             EngineError::InvalidParameter { name, .. } => {

@@ -55,6 +55,7 @@ use crate::api::options::MAX_CHOICES;
 use crate::api::responses::ResponsesRequest;
 
 pub use access::{Access, ApiKey, Secret, Tenants};
+pub use advice::UnknownParameters;
 pub use connection::{ConnectionLimits, listen};
 pub use cors::Origins;
 pub use dialogue::FormatChoice;
@@ -69,6 +70,7 @@ pub mod traces;
 
 mod access;
 mod admin;
+mod advice;
 mod body;
 mod cache;
 mod cache_events;
@@ -139,6 +141,8 @@ pub struct RouterOptions {
     /// Maximum number of answers of one call, prompts times `n` or `best_of`, at most 128. More
     /// than the engine's queue holds can never be accepted.
     pub max_answers: usize,
+    /// What becomes of parameters that the server does not know.
+    pub unknown_parameters: UnknownParameters,
     /// Whether special tokens that are spelled out in chat messages act as control tokens. By
     /// default they are ordinary text.
     pub special_tokens_in_messages: bool,
@@ -171,6 +175,7 @@ impl Default for RouterOptions {
             request_timeout: None,
             default_max_tokens: None,
             max_answers: MAX_CHOICES,
+            unknown_parameters: UnknownParameters::default(),
             special_tokens_in_messages: false,
             tool_calls: FormatChoice::Auto,
             reasoning: FormatChoice::Auto,
@@ -197,6 +202,7 @@ struct App {
     /// The operator's limit for answers without one.
     configured_max_tokens: Option<usize>,
     max_answers: usize,
+    unknown_parameters: UnknownParameters,
     special_tokens_in_messages: bool,
     tool_calls: FormatChoice<ToolCallFormat>,
     reasoning: FormatChoice<ReasoningFormat>,
@@ -233,6 +239,7 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
                 DefaultOnResponse::new().level(Level::INFO).on_response(response, latency, span);
             },
         ))
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), advice::middleware))
         .layer(middleware::from_fn(request_id::middleware))
         .with_state(app)
 }
@@ -243,7 +250,8 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
 /// # Errors
 /// The body of the server's reply.
 pub fn parse_completion(body: &[u8], max_values: usize) -> Result<CompletionRequest, ErrorReply> {
-    body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
+    body::parse(body, max_values, &advice::Ignored::default())
+        .map_err(|error: error::ApiError| error.reply())
 }
 
 /// Parses the body of a chat request as the server does, with a limit on JSON values.
@@ -251,7 +259,8 @@ pub fn parse_completion(body: &[u8], max_values: usize) -> Result<CompletionRequ
 /// # Errors
 /// The body of the server's reply.
 pub fn parse_chat(body: &[u8], max_values: usize) -> Result<ChatRequest, ErrorReply> {
-    body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
+    body::parse(body, max_values, &advice::Ignored::default())
+        .map_err(|error: error::ApiError| error.reply())
 }
 
 /// Parses the body of a request to `/v1/responses` as the server does, with a limit on JSON values.
@@ -259,7 +268,8 @@ pub fn parse_chat(body: &[u8], max_values: usize) -> Result<ChatRequest, ErrorRe
 /// # Errors
 /// The body of the server's reply.
 pub fn parse_responses(body: &[u8], max_values: usize) -> Result<ResponsesRequest, ErrorReply> {
-    body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
+    body::parse(body, max_values, &advice::Ignored::default())
+        .map_err(|error: error::ApiError| error.reply())
 }
 
 /// Parses the body of a request to `/v1/messages` as the server does, with a limit on JSON values.
@@ -267,7 +277,8 @@ pub fn parse_responses(body: &[u8], max_values: usize) -> Result<ResponsesReques
 /// # Errors
 /// The body of the server's reply, in OpenAI's form.
 pub fn parse_messages(body: &[u8], max_values: usize) -> Result<MessagesRequest, ErrorReply> {
-    body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
+    body::parse(body, max_values, &advice::Ignored::default())
+        .map_err(|error: error::ApiError| error.reply())
 }
 
 /// Parses the body of a request for embeddings as the server does, with a limit on JSON values.
@@ -275,7 +286,8 @@ pub fn parse_messages(body: &[u8], max_values: usize) -> Result<MessagesRequest,
 /// # Errors
 /// The body of the server's reply.
 pub fn parse_embeddings(body: &[u8], max_values: usize) -> Result<EmbeddingsRequest, ErrorReply> {
-    body::parse(body, max_values).map_err(|error: error::ApiError| error.reply())
+    body::parse(body, max_values, &advice::Ignored::default())
+        .map_err(|error: error::ApiError| error.reply())
 }
 
 impl App {
@@ -300,6 +312,7 @@ impl App {
             request_timeout: options.request_timeout,
             configured_max_tokens: options.default_max_tokens,
             max_answers: options.max_answers.clamp(1, MAX_CHOICES),
+            unknown_parameters: options.unknown_parameters,
             special_tokens_in_messages: options.special_tokens_in_messages,
             tool_calls: options.tool_calls,
             reasoning: options.reasoning,

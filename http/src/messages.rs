@@ -14,7 +14,9 @@ use stolon::{ChatMessage, MessageContent};
 
 use super::App;
 use super::access::Caller;
-use super::dialogue::{Dialogue, Tool, ToolChoice, function_tool};
+use super::advice::Ignored;
+use super::body::refuse_unknown;
+use super::dialogue::{Dialogue, Tool, ToolChoice, check_hosted, function_tool};
 use super::error::ApiError;
 use super::options::Call;
 use super::receive::Received;
@@ -23,6 +25,7 @@ use crate::api::messages::{
     Block, BlockContent, MessagesRequest, MessagesTool, MessagesToolChoice, ThinkingType,
     TurnMessage, TurnRole,
 };
+use crate::api::neutral::Scope;
 use crate::api::options::{GenerationOptions, StopStrings};
 use reply::MessageReply;
 
@@ -30,15 +33,31 @@ use reply::MessageReply;
 /// so that no prefix could be shared. Only Anthropic's own service uses it.
 const BILLING: &str = "x-anthropic-billing-header:";
 
+/// The tools that only Anthropic's own models know, by the beginning of their types, which end with
+/// a date.
+const HOSTED: &[&str] = &[
+    "advisor",
+    "bash",
+    "code_execution",
+    "computer",
+    "mcp_toolset",
+    "memory",
+    "text_editor",
+    "tool_search",
+    "web_fetch",
+    "web_search",
+];
+
 /// The handler of `/v1/messages`.
 pub(super) async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: Received,
 ) -> Result<Response, ApiError> {
+    let ignored = body.ignored.clone();
     let mut request: MessagesRequest = app.parser.parse(body).await?;
     let max_tokens = request.max_tokens.ok_or_else(|| ApiError::missing("max_tokens"))?;
-    let dialogue = dialogue(&mut request)?;
+    let dialogue = dialogue(&mut request, &ignored)?;
     let options = GenerationOptions {
         model: request.model,
         stream: request.stream,
@@ -48,13 +67,13 @@ pub(super) async fn create(
         top_k: request.top_k,
         ..GenerationOptions::default()
     };
-    let mut call = Call::new(options, &app, &caller)?;
+    let mut call = Call::new(options, &app, &caller, &ignored)?;
     call.max_tokens = max_tokens;
     let content = match request.output_config.and_then(|output| output.format) {
-        Some(format) => structured::of_format("output_config.format", format)?,
+        Some(format) => structured::of_format("output_config.format", format, &ignored)?,
         None => None,
     };
-    let (request, format) = dialogue.prepare(&app, content).await?;
+    let (request, format) = dialogue.prepare(&app, content, &ignored).await?;
     let reply = MessageReply::new(call.model.clone(), format.tool_calls);
     single::respond(&app, call, request, format, reply).await
 }
@@ -64,11 +83,12 @@ pub(super) async fn count_tokens(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<Value>, ApiError> {
+    let ignored = body.ignored.clone();
     let mut request: MessagesRequest = app.parser.parse(body).await?;
     if let Some(model) = &request.model {
         app.check_model(model)?;
     }
-    let (request, _) = dialogue(&mut request)?.prepare(&app, None).await?;
+    let (request, _) = dialogue(&mut request, &ignored)?.prepare(&app, None, &ignored).await?;
     let tokens = app.engine.prompt_tokens(&request).await?.len();
     Ok(Json(json!({ "input_tokens": tokens })))
 }
@@ -103,7 +123,7 @@ fn error_value(error: &ApiError) -> Value {
 }
 
 /// The conversation and its tools.
-fn dialogue(request: &mut MessagesRequest) -> Result<Dialogue, ApiError> {
+fn dialogue(request: &mut MessagesRequest, ignored: &Ignored) -> Result<Dialogue, ApiError> {
     let mut messages = Vec::new();
     if let Some(system) = request.system.take() {
         let content = text_content("system", system)?;
@@ -120,13 +140,16 @@ fn dialogue(request: &mut MessagesRequest) -> Result<Dialogue, ApiError> {
     }
     let mut dialogue = Dialogue::new(messages);
     dialogue.continue_final_message = last == Some(TurnRole::Assistant);
-    let tools = tools(request.tools.take().unwrap_or_default())?;
+    let tools = tools(request.tools.take().unwrap_or_default(), ignored)?;
     let disabled = request.tool_choice.as_ref().and_then(|choice| choice.disable_parallel_tool_use);
     dialogue.single_call = disabled.unwrap_or(false);
     dialogue.set_tools(tools, tool_choice(request.tool_choice.as_ref())?, "tool_choice")?;
     let kind = request.thinking.as_ref().map_or(ThinkingType::Disabled, |thinking| thinking.kind);
     let thinks = kind != ThinkingType::Disabled;
     dialogue.variables.insert("enable_thinking".to_owned(), Value::Bool(thinks));
+    let output = request.output_config.as_mut();
+    let effort = output.and_then(|output| output.effort.take());
+    dialogue.effort = effort.map(|effort| ("output_config.effort", effort));
     Ok(dialogue)
 }
 
@@ -146,13 +169,22 @@ fn tool_choice(choice: Option<&MessagesToolChoice>) -> Result<ToolChoice, ApiErr
     }
 }
 
-fn tools(tools: Vec<MessagesTool>) -> Result<Vec<Tool>, ApiError> {
-    let checked = tools.into_iter().enumerate().map(|(index, tool)| {
-        let path = format!("tools[{index}].name");
-        let (path, description) = ((path.as_str(), "input_schema"), tool.description.as_deref());
-        function_tool(path, &tool.name, description, tool.input_schema, tool.strict)
-    });
-    checked.collect()
+fn tools(tools: Vec<MessagesTool>, ignored: &Ignored) -> Result<Vec<Tool>, ApiError> {
+    let mut functions = Vec::new();
+    for (index, tool) in tools.into_iter().enumerate() {
+        let path = format!("tools[{index}].");
+        let kind = tool.kind.as_deref().unwrap_or("custom");
+        if kind != "custom" {
+            check_hosted(&path, kind, HOSTED, ignored)?;
+            continue;
+        }
+        refuse_unknown(&path, &tool.unknown, Scope::MessagesTool, ignored)?;
+        let (path, description) = (format!("{path}name"), tool.description.as_deref());
+        let place = (path.as_str(), "input_schema");
+        let tool = function_tool(place, &tool.name, description, tool.input_schema, tool.strict)?;
+        functions.push(tool);
+    }
+    Ok(functions)
 }
 
 fn message(role: &str, content: MessageContent) -> ChatMessage {

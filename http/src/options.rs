@@ -5,13 +5,14 @@ use stolon::{Engine, Grammar, Prompt, Request, SamplingParams, SessionId};
 
 use super::App;
 use super::access::Caller;
+use super::advice::Ignored;
 use super::body::refuse_unknown;
 use super::cache::prompt_len;
 use super::deadline::Deadline;
 use super::error::ApiError;
 use super::structured;
 use crate::api::neutral::Scope;
-use crate::api::options::{GenerationOptions, MAX_STOP_STRINGS, StreamOptions};
+use crate::api::options::{GenerationOptions, MAX_STOP_STRINGS, StopStrings, StreamOptions};
 use crate::traces;
 
 /// What one call asks for, apart from its prompts. Rules that involve two parameters have been
@@ -56,6 +57,7 @@ impl Call {
         mut options: GenerationOptions,
         app: &App,
         caller: &Caller,
+        ignored: &Ignored,
     ) -> Result<Self, ApiError> {
         let model = match options.model.take() {
             Some(name) => {
@@ -65,15 +67,15 @@ impl Call {
             None => app.engine.model_info().id.clone(),
         };
         let stream = options.stream.unwrap_or(false);
-        let include_usage = include_usage(options.stream_options.as_ref(), stream)?;
+        let include_usage = include_usage(options.stream_options.as_ref(), stream, ignored)?;
         if let Some(stop) = &options.stop
             && stop.as_slice().len() > MAX_STOP_STRINGS
         {
             let expected = format!("a string or a list of at most {MAX_STOP_STRINGS} strings");
             return Err(ApiError::expected("stop", &expected, &json!(stop)));
         }
-        let grammar = structured::grammar(&mut options)?;
-        let session = session(&mut options)?.map(|name| caller.session(name));
+        let grammar = structured::grammar(&mut options, ignored)?;
+        let session = session(&mut options, ignored)?.map(|name| caller.session(name));
         let sampling = sampling(&mut options, app.engine.recommended_sampling());
         Ok(Self {
             model,
@@ -166,7 +168,7 @@ impl Call {
         let mut request = request
             .sampling(self.sampling.clone())
             .max_tokens(self.max_tokens)
-            .stop(options.stop.iter().flat_map(|stop| stop.as_slice()).cloned())
+            .stop(options.stop.iter().flat_map(StopStrings::given).cloned())
             .stop_ids(options.stop_token_ids.iter().flatten().copied())
             .ignore_eos(options.ignore_eos.unwrap_or(false))
             .min_tokens(options.min_tokens.unwrap_or(0))
@@ -187,20 +189,24 @@ impl Call {
     }
 }
 
-fn include_usage(options: Option<&StreamOptions>, stream: bool) -> Result<bool, ApiError> {
+fn include_usage(
+    options: Option<&StreamOptions>,
+    stream: bool,
+    ignored: &Ignored,
+) -> Result<bool, ApiError> {
     let Some(options) = options else { return Ok(false) };
     if !stream {
         let message = "`stream_options` is allowed only with `stream`: true";
         return Err(ApiError::invalid(Some("stream_options"), message));
     }
-    refuse_unknown("stream_options.", &options.unknown, Scope::StreamOptions)?;
+    refuse_unknown("stream_options.", &options.unknown, Scope::StreamOptions, ignored)?;
     Ok(options.include_usage.unwrap_or(false))
 }
 
 /// The name of the session that a request is a turn of, in one of two forms.
-fn session(options: &mut GenerationOptions) -> Result<Option<String>, ApiError> {
+fn session(options: &mut GenerationOptions, ignored: &Ignored) -> Result<Option<String>, ApiError> {
     let Some(params) = options.session_params.take() else { return Ok(options.session_id.take()) };
-    refuse_unknown("session_params.", &params.unknown, Scope::SglangSession)?;
+    refuse_unknown("session_params.", &params.unknown, Scope::SglangSession, ignored)?;
     match (options.session_id.take(), params.id) {
         (Some(id), Some(other)) if id != other => {
             let message = "`session_id` and `session_params.id` contradict each other";
@@ -212,9 +218,14 @@ fn session(options: &mut GenerationOptions) -> Result<Option<String>, ApiError> 
 
 /// The sampling parameters of a request; those that it leaves out are as in `base`.
 fn sampling(options: &mut GenerationOptions, base: SamplingParams) -> SamplingParams {
+    // No share of the probabilities is the share of the most likely token alone.
+    let (temperature, top_p) = match options.top_p {
+        Some(0.0) => (0.0, 1.0),
+        top_p => (options.temperature.unwrap_or(base.temperature), top_p.unwrap_or(base.top_p)),
+    };
     SamplingParams {
-        temperature: options.temperature.unwrap_or(base.temperature),
-        top_p: options.top_p.unwrap_or(base.top_p),
+        temperature,
+        top_p,
         top_k: match options.top_k {
             None => base.top_k,
             Some(k) => (k > 0).then_some(k), // 0 keeps all.

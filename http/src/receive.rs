@@ -10,6 +10,7 @@ use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::App;
+use super::advice::Ignored;
 use super::connection::Activity;
 use super::error::ApiError;
 
@@ -32,6 +33,8 @@ pub(super) struct BodyLimits {
 #[derive(Debug)]
 pub(super) struct Received {
     pub(super) bytes: Vec<u8>,
+    /// What of the request is ignored.
+    pub(super) ignored: Ignored,
     /// The part of [`BodyLimits::memory`] that the body holds.
     _memory: Option<OwnedSemaphorePermit>,
 }
@@ -39,7 +42,7 @@ pub(super) struct Received {
 #[cfg(test)]
 impl From<String> for Received {
     fn from(text: String) -> Self {
-        Self { bytes: text.into_bytes(), _memory: None }
+        Self { bytes: text.into_bytes(), ignored: Ignored::default(), _memory: None }
     }
 }
 
@@ -49,16 +52,18 @@ impl FromRequest<Arc<App>> for Received {
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let checked = check_content_type(request.headers());
         let activity = request.extensions().get::<Arc<Activity>>().cloned();
+        let ignored = request.extensions().get::<Ignored>().cloned().unwrap_or_default();
         let limits = &app.bodies;
         let received = limits.receive_or_discard(checked, request.into_body());
         let received = tokio::time::timeout(limits.time, received);
-        let received = received.await.map_err(|_| {
+        let mut received = received.await.map_err(|_| {
             let message = format!("the body did not arrive within {:?}", limits.time);
             ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
         })??;
         if let Some(activity) = activity {
             activity.busy();
         }
+        received.ignored = ignored;
         Ok(received)
     }
 }
@@ -123,7 +128,7 @@ impl BodyLimits {
             }
             bytes.extend_from_slice(&data);
         }
-        Ok(Received { bytes, _memory: memory })
+        Ok(Received { bytes, ignored: Ignored::default(), _memory: memory })
     }
 
     fn check_size(&self, size: usize) -> Result<(), ApiError> {

@@ -15,6 +15,8 @@ use super::unix_seconds;
 use crate::traces;
 
 pub(super) const HEADER: HeaderName = HeaderName::from_static("x-request-id");
+/// The name of the reply's header that Anthropic's clients read.
+const ANTHROPIC_HEADER: HeaderName = HeaderName::from_static("request-id");
 
 /// Maximum length of an id that a client chose, in bytes.
 const MAX_BYTES: usize = 128;
@@ -35,6 +37,7 @@ impl RequestId {
 
     /// Sets the header of a reply.
     pub(super) fn add_to(self, response: &mut Response) {
+        response.headers_mut().insert(ANTHROPIC_HEADER, self.0.clone());
         response.headers_mut().insert(HEADER, self.0);
     }
 

@@ -2,6 +2,7 @@
 
 mod reply;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::Extension;
@@ -12,12 +13,15 @@ use stolon::{ChatMessage, MessageContent};
 
 use super::App;
 use super::access::Caller;
-use super::dialogue::{Dialogue, Tool, function_tool, tool_choice};
+use super::advice::Ignored;
+use super::body::refuse_unknown;
+use super::dialogue::{Dialogue, Tool, function_tool, is_function, tool_choice};
 use super::error::ApiError;
 use super::options::Call;
 use super::receive::Received;
 use super::{single, structured};
 use crate::api::chat::MAX_MESSAGES;
+use crate::api::neutral::Scope;
 use crate::api::options::GenerationOptions;
 use crate::api::responses::{
     Input, InputContent, InputItem, InputMessage, InputRole, ResponsesRequest, ResponsesTool,
@@ -31,9 +35,10 @@ pub(super) async fn create(
     Extension(caller): Extension<Caller>,
     body: Received,
 ) -> Result<Response, ApiError> {
+    let ignored = body.ignored.clone();
     let mut request: ResponsesRequest = app.parser.parse(body).await?;
     let mut settings = settings(&request);
-    let dialogue = dialogue(&mut request)?;
+    let (dialogue, namespaces) = dialogue(&mut request, &ignored)?;
     let options = GenerationOptions {
         model: request.model,
         stream: request.stream,
@@ -41,27 +46,34 @@ pub(super) async fn create(
         top_p: request.top_p,
         ..GenerationOptions::default()
     };
-    let mut call = Call::new(options, &app, &caller)?;
+    let mut call = Call::new(options, &app, &caller, &ignored)?;
     if let Some(max_tokens) = request.max_output_tokens {
         call.max_tokens = max_tokens;
     }
     settings["model"] = json!(call.model);
-    let content = match request.text.and_then(|text| text.format) {
-        Some(format) => structured::of_format("text.format", format)?,
+    let text = request.text;
+    if text.as_ref().and_then(|text| text.verbosity.as_deref()).is_some_and(|it| it != "medium") {
+        ignored.note("text.verbosity");
+    }
+    let content = match text.and_then(|text| text.format) {
+        Some(format) => structured::of_format("text.format", format, &ignored)?,
         None => None,
     };
-    let (request, format) = dialogue.prepare(&app, content).await?;
-    let reply = ResponseReply::new(settings, format.tool_calls);
+    let (request, format) = dialogue.prepare(&app, content, &ignored).await?;
+    let reply = ResponseReply::new(settings, format.tool_calls, namespaces);
     single::respond(&app, call, request, format, reply).await
 }
 
 /// The members of the reply that repeat the request.
 fn settings(request: &ResponsesRequest) -> Value {
     let tool = |tool: &ResponsesTool| {
-        json!({
-            "type": "function", "name": tool.name, "description": tool.description,
-            "parameters": tool.parameters, "strict": tool.strict.unwrap_or(false),
-        })
+        let mut value = json!({"type": tool.kind, "name": tool.name});
+        if tool.kind == "function" {
+            value["description"] = json!(tool.description);
+            value["parameters"] = json!(tool.parameters);
+            value["strict"] = json!(tool.strict.unwrap_or(false));
+        }
+        value
     };
     let tools: Vec<Value> = request.tools.iter().flatten().map(tool).collect();
     json!({
@@ -88,8 +100,11 @@ fn text_format(request: &ResponsesRequest) -> Value {
     }
 }
 
-/// The conversation and its tools.
-fn dialogue(request: &mut ResponsesRequest) -> Result<Dialogue, ApiError> {
+/// The conversation and its tools, and the namespaces of those that have one.
+fn dialogue(
+    request: &mut ResponsesRequest,
+    ignored: &Ignored,
+) -> Result<(Dialogue, Namespaces), ApiError> {
     let mut messages = Vec::new();
     messages.extend(request.instructions.take().map(ChatMessage::system));
     if request.input.is_too_long() {
@@ -105,19 +120,66 @@ fn dialogue(request: &mut ResponsesRequest) -> Result<Dialogue, ApiError> {
         Input::Items(items) => items.into_iter().for_each(|item| add_item(&mut messages, item)),
     }
     let mut dialogue = Dialogue::new(messages);
-    let tools = tools(request.tools.take().unwrap_or_default())?;
+    if let Some(reasoning) = request.reasoning.take() {
+        refuse_unknown("reasoning.", &reasoning.unknown, Scope::Reasoning, ignored)?;
+        dialogue.effort = reasoning.effort.map(|effort| ("reasoning.effort", effort));
+    }
+    let mut offered = Offered::default();
+    offered.add("tools", None, request.tools.take().unwrap_or_default(), ignored)?;
     dialogue.single_call = request.parallel_tool_calls == Some(false);
-    dialogue.set_tools(tools, tool_choice(request.tool_choice.as_ref())?, "tool_choice")?;
-    Ok(dialogue)
+    let choice = tool_choice(request.tool_choice.as_ref())?;
+    dialogue.set_tools(offered.functions, choice, "tool_choice")?;
+    Ok((dialogue, offered.namespaces))
 }
 
-fn tools(tools: Vec<ResponsesTool>) -> Result<Vec<Tool>, ApiError> {
-    let checked = tools.into_iter().enumerate().map(|(index, tool)| {
-        let path = format!("tools[{index}].name");
-        let (path, description) = ((path.as_str(), "parameters"), tool.description.as_deref());
-        function_tool(path, &tool.name, description, tool.parameters, tool.strict)
-    });
-    checked.collect()
+/// The namespaces of functions that have one, by the name under which the model sees the function:
+/// the namespace, and the name in it.
+pub(super) type Namespaces = HashMap<String, (String, String)>;
+
+/// The functions that a request offers to the model.
+#[derive(Default)]
+struct Offered {
+    functions: Vec<Tool>,
+    namespaces: Namespaces,
+}
+
+impl Offered {
+    /// Adds the tools of the list at `path`, which belongs to a namespace or to the request.
+    fn add(
+        &mut self,
+        path: &str,
+        namespace: Option<&str>,
+        tools: Vec<ResponsesTool>,
+        ignored: &Ignored,
+    ) -> Result<(), ApiError> {
+        for (index, tool) in tools.into_iter().enumerate() {
+            let path = format!("{path}[{index}].");
+            if tool.kind == "namespace" && namespace.is_none() {
+                let name = tool.name.ok_or_else(|| ApiError::missing(&format!("{path}name")))?;
+                let inner = tool.tools.unwrap_or_default();
+                self.add(&format!("{path}tools"), Some(&name), inner, ignored)?;
+                continue;
+            }
+            if !is_function(&path, &tool.kind, ignored)? {
+                continue;
+            }
+            refuse_unknown(&path, &tool.unknown, Scope::ResponsesTool, ignored)?;
+            let path = format!("{path}name");
+            let name = tool.name.ok_or_else(|| ApiError::missing(&path))?;
+            // Functions of different namespaces may have the same name.
+            let shown = match namespace {
+                Some(namespace) => format!("{namespace}.{name}"),
+                None => name.clone(),
+            };
+            let (place, description) = ((path.as_str(), "parameters"), tool.description.as_deref());
+            let function = function_tool(place, &shown, description, tool.parameters, tool.strict)?;
+            self.functions.push(function);
+            if let Some(namespace) = namespace {
+                self.namespaces.insert(shown, (namespace.to_owned(), name));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Adds an item to the conversation. Reasoning, text and calls that follow one another are one
@@ -127,7 +189,8 @@ fn add_item(messages: &mut Vec<ChatMessage>, item: InputItem) {
         InputItem::Message(message) | InputItem::Typed(TypedItem::Message(message)) => {
             add_message(messages, message);
         }
-        InputItem::Typed(TypedItem::FunctionCall { call_id, name, arguments }) => {
+        InputItem::Typed(TypedItem::FunctionCall { call_id, namespace, name, arguments }) => {
+            let name = namespace.map_or(name.clone(), |namespace| format!("{namespace}.{name}"));
             let function = json!({"name": name, "arguments": arguments});
             let call = json!({"id": call_id, "type": "function", "function": function});
             let message = last_of_assistant(messages);

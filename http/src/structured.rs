@@ -3,6 +3,7 @@
 use serde_json::Value;
 use stolon::{Grammar, GrammarError};
 
+use super::advice::Ignored;
 use super::body::{brief, refuse_unknown};
 use super::error::ApiError;
 use crate::api::neutral::Scope;
@@ -11,14 +12,17 @@ use crate::api::structured::{ResponseFormat, StructuredOutputs};
 
 /// The grammar of a request's answers; `None` if they are free. At most one of the parameters may
 /// be given.
-pub(super) fn grammar(options: &mut GenerationOptions) -> Result<Option<Grammar>, ApiError> {
+pub(super) fn grammar(
+    options: &mut GenerationOptions,
+    ignored: &Ignored,
+) -> Result<Option<Grammar>, ApiError> {
     let mut given: Vec<(&str, Grammar)> = Vec::new();
     if let Some(format) = options.response_format.take() {
-        let grammar = of_format("response_format", format)?;
+        let grammar = of_format("response_format", format, ignored)?;
         given.extend(grammar.map(|grammar| ("response_format", grammar)));
     }
     if let Some(outputs) = options.structured_outputs.take() {
-        refuse_unknown("structured_outputs.", &outputs.unknown, Scope::StructuredOutputs)?;
+        refuse_unknown("structured_outputs.", &outputs.unknown, Scope::StructuredOutputs, ignored)?;
         let names = [
             "structured_outputs.json",
             "structured_outputs.json_object",
@@ -85,15 +89,19 @@ fn schema_value(name: &str, schema: Value) -> Result<Value, ApiError> {
 }
 
 /// The grammar of a `response_format`, which is the parameter `param`.
-pub(super) fn of_format(param: &str, format: ResponseFormat) -> Result<Option<Grammar>, ApiError> {
-    refuse_unknown(&format!("{param}."), &format.unknown, Scope::None)?;
+pub(super) fn of_format(
+    param: &str,
+    format: ResponseFormat,
+    ignored: &Ignored,
+) -> Result<Option<Grammar>, ApiError> {
+    refuse_unknown(&format!("{param}."), &format.unknown, Scope::None, ignored)?;
     let kind = format!("{param}.type");
     let (path, schema) = match (format.kind.as_str(), format.json_schema, format.schema) {
         ("text", None, None) => return Ok(None),
         ("json_object", None, None) => return Ok(Some(Grammar::JsonObject)),
         ("json_schema", Some(json_schema), None) => {
             let path = format!("{param}.json_schema.");
-            refuse_unknown(&path, &json_schema.unknown, Scope::None)?;
+            refuse_unknown(&path, &json_schema.unknown, Scope::None, ignored)?;
             (format!("{path}schema"), json_schema.schema)
         }
         ("json_object", None, schema) => (format!("{param}.schema"), schema),
@@ -141,7 +149,7 @@ mod tests {
 
     fn parse(options: Value) -> Result<Option<Grammar>, ApiError> {
         let mut options: GenerationOptions = serde_json::from_value(options).expect("the types");
-        grammar(&mut options)
+        grammar(&mut options, &Ignored::default())
     }
 
     /// Goal: every form leads to its grammar.

@@ -5,14 +5,13 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use serde_json::json;
-use stolon::{ChatOptions, Request};
+use stolon::{ChatMessage, ChatOptions, Request};
 
 use super::App;
 use super::chat::messages;
 use super::error::ApiError;
 use super::logprobs::token_text;
 use super::receive::Received;
-use crate::api::chat::Message;
 use crate::api::tokenize::{DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized};
 
 /// `POST /tokenize`.
@@ -20,13 +19,17 @@ pub(super) async fn tokenize(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<Tokenized>, ApiError> {
+    let ignored = body.ignored.clone();
     let mut request: TokenizeRequest = app.parser.parse(body).await?;
     if let Some(model) = &request.model {
         app.check_model(model)?;
     }
     let tokens = match (request.prompt.take(), request.messages.take()) {
         (Some(prompt), None) => text_tokens(&app, prompt, &request).await?,
-        (None, Some(messages)) => chat_tokens(&app, messages, request.chat_options(&app)?).await?,
+        (None, Some(conversation)) => {
+            let conversation = messages(conversation, &ignored)?;
+            chat_tokens(&app, conversation, request.chat_options(&app)?).await?
+        }
         (None, None) => return Err(ApiError::missing("prompt")),
         (Some(_), Some(_)) => {
             let message = "expected either `prompt` or `messages`, got both";
@@ -82,10 +85,10 @@ async fn text_tokens(
 
 async fn chat_tokens(
     app: &App,
-    conversation: Vec<Message>,
+    conversation: Vec<ChatMessage>,
     options: ChatOptions,
 ) -> Result<Vec<u32>, ApiError> {
-    let request = Request::chat(messages(conversation)?).chat_options(options);
+    let request = Request::chat(conversation).chat_options(options);
     Ok(app.engine.prompt_tokens(&request).await?)
 }
 

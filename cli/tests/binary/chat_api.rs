@@ -88,7 +88,7 @@ async fn unsupported_chat_parameters_are_refused() {
         (json!({"top_logprobs": 2}), "top_logprobs"),
         (json!({"max_tokens": 3, "max_completion_tokens": 4}), "max_tokens"),
         (json!({"prompt": "x"}), "prompt"),
-        (json!({"reasoning_effort": "high"}), "reasoning_effort"),
+        (json!({"length_penalty": 2}), "length_penalty"),
     ] {
         let mut body = json!({"messages": conversation(), "temperature": 0});
         for (name, value) in extra.as_object().expect("an object") {

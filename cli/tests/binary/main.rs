@@ -2,6 +2,7 @@
 //! They use models with random weights and the built-in demo model.
 
 mod access_api;
+mod agents;
 mod attacks;
 mod bench;
 mod bench_serve;

@@ -202,7 +202,7 @@ async fn errors_have_the_form_of_the_api() {
         (json!({"tool_choice": {"type": "any"}, "tools": []}), "tool_choice"),
         (json!({"tool_choice": {"type": "some"}}), "tool_choice.type"),
         (json!({"tool_choice": {"type": "tool"}}), "tool_choice.name"),
-        (json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools[0].type"),
+        (json!({"tools": [{"type": "robot_20250124", "name": "robot"}]}), "tools[0].type"),
         (json!({"temperature": -1}), "temperature"),
         (json!({"surprise": 1}), "surprise"),
     ] {

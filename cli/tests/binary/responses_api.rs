@@ -119,13 +119,12 @@ async fn unsupported_parameters_are_refused() {
     for (extra, param) in [
         (json!({"input": []}), "input"),
         (json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}), "input"),
-        (json!({"store": true}), "store"),
         (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
         (json!({"background": true}), "background"),
-        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!({"tools": [{"type": "robot"}]}), "tools[0].type"),
         (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
         (json!({"text": {"format": {"type": "json_schema"}}}), "text.format.schema"),
-        (json!({"reasoning": {"effort": "high"}}), "reasoning"),
+        (json!({"reasoning": {"efort": "high"}}), "reasoning.efort"),
     ] {
         let mut body = ask("script:plain");
         for (name, value) in extra.as_object().expect("an object") {

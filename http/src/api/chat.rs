@@ -56,6 +56,9 @@ pub struct ChatRequest {
     pub parallel_tool_calls: Option<bool>,
     /// Variables for the chat template, such as `enable_thinking`.
     pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// How long the model thinks: a variable of the chat template, if it knows one of this name;
+    /// otherwise without effect.
+    pub reasoning_effort: Option<String>,
     /// Whether the prompt ends with the beginning of the model's answer. Default true.
     pub add_generation_prompt: Option<bool>,
     /// Whether the model continues the last message, which must be the assistant's, instead of
@@ -192,12 +195,12 @@ pub struct AnswerMessage {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `type` and `function`")]
 pub struct Tool {
-    /// Always `function`.
+    /// `function`. Other types, such as `custom`, are left out, because no model can call them.
     #[serde(rename = "type")]
-    pub kind: FunctionType,
-    /// The function.
-    pub function: Function,
-    /// Every other member; must be empty.
+    pub kind: String,
+    /// The function. Required for the type `function`.
+    pub function: Option<Function>,
+    /// Every other member; must be empty for the type `function`.
     #[serde(flatten)]
     pub unknown: UnknownFields,
 }

@@ -61,10 +61,13 @@ pub struct MessagesRequest {
 
 /// The form of an answer.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(expecting = "an object with `format`", deny_unknown_fields)]
+#[serde(expecting = "an object with `format` or `effort`", deny_unknown_fields)]
 pub struct OutputConfig {
     /// `json_schema` with its `schema`.
     pub format: Option<ResponseFormat>,
+    /// How long the model thinks: the variable `reasoning_effort` of the chat template, if it knows
+    /// one of this name; otherwise without effect.
+    pub effort: Option<String>,
 }
 
 /// Most strings of `stop_sequences`.
@@ -170,11 +173,12 @@ pub enum Block {
 
 /// A function that the model may call.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[serde(expecting = "an object with `name`", deny_unknown_fields)]
+#[serde(expecting = "an object with `name`")]
 pub struct MessagesTool {
-    /// `custom`, or left out: functions that Anthropic's own models know are not supported.
+    /// `custom`, or left out. Tools that only Anthropic's own models know, such as
+    /// `web_search_20250305`, are left out.
     #[serde(rename = "type")]
-    pub kind: Option<CustomType>,
+    pub kind: Option<String>,
     /// Its name: 1 to 256 letters, digits, `_`, `-` or `.`.
     pub name: String,
     /// What it does, for the model.
@@ -188,14 +192,10 @@ pub struct MessagesTool {
     pub cache_control: Option<Value>,
     /// Without effect: arguments are always streamed while they are generated.
     pub eager_input_streaming: Option<bool>,
-}
-
-/// The only type of tools.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum CustomType {
-    /// A function that the client executes.
-    Custom,
+    /// Every other member. Must be empty for functions, but for `defer_loading`, `allowed_callers`
+    /// and `input_examples`, which have no effect.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
 }
 
 /// Whether the model may call functions.

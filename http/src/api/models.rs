@@ -1,4 +1,5 @@
-//! `GET /v1/models` and `GET /v1/models/{id}`.
+//! `GET /v1/models` and `GET /v1/models/{id}`: the members of OpenAI's and of Anthropic's form in
+//! one object, so that the clients of both find what they read.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -10,6 +11,12 @@ pub struct ModelList {
     pub object: &'static str,
     /// The model's id first, then the names given with `--served-name`.
     pub data: Vec<Model>,
+    /// Always false: the list is complete. As Anthropic's.
+    pub has_more: bool,
+    /// The id of the first model.
+    pub first_id: Option<String>,
+    /// The id of the last model.
+    pub last_id: Option<String>,
 }
 
 /// The model under one of its names.
@@ -19,8 +26,15 @@ pub struct Model {
     pub id: String,
     /// Always `model`.
     pub object: &'static str,
+    /// Always `model`: Anthropic's name of `object`.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// The same as `id`.
+    pub display_name: String,
     /// When the server started: seconds since 1970-01-01 UTC.
     pub created: u64,
+    /// The same time as text (RFC 3339).
+    pub created_at: String,
     /// Always `stolon`.
     pub owned_by: &'static str,
     /// Context length in tokens: prompt and generated tokens together.

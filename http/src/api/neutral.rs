@@ -1,5 +1,6 @@
-//! Parameters of OpenAI's and vLLM's APIs that this server does not implement, and the values of
-//! them that request nothing. Clients and proxies send these values without being asked to.
+//! Parameters of OpenAI's, Anthropic's and vLLM's APIs that this server does not implement: which
+//! of their values request nothing, and which are only advice. Clients and proxies send these
+//! values without being asked to.
 
 use serde_json::{Value, json};
 
@@ -18,6 +19,12 @@ pub(crate) enum Scope {
     Messages,
     /// The body of a request for embeddings.
     Embeddings,
+    /// The `reasoning` of a request to `/v1/responses`.
+    Reasoning,
+    /// A function in a request to `/v1/responses`.
+    ResponsesTool,
+    /// A function in a request to `/v1/messages`.
+    MessagesTool,
     /// The `stream_options`.
     StreamOptions,
     /// The `structured_outputs`.
@@ -30,8 +37,58 @@ pub(crate) enum Scope {
     None,
 }
 
+/// What a parameter that is not implemented asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Meaning {
+    /// Nothing: the answer is what it would be if the parameter were implemented.
+    Nothing,
+    /// Advice: an answer that does not follow it is not wrong.
+    Advice,
+    /// Something that would change the answer.
+    Unsupported,
+    /// The parameter has no meaning in any of the APIs.
+    Unknown,
+}
+
+/// What this value of a parameter asks for.
+pub(crate) fn meaning(scope: Scope, name: &str, value: &Value) -> Meaning {
+    match requests_nothing(scope, name, value) {
+        Some(true) => Meaning::Nothing,
+        _ if is_advice(scope, name) => Meaning::Advice,
+        Some(false) => Meaning::Unsupported,
+        None => Meaning::Unknown,
+    }
+}
+
+/// Whether a parameter is only advice, whatever its value is.
+fn is_advice(scope: Scope, name: &str) -> bool {
+    match scope {
+        Scope::Completions => is_advice_of_generation(name),
+        Scope::Chat => {
+            matches!(name, "verbosity" | "web_search_options") || is_advice_of_generation(name)
+        }
+        Scope::Responses => {
+            // The whole conversation is sent with each request, so a response that is not stored
+            // is not missed. A prompt that is too long is refused in any case.
+            matches!(name, "store" | "truncation" | "prompt_cache_options" | "service_tier")
+        }
+        Scope::Messages => matches!(name, "context_management" | "mcp_servers" | "speed"),
+        Scope::Reasoning => matches!(name, "summary" | "generate_summary"),
+        // They say when and by whom a tool is offered.
+        Scope::MessagesTool => {
+            matches!(name, "defer_loading" | "allowed_callers" | "input_examples")
+        }
+        Scope::ResponsesTool => matches!(name, "defer_loading" | "output_schema"),
+        _ => false,
+    }
+}
+
+fn is_advice_of_generation(name: &str) -> bool {
+    matches!(name, "store" | "prediction" | "prompt_cache_options" | "service_tier")
+}
+
 /// Whether this value of a parameter requests nothing; `None` if the parameter is unknown.
-pub(crate) fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Option<bool> {
+fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Option<bool> {
     match scope {
         Scope::Completions => match name {
             "suffix" => Some(is_empty(value)),
@@ -79,7 +136,7 @@ pub(crate) fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Optio
             "offset" => Some(value == 0),
             _ => None,
         },
-        Scope::None => None,
+        Scope::Reasoning | Scope::ResponsesTool | Scope::MessagesTool | Scope::None => None,
     }
 }
 
@@ -88,7 +145,6 @@ fn of_chat(name: &str, value: &Value) -> Option<bool> {
         "functions" | "documents" | "mm_processor_kwargs" => is_empty(value),
         "function_call" => value == "none" || value == "auto",
         "modalities" => *value == json!(["text"]),
-        "reasoning_effort" => value == "none",
         "verbosity" => value == "medium",
         "best_of" => value == 1,
         "echo" | "add_special_tokens" => value == false,
@@ -119,15 +175,18 @@ fn of_generation(name: &str, value: &Value) -> Option<bool> {
 
 fn of_responses(name: &str, value: &Value) -> Option<bool> {
     Some(match name {
-        "user" | "safety_identifier" | "prompt_cache_key" | "prompt_cache_retention" => true,
+        "user"
+        | "safety_identifier"
+        | "prompt_cache_key"
+        | "prompt_cache_retention"
+        | "client_metadata" => true,
         "store" | "background" => value == false,
         "truncation" => value == "disabled",
         "service_tier" => value == "auto" || value == "default",
-        // What could be included does not exist here.
+        // What else could be included does not exist here.
         "include" => value
             .as_array()
-            .is_some_and(|list| list.iter().all(|entry| entry == "reasoning.encrypted_content")),
-        "reasoning" => value.as_object().is_some_and(|object| object.values().all(Value::is_null)),
+            .is_some_and(|list| list.iter().all(|entry| entry != "message.output_text.logprobs")),
         "top_logprobs" => value == 0,
         "stream_options" => value.get("include_obfuscation").is_none_or(|value| value == false),
         _ => return None,

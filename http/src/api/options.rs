@@ -1,7 +1,7 @@
 //! Parameters that `/v1/completions` and `/v1/chat/completions` have in common.
 //!
 //! A parameter of the engine is written once here and applied once, in
-//! [`serve`](crate)'s `options.rs`.
+//! `options.rs` of the crate.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -45,8 +45,8 @@ pub struct GenerationOptions {
     /// Softmax temperature, 0 or above; 0 is greedy decoding.
     #[serde(default, deserialize_with = "fields::number")]
     pub temperature: Option<f32>,
-    /// Nucleus sampling: keep the most likely tokens whose probabilities add up to this; above 0,
-    /// at most 1. 1 keeps all.
+    /// Nucleus sampling: keep the most likely tokens whose probabilities add up to this; 0 to 1.
+    /// 1 keeps all, and 0 the most likely token alone.
     #[serde(default, deserialize_with = "fields::number")]
     pub top_p: Option<f32>,
     /// Keep this many of the most likely tokens; 0 and -1 keep all.
@@ -140,6 +140,11 @@ impl StopStrings {
             Self::One(one) => std::slice::from_ref(one),
             Self::Many(many) => many,
         }
+    }
+
+    /// The strings that are not empty. An empty one ends nothing.
+    pub fn given(&self) -> impl Iterator<Item = &String> {
+        self.as_slice().iter().filter(|text| !text.is_empty())
     }
 }
 

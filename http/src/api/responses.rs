@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::chat::{FunctionType, MAX_MESSAGES, MAX_TOOLS};
+use super::chat::{MAX_MESSAGES, MAX_TOOLS};
 use super::fields::{self, UnknownFields};
 use super::structured::ResponseFormat;
 
@@ -40,6 +40,8 @@ pub struct ResponsesRequest {
     pub parallel_tool_calls: Option<bool>,
     /// What the text of the answer has to follow.
     pub text: Option<TextOptions>,
+    /// How the model thinks.
+    pub reasoning: Option<Reasoning>,
     /// Labels, which the reply repeats.
     pub metadata: Option<Map<String, Value>>,
     /// Every other member; must be empty.
@@ -53,16 +55,20 @@ pub struct ResponsesRequest {
 pub struct TextOptions {
     /// `text`, `json_object` or `json_schema` with its `schema`.
     pub format: Option<ResponseFormat>,
-    /// Only `medium`, which requests nothing.
-    pub verbosity: Option<Medium>,
+    /// How much the model writes. Without effect.
+    pub verbosity: Option<String>,
 }
 
-/// The only verbosity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Medium {
-    /// As the model writes.
-    Medium,
+/// How the model thinks.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+pub struct Reasoning {
+    /// How long it thinks: the variable `reasoning_effort` of the chat template, if it knows one of
+    /// this name; otherwise without effect.
+    pub effort: Option<String>,
+    /// `summary` has no effect: replies have the whole reasoning. Every other member must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
 }
 
 /// The conversation.
@@ -107,6 +113,8 @@ pub enum TypedItem {
     FunctionCall {
         /// Its id, to which the output refers.
         call_id: String,
+        /// The namespace of the function, if it has one.
+        namespace: Option<String>,
         /// The function's name.
         name: String,
         /// The arguments: a JSON object as text.
@@ -191,15 +199,16 @@ impl InputPart {
     }
 }
 
-/// A function that the model may call.
+/// A tool that the model may call.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(expecting = "an object with `type` and `name`", deny_unknown_fields)]
+#[serde(expecting = "an object with `type`")]
 pub struct ResponsesTool {
-    /// Always `function`: tools that OpenAI's service executes are not supported.
+    /// `function`, or `namespace` for a group of functions. Tools that OpenAI's service executes,
+    /// such as `web_search`, are left out, and so are those of type `custom`.
     #[serde(rename = "type")]
-    pub kind: FunctionType,
-    /// Its name: 1 to 256 letters, digits, `_`, `-` or `.`.
-    pub name: String,
+    pub kind: String,
+    /// Its name: 1 to 256 letters, digits, `_`, `-` or `.`. Required for functions and namespaces.
+    pub name: Option<String>,
     /// What it does, for the model.
     pub description: Option<String>,
     /// JSON schema of its arguments, for the model. Default: no arguments.
@@ -207,4 +216,13 @@ pub struct ResponsesTool {
     /// Whether arguments always follow the schema. Default false. With a `tool_choice` that
     /// requires a call they always do.
     pub strict: Option<bool>,
+    /// The functions of a namespace, at most [`MAX_TOOLS`]. Calls name them without the namespace,
+    /// which is a member of its own.
+    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_TOOLS>")]
+    #[schemars(length(max = MAX_TOOLS))]
+    pub tools: Option<Vec<ResponsesTool>>,
+    /// Every other member; must be empty for functions, but for `defer_loading` and
+    /// `output_schema`, which have no effect.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
 }

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use stolon::{AnswerPart, Finish, FinishReason, ToolCallFormat, Usage};
 
+use super::Namespaces;
 use crate::dialogue::call_id;
 use crate::error::ApiError;
 use crate::request_id;
@@ -14,6 +15,7 @@ pub(super) struct ResponseReply {
     /// The response without its output.
     response: Value,
     format: Option<ToolCallFormat>,
+    namespaces: Namespaces,
     /// The items of the whole reply.
     output: Vec<Value>,
     /// The item that is growing.
@@ -68,7 +70,11 @@ impl Kind {
 
 impl ResponseReply {
     /// `settings` are the members that repeat the request.
-    pub(super) fn new(settings: Value, format: Option<ToolCallFormat>) -> Self {
+    pub(super) fn new(
+        settings: Value,
+        format: Option<ToolCallFormat>,
+        namespaces: Namespaces,
+    ) -> Self {
         let mut response = json!({
             "id": format!("resp_{}", request_id::fresh()), "object": "response",
             "created_at": unix_seconds(), "status": "in_progress", "error": null,
@@ -78,7 +84,7 @@ impl ResponseReply {
             response.extend(settings);
         }
         let (output, open) = (Vec::new(), None);
-        Self { response, format, output, open, next_index: 0, sequence: 0 }
+        Self { response, format, namespaces, output, open, next_index: 0, sequence: 0 }
     }
 
     /// An event with its number.
@@ -185,8 +191,12 @@ impl ItemReply for ResponseReply {
             AnswerPart::Text(text) => self.add(Kind::Message, &text),
             AnswerPart::Call { name, .. } => {
                 let id = call_id(self.format, "call_");
-                let call =
+                let mut call =
                     json!({"type": "function_call", "call_id": id, "name": name, "arguments": ""});
+                if let Some((namespace, name)) = self.namespaces.get(&name) {
+                    call["namespace"] = json!(namespace);
+                    call["name"] = json!(name);
+                }
                 self.start(Kind::Call, call)
             }
             AnswerPart::Arguments { json, .. } => self.add(Kind::Call, &json),
