@@ -42,8 +42,9 @@ pub enum ModelSource {
 impl FromStr for ModelSource {
     type Err = ModelError;
 
-    /// An existing directory or file takes precedence; a file must be a GGUF file. Otherwise the
-    /// text is `demo`, `random:PRESET[@SEED]`, or a hub id `org/name[@revision][:file]`. Text that
+    /// `demo` is the model of that name, whatever lies in the working directory; `./demo` is a
+    /// directory. An existing directory or file comes next; a file must be a GGUF file. Otherwise
+    /// the text is `random:PRESET[@SEED]`, or a hub id `org/name[@revision][:file]`. Text that
     /// looks like a path (it starts with `.`, `/` or `~`, ends in `.gguf` without a `:`, or has
     /// more than one `/` before the `:`) is never parsed as a hub id.
     fn from_str(text: &str) -> Result<Self, ModelError> {
@@ -51,6 +52,11 @@ impl FromStr for ModelSource {
             |reason: &str| ModelError::UnknownSource { given: text.into(), reason: reason.into() };
         if text.is_empty() {
             return Err(unknown("it is empty"));
+        }
+        if text == "demo" {
+            return demo().ok_or_else(|| {
+                unknown("this build does not include the demo model (feature `demo-model`)")
+            });
         }
         let path = Path::new(text);
         let is_gguf = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
@@ -64,11 +70,6 @@ impl FromStr for ModelSource {
         if is_gguf && in_hub.is_none() {
             return Ok(Self::Gguf(path.to_owned()));
         }
-        if text == "demo" {
-            return demo().ok_or_else(|| {
-                unknown("this build does not include the demo model (feature `demo-model`)")
-            });
-        }
         if let Some(preset) = text.strip_prefix("random:") {
             return random(preset).ok_or_else(|| unknown("the seed is not an integer below 2^64"));
         }
@@ -80,6 +81,7 @@ impl fmt::Display for ModelSource {
     /// Writes text that parses to the same source.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Directory(path) if path.as_os_str() == "demo" => f.write_str("./demo"),
             Self::Directory(path) | Self::Gguf(path) => path.display().fmt(f),
             Self::Hub { id, revision, file } => {
                 f.write_str(id)?;
@@ -207,6 +209,18 @@ mod tests {
         std::fs::write(&file, "x").unwrap();
         let error = parse(file.to_str().unwrap()).unwrap_err().to_string();
         assert!(error.ends_with("; it is a file, but not a .gguf file"), "{error}");
+    }
+
+    /// Goal: `demo` is never a directory that happens to have that name, and the directory has a
+    /// text of its own.
+    #[test]
+    fn a_directory_named_demo_is_not_the_model() {
+        let directory = ModelSource::from(Path::new("demo"));
+        assert_eq!(directory.to_string(), "./demo");
+        match parse("demo") {
+            Ok(source) => assert_eq!(source.to_string(), "demo"),
+            Err(error) => assert!(error.to_string().contains("demo-model"), "{error}"),
+        }
     }
 
     /// Goal: mistyped paths, invalid seeds, and revisions that would lead out of the cache
