@@ -97,7 +97,12 @@
 //! | `text` | yes | prompts and answers as text: tokenizers and chat templates |
 //! | `grammar` | yes | answers that follow a JSON schema or a grammar ([`Request::grammar`]) |
 //! | `hub` | yes | downloading models from the Hugging Face hub |
-//! | `candle` | no | `EngineBuilder::device`; GPUs with `cuda` or `metal`, which include it |
+//! | `tiers` | no | cached prefixes outside of the KV pool: a disk tier, export and import |
+//! | `object-store` | no | an object store behind the disk tier; implies `tiers` |
+//! | `candle` | no | `EngineBuilder::device`, by itself for the CPU only |
+//! | `cuda` | no | NVIDIA GPUs; implies `candle` |
+//! | `cuda-core` | no | NVIDIA GPUs without flash attention, which is faster to compile; implies `candle` |
+//! | `metal` | no | Apple GPUs; implies `candle` |
 //! | `testing` | no | `backend::fake`, a deterministic backend for tests of your program |
 //! | `demo-model` | no | the model `demo`, a small model inside the crate; implies `text` |
 //!

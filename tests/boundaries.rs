@@ -181,3 +181,25 @@ fn no_crate_depends_on_a_layer_above_it() {
         }
     }
 }
+
+/// Goal: the documentation of the facade lists every feature, and which ones are on by default.
+#[test]
+fn the_documentation_lists_all_features() {
+    let (manifest, library) = (include_str!("../Cargo.toml"), include_str!("../src/lib.rs"));
+    let (_, features) = manifest.split_once("\n[features]\n").expect("a list of features");
+    let (features, _) = features.split_once("\n[").expect("another section");
+    let features: Vec<(&str, &str)> =
+        features.lines().filter_map(|line| line.split_once(" = ")).collect();
+    let default = features.iter().find(|(name, _)| *name == "default").expect("defaults").1;
+    let expected = features.iter().filter(|(name, _)| *name != "default").map(|(name, _)| {
+        let on = if default.contains(&format!("\"{name}\"")) { "yes" } else { "no" };
+        format!("//! | `{name}` | {on} |")
+    });
+    let (_, table) = library.split_once("//! # Features\n").expect("a table");
+    let (table, _) = table.split_once("//! # ").expect("the next heading");
+    for row in expected {
+        assert!(table.contains(&row), "{row} is missing");
+    }
+    let rows = table.lines().filter(|line| line.starts_with("//! | `")).count();
+    assert_eq!(rows, features.len() - 1, "the table has a feature that does not exist");
+}
