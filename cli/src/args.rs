@@ -1,7 +1,6 @@
-//! Flags that several commands share: the model, the engine's settings, and sampling.
+//! Flags that several commands share: the model, the engine's settings, and, in `sampling.rs`, how
+//! tokens are sampled.
 
-use std::fs::File;
-use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,15 +8,17 @@ use anyhow::Context;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use stolon::{
-    AdmissionPolicy, EmbeddingSizes, Engine, EngineBuilder, EvictionPolicy, Grammar, KvType,
-    ModelSource, PrefetchPolicy, Request, SamplingParams, WeightType, WritePolicy,
+    AdmissionPolicy, EmbeddingSizes, Engine, EngineBuilder, EvictionPolicy, KvType, ModelSource,
+    PrefetchPolicy, WeightType, WritePolicy,
 };
 
 use crate::download;
 use crate::memory::parse_bytes;
 
-/// Largest chat template, in bytes.
-const MAX_TEMPLATE_BYTES: u64 = 256 << 10;
+pub use sampling::SamplingArgs;
+
+mod files;
+mod sampling;
 
 /// The default of `--block-size` on the CPU, in tokens. On a GPU it is larger.
 pub(crate) const DEFAULT_BLOCK_SIZE: usize = 16;
@@ -282,7 +283,7 @@ impl EngineArgs {
             builder = builder.session_budget(blocks);
         }
         if let Some(path) = &self.chat_template {
-            builder = builder.chat_template(read_template(path)?);
+            builder = builder.chat_template(files::read_template(path)?);
         }
         if let Some(bytes) = self.kv_memory {
             builder = builder.kv_memory(bytes);
@@ -291,12 +292,17 @@ impl EngineArgs {
             builder = self.with_disk(builder, directory);
         }
         if let Some(path) = &self.namespace_key_file {
-            builder = builder.namespace_key(read_namespace_key(path)?);
+            builder = builder.namespace_key(files::read_namespace_key(path)?);
         }
         #[cfg(feature = "object-store")]
         if let Some(url) = &self.kv_object_store {
             builder = builder.kv_object_store(url);
         }
+        Ok(self.with_sizes(builder))
+    }
+
+    /// Adds the sizes that are set, and the device.
+    fn with_sizes(&self, mut builder: EngineBuilder) -> EngineBuilder {
         if let Some(count) = self.num_blocks {
             builder = builder.num_blocks(count);
         }
@@ -332,7 +338,7 @@ impl EngineArgs {
         if let Some(sizes) = &self.embedding_sizes {
             builder = builder.embedding_sizes(sizes.clone());
         }
-        Ok(builder)
+        builder
     }
 
     /// Loads the model and starts the engine.
@@ -343,43 +349,6 @@ impl EngineArgs {
         let engine = self.builder()?.build().await;
         engine.with_context(|| format!("cannot start an engine for the model `{}`", self.model))
     }
-}
-
-/// Reads a chat template.
-fn read_template(path: &Path) -> anyhow::Result<String> {
-    let read = || {
-        let mut text = String::new();
-        // One byte more than allowed, so that the engine refuses a file that is too long.
-        let file = File::open(path)?.take(MAX_TEMPLATE_BYTES + 1);
-        BufReader::new(file).read_to_string(&mut text)?;
-        std::io::Result::Ok(text)
-    };
-    let shown = path.display();
-    anyhow::ensure!(!path.is_dir(), "--chat-template: expected a file, got the directory {shown}");
-    read().with_context(|| format!("--chat-template: cannot read {shown}"))
-}
-
-/// Reads the key of namespaces.
-fn read_namespace_key(path: &Path) -> anyhow::Result<[u8; 32]> {
-    let shown = path.display();
-    let read = || {
-        let mut text = String::new();
-        File::open(path)?.take(1024).read_to_string(&mut text)?;
-        std::io::Result::Ok(text)
-    };
-    let text = read().with_context(|| format!("--namespace-key-file: cannot read {shown}"))?;
-    let digits = text.trim();
-    let is_key = digits.len() == 64 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-    // What the file has is not shown: it may be a key.
-    anyhow::ensure!(
-        is_key,
-        "--namespace-key-file: expected 64 hexadecimal digits in {shown}, got something else"
-    );
-    let mut key = [0; 32];
-    for (byte, pair) in key.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(pair)?, 16)?;
-    }
-    Ok(key)
 }
 
 #[cfg(feature = "demo-model")]
@@ -394,140 +363,4 @@ fn demo_model() -> anyhow::Result<ModelSource> {
         "this build does not contain the demo model (feature `demo-model`): choose another one with \
          --model"
     )
-}
-
-/// Sampling parameters and stop conditions.
-///
-/// `chat` takes defaults of unset sampling flags from the model's `generation_config.json`;
-/// `generate` is greedy.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Sampling")]
-pub struct SamplingArgs {
-    /// Maximum number of tokens to generate per answer. Default: as many as the context and the KV
-    /// cache can hold
-    #[arg(long, value_name = "TOKENS")]
-    pub max_tokens: Option<usize>,
-    /// Softmax temperature, 0 or above. 0 is greedy: always the most likely token
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
-    pub temperature: Option<f32>,
-    /// Sample from the K most likely tokens only
-    #[arg(long, value_name = "K")]
-    pub top_k: Option<usize>,
-    /// Sample from the most likely tokens whose probabilities add up to P (nucleus sampling); above
-    /// 0, at most 1
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    pub top_p: Option<f32>,
-    /// Sample only tokens whose probability is at least P times that of the most likely token; 0
-    /// to 1
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    pub min_p: Option<f32>,
-    /// Make tokens less likely that occur in the prompt or the answer; above 0, and 1 is off
-    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
-    pub repetition_penalty: Option<f32>,
-    /// Amount subtracted from the logit of each token that the answer contains; -2 to 2
-    #[arg(long, value_name = "AMOUNT", allow_negative_numbers = true)]
-    pub presence_penalty: Option<f32>,
-    /// Amount subtracted from a token's logit for each time that the answer contains it; -2 to 2
-    #[arg(long, value_name = "AMOUNT", allow_negative_numbers = true)]
-    pub frequency_penalty: Option<f32>,
-    /// Add BIAS, -100 to 100, to the logit of the token with this id. Can be repeated
-    #[arg(long, value_name = "ID=BIAS", value_parser = parse_bias)]
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Seed of the random draws: the same prompt and seed give the same answer
-    #[arg(long)]
-    pub seed: Option<u64>,
-    /// End the answer before this text if it appears. Can be repeated
-    #[arg(long, value_name = "TEXT")]
-    pub stop: Vec<String>,
-    /// End the answer if the token with this id is generated. Can be repeated
-    #[arg(long, value_name = "ID")]
-    pub stop_id: Vec<u32>,
-    /// Continue past the model's end-of-sequence tokens
-    #[arg(long)]
-    pub ignore_eos: bool,
-    /// Answer with JSON that is valid under this JSON schema: the schema itself, or a file with it
-    #[arg(long, value_name = "SCHEMA", value_parser = parse_schema, group = "structure")]
-    pub json_schema: Option<Grammar>,
-    /// Answer with a text that this regular expression matches as a whole
-    #[arg(long, value_name = "REGEX", value_parser = parse_regex, group = "structure")]
-    pub regex: Option<Grammar>,
-    /// Answer with a text of the grammar in this file, in the syntax of Lark
-    #[arg(long, value_name = "FILE", value_parser = parse_grammar, group = "structure")]
-    pub grammar: Option<Grammar>,
-}
-
-impl SamplingArgs {
-    /// Applies these flags to a request; sampling parameters without a flag are as in `base`.
-    #[must_use]
-    pub fn apply(&self, request: Request, base: &SamplingParams) -> Request {
-        let mut sampling = base.clone();
-        let set = |value: &mut f32, flag: Option<f32>| *value = flag.unwrap_or(*value);
-        set(&mut sampling.temperature, self.temperature);
-        set(&mut sampling.top_p, self.top_p);
-        set(&mut sampling.min_p, self.min_p);
-        set(&mut sampling.repetition_penalty, self.repetition_penalty);
-        set(&mut sampling.presence_penalty, self.presence_penalty);
-        set(&mut sampling.frequency_penalty, self.frequency_penalty);
-        sampling.top_k = self.top_k.or(sampling.top_k);
-        sampling.logit_bias = sampling.logit_bias.iter().chain(&self.logit_bias).copied().collect();
-        sampling.seed = self.seed.or(sampling.seed);
-        let request = match self.max_tokens {
-            Some(tokens) => request.max_tokens(tokens),
-            None => request,
-        };
-        let request =
-            match self.json_schema.as_ref().or(self.regex.as_ref()).or(self.grammar.as_ref()) {
-                Some(grammar) => request.grammar(grammar.clone()),
-                None => request,
-            };
-        request
-            .sampling(sampling)
-            .stop(self.stop.iter().cloned())
-            .stop_ids(self.stop_id.iter().copied())
-            .ignore_eos(self.ignore_eos)
-    }
-}
-
-fn parse_schema(text: &str) -> Result<Grammar, String> {
-    let read = || std::fs::read_to_string(text).map_err(|error| format!("{text}: {error}"));
-    let json = if text.trim_start().starts_with('{') { text.to_owned() } else { read()? };
-    let schema = serde_json::from_str(&json);
-    let schema = schema.map_err(|error| format!("expected a JSON schema, got {error}"))?;
-    checked(Grammar::JsonSchema(schema))
-}
-
-fn parse_regex(text: &str) -> Result<Grammar, String> {
-    checked(Grammar::Regex(text.to_owned()))
-}
-
-fn parse_grammar(path: &str) -> Result<Grammar, String> {
-    let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
-    checked(Grammar::Lark(text))
-}
-
-fn checked(grammar: Grammar) -> Result<Grammar, String> {
-    grammar.check().map_err(|error| error.to_string())?;
-    Ok(grammar)
-}
-
-fn parse_bias(text: &str) -> Result<(u32, f32), String> {
-    let pair = text
-        .split_once('=')
-        .and_then(|(id, bias)| Some((id.trim().parse().ok()?, bias.trim().parse::<f32>().ok()?)));
-    pair.ok_or_else(|| format!("expected TOKEN_ID=BIAS, for example 42=-1.5, got `{text}`"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Goal: a bias is a token id and a number; anything else is refused with what was expected.
-    #[test]
-    fn biases_are_parsed() {
-        assert_eq!(parse_bias("42=-1.5"), Ok((42, -1.5)));
-        for bad in ["42", "x=1", "42=", "-1=2"] {
-            let message = parse_bias(bad).expect_err("not a bias");
-            assert!(message.contains("expected") && message.contains(bad), "{message}");
-        }
-    }
 }

@@ -18,19 +18,20 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use crate::args::EngineArgs;
-use crate::memory::{format_bytes, parse_bytes};
+use crate::memory::format_bytes;
 use crate::terminal;
 use crate::traces::TracesArgs;
 use stolon_http::api::options::MAX_CHOICES;
 use stolon_http::{
-    Access, ApiKey, ConnectionLimits, FormatChoice, Gate, KeyLimits, Origins, RouterOptions,
-    Secret, Tenants, UnknownParameters, check_key, listen, read_keys, router, tls_acceptor,
+    Access, ApiKey, FormatChoice, Gate, KeyLimits, Origins, RouterOptions, Secret, Tenants,
+    UnknownParameters, check_key, listen, read_keys, router, tls_acceptor,
 };
 
-/// Most connections by default.
-const MAX_CONNECTIONS: usize = 1024;
-/// File descriptors that are kept for the engine: files, pipes and standard streams.
-const RESERVED_DESCRIPTORS: u64 = 32;
+mod interrupts;
+mod limits;
+
+use interrupts::Interrupts;
+use limits::LimitArgs;
 
 /// Arguments of `stolon serve`.
 #[derive(Debug, Args)]
@@ -184,43 +185,6 @@ struct AccessArgs {
     public_metrics: bool,
 }
 
-/// Limits of connections and requests.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Limits")]
-struct LimitArgs {
-    /// Maximum number of open connections
-    ///
-    /// When there are as many, connections that wait for a request are closed to make room.
-    /// Default: 1024, or fewer if the limit of open files is lower.
-    #[arg(long, value_name = "CONNECTIONS", value_parser = from_one())]
-    max_connections: Option<u64>,
-    /// Seconds within which a request's headers have to arrive, after the connection was opened or
-    /// the previous reply ended
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = from_one())]
-    header_timeout: u64,
-    /// Seconds within which a request's body has to arrive
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = from_one())]
-    body_timeout: u64,
-    /// Seconds after which a client is disconnected that accepts nothing of its reply
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = from_one())]
-    write_timeout: u64,
-    /// Seconds after which a request is ended, with status 504 if its reply has not begun
-    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = from_one())]
-    request_timeout: u64,
-    /// Maximum size of a request body, in bytes or with a unit K, M or G (powers of 1024)
-    ///
-    /// Larger requests are refused with status 413. Default: 256 bytes per token of the model's
-    /// context, from 1M to 16M.
-    #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
-    body_limit: Option<u64>,
-    /// Maximum memory of all request bodies that are being received or parsed
-    ///
-    /// Requests that need more are refused with status 503. The first 64K of each body do not
-    /// count.
-    #[arg(long, default_value = "256M", value_parser = parse_bytes, value_name = "BYTES")]
-    body_memory: u64,
-}
-
 /// A whole number from 1 to a million.
 fn from_one() -> RangedU64ValueParser<u64> {
     RangedU64ValueParser::new().range(1..=1_000_000)
@@ -341,20 +305,6 @@ impl AccessArgs {
     }
 }
 
-impl LimitArgs {
-    fn of_connections(&self) -> ConnectionLimits {
-        // A connection is a file descriptor. A listener that has none left cannot accept any.
-        let files = rlimit::Resource::NOFILE.get_soft().unwrap_or(u64::MAX);
-        let possible = files.saturating_sub(RESERVED_DESCRIPTORS).max(1);
-        let count = self.max_connections.unwrap_or(MAX_CONNECTIONS as u64).min(possible);
-        ConnectionLimits {
-            count: usize::try_from(count).unwrap_or(MAX_CONNECTIONS),
-            header_timeout: Duration::from_secs(self.header_timeout),
-            write_timeout: Duration::from_secs(self.write_timeout),
-        }
-    }
-}
-
 fn parse_tenants(text: &str) -> Result<Tenants, String> {
     let refused = || format!("expected `key` or `header:NAME`, got `{text}`");
     match text.strip_prefix("header:") {
@@ -387,46 +337,6 @@ fn announce(engine: &Engine, scheme: &str, address: SocketAddr) {
         if info.prefix_caching { "on" } else { "off" },
     ));
     terminal::note(format!("listening on {scheme}://{address}"));
-}
-
-/// SIGINT (Ctrl-C) and SIGTERM. One value lives as long as the server, because a signal that comes
-/// while none exists is lost.
-#[derive(Debug)]
-struct Interrupts {
-    #[cfg(unix)]
-    signals: [tokio::signal::unix::Signal; 2],
-}
-
-impl Interrupts {
-    #[cfg(unix)]
-    fn new() -> std::io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        let signals = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
-        Ok(Self { signals })
-    }
-
-    #[cfg(not(unix))]
-    fn new() -> std::io::Result<Self> {
-        Ok(Self {})
-    }
-
-    /// Waits for the next signal.
-    #[cfg(unix)]
-    async fn next(&mut self) {
-        let [interrupt, terminate] = &mut self.signals;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-    }
-
-    /// Waits for the next signal.
-    #[cfg(not(unix))]
-    async fn next(&mut self) {
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await; // No handler could be installed.
-        }
-    }
 }
 
 #[cfg(test)]

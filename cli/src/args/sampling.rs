@@ -1,0 +1,140 @@
+//! Flags of how tokens are sampled and where an answer ends.
+
+use clap::Args;
+use stolon::{Grammar, Request, SamplingParams};
+
+/// Sampling parameters and stop conditions.
+///
+/// `chat` takes defaults of unset sampling flags from the model's `generation_config.json`;
+/// `generate` is greedy.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Maximum number of tokens to generate per answer. Default: as many as the context and the KV
+    /// cache can hold
+    #[arg(long, value_name = "TOKENS")]
+    pub max_tokens: Option<usize>,
+    /// Softmax temperature, 0 or above. 0 is greedy: always the most likely token
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+    /// Sample from the K most likely tokens only
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
+    /// Sample from the most likely tokens whose probabilities add up to P (nucleus sampling); above
+    /// 0, at most 1
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Sample only tokens whose probability is at least P times that of the most likely token; 0
+    /// to 1
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
+    /// Make tokens less likely that occur in the prompt or the answer; above 0, and 1 is off
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
+    pub repetition_penalty: Option<f32>,
+    /// Amount subtracted from the logit of each token that the answer contains; -2 to 2
+    #[arg(long, value_name = "AMOUNT", allow_negative_numbers = true)]
+    pub presence_penalty: Option<f32>,
+    /// Amount subtracted from a token's logit for each time that the answer contains it; -2 to 2
+    #[arg(long, value_name = "AMOUNT", allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f32>,
+    /// Add BIAS, -100 to 100, to the logit of the token with this id. Can be repeated
+    #[arg(long, value_name = "ID=BIAS", value_parser = parse_bias)]
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Seed of the random draws: the same prompt and seed give the same answer
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// End the answer before this text if it appears. Can be repeated
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// End the answer if the token with this id is generated. Can be repeated
+    #[arg(long, value_name = "ID")]
+    pub stop_id: Vec<u32>,
+    /// Continue past the model's end-of-sequence tokens
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Answer with JSON that is valid under this JSON schema: the schema itself, or a file with it
+    #[arg(long, value_name = "SCHEMA", value_parser = parse_schema, group = "structure")]
+    pub json_schema: Option<Grammar>,
+    /// Answer with a text that this regular expression matches as a whole
+    #[arg(long, value_name = "REGEX", value_parser = parse_regex, group = "structure")]
+    pub regex: Option<Grammar>,
+    /// Answer with a text of the grammar in this file, in the syntax of Lark
+    #[arg(long, value_name = "FILE", value_parser = parse_grammar, group = "structure")]
+    pub grammar: Option<Grammar>,
+}
+
+impl SamplingArgs {
+    /// Applies these flags to a request; sampling parameters without a flag are as in `base`.
+    #[must_use]
+    pub fn apply(&self, request: Request, base: &SamplingParams) -> Request {
+        let mut sampling = base.clone();
+        let set = |value: &mut f32, flag: Option<f32>| *value = flag.unwrap_or(*value);
+        set(&mut sampling.temperature, self.temperature);
+        set(&mut sampling.top_p, self.top_p);
+        set(&mut sampling.min_p, self.min_p);
+        set(&mut sampling.repetition_penalty, self.repetition_penalty);
+        set(&mut sampling.presence_penalty, self.presence_penalty);
+        set(&mut sampling.frequency_penalty, self.frequency_penalty);
+        sampling.top_k = self.top_k.or(sampling.top_k);
+        sampling.logit_bias = sampling.logit_bias.iter().chain(&self.logit_bias).copied().collect();
+        sampling.seed = self.seed.or(sampling.seed);
+        let request = match self.max_tokens {
+            Some(tokens) => request.max_tokens(tokens),
+            None => request,
+        };
+        let request =
+            match self.json_schema.as_ref().or(self.regex.as_ref()).or(self.grammar.as_ref()) {
+                Some(grammar) => request.grammar(grammar.clone()),
+                None => request,
+            };
+        request
+            .sampling(sampling)
+            .stop(self.stop.iter().cloned())
+            .stop_ids(self.stop_id.iter().copied())
+            .ignore_eos(self.ignore_eos)
+    }
+}
+
+fn parse_schema(text: &str) -> Result<Grammar, String> {
+    let read = || std::fs::read_to_string(text).map_err(|error| format!("{text}: {error}"));
+    let json = if text.trim_start().starts_with('{') { text.to_owned() } else { read()? };
+    let schema = serde_json::from_str(&json);
+    let schema = schema.map_err(|error| format!("expected a JSON schema, got {error}"))?;
+    checked(Grammar::JsonSchema(schema))
+}
+
+fn parse_regex(text: &str) -> Result<Grammar, String> {
+    checked(Grammar::Regex(text.to_owned()))
+}
+
+fn parse_grammar(path: &str) -> Result<Grammar, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+    checked(Grammar::Lark(text))
+}
+
+fn checked(grammar: Grammar) -> Result<Grammar, String> {
+    grammar.check().map_err(|error| error.to_string())?;
+    Ok(grammar)
+}
+
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let pair = text
+        .split_once('=')
+        .and_then(|(id, bias)| Some((id.trim().parse().ok()?, bias.trim().parse::<f32>().ok()?)));
+    pair.ok_or_else(|| format!("expected TOKEN_ID=BIAS, for example 42=-1.5, got `{text}`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a bias is a token id and a number; anything else is refused with what was expected.
+    #[test]
+    fn biases_are_parsed() {
+        assert_eq!(parse_bias("42=-1.5"), Ok((42, -1.5)));
+        for bad in ["42", "x=1", "42=", "-1=2"] {
+            let message = parse_bias(bad).expect_err("not a bias");
+            assert!(message.contains("expected") && message.contains(bad), "{message}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Tests of the checks of keys, addresses and origins.
+
+use super::*;
+
+fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+    let pair = |&(name, value): &(&'static str, &str)| {
+        (HeaderName::from_static(name), value.parse().expect("a value"))
+    };
+    pairs.iter().map(pair).collect()
+}
+
+/// Goal: without a key, the administrator's routes are open to programs on this machine alone:
+/// not to other machines, clients of a proxy, or web pages, rebound names included.
+#[test]
+fn admin_routes_without_a_key_are_local() {
+    let access = Access::default();
+    let check = |peer: &str, pairs: &[(&'static str, &str)]| {
+        let peer = peer.parse().expect("an address");
+        access.check_admin(Some(peer), &headers(pairs)).is_ok()
+    };
+    for host in ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "127.9.9.9"] {
+        assert!(check("127.0.0.1", &[("host", host)]), "{host}");
+    }
+    let local = ("host", "127.0.0.1:8080");
+    assert!(check("::ffff:127.0.0.1", &[local]) && check("::1", &[local]));
+    assert!(check("127.0.0.1", &[local, ("origin", "http://127.0.0.1:8080")]));
+    assert!(!check("192.0.2.7", &[local]));
+    assert!(access.check_admin(None, &headers(&[local])).is_err());
+    for host in ["rebound.example", "127.0.0.1.example", "0.0.0.0", "192.0.2.7:80", ""] {
+        assert!(!check("127.0.0.1", &[("host", host)]), "{host}");
+    }
+    assert!(!check("127.0.0.1", &[]), "no host");
+    for foreign in [
+        ("origin", "https://evil.example"),
+        ("origin", "http://127.0.0.1:9090"),
+        ("origin", "null"),
+        ("sec-fetch-site", "cross-site"),
+        ("sec-fetch-site", "same-site"),
+        ("x-forwarded-for", "203.0.113.9"),
+        ("forwarded", "for=203.0.113.9"),
+        ("via", "1.1 proxy"),
+    ] {
+        assert!(!check("127.0.0.1", &[local, foreign]), "{foreign:?}");
+    }
+}
+
+/// Goal: without API keys, a web page whose name was rebound to this machine cannot use the
+/// model; programs, pages of this machine, clients of a proxy and other machines can.
+#[test]
+fn rebound_pages_cannot_use_the_model() {
+    let check = |access: &Access, peer: &str, pairs: &[(&'static str, &str)]| {
+        let peer = Some(peer.parse().expect("an address"));
+        access.check_rebound(peer, &headers(pairs)).is_ok()
+    };
+    let mut access = Access::default();
+    let rebound = ("host", "rebound.example:8080");
+    let origin = ("origin", "http://rebound.example:8080");
+    assert!(!check(&access, "127.0.0.1", &[rebound, origin]));
+    assert!(!check(&access, "::1", &[origin]));
+    assert!(check(&access, "127.0.0.1", &[rebound]));
+    assert!(check(&access, "127.0.0.1", &[("host", "localhost:8080"), origin]));
+    assert!(check(&access, "127.0.0.1", &[rebound, origin, ("via", "1.1 proxy")]));
+    assert!(check(&access, "192.0.2.7", &[rebound, origin]));
+    assert!(access.check_rebound(None, &headers(&[rebound, origin])).is_ok());
+    access.api_keys = vec![ApiKey {
+        name: "a".to_owned(),
+        key: "key".to_owned().into(),
+        limits: KeyLimits::default(),
+    }];
+    assert!(check(&access, "127.0.0.1", &[rebound, origin]), "the key decides");
+}
+
+/// Goal: with a key, the key alone decides, except about web pages.
+#[test]
+fn admin_routes_with_a_key_need_the_key() {
+    let access = Access { admin_key: Some(Secret::from("sesame".to_owned())), ..Access::default() };
+    let check = |pairs: &[(&'static str, &str)]| {
+        let peer = Some(IpAddr::from([192, 0, 2, 7]));
+        access.check_admin(peer, &headers(pairs)).is_ok()
+    };
+    let key = ("authorization", "Bearer sesame");
+    assert!(check(&[key]) && check(&[("authorization", "bearer sesame"), ("via", "proxy")]));
+    for wrong in ["Bearer sesam", "Bearer sesame1", "Bearer ", "Basic sesame", "sesame"] {
+        assert!(!check(&[("authorization", wrong)]), "{wrong}");
+    }
+    assert!(!check(&[]) && !check(&[key, ("origin", "https://evil.example")]));
+}
+
+/// Goal: a client is known by its key, and no salt of a client leads to another's prefixes.
+#[test]
+fn tenants_are_kept_apart() {
+    let key = |name: &str, key: &str| ApiKey {
+        name: name.to_owned(),
+        key: key.to_owned().into(),
+        limits: KeyLimits::default(),
+    };
+    let mut access = Access {
+        api_keys: vec![key("a", "key-a"), key("ab", "key-ab")],
+        tenants: Tenants::ByKey,
+        ..Access::default()
+    };
+    let tenant = |access: &Access, headers: &HeaderMap| {
+        access.key(headers).and_then(|key| access.tenant(key, headers))
+    };
+    let salt = |access: &Access, header: (&'static str, &str), salt: Option<&str>| {
+        tenant(access, &headers(&[header])).ok().and_then(|tenant| tenant.salt(salt))
+    };
+    let of_a = |s| salt(&access, ("authorization", "Bearer key-a"), s);
+    let of_ab = |s| salt(&access, ("authorization", "Bearer key-ab"), s);
+    assert_ne!(of_a(Some("bc")), of_ab(Some("c")));
+    assert_ne!(of_a(None), of_ab(None));
+    assert_ne!(of_a(Some("x")), of_a(Some("y")));
+    assert!(tenant(&access, &headers(&[("authorization", "Bearer key-")])).is_err());
+    access.api_keys.clear();
+    access.tenants = Tenants::ByHeader(HeaderName::from_static("x-tenant"));
+    assert_eq!(salt(&access, ("x-tenant", "t"), None).as_deref(), Some("1:t"));
+    assert!(tenant(&access, &HeaderMap::new()).is_err(), "the header is required");
+    access.tenants = Tenants::One;
+    assert_eq!(salt(&access, ("x-tenant", "t"), Some("s")).as_deref(), Some("s"));
+}
