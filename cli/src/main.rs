@@ -32,7 +32,7 @@ fn main() -> ExitCode {
         }
     };
     let result = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2) // The engine computes on threads of its own; these only forward events.
+        .worker_threads(2) // The engine has its own threads; these only forward events.
         .enable_all()
         .build()
         .map_err(anyhow::Error::from)

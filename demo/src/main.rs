@@ -42,7 +42,7 @@ fn main() -> ExitCode {
 }
 
 fn run(show_handbook: bool) -> anyhow::Result<()> {
-    // The engine computes on threads of its own; this one shows what it has computed.
+    // The engine has its own threads; this one only shows the answers.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(async {
         let engine = Engine::builder().model("demo").build().await?;

@@ -89,7 +89,7 @@ fn log_once(name: &str) {
     }
 }
 
-/// Middleware of the routes for clients: names what was ignored in the reply.
+/// Middleware of all routes: names in the reply what was ignored.
 pub(super) async fn middleware(
     State(app): State<Arc<App>>,
     mut request: Request,

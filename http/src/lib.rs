@@ -250,8 +250,7 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
 /// # Errors
 /// The body of the server's reply.
 pub fn parse_completion(body: &[u8], max_values: usize) -> Result<CompletionRequest, ErrorReply> {
-    body::parse(body, max_values, &advice::Ignored::default())
-        .map_err(|error: error::ApiError| error.reply())
+    parse_alone(body, max_values)
 }
 
 /// Parses the body of a chat request as the server does, with a limit on JSON values.
@@ -259,8 +258,7 @@ pub fn parse_completion(body: &[u8], max_values: usize) -> Result<CompletionRequ
 /// # Errors
 /// The body of the server's reply.
 pub fn parse_chat(body: &[u8], max_values: usize) -> Result<ChatRequest, ErrorReply> {
-    body::parse(body, max_values, &advice::Ignored::default())
-        .map_err(|error: error::ApiError| error.reply())
+    parse_alone(body, max_values)
 }
 
 /// Parses the body of a request to `/v1/responses` as the server does, with a limit on JSON values.
@@ -268,8 +266,7 @@ pub fn parse_chat(body: &[u8], max_values: usize) -> Result<ChatRequest, ErrorRe
 /// # Errors
 /// The body of the server's reply.
 pub fn parse_responses(body: &[u8], max_values: usize) -> Result<ResponsesRequest, ErrorReply> {
-    body::parse(body, max_values, &advice::Ignored::default())
-        .map_err(|error: error::ApiError| error.reply())
+    parse_alone(body, max_values)
 }
 
 /// Parses the body of a request to `/v1/messages` as the server does, with a limit on JSON values.
@@ -277,8 +274,7 @@ pub fn parse_responses(body: &[u8], max_values: usize) -> Result<ResponsesReques
 /// # Errors
 /// The body of the server's reply, in OpenAI's form.
 pub fn parse_messages(body: &[u8], max_values: usize) -> Result<MessagesRequest, ErrorReply> {
-    body::parse(body, max_values, &advice::Ignored::default())
-        .map_err(|error: error::ApiError| error.reply())
+    parse_alone(body, max_values)
 }
 
 /// Parses the body of a request for embeddings as the server does, with a limit on JSON values.
@@ -286,8 +282,12 @@ pub fn parse_messages(body: &[u8], max_values: usize) -> Result<MessagesRequest,
 /// # Errors
 /// The body of the server's reply.
 pub fn parse_embeddings(body: &[u8], max_values: usize) -> Result<EmbeddingsRequest, ErrorReply> {
-    body::parse(body, max_values, &advice::Ignored::default())
-        .map_err(|error: error::ApiError| error.reply())
+    parse_alone(body, max_values)
+}
+
+/// Parses a body outside of a request, where nobody learns which parameters are ignored.
+fn parse_alone<T: body::RequestBody>(body: &[u8], max_values: usize) -> Result<T, ErrorReply> {
+    body::parse(body, max_values, &advice::Ignored::default()).map_err(|error| error.reply())
 }
 
 impl App {

@@ -1,8 +1,8 @@
 //! `GET /openapi.json` and `GET /docs`: a description of the API, and a page that shows it.
 //!
 //! The schemas come from the types in [`api`](crate::api), which the server itself uses to parse
-//! requests and to write replies. Its operations are the routes of
-//! `routes.rs`. Neither the description nor the page loads anything from elsewhere.
+//! requests and to write replies. Its operations are the routes of `routes.rs`. Neither the
+//! description nor the page loads anything from elsewhere.
 
 mod page;
 

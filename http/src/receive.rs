@@ -33,7 +33,7 @@ pub(super) struct BodyLimits {
 #[derive(Debug)]
 pub(super) struct Received {
     pub(super) bytes: Vec<u8>,
-    /// What of the request is ignored.
+    /// The parameters of the request that are ignored.
     pub(super) ignored: Ignored,
     /// The part of [`BodyLimits::memory`] that the body holds.
     _memory: Option<OwnedSemaphorePermit>,

@@ -166,11 +166,7 @@ impl Offered {
             refuse_unknown(&path, &tool.unknown, Scope::ResponsesTool, ignored)?;
             let path = format!("{path}name");
             let name = tool.name.ok_or_else(|| ApiError::missing(&path))?;
-            // Functions of different namespaces may have the same name.
-            let shown = match namespace {
-                Some(namespace) => format!("{namespace}.{name}"),
-                None => name.clone(),
-            };
+            let shown = shown_name(namespace, &name);
             let (place, description) = ((path.as_str(), "parameters"), tool.description.as_deref());
             let function = function_tool(place, &shown, description, tool.parameters, tool.strict)?;
             self.functions.push(function);
@@ -182,6 +178,15 @@ impl Offered {
     }
 }
 
+/// The name of a function as the model sees it. Functions of different namespaces may have the same
+/// name.
+fn shown_name(namespace: Option<&str>, name: &str) -> String {
+    match namespace {
+        Some(namespace) => format!("{namespace}.{name}"),
+        None => name.to_owned(),
+    }
+}
+
 /// Adds an item to the conversation. Reasoning, text and calls that follow one another are one
 /// message of the assistant, as the model wrote them.
 fn add_item(messages: &mut Vec<ChatMessage>, item: InputItem) {
@@ -190,7 +195,7 @@ fn add_item(messages: &mut Vec<ChatMessage>, item: InputItem) {
             add_message(messages, message);
         }
         InputItem::Typed(TypedItem::FunctionCall { call_id, namespace, name, arguments }) => {
-            let name = namespace.map_or(name.clone(), |namespace| format!("{namespace}.{name}"));
+            let name = shown_name(namespace.as_deref(), &name);
             let function = json!({"name": name, "arguments": arguments});
             let call = json!({"id": call_id, "type": "function", "function": function});
             let message = last_of_assistant(messages);

@@ -42,8 +42,7 @@ pub enum ModelSource {
 impl FromStr for ModelSource {
     type Err = ModelError;
 
-    /// `demo` is the model of that name, whatever lies in the working directory; `./demo` is a
-    /// directory. An existing directory or file comes next; a file must be a GGUF file. Otherwise
+    /// `demo` is always the model of that name; `./demo` is a directory. An existing directory or file comes next; a file must be a GGUF file. Otherwise
     /// the text is `random:PRESET[@SEED]`, or a hub id `org/name[@revision][:file]`. Text that
     /// looks like a path (it starts with `.`, `/` or `~`, ends in `.gguf` without a `:`, or has
     /// more than one `/` before the `:`) is never parsed as a hub id.
@@ -211,8 +210,7 @@ mod tests {
         assert!(error.ends_with("; it is a file, but not a .gguf file"), "{error}");
     }
 
-    /// Goal: `demo` is never a directory that happens to have that name, and the directory has a
-    /// text of its own.
+    /// Goal: `demo` is never a directory that happens to have that name; `./demo` is the directory.
     #[test]
     fn a_directory_named_demo_is_not_the_model() {
         let directory = ModelSource::from(Path::new("demo"));

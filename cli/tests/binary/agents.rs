@@ -157,7 +157,7 @@ async fn a_template_receives_the_effort() {
     }
 }
 
-/// Goal: with `--unknown-parameters warn`, parameters that nobody knows are ignored and named, and
+/// Goal: with `--unknown-parameters warn`, unknown parameters are ignored and named, and
 /// those that would change the answer are refused.
 #[tokio::test]
 async fn unknown_parameters_can_be_ignored() {

@@ -37,7 +37,7 @@ pub(crate) enum Scope {
     None,
 }
 
-/// What a parameter that is not implemented asks for.
+/// The effect that a parameter would have if it were implemented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meaning {
     /// Nothing: the answer is what it would be if the parameter were implemented.
@@ -50,7 +50,7 @@ pub(crate) enum Meaning {
     Unknown,
 }
 
-/// What this value of a parameter asks for.
+/// The effect that this value of a parameter would have.
 pub(crate) fn meaning(scope: Scope, name: &str, value: &Value) -> Meaning {
     match requests_nothing(scope, name, value) {
         Some(true) => Meaning::Nothing,
@@ -60,7 +60,7 @@ pub(crate) fn meaning(scope: Scope, name: &str, value: &Value) -> Meaning {
     }
 }
 
-/// Whether a parameter is only advice, whatever its value is.
+/// Whether a parameter is only advice, with every value.
 fn is_advice(scope: Scope, name: &str) -> bool {
     match scope {
         Scope::Completions => is_advice_of_generation(name),

@@ -216,8 +216,8 @@ pub struct ResponsesTool {
     /// Whether arguments always follow the schema. Default false. With a `tool_choice` that
     /// requires a call they always do.
     pub strict: Option<bool>,
-    /// The functions of a namespace, at most [`MAX_TOOLS`]. Calls name them without the namespace,
-    /// which is a member of its own.
+    /// The functions of a namespace, at most [`MAX_TOOLS`]. A call has the namespace in its member
+    /// `namespace`, and the function's name without it.
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_TOOLS>")]
     #[schemars(length(max = MAX_TOOLS))]
     pub tools: Option<Vec<ResponsesTool>>,

@@ -131,7 +131,7 @@ fn token_count(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// An event that has a name of its own and is an object with its `type`.
+/// A named event: an object whose `type` is the name.
 fn typed_event(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object", "required": ["type"], "properties": {"type": {"type": "string"}},
