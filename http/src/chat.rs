@@ -6,39 +6,43 @@ use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
-use stolon::{
-    Answer, AnswerFormat, AnswerParser, AnswerPart, ChatMessage, Completion, Engine, MessageContent,
-};
+use stolon::{AnswerPart, ChatMessage, Engine, MessageContent, ToolCallFormat};
 
 use super::App;
 use super::access::Caller;
 use super::advice::Ignored;
 use super::body::refuse_unknown;
+use super::choices::{self, ChoiceEvent, Envelope, Names};
 use super::dialogue::{Dialogue, Tool, call_id, function_tool, is_function, tool_choice};
 use super::error::ApiError;
-use super::generation::{Endpoint, Piece, respond};
 use super::logprobs;
 use super::options::Call;
 use super::receive::Received;
+use super::reply::{self, Dialect, Piece};
 use crate::api::chat::{
-    AnswerMessage, CalledFunction, ChatChoice, ChatChunkChoice, ChatRequest, Content, Delta,
-    FunctionDelta, FunctionType, MAX_PARTS, Message, ReplyToolCall, RequestToolCall, Role,
-    Tool as RequestTool, ToolCallDelta,
+    AnswerMessage, CalledFunction, ChatChoice, ChatChunkChoice, ChatCompletion, ChatRequest,
+    Content, Delta, FunctionDelta, FunctionType, MAX_PARTS, Message, ReplyToolCall,
+    RequestToolCall, Role, Tool as RequestTool, ToolCallDelta,
 };
 use crate::api::logprobs::ChatLogprobs;
 use crate::api::neutral::Scope;
-use crate::api::reply::FinishReason;
+use crate::api::reply::{FinishReason, Usage};
 
-/// The form of the choices of one call.
+/// The names in replies.
+const NAMES: Names =
+    Names { id: "chatcmpl", whole: "chat.completion", piece: "chat.completion.chunk" };
+
+/// The reply to one call.
 struct Chat {
-    /// Whether log-probabilities were requested.
-    logprobs: bool,
+    engine: Engine,
+    envelope: Envelope,
     /// Whether the reply has the reasoning.
     reasoning: bool,
-    /// What an answer consists of.
-    format: AnswerFormat,
-    /// Token ids of the prompt, if token ids were requested.
-    prompt_ids: Option<Vec<u32>>,
+    /// How the model calls tools.
+    format: Option<ToolCallFormat>,
+    /// Whether token ids were requested.
+    has_ids: bool,
+    choices: Vec<Growing>,
 }
 
 /// The handler.
@@ -63,9 +67,9 @@ pub(super) async fn create(
     call.join_session(std::slice::from_mut(&mut request))?;
     call.admit(&app.engine, std::slice::from_mut(&mut request)).await?;
     let prompt_ids = call.prompt_ids(&app.engine, &mut request).await?;
-    let chat = Chat { logprobs: logprobs.is_some(), reasoning, format, prompt_ids };
+    let chat = Chat { reasoning, ..Chat::new(&app, &call, format.tool_calls, prompt_ids) };
     let usage = app.usage_sum(call.choice_count);
-    respond(&app, chat, call, vec![request], usage).await
+    reply::respond(&app, &call, vec![request], usage, format, chat).await
 }
 
 /// The conversation and its tools.
@@ -196,9 +200,11 @@ fn template_call(call: RequestToolCall) -> Value {
     json!({"id": call.id, "type": call.kind, "function": call.function})
 }
 
-/// What is known of a streamed choice.
-struct ChatState {
-    parser: AnswerParser,
+/// What is known of a choice.
+#[derive(Debug)]
+struct Growing {
+    /// The whole choice, unless it is streamed.
+    whole: ChatChoice,
     /// Number of complete calls.
     complete_calls: usize,
 }
@@ -212,38 +218,117 @@ fn finish_reason(reason: FinishReason, calls: usize) -> FinishReason {
 }
 
 impl Chat {
+    /// The reply to one call. `format` is what an answer consists of.
+    fn new(app: &App, call: &Call, format: Option<ToolCallFormat>, ids: Option<Vec<u32>>) -> Self {
+        let (has_ids, has_logprobs) = (ids.is_some(), call.logprobs.is_some());
+        let growing = |index| {
+            let message = AnswerMessage {
+                role: Role::Assistant,
+                content: Some(String::new()),
+                refusal: None,
+                reasoning_content: None,
+                tool_calls: Vec::new(),
+            };
+            let whole = ChatChoice {
+                index,
+                message,
+                logprobs: has_logprobs.then(|| ChatLogprobs { content: Vec::new(), refusal: None }),
+                finish_reason: FinishReason::Stop,
+                token_ids: has_ids.then(Vec::new),
+            };
+            Growing { whole, complete_calls: 0 }
+        };
+        Self {
+            engine: app.engine.clone(),
+            envelope: Envelope::new(NAMES, call, ids),
+            reasoning: true,
+            format,
+            has_ids,
+            choices: (0..call.choice_count).map(growing).collect(),
+        }
+    }
+
     /// A piece without log-probabilities and token ids.
     fn chunk(&self, index: usize, delta: Delta) -> ChatChunkChoice {
-        let token_ids = self.prompt_ids.is_some().then(Vec::new);
+        let token_ids = self.has_ids.then(Vec::new);
         ChatChunkChoice { index, delta, logprobs: None, finish_reason: None, token_ids }
     }
 
-    /// The pieces of a streamed choice for parts of its answer.
-    fn pieces(&self, state: &mut ChatState, parts: Vec<AnswerPart>) -> Vec<Delta> {
-        let mut pieces = Vec::new();
+    /// What parts of an answer add to the message of a choice.
+    fn deltas(&mut self, index: usize, parts: Vec<AnswerPart>) -> Vec<Delta> {
+        let mut deltas = Vec::new();
         for part in parts {
-            pieces.extend(match part {
-                AnswerPart::Text(text) => Some(Delta { content: Some(text), ..Delta::default() }),
+            deltas.push(match part {
+                AnswerPart::Text(text) => Delta { content: Some(text), ..Delta::default() },
                 AnswerPart::Reasoning(text) if self.reasoning => {
-                    Some(Delta { reasoning_content: Some(text), ..Delta::default() })
+                    Delta { reasoning_content: Some(text), ..Delta::default() }
                 }
+                AnswerPart::Reasoning(_) => continue,
                 AnswerPart::Call { index, name } => {
-                    let id = Some(call_id(self.format.tool_calls, "call_"));
+                    let id = Some(call_id(self.format, "call_"));
                     let kind = Some(FunctionType::Function);
-                    Some(call_delta(index, id, kind, Some(name), String::new()))
+                    call_delta(index, id, kind, Some(name), String::new())
                 }
-                AnswerPart::Arguments { index, json } => {
-                    Some(call_delta(index, None, None, None, json))
-                }
+                AnswerPart::Arguments { index, json } => call_delta(index, None, None, None, json),
                 AnswerPart::CallEnd { .. } => {
-                    state.complete_calls += 1;
-                    None
+                    self.choices[index].complete_calls += 1;
+                    continue;
                 }
-                AnswerPart::Reasoning(_) | AnswerPart::CallBroken { .. } => None,
+                // A client cannot be told to forget what was sent. A whole reply leaves it out.
+                AnswerPart::CallBroken { index: call } if !self.envelope.stream => {
+                    deltas.retain(|delta| !is_of_call(delta, call));
+                    self.choices[index].whole.message.tool_calls.truncate(call);
+                    continue;
+                }
+                AnswerPart::CallBroken { .. } => continue,
             });
         }
-        pieces
+        deltas
     }
+
+    /// Sends pieces, or adds them to the whole choice.
+    fn emit(&mut self, pieces: Vec<ChatChunkChoice>) -> Vec<ChoiceEvent<ChatChunkChoice>> {
+        if self.envelope.stream {
+            return pieces.into_iter().map(|piece| self.envelope.piece(piece)).collect();
+        }
+        for piece in pieces {
+            add(&mut self.choices[piece.index].whole, piece);
+        }
+        Vec::new()
+    }
+}
+
+/// Adds a piece to a choice.
+fn add(choice: &mut ChatChoice, piece: ChatChunkChoice) {
+    let Delta { role: _, content, reasoning_content, tool_calls } = piece.delta;
+    let message = &mut choice.message;
+    message.content.get_or_insert_default().push_str(&content.unwrap_or_default());
+    if let Some(text) = reasoning_content {
+        message.reasoning_content.get_or_insert_default().push_str(&text);
+    }
+    for ToolCallDelta { index, id, kind: _, function } in tool_calls.into_iter().flatten() {
+        if let Some(id) = id {
+            let name = function.name.unwrap_or_default();
+            let called = CalledFunction { name, arguments: String::new() };
+            let kind = FunctionType::Function;
+            message.tool_calls.push(ReplyToolCall { id, kind, function: called });
+        }
+        if let Some(call) = message.tool_calls.get_mut(index) {
+            call.function.arguments.push_str(&function.arguments);
+        }
+    }
+    if let (Some(all), Some(more)) = (&mut choice.logprobs, piece.logprobs) {
+        all.content.extend(more.content);
+    }
+    if let (Some(ids), Some(more)) = (&mut choice.token_ids, piece.token_ids) {
+        ids.extend(more);
+    }
+    choice.finish_reason = piece.finish_reason.unwrap_or(choice.finish_reason);
+}
+
+/// Whether a delta is a part of the call with this number.
+fn is_of_call(delta: &Delta, call: usize) -> bool {
+    delta.tool_calls.as_ref().is_some_and(|[delta]| delta.index == call)
 }
 
 fn call_delta(
@@ -257,65 +342,29 @@ fn call_delta(
     Delta { tool_calls: Some([ToolCallDelta { index, id, kind, function }]), ..Delta::default() }
 }
 
-impl Endpoint for Chat {
-    const ID_PREFIX: &'static str = "chatcmpl";
-    const OBJECT: &'static str = "chat.completion";
-    const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
+impl Dialect for Chat {
+    type Event = ChoiceEvent<ChatChunkChoice>;
+    type Whole = ChatCompletion;
 
-    type Choice = ChatChoice;
-    type ChunkChoice = ChatChunkChoice;
-    type State = ChatState;
+    const TERMINATOR: Option<&'static str> = choices::TERMINATOR;
 
-    fn whole(&self, engine: &Engine, index: usize, completion: &Completion) -> ChatChoice {
-        let logprobs = self
-            .logprobs
-            .then(|| logprobs::chat(engine, logprobs::visible(engine, &completion.logprobs)));
-        let answer = Answer::parse(&self.format, &completion.text);
-        let reason = FinishReason::from(&completion.finish.reason);
-        let finish_reason = finish_reason(reason, answer.calls.len());
-        let tool_calls: Vec<ReplyToolCall> = answer
-            .calls
-            .into_iter()
-            .map(|call| ReplyToolCall {
-                id: call_id(self.format.tool_calls, "call_"),
-                kind: FunctionType::Function,
-                function: CalledFunction { name: call.name, arguments: call.arguments },
-            })
-            .collect();
-        let message = AnswerMessage {
-            role: Role::Assistant,
-            content: (tool_calls.is_empty() || !answer.text.is_empty()).then_some(answer.text),
-            refusal: None,
-            reasoning_content: (self.reasoning && !answer.reasoning.is_empty())
-                .then_some(answer.reasoning),
-            tool_calls,
-        };
-        let token_ids = self.prompt_ids.is_some().then(|| completion.token_ids.clone());
-        ChatChoice { index, message, logprobs, finish_reason, token_ids }
+    fn name(_: &Self::Event) -> Option<&'static str> {
+        None
     }
 
-    fn prompt_ids(&self) -> Option<Vec<u32>> {
-        self.prompt_ids.clone()
-    }
-
-    fn opening(&self, index: usize) -> Option<ChatChunkChoice> {
+    fn begin(&mut self, index: usize, _usage: Usage) -> Vec<Self::Event> {
         let (role, content) = (Some(Role::Assistant), Some(String::new()));
-        Some(self.chunk(index, Delta { role, content, ..Delta::default() }))
+        let piece = self.chunk(index, Delta { role, content, ..Delta::default() });
+        self.emit(vec![piece])
     }
 
-    fn delta(
-        &self,
-        engine: &Engine,
-        index: usize,
-        state: &mut ChatState,
-        piece: Piece<'_>,
-    ) -> Vec<ChatChunkChoice> {
-        let parts = state.parser.push(piece.text);
+    fn part(&mut self, index: usize, piece: Piece<'_>) -> Vec<Self::Event> {
+        let deltas = self.deltas(index, piece.parts);
         let mut chunks: Vec<ChatChunkChoice> =
-            self.pieces(state, parts).into_iter().map(|delta| self.chunk(index, delta)).collect();
-        let logprobs = logprobs::chat(engine, logprobs::visible(engine, piece.logprob));
+            deltas.into_iter().map(|delta| self.chunk(index, delta)).collect();
+        let logprobs = logprobs::chat(&self.engine, logprobs::visible(&self.engine, piece.logprob));
         let logprobs: Option<ChatLogprobs> = (!logprobs.content.is_empty()).then_some(logprobs);
-        let needs_chunk = logprobs.is_some() || (self.prompt_ids.is_some() && piece.id.is_some());
+        let needs_chunk = logprobs.is_some() || (self.has_ids && piece.id.is_some());
         if needs_chunk && chunks.is_empty() {
             let content = Some(String::new());
             chunks.push(self.chunk(index, Delta { content, ..Delta::default() }));
@@ -326,27 +375,32 @@ impl Endpoint for Chat {
                 ids.extend(piece.id);
             }
         }
-        chunks
+        self.emit(chunks)
     }
 
-    fn closing(
-        &self,
-        index: usize,
-        state: &mut ChatState,
-        reason: FinishReason,
-    ) -> Vec<ChatChunkChoice> {
-        let parser =
-            std::mem::replace(&mut state.parser, AnswerParser::new(AnswerFormat::default()));
-        let parts = parser.finish();
-        let mut chunks: Vec<ChatChunkChoice> =
-            self.pieces(state, parts).into_iter().map(|delta| self.chunk(index, delta)).collect();
-        let finish_reason = Some(finish_reason(reason, state.complete_calls));
-        chunks.push(ChatChunkChoice { finish_reason, ..self.chunk(index, Delta::default()) });
-        chunks
+    fn end(&mut self, index: usize, reason: &stolon::FinishReason) -> Vec<Self::Event> {
+        let reason = finish_reason(reason.into(), self.choices[index].complete_calls);
+        let piece = self.chunk(index, Delta::default());
+        self.emit(vec![ChatChunkChoice { finish_reason: Some(reason), ..piece }])
     }
 
-    fn state(&self, _index: usize) -> ChatState {
-        ChatState { parser: AnswerParser::new(self.format.clone()), complete_calls: 0 }
+    fn finish(&mut self, usage: Usage) -> Vec<Self::Event> {
+        self.envelope.finish(usage)
+    }
+
+    fn fail(&mut self, error: &ApiError) -> Self::Event {
+        Envelope::fail(error)
+    }
+
+    fn whole(self) -> ChatCompletion {
+        let choices = self.choices.into_iter().map(|growing| {
+            let mut choice = growing.whole;
+            let message = &mut choice.message;
+            let text = message.content.take();
+            message.content = text.filter(|text| message.tool_calls.is_empty() || !text.is_empty());
+            choice
+        });
+        self.envelope.whole(choices.collect())
     }
 }
 

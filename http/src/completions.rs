@@ -7,18 +7,20 @@ use axum::extract::State;
 use axum::response::Response;
 use futures::future::try_join_all;
 use serde_json::json;
-use stolon::{Completion, Engine, Request};
+use stolon::{AnswerFormat, AnswerPart, Engine, Request};
 
 use super::App;
 use super::access::Caller;
+use super::choices::{self, ChoiceEvent, Envelope, Names};
 use super::error::ApiError;
-use super::generation::{Endpoint, Piece, respond, respond_without_answers};
 use super::logprobs::{CompletionLists, TextOffsets, visible};
 use super::options::Call;
 use super::receive::Received;
-use crate::api::completions::{CompletionChoice, CompletionRequest, Prompt};
+use super::reply::{self, Dialect, Piece, UsageSum};
+use crate::api::completions::{Completion, CompletionChoice, CompletionRequest, Prompt};
+use crate::api::logprobs::CompletionLogprobs;
 use crate::api::options::MAX_CHOICES;
-use crate::api::reply::FinishReason;
+use crate::api::reply::{FinishReason, Usage};
 
 /// OpenAI's default for this endpoint.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -36,15 +38,32 @@ struct Echo {
     offsets: TextOffsets,
 }
 
-/// The form of the choices of one call.
-struct Completions {
-    choices_per_prompt: usize,
-    /// Whether log-probabilities were requested.
-    logprobs: bool,
+/// The names in replies.
+const NAMES: Names = Names { id: "cmpl", whole: "text_completion", piece: "text_completion" };
+
+/// The prompts of one call as its replies have them.
+#[derive(Default)]
+struct Prompts {
     /// One entry per prompt if prompts are repeated, empty otherwise.
     echoes: Vec<Echo>,
     /// Token ids of each prompt if token ids were requested, empty otherwise.
+    ids: Vec<Vec<u32>>,
+}
+
+/// The reply to one call.
+struct Completions {
+    engine: Engine,
+    envelope: Envelope,
+    choices_per_prompt: usize,
+    /// Whether log-probabilities were requested.
+    logprobs: bool,
+    /// See [`Prompts`].
+    echoes: Vec<Echo>,
     prompt_ids: Vec<Vec<u32>>,
+    /// Where the text of the next token of each choice begins.
+    offsets: Vec<TextOffsets>,
+    /// The whole choices, unless they are streamed.
+    choices: Vec<CompletionChoice>,
 }
 
 /// The handler.
@@ -74,12 +93,7 @@ pub(super) async fn create(
     }
     call.max_tokens = max_tokens;
     call.logprobs = request.logprobs;
-    let mut completions = Completions {
-        choices_per_prompt: call.choice_count,
-        logprobs: request.logprobs.is_some(),
-        echoes: Vec::new(),
-        prompt_ids: Vec::new(),
-    };
+    let mut shown = Prompts::default();
     let usage = app.usage_sum(call.choice_count);
     let mut requests: Vec<Request> = prompts.iter().cloned().map(engine_request).collect();
     if echo && call.has_session() {
@@ -97,9 +111,9 @@ pub(super) async fn create(
     call.admit(&app.engine, &mut requests).await?;
     if !echo {
         for request in &mut requests {
-            completions.prompt_ids.extend(call.prompt_ids(&app.engine, request).await?);
+            shown.ids.extend(call.prompt_ids(&app.engine, request).await?);
         }
-        return respond(&app, completions, call, requests, usage).await;
+        return respond(&app, &call, requests, shown, usage).await;
     }
     let scored = prompts.into_iter().map(|prompt| score(&app.engine, &call, prompt));
     let scored = try_join_all(scored).await?;
@@ -107,21 +121,35 @@ pub(super) async fn create(
     let usage = usage.with_prompts(&prompt_usages);
     let mut requests = Vec::with_capacity(scored.len());
     for scored in scored {
-        completions.echoes.push(scored.echo);
+        shown.echoes.push(scored.echo);
         if call.return_token_ids {
-            completions.prompt_ids.push(scored.tokens.clone());
+            shown.ids.push(scored.tokens.clone());
         }
         requests.push(Request::tokens(scored.tokens));
     }
     if max_tokens == 0 {
-        return Ok(respond_without_answers(&app, completions, call, requests.len(), usage));
+        let count = requests.len() * call.choice_count;
+        let completions = Completions::new(&app, &call, count, shown);
+        return reply::respond_without_answers(&call, count, usage, completions).await;
     }
     if request.logprobs.is_none() {
         // The prompts have not been computed, and count with their answers.
         let usage = app.usage_sum(call.choice_count);
-        return respond(&app, completions, call, requests, usage).await;
+        return respond(&app, &call, requests, shown, usage).await;
     }
-    respond(&app, completions, call, requests, usage).await
+    respond(&app, &call, requests, shown, usage).await
+}
+
+/// Runs the prompts of a call and replies. `usage` has what was counted before.
+async fn respond(
+    app: &App,
+    call: &Call,
+    prompts: Vec<Request>,
+    shown: Prompts,
+    usage: UsageSum,
+) -> Result<Response, ApiError> {
+    let completions = Completions::new(app, call, prompts.len() * call.choice_count, shown);
+    reply::respond(app, call, prompts, usage, AnswerFormat::default(), completions).await
 }
 
 /// A prompt with its log-probabilities.
@@ -197,12 +225,30 @@ pub(super) fn engine_request(prompt: Prompt) -> Request {
 }
 
 impl Completions {
-    fn echo(&self, index: usize) -> Option<&Echo> {
-        self.echoes.get(index / self.choices_per_prompt)
+    fn new(app: &App, call: &Call, choice_count: usize, shown: Prompts) -> Self {
+        let Prompts { echoes, ids: prompt_ids } = shown;
+        let mut reply = Self {
+            engine: app.engine.clone(),
+            envelope: Envelope::new(NAMES, call, None),
+            choices_per_prompt: call.choice_count,
+            logprobs: call.logprobs.is_some(),
+            echoes,
+            prompt_ids,
+            offsets: Vec::new(),
+            choices: Vec::new(),
+        };
+        for index in 0..choice_count {
+            let offsets = reply.echo(index).map(|echo| echo.offsets.clone());
+            reply.offsets.push(offsets.unwrap_or_default());
+            let logprobs = reply.logprobs.then(CompletionLogprobs::default);
+            let choice = reply.piece(index, String::new(), Vec::new());
+            reply.choices.push(CompletionChoice { logprobs, ..choice });
+        }
+        reply
     }
 
-    fn prompt_ids(&self, index: usize) -> Option<&Vec<u32>> {
-        self.prompt_ids.get(index / self.choices_per_prompt)
+    fn echo(&self, index: usize) -> Option<&Echo> {
+        self.echoes.get(index / self.choices_per_prompt)
     }
 
     /// A piece of a choice without token ids of the prompt. `token_ids` are those that it adds.
@@ -217,77 +263,87 @@ impl Completions {
             token_ids,
         }
     }
+
+    /// Sends a piece, or adds it to the whole choice.
+    fn emit(&mut self, piece: CompletionChoice) -> Vec<ChoiceEvent<CompletionChoice>> {
+        if self.envelope.stream {
+            return vec![self.envelope.piece(piece)];
+        }
+        add(&mut self.choices[piece.index], piece);
+        Vec::new()
+    }
 }
 
-impl Endpoint for Completions {
-    const ID_PREFIX: &'static str = "cmpl";
-    const OBJECT: &'static str = "text_completion";
-    const CHUNK_OBJECT: &'static str = "text_completion";
+/// Adds a piece to a choice.
+fn add(choice: &mut CompletionChoice, piece: CompletionChoice) {
+    choice.text.push_str(&piece.text);
+    if let (Some(lists), Some(more)) = (&mut choice.logprobs, piece.logprobs) {
+        lists.tokens.extend(more.tokens);
+        lists.token_logprobs.extend(more.token_logprobs);
+        lists.top_logprobs.extend(more.top_logprobs);
+        lists.text_offset.extend(more.text_offset);
+    }
+    choice.finish_reason = piece.finish_reason.or(choice.finish_reason);
+    if let (Some(ids), Some(more)) = (&mut choice.token_ids, piece.token_ids) {
+        ids.extend(more);
+    }
+    choice.prompt_token_ids = piece.prompt_token_ids.or(choice.prompt_token_ids.take());
+}
 
-    type Choice = CompletionChoice;
-    type ChunkChoice = CompletionChoice;
-    /// Where the text of the next token begins.
-    type State = TextOffsets;
+impl Dialect for Completions {
+    type Event = ChoiceEvent<CompletionChoice>;
+    type Whole = Completion;
 
-    fn whole(&self, engine: &Engine, index: usize, completion: &Completion) -> CompletionChoice {
+    const TERMINATOR: Option<&'static str> = choices::TERMINATOR;
+
+    fn name(_: &Self::Event) -> Option<&'static str> {
+        None
+    }
+
+    fn begin(&mut self, index: usize, _usage: Usage) -> Vec<Self::Event> {
+        let prompt_token_ids = self.prompt_ids.get(index / self.choices_per_prompt).cloned();
         let echo = self.echo(index);
-        let mut text = echo.map(|echo| echo.text.clone()).unwrap_or_default();
-        text.push_str(&completion.text);
-        let logprobs = self.logprobs.then(|| {
-            let mut offsets = self.state(index);
-            let mut lists = echo.map(|echo| echo.lists.clone()).unwrap_or_default();
-            visible(engine, &completion.logprobs)
-                .for_each(|entry| lists.push(engine, entry, &mut offsets));
-            lists.finish()
-        });
-        let finish_reason = Some(FinishReason::from(&completion.finish.reason));
-        let piece = self.piece(index, text, completion.token_ids.clone());
-        let prompt_token_ids = self.prompt_ids(index).cloned();
-        CompletionChoice { logprobs, finish_reason, prompt_token_ids, ..piece }
-    }
-
-    fn opening(&self, index: usize) -> Option<CompletionChoice> {
-        let (echo, prompt_token_ids) = (self.echo(index), self.prompt_ids(index).cloned());
         if echo.is_none() && prompt_token_ids.is_none() {
-            return None;
-        }
-        let text = echo.map(|echo| echo.text.clone()).unwrap_or_default();
-        let lists = echo.filter(|_| self.logprobs).map(|echo| echo.lists.clone().finish());
-        let piece = self.piece(index, text, Vec::new());
-        Some(CompletionChoice { logprobs: lists, prompt_token_ids, ..piece })
-    }
-
-    fn delta(
-        &self,
-        engine: &Engine,
-        index: usize,
-        offsets: &mut TextOffsets,
-        piece: Piece<'_>,
-    ) -> Vec<CompletionChoice> {
-        let logprobs = visible(engine, piece.logprob).next().map(|entry| {
-            let mut lists = CompletionLists::default();
-            lists.push(engine, entry, offsets);
-            lists.finish()
-        });
-        if piece.text.is_empty() && logprobs.is_none() && self.prompt_ids.is_empty() {
             return Vec::new();
         }
-        let ids = piece.id.into_iter().collect();
-        vec![CompletionChoice { logprobs, ..self.piece(index, piece.text.to_owned(), ids) }]
+        let text = echo.map(|echo| echo.text.clone()).unwrap_or_default();
+        let logprobs = echo.filter(|_| self.logprobs).map(|echo| echo.lists.clone().finish());
+        let piece = self.piece(index, text, Vec::new());
+        self.emit(CompletionChoice { logprobs, prompt_token_ids, ..piece })
     }
 
-    fn closing(
-        &self,
-        index: usize,
-        _offsets: &mut TextOffsets,
-        reason: FinishReason,
-    ) -> Vec<CompletionChoice> {
+    fn part(&mut self, index: usize, piece: Piece<'_>) -> Vec<Self::Event> {
+        let offsets = &mut self.offsets[index];
+        let logprobs = visible(&self.engine, piece.logprob).next().map(|entry| {
+            let mut lists = CompletionLists::default();
+            lists.push(&self.engine, entry, offsets);
+            lists.finish()
+        });
+        let text: String = piece.parts.into_iter().filter_map(AnswerPart::into_text).collect();
+        let ids: Vec<u32> = piece.id.into_iter().collect();
+        let has_ids = !self.prompt_ids.is_empty() && !ids.is_empty();
+        if text.is_empty() && logprobs.is_none() && !has_ids {
+            return Vec::new();
+        }
+        self.emit(CompletionChoice { logprobs, ..self.piece(index, text, ids) })
+    }
+
+    fn end(&mut self, index: usize, reason: &stolon::FinishReason) -> Vec<Self::Event> {
+        let finish_reason = Some(FinishReason::from(reason));
         let piece = self.piece(index, String::new(), Vec::new());
-        vec![CompletionChoice { finish_reason: Some(reason), ..piece }]
+        self.emit(CompletionChoice { finish_reason, ..piece })
     }
 
-    fn state(&self, index: usize) -> TextOffsets {
-        self.echo(index).map(|echo| echo.offsets.clone()).unwrap_or_default()
+    fn finish(&mut self, usage: Usage) -> Vec<Self::Event> {
+        self.envelope.finish(usage)
+    }
+
+    fn fail(&mut self, error: &ApiError) -> Self::Event {
+        Envelope::fail(error)
+    }
+
+    fn whole(self) -> Completion {
+        self.envelope.whole(self.choices)
     }
 }
 

@@ -20,7 +20,7 @@ use super::dialogue::{Dialogue, Tool, ToolChoice, check_hosted, function_tool};
 use super::error::ApiError;
 use super::options::Call;
 use super::receive::Received;
-use super::{single, structured};
+use super::{reply as replies, structured};
 use crate::api::messages::{
     Block, BlockContent, MessagesRequest, MessagesTool, MessagesToolChoice, ThinkingType,
     TurnMessage, TurnRole,
@@ -73,9 +73,10 @@ pub(super) async fn create(
         Some(format) => structured::of_format("output_config.format", format, &ignored)?,
         None => None,
     };
-    let (request, format) = dialogue.prepare(&app, content, &ignored).await?;
+    let (mut request, format) = dialogue.prepare(&app, content, &ignored).await?;
     let reply = MessageReply::new(call.model.clone(), format.tool_calls);
-    single::respond(&app, call, request, format, reply).await
+    call.admit(&app.engine, std::slice::from_mut(&mut request)).await?;
+    replies::respond(&app, &call, vec![request], app.usage_sum(1), format, reply).await
 }
 
 /// The handler of `/v1/messages/count_tokens`.

@@ -1,15 +1,252 @@
-//! From the engine's streams to a reply: all at once, or in pieces as server-sent events.
+//! From the engine's events to a reply in the form of one API, whole or in pieces as server-sent
+//! events. A whole reply is made by the same calls as a streamed one, so both say the same.
+
+use std::convert::Infallible;
 
 use axum::Json;
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use futures::stream::{self, SelectAll};
+use futures::future::try_join_all;
+use futures::stream::{self, BoxStream, SelectAll};
 use futures::{Stream, StreamExt};
-use stolon::{Completion, Engine, Error, Event, TokenEvent, TokenStream};
+use serde::Serialize;
+use serde_json::Value;
+use stolon::{
+    AnswerFormat, AnswerParser, AnswerPart, Completion, Error, Event, Finish, FinishReason,
+    Request, Timings, TokenEvent, TokenLogprob, TokenStream,
+};
 
+use super::App;
 use super::error::ApiError;
-use super::generation::{Endpoint, Envelope, Piece};
-use crate::api::reply::{FinishReason, PromptTokensDetails, Usage};
+use super::options::Call;
+use crate::api::reply::{PromptTokensDetails, Usage};
+
+/// The form of the replies of one API, and the reply that is being made.
+///
+/// For each choice, [`Dialect::begin`] is called once, then [`Dialect::part`] any number of times,
+/// then [`Dialect::end`] once; calls for different choices may alternate. [`Dialect::finish`]
+/// follows when all choices have ended. Each call returns the events that it adds to a streamed
+/// reply; [`Dialect::whole`] is the reply that the same calls make if it is not streamed.
+pub(super) trait Dialect: Send + Sized + 'static {
+    /// The data of a server-sent event.
+    type Event: Serialize + Send;
+    /// A whole reply.
+    type Whole: Serialize;
+
+    /// The name of an event; `None` for APIs whose events have none.
+    fn name(event: &Self::Event) -> Option<&'static str>;
+
+    /// What follows the last event of a reply without an error.
+    const TERMINATOR: Option<&'static str> = None;
+
+    /// A choice begins. `usage` counts its prompt.
+    fn begin(&mut self, choice: usize, usage: Usage) -> Vec<Self::Event>;
+
+    /// A choice goes on.
+    fn part(&mut self, choice: usize, piece: Piece<'_>) -> Vec<Self::Event>;
+
+    /// A choice has ended.
+    fn end(&mut self, choice: usize, reason: &FinishReason) -> Vec<Self::Event>;
+
+    /// All choices have ended. `usage` counts all of them.
+    fn finish(&mut self, usage: Usage) -> Vec<Self::Event>;
+
+    /// The reply cannot be completed, and some of it has been sent.
+    fn fail(&mut self, error: &ApiError) -> Self::Event;
+
+    /// The whole reply, after [`Dialect::finish`].
+    fn whole(self) -> Self::Whole;
+}
+
+/// What one event of the engine adds to a choice.
+#[derive(Debug, Default)]
+pub(super) struct Piece<'a> {
+    /// Parts of the answer; none if the text that they will have is not complete.
+    pub(super) parts: Vec<AnswerPart>,
+    /// The generated token; `None` for text that was withheld until the end.
+    pub(super) id: Option<u32>,
+    /// The token's log-probability, if it was requested.
+    pub(super) logprob: Option<&'a TokenLogprob>,
+}
+
+/// An event with a name, for APIs whose events have one.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub(super) struct NamedEvent {
+    #[serde(skip)]
+    pub(super) name: &'static str,
+    pub(super) content: Value,
+}
+
+/// The events of one call, with the number of the choice that each belongs to.
+type Events = SelectAll<BoxStream<'static, (usize, Result<Event, Error>)>>;
+
+/// Runs the prompts of one call, each with as many choices as were requested, and replies. The
+/// choices of prompt `p` have the indices `p * n` to `p * n + n - 1`. `usage` has what was counted
+/// before, and `format` says what the answers consist of.
+pub(super) async fn respond<D: Dialect>(
+    app: &App,
+    call: &Call,
+    prompts: Vec<Request>,
+    mut usage: UsageSum,
+    format: AnswerFormat,
+    dialect: D,
+) -> Result<Response, ApiError> {
+    let requests = prompts.into_iter().map(|prompt| call.apply(prompt));
+    let mut choices = Vec::new();
+    if let Some(candidates) = call.candidate_count {
+        // All prompts are submitted before the first is awaited. An error cancels the others.
+        let asked =
+            requests.map(|request| app.engine.best_of(request, candidates, call.choice_count));
+        for best in try_join_all(asked).await? {
+            usage.add_prompt(best.usage);
+            choices.extend(best.completions.into_iter().map(replay));
+        }
+        usage = usage.closed();
+    } else {
+        for request in requests {
+            // If a request is refused, the streams made so far are dropped, which cancels them.
+            let streams = app.engine.generate_choices(request, call.choice_count).await?;
+            choices.extend(streams.into_iter().map(TokenStream::boxed));
+        }
+    }
+    reply(call, choices, usage, &format, dialect).await
+}
+
+/// Replies with choices for which nothing is generated.
+pub(super) async fn respond_without_answers<D: Dialect>(
+    call: &Call,
+    choice_count: usize,
+    usage: UsageSum,
+    dialect: D,
+) -> Result<Response, ApiError> {
+    let finish = Finish {
+        reason: FinishReason::Length,
+        usage: stolon::Usage::default(),
+        timings: Timings::default(),
+    };
+    let started = Event::Started { prompt_tokens: 0, cached_tokens: 0 };
+    let events = [started, Event::Finished(finish)];
+    let events = || stream::iter(events.clone()).map(Ok).boxed();
+    let choices = (0..choice_count).map(|_| events()).collect();
+    reply(call, choices, usage, &AnswerFormat::default(), dialect).await
+}
+
+/// A complete answer as the events of a stream.
+fn replay(completion: Completion) -> BoxStream<'static, Result<Event, Error>> {
+    let Completion { text, token_ids, logprobs, finish, .. } = completion;
+    let Finish { usage: stolon::Usage { prompt_tokens, cached_tokens, .. }, .. } = finish;
+    let mut logprobs = logprobs.into_iter();
+    let tokens: Vec<TokenEvent> = token_ids
+        .into_iter()
+        .map(|id| TokenEvent { id: Some(id), text: String::new(), logprob: logprobs.next() })
+        .chain([TokenEvent { text, ..TokenEvent::default() }])
+        .collect();
+    stream::iter([Event::Started { prompt_tokens, cached_tokens }])
+        .chain(stream::iter(tokens).map(Event::Token))
+        .chain(stream::iter([Event::Finished(finish)]))
+        .map(Ok)
+        .boxed()
+}
+
+async fn reply<D: Dialect>(
+    call: &Call,
+    choices: Vec<BoxStream<'static, Result<Event, Error>>>,
+    usage: UsageSum,
+    format: &AnswerFormat,
+    dialect: D,
+) -> Result<Response, ApiError> {
+    let parsers = choices.iter().map(|_| Some(AnswerParser::new(format.clone()))).collect();
+    let begun = vec![false; choices.len()];
+    let numbered = choices
+        .into_iter()
+        .enumerate()
+        .map(|(index, events)| events.map(move |event| (index, event)).boxed());
+    let mut events: Events = stream::select_all(numbered);
+    let mut replying = Replying { dialect, parsers, begun, usage };
+    if call.stream {
+        let events = replying.into_events(events).map(Ok::<_, Infallible>);
+        return Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response());
+    }
+    // The first error is the reply; the other choices are then cancelled.
+    while let Some((index, event)) = events.next().await {
+        replying.on_event(index, event?);
+    }
+    replying.dialect.finish(replying.usage.total());
+    Ok(Json(replying.dialect.whole()).into_response())
+}
+
+/// A reply that is being made. When the client disconnects, the response's body is dropped and
+/// with it the events, which cancels their requests.
+struct Replying<D> {
+    dialect: D,
+    /// What takes the answer of each choice apart; `None` after its end.
+    parsers: Vec<Option<AnswerParser>>,
+    begun: Vec<bool>,
+    usage: UsageSum,
+}
+
+impl<D: Dialect> Replying<D> {
+    /// The events of a streamed reply.
+    fn into_events(self, events: Events) -> impl Stream<Item = sse::Event> {
+        let batches = stream::unfold(Some((self, events)), |state| async move {
+            let (mut replying, mut events) = state?;
+            let sse_events =
+                |events: Vec<D::Event>| events.iter().map(sse_event::<D>).collect::<Vec<_>>();
+            let (batch, goes_on) = match events.next().await {
+                Some((index, Ok(event))) => (sse_events(replying.on_event(index, event)), true),
+                // The status line was sent long ago, so an error becomes an event.
+                Some((_, Err(error))) => {
+                    (sse_events(vec![replying.dialect.fail(&error.into())]), false)
+                }
+                None => {
+                    let mut batch = sse_events(replying.dialect.finish(replying.usage.total()));
+                    batch.extend(D::TERMINATOR.map(|text| sse::Event::default().data(text)));
+                    (batch, false)
+                }
+            };
+            Some((stream::iter(batch), goes_on.then_some((replying, events))))
+        });
+        batches.flatten()
+    }
+
+    fn on_event(&mut self, index: usize, event: Event) -> Vec<D::Event> {
+        match event {
+            // A preempted request starts a second time.
+            Event::Started { prompt_tokens, cached_tokens } if !self.begun[index] => {
+                self.begun[index] = true;
+                let usage = stolon::Usage { prompt_tokens, cached_tokens, completion_tokens: 0 };
+                self.dialect.begin(index, self.usage.shown(usage))
+            }
+            Event::Token(TokenEvent { id, text, logprob }) => {
+                let parts = match &mut self.parsers[index] {
+                    Some(parser) => parser.push(&text),
+                    None => Vec::new(),
+                };
+                self.dialect.part(index, Piece { parts, id, logprob: logprob.as_ref() })
+            }
+            Event::Finished(finish) => {
+                self.usage.add(index, finish.usage);
+                let rest = self.parsers[index].take().map(AnswerParser::finish);
+                let rest = Piece { parts: rest.unwrap_or_default(), ..Piece::default() };
+                let mut events = self.dialect.part(index, rest);
+                events.extend(self.dialect.end(index, &finish.reason));
+                events
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+fn sse_event<D: Dialect>(event: &D::Event) -> sse::Event {
+    let data = serde_json::to_string(event);
+    let data = data.expect("replies have string keys and cannot fail to serialise");
+    let named = match D::name(event) {
+        Some(name) => sse::Event::default().event(name),
+        None => sse::Event::default(),
+    };
+    named.data(data)
+}
 
 /// Adds up the usage of all choices of a call. A prompt counts once, however many choices it has:
 /// the usage of its first choice is taken.
@@ -19,13 +256,16 @@ pub(super) struct UsageSum {
     hides_cached_tokens: bool,
     /// The prompts have been counted already.
     prompts_counted: bool,
+    /// All has been counted already.
+    is_closed: bool,
     sum: stolon::Usage,
 }
 
 impl UsageSum {
     pub(super) fn new(choices_per_prompt: usize, hides_cached_tokens: bool) -> Self {
-        let (prompts_counted, sum) = (false, stolon::Usage::default());
-        Self { choices_per_prompt, hides_cached_tokens, prompts_counted, sum }
+        let sum = stolon::Usage::default();
+        let (prompts_counted, is_closed) = (false, false);
+        Self { choices_per_prompt, hides_cached_tokens, prompts_counted, is_closed, sum }
     }
 
     /// Counts the prompts, so that those of the choices do not count.
@@ -34,8 +274,16 @@ impl UsageSum {
         Self { prompts_counted: true, ..self }
     }
 
+    /// Choices that are added do not count any more.
+    fn closed(self) -> Self {
+        Self { is_closed: true, ..self }
+    }
+
     /// Adds the choice with this index.
-    pub(super) fn add(&mut self, index: usize, mut usage: stolon::Usage) {
+    fn add(&mut self, index: usize, mut usage: stolon::Usage) {
+        if self.is_closed {
+            return;
+        }
         if !index.is_multiple_of(self.choices_per_prompt) {
             (usage.prompt_tokens, usage.cached_tokens) = (0, 0);
         }
@@ -43,7 +291,7 @@ impl UsageSum {
     }
 
     /// Adds a prompt together with all that was generated for it.
-    pub(super) fn add_prompt(&mut self, usage: stolon::Usage) {
+    fn add_prompt(&mut self, usage: stolon::Usage) {
         if !self.prompts_counted {
             self.sum.prompt_tokens += usage.prompt_tokens;
             self.sum.cached_tokens += usage.cached_tokens;
@@ -52,7 +300,12 @@ impl UsageSum {
     }
 
     fn total(self) -> Usage {
-        let stolon::Usage { prompt_tokens, cached_tokens, completion_tokens } = self.sum;
+        self.shown(self.sum)
+    }
+
+    /// A usage as clients may see it.
+    fn shown(self, usage: stolon::Usage) -> Usage {
+        let stolon::Usage { prompt_tokens, cached_tokens, completion_tokens } = usage;
         Usage {
             prompt_tokens,
             completion_tokens,
@@ -61,188 +314,4 @@ impl UsageSum {
                 .then_some(PromptTokensDetails { cached_tokens }),
         }
     }
-}
-
-/// Replies with all choices at once.
-pub(super) fn whole<E: Endpoint>(
-    engine: &Engine,
-    endpoint: &E,
-    envelope: &Envelope,
-    usage: UsageSum,
-    completions: &[Completion],
-) -> Response {
-    let choices = completions.iter().enumerate();
-    let choices = choices.map(|(index, completion)| endpoint.whole(engine, index, completion));
-    let usage = Some(Some(usage.total()));
-    let mut reply = envelope.wrap(E::OBJECT, choices.collect(), usage);
-    reply.prompt_token_ids = endpoint.prompt_ids();
-    Json(reply).into_response()
-}
-
-/// One choice's stream, its events paired with the choice's index.
-type Numbered = stream::BoxStream<'static, (usize, Result<Event, Error>)>;
-
-/// State of a streamed reply.
-struct Streaming<E: Endpoint> {
-    engine: Engine,
-    endpoint: E,
-    envelope: Envelope,
-    usage: UsageSum,
-    include_usage: bool,
-    choices: Vec<StreamedChoice<E::State>>,
-    events: SelectAll<Numbered>,
-    /// Token ids of the prompt, for the first piece.
-    prompt_ids: Option<Vec<u32>>,
-    /// The last payload has been sent.
-    done: bool,
-}
-
-/// What has been sent of a choice.
-struct StreamedChoice<State> {
-    /// The piece that begins the choice has been sent, or is not needed.
-    opened: bool,
-    /// What the endpoint keeps between two tokens.
-    state: State,
-}
-
-/// Replies with server-sent events as the engine produces them. When the client disconnects, the
-/// response's body is dropped and with it the token streams, which cancels their requests.
-pub(super) fn stream<E: Endpoint>(
-    engine: Engine,
-    endpoint: E,
-    envelope: Envelope,
-    usage: UsageSum,
-    streams: Vec<TokenStream>,
-    include_usage: bool,
-) -> Response {
-    let choice = |index| StreamedChoice { opened: false, state: endpoint.state(index) };
-    let choices = (0..streams.len()).map(choice).collect();
-    let numbered = streams
-        .into_iter()
-        .enumerate()
-        .map(|(index, stream)| stream.map(move |event| (index, event)).boxed());
-    let events = stream::select_all(numbered);
-    let streaming =
-        Streaming::new(engine, endpoint, envelope, usage, choices, events, include_usage);
-    Sse::new(streaming.into_events()).keep_alive(KeepAlive::default()).into_response()
-}
-
-/// Replies with the beginnings and the ends of choices that have no answers.
-pub(super) fn stream_of_prompts<E: Endpoint>(
-    engine: Engine,
-    endpoint: E,
-    envelope: Envelope,
-    usage: UsageSum,
-    choice_count: usize,
-    include_usage: bool,
-) -> Response {
-    let (choices, events) = (Vec::new(), SelectAll::new());
-    let mut streaming =
-        Streaming::new(engine, endpoint, envelope, usage, choices, events, include_usage);
-    let mut payloads = Vec::new();
-    for index in 0..choice_count {
-        let mut state = streaming.endpoint.state(index);
-        let opening = streaming.endpoint.opening(index);
-        let closing = streaming.endpoint.closing(index, &mut state, FinishReason::Length);
-        for piece in opening.into_iter().chain(closing) {
-            payloads.push(streaming.chunk(vec![piece], None));
-        }
-    }
-    payloads.extend(streaming.end());
-    Sse::new(stream::iter(payloads.into_iter().map(event))).into_response()
-}
-
-fn event(payload: String) -> Result<sse::Event, std::convert::Infallible> {
-    Ok(sse::Event::default().data(payload))
-}
-
-impl<E: Endpoint> Streaming<E> {
-    fn new(
-        engine: Engine,
-        endpoint: E,
-        envelope: Envelope,
-        usage: UsageSum,
-        choices: Vec<StreamedChoice<E::State>>,
-        events: SelectAll<Numbered>,
-        include_usage: bool,
-    ) -> Self {
-        let (prompt_ids, done) = (endpoint.prompt_ids(), false);
-        Self { engine, endpoint, envelope, usage, include_usage, choices, events, prompt_ids, done }
-    }
-
-    fn into_events(self) -> impl Stream<Item = Result<sse::Event, std::convert::Infallible>> {
-        let batches = stream::unfold(self, |mut state| async move {
-            if state.done {
-                return None;
-            }
-            let payloads = match state.events.next().await {
-                Some((index, Ok(event))) => state.on_event(index, event),
-                Some((_, Err(error))) => state.end_with(&ApiError::from(error)),
-                None => state.end(),
-            };
-            Some((stream::iter(payloads), state))
-        });
-        batches.flatten().map(event)
-    }
-
-    /// The payloads for one event of the engine.
-    fn on_event(&mut self, index: usize, event: Event) -> Vec<String> {
-        let mut pieces = Vec::new();
-        match event {
-            Event::Started { .. } => pieces.extend(self.open(index)),
-            Event::Token(token) => {
-                let state = &mut self.choices[index].state;
-                let TokenEvent { id, text, logprob } = &token;
-                let piece = Piece { text, id: *id, logprob: logprob.as_ref() };
-                pieces.extend(self.endpoint.delta(&self.engine, index, state, piece));
-            }
-            Event::Finished(finish) => {
-                self.usage.add(index, finish.usage);
-                let (state, reason) = (&mut self.choices[index].state, (&finish.reason).into());
-                pieces.extend(self.endpoint.closing(index, state, reason));
-            }
-            _ => {}
-        }
-        pieces.into_iter().map(|piece| self.chunk(vec![piece], None)).collect()
-    }
-
-    fn open(&mut self, index: usize) -> Option<E::ChunkChoice> {
-        if std::mem::replace(&mut self.choices[index].opened, true) {
-            return None; // A preempted request starts a second time.
-        }
-        self.endpoint.opening(index)
-    }
-
-    /// One piece of the reply as JSON. Every piece has the field `usage` if the client asked for
-    /// it; it is `null` in all but the last.
-    fn chunk(&mut self, choices: Vec<E::ChunkChoice>, usage: Option<Usage>) -> String {
-        let usage = self.include_usage.then_some(usage);
-        let mut piece = self.envelope.wrap(E::CHUNK_OBJECT, choices, usage);
-        piece.prompt_token_ids = self.prompt_ids.take();
-        to_json(&piece)
-    }
-
-    /// All choices have ended.
-    fn end(&mut self) -> Vec<String> {
-        self.done = true;
-        let mut payloads = Vec::new();
-        if self.include_usage {
-            let usage = self.usage.total();
-            payloads.push(self.chunk(Vec::new(), Some(usage)));
-        }
-        payloads.push("[DONE]".to_owned());
-        payloads
-    }
-
-    /// The status line was sent long ago, so an error becomes a payload; `[DONE]` does not follow.
-    fn end_with(&mut self, error: &ApiError) -> Vec<String> {
-        self.done = true;
-        self.events.clear();
-        vec![to_json(&error.reply())]
-    }
-}
-
-/// The value as JSON on one line.
-fn to_json(value: &impl serde::Serialize) -> String {
-    serde_json::to_string(value).expect("replies have string keys and cannot fail to serialise")
 }

@@ -19,7 +19,7 @@ use super::dialogue::{Dialogue, Tool, function_tool, is_function, tool_choice};
 use super::error::ApiError;
 use super::options::Call;
 use super::receive::Received;
-use super::{single, structured};
+use super::{reply as replies, structured};
 use crate::api::chat::MAX_MESSAGES;
 use crate::api::neutral::Scope;
 use crate::api::options::GenerationOptions;
@@ -59,9 +59,10 @@ pub(super) async fn create(
         Some(format) => structured::of_format("text.format", format, &ignored)?,
         None => None,
     };
-    let (request, format) = dialogue.prepare(&app, content, &ignored).await?;
+    let (mut request, format) = dialogue.prepare(&app, content, &ignored).await?;
     let reply = ResponseReply::new(settings, format.tool_calls, namespaces);
-    single::respond(&app, call, request, format, reply).await
+    call.admit(&app.engine, std::slice::from_mut(&mut request)).await?;
+    replies::respond(&app, &call, vec![request], app.usage_sum(1), format, reply).await
 }
 
 /// The members of the reply that repeat the request.

@@ -42,10 +42,11 @@ pub enum ModelSource {
 impl FromStr for ModelSource {
     type Err = ModelError;
 
-    /// `demo` is always the model of that name; `./demo` is a directory. An existing directory or file comes next; a file must be a GGUF file. Otherwise
-    /// the text is `random:PRESET[@SEED]`, or a hub id `org/name[@revision][:file]`. Text that
-    /// looks like a path (it starts with `.`, `/` or `~`, ends in `.gguf` without a `:`, or has
-    /// more than one `/` before the `:`) is never parsed as a hub id.
+    /// `demo` is always the model of that name; `./demo` is a directory. An existing directory or
+    /// file comes next; a file must be a GGUF file. Otherwise the text is `random:PRESET[@SEED]`, or
+    /// a hub id `org/name[@revision][:file]`. Text that looks like a path (it starts with `.`, `/`
+    /// or `~`, ends in `.gguf` without a `:`, or has more than one `/` before the `:`) is never
+    /// parsed as a hub id.
     fn from_str(text: &str) -> Result<Self, ModelError> {
         let unknown =
             |reason: &str| ModelError::UnknownSource { given: text.into(), reason: reason.into() };

@@ -86,6 +86,17 @@ pub enum AnswerPart {
     },
 }
 
+impl AnswerPart {
+    /// The text of a part that is text.
+    #[must_use]
+    pub fn into_text(self) -> Option<String> {
+        match self {
+            Self::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+}
+
 /// A whole answer, put together from its parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {

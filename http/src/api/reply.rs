@@ -41,6 +41,13 @@ pub struct Usage {
     pub prompt_tokens_details: Option<PromptTokensDetails>,
 }
 
+impl Usage {
+    /// Prompt tokens that were read from the prefix cache; 0 if that is hidden.
+    pub(crate) fn cached_tokens(&self) -> usize {
+        self.prompt_tokens_details.map_or(0, |details| details.cached_tokens)
+    }
+}
+
 /// More about the prompt tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct PromptTokensDetails {

@@ -1,13 +1,14 @@
 //! The reply of `/v1/messages`: a list of blocks, or the events that build it.
 
 use serde_json::{Map, Value, json};
-use stolon::{AnswerPart, Finish, FinishReason, ToolCallFormat, Usage};
+use stolon::{AnswerPart, FinishReason, ToolCallFormat};
 
 use super::error_value;
+use crate::api::reply::Usage;
 use crate::dialogue::call_id;
 use crate::error::ApiError;
+use crate::reply::{Dialect, NamedEvent, Piece};
 use crate::request_id;
-use crate::single::{ItemReply, NamedEvent};
 
 /// A reply that is being made.
 pub(super) struct MessageReply {
@@ -70,7 +71,8 @@ impl MessageReply {
 
     /// Tokens of the prompt are divided into those that were computed and those that were cached.
     fn usage_value(&self) -> Value {
-        let Usage { prompt_tokens, cached_tokens, completion_tokens } = self.usage;
+        let Usage { prompt_tokens, completion_tokens, .. } = self.usage;
+        let cached_tokens = self.usage.cached_tokens();
         json!({
             "input_tokens": prompt_tokens.saturating_sub(cached_tokens),
             "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached_tokens,
@@ -83,8 +85,8 @@ impl MessageReply {
         let mut events = self.stop();
         let index = self.next_index;
         self.next_index += 1;
-        let event = json!({"type": "content_block_start", "index": index, "content_block": block});
-        events.push(("content_block_start", event));
+        let event = json!({"index": index, "content_block": block});
+        events.push(named("content_block_start", event));
         self.open = Some(Open { kind, index, text: String::new(), block });
         events
     }
@@ -106,8 +108,8 @@ impl MessageReply {
                 Kind::Thinking => json!({"type": "thinking_delta", "thinking": text}),
                 Kind::ToolUse => json!({"type": "input_json_delta", "partial_json": text}),
             };
-            let event = json!({"type": "content_block_delta", "index": open.index, "delta": delta});
-            events.push(("content_block_delta", event));
+            let event = json!({"index": open.index, "delta": delta});
+            events.push(named("content_block_delta", event));
         }
         events
     }
@@ -127,18 +129,11 @@ impl MessageReply {
         };
         block[name] = value;
         self.blocks.push(block);
-        vec![("content_block_stop", json!({"type": "content_block_stop", "index": index}))]
-    }
-}
-
-impl ItemReply for MessageReply {
-    fn begin(&mut self, usage: Usage) -> Vec<NamedEvent> {
-        self.usage = usage;
-        let message = self.message(json!([]));
-        vec![("message_start", json!({"type": "message_start", "message": message}))]
+        vec![named("content_block_stop", json!({ "index": index }))]
     }
 
-    fn part(&mut self, part: AnswerPart) -> Vec<NamedEvent> {
+    /// Adds a part of the answer.
+    fn add_part(&mut self, part: AnswerPart) -> Vec<NamedEvent> {
         match part {
             AnswerPart::Reasoning(text) => self.add(Kind::Thinking, &text),
             AnswerPart::Text(text) => self.add(Kind::Text, &text),
@@ -159,32 +154,56 @@ impl ItemReply for MessageReply {
             }
         }
     }
+}
 
-    fn end(&mut self, finish: &Finish) -> Vec<NamedEvent> {
-        let mut events = self.stop();
-        self.usage = finish.usage;
-        self.stop_reason = json!(match &finish.reason {
+/// An event, whose type is its name.
+fn named(name: &'static str, mut content: Value) -> NamedEvent {
+    content["type"] = json!(name);
+    NamedEvent { name, content }
+}
+
+impl Dialect for MessageReply {
+    type Event = NamedEvent;
+    type Whole = Value;
+
+    fn name(event: &NamedEvent) -> Option<&'static str> {
+        Some(event.name)
+    }
+
+    fn begin(&mut self, _choice: usize, usage: Usage) -> Vec<NamedEvent> {
+        self.usage = usage;
+        vec![named("message_start", json!({"message": self.message(json!([]))}))]
+    }
+
+    fn part(&mut self, _choice: usize, piece: Piece<'_>) -> Vec<NamedEvent> {
+        piece.parts.into_iter().flat_map(|part| self.add_part(part)).collect()
+    }
+
+    fn end(&mut self, _choice: usize, reason: &FinishReason) -> Vec<NamedEvent> {
+        self.stop_reason = json!(match reason {
             FinishReason::Length => "max_tokens",
             _ if self.complete_calls > 0 => "tool_use",
             FinishReason::StopString(_) => "stop_sequence",
             _ => "end_turn",
         });
-        if let FinishReason::StopString(stop) = &finish.reason {
+        if let FinishReason::StopString(stop) = reason {
             self.stop_sequence = json!(stop);
         }
+        self.stop()
+    }
+
+    fn finish(&mut self, usage: Usage) -> Vec<NamedEvent> {
+        self.usage = usage;
         let delta = json!({"stop_reason": self.stop_reason, "stop_sequence": self.stop_sequence});
-        let usage = self.usage_value();
-        let event = json!({"type": "message_delta", "delta": delta, "usage": usage});
-        events.push(("message_delta", event));
-        events.push(("message_stop", json!({"type": "message_stop"})));
-        events
+        let delta = json!({"delta": delta, "usage": self.usage_value()});
+        vec![named("message_delta", delta), named("message_stop", json!({}))]
     }
 
-    fn fail(&mut self, error: &ApiError) -> Vec<NamedEvent> {
-        vec![("error", error_value(error))]
+    fn fail(&mut self, error: &ApiError) -> NamedEvent {
+        NamedEvent { name: "error", content: error_value(error) }
     }
 
-    fn into_value(mut self) -> Value {
+    fn whole(mut self) -> Value {
         let blocks = std::mem::take(&mut self.blocks);
         self.message(Value::Array(blocks))
     }

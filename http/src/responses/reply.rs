@@ -1,13 +1,14 @@
 //! The reply of `/v1/responses`: a list of items, or the events that build it.
 
 use serde_json::{Value, json};
-use stolon::{AnswerPart, Finish, FinishReason, ToolCallFormat, Usage};
+use stolon::{AnswerPart, FinishReason, ToolCallFormat};
 
 use super::Namespaces;
+use crate::api::reply::Usage;
 use crate::dialogue::call_id;
 use crate::error::ApiError;
+use crate::reply::{Dialect, NamedEvent, Piece};
 use crate::request_id;
-use crate::single::{ItemReply, NamedEvent};
 use crate::unix_seconds;
 
 /// A reply that is being made.
@@ -24,6 +25,8 @@ pub(super) struct ResponseReply {
     next_index: usize,
     /// Number of the next event.
     sequence: usize,
+    /// Whether the answer ended because it was too long.
+    is_cut: bool,
 }
 
 /// An item that is growing.
@@ -84,7 +87,16 @@ impl ResponseReply {
             response.extend(settings);
         }
         let (output, open) = (Vec::new(), None);
-        Self { response, format, namespaces, output, open, next_index: 0, sequence: 0 }
+        Self {
+            response,
+            format,
+            namespaces,
+            output,
+            open,
+            next_index: 0,
+            sequence: 0,
+            is_cut: false,
+        }
     }
 
     /// An event with its number.
@@ -92,7 +104,7 @@ impl ResponseReply {
         content["type"] = json!(name);
         content["sequence_number"] = json!(self.sequence);
         self.sequence += 1;
-        (name, content)
+        NamedEvent { name, content }
     }
 
     /// An event about the item that is growing.
@@ -176,16 +188,9 @@ impl ResponseReply {
         }
         events
     }
-}
 
-impl ItemReply for ResponseReply {
-    fn begin(&mut self, _usage: Usage) -> Vec<NamedEvent> {
-        let response = json!({ "response": self.response });
-        let created = self.event("response.created", response.clone());
-        vec![created, self.event("response.in_progress", response)]
-    }
-
-    fn part(&mut self, part: AnswerPart) -> Vec<NamedEvent> {
+    /// Adds a part of the answer.
+    fn add_part(&mut self, part: AnswerPart) -> Vec<NamedEvent> {
         match part {
             AnswerPart::Reasoning(text) => self.add(Kind::Reasoning, &text),
             AnswerPart::Text(text) => self.add(Kind::Message, &text),
@@ -208,36 +213,60 @@ impl ItemReply for ResponseReply {
             }
         }
     }
+}
 
-    fn end(&mut self, finish: &Finish) -> Vec<NamedEvent> {
-        let is_cut = matches!(finish.reason, FinishReason::Length);
-        let status = if is_cut { "incomplete" } else { "completed" };
-        let mut events = self.stop(status);
-        let Usage { prompt_tokens, cached_tokens, completion_tokens } = finish.usage;
+impl Dialect for ResponseReply {
+    type Event = NamedEvent;
+    type Whole = Value;
+
+    fn name(event: &NamedEvent) -> Option<&'static str> {
+        Some(event.name)
+    }
+
+    fn begin(&mut self, _choice: usize, _usage: Usage) -> Vec<NamedEvent> {
+        let response = json!({ "response": self.response });
+        let created = self.event("response.created", response.clone());
+        vec![created, self.event("response.in_progress", response)]
+    }
+
+    fn part(&mut self, _choice: usize, piece: Piece<'_>) -> Vec<NamedEvent> {
+        piece.parts.into_iter().flat_map(|part| self.add_part(part)).collect()
+    }
+
+    fn end(&mut self, _choice: usize, reason: &FinishReason) -> Vec<NamedEvent> {
+        self.is_cut = matches!(reason, FinishReason::Length);
+        self.stop(if self.is_cut { "incomplete" } else { "completed" })
+    }
+
+    fn finish(&mut self, usage: Usage) -> Vec<NamedEvent> {
         self.response["usage"] = json!({
-            "input_tokens": prompt_tokens, "input_tokens_details": {"cached_tokens": cached_tokens},
-            "output_tokens": completion_tokens, "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": prompt_tokens + completion_tokens,
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens()},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.total_tokens,
         });
+        let (name, status) = match self.is_cut {
+            true => ("response.incomplete", "incomplete"),
+            false => ("response.completed", "completed"),
+        };
         self.response["status"] = json!(status);
-        if is_cut {
+        if self.is_cut {
             self.response["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
         self.response["output"] = Value::Array(std::mem::take(&mut self.output));
-        let name = if is_cut { "response.incomplete" } else { "response.completed" };
         let response = json!({ "response": self.response });
-        events.push(self.event(name, response));
-        events
+        vec![self.event(name, response)]
     }
 
-    fn fail(&mut self, error: &ApiError) -> Vec<NamedEvent> {
+    fn fail(&mut self, error: &ApiError) -> NamedEvent {
         self.response["status"] = json!("failed");
         self.response["error"] = json!({"code": "server_error", "message": error.message()});
         let response = json!({ "response": self.response });
-        vec![self.event("response.failed", response)]
+        self.event("response.failed", response)
     }
 
-    fn into_value(self) -> Value {
+    fn whole(self) -> Value {
         self.response
     }
 }
