@@ -19,7 +19,7 @@ use crate::api::embeddings::EmbeddingsRequest;
 use crate::api::fields::UnknownFields;
 use crate::api::messages::MessagesRequest;
 use crate::api::neutral::{self, Meaning, Scope};
-use crate::api::options::GenerationOptions;
+use crate::api::options::{ChoiceOptions, GenerationOptions};
 use crate::api::responses::ResponsesRequest;
 use crate::api::sessions::{
     ForkSession, OpenSession, RewindSession, SglangCloseSession, SglangOpenSession,
@@ -90,15 +90,13 @@ pub(super) trait RequestBody: DeserializeOwned + Send + 'static {
 
     /// serde buffers the members of a flattened struct, and with that the path of an error inside
     /// it is lost. Parsing the flattened part on its own gives the path.
-    fn flattened_error(_body: &Value) -> Option<PathError> {
-        None
-    }
+    fn flattened_error(body: &Value) -> Option<PathError>;
 }
 
-/// Implements [`RequestBody`] for a type with the field `unknown`: its scope and, if it has one,
-/// the type that it flattens.
+/// Implements [`RequestBody`] for a type with the field `unknown`: its scope, and the types that it
+/// flattens.
 macro_rules! request_body {
-    ($body:ty, $scope:ident $(, $flattened:ty)?) => {
+    ($body:ty, $scope:ident $(, $flattened:ty)*) => {
         impl RequestBody for $body {
             const SCOPE: Scope = Scope::$scope;
 
@@ -106,17 +104,17 @@ macro_rules! request_body {
                 &self.unknown
             }
 
-            $(fn flattened_error(body: &Value) -> Option<PathError> {
-                typed::<$flattened>(body).err()
-            })?
+            fn flattened_error(_body: &Value) -> Option<PathError> {
+                None $(.or_else(|| typed::<$flattened>(_body).err()))*
+            }
         }
     };
 }
 
-request_body!(CompletionRequest, Completions, GenerationOptions);
-request_body!(ChatRequest, Chat, GenerationOptions);
-request_body!(ResponsesRequest, Responses);
-request_body!(MessagesRequest, Messages);
+request_body!(CompletionRequest, Completions, GenerationOptions, ChoiceOptions);
+request_body!(ChatRequest, Chat, GenerationOptions, ChoiceOptions);
+request_body!(ResponsesRequest, Responses, GenerationOptions);
+request_body!(MessagesRequest, Messages, GenerationOptions);
 request_body!(EmbeddingsRequest, Embeddings);
 request_body!(TokenizeRequest, Tokenize);
 request_body!(DetokenizeRequest, None);
@@ -266,7 +264,7 @@ mod tests {
         assert_eq!(options.model.as_deref(), Some("m"));
         assert_eq!((options.stream, request.echo), (Some(true), None));
         assert_eq!((options.temperature, options.top_p), (Some(0.5), Some(1.0)));
-        assert_eq!((options.n, options.priority), (Some(3), Some(-7)));
+        assert_eq!((request.choices.n, options.priority), (Some(3), Some(-7)));
         assert_eq!(options.stop, Some(StopStrings::Many(vec!["p".to_owned(), "q".to_owned()])));
         assert_eq!(options.logit_bias, Some(vec![(7, -100.0), (9, 1.5)]));
         assert_eq!(options.stop_token_ids, Some(vec![1, 2]));

@@ -14,7 +14,7 @@ use super::access::Caller;
 use super::choices::{self, ChoiceEvent, Envelope, Names};
 use super::error::ApiError;
 use super::logprobs::{CompletionLists, TextOffsets, visible};
-use super::options::Call;
+use super::options::{Call, OfApi};
 use super::receive::Received;
 use super::reply::{self, Dialect, Piece, UsageSum};
 use crate::api::completions::{Completion, CompletionChoice, CompletionRequest, Prompt};
@@ -74,7 +74,8 @@ pub(super) async fn create(
 ) -> Result<Response, ApiError> {
     let ignored = body.ignored.clone();
     let request: CompletionRequest = app.parser.parse(body).await?;
-    let mut call = Call::new(request.options, &app, &caller, &ignored)?;
+    let of_api = OfApi { choices: request.choices, ..OfApi::default() };
+    let mut call = Call::new(request.options, of_api, &app, &caller, &ignored)?;
     let prompts = request.prompt.into_prompts();
     if prompts.is_empty() {
         return Err(ApiError::expected("prompt", "at least one prompt", &json!([])));

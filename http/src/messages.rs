@@ -18,15 +18,15 @@ use super::advice::Ignored;
 use super::body::refuse_unknown;
 use super::dialogue::{Dialogue, Tool, ToolChoice, check_hosted, function_tool};
 use super::error::ApiError;
-use super::options::Call;
+use super::options::{Call, OfApi};
 use super::receive::Received;
-use super::{reply as replies, structured};
+use super::reply as replies;
 use crate::api::messages::{
     Block, BlockContent, MessagesRequest, MessagesTool, MessagesToolChoice, ThinkingType,
     TurnMessage, TurnRole,
 };
 use crate::api::neutral::Scope;
-use crate::api::options::{GenerationOptions, StopStrings};
+use crate::api::options::StopStrings;
 use reply::MessageReply;
 
 /// Some clients begin the instructions with a line about themselves that differs in every request,
@@ -58,22 +58,20 @@ pub(super) async fn create(
     let mut request: MessagesRequest = app.parser.parse(body).await?;
     let max_tokens = request.max_tokens.ok_or_else(|| ApiError::missing("max_tokens"))?;
     let dialogue = dialogue(&mut request, &ignored)?;
-    let options = GenerationOptions {
-        model: request.model,
-        stream: request.stream,
-        stop: request.stop_sequences.map(StopStrings::Many),
-        temperature: request.temperature,
-        top_p: request.top_p,
-        top_k: request.top_k,
-        ..GenerationOptions::default()
-    };
-    let mut call = Call::new(options, &app, &caller, &ignored)?;
+    let mut options = request.options;
+    if let Some(stop) = request.stop_sequences {
+        if options.stop.replace(StopStrings::Many(stop)).is_some() {
+            let message = "`stop` is not possible with `stop_sequences`: expected one of them";
+            return Err(ApiError::invalid(Some("stop"), message));
+        }
+    }
+    let format = request.output_config.and_then(|output| output.format);
+    let format = format.map(|format| ("output_config.format", format));
+    let of_api = OfApi { format, ..OfApi::default() };
+    let mut call = Call::new(options, of_api, &app, &caller, &ignored)?;
     call.max_tokens = max_tokens;
-    let content = match request.output_config.and_then(|output| output.format) {
-        Some(format) => structured::of_format("output_config.format", format, &ignored)?,
-        None => None,
-    };
-    let (mut request, format) = dialogue.prepare(&app, content, &ignored).await?;
+    let (mut request, format) = dialogue.prepare(&app, call.grammar.take(), &ignored).await?;
+    call.join_session(std::slice::from_mut(&mut request))?;
     let reply = MessageReply::new(call.model.clone(), format.tool_calls);
     call.admit(&app.engine, std::slice::from_mut(&mut request)).await?;
     replies::respond(&app, &call, vec![request], app.usage_sum(1), format, reply).await
@@ -86,7 +84,7 @@ pub(super) async fn count_tokens(
 ) -> Result<Json<Value>, ApiError> {
     let ignored = body.ignored.clone();
     let mut request: MessagesRequest = app.parser.parse(body).await?;
-    if let Some(model) = &request.model {
+    if let Some(model) = &request.options.model {
         app.check_model(model)?;
     }
     let (request, _) = dialogue(&mut request, &ignored)?.prepare(&app, None, &ignored).await?;

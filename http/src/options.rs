@@ -12,7 +12,9 @@ use super::deadline::Deadline;
 use super::error::ApiError;
 use super::structured;
 use crate::api::neutral::Scope;
-use crate::api::options::{GenerationOptions, MAX_STOP_STRINGS, StopStrings, StreamOptions};
+use crate::api::options::{
+    ChoiceOptions, GenerationOptions, MAX_STOP_STRINGS, StopStrings, StreamOptions,
+};
 use crate::traces;
 
 /// What one call asks for, apart from its prompts. Rules that involve two parameters have been
@@ -50,11 +52,20 @@ pub(super) struct Call {
     deadline: Deadline,
 }
 
+/// The options that only some APIs have.
+#[derive(Debug, Default)]
+pub(super) struct OfApi {
+    pub(super) choices: ChoiceOptions,
+    /// What the answers have to follow.
+    pub(super) format: Option<structured::Format>,
+}
+
 impl Call {
     /// Checks the shared options. `max_tokens`, `logprobs` and `best_of` have different rules in
-    /// the two endpoints, which set these fields afterwards.
+    /// some APIs, which set these fields afterwards.
     pub(super) fn new(
         mut options: GenerationOptions,
+        of_api: OfApi,
         app: &App,
         caller: &Caller,
         ignored: &Ignored,
@@ -67,25 +78,25 @@ impl Call {
             None => app.engine.model_info().id.clone(),
         };
         let stream = options.stream.unwrap_or(false);
-        let include_usage = include_usage(options.stream_options.as_ref(), stream, ignored)?;
+        let include_usage = include_usage(of_api.choices.stream_options.as_ref(), stream, ignored)?;
         if let Some(stop) = &options.stop
             && stop.as_slice().len() > MAX_STOP_STRINGS
         {
             let expected = format!("a string or a list of at most {MAX_STOP_STRINGS} strings");
             return Err(ApiError::expected("stop", &expected, &json!(stop)));
         }
-        let grammar = structured::grammar(&mut options, ignored)?;
+        let grammar = structured::grammar(&mut options, of_api.format, ignored)?;
         let session = session(&mut options, ignored)?.map(|name| caller.session(name));
         let sampling = sampling(&mut options, app.engine.recommended_sampling());
         Ok(Self {
             model,
-            choice_count: options.n.unwrap_or(1),
+            choice_count: of_api.choices.n.unwrap_or(1),
             candidate_count: None,
             stream,
             include_usage,
             max_tokens: app.default_max_tokens(),
             logprobs: None,
-            return_token_ids: options.return_token_ids.unwrap_or(false),
+            return_token_ids: of_api.choices.return_token_ids.unwrap_or(false),
             session,
             salt: caller.tenant.salt(options.cache_salt.as_deref()),
             caller: caller.clone(),

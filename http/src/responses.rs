@@ -17,12 +17,11 @@ use super::advice::Ignored;
 use super::body::refuse_unknown;
 use super::dialogue::{Dialogue, Tool, function_tool, is_function, tool_choice};
 use super::error::ApiError;
-use super::options::Call;
+use super::options::{Call, OfApi};
 use super::receive::Received;
-use super::{reply as replies, structured};
+use super::reply as replies;
 use crate::api::chat::MAX_MESSAGES;
 use crate::api::neutral::Scope;
-use crate::api::options::GenerationOptions;
 use crate::api::responses::{
     Input, InputContent, InputItem, InputMessage, InputRole, ResponsesRequest, ResponsesTool,
     TypedItem,
@@ -39,27 +38,19 @@ pub(super) async fn create(
     let mut request: ResponsesRequest = app.parser.parse(body).await?;
     let mut settings = settings(&request);
     let (dialogue, namespaces) = dialogue(&mut request, &ignored)?;
-    let options = GenerationOptions {
-        model: request.model,
-        stream: request.stream,
-        temperature: request.temperature,
-        top_p: request.top_p,
-        ..GenerationOptions::default()
-    };
-    let mut call = Call::new(options, &app, &caller, &ignored)?;
+    let text = request.text.unwrap_or_default();
+    if text.verbosity.is_some_and(|verbosity| verbosity != "medium") {
+        ignored.note("text.verbosity");
+    }
+    let format = text.format.map(|format| ("text.format", format));
+    let of_api = OfApi { format, ..OfApi::default() };
+    let mut call = Call::new(request.options, of_api, &app, &caller, &ignored)?;
     if let Some(max_tokens) = request.max_output_tokens {
         call.max_tokens = max_tokens;
     }
     settings["model"] = json!(call.model);
-    let text = request.text;
-    if text.as_ref().and_then(|text| text.verbosity.as_deref()).is_some_and(|it| it != "medium") {
-        ignored.note("text.verbosity");
-    }
-    let content = match text.and_then(|text| text.format) {
-        Some(format) => structured::of_format("text.format", format, &ignored)?,
-        None => None,
-    };
-    let (mut request, format) = dialogue.prepare(&app, content, &ignored).await?;
+    let (mut request, format) = dialogue.prepare(&app, call.grammar.take(), &ignored).await?;
+    call.join_session(std::slice::from_mut(&mut request))?;
     let reply = ResponseReply::new(settings, format.tool_calls, namespaces);
     call.admit(&app.engine, std::slice::from_mut(&mut request)).await?;
     replies::respond(&app, &call, vec![request], app.usage_sum(1), format, reply).await
@@ -79,7 +70,7 @@ fn settings(request: &ResponsesRequest) -> Value {
     let tools: Vec<Value> = request.tools.iter().flatten().map(tool).collect();
     json!({
         "instructions": request.instructions, "max_output_tokens": request.max_output_tokens,
-        "temperature": request.temperature, "top_p": request.top_p, "tools": tools,
+        "temperature": request.options.temperature, "top_p": request.options.top_p, "tools": tools,
         "tool_choice": request.tool_choice.clone().unwrap_or(json!("auto")),
         "parallel_tool_calls": request.parallel_tool_calls.unwrap_or(true),
         "metadata": request.metadata.clone().unwrap_or_default(),

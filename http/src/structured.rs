@@ -10,16 +10,20 @@ use crate::api::neutral::Scope;
 use crate::api::options::GenerationOptions;
 use crate::api::structured::{ResponseFormat, StructuredOutputs};
 
+/// A parameter in the form of `response_format` with its name.
+pub(super) type Format = (&'static str, ResponseFormat);
+
 /// The grammar of a request's answers; `None` if they are free. At most one of the parameters may
-/// be given.
+/// be given. `format` is the one that an API has in addition to those of all.
 pub(super) fn grammar(
     options: &mut GenerationOptions,
+    format: Option<Format>,
     ignored: &Ignored,
 ) -> Result<Option<Grammar>, ApiError> {
     let mut given: Vec<(&str, Grammar)> = Vec::new();
-    if let Some(format) = options.response_format.take() {
-        let grammar = of_format("response_format", format, ignored)?;
-        given.extend(grammar.map(|grammar| ("response_format", grammar)));
+    let response_format = options.response_format.take().map(|format| ("response_format", format));
+    for (name, format) in format.into_iter().chain(response_format) {
+        given.extend(of_format(name, format, ignored)?.map(|grammar| (name, grammar)));
     }
     if let Some(outputs) = options.structured_outputs.take() {
         refuse_unknown("structured_outputs.", &outputs.unknown, Scope::StructuredOutputs, ignored)?;
@@ -89,7 +93,7 @@ fn schema_value(name: &str, schema: Value) -> Result<Value, ApiError> {
 }
 
 /// The grammar of a `response_format`, which is the parameter `param`.
-pub(super) fn of_format(
+fn of_format(
     param: &str,
     format: ResponseFormat,
     ignored: &Ignored,
@@ -149,7 +153,7 @@ mod tests {
 
     fn parse(options: Value) -> Result<Option<Grammar>, ApiError> {
         let mut options: GenerationOptions = serde_json::from_value(options).expect("the types");
-        grammar(&mut options, &Ignored::default())
+        grammar(&mut options, None, &Ignored::default())
     }
 
     /// Goal: every form leads to its grammar.

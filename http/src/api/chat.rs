@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::fields::{self, UnknownFields};
 use super::logprobs::ChatLogprobs;
-use super::options::{GenerationOptions, MAX_LOGPROBS};
+use super::options::{ChoiceOptions, GenerationOptions, MAX_LOGPROBS};
 use super::reply::{FinishReason, Reply};
 
 /// Most messages of a conversation.
@@ -66,7 +66,10 @@ pub struct ChatRequest {
     pub continue_final_message: Option<bool>,
     /// Whether the reply has the model's reasoning. Default true.
     pub include_reasoning: Option<bool>,
-    /// Parameters shared with completions.
+    /// Parameters of replies that are lists of choices.
+    #[serde(flatten)]
+    pub choices: ChoiceOptions,
+    /// Parameters of all APIs for generation.
     #[serde(flatten)]
     pub options: GenerationOptions,
     /// Every other member; must be empty.

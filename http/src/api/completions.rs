@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::fields::{self, UnknownFields};
 use super::logprobs::CompletionLogprobs;
-use super::options::{GenerationOptions, MAX_CHOICES, MAX_LOGPROBS};
+use super::options::{ChoiceOptions, GenerationOptions, MAX_CHOICES, MAX_LOGPROBS};
 use super::reply::{FinishReason, Reply};
 
 /// The request body.
@@ -36,7 +36,10 @@ pub struct CompletionRequest {
     /// Whether the prompt follows the tokens of the session (`session_id`): prompt and answer of
     /// its last turn, which need not be sent again. Default false: the prompt is the whole one.
     pub append_to_session: Option<bool>,
-    /// Parameters shared with chat completions.
+    /// Parameters of replies that are lists of choices.
+    #[serde(flatten)]
+    pub choices: ChoiceOptions,
+    /// Parameters of all APIs for generation.
     #[serde(flatten)]
     pub options: GenerationOptions,
     /// Every other member; must be empty.

@@ -8,14 +8,13 @@ use serde_json::Value;
 
 use super::chat::{MAX_MESSAGES, MAX_PARTS, MAX_TOOLS};
 use super::fields::{self, UnknownFields};
+use super::options::GenerationOptions;
 use super::structured::ResponseFormat;
 
 /// The request body. `max_tokens` is required by `/v1/messages` only.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct MessagesRequest {
-    /// The model's id or one of the names given with `--served-name`. Default: the served model.
-    pub model: Option<String>,
     /// The conversation, oldest message first; 1 to [`MAX_MESSAGES`] messages. The model continues
     /// a last message of the assistant.
     #[serde(deserialize_with = "fields::list::<_, _, MAX_MESSAGES>")]
@@ -27,22 +26,10 @@ pub struct MessagesRequest {
     #[serde(default, deserialize_with = "fields::count::<_, 1, { usize::MAX }>")]
     #[schemars(range(min = 1))]
     pub max_tokens: Option<usize>,
-    /// Whether to send the reply in pieces, as server-sent events. Default false.
-    pub stream: Option<bool>,
-    /// Strings that end the answer when they appear in it; they are not part of the answer.
+    /// Anthropic's name of `stop`.
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_STOP_SEQUENCES>")]
     #[schemars(length(max = MAX_STOP_SEQUENCES))]
     pub stop_sequences: Option<Vec<String>>,
-    /// Softmax temperature, 0 or above; 0 is greedy decoding.
-    #[serde(default, deserialize_with = "fields::number")]
-    pub temperature: Option<f32>,
-    /// Keep the most likely tokens whose probabilities add up to this; above 0, at most 1.
-    #[serde(default, deserialize_with = "fields::number")]
-    pub top_p: Option<f32>,
-    /// Keep this many of the most likely tokens; 0 and -1 keep all.
-    #[serde(default, deserialize_with = "fields::top_k")]
-    #[schemars(range(min = -1, max = u32::MAX))]
-    pub top_k: Option<usize>,
     /// Functions that the model may call, at most [`MAX_TOOLS`].
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_TOOLS>")]
     #[schemars(length(max = MAX_TOOLS))]
@@ -54,6 +41,9 @@ pub struct MessagesRequest {
     /// Whether the model reasons before it answers, if its chat template has the variable
     /// `enable_thinking`. Default: it does not.
     pub thinking: Option<Thinking>,
+    /// Parameters of all APIs for generation.
+    #[serde(flatten)]
+    pub options: GenerationOptions,
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,

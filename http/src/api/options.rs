@@ -1,4 +1,4 @@
-//! Parameters that `/v1/completions` and `/v1/chat/completions` have in common.
+//! Parameters that the APIs for generation have in common.
 //!
 //! A parameter of the engine is written once here and applied once, in
 //! `options.rs` of the crate.
@@ -31,16 +31,8 @@ pub const MAX_TOKEN_IDS: usize = 4096;
 pub struct GenerationOptions {
     /// The model's id or one of the names given with `--served-name`. Default: the served model.
     pub model: Option<String>,
-    /// Number of choices to generate for each prompt, 1 to 128. Default 1.
-    #[serde(default, deserialize_with = "fields::count::<_, 1, MAX_CHOICES>")]
-    #[schemars(range(min = 1, max = MAX_CHOICES))]
-    pub n: Option<usize>,
     /// Whether to send the reply in pieces, as server-sent events. Default false.
     pub stream: Option<bool>,
-    /// Settings of a streamed reply. Allowed only with `stream`.
-    pub stream_options: Option<StreamOptions>,
-    /// Whether to report the token ids of the prompts and of the answers. Default false.
-    pub return_token_ids: Option<bool>,
 
     /// Softmax temperature, 0 or above; 0 is greedy decoding.
     #[serde(default, deserialize_with = "fields::number")]
@@ -120,6 +112,19 @@ pub struct GenerationOptions {
     /// Requests with a larger priority are admitted first. Any 32-bit integer. Default 0.
     #[serde(default, deserialize_with = "fields::signed_32")]
     pub priority: Option<i32>,
+}
+
+/// Parameters of the APIs whose replies are lists of choices: completions and chat completions.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+pub struct ChoiceOptions {
+    /// Number of choices to generate for each prompt, 1 to 128. Default 1.
+    #[serde(default, deserialize_with = "fields::count::<_, 1, MAX_CHOICES>")]
+    #[schemars(range(min = 1, max = MAX_CHOICES))]
+    pub n: Option<usize>,
+    /// Settings of a streamed reply. Allowed only with `stream`.
+    pub stream_options: Option<StreamOptions>,
+    /// Whether to report the token ids of the prompts and of the answers. Default false.
+    pub return_token_ids: Option<bool>,
 }
 
 /// One stop string or several.

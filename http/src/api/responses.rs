@@ -6,14 +6,13 @@ use serde_json::{Map, Value};
 
 use super::chat::{MAX_MESSAGES, MAX_TOOLS};
 use super::fields::{self, UnknownFields};
+use super::options::GenerationOptions;
 use super::structured::ResponseFormat;
 
 /// The request body.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct ResponsesRequest {
-    /// The model's id or one of the names given with `--served-name`. Default: the served model.
-    pub model: Option<String>,
     /// The conversation: a text of the user, or 1 to [`MAX_MESSAGES`] items.
     pub input: Input,
     /// Instructions that precede the conversation.
@@ -22,14 +21,6 @@ pub struct ResponsesRequest {
     #[serde(default, deserialize_with = "fields::count::<_, 1, { usize::MAX }>")]
     #[schemars(range(min = 1))]
     pub max_output_tokens: Option<usize>,
-    /// Whether to send the reply in pieces, as server-sent events. Default false.
-    pub stream: Option<bool>,
-    /// Softmax temperature, 0 or above; 0 is greedy decoding.
-    #[serde(default, deserialize_with = "fields::number")]
-    pub temperature: Option<f32>,
-    /// Keep the most likely tokens whose probabilities add up to this; above 0, at most 1.
-    #[serde(default, deserialize_with = "fields::number")]
-    pub top_p: Option<f32>,
     /// Functions that the model may call, at most [`MAX_TOOLS`].
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_TOOLS>")]
     #[schemars(length(max = MAX_TOOLS))]
@@ -44,13 +35,16 @@ pub struct ResponsesRequest {
     pub reasoning: Option<Reasoning>,
     /// Labels, which the reply repeats.
     pub metadata: Option<Map<String, Value>>,
+    /// Parameters of all APIs for generation.
+    #[serde(flatten)]
+    pub options: GenerationOptions,
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,
 }
 
 /// The form of the text of an answer.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(expecting = "an object", deny_unknown_fields)]
 pub struct TextOptions {
     /// `text`, `json_object` or `json_schema` with its `schema`.

@@ -1,0 +1,243 @@
+//! The reply of `/v1/chat/completions`: messages, or the pieces that build them.
+
+use stolon::{AnswerPart, Engine, ToolCallFormat};
+
+use crate::App;
+use crate::api::chat::{
+    AnswerMessage, CalledFunction, ChatChoice, ChatChunkChoice, ChatCompletion, Delta,
+    FunctionDelta, FunctionType, ReplyToolCall, Role, ToolCallDelta,
+};
+use crate::api::logprobs::ChatLogprobs;
+use crate::api::reply::{FinishReason, Usage};
+use crate::choices::{self, ChoiceEvent, Envelope, Names};
+use crate::dialogue::call_id;
+use crate::error::ApiError;
+use crate::logprobs;
+use crate::options::Call;
+use crate::reply::{Dialect, Piece};
+
+/// The names in replies.
+const NAMES: Names =
+    Names { id: "chatcmpl", whole: "chat.completion", piece: "chat.completion.chunk" };
+
+/// The reply to one call.
+pub(super) struct Chat {
+    engine: Engine,
+    envelope: Envelope,
+    /// Whether the reply has the reasoning.
+    pub(super) reasoning: bool,
+    /// How the model calls tools.
+    format: Option<ToolCallFormat>,
+    /// Whether token ids were requested.
+    has_ids: bool,
+    choices: Vec<Growing>,
+}
+
+/// What is known of a choice.
+#[derive(Debug)]
+struct Growing {
+    /// The whole choice, unless it is streamed.
+    whole: ChatChoice,
+    /// Number of complete calls.
+    complete_calls: usize,
+}
+
+/// The reason of an answer with this number of complete calls.
+fn finish_reason(reason: FinishReason, calls: usize) -> FinishReason {
+    match reason {
+        FinishReason::Stop if calls > 0 => FinishReason::ToolCalls,
+        reason => reason,
+    }
+}
+
+impl Chat {
+    /// The reply to one call. `format` is what an answer consists of.
+    pub(super) fn new(
+        app: &App,
+        call: &Call,
+        format: Option<ToolCallFormat>,
+        ids: Option<Vec<u32>>,
+    ) -> Self {
+        let (has_ids, has_logprobs) = (ids.is_some(), call.logprobs.is_some());
+        let growing = |index| {
+            let message = AnswerMessage {
+                role: Role::Assistant,
+                content: Some(String::new()),
+                refusal: None,
+                reasoning_content: None,
+                tool_calls: Vec::new(),
+            };
+            let whole = ChatChoice {
+                index,
+                message,
+                logprobs: has_logprobs.then(|| ChatLogprobs { content: Vec::new(), refusal: None }),
+                finish_reason: FinishReason::Stop,
+                token_ids: has_ids.then(Vec::new),
+            };
+            Growing { whole, complete_calls: 0 }
+        };
+        Self {
+            engine: app.engine.clone(),
+            envelope: Envelope::new(NAMES, call, ids),
+            reasoning: true,
+            format,
+            has_ids,
+            choices: (0..call.choice_count).map(growing).collect(),
+        }
+    }
+
+    /// A piece without log-probabilities and token ids.
+    fn chunk(&self, index: usize, delta: Delta) -> ChatChunkChoice {
+        let token_ids = self.has_ids.then(Vec::new);
+        ChatChunkChoice { index, delta, logprobs: None, finish_reason: None, token_ids }
+    }
+
+    /// What parts of an answer add to the message of a choice.
+    fn deltas(&mut self, index: usize, parts: Vec<AnswerPart>) -> Vec<Delta> {
+        let mut deltas = Vec::new();
+        for part in parts {
+            deltas.push(match part {
+                AnswerPart::Text(text) => Delta { content: Some(text), ..Delta::default() },
+                AnswerPart::Reasoning(text) if self.reasoning => {
+                    Delta { reasoning_content: Some(text), ..Delta::default() }
+                }
+                AnswerPart::Reasoning(_) => continue,
+                AnswerPart::Call { index, name } => {
+                    let id = Some(call_id(self.format, "call_"));
+                    let kind = Some(FunctionType::Function);
+                    call_delta(index, id, kind, Some(name), String::new())
+                }
+                AnswerPart::Arguments { index, json } => call_delta(index, None, None, None, json),
+                AnswerPart::CallEnd { .. } => {
+                    self.choices[index].complete_calls += 1;
+                    continue;
+                }
+                // A client cannot be told to forget what was sent. A whole reply leaves it out.
+                AnswerPart::CallBroken { index: call } if !self.envelope.stream => {
+                    deltas.retain(|delta| !is_of_call(delta, call));
+                    self.choices[index].whole.message.tool_calls.truncate(call);
+                    continue;
+                }
+                AnswerPart::CallBroken { .. } => continue,
+            });
+        }
+        deltas
+    }
+
+    /// Sends pieces, or adds them to the whole choice.
+    fn emit(&mut self, pieces: Vec<ChatChunkChoice>) -> Vec<ChoiceEvent<ChatChunkChoice>> {
+        if self.envelope.stream {
+            return pieces.into_iter().map(|piece| self.envelope.piece(piece)).collect();
+        }
+        for piece in pieces {
+            add(&mut self.choices[piece.index].whole, piece);
+        }
+        Vec::new()
+    }
+}
+
+/// Adds a piece to a choice.
+fn add(choice: &mut ChatChoice, piece: ChatChunkChoice) {
+    let Delta { role: _, content, reasoning_content, tool_calls } = piece.delta;
+    let message = &mut choice.message;
+    message.content.get_or_insert_default().push_str(&content.unwrap_or_default());
+    if let Some(text) = reasoning_content {
+        message.reasoning_content.get_or_insert_default().push_str(&text);
+    }
+    for ToolCallDelta { index, id, kind: _, function } in tool_calls.into_iter().flatten() {
+        if let Some(id) = id {
+            let name = function.name.unwrap_or_default();
+            let called = CalledFunction { name, arguments: String::new() };
+            let kind = FunctionType::Function;
+            message.tool_calls.push(ReplyToolCall { id, kind, function: called });
+        }
+        if let Some(call) = message.tool_calls.get_mut(index) {
+            call.function.arguments.push_str(&function.arguments);
+        }
+    }
+    if let (Some(all), Some(more)) = (&mut choice.logprobs, piece.logprobs) {
+        all.content.extend(more.content);
+    }
+    if let (Some(ids), Some(more)) = (&mut choice.token_ids, piece.token_ids) {
+        ids.extend(more);
+    }
+    choice.finish_reason = piece.finish_reason.unwrap_or(choice.finish_reason);
+}
+
+/// Whether a delta is a part of the call with this number.
+fn is_of_call(delta: &Delta, call: usize) -> bool {
+    delta.tool_calls.as_ref().is_some_and(|[delta]| delta.index == call)
+}
+
+fn call_delta(
+    index: usize,
+    id: Option<String>,
+    kind: Option<FunctionType>,
+    name: Option<String>,
+    arguments: String,
+) -> Delta {
+    let function = FunctionDelta { name, arguments };
+    Delta { tool_calls: Some([ToolCallDelta { index, id, kind, function }]), ..Delta::default() }
+}
+
+impl Dialect for Chat {
+    type Event = ChoiceEvent<ChatChunkChoice>;
+    type Whole = ChatCompletion;
+
+    const TERMINATOR: Option<&'static str> = choices::TERMINATOR;
+
+    fn name(_: &Self::Event) -> Option<&'static str> {
+        None
+    }
+
+    fn begin(&mut self, index: usize, _usage: Usage) -> Vec<Self::Event> {
+        let (role, content) = (Some(Role::Assistant), Some(String::new()));
+        let piece = self.chunk(index, Delta { role, content, ..Delta::default() });
+        self.emit(vec![piece])
+    }
+
+    fn part(&mut self, index: usize, piece: Piece<'_>) -> Vec<Self::Event> {
+        let deltas = self.deltas(index, piece.parts);
+        let mut chunks: Vec<ChatChunkChoice> =
+            deltas.into_iter().map(|delta| self.chunk(index, delta)).collect();
+        let logprobs = logprobs::chat(&self.engine, logprobs::visible(&self.engine, piece.logprob));
+        let logprobs: Option<ChatLogprobs> = (!logprobs.content.is_empty()).then_some(logprobs);
+        let needs_chunk = logprobs.is_some() || (self.has_ids && piece.id.is_some());
+        if needs_chunk && chunks.is_empty() {
+            let content = Some(String::new());
+            chunks.push(self.chunk(index, Delta { content, ..Delta::default() }));
+        }
+        if let Some(first) = chunks.first_mut() {
+            first.logprobs = logprobs;
+            if let Some(ids) = &mut first.token_ids {
+                ids.extend(piece.id);
+            }
+        }
+        self.emit(chunks)
+    }
+
+    fn end(&mut self, index: usize, reason: &stolon::FinishReason) -> Vec<Self::Event> {
+        let reason = finish_reason(reason.into(), self.choices[index].complete_calls);
+        let piece = self.chunk(index, Delta::default());
+        self.emit(vec![ChatChunkChoice { finish_reason: Some(reason), ..piece }])
+    }
+
+    fn finish(&mut self, usage: Usage) -> Vec<Self::Event> {
+        self.envelope.finish(usage)
+    }
+
+    fn fail(&mut self, error: &ApiError) -> Self::Event {
+        Envelope::fail(error)
+    }
+
+    fn whole(self) -> ChatCompletion {
+        let choices = self.choices.into_iter().map(|growing| {
+            let mut choice = growing.whole;
+            let message = &mut choice.message;
+            let text = message.content.take();
+            message.content = text.filter(|text| message.tool_calls.is_empty() || !text.is_empty());
+            choice
+        });
+        self.envelope.whole(choices.collect())
+    }
+}
