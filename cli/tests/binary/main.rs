@@ -16,11 +16,11 @@ mod connections;
 mod cors;
 mod deadlines;
 mod embeddings_api;
-#[cfg(feature = "candle")]
 mod generation_options;
 #[path = "../../../model/tests/support/gguf_writer.rs"]
 #[allow(dead_code, reason = "shared with the tests of stolon-model")]
 mod gguf_writer;
+#[cfg(feature = "candle")]
 mod gpu_check;
 mod inspect;
 mod json_schema;
