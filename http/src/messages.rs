@@ -22,12 +22,12 @@ use super::options::{Call, OfApi};
 use super::receive::Received;
 use super::reply as replies;
 use crate::api::messages::{
-    Block, BlockContent, MessagesRequest, MessagesTool, MessagesToolChoice, ThinkingType,
-    TurnMessage, TurnRole,
+    Block, BlockContent, MessagesError, MessagesErrorObject, MessagesRequest, MessagesTool,
+    MessagesToolChoice, ThinkingType, TokenCount, TurnMessage, TurnRole,
 };
 use crate::api::neutral::Scope;
 use crate::api::options::StopStrings;
-use reply::MessageReply;
+use reply::Messages;
 
 /// Some clients begin the instructions with a line about themselves that differs in every request,
 /// so that no prefix could be shared. Only Anthropic's own service uses it.
@@ -72,7 +72,7 @@ pub(super) async fn create(
     call.max_tokens = max_tokens;
     let (mut request, format) = dialogue.prepare(&app, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
-    let reply = MessageReply::new(call.model.clone(), format.tool_calls);
+    let reply = Messages::new(call.model.clone(), format.tool_calls);
     call.admit(&app.engine, std::slice::from_mut(&mut request)).await?;
     replies::respond(&app, &call, vec![request], app.usage_sum(1), format, reply).await
 }
@@ -81,22 +81,23 @@ pub(super) async fn create(
 pub(super) async fn count_tokens(
     State(app): State<Arc<App>>,
     body: Received,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<TokenCount>, ApiError> {
     let ignored = body.ignored.clone();
     let mut request: MessagesRequest = app.parser.parse(body).await?;
     if let Some(model) = &request.options.model {
         app.check_model(model)?;
     }
     let (request, _) = dialogue(&mut request, &ignored)?.prepare(&app, None, &ignored).await?;
-    let tokens = app.engine.prompt_tokens(&request).await?.len();
-    Ok(Json(json!({ "input_tokens": tokens })))
+    let input_tokens = app.engine.prompt_tokens(&request).await?.len();
+    Ok(Json(TokenCount { input_tokens }))
 }
 
 /// Middleware that turns errors into Anthropic's form.
 pub(super) async fn errors(request: HttpRequest, next: Next) -> Response {
     let response = next.run(request).await;
     let Some(error) = response.extensions().get::<ApiError>() else { return response };
-    let mut converted = (response.status(), Json(error_value(error))).into_response();
+    let body = MessagesError { kind: "error", error: error_object(error) };
+    let mut converted = (response.status(), Json(body)).into_response();
     for (name, value) in response.headers() {
         if name != "content-type" && name != "content-length" {
             converted.headers_mut().insert(name, value.clone());
@@ -106,7 +107,7 @@ pub(super) async fn errors(request: HttpRequest, next: Next) -> Response {
 }
 
 /// An error in Anthropic's form.
-fn error_value(error: &ApiError) -> Value {
+fn error_object(error: &ApiError) -> MessagesErrorObject {
     let kind = match error.status() {
         StatusCode::UNAUTHORIZED => "authentication_error",
         StatusCode::FORBIDDEN => "permission_error",
@@ -118,7 +119,7 @@ fn error_value(error: &ApiError) -> Value {
         status if status.is_client_error() => "invalid_request_error",
         _ => "api_error",
     };
-    json!({"type": "error", "error": {"type": kind, "message": error.message()}})
+    MessagesErrorObject { kind, message: error.message().to_owned() }
 }
 
 /// The conversation and its tools.

@@ -10,7 +10,6 @@ use futures::future::try_join_all;
 use futures::stream::{self, BoxStream, SelectAll};
 use futures::{Stream, StreamExt};
 use serde::Serialize;
-use serde_json::Value;
 use stolon::{
     AnswerFormat, AnswerParser, AnswerPart, Completion, Error, Event, Finish, FinishReason,
     Request, Timings, TokenEvent, TokenLogprob, TokenStream,
@@ -67,15 +66,6 @@ pub(super) struct Piece<'a> {
     pub(super) id: Option<u32>,
     /// The token's log-probability, if it was requested.
     pub(super) logprob: Option<&'a TokenLogprob>,
-}
-
-/// An event with a name, for APIs whose events have one.
-#[derive(Debug, Serialize)]
-#[serde(transparent)]
-pub(super) struct NamedEvent {
-    #[serde(skip)]
-    pub(super) name: &'static str,
-    pub(super) content: Value,
 }
 
 /// The events of one call, with the number of the choice that each belongs to.

@@ -23,7 +23,8 @@ use super::reply as replies;
 use crate::api::chat::MAX_MESSAGES;
 use crate::api::neutral::Scope;
 use crate::api::responses::{
-    Input, InputContent, InputItem, InputMessage, InputRole, ResponsesRequest, ResponsesTool,
+    Input, InputContent, InputItem, InputMessage, InputRole, ResponseSettings, ResponsesRequest,
+    ResponsesTool, SettingsFormat, SettingsFunction, SettingsReasoning, SettingsText, SettingsTool,
     TypedItem,
 };
 use reply::ResponseReply;
@@ -36,7 +37,7 @@ pub(super) async fn create(
 ) -> Result<Response, ApiError> {
     let ignored = body.ignored.clone();
     let mut request: ResponsesRequest = app.parser.parse(body).await?;
-    let mut settings = settings(&request);
+    let settings = settings(&request);
     let (dialogue, namespaces) = dialogue(&mut request, &ignored)?;
     let text = request.text.unwrap_or_default();
     if text.verbosity.is_some_and(|verbosity| verbosity != "medium") {
@@ -48,47 +49,54 @@ pub(super) async fn create(
     if let Some(max_tokens) = request.max_output_tokens {
         call.max_tokens = max_tokens;
     }
-    settings["model"] = json!(call.model);
     let (mut request, format) = dialogue.prepare(&app, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
-    let reply = ResponseReply::new(settings, format.tool_calls, namespaces);
+    let reply = ResponseReply::new(call.model.clone(), settings, format.tool_calls, namespaces);
     call.admit(&app.engine, std::slice::from_mut(&mut request)).await?;
     replies::respond(&app, &call, vec![request], app.usage_sum(1), format, reply).await
 }
 
 /// The members of the reply that repeat the request.
-fn settings(request: &ResponsesRequest) -> Value {
-    let tool = |tool: &ResponsesTool| {
-        let mut value = json!({"type": tool.kind, "name": tool.name});
-        if tool.kind == "function" {
-            value["description"] = json!(tool.description);
-            value["parameters"] = json!(tool.parameters);
-            value["strict"] = json!(tool.strict.unwrap_or(false));
-        }
-        value
+fn settings(request: &ResponsesRequest) -> ResponseSettings {
+    let tool = |tool: &ResponsesTool| SettingsTool {
+        kind: tool.kind.clone(),
+        name: tool.name.clone(),
+        function: (tool.kind == "function").then(|| SettingsFunction {
+            description: tool.description.clone(),
+            parameters: tool.parameters.clone(),
+            strict: tool.strict.unwrap_or(false),
+        }),
     };
-    let tools: Vec<Value> = request.tools.iter().flatten().map(tool).collect();
-    json!({
-        "instructions": request.instructions, "max_output_tokens": request.max_output_tokens,
-        "temperature": request.options.temperature, "top_p": request.options.top_p, "tools": tools,
-        "tool_choice": request.tool_choice.clone().unwrap_or(json!("auto")),
-        "parallel_tool_calls": request.parallel_tool_calls.unwrap_or(true),
-        "metadata": request.metadata.clone().unwrap_or_default(),
-        "previous_response_id": null, "store": false, "background": false, "truncation": "disabled",
-        "text": {"format": text_format(request)}, "reasoning": {"effort": null, "summary": null},
-    })
+    ResponseSettings {
+        instructions: request.instructions.clone(),
+        max_output_tokens: request.max_output_tokens,
+        temperature: request.options.temperature,
+        top_p: request.options.top_p,
+        tools: request.tools.iter().flatten().map(tool).collect(),
+        tool_choice: request.tool_choice.clone().unwrap_or_else(|| Value::from("auto")),
+        parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
+        metadata: request.metadata.clone().unwrap_or_default(),
+        previous_response_id: None,
+        store: false,
+        background: false,
+        truncation: "disabled",
+        text: SettingsText { format: text_format(request) },
+        reasoning: SettingsReasoning::default(),
+    }
 }
 
 /// The form of the text, as the reply repeats it.
-fn text_format(request: &ResponsesRequest) -> Value {
+fn text_format(request: &ResponsesRequest) -> SettingsFormat {
     let format = request.text.as_ref().and_then(|text| text.format.as_ref());
-    match format {
-        Some(format) if format.kind == "json_schema" => json!({
-            "type": format.kind, "name": format.name, "description": format.description,
-            "schema": format.schema, "strict": format.strict.unwrap_or(true),
-        }),
-        Some(format) => json!({"type": format.kind}),
-        None => json!({"type": "text"}),
+    match format.map(|format| (format.kind.as_str(), format)) {
+        Some(("json_schema", format)) => SettingsFormat::JsonSchema {
+            name: format.name.clone(),
+            description: format.description.clone(),
+            schema: format.schema.clone(),
+            strict: format.strict.unwrap_or(true),
+        },
+        Some(("json_object", _)) => SettingsFormat::JsonObject,
+        _ => SettingsFormat::Text,
     }
 }
 

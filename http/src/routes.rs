@@ -18,6 +18,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 use crate::api::admin::Health;
 use crate::api::error::ErrorReply;
+use crate::api::messages::MessagesError;
 use crate::{App, RouterOptions, access, admin, cors, messages, page};
 
 /// Makes the schema of a type.
@@ -282,7 +283,7 @@ impl Route {
     pub(crate) fn error(&self) -> Make {
         match self.error_form {
             ErrorForm::OpenAi => reference::<ErrorReply>,
-            ErrorForm::Anthropic => generation::message_error,
+            ErrorForm::Anthropic => reference::<MessagesError>,
             ErrorForm::Health => reference::<Health>,
         }
     }

@@ -1,5 +1,7 @@
 //! `POST /v1/responses`: OpenAI's newer API for conversations. Responses are not stored.
 
+mod reply;
+
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -8,6 +10,12 @@ use super::chat::{MAX_MESSAGES, MAX_TOOLS};
 use super::fields::{self, UnknownFields};
 use super::options::GenerationOptions;
 use super::structured::ResponseFormat;
+
+pub use reply::{
+    IncompleteDetails, InputTokensDetails, OutputItem, OutputPart, OutputTokensDetails, Response,
+    ResponseError, ResponseEvent, ResponseSettings, ResponseUsage, SettingsFormat,
+    SettingsFunction, SettingsReasoning, SettingsText, SettingsTool, Status,
+};
 
 /// The request body.
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -1,31 +1,29 @@
 //! The reply of `/v1/messages`: a list of blocks, or the events that build it.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use stolon::{AnswerPart, FinishReason, ToolCallFormat};
 
-use super::error_value;
+use super::error_object;
+use crate::api::chat::Role;
+use crate::api::messages::{
+    BlockDelta, MessageDelta, MessageEvent, MessageReply, MessagesUsage, ReplyBlock, StopReason,
+};
 use crate::api::reply::Usage;
 use crate::dialogue::call_id;
 use crate::error::ApiError;
-use crate::reply::{Dialect, NamedEvent, Piece};
+use crate::reply::{Dialect, Piece};
 use crate::request_id;
 
 /// A reply that is being made.
-pub(super) struct MessageReply {
-    id: String,
-    model: String,
+pub(super) struct Messages {
+    reply: MessageReply,
     format: Option<ToolCallFormat>,
-    /// The blocks of the whole reply.
-    blocks: Vec<Value>,
     /// The block that is growing.
     open: Option<Open>,
     /// Number of the next block in the events.
     next_index: usize,
     /// Number of complete calls.
     complete_calls: usize,
-    usage: Usage,
-    stop_reason: Value,
-    stop_sequence: Value,
 }
 
 /// A block that is growing.
@@ -35,7 +33,7 @@ struct Open {
     /// Its text, or the arguments of the call.
     text: String,
     /// The block without its text.
-    block: Value,
+    block: ReplyBlock,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,166 +43,171 @@ enum Kind {
     ToolUse,
 }
 
-impl MessageReply {
-    pub(super) fn new(model: String, format: Option<ToolCallFormat>) -> Self {
-        Self {
-            id: format!("msg_{}", request_id::fresh()),
-            model,
-            format,
-            blocks: Vec::new(),
-            open: None,
-            next_index: 0,
-            complete_calls: 0,
-            usage: Usage::default(),
-            stop_reason: Value::Null,
-            stop_sequence: Value::Null,
+impl Open {
+    /// The block at its end.
+    fn close(self) -> ReplyBlock {
+        let mut block = self.block;
+        match &mut block {
+            ReplyBlock::Text { text } => *text = self.text,
+            ReplyBlock::Thinking { thinking, .. } => *thinking = self.text,
+            // Only complete calls, which have valid arguments, are kept.
+            ReplyBlock::ToolUse { input, .. } => {
+                *input = serde_json::from_str(&self.text).unwrap_or_else(|_| Map::new().into());
+            }
         }
+        block
     }
+}
 
-    fn message(&self, content: Value) -> Value {
-        json!({
-            "id": self.id, "type": "message", "role": "assistant", "model": self.model,
-            "content": content, "stop_reason": self.stop_reason,
-            "stop_sequence": self.stop_sequence, "usage": self.usage_value(),
-        })
-    }
-
-    /// Tokens of the prompt are divided into those that were computed and those that were cached.
-    fn usage_value(&self) -> Value {
-        let Usage { prompt_tokens, completion_tokens, .. } = self.usage;
-        let cached_tokens = self.usage.cached_tokens();
-        json!({
-            "input_tokens": prompt_tokens.saturating_sub(cached_tokens),
-            "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached_tokens,
-            "output_tokens": completion_tokens,
-        })
+impl Messages {
+    pub(super) fn new(model: String, format: Option<ToolCallFormat>) -> Self {
+        let reply = MessageReply {
+            id: format!("msg_{}", request_id::fresh()),
+            kind: "message",
+            role: Role::Assistant,
+            model,
+            content: Vec::new(),
+            stop_reason: None,
+            stop_sequence: None,
+            usage: MessagesUsage::default(),
+        };
+        Self { reply, format, open: None, next_index: 0, complete_calls: 0 }
     }
 
     /// Begins a block.
-    fn start(&mut self, kind: Kind, block: Value) -> Vec<NamedEvent> {
+    fn start(&mut self, kind: Kind, block: ReplyBlock) -> Vec<MessageEvent> {
         let mut events = self.stop();
         let index = self.next_index;
         self.next_index += 1;
-        let event = json!({"index": index, "content_block": block});
-        events.push(named("content_block_start", event));
+        events.push(MessageEvent {
+            kind: "content_block_start",
+            index: Some(index),
+            content_block: Some(block.clone()),
+            ..MessageEvent::default()
+        });
         self.open = Some(Open { kind, index, text: String::new(), block });
         events
     }
 
     /// Adds text to a block of this kind, which begins if another one is open.
-    fn add(&mut self, kind: Kind, text: &str) -> Vec<NamedEvent> {
+    fn add(&mut self, kind: Kind, text: String) -> Vec<MessageEvent> {
         let mut events = Vec::new();
         if self.open.as_ref().is_none_or(|open| open.kind != kind) {
+            let empty = String::new;
             let block = match kind {
-                Kind::Text => json!({"type": "text", "text": ""}),
-                _ => json!({"type": "thinking", "thinking": "", "signature": ""}),
+                Kind::Text => ReplyBlock::Text { text: empty() },
+                _ => ReplyBlock::Thinking { thinking: empty(), signature: empty() },
             };
             events = self.start(kind, block);
         }
         if let Some(open) = &mut self.open {
-            open.text.push_str(text);
+            open.text.push_str(&text);
             let delta = match kind {
-                Kind::Text => json!({"type": "text_delta", "text": text}),
-                Kind::Thinking => json!({"type": "thinking_delta", "thinking": text}),
-                Kind::ToolUse => json!({"type": "input_json_delta", "partial_json": text}),
+                Kind::Text => BlockDelta::TextDelta { text },
+                Kind::Thinking => BlockDelta::ThinkingDelta { thinking: text },
+                Kind::ToolUse => BlockDelta::InputJsonDelta { partial_json: text },
             };
-            let event = json!({"index": open.index, "delta": delta});
-            events.push(named("content_block_delta", event));
+            events.push(MessageEvent {
+                kind: "content_block_delta",
+                index: Some(open.index),
+                delta: Some(MessageDelta::Block(delta)),
+                ..MessageEvent::default()
+            });
         }
         events
     }
 
     /// Ends the block that is growing.
-    fn stop(&mut self) -> Vec<NamedEvent> {
-        let Some(Open { kind, index, text, mut block }) = self.open.take() else {
-            return Vec::new();
-        };
-        let (name, value) = match kind {
-            Kind::Text => ("text", Value::String(text)),
-            Kind::Thinking => ("thinking", Value::String(text)),
-            // Only complete calls, which have valid arguments, are kept.
-            Kind::ToolUse => {
-                ("input", serde_json::from_str(&text).unwrap_or_else(|_| Map::new().into()))
-            }
-        };
-        block[name] = value;
-        self.blocks.push(block);
-        vec![named("content_block_stop", json!({ "index": index }))]
+    fn stop(&mut self) -> Vec<MessageEvent> {
+        let Some(open) = self.open.take() else { return Vec::new() };
+        let index = Some(open.index);
+        self.reply.content.push(open.close());
+        vec![MessageEvent { kind: "content_block_stop", index, ..MessageEvent::default() }]
     }
 
     /// Adds a part of the answer.
-    fn add_part(&mut self, part: AnswerPart) -> Vec<NamedEvent> {
+    fn add_part(&mut self, part: AnswerPart) -> Vec<MessageEvent> {
         match part {
-            AnswerPart::Reasoning(text) => self.add(Kind::Thinking, &text),
-            AnswerPart::Text(text) => self.add(Kind::Text, &text),
+            AnswerPart::Reasoning(text) => self.add(Kind::Thinking, text),
+            AnswerPart::Text(text) => self.add(Kind::Text, text),
             AnswerPart::Call { name, .. } => {
-                let id = call_id(self.format, "toolu_");
-                let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
-                self.start(Kind::ToolUse, block)
+                let (id, input) = (call_id(self.format, "toolu_"), Value::Object(Map::new()));
+                self.start(Kind::ToolUse, ReplyBlock::ToolUse { id, name, input })
             }
-            AnswerPart::Arguments { json, .. } => self.add(Kind::ToolUse, &json),
+            AnswerPart::Arguments { json, .. } => self.add(Kind::ToolUse, json),
             AnswerPart::CallEnd { .. } => {
                 self.complete_calls += 1;
                 self.stop()
             }
             AnswerPart::CallBroken { .. } => {
                 let events = self.stop();
-                self.blocks.pop();
+                self.reply.content.pop();
                 events
             }
         }
     }
 }
 
-/// An event, whose type is its name.
-fn named(name: &'static str, mut content: Value) -> NamedEvent {
-    content["type"] = json!(name);
-    NamedEvent { name, content }
+/// The usage in Anthropic's form.
+fn messages_usage(usage: Usage) -> MessagesUsage {
+    MessagesUsage {
+        input_tokens: usage.prompt_tokens.saturating_sub(usage.cached_tokens()),
+        cache_creation_input_tokens: 0,
+        cache_read_input_tokens: usage.cached_tokens(),
+        output_tokens: usage.completion_tokens,
+    }
 }
 
-impl Dialect for MessageReply {
-    type Event = NamedEvent;
-    type Whole = Value;
+impl Dialect for Messages {
+    type Event = MessageEvent;
+    type Whole = MessageReply;
 
-    fn name(event: &NamedEvent) -> Option<&'static str> {
-        Some(event.name)
+    fn name(event: &MessageEvent) -> Option<&'static str> {
+        Some(event.kind)
     }
 
-    fn begin(&mut self, _choice: usize, usage: Usage) -> Vec<NamedEvent> {
-        self.usage = usage;
-        vec![named("message_start", json!({"message": self.message(json!([]))}))]
+    fn begin(&mut self, _choice: usize, usage: Usage) -> Vec<MessageEvent> {
+        self.reply.usage = messages_usage(usage);
+        let message = Some(self.reply.clone());
+        vec![MessageEvent { kind: "message_start", message, ..MessageEvent::default() }]
     }
 
-    fn part(&mut self, _choice: usize, piece: Piece<'_>) -> Vec<NamedEvent> {
+    fn part(&mut self, _choice: usize, piece: Piece<'_>) -> Vec<MessageEvent> {
         piece.parts.into_iter().flat_map(|part| self.add_part(part)).collect()
     }
 
-    fn end(&mut self, _choice: usize, reason: &FinishReason) -> Vec<NamedEvent> {
-        self.stop_reason = json!(match reason {
-            FinishReason::Length => "max_tokens",
-            _ if self.complete_calls > 0 => "tool_use",
-            FinishReason::StopString(_) => "stop_sequence",
-            _ => "end_turn",
+    fn end(&mut self, _choice: usize, reason: &FinishReason) -> Vec<MessageEvent> {
+        self.reply.stop_reason = Some(match reason {
+            FinishReason::Length => StopReason::MaxTokens,
+            _ if self.complete_calls > 0 => StopReason::ToolUse,
+            FinishReason::StopString(_) => StopReason::StopSequence,
+            _ => StopReason::EndTurn,
         });
         if let FinishReason::StopString(stop) = reason {
-            self.stop_sequence = json!(stop);
+            self.reply.stop_sequence = Some(stop.clone());
         }
         self.stop()
     }
 
-    fn finish(&mut self, usage: Usage) -> Vec<NamedEvent> {
-        self.usage = usage;
-        let delta = json!({"stop_reason": self.stop_reason, "stop_sequence": self.stop_sequence});
-        let delta = json!({"delta": delta, "usage": self.usage_value()});
-        vec![named("message_delta", delta), named("message_stop", json!({}))]
+    fn finish(&mut self, usage: Usage) -> Vec<MessageEvent> {
+        self.reply.usage = messages_usage(usage);
+        let (stop_reason, stop_sequence) =
+            (self.reply.stop_reason, self.reply.stop_sequence.clone());
+        let delta = MessageEvent {
+            kind: "message_delta",
+            delta: Some(MessageDelta::Stop { stop_reason, stop_sequence }),
+            usage: Some(self.reply.usage),
+            ..MessageEvent::default()
+        };
+        vec![delta, MessageEvent { kind: "message_stop", ..MessageEvent::default() }]
     }
 
-    fn fail(&mut self, error: &ApiError) -> NamedEvent {
-        NamedEvent { name: "error", content: error_value(error) }
+    fn fail(&mut self, error: &ApiError) -> MessageEvent {
+        let error = Some(error_object(error));
+        MessageEvent { kind: "error", error, ..MessageEvent::default() }
     }
 
-    fn whole(mut self) -> Value {
-        let blocks = std::mem::take(&mut self.blocks);
-        self.message(Value::Array(blocks))
+    fn whole(self) -> MessageReply {
+        self.reply
     }
 }

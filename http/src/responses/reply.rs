@@ -1,24 +1,28 @@
 //! The reply of `/v1/responses`: a list of items, or the events that build it.
 
-use serde_json::{Value, json};
 use stolon::{AnswerPart, FinishReason, ToolCallFormat};
 
 use super::Namespaces;
+use crate::api::chat::Role;
 use crate::api::reply::Usage;
+use crate::api::responses::{
+    IncompleteDetails, InputTokensDetails, OutputItem, OutputPart, OutputTokensDetails, Response,
+    ResponseError, ResponseEvent, ResponseSettings, ResponseUsage, Status,
+};
 use crate::dialogue::call_id;
 use crate::error::ApiError;
-use crate::reply::{Dialect, NamedEvent, Piece};
+use crate::reply::{Dialect, Piece};
 use crate::request_id;
 use crate::unix_seconds;
 
 /// A reply that is being made.
 pub(super) struct ResponseReply {
     /// The response without its output.
-    response: Value,
+    response: Response,
     format: Option<ToolCallFormat>,
     namespaces: Namespaces,
     /// The items of the whole reply.
-    output: Vec<Value>,
+    output: Vec<OutputItem>,
     /// The item that is growing.
     open: Option<Open>,
     /// Number of the next item in the events.
@@ -37,7 +41,7 @@ struct Open {
     /// Its text, or the arguments of the call.
     text: String,
     /// The item as it is when it begins.
-    item: Value,
+    item: OutputItem,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,154 +64,205 @@ impl Kind {
     }
 
     /// The part of content that has the text; `None` for a call.
-    fn part(self, text: &str) -> Option<Value> {
+    fn part(self, text: &str) -> Option<OutputPart> {
+        let text = text.to_owned();
         match self {
-            Self::Message => Some(
-                json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}),
-            ),
-            Self::Reasoning => Some(json!({"type": "reasoning_text", "text": text})),
+            Self::Message => {
+                let (annotations, logprobs) = (Vec::new(), Vec::new());
+                Some(OutputPart::OutputText { text, annotations, logprobs })
+            }
+            Self::Reasoning => Some(OutputPart::ReasoningText { text }),
             Self::Call => None,
         }
+    }
+
+    /// A new id of an item.
+    fn id(self) -> String {
+        let prefix = match self {
+            Self::Message => "msg",
+            Self::Reasoning => "rs",
+            Self::Call => "fc",
+        };
+        format!("{prefix}_{}", request_id::fresh())
+    }
+}
+
+impl Open {
+    /// The item at its end.
+    fn close(self, new_status: Status) -> OutputItem {
+        let part = self.kind.part(&self.text);
+        let mut item = self.item;
+        match &mut item {
+            OutputItem::Message { status, content, .. }
+            | OutputItem::Reasoning { status, content, .. } => {
+                *status = new_status;
+                content.extend(part);
+            }
+            OutputItem::FunctionCall { status, arguments, .. } => {
+                *status = new_status;
+                *arguments = self.text;
+            }
+        }
+        item
     }
 }
 
 impl ResponseReply {
     /// `settings` are the members that repeat the request.
     pub(super) fn new(
-        settings: Value,
+        model: String,
+        settings: ResponseSettings,
         format: Option<ToolCallFormat>,
         namespaces: Namespaces,
     ) -> Self {
-        let mut response = json!({
-            "id": format!("resp_{}", request_id::fresh()), "object": "response",
-            "created_at": unix_seconds(), "status": "in_progress", "error": null,
-            "incomplete_details": null, "output": [], "usage": null,
-        });
-        if let (Value::Object(response), Value::Object(settings)) = (&mut response, settings) {
-            response.extend(settings);
-        }
-        let (output, open) = (Vec::new(), None);
+        let response = Response {
+            id: format!("resp_{}", request_id::fresh()),
+            object: "response",
+            created_at: unix_seconds(),
+            status: Status::InProgress,
+            error: None,
+            incomplete_details: None,
+            model,
+            output: Vec::new(),
+            usage: None,
+            settings,
+        };
         Self {
             response,
             format,
             namespaces,
-            output,
-            open,
+            output: Vec::new(),
+            open: None,
             next_index: 0,
             sequence: 0,
             is_cut: false,
         }
     }
 
-    /// An event with its number.
-    fn event(&mut self, name: &'static str, mut content: Value) -> NamedEvent {
-        content["type"] = json!(name);
-        content["sequence_number"] = json!(self.sequence);
+    /// An event with its name and number.
+    fn event(&mut self, kind: &'static str, event: ResponseEvent) -> ResponseEvent {
+        let sequence_number = self.sequence;
         self.sequence += 1;
-        NamedEvent { name, content }
+        ResponseEvent { kind, sequence_number, ..event }
+    }
+
+    /// An event about the whole response.
+    fn response_event(&mut self, kind: &'static str) -> ResponseEvent {
+        let response = Some(Box::new(self.response.clone()));
+        self.event(kind, ResponseEvent { response, ..ResponseEvent::default() })
     }
 
     /// An event about the item that is growing.
-    fn item_event(&mut self, name: &'static str, mut content: Value) -> Option<NamedEvent> {
+    fn item_event(&mut self, kind: &'static str, event: ResponseEvent) -> Option<ResponseEvent> {
         let open = self.open.as_ref()?;
-        content["item_id"] = json!(open.id);
-        content["output_index"] = json!(open.index);
-        if open.kind != Kind::Call {
-            content["content_index"] = json!(0);
-        }
-        if open.kind == Kind::Message && name.contains("output_text") {
-            content["logprobs"] = json!([]);
-        }
-        Some(self.event(name, content))
+        let has_logprobs = open.kind == Kind::Message && kind.contains("output_text");
+        let event = ResponseEvent {
+            item_id: Some(open.id.clone()),
+            output_index: Some(open.index),
+            content_index: (open.kind != Kind::Call).then_some(0),
+            logprobs: has_logprobs.then(Vec::new),
+            ..event
+        };
+        Some(self.event(kind, event))
     }
 
-    /// Begins an item.
-    fn start(&mut self, kind: Kind, mut item: Value) -> Vec<NamedEvent> {
-        let mut events = self.stop("completed");
-        let prefix = match kind {
-            Kind::Message => "msg",
-            Kind::Reasoning => "rs",
-            Kind::Call => "fc",
-        };
-        let id = format!("{prefix}_{}", request_id::fresh());
-        item["id"] = json!(id);
-        item["status"] = json!("in_progress");
+    /// Begins an item, which has this id.
+    fn start(&mut self, kind: Kind, id: String, item: OutputItem) -> Vec<ResponseEvent> {
+        let mut events = self.stop(Status::Completed);
         let index = self.next_index;
         self.next_index += 1;
-        let added = json!({"output_index": index, "item": item});
+        let added = ResponseEvent {
+            output_index: Some(index),
+            item: Some(item.clone()),
+            ..ResponseEvent::default()
+        };
         events.push(self.event("response.output_item.added", added));
         self.open = Some(Open { kind, index, id, text: String::new(), item });
         if let Some(part) = kind.part("") {
-            events.extend(self.item_event("response.content_part.added", json!({ "part": part })));
+            let event = ResponseEvent { part: Some(part), ..ResponseEvent::default() };
+            events.extend(self.item_event("response.content_part.added", event));
         }
         events
     }
 
     /// Adds text to an item of this kind, which begins if another one is open.
-    fn add(&mut self, kind: Kind, text: &str) -> Vec<NamedEvent> {
+    fn add(&mut self, kind: Kind, text: String) -> Vec<ResponseEvent> {
         let mut events = Vec::new();
         if self.open.as_ref().is_none_or(|open| open.kind != kind) {
+            let (id, status, content) = (kind.id(), Status::InProgress, Vec::new());
             let item = match kind {
-                Kind::Message => json!({"type": "message", "role": "assistant", "content": []}),
-                _ => json!({"type": "reasoning", "summary": [], "content": []}),
+                Kind::Message => {
+                    OutputItem::Message { id: id.clone(), status, role: Role::Assistant, content }
+                }
+                _ => OutputItem::Reasoning { id: id.clone(), status, summary: Vec::new(), content },
             };
-            events = self.start(kind, item);
+            events = self.start(kind, id, item);
         }
         if let Some(open) = &mut self.open {
-            open.text.push_str(text);
+            open.text.push_str(&text);
         }
         let [name, _] = kind.text_event();
-        events.extend(self.item_event(name, json!({ "delta": text })));
+        let event = ResponseEvent { delta: Some(text), ..ResponseEvent::default() };
+        events.extend(self.item_event(name, event));
         events
     }
 
-    /// Ends the item that is growing.
-    fn stop(&mut self, status: &str) -> Vec<NamedEvent> {
-        let Some(open) = &self.open else { return Vec::new() };
-        let (kind, text) = (open.kind, open.text.clone());
-        let [_, name] = kind.text_event();
-        let mut events = Vec::new();
-        let part = kind.part(&text);
-        let done = match &part {
-            Some(_) => json!({ "text": text }),
-            None => json!({ "arguments": text, "name": open.item["name"] }),
+    /// Begins a call.
+    fn start_call(&mut self, name: String) -> Vec<ResponseEvent> {
+        let (namespace, name) = match self.namespaces.get(&name) {
+            Some((namespace, name)) => (Some(namespace.clone()), name.clone()),
+            None => (None, name),
         };
-        events.extend(self.item_event(name, done));
-        if let Some(part) = &part {
-            events.extend(self.item_event("response.content_part.done", json!({ "part": part })));
-        }
-        if let Some(Open { index, mut item, .. }) = self.open.take() {
-            item["status"] = json!(status);
-            match part {
-                Some(part) => item["content"] = json!([part]),
-                None => item["arguments"] = json!(text),
+        let id = Kind::Call.id();
+        let item = OutputItem::FunctionCall {
+            id: id.clone(),
+            status: Status::InProgress,
+            call_id: call_id(self.format, "call_"),
+            namespace,
+            name,
+            arguments: String::new(),
+        };
+        self.start(Kind::Call, id, item)
+    }
+
+    /// Ends the item that is growing.
+    fn stop(&mut self, status: Status) -> Vec<ResponseEvent> {
+        let Some(open) = &self.open else { return Vec::new() };
+        let (index, text) = (open.index, open.text.clone());
+        let [_, kind] = open.kind.text_event();
+        let part = open.kind.part(&text);
+        let done = match &open.item {
+            OutputItem::FunctionCall { name, .. } => {
+                let (arguments, name) = (Some(text), Some(name.clone()));
+                ResponseEvent { arguments, name, ..ResponseEvent::default() }
             }
+            _ => ResponseEvent { text: Some(text), ..ResponseEvent::default() },
+        };
+        let mut events = Vec::from_iter(self.item_event(kind, done));
+        if part.is_some() {
+            let event = ResponseEvent { part, ..ResponseEvent::default() };
+            events.extend(self.item_event("response.content_part.done", event));
+        }
+        if let Some(open) = self.open.take() {
+            let item = open.close(status);
             self.output.push(item.clone());
-            let done = json!({"output_index": index, "item": item});
+            let (output_index, item) = (Some(index), Some(item));
+            let done = ResponseEvent { output_index, item, ..ResponseEvent::default() };
             events.push(self.event("response.output_item.done", done));
         }
         events
     }
 
     /// Adds a part of the answer.
-    fn add_part(&mut self, part: AnswerPart) -> Vec<NamedEvent> {
+    fn add_part(&mut self, part: AnswerPart) -> Vec<ResponseEvent> {
         match part {
-            AnswerPart::Reasoning(text) => self.add(Kind::Reasoning, &text),
-            AnswerPart::Text(text) => self.add(Kind::Message, &text),
-            AnswerPart::Call { name, .. } => {
-                let id = call_id(self.format, "call_");
-                let mut call =
-                    json!({"type": "function_call", "call_id": id, "name": name, "arguments": ""});
-                if let Some((namespace, name)) = self.namespaces.get(&name) {
-                    call["namespace"] = json!(namespace);
-                    call["name"] = json!(name);
-                }
-                self.start(Kind::Call, call)
-            }
-            AnswerPart::Arguments { json, .. } => self.add(Kind::Call, &json),
-            AnswerPart::CallEnd { .. } => self.stop("completed"),
+            AnswerPart::Reasoning(text) => self.add(Kind::Reasoning, text),
+            AnswerPart::Text(text) => self.add(Kind::Message, text),
+            AnswerPart::Call { name, .. } => self.start_call(name),
+            AnswerPart::Arguments { json, .. } => self.add(Kind::Call, json),
+            AnswerPart::CallEnd { .. } => self.stop(Status::Completed),
             AnswerPart::CallBroken { .. } => {
-                let events = self.stop("incomplete");
+                let events = self.stop(Status::Incomplete);
                 self.output.pop();
                 events
             }
@@ -216,57 +271,53 @@ impl ResponseReply {
 }
 
 impl Dialect for ResponseReply {
-    type Event = NamedEvent;
-    type Whole = Value;
+    type Event = ResponseEvent;
+    type Whole = Response;
 
-    fn name(event: &NamedEvent) -> Option<&'static str> {
-        Some(event.name)
+    fn name(event: &ResponseEvent) -> Option<&'static str> {
+        Some(event.kind)
     }
 
-    fn begin(&mut self, _choice: usize, _usage: Usage) -> Vec<NamedEvent> {
-        let response = json!({ "response": self.response });
-        let created = self.event("response.created", response.clone());
-        vec![created, self.event("response.in_progress", response)]
+    fn begin(&mut self, _choice: usize, _usage: Usage) -> Vec<ResponseEvent> {
+        ["response.created", "response.in_progress"].map(|kind| self.response_event(kind)).into()
     }
 
-    fn part(&mut self, _choice: usize, piece: Piece<'_>) -> Vec<NamedEvent> {
+    fn part(&mut self, _choice: usize, piece: Piece<'_>) -> Vec<ResponseEvent> {
         piece.parts.into_iter().flat_map(|part| self.add_part(part)).collect()
     }
 
-    fn end(&mut self, _choice: usize, reason: &FinishReason) -> Vec<NamedEvent> {
+    fn end(&mut self, _choice: usize, reason: &FinishReason) -> Vec<ResponseEvent> {
         self.is_cut = matches!(reason, FinishReason::Length);
-        self.stop(if self.is_cut { "incomplete" } else { "completed" })
+        self.stop(if self.is_cut { Status::Incomplete } else { Status::Completed })
     }
 
-    fn finish(&mut self, usage: Usage) -> Vec<NamedEvent> {
-        self.response["usage"] = json!({
-            "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens()},
-            "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage.total_tokens,
+    fn finish(&mut self, usage: Usage) -> Vec<ResponseEvent> {
+        self.response.usage = Some(ResponseUsage {
+            input_tokens: usage.prompt_tokens,
+            input_tokens_details: InputTokensDetails { cached_tokens: usage.cached_tokens() },
+            output_tokens: usage.completion_tokens,
+            output_tokens_details: OutputTokensDetails::default(),
+            total_tokens: usage.total_tokens,
         });
         let (name, status) = match self.is_cut {
-            true => ("response.incomplete", "incomplete"),
-            false => ("response.completed", "completed"),
+            true => ("response.incomplete", Status::Incomplete),
+            false => ("response.completed", Status::Completed),
         };
-        self.response["status"] = json!(status);
-        if self.is_cut {
-            self.response["incomplete_details"] = json!({"reason": "max_output_tokens"});
-        }
-        self.response["output"] = Value::Array(std::mem::take(&mut self.output));
-        let response = json!({ "response": self.response });
-        vec![self.event(name, response)]
+        self.response.status = status;
+        self.response.incomplete_details =
+            self.is_cut.then_some(IncompleteDetails { reason: "max_output_tokens" });
+        self.response.output = std::mem::take(&mut self.output);
+        vec![self.response_event(name)]
     }
 
-    fn fail(&mut self, error: &ApiError) -> NamedEvent {
-        self.response["status"] = json!("failed");
-        self.response["error"] = json!({"code": "server_error", "message": error.message()});
-        let response = json!({ "response": self.response });
-        self.event("response.failed", response)
+    fn fail(&mut self, error: &ApiError) -> ResponseEvent {
+        self.response.status = Status::Failed;
+        let message = error.message().to_owned();
+        self.response.error = Some(ResponseError { code: "server_error", message });
+        self.response_event("response.failed")
     }
 
-    fn whole(self) -> Value {
+    fn whole(self) -> Response {
         self.response
     }
 }
