@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use stolon_kvcache::{StepFence, TreeReader};
 use stolon_scheduler::{
-    ActorStopped, AdmissionContext, AuditReport, EngineError, QueuePermit, SaveRequest, Scheduler,
+    ActorStopped, AuditReport, EngineContext, EngineError, QueuePermit, SaveRequest, Scheduler,
     Sequence, StepDone,
 };
 
@@ -43,7 +43,7 @@ pub(crate) struct AdmissionActor;
 
 /// What the actor is started with.
 pub(crate) struct AdmissionArguments {
-    pub(crate) context: AdmissionContext,
+    pub(crate) context: EngineContext,
     pub(crate) memory: ActorMemory,
     pub(crate) reader: TreeReader,
     pub(crate) fence: StepFence,
@@ -104,7 +104,7 @@ impl Actor for AdmissionActor {
         message: AdmissionMessage,
         state: &mut AdmissionState,
     ) -> Result<(), ActorProcessingErr> {
-        state.faults.strike(EnginePart::Admission)?;
+        state.faults.trigger(EnginePart::Admission)?;
         let now = Instant::now();
         let scheduler = &mut state.scheduler;
         match message {

@@ -86,7 +86,7 @@ impl Actor for BlockAllocatorActor {
         message: AllocatorMessage,
         allocator: &mut BlockAllocator,
     ) -> Result<(), ActorProcessingErr> {
-        self.faults.strike(EnginePart::BlockAllocator)?;
+        self.faults.trigger(EnginePart::BlockAllocator)?;
         let mut tree = TreeClient(&self.tree);
         // The gauges are set before the answer is sent, so that the caller finds them up to date.
         // A send fails only if the caller has stopped; dropping a lease returns its blocks.

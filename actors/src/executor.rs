@@ -67,7 +67,7 @@ impl Actor for ExecutorActor {
         message: ExecutorMessage,
         state: &mut ExecutorState,
     ) -> Result<(), ActorProcessingErr> {
-        self.faults.strike(EnginePart::Executor)?;
+        self.faults.trigger(EnginePart::Executor)?;
         match message {
             ExecutorMessage::Attach(results) => state.results = Some(results),
             ExecutorMessage::Step(plan) => {

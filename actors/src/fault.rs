@@ -46,7 +46,7 @@ pub enum Fault {
 #[error("an error was injected into {0:?}")]
 pub(crate) struct Injected(EnginePart);
 
-/// The injected faults that have not struck yet. Empty outside of tests.
+/// The injected faults that have not taken effect yet. Empty outside of tests.
 #[derive(Debug, Default)]
 pub(crate) struct FaultPlan {
     armed: std::sync::atomic::AtomicBool,
@@ -62,7 +62,7 @@ impl FaultPlan {
 
     /// Applies a fault injected into `part`, if there is one. Every part calls this once per
     /// message.
-    pub(crate) fn strike(&self, part: EnginePart) -> Result<(), Injected> {
+    pub(crate) fn trigger(&self, part: EnginePart) -> Result<(), Injected> {
         // Pairs with the store in `arm`; the list itself is behind its lock.
         if !self.armed.load(std::sync::atomic::Ordering::Acquire) {
             return Ok(());

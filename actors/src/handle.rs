@@ -13,7 +13,7 @@ use ractor::{Actor, ActorRef, RpcReplyPort, SpawnErr};
 use stolon_backend::{Backend, BackendSpec, KvFormat};
 use stolon_kvcache::{CachedPrefix, EvictionPolicy, Namespace, PinId, TreeDump};
 use stolon_scheduler::{
-    ActorStopped, AdmissionContext, AdmissionPolicy, AuditReport, CacheStats, EngineConfig,
+    ActorStopped, AdmissionPolicy, AuditReport, CacheStats, EngineConfig, EngineContext,
     EngineError, EngineHealth, EngineHistograms, EngineStats, PreparedRequest, PromptLimit,
     SaveRequest, SequenceRequest, SessionId, SessionInfo, SessionPrefix, Sessions, Submission,
 };
@@ -88,7 +88,7 @@ impl EngineHandle {
         let faults = Arc::new(FaultPlan::default());
         let (executor, spec, kv_format) = ExecutorThread::start(make, Arc::clone(&faults)).await?;
         let common = Arc::new(Common {
-            context: AdmissionContext::new(config, spec)?,
+            context: EngineContext::new(config, spec)?,
             kv_format,
             faults,
             generation: ArcSwapOption::empty(),

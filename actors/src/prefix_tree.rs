@@ -112,7 +112,7 @@ impl Actor for PrefixTreeActor {
         message: TreeMessage,
         state: &mut TreeState,
     ) -> Result<(), ActorProcessingErr> {
-        self.faults.strike(EnginePart::PrefixTree)?;
+        self.faults.trigger(EnginePart::PrefixTree)?;
         let writer = &mut state.writer;
         // A send fails only if the caller has stopped; dropping a lease returns what it holds.
         match message {

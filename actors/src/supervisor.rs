@@ -19,7 +19,7 @@ use futures::future::Shared;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent};
 use stolon_backend::KvFormat;
 use stolon_kvcache::TreeReader;
-use stolon_scheduler::{AdmissionContext, EmptyCache, EngineError, EngineHealth};
+use stolon_scheduler::{EmptyCache, EngineContext, EngineError, EngineHealth};
 use tokio::sync::oneshot;
 
 use crate::admission::{AdmissionActor, AdmissionArguments, AdmissionMessage};
@@ -52,7 +52,7 @@ pub(crate) fn end_error(end: Result<EngineError, oneshot::error::RecvError>) -> 
 /// What the supervisor and the callers share.
 #[derive(Debug)]
 pub(crate) struct Common {
-    pub(crate) context: AdmissionContext,
+    pub(crate) context: EngineContext,
     /// The format in which the backend copies blocks; `None` if it cannot.
     pub(crate) kv_format: Option<KvFormat>,
     pub(crate) faults: Arc<FaultPlan>,

@@ -26,7 +26,7 @@ async fn retry_until_answered(harness: &Harness, tokens: &[u32]) {
                 harness.check_tokens(tokens, &answer);
                 return;
             }
-            // A fault that was injected earlier may strike only now.
+            // A fault that was injected earlier may take effect only now.
             Err(EngineError::Interrupted { .. } | EngineError::StepFailed { .. }) => {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }

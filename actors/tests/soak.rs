@@ -143,7 +143,7 @@ async fn soak(requests: usize) {
         sizes.extend(resident_bytes());
     }
     injector.abort();
-    // The last fault may strike only at the next message of its part.
+    // The last fault may take effect only at the next message of its part.
     for round in 0.. {
         assert!(round < 100, "the engine does not recover");
         let stream = harness.engine.submit(SequenceRequest::new(vec![round; 20], 2));

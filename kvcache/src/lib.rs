@@ -117,7 +117,10 @@
 //! # Costs
 //!
 //! A query compares the positions that it matches (a `memcmp`), hashes one block per node, and pins
-//! an epoch. A commit or an eviction copies the run that it cuts; a sequence that grows block by
+//! an epoch. At every 128th pin of a thread, crossbeam-epoch also runs what is due of the garbage of
+//! all threads, so a query may free nodes that the writer retired, which takes correspondingly longer.
+//!
+//! A commit or an eviction copies the run that it cuts; a sequence that grows block by
 //! block is copied O(log n) times. An eviction finds its victim in O(log n) of the evictable
 //! leaves.
 

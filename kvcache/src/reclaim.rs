@@ -7,7 +7,8 @@
 //! There are two implementations behind one private interface:
 //!
 //! - crossbeam-epoch's default collector, in all real builds. Pinning costs a few nanoseconds and
-//!   writes only to memory of the pinning thread.
+//!   writes only to memory of the pinning thread, except that every 128th pin of a thread collects
+//!   garbage and may free what the writer has retired.
 //! - [`checked`], in loom models. It reports a use after free instead of causing one, and it keeps
 //!   the number of interleavings small enough to explore with several readers. (Models of
 //!   crossbeam-epoch itself are built with `--cfg crossbeam_loom` in addition to `--cfg loom`.)

@@ -29,7 +29,7 @@ use crate::stats::{EngineStats, Gauges};
 /// Everything that outlives a scheduler. Clones share all of it except the sizes, which are
 /// constant.
 #[derive(Clone, Debug)]
-pub struct AdmissionContext {
+pub struct EngineContext {
     /// The settings.
     pub config: Arc<EngineConfig>,
     /// The admission policy in use. It can be changed at any time.
@@ -126,15 +126,12 @@ pub struct Submission {
     pub events: EventReceiver,
 }
 
-impl AdmissionContext {
+impl EngineContext {
     /// Validates the settings and the backend's sizes.
     ///
     /// # Errors
     /// [`EngineError::InvalidParameter`] for the first impossible value.
-    pub fn new(
-        config: EngineConfig,
-        mut spec: BackendSpec,
-    ) -> Result<AdmissionContext, EngineError> {
+    pub fn new(config: EngineConfig, mut spec: BackendSpec) -> Result<EngineContext, EngineError> {
         config.validate()?;
         check_spec(&spec, &config)?;
         if let Some(limit) = config.max_positions {
@@ -147,7 +144,7 @@ impl AdmissionContext {
         }
         let session_budget = config.session_budget.unwrap_or(spec.block_count / 2);
         let (max_sessions, session_ttl) = (config.max_sessions, config.session_ttl);
-        Ok(AdmissionContext {
+        Ok(EngineContext {
             policy: Arc::new(ArcSwap::from_pointee(config.policy)),
             eviction_policy: Arc::new(ArcSwap::from_pointee(match config.eviction_order {
                 Some(_) => None,

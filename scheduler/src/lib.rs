@@ -5,7 +5,7 @@
 //! function of plain data and runs the same way in the engine, in a simulation with virtual time
 //! and in tests. `stolon-actors` puts actors around it.
 //!
-//! * [`AdmissionContext`] validates a request and takes a queue permit for it, in the caller's
+//! * [`EngineContext`] validates a request and takes a queue permit for it, in the caller's
 //!   task;
 //! * [`Scheduler`] holds the admission queue, the running sequences and the step in flight. It
 //!   reaches the prefix tree and the block pool through the trait [`Memory`] and returns
@@ -54,7 +54,7 @@ mod tests;
 
 pub use cached_logits::PromptLogits;
 pub use config::{AdmissionPolicy, EngineConfig, EvictionOrderFactory, UnknownPolicy};
-pub use context::{AdmissionContext, EmptyCache, PreparedRequest, PromptLimit, Submission};
+pub use context::{EmptyCache, EngineContext, PreparedRequest, PromptLimit, Submission};
 pub use error::{EngineError, LengthBound};
 pub use event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 pub use event_channel::{EventReceiver, EventSender, RESERVED_EVENTS, Received, event_channel};

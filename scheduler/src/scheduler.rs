@@ -24,7 +24,7 @@ use std::time::Instant;
 use stolon_kvcache::{Namespace, StepFence, TreeReader};
 
 use crate::budget::DecodeForecast;
-use crate::context::AdmissionContext;
+use crate::context::EngineContext;
 use crate::memory::{ActorStopped, Memory};
 use crate::permits::QueuePermit;
 use crate::queue::Queue;
@@ -68,7 +68,7 @@ struct InFlight {
 /// The scheduler. See the module documentation.
 #[derive(Debug)]
 pub struct Scheduler<M> {
-    context: AdmissionContext,
+    context: EngineContext,
     /// The prefix tree and the block pool.
     memory: M,
     /// Reads the prefix tree of `memory` without going through it.
@@ -111,7 +111,7 @@ impl<M: Memory> Scheduler<M> {
     /// A scheduler with an empty queue. `reader` reads the tree behind `memory`; `fence` belongs to
     /// its block pool.
     pub fn new(
-        context: AdmissionContext,
+        context: EngineContext,
         memory: M,
         reader: TreeReader,
         fence: StepFence,

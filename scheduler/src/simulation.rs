@@ -17,7 +17,7 @@ use futures::FutureExt;
 use stolon_backend::{BackendSpec, Sampled, StepBatch};
 
 use crate::config::EngineConfig;
-use crate::context::{AdmissionContext, EmptyCache, Submission};
+use crate::context::{EmptyCache, EngineContext, Submission};
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::event_channel::EventReceiver;
@@ -30,7 +30,7 @@ use crate::step_plan::{RowResult, StepDone, StepPlan};
 /// A scheduler with a cache and a clock that only its owner advances. See the module documentation.
 #[derive(Debug)]
 pub struct Simulation<C> {
-    context: AdmissionContext,
+    context: EngineContext,
     scheduler: Scheduler<DirectMemory>,
     /// Returns the duration of a step.
     cost: C,
@@ -78,7 +78,7 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
         config: EngineConfig,
         cost: C,
     ) -> Result<Simulation<C>, EngineError> {
-        let context = AdmissionContext::new(config, spec)?;
+        let context = EngineContext::new(config, spec)?;
         let EmptyCache { writer, reader, allocator, fence } = context.empty_cache()?;
         let memory = DirectMemory { writer, allocator };
         Ok(Simulation {

@@ -11,7 +11,7 @@ use stolon_backend::fake::{FakeBackend, FakeFault, FakeOptions, expected_hidden,
 use stolon_backend::{Backend, Pooler, Pooling};
 
 use crate::config::{AdmissionPolicy, EngineConfig};
-use crate::context::{AdmissionContext, EmptyCache, Submission};
+use crate::context::{EmptyCache, EngineContext, Submission};
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::event_channel::EventReceiver;
@@ -36,7 +36,7 @@ fn ready<T>(call: impl Future<Output = Result<T, ActorStopped>>) -> T {
 /// A scheduler, a backend, and the callers' ends of all event channels.
 struct Harness {
     scheduler: Scheduler<DirectMemory>,
-    context: AdmissionContext,
+    context: EngineContext,
     backend: FakeBackend,
     in_flight: Option<StepPlan>,
     callers: Vec<Caller>,
@@ -82,8 +82,7 @@ impl Harness {
             draws: true,
             ..FakeOptions::default()
         });
-        let context =
-            AdmissionContext::new(config, backend.spec().clone()).expect("valid settings");
+        let context = EngineContext::new(config, backend.spec().clone()).expect("valid settings");
         let EmptyCache { writer, reader, allocator, fence } = context.empty_cache().expect("valid");
         let memory = DirectMemory { writer, allocator };
         let scheduler = Scheduler::new(context.clone(), memory, reader, fence);

@@ -135,7 +135,7 @@ fn compute(
         // A panic may leave the backend's KV and this step's samplers in an inconsistent state.
         // Neither is used again: the engine restarts with an empty cache, and the sequences fail.
         let done =
-            catch_unwind(AssertUnwindSafe(|| match faults.strike(EnginePart::ExecutorThread) {
+            catch_unwind(AssertUnwindSafe(|| match faults.trigger(EnginePart::ExecutorThread) {
                 Ok(()) => execute(backend, *plan),
                 Err(error) => StepDone {
                     saved: Vec::new(),

@@ -53,7 +53,7 @@ impl Draw {
         }
         let weight = weight(logits[best as usize], self.temperature);
         let drawn = if let Some(count) = self.top_k.filter(|&count| count < logits.len()) {
-            let mut candidates = weigh(largest(logits, count), weight);
+            let mut candidates = softmax_weights(largest(logits, count), weight);
             if self.top_p < 1.0 {
                 let total: f64 = candidates.iter().map(|(weight, _)| weight).sum();
                 let count = nucleus_len(&candidates, f64::from(self.top_p) * total);
@@ -127,7 +127,8 @@ fn draw_of_row(logits: &[f32], weight: impl Fn(f32) -> f32, uniform: f64) -> Opt
     last
 }
 
-fn weigh(logits: Vec<(f32, u32)>, weight: impl Fn(f32) -> f32) -> Vec<(f64, u32)> {
+/// Pairs each token with the softmax weight of its logit. The weights are not normalised.
+fn softmax_weights(logits: Vec<(f32, u32)>, weight: impl Fn(f32) -> f32) -> Vec<(f64, u32)> {
     logits.into_iter().map(|(logit, token)| (f64::from(weight(logit)), token)).collect()
 }
 
@@ -138,7 +139,7 @@ fn nucleus_of_row(logits: &[f32], top_p: f32, weight: impl Fn(f32) -> f32) -> Ve
     let needed = f64::from(top_p) * sum_by(logits, &weight);
     let mut considered = Draw::TOP_P_FIRST;
     loop {
-        let mut candidates = weigh(largest(logits, considered), &weight);
+        let mut candidates = softmax_weights(largest(logits, considered), &weight);
         let count = nucleus_len(&candidates, needed);
         if count.is_some() || considered >= logits.len() {
             candidates.truncate(count.unwrap_or(candidates.len()));
