@@ -382,6 +382,14 @@ impl Request {
         self
     }
 
+    /// Name of the client that the request is for, where many share an engine: the user of a server,
+    /// for example. It does not affect what is shared in the cache, as [`Request::cache_salt`] does.
+    /// Default: the tenant without a name.
+    pub fn tenant(mut self, name: impl Into<Arc<str>>) -> Request {
+        self.options.tenant = Some(name.into());
+        self
+    }
+
     /// Maximum time in the admission queue. After that the stream ends with
     /// [`EngineError::QueueTimeout`](crate::EngineError::QueueTimeout). Requires a tokio runtime
     /// with a time driver.

@@ -91,6 +91,9 @@ pub(super) struct Caller {
     /// Whose sessions the client's are: the tenant or, without tenants, the name of its key. Empty
     /// if there are neither.
     pub(super) owner: String,
+    /// The engine's name for the client: the owner or, if that is empty, the address that the
+    /// request came from. `None` if that is not known.
+    pub(super) identity: Option<Arc<str>>,
     /// When the client wants its answer.
     pub(super) deadline: Deadline,
     /// The use of the client's key, if that has limits.
@@ -120,6 +123,16 @@ impl Tenant {
     }
 }
 
+impl Caller {
+    /// Says in a request to the engine which client it is for.
+    pub(super) fn sign(&self, request: stolon::Request) -> stolon::Request {
+        match &self.identity {
+            Some(identity) => request.tenant(Arc::clone(identity)),
+            None => request,
+        }
+    }
+}
+
 /// Middleware of `/v1`: checks the API key, and finds out the tenant and the deadline.
 pub(super) async fn client(
     State(app): State<Arc<App>>,
@@ -132,9 +145,14 @@ pub(super) async fn client(
     let deadline = Deadline::of(request.headers())?;
     let key_name = key.map(|key| app.access.api_keys[key].name.as_str());
     let owner = tenant.0.as_deref().or(key_name).unwrap_or_default().to_owned();
+    let identity = match owner.as_str() {
+        "" => peer(&request).map(|address| address.to_canonical().to_string().into()),
+        owner => Some(owner.into()),
+    };
     let quota = key.and_then(|key| app.quotas[key].clone());
     let (is_limited, held) = (quota.is_some(), Held::default());
-    request.extensions_mut().insert(Caller { tenant, owner, deadline, quota, held: held.clone() });
+    let caller = Caller { tenant, owner, identity, deadline, quota, held: held.clone() };
+    request.extensions_mut().insert(caller);
     let response = next.run(request).await;
     if !is_limited {
         return Ok(response);

@@ -76,6 +76,7 @@ pub(super) async fn create(
     let salt = caller.tenant.salt(request.cache_salt.as_deref());
     let prompt = |tokens| {
         let prompt = Request::tokens(tokens).priority(request.priority.unwrap_or(0));
+        let prompt = caller.sign(prompt);
         match &salt {
             Some(salt) => prompt.cache_salt(salt.clone()),
             None => prompt,

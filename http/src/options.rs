@@ -196,7 +196,7 @@ impl Call {
         if let Some(timeout) = self.deadline.left() {
             request = request.timeout(timeout);
         }
-        request
+        self.caller.sign(request)
     }
 }
 

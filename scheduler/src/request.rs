@@ -33,6 +33,10 @@ pub struct RequestOptions {
     pub pooling: Option<Pooling>,
     /// Requests with a larger value are admitted earlier, under every admission policy.
     pub priority: i32,
+    /// Name of the client that the request is for, where many share an engine. Requests with the
+    /// same name are of one tenant. It does not affect what is shared in the cache; the request's
+    /// namespace does. `None` for the tenant without a name.
+    pub tenant: Option<Arc<str>>,
     /// Maximum time in the admission queue.
     pub queue_timeout: Option<Duration>,
     /// Maximum time from submission to the last token.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use stolon_scheduler::{Event, RequestOptions, TokenSet};
 
 use super::Engine;
-use crate::{Embedding, EmbeddingInfo, EngineError, Error, Request};
+use crate::{Embedding, EmbeddingInfo, EngineError, Error, Request, SamplingParams};
 
 impl Engine {
     /// Computes the embedding of a prompt, if the model is meant for embeddings
@@ -53,11 +53,12 @@ impl Engine {
         let tokens = self.inner.prompts.tokens(&request.source).await?;
         let prompt_tokens = tokens.len();
         let options = RequestOptions {
+            max_tokens: None,
             pooling: Some(info.config.pooling),
-            priority: request.options.priority,
-            queue_timeout: request.options.queue_timeout,
-            timeout: request.options.timeout,
-            ..RequestOptions::default()
+            prompt_logprobs: None,
+            sampling: SamplingParams::default(),
+            stop_ids: TokenSet::default(),
+            ..request.options
         };
         let sequence =
             self.sequence(Arc::new(tokens), namespace, TokenSet::default(), options).await;
