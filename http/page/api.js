@@ -65,6 +65,18 @@ export async function send(path, { admin = false, body, signal } = {}) {
   throw new ApiError(response.status, String(message));
 }
 
+/** What to do about an error of a client's request, in the words of the page. */
+export function explain(error) {
+  const message = error.message.replace(/\.?$/, ".");
+  if (error.status === 401) return `${aboutApiKey()} Enter it under “Keys”.`;
+  if (error.status === 429) return `${message} Try again in a moment.`;
+  return message;
+}
+
+/** What is wrong with the API key, if the server has refused it. */
+export const aboutApiKey = () =>
+  keys.api ? "The server does not know this API key." : "The chat needs an API key.";
+
 /** The JSON of the reply to a request of a client. */
 export const client = async (path, options) => (await send(path, options)).json();
 

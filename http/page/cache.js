@@ -142,9 +142,11 @@ function lock(error) {
   inspector.clear();
   byId("tree-empty").hidden = true;
   byId("tree-size").textContent = "";
-  const wrong = keys.admin ? "This key is not right." : "";
+  const needed = keys.admin
+    ? "The server does not know this administrator's key."
+    : "The tree shows what users have sent, so it needs the administrator's key.";
   byId("locked-text").textContent = error.status === 401
-    ? `The tree shows what users have sent, so it needs the administrator's key. ${wrong}`
+    ? needed
     : `The tree cannot be shown here: ${error.message}.`;
   byId("unlock").hidden = error.status !== 401;
 }

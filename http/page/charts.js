@@ -1,15 +1,20 @@
-// Small charts of the last two minutes: hit rate, use of the KV pool, and the queue.
+// Charts of the last two minutes: hit rate, use of the KV pool, the queue, and tokens a second.
 
 import { byId, count, el, percent, plural, svg } from "./dom.js";
 
-const SAMPLES = 120;
-const [WIDTH, HEIGHT] = [240, 56];
+/** Time from the left to the right end, in milliseconds. */
+const SPAN = 120_000;
+/** Without samples for so long, a line is broken. */
+const GAP = 4000;
+const [WIDTH, HEIGHT] = [240, 60];
 
 /** One chart: lines over time, the newest value on the right. */
 class Chart {
-  #values = [];
+  /** The samples: `time` and `values`. */
+  #samples = [];
   #number = el("strong");
   #detail = el("span", { className: "quiet" });
+  #top = el("span");
   #graph = svg("svg", {
     viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img",
   });
@@ -18,65 +23,105 @@ class Chart {
 
   constructor(title) {
     this.#title = title;
-    const head = el("p", {}, el("span", {}, title), " ", this.#number, " ", this.#detail);
-    this.element = el("figure", {}, head, this.#graph);
+    const head = el("p", {}, el("span", {}, title), " ", this.#number, " ", this.#detail,
+      " ", el("span", { className: "as-of", hidden: true }));
+    const axis = (name, ...labels) =>
+      el("div", { className: name, "aria-hidden": "true" }, ...labels);
+    this.element = el("figure", {}, head, el("div", { className: "plot" },
+      axis("y-axis", this.#top, el("span", {}, "0")), this.#graph,
+      axis("x-axis", el("span", {}, "−2 min"), el("span", {}, "−1 min"), el("span", {}, "now"))));
   }
 
-  /** Adds a sample: values from 0 to `most`, the first of which is drawn filled. */
-  add(values, most, number, detail) {
-    this.#values.push(values);
-    if (this.#values.length > SAMPLES) this.#values.shift();
+  /** Adds a sample: values from 0 to `most` or more, the first of which is drawn filled. */
+  add(values, most, number, detail, axis = count) {
+    const now = Date.now();
+    this.#samples.push({ time: now, values });
+    while (this.#samples[0].time < now - SPAN - GAP) this.#samples.shift();
     this.#number.textContent = number;
     this.#detail.textContent = detail;
+    const largest = Math.max(most, ...this.#samples.flatMap((sample) => sample.values));
+    const top = most === 1 ? 1 : roundUp(largest);
+    this.#top.textContent = axis(top);
     const label = `${this.#title} over two minutes, now ${number}. ${detail}`;
     this.#graph.setAttribute("aria-label", label);
-    const top = Math.max(most, ...this.#values.flat(), Number.MIN_VALUE);
-    const lines = values.map((_, line) => this.#line(line, top));
-    this.#graph.replaceChildren(...lines);
+    const grid = svg("path", {
+      class: "grid", d: `M0 1H${WIDTH}M0 ${HEIGHT / 2}H${WIDTH}M${WIDTH / 2} 0V${HEIGHT}`,
+      "vector-effect": "non-scaling-stroke",
+    });
+    this.#graph.replaceChildren(grid, ...values.map((_, line) => this.#line(line, now, top)));
   }
 
-  #line(line, top) {
-    const from = WIDTH - (this.#values.length - 1) * (WIDTH / (SAMPLES - 1));
-    const point = (values, index) => {
-      const x = from + index * (WIDTH / (SAMPLES - 1));
-      return `${x.toFixed(1)},${(HEIGHT - 2 - (values[line] / top) * (HEIGHT - 4)).toFixed(1)}`;
-    };
-    const points = this.#values.map(point).join(" ");
+  #line(line, now, top) {
     const group = svg("g", { class: `line-${line}` });
-    if (line === 0) {
-      const area = `${from.toFixed(1)},${HEIGHT} ${points} ${WIDTH},${HEIGHT}`;
-      group.append(svg("polygon", { points: area }));
+    const x = ({ time }) => (WIDTH - ((now - time) / SPAN) * WIDTH).toFixed(1);
+    const y = ({ values }) => (HEIGHT - 1 - (values[line] / top) * (HEIGHT - 2)).toFixed(1);
+    for (const part of this.#parts()) {
+      const points = part.map((sample) => `${x(sample)},${y(sample)}`).join(" ");
+      if (line === 0) {
+        const area = `${x(part[0])},${HEIGHT} ${points} ${x(part.at(-1))},${HEIGHT}`;
+        group.append(svg("polygon", { points: area }));
+      }
+      group.append(svg("polyline", { points, "vector-effect": "non-scaling-stroke" }));
     }
-    group.append(svg("polyline", { points, "vector-effect": "non-scaling-stroke" }));
     return group;
   }
+
+  /** The samples in parts between which there were none. */
+  #parts() {
+    const parts = [];
+    let before = -Infinity;
+    for (const sample of this.#samples) {
+      if (sample.time - before > GAP) parts.push([]);
+      parts.at(-1).push(sample);
+      before = sample.time;
+    }
+    return parts;
+  }
+}
+
+/** The next of 1, 2, 4, 5, 8 and 10 times a power of ten. */
+function roundUp(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 4, 5, 8, 10].map((step) => step * power).find((step) => step >= value) ?? value;
 }
 
 const hits = new Chart("Hit rate");
 const pool = new Chart("KV pool");
 const queue = new Chart("Requests");
+const speed = new Chart("Generated");
 let before = null;
 let rate = 0;
 
 /** Shows the charts. */
 export function start() {
-  byId("figures").append(hits.element, pool.element, queue.element);
+  byId("figures").append(hits.element, pool.element, queue.element, speed.element);
 }
 
 /** Adds the reply of /v1/cache/stats. */
 export function add({ stats, token_hit_rate: overall }) {
-  const asked = stats.prompt_tokens - (before?.prompt_tokens ?? stats.prompt_tokens);
+  const now = Date.now();
+  // A server that was started again counts from zero.
+  const last = before && before.stats.completion_tokens <= stats.completion_tokens ? before : null;
+  const since = (name) => stats[name] - (last?.stats[name] ?? stats[name]);
+  const asked = since("prompt_tokens");
   // Between requests the chart keeps its last value.
-  if (asked > 0) rate = (stats.cached_tokens - before.cached_tokens) / asked;
-  else if (!before) rate = overall;
-  before = stats;
-  hits.add([rate], 1, percent(rate), `of the latest prompt tokens; ${percent(overall)} of all`);
+  if (asked > 0) rate = since("cached_tokens") / asked;
+  else if (!last) rate = overall;
+  hits.add([rate], 1, percent(rate), `of the latest prompt tokens; ${percent(overall)} of all`,
+    percent);
   const used = stats.blocks_total - stats.blocks_free;
   const share = used / stats.blocks_total;
   const shown = share > 0 && share < 0.01 ? "< 1 %" : percent(share);
   const held = used - stats.blocks_evictable;
-  pool.add([used, held], Math.max(16, used * 1.25), shown,
+  pool.add([used, held], 16, shown,
     `${count(used)} of ${plural(stats.blocks_total, "block")}, ${count(held)} held`);
-  queue.add([stats.running, stats.waiting], 4, count(stats.running + stats.waiting),
+  queue.add([stats.running + stats.waiting, stats.waiting], 4,
+    count(stats.running + stats.waiting),
     `${count(stats.running)} running, ${count(stats.waiting)} waiting`);
+  const seconds = last ? (now - last.time) / 1000 : 1;
+  const perSecond = (tokens) => Math.max(tokens, 0) / seconds;
+  const generated = perSecond(since("completion_tokens"));
+  const prompts = perSecond(since("computed_tokens") - since("completion_tokens"));
+  speed.add([generated], 10, `${count(generated)} tokens/s`, `and ${count(prompts)} prompt tokens/s`);
+  before = { stats, time: now };
 }

@@ -1,43 +1,64 @@
-// The chats: their state, and the requests to /v1/chat/completions. Chats live in this page only;
-// a reload forgets them.
+// The chats: which one is shown, and the requests to /v1/chat/completions.
 
-import { ApiError, client, send, serverSentEvents } from "./api.js";
-import { announce, brief, byId, el, plural } from "./dom.js";
-import { AnswerView, questionView } from "./messages.js";
+import { ApiError, client, explain, send, serverSentEvents } from "./api.js";
+import { announce, brief, byId, el } from "./dom.js";
+import { TurnView } from "./messages.js";
+import * as store from "./store.js";
+import * as system from "./system.js";
 
 const DEMO_MODEL = "stolon-demo";
+/** Where a tab remembers which chat it shows. */
+const CURRENT = "stolon-current";
+/** Who is this near to the end of the conversation follows it, in pixels. */
+const NEAR_END = 60;
 
-const chats = [];
+/** The chats, the latest first, and the one that is shown. */
+let chats = store.load();
 let current;
 let model = "";
 let handbook = null;
-/** Ends the answer that is being streamed. */
+/** The answer that is being streamed: `chat`, `turn`, and the `controller` that ends it. */
 let running = null;
 let afterAnswer = () => {};
+const views = new WeakMap();
 
 /** Prepares the chat. `answered` is called when an answer has begun or ended. */
 export function start(answered) {
   afterAnswer = answered;
-  byId("new-chat").addEventListener("click", () => open(newChat(handbook?.system ?? "")));
-  byId("same-system").addEventListener("click", () => open(newChat(current.system)));
-  byId("load-handbook").addEventListener("click", useHandbook);
-  byId("warm-system").addEventListener("click", warmSystem);
-  byId("stop").addEventListener("click", () => running?.abort());
-  byId("system").addEventListener("input", (event) => {
-    current.system = event.target.value;
-    showSystemSize();
-  });
+  system.start({ changed: changeSystem, warmed: answered });
+  const onClick = (id, action) => byId(id).addEventListener("click", action);
+  onClick("new-chat", () => open(newChat(handbook?.system ?? "")));
+  onClick("same-system", () => open(newChat(current.system)));
+  onClick("load-handbook", () => changeSystem(handbook.system, true));
+  onClick("stop", () => running?.controller.abort());
+  onClick("export", () => store.download(
+    `${current.name.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40) || "chat"}.md`,
+    "text/markdown", store.asMarkdown(current, model)));
+  onClick("export-all", () => store.download(
+    "stolon-chats.json", "application/json", JSON.stringify(kept(), null, 2)));
+  onClick("delete", removeCurrent);
+  const closeMenu = () => { byId("menu").open = false; };
+  document.addEventListener("click", (event) =>
+    (event.target.matches("#menu button") || !event.target.closest("#menu")) && closeMenu());
+  byId("menu").addEventListener("keydown", (event) => event.key === "Escape" && closeMenu());
+  onClick("to-end", () => scrollDown(true));
+  byId("messages").addEventListener("scroll", showToEnd);
   byId("ask").addEventListener("submit", (event) => {
     event.preventDefault();
     const question = byId("question").value.trim();
-    if (question && !running) ask(question);
+    if (!question || running) return;
+    byId("question").value = "";
+    ask(question);
   });
   byId("question").addEventListener("keydown", (event) => {
+    if (event.key === "Escape") running?.controller.abort();
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     byId("ask").requestSubmit();
   });
-  open(newChat(""));
+  store.watch(reload);
+  const id = remembered();
+  open(chats.find((chat) => chat.id === id) ?? newChat(""));
 }
 
 /** Finds out which model is served. Throws if a key is missing. */
@@ -46,101 +67,138 @@ export async function connect() {
   model = data[0].id;
   byId("model").textContent = model;
   document.title = `${model} · Stolon`;
-  if (model === DEMO_MODEL && !handbook) {
-    handbook = await client("page/handbook.json").catch(() => null);
-    if (handbook && !current.messages.length && !current.system) useHandbook();
-    else show();
+  system.serve(model);
+  if (model !== DEMO_MODEL || handbook) return;
+  handbook = await client("page/handbook.json").catch(() => null);
+  if (handbook && !current.turns.length && !current.system) changeSystem(handbook.system, true);
+  else show();
+}
+
+function remembered() {
+  try {
+    return sessionStorage.getItem(CURRENT);
+  } catch {
+    return null;
   }
 }
 
-function useHandbook() {
-  current.system = handbook.system;
-  show();
-}
+const kept = () => chats.filter((chat) => chat.turns.length);
 
-function newChat(system) {
-  const chat = { name: `Chat ${chats.length + 1}`, system, messages: [], views: [] };
-  chats.push(chat);
+function newChat(text) {
+  // A chat without turns is used instead of adding another.
+  const chat = chats.find((chat) => !chat.turns.length) ?? store.create(text);
+  chat.system = text;
+  if (!chats.includes(chat)) chats.unshift(chat);
   return chat;
 }
 
 function open(chat) {
   current = chat;
+  try {
+    sessionStorage.setItem(CURRENT, chat.id);
+  } catch {
+    // Then the page begins with a new chat.
+  }
   show();
   byId("question").focus({ preventScroll: true });
 }
 
+/** Takes over what another tab has changed. */
+function reload() {
+  const own = running?.chat ?? current;
+  const others = store.load().filter((chat) => chat.id !== own.id);
+  const latest = store.load().find((chat) => chat.id === own.id);
+  if (!running && latest && latest.changed > own.changed) Object.assign(own, latest);
+  chats = [own, ...others].sort((a, b) => b.changed - a.changed);
+  current = chats.find((chat) => chat.id === current.id) ?? own;
+  show();
+}
+
+function keep(chat) {
+  chats.sort((a, b) => b.changed - a.changed);
+  const problem = store.save(chat, chats);
+  byId("chat-error").textContent = problem;
+  byId("chat-error").hidden = !problem;
+}
+
+function removeCurrent() {
+  if (current.turns.length && !confirm(`Delete the chat “${current.name}”?`)) return;
+  if (running?.chat === current) running.controller.abort();
+  store.remove(current);
+  chats = chats.filter((chat) => chat !== current);
+  announce("The chat is deleted.");
+  open(chats[0] ?? newChat(current.system));
+}
+
+function changeSystem(text, isShown = false) {
+  current.system = text;
+  if (current.turns.length) keep(current);
+  if (isShown) show();
+  else showQuestions();
+}
+
 /** Shows the current chat. */
 function show() {
-  const tab = (chat) =>
+  const entry = (chat) =>
     el("button", {
-      type: "button", "aria-pressed": String(chat === current), onclick: () => open(chat),
+      type: "button", "aria-pressed": String(chat === current), title: chat.name,
+      onclick: () => open(chat),
     }, chat.name);
-  byId("chats").replaceChildren(...(chats.length > 1 ? chats.map(tab) : []));
-  byId("system").value = current.system;
-  byId("messages").replaceChildren(...current.views);
-  byId("messages").hidden = current.views.length === 0;
-  byId("demo-note").hidden = !handbook || chats.length > 2;
+  const listed = chats.filter((chat) => chat.turns.length || chat === current);
+  byId("chats").replaceChildren(...(listed.length > 1 ? listed.map(entry) : []));
+  system.show(current.system);
+  byId("messages").replaceChildren(...current.turns.map((turn) => viewOf(current, turn).element));
+  byId("demo-note").hidden = !handbook || kept().length > 2;
   byId("load-handbook").hidden = !handbook || current.system === handbook.system;
-  showSystemSize();
+  byId("delete").disabled = byId("export").disabled = !current.turns.length;
+  byId("export-all").disabled = !kept().length;
   showQuestions();
-  scrollDown();
+  scrollDown(true);
 }
 
-function showSystemSize() {
-  byId("warmed").textContent = "";
-  byId("warm-system").disabled = !current.system;
-  const words = current.system.split(/\s+/).filter(Boolean).length;
-  byId("system-size").textContent = words ? plural(words, "word") : "none";
-}
-
-/** Computes the system prompt before anything is asked. */
-async function warmSystem() {
-  const { system } = current;
-  const shown = (text) => {
-    if (current.system === system) byId("warmed").textContent = text;
-  };
-  byId("warm-system").disabled = true;
-  shown("…");
-  try {
-    const prompt = await systemTokens(system);
-    if (!prompt.length) throw new ApiError(0, "The chat template puts nothing before a question.");
-    // As a request of the client, so that it is cached where the client's requests look for it.
-    const body = { model, prompt, max_tokens: 1 };
-    const { usage } = await client("v1/completions", { body });
-    const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-    const computed = `Computed ${plural(usage.prompt_tokens - cached, "token")}`;
-    shown(cached ? `${computed}, ${plural(cached, "token")} were cached.` : `${computed}.`);
-  } catch (error) {
-    shown(explain(error));
+function viewOf(chat, turn) {
+  if (!views.has(turn)) {
+    const view = new TurnView(turn, {
+      get isLast() {
+        return chat.turns.at(-1) === turn;
+      },
+      edit: (text) => askAgain(chat, turn, text),
+      regenerate: () => askAgain(chat, turn, turn.question),
+      remove: () => removeTurn(chat, turn),
+    });
+    view.showFigures();
+    views.set(turn, view);
   }
-  byId("warm-system").disabled = !current.system;
-  afterAnswer();
+  return views.get(turn);
 }
 
-/** The tokens with which all chats with a system prompt begin, whatever the chat template does. */
-async function systemTokens(system) {
-  const tokens = async (question) => {
-    const messages = [{ role: "system", content: system }, { role: "user", content: question }];
-    return (await client("tokenize", { body: { model, messages } })).tokens;
-  };
-  const [one, other] = await Promise.all([tokens("1"), tokens("two")]);
-  const end = one.findIndex((token, index) => token !== other[index]);
-  return one.slice(0, end < 0 ? one.length : end);
+/** Removes a turn and all after it, and asks anew. */
+function askAgain(chat, turn, question) {
+  if (running) return;
+  chat.turns.length = chat.turns.indexOf(turn);
+  ask(question);
+}
+
+function removeTurn(chat, turn) {
+  if (running?.turn === turn) running.controller.abort();
+  chat.turns.splice(chat.turns.indexOf(turn), 1);
+  if (chat.turns.length) keep(chat);
+  else store.remove(chat);
+  if (chat.turns.length) viewOf(chat, chat.turns.at(-1)).showFigures();
+  announce("The question and its answer are deleted.");
+  show();
 }
 
 /** Example questions, while the demo model has its handbook. */
 function showQuestions() {
-  const asked = new Set(current.messages.map((message) => message.content));
+  const asked = new Set(current.turns.map((turn) => turn.question));
   const offered = handbook && current.system === handbook.system ? handbook.questions : [];
   const button = (question) =>
     el("button", { type: "button", disabled: running !== null, onclick: () => ask(question) },
       question);
   const left = offered.filter((question) => !asked.has(question));
-  byId("questions").replaceChildren(...left.slice(0, chatsHaveAnswers() ? 3 : 5).map(button));
+  byId("questions").replaceChildren(...left.slice(0, kept().length ? 3 : 5).map(button));
 }
-
-const chatsHaveAnswers = () => chats.some((chat) => chat.messages.length > 0);
 
 function sampling() {
   const inputs = byId("sampling").querySelectorAll("input");
@@ -148,76 +206,85 @@ function sampling() {
   return Object.fromEntries(set.map((input) => [input.name, Number(input.value)]));
 }
 
+/** The messages of a chat. A turn without an answer is no part of later prompts. */
+function messages(chat) {
+  const turns = chat.turns.flatMap(({ question, answer }, index) => {
+    if (!answer && index < chat.turns.length - 1) return [];
+    const asked = { role: "user", content: question };
+    return answer ? [asked, { role: "assistant", content: answer }] : [asked];
+  });
+  return chat.system ? [{ role: "system", content: chat.system }, ...turns] : turns;
+}
+
 /** Sends a question in the current chat and streams the answer. */
 async function ask(question) {
   const chat = current;
-  const answer = new AnswerView();
-  chat.messages.push({ role: "user", content: question });
-  chat.views.push(questionView(question), answer.element);
-  if (chat.messages.length === 1) chat.name = brief(question, 24);
-  byId("question").value = "";
-  setRunning(new AbortController());
+  const turn = { question };
+  const previous = chat.turns.at(-1);
+  if (!chat.turns.length) chat.name = brief(question, 40);
+  chat.turns.push(turn);
+  if (previous) viewOf(chat, previous).showFigures();
+  const view = viewOf(chat, turn);
+  setRunning({ chat, turn, controller: new AbortController() });
+  view.begin();
+  keep(chat);
   show();
-  const system = chat.system ? [{ role: "system", content: chat.system }] : [];
-  const body = {
-    model,
-    messages: [...system, ...chat.messages],
-    stream: true,
-    stream_options: { include_usage: true },
-    ...sampling(),
-  };
+  const reply = { usage: null, reason: null };
+  let isStopped = false;
   try {
-    await stream(body, answer);
+    await stream(messages(chat), view, reply);
   } catch (error) {
-    if (error.name === "AbortError") answer.stopped();
-    else answer.failed(explain(error));
+    isStopped = error.name === "AbortError";
+    if (!isStopped) turn.error = explain(error);
   }
-  answer.finish();
-  // An answer without text cannot be part of the next prompt, so its question is not either.
-  if (answer.text) chat.messages.push({ role: "assistant", content: answer.text });
-  else {
-    chat.messages.pop();
-    byId("question").value ||= question;
-  }
-  announce(`Answer: ${answer.text || "none"}. ${answer.summary}`);
   setRunning(null);
+  view.finish(reply.usage, isStopped ? "stopped" : reply.reason);
+  announce(`Answer: ${turn.answer || turn.error || "none"}. ${view.summary}`);
+  if (chat.turns.includes(turn)) keep(chat);
   showQuestions();
   scrollDown();
 }
 
-async function stream(body, answer) {
-  const options = { body, signal: running.signal };
-  const response = await send("v1/chat/completions", options);
+async function stream(messages, view, reply) {
+  const { controller: { signal }, chat } = running;
+  const body = {
+    model, messages, stream: true, stream_options: { include_usage: true }, ...sampling(),
+  };
+  const response = await send("v1/chat/completions", { body, signal });
   afterAnswer();
   for await (const event of serverSentEvents(response)) {
     if (event.error) throw new ApiError(500, String(event.error.message));
     const choice = event.choices?.[0];
     if (choice) {
-      answer.add(choice.delta?.content ?? "", choice.delta?.reasoning_content ?? "");
-      if (choice.finish_reason) answer.reason = choice.finish_reason;
-      scrollDown();
+      const { content, reasoning_content: reasoning } = choice.delta ?? {};
+      view.add(content ?? "", reasoning ?? "", () => chat === current && scrollDown());
+      reply.reason = choice.stop_reason ?? choice.finish_reason ?? reply.reason;
     }
-    if (event.usage) answer.usage = event.usage;
+    reply.usage = event.usage ?? reply.usage;
   }
 }
 
-/** What to do about an error, in the words of the page. */
-function explain(error) {
-  if (error.status === 401) return `${error.message}. Enter it under “Keys”.`;
-  if (error.status === 429) return `${error.message}. Try again in a moment.`;
-  return error.message;
-}
-
-function setRunning(controller) {
-  running = controller;
-  byId("stop").hidden = !controller;
-  byId("send").hidden = Boolean(controller);
+function setRunning(state) {
+  running = state;
+  byId("stop").hidden = !state;
+  byId("send").hidden = Boolean(state);
   const focused = document.activeElement;
   if (focused === document.body || focused?.closest("#questions")) byId("question").focus();
   afterAnswer();
 }
 
-function scrollDown() {
+/** Whether the end of the conversation was in view when it was last scrolled. */
+let follows = true;
+
+/** Shows the end of the conversation, if the user has not scrolled away from it. */
+function scrollDown(always = false) {
   const box = byId("messages");
-  box.scrollTop = box.scrollHeight;
+  if (always || follows) box.scrollTop = box.scrollHeight;
+  showToEnd();
+}
+
+function showToEnd() {
+  const box = byId("messages");
+  follows = box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_END;
+  byId("to-end").hidden = follows;
 }

@@ -140,10 +140,17 @@ export async function act(name) {
 
 /** Shows why an action failed. */
 export function fail(error) {
-  const hint = error.status === 409 && /budget|at most/.test(error.message)
-    ? " The server's option --pin-budget says how much can be pinned." : "";
-  byId("action-error").textContent = `${error.message}.${hint}`;
+  byId("action-error").textContent = `${error.message}.${pinHint(error)}`;
   byId("action-error").hidden = false;
+}
+
+/** How to start the server so that a prefix can be pinned that could not be. */
+function pinHint(error) {
+  const numbers = error.status === 409 && error.message.match(/at most \d+ pinned .*got (\d+) .*?(\d+)/);
+  if (!numbers) return "";
+  const needed = Number(numbers[1]) + Number(numbers[2]);
+  return ` Start the server with --pin-budget ${needed} or more, which keeps so many blocks of the ` +
+    "KV pool for pins.";
 }
 
 /** The shown prefix as the body of a request. */

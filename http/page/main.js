@@ -1,9 +1,10 @@
 // The page: wires its parts together.
 
-import { keys, setKeys } from "./api.js";
+import { aboutApiKey, keys, setKeys } from "./api.js";
 import * as cache from "./cache.js";
 import * as charts from "./charts.js";
 import * as chat from "./chat.js";
+import * as connection from "./connection.js";
 import { byId } from "./dom.js";
 
 function openKeys() {
@@ -35,18 +36,48 @@ async function connect() {
   for (let wait = 1000; own === attempt; wait = Math.min(2 * wait, 10_000)) {
     try {
       await chat.connect();
-      byId("connection").textContent = "";
+      showConnection("");
       return;
     } catch (error) {
-      byId("connection").textContent =
-        error.status === 401 ? "The chat needs an API key." : error.message;
-      if (error.status === 401) return;
+      if (own !== attempt) return;
+      if (error.status === 401) return showConnection(aboutApiKey());
+      // That the server does not answer at all is said by `connection`.
+      showConnection(error.status === 0 || error.status === 503 ? "" : error.message);
     }
     await new Promise((resolve) => setTimeout(resolve, wait));
   }
 }
 
+function showConnection(problem) {
+  byId("connection").textContent = problem;
+  byId("open-keys").classList.toggle("primary", problem !== "");
+}
+
+const CACHE_HIDDEN = "stolon-cache-hidden";
+
+/** Shows the chat alone, or the prefix cache next to it. */
+function showCache(isShown) {
+  byId("cache").hidden = !isShown;
+  byId("toggle-cache").setAttribute("aria-pressed", String(isShown));
+  try {
+    localStorage.setItem(CACHE_HIDDEN, isShown ? "" : "yes");
+  } catch {
+    // Then it is shown again when the page is loaded again.
+  }
+}
+
+function isCacheHidden() {
+  try {
+    return localStorage.getItem(CACHE_HIDDEN) === "yes";
+  } catch {
+    return false;
+  }
+}
+
+byId("toggle-cache").addEventListener("click", () => showCache(byId("cache").hidden));
+showCache(!isCacheHidden());
 charts.start();
 cache.start(charts.add);
 chat.start(cache.soon);
 connect();
+connection.start(connect);

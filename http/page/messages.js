@@ -1,103 +1,205 @@
-// How questions and answers look: the text, and below an answer the bar of cached against computed
-// prompt tokens with its times.
+// How a turn looks: the question, the answer as Markdown, the bar of cached against computed prompt
+// tokens with the times, and what can be done with them.
 
 import { count, duration, el, percent, plural } from "./dom.js";
+import { copyText, Markdown } from "./markdown.js";
 
-/** A question. */
-export function questionView(text) {
-  return el("article", { className: "message question", "aria-label": "You" }, text);
-}
+/** Most times that a growing answer is drawn a second. */
+const DRAWINGS = 20;
 
-/** An answer that grows. */
-export class AnswerView {
-  text = "";
-  usage = null;
-  reason = null;
-  /** The figures in words, when the answer is complete. */
-  summary = "";
+/** What to say of an answer that the model did not end. */
+const NOTES = {
+  length: "cut off at the limit of tokens",
+  repetition: "ended because it repeated itself",
+  stopped: "stopped",
+};
+
+const action = (name, title, onclick) => el("button", { type: "button", title, onclick }, name);
+
+/** A turn of a chat, which may be growing. `actions` has `edit`, `regenerate` and `remove`. */
+export class TurnView {
+  #turn;
+  #actions;
+  #question;
+  #words = new Markdown();
+  #thoughts = el("div", { className: "thoughts-text" });
+  #thinking = el("details", { className: "thoughts", hidden: true },
+    el("summary", {}, "Reasoning"), this.#thoughts);
+  #figures = el("div", { className: "answer-figures" });
+  #buttons = el("div", { className: "actions" });
+  #answer = el("article", { className: "message answer", "aria-label": "Answer" },
+    this.#thinking, this.#words.element, this.#figures, this.#buttons);
+  element = el("div", { className: "turn" });
   #start = performance.now();
   #first = 0;
   #last = 0;
-  #note = "";
-  #words = el("p", { className: "words" });
-  #thoughts = el("details", { className: "thoughts", hidden: true },
-    el("summary", {}, "Reasoning"));
-  #figures = el("div", { className: "answer-figures" },
-    el("span", { className: "busy" }, "waiting"));
-  element = el("article", { className: "message answer", "aria-label": "Answer" },
-    this.#thoughts, this.#words, this.#figures);
+  /** Parts of the answer that have arrived, most of which are one token. */
+  #parts = 0;
+  #timer = null;
 
-  /** Adds text that has arrived. */
-  add(text, reasoning) {
+  constructor(turn, actions) {
+    this.#turn = turn;
+    this.#actions = actions;
+    this.#question = this.#questionView();
+    this.element.append(this.#question, this.#answer);
+    this.#draw();
+  }
+
+  #questionView() {
+    const buttons = el("div", { className: "actions" },
+      action("Copy", "Copy the question", (event) =>
+        copyText(event.target, this.#turn.question)),
+      action("Edit", "Change the question and ask again", () => this.#edit()),
+      action("Delete", "Delete the question and its answer", () => this.#actions.remove()));
+    return el("div", { className: "question-box" },
+      el("article", { className: "message question", "aria-label": "You" }, this.#turn.question),
+      buttons);
+  }
+
+  /** Puts a field in the place of the question. */
+  #edit() {
+    const field = el("textarea", {
+      value: this.#turn.question, rows: Math.min(this.#turn.question.split("\n").length + 1, 12),
+      "aria-label": "Changed question",
+    });
+    const close = () => {
+      form.replaceWith(this.#question);
+      this.#question.querySelector("button:nth-child(2)").focus();
+    };
+    const form = el("form", {
+      className: "edit",
+      onsubmit: (event) => {
+        event.preventDefault();
+        const text = field.value.trim();
+        if (text) this.#actions.edit(text);
+      },
+      onkeydown: (event) => {
+        if (event.key === "Escape") close();
+        if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+        event.preventDefault();
+        form.requestSubmit();
+      },
+    }, field, el("div", { className: "row" },
+      el("button", { type: "submit", className: "primary" }, "Ask again"),
+      el("button", { type: "button", onclick: close }, "Cancel"),
+      this.#actions.isLast ? null
+        : el("span", { className: "quiet" }, "What comes after it is removed.")));
+    this.#question.replaceWith(form);
+    field.focus();
+  }
+
+  /** Waits for the answer. */
+  begin() {
+    this.#start = performance.now();
+    this.#buttons.replaceChildren();
+    this.#figures.replaceChildren(el("span", { className: "busy" }, "waiting"));
+  }
+
+  /** Adds text that has arrived. `drawn` is called when it is shown. */
+  add(text, reasoning, drawn) {
     if (!text && !reasoning) return;
     this.#last = performance.now();
-    if (!this.#first) {
-      this.#first = this.#last;
-      const time = duration(this.#first - this.#start);
-      this.#figures.replaceChildren(el("span", { className: "busy" }, `first token after ${time}`));
-    }
-    this.text += text;
-    this.#words.append(text);
-    if (reasoning) {
-      this.#thoughts.hidden = false;
-      this.#thoughts.append(reasoning);
-    }
+    this.#first ||= this.#last;
+    this.#parts += 1;
+    this.#turn.answer = (this.#turn.answer ?? "") + text;
+    if (reasoning) this.#turn.reasoning = (this.#turn.reasoning ?? "") + reasoning;
+    this.#timer ??= setTimeout(() => {
+      this.#timer = null;
+      this.#draw();
+      this.#progress();
+      drawn();
+    }, 1000 / DRAWINGS);
   }
 
-  stopped() {
-    this.#note = "stopped";
-  }
-
-  failed(message) {
-    this.element.append(el("p", { className: "error", role: "alert" }, message));
-    this.#note = "failed";
-  }
-
-  /** Shows the figures of the complete answer. */
-  finish() {
-    const facts = [];
-    if (this.usage) facts.push(this.#cached());
-    if (this.#first) facts.push(`first token after ${duration(this.#first - this.#start)}`);
+  #progress() {
+    const facts = [`first token after ${duration(this.#first - this.#start)}`];
     const seconds = (this.#last - this.#first) / 1000;
-    const generated = this.usage?.completion_tokens ?? 0;
-    // Tokens that arrive all at once say nothing about the rate.
-    if (generated > 1 && seconds > 0.01) facts.push(`${count((generated - 1) / seconds)} tokens/s`);
-    if (this.reason === "length") facts.push("cut off at the limit of tokens");
-    if (this.#note) facts.push(this.#note);
-    this.summary = facts.join(", ");
-    const bar = this.usage ? this.#bar() : null;
-    const list = el("ul", { className: "answer-facts" });
-    list.append(...facts.map((fact) => el("li", {}, fact)));
-    this.#figures.replaceChildren(...[bar, list].filter(Boolean));
+    if (seconds > 0.3) facts.push(`about ${rate((this.#parts - 1) / seconds)}`);
+    this.#figures.replaceChildren(el("span", { className: "busy" }, facts.join(", ")));
   }
 
-  /** The number of cached prompt tokens, or `null` if the server does not tell. */
-  get #cachedTokens() {
-    return this.usage.prompt_tokens_details?.cached_tokens ?? null;
-  }
-
-  #cached() {
-    const { prompt_tokens: all } = this.usage;
-    const cached = this.#cachedTokens;
-    if (cached === null) {
-      return `${plural(all, "prompt token")}; the server hides how many are cached`;
-    }
-    const share = percent(all ? cached / all : 0);
-    return `${count(cached)} of ${plural(all, "prompt token")} cached (${share})`;
-  }
-
-  #bar() {
-    const cached = this.#cachedTokens;
-    const all = this.usage.prompt_tokens;
-    if (cached === null || !all) return null;
-    const part = (name, tokens) => {
-      const box = el("span", { className: name, title: `${plural(tokens, "token")} ${name}` },
-        tokens / all > 0.15 ? `${count(tokens)} ${name}` : "");
-      box.style.flexGrow = tokens;
-      return box;
+  /** Keeps the figures of the answer: the server's `usage`, and why the answer has ended. */
+  finish(usage, reason) {
+    clearTimeout(this.#timer);
+    this.#turn.figures = {
+      prompt: usage?.prompt_tokens ?? null,
+      cached: usage?.prompt_tokens_details?.cached_tokens ?? null,
+      generated: usage?.completion_tokens ?? null,
+      first: this.#first ? this.#first - this.#start : null,
+      total: performance.now() - this.#start,
+      last: this.#first ? this.#last - this.#start : null,
+      note: NOTES[reason] ?? "",
     };
-    return el("div", { className: "bar", role: "img", "aria-label": this.#cached() },
-      cached ? part("cached", cached) : null,
-      all > cached ? part("computed", all - cached) : null);
+    this.#draw();
+    this.showFigures();
   }
+
+  #draw() {
+    this.#words.show(this.#turn.answer ?? "");
+    this.#thinking.hidden = !this.#turn.reasoning;
+    if (this.#turn.reasoning) this.#thoughts.textContent = this.#turn.reasoning;
+  }
+
+  /** Shows what is known of a complete answer, and what can be done with it. */
+  showFigures() {
+    const { figures, error, answer } = this.#turn;
+    const parts = [];
+    if (error) parts.push(el("p", { className: "error", role: "alert" }, error));
+    if (figures) {
+      if (figures.prompt && figures.cached !== null) parts.push(bar(figures));
+      const list = el("ul", { className: "answer-facts" });
+      list.append(...facts(figures).map((fact) => el("li", {}, fact)));
+      parts.push(list);
+    }
+    this.#figures.replaceChildren(...parts);
+    const again = answer ? "Regenerate" : "Try again";
+    this.#buttons.replaceChildren(...[
+      answer ? action("Copy", "Copy the answer", (event) => copyText(event.target, answer)) : null,
+      this.#actions.isLast
+        ? action(again, "Ask the same question again", () => this.#actions.regenerate()) : null,
+    ].filter(Boolean));
+  }
+
+  /** The figures in words. */
+  get summary() {
+    return this.#turn.figures ? facts(this.#turn.figures).join(", ") : "";
+  }
+}
+
+const rate = (tokensPerSecond) =>
+  `${tokensPerSecond < 10 ? tokensPerSecond.toFixed(1) : count(tokensPerSecond)} tokens/s`;
+
+function facts(figures) {
+  const { prompt, generated, first, last, total, note } = figures;
+  const facts = [];
+  if (prompt !== null) facts.push(cachedInWords(figures));
+  if (first !== null) facts.push(`first token after ${duration(first)}`);
+  if (generated) {
+    const seconds = (last - first) / 1000;
+    // Tokens that arrive all at once say nothing about the rate between them.
+    const tokensPerSecond =
+      generated > 1 && seconds > 0.01 ? (generated - 1) / seconds : generated / (total / 1000);
+    facts.push(`${plural(generated, "token")}, ${rate(tokensPerSecond)}`);
+  }
+  if (note) facts.push(note);
+  return facts;
+}
+
+function cachedInWords({ prompt, cached }) {
+  if (cached === null) return `${plural(prompt, "prompt token")}; the server hides how many are cached`;
+  const share = percent(prompt ? cached / prompt : 0);
+  return `${count(cached)} of ${plural(prompt, "prompt token")} cached (${share})`;
+}
+
+function bar(figures) {
+  const { prompt, cached } = figures;
+  const part = (name, tokens) => {
+    const box = el("span", { className: name, title: `${plural(tokens, "token")} ${name}` },
+      tokens / prompt > 0.15 ? `${count(tokens)} ${name}` : "");
+    box.style.flexGrow = tokens;
+    return box;
+  };
+  return el("div", { className: "bar", role: "img", "aria-label": cachedInWords(figures) },
+    cached ? part("cached", cached) : null,
+    prompt > cached ? part("computed", prompt - cached) : null);
 }

@@ -6,7 +6,8 @@ import { layout, neighbour, walk } from "./tree.js";
 import { age, textOf } from "./inspector.js";
 
 const STATES = { cached: "cached", used: "in use", pinned: "pinned", rest: "not shown" };
-const MOST_HEIGHT = 330;
+/** Most height of the picture, as a share of the window's. */
+const MOST_HEIGHT = 0.42;
 
 let roots = [];
 let outline = { latest_use: 0 };
@@ -54,7 +55,7 @@ function place() {
   const tree = byId("tree");
   if (asTable) return;
   const active = document.activeElement?.closest("#tree .node");
-  const height = layout(roots, tree.clientWidth, MOST_HEIGHT);
+  const height = layout(roots, tree.clientWidth, Math.max(innerHeight * MOST_HEIGHT, 200));
   tree.style.height = `${height}px`;
   const all = [...walk(roots)];
   const seen = new Set(all.map((node) => node.key));

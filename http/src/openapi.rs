@@ -37,11 +37,15 @@ pub(super) async fn json() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], JSON.as_str())
 }
 
-/// The policy of the page, which allows nothing but its own styles, by their hash.
+/// The policy of the page, which allows nothing but its own styles, by their hash, and its script.
 static POLICY: LazyLock<String> = LazyLock::new(|| {
     let hash = digest(&SHA256, page::STYLE.as_bytes());
     let hash = BASE64_STANDARD.encode(hash);
-    format!("default-src 'none'; style-src 'sha256-{hash}'; frame-ancestors 'none'")
+    format!(
+        "default-src 'none'; style-src 'sha256-{hash}'; script-src 'self'; base-uri 'none'; \
+         form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
+         trusted-types 'none'"
+    )
 });
 
 /// `GET /docs`.
@@ -52,6 +56,13 @@ pub(super) async fn docs() -> impl IntoResponse {
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
     (headers, PAGE.as_str())
+}
+
+/// `GET /docs/search.js`.
+pub(super) async fn search() -> impl IntoResponse {
+    let kind = (header::CONTENT_TYPE, "text/javascript; charset=utf-8");
+    let kind = [kind, (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    (kind, include_str!("../page/search.js"))
 }
 
 /// The OpenAPI document.

@@ -40,13 +40,18 @@ static FILES: &[File] = &files! {
     "cache.js": SCRIPT,
     "charts.js": SCRIPT,
     "chat.js": SCRIPT,
+    "connection.js": SCRIPT,
     "dom.js": SCRIPT,
     "icon.svg": IMAGE,
     "inspector.js": SCRIPT,
     "main.js": SCRIPT,
+    "markdown.js": SCRIPT,
+    "marked.js": SCRIPT,
     "messages.js": SCRIPT,
     "picture.js": SCRIPT,
+    "store.js": SCRIPT,
     "style.css": STYLE,
+    "system.js": SCRIPT,
     "tree.js": SCRIPT,
 };
 

@@ -32,6 +32,7 @@ mod metrics_api;
 mod openapi;
 mod page;
 mod page_api;
+mod page_chat;
 mod readme;
 mod responses_api;
 mod sessions_api;

@@ -7,7 +7,7 @@ use crate::browser::{Browser, DOWN, ENTER, ESCAPE, RIGHT, TAB};
 use crate::support::{Server, TINY};
 
 /// A server with the demo model, and its page.
-async fn demo(args: &[&str]) -> (Server, Browser) {
+pub(crate) async fn demo(args: &[&str]) -> (Server, Browser) {
     let server = Server::start("demo", &[&["--pin-budget", "128"], args].concat());
     let browser = Browser::start().await;
     browser.open(&server.url("/")).await;
@@ -15,7 +15,7 @@ async fn demo(args: &[&str]) -> (Server, Browser) {
 }
 
 /// Nothing went wrong in the browser, and it has loaded nothing from elsewhere.
-async fn nothing_went_wrong(server: &Server, browser: &Browser) {
+pub(crate) async fn nothing_went_wrong(server: &Server, browser: &Browser) {
     let loaded = browser
         .script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
         .await;
@@ -26,7 +26,7 @@ async fn nothing_went_wrong(server: &Server, browser: &Browser) {
 }
 
 /// Waits until this many answers are complete.
-async fn answers(browser: &Browser, count: usize) {
+pub(crate) async fn answers(browser: &Browser, count: usize) {
     let complete = "document.querySelectorAll('#messages .answer-facts').length";
     browser.wait_for(&format!("{complete} === {count}")).await;
 }
@@ -63,7 +63,7 @@ async fn a_newcomer_sees_the_cache_at_work() {
 
     browser.click("#questions button").await;
     answers(&browser, 2).await;
-    let bar = "document.querySelector('.answer:last-child .bar')";
+    let bar = "document.querySelector('.turn:last-child .bar')";
     let cached = browser.script(&format!("return {bar}.querySelector('.cached').title")).await;
     let cached = cached.as_str().and_then(|text| text.strip_suffix(" tokens cached"));
     let cached: u64 = cached.expect("tokens").replace(',', "").parse().expect("a number");
@@ -294,6 +294,37 @@ async fn the_reference_page_allows_only_its_own_styles() {
                  style.textContent = 'body { max-width: 1px }'; document.head.append(style);";
     browser.script(other).await;
     assert_eq!(browser.script(width).await, "960px");
+}
+
+/// Goal: the reference page can be searched: what has all words is shown, and nothing else.
+#[tokio::test]
+#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+async fn the_reference_page_can_be_searched() {
+    let server = Server::start(TINY, &["--no-page"]);
+    let browser = Browser::start().await;
+    browser.open(&server.url("/docs")).await;
+    let shown = "return [...document.querySelectorAll('details')]\
+                 .filter((entry) => entry.checkVisibility()).map((entry) => entry.id)";
+    browser.wait_for("document.querySelector('#search')").await;
+    let all = browser.script(shown).await.as_array().map(Vec::len);
+    browser.press("/").await;
+    browser.press("prompt budget").await;
+    browser.wait_for("document.querySelector('[role=status]').innerText").await;
+    let found = browser.script(shown).await;
+    let found: Vec<&str> =
+        found.as_array().expect("ids").iter().filter_map(Value::as_str).collect();
+    assert!(!found.is_empty() && Some(found.len()) < all, "{found:?}");
+    for id in &found {
+        let text = format!("document.getElementById('{id}').textContent.toLowerCase()");
+        let text = browser.script(&format!("return {text}")).await;
+        let text = text.as_str().expect("text");
+        assert!(text.contains("prompt") && text.contains("budget"), "{id}");
+    }
+    browser.script("document.querySelector('#search').select()").await;
+    browser.press("no such words").await;
+    browser.wait_for("document.querySelector('[role=status]').innerText.startsWith('0 of')").await;
+    assert_eq!(browser.script(shown).await, json!([]));
+    nothing_went_wrong(&server, &browser).await;
 }
 
 /// Goal: axe finds nothing that hinders people who use the page with other means, in light and

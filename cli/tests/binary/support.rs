@@ -276,7 +276,20 @@ impl Server {
 
     /// Sends SIGTERM to the process.
     pub(crate) fn terminate(&self) {
-        let status = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
+        self.signal("-TERM");
+    }
+
+    /// Stops the process until `resume`: it answers nothing, and its connections stay open.
+    pub(crate) fn suspend(&self) {
+        self.signal("-STOP");
+    }
+
+    pub(crate) fn resume(&self) {
+        self.signal("-CONT");
+    }
+
+    fn signal(&self, signal: &str) {
+        let status = Command::new("kill").args([signal, &self.child.id().to_string()]).status();
         assert!(status.expect("kill runs").success());
     }
 

@@ -1,4 +1,4 @@
-//! The reference page: the description of the API as one HTML document without scripts.
+//! The reference page: the description of the API as one HTML document, which a script searches.
 
 use std::fmt::Write;
 
@@ -11,7 +11,8 @@ margin:0 auto;padding:1rem}code{font:0.9em ui-monospace,monospace}h2{margin-top:
 table{border-collapse:collapse;width:100%;margin:.5rem 0}td,th{text-align:left;vertical-align:top;\
 padding:.25rem .5rem;border-bottom:1px solid #8884}details{border:1px solid #8886;\
 border-radius:6px;margin:.5rem 0;padding:.5rem .75rem}summary{cursor:pointer}\
-.method{display:inline-block;min-width:3.2em;font-weight:600;text-transform:uppercase}";
+#search{font:inherit;width:100%;box-sizing:border-box;padding:.4rem .6rem}\
+[hidden]{display:none}.method{display:inline-block;min-width:3.2em;font-weight:600;text-transform:uppercase}";
 
 /// Renders the description.
 pub(super) fn render(description: &Value) -> String {
@@ -49,7 +50,7 @@ pub(super) fn render(description: &Value) -> String {
     for (name, schema) in members(&description["components"]["schemas"]) {
         page.schema(name, schema);
     }
-    page.add("</main></body></html>\n");
+    page.add("</main><script type=\"module\" src=\"docs/search.js\"></script></body></html>\n");
     page.0
 }
 

@@ -37,6 +37,7 @@ pub(super) fn group(options: &RouterOptions) -> Group {
             .described("description", "This description")
             .replies_as(Reply::Json(any_object)),
         get("/docs", Everybody, openapi::docs),
+        get("/docs/search.js", Everybody, openapi::search),
     ];
     Group { name: "Operation", description: "Health, metrics and this description.", routes }
 }
