@@ -24,7 +24,7 @@ const UNSAFE_FILES: &[&str] = &[
     "kvcache/src/node.rs",
     "kvcache/src/reclaim.rs",
     "kvcache/src/writer/arena.rs",
-    "model/src/weights/mmap.rs",
+    "model/src/mmap.rs",
 ];
 
 /// Crates with the prefixes of crate names that must not be among their direct dependencies.

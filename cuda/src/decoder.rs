@@ -7,7 +7,8 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use stolon_backend::{StepBatch, StepOutput};
-use stolon_model::DecoderConfig;
+use stolon_model::config::DecoderWeights;
+use stolon_model::{DecoderConfig, ExpertsConfig, LayerConfig};
 
 use crate::OpenError;
 use crate::attention::{Attention, AttentionArgs, Padding, Prepared};
@@ -42,18 +43,19 @@ impl Decoder {
         config: DecoderConfig,
         mut loader: Loader,
     ) -> std::result::Result<Self, OpenError> {
-        const EMBEDDING: &str = "model.embed_tokens.weight";
-        let shape = [config.vocab_size, config.hidden_size];
-        let embedding = loader.dense(EMBEDDING, &shape)?;
-        let head = match config.tie_word_embeddings {
-            true => loader.tied_linear(EMBEDDING, shape, &embedding)?,
-            false => loader.linear("lm_head", shape, false)?,
+        use_every_field(&config);
+        let DecoderWeights { embedding: spec, layers, final_norm, head } = config.weights();
+        let embedding = loader.dense(&spec)?;
+        let head = match head {
+            Some(head) => loader.head(&head)?,
+            None => loader.tied_head(&spec, &embedding)?,
         };
-        loader.weights.remove(EMBEDDING);
-        let layers = (0..config.layers.len())
-            .map(|index| Layer::load(&config, index, &mut loader))
+        loader.weights.remove(&spec.name);
+        let layers = layers
+            .iter()
+            .map(|layer| Layer::load(&config, layer, &mut loader))
             .collect::<std::result::Result<_, _>>()?;
-        let final_norm = Norm::load(&config, "model.norm", config.hidden_size, &mut loader)?;
+        let final_norm = Norm::load(&config, &final_norm, &mut loader)?;
         let ropes = config
             .ropes
             .iter()
@@ -184,6 +186,67 @@ impl Decoder {
             }
         };
         Ok(Computed { hidden, logits: Some(logits), drawn })
+    }
+}
+
+/// Names each field of a model's configuration and where the forward pass uses it. A field that is
+/// added does not compile until it is named here: it must be used, or refused with an error.
+fn use_every_field(config: &DecoderConfig) {
+    let DecoderConfig {
+        // In messages only.
+        architecture: _,
+        // Sizes of the weights, see `DecoderConfig::weights`, and of activations.
+        vocab_size: _,
+        hidden_size: _,
+        intermediate_size: _,
+        num_heads: _,
+        num_kv_heads: _,
+        head_dim: _,
+        // Which weights there are.
+        tie_word_embeddings: _,
+        qkv_bias: _,
+        output_bias: _,
+        mlp_bias: _,
+        norms: _,
+        // `Decoder::embed`
+        embedding_scale: _,
+        // `Norm`, `layer::heads` and `layer::add`
+        rms_norm_eps: _,
+        norm_offset: _,
+        qk_norm: _,
+        residual_scale: _,
+        // `RopeTable`
+        rotary_dim: _,
+        max_positions: _,
+        ropes: _,
+        // `Decoder::attend`
+        attention_scale: _,
+        attention_softcap: _,
+        attention_sinks: _,
+        // `gate`
+        activation: _,
+        // `Decoder::output`
+        logit_scale: _,
+        logit_softcap: _,
+        // The default compute type.
+        dtype: _,
+        experts,
+        layers,
+    } = config;
+    for layer in layers {
+        // `Decoder::compute`, `Decoder::attend` and `Layer::load`
+        let LayerConfig { rope: _, sliding_window: _, experts: _ } = layer;
+    }
+    if let Some(experts) = experts {
+        // `Experts::load` and `ExpertsConfig::choose`
+        let ExpertsConfig {
+            count: _,
+            per_token: _,
+            width: _,
+            normalized: _,
+            router_bias: _,
+            shared_width: _,
+        } = experts;
     }
 }
 

@@ -5,7 +5,7 @@
 //! ascending order of the experts' indices, with the shared expert last.
 
 use candle_core::{Result, Tensor};
-use stolon_model::config::ExpertChoice;
+use stolon_model::config::{ExpertChoice, ExpertsWeights, SharedExpertWeights};
 use stolon_model::{DecoderConfig, ExpertsConfig};
 
 use crate::OpenError;
@@ -32,30 +32,23 @@ struct Group {
 }
 
 impl Experts {
-    /// Loads the experts in `module`, such as `model.layers.3.mlp`.
+    /// Loads the experts that `spec` describes.
     pub(crate) fn load(
         config: &DecoderConfig,
-        experts: &ExpertsConfig,
-        module: &str,
+        spec: &ExpertsWeights,
         loader: &mut Loader,
     ) -> std::result::Result<Self, OpenError> {
-        let hidden = config.hidden_size;
-        let router = format!("{module}.gate");
-        let router = loader.linear(&router, [experts.count, hidden], experts.router_bias)?;
-        let mlps = (0..experts.count).map(|index| {
-            GatedMlp::load(config, &format!("{module}.experts.{index}"), experts.width, loader)
-        });
-        let mlps = mlps.collect::<std::result::Result<_, _>>()?;
-        let shared = match experts.shared_width {
-            Some(width) => {
-                let mlp =
-                    GatedMlp::load(config, &format!("{module}.shared_expert"), width, loader)?;
-                let gate = format!("{module}.shared_expert_gate");
-                Some((mlp, loader.linear(&gate, [1, hidden], false)?))
+        let ExpertsWeights { config: experts_config, router, experts, shared } = spec;
+        let router = loader.linear(router)?;
+        let experts = experts.iter().map(|expert| GatedMlp::load(config, expert, loader));
+        let experts = experts.collect::<std::result::Result<_, _>>()?;
+        let shared = match shared {
+            Some(SharedExpertWeights { mlp, gate }) => {
+                Some((GatedMlp::load(config, mlp, loader)?, loader.linear(gate)?))
             }
             None => None,
         };
-        Ok(Self { config: *experts, router, experts: mlps, shared })
+        Ok(Self { config: *experts_config, router, experts, shared })
     }
 
     /// Adds the outputs of the experts of the rows `normed` to the rows of `x`, both

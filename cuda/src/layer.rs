@@ -1,7 +1,7 @@
 //! The weights of one layer, and its parts that work on rows alone: everything but attention.
 
 use candle_core::{DType, Result, Tensor};
-use stolon_model::config::QkNorm;
+use stolon_model::config::{FeedForwardWeights, LayerWeights, MlpWeights, QkNorm, TensorSpec};
 use stolon_model::{Activation, DecoderConfig};
 
 use crate::OpenError;
@@ -22,11 +22,10 @@ pub(crate) struct Norm {
 impl Norm {
     pub(crate) fn load(
         config: &DecoderConfig,
-        name: &str,
-        len: usize,
+        spec: &TensorSpec,
         loader: &mut Loader,
     ) -> std::result::Result<Self, OpenError> {
-        let weight = loader.vector(&format!("{name}.weight"), len, config.norm_offset)?;
+        let weight = loader.vector(spec, config.norm_offset)?;
         Ok(Self { weight, eps: config.rms_norm_eps })
     }
 
@@ -36,21 +35,20 @@ impl Norm {
     }
 }
 
-/// The weights of one layer.
+/// The weights of one layer: the fields of [`LayerWeights`], which describes them.
 #[derive(Debug)]
 pub(crate) struct Layer {
-    input_norm: Option<Norm>,
+    attention_input_norm: Option<Norm>,
     /// The projections to queries, keys and values, one above the other.
     qkv: Linear,
-    o: Linear,
     q_norm: Option<Norm>,
     k_norm: Option<Norm>,
-    /// The score of the attention sink of each head, `[num_heads]`.
     pub(crate) sinks: Option<Tensor>,
-    post_attention_norm: Option<Norm>,
-    mlp_norm: Option<Norm>,
+    output: Linear,
+    attention_output_norm: Option<Norm>,
+    mlp_input_norm: Option<Norm>,
     mlp: Mlp,
-    post_mlp_norm: Option<Norm>,
+    mlp_output_norm: Option<Norm>,
 }
 
 /// What attention needs of the rows of a step.
@@ -72,55 +70,46 @@ enum Mlp {
 }
 
 impl Layer {
-    /// Loads layer `index`.
+    /// Loads the tensors that `spec` describes.
     pub(crate) fn load(
         config: &DecoderConfig,
-        index: usize,
+        spec: &LayerWeights,
         loader: &mut Loader,
     ) -> std::result::Result<Self, OpenError> {
-        let at = |part: &str| format!("model.layers.{index}.{part}");
-        let (hidden, qkv) = (config.hidden_size, config.qkv_bias);
-        let (queries, keys) =
-            (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
-        let names = config.norms.names();
-        let mut norm = |part: Option<&str>, len: usize| {
-            part.map(|part| Norm::load(config, &at(part), len, loader)).transpose()
+        let LayerWeights {
+            attention_input_norm,
+            qkv,
+            qk_norms,
+            sinks,
+            output,
+            attention_output_norm,
+            mlp_input_norm,
+            mlp,
+            mlp_output_norm,
+        } = spec;
+        let mut norm = |spec: Option<&TensorSpec>| {
+            spec.map(|spec| Norm::load(config, spec, loader)).transpose()
         };
-        let (input_norm, mlp_norm) =
-            (norm(names.attention_input, hidden)?, norm(names.mlp_input, hidden)?);
-        let (post_attention_norm, post_mlp_norm) =
-            (norm(names.attention_output, hidden)?, norm(names.mlp_output, hidden)?);
-        let [q_norm, k_norm] = match config.qk_norm_sizes() {
-            Some([q, k]) => {
-                [norm(Some("self_attn.q_norm"), q)?, norm(Some("self_attn.k_norm"), k)?]
-            }
+        let [q_norm, k_norm] = match qk_norms {
+            Some([q, k]) => [norm(Some(q))?, norm(Some(k))?],
             None => [None, None],
         };
-        let sinks = match config.attention_sinks {
-            true => Some(loader.vector(&at("self_attn.sinks"), config.num_heads, 0.0)?),
-            false => None,
-        };
         Ok(Self {
-            input_norm,
-            qkv: {
-                let names = ["q", "k", "v"].map(|part| at(&format!("self_attn.{part}_proj")));
-                let [q, k, v] = names.each_ref();
-                loader.stacked(&[(q, queries), (k, keys), (v, keys)], hidden, qkv)?
-            },
-            o: loader.linear(&at("self_attn.o_proj"), [hidden, queries], config.output_bias)?,
+            attention_input_norm: norm(attention_input_norm.as_ref())?,
+            attention_output_norm: norm(attention_output_norm.as_ref())?,
+            mlp_input_norm: norm(mlp_input_norm.as_ref())?,
+            mlp_output_norm: norm(mlp_output_norm.as_ref())?,
             q_norm,
             k_norm,
-            sinks,
-            post_attention_norm,
-            mlp_norm,
-            mlp: match config.experts.filter(|_| config.layers[index].experts) {
-                Some(experts) => Mlp::Experts(Experts::load(config, &experts, &at("mlp"), loader)?),
-                None => {
-                    let width = config.intermediate_size;
-                    Mlp::Dense(GatedMlp::load(config, &at("mlp"), width, loader)?)
+            qkv: loader.stacked(&qkv.parts)?,
+            sinks: sinks.as_ref().map(|sinks| loader.vector(sinks, 0.0)).transpose()?,
+            output: loader.linear(output)?,
+            mlp: match mlp {
+                FeedForwardWeights::Dense(mlp) => Mlp::Dense(GatedMlp::load(config, mlp, loader)?),
+                FeedForwardWeights::Experts(experts) => {
+                    Mlp::Experts(Experts::load(config, experts, loader)?)
                 }
             },
-            post_mlp_norm,
         })
     }
 
@@ -131,8 +120,10 @@ impl Layer {
         x: &Tensor,
         rotation: Option<&Rotations>,
     ) -> Result<Projected> {
-        let normed =
-            self.input_norm.as_ref().map_or_else(|| Ok(x.clone()), |norm| norm.apply(x))?;
+        let normed = self
+            .attention_input_norm
+            .as_ref()
+            .map_or_else(|| Ok(x.clone()), |norm| norm.apply(x))?;
         let qkv = self.qkv.tiled(&normed)?;
         let (queries, keys) = (config.num_heads, config.num_kv_heads);
         let columns = |first: usize, heads: usize| {
@@ -155,17 +146,17 @@ impl Layer {
         x: &Tensor,
         attended: &Tensor,
     ) -> Result<Tensor> {
-        add(config, x, self.o.forward(attended)?, self.post_attention_norm.as_ref())
+        add(config, x, self.output.forward(attended)?, self.attention_output_norm.as_ref())
     }
 
     /// Adds the output of the MLP or the experts to the rows of `x`.
     pub(crate) fn add_mlp(&self, config: &DecoderConfig, x: &Tensor) -> Result<Tensor> {
-        let normed = match &self.mlp_norm {
+        let normed = match &self.mlp_input_norm {
             Some(norm) => norm.apply(x)?,
             None => x.clone(),
         };
         match &self.mlp {
-            Mlp::Dense(mlp) => add(config, x, mlp.forward(&normed)?, self.post_mlp_norm.as_ref()),
+            Mlp::Dense(mlp) => add(config, x, mlp.forward(&normed)?, self.mlp_output_norm.as_ref()),
             Mlp::Experts(experts) => experts.add(x, &normed),
         }
     }
@@ -182,7 +173,7 @@ fn heads(
     let split = |x: &Tensor| x.reshape((x.dim(0)?, count, config.head_dim));
     let x = match (norm, config.qk_norm) {
         (Some(norm), Some(QkNorm::Position)) => split(&norm.apply(&x)?)?,
-        (Some(norm), _) => norm.apply(&split(&x)?)?,
+        (Some(norm), Some(QkNorm::Head) | None) => norm.apply(&split(&x)?)?,
         (None, _) => split(&x)?,
     };
     rotation.map_or(Ok(x.clone()), |rotation| rotation.apply(&x))
@@ -207,18 +198,16 @@ pub(crate) struct GatedMlp {
 }
 
 impl GatedMlp {
-    /// Loads the MLP `module` with `width` inner features.
+    /// Loads an MLP.
     pub(crate) fn load(
         config: &DecoderConfig,
-        module: &str,
-        width: usize,
+        spec: &MlpWeights,
         loader: &mut Loader,
     ) -> std::result::Result<Self, OpenError> {
-        let (hidden, bias) = (config.hidden_size, config.mlp_bias);
-        let [gate, up] = ["gate", "up"].map(|part| format!("{module}.{part}_proj"));
+        let MlpWeights { gate_up, down } = spec;
         Ok(Self {
-            gate_up: loader.stacked(&[(&gate, width), (&up, width)], hidden, bias)?,
-            down: loader.linear(&format!("{module}.down_proj"), [hidden, width], bias)?,
+            gate_up: loader.stacked(&gate_up.parts)?,
+            down: loader.linear(down)?,
             activation: config.activation,
         })
     }

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
-use stolon_model::{ModelError, TensorType, Weights};
+use stolon_model::config::{LinearWeights, TensorSpec};
+use stolon_model::{TensorType, Weights};
 
 use crate::OpenError;
 use crate::linear::{Linear, Matrix, RowTile};
 
-/// Loads tensors by their Hugging Face names.
+/// Loads tensors by their descriptions.
 #[derive(Debug)]
 pub(crate) struct Loader {
     pub(crate) weights: Weights,
@@ -23,63 +24,62 @@ pub(crate) struct Loader {
 }
 
 impl Loader {
-    /// Loads `{name}.weight` of the shape `[out, input]` and, if `bias` is true, `{name}.bias`.
-    pub(crate) fn linear(
-        &mut self,
-        name: &str,
-        [out, input]: [usize; 2],
-        bias: bool,
-    ) -> Result<Linear, OpenError> {
-        self.stacked(&[(name, out)], input, bias)
+    /// Loads a matrix and its bias.
+    pub(crate) fn linear(&mut self, spec: &LinearWeights) -> Result<Linear, OpenError> {
+        self.stacked(std::slice::from_ref(spec))
     }
 
-    /// As [`Loader::linear`], for several layers that read the same rows: their matrices, of a name
-    /// and a number of rows each, are one above the other. Those of the same type become one.
-    pub(crate) fn stacked(
-        &mut self,
-        parts: &[(&str, usize)],
-        input: usize,
-        bias: bool,
-    ) -> Result<Linear, OpenError> {
-        let weights: Vec<(String, usize)> =
-            parts.iter().map(|&(name, out)| (format!("{name}.weight"), out)).collect();
-        let kind = |(name, _): &(String, usize)| self.weights.dtype(name).and_then(quantised_type);
-        let matrices = weights.chunk_by(|a, b| kind(a) == kind(b));
-        let matrices = matrices.map(|parts| self.matrix(parts, input)).collect::<Result<_, _>>()?;
-        weights.iter().for_each(|(name, _)| self.weights.remove(name));
+    /// As [`Loader::linear`], for projections of the same rows: their matrices are one above the
+    /// other. Those of the same type become one.
+    pub(crate) fn stacked(&mut self, parts: &[LinearWeights]) -> Result<Linear, OpenError> {
+        let kind = |part: &LinearWeights| self.weights.dtype(&part.weight.name).and_then(quantised);
+        let matrices = parts.chunk_by(|a, b| kind(a) == kind(b)).map(|parts| {
+            let specs: Vec<&TensorSpec> = parts.iter().map(|part| &part.weight).collect();
+            self.matrix(&specs)
+        });
+        let matrices = matrices.collect::<Result<_, _>>()?;
         let mut biases = Vec::new();
-        for (name, out) in parts.iter().filter(|_| bias) {
-            biases.push(self.vector(&format!("{name}.bias"), *out, 0.0)?);
+        for LinearWeights { weight, bias } in parts {
+            self.weights.remove(&weight.name);
+            if let Some(bias) = bias {
+                biases.push(self.vector(bias, 0.0)?);
+            }
         }
-        let bias = bias.then(|| Tensor::cat(&biases, 0)).transpose()?;
+        // Either all parts have a bias or none.
+        let bias = (!biases.is_empty()).then(|| Tensor::cat(&biases, 0)).transpose()?;
         Ok(Linear::new(matrices, bias, self.tile))
+    }
+
+    /// Loads the output matrix.
+    pub(crate) fn head(&mut self, spec: &TensorSpec) -> Result<Linear, OpenError> {
+        let matrix = self.matrix(&[spec])?;
+        self.weights.remove(&spec.name);
+        Ok(Linear::new(vec![matrix], None, self.tile))
     }
 
     /// The output matrix of a model that has the embedding as its output matrix. `embedding` is the
     /// same tensor in the compute type; it is loaded again only to keep it in quantised blocks.
-    pub(crate) fn tied_linear(
+    pub(crate) fn tied_head(
         &self,
-        name: &str,
-        shape: [usize; 2],
+        spec: &TensorSpec,
         embedding: &Tensor,
     ) -> Result<Linear, OpenError> {
-        let is_quantised = self.weights.dtype(name).and_then(quantised_type).is_some();
+        let is_quantised = self.weights.dtype(&spec.name).and_then(quantised).is_some();
         let matrix = match is_quantised {
-            true => self.matrix(&[(name.to_owned(), shape[0])], shape[1])?,
+            true => self.matrix(&[spec])?,
             false => Matrix::Dense(embedding.clone()),
         };
         Ok(Linear::new(vec![matrix], None, self.tile))
     }
 
-    /// Loads matrices `[rows, input]`, of a name and a number of rows each, one above the other: in
-    /// quantised blocks if candle has the type, which is the same for all, else in the compute
-    /// type.
-    fn matrix(&self, parts: &[(String, usize)], input: usize) -> Result<Matrix, OpenError> {
-        let Some(dtype) = self.weights.dtype(&parts[0].0).and_then(quantised_type) else {
-            let parts = parts.iter().map(|(name, rows)| self.dense(name, &[*rows, input]));
-            return Ok(Matrix::Dense(Tensor::cat(&parts.collect::<Result<Vec<_>, _>>()?, 0)?));
+    /// Loads matrices with the same number of columns, one above the other: in quantised blocks if
+    /// candle has the type, which is the same for all, else in the compute type.
+    fn matrix(&self, parts: &[&TensorSpec]) -> Result<Matrix, OpenError> {
+        let Some(dtype) = self.weights.dtype(&parts[0].name).and_then(quantised) else {
+            let parts = parts.iter().map(|spec| self.dense(spec)).collect::<Result<Vec<_>, _>>()?;
+            return Ok(Matrix::Dense(Tensor::cat(&parts, 0)?));
         };
-        let tensors = parts.iter().map(|(name, rows)| self.weights.tensor(name, &[*rows, input]));
+        let tensors = parts.iter().map(|spec| self.weights.tensor(&spec.name, &spec.shape));
         let tensors = tensors.collect::<Result<Vec<_>, _>>()?;
         let bytes = match tensors.as_slice() {
             [tensor] => Cow::Borrowed(tensor.bytes.as_ref()),
@@ -91,16 +91,17 @@ impl Loader {
         };
         let mut buffer = Vec::new();
         let bytes = Cow::Borrowed(aligned(&bytes, &mut buffer));
-        let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
+        let rows: usize = parts.iter().map(|spec| spec.shape[0]).sum();
         let storage = QStorage::from_data(bytes, &self.device, dtype)?;
-        let matrix = Arc::new(QTensor::new(storage, (rows, input))?);
+        let matrix = Arc::new(QTensor::new(storage, (rows, parts[0].shape[1]))?);
         tensors.iter().for_each(|tensor| self.weights.release(&tensor.bytes));
         Ok(Matrix::Quantised(QMatMul::QTensor(matrix)))
     }
 
-    /// Loads the tensor `name` in the compute type, whatever its type in the file is.
-    pub(crate) fn dense(&self, name: &str, shape: &[usize]) -> Result<Tensor, OpenError> {
-        let tensor = self.weights.tensor(name, shape)?;
+    /// Loads a matrix in the compute type, whatever its type in the file is.
+    pub(crate) fn dense(&self, spec: &TensorSpec) -> Result<Tensor, OpenError> {
+        let shape = spec.shape.as_slice();
+        let tensor = self.weights.tensor(&spec.name, shape)?;
         let stored = match tensor.dtype {
             TensorType::F32 => Some(DType::F32),
             TensorType::F16 => Some(DType::F16),
@@ -119,35 +120,18 @@ impl Loader {
         Ok(loaded.to_dtype(self.dtype)?)
     }
 
-    /// Loads the vector `name` (a norm or a bias) of the length `len` in f32 and adds `offset` to
-    /// each element.
-    pub(crate) fn vector(
-        &mut self,
-        name: &str,
-        len: usize,
-        offset: f32,
-    ) -> Result<Tensor, OpenError> {
-        let tensor = self.weights.tensor(name, &[len])?;
-        if tensor.dtype.block_len() > 1 {
-            let error = ModelError::WrongType {
-                file: "weights".to_owned(),
-                tensor: name.to_owned(),
-                expected: "F32, F16 or BF16".to_owned(),
-                got: tensor.dtype.name().to_owned(),
-            };
-            return Err(error.into());
-        }
-        let mut values = vec![0.0; len];
-        stolon_kernels::widen(tensor.dtype, &tensor.bytes, &mut values);
-        drop(tensor);
-        self.weights.remove(name);
+    /// Loads a norm or a bias in f32 and adds `offset` to each element.
+    pub(crate) fn vector(&mut self, spec: &TensorSpec, offset: f32) -> Result<Tensor, OpenError> {
+        let mut values = self.weights.floats(spec)?;
+        self.weights.remove(&spec.name);
         values.iter_mut().for_each(|value| *value += offset);
+        let len = values.len();
         Ok(Tensor::from_vec(values, len, &self.device)?)
     }
 }
 
 /// The type of candle with the same blocks, if there is one.
-fn quantised_type(dtype: TensorType) -> Option<GgmlDType> {
+fn quantised(dtype: TensorType) -> Option<GgmlDType> {
     Some(match dtype {
         TensorType::Q4_0 => GgmlDType::Q4_0,
         TensorType::Q4_1 => GgmlDType::Q4_1,
@@ -166,7 +150,7 @@ fn quantised_type(dtype: TensorType) -> Option<GgmlDType> {
 /// The size in bytes that a matrix of the type `dtype` and `elements` elements has on the device,
 /// if dense ones have `width` bytes per element.
 pub(crate) fn device_bytes(dtype: TensorType, elements: usize, width: usize) -> u64 {
-    let bytes = match quantised_type(dtype) {
+    let bytes = match quantised(dtype) {
         Some(_) => dtype.bytes_of(elements),
         None => elements.checked_mul(width),
     };

@@ -1,7 +1,7 @@
 //! The memory of a device, and how much of it the KV store gets.
 
 use candle_core::{Device, Result};
-use stolon_model::config::TensorSpec;
+use stolon_model::config::{TensorRole, TensorSpec};
 use stolon_model::kv_store::{default_kv_budget, free_memory, kv_capacity};
 use stolon_model::{DecoderConfig, KvBudget, ModelError, TensorType, Weights};
 
@@ -82,7 +82,7 @@ fn weight_bytes(config: &DecoderConfig, weights: &Weights, width: usize) -> u64 
         let dtype = weights.dtype(&spec.name).unwrap_or(TensorType::F32);
         let matrix = device_bytes(dtype, elements, width);
         // The embedding is dense. If it is also the output matrix, it may be there twice.
-        let is_embedding = spec.name == "model.embed_tokens.weight";
+        let is_embedding = spec.role == TensorRole::Embedding;
         let dense = (elements as u64).saturating_mul(width as u64);
         match (is_embedding, config.tie_word_embeddings) {
             (true, true) if matrix != dense => dense.saturating_add(matrix),

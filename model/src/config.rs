@@ -18,10 +18,14 @@ pub use experts::{ExpertChoice, ExpertsConfig};
 pub(crate) use hf::{ParsedConfig, parse as parse_json};
 pub(crate) use keys::Keys;
 pub use rope::{Rope, RopeScaling};
-pub use tensors::{TensorRole, TensorSpec};
+pub use tensors::{
+    DecoderWeights, ExpertsWeights, FeedForwardWeights, LayerWeights, LinearWeights, MlpWeights,
+    SharedExpertWeights, StackedWeights, TensorRole, TensorSpec,
+};
+
+use stolon_kernels::TensorType;
 
 use crate::error::ModelError;
-use crate::weights::TensorType;
 
 /// Maximum number of layers of a configuration. It bounds what is allocated for a malformed file.
 pub(crate) const LAYERS_MAX: usize = 4096;
@@ -58,41 +62,6 @@ pub enum NormPlacement {
     /// Both (Gemma): `input_layernorm`, `post_attention_layernorm`, `pre_feedforward_layernorm` and
     /// `post_feedforward_layernorm`, in the order of the forward pass.
     InputAndOutput,
-}
-
-/// The Hugging Face names of a layer's norms, without the prefix of the layer and the suffix
-/// `.weight`. A norm is `None` if the layer does not have it.
-#[derive(Clone, Copy, Debug)]
-pub struct LayerNorms {
-    /// The norm of the residual stream before attention.
-    pub attention_input: Option<&'static str>,
-    /// The norm of attention's output before it is added to the residual stream.
-    pub attention_output: Option<&'static str>,
-    /// The norm of the residual stream before the MLP or the experts.
-    pub mlp_input: Option<&'static str>,
-    /// The norm of the MLP's output before it is added to the residual stream.
-    pub mlp_output: Option<&'static str>,
-}
-
-impl NormPlacement {
-    /// Whether outputs are normalized before the residual is added.
-    pub(crate) fn outputs(self) -> bool {
-        self != Self::Input
-    }
-
-    /// The names of the norms of a layer.
-    #[must_use]
-    pub fn names(self) -> LayerNorms {
-        let inputs = self != Self::Output;
-        let mlp_input =
-            if self.outputs() { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
-        LayerNorms {
-            attention_input: inputs.then_some("input_layernorm"),
-            attention_output: self.outputs().then_some("post_attention_layernorm"),
-            mlp_input: inputs.then_some(mlp_input),
-            mlp_output: self.outputs().then_some("post_feedforward_layernorm"),
-        }
-    }
 }
 
 /// What the norms `q_norm` and `k_norm` are applied to, before the rotary embedding.

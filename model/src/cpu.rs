@@ -4,69 +4,22 @@
 //! [`Backend::step`]. Dropping it frees the weights and the KV store and stops the threads. Two
 //! backends in one process share nothing.
 
-use std::collections::HashMap;
-
 use stolon_backend::{
     Backend, BackendError, BackendSpec, BatchChecker, KvFormat, StepBatch, StepOutput, check_read,
     check_write,
 };
-use stolon_kernels::{KvLayout, Matrix, Path, Threads};
+use stolon_kernels::{KvLayout, Path, Threads};
 use stolon_kvcache::BlockId;
 
-use crate::config::{DecoderConfig, TensorSpec};
-use crate::decoder::{Decoder, StageTimes, Workers};
+use crate::config::DecoderConfig;
+use crate::decoder::{Decoder, StageTimes};
 use crate::error::ModelError;
 use crate::kv_probe;
-use crate::kv_store::{
-    KvBudget, KvShape, KvStore, KvStoreError, KvType, check_block_size, free_memory,
-};
+use crate::kv_store::{KvBudget, KvShape, KvStore, KvType, check_block_size};
+use crate::memory;
+use crate::weight_type::WeightType;
 use crate::weights::{TensorType, Weights};
-
-/// The element type in which a model's matrices, including the embedding, are kept in memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WeightType {
-    /// As stored in the file.
-    #[default]
-    Stored,
-    /// F32, F16 and BF16 matrices are rounded to Q8_0 while they are loaded. This needs about half
-    /// the memory of BF16 and is about twice as fast where the computation is memory-bound.
-    /// Matrices that are quantized already, or whose row length is not a multiple of 32, are kept
-    /// as stored.
-    Q8_0,
-}
-
-impl WeightType {
-    /// The type in which a matrix is kept that is stored as `stored` and has `columns` columns.
-    pub(crate) fn of(self, stored: TensorType, columns: usize) -> TensorType {
-        let fits = stored.block_len() == 1 && columns.is_multiple_of(TensorType::Q8_0.block_len());
-        if self == Self::Q8_0 && fits { TensorType::Q8_0 } else { stored.kept_as() }
-    }
-}
-
-impl std::str::FromStr for WeightType {
-    type Err = ModelError;
-
-    fn from_str(name: &str) -> Result<Self, ModelError> {
-        match name {
-            "stored" => Ok(Self::Stored),
-            "q8_0" => Ok(Self::Q8_0),
-            _ => Err(ModelError::InvalidOption {
-                name: "weights".to_owned(),
-                expected: "`stored` or `q8_0`".to_owned(),
-                got: format!("`{name}`"),
-            }),
-        }
-    }
-}
-
-impl std::fmt::Display for WeightType {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Stored => "stored",
-            Self::Q8_0 => "q8_0",
-        })
-    }
-}
+use crate::workers::Workers;
 
 /// Options of a [`CpuBackend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +56,27 @@ impl Default for CpuOptions {
     }
 }
 
+impl CpuOptions {
+    fn thread_count(&self) -> Result<usize, ModelError> {
+        match self.threads.unwrap_or_else(Threads::default_count) {
+            0 => Err(ModelError::InvalidOption {
+                name: "threads".to_owned(),
+                expected: "at least 1".to_owned(),
+                got: "0".to_owned(),
+            }),
+            count => Ok(count),
+        }
+    }
+
+    fn path(&self) -> Result<Path, ModelError> {
+        self.path.map_or_else(Path::detect, Ok).map_err(|source| ModelError::InvalidOption {
+            name: "CPU path".to_owned(),
+            expected: "an instruction set that this machine supports".to_owned(),
+            got: source.to_string(),
+        })
+    }
+}
+
 /// Computes forward passes on the CPU. See the [module documentation](self).
 #[derive(Debug)]
 pub struct CpuBackend {
@@ -132,22 +106,7 @@ impl CpuBackend {
         config.check("the configuration")?;
         weights.check(&config)?;
         check_block_size(options.block_size)?;
-        let thread_count = options.threads.unwrap_or_else(Threads::default_count);
-        if thread_count == 0 {
-            return Err(ModelError::InvalidOption {
-                name: "threads".to_owned(),
-                expected: "at least 1".to_owned(),
-                got: "0".to_owned(),
-            });
-        }
-        let path = match options.path {
-            Some(path) => path,
-            None => Path::detect().map_err(|source| ModelError::InvalidOption {
-                name: "CPU path".to_owned(),
-                expected: "an instruction set that this machine supports".to_owned(),
-                got: source.to_string(),
-            })?,
-        };
+        let (thread_count, path) = (options.thread_count()?, options.path()?);
         let kv_type = options.kv_type.unwrap_or_else(|| default_kv_type(config.dtype));
         let (block_size, bf16) = (options.block_size, kv_type == KvType::Bf16);
         let shape = KvShape {
@@ -158,7 +117,7 @@ impl CpuBackend {
             kv_type,
             key_layout: KvLayout::of_keys(path, bf16, block_size, config.head_dim),
         };
-        check_memory(&config, &weights, &options, &shape)?;
+        memory::check(&config, &weights, options.weight_type, options.kv_budget, &shape)?;
         let mut kv_format = options
             .kv_copies
             .then(|| kv_format(&config, &weights, options.weight_type, &shape, path, thread_count));
@@ -184,13 +143,20 @@ impl CpuBackend {
             kv.read_blocks(blocks, &mut bytes, &workers);
             kv_probe::add_to(format, &bytes);
         }
+        let checker = BatchChecker::new(block_count);
+        let backend = Self { spec, kv_format, checker, decoder, kv, workers, path };
+        backend.log_ready();
+        Ok(backend)
+    }
+
+    fn log_ready(&self) {
         tracing::info!(
-            path = path.name(),
-            threads = thread_count,
-            weight_bytes = decoder.weight_bytes(),
-            kv_blocks = block_count,
-            kv_bytes = block_count * shape.block_bytes(),
-            kv_type = shape.kv_type.name(),
+            path = self.path.name(),
+            threads = self.thread_count(),
+            weight_bytes = self.weight_bytes(),
+            kv_blocks = self.spec.block_count,
+            kv_bytes = self.spec.block_count * self.spec.block_bytes,
+            kv_type = self.kv_type().name(),
             "the CPU backend is ready"
         );
         if matches!(stolon_kernels::OPT_LEVEL, "0" | "1") {
@@ -201,8 +167,6 @@ impl CpuBackend {
                  `[profile.dev.package.stolon-model]` of your Cargo.toml"
             );
         }
-        let checker = BatchChecker::new(block_count);
-        Ok(Self { spec, kv_format, checker, decoder, kv, workers, path })
     }
 
     /// The time that all steps so far have spent in each stage of the forward pass.
@@ -313,88 +277,6 @@ fn kv_format(
     }
     fingerprint.update(&weights.hash(threads));
     KvFormat { fingerprint: *fingerprint.finalize().as_bytes(), description }
-}
-
-/// Checks that there is memory for the packed weights and for an explicit KV budget, before
-/// anything is packed, which takes long. The default KV budget depends on the memory that is free
-/// afterwards.
-fn check_memory(
-    config: &DecoderConfig,
-    weights: &Weights,
-    options: &CpuOptions,
-    shape: &KvShape,
-) -> Result<(), ModelError> {
-    log_conversions(config, weights);
-    // Weights in buffers are released while they are packed.
-    let packed = packed_bytes(config, weights, options.weight_type);
-    let needed = packed.saturating_sub(weights.buffered_bytes());
-    check_free("the packed weights", needed)?;
-    if options.kv_budget == KvBudget::Auto {
-        return Ok(());
-    }
-    let (block_count, block_bytes) =
-        (options.kv_budget.block_count(shape.block_bytes())?, shape.block_bytes());
-    let expected = (block_count as u64).saturating_mul(block_bytes as u64);
-    let free = free_memory();
-    let left = free.saturating_sub(needed);
-    if free > 0 && expected > left {
-        let error = KvStoreError::OutOfMemory { expected, block_count, block_bytes, free: left };
-        return Err(error.into());
-    }
-    Ok(())
-}
-
-/// Logs which types of weights are converted to others that take more memory.
-fn log_conversions(config: &DecoderConfig, weights: &Weights) {
-    let mut elements = HashMap::<TensorType, usize>::new();
-    for spec in config.tensors() {
-        let Some(dtype) = weights.dtype(&spec.name) else { continue };
-        if dtype.kept_as() != dtype {
-            let count = spec.shape.iter().fold(1, |product: usize, n| product.saturating_mul(*n));
-            let sum = elements.entry(dtype).or_default();
-            *sum = sum.saturating_add(count);
-        }
-    }
-    for (dtype, count) in elements {
-        tracing::info!(
-            from = dtype.name(),
-            to = dtype.kept_as().name(),
-            stored_bytes = dtype.bytes_of(count),
-            packed_bytes = dtype.kept_as().bytes_of(count),
-            "weights are converted while they are loaded: no value changes, but they take more memory"
-        );
-    }
-}
-
-/// The size in bytes of all tensors of `config` after packing.
-pub(crate) fn packed_bytes(
-    config: &DecoderConfig,
-    weights: &Weights,
-    weight_type: WeightType,
-) -> u64 {
-    let bytes = |spec: TensorSpec| match *spec.shape.as_slice() {
-        [rows, columns] => {
-            let stored = weights.dtype(&spec.name).unwrap_or(TensorType::F32);
-            let elements = rows.next_multiple_of(Matrix::ROWS_STEP).saturating_mul(columns);
-            weight_type.of(stored, columns).bytes_of(elements).map_or(u64::MAX, |n| n as u64)
-        }
-        // Norms and biases are kept in f32.
-        _ => 4 * spec.shape.iter().product::<usize>() as u64,
-    };
-    config.tensors().into_iter().map(bytes).fold(0, u64::saturating_add)
-}
-
-/// Checks that `expected` bytes of memory are free. `what` needs them.
-///
-/// # Errors
-/// [`ModelError::OutOfMemory`].
-pub(crate) fn check_free(what: &str, expected: u64) -> Result<(), ModelError> {
-    match free_memory() {
-        // Some systems do not tell.
-        0 => Ok(()),
-        free if expected <= free => Ok(()),
-        free => Err(ModelError::OutOfMemory { what: what.to_owned(), expected, free }),
-    }
 }
 
 /// The default element type of the KV store. It is not more exact than the weights.

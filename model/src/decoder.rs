@@ -9,30 +9,30 @@
 //! The decoder is loaded once from [`Weights`]. The backend that owns it calls [`Decoder::forward`]
 //! once per step.
 
-use stolon_backend::{LogitRows, StepBatch, StepOutput};
-use stolon_kernels::{
-    self as kernels, AttentionSequence, Epilogue, KvLayout, KvRows, Matrix, Path, Product, RowSums,
-    Sink,
-};
+use stolon_backend::{StepBatch, StepOutput};
+use stolon_kernels::{self as kernels, Matrix, Path, Product, RowSums, Sink};
 
-use crate::config::{DecoderConfig, QkNorm};
-use crate::cpu::WeightType;
+use crate::config::{DecoderConfig, DecoderWeights, ExpertsConfig, LayerConfig};
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
+use crate::weight_type::WeightType;
 use crate::weights::Weights;
+use crate::workers::Workers;
 
 mod activations;
+mod attention;
 mod experts;
 mod layer;
 mod linear;
+mod mlp;
 mod passes;
 mod plan;
 mod profile;
 mod rope;
 mod routing;
-mod workers;
 
 use activations::Activations;
+use attention::{Part, output_slices, whole_slices};
 use experts::ExpertsPass;
 use layer::{Layer, Mlp};
 use linear::Loader;
@@ -42,7 +42,6 @@ use profile::Profile;
 use rope::RopeTable;
 
 pub use profile::{Stage, StageTimes};
-pub(crate) use workers::Workers;
 
 /// A model with packed weights and the buffers of its forward pass. See the
 /// [module documentation](self).
@@ -77,17 +76,14 @@ impl Decoder {
         path: Path,
         workers: &Workers,
     ) -> Result<Self, ModelError> {
+        use_every_field(&config);
         let mut loader = Loader { weights, weight_type, path, workers };
-        let shape = [config.vocab_size, config.hidden_size];
-        let embedding = loader.matrix("model.embed_tokens.weight", shape)?;
-        let head = match config.tie_word_embeddings {
-            true => None,
-            false => Some(loader.matrix("lm_head.weight", shape)?),
-        };
-        let layers = (0..config.layers.len())
-            .map(|index| Layer::load(&config, index, &mut loader))
-            .collect::<Result<_, _>>()?;
-        let final_norm = loader.vector("model.norm.weight", config.hidden_size)?;
+        let DecoderWeights { embedding, layers, final_norm, head } = config.weights();
+        let embedding = loader.matrix(&embedding)?;
+        let head = head.map(|head| loader.matrix(&head)).transpose()?;
+        let layers =
+            layers.iter().map(|layer| Layer::load(layer, &mut loader)).collect::<Result<_, _>>()?;
+        let final_norm = loader.vector(&final_norm)?;
         let ropes = config
             .ropes
             .iter()
@@ -232,7 +228,7 @@ impl Decoder {
         let weight = match self.layers.get(index) {
             Some(layer) => {
                 normed.reset(rows, &[&layer.q.matrix, &layer.k.matrix, &layer.v.matrix]);
-                layer.input_norm.as_deref()
+                layer.attention_input_norm.as_deref()
             }
             None => {
                 normed.reset(rows, &[self.head.as_ref().unwrap_or(&self.embedding)]);
@@ -241,72 +237,6 @@ impl Decoder {
         };
         let x = &x[..rows * self.config.hidden_size];
         Norm::of(&self.config, weight, self.path).pack(x, normed, workers);
-    }
-
-    /// Computes the given `parts` of queries, keys and values. Keys and values are written to `kv`.
-    fn heads(&mut self, index: usize, parts: &[Part], kv: &mut KvStore, workers: &Workers) {
-        let (config, path) = (&self.config, self.path);
-        let (layer, plan) = (&self.layers[index], &self.plan);
-        let Activations { normed, q, k, .. } = &mut self.activations;
-        let heads = passes::Heads {
-            path,
-            head_dim: config.head_dim,
-            eps: config.rms_norm_eps,
-            norm_offset: config.norm_offset,
-            norm: config.qk_norm,
-            rope: config.layers[index].rope.map(|rope| &self.ropes[rope]),
-            positions: &plan.positions,
-        };
-        let epilogue_q = |sums: RowSums<'_>| heads.apply(&layer.q, layer.q_norm.as_deref(), sums);
-        let epilogue_k = |sums: RowSums<'_>| heads.apply(&layer.k, layer.k_norm.as_deref(), sums);
-        let epilogue_v = |sums: RowSums<'_>| layer.v.add_bias(path, sums.feature, sums.first);
-        let matrices = [[&layer.q.matrix], [&layer.k.matrix], [&layer.v.matrix]];
-        let q = &mut q[..normed.rows() * config.num_heads * config.head_dim];
-        let key_width = config.num_kv_heads * config.head_dim;
-        let key_layout = kv.shape().key_layout;
-        let [keys, values] = kv.layer_mut(index);
-        let [keys, values] =
-            [(keys, key_layout), (values, KvLayout::Rows)].map(|(plane, layout)| {
-                let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
-                let store = plane.slice_mut();
-                KvRows::new(path, store, layout, &plan.slots, kv_heads, head_dim)
-            });
-        // Keys that are normalized together are complete only after the GEMM.
-        let (keys, mut late_keys) = match config.qk_norm {
-            Some(QkNorm::Position) => (Sink::Rows(&mut k[..normed.rows() * key_width]), Some(keys)),
-            _ => (Sink::Cache(keys), None),
-        };
-        let epilogues: [Epilogue<'_>; 3] = [&epilogue_q, &epilogue_k, &epilogue_v];
-        let sinks = [Sink::Rows(&mut *q), keys, Sink::Cache(values)];
-        let all = Part::ALL.into_iter().zip(&matrices).zip(epilogues).zip(sinks);
-        let mut products: Vec<Product<'_>> = all
-            .filter(|(((part, _), _), _)| parts.contains(part))
-            .map(|(((_, matrices), epilogue), sink)| Product {
-                group: 0,
-                matrices,
-                step: config.head_dim,
-                epilogue: Some(epilogue),
-                sink,
-            })
-            .collect();
-        let matrices: Vec<&Matrix> = products.iter().map(|product| product.matrices[0]).collect();
-        let threads = workers.for_products(&matrices, normed.rows());
-        let epilogue_time = kernels::multiply(path, threads, normed, &mut products);
-        drop(products);
-        if let (Some(rows), Some(q_norm), Some(k_norm)) =
-            (&mut late_keys, &layer.q_norm, &layer.k_norm)
-        {
-            if parts.contains(&Part::Queries) {
-                heads.norm_positions(q, q_norm, workers);
-            }
-            if parts.contains(&Part::Keys) {
-                let k = &mut k[..normed.rows() * key_width];
-                heads.norm_positions(k, k_norm, workers);
-                let keys = k.chunks_exact(key_width).enumerate();
-                keys.for_each(|(row, values)| rows.write_row(row, values));
-            }
-        }
-        self.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
     }
 
     /// Moves the rows that get logits or whose hidden states are returned to the front of the
@@ -327,37 +257,6 @@ impl Decoder {
         kept
     }
 
-    /// Computes attention for `rows` rows and adds it to the residual stream.
-    fn attend(
-        &mut self,
-        index: usize,
-        rows: usize,
-        kv: &KvStore,
-        sequences: &[AttentionSequence<'_>],
-        workers: &Workers,
-    ) {
-        let config = &self.config;
-        let layer = &self.layers[index];
-        let Activations { x, q, attended, attended_packed, projected, .. } = &mut self.activations;
-        let width = config.num_heads * config.head_dim;
-        let q = &q[..rows * width];
-        let attended = &mut attended[..rows * width];
-        let sinks = layer.sinks.as_deref();
-        passes::attend(config, index, self.path, kv, q, sinks, sequences, attended, workers);
-        self.profile.mark(Stage::Attention);
-        attended_packed.reset(rows, &[&layer.o.matrix]);
-        attended_packed.pack(workers.for_pass(rows, width), attended);
-        let x = &mut x[..rows * config.hidden_size];
-        let residual = passes::Residual {
-            config,
-            path: self.path,
-            linear: &layer.o,
-            own_norm: layer.post_attention_norm.as_deref(),
-        };
-        let epilogue_time = residual.add(attended_packed, x, projected, workers);
-        self.profile.mark_with(Stage::Output, epilogue_time, Stage::Residual);
-    }
-
     /// Normalizes the residual stream of `rows` rows, computes the MLP or the experts of layer
     /// `index`, adds the result to the residual stream, and normalizes that for the next layer or
     /// the output matrix.
@@ -365,7 +264,7 @@ impl Decoder {
         let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
         let Activations { x, normed, inner, projected, routing, .. } = &mut self.activations;
         let x = &mut x[..rows * config.hidden_size];
-        let norm = Norm::of(config, layer.mlp_norm.as_deref(), path);
+        let norm = Norm::of(config, layer.mlp_input_norm.as_deref(), path);
         match &layer.mlp {
             Mlp::Dense(mlp) => {
                 let matrices = [&mlp.gate.matrix, &mlp.up.matrix];
@@ -384,7 +283,7 @@ impl Decoder {
                 let threads = workers.for_products(&matrices, rows);
                 let epilogue_time = kernels::multiply(path, threads, normed, &mut [product]);
                 self.profile.mark_with(Stage::GateUp, epilogue_time, Stage::Gate);
-                let own_norm = layer.post_mlp_norm.as_deref();
+                let own_norm = layer.mlp_output_norm.as_deref();
                 let residual = passes::Residual { config, path, linear: &mlp.down, own_norm };
                 let epilogue_time = residual.add(inner, x, projected, workers);
                 self.profile.mark_with(Stage::Down, epilogue_time, Stage::Residual);
@@ -399,43 +298,63 @@ impl Decoder {
     }
 }
 
-/// The projections that [`Decoder::heads`] computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    Queries,
-    Keys,
-    Values,
-}
-
-impl Part {
-    const ALL: [Self; 3] = [Self::Queries, Self::Keys, Self::Values];
-}
-
-/// All rows of all slices, as input of the attention kernel.
-fn whole_slices(batch: &StepBatch) -> Vec<AttentionSequence<'_>> {
-    let slices = batch.sequences.iter();
-    slices
-        .map(|slice| AttentionSequence {
-            start: slice.start,
-            count: slice.token_count,
-            block_table: &slice.block_table,
-        })
-        .collect()
-}
-
-/// Only the rows that get logits or whose hidden states are returned, as input of the attention
-/// kernel.
-fn output_slices(batch: &StepBatch) -> Vec<AttentionSequence<'_>> {
-    let slices = batch.sequences.iter();
-    slices
-        .filter(|slice| slice.logit_rows != LogitRows::None)
-        .map(|slice| {
-            let count = plan::output_count(slice);
-            AttentionSequence {
-                start: slice.start + slice.token_count - count,
-                count,
-                block_table: &slice.block_table,
-            }
-        })
-        .collect()
+/// Names each field of a model's configuration and where the forward pass uses it. A field that is
+/// added does not compile until it is named here: it must be used, or refused with an error.
+fn use_every_field(config: &DecoderConfig) {
+    let DecoderConfig {
+        // In messages only.
+        architecture: _,
+        // Sizes of the weights, see `DecoderConfig::weights`, and of activations.
+        vocab_size: _,
+        hidden_size: _,
+        intermediate_size: _,
+        num_heads: _,
+        num_kv_heads: _,
+        head_dim: _,
+        // Which weights there are.
+        tie_word_embeddings: _,
+        qkv_bias: _,
+        output_bias: _,
+        mlp_bias: _,
+        norms: _,
+        // `Decoder::embed`
+        embedding_scale: _,
+        // `passes::Norm`, `passes::Heads` and `passes::Residual`
+        rms_norm_eps: _,
+        norm_offset: _,
+        qk_norm: _,
+        residual_scale: _,
+        // `RopeTable`
+        rotary_dim: _,
+        max_positions: _,
+        ropes: _,
+        // `passes::attend`
+        attention_scale: _,
+        attention_softcap: _,
+        attention_sinks: _,
+        // `passes::gate`
+        activation: _,
+        // `passes::finish_logits`
+        logit_scale: _,
+        logit_softcap: _,
+        // The default type of the KV store.
+        dtype: _,
+        experts,
+        layers,
+    } = config;
+    for layer in layers {
+        // `Decoder::heads`, `passes::attend` and `Layer::load`
+        let LayerConfig { rope: _, sliding_window: _, experts: _ } = layer;
+    }
+    if let Some(experts) = experts {
+        // `Experts::load` and `ExpertsConfig::choose`
+        let ExpertsConfig {
+            count: _,
+            per_token: _,
+            width: _,
+            normalized: _,
+            router_bias: _,
+            shared_width: _,
+        } = experts;
+    }
 }

@@ -11,7 +11,8 @@ use stolon_text::{TextSource, TokenizerSource};
 use crate::config;
 use crate::error::ModelError;
 use crate::load::{LoadedModel, directory, generation};
-use crate::weights::{Bytes, Weights};
+use crate::mmap::Bytes;
+use crate::weights::Weights;
 
 mod handbook;
 

@@ -8,8 +8,6 @@ use std::path::PathBuf;
 
 use stolon_kernels::KernelError;
 
-use crate::kv_store::KvStoreError;
-
 /// Why a model could not be found, read or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -179,6 +177,46 @@ pub enum ModelError {
         expected: String,
         /// The given value.
         got: String,
+    },
+}
+
+/// Why a KV store could not be created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KvStoreError {
+    /// The block size is not supported.
+    #[error("block size: expected a power of two from 1 to 256, got {got}")]
+    BlockSize {
+        /// The requested block size.
+        got: usize,
+    },
+    /// The budget is smaller than one block.
+    #[error("KV memory: expected at least {block_bytes} bytes (one block), got {budget}")]
+    BudgetTooSmall {
+        /// Size of one block in bytes, over all layers.
+        block_bytes: usize,
+        /// The budget in bytes.
+        budget: u64,
+    },
+    /// The number of blocks is 0 or does not fit in a block id.
+    #[error("KV blocks: expected 1 to {max}, got {got}", max = u32::MAX)]
+    BlockCount {
+        /// The requested number of blocks.
+        got: usize,
+    },
+    /// There is not enough memory, or the operating system refused it.
+    #[error(
+        "KV memory: {expected} bytes are needed for {block_count} blocks of {block_bytes} bytes, \
+         and {free} are free"
+    )]
+    OutOfMemory {
+        /// The requested number of bytes.
+        expected: u64,
+        /// The requested number of blocks.
+        block_count: usize,
+        /// Size of one block in bytes.
+        block_bytes: usize,
+        /// Number of bytes that are free, without those that the weights need.
+        free: u64,
     },
 }
 

@@ -1,11 +1,12 @@
 //! The parsers of weight files on bytes in memory, for the fuzz targets in `model/fuzz/`.
 
-use crate::weights::{Bytes, Weights};
+use crate::mmap::Bytes;
+use crate::weights::Weights;
 
 /// Parses a GGUF file and reads all of its tensors.
 pub fn gguf(bytes: &[u8]) {
     let bytes = Bytes::Owned(bytes.to_vec());
-    let Ok(header) = crate::weights::gguf::read("fuzz.gguf", &bytes) else { return };
+    let Ok(header) = crate::gguf::read("fuzz.gguf", &bytes) else { return };
     let _ = crate::load::gguf::tokenizer(&header);
     if let Ok((_, weights)) = crate::load::gguf::parse(&header, vec![bytes]) {
         read_all(&weights);

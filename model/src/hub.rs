@@ -25,9 +25,9 @@ pub use progress::{DownloadProgress, ProgressCallback};
 
 use crate::error::{ModelError, quoted};
 use crate::files as read;
+use crate::gguf::split;
 use crate::load::directory as files;
 use crate::source::is_hub_id;
-use crate::weights::gguf::split;
 use crate::weights::safetensors;
 
 /// Maximum size in bytes of the hub's description of a repository.

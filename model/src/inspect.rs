@@ -12,18 +12,21 @@ use stolon_kernels::KvLayout;
 use stolon_text::TextSource;
 
 use crate::config::{self, DecoderConfig, ParsedConfig};
-use crate::cpu::{WeightType, default_kv_type, packed_bytes};
+use crate::cpu::default_kv_type;
 use crate::error::{ModelError, quoted};
 use crate::files;
+use crate::gguf::{Header, split};
 #[cfg(feature = "hub")]
 use crate::hub::{self, Remote};
 use crate::kv_store::{KvShape, KvType};
 use crate::load::{
     EmbeddingConfig, LoadOptions, directory, embedding, file_name, generation, gguf,
 };
+use crate::memory::packed_bytes;
+use crate::mmap::Bytes;
 use crate::source::ModelSource;
-use crate::weights::gguf::{Header, split};
-use crate::weights::{Bytes, Weights};
+use crate::weight_type::WeightType;
+use crate::weights::Weights;
 pub use outline::Outline;
 
 /// Maximum number of reasons in [`Inspection::refusals`].

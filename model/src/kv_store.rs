@@ -16,7 +16,8 @@
 use stolon_kernels::{KvLayout, KvSlice};
 use stolon_kvcache::BlockId;
 
-use crate::decoder::Workers;
+pub use crate::error::KvStoreError;
+use crate::workers::Workers;
 
 pub use capacity::{
     DEFAULT_BUDGET_MAX, FREE_MEMORY_SHARE, KvBudget, default_kv_budget, free_memory, kv_capacity,
@@ -61,46 +62,6 @@ impl KvShape {
         let heads = 2 * self.layer_count * self.block_size * self.kv_heads;
         heads * self.kv_type.head_bytes(self.head_dim)
     }
-}
-
-/// Why a KV store could not be created.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum KvStoreError {
-    /// The block size is not supported.
-    #[error("block size: expected a power of two from 1 to 256, got {got}")]
-    BlockSize {
-        /// The requested block size.
-        got: usize,
-    },
-    /// The budget is smaller than one block.
-    #[error("KV memory: expected at least {block_bytes} bytes (one block), got {budget}")]
-    BudgetTooSmall {
-        /// Size of one block in bytes, over all layers.
-        block_bytes: usize,
-        /// The budget in bytes.
-        budget: u64,
-    },
-    /// The number of blocks is 0 or does not fit in a block id.
-    #[error("KV blocks: expected 1 to {max}, got {got}", max = u32::MAX)]
-    BlockCount {
-        /// The requested number of blocks.
-        got: usize,
-    },
-    /// There is not enough memory, or the operating system refused it.
-    #[error(
-        "KV memory: {expected} bytes are needed for {block_count} blocks of {block_bytes} bytes, \
-         and {free} are free"
-    )]
-    OutOfMemory {
-        /// The requested number of bytes.
-        expected: u64,
-        /// The requested number of blocks.
-        block_count: usize,
-        /// Size of one block in bytes.
-        block_bytes: usize,
-        /// Number of bytes that are free, without those that the weights need.
-        free: u64,
-    },
 }
 
 /// The keys and values of all layers. See the [module documentation](self).

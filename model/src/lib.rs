@@ -17,26 +17,31 @@ mod files;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod gguf;
 #[cfg(feature = "hub")]
 pub mod hub;
 pub mod inspect;
 pub mod kv_probe;
 pub mod kv_store;
 pub mod load;
+mod memory;
+mod mmap;
 pub mod random;
 pub mod source;
+mod weight_type;
 pub mod weights;
+mod workers;
 
 pub use config::{
     Activation, Architecture, DecoderConfig, ExpertsConfig, LayerConfig, Rope, RopeScaling,
 };
-pub use cpu::{CpuBackend, CpuOptions, WeightType};
+pub use cpu::{CpuBackend, CpuOptions};
 pub use decoder::{Stage, StageTimes};
-pub use error::ModelError;
+pub use error::{KvStoreError, ModelError};
 #[cfg(feature = "hub")]
 pub use hub::{DownloadProgress, HubOptions, ProgressCallback};
 pub use inspect::{InspectOptions, Inspection, inspect};
-pub use kv_store::{KvBudget, KvStoreError, KvType};
+pub use kv_store::{KvBudget, KvType};
 pub use load::{
     EmbeddingConfig, EmbeddingSizes, GenerationDefaults, LoadOptions, LoadedModel, load,
     read_gguf_tokenizer,
@@ -45,4 +50,5 @@ pub use random::random_model;
 pub use source::ModelSource;
 // A payload of `ModelError`.
 pub use stolon_kernels::KernelError;
+pub use weight_type::WeightType;
 pub use weights::{Tensor, TensorType, Weights};

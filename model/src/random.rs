@@ -16,9 +16,9 @@ use stolon_text::{TextSource, TokenizerSource};
 pub use preset::{PRESETS, preset};
 
 use crate::config::{DecoderConfig, TensorRole, TensorSpec};
-use crate::cpu::check_free;
 use crate::error::ModelError;
 use crate::load::{GenerationDefaults, LoadedModel};
+use crate::memory::check_free;
 use crate::weights::{Tensor, TensorType, Weights};
 
 /// Standard deviation of all weights, as in the usual initialization before training.

@@ -5,9 +5,9 @@
 //! [`Tensor`] borrows them, except where the order of rows in a GGUF file has to be reversed, or a
 //! quantised matrix has to be converted (`quantized.rs`).
 
-pub(crate) mod gguf;
+mod check;
+mod gguf;
 mod interleaved;
-mod mmap;
 mod quantized;
 pub(crate) mod safetensors;
 
@@ -19,11 +19,11 @@ use std::path::Path;
 
 pub use stolon_kernels::TensorType;
 
-use crate::config::{DecoderConfig, TensorSpec};
+use crate::config::TensorSpec;
 use crate::error::ModelError;
 use crate::files;
+use crate::mmap::Bytes;
 use interleaved::Interleaved;
-pub(crate) use mmap::Bytes;
 use quantized::Converted;
 
 /// One tensor, row-major (last dimension contiguous), little-endian.
@@ -213,6 +213,25 @@ impl Weights {
         Ok(Tensor { name: name.into(), dtype, shape: stored.shape.clone(), bytes })
     }
 
+    /// The values of the vector `spec`, a norm or a bias, in f32.
+    ///
+    /// # Errors
+    /// Those of [`tensor`](Self::tensor), and [`ModelError::WrongType`] if it is quantised.
+    pub fn floats(&self, spec: &TensorSpec) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.tensor(&spec.name, &spec.shape)?;
+        if tensor.dtype.block_len() > 1 {
+            return Err(ModelError::WrongType {
+                file: self.origin.clone(),
+                tensor: tensor.name,
+                expected: "F32, F16 or BF16".to_owned(),
+                got: tensor.dtype.name().to_owned(),
+            });
+        }
+        let mut values = vec![0.0; spec.shape.iter().product()];
+        stolon_kernels::widen(tensor.dtype, &tensor.bytes, &mut values);
+        Ok(values)
+    }
+
     /// A hash of all files, for [`KvFormat`](stolon_backend::KvFormat). Pieces of the files are
     /// hashed on `threads` threads, and their memory pages are released.
     #[must_use]
@@ -260,119 +279,6 @@ impl Weights {
             }
             bytes => bytes.release(&bytes[range]),
         }
-    }
-
-    /// Checks that the type of a stored tensor is supported and that it has the shape `shape`.
-    /// Returns the type.
-    fn checked(
-        &self,
-        name: &str,
-        stored: &Stored,
-        shape: &[usize],
-    ) -> Result<TensorType, ModelError> {
-        let file = &self.regions[stored.region].file;
-        let dtype = match &stored.dtype {
-            Ok(dtype) => *dtype,
-            Err(other) => {
-                return Err(ModelError::WrongType {
-                    file: file.clone(),
-                    tensor: name.into(),
-                    expected: supported_types().join(", "),
-                    got: other.clone(),
-                });
-            }
-        };
-        // A matrix of one row may be stored as a vector.
-        if stored.shape != shape && [&[1], stored.shape.as_slice()].concat() != shape {
-            return Err(ModelError::WrongShape {
-                file: file.clone(),
-                tensor: name.into(),
-                expected: shape.to_vec(),
-                got: stored.shape.clone(),
-            });
-        }
-        Ok(dtype)
-    }
-
-    /// Divides tensors that contain the rows of several of the configuration's matrices. Nothing is
-    /// copied: each matrix is a range of the bytes.
-    pub(crate) fn split_fused(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
-        for fused in config.fused_tensors() {
-            let Some(stored) = self.tensors.get(&fused.name) else { continue };
-            let rows = fused.parts.iter().map(|(_, rows)| rows).sum();
-            if stored.shape != [rows, fused.columns] {
-                return Err(ModelError::WrongShape {
-                    file: self.regions[stored.region].file.clone(),
-                    tensor: fused.name,
-                    expected: vec![rows, fused.columns],
-                    got: stored.shape.clone(),
-                });
-            }
-            let stored = stored.clone();
-            self.tensors.remove(&fused.name);
-            // Tensors of types that are not supported may have any length, and are not read.
-            let row_bytes = if stored.dtype.is_ok() { stored.range.len() / rows } else { 0 };
-            let mut start = stored.range.start;
-            for (name, rows) in fused.parts {
-                let end = start + rows * row_bytes;
-                let (shape, range) = (vec![rows, fused.columns], start..end);
-                self.insert(name, Stored { shape, range, ..stored.clone() })?;
-                start = end;
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks that all tensors that `config` requires are present with the right shape and a
-    /// supported type, and that no two tensors share bytes, without reading their data.
-    ///
-    /// # Errors
-    /// The error of [`tensor`](Self::tensor) for the first tensor that is not, or
-    /// [`ModelError::Malformed`] for tensors that overlap.
-    pub fn check(&self, config: &DecoderConfig) -> Result<(), ModelError> {
-        self.problems(config).next().map_or(Ok(()), Err)
-    }
-
-    /// All errors that [`check`](Self::check) can find.
-    pub(crate) fn problems(&self, config: &DecoderConfig) -> impl Iterator<Item = ModelError> {
-        let of_tensor = |spec: TensorSpec| {
-            let stored = self
-                .stored(&spec.name, &spec.shape)
-                .and_then(|stored| self.checked(&spec.name, stored, &spec.shape));
-            stored.err()
-        };
-        let overlap = self.check_disjoint().err();
-        overlap.into_iter().chain(config.tensors().into_iter().filter_map(of_tensor))
-    }
-
-    /// Checks that tensors do not overlap. Each one is packed separately, so a small file with
-    /// overlapping tensors would need much memory.
-    fn check_disjoint(&self) -> Result<(), ModelError> {
-        // Interleaved tensors share their range.
-        let first = |stored: &Stored| stored.interleaved.as_ref().is_none_or(|i| i.first == 0);
-        let stored =
-            self.tensors.iter().filter(|(_, stored)| !stored.range.is_empty() && first(stored));
-        let mut ranges: Vec<_> = stored
-            .map(|(name, stored)| (stored.region, stored.range.start, stored.range.end, name))
-            .collect();
-        ranges.sort_unstable();
-        for pair in ranges.windows(2) {
-            let [(region, _, end, first), (next_region, start, _, second)] = pair else { continue };
-            if region == next_region && start < end {
-                let reason = format!("the tensors `{first}` and `{second}` overlap");
-                return Err(ModelError::malformed(&self.regions[*region].file, reason));
-            }
-        }
-        Ok(())
-    }
-
-    /// The entry of the tensor `name`. `shape` is used for the error only.
-    fn stored(&self, name: &str, shape: &[usize]) -> Result<&Stored, ModelError> {
-        self.tensors.get(name).ok_or_else(|| ModelError::MissingTensor {
-            file: self.origin.clone(),
-            tensor: name.into(),
-            expected: shape.to_vec(),
-        })
     }
 
     /// Whether there is a tensor with this name.
@@ -443,12 +349,6 @@ impl Stored {
             None => self.range.len() as u64,
         }
     }
-}
-
-/// The names of the types that files may have.
-fn supported_types() -> Vec<&'static str> {
-    let types = TensorType::ALL.into_iter().filter(|dtype| dtype.gguf_id().is_some());
-    types.map(TensorType::name).collect()
 }
 
 /// Restores Hugging Face's order of the rows of Llama's `q_proj` and `k_proj`. In GGUF files, the

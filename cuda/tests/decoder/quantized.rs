@@ -5,7 +5,6 @@ use std::borrow::Cow;
 use candle_core::quantized::{GgmlDType, QTensor};
 use stolon_cuda::CandleOptions;
 use stolon_kernels::TensorType;
-use stolon_model::config::TensorRole;
 use stolon_model::{DecoderConfig, LoadedModel, Tensor, Weights, random_model};
 
 use super::fixture;
@@ -52,8 +51,8 @@ fn model(dtype_of: impl Fn(&str) -> TensorType) -> LoadedModel {
     let tensors = model.config.tensors().into_iter().map(|spec| {
         let tensor = weights.tensor(&spec.name, &spec.shape).expect("a tensor of the model");
         let bytes = tensor.bytes.to_vec();
-        let (dtype, bytes) = match spec.role {
-            TensorRole::Matrix => {
+        let (dtype, bytes) = match spec.role.is_matrix() {
+            true => {
                 let device = candle_core::Device::Cpu;
                 let values = candle_core::Tensor::from_raw_buffer(
                     &bytes,
@@ -66,7 +65,7 @@ fn model(dtype_of: impl Fn(&str) -> TensorType) -> LoadedModel {
                 let packed = packed.expect("whole blocks");
                 (dtype, packed.data().expect("bytes").into_owned())
             }
-            _ => (TensorType::F32, bytes),
+            false => (TensorType::F32, bytes),
         };
         Tensor { name: spec.name, dtype, shape: spec.shape, bytes: Cow::Owned(bytes) }
     });

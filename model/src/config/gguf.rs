@@ -11,14 +11,14 @@ mod rope;
 use std::collections::HashMap;
 
 use stolon_backend::Pooling;
+use stolon_kernels::TensorType;
 
 use super::{
     Activation, Architecture, DecoderConfig, ExpertsConfig, LayerConfig, NormPlacement, QkNorm,
     Rope, RopeScaling,
 };
 use crate::error::{ModelError, quoted};
-use crate::weights::TensorType;
-use crate::weights::gguf::{Header, Value};
+use crate::gguf::{Header, Value};
 use metadata::Metadata;
 pub(crate) use names::{paired_heads, tensor_name};
 

@@ -9,12 +9,12 @@ mod layers;
 mod rope;
 
 use serde_json::Value;
+use stolon_kernels::TensorType;
 
 use super::keys::Keys;
 use super::quantization::{self, Quantization};
 use super::{Activation, Architecture, DecoderConfig, NormPlacement, QkNorm};
 use crate::error::{ModelError, quoted};
-use crate::weights::TensorType;
 use defaults::Defaults;
 
 /// The content of `config.json`: the decoder's configuration and the special token ids.

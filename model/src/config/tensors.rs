@@ -1,20 +1,40 @@
-//! The list of tensors of a decoder. Loading checks that each is present, and random models fill
-//! them.
+//! The weights of a decoder: the names, shapes and kinds of all tensors, and which of them may be
+//! stored as one.
+//!
+//! [`DecoderConfig::weights`] is the only list of them. Loading checks that each is present, random
+//! models fill them, and both backends load a layer from its [`LayerWeights`]. They take it apart
+//! field by field, so that a tensor that is added here compiles only when each backend loads it.
 
-use super::{DecoderConfig, ExpertsConfig, QkNorm};
+use super::{DecoderConfig, ExpertsConfig, NormPlacement, QkNorm};
 
-/// The kind of a tensor, by which random models choose its values.
+/// The kind of a tensor, by which random models choose its values, and backends its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorRole {
-    /// A matrix or an embedding.
+    /// The embedding, whose rows are read by token id.
+    Embedding,
+    /// The matrix of a projection.
     Matrix,
+    /// A small matrix whose results decide between alternatives. It is never rounded to a type of
+    /// less precision.
+    Router,
     /// The weight of an RMS norm.
     Norm,
-    /// The bias of a projection.
+    /// A bias, or the scores of attention sinks.
     Bias,
 }
 
-/// Name and shape of a tensor that a configuration requires.
+impl TensorRole {
+    /// Whether the tensor has two dimensions.
+    #[must_use]
+    pub fn is_matrix(self) -> bool {
+        match self {
+            Self::Embedding | Self::Matrix | Self::Router => true,
+            Self::Norm | Self::Bias => false,
+        }
+    }
+}
+
+/// Name, shape and kind of a tensor that a configuration requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     /// The Hugging Face name.
@@ -25,118 +45,173 @@ pub struct TensorSpec {
     pub role: TensorRole,
 }
 
-/// A matrix whose rows are those of several matrices, one after the other.
+/// A projection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FusedTensor {
-    /// The Hugging Face name.
-    pub(crate) name: String,
-    pub(crate) columns: usize,
-    /// Name and number of rows of each part, in order.
-    pub(crate) parts: Vec<(String, usize)>,
+pub struct LinearWeights {
+    /// `[out, in]`.
+    pub weight: TensorSpec,
+    /// `[out]`.
+    pub bias: Option<TensorSpec>,
+}
+
+/// Projections of the same rows. Files may have one matrix in their place, with the rows of one
+/// after the other (Phi-3), and so may a backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StackedWeights<const N: usize> {
+    /// The name of the matrix that a file may have in place of the parts' matrices.
+    pub name: String,
+    /// The projections, in the order of their rows.
+    pub parts: [LinearWeights; N],
+}
+
+/// An MLP with a gate: `down(activation(gate(x)) * up(x))`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MlpWeights {
+    /// `gate` and `up`.
+    pub gate_up: StackedWeights<2>,
+    /// The projection back to `hidden_size`.
+    pub down: LinearWeights,
+}
+
+/// A mixture of experts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpertsWeights {
+    /// How experts are chosen.
+    pub config: ExpertsConfig,
+    /// `[experts, hidden_size]`: the score of each expert.
+    pub router: LinearWeights,
+    /// One MLP per expert.
+    pub experts: Vec<MlpWeights>,
+    /// The expert that all tokens use in addition.
+    pub shared: Option<SharedExpertWeights>,
+}
+
+/// An expert that all tokens use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedExpertWeights {
+    /// Its MLP.
+    pub mlp: MlpWeights,
+    /// `[1, hidden_size]`: the score whose sigmoid is the factor of its output.
+    pub gate: LinearWeights,
+}
+
+/// What a layer computes after attention.
+#[allow(clippy::large_enum_variant, reason = "there is one per layer, while a model is loaded")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FeedForwardWeights {
+    /// One MLP for all tokens.
+    Dense(MlpWeights),
+    /// A mixture of experts.
+    Experts(ExpertsWeights),
+}
+
+/// The weights of one layer, in the order of the forward pass. Norms are `[hidden_size]` unless
+/// stated otherwise, and `None` if the layer does not have them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerWeights {
+    /// Norm of the residual stream before attention.
+    pub attention_input_norm: Option<TensorSpec>,
+    /// The projections to queries, keys and values.
+    pub qkv: StackedWeights<3>,
+    /// Norms of queries and keys: `[head_dim]` each, or `[num_heads * head_dim]` and
+    /// `[num_kv_heads * head_dim]`, as [`DecoderConfig::qk_norm`] says.
+    pub qk_norms: Option<[TensorSpec; 2]>,
+    /// The score of the attention sink of each head, `[num_heads]`.
+    pub sinks: Option<TensorSpec>,
+    /// The projection of attention's output.
+    pub output: LinearWeights,
+    /// Norm of attention's output before it is added to the residual stream.
+    pub attention_output_norm: Option<TensorSpec>,
+    /// Norm of the residual stream before the MLP or the experts.
+    pub mlp_input_norm: Option<TensorSpec>,
+    /// The MLP or the experts.
+    pub mlp: FeedForwardWeights,
+    /// Norm of the MLP's output before it is added to the residual stream.
+    pub mlp_output_norm: Option<TensorSpec>,
+}
+
+/// All weights of a decoder, in the order of the forward pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DecoderWeights {
+    /// `[vocab_size, hidden_size]`.
+    pub embedding: TensorSpec,
+    /// One entry per layer.
+    pub layers: Vec<LayerWeights>,
+    /// Norm of the residual stream before the output matrix.
+    pub final_norm: TensorSpec,
+    /// The output matrix `[vocab_size, hidden_size]`; `None` if it is the embedding.
+    pub head: Option<TensorSpec>,
+}
+
+/// The names of a layer's norms, without the prefix of the layer and the suffix `.weight`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NormNames {
+    pub(crate) attention_input: Option<&'static str>,
+    pub(crate) attention_output: Option<&'static str>,
+    pub(crate) mlp_input: Option<&'static str>,
+    pub(crate) mlp_output: Option<&'static str>,
+}
+
+impl NormPlacement {
+    /// Whether outputs are normalized before the residual is added.
+    pub(crate) fn outputs(self) -> bool {
+        self != Self::Input
+    }
+
+    /// The names of the norms of a layer.
+    pub(crate) fn names(self) -> NormNames {
+        let inputs = self != Self::Output;
+        let mlp_input =
+            if self.outputs() { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+        NormNames {
+            attention_input: inputs.then_some("input_layernorm"),
+            attention_output: self.outputs().then_some("post_attention_layernorm"),
+            mlp_input: inputs.then_some(mlp_input),
+            mlp_output: self.outputs().then_some("post_feedforward_layernorm"),
+        }
+    }
 }
 
 impl DecoderConfig {
+    /// All weights that the decoder has.
+    #[must_use]
+    pub fn weights(&self) -> DecoderWeights {
+        let shape = [self.vocab_size, self.hidden_size];
+        DecoderWeights {
+            embedding: matrix("model.embed_tokens", shape, TensorRole::Embedding),
+            layers: (0..self.layers.len()).map(|layer| self.layer_weights(layer)).collect(),
+            final_norm: norm("model.norm", self.hidden_size),
+            head: (!self.tie_word_embeddings).then(|| matrix("lm_head", shape, TensorRole::Matrix)),
+        }
+    }
+
     /// All tensors that the decoder reads, in the order of the forward pass.
     #[must_use]
     pub fn tensors(&self) -> Vec<TensorSpec> {
-        let mut list = List(Vec::new());
-        let (hidden, vocab) = (self.hidden_size, self.vocab_size);
-        list.matrix("model.embed_tokens", vocab, hidden, false);
-        for layer in 0..self.layers.len() {
-            self.layer_tensors(layer, &mut list);
-        }
-        list.norm("model.norm", hidden);
-        if !self.tie_word_embeddings {
-            list.matrix("lm_head", vocab, hidden, false);
-        }
-        list.0
+        let mut list = Vec::new();
+        let DecoderWeights { embedding, layers, final_norm, head } = self.weights();
+        list.push(embedding);
+        layers.into_iter().for_each(|layer| layer.list(&mut list));
+        list.push(final_norm);
+        list.extend(head);
+        list
     }
 
-    fn layer_tensors(&self, layer: usize, list: &mut List) {
-        let hidden = self.hidden_size;
-        let (queries, keys) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
-        let at = |part: &str| format!("model.layers.{layer}.{part}");
-        let norms = self.norms.names();
-        let norm = |list: &mut List, name: Option<&str>| {
-            if let Some(name) = name {
-                list.norm(&at(name), hidden);
-            }
-        };
-        norm(list, norms.attention_input);
-        list.matrix(&at("self_attn.q_proj"), queries, hidden, self.qkv_bias);
-        list.matrix(&at("self_attn.k_proj"), keys, hidden, self.qkv_bias);
-        list.matrix(&at("self_attn.v_proj"), keys, hidden, self.qkv_bias);
-        if let Some([q_norm, k_norm]) = self.qk_norm_sizes() {
-            list.norm(&at("self_attn.q_norm"), q_norm);
-            list.norm(&at("self_attn.k_norm"), k_norm);
-        }
-        if self.attention_sinks {
-            let name = at("self_attn.sinks");
-            list.push(name, vec![self.num_heads], TensorRole::Bias);
-        }
-        list.matrix(&at("self_attn.o_proj"), hidden, queries, self.output_bias);
-        norm(list, norms.attention_output);
-        norm(list, norms.mlp_input);
-        match self.experts.filter(|_| self.layers[layer].experts) {
-            Some(experts) => self.expert_tensors(&experts, &at("mlp"), list),
-            None => self.mlp_tensors(&at("mlp"), self.intermediate_size, list),
-        }
-        norm(list, norms.mlp_output);
-    }
-
-    /// The number of elements of the weights of `q_norm` and `k_norm`, if the model has these
-    /// norms.
-    #[must_use]
-    pub fn qk_norm_sizes(&self) -> Option<[usize; 2]> {
-        let dim = self.head_dim;
-        self.qk_norm.map(|norm| match norm {
-            QkNorm::Head => [dim, dim],
-            QkNorm::Position => [self.num_heads * dim, self.num_kv_heads * dim],
-        })
-    }
-
-    /// The tensors that files may contain in place of several of [`Self::tensors`] (Phi-3).
-    pub(crate) fn fused_tensors(&self) -> Vec<FusedTensor> {
-        let (queries, keys) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
-        let inner = self.intermediate_size;
-        let attention = [("q_proj", queries), ("k_proj", keys), ("v_proj", keys)];
-        let mlp = [("gate_proj", inner), ("up_proj", inner)];
-        let modules =
-            [("self_attn", "qkv_proj", &attention[..]), ("mlp", "gate_up_proj", &mlp[..])];
-        let fused = |layer: usize| {
-            modules.map(|(module, fused, parts)| {
-                let name = |part: &str| format!("model.layers.{layer}.{module}.{part}.weight");
-                FusedTensor {
-                    name: name(fused),
-                    columns: self.hidden_size,
-                    parts: parts.iter().map(|(part, rows)| (name(part), *rows)).collect(),
+    /// The matrices that a file may have in place of several: the name of each, and the matrices
+    /// whose rows it has.
+    pub(crate) fn stacked(&self) -> Vec<(String, Vec<TensorSpec>)> {
+        let mut list = Vec::new();
+        for layer in self.weights().layers {
+            list.push(layer.qkv.matrices());
+            match layer.mlp {
+                FeedForwardWeights::Dense(mlp) => list.push(mlp.gate_up.matrices()),
+                FeedForwardWeights::Experts(ExpertsWeights { experts, shared, .. }) => {
+                    let mlps = experts.into_iter().chain(shared.map(|shared| shared.mlp));
+                    list.extend(mlps.map(|mlp| mlp.gate_up.matrices()));
                 }
-            })
-        };
-        (0..self.layers.len()).flat_map(fused).collect()
-    }
-
-    fn mlp_tensors(&self, module: &str, width: usize, list: &mut List) {
-        let (hidden, bias) = (self.hidden_size, self.mlp_bias);
-        list.matrix(&format!("{module}.gate_proj"), width, hidden, bias);
-        list.matrix(&format!("{module}.up_proj"), width, hidden, bias);
-        list.matrix(&format!("{module}.down_proj"), hidden, width, bias);
-    }
-
-    fn expert_tensors(&self, experts: &ExpertsConfig, module: &str, list: &mut List) {
-        list.matrix(
-            &format!("{module}.gate"),
-            experts.count,
-            self.hidden_size,
-            experts.router_bias,
-        );
-        for index in 0..experts.count {
-            self.mlp_tensors(&format!("{module}.experts.{index}"), experts.width, list);
+            }
         }
-        if let Some(width) = experts.shared_width {
-            self.mlp_tensors(&format!("{module}.shared_expert"), width, list);
-            list.matrix(&format!("{module}.shared_expert_gate"), 1, self.hidden_size, false);
-        }
+        list
     }
 
     /// Total number of elements of all tensors, saturating at `u64::MAX`.
@@ -146,23 +221,175 @@ impl DecoderConfig {
             |spec: &TensorSpec| spec.shape.iter().fold(1_u64, |n, d| n.saturating_mul(*d as u64));
         self.tensors().iter().map(elements).fold(0, u64::saturating_add)
     }
-}
 
-struct List(Vec<TensorSpec>);
-
-impl List {
-    fn matrix(&mut self, module: &str, rows: usize, columns: usize, bias: bool) {
-        self.push(format!("{module}.weight"), vec![rows, columns], TensorRole::Matrix);
-        if bias {
-            self.push(format!("{module}.bias"), vec![rows], TensorRole::Bias);
+    fn layer_weights(&self, index: usize) -> LayerWeights {
+        let (hidden, dim) = (self.hidden_size, self.head_dim);
+        let (queries, keys) = (self.num_heads * dim, self.num_kv_heads * dim);
+        let at = |part: &str| format!("model.layers.{index}.{part}");
+        let norms = self.norms.names();
+        let hidden_norm = |name: Option<&str>| name.map(|name| norm(&at(name), hidden));
+        let qkv = |part: &str, rows| linear(&at(part), [rows, hidden], self.qkv_bias);
+        let qk_norm_sizes = self.qk_norm.map(|norm| match norm {
+            QkNorm::Head => [dim, dim],
+            QkNorm::Position => [queries, keys],
+        });
+        LayerWeights {
+            attention_input_norm: hidden_norm(norms.attention_input),
+            qkv: StackedWeights {
+                name: at("self_attn.qkv_proj.weight"),
+                parts: [
+                    qkv("self_attn.q_proj", queries),
+                    qkv("self_attn.k_proj", keys),
+                    qkv("self_attn.v_proj", keys),
+                ],
+            },
+            qk_norms: qk_norm_sizes
+                .map(|[q, k]| [norm(&at("self_attn.q_norm"), q), norm(&at("self_attn.k_norm"), k)]),
+            sinks: self.attention_sinks.then(|| TensorSpec {
+                name: at("self_attn.sinks"),
+                shape: vec![self.num_heads],
+                role: TensorRole::Bias,
+            }),
+            output: linear(&at("self_attn.o_proj"), [hidden, queries], self.output_bias),
+            attention_output_norm: hidden_norm(norms.attention_output),
+            mlp_input_norm: hidden_norm(norms.mlp_input),
+            mlp: match self.experts.filter(|_| self.layers[index].experts) {
+                Some(experts) => FeedForwardWeights::Experts(self.experts(experts, &at("mlp"))),
+                None => FeedForwardWeights::Dense(self.mlp(&at("mlp"), self.intermediate_size)),
+            },
+            mlp_output_norm: hidden_norm(norms.mlp_output),
         }
     }
 
-    fn norm(&mut self, module: &str, size: usize) {
-        self.push(format!("{module}.weight"), vec![size], TensorRole::Norm);
+    /// The MLP `module` with `width` inner features.
+    fn mlp(&self, module: &str, width: usize) -> MlpWeights {
+        let (hidden, bias) = (self.hidden_size, self.mlp_bias);
+        let at = |part: &str| format!("{module}.{part}");
+        let inner = |part: &str| linear(&at(part), [width, hidden], bias);
+        MlpWeights {
+            gate_up: StackedWeights {
+                name: at("gate_up_proj.weight"),
+                parts: [inner("gate_proj"), inner("up_proj")],
+            },
+            down: linear(&at("down_proj"), [hidden, width], bias),
+        }
     }
 
-    fn push(&mut self, name: String, shape: Vec<usize>, role: TensorRole) {
-        self.0.push(TensorSpec { name, shape, role });
+    fn experts(&self, config: ExpertsConfig, module: &str) -> ExpertsWeights {
+        let ExpertsConfig { count, per_token: _, width, normalized: _, router_bias, shared_width } =
+            config;
+        let gate = |part: &str, rows, bias| {
+            let linear = linear(&format!("{module}.{part}"), [rows, self.hidden_size], bias);
+            let weight = TensorSpec { role: TensorRole::Router, ..linear.weight };
+            LinearWeights { weight, ..linear }
+        };
+        let expert = |index| self.mlp(&format!("{module}.experts.{index}"), width);
+        ExpertsWeights {
+            config,
+            router: gate("gate", count, router_bias),
+            experts: (0..count).map(expert).collect(),
+            shared: shared_width.map(|width| SharedExpertWeights {
+                mlp: self.mlp(&format!("{module}.shared_expert"), width),
+                gate: gate("shared_expert_gate", 1, false),
+            }),
+        }
+    }
+}
+
+fn matrix(module: &str, shape: [usize; 2], role: TensorRole) -> TensorSpec {
+    TensorSpec { name: format!("{module}.weight"), shape: shape.into(), role }
+}
+
+fn norm(module: &str, size: usize) -> TensorSpec {
+    TensorSpec { name: format!("{module}.weight"), shape: vec![size], role: TensorRole::Norm }
+}
+
+fn linear(module: &str, shape: [usize; 2], bias: bool) -> LinearWeights {
+    LinearWeights {
+        weight: matrix(module, shape, TensorRole::Matrix),
+        bias: bias.then(|| TensorSpec {
+            name: format!("{module}.bias"),
+            shape: vec![shape[0]],
+            role: TensorRole::Bias,
+        }),
+    }
+}
+
+impl LinearWeights {
+    /// Number of rows of the matrix: the size of the result.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.weight.shape[0]
+    }
+
+    /// Number of columns of the matrix: the size of the operand.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        self.weight.shape[1]
+    }
+
+    fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { weight, bias } = self;
+        list.push(weight);
+        list.extend(bias);
+    }
+}
+
+impl<const N: usize> StackedWeights<N> {
+    fn matrices(self) -> (String, Vec<TensorSpec>) {
+        (self.name, self.parts.into_iter().map(|part| part.weight).collect())
+    }
+
+    fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { name: _, parts } = self;
+        parts.into_iter().for_each(|part| part.list(list));
+    }
+}
+
+impl MlpWeights {
+    fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { gate_up, down } = self;
+        gate_up.list(list);
+        down.list(list);
+    }
+}
+
+impl ExpertsWeights {
+    fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { config: _, router, experts, shared } = self;
+        router.list(list);
+        experts.into_iter().for_each(|expert| expert.list(list));
+        if let Some(SharedExpertWeights { mlp, gate }) = shared {
+            mlp.list(list);
+            gate.list(list);
+        }
+    }
+}
+
+impl LayerWeights {
+    fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self {
+            attention_input_norm,
+            qkv,
+            qk_norms,
+            sinks,
+            output,
+            attention_output_norm,
+            mlp_input_norm,
+            mlp,
+            mlp_output_norm,
+        } = self;
+        list.extend(attention_input_norm);
+        qkv.list(list);
+        list.extend(qk_norms.into_iter().flatten());
+        list.extend(sinks);
+        output.list(list);
+        list.extend(attention_output_norm);
+        list.extend(mlp_input_norm);
+        match mlp {
+            FeedForwardWeights::Dense(mlp) => mlp.list(list),
+            FeedForwardWeights::Experts(experts) => experts.list(list),
+        }
+        list.extend(mlp_output_norm);
     }
 }

@@ -12,14 +12,14 @@ use stolon_kernels::{
     self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink, Term,
 };
 
-use super::layer::GatedMlp;
 use super::linear::{Linear, Loader};
+use super::mlp::GatedMlp;
 use super::passes::{self, Norm};
 use super::profile::{Profile, Stage};
 use super::routing::{ExpertGroup, Routing};
-use super::workers::Workers;
-use crate::config::{DecoderConfig, ExpertsConfig};
+use crate::config::{DecoderConfig, ExpertsConfig, ExpertsWeights, SharedExpertWeights};
 use crate::error::ModelError;
+use crate::workers::Workers;
 
 /// The weights of a layer's mixture of experts.
 #[derive(Debug)]
@@ -34,29 +34,20 @@ pub(super) struct Experts {
 }
 
 impl Experts {
-    /// Loads the experts in `module`, such as `model.layers.3.mlp`.
-    pub(super) fn load(
-        config: &DecoderConfig,
-        experts: &ExpertsConfig,
-        module: &str,
-        loader: &mut Loader<'_>,
-    ) -> Result<Self, ModelError> {
-        let hidden = config.hidden_size;
-        let router = format!("{module}.gate");
-        let shape = [experts.count, hidden];
-        let router = loader.exact_linear(&router, shape, experts.router_bias)?;
-        let mut mlps = Vec::with_capacity(experts.count + 1);
-        for index in 0..experts.count {
-            let module = format!("{module}.experts.{index}");
-            mlps.push(GatedMlp::load(config, &module, experts.width, loader)?);
-        }
+    /// Loads the experts that `spec` describes.
+    pub(super) fn load(spec: &ExpertsWeights, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
+        let ExpertsWeights { config, router, experts, shared } = spec;
+        let router = loader.linear(router)?;
+        let mut experts: Vec<_> = experts
+            .iter()
+            .map(|expert| GatedMlp::load(expert, loader))
+            .collect::<Result<_, _>>()?;
         let mut shared_gate = None;
-        if let Some(width) = experts.shared_width {
-            mlps.push(GatedMlp::load(config, &format!("{module}.shared_expert"), width, loader)?);
-            let gate = format!("{module}.shared_expert_gate");
-            shared_gate = Some(loader.exact_linear(&gate, [1, hidden], false)?);
+        if let Some(SharedExpertWeights { mlp, gate }) = shared {
+            experts.push(GatedMlp::load(mlp, loader)?);
+            shared_gate = Some(loader.linear(gate)?);
         }
-        Ok(Self { config: *experts, router, experts: mlps, shared_gate })
+        Ok(Self { config: *config, router, experts, shared_gate })
     }
 
     /// Size in bytes of all packed matrices.

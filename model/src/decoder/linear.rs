@@ -2,10 +2,11 @@
 
 use stolon_kernels::{self as kernels, Matrix, Path};
 
-use super::workers::Workers;
-use crate::cpu::WeightType;
+use crate::config::{LinearWeights, TensorSpec};
 use crate::error::ModelError;
+use crate::weight_type::WeightType;
 use crate::weights::Weights;
+use crate::workers::Workers;
 
 /// Number of bytes of a matrix that are packed before their pages are released.
 const RUN_BYTES: usize = 8 << 20;
@@ -21,28 +22,14 @@ pub(super) struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    /// Packs the matrix `name` of the shape `[out, input]`.
-    pub(super) fn matrix(
-        &mut self,
-        name: &str,
-        [out, input]: [usize; 2],
-    ) -> Result<Matrix, ModelError> {
-        let weight_type = self.weight_type;
-        self.matrix_as(name, [out, input], weight_type)
-    }
-
-    /// Packs the matrix `name` of the shape `[out, input]` in the type that `weight_type` selects.
-    fn matrix_as(
-        &mut self,
-        name: &str,
-        [out, input]: [usize; 2],
-        weight_type: WeightType,
-    ) -> Result<Matrix, ModelError> {
-        let unpackable = |error| ModelError::Unpackable { tensor: name.to_owned(), error };
-        let tensor = self.weights.tensor(name, &[out, input])?;
-        let dtype = weight_type.of(tensor.dtype, input);
-        let mut matrix = Matrix::zeroed(dtype, out, input, self.path).map_err(unpackable)?;
-        let row_bytes = tensor.bytes.len() / out;
+    /// Packs the matrix `spec` in the type that the options and its role select.
+    pub(super) fn matrix(&mut self, spec: &TensorSpec) -> Result<Matrix, ModelError> {
+        let unpackable = |error| ModelError::Unpackable { tensor: spec.name.clone(), error };
+        let tensor = self.weights.tensor(&spec.name, &spec.shape)?;
+        let (rows, columns) = (spec.shape[0], spec.shape[1]);
+        let dtype = self.weight_type.of(spec, tensor.dtype);
+        let mut matrix = Matrix::zeroed(dtype, rows, columns, self.path).map_err(unpackable)?;
+        let row_bytes = tensor.bytes.len() / rows;
         let run_rows = (RUN_BYTES / row_bytes).max(1).next_multiple_of(Matrix::ROWS_STEP);
         for (index, rows) in tensor.bytes.chunks(run_rows * row_bytes).enumerate() {
             matrix
@@ -51,59 +38,29 @@ impl Loader<'_> {
             self.weights.release(rows);
         }
         drop(tensor);
-        self.weights.remove(name);
+        self.weights.remove(&spec.name);
         Ok(matrix)
     }
 
-    /// Loads a small matrix whose results decide between alternatives, in the type in which it is
-    /// stored. Otherwise as [`linear`](Self::linear).
-    pub(super) fn exact_linear(
-        &mut self,
-        name: &str,
-        [out, input]: [usize; 2],
-        bias: bool,
-    ) -> Result<Linear, ModelError> {
-        let matrix = self.matrix_as(&format!("{name}.weight"), [out, input], WeightType::Stored)?;
-        Ok(Linear { matrix, bias: self.bias(name, out, bias)? })
+    /// Packs a matrix and reads its bias.
+    pub(super) fn linear(&mut self, spec: &LinearWeights) -> Result<Linear, ModelError> {
+        let LinearWeights { weight, bias } = spec;
+        Ok(Linear { matrix: self.matrix(weight)?, bias: self.optional_vector(bias.as_ref())? })
     }
 
-    /// Reads the vector `name` (a norm or a bias) of the length `len` and converts it to f32.
-    pub(super) fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
-        let tensor = self.weights.tensor(name, &[len])?;
-        if tensor.dtype.block_len() > 1 {
-            return Err(ModelError::WrongType {
-                file: "weights".to_owned(),
-                tensor: name.to_owned(),
-                expected: "F32, F16 or BF16".to_owned(),
-                got: tensor.dtype.name().to_owned(),
-            });
-        }
-        let mut vector = vec![0.0; len];
-        stolon_kernels::widen(tensor.dtype, &tensor.bytes, &mut vector);
-        drop(tensor);
-        self.weights.remove(name);
+    /// Reads a norm or a bias and converts it to f32.
+    pub(super) fn vector(&mut self, spec: &TensorSpec) -> Result<Vec<f32>, ModelError> {
+        let vector = self.weights.floats(spec)?;
+        self.weights.remove(&spec.name);
         Ok(vector)
     }
 
-    /// Loads `{name}.weight` of the shape `[out, input]` and, if `bias` is true, `{name}.bias`.
-    pub(super) fn linear(
+    /// As [`Self::vector`], if the model has the tensor.
+    pub(super) fn optional_vector(
         &mut self,
-        name: &str,
-        [out, input]: [usize; 2],
-        bias: bool,
-    ) -> Result<Linear, ModelError> {
-        let matrix = self.matrix(&format!("{name}.weight"), [out, input])?;
-        Ok(Linear { matrix, bias: self.bias(name, out, bias)? })
-    }
-
-    /// Loads `{name}.bias` of the length `out` if `present` is true.
-    fn bias(
-        &mut self,
-        name: &str,
-        out: usize,
-        present: bool,
+        spec: Option<&TensorSpec>,
     ) -> Result<Option<Vec<f32>>, ModelError> {
-        present.then(|| self.vector(&format!("{name}.bias"), out)).transpose()
+        spec.map(|spec| self.vector(spec)).transpose()
     }
 }
 

@@ -9,12 +9,12 @@ use stolon_kernels::{
     RowSums, Sink,
 };
 
-use super::layer::GatedMlp;
 use super::linear::Linear;
+use super::mlp::GatedMlp;
 use super::rope::RopeTable;
-use super::workers::Workers;
 use crate::config::{Activation, DecoderConfig, QkNorm};
 use crate::kv_store::KvStore;
+use crate::workers::Workers;
 
 /// An RMS norm over rows of the residual stream. Without a weight, rows are left as they are.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! The choice of experts for each row, and the groups of rows that use the same expert.
 
-use super::workers::Workers;
 use crate::config::{ExpertChoice, ExpertsConfig};
+use crate::workers::Workers;
 
 /// Which experts the rows of a step use in one layer. The buffers are reused.
 #[derive(Debug, Default)]

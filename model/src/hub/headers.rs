@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use super::client::{self, Failure};
 use super::{HubOptions, ModelRef, Snapshot, WEIGHT_BYTES_MAX, cached, with_snapshot};
 use crate::error::ModelError;
-use crate::weights::{Bytes, gguf, safetensors};
+use crate::gguf;
+use crate::mmap::Bytes;
+use crate::weights::safetensors;
 
 /// Number of bytes of a file after which its header is looked for the first time. The attempts
 /// after that are made with twice as many bytes each.

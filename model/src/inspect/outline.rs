@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use super::TensorSummary;
 use crate::config::DecoderConfig;
 use crate::error::quoted;
-use crate::weights::gguf::{Header, Value};
+use crate::gguf::{Header, Value};
 
 /// The architecture and the sizes of a model. What its files do not say is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -96,7 +96,7 @@ impl Outline {
 
 /// The tensors of a GGUF file by their names in the file.
 pub(super) fn gguf_tensors(header: &Header) -> Vec<TensorSummary> {
-    let summary = |(name, info): (&String, &crate::weights::gguf::TensorInfo)| TensorSummary {
+    let summary = |(name, info): (&String, &crate::gguf::TensorInfo)| TensorSummary {
         name: quoted(name),
         dtype: info.dtype.clone().map_or_else(|other| other, |dtype| dtype.name().to_owned()),
         shape: info.shape.clone(),

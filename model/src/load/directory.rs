@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use stolon_text::{TextSource, TokenizerSource};
 
-use super::{EmbeddingConfig, LoadedModel, embedding, generation, gguf};
+use super::embedding::{self, EmbeddingConfig};
+use super::generation;
+use super::model::LoadedModel;
 use crate::config::{self, ParsedConfig};
 use crate::error::ModelError;
 use crate::files::{self, optional, read_json};
-use crate::weights::gguf::split;
+use crate::gguf::split;
 use crate::weights::{Weights, safetensors};
 
 pub(crate) const CONFIG: &str = "config.json";
@@ -32,15 +34,8 @@ pub(crate) const SMALL: [&str; 8] = [
     embedding::POOLING,
 ];
 
-/// Loads the model in `directory`. `id` is the model's name.
+/// Loads the safetensors model in `directory`. `id` is the model's name.
 pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelError> {
-    let io = |error| ModelError::Io { path: directory.to_owned(), error };
-    if !std::fs::metadata(directory).map_err(io)?.is_dir() {
-        return Err(io(std::io::Error::other("expected a directory")));
-    }
-    if let Some(path) = gguf_instead(directory)? {
-        return gguf::load(&path, id);
-    }
     let path = directory.join(CONFIG);
     let Some(value) = optional(read_json(&path))? else { return Err(no_config(directory)) };
     let mut config = config::parse_json(&path.display().to_string(), &value)?;

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::GenerationDefaults;
+use super::model::GenerationDefaults;
 use crate::config::Keys;
 use crate::config::ParsedConfig;
 use crate::error::ModelError;

@@ -5,14 +5,15 @@ use std::path::Path;
 
 use stolon_text::{GgufTokenizer, TextSource, TokenizerSource};
 
-use super::{
-    EmbeddingConfig, EmbeddingSizes, GenerationDefaults, LoadedModel, directory, generation,
-};
+use super::embedding::{EmbeddingConfig, EmbeddingSizes};
+use super::model::{GenerationDefaults, LoadedModel};
+use super::{directory, generation};
 use crate::config::{self, DecoderConfig, HEAD_DIM_MAX, ParsedConfig};
 use crate::error::ModelError;
 use crate::files;
-use crate::weights::gguf::{Header, Value, split};
-use crate::weights::{Bytes, TensorType, Weights};
+use crate::gguf::{Header, Value, split};
+use crate::mmap::Bytes;
+use crate::weights::{TensorType, Weights};
 
 /// Loads the model in the file `path`, which may be any of several parts. `id` is the model's name.
 pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {

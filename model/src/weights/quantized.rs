@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::{Stored, TensorType, Weights};
 use crate::config::quantization::Quantization;
-use crate::config::{DecoderConfig, TensorRole};
+use crate::config::{DecoderConfig, TensorSpec};
 use crate::error::ModelError;
 
 /// The number type of a part.
@@ -144,16 +144,11 @@ impl Weights {
         let mut done = 0_usize;
         let (mut stored_bytes, mut bytes) = (0_u64, 0_u64);
         // Several matrices may be stored as one.
-        let fused = config.fused_tensors().into_iter().map(|fused| {
-            let rows = fused.parts.iter().map(|(_, rows)| rows).sum();
-            (fused.name, [rows, fused.columns], fused.parts)
-        });
-        let specs = config.tensors().into_iter().filter(|spec| spec.role == TensorRole::Matrix);
-        let whole = specs.filter_map(|spec| match *spec.shape.as_slice() {
-            [rows, columns] => Some((spec.name.clone(), [rows, columns], vec![(spec.name, rows)])),
-            _ => None,
-        });
-        for (name, shape, matrices) in fused.chain(whole) {
+        let specs = config.tensors().into_iter().filter(|spec| spec.role.is_matrix());
+        let whole = specs.map(|spec| (spec.name.clone(), vec![spec]));
+        for (name, matrices) in config.stacked().into_iter().chain(whole) {
+            let rows = matrices.iter().map(|matrix| matrix.shape[0]).sum();
+            let shape = [rows, matrices[0].shape[1]];
             let Some(module) = name.strip_suffix(".weight") else { continue };
             let mut parts = layout::Parts::new(self, module, shape);
             let Some(converted) = parts.convert(quantization)? else { continue };
@@ -190,11 +185,12 @@ impl Weights {
 }
 
 impl Converted {
-    /// The matrices that are stored in this one, with their names. `parts` are the names and
-    /// numbers of rows, in order.
-    fn matrices(self, parts: Vec<(String, usize)>) -> impl Iterator<Item = (String, Stored)> {
+    /// The matrices that are stored in this one, with their names. `parts` are all of them, in the
+    /// order of their rows.
+    fn matrices(self, parts: Vec<TensorSpec>) -> impl Iterator<Item = (String, Stored)> {
         let mut next = 0;
-        parts.into_iter().map(move |(name, rows)| {
+        parts.into_iter().map(move |TensorSpec { name, shape, role: _ }| {
+            let rows = shape[0];
             let main = self.codes.part();
             // Only the first has bytes, because two tensors must not share them.
             let (range, bytes) = match next {
@@ -206,7 +202,7 @@ impl Converted {
             let stored = Stored {
                 region: main.region,
                 dtype: Ok(self.target),
-                shape: vec![rows, self.columns],
+                shape,
                 range,
                 paired_heads: None,
                 interleaved: None,

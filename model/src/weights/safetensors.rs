@@ -10,8 +10,9 @@ use std::path::Path;
 use safetensors::tensor::{Dtype, Metadata};
 use serde_json::Value;
 
-use super::{Bytes, Stored, TensorType, Weights};
+use super::{Stored, TensorType, Weights};
 use crate::error::ModelError;
+use crate::mmap::Bytes;
 
 /// Size in bytes of the header's length, which precedes the header.
 const PREFIX: u64 = 8;

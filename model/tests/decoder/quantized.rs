@@ -5,7 +5,6 @@ use std::borrow::Cow;
 use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor as CandleTensor};
 use stolon_kernels::{Path, PathKind};
-use stolon_model::config::TensorRole;
 use stolon_model::{DecoderConfig, Tensor, TensorType, WeightType, Weights, random_model};
 
 use super::fixture::{self, Setup};
@@ -47,7 +46,7 @@ fn convert(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> (Wei
             shape: spec.shape.clone(),
             bytes: Cow::Owned(tensor.bytes.to_vec()),
         };
-        if spec.role != TensorRole::Matrix {
+        if !spec.role.is_matrix() {
             stored.push(plain.clone());
             widened.push(plain);
             continue;

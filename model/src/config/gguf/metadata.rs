@@ -2,7 +2,7 @@
 
 use super::super::keys::SIZE_MAX;
 use crate::error::ModelError;
-use crate::weights::gguf::{Header, Value};
+use crate::gguf::{Header, Value};
 
 /// Typed access to the metadata keys that start with the architecture's name.
 pub(super) struct Metadata<'a> {

@@ -2,7 +2,7 @@
 //! or a buffer.
 //!
 //! This is the only file of the crate with unsafe code. A mapping lives as long as its [`Bytes`],
-//! which the model's [`Weights`](super::Weights) own.
+//! which the model's [`Weights`](crate::Weights) own.
 #![allow(unsafe_code, reason = "mapping a file into memory")]
 
 use std::fmt;

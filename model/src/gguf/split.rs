@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Header, TENSORS_MAX, Value, read_head};
 use crate::error::ModelError;
-use crate::weights::Bytes;
+use crate::mmap::Bytes;
 
 /// Maximum number of parts. Known models have up to 100.
 const PARTS_MAX: u32 = 1024;

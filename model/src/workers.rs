@@ -32,29 +32,29 @@ impl Workers {
     }
 
     /// All threads.
-    pub(super) fn pool(&self) -> &Threads {
+    pub(crate) fn pool(&self) -> &Threads {
         &self.pool
     }
 
     /// The threads for the GEMMs of `rows` rows with these matrices.
-    pub(super) fn for_products(&self, matrices: &[&Matrix], rows: usize) -> &Threads {
+    pub(crate) fn for_products(&self, matrices: &[&Matrix], rows: usize) -> &Threads {
         let weights = matrices.iter().map(|matrix| matrix.out_features() * matrix.in_features());
         self.for_work(rows * weights.sum::<usize>())
     }
 
     /// The threads for a pass over `rows` rows of `width` elements.
-    pub(super) fn for_pass(&self, rows: usize, width: usize) -> &Threads {
+    pub(crate) fn for_pass(&self, rows: usize, width: usize) -> &Threads {
         if rows * width < PASS_MIN { &self.alone } else { &self.pool }
     }
 
     /// The threads for work of about `multiply_adds` multiply-adds.
-    pub(super) fn for_work(&self, multiply_adds: usize) -> &Threads {
+    pub(crate) fn for_work(&self, multiply_adds: usize) -> &Threads {
         if multiply_adds < PRODUCT_MIN { &self.alone } else { &self.pool }
     }
 
     /// Number of rows per part of a pass over `rows` rows of `width` elements; at least 1. It is
     /// all rows if the pass is too small to run on several threads.
-    pub(super) fn chunk_rows(&self, rows: usize, width: usize) -> usize {
+    pub(crate) fn chunk_rows(&self, rows: usize, width: usize) -> usize {
         let parts = (rows * width / PASS_MIN * 2).clamp(1, 2 * self.count());
         if self.count() == 1 { rows.max(1) } else { rows.div_ceil(parts).max(1) }
     }

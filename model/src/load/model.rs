@@ -1,0 +1,90 @@
+//! [`LoadedModel`]: everything that is known of a model after loading.
+
+use stolon_backend::SamplingParams;
+use stolon_text::TextSource;
+
+use super::embedding::EmbeddingConfig;
+use crate::config::DecoderConfig;
+use crate::weights::Weights;
+
+/// A model that was read and checked.
+#[derive(Debug)]
+pub struct LoadedModel {
+    /// The model's name in the server's model list: the hub id, or the name of the directory or
+    /// file.
+    pub id: String,
+    /// The decoder's configuration.
+    pub config: DecoderConfig,
+    /// The tensors.
+    pub weights: Weights,
+    /// The data of the tokenizer and the chat templates.
+    pub text: TextSource,
+    /// The model's special tokens, and the sampling parameters that its authors recommend.
+    pub generation: GenerationDefaults,
+    /// How embeddings are made; `None` for a model that is not meant for them.
+    pub embedding: Option<EmbeddingConfig>,
+    /// Whether the model generates text. A model for embeddings may have no output matrix; the
+    /// logits that it computes are then meaningless.
+    pub generates: bool,
+}
+
+/// The keys of `generation_config.json` that the engine uses. `None` means that the key is missing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerationDefaults {
+    /// The token ids that end generation: sorted, without duplicates, all below `vocab_size`.
+    pub eos_token_ids: Vec<u32>,
+    /// The token that begins every sequence, if the model has one. Below `vocab_size`.
+    pub bos_token_id: Option<u32>,
+    /// Whether the authors recommend sampling. Unless true, the fields below are ignored, except
+    /// `repetition_penalty`.
+    pub do_sample: Option<bool>,
+    /// Temperature, at least 0. 0 is greedy.
+    pub temperature: Option<f32>,
+    /// Number of most likely tokens to keep; 0 keeps all.
+    pub top_k: Option<u32>,
+    /// Total probability of the most likely tokens to keep, 0 to 1.
+    pub top_p: Option<f32>,
+    /// Minimum probability relative to the most likely token, 0 to 1.
+    pub min_p: Option<f32>,
+    /// Repetition penalty, above 0. 1 has no effect.
+    pub repetition_penalty: Option<f32>,
+}
+
+impl GenerationDefaults {
+    /// The sampling parameters that the model's authors recommend. Greedy if they recommend none.
+    #[must_use]
+    pub fn recommended_sampling(&self) -> SamplingParams {
+        let mut params = SamplingParams::default();
+        params.repetition_penalty = self.repetition_penalty.unwrap_or(params.repetition_penalty);
+        if self.do_sample == Some(true) {
+            params.temperature = self.temperature.unwrap_or(1.0);
+            params.top_k = self.top_k.filter(|&count| count > 0).map(|count| count as usize);
+            params.top_p = self.top_p.unwrap_or(params.top_p);
+            params.min_p = self.min_p.unwrap_or(params.min_p);
+        }
+        params
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: recommended values apply if the model's authors recommend sampling, and only then.
+    #[test]
+    fn recommended_sampling_follows_do_sample() {
+        let recommended = |do_sample| {
+            let generation = GenerationDefaults {
+                do_sample,
+                temperature: Some(0.6),
+                top_k: Some(0),
+                top_p: Some(0.95),
+                ..GenerationDefaults::default()
+            };
+            generation.recommended_sampling()
+        };
+        assert_eq!(recommended(None), SamplingParams::default());
+        let sampled = SamplingParams { temperature: 0.6, top_p: 0.95, ..SamplingParams::default() };
+        assert_eq!(recommended(Some(true)), sampled);
+    }
+}

@@ -1,0 +1,94 @@
+//! How much memory packed weights need, and whether it is free.
+
+use std::collections::HashMap;
+
+use stolon_kernels::{Matrix, TensorType};
+
+use crate::config::{DecoderConfig, TensorSpec};
+use crate::error::{KvStoreError, ModelError};
+use crate::kv_store::{KvBudget, KvShape, free_memory};
+use crate::weight_type::WeightType;
+use crate::weights::Weights;
+
+/// Checks that there is memory for the packed weights and for an explicit KV budget, before
+/// anything is packed, which takes long. The default KV budget depends on the memory that is free
+/// afterwards.
+pub(crate) fn check(
+    config: &DecoderConfig,
+    weights: &Weights,
+    weight_type: WeightType,
+    kv_budget: KvBudget,
+    shape: &KvShape,
+) -> Result<(), ModelError> {
+    log_conversions(config, weights);
+    // Weights in buffers are released while they are packed.
+    let packed = packed_bytes(config, weights, weight_type);
+    let needed = packed.saturating_sub(weights.buffered_bytes());
+    check_free("the packed weights", needed)?;
+    if kv_budget == KvBudget::Auto {
+        return Ok(());
+    }
+    let (block_count, block_bytes) =
+        (kv_budget.block_count(shape.block_bytes())?, shape.block_bytes());
+    let expected = (block_count as u64).saturating_mul(block_bytes as u64);
+    let free = free_memory();
+    let left = free.saturating_sub(needed);
+    if free > 0 && expected > left {
+        let error = KvStoreError::OutOfMemory { expected, block_count, block_bytes, free: left };
+        return Err(error.into());
+    }
+    Ok(())
+}
+
+/// Logs which types of weights are converted to others that take more memory.
+fn log_conversions(config: &DecoderConfig, weights: &Weights) {
+    let mut elements = HashMap::<TensorType, usize>::new();
+    for spec in config.tensors() {
+        let Some(dtype) = weights.dtype(&spec.name) else { continue };
+        if dtype.kept_as() != dtype {
+            let count = spec.shape.iter().fold(1, |product: usize, n| product.saturating_mul(*n));
+            let sum = elements.entry(dtype).or_default();
+            *sum = sum.saturating_add(count);
+        }
+    }
+    for (dtype, count) in elements {
+        tracing::info!(
+            from = dtype.name(),
+            to = dtype.kept_as().name(),
+            stored_bytes = dtype.bytes_of(count),
+            packed_bytes = dtype.kept_as().bytes_of(count),
+            "weights are converted while they are loaded: no value changes, but they take more memory"
+        );
+    }
+}
+
+/// The size in bytes of all tensors of `config` after packing.
+pub(crate) fn packed_bytes(
+    config: &DecoderConfig,
+    weights: &Weights,
+    weight_type: WeightType,
+) -> u64 {
+    let bytes = |spec: TensorSpec| match *spec.shape.as_slice() {
+        [rows, columns] => {
+            let stored = weights.dtype(&spec.name).unwrap_or(TensorType::F32);
+            let elements = rows.next_multiple_of(Matrix::ROWS_STEP).saturating_mul(columns);
+            weight_type.of(&spec, stored).bytes_of(elements).map_or(u64::MAX, |n| n as u64)
+        }
+        // Norms and biases are kept in f32.
+        _ => 4 * spec.shape.iter().product::<usize>() as u64,
+    };
+    config.tensors().into_iter().map(bytes).fold(0, u64::saturating_add)
+}
+
+/// Checks that `expected` bytes of memory are free. `what` needs them.
+///
+/// # Errors
+/// [`ModelError::OutOfMemory`].
+pub(crate) fn check_free(what: &str, expected: u64) -> Result<(), ModelError> {
+    match free_memory() {
+        // Some systems do not tell.
+        0 => Ok(()),
+        free if expected <= free => Ok(()),
+        free => Err(ModelError::OutOfMemory { what: what.to_owned(), expected, free }),
+    }
+}

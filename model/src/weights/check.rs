@@ -1,0 +1,128 @@
+//! Compares the stored tensors with those that a configuration requires.
+
+use stolon_kernels::TensorType;
+
+use super::{Stored, Weights};
+use crate::config::{DecoderConfig, TensorSpec};
+use crate::error::ModelError;
+
+impl Weights {
+    /// Checks that all tensors that `config` requires are present with the right shape and a
+    /// supported type, and that no two tensors share bytes, without reading their data.
+    ///
+    /// # Errors
+    /// The error of [`tensor`](Self::tensor) for the first tensor that is not, or
+    /// [`ModelError::Malformed`] for tensors that overlap.
+    pub fn check(&self, config: &DecoderConfig) -> Result<(), ModelError> {
+        self.problems(config).next().map_or(Ok(()), Err)
+    }
+
+    /// All errors that [`check`](Self::check) can find.
+    pub(crate) fn problems(&self, config: &DecoderConfig) -> impl Iterator<Item = ModelError> {
+        let of_tensor = |spec: TensorSpec| {
+            let stored = self
+                .stored(&spec.name, &spec.shape)
+                .and_then(|stored| self.checked(&spec.name, stored, &spec.shape));
+            stored.err()
+        };
+        let overlap = self.check_disjoint().err();
+        overlap.into_iter().chain(config.tensors().into_iter().filter_map(of_tensor))
+    }
+
+    /// Checks that tensors do not overlap. Each one is packed separately, so a small file with
+    /// overlapping tensors would need much memory.
+    pub(super) fn check_disjoint(&self) -> Result<(), ModelError> {
+        // Interleaved tensors share their range.
+        let first = |stored: &Stored| stored.interleaved.as_ref().is_none_or(|i| i.first == 0);
+        let stored =
+            self.tensors.iter().filter(|(_, stored)| !stored.range.is_empty() && first(stored));
+        let mut ranges: Vec<_> = stored
+            .map(|(name, stored)| (stored.region, stored.range.start, stored.range.end, name))
+            .collect();
+        ranges.sort_unstable();
+        for pair in ranges.windows(2) {
+            let [(region, _, end, first), (next_region, start, _, second)] = pair else { continue };
+            if region == next_region && start < end {
+                let reason = format!("the tensors `{first}` and `{second}` overlap");
+                return Err(ModelError::malformed(&self.regions[*region].file, reason));
+            }
+        }
+        Ok(())
+    }
+
+    /// Divides tensors that contain the rows of several of the configuration's matrices. Nothing is
+    /// copied: each matrix is a range of the bytes.
+    pub(crate) fn split_fused(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
+        for (name, parts) in config.stacked() {
+            let Some(stored) = self.tensors.get(&name) else { continue };
+            let rows = parts.iter().map(|part| part.shape[0]).sum();
+            let shape = vec![rows, parts[0].shape[1]];
+            if stored.shape != shape {
+                return Err(ModelError::WrongShape {
+                    file: self.regions[stored.region].file.clone(),
+                    tensor: name,
+                    expected: shape,
+                    got: stored.shape.clone(),
+                });
+            }
+            let stored = stored.clone();
+            self.tensors.remove(&name);
+            // Tensors of types that are not supported may have any length, and are not read.
+            let row_bytes = if stored.dtype.is_ok() { stored.range.len() / rows } else { 0 };
+            let mut start = stored.range.start;
+            for TensorSpec { name, shape, role: _ } in parts {
+                let end = start + shape[0] * row_bytes;
+                self.insert(name, Stored { shape, range: start..end, ..stored.clone() })?;
+                start = end;
+            }
+        }
+        Ok(())
+    }
+
+    /// The entry of the tensor `name`. `shape` is used for the error only.
+    pub(super) fn stored(&self, name: &str, shape: &[usize]) -> Result<&Stored, ModelError> {
+        self.tensors.get(name).ok_or_else(|| ModelError::MissingTensor {
+            file: self.origin.clone(),
+            tensor: name.into(),
+            expected: shape.to_vec(),
+        })
+    }
+
+    /// Checks that the type of a stored tensor is supported and that it has the shape `shape`.
+    /// Returns the type.
+    pub(super) fn checked(
+        &self,
+        name: &str,
+        stored: &Stored,
+        shape: &[usize],
+    ) -> Result<TensorType, ModelError> {
+        let file = &self.regions[stored.region].file;
+        let dtype = match &stored.dtype {
+            Ok(dtype) => *dtype,
+            Err(other) => {
+                return Err(ModelError::WrongType {
+                    file: file.clone(),
+                    tensor: name.into(),
+                    expected: supported_types().join(", "),
+                    got: other.clone(),
+                });
+            }
+        };
+        // A matrix of one row may be stored as a vector.
+        if stored.shape != shape && [&[1], stored.shape.as_slice()].concat() != shape {
+            return Err(ModelError::WrongShape {
+                file: file.clone(),
+                tensor: name.into(),
+                expected: shape.to_vec(),
+                got: stored.shape.clone(),
+            });
+        }
+        Ok(dtype)
+    }
+}
+
+/// The names of the types that files may have.
+fn supported_types() -> Vec<&'static str> {
+    let types = TensorType::ALL.into_iter().filter(|dtype| dtype.gguf_id().is_some());
+    types.map(TensorType::name).collect()
+}
