@@ -183,13 +183,13 @@ async fn main() -> Result<(), Error> {
     }
 
     // The 8 blocks do not hold everything. LRU would evict the long prompt, which is the oldest.
-    engine.flush().await?;
+    engine.cache().flush().await?;
     let prompts = [("long", prompt(2, 64)), ("short", prompt(3, 32)), ("new", prompt(4, 48))];
     for (_, tokens) in &prompts {
-        engine.warm(Request::tokens(tokens.clone())).await?;
+        engine.cache().warm(Request::tokens(tokens.clone())).await?;
     }
     for (name, tokens) in prompts {
-        let cached = engine.query_match_len(&Request::tokens(tokens))?;
+        let cached = engine.cache().query_match_len(&Request::tokens(tokens))?;
         println!("{name} prompt: {cached} tokens are cached");
     }
     engine.shutdown().await;

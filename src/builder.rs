@@ -14,8 +14,10 @@ use stolon_scheduler::{AdmissionPolicy, EngineConfig, EngineError, EvictionOrder
 use stolon_text::TextModel;
 use tokio::runtime::Handle;
 
+use crate::engine::Inner;
 use crate::prompt::Prompts;
 use crate::text::Text;
+use crate::tiers::TierOptions;
 use crate::{EmbeddingInfo, Engine, Error, EvictionPolicy, ModelInfo};
 
 pub use arg::ModelArg;
@@ -46,14 +48,7 @@ pub struct EngineBuilder {
     download_progress: Option<stolon_model::ProgressCallback>,
     runtime: Option<Handle>,
     namespace_key: Option<[u8; 32]>,
-    #[cfg(feature = "tiers")]
-    disk: Option<(std::path::PathBuf, u64)>,
-    #[cfg(feature = "tiers")]
-    write_policy: crate::WritePolicy,
-    #[cfg(feature = "tiers")]
-    prefetch_policy: crate::PrefetchPolicy,
-    #[cfg(feature = "object-store")]
-    object_store: Option<String>,
+    pub(crate) tiers: TierOptions,
     config: EngineConfig,
 }
 
@@ -338,7 +333,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Maximum number of KV blocks that pinned prefixes ([`Engine::pin`]) may occupy; less than the
+    /// Maximum number of KV blocks that pinned prefixes ([`Cache::pin`](crate::Cache::pin)) may occupy; less than the
     /// number of blocks. Default: 0, nothing can be pinned.
     ///
     /// These blocks are not available to running requests, whether anything is pinned or not, so
@@ -348,7 +343,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Maximum number of KV blocks that sessions ([`Engine::open_session`]) keep from being evicted
+    /// Maximum number of KV blocks that sessions ([`Sessions::open`](crate::Sessions::open)) keep from being evicted
     /// between their turns. Default: half of the blocks. With 0, sessions hold nothing.
     ///
     /// If the budget is used up, the session that has been idle longest gives up what it holds, but
@@ -380,64 +375,6 @@ impl EngineBuilder {
     /// With its logits cached, a repeated prompt needs no forward pass for its first token.
     pub fn logit_cache_bytes(mut self, bytes: usize) -> Self {
         self.config.logit_cache_bytes = bytes;
-        self
-    }
-
-    /// Stores the KV of prompts and answers in a directory, at most `budget_bytes` bytes of it, and
-    /// reads it back where that is faster than computing: after it was evicted from the KV cache,
-    /// and after a restart of the program. Default: nothing is stored.
-    ///
-    /// The directory is made if it does not exist. One engine can use it at a time; others are
-    /// refused by [`build`](Self::build) with [`Error::Disk`]. Models may take turns: KV that was
-    /// computed on other terms is not used, and is removed when room is needed. Whatever happens
-    /// to the files, requests go on, and compute what cannot be read.
-    ///
-    /// The files contain prompts and answers as token ids. On Unix, only the user can read a
-    /// directory that was made here. A program that can write to it can change what the model
-    /// answers.
-    #[cfg(feature = "tiers")]
-    pub fn kv_cache_dir(
-        mut self,
-        directory: impl Into<std::path::PathBuf>,
-        budget_bytes: u64,
-    ) -> Self {
-        let directory = directory.into();
-        self.disk = Some((directory, budget_bytes));
-        self
-    }
-
-    /// When KV is written to the directory of [`kv_cache_dir`](Self::kv_cache_dir). Default: as
-    /// soon as it is computed.
-    #[cfg(feature = "tiers")]
-    pub fn write_policy(mut self, policy: crate::WritePolicy) -> Self {
-        self.write_policy = policy;
-        self
-    }
-
-    /// How long a request waits for KV that is read from the directory of
-    /// [`kv_cache_dir`](Self::kv_cache_dir) or fetched from the object store. Default: as long as
-    /// that is expected to be faster than computing.
-    #[cfg(feature = "tiers")]
-    pub fn prefetch_policy(mut self, policy: crate::PrefetchPolicy) -> Self {
-        self.prefetch_policy = policy;
-        self
-    }
-
-    /// Stores what is stored in the directory of [`kv_cache_dir`](Self::kv_cache_dir), which must
-    /// be set, in an object store, too, and fetches from there what the directory has not, where
-    /// that is faster than computing. Engines with the same model share what they have computed.
-    ///
-    /// `url` is `s3://bucket/folder`, `gs://...`, `az://...`, or `file:///...` for a directory that
-    /// several machines have mounted. Credentials, regions and endpoints are taken from the
-    /// environment variables that the tools of the store use, such as `AWS_ACCESS_KEY_ID`,
-    /// `AWS_REGION`, `AWS_ENDPOINT` and `AWS_ALLOW_HTTP`. Nothing is removed: set a rule for old
-    /// objects in the store. A program that can write to it can change what the model
-    /// answers.
-    /// [`build`](Self::build) fails with [`Error::ObjectStore`] if the store does not answer; when
-    /// it fails later, requests go on, and compute what cannot be fetched.
-    #[cfg(feature = "object-store")]
-    pub fn kv_object_store(mut self, url: impl Into<String>) -> Self {
-        self.object_store = Some(url.into());
         self
     }
 
@@ -571,31 +508,6 @@ impl EngineBuilder {
         self
     }
 
-    /// The settings of the disk tier and of what is behind it.
-    #[cfg(feature = "tiers")]
-    fn disk_settings(
-        &mut self,
-        config: &EngineConfig,
-    ) -> Result<Option<crate::engine::DiskSettings>, Error> {
-        #[cfg(feature = "object-store")]
-        let object_store = self.object_store.take();
-        #[cfg(not(feature = "object-store"))]
-        let object_store = None;
-        match self.disk.take() {
-            Some((directory, budget_bytes)) => {
-                let eviction = config.new_eviction_order();
-                let settings =
-                    crate::engine::DiskSettings { directory, budget_bytes, eviction, object_store };
-                Ok(Some(settings))
-            }
-            None if object_store.is_some() => {
-                let got = "no directory";
-                Err(Error::invalid("kv_object_store", "a directory with `kv_cache_dir`", got))
-            }
-            None => Ok(None),
-        }
-    }
-
     /// Loads the model and starts the engine. The number of KV blocks is logged (`tracing`, level
     /// info). If the returned future is dropped, loading continues in the background, and the
     /// model is then dropped.
@@ -606,23 +518,14 @@ impl EngineBuilder {
     /// * [`Error::Tokenizer`] if the model's tokenizer cannot be read;
     /// * [`EngineError::InvalidParameter`] if a setting has an impossible value or has no effect on
     ///   a custom backend, or if neither a model nor a backend is set;
-    /// * [`Error::Disk`] if the directory of the disk tier cannot be used (feature `tiers`), and
-    ///   `NoKvCopies` if the backend does not support one;
-    /// * `ObjectStore` if the object store cannot be used (feature `object-store`);
+    /// * `Error::Tier` if the directory of the disk tier or the object store cannot be used, or if
+    ///   the backend does not support them (feature `tiers`);
     /// * [`EngineError::StartFailed`] if there is no tokio runtime, if it has no time driver, or if
     ///   loading the model or making the backend panics.
     pub async fn build(mut self) -> Result<Engine, Error> {
         self.config.validate()?;
-        #[cfg_attr(not(feature = "tiers"), allow(unused_mut, reason = "the tiers change it"))]
         let (mut config, runtime) = (std::mem::take(&mut self.config), self.runtime.take());
-        #[cfg(feature = "tiers")]
-        let disk = self.disk_settings(&config)?.map(|settings| {
-            (crate::engine::Tiers::new(self.write_policy, self.prefetch_policy), settings)
-        });
-        #[cfg(feature = "tiers")]
-        if let Some((tiers, _)) = &disk {
-            config.kv_sink = Some(std::sync::Arc::clone(tiers) as _);
-        }
+        let tiers = std::mem::take(&mut self.tiers).prepare(&mut config)?;
         let (prefix_caching, key) = (config.prefix_caching, self.namespace_key);
         #[cfg(feature = "candle")]
         if let Some(device) = &mut self.device {
@@ -636,7 +539,7 @@ impl EngineBuilder {
         let missing = |_| EngineError::StartFailed { reason: "nothing was loaded".to_owned() };
         let Loaded { id, text, recommended_sampling, embedding, generates } =
             loaded.try_recv().map_err(missing)?;
-        let spec = handle.spec();
+        let spec = &handle.context().spec;
         let embedding = embedding_info(&id, spec, own_embedding.or(embedding), sizes)?;
         let info = ModelInfo {
             id,
@@ -658,11 +561,10 @@ impl EngineBuilder {
             kv_bytes = info.kv_bytes,
             "the engine is ready"
         );
-        let prompts = Prompts::new(text, handle.prompt_limit(), handle.runtime().clone());
-        #[cfg(feature = "tiers")]
-        return Engine::with_disk(handle, prompts, recommended_sampling, info, key, disk).await;
-        #[cfg(not(feature = "tiers"))]
-        Ok(Engine::new(handle, prompts, recommended_sampling, info, key))
+        let prompts = Prompts::new(text, handle.context().prompt_limit(), handle.runtime().clone());
+        let tiers = tiers.open(&handle).await?;
+        let namespace_key = key.or_else(|| tiers.namespace_key());
+        Ok(Engine::new(Inner { handle, prompts, recommended_sampling, info, namespace_key, tiers }))
     }
 }
 

@@ -6,46 +6,26 @@ use std::time::{Duration, Instant};
 use futures::future::try_join_all;
 use stolon_actors::EngineHandle;
 use stolon_scheduler::{
-    AdmissionPolicy, AuditReport, EngineHealth, EngineHistograms, EngineStats, RequestOptions,
-    SequenceRequest, TokenSet,
+    AdmissionPolicy, AuditReport, EngineHealth, EngineHistograms, EngineStats, SequenceRequest,
+    TokenSet,
 };
 use stolon_text::StopStrings;
 
 use crate::min_tokens::MinTokens;
 use crate::prompt::Prompts;
 use crate::stream::StreamParts;
+use crate::tiers::EngineTiers;
 use crate::{
     BestOf, ChatMessage, Completion, EngineBuilder, Error, Estimate, ModelInfo, Namespace, Request,
     SamplingParams, SharedProcessor, TokenStream,
 };
 
 mod cache;
-#[cfg(feature = "tiers")]
-mod disk;
 mod embed;
-#[cfg(feature = "tiers")]
-#[cfg_attr(not(feature = "object-store"), path = "engine/no_objects.rs")]
-mod objects;
-#[cfg(feature = "tiers")]
-mod prefix_file;
 mod sessions;
-#[cfg(feature = "tiers")]
-mod store;
-#[cfg(feature = "tiers")]
-mod tier_policy;
-#[cfg(feature = "tiers")]
-mod tiers;
 
-pub use sessions::SessionOptions;
-
-#[cfg(feature = "tiers")]
-pub use prefix_file::{ExportedPrefix, PrefixImport};
-#[cfg(feature = "tiers")]
-pub use tier_policy::{PrefetchPolicy, WritePolicy};
-#[cfg(feature = "tiers")]
-pub use tiers::TierMatch;
-#[cfg(feature = "tiers")]
-pub(crate) use tiers::{DiskSettings, Tiers};
+pub use cache::Cache;
+pub use sessions::{SessionOptions, Sessions};
 
 /// A running engine. Clones share it. It stops when the last clone and the last stream are dropped.
 ///
@@ -54,42 +34,24 @@ pub(crate) use tiers::{DiskSettings, Tiers};
 /// runtimes, threads, drop and cancellation.
 #[derive(Clone, Debug)]
 pub struct Engine {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
+/// What the clones of an engine share.
 #[derive(Debug)]
-struct Inner {
-    handle: EngineHandle,
-    prompts: Prompts,
-    recommended_sampling: SamplingParams,
-    info: ModelInfo,
-    /// [`EngineBuilder::namespace_key`].
-    namespace_key: Option<[u8; 32]>,
-    /// `None` without a disk tier.
-    #[cfg(feature = "tiers")]
-    tiers: Option<Arc<Tiers>>,
+pub(crate) struct Inner {
+    pub(crate) handle: EngineHandle,
+    pub(crate) prompts: Prompts,
+    pub(crate) recommended_sampling: SamplingParams,
+    pub(crate) info: ModelInfo,
+    /// [`EngineBuilder::namespace_key`], or the one of the tiers.
+    pub(crate) namespace_key: Option<[u8; 32]>,
+    pub(crate) tiers: EngineTiers,
 }
 
 impl Engine {
-    pub(crate) fn new(
-        handle: EngineHandle,
-        prompts: Prompts,
-        recommended_sampling: SamplingParams,
-        info: ModelInfo,
-        namespace_key: Option<[u8; 32]>,
-        #[cfg(feature = "tiers")] tiers: Option<Arc<Tiers>>,
-    ) -> Engine {
-        Engine {
-            inner: Arc::new(Inner {
-                handle,
-                prompts,
-                recommended_sampling,
-                info,
-                namespace_key,
-                #[cfg(feature = "tiers")]
-                tiers,
-            }),
-        }
+    pub(crate) fn new(inner: Inner) -> Engine {
+        Engine { inner: Arc::new(inner) }
     }
 
     /// Starts configuring an engine.
@@ -182,11 +144,15 @@ impl Engine {
     }
 
     /// The namespace of a request.
-    fn namespace(&self, request: &Request) -> Result<Namespace, Error> {
-        let key = self.inner.namespace_key;
-        #[cfg(feature = "tiers")]
-        let key = key.or_else(|| self.inner.tiers.as_ref()?.namespace_key());
-        request.namespace(key)
+    pub(crate) fn namespace(&self, request: &Request) -> Result<Namespace, Error> {
+        request.namespace(self.inner.namespace_key)
+    }
+
+    /// The namespace and the tokens of a request's prompt, rendered and tokenised on the calling
+    /// thread.
+    pub(crate) fn lookup(&self, request: &Request) -> Result<(Namespace, Vec<u32>), Error> {
+        let namespace = self.namespace(request)?;
+        Ok((namespace, self.inner.prompts.tokens_here(&request.source)?))
     }
 
     /// Splits a request into what the engine computes and what its stream needs.
@@ -233,28 +199,8 @@ impl Engine {
             prompt_tokens: tokens.len(),
             submitted,
         };
-        let sequence = self.sequence(tokens, namespace, eos_ids, options).await;
-        Ok((SequenceRequest { turn, ..sequence }, parts))
-    }
-
-    /// A request to the engine, with stored KV of its prompt if that is faster than computing it.
-    async fn sequence(
-        &self,
-        tokens: Arc<Vec<u32>>,
-        namespace: Namespace,
-        eos_ids: TokenSet,
-        options: RequestOptions,
-    ) -> SequenceRequest {
-        #[cfg(feature = "tiers")]
-        let stored = match &self.inner.tiers {
-            Some(tiers) if !options.needs_whole_prompt() => {
-                tiers.load(&self.inner.handle, namespace, &tokens, options.priority).await
-            }
-            _ => None,
-        };
-        #[cfg(not(feature = "tiers"))]
-        let stored = None;
-        SequenceRequest { tokens, namespace, eos_ids, stored, turn: None, options }
+        let sequence = SequenceRequest { tokens, namespace, eos_ids, stored: None, turn, options };
+        Ok((self.inner.handle.with_stored(sequence).await, parts))
     }
 
     /// What this engine would have to compute for a request, and how long the request would wait
@@ -267,10 +213,9 @@ impl Engine {
     /// # Errors
     /// Those of rendering and tokenising the prompt.
     pub fn estimate(&self, request: &Request) -> Result<Estimate, Error> {
-        let namespace = self.namespace(request)?;
-        let tokens = self.inner.prompts.tokens_here(&request.source)?;
+        let (namespace, tokens) = self.lookup(request)?;
         let handle = &self.inner.handle;
-        let (queued_tokens, expected_wait) = handle.queue_estimate();
+        let (queued_tokens, expected_wait) = handle.context().queue_estimate();
         Ok(Estimate {
             prompt_tokens: tokens.len(),
             cached_tokens: handle.query_match_len(&namespace, &tokens),
@@ -280,7 +225,7 @@ impl Engine {
     }
 
     /// The same request with its prompt as token ids, so that it is tokenised once for any number
-    /// of [`Engine::query_match_len`], [`Engine::estimate`] and [`Engine::generate`], also of other
+    /// of [`Cache::query_match_len`], [`Engine::estimate`] and [`Engine::generate`], also of other
     /// engines that run the same model.
     ///
     /// # Errors
@@ -308,12 +253,12 @@ impl Engine {
 
     /// Counters and gauges, read without waiting.
     pub fn stats(&self) -> EngineStats {
-        self.inner.handle.stats()
+        self.inner.handle.context().stats()
     }
 
     /// Distributions of the times and sizes of requests and steps, read without waiting.
     pub fn histograms(&self) -> EngineHistograms {
-        self.inner.handle.histograms()
+        self.inner.handle.context().gauges.histograms()
     }
 
     /// The model's chat templates.
@@ -338,12 +283,12 @@ impl Engine {
 
     /// The admission policy in use.
     pub fn admission(&self) -> AdmissionPolicy {
-        self.inner.handle.policy()
+        **self.inner.handle.context().policy.load()
     }
 
     /// Changes the admission policy, also for requests that are waiting already.
     pub fn set_admission(&self, policy: AdmissionPolicy) {
-        self.inner.handle.set_policy(policy);
+        self.inner.handle.context().policy.store(Arc::new(policy));
     }
 
     /// Verifies the accounting of blocks, tree and leases.
@@ -358,11 +303,10 @@ impl Engine {
     /// [`EngineError::Stopped`](crate::EngineError::Stopped), and the model's memory is released
     /// before this returns.
     pub async fn shutdown(&self) {
-        #[cfg(feature = "tiers")]
-        self.store_before_stop().await;
-        self.inner.handle.shutdown().await;
-        #[cfg(feature = "tiers")]
-        self.close_disk().await;
+        let Inner { handle, tiers, .. } = &*self.inner;
+        tiers.before_stop(handle).await;
+        handle.shutdown().await;
+        tiers.after_stop(handle).await;
     }
 
     /// Refuses new requests with [`EngineError::Draining`](crate::EngineError::Draining) from now

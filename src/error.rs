@@ -53,43 +53,10 @@ pub enum Error {
         /// The model's name.
         model: String,
     },
-    /// A stored prefix cannot be used: its data are damaged, or it was computed by another model or
-    /// on other terms.
+    /// The tiers cannot be used, or a prefix not be exported or imported.
     #[cfg(feature = "tiers")]
     #[error(transparent)]
-    StoredKv(#[from] stolon_tiers::FormatError),
-    /// The backend cannot copy KV out of and into its pool.
-    #[cfg(feature = "tiers")]
-    #[error("this engine's backend cannot copy KV blocks")]
-    NoKvCopies,
-    /// The prompt was computed, but not all of its full blocks were in the cache when they should
-    /// be copied: the prompt has no full block, the pool is too small for it and the running
-    /// requests, or prefix caching is off.
-    #[cfg(feature = "tiers")]
-    #[error("expected {expected} tokens of the prompt in the cache, got {got}")]
-    NotCached {
-        /// Number of tokens of the prompt's full blocks, at least one block.
-        expected: usize,
-        /// Number of cached tokens.
-        got: usize,
-    },
-    /// The directory of the disk tier cannot be used.
-    #[cfg(feature = "tiers")]
-    #[error(transparent)]
-    Disk(Arc<stolon_tiers::DiskError>),
-    /// The object store of the disk tier cannot be used.
-    #[cfg(feature = "object-store")]
-    #[error(transparent)]
-    ObjectStore(Arc<stolon_tiers::ObjectError>),
-    /// A file could not be read or written.
-    #[cfg(feature = "tiers")]
-    #[error("{path}: {error}")]
-    File {
-        /// The file.
-        path: std::path::PathBuf,
-        /// Why.
-        error: Arc<std::io::Error>,
-    },
+    Tier(#[from] stolon_tiers::TierError),
 }
 
 impl Error {

@@ -45,8 +45,8 @@
 //! * **Prefix cache.** The keys and values (KV) of every position that was computed are stored in
 //!   blocks of a fixed number of positions. A radix tree indexes them by token ids. A request that
 //!   starts with the same tokens reuses the full blocks of the shared prefix.
-//!   [`Engine::query_match_len`] returns how much of a prompt is cached, without a lock and without
-//!   side effects. [`Engine::pin`] protects a prefix from eviction, and [`Request::cache_salt`]
+//!   [`Cache::query_match_len`] returns how much of a prompt is cached, without a lock and without
+//!   side effects. [`Cache::pin`] protects a prefix from eviction, and [`Request::cache_salt`]
 //!   separates tenants. When the cache is full, an [`EvictionPolicy`] selects what is evicted.
 //! * **Admission.** A request waits in the admission queue until its *uncached* part fits into free
 //!   KV blocks. [`AdmissionPolicy`] orders the queue, and the amount of later work that may
@@ -117,7 +117,7 @@
 //! * [`Engine::embed`]: the embedding of a text;
 //! * [`inspect()`](inspect::inspect): what a model is and needs, without loading it;
 //! * [`Error`] and [`EngineError`]: every failure, with the expected and the actual value;
-//! * [`EngineStats`], [`CacheStats`], [`Engine::events`] and [`Engine::audit`]: observation;
+//! * [`EngineStats`], [`CacheStats`], [`Cache::events`] and [`Engine::audit`]: observation;
 //! * [`mod@backend`]: running another model or device under the engine. The example
 //!   `own_backend.rs` implements a complete backend and a custom [`EvictionOrder`].
 //!
@@ -151,6 +151,11 @@ mod text;
 #[cfg(not(feature = "text"))]
 #[path = "text/absent.rs"]
 mod text;
+#[cfg(feature = "tiers")]
+mod tiers;
+#[cfg(not(feature = "tiers"))]
+#[path = "tiers/absent.rs"]
+mod tiers;
 
 /// A handbook and questions about it, for the built-in demo model (feature `demo-model`).
 #[cfg(feature = "demo-model")]
@@ -174,9 +179,7 @@ pub use best::BestOf;
 pub use builder::{EngineBuilder, ModelArg};
 pub use completion::Completion;
 pub use embedding::{Embedding, EmbeddingInfo};
-pub use engine::{Engine, SessionOptions};
-#[cfg(feature = "tiers")]
-pub use engine::{ExportedPrefix, PrefetchPolicy, PrefixImport, TierMatch, WritePolicy};
+pub use engine::{Cache, Engine, SessionOptions, Sessions};
 pub use error::Error;
 pub use estimate::Estimate;
 pub use model_info::ModelInfo;
@@ -216,7 +219,8 @@ pub use stolon_text::{
     ChatMessage, ChatTemplateError, FunctionSchema, GgufTokenizer, Grammar, GrammarError,
     MessageContent, Otherwise, TextSource, TokenizerError, TokenizerSource, ToolCallGrammar,
 };
-#[cfg(feature = "object-store")]
-pub use stolon_tiers::ObjectError;
 #[cfg(feature = "tiers")]
-pub use stolon_tiers::{DiskError, DiskStats, FormatError, ObjectStats};
+pub use tiers::{
+    DiskError, DiskStats, ExportedPrefix, FormatError, ObjectError, ObjectStats, PrefetchPolicy,
+    PrefixImport, TierError, TierMatch, Tiers, WritePolicy,
+};

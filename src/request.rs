@@ -323,7 +323,7 @@ impl Request {
         self
     }
 
-    /// Makes the request a turn of an open session ([`Engine::open_session`]): what is cached of
+    /// Makes the request a turn of an open session ([`Sessions::open`](crate::Sessions::open)): what is cached of
     /// its prompt and answer is then kept from being evicted until the session's next turn. The
     /// cache salt must be the session's. A session changes what is computed, never what is
     /// answered.
@@ -332,8 +332,6 @@ impl Request {
     /// [`SessionError::Busy`](crate::SessionError::Busy). A turn that is cancelled or fails leaves
     /// the session as it was. If it was complete but its stream ended at a stop string, the
     /// session has its tokens up to that one.
-    ///
-    /// [`Engine::open_session`]: crate::Engine::open_session
     pub fn session(mut self, id: impl Into<SessionId>) -> Request {
         self.session = Some(id.into());
         self
@@ -346,7 +344,7 @@ impl Request {
     ///
     /// If the session's tokens change before the turn begins, it fails with
     /// [`SessionError::Busy`](crate::SessionError::Busy). Functions that look at a prompt without
-    /// running it, such as [`Engine::query_match_len`](crate::Engine::query_match_len), look at
+    /// running it, such as [`Cache::query_match_len`](crate::Cache::query_match_len), look at
     /// this prompt alone; give them what [`Engine::tokenized`](crate::Engine::tokenized) returns.
     pub fn append(mut self) -> Request {
         self.append = true;

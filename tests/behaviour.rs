@@ -82,14 +82,14 @@ async fn a_shared_prefix_is_computed_once() {
         engine.generate(ask("one")).await.expect("it fits").collect_text().await.expect("ends");
     assert_eq!(cold.finish.usage.cached_tokens, 0);
     for _ in 0..3 {
-        assert_eq!(engine.query_match_len(&ask("two")).expect("text"), 96);
+        assert_eq!(engine.cache().query_match_len(&ask("two")).expect("text"), 96);
     }
     let warm =
         engine.generate(ask("two")).await.expect("it fits").collect_text().await.expect("ends");
     assert_eq!(warm.finish.usage.cached_tokens, 96);
     assert_eq!(warm.token_ids, expected(format!("{shared}two").as_bytes(), 4));
     let salted = ask("two").cache_salt("tenant");
-    assert_eq!(engine.query_match_len(&salted).expect("text"), 0);
+    assert_eq!(engine.cache().query_match_len(&salted).expect("text"), 0);
     let stats = engine.stats();
     assert_eq!((stats.requests, stats.finished, stats.requests_hit), (2, 2, 1));
     assert_eq!(stats.cached_tokens, 96);
@@ -102,9 +102,9 @@ async fn a_shared_prefix_is_computed_once() {
 async fn warming_caches_a_prompt() {
     let (engine, _) = engine(64).await;
     let prompt = "w".repeat(70);
-    assert_eq!(engine.warm(Request::text(prompt.clone())).await.expect("it fits"), 70);
+    assert_eq!(engine.cache().warm(Request::text(prompt.clone())).await.expect("it fits"), 70);
     let longer = Request::text(prompt + " and more");
-    assert_eq!(engine.query_match_len(&longer).expect("text"), 64);
+    assert_eq!(engine.cache().query_match_len(&longer).expect("text"), 64);
 }
 
 /// Goal: a stop string, even one that spans tokens, ends the text before it and releases the
@@ -438,7 +438,7 @@ async fn a_text_that_cannot_fit_is_refused_before_it_is_tokenised() {
             panic!("expected that the prompt is too long, got {error}");
         };
         assert!(got >= 15_000_000);
-        assert!(engine.query_match_len(&request).is_err());
+        assert!(engine.cache().query_match_len(&request).is_err());
     }
 }
 

@@ -53,7 +53,6 @@ const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 13] = [
             "tokio.workspace",
             "ractor",
             "stolon-backend",
-            "stolon-scheduler",
             "stolon-actors",
             "stolon-model",
         ],

@@ -25,7 +25,7 @@ fn blocks(first: u32, count: u32) -> Request {
 }
 
 fn cached(engine: &Engine, request: &Request) -> usize {
-    engine.query_match_len(request).expect("tokens")
+    engine.cache().query_match_len(request).expect("tokens")
 }
 
 /// Goal: the configured eviction policy decides which prefix is evicted first.
@@ -36,10 +36,10 @@ async fn the_eviction_policy_can_be_chosen() {
         let builder = builder.eviction_policy(policy);
         let engine = builder.build().await.expect("valid settings");
         for first in [0, 100, 0] {
-            engine.warm(prompt(first)).await.expect("it fits");
+            engine.cache().warm(prompt(first)).await.expect("it fits");
         }
         // Two of the four blocks are cached. The next prompt needs three, so one is evicted.
-        engine.warm(blocks(200, 3)).await.expect("it fits");
+        engine.cache().warm(blocks(200, 3)).await.expect("it fits");
         for first in [0, 100] {
             let expected = if first == survivor { 16 } else { 0 };
             assert_eq!(cached(&engine, &prompt(first)), expected, "{policy}: {first}");
@@ -59,27 +59,27 @@ async fn pinned_prompts_are_not_evicted() {
     let engine = builder.pin_budget(2).build().await.expect("valid settings");
     let system = blocks(3, 2);
     assert!(matches!(
-        engine.pin(&system, None).await,
+        engine.cache().pin(&system, None).await,
         Err(Error::Engine(EngineError::Pin(PinError::NotCached)))
     ));
-    engine.warm(system.clone()).await.expect("it fits");
-    let pin = engine.pin(&system, None).await.expect("cached, within the budget");
-    let pins = engine.pins().await.expect("it runs");
+    engine.cache().warm(system.clone()).await.expect("it fits");
+    let pin = engine.cache().pin(&system, None).await.expect("cached, within the budget");
+    let pins = engine.cache().pins().await.expect("it runs");
     assert_eq!((pins[0].id, pins[0].tokens, pins[0].blocks, pins[0].ends_in), (pin, 32, 2, None));
-    let error = engine.pin(&system, None).await.expect_err("over the budget");
+    let error = engine.cache().pin(&system, None).await.expect_err("over the budget");
     assert!(matches!(
         error,
         Error::Engine(EngineError::Pin(PinError::OverBudget { budget: 2, pinned: 2, .. }))
     ));
     for first in 50..60 {
-        engine.warm(blocks(first, 6)).await.expect("it fits next to the pinned blocks");
+        engine.cache().warm(blocks(first, 6)).await.expect("it fits next to the pinned blocks");
     }
     assert_eq!(cached(&engine, &system), 32);
-    assert_eq!(engine.cache_stats().await.expect("it runs").blocks_pinned, 2);
-    assert!(engine.unpin(pin).await.expect("it runs"));
-    assert!(!engine.unpin(pin).await.expect("it runs"), "the pin has ended");
-    engine.warm(blocks(99, 6)).await.expect("it fits");
-    engine.warm(blocks(88, 6)).await.expect("it fits");
+    assert_eq!(engine.cache().stats().await.expect("it runs").blocks_pinned, 2);
+    assert!(engine.cache().unpin(pin).await.expect("it runs"));
+    assert!(!engine.cache().unpin(pin).await.expect("it runs"), "the pin has ended");
+    engine.cache().warm(blocks(99, 6)).await.expect("it fits");
+    engine.cache().warm(blocks(88, 6)).await.expect("it fits");
     assert_eq!(cached(&engine, &system), 0);
     engine.audit().await.expect("consistent accounting");
 }
@@ -89,17 +89,17 @@ async fn pinned_prompts_are_not_evicted() {
 async fn pins_expire_and_end_with_a_flush() {
     let (builder, _) = builder(8);
     let engine = builder.pin_budget(4).build().await.expect("valid settings");
-    engine.warm(prompt(0)).await.expect("it fits");
-    engine.pin(&prompt(0), Some(Duration::from_millis(30))).await.expect("cached");
-    engine.pin(&prompt(0), Some(Duration::from_secs(3600))).await.expect("cached");
-    let ends_in = engine.pins().await.expect("it runs")[1].ends_in.expect("a time to live");
+    engine.cache().warm(prompt(0)).await.expect("it fits");
+    engine.cache().pin(&prompt(0), Some(Duration::from_millis(30))).await.expect("cached");
+    engine.cache().pin(&prompt(0), Some(Duration::from_secs(3600))).await.expect("cached");
+    let ends_in = engine.cache().pins().await.expect("it runs")[1].ends_in.expect("a time to live");
     assert!(ends_in <= Duration::from_secs(3600) && ends_in > Duration::from_secs(3500));
-    while engine.pins().await.expect("it runs").len() == 2 {
+    while engine.cache().pins().await.expect("it runs").len() == 2 {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     assert_eq!(engine.audit().await.expect("consistent accounting").blocks_evictable, 0);
-    engine.flush().await.expect("it runs");
-    assert!(engine.pins().await.expect("it runs").is_empty());
+    engine.cache().flush().await.expect("it runs");
+    assert!(engine.cache().pins().await.expect("it runs").is_empty());
     assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 8);
 }
 
@@ -109,8 +109,8 @@ async fn pins_expire_and_end_with_a_flush() {
 async fn pins_do_not_starve_requests() {
     let (builder, _) = builder(8);
     let engine = builder.pin_budget(3).build().await.expect("valid settings");
-    engine.warm(blocks(3, 3)).await.expect("it fits");
-    engine.pin(&blocks(3, 3), None).await.expect("cached, within the budget");
+    engine.cache().warm(blocks(3, 3)).await.expect("it fits");
+    engine.cache().pin(&blocks(3, 3), None).await.expect("cached, within the budget");
     let error = engine.generate(blocks(7, 6)).await.expect_err("five blocks are left");
     assert!(
         matches!(error, Error::Engine(EngineError::PromptTooLong { got: 96, limit: 80, .. })),
@@ -133,21 +133,21 @@ async fn the_pin_budget_limits_prompts_only_while_something_is_pinned() {
     let long = Request::tokens(vec![9; 120]).max_tokens(1000);
     let hold = fake.hold();
     let stream = engine.generate(long.clone()).await.expect("it fits the pool");
-    let error = engine.pin(&prompt(0), None).await.expect_err("a long prompt is in flight");
+    let error = engine.cache().pin(&prompt(0), None).await.expect_err("a long prompt is in flight");
     assert!(matches!(error, Error::Engine(EngineError::PinBudgetInUse)), "{error}");
     assert!(error.is_retryable());
     drop(hold);
     // 120 tokens and 9 more fill the pool; the last one needs no position.
     assert_eq!(stream.collect_text().await.expect("it ends").token_ids.len(), 9);
-    engine.warm(prompt(0)).await.expect("it fits");
-    let pin = engine.pin(&prompt(0), None).await.expect("nothing long is in flight");
+    engine.cache().warm(prompt(0)).await.expect("it fits");
+    let pin = engine.cache().pin(&prompt(0), None).await.expect("nothing long is in flight");
     let error = engine.generate(long.clone()).await.expect_err("something is pinned");
     assert!(
         matches!(error, Error::Engine(EngineError::PromptTooLong { limit: 80, .. })),
         "{error}"
     );
-    assert!(engine.unpin(pin).await.expect("it runs"));
-    engine.warm(long).await.expect("nothing is pinned");
+    assert!(engine.cache().unpin(pin).await.expect("it runs"));
+    engine.cache().warm(long).await.expect("nothing is pinned");
     engine.audit().await.expect("consistent accounting");
 }
 
@@ -172,8 +172,8 @@ fn apply(copy: &mut HashSet<u64>, event: &CacheEvent) {
 async fn events_reproduce_the_content_of_the_cache() {
     let (builder, _) = builder(16);
     let engine = builder.build().await.expect("valid settings");
-    engine.warm(blocks(1, 4)).await.expect("it fits");
-    let mut events = engine.events(1000).await.expect("it runs");
+    engine.cache().warm(blocks(1, 4)).await.expect("it fits");
+    let mut events = engine.cache().events(1000).await.expect("it runs");
     let mut copy = HashSet::new();
     events.snapshot().events.iter().for_each(|event| apply(&mut copy, event));
     assert_eq!(copy.len(), 4);
@@ -187,11 +187,11 @@ async fn events_reproduce_the_content_of_the_cache() {
         copy
     });
     for first in 2..12 {
-        engine.warm(blocks(first, 5)).await.expect("it fits");
+        engine.cache().warm(blocks(first, 5)).await.expect("it fits");
     }
-    engine.warm(blocks(1, 4).cache_salt("tenant")).await.expect("it fits");
+    engine.cache().warm(blocks(1, 4).cache_salt("tenant")).await.expect("it fits");
     assert!(engine.stats().evictions > 0);
-    let expected = engine.cache_stats().await.expect("it runs").blocks;
+    let expected = engine.cache().stats().await.expect("it runs").blocks;
     engine.shutdown().await;
     assert_eq!(listener.await.expect("no panic").len(), expected);
 }
@@ -201,9 +201,9 @@ async fn events_reproduce_the_content_of_the_cache() {
 async fn a_slow_subscriber_gets_a_reset() {
     let (builder, _) = builder(16);
     let engine = builder.build().await.expect("valid settings");
-    let mut events = engine.events(2).await.expect("it runs");
+    let mut events = engine.cache().events(2).await.expect("it runs");
     for first in 0..5 {
-        engine.warm(prompt(first)).await.expect("it fits");
+        engine.cache().warm(prompt(first)).await.expect("it fits");
     }
     let mut counted = 0;
     while counted < 5 {
@@ -213,7 +213,7 @@ async fn a_slow_subscriber_gets_a_reset() {
         }
     }
     assert_eq!(counted, 5);
-    let refused = engine.events(0).await.expect_err("no queue").to_string();
+    let refused = engine.cache().events(0).await.expect_err("no queue").to_string();
     assert!(refused.contains("capacity") && refused.contains("got 0"), "{refused}");
 }
 
@@ -222,16 +222,16 @@ async fn a_slow_subscriber_gets_a_reset() {
 async fn a_restart_ends_pins_and_events() {
     let (builder, handle) = builder(16);
     let engine = builder.pin_budget(4).build().await.expect("valid settings");
-    engine.warm(prompt(0)).await.expect("it fits");
-    engine.pin(&prompt(0), None).await.expect("cached");
-    let mut events = engine.events(100).await.expect("it runs");
+    engine.cache().warm(prompt(0)).await.expect("it fits");
+    engine.cache().pin(&prompt(0), None).await.expect("cached");
+    let mut events = engine.cache().events(100).await.expect("it runs");
     handle.inject_next(FakeFault::Panic);
-    engine.warm(prompt(1)).await.expect_err("it is interrupted");
+    engine.cache().warm(prompt(1)).await.expect_err("it is interrupted");
     assert!(events.next().await.is_none());
-    while engine.stats().restarts == 0 || engine.pins().await.is_err() {
+    while engine.stats().restarts == 0 || engine.cache().pins().await.is_err() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert!(engine.pins().await.expect("it runs again").is_empty());
+    assert!(engine.cache().pins().await.expect("it runs again").is_empty());
     assert_eq!(cached(&engine, &prompt(0)), 0);
 }
 
@@ -240,13 +240,13 @@ async fn a_restart_ends_pins_and_events() {
 async fn dump_exports_the_tree() {
     let (builder, _) = builder(16);
     let engine = builder.build().await.expect("valid settings");
-    engine.warm(blocks(1, 3)).await.expect("it fits");
-    engine.warm(blocks(1, 3)).await.expect("it fits");
-    let dump = engine.dump().expect("it runs");
+    engine.cache().warm(blocks(1, 3)).await.expect("it fits");
+    engine.cache().warm(blocks(1, 3)).await.expect("it fits");
+    let dump = engine.cache().dump().expect("it runs");
     assert_eq!((dump.nodes.len(), dump.nodes[0].block_count), (1, 3));
     assert_eq!(dump.nodes[0].hits, 1, "the second request found it");
     assert!(dump.to_graphviz().contains("3 blocks"));
-    let stats = engine.cache_stats().await.expect("it runs");
+    let stats = engine.cache().stats().await.expect("it runs");
     assert_eq!((stats.blocks, stats.nodes, stats.blocks_committed), (3, 1, 3));
     assert!(stats.index_bytes > 0 && stats.average_match > 0.0);
 }
@@ -258,10 +258,10 @@ async fn priorities_of_requests_decide_what_is_evicted() {
     for (policy, survivor) in [(EvictionPolicy::Priority, 0), (EvictionPolicy::Lru, 100)] {
         let (builder, _) = builder(4);
         let engine = builder.eviction_policy(policy).build().await.expect("valid settings");
-        engine.warm(prompt(0).priority(7)).await.expect("it fits");
-        engine.warm(prompt(100).priority(-7)).await.expect("it fits");
+        engine.cache().warm(prompt(0).priority(7)).await.expect("it fits");
+        engine.cache().warm(prompt(100).priority(-7)).await.expect("it fits");
         // Two of the four blocks are cached. The next prompt needs three, so one is evicted.
-        engine.warm(blocks(200, 3)).await.expect("it fits");
+        engine.cache().warm(blocks(200, 3)).await.expect("it fits");
         let kept = [0, 100].map(|first| cached(&engine, &prompt(first)) > 0);
         assert_eq!(kept, [survivor == 0, survivor == 100], "{policy}");
     }
@@ -272,12 +272,12 @@ async fn priorities_of_requests_decide_what_is_evicted() {
 async fn the_eviction_policy_can_be_changed() {
     let (builder, _) = builder(4);
     let engine = builder.build().await.expect("valid settings");
-    assert_eq!(engine.eviction_policy(), Some(EvictionPolicy::Lru));
-    engine.warm(prompt(0)).await.expect("it fits");
-    engine.warm(prompt(100)).await.expect("it fits");
-    engine.set_eviction_policy(EvictionPolicy::Mru).expect("it runs");
-    assert_eq!(engine.eviction_policy(), Some(EvictionPolicy::Mru));
-    engine.warm(blocks(200, 3)).await.expect("it fits");
+    assert_eq!(engine.cache().eviction_policy(), Some(EvictionPolicy::Lru));
+    engine.cache().warm(prompt(0)).await.expect("it fits");
+    engine.cache().warm(prompt(100)).await.expect("it fits");
+    engine.cache().set_eviction_policy(EvictionPolicy::Mru).expect("it runs");
+    assert_eq!(engine.cache().eviction_policy(), Some(EvictionPolicy::Mru));
+    engine.cache().warm(blocks(200, 3)).await.expect("it fits");
     assert_eq!((cached(&engine, &prompt(0)), cached(&engine, &prompt(100))), (16, 0));
 }
 
@@ -291,22 +291,26 @@ async fn prefixes_and_salts_can_be_evicted() {
     let request = |tail: u32| Request::tokens(tokens(tail)).max_tokens(1);
     let salted = request(40).cache_salt("tenant");
     for prompt in [request(40), request(80), salted.clone()] {
-        engine.warm(prompt).await.expect("it fits");
+        engine.cache().warm(prompt).await.expect("it fits");
     }
     let all = [request(40), request(80), salted.clone(), request(90)];
-    assert_eq!(engine.query_match_lens(&all).expect("tokens"), [32, 32, 32, 16]);
-    assert_eq!(engine.evict_prefix(&request(40)).await.expect("it runs"), 1);
-    assert_eq!(engine.query_match_lens(&all).expect("tokens"), [16, 32, 32, 16]);
-    engine.pin(&request(80), None).await.expect("cached");
-    assert_eq!(engine.evict_prefix(&request(80)).await.expect("it runs"), 0, "it is pinned");
-    assert_eq!(engine.evict_salt(Some("tenant")).await.expect("it runs"), 2);
-    assert_eq!(engine.query_match_lens(&all).expect("tokens"), [16, 32, 0, 16]);
-    assert_eq!(engine.evict_salt(None).await.expect("it runs"), 2, "with the pin");
-    assert!(engine.pins().await.expect("it runs").is_empty());
+    assert_eq!(engine.cache().query_match_lens(&all).expect("tokens"), [32, 32, 32, 16]);
+    assert_eq!(engine.cache().evict_prefix(&request(40)).await.expect("it runs"), 1);
+    assert_eq!(engine.cache().query_match_lens(&all).expect("tokens"), [16, 32, 32, 16]);
+    engine.cache().pin(&request(80), None).await.expect("cached");
+    assert_eq!(
+        engine.cache().evict_prefix(&request(80)).await.expect("it runs"),
+        0,
+        "it is pinned"
+    );
+    assert_eq!(engine.cache().evict_salt(Some("tenant")).await.expect("it runs"), 2);
+    assert_eq!(engine.cache().query_match_lens(&all).expect("tokens"), [16, 32, 0, 16]);
+    assert_eq!(engine.cache().evict_salt(None).await.expect("it runs"), 2, "with the pin");
+    assert!(engine.cache().pins().await.expect("it runs").is_empty());
     assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 16);
     assert_eq!(engine.stats().evictions_requested, 5);
     // The cached logits of evicted prompts are gone too: the answer is computed again.
-    engine.warm(request(40)).await.expect("it fits");
+    engine.cache().warm(request(40)).await.expect("it fits");
     assert_eq!(engine.stats().cached_tokens, 16, "of the second prompt, nothing since");
 }
 
@@ -316,7 +320,7 @@ async fn prefixes_and_salts_can_be_evicted() {
 async fn used_pins_live_on() {
     let (builder, _) = builder(8);
     let engine = builder.pin_budget(4).build().await.expect("valid settings");
-    engine.warm(prompt(0)).await.expect("it fits");
+    engine.cache().warm(prompt(0)).await.expect("it fits");
     let ttl = Some(Duration::from_millis(100));
     let options = PinOptions { ttl, refresh_on_hit: true, ..PinOptions::default() };
     let described = PinOptions {
@@ -324,20 +328,20 @@ async fn used_pins_live_on() {
         description: Some("system prompt".to_owned()),
         ..options
     };
-    engine.pin_with(&prompt(0), described.clone()).await.expect("cached");
-    engine.pin(&prompt(0), ttl).await.expect("cached");
-    let pins = engine.pins().await.expect("it runs");
+    engine.cache().pin_with(&prompt(0), described.clone()).await.expect("cached");
+    engine.cache().pin(&prompt(0), ttl).await.expect("cached");
+    let pins = engine.cache().pins().await.expect("it runs");
     assert_eq!((pins.len(), &pins[0].options), (2, &described));
     assert_eq!(*pins[0].token_ids, (0..16).collect::<Vec<u32>>()[..]);
     // Used until the other pin has long ended.
-    while engine.pins().await.expect("it runs").len() == 2 {
-        engine.warm(prompt(0)).await.expect("it fits");
+    while engine.cache().pins().await.expect("it runs").len() == 2 {
+        engine.cache().warm(prompt(0)).await.expect("it fits");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    let left = engine.pins().await.expect("it runs");
+    let left = engine.cache().pins().await.expect("it runs");
     assert_eq!((left.len(), left[0].id), (1, pins[0].id));
     // Not used any more.
-    while !engine.pins().await.expect("it runs").is_empty() {
+    while !engine.cache().pins().await.expect("it runs").is_empty() {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     engine.audit().await.expect("consistent accounting");

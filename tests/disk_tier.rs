@@ -6,7 +6,8 @@ use std::num::NonZero;
 use std::time::Duration;
 
 use stolon::{
-    Engine, EngineBuilder, Error, EvictionPolicy, KvType, PrefetchPolicy, Request, WritePolicy,
+    Engine, EngineBuilder, Error, EvictionPolicy, KvType, PrefetchPolicy, Request, TierError,
+    WritePolicy,
 };
 use support::{Directory, answer, ask, prompt, records, stop};
 
@@ -37,12 +38,12 @@ async fn a_restarted_engine_is_warm_with_the_same_bits() {
         let cold = tiny().build().await.expect("an engine");
         let warm = with_disk().build().await.expect("the directory is free again");
         let request = Request::tokens(longer.clone());
-        let found = warm.query_tiers(&request).expect("tokens");
+        let found = warm.tiers().query(&request).expect("tokens");
         assert_eq!((found.pool, found.disk), (0, 192));
         let (expected, _) = answer(&cold, &longer).await;
         assert_eq!(answer(&warm, &longer).await, (expected, 192), "{kv_type}");
         assert_eq!(warm.stats().loaded_tokens, 192);
-        assert_eq!(warm.disk_stats().expect("a disk tier").read_tokens, 192);
+        assert_eq!(warm.tiers().disk_stats().expect("a disk tier").read_tokens, 192);
         stop(warm).await;
     }
 }
@@ -55,8 +56,8 @@ async fn every_record_is_stored_once() {
     let engine = with_disk.build().await.expect("an engine");
     ask(&engine, &prompt(645, 1)).await;
     ask(&engine, &prompt(645, 1)).await;
-    engine.flush_disk().await.expect("it runs");
-    let disk = engine.disk_stats().expect("a disk tier");
+    engine.tiers().flush().await.expect("it runs");
+    let disk = engine.tiers().disk_stats().expect("a disk tier");
     assert_eq!((engine.stats().saved_blocks, disk.records_written), (40, 10), "{disk:?}");
     stop(engine).await;
 }
@@ -72,7 +73,7 @@ async fn evicted_prefixes_are_read_back() {
     for prompt in &prompts {
         ask(&engine, prompt).await;
     }
-    engine.flush_disk().await.expect("it runs");
+    engine.tiers().flush().await.expect("it runs");
     let computed = engine.stats().computed_tokens;
     for prompt in prompts.iter().chain(&prompts) {
         assert!(ask(&engine, prompt).await >= 192, "it is on the disk");
@@ -103,18 +104,18 @@ async fn the_eviction_policy_holds_for_the_disk() {
         // The second prompt is important, the first one is used again.
         for (seed, priority) in [(0, 0), (1, 1), (2, 0), (0, 0), (3, 0)] {
             if let Some(policy) = changed.filter(|_| seed == 3) {
-                engine.set_eviction_policy(policy).expect("it runs");
+                engine.cache().set_eviction_policy(policy).expect("it runs");
             }
             let request = Request::tokens(prompt(70, seed)).max_tokens(1).priority(priority);
             engine.complete(request).await.expect("an answer");
-            engine.flush_disk().await.expect("it runs");
+            engine.tiers().flush().await.expect("it runs");
         }
         let is_there = |seed: &u32| {
             let request = Request::tokens(prompt(70, *seed));
-            engine.query_tiers(&request).expect("tokens").disk == 64
+            engine.tiers().query(&request).expect("tokens").disk == 64
         };
         let left: Vec<u32> = (0..4).filter(is_there).collect();
-        assert_eq!(engine.disk_stats().expect("a disk tier").records_evicted, 1);
+        assert_eq!(engine.tiers().disk_stats().expect("a disk tier").records_evicted, 1);
         stop(engine).await;
         left
     };
@@ -131,19 +132,19 @@ async fn what_is_used_in_the_pool_stays_on_the_disk() {
     let with_budget = |bytes| slow_fake(128).kv_cache_dir(&directory.0, bytes).build();
     let engine = with_budget(1 << 30).await.expect("an engine");
     ask(&engine, &prompt(200, 0)).await;
-    engine.flush_disk().await.expect("it runs");
-    let disk = engine.disk_stats().expect("a disk tier");
+    engine.tiers().flush().await.expect("it runs");
+    let disk = engine.tiers().disk_stats().expect("a disk tier");
     assert_eq!(disk.records, 3);
     stop(engine).await;
     let engine = with_budget(3 * disk.bytes).await.expect("an engine");
     for seed in 1..10 {
         ask(&engine, &prompt(200, 0)).await;
         ask(&engine, &prompt(200, seed)).await;
-        engine.flush_disk().await.expect("it runs");
+        engine.tiers().flush().await.expect("it runs");
     }
-    let disk = engine.disk_stats().expect("a disk tier");
+    let disk = engine.tiers().disk_stats().expect("a disk tier");
     assert_eq!((disk.records_evicted, disk.read_tokens), (3 * 7, 192), "{disk:?}");
-    let found = engine.query_tiers(&Request::tokens(prompt(200, 0))).expect("tokens");
+    let found = engine.tiers().query(&Request::tokens(prompt(200, 0))).expect("tokens");
     assert_eq!(found.disk, 192, "it is in use");
     stop(engine).await;
 }
@@ -170,7 +171,7 @@ async fn refused_requests_read_nothing() {
         let refused = engine.generate(Request::tokens(prompt(200, 1))).await;
         refused.expect_err("the queue is full");
     }
-    assert_eq!(engine.disk_stats().expect("a disk tier").read_tokens, 0);
+    assert_eq!(engine.tiers().disk_stats().expect("a disk tier").read_tokens, 0);
     drop((running, waiting));
     while engine.stats().running + engine.stats().waiting > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -197,7 +198,7 @@ async fn write_back_writes_what_leaves_the_pool() {
         ask(&engine, prompt).await;
     }
     let found = |engine: &Engine, prompt: &Vec<u32>| {
-        let found = engine.query_tiers(&Request::tokens(prompt.clone())).expect("tokens");
+        let found = engine.tiers().query(&Request::tokens(prompt.clone())).expect("tokens");
         (found.pool, found.disk)
     };
     for prompt in &prompts {
@@ -209,7 +210,7 @@ async fn write_back_writes_what_leaves_the_pool() {
     for prompt in &prompts {
         assert_eq!(found(&engine, prompt), (0, 192));
     }
-    let disk = engine.disk_stats().expect("a disk tier");
+    let disk = engine.tiers().disk_stats().expect("a disk tier");
     assert_eq!(disk.records, 12 * 3, "nothing else: {disk:?}");
     stop(engine).await;
 }
@@ -226,8 +227,8 @@ async fn selective_writing_writes_what_is_used_again() {
         let engine = builder.write_policy(policy).build().await.expect("an engine");
         let with_tail = |tail| [prompt(200, 1), prompt(150, tail)].concat();
         let records = async || {
-            engine.flush_disk().await.expect("it runs");
-            engine.disk_stats().expect("a disk tier").records
+            engine.tiers().flush().await.expect("it runs");
+            engine.tiers().disk_stats().expect("a disk tier").records
         };
         for tail in 0..hits.get() {
             ask(&engine, &with_tail(tail)).await;
@@ -241,7 +242,7 @@ async fn selective_writing_writes_what_is_used_again() {
             ask(&engine, &with_tail(101)).await;
         }
         assert_eq!(records().await, 5, "and one of the tails");
-        engine.clear_disk().await.expect("it runs");
+        engine.tiers().clear_disk().await.expect("it runs");
         stop(engine).await;
     }
 }
@@ -279,7 +280,7 @@ async fn a_prefix_is_read_once_for_requests_at_the_same_time() {
     let prompts: Vec<Vec<u32>> =
         (0..6).map(|tail| [prompt(640, 1), vec![tail; 5]].concat()).collect();
     futures::future::join_all(prompts.iter().map(|prompt| ask(&engine, prompt))).await;
-    let (stats, disk) = (engine.stats(), engine.disk_stats().expect("a disk tier"));
+    let (stats, disk) = (engine.stats(), engine.tiers().disk_stats().expect("a disk tier"));
     assert_eq!(stats.loaded_tokens, 640, "{stats:?}");
     assert!(disk.read_tokens < 6 * 640, "most of them waited for the same read: {disk:?}");
     stop(engine).await;
@@ -302,20 +303,20 @@ async fn faults_of_the_disk_do_not_reach_requests() {
     }
     ask(&engine, &prompt(300, 1)).await;
     assert_eq!(engine.stats().loaded_tokens, 0);
-    assert!(engine.disk_stats().expect("a disk tier").records_refused >= 1);
-    engine.flush_disk().await.expect("it runs");
+    assert!(engine.tiers().disk_stats().expect("a disk tier").records_refused >= 1);
+    engine.tiers().flush().await.expect("it runs");
     std::fs::remove_dir_all(&directory.0).expect("removed");
     for seed in 1..8 {
         ask(&engine, &prompt(300, seed)).await;
     }
-    engine.flush_disk().await.expect("it runs");
+    engine.tiers().flush().await.expect("it runs");
     std::fs::remove_dir_all(directory.0.join("v1")).expect("it was made again");
     std::fs::write(directory.0.join("v1"), "a file in its place").expect("written");
     for seed in 1..8 {
         ask(&engine, &prompt(300, seed)).await;
     }
-    engine.flush_disk().await.expect("it runs");
-    let disk = engine.disk_stats().expect("a disk tier");
+    engine.tiers().flush().await.expect("it runs");
+    let disk = engine.tiers().disk_stats().expect("a disk tier");
     assert!(disk.writes_failed >= 1 && disk.writes_skipped >= 1, "{disk:?}");
     stop(engine).await;
 }
@@ -328,14 +329,14 @@ async fn directories_in_use_are_refused() {
     let with_disk = || slow_fake(64).kv_cache_dir(&directory.0, 1 << 30).build();
     let engine = with_disk().await.expect("an engine");
     let refused = with_disk().await.expect_err("it is in use");
-    assert!(matches!(refused, Error::Disk(_)), "{refused}");
+    assert!(matches!(refused, Error::Tier(TierError::Disk(_))), "{refused}");
     assert!(refused.to_string().contains("another process"), "{refused}");
     let salted = Request::tokens(prompt(200, 1)).cache_salt("a").max_tokens(1);
     engine.complete(salted.clone()).await.expect("an answer");
-    engine.flush_disk().await.expect("it runs");
-    assert_eq!(engine.query_tiers(&salted).expect("tokens").disk, 192);
+    engine.tiers().flush().await.expect("it runs");
+    assert_eq!(engine.tiers().query(&salted).expect("tokens").disk, 192);
     for other in [salted.clone().cache_salt("b"), Request::tokens(prompt(200, 1))] {
-        assert_eq!(engine.query_tiers(&other).expect("tokens"), Default::default());
+        assert_eq!(engine.tiers().query(&other).expect("tokens"), Default::default());
     }
     stop(engine).await;
 }
@@ -347,7 +348,7 @@ async fn salts_mean_the_same_after_a_restart() {
     let directory = Directory::new("disk-salts");
     let with_disk = || slow_fake(64).kv_cache_dir(&directory.0, 1 << 30);
     let salted = Request::tokens(prompt(200, 1)).cache_salt("tenant").max_tokens(1);
-    let stored = |engine: &Engine| engine.query_tiers(&salted).expect("tokens").disk;
+    let stored = |engine: &Engine| engine.tiers().query(&salted).expect("tokens").disk;
     let first = with_disk().build().await.expect("an engine");
     first.complete(salted.clone()).await.expect("an answer");
     stop(first).await;
@@ -399,7 +400,7 @@ async fn many_requests_with_cancels(policy: WritePolicy) {
     for worker in work.collect::<Vec<_>>() {
         worker.await.expect("right answers");
     }
-    let disk = engine.disk_stats().expect("a disk tier");
+    let disk = engine.tiers().disk_stats().expect("a disk tier");
     assert!(disk.bytes <= 40_000 && disk.records_evicted > 0, "{disk:?}");
     assert!(engine.stats().loaded_tokens > 0);
     stop(engine).await;

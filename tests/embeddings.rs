@@ -118,8 +118,8 @@ async fn a_model_without_an_output_matrix_only_embeds() {
     let refused = engine.generate_choices(Request::tokens([1, 2]), 2).await;
     assert!(matches!(refused, Err(Error::EmbeddingsOnly { .. })), "{refused:?}");
     let text = "A stolon is a stem";
-    assert_eq!(engine.warm(Request::text(text)).await.expect("computed"), text.len() + 1);
-    let cached = engine.query_match_len(&Request::text(text)).expect("a query");
+    assert_eq!(engine.cache().warm(Request::text(text)).await.expect("computed"), text.len() + 1);
+    let cached = engine.cache().query_match_len(&Request::text(text)).expect("a query");
     assert_eq!(cached, (text.len() + 1) / 4 * 4);
 }
 

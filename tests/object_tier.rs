@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use stolon::{Engine, EngineBuilder, Error, Request};
+use stolon::{Engine, EngineBuilder, Error, Request, TierError};
 use support::{Directory, answer, ask, prompt, records, stop};
 
 #[path = "support/tiers.rs"]
@@ -41,7 +41,7 @@ impl Place {
 /// would hang if it never did.
 async fn wait_for(engine: &Engine, prompt: &[u32], tokens: usize) {
     loop {
-        let found = engine.query_tiers(&Request::tokens(prompt)).expect("tokens");
+        let found = engine.tiers().query(&Request::tokens(prompt)).expect("tokens");
         if found.object_store >= tokens {
             return;
         }
@@ -169,21 +169,21 @@ async fn a_store_that_fails_stops_nothing() {
     let place = Place::new("fails");
     let engine = slow_fake(&place, "first").build().await.expect("an engine");
     ask(&engine, &prompt(300, 1)).await;
-    engine.flush_disk().await.expect("it runs");
+    engine.tiers().flush().await.expect("it runs");
     std::fs::remove_dir_all(place.store()).expect("removed");
     std::fs::write(place.store(), "a file in its place").expect("written");
     for seed in 1..8 {
         ask(&engine, &prompt(300, seed)).await;
     }
-    engine.flush_disk().await.expect("it runs");
-    let stats = engine.object_stats().expect("a store");
+    engine.tiers().flush().await.expect("it runs");
+    let stats = engine.tiers().object_stats().expect("a store");
     assert!(stats.failures >= 1 && stats.writes_skipped >= 1, "{stats:?}");
     stop(engine).await;
     for url in ["ftp://host/folder", "s3:", "no url"] {
         let directory = place.directory("other");
         let build = tiny().kv_cache_dir(directory, 1 << 30).kv_object_store(url).build();
         let refused = build.await.expect_err("no store");
-        assert!(matches!(refused, Error::ObjectStore(_)), "{refused}");
+        assert!(matches!(refused, Error::Tier(TierError::ObjectStore(_))), "{refused}");
         assert!(refused.to_string().contains(url), "{refused}");
     }
     let refused = tiny().kv_object_store(place.url()).build().await.expect_err("no directory");

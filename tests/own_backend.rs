@@ -73,13 +73,14 @@ async fn custom_eviction_order_selects_the_victim() {
         let engine = builder.build().await.expect("valid settings");
         let prompts = [("long", prompt(2, 64)), ("short", prompt(3, 32))];
         for (_, tokens) in &prompts {
-            engine.warm(Request::tokens(tokens.clone())).await.expect("it fits");
+            engine.cache().warm(Request::tokens(tokens.clone())).await.expect("it fits");
         }
         // Six of the eight blocks are cached, so that three new ones need room.
-        engine.warm(Request::tokens(prompt(4, 48))).await.expect("it fits");
+        engine.cache().warm(Request::tokens(prompt(4, 48))).await.expect("it fits");
         for (name, tokens) in prompts {
             let length = tokens.len();
-            let cached = engine.query_match_len(&Request::tokens(tokens)).expect("token ids");
+            let cached =
+                engine.cache().query_match_len(&Request::tokens(tokens)).expect("token ids");
             assert_eq!(cached < length, name == evicted, "{name}: {cached}, custom: {is_custom}");
         }
         assert!(engine.stats().evictions > 0);

@@ -95,7 +95,7 @@ async fn logits_do_not_depend_on_the_cache() {
             assert_eq!(partial.1, 40 / block_size * block_size);
             let full = distributions(&engine, &tokens).await;
             assert_eq!(full.1, 80);
-            engine.flush().await.expect("it runs");
+            engine.cache().flush().await.expect("it runs");
             let cold = distributions(&engine, &tokens).await;
             assert_eq!(cold.1, 0);
             for got in [partial.0, full.0, cold.0] {
@@ -141,7 +141,7 @@ async fn every_block_is_free_or_cached_after_all_requests() {
     let audit = engine.audit().await.expect("consistent accounting");
     assert_eq!((audit.blocks_reserved, audit.blocks_evictable), (0, audit.blocks_committed));
     assert_eq!(audit.blocks_free + audit.blocks_committed, 20);
-    engine.flush().await.expect("it runs");
+    engine.cache().flush().await.expect("it runs");
     assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 20);
 }
 
@@ -161,7 +161,7 @@ async fn prefix_caching_can_be_disabled() {
             engine.audit().await.expect("consistent accounting").blocks_committed > 0,
             caching
         );
-        assert_eq!(engine.dump().expect("it runs").nodes.is_empty(), !caching);
+        assert_eq!(engine.cache().dump().expect("it runs").nodes.is_empty(), !caching);
         answers.push(again.token_ids);
     }
     assert_eq!(answers[0], answers[1]);

@@ -2,7 +2,7 @@
 //! engine that has computed everything itself.
 #![cfg(feature = "tiers")]
 
-use stolon::{Engine, EngineBuilder, Error, FormatError, KvType, Request};
+use stolon::{Engine, EngineBuilder, Error, FormatError, KvType, Request, TierError};
 
 fn prompt(len: usize, seed: u32) -> Vec<u32> {
     (0..len as u32).map(|n| (n * 31 + n * n * 7 + seed * 13) % 256).collect()
@@ -26,7 +26,7 @@ async fn answer(engine: &Engine, tokens: &[u32]) -> (Vec<(u32, u32)>, usize) {
 }
 
 async fn export(engine: &Engine, tokens: &[u32]) -> Vec<u8> {
-    let exported = engine.export_prefix(&Request::tokens(tokens)).await.expect("it is cached");
+    let exported = engine.cache().export(&Request::tokens(tokens)).await.expect("it is cached");
     let announced = exported.file_bytes();
     let bytes: Vec<u8> = exported.flatten().collect();
     assert_eq!(bytes.len(), announced);
@@ -34,7 +34,7 @@ async fn export(engine: &Engine, tokens: &[u32]) -> Vec<u8> {
 }
 
 async fn import(engine: &Engine, bytes: &[u8]) -> Result<usize, Error> {
-    let mut import = engine.import_prefix()?;
+    let mut import = engine.cache().import()?;
     for piece in bytes.chunks(10_000) {
         import.push(piece)?;
     }
@@ -79,7 +79,10 @@ async fn files_of_other_models_and_settings_are_refused() {
     ] {
         let engine = start(other).await;
         let refused = import(&engine, &bytes).await.expect_err("another KV format");
-        assert!(matches!(refused, Error::StoredKv(FormatError::Fingerprint)), "{refused}");
+        assert!(
+            matches!(refused, Error::Tier(TierError::StoredKv(FormatError::Fingerprint))),
+            "{refused}"
+        );
         assert_eq!(answer(&engine, &prompt(100, 1)).await.1, 0);
     }
 }
@@ -90,14 +93,14 @@ async fn damaged_files_are_refused() {
     let engine = start(tiny()).await;
     let tokens = prompt(100, 1);
     let bytes = export(&engine, &tokens).await;
-    engine.flush().await.expect("it runs");
+    engine.cache().flush().await.expect("it runs");
     for at in (0..bytes.len()).step_by(bytes.len() / 50) {
         let mut damaged = bytes.clone();
         damaged[at] ^= 0x10;
         assert!(import(&engine, &damaged).await.is_err(), "byte {at}");
         assert!(import(&engine, &bytes[..at]).await.is_err(), "cut at {at}");
     }
-    assert_eq!(engine.query_match_len(&Request::tokens(tokens)).expect("tokens"), 0);
+    assert_eq!(engine.cache().query_match_len(&Request::tokens(tokens)).expect("tokens"), 0);
     assert_eq!(import(&engine, &bytes).await.expect("undamaged"), 96);
     assert_eq!(engine.audit().await.expect("consistent").blocks_reserved, 0);
 }
@@ -110,16 +113,16 @@ async fn prefixes_are_written_to_files_and_read_from_them() {
     std::fs::create_dir_all(&directory).expect("a directory");
     let (path, engine) = (directory.join("document.kv"), start(tiny()).await);
     let request = Request::tokens(prompt(100, 1));
-    assert_eq!(engine.export_prefix_to(&request, &path).await.expect("written"), 96);
+    assert_eq!(engine.cache().export_to(&request, &path).await.expect("written"), 96);
     let other = start(tiny()).await;
-    assert_eq!(other.import_prefix_from(&path).await.expect("read"), 96);
-    let missing = other.import_prefix_from(directory.join("missing.kv")).await;
+    assert_eq!(other.cache().import_from(&path).await.expect("read"), 96);
+    let missing = other.cache().import_from(directory.join("missing.kv")).await;
     assert!(missing.expect_err("no file").to_string().contains("missing.kv"));
-    let directory_error = other.import_prefix_from(&directory).await.expect_err("a directory");
+    let directory_error = other.cache().import_from(&directory).await.expect_err("a directory");
     assert!(directory_error.to_string().contains("stolon-prefix"), "{directory_error}");
-    let short = engine.export_prefix(&Request::tokens(prompt(15, 1))).await;
-    assert!(matches!(short, Err(Error::NotCached { expected: 16, got: 0 })));
-    let salted = engine.export_prefix(&request.clone().cache_salt("tenant")).await;
+    let short = engine.cache().export(&Request::tokens(prompt(15, 1))).await;
+    assert!(matches!(short, Err(Error::Tier(TierError::NotCached { expected: 16, got: 0 }))));
+    let salted = engine.cache().export(&request.clone().cache_salt("tenant")).await;
     assert!(salted.expect_err("a salt").to_string().contains("cache_salt"));
     let longest = export(&engine, &prompt(16 * 63, 3)).await;
     let small = start(tiny().num_blocks(32)).await;

@@ -17,7 +17,7 @@ fn tokens(first: u32, count: u32) -> Vec<u32> {
 }
 
 fn open(engine: &Engine, name: &str) -> SessionId {
-    engine.open_session(SessionOptions::new(name)).expect("a free id").id
+    engine.sessions().open(SessionOptions::new(name)).expect("a free id").id
 }
 
 async fn complete(engine: &Engine, request: Request) -> Completion {
@@ -83,7 +83,7 @@ async fn requests_take_what_sessions_hold_if_they_have_no_other_block() {
     for (index, id) in ids.iter().enumerate() {
         complete(&engine, prompt(index).session(id)).await;
     }
-    let held = || ids.clone().map(|id| engine.session(&id).expect("open").held_blocks);
+    let held = || ids.clone().map(|id| engine.sessions().get(&id).expect("open").held_blocks);
     assert_eq!(held(), [5, 5, 5]);
     assert_eq!(engine.stats().blocks_in_sessions, 15);
     complete(&engine, Request::tokens(tokens(100, 90)).max_tokens(1)).await;
@@ -107,9 +107,9 @@ async fn turns_that_do_not_complete_change_nothing() {
     let id = open(&engine, "chat");
     let first = Request::tokens(tokens(3, 40)).max_tokens(8).session(&id);
     complete(&engine, first.clone()).await;
-    let before = engine.session(&id).expect("open");
+    let before = engine.sessions().get(&id).expect("open");
     let unchanged = |held: usize| {
-        let now = engine.session(&id).expect("open");
+        let now = engine.sessions().get(&id).expect("open");
         assert_eq!((now.tokens, now.turns), (before.tokens, before.turns));
         assert_eq!(now.held_blocks, held);
         assert!(now.idle.is_some());
@@ -120,7 +120,7 @@ async fn turns_that_do_not_complete_change_nothing() {
     let mut stream = engine.generate(first.clone().max_tokens(100)).await.expect("it fits");
     while !matches!(stream.next().await, Some(Ok(Event::Token(_)))) {}
     assert_eq!(refused(&engine, first.clone()).await, SessionError::Busy { id: id.clone() });
-    assert_eq!(engine.session(&id).expect("open").idle, None);
+    assert_eq!(engine.sessions().get(&id).expect("open").idle, None);
     drop(stream);
     unchanged(2);
     drop(engine.generate(first.clone()).await.expect("it fits"));
@@ -140,7 +140,7 @@ async fn turns_that_do_not_complete_change_nothing() {
     engine.complete(cold.clone()).await.expect_err("the step fails");
     unchanged(0);
     complete(&engine, first.clone()).await;
-    assert_eq!(engine.session(&id).expect("open").held_blocks, 2);
+    assert_eq!(engine.sessions().get(&id).expect("open").held_blocks, 2);
 
     // A step that panics restarts the engine. Ids and tokens stay.
     ended(&engine).await;
@@ -148,14 +148,14 @@ async fn turns_that_do_not_complete_change_nothing() {
     engine.complete(cold).await.expect_err("the step panics");
     let mut answer = engine.complete(first.clone()).await;
     while answer.as_ref().is_err_and(Error::is_retryable) {
-        assert_eq!(engine.session(&id).expect("open").held_blocks, 0);
+        assert_eq!(engine.sessions().get(&id).expect("open").held_blocks, 0);
         tokio::time::sleep(Duration::from_millis(2)).await;
         answer = engine.complete(first.clone()).await;
     }
     answer.expect("the engine runs again");
-    assert_eq!(engine.session(&id).expect("open").held_blocks, 2);
+    assert_eq!(engine.sessions().get(&id).expect("open").held_blocks, 2);
     engine.audit().await.expect("consistent accounting");
-    assert!(engine.close_session(&id));
+    assert!(engine.sessions().close(&id));
     let report = engine.audit().await.expect("consistent accounting");
     assert_eq!(report.blocks_evictable, report.blocks_committed);
 }
@@ -174,7 +174,7 @@ async fn a_stop_string_ends_a_turn_at_once() {
         let request = Request::tokens(prompt.clone()).max_tokens(60).stop([stop.clone()]);
         let answer = complete(&engine, request.session(&id)).await;
         prompt.extend(&answer.token_ids);
-        let info = engine.session(&id).expect("open");
+        let info = engine.sessions().get(&id).expect("open");
         assert_eq!((info.tokens, info.idle.is_some()), (prompt.len(), true));
     }
     engine.audit().await.expect("consistent accounting");
@@ -187,7 +187,7 @@ async fn operators_end_what_sessions_hold() {
     let (builder, backend) = builder(16);
     let engine = builder.build().await.expect("valid settings");
     let options = SessionOptions::new("salted").cache_salt("s");
-    let salted = engine.open_session(options).expect("a free id").id;
+    let salted = engine.sessions().open(options).expect("a free id").id;
     let plain = open(&engine, "plain");
     let request = Request::tokens(tokens(3, 40)).max_tokens(1);
     let of_plain = request.clone().session(&plain);
@@ -197,12 +197,12 @@ async fn operators_end_what_sessions_hold() {
     for turn in [&of_plain, &of_salted] {
         complete(&engine, turn.clone()).await;
     }
-    let held = || [&plain, &salted].map(|id| engine.session(id).expect("open").held_blocks);
+    let held = || [&plain, &salted].map(|id| engine.sessions().get(id).expect("open").held_blocks);
     assert_eq!(held(), [2, 2]);
-    assert_eq!(engine.evict_prefix(&request).await.expect("it runs"), 0);
-    assert_eq!(engine.evict_salt(Some("s")).await.expect("it runs"), 2);
+    assert_eq!(engine.cache().evict_prefix(&request).await.expect("it runs"), 0);
+    assert_eq!(engine.cache().evict_salt(Some("s")).await.expect("it runs"), 2);
     assert_eq!(held(), [2, 0]);
-    engine.flush().await.expect("it runs");
+    engine.cache().flush().await.expect("it runs");
     assert_eq!(held(), [0, 0]);
     assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 16);
 
@@ -211,7 +211,7 @@ async fn operators_end_what_sessions_hold() {
     let turn = of_salted.clone().max_tokens(8);
     let mut stream = engine.generate(turn).await.expect("it fits");
     while !matches!(stream.next().await, Some(Ok(Event::Token(_)))) {}
-    engine.evict_salt(Some("s")).await.expect("it runs");
+    engine.cache().evict_salt(Some("s")).await.expect("it runs");
     while let Some(event) = stream.next().await {
         event.expect("it completes");
     }
@@ -230,9 +230,9 @@ async fn sessions_expire_and_have_limits() {
     let engine = builder.build().await.expect("valid settings");
     let short = open(&engine, "short");
     let options = SessionOptions::new("long").ttl(Duration::from_secs(3600));
-    let long = engine.open_session(options).expect("a free id").id;
+    let long = engine.sessions().open(options).expect("a free id").id;
     let turn = Request::tokens(tokens(3, 40)).max_tokens(1);
-    while engine.session(&short).is_ok() {
+    while engine.sessions().get(&short).is_ok() {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     let unknown = refused(&engine, turn.clone().session(&short)).await;
@@ -241,7 +241,7 @@ async fn sessions_expire_and_have_limits() {
     for name in ["1", "2", "3"] {
         open(&engine, name);
     }
-    assert_eq!(engine.sessions().len(), 2);
+    assert_eq!(engine.sessions().list().len(), 2);
     let stats = engine.stats();
     assert_eq!((stats.sessions, stats.sessions_expired), (2, 1));
     assert!(stats.sessions_displaced >= 1);
@@ -257,7 +257,7 @@ async fn sessions_expire_and_have_limits() {
     let engine = none.session_budget(0).build().await.expect("valid settings");
     let id = open(&engine, "a");
     complete(&engine, Request::tokens(tokens(3, 40)).max_tokens(1).session(&id)).await;
-    assert_eq!(engine.session(&id).expect("open").held_blocks, 0);
+    assert_eq!(engine.sessions().get(&id).expect("open").held_blocks, 0);
 }
 
 /// Goal: branches of a conversation share what they hold, survive each other, and get the answers
@@ -270,12 +270,12 @@ async fn conversations_branch_and_go_back() {
     let prompt = tokens(3, 40);
     let first = complete(&engine, Request::tokens(prompt.clone()).max_tokens(20).session(&trunk));
     let history = [prompt, first.await.token_ids].concat();
-    let branch = engine.fork_session(&trunk, "branch", None).await.expect("a free id");
+    let branch = engine.sessions().fork(&trunk, "branch", None).await.expect("a free id");
     assert_eq!((branch.tokens, branch.held_blocks), (60, 3));
-    let early = engine.fork_session(&trunk, "early", Some(20)).await.expect("a free id");
+    let early = engine.sessions().fork(&trunk, "early", Some(20)).await.expect("a free id");
     assert_eq!((early.tokens, early.held_tokens), (20, 16));
     assert_eq!(engine.stats().blocks_in_sessions, 3);
-    assert!(engine.close_session(&trunk));
+    assert!(engine.sessions().close(&trunk));
     for other in 50..60 {
         complete(&engine, Request::tokens(tokens(other, 300)).max_tokens(5)).await;
     }
@@ -285,16 +285,16 @@ async fn conversations_branch_and_go_back() {
         let answer = complete(&engine, turn.clone().session(&branch.id)).await;
         assert!(answer.finish.usage.cached_tokens >= 48);
         answers.push((turn, answer.token_ids));
-        let rewound = engine.rewind_session(&branch.id, 60).await.expect("an idle session");
+        let rewound = engine.sessions().rewind(&branch.id, 60).await.expect("an idle session");
         assert_eq!((rewound.tokens, rewound.held_blocks), (60, 3));
     }
-    let missing = engine.rewind_session(&branch.id, 61).await.expect_err("it has 60");
+    let missing = engine.sessions().rewind(&branch.id, 61).await.expect_err("it has 60");
     assert!(missing.to_string().contains("tokens: expected at most 60"), "{missing}");
-    engine.flush().await.expect("it runs");
+    engine.cache().flush().await.expect("it runs");
     for (turn, answer) in answers {
         assert_eq!(complete(&engine, turn).await.token_ids, answer);
     }
-    let empty = engine.rewind_session(&branch.id, 0).await.expect("an idle session");
+    let empty = engine.sessions().rewind(&branch.id, 0).await.expect("an idle session");
     assert_eq!((empty.tokens, empty.held_blocks), (0, 0));
     drop(backend);
     engine.audit().await.expect("consistent accounting");

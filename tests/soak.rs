@@ -104,7 +104,7 @@ async fn random_requests_on_a_small_pool_leave_no_block_reserved() {
     assert_eq!(stats.failed, 0);
     assert_eq!((stats.finished + stats.cancelled) as usize, REQUESTS);
     assert!(stats.evictions > 0 && stats.cached_tokens > 0, "{stats:?}");
-    engine.flush().await.expect("it runs");
+    engine.cache().flush().await.expect("it runs");
     assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 48);
 }
 
@@ -201,10 +201,10 @@ async fn soak_tiers(policy: stolon::WritePolicy, requests: usize) -> String {
         while engine.stats().running + engine.stats().waiting > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        engine.flush_disk().await.expect("it runs");
+        engine.tiers().flush().await.expect("it runs");
         let audit = engine.audit().await.expect("consistent accounting");
         assert_eq!(audit.blocks_reserved, 0);
-        let disk = engine.disk_stats().expect("a disk tier");
+        let disk = engine.tiers().disk_stats().expect("a disk tier");
         assert!(disk.bytes <= DISK_BYTES, "{disk:?}");
         // The first part warms up.
         if part == 1 {
@@ -217,7 +217,7 @@ async fn soak_tiers(policy: stolon::WritePolicy, requests: usize) -> String {
     let (files_before, memory_before) = before.expect("there are several parts");
     assert!(files <= files_before + 8, "{files_before} open files, then {files}");
     assert!(memory <= memory_before + 32, "{memory_before} MiB, then {memory} MiB");
-    let (stats, disk) = (engine.stats(), engine.disk_stats().expect("a disk tier"));
+    let (stats, disk) = (engine.stats(), engine.tiers().disk_stats().expect("a disk tier"));
     let requests = requests / CLIENTS / 10 * CLIENTS * 10;
     assert_eq!((stats.requests as usize, stats.failed), (requests, 0));
     assert_eq!((stats.finished + stats.cancelled) as usize, requests);

@@ -73,7 +73,7 @@ async fn random_life(harness: &Harness, rng: &mut SmallRng, actions: usize) -> [
             }
             _ => tokio::task::yield_now().await,
         }
-        check_sum(&harness.engine.stats());
+        check_sum(&harness.engine.context().stats());
     }
     [accepted, finished, failed]
 }
@@ -91,7 +91,7 @@ async fn counts_of_requests_add_up_through_random_faults() {
             let (engine, ended) = (harness.engine.clone(), Arc::clone(&ended));
             move || {
                 while !ended.load(Ordering::Relaxed) {
-                    check_sum(&engine.stats());
+                    check_sum(&engine.context().stats());
                     std::thread::yield_now();
                 }
             }
@@ -99,7 +99,7 @@ async fn counts_of_requests_add_up_through_random_faults() {
         let [accepted, finished, failed] = random_life(&harness, &mut rng, 150).await;
         let stream = harness.engine.submit(SequenceRequest::new(prompt(1, 60), 500));
         harness.engine.shutdown().await;
-        let stats = harness.engine.stats();
+        let stats = harness.engine.context().stats();
         check_stopped(&stats);
         assert_eq!(stats.requests, accepted + u64::from(stream.is_ok()), "{stats:?}");
         assert!(stats.finished >= finished && stats.failed >= failed, "{stats:?}");
@@ -117,7 +117,7 @@ async fn a_shutdown_counts_what_it_ends() {
     let streams: Vec<_> = (0..40).map(|n| harness.submit(&prompt(n, 60), 500)).collect();
     harness.wait_for_steps(6).await;
     harness.engine.shutdown().await;
-    let stats = harness.engine.stats();
+    let stats = harness.engine.context().stats();
     check_stopped(&stats);
     assert_eq!((stats.requests, stats.finished, stats.failed), (41, 1, 40));
     assert!(harness.engine.drain(Duration::MAX).await, "nothing is left to wait for");
@@ -140,7 +140,7 @@ async fn a_drain_completes_requests_and_refuses_new_ones() {
     drop(hold);
     assert_eq!(read_to_end(stream).await.expect("it is completed").tokens.len(), 8);
     assert!(drain.await.expect("no panic"), "all requests ended");
-    check_stopped(&harness.engine.stats());
+    check_stopped(&harness.engine.context().stats());
     assert_eq!(harness.engine.health(), EngineHealth::Stopped);
 }
 
@@ -160,7 +160,7 @@ fn a_drain_works_off_the_runtime_and_reports_what_it_cut() {
         drain.join().expect("no panic")
     });
     assert!(!drained);
-    let stats = harness.engine.stats();
+    let stats = harness.engine.context().stats();
     check_stopped(&stats);
     assert_eq!((stats.requests, stats.failed), (1, 1));
 }

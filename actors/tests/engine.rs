@@ -79,7 +79,7 @@ async fn cached_logits_yield_the_same_tokens_as_a_forward_pass() {
             }
         }
         let from_cache = if logit_cache_bytes > 0 { 6 } else { 0 };
-        assert_eq!(harness.engine.stats().first_tokens_from_cache, from_cache);
+        assert_eq!(harness.engine.context().stats().first_tokens_from_cache, from_cache);
         harness.check_nothing_held().await;
         answers.push(generated);
     }
@@ -191,7 +191,7 @@ async fn block_size_chunk_size_and_caching_change_no_token() {
                 }
                 harness.check_nothing_held().await;
                 if !caching {
-                    assert_eq!(harness.engine.stats().blocks_cached, 0);
+                    assert_eq!(harness.engine.context().stats().blocks_cached, 0);
                 }
             }
         }
@@ -208,7 +208,7 @@ async fn a_prompt_in_flight_is_computed_once() {
         let answer = read_to_end(stream).await.expect("the request finishes");
         harness.check_tokens(&tokens, &answer);
     }
-    let stats = harness.engine.stats();
+    let stats = harness.engine.context().stats();
     assert_eq!(stats.follows, 7);
     assert_eq!(stats.cached_tokens, 7 * 320);
     // The prompt is computed once, and each request takes 3 decode steps.
@@ -233,7 +233,7 @@ async fn a_follower_takes_over_from_a_cancelled_leader() {
         let answer = read_to_end(stream).await.expect("the request finishes");
         harness.check_tokens(&tokens, &answer);
     }
-    assert_eq!(harness.engine.stats().cancelled, 1);
+    assert_eq!(harness.engine.context().stats().cancelled, 1);
     harness.check_nothing_held().await;
 }
 
@@ -269,7 +269,7 @@ async fn a_pool_too_small_for_all_serves_all() {
             assert_eq!(answer.tokens.len(), 80);
         }
         harness.check_nothing_held().await;
-        assert!(harness.engine.stats().evictions > 0);
+        assert!(harness.engine.context().stats().evictions > 0);
     }
 }
 
@@ -303,7 +303,7 @@ async fn invalid_requests_are_refused() {
     );
     assert!(submit(&|r| r.options.sampling.temperature = -1.0).contains("temperature"));
     assert!(submit(&|r| r.options.prompt_logprobs = Some(1000)).contains("prompt_logprobs"));
-    assert_eq!(harness.engine.stats().requests, 0);
+    assert_eq!(harness.engine.context().stats().requests, 0);
     harness.check_nothing_held().await;
 }
 
@@ -318,7 +318,7 @@ async fn a_full_admission_queue_refuses_requests() {
     let waiting = [harness.submit(&prompt(2, 20), 4), harness.submit(&prompt(3, 20), 4)];
     let refused = harness.engine.submit(SequenceRequest::new(prompt(4, 20), 4));
     assert!(matches!(refused, Err(EngineError::Overloaded { queued_requests: 2, .. })));
-    assert_eq!(harness.engine.stats().rejected, 1);
+    assert_eq!(harness.engine.context().stats().rejected, 1);
     drop(hold);
     for stream in waiting.into_iter().chain([running]) {
         read_to_end(stream).await.expect("the request finishes");
@@ -358,7 +358,7 @@ async fn a_slow_consumer_stalls_only_its_own_request() {
     for _ in 0..3 {
         harness.check_greedy(&other, 60).await;
     }
-    assert_eq!(harness.engine.stats().running, 1, "the stalled request still runs");
+    assert_eq!(harness.engine.context().stats().running, 1, "the stalled request still runs");
     let answer = read_to_end(slow).await.expect("the request finishes");
     harness.check_tokens(&slow_prompt, &answer);
     assert_eq!(answer.tokens.len(), 60);
@@ -375,7 +375,7 @@ async fn a_stalled_request_is_preempted_for_another() {
     let slow = harness.submit(&slow_prompt, 40);
     harness.wait_for_steps(2).await;
     harness.check_greedy(&prompt(2, 100), 20).await;
-    assert!(harness.engine.stats().preemptions > 0);
+    assert!(harness.engine.context().stats().preemptions > 0);
     let answer = read_to_end(slow).await.expect("the request finishes");
     harness.check_tokens(&slow_prompt, &answer);
     assert_eq!(answer.tokens.len(), 40);

@@ -59,7 +59,7 @@ async fn the_engine_recovers_from_a_failure_of_any_part() {
             }
             retry_until_answered(&harness, &prompt(9, 50)).await;
             harness.check_nothing_held().await;
-            let now = harness.engine.stats().restarts;
+            let now = harness.engine.context().stats().restarts;
             let restarts_engine = match (part, fault) {
                 (_, Fault::Stall(_)) => false,
                 // If a step returns an error, its sequences fail and no restart is needed.
@@ -94,7 +94,7 @@ async fn the_engine_recovers_from_repeated_backend_failures() {
         retry_until_answered(&harness, &prompt(round, 60)).await;
         harness.check_nothing_held().await;
     }
-    assert_eq!(harness.engine.stats().restarts, 5);
+    assert_eq!(harness.engine.context().stats().restarts, 5);
 }
 
 /// Goal: the engine and its backend stop when the last handle and the last stream are dropped.
@@ -155,7 +155,7 @@ async fn requests_end_with_an_error_while_the_backend_hangs() {
     }
     assert_eq!(harness.engine.health(), EngineHealth::Running);
     harness.check_nothing_held().await;
-    assert_eq!(harness.engine.stats().restarts, 1);
+    assert_eq!(harness.engine.context().stats().restarts, 1);
     // A shutdown does not wait for a hanging backend either.
     let hold = harness.fake.hold();
     let stream = harness.submit(&prompt(3, 60), 8);

@@ -158,7 +158,7 @@ async fn soak(requests: usize) {
     let count = |end: &AtomicUsize| end.load(Ordering::Relaxed);
     let ended = [&outcomes.finished, &outcomes.cancelled, &outcomes.interrupted];
     assert_eq!(ended.into_iter().map(count).sum::<usize>(), requests / CLIENTS / 10 * CLIENTS * 10);
-    let stats = harness.engine.stats();
+    let stats = harness.engine.context().stats();
     assert!(count(&outcomes.finished) > requests / 4, "{outcomes:?} {stats:?}");
     assert!(stats.restarts > 0 && count(&outcomes.interrupted) > 0, "{outcomes:?} {stats:?}");
     assert!(stats.evictions > 0 && stats.first_tokens_from_cache > 0, "{stats:?}");

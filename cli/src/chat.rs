@@ -161,7 +161,7 @@ impl Conversation {
         let options = ChatOptions { add_generation_prompt: false, ..ChatOptions::default() };
         let whole = Request::chat(self.messages.clone()).chat_options(options.clone());
         let whole = self.engine.tokenized(whole).await?;
-        let cached = self.engine.query_match_lens(std::slice::from_ref(&whole))?;
+        let cached = self.engine.cache().query_match_lens(std::slice::from_ref(&whole))?;
         let cached = cached.first().copied().unwrap_or(0);
         let mut lines = Vec::new();
         let mut start = 0;

@@ -72,7 +72,7 @@ async fn answers_are_those_of_the_cpu_backend() {
         (on_cpu_backend().await, on_candle(512, options).await, on_candle(48, options).await);
     let mut cold = Vec::new();
     for question in questions {
-        candle.flush().await.expect("nothing runs");
+        candle.cache().flush().await.expect("nothing runs");
         let answer = ask(&candle, &handbook, question).await;
         assert_eq!(answer.finish.usage.cached_tokens, 0);
         assert!(!answer.text.is_empty());

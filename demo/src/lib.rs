@@ -52,7 +52,7 @@ pub async fn run(
     }
     let mut cold = Vec::new();
     for question in &book.questions {
-        engine.flush().await?;
+        engine.cache().flush().await?;
         cold.push(ask(engine, &book, question, None).await?);
     }
     conclude(&shared, &cold, output)?;

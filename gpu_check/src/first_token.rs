@@ -62,7 +62,7 @@ pub(super) async fn measure(
             speed.left_out.push(format!("{what}: no time was left"));
             continue;
         }
-        engine.flush().await?;
+        engine.cache().flush().await?;
         let shared = random.tokens(shared_tokens, vocab_size);
         let mut prompt = || [&shared[..], &random.tokens(OWN_TOKENS, vocab_size)].concat();
         let cold = ask(&engine, prompt()).await?;

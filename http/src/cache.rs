@@ -29,7 +29,7 @@ use crate::api::cache::{
 
 /// `GET /v1/cache/stats`.
 pub(super) async fn stats(State(app): State<Arc<App>>) -> Result<Json<CacheStatsReply>, ApiError> {
-    let (cache, stats) = (app.engine.cache_stats().await?, app.engine.stats());
+    let (cache, stats) = (app.engine.cache().stats().await?, app.engine.stats());
     let (token_hit_rate, request_hit_rate) = (stats.token_hit_rate(), stats.request_hit_rate());
     Ok(Json(CacheStatsReply { cache, stats, token_hit_rate, request_hit_rate }))
 }
@@ -44,8 +44,8 @@ pub(super) async fn tiers(State(app): State<Arc<App>>) -> Json<TiersReply> {
     Json(TiersReply {
         loaded_tokens: stats.loaded_tokens,
         compute_seconds_saved: saved,
-        disk: app.engine.disk_stats(),
-        object_store: app.engine.object_stats(),
+        disk: app.engine.tiers().disk_stats(),
+        object_store: app.engine.tiers().object_stats(),
     })
 }
 
@@ -56,7 +56,8 @@ pub(super) async fn tree(
 ) -> Result<Response, ApiError> {
     let Query(query) = query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
     let engine = app.engine.clone();
-    let dump = app.dumps.run(|| async move { Ok(Arc::new(engine.dump()?)) }.boxed()).await?;
+    let dump =
+        app.dumps.run(|| async move { Ok(Arc::new(engine.cache().dump()?)) }.boxed()).await?;
     if query.format == TreeFormat::Dot {
         let content_type = [(header::CONTENT_TYPE, "text/vnd.graphviz; charset=utf-8")];
         let mut dump = TreeDump::clone(&dump);
@@ -65,7 +66,7 @@ pub(super) async fn tree(
         }
         return Ok((content_type, dump.to_graphviz()).into_response());
     }
-    let stats = app.engine.cache_stats().await?;
+    let stats = app.engine.cache().stats().await?;
     let nodes = dump.nodes.iter().map(|node| TreeNode::new(node, query.tokens)).collect();
     Ok(Json(Tree { version: dump.version, stats, nodes }).into_response())
 }
@@ -97,7 +98,7 @@ pub(super) async fn pins(
     query: Result<Query<TokensQuery>, QueryRejection>,
 ) -> Result<Json<PinList>, ApiError> {
     let Query(query) = query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
-    let pins = app.engine.pins().await?;
+    let pins = app.engine.cache().pins().await?;
     let pins = pins.iter().map(|pin| app.pin_info(pin, query.tokens)).collect();
     Ok(Json(PinList { pins }))
 }
@@ -117,8 +118,8 @@ pub(super) async fn pin(
     if pin.compute.unwrap_or(true) {
         app.compute(&requests).await?;
     }
-    let id = app.engine.pin_with(request, options).await?;
-    let pins = app.engine.pins().await?;
+    let id = app.engine.cache().pin_with(request, options).await?;
+    let pins = app.engine.cache().pins().await?;
     let tokens = pins.iter().find(|pin| pin.id == id).map_or(0, |pin| pin.tokens);
     Ok(Json(PinCreated { id: id.0, tokens }))
 }
@@ -150,7 +151,7 @@ pub(super) async fn evict(
     if prompts.prompt.is_some() || prompts.messages.is_some() {
         let mut blocks = 0;
         for request in app.tokenized(prompts).await? {
-            blocks += app.engine.evict_prefix(&request).await?;
+            blocks += app.engine.cache().evict_prefix(&request).await?;
         }
         return Ok(Json(Evicted { blocks }));
     }
@@ -159,7 +160,7 @@ pub(super) async fn evict(
                        removes everything";
         return Err(ApiError::invalid(Some("prompt"), message));
     };
-    Ok(Json(Evicted { blocks: app.engine.evict_salt(Some(&salt)).await? }))
+    Ok(Json(Evicted { blocks: app.engine.cache().evict_salt(Some(&salt)).await? }))
 }
 
 /// `POST /v1/cache/flush`: removes everything, with `?disk=true` also from the disk, and ends all
@@ -169,9 +170,9 @@ pub(super) async fn flush(
     query: Result<Query<FlushQuery>, QueryRejection>,
 ) -> Result<Json<Flushed>, ApiError> {
     let Query(query) = query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
-    app.engine.flush().await?;
+    app.engine.cache().flush().await?;
     if query.disk {
-        app.engine.clear_disk().await?;
+        app.engine.tiers().clear_disk().await?;
     }
     Ok(Json(Flushed { flushed: true }))
 }
@@ -190,7 +191,7 @@ pub(super) async fn set_policy(
     let eviction = parse_policy("eviction", request.eviction.as_deref())?;
     let admission = parse_policy("admission", request.admission.as_deref())?;
     if let Some(policy) = eviction {
-        app.engine.set_eviction_policy(policy)?;
+        app.engine.cache().set_eviction_policy(policy)?;
     }
     if let Some(policy) = admission {
         app.engine.set_admission(policy);
@@ -290,9 +291,10 @@ impl App {
 
     /// How much of each prompt is cached, and in which tier.
     fn cached(&self, requests: &[Request]) -> Result<CacheResults, ApiError> {
-        let (disk, objects) = (self.engine.disk_stats(), self.engine.object_stats());
+        let (disk, objects) =
+            (self.engine.tiers().disk_stats(), self.engine.tiers().object_stats());
         let results = requests.iter().map(|request| {
-            let found = self.engine.query_tiers(request)?;
+            let found = self.engine.tiers().query(request)?;
             Ok(CacheResult {
                 prompt_tokens: prompt_len(request),
                 cached_tokens: found.pool,
@@ -306,14 +308,14 @@ impl App {
     /// Computes those prompts of which a whole block is not cached.
     async fn compute(&self, requests: &[Request]) -> Result<(), ApiError> {
         let block_size = self.engine.model_info().block_size;
-        let cached = self.engine.query_match_lens(requests)?;
+        let cached = self.engine.cache().query_match_lens(requests)?;
         let missing = requests
             .iter()
             .zip(cached)
             .filter(|(request, cached)| prompt_len(request) / block_size > cached / block_size);
         try_join_all(missing.map(|(request, _)| {
             let request = request.clone();
-            self.engine.warm(match self.request_timeout {
+            self.engine.cache().warm(match self.request_timeout {
                 Some(timeout) => request.timeout(timeout),
                 None => request,
             })
@@ -323,7 +325,7 @@ impl App {
     }
 
     async fn end_pin(&self, id: u64) -> Result<Json<PinDeleted>, ApiError> {
-        if self.engine.unpin(PinId(id)).await? {
+        if self.engine.cache().unpin(PinId(id)).await? {
             return Ok(Json(PinDeleted { deleted: true }));
         }
         Err(ApiError::new(StatusCode::NOT_FOUND, format!("there is no pin {id}")))
@@ -349,7 +351,7 @@ impl App {
 
     fn policy(&self) -> Policy {
         Policy {
-            eviction: self.engine.eviction_policy().map(|policy| policy.to_string()),
+            eviction: self.engine.cache().eviction_policy().map(|policy| policy.to_string()),
             admission: self.engine.admission().to_string(),
         }
     }

@@ -46,7 +46,7 @@ pub(super) async fn events(
         let message = format!("{MAX_STREAMS} clients read the events already");
         ApiError::unavailable(message, std::time::Duration::from_secs(5))
     })?;
-    let mut live = app.engine.events(QUEUE).await?;
+    let mut live = app.engine.cache().events(QUEUE).await?;
     let mut snapshot = live.take_snapshot();
     if !query.snapshot {
         snapshot.events = Vec::new();

@@ -59,7 +59,7 @@ pub(super) async fn export(
         Some(timeout) => request.clone().timeout(timeout),
         None => request.clone(),
     };
-    let prefix = app.engine.export_prefix(&request).await?;
+    let prefix = app.engine.cache().export(&request).await?;
     let headers = [
         (header::CONTENT_TYPE, CONTENT_TYPE.to_owned()),
         (header::CONTENT_LENGTH, prefix.file_bytes().to_string()),
@@ -105,7 +105,7 @@ fn begin_import(
         let message = format!("expected the header Content-Type: {CONTENT_TYPE}, got {got}");
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
-    Ok((app.engine.import_prefix()?, app.prefix_files.begin()?))
+    Ok((app.engine.cache().import()?, app.prefix_files.begin()?))
 }
 
 /// Receives a file. It has no limit on time as a whole, but each piece of it must arrive within the

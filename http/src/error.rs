@@ -8,7 +8,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
-use stolon::{EngineError, Error, SessionError};
+use stolon::{EngineError, Error, SessionError, TierError};
 
 use super::body::brief;
 use crate::api::error::{ErrorObject, ErrorReply};
@@ -194,9 +194,11 @@ impl From<Error> for ApiError {
             Error::NotForEmbeddings { .. } | Error::EmbeddingsOnly { .. } => {
                 Self::invalid(None, message).code("unsupported_endpoint")
             }
-            Error::StoredKv(_) => Self::invalid(None, message).code("stored_kv_refused"),
-            Error::NotCached { .. } => Self::new(StatusCode::CONFLICT, message),
-            Error::NoKvCopies => Self::new(StatusCode::NOT_IMPLEMENTED, message),
+            Error::Tier(TierError::StoredKv(_)) => {
+                Self::invalid(None, message).code("stored_kv_refused")
+            }
+            Error::Tier(TierError::NotCached { .. }) => Self::new(StatusCode::CONFLICT, message),
+            Error::Tier(TierError::NoKvCopies) => Self::new(StatusCode::NOT_IMPLEMENTED, message),
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
         }
     }

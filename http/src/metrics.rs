@@ -61,10 +61,10 @@ impl Collector for EngineMetrics {
         blocks(&mut out, &stats, info)?;
         steps(&mut out, &stats)?;
         sessions(&mut out, &stats)?;
-        if let Some(stats) = engine.disk_stats() {
+        if let Some(stats) = engine.tiers().disk_stats() {
             disk(&mut out, &stats)?;
         }
-        if let Some(stats) = engine.object_stats() {
+        if let Some(stats) = engine.tiers().object_stats() {
             objects(&mut out, &stats)?;
         }
         if let Some(counts) = traces::counts() {

@@ -35,11 +35,12 @@ pub(super) async fn outline(
     }
     let under = query.under.as_deref().map(|id| parse_id("under", id)).transpose()?;
     let mut pins = PinsByHash::new();
-    for pin in app.engine.pins().await? {
+    for pin in app.engine.cache().pins().await? {
         pins.entry(pin.last_hash).or_default().push(pin.id.0);
     }
     let engine = app.engine.clone();
-    let dump = app.dumps.run(|| async move { Ok(Arc::new(engine.dump()?)) }.boxed()).await?;
+    let dump =
+        app.dumps.run(|| async move { Ok(Arc::new(engine.cache().dump()?)) }.boxed()).await?;
     let engine = app.engine.clone();
     let work = dump.nodes.len() + 8 * query.nodes;
     let outline = app.parser.run(work, move || {
@@ -66,7 +67,7 @@ pub(super) async fn prefix(
     let blocks = app.engine.stats().blocks_cached;
     let engine = app.engine.clone();
     let found = app.parser.run(blocks + MAX_TEXT_TOKENS, move || {
-        let Some(found) = engine.cached_prefix(hash)? else { return Ok(None) };
+        let Some(found) = engine.cache().cached_prefix(hash)? else { return Ok(None) };
         let tokens = found.positions.len();
         let from = query.from.min(tokens);
         let shown = &found.positions[from..tokens.min(from.saturating_add(MAX_TEXT_TOKENS))];

@@ -46,7 +46,7 @@ pub(super) async fn list(
                        all clients are one: expected a request to /v1/cache/sessions";
         return Err(ApiError::new(StatusCode::FORBIDDEN, message));
     }
-    let mut sessions = app.engine.sessions();
+    let mut sessions = app.engine.sessions().list();
     sessions.retain(|info| info.id.owner() == caller.owner);
     let data = sessions.iter().map(|info| app.session(info)).collect();
     Ok(Json(SessionList { object: "list", data }))
@@ -58,7 +58,7 @@ pub(super) async fn get(
     Extension(caller): Extension<Caller>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Session>, ApiError> {
-    let info = app.engine.session(&caller.session(path_id(id)?))?;
+    let info = app.engine.sessions().get(&caller.session(path_id(id)?))?;
     Ok(Json(app.session(&info)))
 }
 
@@ -81,7 +81,7 @@ pub(super) async fn fork(
     let from = caller.session(path_id(id)?);
     let request: ForkSession = app.parser.parse(body).await?;
     let to = caller.new_session(request.id);
-    let info = app.engine.fork_session(&from, to, request.tokens).await?;
+    let info = app.engine.sessions().fork(&from, to, request.tokens).await?;
     Ok(Json(app.session(&info)))
 }
 
@@ -94,7 +94,7 @@ pub(super) async fn rewind(
 ) -> Result<Json<Session>, ApiError> {
     let id = caller.session(path_id(id)?);
     let request: RewindSession = app.parser.parse(body).await?;
-    let info = app.engine.rewind_session(&id, request.tokens).await?;
+    let info = app.engine.sessions().rewind(&id, request.tokens).await?;
     Ok(Json(app.session(&info)))
 }
 
@@ -131,7 +131,7 @@ pub(super) async fn list_all(State(app): State<Arc<App>>) -> Json<SessionList> {
         let owner = Some(info.id.owner().to_owned());
         Session { owner, ..Session::new(info) }
     };
-    let data = app.engine.sessions().iter().map(describe).collect();
+    let data = app.engine.sessions().list().iter().map(describe).collect();
     Json(SessionList { object: "list", data })
 }
 
@@ -170,13 +170,13 @@ impl App {
         if let Some(salt) = caller.tenant.salt(salt) {
             options = options.cache_salt(salt);
         }
-        Ok(self.engine.open_session(options)?)
+        Ok(self.engine.sessions().open(options)?)
     }
 
     fn close_session(&self, id: SessionId) -> Result<Json<SessionClosed>, ApiError> {
         // The error of a session that is not open.
-        self.engine.session(&id)?;
-        self.engine.close_session(&id);
+        self.engine.sessions().get(&id)?;
+        self.engine.sessions().close(&id);
         Ok(Json(SessionClosed { id: id.name().to_owned(), deleted: true }))
     }
 

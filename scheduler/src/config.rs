@@ -9,7 +9,7 @@ use stolon_kvcache::{EvictionOrder, EvictionPolicy};
 
 use crate::error::EngineError;
 use crate::session::Sessions;
-use crate::transfer::KvSink;
+use crate::transfer::{KvSink, KvSource};
 
 /// Which waiting request is admitted next. Under every policy, requests with a larger priority
 /// come before those with a smaller one, and the policy orders requests of equal priority. The
@@ -143,6 +143,8 @@ pub struct EngineConfig {
     pub event_capacity: usize,
     /// Is offered what was added to the prefix tree, to store it outside of the KV pool.
     pub kv_sink: Option<Arc<dyn KvSink>>,
+    /// Is asked for stored KV of a prompt before its request is submitted.
+    pub kv_source: Option<Arc<dyn KvSource>>,
 }
 
 impl Default for EngineConfig {
@@ -169,6 +171,7 @@ impl Default for EngineConfig {
             step_timeout: None,
             event_capacity: 256,
             kv_sink: None,
+            kv_source: None,
         }
     }
 }

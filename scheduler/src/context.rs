@@ -277,10 +277,11 @@ impl EngineContext {
         (queued, self.limits.time_of(queued))
     }
 
-    /// The time to compute this many positions of a prompt at the recent speed, without waiting;
-    /// `None` before a prompt was computed.
-    pub fn prefill_time(&self, positions: usize) -> Option<Duration> {
-        self.gauges.prefill_time(positions)
+    /// Number of prompt positions that recent steps have computed per second; `None` before the
+    /// first one.
+    pub fn prefill_rate(&self) -> Option<f64> {
+        let rate = self.gauges.prefill_rate.get();
+        (rate > 0).then_some(rate as f64)
     }
 
     /// A copy of all counters and gauges.

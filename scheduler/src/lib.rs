@@ -79,7 +79,10 @@ pub use step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
 #[cfg(loom)]
 pub use sync::planted;
 pub use token_set::TokenSet;
-pub use transfer::{EvictedCopy, KvSink, LoadTask, SaveRequest, StoredKv};
+pub use transfer::{
+    EvictedCopy, KvSink, KvSource, LoadTask, PendingKv, Prefetch, PromptLookup, SaveRequest,
+    StoredKv,
+};
 
 /// Number of blocks that hold `positions` positions.
 pub(crate) fn blocks_for(block_size: usize, positions: usize) -> usize {

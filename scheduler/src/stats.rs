@@ -67,12 +67,6 @@ impl Gauges {
         };
         self.prefill_rate.set((rate as usize).max(1));
     }
-
-    /// The time to compute this many positions at the recent speed; `None` before it is known.
-    pub(crate) fn prefill_time(&self, positions: usize) -> Option<Duration> {
-        let rate = self.prefill_rate.get();
-        (rate > 0).then(|| Duration::from_secs_f64(positions as f64 / rate as f64))
-    }
 }
 
 /// A value that only grows.

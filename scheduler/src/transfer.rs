@@ -17,8 +17,11 @@
 
 use std::any::Any;
 use std::fmt;
+use std::future::Future;
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use stolon_backend::{Backend, BackendSpec};
@@ -153,6 +156,52 @@ pub trait KvSink: fmt::Debug + Send + Sync {
     fn evicted(&self, prefix: EvictedPrefix) -> Option<EvictedCopy> {
         let _ = prefix;
         None
+    }
+}
+
+/// Finds KV that was stored outside of the pool. The engine asks it before a request is submitted.
+pub trait KvSource: fmt::Debug + Send + Sync {
+    /// Decides what of a prompt is read, and begins to read it. Called in the caller's task, so it
+    /// must not block.
+    fn prefetch(&self, prompt: &PromptLookup) -> Prefetch;
+}
+
+/// A prompt whose request is about to be submitted, and what the engine knows of it.
+#[derive(Clone, Debug)]
+pub struct PromptLookup {
+    /// The namespace of the request.
+    pub namespace: Namespace,
+    /// The tokens of the prompt.
+    pub tokens: Arc<Vec<u32>>,
+    /// Number of leading tokens whose KV is in the pool.
+    pub cached: usize,
+    /// The priority of the request.
+    pub priority: i32,
+    /// Number of prompt positions that recent steps have computed per second; `None` before the
+    /// first one.
+    pub prefill_rate: Option<f64>,
+}
+
+/// What a [`KvSource`] wants to be done for a prompt.
+#[derive(Debug, Default)]
+pub struct Prefetch {
+    /// Blocks of the pool that are to be stored now, because the prompt has used them again.
+    pub save: Option<SaveRequest>,
+    /// Stored KV of the prompt that is being read.
+    pub load: Option<PendingKv>,
+}
+
+/// Stored KV that is being read.
+pub struct PendingKv {
+    /// Yields the KV; `None` if nothing could be read.
+    pub kv: Pin<Box<dyn Future<Output = Option<StoredKv>> + Send>>,
+    /// How long the request waits for it at most.
+    pub limit: Duration,
+}
+
+impl fmt::Debug for PendingKv {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingKv").field("limit", &self.limit).finish_non_exhaustive()
     }
 }
 

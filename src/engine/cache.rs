@@ -1,4 +1,4 @@
-//! What an [`Engine`] offers of its prefix cache: queries, warming, pins, eviction, events.
+//! [`Cache`]: what an engine offers of its prefix cache: queries, warming, pins, eviction, events.
 
 use std::time::Duration;
 
@@ -9,17 +9,28 @@ use stolon_scheduler::CacheStats;
 use super::Engine;
 use crate::{Error, Request};
 
+/// The prefix cache of an engine: [`Engine::cache`].
+#[derive(Clone, Copy, Debug)]
+pub struct Cache<'a>(pub(crate) &'a Engine);
+
 impl Engine {
+    /// The prefix cache: what is in it, and what may be evicted from it.
+    pub fn cache(&self) -> Cache<'_> {
+        Cache(self)
+    }
+}
+
+impl Cache<'_> {
     /// Computes a prompt, so that later requests that start with it find it in the cache. Returns
     /// its length in tokens. Only full blocks are cached, and they can be evicted like any other.
     ///
     /// # Errors
     /// As [`Engine::generate`], and the error that its stream ends with.
-    pub async fn warm(&self, request: Request) -> Result<usize, Error> {
-        if !self.model_info().generates {
-            return Ok(self.embed(request, None).await?.prompt_tokens);
+    pub async fn warm(self, request: Request) -> Result<usize, Error> {
+        if !self.0.model_info().generates {
+            return Ok(self.0.embed(request, None).await?.prompt_tokens);
         }
-        let stream = self.generate(request.max_tokens(1)).await?;
+        let stream = self.0.generate(request.max_tokens(1)).await?;
         let prompt_tokens = stream.prompt_tokens();
         stream.collect_text().await?;
         Ok(prompt_tokens)
@@ -32,17 +43,16 @@ impl Engine {
     ///
     /// # Errors
     /// Those of rendering and tokenising the prompt.
-    pub fn query_match_len(&self, request: &Request) -> Result<usize, Error> {
-        let tokens = self.inner.prompts.tokens_here(&request.source)?;
-        let namespace = self.namespace(request)?;
-        Ok(self.inner.handle.query_match_len(&namespace, &tokens))
+    pub fn query_match_len(self, request: &Request) -> Result<usize, Error> {
+        let (namespace, tokens) = self.0.lookup(request)?;
+        Ok(self.0.inner.handle.query_match_len(&namespace, &tokens))
     }
 
-    /// [`Engine::query_match_len`] of several requests, in their order.
+    /// [`Cache::query_match_len`] of several requests, in their order.
     ///
     /// # Errors
     /// Those of rendering and tokenising the first prompt that fails.
-    pub fn query_match_lens(&self, requests: &[Request]) -> Result<Vec<usize>, Error> {
+    pub fn query_match_lens(self, requests: &[Request]) -> Result<Vec<usize>, Error> {
         requests.iter().map(|request| self.query_match_len(request)).collect()
     }
 
@@ -53,10 +63,10 @@ impl Engine {
     ///
     /// # Errors
     /// Those of rendering and tokenising the prompt, `Interrupted` and `Stopped`.
-    pub async fn evict_prefix(&self, request: &Request) -> Result<usize, Error> {
-        let namespace = self.namespace(request)?;
-        let tokens = self.prompt_tokens(request).await?;
-        Ok(self.inner.handle.evict(Removal::Prefix(namespace, tokens)).await?)
+    pub async fn evict_prefix(self, request: &Request) -> Result<usize, Error> {
+        let namespace = self.0.namespace(request)?;
+        let tokens = self.0.prompt_tokens(request).await?;
+        Ok(self.0.inner.handle.evict(Removal::Prefix(namespace, tokens)).await?)
     }
 
     /// Removes everything that is cached of requests with this cache salt (`None`: of those
@@ -65,18 +75,18 @@ impl Engine {
     ///
     /// # Errors
     /// `InvalidParameter` if the salt is too long, `Interrupted` and `Stopped`.
-    pub async fn evict_salt(&self, salt: Option<&str>) -> Result<usize, Error> {
+    pub async fn evict_salt(self, salt: Option<&str>) -> Result<usize, Error> {
         let request = Request::tokens([]);
         let request = match salt {
             Some(salt) => request.cache_salt(salt),
             None => request,
         };
-        Ok(self.inner.handle.evict(Removal::Namespace(self.namespace(&request)?)).await?)
+        Ok(self.0.inner.handle.evict(Removal::Namespace(self.0.namespace(&request)?)).await?)
     }
 
     /// The eviction policy in use; `None` for a custom order.
-    pub fn eviction_policy(&self) -> Option<EvictionPolicy> {
-        self.inner.handle.eviction_policy()
+    pub fn eviction_policy(self) -> Option<EvictionPolicy> {
+        self.0.inner.handle.context().eviction_policy()
     }
 
     /// Changes the eviction policy, also for what is cached already, in the pool and on the disk.
@@ -84,15 +94,14 @@ impl Engine {
     ///
     /// # Errors
     /// `Interrupted` and `Stopped`.
-    pub fn set_eviction_policy(&self, policy: EvictionPolicy) -> Result<(), Error> {
-        self.inner.handle.set_eviction_policy(policy)?;
-        #[cfg(feature = "tiers")]
-        self.set_disk_eviction_policy(policy);
+    pub fn set_eviction_policy(self, policy: EvictionPolicy) -> Result<(), Error> {
+        self.0.inner.handle.set_eviction_policy(policy)?;
+        self.0.inner.tiers.set_eviction_policy(policy);
         Ok(())
     }
 
     /// Protects the cached prefix of the request's prompt from eviction, for `ttl` or until
-    /// [`Engine::unpin`]. [`Engine::warm`] computes it first. A flush or a restart of the engine
+    /// [`Cache::unpin`]. [`Cache::warm`] computes it first. A flush or a restart of the engine
     /// ends all pins.
     ///
     /// # Errors
@@ -100,34 +109,34 @@ impl Engine {
     /// [`EngineBuilder::pin_budget`](crate::EngineBuilder::pin_budget) would be exceeded,
     /// `PinBudgetInUse` while a prompt runs that is so long that it needs the blocks of the budget,
     /// `Interrupted` and `Stopped`.
-    pub async fn pin(&self, request: &Request, ttl: Option<Duration>) -> Result<PinId, Error> {
+    pub async fn pin(self, request: &Request, ttl: Option<Duration>) -> Result<PinId, Error> {
         self.pin_with(request, PinOptions { ttl, ..PinOptions::default() }).await
     }
 
-    /// As [`Engine::pin`], with all options.
+    /// As [`Cache::pin`], with all options.
     ///
     /// # Errors
-    /// As [`Engine::pin`].
-    pub async fn pin_with(&self, request: &Request, options: PinOptions) -> Result<PinId, Error> {
-        let tokens = self.prompt_tokens(request).await?;
-        let namespace = self.namespace(request)?;
-        Ok(self.inner.handle.pin(namespace, tokens, options).await?)
+    /// As [`Cache::pin`].
+    pub async fn pin_with(self, request: &Request, options: PinOptions) -> Result<PinId, Error> {
+        let tokens = self.0.prompt_tokens(request).await?;
+        let namespace = self.0.namespace(request)?;
+        Ok(self.0.inner.handle.pin(namespace, tokens, options).await?)
     }
 
     /// Ends a pin. Returns whether it existed.
     ///
     /// # Errors
     /// `Interrupted` and `Stopped`.
-    pub async fn unpin(&self, id: PinId) -> Result<bool, Error> {
-        Ok(self.inner.handle.unpin(id).await?)
+    pub async fn unpin(self, id: PinId) -> Result<bool, Error> {
+        Ok(self.0.inner.handle.unpin(id).await?)
     }
 
     /// All pins, oldest first.
     ///
     /// # Errors
     /// `Interrupted` and `Stopped`.
-    pub async fn pins(&self) -> Result<Vec<Pin>, Error> {
-        Ok(self.inner.handle.pins().await?)
+    pub async fn pins(self) -> Result<Vec<Pin>, Error> {
+        Ok(self.0.inner.handle.pins().await?)
     }
 
     /// The content of the cache, and every change from now on, in a queue of at most `capacity`
@@ -135,16 +144,16 @@ impl Engine {
     ///
     /// # Errors
     /// `InvalidParameter` if `capacity` is 0, `Interrupted` and `Stopped`.
-    pub async fn events(&self, capacity: usize) -> Result<CacheEvents, Error> {
-        Ok(self.inner.handle.events(capacity).await?)
+    pub async fn events(self, capacity: usize) -> Result<CacheEvents, Error> {
+        Ok(self.0.inner.handle.events(capacity).await?)
     }
 
     /// Statistics of the prefix cache.
     ///
     /// # Errors
     /// `Interrupted` and `Stopped`.
-    pub async fn cache_stats(&self) -> Result<CacheStats, Error> {
-        Ok(self.inner.handle.cache_stats().await?)
+    pub async fn stats(self) -> Result<CacheStats, Error> {
+        Ok(self.0.inner.handle.cache_stats().await?)
     }
 
     /// A copy of the prefix tree's structure, made concurrently with the running engine. Time and
@@ -152,8 +161,8 @@ impl Engine {
     ///
     /// # Errors
     /// `Interrupted` and `Stopped`.
-    pub fn dump(&self) -> Result<TreeDump, Error> {
-        Ok(self.inner.handle.dump()?)
+    pub fn dump(self) -> Result<TreeDump, Error> {
+        Ok(self.0.inner.handle.dump()?)
     }
 
     /// The cached prefix that ends with the block of this chained hash, a
@@ -163,8 +172,8 @@ impl Engine {
     ///
     /// # Errors
     /// `Interrupted` and `Stopped`.
-    pub fn cached_prefix(&self, hash: u64) -> Result<Option<CachedPrefix>, Error> {
-        Ok(self.inner.handle.cached_prefix(hash)?)
+    pub fn cached_prefix(self, hash: u64) -> Result<Option<CachedPrefix>, Error> {
+        Ok(self.0.inner.handle.cached_prefix(hash)?)
     }
 
     /// Empties the prefix cache, except for what running requests use, and ends all pins and all
@@ -172,7 +181,7 @@ impl Engine {
     ///
     /// # Errors
     /// `Interrupted` and `Stopped`.
-    pub async fn flush(&self) -> Result<(), Error> {
-        Ok(self.inner.handle.flush().await?)
+    pub async fn flush(self) -> Result<(), Error> {
+        Ok(self.0.inner.handle.flush().await?)
     }
 }

@@ -1,8 +1,6 @@
 //! Embeddings.
 
-use std::sync::Arc;
-
-use stolon_scheduler::{Event, RequestOptions, TokenSet};
+use stolon_scheduler::{Event, RequestOptions, SequenceRequest, TokenSet};
 
 use super::Engine;
 use crate::{Embedding, EmbeddingInfo, EngineError, Error, Request, SamplingParams};
@@ -60,8 +58,8 @@ impl Engine {
             stop_ids: TokenSet::default(),
             ..request.options
         };
-        let sequence =
-            self.sequence(Arc::new(tokens), namespace, TokenSet::default(), options).await;
+        let sequence = SequenceRequest { namespace, options, ..SequenceRequest::new(tokens, 1) };
+        let sequence = self.inner.handle.with_stored(sequence).await;
         let mut events = self.inner.handle.submit(sequence)?;
         let mut pooled = Vec::new();
         while let Some(event) = events.next().await {
@@ -93,7 +91,7 @@ impl Engine {
     /// # Errors
     /// `EmptyPrompt`, `PromptTooLong` and `TokenOutOfRange`, as [`Engine::embed`].
     pub fn check_embedding(&self, tokens: &[u32]) -> Result<(), Error> {
-        Ok(self.inner.handle.check_embedding(tokens)?)
+        Ok(self.inner.handle.context().check_embedding(tokens)?)
     }
 
     fn embedding_info(&self) -> Result<&EmbeddingInfo, Error> {

@@ -43,7 +43,18 @@ impl SessionOptions {
     }
 }
 
+/// The sessions of an engine: [`Engine::sessions`].
+#[derive(Clone, Copy, Debug)]
+pub struct Sessions<'a>(&'a Engine);
+
 impl Engine {
+    /// The open sessions.
+    pub fn sessions(&self) -> Sessions<'_> {
+        Sessions(self)
+    }
+}
+
+impl Sessions<'_> {
     /// Opens a session. Requests become its turns with [`Request::session`].
     ///
     /// What is cached of the prompt and the answer of a session's last turn is not evicted until
@@ -53,21 +64,21 @@ impl Engine {
     /// [`EngineBuilder::max_sessions`](crate::EngineBuilder::max_sessions) are open, another one
     /// is closed: of the owner with the most, the one that has been idle longest.
     ///
-    /// After [`Engine::flush`] or a restart of the engine, sessions hold nothing until their next
-    /// turn; [`Engine::evict_salt`] does that to the sessions of a cache salt.
+    /// After [`Cache::flush`](crate::Cache::flush) or a restart of the engine, sessions hold nothing until their next
+    /// turn; [`Cache::evict_salt`](crate::Cache::evict_salt) does that to the sessions of a cache salt.
     ///
     /// ```no_run
     /// # async fn chat(engine: stolon::Engine) -> Result<(), stolon::Error> {
     /// use stolon::{Request, SessionOptions};
     ///
-    /// let session = engine.open_session(SessionOptions::default())?.id;
+    /// let session = engine.sessions().list().open(SessionOptions::default())?.id;
     /// let first = "A stolon is";
     /// let answer = engine.complete(Request::text(first).session(&session)).await?;
     /// let second = format!("{first}{} It grows", answer.text);
     /// engine.complete(Request::text(second).session(&session)).await?;
     /// // Or only what is new:
     /// engine.complete(Request::text(" in spring").session(&session).append()).await?;
-    /// engine.close_session(&session);
+    /// engine.sessions().list().close(&session);
     /// # Ok(())
     /// # }
     /// ```
@@ -77,31 +88,31 @@ impl Engine {
     /// [`SessionError::Exists`](crate::SessionError::Exists), and
     /// [`SessionError::TooMany`](crate::SessionError::TooMany) if all open sessions have turns in
     /// progress.
-    pub fn open_session(&self, options: SessionOptions) -> Result<SessionInfo, Error> {
+    pub fn open(self, options: SessionOptions) -> Result<SessionInfo, Error> {
         let SessionOptions { id, cache_salt, ttl } = options;
         let request = Request { cache_salt, ..Request::tokens([]) };
-        let new = NewSession { id, namespace: self.namespace(&request)?, ttl };
-        Ok(self.inner.handle.sessions().open(new, Instant::now())?)
+        let new = NewSession { id, namespace: self.0.namespace(&request)?, ttl };
+        Ok(self.0.inner.handle.context().sessions.open(new, Instant::now())?)
     }
 
     /// Closes a session and frees what it holds. A turn that is in progress goes on. Returns
     /// whether the session was open.
-    pub fn close_session(&self, id: &SessionId) -> bool {
-        self.inner.handle.sessions().close(id, Instant::now())
+    pub fn close(self, id: &SessionId) -> bool {
+        self.0.inner.handle.context().sessions.close(id, Instant::now())
     }
 
     /// A session as it is now.
     ///
     /// # Errors
     /// [`SessionError::Unknown`](crate::SessionError::Unknown).
-    pub fn session(&self, id: &SessionId) -> Result<SessionInfo, Error> {
-        let info = self.inner.handle.sessions().info(id, Instant::now());
+    pub fn get(self, id: &SessionId) -> Result<SessionInfo, Error> {
+        let info = self.0.inner.handle.context().sessions.info(id, Instant::now());
         Ok(info.map_err(stolon_scheduler::EngineError::from)?)
     }
 
     /// All open sessions, the one that has been idle longest first.
-    pub fn sessions(&self) -> Vec<SessionInfo> {
-        self.inner.handle.sessions().list(Instant::now())
+    pub fn list(self) -> Vec<SessionInfo> {
+        self.0.inner.handle.context().sessions.list(Instant::now())
     }
 
     /// Opens a session `to` that continues where `from` is, for another branch of the conversation,
@@ -111,14 +122,14 @@ impl Engine {
     ///
     /// # Errors
     /// [`SessionError::Unknown`](crate::SessionError::Unknown), `InvalidParameter` if `from` has
-    /// fewer tokens, and the errors of [`Engine::open_session`] for `to`.
-    pub async fn fork_session(
-        &self,
+    /// fewer tokens, and the errors of [`Sessions::open`] for `to`.
+    pub async fn fork(
+        self,
         from: &SessionId,
         to: impl Into<SessionId>,
         tokens: Option<usize>,
     ) -> Result<SessionInfo, Error> {
-        Ok(self.inner.handle.fork_session(from, to.into(), tokens).await?)
+        Ok(self.0.inner.handle.fork_session(from, to.into(), tokens).await?)
     }
 
     /// Takes a session back to its first `tokens` tokens, for example to those before its last
@@ -128,14 +139,12 @@ impl Engine {
     /// [`SessionError::Unknown`](crate::SessionError::Unknown),
     /// [`SessionError::Busy`](crate::SessionError::Busy), and `InvalidParameter` if the session has
     /// fewer tokens.
-    pub async fn rewind_session(
-        &self,
-        id: &SessionId,
-        tokens: usize,
-    ) -> Result<SessionInfo, Error> {
-        Ok(self.inner.handle.rewind_session(id, tokens).await?)
+    pub async fn rewind(self, id: &SessionId, tokens: usize) -> Result<SessionInfo, Error> {
+        Ok(self.0.inner.handle.rewind_session(id, tokens).await?)
     }
+}
 
+impl Engine {
     /// The request with its whole prompt, if its prompt is to follow its session's tokens.
     pub(super) async fn appended(&self, mut request: Request) -> Result<Request, Error> {
         if !std::mem::take(&mut request.append) {
@@ -144,7 +153,7 @@ impl Engine {
         let Some(id) = &request.session else {
             return Err(Error::invalid("append", "a request with a session", "none"));
         };
-        let before = self.inner.handle.sessions().tokens(id, Instant::now());
+        let before = self.inner.handle.context().sessions.tokens(id, Instant::now());
         let before = before.map_err(stolon_scheduler::EngineError::from)?;
         let prompt = request.prompt();
         let prompt = self.inner.prompts.continuation(prompt, before.is_empty()).await?;
@@ -159,7 +168,7 @@ impl Engine {
         namespace: &Namespace,
     ) -> Result<Option<Arc<Turn>>, Error> {
         let Some(id) = &request.session else { return Ok(None) };
-        let (sessions, after) = (self.inner.handle.sessions(), request.after.as_ref());
+        let (sessions, after) = (&self.inner.handle.context().sessions, request.after.as_ref());
         let turn = sessions.begin_turn_after(after, id, namespace, Instant::now());
         Ok(Some(turn.map_err(stolon_scheduler::EngineError::from)?))
     }

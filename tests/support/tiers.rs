@@ -73,7 +73,7 @@ pub(crate) async fn ask(engine: &Engine, tokens: &[u32]) -> usize {
 
 /// Ends an engine after everything was stored.
 pub(crate) async fn stop(engine: Engine) {
-    engine.flush_disk().await.expect("it runs");
+    engine.tiers().flush().await.expect("it runs");
     let audit = engine.audit().await.expect("a consistent accounting");
     assert_eq!(audit.blocks_reserved, 0);
     engine.shutdown().await;

@@ -10,60 +10,38 @@
 //!
 //! All methods may be called from any thread; those that do I/O say so.
 
-use std::fs::{self, DirBuilder, File, TryLockError};
+mod directory;
+mod read;
+
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::num::NonZero;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use stolon_kvcache::{EvictionOrder, EvictionPolicy, Namespace};
 
-use crate::disk_index::{EXTENSION, Index};
+use crate::disk_index::Index;
 use crate::disk_stats::{Counters, DiskStats};
 use crate::key::ChainKey;
+use crate::place::Place;
 use crate::prefix::write_atomically;
 use crate::record::{KvShape, Record, is_of};
 use crate::shared::{PAUSE, Pause, Speed, lock};
+use crate::tier::Tier;
 
-/// The folder of the files of this version of the format.
-const FOLDER: &str = "v1";
-/// The file with the key of namespaces.
-const KEY_FILE: &str = "namespace-key";
+use directory::Directory;
+pub use directory::DiskError;
+
 /// The speed of reading in bytes per second that is assumed before it was measured.
 const ASSUMED_SPEED: f64 = 200e6;
-/// Maximum number of threads that read one prompt.
-const READ_THREADS_MAX: usize = 4;
-
-/// Why a directory cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DiskError {
-    /// Another process uses it.
-    #[error(
-        "{}: another process uses this directory of stored KV: give each process its own",
-        .directory.display()
-    )]
-    Locked {
-        /// The directory.
-        directory: PathBuf,
-    },
-    /// It cannot be read or written.
-    #[error("{}: {error}", .path.display())]
-    Io {
-        /// The file or directory.
-        path: PathBuf,
-        /// Why.
-        error: io::Error,
-    },
-}
 
 /// Records in a directory.
 #[derive(Debug)]
 pub struct DiskTier {
-    folder: PathBuf,
+    directory: Directory,
     shape: KvShape,
     budget: u64,
     index: Mutex<Index>,
@@ -72,21 +50,7 @@ pub struct DiskTier {
     speed: Speed,
     /// Of writes.
     pause: Pause,
-    namespace_key: [u8; 32],
-    /// Locked as long as it is open and the tier is not closed.
-    lock: File,
     closed: AtomicBool,
-}
-
-/// A full record of a prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Its first position.
-    pub first: usize,
-    /// The key of what is before it.
-    pub parent: ChainKey,
-    /// Its own key.
-    pub key: ChainKey,
 }
 
 impl DiskTier {
@@ -105,40 +69,16 @@ impl DiskTier {
         shape: KvShape,
         eviction: Box<dyn EvictionOrder>,
     ) -> Result<DiskTier, DiskError> {
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            |error| DiskError::Io { path, error }
-        };
-        let folder = directory.join(FOLDER);
-        // Stored KV reveals the prompts.
-        let mut builder = DirBuilder::new();
-        builder.recursive(true);
-        #[cfg(unix)]
-        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder.create(&folder).map_err(failed(&folder))?;
-        let path = directory.join("lock");
-        let lock = File::options().create(true).truncate(false).write(true).open(&path);
-        let lock = lock.map_err(failed(&path))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(DiskError::Locked { directory: directory.to_owned() });
-            }
-            Err(TryLockError::Error(error)) => return Err(failed(&path)(error)),
-        }
-        let path = folder.join(KEY_FILE);
-        let namespace_key = namespace_key(&path).map_err(failed(&path))?;
-        let index = Index::scan(&folder, eviction).map_err(failed(&folder))?;
+        let directory = Directory::open(directory)?;
+        let index = directory.scan(eviction)?;
         let tier = DiskTier {
-            folder,
+            directory,
             shape,
             budget,
             index: Mutex::new(index),
             counters: Counters::default(),
             speed: Speed::assumed(ASSUMED_SPEED),
             pause: Pause::default(),
-            namespace_key,
-            lock,
             closed: AtomicBool::new(false),
         };
         tier.shrink();
@@ -153,95 +93,16 @@ impl DiskTier {
     /// A secret key for namespaces with a salt, which was drawn at random when the directory was
     /// made. With it, they are the same after a restart.
     pub fn namespace_key(&self) -> [u8; 32] {
-        self.namespace_key
+        self.directory.namespace_key
     }
 
     /// Number of positions from the start of `tokens` that are stored: whole records. Does no I/O
     /// and changes nothing.
     pub fn query_match_len(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
         let index = self.index();
-        let stored = self.places(namespace, tokens);
+        let stored = self.shape.places(namespace, tokens);
         let stored = stored.take_while(|place| index.contains(&place.key));
         stored.count() * self.shape.record_positions()
-    }
-
-    /// The time that reading `positions` positions takes, by the speed of recent reads.
-    pub fn read_time(&self, positions: usize) -> Duration {
-        self.speed.time_of(self.shape.record_bytes(positions).unwrap_or(usize::MAX))
-    }
-
-    /// Whether to read something only to learn how fast that is now. Says so to one caller at most
-    /// every 30 seconds, and to none while there are other reads.
-    pub fn speed_is_due(&self) -> bool {
-        self.speed.is_due()
-    }
-
-    /// Reads the records of a prompt's first places, those from position `from` on, and verifies
-    /// them. Returns the bytes of each block, fewer if a record is missing or wrong. Wrong records
-    /// are removed. Blocks, and uses a few threads, because verifying takes as long as reading.
-    pub fn read(
-        &self,
-        namespace: &Namespace,
-        tokens: &[u32],
-        places: &[Place],
-        from: usize,
-    ) -> Vec<Bytes> {
-        let begun = Instant::now();
-        let wanted = &places[places.partition_point(|place| place.first < from)..];
-        let mut records = self.read_records(namespace, tokens, wanted);
-        let complete = records.iter().take_while(|record| record.is_some()).count();
-        // If the whole directory is gone, the records after the first missing one are gone too.
-        // While they are in the index, they are not written again.
-        for place in &wanted[complete..] {
-            if !self.path(&place.key).exists() {
-                self.index().remove(&place.key);
-            }
-        }
-        let time = begun.elapsed();
-        let read = records.drain(..complete).flatten();
-        let (mut blocks, mut bytes) = (Vec::new(), 0);
-        for record in read {
-            bytes += record.header.record_bytes as u64;
-            blocks.extend(record.blocks);
-        }
-        if bytes > 0 {
-            self.counters.read(bytes, blocks.len() * self.shape.block_size, time);
-            self.speed.note(bytes, time);
-        }
-        blocks
-    }
-
-    /// Reads records in parallel, up to the first one that is missing or wrong. The results have
-    /// the order of `places`.
-    fn read_records(
-        &self,
-        namespace: &Namespace,
-        tokens: &[u32],
-        places: &[Place],
-    ) -> Vec<Option<Record>> {
-        let records: Vec<OnceLock<Record>> = places.iter().map(|_| OnceLock::new()).collect();
-        let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let work = || {
-            while !failed.load(Ordering::Relaxed) {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                let Some(place) = places.get(index) else { return };
-                match self.read_record(namespace, tokens, place) {
-                    // Each index is read once.
-                    Some(record) => drop(records[index].set(record)),
-                    None => failed.store(true, Ordering::Relaxed),
-                }
-            }
-        };
-        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let threads = places.len().min(cores).min(READ_THREADS_MAX);
-        std::thread::scope(|scope| {
-            for _ in 1..threads {
-                // What cannot be done in parallel is done by this thread.
-                let _ = std::thread::Builder::new().spawn_scoped(scope, work);
-            }
-            work();
-        });
-        records.into_iter().map(OnceLock::into_inner).collect()
     }
 
     /// Stores full records of `tokens` from position `first` on, the beginning of a record.
@@ -259,7 +120,7 @@ impl DiskTier {
     ) -> Vec<ChainKey> {
         let positions = self.shape.record_positions();
         let bytes = positions / self.shape.block_size * self.shape.block_bytes;
-        let places = self.places(namespace, tokens).filter(|place| place.first >= first);
+        let places = self.shape.places(namespace, tokens).filter(|place| place.first >= first);
         let (mut written, now) = (Vec::new(), SystemTime::now());
         for (place, blocks) in places.zip(blocks.chunks_exact(bytes)) {
             if self.index().contains(&place.key) {
@@ -292,7 +153,7 @@ impl DiskTier {
     /// The bytes of a stored record; `None` if there is none, it cannot be read or has KV of
     /// another format, of another model for example. They are not verified. Blocks.
     pub fn bytes_of(&self, key: &ChainKey) -> Option<Bytes> {
-        let file = self.contains(key).then(|| File::open(self.path(key)))?.ok()?;
+        let file = self.contains(key).then(|| File::open(self.directory.record(key)))?.ok()?;
         let mut bytes = Vec::new();
         let expected = self.shape.record_bytes(self.shape.record_positions())?;
         file.take(expected as u64 + 1).read_to_end(&mut bytes).ok()?;
@@ -324,8 +185,7 @@ impl DiskTier {
     pub fn close(&self) {
         *self.index() = Index::new(EvictionPolicy::default().order());
         self.closed.store(true, Ordering::Release);
-        // If this fails, the directory is free when this process ends.
-        let _ = self.lock.unlock();
+        self.directory.unlock();
     }
 
     /// Whether writes are tried now: not for a while after one has failed, and not after
@@ -339,90 +199,12 @@ impl DiskTier {
         self.counters.skipped(records);
     }
 
-    /// Whether a record is stored. Does no I/O.
-    pub fn contains(&self, key: &ChainKey) -> bool {
-        self.index().contains(key)
-    }
-
-    /// The full records of a prompt, in their order. Does no I/O.
-    pub fn places<'a>(
-        &self,
-        namespace: &Namespace,
-        tokens: &'a [u32],
-    ) -> impl Iterator<Item = Place> + 'a {
-        let positions = self.shape.record_positions();
-        let mut parent = ChainKey::root(&self.shape.fingerprint, namespace);
-        tokens.chunks_exact(positions).enumerate().map(move |(number, tokens)| {
-            let key = parent.then(tokens);
-            let place = Place { first: number * positions, parent, key };
-            parent = key;
-            place
-        })
-    }
-
-    fn path(&self, key: &ChainKey) -> PathBuf {
-        let name = key.to_hex();
-        self.folder.join(&name[..2]).join(name).with_extension(EXTENSION)
-    }
-
-    /// Reads and verifies one record. Anything but a missing entry that prevents it is counted and
-    /// logged, and the record is removed.
-    fn read_record(&self, namespace: &Namespace, tokens: &[u32], place: &Place) -> Option<Record> {
-        if !self.index().contains(&place.key) {
-            return None;
-        }
-        let path = self.path(&place.key);
-        let expected = self.shape.record_bytes(self.shape.record_positions())?;
-        let read = || -> Result<Record, String> {
-            let file = File::open(&path).map_err(|error| error.to_string())?;
-            let size = file.metadata().map_err(|error| error.to_string())?.len();
-            if size != expected as u64 {
-                return Err(format!("expected {expected} bytes, got {size}"));
-            }
-            let mut bytes = Vec::with_capacity(expected);
-            let limited = file.take(expected as u64 + 1).read_to_end(&mut bytes);
-            limited.map_err(|error| error.to_string())?;
-            self.verify(namespace, tokens, place, &bytes.into())
-        };
-        match read() {
-            Ok(record) => Some(record),
-            Err(reason) => {
-                self.counters.refused();
-                tracing::warn!(path = %path.display(), reason, "stored KV cannot be used");
-                self.remove(&place.key);
-                None
-            }
-        }
-    }
-
-    /// The record in `bytes`, which come from here or from elsewhere, if it is that of `place`.
-    /// Does no I/O.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub fn verify(
-        &self,
-        namespace: &Namespace,
-        tokens: &[u32],
-        place: &Place,
-        bytes: &Bytes,
-    ) -> Result<Record, String> {
-        let record = Record::parse(bytes, &self.shape, namespace);
-        let record = record.map_err(|error| error.to_string())?;
-        let end = place.first + record.tokens.len();
-        let is_it = record.header.key == place.key
-            && record.header.parent == place.parent
-            && record.header.first == place.first
-            && tokens.get(place.first..end) == Some(&record.tokens);
-        if is_it { Ok(record) } else { Err("it is the record of another key".into()) }
-    }
-
     fn write_record(&self, key: &ChainKey, record: &[u8], used: SystemTime) -> io::Result<()> {
         let bytes = record.len() as u64;
         if bytes > self.budget {
             return Err(io::Error::other("a record is larger than the budget of the disk tier"));
         }
-        let path = self.path(key);
+        let path = self.directory.record(key);
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
@@ -442,7 +224,7 @@ impl DiskTier {
         self.counters.write_failed();
         tracing::warn!(
             %error,
-            folder = %self.folder.display(),
+            folder = %self.directory.folder.display(),
             pause_seconds = PAUSE.as_secs(),
             "KV could not be stored; nothing is stored for a while"
         );
@@ -475,7 +257,7 @@ impl DiskTier {
 
     fn remove_file(&self, key: &ChainKey) {
         // It may be gone already; if it cannot be removed, it is found again at the next start.
-        let _ = fs::remove_file(self.path(key));
+        let _ = fs::remove_file(self.directory.record(key));
     }
 
     /// Notes that a request of this priority has found records of one prefix. The first ones count
@@ -492,7 +274,8 @@ impl DiskTier {
         for (number, place) in places.iter().enumerate() {
             let used = earlier(now, number);
             // Reading is possible without the right to do this.
-            let _ = File::open(self.path(&place.key)).and_then(|file| file.set_modified(used));
+            let _ = File::open(self.directory.record(&place.key))
+                .and_then(|file| file.set_modified(used));
         }
     }
 
@@ -513,22 +296,4 @@ impl Drop for DiskTier {
 /// one last.
 fn earlier(now: SystemTime, number: usize) -> SystemTime {
     now.checked_sub(Duration::from_micros(number as u64)).unwrap_or(now)
-}
-
-/// The key in a file. It is made if it does not exist; if it has another size, it is made again.
-fn namespace_key(path: &Path) -> io::Result<[u8; 32]> {
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(33).read_to_end(&mut bytes));
-    let read = match read {
-        Ok(_) => <[u8; 32]>::try_from(bytes).ok(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(error),
-    };
-    if let Some(key) = read {
-        return Ok(key);
-    }
-    let mut key = [0; 32];
-    getrandom::fill(&mut key).map_err(io::Error::other)?;
-    write_atomically(path, |file| file.write_all(&key))?;
-    Ok(key)
 }

@@ -10,8 +10,8 @@ use std::time::SystemTime;
 
 use stolon_kvcache::{EvictionCandidate, EvictionOrder, EvictionPolicy, EvictionRank};
 
-use crate::disk::Place;
 use crate::key::ChainKey;
+use crate::place::Place;
 use crate::record::KvShape;
 
 /// The extension of the files.

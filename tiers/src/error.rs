@@ -1,4 +1,54 @@
-//! Why stored KV was refused.
+//! Why KV cannot be stored, or stored KV not be used.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::disk::DiskError;
+use crate::object_error::ObjectError;
+
+/// Why tiers cannot be used, or a prefix not be exported or imported.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TierError {
+    /// A stored prefix cannot be used: its data are damaged, or it was computed by another model or
+    /// on other terms.
+    #[error(transparent)]
+    StoredKv(#[from] FormatError),
+    /// The backend cannot copy KV out of and into its pool.
+    #[error("this engine's backend cannot copy KV blocks")]
+    NoKvCopies,
+    /// The prompt was computed, but not all of its full blocks were in the cache when they should
+    /// be copied: the prompt has no full block, the pool is too small for it and the running
+    /// requests, or prefix caching is off.
+    #[error("expected {expected} tokens of the prompt in the cache, got {got}")]
+    NotCached {
+        /// Number of tokens of the prompt's full blocks, at least one block.
+        expected: usize,
+        /// Number of cached tokens.
+        got: usize,
+    },
+    /// The directory of the disk tier cannot be used.
+    #[error(transparent)]
+    Disk(Arc<DiskError>),
+    /// The object store of the disk tier cannot be used.
+    #[error(transparent)]
+    ObjectStore(Arc<ObjectError>),
+    /// A file could not be read or written.
+    #[error("{path}: {error}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: Arc<io::Error>,
+    },
+}
+
+impl TierError {
+    pub(crate) fn file(path: &Path, error: io::Error) -> TierError {
+        TierError::File { path: path.to_owned(), error: Arc::new(error) }
+    }
+}
 
 /// Why stored KV cannot be used. The caller computes it again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

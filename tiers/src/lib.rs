@@ -3,14 +3,17 @@
 //! * [`ChainKey`]: 256-bit keys of prefixes. A key identifies the KV format, the namespace and all
 //!   tokens of a prefix.
 //! * [`Record`]: the file format. A record holds some consecutive blocks of a prefix.
-//! * [`PrefixWriter`] and [`PrefixReader`]: a whole prefix as a sequence of records, as it is
+//! * [`ExportedPrefix`] and [`PrefixReader`]: a whole prefix as a sequence of records, as it is
 //!   exported and imported.
 //! * [`DiskTier`]: records in a directory, up to a budget, and [`DiskWriter`], which writes to it
 //!   on a thread of its own.
 //! * `ObjectTier` (feature `object-store`): records in an object store.
+//! * [`plan`]: what of a prompt is read, as a plain function.
+//! * [`Tiers`]: all of it for an engine, which stores what is computed and reads it back. It is a
+//!   `KvSink` and a `KvSource` of `stolon-scheduler`; nothing else here knows of an engine.
 //!
-//! Nothing here knows an engine, and only the object tier an async runtime. Everything that is read
-//! is verified before it is returned: see [`Record::parse`].
+//! Only the object tier needs an async runtime. Everything that is read is verified before it is
+//! returned: see [`Record::parse`].
 #![forbid(unsafe_code)]
 
 mod disk;
@@ -18,21 +21,37 @@ mod disk_index;
 mod disk_stats;
 mod error;
 mod key;
+mod load;
 #[cfg(feature = "object-store")]
 mod object;
+mod object_error;
 mod object_stats;
+mod place;
+mod plan;
+mod policy;
 mod prefix;
 mod record;
+#[cfg(feature = "object-store")]
+mod remote;
 mod shared;
+mod tier;
+mod tiers;
+mod uses;
 mod writer;
 
-pub use disk::{DiskError, DiskTier, Place};
+pub use disk::{DiskError, DiskTier};
 pub use disk_stats::DiskStats;
-pub use error::FormatError;
+pub use error::{FormatError, TierError};
 pub use key::ChainKey;
 #[cfg(feature = "object-store")]
-pub use object::{ObjectError, ObjectTier};
+pub use object::ObjectTier;
+pub use object_error::ObjectError;
 pub use object_stats::ObjectStats;
-pub use prefix::{PrefixReader, PrefixWriter, StoredPrefix, write_atomically};
+pub use place::Place;
+pub use plan::{Lookup, Plan, Speeds, plan};
+pub use policy::{PrefetchPolicy, WritePolicy};
+pub use prefix::{ExportedPrefix, PrefixReader, StoredPrefix, write_atomically};
 pub use record::{HEADER_BYTES, KvShape, Record, RecordHeader};
+pub use tier::{RemoteTier, Tier};
+pub use tiers::{TierMatch, TierSettings, Tiers};
 pub use writer::{Claim, DiskWriter};

@@ -19,6 +19,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, parse_url_opts};
 
 use crate::key::ChainKey;
+use crate::object_error::ObjectError;
 use crate::object_stats::ObjectStats;
 use crate::record::KvShape;
 use crate::shared::{Counter, Pause, Speed, lock};
@@ -34,39 +35,6 @@ const OBJECT_TIMEOUT: Duration = Duration::from_secs(20);
 const LIST_TIMEOUT: Duration = Duration::from_secs(300);
 /// The speed of fetching in bytes per second that is assumed before it was measured.
 const ASSUMED_SPEED: f64 = 50e6;
-
-/// Why an object store cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ObjectError {
-    /// The URL is not that of a store.
-    #[error(
-        "expected the URL of an object store, such as s3://bucket/folder, gs://, az:// or file://, \
-         got `{url}`: {reason}"
-    )]
-    Url {
-        /// The URL.
-        url: String,
-        /// What is wrong with it, or with the settings of its store.
-        reason: String,
-    },
-    /// The store has answered with an error.
-    #[error("the object store: {0}")]
-    Store(#[from] object_store::Error),
-    /// The store has not answered in time.
-    #[error("the object store has not answered within {} s", .0.as_secs())]
-    Timeout(Duration),
-    /// An object has another size than its record.
-    #[error("the object `{object}`: expected {expected} bytes, got {got}")]
-    Size {
-        /// Its name.
-        object: String,
-        /// Bytes of the record.
-        expected: usize,
-        /// Bytes of the object.
-        got: u64,
-    },
-}
 
 /// Records in an object store.
 #[derive(Debug)]
@@ -292,7 +260,7 @@ async fn within<T>(
     request: impl Future<Output = Result<T, object_store::Error>>,
 ) -> Result<T, ObjectError> {
     match tokio::time::timeout(limit, request).await {
-        Ok(result) => Ok(result?),
+        Ok(result) => result.map_err(|error| ObjectError::Store(error.to_string())),
         Err(_) => Err(ObjectError::Timeout(limit)),
     }
 }

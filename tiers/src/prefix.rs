@@ -1,15 +1,18 @@
 //! A whole prefix as a sequence of records: what is exported and imported.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
 
 use bytes::Bytes;
 use stolon_kvcache::Namespace;
 
-use crate::error::FormatError;
+use crate::error::{FormatError, TierError};
 use crate::key::ChainKey;
 use crate::record::{HEADER_BYTES, KvShape, Record, RecordHeader};
+
+/// Bytes of a file that are read at a time.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// A verified prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,30 +23,41 @@ pub struct StoredPrefix {
     pub blocks: Vec<Bytes>,
 }
 
-/// Turns a prefix into records.
+/// A copy of a prefix, as an iterator over its records.
 #[derive(Debug)]
-pub struct PrefixWriter {
+pub struct ExportedPrefix {
     shape: KvShape,
     namespace: Namespace,
     tokens: Vec<u32>,
+    /// The bytes of all blocks.
+    blocks: Vec<u8>,
     /// Number of positions that were written.
     written: usize,
     key: ChainKey,
 }
 
-impl PrefixWriter {
-    /// A writer of the prefix `tokens`: whole blocks, at least one.
+impl ExportedPrefix {
+    /// The prefix `tokens`: whole blocks, at least one. `blocks` are the bytes of these blocks, one
+    /// after another.
     ///
     /// # Panics
-    /// If it is not.
+    /// If they are not.
     #[must_use]
-    pub fn new(shape: KvShape, namespace: Namespace, tokens: Vec<u32>) -> PrefixWriter {
+    pub fn new(
+        shape: KvShape,
+        namespace: Namespace,
+        tokens: Vec<u32>,
+        blocks: Vec<u8>,
+    ) -> ExportedPrefix {
+        let count = tokens.len() / shape.block_size;
         assert!(
-            !tokens.is_empty() && tokens.len().is_multiple_of(shape.block_size),
+            count > 0
+                && tokens.len().is_multiple_of(shape.block_size)
+                && blocks.len() == count * shape.block_bytes,
             "only whole blocks are stored"
         );
         let key = ChainKey::root(&shape.fingerprint, &namespace);
-        PrefixWriter { shape, namespace, tokens, written: 0, key }
+        ExportedPrefix { shape, namespace, tokens, blocks, written: 0, key }
     }
 
     /// Number of tokens of the prefix.
@@ -62,30 +76,38 @@ impl PrefixWriter {
         records.saturating_mul(size(full)).saturating_add(rest)
     }
 
-    /// Number of blocks of the next record; 0 at the end.
-    #[must_use]
-    pub fn next_blocks(&self) -> usize {
-        let left = self.tokens.len() - self.written;
-        left.min(self.shape.record_positions()) / self.shape.block_size
-    }
-
-    /// The next record: `blocks` are the bytes of its [`next_blocks`](PrefixWriter::next_blocks)
-    /// blocks.
+    /// Writes the records to a file, atomically. Blocks.
     ///
-    /// # Panics
-    /// If `blocks` has another size, or after the end.
-    pub fn record(&mut self, blocks: &[u8]) -> Vec<u8> {
-        let end = self.written + self.next_blocks() * self.shape.block_size;
-        let (key, bytes) = Record::encode(
-            &self.shape,
+    /// # Errors
+    /// [`TierError::File`].
+    pub fn write(self, path: &Path) -> Result<(), TierError> {
+        let write =
+            |file: &mut File| self.into_iter().try_for_each(|record| file.write_all(&record));
+        write_atomically(path, write).map_err(|error| TierError::file(path, error))
+    }
+}
+
+impl Iterator for ExportedPrefix {
+    type Item = Vec<u8>;
+
+    /// The next record.
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let (start, shape) = (self.written, &self.shape);
+        let end = self.tokens.len().min(start + shape.record_positions());
+        if start == end {
+            return None;
+        }
+        let byte = |position: usize| position / shape.block_size * shape.block_bytes;
+        let (key, record) = Record::encode(
+            shape,
             &self.namespace,
             &self.key,
-            (self.written, self.tokens.len()),
-            &self.tokens[self.written..end],
-            blocks,
+            (start, self.tokens.len()),
+            &self.tokens[start..end],
+            &self.blocks[byte(start)..byte(end)],
         );
         (self.written, self.key) = (end, key);
-        bytes
+        Some(record)
     }
 }
 
@@ -144,6 +166,25 @@ impl PrefixReader {
             }
         }
         Ok(())
+    }
+
+    /// Pushes the bytes of a file. Blocks.
+    ///
+    /// # Errors
+    /// [`TierError::File`], and as [`PrefixReader::push`].
+    pub fn read(&mut self, path: &Path) -> Result<(), TierError> {
+        let failed = |error| TierError::file(path, error);
+        let mut file = File::open(path).map_err(failed)?;
+        if !file.metadata().map_err(failed)?.is_file() {
+            return Err(failed(io::Error::other("expected a regular file")));
+        }
+        let mut piece = vec![0; PIECE_BYTES];
+        loop {
+            match file.read(&mut piece).map_err(failed)? {
+                0 => return Ok(()),
+                count => self.push(&piece[..count])?,
+            }
+        }
     }
 
     /// The prefix, after all bytes were pushed.

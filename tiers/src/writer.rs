@@ -7,10 +7,12 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use stolon_kvcache::Namespace;
+use stolon_scheduler::SaveRequest;
 
 use crate::disk::DiskTier;
 use crate::key::ChainKey;
 use crate::shared::lock;
+use crate::tier::Tier;
 
 /// Maximum number of bytes of KV that are claimed and not written yet. When there are more, nothing
 /// is claimed: what is not stored now is offered again when it is used again.
@@ -101,7 +103,7 @@ impl DiskWriter {
         if !self.tier.accepts_writes() {
             return None;
         }
-        let places = self.tier.places(&namespace, &tokens[..positions.end]);
+        let places = shape.places(&namespace, &tokens[..positions.end]);
         let places: Vec<_> = places.filter(|place| place.first >= positions.start).collect();
         let mut claimed = lock(&self.claims.claimed);
         let free = |key: &ChainKey| !claimed.keys.contains(key) && !self.tier.contains(key);
@@ -178,6 +180,16 @@ impl Claim {
     /// The indices of these blocks in the prefix.
     pub fn blocks(&self) -> Range<usize> {
         self.positions.start / self.block_size..self.positions.end / self.block_size
+    }
+
+    /// A request to the scheduler to copy the claimed blocks out of the pool. They are written then.
+    pub(crate) fn save(self) -> SaveRequest {
+        SaveRequest {
+            namespace: self.namespace,
+            tokens: Arc::clone(&self.tokens),
+            blocks: self.blocks(),
+            done: Box::new(|bytes| self.write(bytes)),
+        }
     }
 
     /// Adds the bytes of the claimed positions' blocks, one after another, to the queue. They may

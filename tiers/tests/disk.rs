@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use stolon_kvcache::{EvictionOrder, EvictionPolicy, Namespace};
-use stolon_tiers::{DiskError, DiskTier, DiskWriter, KvShape, Place};
+use stolon_tiers::{DiskError, DiskTier, DiskWriter, KvShape, Place, Tier};
 
 const SHAPE: KvShape = KvShape { fingerprint: [3; 32], block_size: 16, block_bytes: 100 };
 /// Positions and bytes of a record.
@@ -51,9 +51,10 @@ fn read(tier: &DiskTier, tokens: &[u32]) -> usize {
 
 /// What is stored of a prompt from position `from` on.
 fn read_from(tier: &DiskTier, tokens: &[u32], from: usize) -> Vec<u8> {
-    let mut places: Vec<Place> = tier.places(&Namespace::default(), tokens).collect();
+    let mut places: Vec<Place> = SHAPE.places(&Namespace::default(), tokens).collect();
     places.truncate(tier.query_match_len(&Namespace::default(), tokens) / RECORD);
-    let blocks = tier.read(&Namespace::default(), tokens, &places, from);
+    let wanted = &places[(from / RECORD).min(places.len())..];
+    let blocks = tier.read(&Namespace::default(), &Arc::new(tokens.to_vec()), wanted);
     tier.touch(&places, 0);
     blocks.concat()
 }

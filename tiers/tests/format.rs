@@ -5,7 +5,8 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use stolon_kvcache::Namespace;
 use stolon_tiers::{
-    FormatError, HEADER_BYTES, KvShape, PrefixReader, PrefixWriter, StoredPrefix, write_atomically,
+    ExportedPrefix, FormatError, HEADER_BYTES, KvShape, PrefixReader, StoredPrefix,
+    write_atomically,
 };
 
 fn shape(block_size: usize) -> KvShape {
@@ -22,14 +23,8 @@ fn prefix(shape: &KvShape, positions: usize, seed: u64) -> StoredPrefix {
 }
 
 fn write(shape: &KvShape, namespace: Namespace, prefix: &StoredPrefix) -> Vec<Vec<u8>> {
-    let mut writer = PrefixWriter::new(*shape, namespace, prefix.tokens.clone());
-    let (mut records, mut next) = (Vec::new(), 0);
-    while writer.next_blocks() > 0 {
-        let end = next + writer.next_blocks();
-        records.push(writer.record(&prefix.blocks[next..end].concat()));
-        next = end;
-    }
-    records
+    let bytes = prefix.blocks.concat();
+    ExportedPrefix::new(*shape, namespace, prefix.tokens.clone(), bytes).collect()
 }
 
 fn read(shape: &KvShape, bytes: &[u8], piece: usize) -> Result<StoredPrefix, FormatError> {

@@ -85,7 +85,11 @@ impl Harness {
     /// Waits until the engine is idle, then checks that every block is accounted for and that none
     /// is held.
     pub(crate) async fn check_nothing_held(&self) {
-        assert!(self.engine.idle(Duration::from_secs(20)).await, "{:?}", self.engine.stats());
+        assert!(
+            self.engine.idle(Duration::from_secs(20)).await,
+            "{:?}",
+            self.engine.context().stats()
+        );
         let audit = self.engine.audit().await.expect("a consistent accounting");
         assert_eq!((audit.running, audit.waiting), (0, 0));
         assert_eq!(audit.blocks_reserved, 0);

@@ -165,7 +165,7 @@ async fn offer(args: &Args, workload: Workload) -> anyhow::Result<()> {
     let capacity = burst.len() as f64 / served.elapsed.as_secs_f64();
     let mut levels = Vec::new();
     for &load in &args.loads {
-        engine.flush().await?;
+        engine.cache().flush().await?;
         let measured = open_loop(&engine, &all_at(load * capacity), || {}).await?;
         let slowest_refusal = measured.refusals.iter().max().copied().unwrap_or_default();
         let summary = Summary::of_records(&measured.records);

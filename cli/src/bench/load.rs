@@ -103,7 +103,7 @@ impl LoadArgs {
             let rate = load * capacity;
             let count = (rate * self.seconds).ceil() as usize;
             let plan = self.plan(&engine, count, Arrivals::PerSecond(rate));
-            engine.flush().await?;
+            engine.cache().flush().await?;
             let bar = progress::bar(plan.len(), format!("load {load}"));
             let measured = open_loop(&engine, &plan, || bar.inc(1)).await?;
             bar.finish_and_clear();
@@ -205,7 +205,7 @@ impl LoadArgs {
 
 /// Seconds in which `clients` clients get all requests answered. The cache is empty at the start.
 async fn seconds_of(engine: &Engine, plan: &[Conversation], clients: usize) -> anyhow::Result<f64> {
-    engine.flush().await?;
+    engine.cache().flush().await?;
     let bar = progress::bar(plan.len(), format!("{clients} at a time"));
     let measured = closed_loop(engine, plan, clients, || bar.inc(1)).await?;
     bar.finish_and_clear();

@@ -141,7 +141,7 @@ impl PrefixArgs {
             let order = if repeat % 2 == 0 { [0, 1] } else { [1, 0] };
             for side in order {
                 let engine = [off, on][side];
-                engine.flush().await?;
+                engine.cache().flush().await?;
                 let name = format!("{arrivals}, cache {}", ["off", "on"][side]);
                 let bar = progress::bar(plan.len(), name);
                 sides[side].runs.push(self.run_once(engine, &plan, &bar).await?);

@@ -318,9 +318,9 @@ impl TiersArgs {
             first_token(&engine, &prompts[0][self.prefix as usize..]).await?;
             times[0].push(first_token(&engine, &prompts[0]).await?);
             // Otherwise the next one would be measured while this one is written.
-            engine.flush_disk().await?;
+            engine.tiers().flush().await?;
             times[1].push(first_token(&engine, &prompts[1]).await?);
-            engine.flush_disk().await?;
+            engine.tiers().flush().await?;
             engine.shutdown().await;
             let engine = self.start(tier, &directory, None).await?;
             first_token(&engine, &prompts[0][self.prefix as usize..]).await?;

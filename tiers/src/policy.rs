@@ -1,13 +1,10 @@
 //! When KV is written to the tiers besides the pool, and how long a request waits for what is read
 //! from them.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZero;
 use std::str::FromStr;
 use std::time::Duration;
-
-use stolon_tiers::ChainKey;
 
 /// When computed KV is written to the disk, and uploaded to the object store behind it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,37 +101,6 @@ impl FromStr for PrefetchPolicy {
     }
 }
 
-/// How many requests have begun with each record: a bounded memory of recent ones.
-#[derive(Debug, Default)]
-pub(super) struct Uses {
-    counts: HashMap<ChainKey, u32>,
-}
-
-impl Uses {
-    /// Maximum number of records that are remembered: some 4 MB.
-    const MOST: usize = 1 << 16;
-
-    /// Notes a request that begins with these records.
-    pub(super) fn note(&mut self, records: impl Iterator<Item = ChainKey>) {
-        for key in records {
-            let count = self.counts.entry(key).or_default();
-            *count = count.saturating_add(1);
-        }
-        if self.counts.len() > Uses::MOST {
-            // What was used again is remembered longer, but not for ever.
-            self.counts.retain(|_, count| {
-                *count /= 2;
-                *count > 0
-            });
-        }
-    }
-
-    /// Whether at least `count` requests have begun with a record.
-    pub(super) fn at_least(&self, count: u32, record: &ChainKey) -> bool {
-        self.counts.get(record).is_some_and(|&uses| uses >= count)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,20 +126,5 @@ mod tests {
         for wrong in ["", "timeout", "timeout=", "timeout=-1", "best-effort=1"] {
             assert!(wrong.parse::<PrefetchPolicy>().is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn uses_are_forgotten_when_there_are_too_many() {
-        let key = |n: usize| {
-            ChainKey::root(&[0; 32], &stolon_kvcache::Namespace::default()).then(&[n as u32])
-        };
-        let mut uses = Uses::default();
-        for _ in 0..4 {
-            uses.note([key(0)].into_iter());
-        }
-        assert!(uses.at_least(4, &key(0)) && !uses.at_least(5, &key(0)));
-        uses.note((1..=Uses::MOST).map(key));
-        assert!(uses.at_least(2, &key(0)) && !uses.at_least(1, &key(1)));
-        assert!(uses.counts.len() <= Uses::MOST);
     }
 }

@@ -1,0 +1,178 @@
+//! What callers do with the prefix cache: queries, pins, eviction, events, and what sessions hold.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use stolon_kvcache::{CachedPrefix, EvictionPolicy, Namespace, PinId, TreeDump};
+use stolon_scheduler::{CacheStats, EngineError, SessionId, SessionInfo, SessionPrefix};
+
+use super::EngineHandle;
+use crate::admission::AdmissionMessage;
+use crate::block_allocator::AllocatorMessage;
+use crate::cache::{CacheEvents, Pin, PinOptions, Removal};
+use crate::memory::{BLOCK_ALLOCATOR, call};
+use crate::prefix_tree::TreeMessage;
+use crate::supervisor::Generation;
+
+impl EngineHandle {
+    /// The number of leading tokens that are cached now. Lock-free and without side effects. The
+    /// answer is a hint: it may change before a request runs.
+    pub fn query_match_len(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
+        let generation = self.common().generation.load();
+        let query =
+            |generation: &Arc<Generation>| generation.reader.query_match_len(namespace, tokens);
+        generation.as_ref().map_or(0, query)
+    }
+
+    /// Protects the cached prefix of the tokens from eviction, for its time to live or until
+    /// [`unpin`](EngineHandle::unpin). A flush or a restart ends all pins.
+    ///
+    /// # Errors
+    /// [`EngineError::Pin`] if nothing of it is cached or [`EngineConfig::pin_budget`] would be
+    /// exceeded, [`EngineError::PinBudgetInUse`], [`EngineError::Interrupted`],
+    /// [`EngineError::Stopped`].
+    pub async fn pin(
+        &self,
+        namespace: Namespace,
+        tokens: Vec<u32>,
+        options: PinOptions,
+    ) -> Result<PinId, EngineError> {
+        self.call_tree(|reply| TreeMessage::Pin { namespace, tokens, options, reply }).await?
+    }
+
+    /// Removes part of the cache, except for what running requests use. Returns the number of
+    /// blocks that were freed.
+    ///
+    /// # Errors
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub async fn evict(&self, removal: Removal) -> Result<usize, EngineError> {
+        let generation = self.common().current()?;
+        let namespace = match &removal {
+            Removal::Namespace(namespace) => Some(*namespace),
+            Removal::Prefix(..) => None,
+        };
+        let release = || {
+            namespace.inspect(|namespace| self.context().sessions.release_namespace(namespace));
+        };
+        release();
+        let remove = |reply| AllocatorMessage::Remove(removal, reply);
+        let answer = call(&generation.allocator, remove, BLOCK_ALLOCATOR).await;
+        // A turn that began in between has locked what is no longer in the tree.
+        release();
+        self.or_end(answer, &generation).await
+    }
+
+    /// Changes the eviction policy, also for what is cached already. It replaces a custom order.
+    ///
+    /// # Errors
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub fn set_eviction_policy(&self, policy: EvictionPolicy) -> Result<(), EngineError> {
+        // A generation that starts from now on has the policy from its beginning.
+        self.context().set_eviction_policy(policy);
+        let generation = self.common().current()?;
+        // Fails only if the generation has just ended.
+        let _ = generation.tree.cast(TreeMessage::SetEvictionPolicy(policy));
+        Ok(())
+    }
+
+    /// Ends a pin. Returns whether it existed.
+    ///
+    /// # Errors
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub async fn unpin(&self, id: PinId) -> Result<bool, EngineError> {
+        self.call_tree(|reply| TreeMessage::Unpin(id, reply)).await
+    }
+
+    /// All pins, oldest first.
+    ///
+    /// # Errors
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub async fn pins(&self) -> Result<Vec<Pin>, EngineError> {
+        self.call_tree(TreeMessage::Pins).await
+    }
+
+    /// The content of the cache, and every change from now on, in a queue of at most `capacity`
+    /// events. The engine never waits for the reader.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidParameter`] if `capacity` is 0, [`EngineError::Interrupted`],
+    /// [`EngineError::Stopped`].
+    pub async fn events(&self, capacity: usize) -> Result<CacheEvents, EngineError> {
+        let events = self.call_tree(|reply| TreeMessage::Subscribe(capacity, reply)).await?;
+        events.map_err(|_| EngineError::invalid("capacity", "at least 1 event", capacity))
+    }
+
+    /// Statistics of the prefix cache.
+    ///
+    /// # Errors
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub async fn cache_stats(&self) -> Result<CacheStats, EngineError> {
+        self.call_tree(TreeMessage::Stats).await
+    }
+
+    /// A copy of the tree's structure, made by a reader concurrently with changes.
+    ///
+    /// # Errors
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub fn dump(&self) -> Result<TreeDump, EngineError> {
+        Ok(self.common().current()?.reader.dump())
+    }
+
+    /// The cached prefix that ends with the block of this chained hash, if there is one. Found by a
+    /// reader concurrently with changes.
+    ///
+    /// # Errors
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub fn cached_prefix(&self, hash: u64) -> Result<Option<CachedPrefix>, EngineError> {
+        Ok(self.common().current()?.reader.cached_prefix(hash))
+    }
+
+    /// Empties the cache, except for what running requests use, and ends all pins.
+    ///
+    /// # Errors
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub async fn flush(&self) -> Result<(), EngineError> {
+        self.call_admission(AdmissionMessage::Flush).await
+    }
+
+    /// Opens a session `to` that continues where `from` is or, with `tokens`, from its first
+    /// tokens.
+    ///
+    /// # Errors
+    /// As [`Sessions::fork`].
+    pub async fn fork_session(
+        &self,
+        from: &SessionId,
+        to: SessionId,
+        tokens: Option<usize>,
+    ) -> Result<SessionInfo, EngineError> {
+        let prefix = self.context().sessions.fork(from, to, tokens, Instant::now())?;
+        self.hold(prefix).await
+    }
+
+    /// Takes a session back to its first `tokens` tokens.
+    ///
+    /// # Errors
+    /// As [`Sessions::rewind`].
+    pub async fn rewind_session(
+        &self,
+        id: &SessionId,
+        tokens: usize,
+    ) -> Result<SessionInfo, EngineError> {
+        let prefix = self.context().sessions.rewind(id, tokens, Instant::now())?;
+        self.hold(prefix).await
+    }
+
+    /// Lets a session hold what is cached of its tokens. While the engine restarts, that is
+    /// nothing.
+    async fn hold(&self, prefix: SessionPrefix) -> Result<SessionInfo, EngineError> {
+        let (namespace, tokens) = (prefix.namespace, Arc::clone(&prefix.tokens));
+        // The least priority, so that it does not change that of the prefix.
+        let (limit, priority) = (tokens.len(), i32::MIN);
+        let acquire = |reply| TreeMessage::Acquire { namespace, tokens, limit, priority, reply };
+        if let Ok(acquired) = self.call_tree(acquire).await {
+            self.context().sessions.hold(&prefix, acquired.lease);
+        }
+        Ok(self.context().sessions.info(&prefix.id, Instant::now())?)
+    }
+}

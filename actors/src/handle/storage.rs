@@ -1,0 +1,82 @@
+//! KV that is stored outside of the pool: copies out of it, and what is read for a request.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use stolon_kvcache::Namespace;
+use stolon_scheduler::{
+    EngineError, PendingKv, Prefetch, PromptLookup, SaveRequest, SequenceRequest,
+};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::EngineHandle;
+use crate::admission::AdmissionMessage;
+use crate::supervisor::end_error;
+
+impl EngineHandle {
+    /// The request with stored KV of its prompt, if there is an [`EngineConfig::kv_source`] that has
+    /// some and reads it in time.
+    pub async fn with_stored(&self, mut request: SequenceRequest) -> SequenceRequest {
+        let context = self.context();
+        let source = context.config.kv_source.as_ref();
+        let Some(source) = source.filter(|_| !request.options.needs_whole_prompt()) else {
+            return request;
+        };
+        let cached = self.query_match_len(&request.namespace, &request.tokens);
+        // Nothing is read for a request that is going to be refused.
+        if context.queue_is_full(request.tokens.len() - cached) {
+            return request;
+        }
+        let Prefetch { save, load } = source.prefetch(&PromptLookup {
+            namespace: request.namespace,
+            tokens: Arc::clone(&request.tokens),
+            cached,
+            priority: request.options.priority,
+            prefill_rate: context.prefill_rate(),
+        });
+        if let (Some(save), Ok(generation)) = (save, self.common().current()) {
+            // If the generation has just ended, the request is dropped here.
+            let _ = generation.admission.cast(AdmissionMessage::Save(Box::new(save)));
+        }
+        let Some(PendingKv { kv, limit }) = load else { return request };
+        // The timer needs the engine's runtime; the caller may have another one.
+        let wait = self.shared.runtime.spawn(async move { timeout(limit, kv).await });
+        match wait.await {
+            Ok(Ok(kv)) => request.stored = kv,
+            Ok(Err(_)) => tracing::debug!(?limit, "stored KV was not read in time; it is computed"),
+            // The runtime has ended.
+            Err(_) => {}
+        }
+        request
+    }
+
+    /// Copies the cached ones of these blocks of a prompt out of the KV pool, from the first one
+    /// on. Returns their bytes one after another, [`BackendSpec::block_bytes`] for each; `None` if
+    /// nothing is cached or the copy failed. The blocks are not evicted before they are copied.
+    ///
+    /// # Errors
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub async fn save_blocks(
+        &self,
+        namespace: Namespace,
+        tokens: Arc<Vec<u32>>,
+        blocks: Range<usize>,
+    ) -> Result<Option<Vec<u8>>, EngineError> {
+        let generation = self.common().current()?;
+        let (sender, saved) = oneshot::channel();
+        // Fails only if the caller does not wait for the copy any more.
+        let done = Box::new(move |bytes| drop(sender.send(bytes)));
+        let request = SaveRequest { namespace, tokens, blocks, done };
+        // If the generation has just ended, the request is dropped here.
+        let _ = generation.admission.cast(AdmissionMessage::Save(Box::new(request)));
+        match saved.await {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(_) => match generation.end.clone().now_or_never() {
+                Some(end) => Err(end_error(end)),
+                None => Ok(None),
+            },
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The tiers of an engine besides its KV pool. All decisions are made by [`stolon_tiers::Tiers`],
+//! which the engine is given as a sink and a source of KV; here are its settings, its life and what
+//! callers see of it.
+
+mod prefix_file;
+mod settings;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use stolon_actors::EngineHandle;
+use stolon_kvcache::EvictionPolicy;
+use stolon_scheduler::EngineError;
+use stolon_tiers::KvShape;
+
+use crate::{Engine, Error, Request};
+
+pub use prefix_file::PrefixImport;
+pub(crate) use settings::TierOptions;
+pub use stolon_tiers::{
+    DiskError, DiskStats, ExportedPrefix, FormatError, ObjectError, ObjectStats, PrefetchPolicy,
+    TierError, TierMatch, WritePolicy,
+};
+
+/// How long the engine is kept from ending at most while its pool is written.
+const POOL_LIMIT: Duration = Duration::from_secs(60);
+
+/// The tiers of an engine; `None` without a directory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct EngineTiers(Option<Arc<stolon_tiers::Tiers>>);
+
+impl EngineTiers {
+    /// The key of namespaces of the directory.
+    pub(crate) fn namespace_key(&self) -> Option<[u8; 32]> {
+        self.0.as_ref()?.namespace_key()
+    }
+
+    pub(crate) fn set_eviction_policy(&self, policy: EvictionPolicy) {
+        self.0.iter().for_each(|tiers| tiers.set_eviction_policy(policy));
+    }
+
+    /// Stores what is in the pool before the engine stops, if the write policy asks for it.
+    pub(crate) async fn before_stop(&self, handle: &EngineHandle) {
+        let Some(tiers) = self.0.clone() else { return };
+        let stored = store_pool(tiers, handle.clone());
+        // The timer needs the engine's runtime.
+        let stored = async move { tokio::time::timeout(POOL_LIMIT, stored).await };
+        if handle.runtime().spawn(stored).await.is_ok_and(|stored| stored.is_err()) {
+            tracing::warn!(limit = ?POOL_LIMIT, "not everything in the KV pool was stored in time");
+        }
+    }
+
+    /// Ends the tiers of an engine that has stopped, after everything was written. The object store
+    /// is waited for, too, but not for ever.
+    pub(crate) async fn after_stop(&self, handle: &EngineHandle) {
+        let Some(tiers) = self.0.clone() else { return };
+        let close = move || {
+            tiers.flush();
+            tiers.close();
+        };
+        // Fails only if the runtime has ended.
+        let _ = blocking(handle, close).await;
+    }
+}
+
+/// The tiers of an engine besides its KV pool: [`Engine::tiers`].
+#[derive(Clone, Copy, Debug)]
+pub struct Tiers<'a>(&'a Engine);
+
+impl Engine {
+    /// The disk tier, and the object store behind it. Without
+    /// [`EngineBuilder::kv_cache_dir`](crate::EngineBuilder::kv_cache_dir), there is nothing in
+    /// them.
+    pub fn tiers(&self) -> Tiers<'_> {
+        Tiers(self)
+    }
+}
+
+impl Tiers<'_> {
+    /// How much of the request's prompt is in each tier now, the KV pool included. Does no I/O and
+    /// has no side effects; the answer may change before a request runs.
+    ///
+    /// A prompt that is not token ids yet is rendered and tokenised on the calling thread.
+    ///
+    /// # Errors
+    /// Those of rendering and tokenising the prompt.
+    pub fn query(self, request: &Request) -> Result<TierMatch, Error> {
+        let inner = &self.0.inner;
+        let (namespace, tokens) = self.0.lookup(request)?;
+        let pool = inner.handle.query_match_len(&namespace, &tokens);
+        let query = |tiers: &Arc<stolon_tiers::Tiers>| tiers.query(pool, &namespace, &tokens);
+        Ok(inner.tiers.0.as_ref().map_or_else(|| TierMatch::pool(pool), query))
+    }
+
+    /// What the disk tier has counted and stores; `None` if there is none.
+    pub fn disk_stats(self) -> Option<DiskStats> {
+        self.0.inner.tiers.0.as_ref()?.disk_stats()
+    }
+
+    /// What the object tier has counted; `None` if there is none.
+    pub fn object_stats(self) -> Option<ObjectStats> {
+        self.0.inner.tiers.0.as_ref()?.object_stats()
+    }
+
+    /// Removes everything from the disk tier, also what is still to be written of what was computed
+    /// before. What is in the pool and in the object store stays. Does nothing without a disk tier.
+    ///
+    /// # Errors
+    /// `Stopped` if the engine's runtime has ended.
+    pub async fn clear_disk(self) -> Result<(), Error> {
+        self.flush().await?;
+        let Some(tiers) = self.0.inner.tiers.0.clone() else { return Ok(()) };
+        blocking(&self.0.inner.handle, move || tiers.clear()).await
+    }
+
+    /// Waits until everything that was computed before is on the disk and in the object store, or
+    /// was given up because writing failed or takes too long. With
+    /// [`WritePolicy::WriteBack`](crate::WritePolicy::WriteBack), everything that is in the pool is
+    /// written; with [`WriteThroughSelective`](crate::WritePolicy::WriteThroughSelective), what has
+    /// not been used often enough is not. Does nothing without a disk tier.
+    ///
+    /// # Errors
+    /// `Stopped` if the engine's runtime has ended.
+    pub async fn flush(self) -> Result<(), Error> {
+        let inner = &self.0.inner;
+        let Some(tiers) = inner.tiers.0.clone() else { return Ok(()) };
+        // When it is answered, everything that was computed before is claimed. An audit that fails
+        // does not concern the disk.
+        let _ = self.0.audit().await;
+        let stored = store_pool(Arc::clone(&tiers), inner.handle.clone());
+        // Fails only if the runtime ends.
+        let _ = inner.handle.runtime().spawn(stored).await;
+        blocking(&inner.handle, move || tiers.flush()).await
+    }
+}
+
+/// Stores everything that is in the pool, if the write policy is to do so at some time. Must run on
+/// the engine's runtime.
+async fn store_pool(tiers: Arc<stolon_tiers::Tiers>, handle: EngineHandle) {
+    let (true, Ok(tree)) = (tiers.stores_pool(), handle.dump()) else { return };
+    let inner: HashSet<usize> = tree.nodes.iter().filter_map(|node| node.parent).collect();
+    let leaves = tree.nodes.iter().enumerate().filter(|(index, _)| !inner.contains(index));
+    for (_, leaf) in leaves {
+        // It may have been evicted in between.
+        let Ok(Some(prefix)) = handle.cached_prefix(leaf.last_hash) else { continue };
+        for claim in tiers.claims(prefix.namespace, prefix.positions) {
+            let (namespace, tokens) = (claim.namespace(), Arc::clone(claim.tokens()));
+            if let Ok(Some(bytes)) = handle.save_blocks(namespace, tokens, claim.blocks()).await {
+                claim.write(bytes);
+            }
+            let own = Arc::clone(&tiers);
+            // Fails only if the runtime ends.
+            let _ = tokio::task::spawn_blocking(move || own.flush_disk()).await;
+        }
+    }
+}
+
+/// The format of an engine's KV.
+fn kv_shape(handle: &EngineHandle) -> Result<KvShape, TierError> {
+    let format = handle.kv_format().ok_or(TierError::NoKvCopies)?;
+    let spec = &handle.context().spec;
+    let (block_size, block_bytes) = (spec.block_size, spec.block_bytes);
+    Ok(KvShape { fingerprint: format.fingerprint, block_size, block_bytes })
+}
+
+/// Runs work that may block on a thread of the engine's runtime that may.
+async fn blocking<T: Send + 'static>(
+    handle: &EngineHandle,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    let job = handle.runtime().spawn_blocking(work);
+    job.await.map_err(|_| EngineError::Stopped.into())
+}

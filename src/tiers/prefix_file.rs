@@ -1,0 +1,137 @@
+//! Export and import of cached prefixes: a prepared document can be shipped with an application and
+//! is served from the cache from the first request on.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use stolon_kvcache::Namespace;
+use stolon_scheduler::{SequenceRequest, StoredKv};
+use stolon_tiers::{ExportedPrefix, KvShape, PrefixReader, StoredPrefix, TierError};
+
+use super::{blocking, kv_shape};
+use crate::{Cache, Engine, Error, Request};
+
+impl Cache<'_> {
+    /// Computes what is not cached of a prompt and copies its keys and values out of the KV pool:
+    /// those of all full blocks. [`Cache::import`] puts them into the cache of an engine
+    /// with the same model and settings, which then answers as if it had computed them itself, bit
+    /// for bit.
+    ///
+    /// The copy takes as much memory as the prompt's KV does.
+    ///
+    /// # Errors
+    /// Those of [`Cache::warm`]; `InvalidParameter` for a request with a cache salt, whose
+    /// namespace no other process has; [`TierError::NoKvCopies`], [`TierError::NotCached`].
+    pub async fn export(self, request: &Request) -> Result<ExportedPrefix, Error> {
+        let shape = kv_shape(&self.0.inner.handle)?;
+        if self.0.namespace(request)? != Namespace::default() {
+            let expected = "a prompt without a cache salt or tenant, because salts have another \
+                            key in each process";
+            return Err(Error::invalid("cache_salt", expected, "a prompt with one"));
+        }
+        let mut tokens = self.0.prompt_tokens(request).await?;
+        let block_count = tokens.len() / shape.block_size;
+        let expected = block_count.max(1) * shape.block_size;
+        tokens.truncate(block_count * shape.block_size);
+        if tokens.is_empty() {
+            return Err(TierError::NotCached { expected, got: 0 }.into());
+        }
+        let request = request.clone().with_tokens(tokens.clone());
+        if self.query_match_len(&request)? < tokens.len() {
+            self.warm(request).await?;
+        }
+        let handle = &self.0.inner.handle;
+        let shared = Arc::new(tokens.clone());
+        let saved = handle.save_blocks(Namespace::default(), shared, 0..block_count).await?;
+        let bytes = saved.unwrap_or_default();
+        let got = bytes.len() / shape.block_bytes * shape.block_size;
+        if got < expected {
+            return Err(TierError::NotCached { expected, got }.into());
+        }
+        Ok(ExportedPrefix::new(shape, Namespace::default(), tokens, bytes))
+    }
+
+    /// [`Cache::export`] to a file, which is written atomically on a blocking thread.
+    /// Returns the number of exported tokens.
+    ///
+    /// # Errors
+    /// Those of [`Cache::export`], and [`TierError::File`].
+    pub async fn export_to(
+        self,
+        request: &Request,
+        path: impl Into<PathBuf>,
+    ) -> Result<usize, Error> {
+        let (path, prefix) = (path.into(), self.export(request).await?);
+        let tokens = prefix.token_count();
+        blocking(&self.0.inner.handle, move || prefix.write(&path)).await??;
+        Ok(tokens)
+    }
+
+    /// Begins to import a prefix that [`Cache::export`] has exported.
+    ///
+    /// # Errors
+    /// [`TierError::NoKvCopies`].
+    pub fn import(self) -> Result<PrefixImport, Error> {
+        let shape = kv_shape(&self.0.inner.handle)?;
+        let positions_max = self.0.inner.handle.context().prompt_limit().tokens;
+        let reader = PrefixReader::new(shape, Namespace::default(), positions_max);
+        Ok(PrefixImport { engine: self.0.clone(), shape, reader })
+    }
+
+    /// [`Cache::import`] from a file. Returns the number of tokens that are cached then.
+    ///
+    /// # Errors
+    /// Those of [`PrefixImport`], [`TierError::NoKvCopies`], and [`TierError::File`].
+    pub async fn import_from(self, path: impl Into<PathBuf>) -> Result<usize, Error> {
+        let (path, mut import) = (path.into(), self.import()?);
+        let read = move || import.reader.read(&path).map(|()| import);
+        blocking(&self.0.inner.handle, read).await??.finish().await
+    }
+}
+
+/// A prefix that is being imported. The bytes of its file are pushed in pieces of any length, and
+/// every record is verified as soon as it is complete. Nothing of it is used before
+/// [`PrefixImport::finish`].
+#[derive(Debug)]
+pub struct PrefixImport {
+    engine: Engine,
+    shape: KvShape,
+    reader: PrefixReader,
+}
+
+impl PrefixImport {
+    /// Takes the next bytes of the file.
+    ///
+    /// # Errors
+    /// [`TierError::StoredKv`] for the first thing that is not as expected. The import must not be used
+    /// any more then.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        Ok(self.reader.push(bytes).map_err(TierError::from)?)
+    }
+
+    /// Copies the prefix into the KV pool and adds it to the cache, where it can be evicted like
+    /// any other. Returns the number of tokens that are cached then. It is a request like any
+    /// other, which waits in the admission queue and evicts what it must.
+    ///
+    /// # Errors
+    /// [`TierError::StoredKv`] if the file is not complete; the errors of [`Engine::generate`];
+    /// [`TierError::NotCached`] if the prefix was not in the cache afterwards.
+    pub async fn finish(self) -> Result<usize, Error> {
+        let StoredPrefix { tokens, blocks } = self.reader.finish().map_err(TierError::from)?;
+        let expected = tokens.len();
+        let handle = &self.engine.inner.handle;
+        let request = SequenceRequest {
+            stored: Some(StoredKv::new(self.shape.block_size, 0, blocks)),
+            ..SequenceRequest::new(tokens.clone(), 1)
+        };
+        let mut stream = handle.submit(request)?;
+        while let Some(event) = stream.next().await {
+            event?;
+        }
+        let got = handle.query_match_len(&Namespace::default(), &tokens);
+        match got < expected {
+            true => Err(TierError::NotCached { expected, got }.into()),
+            false => Ok(got),
+        }
+    }
+}

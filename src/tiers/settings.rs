@@ -1,0 +1,108 @@
+//! The settings of the tiers.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use stolon_actors::EngineHandle;
+use stolon_scheduler::EngineConfig;
+use stolon_tiers::{PrefetchPolicy, TierSettings, WritePolicy};
+
+use super::{EngineTiers, blocking, kv_shape};
+use crate::{EngineBuilder, Error};
+
+/// What was set.
+#[derive(Default)]
+pub(crate) struct TierOptions {
+    /// The directory and its maximum size in bytes.
+    disk: Option<(PathBuf, u64)>,
+    write: WritePolicy,
+    prefetch: PrefetchPolicy,
+    /// URL of the object store behind the directory.
+    object_store: Option<String>,
+}
+
+/// Tiers that are opened when the engine has started.
+pub(crate) struct PreparedTiers(Option<(Arc<stolon_tiers::Tiers>, TierSettings)>);
+
+impl TierOptions {
+    /// Makes the tiers, and the engine's sink and source of KV of them.
+    pub(crate) fn prepare(self, config: &mut EngineConfig) -> Result<PreparedTiers, Error> {
+        let Some((directory, budget_bytes)) = self.disk else {
+            return match self.object_store {
+                Some(_) => {
+                    let expected = "a directory with `kv_cache_dir`";
+                    Err(Error::invalid("kv_object_store", expected, "no directory"))
+                }
+                None => Ok(PreparedTiers(None)),
+            };
+        };
+        let (eviction, object_store) = (config.new_eviction_order(), self.object_store);
+        let settings = TierSettings { directory, budget_bytes, eviction, object_store };
+        let tiers = Arc::new(stolon_tiers::Tiers::new(self.write, self.prefetch));
+        config.kv_sink = Some(Arc::clone(&tiers) as _);
+        config.kv_source = Some(Arc::clone(&tiers) as _);
+        Ok(PreparedTiers(Some((tiers, settings))))
+    }
+}
+
+impl PreparedTiers {
+    /// Opens the tiers of an engine that has started.
+    pub(crate) async fn open(self, handle: &EngineHandle) -> Result<EngineTiers, Error> {
+        let Some((tiers, settings)) = self.0 else { return Ok(EngineTiers(None)) };
+        let (opened, shape) = (Arc::clone(&tiers), kv_shape(handle)?);
+        blocking(handle, move || opened.open(settings, shape)).await??;
+        Ok(EngineTiers(Some(tiers)))
+    }
+}
+
+impl EngineBuilder {
+    /// Stores the KV of prompts and answers in a directory, at most `budget_bytes` bytes of it, and
+    /// reads it back where that is faster than computing: after it was evicted from the KV cache,
+    /// and after a restart of the program. Default: nothing is stored.
+    ///
+    /// The directory is made if it does not exist. One engine can use it at a time; others are
+    /// refused by [`build`](Self::build) with [`TierError::Disk`]. Models may take turns: KV that was
+    /// computed on other terms is not used, and is removed when room is needed. Whatever happens
+    /// to the files, requests go on, and compute what cannot be read.
+    ///
+    /// The files contain prompts and answers as token ids. On Unix, only the user can read a
+    /// directory that was made here. A program that can write to it can change what the model
+    /// answers.
+    pub fn kv_cache_dir(mut self, directory: impl Into<PathBuf>, budget_bytes: u64) -> Self {
+        let directory = directory.into();
+        self.tiers.disk = Some((directory, budget_bytes));
+        self
+    }
+
+    /// When KV is written to the directory of [`kv_cache_dir`](Self::kv_cache_dir). Default: as
+    /// soon as it is computed.
+    pub fn write_policy(mut self, policy: WritePolicy) -> Self {
+        self.tiers.write = policy;
+        self
+    }
+
+    /// How long a request waits for KV that is read from the directory of
+    /// [`kv_cache_dir`](Self::kv_cache_dir) or fetched from the object store. Default: as long as
+    /// that is expected to be faster than computing.
+    pub fn prefetch_policy(mut self, policy: PrefetchPolicy) -> Self {
+        self.tiers.prefetch = policy;
+        self
+    }
+
+    /// Stores what is stored in the directory of [`kv_cache_dir`](Self::kv_cache_dir), which must
+    /// be set, in an object store, too, and fetches from there what the directory has not, where
+    /// that is faster than computing. Engines with the same model share what they have computed.
+    ///
+    /// `url` is `s3://bucket/folder`, `gs://...`, `az://...`, or `file:///...` for a directory that
+    /// several machines have mounted. Credentials, regions and endpoints are taken from the
+    /// environment variables that the tools of the store use, such as `AWS_ACCESS_KEY_ID`,
+    /// `AWS_REGION`, `AWS_ENDPOINT` and `AWS_ALLOW_HTTP`. Nothing is removed: set a rule for old
+    /// objects in the store. A program that can write to it can change what the model
+    /// answers.
+    /// [`build`](Self::build) fails with [`TierError::ObjectStore`] if the store does not answer, or
+    /// in a build without the feature `object-store`. When it fails later, requests go on, and compute what cannot be fetched.
+    pub fn kv_object_store(mut self, url: impl Into<String>) -> Self {
+        self.tiers.object_store = Some(url.into());
+        self
+    }
+}

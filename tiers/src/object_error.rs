@@ -1,0 +1,39 @@
+//! [`ObjectError`]: why an object store cannot be used.
+
+use std::time::Duration;
+
+/// Why an object store cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ObjectError {
+    /// The URL is not that of a store.
+    #[error(
+        "expected the URL of an object store, such as s3://bucket/folder, gs://, az:// or file://, \
+         got `{url}`: {reason}"
+    )]
+    Url {
+        /// The URL.
+        url: String,
+        /// What is wrong with it, or with the settings of its store.
+        reason: String,
+    },
+    /// This build has no object stores.
+    #[error("expected a build with the feature `object-store`, got the object store `{0}`")]
+    Unsupported(String),
+    /// The store has answered with an error.
+    #[error("the object store: {0}")]
+    Store(String),
+    /// The store has not answered in time.
+    #[error("the object store has not answered within {} s", .0.as_secs())]
+    Timeout(Duration),
+    /// An object has another size than its record.
+    #[error("the object `{object}`: expected {expected} bytes, got {got}")]
+    Size {
+        /// Its name.
+        object: String,
+        /// Bytes of the record.
+        expected: usize,
+        /// Bytes of the object.
+        got: u64,
+    },
+}

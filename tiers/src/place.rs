@@ -1,0 +1,58 @@
+//! [`Place`]: a record's place in a prompt.
+
+use bytes::Bytes;
+use stolon_kvcache::Namespace;
+
+use crate::key::ChainKey;
+use crate::record::{KvShape, Record};
+
+/// A full record of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its first position.
+    pub first: usize,
+    /// The key of what is before it.
+    pub parent: ChainKey,
+    /// Its own key.
+    pub key: ChainKey,
+}
+
+impl KvShape {
+    /// The full records of a prompt, in their order, stored or not.
+    pub fn places<'a>(
+        &self,
+        namespace: &Namespace,
+        tokens: &'a [u32],
+    ) -> impl Iterator<Item = Place> + use<'a> {
+        let positions = self.record_positions();
+        let mut parent = ChainKey::root(&self.fingerprint, namespace);
+        tokens.chunks_exact(positions).enumerate().map(move |(number, tokens)| {
+            let key = parent.then(tokens);
+            let place = Place { first: number * positions, parent, key };
+            parent = key;
+            place
+        })
+    }
+}
+
+impl Place {
+    /// The record in `bytes`, if it is the one of this place in a prompt.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn verify(
+        &self,
+        shape: &KvShape,
+        namespace: &Namespace,
+        tokens: &[u32],
+        bytes: &Bytes,
+    ) -> Result<Record, String> {
+        let record = Record::parse(bytes, shape, namespace).map_err(|error| error.to_string())?;
+        let end = self.first + record.tokens.len();
+        let is_it = record.header.key == self.key
+            && record.header.parent == self.parent
+            && record.header.first == self.first
+            && tokens.get(self.first..end) == Some(&record.tokens);
+        if is_it { Ok(record) } else { Err("it is the record of another key".into()) }
+    }
+}

@@ -1,0 +1,289 @@
+//! [`plan`]: what of a prompt is read from the tiers, and how long its request waits for it. A plain
+//! function of what is stored, of speeds and of the policy, which does no I/O.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::policy::PrefetchPolicy;
+
+/// A read must be expected to take at most this share of the time of computing.
+const WORTH_SHARE: f64 = 0.8;
+/// A read is waited for this many times as long as expected and [`GRACE`] longer, or this share of
+/// the time of computing if that is longer: where computing takes seconds, a read that is late
+/// because the cores are busy is still faster.
+const PATIENCE: u32 = 2;
+const GRACE: Duration = Duration::from_millis(20);
+const PATIENCE_SHARE: f64 = 0.5;
+/// Number of records that are read to measure the speed of a tier that was too slow.
+const MEASURED_RECORDS: usize = 4;
+/// How long a read is waited for at most while the speed of computing is not known.
+const UNMEASURED_LIMIT: Duration = Duration::from_secs(10);
+
+/// What is stored of a prompt. Records are counted from the start of the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lookup {
+    /// Number of leading positions whose KV is in the pool.
+    pub cached: usize,
+    /// Positions of a record; at least 1.
+    pub record_positions: usize,
+    /// Number of leading records that are on the disk. Records within `cached` count, stored or
+    /// not, because they are not read.
+    pub on_disk: usize,
+    /// Number of leading records that are on the disk or, after these, in the object store; at
+    /// least `on_disk`.
+    pub stored: usize,
+    /// Number of records for which there is memory.
+    pub room: usize,
+}
+
+/// How fast a prompt is computed and read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speeds {
+    /// Positions that are computed per second; `None` before any were.
+    pub prefill_rate: Option<f64>,
+    /// Time to read a record from the disk.
+    pub disk: Duration,
+    /// Time to fetch a record from the object store.
+    pub store: Duration,
+}
+
+/// What is read of a prompt: ranges of its records.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Records that are read from the disk. The first one may be cached in part.
+    pub disk: Range<usize>,
+    /// Records that are fetched from the object store: those that follow.
+    pub store: Range<usize>,
+    /// How long the request waits for them at most.
+    pub limit: Duration,
+    /// Records on the disk that are not read for the prompt, because computing is faster. They are
+    /// worth reading only to learn whether the disk has become faster.
+    pub slow_disk: Range<usize>,
+    /// The same for records in the object store.
+    pub slow_store: Range<usize>,
+}
+
+/// Decides what is read of a prompt, beyond what is in the pool.
+///
+/// It is all that is stored if that is expected to be faster than computing it, or else what is on
+/// the disk, or nothing.
+#[must_use]
+pub fn plan(lookup: &Lookup, speeds: &Speeds, policy: PrefetchPolicy) -> Plan {
+    let longest = match policy {
+        PrefetchPolicy::Timeout(longest) => longest,
+        PrefetchPolicy::BestEffort | PrefetchPolicy::WaitComplete => Duration::MAX,
+    };
+    let mut plan = Plan::default();
+    let first = lookup.cached / lookup.record_positions;
+    let end = lookup.stored.min(first.saturating_add(lookup.room));
+    if longest.is_zero() || end <= first {
+        return plan;
+    }
+    let on_disk = lookup.on_disk.clamp(first, end);
+    let limit_up_to = |end: usize| {
+        let expected = times(speeds.disk, on_disk - first) + times(speeds.store, end - on_disk);
+        let positions = end * lookup.record_positions - lookup.cached;
+        let compute = speeds.prefill_rate.map(|rate| computing_time(positions, rate));
+        wait_limit(expected, compute, policy)
+    };
+    let (mut end, mut limit) = (end, limit_up_to(end));
+    if limit.is_none() && end > on_disk {
+        plan.slow_store = on_disk..end.min(on_disk + MEASURED_RECORDS);
+        end = on_disk;
+        // The disk alone may be faster than computing.
+        limit = if end > first { limit_up_to(end) } else { None };
+    }
+    match limit {
+        Some(limit) => {
+            plan.disk = first..on_disk;
+            plan.store = on_disk..end;
+            plan.limit = limit.min(longest);
+        }
+        None => plan.slow_disk = first..on_disk.min(first + MEASURED_RECORDS),
+    }
+    plan
+}
+
+/// How long a read that is expected to take so long is waited for; `None` if computing is faster.
+fn wait_limit(
+    expected: Duration,
+    compute: Option<Duration>,
+    policy: PrefetchPolicy,
+) -> Option<Duration> {
+    match compute {
+        _ if policy == PrefetchPolicy::WaitComplete => Some(Duration::MAX),
+        None => Some(UNMEASURED_LIMIT),
+        Some(compute) if expected > compute.mul_f64(WORTH_SHARE) => None,
+        Some(compute) => {
+            let patience = expected.saturating_mul(PATIENCE).saturating_add(GRACE);
+            Some(patience.max(compute.mul_f64(PATIENCE_SHARE)))
+        }
+    }
+}
+
+fn computing_time(positions: usize, rate: f64) -> Duration {
+    Duration::try_from_secs_f64(positions as f64 / rate).unwrap_or(Duration::from_secs(1 << 32))
+}
+
+fn times(time: Duration, count: usize) -> Duration {
+    time.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX))
+}
+
+impl Plan {
+    /// Whether nothing is read for the prompt.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.disk.is_empty() && self.store.is_empty()
+    }
+
+    /// The records that are read, from both tiers.
+    #[must_use]
+    pub fn records(&self) -> Range<usize> {
+        self.disk.start..self.store.end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BEST: PrefetchPolicy = PrefetchPolicy::BestEffort;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    /// 330 tokens, of which five records of 64 positions are on the disk and none in the pool.
+    fn on_disk() -> Lookup {
+        Lookup { cached: 0, record_positions: 64, on_disk: 5, stored: 5, room: 100 }
+    }
+
+    /// Computing a record takes 64 ms, reading it 1 ms, fetching it 10 ms.
+    fn speeds() -> Speeds {
+        Speeds { prefill_rate: Some(1000.0), disk: ms(1), store: ms(10) }
+    }
+
+    fn check(lookup: Lookup, disk: Range<usize>, store: Range<usize>) {
+        let plan = plan(&lookup, &speeds(), BEST);
+        assert_eq!((plan.disk, plan.store), (disk, store), "{lookup:?}");
+    }
+
+    /// Goal: what is stored is read from the first record on that is not in the pool, as far as
+    /// there is memory.
+    #[test]
+    fn stored_records_are_read_beyond_the_pool() {
+        check(on_disk(), 0..5, 5..5);
+        check(Lookup { room: 0, ..on_disk() }, 0..0, 0..0);
+        check(Lookup { room: 2, ..on_disk() }, 0..2, 2..2);
+        check(Lookup { cached: 128, ..on_disk() }, 2..5, 5..5);
+        check(Lookup { cached: 144, ..on_disk() }, 2..5, 5..5);
+        check(Lookup { cached: 320, ..on_disk() }, 0..0, 0..0);
+        check(Lookup { cached: 400, ..on_disk() }, 0..0, 0..0);
+        check(Lookup { stored: 9, ..on_disk() }, 0..5, 5..9);
+        check(Lookup { stored: 9, room: 7, ..on_disk() }, 0..5, 5..7);
+        check(Lookup { on_disk: 0, ..on_disk() }, 0..0, 0..5);
+    }
+
+    /// Goal: what is slower than computing is not read, but named, so that its speed is measured
+    /// again; the disk is read without a store that is too slow.
+    #[test]
+    fn slow_tiers_are_not_read() {
+        let lookup = Lookup { stored: 9, ..on_disk() };
+        let slow = |disk, store| plan(&lookup, &Speeds { disk, store, ..speeds() }, BEST);
+        let without_store = slow(ms(1), ms(1000));
+        assert_eq!((without_store.disk, without_store.store), (0..5, 5..5));
+        assert_eq!((without_store.slow_disk, without_store.slow_store), (0..0, 5..9));
+        let nothing = slow(ms(1000), ms(1000));
+        assert!(nothing.is_empty());
+        assert_eq!((nothing.slow_disk, nothing.slow_store), (0..4, 5..9));
+    }
+
+    /// Goal: the limit is twice the expected time and some grace, half of the time of computing if
+    /// that is more, a fixed time before that is known, and what the policy says.
+    #[test]
+    fn limits_follow_the_policy() {
+        let limit = |speeds, policy| plan(&on_disk(), &speeds, policy).limit;
+        assert_eq!(limit(speeds(), BEST), ms(160));
+        let slow_disk = Speeds { disk: ms(50), ..speeds() };
+        assert_eq!(limit(slow_disk, BEST), ms(520));
+        let unmeasured = Speeds { prefill_rate: None, ..speeds() };
+        assert_eq!(limit(unmeasured, BEST), UNMEASURED_LIMIT);
+        assert_eq!(limit(speeds(), PrefetchPolicy::Timeout(ms(3))), ms(3));
+        assert!(plan(&on_disk(), &speeds(), PrefetchPolicy::Timeout(ms(0))).is_empty());
+        let hopeless = Speeds { disk: ms(10_000), ..speeds() };
+        assert_eq!(limit(hopeless, PrefetchPolicy::WaitComplete), Duration::MAX);
+    }
+
+    fn lookups() -> impl Strategy<Value = Lookup> {
+        (0..3000_usize, 1..300_usize, 0..40_usize, 0..40_usize, 0..60_usize).prop_map(
+            |(cached, record_positions, on_disk, more, room)| Lookup {
+                cached,
+                record_positions,
+                on_disk,
+                stored: on_disk + more,
+                room,
+            },
+        )
+    }
+
+    fn any_speeds() -> impl Strategy<Value = Speeds> {
+        let time = || (0..2_000_000_u64).prop_map(Duration::from_micros);
+        (proptest::option::of(1.0..1e5), time(), time())
+            .prop_map(|(prefill_rate, disk, store)| Speeds { prefill_rate, disk, store })
+    }
+
+    fn policies() -> impl Strategy<Value = PrefetchPolicy> {
+        prop_oneof![
+            Just(BEST),
+            Just(PrefetchPolicy::WaitComplete),
+            (0..100_u64).prop_map(|limit| PrefetchPolicy::Timeout(ms(limit))),
+        ]
+    }
+
+    proptest! {
+        /// Goal: a plan reads consecutive records, all of them stored, none of them in the pool,
+        /// and no more than there is memory for; and it gains time.
+        #[test]
+        fn plans_are_within_what_is_stored(
+            lookup in lookups(), speeds in any_speeds(), policy in policies(),
+        ) {
+            let plan = plan(&lookup, &speeds, policy);
+            let first = lookup.cached / lookup.record_positions;
+            for slow in [&plan.slow_disk, &plan.slow_store] {
+                prop_assert!(slow.len() <= MEASURED_RECORDS && slow.end <= lookup.stored);
+            }
+            if plan.is_empty() {
+                return Ok(());
+            }
+            prop_assert_eq!(plan.disk.start, first);
+            prop_assert_eq!(plan.disk.end, plan.store.start);
+            prop_assert!(plan.disk.is_empty() || plan.disk.end <= lookup.on_disk);
+            prop_assert!(plan.store.end <= lookup.stored);
+            prop_assert!(plan.records().len() <= lookup.room);
+            prop_assert!(plan.store.end * lookup.record_positions > lookup.cached);
+            if let PrefetchPolicy::Timeout(longest) = policy {
+                prop_assert!(plan.limit <= longest);
+            }
+            if let (Some(rate), true) = (speeds.prefill_rate, policy != PrefetchPolicy::WaitComplete) {
+                let positions = plan.store.end * lookup.record_positions - lookup.cached;
+                let reading = speeds.disk.as_secs_f64() * plan.disk.len() as f64
+                    + speeds.store.as_secs_f64() * plan.store.len() as f64;
+                prop_assert!(reading <= positions as f64 / rate);
+            }
+        }
+
+        /// Goal: a tier that becomes slower is never read more.
+        #[test]
+        fn slower_tiers_are_read_less(
+            lookup in lookups(), speeds in any_speeds(), policy in policies(), more in 0..1000_u64,
+        ) {
+            let before = plan(&lookup, &speeds, policy).records().len();
+            let slower = Speeds { disk: speeds.disk + ms(more), ..speeds };
+            prop_assert!(plan(&lookup, &slower, policy).records().len() <= before);
+            let slower = Speeds { store: speeds.store + ms(more), ..speeds };
+            prop_assert!(plan(&lookup, &slower, policy).records().len() <= before);
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The object store behind the disk tier: what is written to the disk is uploaded by a task, and
+//! what the store has beyond the disk is fetched when a prompt needs it.
+//!
+//! The task uploads a few records at a time from a bounded queue; what does not fit is left out,
+//! counted, and offered again when it is computed again by an engine whose disk lacks it. Another
+//! task lists the store from time to time, to learn what other engines have stored.
+
+use std::future::Future;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use stolon_kvcache::Namespace;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::disk::DiskTier;
+use crate::key::ChainKey;
+use crate::object::ObjectTier;
+use crate::object_error::ObjectError;
+use crate::object_stats::ObjectStats;
+use crate::place::Place;
+use crate::tier::{RemoteTier, Tier};
+
+/// Maximum number of lists of records that wait to be uploaded.
+const QUEUE: usize = 1_024;
+/// Records that are uploaded at a time, and that are fetched at a time for one prompt.
+const PARALLEL: usize = 16;
+/// Time between two listings, at least; and as a multiple of the time that a listing takes.
+const LIST_INTERVAL: Duration = Duration::from_secs(30);
+const LIST_INTERVAL_TIMES: u32 = 20;
+/// How long a flush waits.
+const FLUSH_LIMIT: Duration = Duration::from_secs(30);
+
+/// An object store, and the queue of uploads to it.
+#[derive(Debug)]
+pub(crate) struct ObjectStoreTier {
+    tier: Arc<ObjectTier>,
+    disk: Arc<DiskTier>,
+    uploads: mpsc::Sender<Upload>,
+    /// The runtime of all tasks.
+    runtime: Handle,
+}
+
+#[derive(Debug)]
+enum Upload {
+    Records(Vec<ChainKey>),
+    /// Answered when everything before it was uploaded or given up.
+    Flush(oneshot::Sender<()>),
+}
+
+/// Opens a store and checks that it answers. Its settings are taken from the environment. Blocks,
+/// and must be called on a thread of a tokio runtime that may block.
+pub(crate) fn open(url: &str, disk: Arc<DiskTier>) -> Result<Arc<dyn RemoteTier>, ObjectError> {
+    // Variables that are not UTF-8 are not settings.
+    let settings = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let tier = Arc::new(ObjectTier::new(url, settings, disk.shape())?);
+    let runtime = Handle::try_current().map_err(|error| ObjectError::Store(error.to_string()))?;
+    let checked = Arc::clone(&tier);
+    let answer = run(&runtime, async move { checked.check().await });
+    answer.ok_or_else(|| ObjectError::Store("the runtime has ended".to_owned()))??;
+    tracing::info!(url, "KV is stored in an object store");
+    let (uploads, queue) = mpsc::channel(QUEUE);
+    runtime.spawn(upload_all(Arc::clone(&tier), Arc::clone(&disk), queue));
+    runtime.spawn(list(Arc::downgrade(&tier), Arc::downgrade(&disk)));
+    Ok(Arc::new(ObjectStoreTier { tier, disk, uploads, runtime }))
+}
+
+/// Runs a task and waits for its result; `None` if the runtime ends. Unlike `block_on`, it does not
+/// panic then.
+fn run<T: Send + 'static>(
+    runtime: &Handle,
+    work: impl Future<Output = T> + Send + 'static,
+) -> Option<T> {
+    let (sender, result) = std::sync::mpsc::sync_channel(1);
+    runtime.spawn(async move { sender.send(work.await) });
+    result.recv().ok()
+}
+
+impl Tier for ObjectStoreTier {
+    fn contains(&self, key: &ChainKey) -> bool {
+        self.tier.contains(key)
+    }
+
+    fn record_time(&self) -> Duration {
+        self.tier.fetch_time(record_bytes(&self.disk))
+    }
+
+    fn speed_is_due(&self) -> bool {
+        self.tier.speed_is_due()
+    }
+
+    fn read(&self, namespace: &Namespace, tokens: &Arc<Vec<u32>>, places: &[Place]) -> Vec<Bytes> {
+        let (tier, disk) = (Arc::clone(&self.tier), Arc::clone(&self.disk));
+        let fetch = fetch(tier, disk, *namespace, Arc::clone(tokens), places.to_vec());
+        run(&self.runtime, fetch).unwrap_or_default()
+    }
+}
+
+impl RemoteTier for ObjectStoreTier {
+    fn offer(&self, keys: &[ChainKey]) {
+        let count = keys.len() as u64;
+        if count > 0 && self.uploads.try_send(Upload::Records(keys.to_vec())).is_err() {
+            self.tier.note_skipped(count);
+        }
+    }
+
+    fn flush(&self) {
+        let uploads = self.uploads.clone();
+        let flush = async move {
+            let (done, finished) = oneshot::channel();
+            if uploads.send(Upload::Flush(done)).await.is_ok() {
+                // Fails only if the task has ended.
+                let _ = finished.await;
+            }
+        };
+        let flush = async move { tokio::time::timeout(FLUSH_LIMIT, flush).await };
+        if run(&self.runtime, flush).is_some_and(|flushed| flushed.is_err()) {
+            tracing::warn!("some KV was not uploaded to the object store in time");
+        }
+    }
+
+    fn stats(&self) -> ObjectStats {
+        self.tier.stats()
+    }
+}
+
+/// Fetches records of a prompt and verifies them. Returns their blocks, up to the first record that
+/// cannot be had.
+async fn fetch(
+    tier: Arc<ObjectTier>,
+    disk: Arc<DiskTier>,
+    namespace: Namespace,
+    tokens: Arc<Vec<u32>>,
+    places: Vec<Place>,
+) -> Vec<Bytes> {
+    let (begun, bytes) = (Instant::now(), record_bytes(&disk));
+    let one = |place: Place| {
+        let (tier, shape, tokens) = (&tier, *disk.shape(), Arc::clone(&tokens));
+        async move {
+            let record = tier.fetch(&place.key, bytes).await;
+            let record = record.map_err(|error| error.to_string())?;
+            let verify = move || place.verify(&shape, &namespace, &tokens, &record);
+            let verified = tokio::task::spawn_blocking(verify).await;
+            let verified = verified.map_err(|error| error.to_string())?;
+            verified.inspect_err(|_| tier.refuse(&place.key))
+        }
+    };
+    let mut records = stream::iter(places).map(one).buffered(PARALLEL);
+    let (mut blocks, mut count) = (Vec::new(), 0);
+    while let Some(record) = records.next().await {
+        match record {
+            Ok(record) => blocks.extend(record.blocks),
+            Err(reason) => {
+                tracing::warn!(reason, "stored KV could not be fetched; it is computed");
+                break;
+            }
+        }
+        count += 1;
+    }
+    if count > 0 {
+        tier.note_speed(count * bytes, begun.elapsed());
+    }
+    blocks
+}
+
+fn record_bytes(disk: &DiskTier) -> usize {
+    let shape = disk.shape();
+    shape.record_bytes(shape.record_positions()).unwrap_or(usize::MAX)
+}
+
+/// Uploads until the last sender is dropped.
+async fn upload_all(tier: Arc<ObjectTier>, disk: Arc<DiskTier>, mut queue: mpsc::Receiver<Upload>) {
+    while let Some(message) = queue.recv().await {
+        match message {
+            Upload::Records(keys) => {
+                let missing = keys.into_iter().filter(|key| !tier.contains(key));
+                let upload = |key| upload(&tier, &disk, key);
+                stream::iter(missing).for_each_concurrent(PARALLEL, upload).await;
+            }
+            // Fails only if the caller does not wait any more.
+            Upload::Flush(done) => drop(done.send(())),
+        }
+    }
+}
+
+async fn upload(tier: &ObjectTier, disk: &Arc<DiskTier>, key: ChainKey) {
+    // It may have been evicted since.
+    let Some(record) = read(disk, key).await else { return tier.note_skipped(1) };
+    if tier.is_paused() {
+        return tier.note_skipped(1);
+    }
+    store(tier, &key, record).await;
+}
+
+/// The bytes of a record on the disk.
+async fn read(disk: &Arc<DiskTier>, key: ChainKey) -> Option<Bytes> {
+    let disk = Arc::clone(disk);
+    // Fails only if the runtime ends.
+    tokio::task::spawn_blocking(move || disk.bytes_of(&key)).await.ok()?
+}
+
+async fn store(tier: &ObjectTier, key: &ChainKey, record: Bytes) {
+    if let Err(error) = tier.store(key, record).await {
+        tracing::warn!(%error, "KV could not be uploaded; nothing is uploaded for a while");
+    }
+}
+
+/// Uploads what is on the disk and not in the store, one record after the other. Ends early if the
+/// engine ends.
+async fn upload_earlier(tier: &Weak<ObjectTier>, disk: &Weak<DiskTier>) {
+    let keys = disk.upgrade().map(|disk| disk.keys()).unwrap_or_default();
+    for key in keys {
+        let (Some(tier), Some(disk)) = (tier.upgrade(), disk.upgrade()) else { return };
+        // Of what is of another model, there is nothing to upload.
+        if !tier.contains(&key)
+            && !tier.is_paused()
+            && let Some(record) = read(&disk, key).await
+        {
+            store(&tier, &key, record).await;
+        }
+    }
+}
+
+/// Lists the store as long as an engine uses it. When it is listed for the first time, what the
+/// disk had before the engine was started is uploaded.
+async fn list(tier: Weak<ObjectTier>, disk: Weak<DiskTier>) {
+    let mut listed = false;
+    while let Some(own_tier) = tier.upgrade() {
+        let begun = Instant::now();
+        let result = own_tier.refresh().await;
+        drop(own_tier);
+        match result {
+            Ok(()) if !listed => {
+                listed = true;
+                upload_earlier(&tier, &disk).await;
+            }
+            Ok(()) => {}
+            Err(error) => tracing::warn!(%error, "the object store could not be listed"),
+        }
+        tokio::time::sleep(LIST_INTERVAL.max(begun.elapsed() * LIST_INTERVAL_TIMES)).await;
+    }
+}

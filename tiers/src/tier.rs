@@ -1,0 +1,41 @@
+//! [`Tier`] and [`RemoteTier`]: the places where records are stored, as those see them that read.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use stolon_kvcache::Namespace;
+
+use crate::key::ChainKey;
+use crate::object_stats::ObjectStats;
+use crate::place::Place;
+
+/// A place where records are stored.
+pub trait Tier: fmt::Debug + Send + Sync {
+    /// Whether it has a record, as far as is known, and can be read now. Does no I/O.
+    fn contains(&self, key: &ChainKey) -> bool;
+
+    /// The time that reading one record takes, by the speed of recent reads.
+    fn record_time(&self) -> Duration;
+
+    /// Whether to read something only to learn how fast that is now. Says so to one caller at most
+    /// every 30 seconds, and to none while there are other reads.
+    fn speed_is_due(&self) -> bool;
+
+    /// Reads consecutive records of a prompt and verifies them. Returns the bytes of each block, up
+    /// to the first record that is missing or wrong. Blocks.
+    fn read(&self, namespace: &Namespace, tokens: &Arc<Vec<u32>>, places: &[Place]) -> Vec<Bytes>;
+}
+
+/// A tier behind the disk, which several engines share.
+pub trait RemoteTier: Tier {
+    /// Offers records that were written to the disk. Does not block.
+    fn offer(&self, keys: &[ChainKey]);
+
+    /// Waits until what was offered before was stored or given up, for a limited time. Blocks.
+    fn flush(&self);
+
+    /// Counters, and what is known of the tier.
+    fn stats(&self) -> ObjectStats;
+}

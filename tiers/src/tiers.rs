@@ -1,0 +1,213 @@
+//! [`Tiers`]: the tiers of an engine besides the KV pool. What is computed is stored on disk, and
+//! stored KV is read while a request waits to be submitted. Behind the disk there may be an object
+//! store.
+//!
+//! Storing (`store.rs`): the scheduler offers what it has added to the prefix tree, or what was
+//! evicted from it, and copies what the [`WritePolicy`] wants and is not on the disk yet out of the
+//! pool. A thread of its own writes it.
+//!
+//! Loading (`fetch.rs`): before a request is submitted, the engine asks for stored KV of its prompt,
+//! beyond what is in the pool. [`plan`](crate::plan) decides what is read, and how long the request
+//! waits for it. What was fetched from the object store is on the disk afterwards.
+
+mod fetch;
+mod store;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use stolon_kvcache::{EvictionOrder, EvictionPolicy, Namespace};
+
+use crate::disk::DiskTier;
+use crate::disk_stats::DiskStats;
+use crate::error::TierError;
+use crate::load::Loads;
+use crate::object_stats::ObjectStats;
+use crate::place::Place;
+use crate::policy::{PrefetchPolicy, WritePolicy};
+use crate::record::KvShape;
+use crate::tier::{RemoteTier, Tier};
+use crate::uses::Uses;
+use crate::writer::DiskWriter;
+
+/// Where KV is stored besides the pool.
+#[derive(Debug)]
+pub struct TierSettings {
+    /// The directory of the disk tier.
+    pub directory: PathBuf,
+    /// Its maximum size in bytes.
+    pub budget_bytes: u64,
+    /// The order in which records are removed from it.
+    pub eviction: Box<dyn EvictionOrder>,
+    /// URL of the object store behind it.
+    pub object_store: Option<String>,
+}
+
+/// The tiers of an engine. Nothing is stored or read before [`Tiers::open`].
+#[derive(Debug)]
+pub struct Tiers {
+    /// Set when the backend is known.
+    open: OnceLock<Open>,
+    loads: Arc<Loads>,
+    write: WritePolicy,
+    prefetch: PrefetchPolicy,
+    /// What requests have begun with, if the write policy asks for it.
+    uses: Mutex<Uses>,
+}
+
+/// The disk tier, and what is behind it.
+#[derive(Clone, Debug)]
+struct Open {
+    disk: Arc<DiskTier>,
+    writer: DiskWriter,
+    /// The object store.
+    remote: Option<Arc<dyn RemoteTier>>,
+}
+
+/// How much of a prompt is where. Each number counts from the start of the prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TierMatch {
+    /// Tokens whose KV is in the pool.
+    pub pool: usize,
+    /// Tokens whose KV is on the disk.
+    pub disk: usize,
+    /// Tokens whose KV is on the disk or, as far as is known, in the object store.
+    pub object_store: usize,
+}
+
+impl TierMatch {
+    /// A prompt of which `tokens` tokens are in the pool, and nothing elsewhere.
+    #[must_use]
+    pub fn pool(tokens: usize) -> TierMatch {
+        TierMatch { pool: tokens, disk: 0, object_store: 0 }
+    }
+}
+
+impl Tiers {
+    /// Tiers with these policies.
+    #[must_use]
+    pub fn new(write: WritePolicy, prefetch: PrefetchPolicy) -> Tiers {
+        Tiers {
+            open: OnceLock::new(),
+            loads: Arc::default(),
+            write,
+            prefetch,
+            uses: Mutex::default(),
+        }
+    }
+
+    /// Opens the directory, and the object store behind it, for KV of this format. Blocks. With an
+    /// object store, it must be called on a thread of a tokio runtime, which the tiers use from then
+    /// on.
+    ///
+    /// # Errors
+    /// [`TierError::Disk`], [`TierError::ObjectStore`], and [`TierError::File`] if the thread that
+    /// writes cannot be started.
+    pub fn open(&self, settings: TierSettings, shape: KvShape) -> Result<(), TierError> {
+        let TierSettings { directory, budget_bytes, eviction, object_store } = settings;
+        let disk = DiskTier::open(&directory, budget_bytes, shape, eviction);
+        let disk = Arc::new(disk.map_err(|error| TierError::Disk(Arc::new(error)))?);
+        let remote = object_store.map(|url| open_remote(&url, Arc::clone(&disk))).transpose();
+        let remote = remote.map_err(|error| TierError::ObjectStore(Arc::new(error)))?;
+        let uploads = remote.clone();
+        let on_written = move |keys: Vec<_>| uploads.iter().for_each(|remote| remote.offer(&keys));
+        let writer = DiskWriter::start(Arc::clone(&disk), on_written)
+            .map_err(|error| TierError::file(&directory, error))?;
+        let stats = disk.stats();
+        tracing::info!(
+            directory = %directory.display(),
+            records = stats.records,
+            bytes = stats.bytes,
+            budget_bytes = stats.budget_bytes,
+            "KV is stored on disk"
+        );
+        // It is opened once.
+        let _ = self.open.set(Open { disk, writer, remote });
+        Ok(())
+    }
+
+    /// The key of namespaces of the directory.
+    pub fn namespace_key(&self) -> Option<[u8; 32]> {
+        Some(self.open.get()?.disk.namespace_key())
+    }
+
+    /// How much of a prompt is in each tier, `pool` tokens of it in the pool. Does no I/O.
+    pub fn query(&self, pool: usize, namespace: &Namespace, tokens: &[u32]) -> TierMatch {
+        let Some(open) = self.open.get() else { return TierMatch::pool(pool) };
+        let places: Vec<Place> = open.disk.shape().places(namespace, tokens).collect();
+        let (disk, stored) = open.stored(0, &places);
+        let record = open.disk.shape().record_positions();
+        TierMatch { pool, disk: disk * record, object_store: stored * record }
+    }
+
+    /// Removes records from the disk in another order from now on.
+    pub fn set_eviction_policy(&self, policy: EvictionPolicy) {
+        if let Some(open) = self.open.get() {
+            open.disk.set_eviction_order(policy.order());
+        }
+    }
+
+    /// What the disk tier has counted and stores.
+    pub fn disk_stats(&self) -> Option<DiskStats> {
+        Some(self.open.get()?.disk.stats())
+    }
+
+    /// What the object tier has counted; `None` if there is none.
+    pub fn object_stats(&self) -> Option<ObjectStats> {
+        Some(self.open.get()?.remote.as_ref()?.stats())
+    }
+
+    /// Removes everything from the disk. Blocks.
+    pub fn clear(&self) {
+        if let Some(open) = self.open.get() {
+            open.disk.clear();
+        }
+    }
+
+    /// Waits until everything that was claimed before was written, and uploaded, or given up.
+    /// Blocks.
+    pub fn flush(&self) {
+        self.flush_disk();
+        let remote = self.open.get().and_then(|open| open.remote.as_ref());
+        remote.iter().for_each(|remote| remote.flush());
+    }
+
+    /// Waits until everything that was claimed before was written, or given up. Blocks.
+    pub fn flush_disk(&self) {
+        self.open.get().iter().for_each(|open| open.writer.flush());
+    }
+
+    /// Lets another engine have the directory. Nothing is read or written any more. Blocks.
+    pub fn close(&self) {
+        if let Some(open) = self.open.get() {
+            open.disk.close();
+        }
+    }
+}
+
+impl Open {
+    /// Number of leading records that are on the disk, and that are there or, after these, in the
+    /// object store. The first `skipped` count as stored.
+    fn stored(&self, skipped: usize, places: &[Place]) -> (usize, usize) {
+        let count = |from: usize, tier: &dyn Tier| {
+            let places = places.iter().skip(from);
+            from + places.take_while(|place| tier.contains(&place.key)).count()
+        };
+        let on_disk = count(skipped, &*self.disk);
+        let stored = self.remote.as_ref().map_or(on_disk, |remote| count(on_disk, &**remote));
+        (on_disk, stored)
+    }
+}
+
+#[cfg(feature = "object-store")]
+use crate::remote::open as open_remote;
+
+/// Object stores need the feature `object-store`.
+#[cfg(not(feature = "object-store"))]
+fn open_remote(
+    url: &str,
+    _: Arc<DiskTier>,
+) -> Result<Arc<dyn RemoteTier>, crate::object_error::ObjectError> {
+    Err(crate::object_error::ObjectError::Unsupported(url.to_owned()))
+}

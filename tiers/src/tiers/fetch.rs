@@ -1,0 +1,119 @@
+//! Loading: stored KV of a prompt is read before its request is submitted.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use stolon_scheduler::{KvSource, PendingKv, Prefetch, PromptLookup, StoredKv};
+
+use super::{Open, Tiers};
+use crate::load::LoadEnd;
+use crate::place::Place;
+use crate::plan::{Lookup, Plan, Speeds, plan};
+use crate::tier::Tier;
+
+impl KvSource for Tiers {
+    fn prefetch(&self, prompt: &PromptLookup) -> Prefetch {
+        let Some(open) = self.open.get() else { return Prefetch::default() };
+        let shape = open.disk.shape();
+        let places: Vec<Place> = shape.places(&prompt.namespace, &prompt.tokens).collect();
+        let save = self.note_use(open, prompt, &places);
+        let record_positions = shape.record_positions();
+        let (on_disk, stored) = open.stored(prompt.cached / record_positions, &places);
+        let room = self.loads.room() / shape.record_bytes(record_positions).unwrap_or(usize::MAX);
+        let lookup = Lookup { cached: prompt.cached, record_positions, on_disk, stored, room };
+        let plan = plan(&lookup, &open.speeds(prompt.prefill_rate), self.prefetch);
+        open.measure(&open.disk, prompt, &places[plan.slow_disk.clone()]);
+        if let Some(remote) = &open.remote {
+            open.measure(remote, prompt, &places[plan.slow_store.clone()]);
+        }
+        let load = if plan.is_empty() { None } else { self.begin(open, prompt, places, plan) };
+        Prefetch { save, load }
+    }
+}
+
+impl Tiers {
+    /// Begins to read a part of a prompt, or joins a read that has begun. `None` if there is no
+    /// memory for it now.
+    fn begin(
+        &self,
+        open: &Open,
+        prompt: &PromptLookup,
+        places: Vec<Place>,
+        plan: Plan,
+    ) -> Option<PendingKv> {
+        let (shape, records) = (*open.disk.shape(), plan.records());
+        let key = (places.get(records.end - 1)?.key, records.start);
+        let bytes = shape.record_bytes(records.len() * shape.record_positions());
+        let (own, prompt, limit) = (open.clone(), prompt.clone(), plan.limit);
+        let first_block = records.start * shape.record_positions() / shape.block_size;
+        let read = move |end: LoadEnd| {
+            let blocks = own.read(&prompt, &places, &plan);
+            let kv = StoredKv::new(shape.block_size, first_block, blocks);
+            end.finish(Some(kv).filter(|kv| !kv.range().is_empty()));
+            // It concerns what is evicted from the disk, so nobody waits for it.
+            own.disk.touch(&places[..plan.disk.end], prompt.priority);
+        };
+        let kv = self.loads.begin(key, bytes.unwrap_or(usize::MAX), read)?;
+        Some(PendingKv { kv, limit })
+    }
+}
+
+impl Open {
+    fn speeds(&self, prefill_rate: Option<f64>) -> Speeds {
+        let store = self.remote.as_ref().map(|remote| remote.record_time()).unwrap_or_default();
+        Speeds { prefill_rate, disk: self.disk.record_time(), store }
+    }
+
+    /// Reads blocks, fewer than planned if something cannot be read. What comes from the object
+    /// store is written to the disk. Blocks.
+    fn read(&self, prompt: &PromptLookup, places: &[Place], plan: &Plan) -> Vec<Bytes> {
+        let (namespace, tokens) = (&prompt.namespace, &prompt.tokens);
+        let shape = self.disk.shape();
+        let position = |records: usize| records * shape.record_positions();
+        let mut blocks = read(&*self.disk, prompt, places, plan.disk.clone());
+        let expected = position(plan.disk.len()) / shape.block_size;
+        if let (Some(remote), false, true) =
+            (&self.remote, plan.store.is_empty(), blocks.len() == expected)
+        {
+            let claim = self.writer.claim(*namespace, tokens, 0..position(plan.store.end));
+            let fetched = read(&**remote, prompt, places, plan.store.clone());
+            // A claim that begins elsewhere has found other records to be written.
+            let start = position(plan.store.start);
+            if let Some(claim) = claim.filter(|claim| claim.positions().start == start) {
+                claim.write(fetched.concat());
+            }
+            blocks.extend(fetched);
+        }
+        blocks
+    }
+
+    /// Reads records in the background if the speed of their tier was not measured for a while.
+    /// Otherwise, what was too slow once would not be tried again.
+    fn measure<T: Tier + ?Sized + 'static>(
+        &self,
+        tier: &Arc<T>,
+        prompt: &PromptLookup,
+        places: &[Place],
+    ) {
+        if places.is_empty() || !tier.speed_is_due() {
+            return;
+        }
+        let (tier, prompt, places) = (Arc::clone(tier), prompt.clone(), places.to_vec());
+        let read = move || drop(tier.read(&prompt.namespace, &prompt.tokens, &places));
+        // Without a thread, the speed is measured another time.
+        let _ = std::thread::Builder::new().name("stolon-load".to_owned()).spawn(read);
+    }
+}
+
+fn read(
+    tier: &dyn Tier,
+    prompt: &PromptLookup,
+    places: &[Place],
+    records: Range<usize>,
+) -> Vec<Bytes> {
+    match records.is_empty() {
+        true => Vec::new(),
+        false => tier.read(&prompt.namespace, &prompt.tokens, &places[records]),
+    }
+}

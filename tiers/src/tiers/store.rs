@@ -1,0 +1,126 @@
+//! Storing: what is copied out of the pool to be written to the disk, and when.
+
+use std::num::NonZeroU32;
+use std::ops::Range;
+use std::sync::Arc;
+
+use stolon_kvcache::{EvictedPrefix, Namespace};
+use stolon_scheduler::{EvictedCopy, KvSink, PromptLookup, SaveRequest};
+
+use super::{Open, Tiers};
+use crate::key::ChainKey;
+use crate::place::Place;
+use crate::policy::WritePolicy;
+use crate::shared::lock;
+use crate::writer::Claim;
+
+/// How much of the pool is copied out and written at a time when all of it is.
+const POOL_PART_BYTES: usize = 64 << 20;
+
+impl Tiers {
+    /// Notes that a request begins with this prompt, whose full records are `places`. Returns what
+    /// of it is in the pool, has been used often enough and is not stored yet, if the write policy
+    /// asks for it.
+    pub(super) fn note_use(
+        &self,
+        open: &Open,
+        prompt: &PromptLookup,
+        places: &[Place],
+    ) -> Option<SaveRequest> {
+        let positions = open.disk.shape().record_positions();
+        // What is found in the pool is not read, but is in use nonetheless.
+        let in_pool = &places[..prompt.cached / positions];
+        open.disk.note_use(in_pool, prompt.priority);
+        let WritePolicy::WriteThroughSelective { hits } = self.write else { return None };
+        lock(&self.uses).note(places.iter().map(|place| place.key));
+        let end = positions * self.used_often(in_pool.iter().map(|place| place.key), hits);
+        let claim = open.writer.claim(prompt.namespace, &prompt.tokens, 0..end)?;
+        Some(claim.priority(prompt.priority).save())
+    }
+
+    /// Number of leading positions that the write policy stores when they have been computed: whole
+    /// records, or all.
+    fn wanted_len(&self, open: &Open, namespace: &Namespace, tokens: &[u32]) -> usize {
+        match self.write {
+            WritePolicy::WriteThrough => tokens.len(),
+            WritePolicy::WriteThroughSelective { hits } => {
+                let keys = open.disk.shape().places(namespace, tokens).map(|place| place.key);
+                self.used_often(keys, hits) * open.disk.shape().record_positions()
+            }
+            WritePolicy::WriteBack => 0,
+        }
+    }
+
+    /// Number of leading records that were used `hits` times after their first use.
+    fn used_often(&self, keys: impl Iterator<Item = ChainKey>, hits: NonZeroU32) -> usize {
+        let uses = lock(&self.uses);
+        keys.take_while(|key| uses.at_least(hits.saturating_add(1).get(), key)).count()
+    }
+
+    /// Whether what is in the pool is to be stored before it is lost: then, when the engine stops or
+    /// everything is to be on the disk, each cached prefix is given to [`Tiers::claims`].
+    pub fn stores_pool(&self) -> bool {
+        self.open.get().is_some() && self.write == WritePolicy::WriteBack
+    }
+
+    /// Claims what of a prefix in the pool is not stored yet, part by part. The caller copies the
+    /// blocks of each claim out of the pool and calls [`Claim::write`] before it asks for the next
+    /// one, so that the memory of the copies is bounded.
+    pub fn claims(
+        &self,
+        namespace: Namespace,
+        tokens: Vec<u32>,
+    ) -> impl Iterator<Item = Claim> + Send + use<> {
+        let tokens = Arc::new(tokens);
+        let parts = self.open.get().cloned().into_iter().flat_map({
+            let len = tokens.len();
+            move |open| {
+                let shape = *open.disk.shape();
+                let part = (POOL_PART_BYTES / shape.block_bytes.max(1)).max(1) * shape.block_size;
+                let part = part.next_multiple_of(shape.record_positions());
+                let ranges = (0..len).step_by(part).map(move |start| start..len.min(start + part));
+                ranges.map(move |positions| (open.clone(), positions))
+            }
+        });
+        parts.filter_map(move |(open, positions)| open.writer.claim(namespace, &tokens, positions))
+    }
+}
+
+impl KvSink for Tiers {
+    fn wanted(
+        &self,
+        namespace: &Namespace,
+        tokens: &Arc<Vec<u32>>,
+        committed: Range<usize>,
+        priority: i32,
+    ) -> Option<SaveRequest> {
+        let open = self.open.get()?;
+        let block_size = open.disk.shape().block_size;
+        let blocks_per_record = open.disk.shape().record_positions() / block_size;
+        let record = |block: usize| block / blocks_per_record;
+        if record(committed.start) == record(committed.end) {
+            return None;
+        }
+        let end = self.wanted_len(open, namespace, &tokens[..committed.end * block_size]);
+        Some(open.writer.claim(*namespace, tokens, 0..end)?.priority(priority).save())
+    }
+
+    fn takes_evicted(&self) -> bool {
+        self.write == WritePolicy::WriteBack
+    }
+
+    fn evicted(&self, prefix: EvictedPrefix) -> Option<EvictedCopy> {
+        let open = self.open.get()?;
+        let shape = open.disk.shape();
+        let (block_size, record) = (shape.block_size, shape.record_positions());
+        let tokens = Arc::new(prefix.positions);
+        // All records that lose a block.
+        let start = prefix.evicted * block_size / record * record;
+        let claim = open.writer.claim(prefix.namespace, &tokens, start..tokens.len())?;
+        let claim = claim.priority(prefix.priority);
+        Some(EvictedCopy {
+            blocks: prefix.blocks[claim.blocks()].to_vec(),
+            done: Box::new(|bytes| claim.write(bytes)),
+        })
+    }
+}
