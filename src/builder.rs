@@ -1,24 +1,24 @@
 //! Configures and starts an engine.
 
 mod arg;
+mod cache;
+#[cfg(feature = "hub")]
+mod hub;
 mod load;
-
-use std::time::Duration;
+mod scheduling;
 
 use stolon_actors::EngineHandle;
 use stolon_backend::{Backend, BackendSpec};
-use stolon_kvcache::EvictionOrder;
-use stolon_model::{EmbeddingConfig, EmbeddingSizes, KvType, WeightType};
-use stolon_scheduler::{AdmissionPolicy, EngineConfig, EngineError, EvictionOrderFactory};
-#[cfg(feature = "text")]
-use stolon_text::TextModel;
+use stolon_model::{EmbeddingConfig, EmbeddingSizes, KvType, LoadOptions, WeightType};
+use stolon_scheduler::{EngineConfig, EngineError};
 use tokio::runtime::Handle;
 
+use crate::device::Device;
 use crate::engine::Inner;
 use crate::prompt::Prompts;
 use crate::text::Text;
 use crate::tiers::TierOptions;
-use crate::{EmbeddingInfo, Engine, Error, EvictionPolicy, ModelInfo};
+use crate::{EmbeddingInfo, Engine, Error, ModelInfo};
 
 pub use arg::ModelArg;
 use load::{BackendFactory, Loaded};
@@ -31,21 +31,19 @@ use load::{BackendFactory, Loaded};
 pub struct EngineBuilder {
     model: Option<ModelArg>,
     backend: Option<(String, BackendFactory)>,
-    text: Option<Text>,
-    #[cfg(feature = "text")]
-    chat_template: Option<String>,
+    pub(crate) text: Option<Text>,
+    /// A chat template in place of those of the model.
+    pub(crate) chat_template: Option<String>,
     kv_memory: Option<u64>,
     num_blocks: Option<usize>,
-    block_size: Option<usize>,
-    kv_type: Option<KvType>,
-    threads: Option<usize>,
-    weights: Option<WeightType>,
-    #[cfg(feature = "candle")]
-    device: Option<load::DeviceSettings>,
+    pub(crate) block_size: Option<usize>,
+    pub(crate) kv_type: Option<KvType>,
+    pub(crate) threads: Option<usize>,
+    pub(crate) weights: Option<WeightType>,
+    pub(crate) device: Device,
     embedding: Option<EmbeddingConfig>,
     embedding_sizes: Option<EmbeddingSizes>,
-    #[cfg(feature = "hub")]
-    download_progress: Option<stolon_model::ProgressCallback>,
+    load_options: LoadOptions,
     runtime: Option<Handle>,
     namespace_key: Option<[u8; 32]>,
     pub(crate) tiers: TierOptions,
@@ -143,26 +141,6 @@ impl EngineBuilder {
         self
     }
 
-    /// The chat template to use instead of those of the [`model`](Self::model): the source of a
-    /// Jinja template. Has no effect on a `text_model`. A template that is malformed, or a model
-    /// without a tokenizer, is an error when the engine is built.
-    #[cfg(feature = "text")]
-    pub fn chat_template(mut self, source: impl Into<String>) -> Self {
-        self.chat_template = Some(source.into());
-        self
-    }
-
-    /// The tokenizer and chat templates to use, with a custom [`backend`](Self::backend) or instead
-    /// of those of a [`model`](Self::model). Default: those of the model; none for a custom
-    /// backend.
-    ///
-    /// A token id that the model does not have is refused when a prompt contains it.
-    #[cfg(feature = "text")]
-    pub fn text_model(mut self, model: TextModel) -> Self {
-        self.text = Some(Text::new(model));
-        self
-    }
-
     /// The tokio runtime that the engine's tasks run on. It needs a time driver and must outlive
     /// the engine. Default: the runtime on which [`build`](Self::build) is called.
     ///
@@ -187,281 +165,10 @@ impl EngineBuilder {
         self
     }
 
-    /// Size of the KV cache in bytes. Default: half of the memory that is free after the model is
-    /// loaded, at most 8 GiB ([`KvBudget::Auto`](crate::KvBudget::Auto)).
-    ///
-    /// The memory is reserved at startup and becomes resident when blocks are first written.
-    /// [`build`](Self::build) fails with [`Error::Load`] if the size is less than one block.
-    pub fn kv_memory(mut self, bytes: u64) -> Self {
-        self.kv_memory = Some(bytes);
-        self
-    }
-
-    /// Size of the KV cache in blocks, at least 1. Takes precedence over
-    /// [`kv_memory`](Self::kv_memory). Default: derived from `kv_memory`.
-    pub fn num_blocks(mut self, count: usize) -> Self {
-        self.num_blocks = Some(count);
-        self
-    }
-
-    /// Number of positions per KV block: a power of two from 1 to 256. Default: 16.
-    ///
-    /// Prefixes are shared in whole blocks. Smaller blocks match longer prefixes; larger blocks
-    /// need less bookkeeping.
-    pub fn block_size(mut self, positions: usize) -> Self {
-        self.block_size = Some(positions);
-        self
-    }
-
-    /// Element type of the KV cache. Default: f32 for a model with f32 weights, bf16 for all
-    /// others.
-    pub fn kv_type(mut self, kv_type: KvType) -> Self {
-        self.kv_type = Some(kv_type);
-        self
-    }
-
-    /// Maximum number of tokens in one forward pass, prefill chunks and decodes together; at least
-    /// 1. Default: 512.
-    ///
-    /// A longer prompt is computed in several chunks. A larger value can make prefill faster,
-    /// but delays the next token of requests that are decoding.
-    pub fn max_batched_tokens(mut self, tokens: usize) -> Self {
-        self.config.max_batched_tokens = tokens;
-        self
-    }
-
-    /// Maximum number of requests that run at the same time; at least 1. Default: 32.
-    pub fn max_running(mut self, requests: usize) -> Self {
-        self.config.max_running = requests;
-        self
-    }
-
-    /// Maximum number of requests in the admission queue; at least 1. Default: 1,024.
-    ///
-    /// If the queue is full, [`Engine::generate`] fails with [`EngineError::Overloaded`].
-    pub fn max_queued_requests(mut self, requests: usize) -> Self {
-        self.config.max_queued_requests = requests;
-        self
-    }
-
-    /// Maximum number of tokens to generate for a request that does not call
-    /// [`Request::max_tokens`](crate::Request::max_tokens); at least 1. Default: none, as many as
-    /// the context and the KV cache can hold.
-    ///
-    /// Without a number in the request, admission expects an answer as long as those of earlier
-    /// requests without one, whatever this setting is.
-    pub fn default_max_tokens(mut self, tokens: impl Into<Option<usize>>) -> Self {
-        self.config.default_max_tokens = tokens.into();
-        self
-    }
-
-    /// Maximum number of uncached prompt tokens in the admission queue; at least 1. Default:
-    /// 1,048,576.
-    ///
-    /// If a request would exceed it, [`Engine::generate`] fails with [`EngineError::Overloaded`].
-    /// While the queue is empty, a request of any size is accepted.
-    ///
-    /// Cached tokens do not count. A limit of a few thousand therefore accepts conversations whose
-    /// history is cached and refuses those whose history was evicted, instead of letting them evict
-    /// each other from a cache that is too small for all.
-    pub fn max_queued_tokens(mut self, tokens: usize) -> Self {
-        self.config.max_queued_tokens = tokens;
-        self
-    }
-
-    /// Bound on overtaking, in uncached prompt tokens. Default: 4,096.
-    ///
-    /// Under every admission policy, before a request is admitted, at most this many uncached
-    /// prompt tokens of later requests are admitted, plus as many as were waiting when the request
-    /// arrived. 0 means strictly in order of arrival.
-    pub fn max_overtake_tokens(mut self, tokens: usize) -> Self {
-        self.config.max_overtake_tokens = tokens;
-        self
-    }
-
-    /// Number of unread events of a [`TokenStream`](crate::TokenStream) after which its request is
-    /// paused; at least 8. Default: 256.
-    ///
-    /// A paused request continues when its events are read. Other requests are not affected.
-    pub fn event_capacity(mut self, events: usize) -> Self {
-        self.config.event_capacity = events;
-        self
-    }
-
-    /// Whether the KV of computed prompts and answers is cached for later requests that start with
-    /// the same tokens. Default: true.
-    pub fn prefix_caching(mut self, on: bool) -> Self {
-        self.config.prefix_caching = on;
-        self
-    }
-
-    /// Which cached blocks are evicted first when the KV cache is full, and which records of the
-    /// disk tier when that is. Default: [`EvictionPolicy::Lru`].
-    pub fn eviction_policy(mut self, policy: EvictionPolicy) -> Self {
-        self.config.eviction_policy = policy;
-        self
-    }
-
-    /// A custom eviction order, used instead of a built-in [`EvictionPolicy`]. Default: none.
-    ///
-    /// `make` is called at startup and after each restart of the engine, because a restarted engine
-    /// has a new, empty cache, and once for the disk tier if there is one. The order's methods run
-    /// while the engine changes the prefix tree. They should return quickly and must not panic.
-    ///
-    /// ```
-    /// use stolon::{Engine, EvictionCandidate, EvictionOrder, EvictionRank};
-    ///
-    /// /// Evicts the leaf with the longest prefix first, then the least recently used.
-    /// #[derive(Debug)]
-    /// struct LongestPrefixFirst;
-    ///
-    /// impl EvictionOrder for LongestPrefixFirst {
-    ///     fn rank(&mut self, leaf: &EvictionCandidate) -> EvictionRank {
-    ///         let blocks = (leaf.start_block + leaf.block_count) as u64;
-    ///         EvictionRank(u64::MAX - blocks, leaf.last_use)
-    ///     }
-    /// }
-    ///
-    /// let builder = Engine::builder().eviction_order(|| Box::new(LongestPrefixFirst));
-    /// # drop(builder);
-    /// ```
-    pub fn eviction_order(
-        mut self,
-        make: impl Fn() -> Box<dyn EvictionOrder> + Send + Sync + 'static,
-    ) -> Self {
-        self.config.eviction_order = Some(EvictionOrderFactory::new(make));
-        self
-    }
-
-    /// Maximum number of KV blocks that pinned prefixes ([`Cache::pin`](crate::Cache::pin)) may occupy; less than the
-    /// number of blocks. Default: 0, nothing can be pinned.
-    ///
-    /// These blocks are not available to running requests, whether anything is pinned or not, so
-    /// that every admitted request can complete.
-    pub fn pin_budget(mut self, blocks: usize) -> Self {
-        self.config.pin_budget = blocks;
-        self
-    }
-
-    /// Maximum number of KV blocks that sessions ([`Sessions::open`](crate::Sessions::open)) keep from being evicted
-    /// between their turns. Default: half of the blocks. With 0, sessions hold nothing.
-    ///
-    /// If the budget is used up, the session that has been idle longest gives up what it holds, but
-    /// stays open. A running request that has no other block takes those of sessions in the same
-    /// order, so sessions never make a request fail.
-    pub fn session_budget(mut self, blocks: usize) -> Self {
-        self.config.session_budget = Some(blocks);
-        self
-    }
-
-    /// Maximum number of open sessions, from 1 to 65,536. Default: 1024. One more closes the one
-    /// that has been idle longest, of the owner that has the most. The tokens of each session are
-    /// kept in memory, 4 bytes for each.
-    pub fn max_sessions(mut self, sessions: usize) -> Self {
-        self.config.max_sessions = sessions;
-        self
-    }
-
-    /// Time without a turn after which a session is closed, if it was opened without a time of its
-    /// own; at most 24 hours. Default: 30 minutes.
-    pub fn session_ttl(mut self, ttl: Duration) -> Self {
-        self.config.session_ttl = ttl;
-        self
-    }
-
-    /// Memory in bytes for cached logits of the last position of prompts. Default: 32 MiB. 0
-    /// disables it.
-    ///
-    /// With its logits cached, a repeated prompt needs no forward pass for its first token.
-    pub fn logit_cache_bytes(mut self, bytes: usize) -> Self {
-        self.config.logit_cache_bytes = bytes;
-        self
-    }
-
-    /// Sets the secret key by which cache salts become namespaces. Programs that share stored KV
-    /// through an object store, or that exchange cache events, need the same key to find each
-    /// other's KV of requests with a salt. Default: the key in the directory of `kv_cache_dir`,
-    /// where one is made, or else one of this process, drawn at random. With the key, a short salt
-    /// can be found by trying all.
-    pub fn namespace_key(mut self, key: [u8; 32]) -> Self {
-        self.namespace_key = Some(key);
-        self
-    }
-
-    /// Maximum number of tokens of a request, prompt and answer together; at least 2 and at most
-    /// the context length of the model. Default: the context length.
-    pub fn max_positions(mut self, tokens: usize) -> Self {
-        self.config.max_positions = Some(tokens);
-        self
-    }
-
-    /// Maximum duration of one forward pass. Default: no limit.
-    ///
-    /// A backend that takes longer is treated as hung: requests in flight and new requests fail
-    /// with [`EngineError::BackendHung`] until the backend returns.
-    pub fn step_timeout(mut self, limit: Duration) -> Self {
-        self.config.step_timeout = Some(limit);
-        self
-    }
-
-    /// Which waiting request is admitted next. Default: [`AdmissionPolicy::Cost`]. Can be changed
-    /// later with [`Engine::set_admission`].
-    pub fn admission(mut self, policy: AdmissionPolicy) -> Self {
-        self.config.policy = policy;
-        self
-    }
-
-    /// Whether to reserve room for the whole prompt and `max_tokens` of every running request, as
-    /// if nothing were cached. Default: false. It is a baseline for comparisons.
-    pub fn conservative_admission(mut self, on: bool) -> Self {
-        self.config.conservative = on;
-        self
-    }
-
     /// Number of threads that compute forward passes; at least 1. Default: the number of CPUs that
     /// the process may use.
     pub fn threads(mut self, count: usize) -> Self {
         self.threads = Some(count);
-        self
-    }
-
-    /// The device that runs the model. Default: the CPU. A GPU needs the feature `cuda` or `metal`.
-    ///
-    /// On a GPU, [`threads`](Self::threads) and [`weights`](Self::weights) would have no effect, so
-    /// [`build`](Self::build) refuses them.
-    #[cfg(feature = "candle")]
-    pub fn device(mut self, device: crate::DeviceChoice) -> Self {
-        self.device.get_or_insert_default().device = device;
-        self
-    }
-
-    /// Share of a GPU's memory that the engine may use, above 0 and up to 1. The KV cache gets what
-    /// the weights and a step's activations leave, unless its size is set. Memory that other
-    /// programs use counts. Default: 0.9. It has no effect on the CPU.
-    #[cfg(feature = "candle")]
-    pub fn gpu_memory_utilization(mut self, share: f64) -> Self {
-        self.device.get_or_insert_default().memory_utilization = Some(share);
-        self
-    }
-
-    /// Whether a GPU computes matrix products of a fixed number of rows, so that an answer does not
-    /// depend on what is cached and on what else runs. Default: true. Without it, long prompts are
-    /// computed faster, and KV cannot be stored or exported. It has no effect on the CPU, where
-    /// answers never depend on it.
-    #[cfg(feature = "candle")]
-    pub fn batch_invariant(mut self, on: bool) -> Self {
-        self.device.get_or_insert_default().batch_dependent = !on;
-        self
-    }
-
-    /// Whether decode steps on a CUDA device are captured as CUDA graphs, which launch all kernels
-    /// of a step at once, so that small models do not wait for the host. Default: false, because no
-    /// GPU has run it yet. It has no effect on models with experts, on steps with
-    /// log-probabilities, penalties, biases or grammars, or without flash attention unless
-    /// [`batch_invariant`](Self::batch_invariant) is off.
-    #[cfg(feature = "candle")]
-    pub fn cuda_graphs(mut self, on: bool) -> Self {
-        self.device.get_or_insert_default().cuda_graphs = on;
         self
     }
 
@@ -490,24 +197,6 @@ impl EngineBuilder {
         self
     }
 
-    /// Calls `callback` with the progress of each file that is downloaded from the hub, several
-    /// times a second. Default: none, and progress is logged every five seconds.
-    ///
-    /// ```no_run
-    /// let builder = stolon::Engine::builder().model("Qwen/Qwen3-0.6B").download_progress(|file| {
-    ///     eprintln!("{}: {} bytes of {:?}", file.file, file.bytes, file.size);
-    /// });
-    /// # drop(builder);
-    /// ```
-    #[cfg(feature = "hub")]
-    pub fn download_progress(
-        mut self,
-        callback: impl Fn(&crate::DownloadProgress<'_>) + Send + Sync + 'static,
-    ) -> Self {
-        self.download_progress = Some(stolon_model::ProgressCallback::new(callback));
-        self
-    }
-
     /// Loads the model and starts the engine. The number of KV blocks is logged (`tracing`, level
     /// info). If the returned future is dropped, loading continues in the background, and the
     /// model is then dropped.
@@ -527,14 +216,9 @@ impl EngineBuilder {
         let (mut config, runtime) = (std::mem::take(&mut self.config), self.runtime.take());
         let tiers = std::mem::take(&mut self.tiers).prepare(&mut config)?;
         let (prefix_caching, key) = (config.prefix_caching, self.namespace_key);
-        #[cfg(feature = "candle")]
-        if let Some(device) = &mut self.device {
-            device.step_tokens = config.max_batched_tokens;
-            device.step_sequences = config.max_running;
-        }
         let (own_embedding, sizes) = (self.embedding.take(), self.embedding_sizes.take());
         let (sender, loaded) = std::sync::mpsc::channel();
-        let make = self.into_factory(sender)?;
+        let make = self.into_factory(&config, sender)?;
         let handle = EngineHandle::start_with(make, config, runtime).await?;
         let missing = |_| EngineError::StartFailed { reason: "nothing was loaded".to_owned() };
         let Loaded { id, text, recommended_sampling, embedding, generates } =

@@ -261,15 +261,6 @@ impl Engine {
         self.inner.handle.context().gauges.histograms()
     }
 
-    /// The model's chat templates.
-    ///
-    /// # Errors
-    /// [`Error::NoTokenizer`], and [`Error::ChatTemplate`] if there are none or they are malformed.
-    #[cfg(feature = "text")]
-    pub fn chat_template(&self) -> Result<&crate::ChatTemplate, Error> {
-        self.inner.prompts.text.chat_template()
-    }
-
     /// The model that the engine runs, and its sizes.
     pub fn model_info(&self) -> &ModelInfo {
         &self.inner.info

@@ -135,12 +135,15 @@ mod readme {}
 mod best;
 mod builder;
 mod completion;
+#[cfg(feature = "candle")]
+mod device;
+#[cfg(not(feature = "candle"))]
+#[path = "device/absent.rs"]
+mod device;
 mod embedding;
 mod engine;
 mod error;
 mod estimate;
-#[cfg(feature = "grammar")]
-mod grammar;
 mod min_tokens;
 mod model_info;
 mod prompt;

@@ -4,8 +4,8 @@
 //! for 4 KiB, seconds for several megabytes. Short prompts are tokenised where the caller runs,
 //! because the change to another thread would take longer. All others are tokenised on the blocking
 //! threads of the engine's runtime. Semaphores bound how many of them compute at the same time, so
-//! that tokenising leaves cores to the model. A prompt whose text is too long for the context or
-//! the KV pool, whatever its tokens are, is refused before any of this.
+//! that tokenising leaves cores to the model. A prompt whose text is so long that its tokens
+//! cannot fit the context or the KV pool is refused before any of this.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::request::Prompt;
-use crate::text::Text;
+use crate::text::{ChatOptions, Text, chat_values};
 use crate::{Error, Grammar, SharedProcessor};
 
 /// What a request's prompt is made from. Requests share it with the threads that tokenise it.
@@ -25,18 +25,12 @@ pub(crate) struct PromptSource {
     /// The chat template's variable `tools`.
     pub(crate) tools: Option<Value>,
     /// How a conversation is rendered, apart from the tools.
-    #[cfg(feature = "text")]
-    pub(crate) chat: stolon_text::ChatOptions,
+    pub(crate) chat: ChatOptions,
 }
 
 impl PromptSource {
     pub(crate) fn new(prompt: Prompt) -> PromptSource {
-        PromptSource {
-            prompt,
-            tools: None,
-            #[cfg(feature = "text")]
-            chat: stolon_text::ChatOptions::default(),
-        }
+        PromptSource { prompt, tools: None, chat: ChatOptions::default() }
     }
 }
 
@@ -48,8 +42,7 @@ impl PromptSource {
             _ => &[],
         };
         let extra = messages.iter().flat_map(|message| message.extra.values());
-        #[cfg(feature = "text")]
-        let extra = extra.chain(&self.chat.tools).chain(self.chat.variables.values());
+        let extra = extra.chain(chat_values(&self.chat));
         extra.chain(&self.tools).map(json_bytes).sum::<usize>() + self.prompt.len_bytes()
     }
 }

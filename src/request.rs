@@ -10,8 +10,6 @@ use std::time::Duration;
 
 use stolon_scheduler::{RequestOptions, TokenSet};
 
-#[cfg(feature = "text")]
-use crate::ChatOptions;
 use crate::prompt::PromptSource;
 use crate::{
     ChatMessage, Error, Grammar, LogitsProcessor, MessageContent, Namespace, SamplingParams,
@@ -111,28 +109,6 @@ impl Request {
     /// use it.
     pub fn tools(mut self, tools: serde_json::Value) -> Request {
         Arc::make_mut(&mut self.source).tools = Some(tools);
-        self
-    }
-
-    /// How a conversation is rendered: template variables such as `enable_thinking`, documents, the
-    /// name of the template. Only chat prompts use it. Its `tools` are replaced by those of
-    /// [`Request::tools`] if that is called.
-    #[cfg(feature = "text")]
-    pub fn chat_options(mut self, options: ChatOptions) -> Request {
-        Arc::make_mut(&mut self.source).chat = options;
-        self
-    }
-
-    /// Sets one variable that the chat template may read, for example `enable_thinking`. Only chat
-    /// prompts use it.
-    #[cfg(feature = "text")]
-    pub fn template_variable(
-        mut self,
-        name: impl Into<String>,
-        value: impl Into<serde_json::Value>,
-    ) -> Request {
-        let variables = &mut Arc::make_mut(&mut self.source).chat.variables;
-        variables.insert(name.into(), value.into());
         self
     }
 

@@ -1,16 +1,21 @@
 //! The text layer: renders and tokenises prompts, and provides detokenizers for answers.
 
+#[cfg(feature = "grammar")]
+mod grammar;
+#[cfg(not(feature = "grammar"))]
+#[path = "text/no_grammar.rs"]
+mod grammar;
+mod options;
+
 use std::sync::Arc;
 
 use stolon_scheduler::{PromptLimit, TokenSet};
-#[cfg(feature = "grammar")]
-use stolon_text::GrammarCompiler;
-use stolon_text::{ChatMessage, ChatOptions, ChatTemplate, TextModel, Tokenizer};
+use stolon_text::{ChatMessage, ChatTemplate, TextModel, TextSource, Tokenizer};
 
-pub(crate) use stolon_text::Detokenizer;
+pub(crate) use stolon_text::{ChatOptions, Detokenizer};
 
-#[cfg(feature = "grammar")]
-use crate::grammar::GrammarProcessor;
+use grammar::Grammars;
+
 use crate::prompt::PromptSource;
 use crate::request::Prompt;
 use crate::{Error, Grammar, SharedProcessor};
@@ -20,19 +25,27 @@ use crate::{Error, Grammar, SharedProcessor};
 pub(crate) struct Text {
     model: Option<TextModel>,
     eos_ids: TokenSet,
-    #[cfg(feature = "grammar")]
-    grammars: Option<GrammarCompiler>,
+    grammars: Option<Grammars>,
 }
 
 impl Text {
     pub(crate) fn new(model: TextModel) -> Text {
         let eos_ids = model.eos_token_ids().iter().copied().collect();
-        Text {
-            #[cfg(feature = "grammar")]
-            grammars: Some(GrammarCompiler::new(model.tokenizer().clone(), model.eos_token_ids())),
-            model: Some(model),
-            eos_ids,
+        Text { grammars: Some(Grammars::new(&model)), model: Some(model), eos_ids }
+    }
+
+    /// The tokenizer and chat templates of a model. With `needs_template`, a template that is
+    /// malformed is an error.
+    pub(crate) fn load(
+        source: &TextSource,
+        eos_token_ids: &[u32],
+        needs_template: bool,
+    ) -> Result<Text, Error> {
+        let text = Text::new(TextModel::new(source, eos_token_ids)?);
+        if needs_template {
+            text.chat_template()?;
         }
+        Ok(text)
     }
 
     /// For a model without a tokenizer.
@@ -64,32 +77,18 @@ impl Text {
 
     /// A processor that keeps an answer to `grammar` and runs after `inner`. The answer ends with
     /// one of `ends`.
-    #[cfg(feature = "grammar")]
     pub(crate) fn grammar_processor(
         &self,
         grammar: &Grammar,
         ends: Arc<[u32]>,
         inner: Option<SharedProcessor>,
     ) -> Result<SharedProcessor, Error> {
-        let compiler = self.grammars.as_ref().ok_or(Error::NoTokenizer)?;
+        let grammars = self.grammars.as_ref().ok_or(Error::NoTokenizer)?;
         if ends.is_empty() && self.eos_ids.as_slice().is_empty() {
             let expected = "a model with an end-of-sequence token, or stop ids";
             return Err(Error::invalid("grammar", expected, "neither"));
         }
-        let state = compiler.compile(grammar)?.state();
-        Ok(SharedProcessor::new(GrammarProcessor::new(state, ends, inner)))
-    }
-
-    /// Grammars need the feature `grammar`.
-    #[cfg(not(feature = "grammar"))]
-    pub(crate) fn grammar_processor(
-        &self,
-        _grammar: &Grammar,
-        _ends: Arc<[u32]>,
-        _inner: Option<SharedProcessor>,
-    ) -> Result<SharedProcessor, Error> {
-        let reason = "this library was built without the feature `grammar`".to_owned();
-        Err(stolon_text::GrammarError { path: String::new(), reason }.into())
+        Ok(grammars.processor(grammar, ends, inner)?)
     }
 
     pub(crate) fn chat_template(&self) -> Result<&ChatTemplate, Error> {
@@ -122,7 +121,7 @@ impl Text {
         self.render(messages, tools, &ChatOptions::default())
     }
 
-    /// Refuses a text that has more than `limit` tokens for certain, whatever they are.
+    /// Refuses a text that is so long that it has more than `limit` tokens for certain.
     ///
     /// # Errors
     /// `PromptTooLong`.
@@ -177,4 +176,9 @@ fn chat_options(
         Some(other) => return Err(Error::invalid("tools", "a list of functions", other)),
     };
     Ok(ChatOptions { tools, ..options.clone() })
+}
+
+/// The values of `options` that may become text.
+pub(crate) fn chat_values(options: &ChatOptions) -> impl Iterator<Item = &serde_json::Value> {
+    options.tools.iter().chain(options.variables.values())
 }

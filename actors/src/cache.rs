@@ -17,9 +17,9 @@ pub struct PinOptions {
     /// was used meanwhile, the pin lives for another `ttl`. So it ends at the earliest `ttl`, and
     /// at the latest twice that, after its last use.
     pub refresh_on_hit: bool,
-    /// Why it was pinned, in a word or two. Shown only.
+    /// The reason for the pin, in a word or two. It has no effect; [`Pin`] shows it.
     pub reason: Option<String>,
-    /// What it is. Shown only.
+    /// A description of the prefix. It has no effect; [`Pin`] shows it.
     pub description: Option<String>,
 }
 

@@ -36,7 +36,7 @@ impl SequenceStream {
         SequenceStream { id, events, admission, end, _shared: shared, ended: false }
     }
 
-    /// Ends the request because the caller has all that it wants, for example up to a stop string.
+    /// Ends the request because the caller needs no more tokens, for example after a stop string.
     /// It counts as finished and not as cancelled.
     pub fn complete(self) {
         self.events.complete();

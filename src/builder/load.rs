@@ -3,60 +3,32 @@
 use std::sync::mpsc::Sender;
 
 use stolon_backend::Backend;
-#[cfg(feature = "candle")]
-use stolon_cuda::{CandleBackend, CandleOptions, DeviceChoice, OpenError};
-#[cfg(feature = "candle")]
-use stolon_model::WeightType;
 use stolon_model::{
     CpuBackend, CpuOptions, DecoderConfig, EmbeddingConfig, KvBudget, LoadOptions, LoadedModel,
     Weights,
 };
-#[cfg(feature = "candle")]
-use stolon_scheduler::EngineError;
-#[cfg(feature = "text")]
-use stolon_text::TextModel;
+use stolon_scheduler::EngineConfig;
 use stolon_text::{TextSource, TokenizerSource};
 
 use super::{EngineBuilder, ModelArg};
+use crate::device::GpuOptions;
 use crate::text::Text;
 use crate::{Error, SamplingParams};
 
 /// Makes a backend on the executor thread.
 pub(super) type BackendFactory = Box<dyn FnOnce() -> Result<Box<dyn Backend>, Error> + Send>;
 
-/// The settings of a device.
-#[cfg(feature = "candle")]
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct DeviceSettings {
-    pub(super) device: DeviceChoice,
-    pub(super) memory_utilization: Option<f64>,
-    /// Maximum number of tokens of a step.
-    pub(super) step_tokens: usize,
-    /// Maximum number of sequences of a step.
-    pub(super) step_sequences: usize,
-    /// Whether results may depend on the batch.
-    pub(super) batch_dependent: bool,
-    /// Whether decode steps are captured as CUDA graphs.
-    pub(super) cuda_graphs: bool,
-}
-
 /// The options of the backend that runs a model.
 enum BackendOptions {
     Cpu(CpuOptions),
-    #[cfg(feature = "candle")]
-    Candle(CandleOptions),
+    Gpu(GpuOptions),
 }
 
 impl BackendOptions {
     fn open(self, config: DecoderConfig, weights: Weights) -> Result<Box<dyn Backend>, Error> {
         match self {
             Self::Cpu(options) => Ok(Box::new(CpuBackend::new(config, weights, options)?)),
-            #[cfg(feature = "candle")]
-            Self::Candle(options) => match CandleBackend::open(config, weights, options) {
-                Ok(backend) => Ok(Box::new(backend)),
-                Err(OpenError::Model(error)) => Err(error.into()),
-                Err(error) => Err(EngineError::StartFailed { reason: error.to_string() }.into()),
-            },
+            Self::Gpu(options) => options.open(config, weights),
         }
     }
 }
@@ -72,22 +44,17 @@ pub(super) struct Loaded {
 
 impl EngineBuilder {
     /// What makes the backend. It sends the rest of the model to `loaded`.
-    pub(super) fn into_factory(self, loaded: Sender<Loaded>) -> Result<BackendFactory, Error> {
+    pub(super) fn into_factory(
+        self,
+        config: &EngineConfig,
+        loaded: Sender<Loaded>,
+    ) -> Result<BackendFactory, Error> {
         if self.backend.is_some() {
             self.refuse_ignored_settings()?;
         }
-        let options = self.backend_options()?;
+        let options = self.backend_options(config)?;
         let own_text = self.text;
-        #[cfg_attr(not(feature = "hub"), allow(unused_mut, reason = "all options are the hub's"))]
-        let mut load_options = LoadOptions::default();
-        #[cfg(feature = "hub")]
-        {
-            load_options.hub.progress = self.download_progress;
-        }
-        #[cfg(feature = "text")]
-        let template = self.chat_template;
-        #[cfg(not(feature = "text"))]
-        let template = None;
+        let (load_options, template) = (self.load_options, self.chat_template);
         // Sending fails only if the caller has dropped the future.
         match (self.backend, self.model) {
             (Some((id, make)), _) => {
@@ -110,36 +77,14 @@ impl EngineBuilder {
         }
     }
 
-    fn backend_options(&self) -> Result<BackendOptions, Error> {
+    fn backend_options(&self, config: &EngineConfig) -> Result<BackendOptions, Error> {
         let kv_budget = match (self.num_blocks, self.kv_memory) {
             (Some(blocks), _) => KvBudget::Blocks(blocks),
             (None, Some(bytes)) => KvBudget::Bytes(bytes),
             (None, None) => KvBudget::Auto,
         };
-        #[cfg(feature = "candle")]
-        if let Some(settings) = self.device.filter(|settings| settings.device != DeviceChoice::Cpu)
-        {
-            let weights = self.weights.is_some_and(|weights| weights != WeightType::Stored);
-            let ignored = [("threads", self.threads.is_some()), ("weights", weights)];
-            if let Some((name, _)) = ignored.into_iter().find(|(_, is_set)| *is_set) {
-                return Err(Error::invalid(name, "no value on a GPU", "a value"));
-            }
-            let default = CandleOptions::default();
-            return Ok(BackendOptions::Candle(CandleOptions {
-                device: settings.device,
-                block_size: self.block_size.unwrap_or(default.block_size),
-                kv_budget,
-                memory_utilization: settings
-                    .memory_utilization
-                    .unwrap_or(default.memory_utilization),
-                step_tokens: settings.step_tokens,
-                step_sequences: settings.step_sequences,
-                kv_type: self.kv_type,
-                batch_invariant: !settings.batch_dependent,
-                cuda_graphs: settings.cuda_graphs,
-                kv_copies: cfg!(feature = "tiers") && !settings.batch_dependent,
-                ..default
-            }));
+        if let Some(options) = self.device.gpu_options(self, config, kv_budget)? {
+            return Ok(BackendOptions::Gpu(options));
         }
         Ok(BackendOptions::Cpu(CpuOptions {
             block_size: self.block_size.unwrap_or(16),
@@ -164,8 +109,7 @@ impl EngineBuilder {
             ("kv_type", self.kv_type.is_some()),
             ("threads", self.threads.is_some()),
             ("weights", self.weights.is_some()),
-            #[cfg(feature = "candle")]
-            ("device", self.device.is_some()),
+            ("device", self.device.is_set()),
         ];
         match ignored.into_iter().find(|(_, is_set)| *is_set) {
             Some((name, _)) => {
@@ -228,17 +172,5 @@ fn text_layer(
         tracing::warn!("{directory} has no tokenizer.json: prompts must be token ids");
         return Ok(Text::tokens_only(eos_token_ids));
     }
-    #[cfg(feature = "text")]
-    {
-        let text = Text::new(TextModel::new(source, eos_token_ids)?);
-        if needs_template {
-            text.chat_template()?;
-        }
-        Ok(text)
-    }
-    #[cfg(not(feature = "text"))]
-    {
-        debug_assert!(!needs_template, "templates need the feature `text`");
-        Ok(Text::tokens_only(eos_token_ids))
-    }
+    Text::load(source, eos_token_ids, needs_template)
 }

@@ -3,10 +3,20 @@
 use std::sync::Arc;
 
 use stolon_scheduler::{PromptLimit, TokenSet};
+use stolon_text::TextSource;
 
 use crate::prompt::PromptSource;
 use crate::request::Prompt;
 use crate::{ChatMessage, Error, Grammar, SharedProcessor};
+
+/// How a conversation would be rendered.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ChatOptions;
+
+/// There are none.
+pub(crate) fn chat_values(_: &ChatOptions) -> impl Iterator<Item = &serde_json::Value> {
+    std::iter::empty()
+}
 
 /// Replaces the tokenizer and chat templates. It refuses all text.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +41,14 @@ impl Detokenizer {
 impl Text {
     pub(crate) fn tokens_only(eos_token_ids: &[u32]) -> Text {
         Text { eos_ids: eos_token_ids.iter().copied().collect() }
+    }
+
+    pub(crate) fn load(
+        _source: &TextSource,
+        eos_token_ids: &[u32],
+        _needs_template: bool,
+    ) -> Result<Text, Error> {
+        Ok(Text::tokens_only(eos_token_ids))
     }
 
     pub(crate) fn require_tokenizer(&self) -> Result<(), Error> {

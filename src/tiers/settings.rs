@@ -62,8 +62,8 @@ impl EngineBuilder {
     ///
     /// The directory is made if it does not exist. One engine can use it at a time; others are
     /// refused by [`build`](Self::build) with [`TierError::Disk`]. Models may take turns: KV that was
-    /// computed on other terms is not used, and is removed when room is needed. Whatever happens
-    /// to the files, requests go on, and compute what cannot be read.
+    /// computed on other terms is not used, and is removed when room is needed. If files are
+    /// lost or damaged, requests compute what cannot be read.
     ///
     /// The files contain prompts and answers as token ids. On Unix, only the user can read a
     /// directory that was made here. A program that can write to it can change what the model

@@ -17,7 +17,7 @@ use crate::record::KvShape;
 /// The extension of the files.
 pub(crate) const EXTENSION: &str = "kv";
 
-/// What is on the disk.
+/// The records on the disk.
 ///
 /// A record is of no use without those before it, so only records that no stored record follows are
 /// removed to make room: the leaves of the tree that the records form. Which record precedes

@@ -39,7 +39,7 @@ pub enum TierError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         error: Arc<io::Error>,
     },
 }

@@ -1,5 +1,5 @@
-//! When KV is written to the tiers besides the pool, and how long a request waits for what is read
-//! from them.
+//! [`WritePolicy`] and [`PrefetchPolicy`]: when KV is written to the tiers, and how long a request
+//! waits for KV that is read from them.
 
 use std::fmt;
 use std::num::NonZero;
@@ -13,14 +13,15 @@ pub enum WritePolicy {
     /// As soon as it is computed.
     #[default]
     WriteThrough,
-    /// When this many requests have begun with it, after the one that computed it. What only one
+    /// When this many requests have begun with it, after the one that computed it. KV that only one
     /// request needs is not written.
     WriteThroughSelective {
         /// Number of later requests.
         hits: NonZero<u32>,
     },
     /// When it is evicted from the pool, and when the engine is stopped by `shutdown` or `drain`.
-    /// What is in the pool when the process is killed, or the engine only dropped, is lost.
+    /// If the process is killed, or the engine is dropped without a shutdown, the KV in the pool is
+    /// lost.
     WriteBack,
 }
 
@@ -28,8 +29,8 @@ pub enum WritePolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PrefetchPolicy {
-    /// As long as that is expected to be faster than computing. What is not worth to be read is not
-    /// read.
+    /// As long as that is expected to be faster than computing. KV that would be computed faster is
+    /// not read.
     #[default]
     BestEffort,
     /// Until everything that is stored of its prompt is read, even if computing it is faster. This

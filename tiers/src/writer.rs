@@ -42,7 +42,7 @@ struct Claims {
     ended: Condvar,
 }
 
-/// What is going to be written.
+/// The records that are going to be written.
 #[derive(Debug, Default)]
 struct Claimed {
     keys: HashSet<ChainKey>,

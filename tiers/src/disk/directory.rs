@@ -33,7 +33,7 @@ pub enum DiskError {
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         error: io::Error,
     },
 }

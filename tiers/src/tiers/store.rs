@@ -28,7 +28,7 @@ impl Tiers {
         places: &[Place],
     ) -> Option<SaveRequest> {
         let positions = open.disk.shape().record_positions();
-        // What is found in the pool is not read, but is in use nonetheless.
+        // Records whose KV is in the pool are not read, but they are in use nonetheless.
         let in_pool = &places[..prompt.cached / positions];
         open.disk.note_use(in_pool, prompt.priority);
         let WritePolicy::WriteThroughSelective { hits } = self.write else { return None };

@@ -1,31 +1,43 @@
-//! [`GrammarProcessor`]: keeps an answer to its grammar.
+//! Structured output: processors that keep an answer to its grammar.
 
 use std::sync::Arc;
 
-use stolon_text::{GrammarError, GrammarState};
+use stolon_text::{Grammar, GrammarCompiler, GrammarError, GrammarState, TextModel};
 
 use crate::{LogitsProcessor, SamplingError, SharedProcessor};
+
+/// Compiles the grammars of requests.
+#[derive(Clone, Debug)]
+pub(super) struct Grammars(GrammarCompiler);
+
+impl Grammars {
+    pub(super) fn new(model: &TextModel) -> Grammars {
+        Grammars(GrammarCompiler::new(model.tokenizer().clone(), model.eos_token_ids()))
+    }
+
+    /// A processor that keeps an answer to `grammar` and runs after `inner`. The answer ends with
+    /// one of `ends`.
+    pub(super) fn processor(
+        &self,
+        grammar: &Grammar,
+        ends: Arc<[u32]>,
+        inner: Option<SharedProcessor>,
+    ) -> Result<SharedProcessor, GrammarError> {
+        let state = Arc::new(self.0.compile(grammar)?.state());
+        Ok(SharedProcessor::new(GrammarProcessor { state, ends, inner }))
+    }
+}
 
 /// Excludes the tokens that do not continue a grammar. The allowed tokens are computed by another
 /// thread, from the moment at which a token was chosen.
 #[derive(Clone, Debug)]
-pub(crate) struct GrammarProcessor {
+struct GrammarProcessor {
     /// The sequence as the grammar sees it.
     state: Arc<GrammarState>,
     /// The tokens that end the answer.
     ends: Arc<[u32]>,
     /// The request's own processor, which runs first.
     inner: Option<SharedProcessor>,
-}
-
-impl GrammarProcessor {
-    pub(crate) fn new(
-        state: GrammarState,
-        ends: Arc<[u32]>,
-        inner: Option<SharedProcessor>,
-    ) -> GrammarProcessor {
-        GrammarProcessor { state: Arc::new(state), ends, inner }
-    }
 }
 
 impl LogitsProcessor for GrammarProcessor {
@@ -56,7 +68,7 @@ impl LogitsProcessor for GrammarProcessor {
     fn for_sequence(&self) -> Option<SharedProcessor> {
         let inner = self.inner.as_ref();
         let inner = inner.map(|inner| inner.for_sequence().unwrap_or_else(|| inner.clone()));
-        let ends = Arc::clone(&self.ends);
-        Some(SharedProcessor::new(GrammarProcessor::new(self.state.restarted(), ends, inner)))
+        let (state, ends) = (Arc::new(self.state.restarted()), Arc::clone(&self.ends));
+        Some(SharedProcessor::new(GrammarProcessor { state, ends, inner }))
     }
 }

@@ -1,0 +1,144 @@
+//! Settings of the KV cache and of what is kept in it.
+
+use std::time::Duration;
+
+use stolon_kvcache::EvictionOrder;
+use stolon_model::KvType;
+use stolon_scheduler::EvictionOrderFactory;
+
+use crate::{EngineBuilder, EvictionPolicy};
+
+impl EngineBuilder {
+    /// Size of the KV cache in bytes. Default: half of the memory that is free after the model is
+    /// loaded, at most 8 GiB ([`KvBudget::Auto`](crate::KvBudget::Auto)).
+    ///
+    /// The memory is reserved at startup and becomes resident when blocks are first written.
+    /// [`build`](Self::build) fails with [`Error::Load`](crate::Error::Load) if the size is less than one block.
+    pub fn kv_memory(mut self, bytes: u64) -> Self {
+        self.kv_memory = Some(bytes);
+        self
+    }
+
+    /// Size of the KV cache in blocks, at least 1. Takes precedence over
+    /// [`kv_memory`](Self::kv_memory). Default: derived from `kv_memory`.
+    pub fn num_blocks(mut self, count: usize) -> Self {
+        self.num_blocks = Some(count);
+        self
+    }
+
+    /// Number of positions per KV block: a power of two from 1 to 256. Default: 16.
+    ///
+    /// Prefixes are shared in whole blocks. Smaller blocks match longer prefixes; larger blocks
+    /// need less bookkeeping.
+    pub fn block_size(mut self, positions: usize) -> Self {
+        self.block_size = Some(positions);
+        self
+    }
+
+    /// Element type of the KV cache. Default: f32 for a model with f32 weights, bf16 for all
+    /// others.
+    pub fn kv_type(mut self, kv_type: KvType) -> Self {
+        self.kv_type = Some(kv_type);
+        self
+    }
+
+    /// Whether the KV of computed prompts and answers is cached for later requests that start with
+    /// the same tokens. Default: true.
+    pub fn prefix_caching(mut self, on: bool) -> Self {
+        self.config.prefix_caching = on;
+        self
+    }
+
+    /// Which cached blocks are evicted first when the KV cache is full, and which records of the
+    /// disk tier when that is. Default: [`EvictionPolicy::Lru`].
+    pub fn eviction_policy(mut self, policy: EvictionPolicy) -> Self {
+        self.config.eviction_policy = policy;
+        self
+    }
+
+    /// A custom eviction order, used instead of a built-in [`EvictionPolicy`]. Default: none.
+    ///
+    /// `make` is called at startup and after each restart of the engine, because a restarted engine
+    /// has a new, empty cache, and once for the disk tier if there is one. The order's methods run
+    /// while the engine changes the prefix tree. They should return quickly and must not panic.
+    ///
+    /// ```
+    /// use stolon::{Engine, EvictionCandidate, EvictionOrder, EvictionRank};
+    ///
+    /// /// Evicts the leaf with the longest prefix first, then the least recently used.
+    /// #[derive(Debug)]
+    /// struct LongestPrefixFirst;
+    ///
+    /// impl EvictionOrder for LongestPrefixFirst {
+    ///     fn rank(&mut self, leaf: &EvictionCandidate) -> EvictionRank {
+    ///         let blocks = (leaf.start_block + leaf.block_count) as u64;
+    ///         EvictionRank(u64::MAX - blocks, leaf.last_use)
+    ///     }
+    /// }
+    ///
+    /// let builder = Engine::builder().eviction_order(|| Box::new(LongestPrefixFirst));
+    /// # drop(builder);
+    /// ```
+    pub fn eviction_order(
+        mut self,
+        make: impl Fn() -> Box<dyn EvictionOrder> + Send + Sync + 'static,
+    ) -> Self {
+        self.config.eviction_order = Some(EvictionOrderFactory::new(make));
+        self
+    }
+
+    /// Maximum number of KV blocks that pinned prefixes ([`Cache::pin`](crate::Cache::pin)) may occupy; less than the
+    /// number of blocks. Default: 0, nothing can be pinned.
+    ///
+    /// These blocks are not available to running requests, whether anything is pinned or not, so
+    /// that every admitted request can complete.
+    pub fn pin_budget(mut self, blocks: usize) -> Self {
+        self.config.pin_budget = blocks;
+        self
+    }
+
+    /// Maximum number of KV blocks that sessions ([`Sessions::open`](crate::Sessions::open)) keep from being evicted
+    /// between their turns. Default: half of the blocks. With 0, sessions hold nothing.
+    ///
+    /// If the budget is used up, the blocks of the session that has been idle longest are released;
+    /// it stays open. A running request that has no other block takes those of sessions in the same
+    /// order, so sessions never make a request fail.
+    pub fn session_budget(mut self, blocks: usize) -> Self {
+        self.config.session_budget = Some(blocks);
+        self
+    }
+
+    /// Maximum number of open sessions, from 1 to 65,536. Default: 1024. One more closes the one
+    /// that has been idle longest, of the owner that has the most. The tokens of each session are
+    /// kept in memory, 4 bytes for each.
+    pub fn max_sessions(mut self, sessions: usize) -> Self {
+        self.config.max_sessions = sessions;
+        self
+    }
+
+    /// Time without a turn after which a session is closed, if it was opened without a time of its
+    /// own; at most 24 hours. Default: 30 minutes.
+    pub fn session_ttl(mut self, ttl: Duration) -> Self {
+        self.config.session_ttl = ttl;
+        self
+    }
+
+    /// Memory in bytes for cached logits of the last position of prompts. Default: 32 MiB. 0
+    /// disables it.
+    ///
+    /// With its logits cached, a repeated prompt needs no forward pass for its first token.
+    pub fn logit_cache_bytes(mut self, bytes: usize) -> Self {
+        self.config.logit_cache_bytes = bytes;
+        self
+    }
+
+    /// Sets the secret key by which cache salts become namespaces. Programs that share stored KV
+    /// through an object store, or that exchange cache events, need the same key to find each
+    /// other's KV of requests with a salt. Default: the key in the directory of `kv_cache_dir`,
+    /// where one is made, or else one of this process, drawn at random. With the key, a short salt
+    /// can be found by trying all.
+    pub fn namespace_key(mut self, key: [u8; 32]) -> Self {
+        self.namespace_key = Some(key);
+        self
+    }
+}

@@ -1,0 +1,107 @@
+//! Settings of admission and of steps, and limits of requests.
+
+use std::time::Duration;
+
+use stolon_scheduler::AdmissionPolicy;
+
+use crate::EngineBuilder;
+
+impl EngineBuilder {
+    /// Maximum number of tokens in one forward pass, prefill chunks and decodes together; at least
+    /// 1. Default: 512.
+    ///
+    /// A longer prompt is computed in several chunks. A larger value can make prefill faster,
+    /// but delays the next token of requests that are decoding.
+    pub fn max_batched_tokens(mut self, tokens: usize) -> Self {
+        self.config.max_batched_tokens = tokens;
+        self
+    }
+
+    /// Maximum number of requests that run at the same time; at least 1. Default: 32.
+    pub fn max_running(mut self, requests: usize) -> Self {
+        self.config.max_running = requests;
+        self
+    }
+
+    /// Maximum number of requests in the admission queue; at least 1. Default: 1,024.
+    ///
+    /// If the queue is full, [`Engine::generate`](crate::Engine::generate) fails with [`EngineError::Overloaded`](crate::EngineError::Overloaded).
+    pub fn max_queued_requests(mut self, requests: usize) -> Self {
+        self.config.max_queued_requests = requests;
+        self
+    }
+
+    /// Maximum number of tokens to generate for a request that does not call
+    /// [`Request::max_tokens`](crate::Request::max_tokens); at least 1. Default: none, as many as
+    /// the context and the KV cache can hold.
+    ///
+    /// Without a number in the request, admission expects an answer as long as those of earlier
+    /// requests without one, whatever this setting is.
+    pub fn default_max_tokens(mut self, tokens: impl Into<Option<usize>>) -> Self {
+        self.config.default_max_tokens = tokens.into();
+        self
+    }
+
+    /// Maximum number of uncached prompt tokens in the admission queue; at least 1. Default:
+    /// 1,048,576.
+    ///
+    /// If a request would exceed it, [`Engine::generate`](crate::Engine::generate) fails with [`EngineError::Overloaded`](crate::EngineError::Overloaded).
+    /// While the queue is empty, a request of any size is accepted.
+    ///
+    /// Cached tokens do not count. A limit of a few thousand therefore accepts conversations whose
+    /// history is cached and refuses those whose history was evicted, instead of letting them evict
+    /// each other from a cache that is too small for all.
+    pub fn max_queued_tokens(mut self, tokens: usize) -> Self {
+        self.config.max_queued_tokens = tokens;
+        self
+    }
+
+    /// Bound on overtaking, in uncached prompt tokens. Default: 4,096.
+    ///
+    /// Under every admission policy, before a request is admitted, at most this many uncached
+    /// prompt tokens of later requests are admitted, plus as many as were waiting when the request
+    /// arrived. 0 means strictly in order of arrival.
+    pub fn max_overtake_tokens(mut self, tokens: usize) -> Self {
+        self.config.max_overtake_tokens = tokens;
+        self
+    }
+
+    /// Number of unread events of a [`TokenStream`](crate::TokenStream) after which its request is
+    /// paused; at least 8. Default: 256.
+    ///
+    /// A paused request continues when its events are read. Other requests are not affected.
+    pub fn event_capacity(mut self, events: usize) -> Self {
+        self.config.event_capacity = events;
+        self
+    }
+
+    /// Maximum number of tokens of a request, prompt and answer together; at least 2 and at most
+    /// the context length of the model. Default: the context length.
+    pub fn max_positions(mut self, tokens: usize) -> Self {
+        self.config.max_positions = Some(tokens);
+        self
+    }
+
+    /// Maximum duration of one forward pass. Default: no limit.
+    ///
+    /// A backend that takes longer is treated as hung: requests in flight and new requests fail
+    /// with [`EngineError::BackendHung`](crate::EngineError::BackendHung) until the backend returns.
+    pub fn step_timeout(mut self, limit: Duration) -> Self {
+        self.config.step_timeout = Some(limit);
+        self
+    }
+
+    /// Which waiting request is admitted next. Default: [`AdmissionPolicy::Cost`]. Can be changed
+    /// later with [`Engine::set_admission`](crate::Engine::set_admission).
+    pub fn admission(mut self, policy: AdmissionPolicy) -> Self {
+        self.config.policy = policy;
+        self
+    }
+
+    /// Whether to reserve room for the whole prompt and `max_tokens` of every running request, as
+    /// if nothing were cached. Default: false. It is a baseline for comparisons.
+    pub fn conservative_admission(mut self, on: bool) -> Self {
+        self.config.conservative = on;
+        self
+    }
+}

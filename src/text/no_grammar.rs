@@ -1,0 +1,27 @@
+//! Structured output in a build without the feature `grammar`: every grammar is an error.
+
+use std::sync::Arc;
+
+use stolon_text::{Grammar, GrammarError, TextModel};
+
+use crate::SharedProcessor;
+
+/// Refuses every grammar.
+#[derive(Clone, Debug)]
+pub(super) struct Grammars;
+
+impl Grammars {
+    pub(super) fn new(_: &TextModel) -> Grammars {
+        Grammars
+    }
+
+    pub(super) fn processor(
+        &self,
+        _: &Grammar,
+        _: Arc<[u32]>,
+        _: Option<SharedProcessor>,
+    ) -> Result<SharedProcessor, GrammarError> {
+        let reason = "this library was built without the feature `grammar`".to_owned();
+        Err(GrammarError { path: String::new(), reason })
+    }
+}

@@ -1,0 +1,60 @@
+//! What programs can say of text and ask about it with the feature `text`.
+
+use std::sync::Arc;
+
+use stolon_text::{ChatOptions, ChatTemplate, TextModel};
+
+use super::Text;
+use crate::{Engine, EngineBuilder, Error, Request};
+
+impl EngineBuilder {
+    /// The chat template to use instead of those of the [`model`](Self::model): the source of a
+    /// Jinja template. Has no effect on a `text_model`. A template that is malformed, or a model
+    /// without a tokenizer, is an error when the engine is built.
+    pub fn chat_template(mut self, source: impl Into<String>) -> Self {
+        self.chat_template = Some(source.into());
+        self
+    }
+
+    /// The tokenizer and chat templates to use, with a custom [`backend`](Self::backend) or instead
+    /// of those of a [`model`](Self::model). Default: those of the model; none for a custom
+    /// backend.
+    ///
+    /// A token id that the model does not have is refused when a prompt contains it.
+    pub fn text_model(mut self, model: TextModel) -> Self {
+        self.text = Some(Text::new(model));
+        self
+    }
+}
+
+impl Request {
+    /// How a conversation is rendered: template variables such as `enable_thinking`, documents, the
+    /// name of the template. Only chat prompts use it. Its `tools` are replaced by those of
+    /// [`Request::tools`] if that is called.
+    pub fn chat_options(mut self, options: ChatOptions) -> Request {
+        Arc::make_mut(&mut self.source).chat = options;
+        self
+    }
+
+    /// Sets one variable that the chat template may read, for example `enable_thinking`. Only chat
+    /// prompts use it.
+    pub fn template_variable(
+        mut self,
+        name: impl Into<String>,
+        value: impl Into<serde_json::Value>,
+    ) -> Request {
+        let variables = &mut Arc::make_mut(&mut self.source).chat.variables;
+        variables.insert(name.into(), value.into());
+        self
+    }
+}
+
+impl Engine {
+    /// The model's chat templates.
+    ///
+    /// # Errors
+    /// [`Error::NoTokenizer`], and [`Error::ChatTemplate`] if there are none or they are malformed.
+    pub fn chat_template(&self) -> Result<&ChatTemplate, Error> {
+        self.inner.prompts.text.chat_template()
+    }
+}
