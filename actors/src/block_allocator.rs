@@ -6,10 +6,10 @@
 use std::sync::Arc;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
-use stolon_kvcache::{BlockId, EvictedBlock, Namespace, TreeCounts};
+use stolon_kvcache::{EvictedBlock, TreeCounts};
 use stolon_scheduler::{
-    ActorStopped, AuditReport, BlockAllocator, BlockCounts, Evicted, Gauges, PromptLogits,
-    Reserved, TreeAccess,
+    ActorStopped, AuditReport, BlockAllocator, Evicted, EvictionDemand, Gauges, LogitsKey,
+    PromptLogits, Reserved, TreeAccess,
 };
 
 use crate::cache::Removal;
@@ -21,18 +21,17 @@ use crate::prefix_tree::TreeMessage;
 /// [`BlockAllocator`] with the same name.
 #[derive(Debug)]
 pub(crate) enum AllocatorMessage {
-    Reserve(usize, RpcReplyPort<Reserved>),
-    CacheLogits(Box<PromptLogits>),
-    FindLogits {
-        block: BlockId,
-        namespace: Namespace,
-        tokens: Arc<Vec<u32>>,
-        reply: RpcReplyPort<Option<Arc<[f32]>>>,
+    Reserve {
+        count: usize,
+        logits: Option<LogitsKey>,
+        reply: RpcReplyPort<Reserved>,
     },
+    CacheLogits(Box<PromptLogits>),
     Flush(RpcReplyPort<()>),
     /// Removes part of the cache and answers how many blocks were freed.
     Remove(Removal, RpcReplyPort<usize>),
-    Counts(RpcReplyPort<BlockCounts>),
+    /// Counts the free blocks.
+    Free(RpcReplyPort<usize>),
     Settle(RpcReplyPort<()>),
     Audit(RpcReplyPort<Result<AuditReport, String>>),
 }
@@ -54,8 +53,8 @@ impl TreeAccess for TreeClient<'_> {
         call(self.0, TreeMessage::Counts, PREFIX_TREE).await
     }
 
-    async fn evict(&mut self, count: usize, note: bool) -> Result<Evicted, ActorStopped> {
-        call(self.0, |reply| TreeMessage::Evict { count, note, reply }, PREFIX_TREE).await
+    async fn evict(&mut self, demand: EvictionDemand, note: bool) -> Result<Evicted, ActorStopped> {
+        call(self.0, |reply| TreeMessage::Evict { demand, note, reply }, PREFIX_TREE).await
     }
 
     async fn flush(&mut self) -> Result<Vec<EvictedBlock>, ActorStopped> {
@@ -91,17 +90,13 @@ impl Actor for BlockAllocatorActor {
         // The gauges are set before the answer is sent, so that the caller finds them up to date.
         // A send fails only if the caller has stopped; dropping a lease returns its blocks.
         match message {
-            AllocatorMessage::Reserve(count, reply) => {
-                let reserved = allocator.reserve(&mut tree, count).await?;
+            AllocatorMessage::Reserve { count, logits, reply } => {
+                let reserved = allocator.reserve(&mut tree, count, logits.as_ref()).await?;
                 self.gauges.set_pool(&allocator.pool_counts());
+                drop(logits);
                 let _ = reply.send(reserved);
             }
             AllocatorMessage::CacheLogits(logits) => allocator.cache_logits(*logits),
-            AllocatorMessage::FindLogits { block, namespace, tokens, reply } => {
-                let logits = allocator.find_logits(block, &namespace, &tokens);
-                drop(tokens);
-                let _ = reply.send(logits);
-            }
             AllocatorMessage::Flush(reply) => {
                 allocator.flush(&mut tree).await?;
                 self.gauges.set_pool(&allocator.pool_counts());
@@ -115,10 +110,10 @@ impl Actor for BlockAllocatorActor {
                 self.gauges.set_pool(&allocator.pool_counts());
                 let _ = reply.send(count);
             }
-            AllocatorMessage::Counts(reply) => {
-                let counts = allocator.counts(&mut tree).await?;
-                self.gauges.set_pool(&allocator.pool_counts());
-                let _ = reply.send(counts);
+            AllocatorMessage::Free(reply) => {
+                let counts = allocator.pool_counts();
+                self.gauges.set_pool(&counts);
+                let _ = reply.send(counts.free);
             }
             AllocatorMessage::Settle(reply) => {
                 allocator.settle(&mut tree).await?;

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use futures::future::try_join;
 use ractor::rpc::CallResult;
 use ractor::{ActorRef, Message, RpcReplyPort};
-use stolon_kvcache::{BlockId, Namespace};
+use stolon_kvcache::Namespace;
 use stolon_scheduler::{
-    Acquired, ActorStopped, AuditReport, BlockCounts, CommitItem, Committed, Memory, PromptLogits,
-    Reserved,
+    Acquired, ActorStopped, AuditReport, BlockCounts, CommitItem, Committed, LogitsKey, Memory,
+    PromptLogits, Reserved,
 };
 
 use crate::block_allocator::AllocatorMessage;
@@ -70,8 +71,13 @@ impl Memory for ActorMemory {
         self.call_tree(move |reply| TreeMessage::Commit(items, reply)).await
     }
 
-    async fn reserve(&mut self, count: usize) -> Result<Reserved, ActorStopped> {
-        self.call_allocator(move |reply| AllocatorMessage::Reserve(count, reply)).await
+    async fn reserve(
+        &mut self,
+        count: usize,
+        logits: Option<LogitsKey>,
+    ) -> Result<Reserved, ActorStopped> {
+        let reserve = move |reply| AllocatorMessage::Reserve { count, logits, reply };
+        self.call_allocator(reserve).await
     }
 
     fn cache_logits(&mut self, logits: PromptLogits) -> Result<(), ActorStopped> {
@@ -79,19 +85,11 @@ impl Memory for ActorMemory {
         self.allocator.cast(message).map_err(|_| ActorStopped(BLOCK_ALLOCATOR))
     }
 
-    async fn find_logits(
-        &mut self,
-        block: BlockId,
-        namespace: &Namespace,
-        tokens: &Arc<Vec<u32>>,
-    ) -> Result<Option<Arc<[f32]>>, ActorStopped> {
-        let (namespace, tokens) = (*namespace, Arc::clone(tokens));
-        let find = move |reply| AllocatorMessage::FindLogits { block, namespace, tokens, reply };
-        self.call_allocator(find).await
-    }
-
+    /// Asks both actors at the same time.
     async fn counts(&mut self) -> Result<BlockCounts, ActorStopped> {
-        self.call_allocator(AllocatorMessage::Counts).await
+        let tree = self.call_tree(TreeMessage::Counts);
+        let (tree, free) = try_join(tree, self.call_allocator(AllocatorMessage::Free)).await?;
+        Ok(BlockCounts { free, evictable: tree.evictable })
     }
 
     async fn settle(&mut self) -> Result<(), ActorStopped> {

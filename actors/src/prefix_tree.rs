@@ -11,8 +11,8 @@ use stolon_kvcache::{
     ConfigError, EvictedBlock, EvictionPolicy, Namespace, PinId, PinInfo, TreeCounts, TreeWriter,
 };
 use stolon_scheduler::{
-    Acquired, CacheStats, CommitItem, Committed, EngineError, Evicted, Gauges, PinBudget, commit,
-    evict,
+    Acquired, CacheStats, CommitItem, Committed, EngineError, Evicted, EvictionDemand, Gauges,
+    PinBudget, commit, evict,
 };
 
 use crate::cache::{CacheEvents, Pin, PinOptions, Removal};
@@ -31,9 +31,8 @@ pub(crate) enum TreeMessage {
     },
     /// Add full blocks.
     Commit(Vec<CommitItem>, RpcReplyPort<Vec<Committed>>),
-    /// Evict up to this many blocks and return them, with the prefixes that they ended if `note` is
-    /// set.
-    Evict { count: usize, note: bool, reply: RpcReplyPort<Evicted> },
+    /// Evict what is demanded and return it, with the prefixes that it ended if `note` is set.
+    Evict { demand: EvictionDemand, note: bool, reply: RpcReplyPort<Evicted> },
     /// Remove everything that no request holds and return its blocks.
     Flush(RpcReplyPort<Vec<EvictedBlock>>),
     /// Remove some of what no request holds and return its blocks.
@@ -127,8 +126,8 @@ impl Actor for PrefixTreeActor {
                 self.publish(writer);
                 let _ = reply.send(committed);
             }
-            TreeMessage::Evict { count, note, reply } => {
-                let evicted = evict(writer, count, note);
+            TreeMessage::Evict { demand, note, reply } => {
+                let evicted = evict(writer, demand, note);
                 self.gauges.count_evictions(evicted.blocks.len());
                 self.publish(writer);
                 let _ = reply.send(evicted);

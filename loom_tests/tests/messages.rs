@@ -19,7 +19,9 @@ use stolon_kvcache::{
     TreeWriter,
 };
 use stolon_loom_tests::{explore, must_fail, tree};
-use stolon_scheduler::{BlockAllocator, CommitItem, Committed, Evicted, TreeAccess, commit, evict};
+use stolon_scheduler::{
+    BlockAllocator, CommitItem, Committed, Evicted, EvictionDemand, TreeAccess, commit, evict,
+};
 
 /// The prefix tree's actor, as the allocator's actor reaches it: one lock per message.
 #[derive(Clone)]
@@ -38,8 +40,8 @@ impl TreeAccess for TreeActor {
         Ok(self.lock().counts())
     }
 
-    async fn evict(&mut self, count: usize, note: bool) -> Result<Evicted, Infallible> {
-        Ok(evict(&mut self.lock(), count, note))
+    async fn evict(&mut self, demand: EvictionDemand, note: bool) -> Result<Evicted, Infallible> {
+        Ok(evict(&mut self.lock(), demand, note))
     }
 
     async fn flush(&mut self) -> Result<Vec<EvictedBlock>, Infallible> {
@@ -92,9 +94,9 @@ impl Actors {
         self.tree.lock().acquire(&Namespace::default(), prompt)
     }
 
-    /// A message to the allocator, which sends up to two to the tree.
+    /// A message to the allocator, which sends up to one to the tree.
     fn reserve(&self, count: usize) -> Option<BlockLease> {
-        answered(self.allocator().reserve(&mut self.tree.clone(), count)).lease
+        answered(self.allocator().reserve(&mut self.tree.clone(), count, None)).lease
     }
 
     /// A message to the tree, then one to the allocator.
@@ -176,9 +178,8 @@ fn a_request_against_flush() {
     });
 }
 
-/// Goal: a pin that arrives between the allocator's two calls to the tree takes effect. The tree
-/// then evicts fewer blocks than it counted, and the allocator hands out no block that it does not
-/// have.
+/// Goal: a pin that arrives while the allocator reserves takes effect: the tree then evicts nothing,
+/// and the allocator hands out no block that it does not have.
 #[test]
 fn reserve_against_pin() {
     explore(3, || {

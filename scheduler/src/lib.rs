@@ -63,7 +63,7 @@ pub use health::EngineHealth;
 pub use histogram::{EngineHistograms, HistogramData};
 pub use memory::{
     Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, DirectMemory,
-    Evicted, Memory, Reserved, TreeAccess, commit, evict,
+    Evicted, EvictionDemand, LogitsKey, Memory, Reserved, TreeAccess, commit, evict,
 };
 pub use permits::QueuePermit;
 pub use pin_budget::PinBudget;

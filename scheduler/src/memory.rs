@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use stolon_kvcache::{BlockId, BlockLease, EvictedPrefix, Namespace, PrefixLease, TreeWriter};
 
-pub use allocator::{BlockAllocator, Evicted, TreeAccess, evict};
+pub use allocator::{BlockAllocator, Evicted, EvictionDemand, TreeAccess, evict};
 pub use direct::DirectMemory;
 
 use crate::cached_logits::PromptLogits;
@@ -54,11 +54,24 @@ pub struct Committed {
     pub reserved: BlockLease,
 }
 
+/// The place of the cached logits of a prompt's last position.
+#[derive(Clone, Debug)]
+pub struct LogitsKey {
+    /// The last full block of the prompt.
+    pub block: BlockId,
+    /// The namespace of the prompt.
+    pub namespace: Namespace,
+    /// The tokens of the prompt.
+    pub tokens: Arc<Vec<u32>>,
+}
+
 /// The answer to a reservation.
 #[derive(Debug, Default)]
 pub struct Reserved {
     /// The blocks; `None` if fewer than requested are available now.
     pub lease: Option<BlockLease>,
+    /// The cached logits that were asked for, `[vocab_size]` values, if there are any.
+    pub logits: Option<Arc<[f32]>>,
     /// What was evicted for them, if [`KvSink::takes_evicted`](crate::KvSink::takes_evicted). The
     /// content of these blocks is overwritten by the next step at the earliest.
     pub evicted: Vec<EvictedPrefix>,
@@ -100,10 +113,11 @@ pub trait Memory: Send {
     ) -> impl Future<Output = Result<Vec<Committed>, ActorStopped>> + Send;
 
     /// Reserves `count` blocks, evicting cached ones if necessary. Reserves and evicts nothing if
-    /// fewer than `count` are available now.
+    /// fewer than `count` are available now. Also looks up the logits of `logits`.
     fn reserve(
         &mut self,
         count: usize,
+        logits: Option<LogitsKey>,
     ) -> impl Future<Output = Result<Reserved, ActorStopped>> + Send;
 
     /// Caches the logits of a prompt's last position for as long as its block stays in the tree.
@@ -111,15 +125,6 @@ pub trait Memory: Send {
     /// # Errors
     /// [`ActorStopped`] if the memory no longer answers.
     fn cache_logits(&mut self, logits: PromptLogits) -> Result<(), ActorStopped>;
-
-    /// Looks up the logits of the last position of the prompt `tokens`, whose last full block is
-    /// `block`. Returns `[vocab_size]` values.
-    fn find_logits(
-        &mut self,
-        block: BlockId,
-        namespace: &Namespace,
-        tokens: &Arc<Vec<u32>>,
-    ) -> impl Future<Output = Result<Option<Arc<[f32]>>, ActorStopped>> + Send;
 
     /// Counts blocks, after everything that was dropped so far has been returned.
     fn counts(&mut self) -> impl Future<Output = Result<BlockCounts, ActorStopped>> + Send;

@@ -1,6 +1,7 @@
 //! Measures how long a device would be idle between two steps: the time in which the engine
 //! samples, sends events and plans the next step. The backend computes nothing; it waits as long as
-//! a step takes, and notes when it ends and when the next one begins.
+//! a step takes, and notes when it ends and when the next one begins. Also measures how many
+//! requests are admitted per second if steps take no time.
 //!
 //! ```sh
 //! cargo run --release -p stolon-benches --bin step_gap
@@ -134,6 +135,35 @@ async fn measure(
     Ok(gaps[gaps.len() / 2])
 }
 
+/// Number of requests whose admission is measured, and of those that are in flight at a time.
+const ADMITTED: usize = 4096;
+const IN_FLIGHT: usize = 64;
+
+/// Requests per second through an engine whose steps take no time, with a pool of `blocks` blocks.
+async fn admissions(args: &Args, blocks: usize) -> anyhow::Result<f64> {
+    let mut backend = IdleBackend::new(args, true, 0, Gaps::default());
+    (backend.spec.block_count, backend.step) = (blocks, Duration::ZERO);
+    let engine = Engine::builder().backend("idle", Box::new(backend)).build().await?;
+    let begun = Instant::now();
+    let clients = (0..IN_FLIGHT).map(|client| {
+        let engine = engine.clone();
+        tokio::spawn(async move {
+            for index in (client..ADMITTED).step_by(IN_FLIGHT) {
+                // One full block, which stays cached, and a part of another one.
+                let request = Request::tokens(vec![index as u32; 40]).max_tokens(1);
+                engine.complete(request).await?;
+            }
+            Ok::<(), stolon::Error>(())
+        })
+    });
+    for client in try_join_all(clients).await? {
+        client?;
+    }
+    let rate = ADMITTED as f64 / begun.elapsed().as_secs_f64();
+    engine.shutdown().await;
+    Ok(rate)
+}
+
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
@@ -157,6 +187,10 @@ async fn main() -> anyhow::Result<()> {
             print!("{:>10}", measure(&args, draws, batch, &sampling).await?.as_micros());
         }
         println!();
+    }
+    println!("admissions per second, steps that take no time");
+    for (name, blocks) in [("large pool", 2 * ADMITTED), ("pool that must evict", ADMITTED / 8)] {
+        println!("{name:<24}{:>10.0}", admissions(&args, blocks).await?);
     }
     Ok(())
 }

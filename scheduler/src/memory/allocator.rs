@@ -7,13 +7,12 @@
 //! here relies on an earlier answer being still exact.
 
 use std::future::Future;
-use std::sync::Arc;
 
 use stolon_kvcache::{
-    BlockId, BlockPool, EvictedBlock, EvictedPrefix, Namespace, PoolCounts, TreeCounts, TreeWriter,
+    BlockPool, EvictedBlock, EvictedPrefix, PoolCounts, Shortage, TreeCounts, TreeWriter,
 };
 
-use super::{BlockCounts, Reserved};
+use super::{BlockCounts, LogitsKey, Reserved};
 use crate::cached_logits::{CachedLogits, PromptLogits};
 use crate::stats::AuditReport;
 
@@ -25,11 +24,11 @@ pub trait TreeAccess {
     /// Counts the tree's blocks.
     fn counts(&mut self) -> impl Future<Output = Result<TreeCounts, Self::Error>> + Send;
 
-    /// Evicts up to `count` blocks and returns them, with the prefixes that they ended if `note` is
-    /// set.
+    /// Evicts what is demanded, by [`evict`], and returns it, with the prefixes that it ended if
+    /// `note` is set.
     fn evict(
         &mut self,
-        count: usize,
+        demand: EvictionDemand,
         note: bool,
     ) -> impl Future<Output = Result<Evicted, Self::Error>> + Send;
 
@@ -43,6 +42,15 @@ pub trait TreeAccess {
     ) -> impl Future<Output = Result<Result<TreeCounts, String>, Self::Error>> + Send;
 }
 
+/// What is to be evicted. The tree counts its blocks in the same message in which it evicts them.
+#[derive(Clone, Copy, Debug)]
+pub enum EvictionDemand {
+    /// What a reservation lacks; nothing if the tree does not have that much.
+    Lacking(Shortage),
+    /// Blocks that were flushed while a sequence still used them, and are not used any more.
+    Detached,
+}
+
 /// What the tree has evicted.
 #[derive(Debug, Default)]
 pub struct Evicted {
@@ -52,8 +60,16 @@ pub struct Evicted {
     pub prefixes: Vec<EvictedPrefix>,
 }
 
-/// Evicts up to `count` blocks of a tree.
-pub fn evict(writer: &mut TreeWriter, count: usize, note: bool) -> Evicted {
+/// Evicts what is demanded of a tree.
+pub fn evict(writer: &mut TreeWriter, demand: EvictionDemand, note: bool) -> Evicted {
+    let counts = writer.counts();
+    let count = match demand {
+        EvictionDemand::Lacking(shortage) => shortage.evictions(&counts).unwrap_or(0),
+        EvictionDemand::Detached => counts.detached,
+    };
+    if count == 0 {
+        return Evicted::default();
+    }
     let mut prefixes = Vec::new();
     let blocks = match note {
         true => writer.evict_prefixes(count, &mut prefixes),
@@ -83,7 +99,8 @@ impl BlockAllocator {
         BlockAllocator { note_evicted, ..self }
     }
 
-    /// Reserves `count` blocks, evicting only if that yields enough of them.
+    /// Reserves `count` blocks, evicting only if that yields enough of them, and looks up the logits
+    /// of `logits`.
     ///
     /// # Errors
     /// Those of the tree.
@@ -91,21 +108,22 @@ impl BlockAllocator {
         &mut self,
         tree: &mut T,
         count: usize,
+        logits: Option<&LogitsKey>,
     ) -> Result<Reserved, T::Error> {
+        let find = |key: &LogitsKey| self.logits.get(key.block, &key.namespace, &key.tokens);
+        let logits = logits.and_then(find);
         let shortage = match self.pool.reserve(count) {
-            Ok(lease) => return Ok(Reserved { lease: Some(lease), evicted: Vec::new() }),
+            Ok(lease) => return Ok(Reserved { lease: Some(lease), logits, evicted: Vec::new() }),
             Err(shortage) => shortage,
         };
         // No block is missing if enough of them become free when the step in flight ends.
         if shortage.missing() == 0 {
-            return Ok(Reserved::default());
+            return Ok(Reserved { logits, ..Reserved::default() });
         }
-        let Some(missing) = shortage.evictions(&tree.counts().await?) else {
-            return Ok(Reserved::default());
-        };
-        let evicted = tree.evict(missing, self.note_evicted).await?;
+        let evicted = tree.evict(EvictionDemand::Lacking(shortage), self.note_evicted).await?;
         self.take_evicted(evicted.blocks);
-        Ok(Reserved { lease: self.pool.reserve(count).ok(), evicted: evicted.prefixes })
+        let lease = self.pool.reserve(count).ok();
+        Ok(Reserved { lease, logits, evicted: evicted.prefixes })
     }
 
     /// Returns blocks to the pool that were flushed while a sequence still used them. The tree
@@ -114,11 +132,8 @@ impl BlockAllocator {
     /// # Errors
     /// Those of the tree.
     pub async fn settle<T: TreeAccess>(&mut self, tree: &mut T) -> Result<(), T::Error> {
-        let detached = tree.counts().await?.detached;
-        if detached > 0 {
-            let evicted = tree.evict(detached, false).await?;
-            self.take_evicted(evicted.blocks);
-        }
+        let evicted = tree.evict(EvictionDemand::Detached, false).await?;
+        self.take_evicted(evicted.blocks);
         Ok(())
     }
 
@@ -155,16 +170,6 @@ impl BlockAllocator {
     /// Caches the logits of a prompt's last position.
     pub fn cache_logits(&mut self, logits: PromptLogits) {
         self.logits.insert(logits);
-    }
-
-    /// Looks up the logits of the last position of `tokens`, whose last full block is `block`.
-    pub fn find_logits(
-        &mut self,
-        block: BlockId,
-        namespace: &Namespace,
-        tokens: &[u32],
-    ) -> Option<Arc<[f32]>> {
-        self.logits.get(block, namespace, tokens)
     }
 
     /// Counts the blocks of the pool.

@@ -4,11 +4,11 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use stolon_kvcache::{BlockId, EvictedBlock, Namespace, TreeCounts, TreeWriter};
+use stolon_kvcache::{EvictedBlock, Namespace, TreeCounts, TreeWriter};
 
 use super::{
-    Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, Evicted, Memory,
-    Reserved, TreeAccess, commit, evict,
+    Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, Evicted,
+    EvictionDemand, LogitsKey, Memory, Reserved, TreeAccess, commit, evict,
 };
 use crate::cached_logits::PromptLogits;
 use crate::stats::AuditReport;
@@ -29,8 +29,8 @@ impl TreeAccess for TreeWriter {
         Ok(TreeWriter::counts(self))
     }
 
-    async fn evict(&mut self, count: usize, note: bool) -> Result<Evicted, Infallible> {
-        Ok(evict(self, count, note))
+    async fn evict(&mut self, demand: EvictionDemand, note: bool) -> Result<Evicted, Infallible> {
+        Ok(evict(self, demand, note))
     }
 
     async fn flush(&mut self) -> Result<Vec<EvictedBlock>, Infallible> {
@@ -64,22 +64,17 @@ impl Memory for DirectMemory {
         Ok(items.into_iter().map(|item| commit(&mut self.writer, item)).collect())
     }
 
-    async fn reserve(&mut self, count: usize) -> Result<Reserved, ActorStopped> {
-        answered(self.allocator.reserve(&mut self.writer, count).await)
+    async fn reserve(
+        &mut self,
+        count: usize,
+        logits: Option<LogitsKey>,
+    ) -> Result<Reserved, ActorStopped> {
+        answered(self.allocator.reserve(&mut self.writer, count, logits.as_ref()).await)
     }
 
     fn cache_logits(&mut self, logits: PromptLogits) -> Result<(), ActorStopped> {
         self.allocator.cache_logits(logits);
         Ok(())
-    }
-
-    async fn find_logits(
-        &mut self,
-        block: BlockId,
-        namespace: &Namespace,
-        tokens: &Arc<Vec<u32>>,
-    ) -> Result<Option<Arc<[f32]>>, ActorStopped> {
-        Ok(self.allocator.find_logits(block, namespace, tokens))
     }
 
     async fn counts(&mut self) -> Result<BlockCounts, ActorStopped> {

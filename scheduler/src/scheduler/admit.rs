@@ -10,7 +10,7 @@ use super::step::unusable_logits;
 use super::{Running, Scheduler};
 use crate::error::EngineError;
 use crate::event::Event;
-use crate::memory::{ActorStopped, BlockCounts, Memory};
+use crate::memory::{ActorStopped, BlockCounts, LogitsKey, Memory};
 use crate::policy;
 use crate::queue::Waiting;
 use crate::sequence::{Ending, Held, Sequence};
@@ -196,42 +196,38 @@ impl<M: Memory> Scheduler<M> {
         }
         let sequence = &self.queue.entries()[index].sequence;
         let needed = self.demand(sequence, matched / block_size).now(block_size);
-        let mut reserved = None;
-        if needed > 0 {
-            reserved = self.reserve(needed).await?;
+        let key = self.logits_key(index, lease.as_ref());
+        let (mut reserved, mut logits) = (None, None);
+        if needed > 0 || key.is_some() {
+            (reserved, logits) = self.reserve_and_find(needed, key.clone()).await?;
             while alone && reserved.is_none() && self.context.sessions.release_oldest() {
-                reserved = self.reserve(needed).await?;
+                (reserved, logits) = self.reserve_and_find(needed, key.clone()).await?;
             }
             if reserved.is_none() {
                 return Ok(self.reservation_failed(index, alone));
             }
         }
-        let logits = self.find_logits(index, lease.as_ref()).await?;
         let waiting = self.queue.remove(index);
         let held = Held { lease, reserved, computed: matched, ..Held::default() };
         self.start(waiting, held, logits, now);
         Ok(Attempt::Started)
     }
 
-    /// The cached logits of the last position of a waiting request whose full blocks are all
-    /// cached. None for an embedding, which needs none, and for a request with a logits processor
-    /// that is not ready, which must not run on the scheduler's task.
-    async fn find_logits(
-        &mut self,
-        index: usize,
-        lease: Option<&PrefixLease>,
-    ) -> Result<Option<Arc<[f32]>>, ActorStopped> {
+    /// The place of the cached logits of the last position of a waiting request whose full blocks
+    /// are all cached. None for an embedding, which needs none, and for a request with a logits
+    /// processor that is not ready, which must not run on the scheduler's task.
+    fn logits_key(&self, index: usize, lease: Option<&PrefixLease>) -> Option<LogitsKey> {
         let sequence = &self.queue.entries()[index].sequence;
-        let Some((lease, &block)) = lease.and_then(|l| Some((l, l.blocks().last()?))) else {
-            return Ok(None);
-        };
+        let lease = lease?;
+        let &block = lease.blocks().last()?;
         let all_cached = sequence.tokens.len() - lease.len() < self.context.spec.block_size;
         let is_ready = sequence.sampler.as_ref().is_none_or(|sampler| sampler.is_ready());
         let is_embedding = sequence.options.pooling.is_some();
         if is_embedding || !all_cached || !is_ready || self.context.config.logit_cache_bytes == 0 {
-            return Ok(None);
+            return None;
         }
-        self.memory.find_logits(block, &sequence.namespace, &sequence.tokens).await
+        let (namespace, tokens) = (sequence.namespace, Arc::clone(&sequence.tokens));
+        Some(LogitsKey { block, namespace, tokens })
     }
 
     /// Blocks that were counted as available could not be reserved. During a step this is normal,

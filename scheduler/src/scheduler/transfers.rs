@@ -1,9 +1,11 @@
 //! Loads and saves of a step: which blocks are copied, and what follows from it.
 
+use std::sync::Arc;
+
 use stolon_kvcache::{BlockId, BlockLease};
 
 use super::Scheduler;
-use crate::memory::{ActorStopped, Memory, Reserved};
+use crate::memory::{ActorStopped, LogitsKey, Memory, Reserved};
 use crate::step_plan::StepDone;
 use crate::transfer::{LOAD_BYTES_PER_STEP, LoadTask, SAVES_MAX, SaveRequest, Saving};
 
@@ -43,11 +45,23 @@ impl<M: Memory> Scheduler<M> {
         &mut self,
         count: usize,
     ) -> Result<Option<BlockLease>, ActorStopped> {
-        let Reserved { lease, evicted } = self.memory.reserve(count).await?;
+        Ok(self.reserve_and_find(count, None).await?.0)
+    }
+
+    /// As [`Scheduler::reserve`]; also looks up cached logits.
+    ///
+    /// # Errors
+    /// [`ActorStopped`] if the memory no longer answers.
+    pub(super) async fn reserve_and_find(
+        &mut self,
+        count: usize,
+        logits: Option<LogitsKey>,
+    ) -> Result<(Option<BlockLease>, Option<Arc<[f32]>>), ActorStopped> {
+        let Reserved { lease, logits, evicted } = self.memory.reserve(count, logits).await?;
         if let Some(sink) = &self.context.config.kv_sink {
             self.evicted.extend(evicted.into_iter().filter_map(|prefix| sink.evicted(prefix)));
         }
-        Ok(lease)
+        Ok((lease, logits))
     }
 
     /// The copies out of the pool of the next step.
