@@ -1,12 +1,12 @@
 //! The part of the tree that readers and the writer share: the two roots, the version and the
-//! reclaimer. It is freed when the last handle is dropped.
+//! epochs. It is freed when the last handle is dropped.
 #![allow(unsafe_code, reason = "reads under a guard; frees the tree with its last handle")]
 
 use crate::node::edge::Edge;
 use crate::node::table::ChildTable;
 use crate::node::{Node, NodeId};
-use crate::reclaim::Reclaimer;
-use crate::sync::{AtomicU64, Ordering};
+use crate::reclaim::{Epochs, Unlinked};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use crate::{CachedPrefix, Namespace, NodeDump, TreeDump};
 use std::ptr;
 
@@ -21,7 +21,10 @@ pub(crate) struct Core {
     /// Number of published changes. Increased with Release after each change and loaded with
     /// Acquire, so a reader of a number sees the changes up to it.
     pub(crate) version: AtomicU64,
-    pub(crate) reclaimer: Reclaimer,
+    /// The epochs in which queries pin.
+    pub(crate) epochs: Epochs,
+    /// What the writer had unlinked and not freed when it was dropped.
+    pub(crate) left_over: Mutex<Vec<Unlinked>>,
     pub(crate) block_size: usize,
     /// The hash before the first block of the base namespace.
     pub(crate) seed: u64,
@@ -38,7 +41,8 @@ impl Core {
             base: Node::new(Edge::default(), Self::BASE, ptr::null_mut()),
             directory: Node::new(Edge::default(), Self::DIRECTORY, ptr::null_mut()),
             version: AtomicU64::new(0),
-            reclaimer: Reclaimer::new(),
+            epochs: Epochs::new(),
+            left_over: Mutex::new(Vec::new()),
             block_size,
             seed,
         }
@@ -65,7 +69,7 @@ impl Core {
     /// inside an atomic token span.
     #[inline]
     pub(crate) fn match_len(&self, namespace: &Namespace, positions: &[u32]) -> usize {
-        let guard = self.reclaimer.pin();
+        let guard = self.epochs.pin();
         // SAFETY: the guard keeps everything alive that is reachable from now on.
         let Some(root) = (unsafe { self.root(namespace) }) else { return 0 };
         let root_hash = namespace.root_hash(self.seed);
@@ -78,6 +82,11 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
+        for unlinked in std::mem::take(&mut *lock(&self.left_over)) {
+            // SAFETY: this is the last handle, so no other thread can reach the tree or what was
+            // unlinked from it.
+            unsafe { unlinked.free() };
+        }
         let mut tables: Vec<*mut ChildTable> =
             vec![self.base.children(), self.directory.children()];
         while let Some(table) = tables.pop() {
@@ -109,7 +118,7 @@ impl Core {
         prompts: &[&[u32]],
         out: &mut Vec<usize>,
     ) {
-        let _guard = self.reclaimer.pin();
+        let _guard = self.epochs.pin();
         // SAFETY: the guard keeps every reachable node alive to the end of this function.
         let root = unsafe { self.root(namespace) };
         let root_hash = namespace.root_hash(self.seed);
@@ -124,7 +133,7 @@ impl Core {
     /// How many of the first blocks with these chained hashes are cached.
     #[inline]
     pub(crate) fn match_hashes(&self, namespace: &Namespace, hashes: &[u64]) -> usize {
-        let _guard = self.reclaimer.pin();
+        let _guard = self.epochs.pin();
         // SAFETY: the guard keeps every reachable node alive to the end of this function.
         let Some(root) = (unsafe { self.root(namespace) }) else { return 0 };
         // SAFETY: the guard keeps every reachable node alive to the end of this function.
@@ -133,7 +142,7 @@ impl Core {
 
     /// Describes all nodes.
     pub(crate) fn dump(&self) -> TreeDump {
-        let _guard = self.reclaimer.pin();
+        let _guard = self.epochs.pin();
         let version = self.version.load(Ordering::Acquire);
         let mut dump = TreeDump { version, nodes: Vec::new() };
         let mut pending: Vec<(&Node, Option<usize>, Namespace)> = Vec::new();
@@ -162,7 +171,7 @@ impl Core {
 
     /// Finds the block with this chained hash and returns all positions up to its end.
     pub(crate) fn cached_prefix(&self, hash: u64) -> Option<CachedPrefix> {
-        let _guard = self.reclaimer.pin();
+        let _guard = self.epochs.pin();
         // Each node with the index of its parent in this list.
         let mut nodes: Vec<(&Node, Option<usize>, Namespace)> = Vec::new();
         // SAFETY: the guard keeps every reachable node alive to the end of this function.

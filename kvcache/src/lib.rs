@@ -55,10 +55,11 @@
 //!
 //! # What a process shares
 //!
-//! Trees are independent of each other, with two exceptions: all of them free memory through
-//! crossbeam-epoch's default collector, so an epoch that another part of the program keeps pinned
-//! delays the freeing of retired nodes; and namespaces that are built without a key use one random
-//! key of the process ([`NamespaceBuilder::key`]).
+//! Trees are independent of each other, with two exceptions: their queries pin in one collector of
+//! crossbeam-epoch, so that a query of one tree can delay the freeing of another tree's retired
+//! nodes; and namespaces that are built without a key use one random key of the process
+//! ([`NamespaceBuilder::key`]). The collector is not crossbeam-epoch's default one, so nothing that
+//! other crates do with that is ever freed in a query.
 //!
 //! # How the tree is published
 //!
@@ -74,7 +75,7 @@
 //! - *prune*, *flush*: the slot of a namespace is cleared; the table pointer of a root is cleared.
 //!
 //! A node that such a store has unlinked is *retired*: neither its run nor its table pointer
-//! changes again. The reclaimer frees it after every guard that existed at that time is dropped.
+//! changes again. The writer frees it after every guard that existed at that time is dropped.
 //!
 //! # Memory ordering
 //!
@@ -84,14 +85,15 @@
 //! | slot, key | Release, before the child pointer of that key | Acquire, before the child pointer | a reader that sees the key sees that the slot's earlier child is gone; a wrong pair only costs a comparison, since runs are compared by position |
 //! | node, table pointer | Release | Acquire | the table is complete, with its slots as they were copied |
 //! | version | `fetch_add` Release, after the store that makes the change | Acquire | a reader of version `n` sees the first `n` changes |
+//! | number of the expired batch | Release, by the thread that finds that all guards a batch of retired nodes had to wait for are gone | Acquire, by the writer, before it frees the batch | the readers' accesses come before the freeing |
 //! | count of pending returns | Release, under the queue's lock | Acquire, without it | a hint to take the lock; the lock carries the data |
 //! | counters shown in dumps | Relaxed | Relaxed | nothing |
 //!
 //! No store needs more than Release: a reader follows pointers from a root, and the Acquire of each
 //! load pairs with the store of exactly that pointer. Readers need no common order of stores to
 //! different places, by the argument below. What must not happen is that a reader that pins *after*
-//! a node was freed still loads a pointer to it. This is guaranteed by the reclaimer: in
-//! crossbeam-epoch, pinning and advancing the epoch are sequentially consistent fences.
+//! a node was freed still loads a pointer to it. This is guaranteed by crossbeam-epoch, in which
+//! pinning and advancing the epoch are sequentially consistent fences.
 //! The step fence and the queues of returned blocks are mutexes. Readers never take them.
 //!
 //! # Why a query is linearizable
@@ -117,8 +119,13 @@
 //! # Costs
 //!
 //! A query compares the positions that it matches (a `memcmp`), hashes one block per node, and pins
-//! an epoch. At every 128th pin of a thread, crossbeam-epoch also runs what is due of the garbage of
-//! all threads, so a query may free nodes that the writer retired, which takes correspondingly longer.
+//! an epoch. It neither allocates nor frees what the writer has retired: that is done by the writer,
+//! in batches, during its own operations ([`TreeWriter::retired_count`]). At every 128th pin of a
+//! thread, crossbeam-epoch looks for grace periods that have ended, in time proportional to the
+//! number of threads that query. The query that finds the end of one stores one number for the
+//! writer, and may free entries of crossbeam-epoch's queue: usually one and at most 64, of 2 KiB.
+//! There is one for each batch of at least 256 retired nodes and one for each thread that has ended.
+//! The first query of a thread allocates the thread's record.
 //!
 //! A commit or an eviction copies the run that it cuts; a sequence that grows block by
 //! block is copied O(log n) times. An eviction finds its victim in O(log n) of the evictable

@@ -6,9 +6,9 @@
 //! 3. Its own table pointer is the only thing that changes while it is live; see [`table`].
 //! 4. One store replaces or clears its slot. From then on it never changes again: a reader that
 //!    still looks at it sees what was true just before that store.
-//! 5. The reclaimer frees it when no reader can hold a pointer to it. Its table is retired
-//!    separately, because splits and merges pass tables from one node to the next.
-#![allow(unsafe_code, reason = "readers follow raw pointers that the reclaimer keeps alive")]
+//! 5. The writer frees it when no reader can hold a pointer to it; see [`crate::reclaim`]. Its table
+//!    is retired separately, because splits and merges pass tables from one node to the next.
+#![allow(unsafe_code, reason = "readers follow raw pointers that their guards keep alive")]
 
 pub(crate) mod edge;
 pub(crate) mod table;
@@ -77,7 +77,7 @@ impl Shown {
 }
 
 impl Retired for Node {
-    #[cfg(all(loom, not(crossbeam_loom)))]
+    #[cfg(loom)]
     fn mark_freed(&self) {
         self.witness.free();
     }

@@ -7,10 +7,12 @@ use crate::{BlockHasher, CachedPrefix, Namespace, TreeDump};
 /// Queries the tree without a lock, while the writer changes it. Cheap to clone; may be used on any
 /// thread, also after the writer was dropped.
 ///
-/// No method has a side effect on the tree: none changes a statistic or the recency of an entry, or
-/// creates a namespace. The only shared memory that a query writes is the calling thread's own
-/// record in the reclaimer. An answer was exact at some instant during the call. Afterwards it is a
-/// hint, until [`TreeWriter::acquire`](crate::TreeWriter::acquire) has locked the prefix.
+/// No method has a side effect on the tree: none changes a statistic or the recency of an entry,
+/// creates a namespace, or frees what the writer has removed. The only shared memory that a query
+/// writes is the calling thread's own record in crossbeam-epoch and, if it finds that no query can
+/// reach a batch of removed nodes any more, one number for the writer. An answer was exact at some
+/// instant during the call. Afterwards it is a hint, until
+/// [`TreeWriter::acquire`](crate::TreeWriter::acquire) has locked the prefix.
 #[derive(Clone, Debug)]
 pub struct TreeReader {
     pub(crate) core: Arc<Core>,
@@ -70,12 +72,12 @@ impl TreeReader {
         self.core.version.load(Ordering::Acquire)
     }
 
-    /// The number of retired items that wait for a guard now, and the largest number that ever
-    /// waited at once.
-    #[cfg(all(loom, not(crossbeam_loom)))]
+    /// Does what every 128th query of a thread does with crossbeam-epoch: tries to end grace
+    /// periods, and calls the functions that wait for them.
+    #[cfg(loom)]
     #[doc(hidden)]
-    pub fn retired_waiting(&self) -> (usize, usize) {
-        self.core.reclaimer.waiting()
+    pub fn end_grace_periods(&self) {
+        self.core.epochs.advance(&self.core.epochs.pin());
     }
 
     /// Number of positions in a block.

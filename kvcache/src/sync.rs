@@ -8,10 +8,15 @@ pub(crate) use loom::sync::{
     Arc, Mutex, MutexGuard,
     atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering},
 };
+#[cfg(all(loom, crossbeam_loom))]
+pub(crate) use loom::thread_local;
 #[cfg(not(loom))]
-pub(crate) use std::sync::{
-    Arc, Mutex, MutexGuard,
-    atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering},
+pub(crate) use std::{
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering},
+    },
+    thread_local,
 };
 
 /// Locks `mutex`, also if a thread panicked while it held the lock: the data behind this crate's
@@ -34,6 +39,20 @@ pub(crate) fn publish_order() -> Ordering {
     match planted::is(planted::Bug::RelaxedPublish) {
         true => Ordering::Relaxed,
         false => Ordering::Release,
+    }
+}
+
+/// The memory ordering of the load by which the writer learns that a batch may be freed.
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) fn hand_over_order() -> Ordering {
+    Ordering::Acquire
+}
+#[cfg(loom)]
+pub(crate) fn hand_over_order() -> Ordering {
+    match planted::is(planted::Bug::RelaxedHandOver) {
+        true => Ordering::Relaxed,
+        false => Ordering::Acquire,
     }
 }
 
@@ -73,7 +92,6 @@ impl Witness {
     }
 
     /// Records that the object is freed. Every access must have happened before.
-    #[cfg(not(crossbeam_loom))]
     pub(crate) fn free(&self) {
         self.cell.with_mut(|_| ());
         let freed = self.freed.swap(true, std::sync::atomic::Ordering::Relaxed);
@@ -101,8 +119,12 @@ pub mod planted {
         ReplacePriority,
         /// The pool hands out blocks that a running step may access.
         NoStepFence,
-        /// Retired nodes and tables are freed at once, although readers may hold them.
+        /// Unlinked nodes and tables are freed at once, although readers may hold them.
         EagerFree,
+        /// With the sealed batch, the open one is freed, whose grace period has not begun.
+        FreeOpenBatch,
+        /// The writer learns by a relaxed load that it may free a batch.
+        RelaxedHandOver,
     }
 
     thread_local! {

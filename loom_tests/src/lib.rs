@@ -2,9 +2,10 @@
 //! its step fence in every interleaving up to a bound on the number of preemptions.
 //!
 //! Run them with `RUSTFLAGS="--cfg loom" cargo test -p stolon-loom-tests --release`. In these
-//! builds the tree uses a reclaimer that marks memory as freed at the earliest permitted moment
-//! and reports any later access. With `--cfg crossbeam_loom` in addition, the tree uses
-//! crossbeam-epoch as it does in real builds; only `tests/real_epoch.rs` is compiled then.
+//! builds a double of crossbeam-epoch ends each grace period at the earliest permitted moment, and
+//! an access to memory that the writer has freed is reported. With `--cfg crossbeam_loom` in
+//! addition, the tree uses crossbeam-epoch as it does in real builds; only `tests/real_epoch.rs` and
+//! `tests/reclaim.rs` are compiled then.
 #![cfg(loom)]
 #![allow(clippy::missing_panics_doc, reason = "models panic to report a failure")]
 

@@ -28,7 +28,7 @@ pub(crate) struct ChildTable {
 }
 
 impl Retired for ChildTable {
-    #[cfg(all(loom, not(crossbeam_loom)))]
+    #[cfg(loom)]
     fn mark_freed(&self) {
         self.witness.free();
     }

@@ -1,14 +1,14 @@
-//! The reclaimer of the loom models. It marks an item as freed at the earliest moment that the
-//! contract of a reclaimer allows: as soon as every guard that existed when the item was retired
-//! has been dropped. The memory itself is kept until the model ends, so that an access to a freed
-//! item is reported by loom instead of being undefined behaviour.
+//! Guards and grace periods for the loom models. A grace period ends at the earliest moment that
+//! the contract allows, as soon as the last guard that it waits for is dropped, and the deferred
+//! function is called by the thread that dropped it.
 
-use super::Retired;
-use crate::sync::{Arc, Mutex, lock, planted};
+use crate::sync::{Arc, Mutex, lock};
 
-/// A reclaimer that checks. Clones share one state.
+type Deferred = Box<dyn FnOnce() + Send>;
+
+/// The guards of one tree. Clones share one state.
 #[derive(Clone, Debug)]
-pub(crate) struct Reclaimer {
+pub(crate) struct Epochs {
     state: Arc<Mutex<State>>,
 }
 
@@ -17,12 +17,8 @@ struct State {
     next_guard: usize,
     /// Ids of the guards that exist.
     guards: Vec<usize>,
-    /// Retired items that are not freed yet, each with the guards it waits for.
-    waiting: Vec<(Vec<usize>, Box<dyn Retired>)>,
-    /// Items that are marked as freed. Dropped when the model ends.
-    freed: Vec<Box<dyn Retired>>,
-    /// The largest length that `waiting` has had.
-    waiting_max: usize,
+    /// Deferred functions, each with the guards it waits for.
+    waiting: Vec<(Vec<usize>, Deferred)>,
 }
 
 impl std::fmt::Debug for State {
@@ -32,16 +28,9 @@ impl std::fmt::Debug for State {
     }
 }
 
-impl State {
-    fn free(&mut self, item: Box<dyn Retired>) {
-        item.mark_freed();
-        self.freed.push(item);
-    }
-}
-
-impl Reclaimer {
-    pub(crate) fn new() -> Reclaimer {
-        Reclaimer { state: Arc::new(Mutex::new(State::default())) }
+impl Epochs {
+    pub(crate) fn new() -> Epochs {
+        Epochs { state: Arc::new(Mutex::new(State::default())) }
     }
 
     pub(crate) fn pin(&self) -> Guard {
@@ -52,24 +41,20 @@ impl Reclaimer {
         Guard { id, state: self.state.clone() }
     }
 
-    pub(super) fn retire_box(&self, guard: &Guard, item: Box<dyn Retired>) {
+    pub(crate) fn defer(&self, guard: &Guard, function: impl FnOnce() + Send + 'static) {
         let mut state = lock(&self.state);
-        // The writer does not read through its own guard, so the item need not wait for it.
+        // The writer does not read through its own guard, so the function need not wait for it.
         let guards: Vec<usize> = state.guards.iter().copied().filter(|&g| g != guard.id).collect();
-        if guards.is_empty() || planted::is(planted::Bug::EagerFree) {
-            state.free(item);
+        if guards.is_empty() {
+            drop(state);
+            function();
         } else {
-            state.waiting.push((guards, item));
-            state.waiting_max = state.waiting_max.max(state.waiting.len());
+            state.waiting.push((guards, Box::new(function)));
         }
     }
 
-    /// The number of retired items that wait for a guard now, and the largest number that ever
-    /// waited at once.
-    pub(crate) fn waiting(&self) -> (usize, usize) {
-        let state = lock(&self.state);
-        (state.waiting.len(), state.waiting_max)
-    }
+    /// Does nothing: a grace period ends with its last guard.
+    pub(crate) fn advance(&self, _guard: &Guard) {}
 }
 
 /// Keeps everything that is reachable while it lives from being freed.
@@ -84,13 +69,17 @@ impl Drop for Guard {
         let mut state = lock(&self.state);
         let id = self.id;
         state.guards.retain(|&guard| guard != id);
-        for (mut guards, item) in std::mem::take(&mut state.waiting) {
+        let mut due: Vec<Deferred> = Vec::new();
+        for (mut guards, function) in std::mem::take(&mut state.waiting) {
             guards.retain(|&guard| guard != id);
             if guards.is_empty() {
-                state.free(item);
+                due.push(function);
             } else {
-                state.waiting.push((guards, item));
+                state.waiting.push((guards, function));
             }
         }
+        // Called without the lock, which would order what follows after everything before it.
+        drop(state);
+        due.into_iter().for_each(|function| function());
     }
 }

@@ -9,9 +9,10 @@ use crate::core::Core;
 use crate::node::edge::Edge;
 use crate::node::table::{ChildTable, SMALL_MAX};
 use crate::node::{Node, NodeId};
-use crate::sync::Arc;
+use crate::reclaim::Garbage;
 #[cfg(loom)]
 use crate::sync::planted;
+use crate::sync::{Arc, lock};
 use std::ptr::{self, NonNull};
 
 /// All live nodes of one tree, by number. The writer owns it.
@@ -23,6 +24,7 @@ pub(crate) struct Arena {
     free: Vec<NodeId>,
     /// Number of live nodes, not counting the base root and the directory.
     node_count: usize,
+    garbage: Garbage,
 }
 
 #[derive(Debug)]
@@ -46,7 +48,8 @@ impl Arena {
             parent: NodeId::NONE,
             children: 0,
         });
-        Arena { core, entries: entries.into(), free: Vec::new(), node_count: 0 }
+        let garbage = Garbage::new(&core.epochs);
+        Arena { core, entries: entries.into(), free: Vec::new(), node_count: 0, garbage }
     }
 
     // ---- reading ----
@@ -170,7 +173,17 @@ impl Arena {
         near ^ below ^ last.map_or(0, |block| u64::from(block.0))
     }
 
+    /// Number of unlinked nodes and tables that are not freed yet.
+    pub(crate) fn retired_count(&self) -> usize {
+        self.garbage.len()
+    }
+
     // ---- changing ----
+
+    /// Frees unlinked nodes and tables that no reader can reach any more.
+    pub(crate) fn collect_garbage(&mut self) {
+        self.garbage.collect();
+    }
 
     /// Adds a leaf with `edge` under `parent`.
     pub(crate) fn add_leaf(&mut self, parent: NodeId, edge: Edge) -> NodeId {
@@ -398,20 +411,22 @@ impl Arena {
     }
 
     fn retire_node(&mut self, node: NonNull<Node>) {
-        let guard = self.core.reclaimer.pin();
         // SAFETY: the node came from a box. The caller has unlinked it with a store before this
-        // call, and no entry refers to it any more, so it is retired once.
-        unsafe { self.core.reclaimer.retire(&guard, node.as_ptr()) };
+        // call, and no entry refers to it any more, so it is added once and not accessed again.
+        unsafe { self.garbage.add(node) };
     }
 
     fn retire_table(&mut self, table: *mut ChildTable) {
-        if table.is_null() {
-            return;
-        }
-        let guard = self.core.reclaimer.pin();
+        let Some(table) = NonNull::new(table) else { return };
         // SAFETY: the table came from a box. The caller has replaced it by another table, or has
         // unlinked the only live node that had it; only readers with older guards can see retired
         // nodes that still point to it.
-        unsafe { self.core.reclaimer.retire(&guard, table) };
+        unsafe { self.garbage.add(table) };
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        *lock(&self.core.left_over) = self.garbage.take();
     }
 }

@@ -5,8 +5,10 @@ use crate::node::NodeId;
 use crate::node::edge::Edge;
 
 impl TreeWriter {
-    /// Releases the locks of all leases that were dropped since the last operation.
+    /// Catches up with what other threads have done since the last operation: releases the locks
+    /// of dropped leases, and frees nodes that readers no longer hold.
     pub(super) fn drain(&mut self) {
+        self.arena.collect_garbage();
         for end in self.returns.take() {
             self.unlock_up(end);
         }
