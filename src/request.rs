@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stolon_scheduler::{RequestOptions, TokenSet};
+use stolon_scheduler::{Quota, RequestOptions, TokenSet};
 
 use crate::prompt::PromptSource;
 use crate::{
@@ -361,6 +361,14 @@ impl Request {
     /// Default: the tenant without a name.
     pub fn tenant(mut self, name: impl Into<Arc<str>>) -> Request {
         self.options.tenant = Some(name.into());
+        self
+    }
+
+    /// Limits what the requests with the same quota occupy together. A request that does not fit
+    /// into it waits in the admission queue, where others are admitted before it, or fails with
+    /// [`EngineError::QuotaExceeded`](crate::EngineError::QuotaExceeded). Default: no limit.
+    pub fn quota(mut self, quota: Quota) -> Request {
+        self.options.quota = Some(quota);
         self
     }
 

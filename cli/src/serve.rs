@@ -301,7 +301,7 @@ impl AccessArgs {
             "--tenant-by key: expected API keys (--api-key-file), got none"
         );
         let admin_key = self.admin_key.clone().map(Secret::from);
-        Ok(Access { api_keys, admin_key, tenants })
+        Ok(Access { api_keys: api_keys.into(), admin_key, tenants })
     }
 }
 

@@ -7,57 +7,22 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use http_body_util::BodyExt;
-use subtle::ConstantTimeEq;
+
+use stolon::Quota;
 
 use super::App;
 use super::deadline::Deadline;
 use super::error::ApiError;
-use super::quota::{Held, KeyLimits, Quota};
+use super::keys::{AcceptedKey, ApiKeys, Secret};
 
 /// Headers by which reverse proxies say that a request is not their own.
 const FORWARDED: [&str; 5] =
     ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via"];
-
-/// A key that is never printed.
-#[derive(Clone)]
-pub struct Secret(String);
-
-impl Secret {
-    /// Compares in a time that depends on the lengths only.
-    fn matches(&self, given: &str) -> bool {
-        self.0.as_bytes().ct_eq(given.as_bytes()).into()
-    }
-}
-
-impl From<String> for Secret {
-    fn from(key: String) -> Self {
-        Self(key)
-    }
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret(..)")
-    }
-}
-
-/// A key of a client.
-#[derive(Clone, Debug)]
-pub struct ApiKey {
-    /// The client's name. Several keys may have the same name.
-    pub name: String,
-    /// What the client sends as `Authorization: Bearer KEY`.
-    pub key: Secret,
-    /// What the requests with this key may occupy together.
-    pub limits: KeyLimits,
-}
 
 /// Where the tenant of a request comes from. Tenants never share cached prefixes; a request's own
 /// `cache_salt` divides its tenant's prefixes further.
@@ -77,7 +42,7 @@ pub enum Tenants {
 #[derive(Clone, Debug, Default)]
 pub struct Access {
     /// Keys for `/v1`. If there are none, everybody may use it.
-    pub api_keys: Vec<ApiKey>,
+    pub api_keys: ApiKeys,
     /// The key for `/admin`. Without one, only connections from this machine may use it.
     pub admin_key: Option<Secret>,
     /// Where the tenant of a request comes from.
@@ -96,10 +61,8 @@ pub(super) struct Caller {
     pub(super) identity: Option<Arc<str>>,
     /// When the client wants its answer.
     pub(super) deadline: Deadline,
-    /// The use of the client's key, if that has limits.
-    pub(super) quota: Option<Arc<Quota>>,
-    /// What the request occupies of it.
-    pub(super) held: Held,
+    /// What the requests with the client's key may occupy together, if that is limited.
+    pub(super) quota: Option<Quota>,
 }
 
 /// The tenant of a request.
@@ -125,11 +88,14 @@ impl Tenant {
 
 impl Caller {
     /// Says in a request to the engine which client it is for.
-    pub(super) fn sign(&self, request: stolon::Request) -> stolon::Request {
-        match &self.identity {
-            Some(identity) => request.tenant(Arc::clone(identity)),
-            None => request,
+    pub(super) fn sign(&self, mut request: stolon::Request) -> stolon::Request {
+        if let Some(identity) = &self.identity {
+            request = request.tenant(Arc::clone(identity));
         }
+        if let Some(quota) = &self.quota {
+            request = request.quota(quota.clone());
+        }
+        request
     }
 }
 
@@ -141,28 +107,17 @@ pub(super) async fn client(
 ) -> Result<Response, ApiError> {
     app.access.check_rebound(peer(&request), request.headers())?;
     let key = app.access.key(request.headers())?;
-    let tenant = app.access.tenant(key, request.headers())?;
+    let tenant = app.access.tenant(key.as_ref(), request.headers())?;
     let deadline = Deadline::of(request.headers())?;
-    let key_name = key.map(|key| app.access.api_keys[key].name.as_str());
+    let key_name = key.as_ref().map(AcceptedKey::name);
     let owner = tenant.0.as_deref().or(key_name).unwrap_or_default().to_owned();
     let identity = match owner.as_str() {
         "" => peer(&request).map(|address| address.to_canonical().to_string().into()),
         owner => Some(owner.into()),
     };
-    let quota = key.and_then(|key| app.quotas[key].clone());
-    let (is_limited, held) = (quota.is_some(), Held::default());
-    let caller = Caller { tenant, owner, identity, deadline, quota, held: held.clone() };
-    request.extensions_mut().insert(caller);
-    let response = next.run(request).await;
-    if !is_limited {
-        return Ok(response);
-    }
-    // The closure owns what the request occupies, and is dropped with the body of the reply.
-    let hold = move |error| {
-        let _held = &held;
-        error
-    };
-    Ok(response.map(|body| Body::new(body.map_err(hold))))
+    let quota = key.and_then(|key| key.quota);
+    request.extensions_mut().insert(Caller { tenant, owner, identity, deadline, quota });
+    Ok(next.run(request).await)
 }
 
 /// Middleware of `/admin`.
@@ -181,18 +136,13 @@ fn peer(request: &Request) -> Option<IpAddr> {
 }
 
 impl Access {
-    /// The use of each key, before any request.
-    pub(super) fn quotas(&self) -> Vec<Option<Arc<Quota>>> {
-        self.api_keys.iter().map(|key| Quota::new(&key.name, key.limits)).collect()
-    }
-
     /// The tenant of a request with this key.
-    fn tenant(&self, key: Option<usize>, headers: &HeaderMap) -> Result<Tenant, ApiError> {
+    fn tenant(&self, key: Option<&AcceptedKey>, headers: &HeaderMap) -> Result<Tenant, ApiError> {
         match &self.tenants {
             Tenants::One => Ok(Tenant(None)),
             // A router without keys has one tenant, the nameless one.
             Tenants::ByKey => {
-                let name = key.map_or("", |key| &self.api_keys[key].name);
+                let name = key.map_or("", AcceptedKey::name);
                 Ok(Tenant(Some(name.to_owned())))
             }
             Tenants::ByHeader(header) => match headers.get(header).map(|value| value.to_str()) {
@@ -205,23 +155,16 @@ impl Access {
         }
     }
 
-    /// The index of the request's key; `None` if there are no keys.
-    fn key(&self, headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
+    /// The request's key; `None` if there are no keys.
+    fn key(&self, headers: &HeaderMap) -> Result<Option<AcceptedKey>, ApiError> {
         if self.api_keys.is_empty() {
             return Ok(None);
         }
         let given = bearer(headers).or_else(|| plain_key(headers)).unwrap_or_default();
-        // All keys are compared, so that the time does not tell which one is close.
-        let mut found = None;
-        for (index, key) in self.api_keys.iter().enumerate() {
-            if key.key.matches(given) {
-                found = Some(index);
-            }
-        }
         let refused = || {
             ApiError::unauthorized("expected the header Authorization: Bearer KEY with an API key")
         };
-        found.map(Some).ok_or_else(refused)
+        self.api_keys.find(given).map(Some).ok_or_else(refused)
     }
 
     /// Refuses a web page that has given its own name the address of this machine (DNS rebinding).

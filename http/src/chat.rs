@@ -46,7 +46,7 @@ pub(super) async fn create(
     }
     let (mut request, format) = dialogue.prepare(&app, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
-    call.admit(&app.engine, std::slice::from_mut(&mut request)).await?;
+    call.describe(&app.engine);
     let prompt_ids = call.prompt_ids(&app.engine, &mut request).await?;
     let mut chat = Chat::new(&app, &call, format.tool_calls, prompt_ids);
     chat.reasoning = reasoning;

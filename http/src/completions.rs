@@ -109,7 +109,7 @@ pub(super) async fn create(
         requests = requests.into_iter().map(Request::append).collect();
     }
     call.join_session(&mut requests)?;
-    call.admit(&app.engine, &mut requests).await?;
+    call.describe(&app.engine);
     if !echo {
         for request in &mut requests {
             shown.ids.extend(call.prompt_ids(&app.engine, request).await?);

@@ -69,10 +69,6 @@ pub(super) async fn create(
     let count = prompts.len();
     check_count(count, size)?;
     let tokens = inputs.tokenise(prompts).await?;
-    if let Some(quota) = &caller.quota {
-        let sum = tokens.iter().map(Vec::len).sum();
-        quota.admit(sum, inputs.deadline, &caller.held).await?;
-    }
     let salt = caller.tenant.salt(request.cache_salt.as_deref());
     let prompt = |tokens| {
         let prompt = Request::tokens(tokens).priority(request.priority.unwrap_or(0));
@@ -148,8 +144,12 @@ impl Inputs {
         let permit = self.permits.acquire().await.map_err(|_| ApiError::internal())?;
         let mut result = embed().await;
         drop(permit);
-        if matches!(result, Err(Error::Engine(EngineError::Overloaded { .. }))) {
-            // The other inputs may be what fills the queue: tried again when they have ended.
+        if matches!(
+            result,
+            Err(Error::Engine(EngineError::Overloaded { .. } | EngineError::QuotaExceeded { .. }))
+        ) {
+            // The other inputs may be what fills the queue or the quota: tried again when they have
+            // ended.
             let all = self.permits.acquire_many(INPUTS_AT_ONCE).await;
             let _all = all.map_err(|_| ApiError::internal())?;
             result = embed().await;

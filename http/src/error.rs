@@ -87,12 +87,6 @@ impl ApiError {
         Self::new(StatusCode::GATEWAY_TIMEOUT, message).code("timeout")
     }
 
-    /// 429: the requests with one key occupy too much.
-    pub(super) fn key_limit(message: impl Into<String>, wait: Duration) -> Self {
-        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("key_limit");
-        Self { retry_after: Some(wait), ..error }
-    }
-
     /// 503: the request may succeed after `wait`.
     pub(super) fn unavailable(message: impl Into<String>, wait: Duration) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
@@ -240,6 +234,21 @@ impl ApiError {
             EngineError::Pin(_) => Self::new(StatusCode::CONFLICT, message),
             EngineError::Overloaded { retry_after, .. } => {
                 let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("overloaded");
+                Self { retry_after: Some(retry_after), ..error }
+            }
+            EngineError::QuotaExceeded {
+                retry_after,
+                tokens_in_flight,
+                tokens,
+                running_tokens,
+                queued_tokens,
+            } => {
+                let message = format!(
+                    "the requests with this API key have {tokens_in_flight} tokens, and this one \
+                     {tokens} more: max-running-tokens is {running_tokens}, and max-queued-tokens \
+                     is {queued_tokens}"
+                );
+                let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("key_limit");
                 Self { retry_after: Some(retry_after), ..error }
             }
             error if error.is_retryable() => {

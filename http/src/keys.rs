@@ -1,11 +1,122 @@
-//! Reads API keys from a file.
+//! The clients' API keys: what each is, the set that a server accepts, and the file that has them.
 
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Context;
+use arc_swap::ArcSwap;
+use stolon::Quota;
+use subtle::ConstantTimeEq;
 
-use super::{ApiKey, KeyLimits, Secret};
+/// A key that is never printed.
+#[derive(Clone)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Compares in a time that depends on the lengths only.
+    pub(super) fn matches(&self, given: &str) -> bool {
+        self.0.as_bytes().ct_eq(given.as_bytes()).into()
+    }
+}
+
+impl From<String> for Secret {
+    fn from(key: String) -> Self {
+        Self(key)
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// Limits of one API key, in tokens of prompts and answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyLimits {
+    /// Maximum number of tokens of requests that run at the same time, at least 1. Further requests
+    /// wait, and those of other keys are admitted before them. `None` for no limit.
+    pub running_tokens: Option<usize>,
+    /// Maximum number of tokens of requests that wait for [`KeyLimits::running_tokens`]. Further
+    /// requests are refused, unless none waits. `None` for no limit.
+    pub queued_tokens: Option<usize>,
+}
+
+/// A key of a client.
+#[derive(Clone, Debug)]
+pub struct ApiKey {
+    /// The client's name. Several keys may have the same name.
+    pub name: String,
+    /// What the client sends as `Authorization: Bearer KEY`.
+    pub key: Secret,
+    /// What the requests with this key may occupy together.
+    pub limits: KeyLimits,
+}
+
+/// The keys that a server accepts. Clones are the same set, which can be replaced while the server
+/// runs.
+#[derive(Clone, Debug, Default)]
+pub struct ApiKeys(Arc<ArcSwap<Vec<AcceptedKey>>>);
+
+/// A key in use.
+#[derive(Clone, Debug)]
+pub(super) struct AcceptedKey {
+    key: ApiKey,
+    /// What its requests occupy, if it has limits.
+    pub(super) quota: Option<Quota>,
+}
+
+impl AcceptedKey {
+    /// The client's name.
+    pub(super) fn name(&self) -> &str {
+        &self.key.name
+    }
+}
+
+impl From<Vec<ApiKey>> for ApiKeys {
+    fn from(keys: Vec<ApiKey>) -> Self {
+        let new = Self::default();
+        new.replace(keys);
+        new
+    }
+}
+
+impl ApiKeys {
+    /// Accepts these keys from now on and no others. Requests that have begun go on. Those with a
+    /// key that stays the same, with its name and limits, count on.
+    pub fn replace(&self, keys: Vec<ApiKey>) {
+        let before = self.0.load();
+        let accept = |key: ApiKey| {
+            let same = before.iter().find(|old| {
+                (&old.key.name, &old.key.key.0, old.key.limits)
+                    == (&key.name, &key.key.0, key.limits)
+            });
+            let new_quota = || {
+                let KeyLimits { running_tokens, queued_tokens } = key.limits;
+                running_tokens.map(|running| Quota::new(running, queued_tokens))
+            };
+            let quota = same.map_or_else(new_quota, |old| old.quota.clone());
+            AcceptedKey { key, quota }
+        };
+        self.0.store(Arc::new(keys.into_iter().map(accept).collect()));
+    }
+
+    /// Whether there are none, so that everybody may use the model.
+    pub fn is_empty(&self) -> bool {
+        self.0.load().is_empty()
+    }
+
+    /// The key that a client has sent. All keys are compared, so that the time does not tell which
+    /// one is close.
+    pub(super) fn find(&self, given: &str) -> Option<AcceptedKey> {
+        let keys = self.0.load();
+        let matching = keys.iter().fold(None, |found, accepted| {
+            if accepted.key.key.matches(given) { Some(accepted) } else { found }
+        });
+        matching.cloned()
+    }
+}
 
 /// Largest accepted file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;

@@ -54,14 +54,13 @@ use crate::api::messages::MessagesRequest;
 use crate::api::options::MAX_CHOICES;
 use crate::api::responses::ResponsesRequest;
 
-pub use access::{Access, ApiKey, Secret, Tenants};
+pub use access::{Access, Tenants};
 pub use advice::UnknownParameters;
 pub use connection::{ConnectionLimits, listen};
 pub use cors::Origins;
 pub use dialogue::FormatChoice;
 pub use gate::Gate;
-pub use keys::{check as check_key, read as read_keys};
-pub use quota::KeyLimits;
+pub use keys::{ApiKey, ApiKeys, KeyLimits, Secret, check as check_key, read as read_keys};
 pub use tls::acceptor as tls_acceptor;
 
 pub mod api;
@@ -94,7 +93,6 @@ mod openapi;
 mod options;
 mod outline;
 mod page;
-mod quota;
 mod receive;
 mod reply;
 mod request_id;
@@ -193,8 +191,6 @@ struct App {
     served_names: Vec<String>,
     alias: Option<String>,
     access: Access,
-    /// The use of each API key, if it has limits.
-    quotas: Vec<Option<Arc<quota::Quota>>>,
     bodies: receive::BodyLimits,
     parser: body::Parser,
     request_timeout: Option<Duration>,
@@ -300,7 +296,6 @@ impl App {
             engine,
             served_names: options.served_names,
             alias: options.alias,
-            quotas: options.access.quotas(),
             access: options.access,
             bodies: receive::BodyLimits {
                 size: options.body_limit.unwrap_or(by_context),

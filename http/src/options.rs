@@ -7,7 +7,6 @@ use super::App;
 use super::access::Caller;
 use super::advice::Ignored;
 use super::body::refuse_unknown;
-use super::cache::prompt_len;
 use super::deadline::Deadline;
 use super::error::ApiError;
 use super::structured;
@@ -144,14 +143,8 @@ impl Call {
         Ok(Some(tokens.clone()))
     }
 
-    /// Waits until the client's key may run these prompts with their answers, which then count
-    /// until the reply has been sent. Each prompt is replaced by its tokens, so that it is
-    /// tokenised once.
-    pub(super) async fn admit(
-        &self,
-        engine: &Engine,
-        prompts: &mut [Request],
-    ) -> Result<(), ApiError> {
+    /// Adds what the call asks for to its trace.
+    pub(super) fn describe(&self, engine: &Engine) {
         traces::describe(traces::Asked {
             requested_model: &self.model,
             model: &engine.model_info().id,
@@ -160,17 +153,6 @@ impl Call {
             stream: self.stream,
             sampling: &self.sampling,
         });
-        let Some(quota) = &self.caller.quota else { return Ok(()) };
-        let context = engine.model_info().max_positions;
-        let answers = self.candidate_count.unwrap_or(self.choice_count);
-        let mut tokens: usize = 0;
-        for prompt in prompts {
-            *prompt = engine.tokenized(prompt.clone()).await?;
-            let count = prompt_len(prompt);
-            let answer = self.max_tokens.min(context.saturating_sub(count));
-            tokens = tokens.saturating_add(count + answer.saturating_mul(answers));
-        }
-        quota.admit(tokens, self.deadline, &self.caller.held).await
     }
 
     /// Sets everything but the prompt in a request to the engine.

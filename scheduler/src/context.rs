@@ -20,6 +20,7 @@ use crate::event_channel::{EventReceiver, event_channel};
 use crate::memory::BlockAllocator;
 use crate::permits::{QueueLimits, QueuePermit};
 use crate::pin_budget::{BudgetLoan, PinBudget};
+use crate::quota::QuotaShare;
 use crate::request::{RequestOptions, SequenceRequest};
 use crate::request_counts::RequestRecord;
 use crate::sequence::Sequence;
@@ -233,8 +234,8 @@ impl EngineContext {
     /// Takes a queue permit for a validated request, of which `matched` positions are cached.
     ///
     /// # Errors
-    /// [`EngineError::Overloaded`] if the admission queue is full, [`EngineError::Draining`] if no
-    /// request may enter any more.
+    /// [`EngineError::Overloaded`] if the admission queue is full, [`EngineError::QuotaExceeded`] if
+    /// the request's quota is used up, [`EngineError::Draining`] if no request may enter any more.
     pub fn submit(
         &self,
         id: u64,
@@ -256,12 +257,28 @@ impl EngineContext {
             }
             refused(error);
         })?;
+        let share = self.charge(&prepared).inspect_err(|error| {
+            self.gauges.rejected.add(1);
+            refused(error);
+        })?;
         let span = request_span(id, prepared.choice, prompt_tokens);
         let record = RequestRecord::new(&self.gauges, span).inspect_err(refused)?;
         let (sender, events) = event_channel(self.config.event_capacity);
         let block_size = self.spec.block_size;
-        let sequence = Sequence::new(id, prepared, block_size, record, sender, now);
+        let mut sequence = Sequence::new(id, prepared, block_size, record, sender, now);
+        sequence.share = share;
         Ok(Submission { sequence, permit, events })
+    }
+
+    /// Charges a request to its quota, if it has one. The answers to one prompt count the prompt
+    /// once.
+    fn charge(&self, prepared: &PreparedRequest) -> Result<Option<QuotaShare>, EngineError> {
+        let PreparedRequest { request, max_tokens, choice, .. } = prepared;
+        let Some(quota) = &request.options.quota else { return Ok(None) };
+        let is_first = *choice == 0;
+        let prompt = if is_first { request.tokens.len() } else { 0 };
+        let answer = max_tokens * answer_min(request);
+        quota.charge(prompt + answer, is_first, |tokens| self.limits.retry_after(tokens)).map(Some)
     }
 
     /// Whether a request with `uncached` uncached tokens would be refused now, because the

@@ -88,6 +88,24 @@ pub enum EngineError {
         /// Number of uncached prompt tokens in the admission queue.
         queued_tokens: usize,
     },
+    /// The requests with the same quota occupy too much.
+    #[error(
+        "the quota is used up: {tokens_in_flight} tokens are in flight and the request has \
+         {tokens}, expected at most {running_tokens} that run and {queued_tokens} that wait"
+    )]
+    QuotaExceeded {
+        /// Estimated time until a retry can succeed.
+        retry_after: Duration,
+        /// Number of tokens of the requests with the same quota that run or wait.
+        tokens_in_flight: usize,
+        /// Number of tokens of the refused request: its prompt and the most that its answer may
+        /// have.
+        tokens: usize,
+        /// Maximum number of tokens that run.
+        running_tokens: usize,
+        /// Maximum number of tokens that wait.
+        queued_tokens: usize,
+    },
     /// The request waited in the admission queue for longer than its `queue_timeout`.
     #[error("timed out in the queue after {waited:?}")]
     QueueTimeout {
@@ -184,7 +202,8 @@ impl EngineError {
     /// be temporary.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            EngineError::Overloaded { retry_after, .. } => Some(*retry_after),
+            EngineError::Overloaded { retry_after, .. }
+            | EngineError::QuotaExceeded { retry_after, .. } => Some(*retry_after),
             EngineError::QueueTimeout { .. }
             | EngineError::PinBudgetInUse
             | EngineError::Interrupted { .. }
@@ -259,7 +278,16 @@ mod tests {
             queued_requests: 1,
             queued_tokens: 1,
         };
-        assert_eq!(overloaded.retry_after(), Some(3 * second));
+        let over_quota = EngineError::QuotaExceeded {
+            retry_after: 3 * second,
+            tokens_in_flight: 9,
+            tokens: 5,
+            running_tokens: 8,
+            queued_tokens: 4,
+        };
+        for error in [overloaded, over_quota] {
+            assert_eq!(error.retry_after(), Some(3 * second), "{error}");
+        }
         for error in [
             EngineError::QueueTimeout { waited: second },
             EngineError::Interrupted { reason: reason() },

@@ -35,6 +35,7 @@ mod pin_budget;
 mod policy;
 mod preempt;
 mod queue;
+mod quota;
 mod request;
 mod request_counts;
 mod schedule;
@@ -67,6 +68,7 @@ pub use memory::{
 };
 pub use permits::QueuePermit;
 pub use pin_budget::PinBudget;
+pub use quota::Quota;
 pub use request::{RequestOptions, SequenceRequest};
 pub use scheduler::Scheduler;
 pub use sequence::Sequence;

@@ -109,7 +109,7 @@ impl QueueLimits {
     }
 
     /// Estimated time to compute half of the waiting tokens, from 50 ms to 60 s.
-    fn retry_after(&self, queued_tokens: usize) -> Duration {
+    pub(crate) fn retry_after(&self, queued_tokens: usize) -> Duration {
         let rate = self.rate.load(Ordering::Relaxed);
         if rate == 0 {
             return Duration::from_secs(1);

@@ -6,7 +6,10 @@
 //! before it. The policy `cost` also ages requests: the more a request has been overtaken, the
 //! cheaper it counts.
 
+use std::collections::HashMap;
+
 use crate::config::AdmissionPolicy;
+use crate::quota::QuotaId;
 
 /// What a policy needs to know about a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +31,12 @@ pub(crate) struct Candidate {
     pub(crate) slack: usize,
     /// The initial value of `slack`, on arrival.
     pub(crate) bound: usize,
-    /// False while it waits for the blocks of a leader, or is stalled by a slow consumer.
+    /// The quota that it is charged to.
+    pub(crate) quota: Option<QuotaId>,
+    /// What runs of its quota leaves no room for it. Such a request limits only the others of its
+    /// quota by its bound on overtaking.
+    pub(crate) held: bool,
+    /// False while it waits for the blocks of a leader, is held, or is stalled by a slow consumer.
     pub(crate) ready: bool,
     /// It is stalled by a slow consumer. Such a request does not count towards the bound on
     /// overtaking.
@@ -75,17 +83,24 @@ pub(crate) fn order(
 }
 
 /// The maximum cost at which each candidate may be admitted now: the smallest slack of all earlier
-/// candidates that are not stalled. Ends before the first candidate for which it is 0.
+/// candidates that are not stalled and are held, if at all, by its own quota. Ends before the first
+/// candidate for which it is 0 because of one that is not held.
 pub(crate) fn slacks(candidates: &[Candidate]) -> impl Iterator<Item = usize> + '_ {
     let mut slack = usize::MAX;
+    let mut held: HashMap<QuotaId, usize> = HashMap::new();
     let before_each = candidates.iter().map(move |candidate| {
-        let before = slack;
-        if !candidate.stalled {
-            slack = slack.min(candidate.slack);
+        let of_quota = candidate.quota.and_then(|quota| held.get(&quota)).copied();
+        let before = (slack, slack.min(of_quota.unwrap_or(usize::MAX)));
+        match candidate.quota {
+            _ if candidate.stalled => {}
+            Some(quota) if candidate.held => {
+                held.insert(quota, before.1.min(candidate.slack));
+            }
+            _ => slack = slack.min(candidate.slack),
         }
         before
     });
-    before_each.take_while(|&slack| slack > 0)
+    before_each.take_while(|&(slack, _)| slack > 0).map(|(_, slack)| slack)
 }
 
 /// The order of candidates under a policy. The smallest key comes first.
@@ -124,6 +139,8 @@ mod tests {
             prefix_sharers: 1,
             slack: 1000,
             bound: 1000,
+            quota: None,
+            held: false,
             ready: true,
             stalled: false,
         }

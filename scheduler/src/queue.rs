@@ -7,6 +7,7 @@ use stolon_kvcache::PrefixLease;
 
 use crate::permits::QueuePermit;
 use crate::policy::Candidate;
+use crate::quota::QuotaId;
 use crate::sequence::Sequence;
 use crate::sharing::Follow;
 
@@ -37,6 +38,8 @@ pub(crate) struct Waiting {
     pub(crate) follow: Option<Follow>,
     /// The version of the set of running sequences that was last searched for a leader.
     pub(crate) leaders_seen: Option<u64>,
+    /// What runs of its quota leaves no room for it.
+    pub(crate) held: bool,
     /// It waited for a leader that made no progress, and will compute its whole prompt itself.
     pub(crate) following_disabled: bool,
 }
@@ -59,6 +62,7 @@ impl Waiting {
             match_lock: None,
             follow: None,
             leaders_seen: None,
+            held: false,
             following_disabled: false,
         }
     }
@@ -168,11 +172,29 @@ impl Queue {
         self.entries.iter().filter_map(Waiting::deadline).min()
     }
 
+    /// Finds the requests that their quotas keep from running beside the running ones.
+    pub(crate) fn update_held<'a>(&mut self, running: impl Iterator<Item = &'a Sequence>) {
+        let mut sums: HashMap<QuotaId, usize> = HashMap::new();
+        for share in running.filter_map(|sequence| sequence.share.as_ref()) {
+            let sum = sums.entry(share.id()).or_default();
+            *sum = sum.saturating_add(share.tokens());
+        }
+        for waiting in &mut self.entries {
+            let share = waiting.sequence.share.as_ref();
+            waiting.held = share.is_some_and(|share| {
+                let running = sums.get(&share.id()).copied().unwrap_or(0);
+                !share.fits(running)
+            });
+        }
+    }
+
     /// Charges the cost of an admitted request to all earlier ones, except for those that are
-    /// stalled by a slow consumer.
-    pub(crate) fn charge_overtaking(&mut self, arrival: u64, cost: usize) {
+    /// stalled by a slow consumer. Requests that their quota keeps from running are overtaken only
+    /// by those with the same quota.
+    pub(crate) fn charge_overtaking(&mut self, arrival: u64, cost: usize, quota: Option<QuotaId>) {
         for waiting in self.entries.iter_mut().take_while(|waiting| waiting.arrival < arrival) {
-            if !waiting.sequence.is_stalled() {
+            let counts = !waiting.held || waiting.sequence.quota_id() == quota;
+            if counts && !waiting.sequence.is_stalled() {
                 waiting.overtaken = waiting.overtaken.saturating_add(cost);
                 debug_assert!(waiting.overtaken <= waiting.bound, "the bound on overtaking");
             }
@@ -208,7 +230,9 @@ impl Queue {
                 prefix_sharers: counts_by_prefix[&waiting.sequence.prefix_hash],
                 slack: waiting.slack(),
                 bound: waiting.bound,
-                ready: !stalled && !follows,
+                quota: waiting.sequence.quota_id(),
+                held: waiting.held,
+                ready: !stalled && !follows && !waiting.held,
                 stalled,
             }
         };

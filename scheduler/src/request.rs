@@ -6,6 +6,7 @@ use std::time::Duration;
 use stolon_backend::{Pooling, SamplingParams};
 use stolon_kvcache::Namespace;
 
+use crate::quota::Quota;
 use crate::session::Turn;
 use crate::token_set::TokenSet;
 use crate::transfer::StoredKv;
@@ -37,6 +38,8 @@ pub struct RequestOptions {
     /// same name are of one tenant. It does not affect what is shared in the cache; the request's
     /// namespace does. `None` for the tenant without a name.
     pub tenant: Option<Arc<str>>,
+    /// What the requests with the same quota may occupy together; `None` for no limit.
+    pub quota: Option<Quota>,
     /// Maximum time in the admission queue.
     pub queue_timeout: Option<Duration>,
     /// Maximum time from submission to the last token.

@@ -23,6 +23,7 @@ use crate::error::EngineError;
 use crate::event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 use crate::event_channel::EventSender;
 use crate::pin_budget::BudgetLoan;
+use crate::quota::{QuotaId, QuotaShare};
 use crate::request::{RequestOptions, SequenceRequest};
 use crate::request_counts::{Outcome, RequestRecord};
 use crate::schedule::SequenceView;
@@ -79,6 +80,8 @@ pub struct Sequence {
     pub(crate) held: Held,
     /// The right to use the blocks of the pin budget, if its prompt needs them.
     pub(crate) loan: Option<Arc<BudgetLoan>>,
+    /// What it occupies of its quota, if it has one.
+    pub(crate) share: Option<QuotaShare>,
     /// The turn of a session that it is.
     pub(crate) turn: Option<Arc<Turn>>,
     /// Whether it is part of the step in flight.
@@ -208,6 +211,7 @@ impl Sequence {
             options,
             held: Held::default(),
             loan,
+            share: None,
             turn,
             in_step: false,
             end: None,
@@ -219,6 +223,7 @@ impl Sequence {
     pub(crate) fn release(&mut self, is_complete: bool, now: Instant) {
         let held = mem::take(&mut self.held);
         self.loan = None;
+        self.share = None;
         let Some(turn) = self.turn.take() else { return };
         if !is_complete {
             return turn.abandon(now);
@@ -257,6 +262,11 @@ impl Sequence {
     /// Whether the whole prompt must be computed even if it is cached.
     pub(crate) fn bypasses_match(&self) -> bool {
         self.prompt_logprobs.is_some() || self.options.pooling == Some(Pooling::Mean)
+    }
+
+    /// The quota that it is charged to.
+    pub(crate) fn quota_id(&self) -> Option<QuotaId> {
+        self.share.as_ref().map(QuotaShare::id)
     }
 
     /// Whether it is stalled by a slow consumer: its event channel has no room for another step.

@@ -17,12 +17,14 @@ use crate::event::Event;
 use crate::event_channel::EventReceiver;
 use crate::execute;
 use crate::memory::{ActorStopped, DirectMemory};
+use crate::quota::Quota;
 use crate::request::{RequestOptions, SequenceRequest};
 use crate::scheduler::Scheduler;
 use crate::step_plan::{StepDone, StepPlan};
 use crate::transfer::StoredKv;
 
 mod depth;
+mod quota;
 mod transfers;
 
 const VOCAB_SIZE: usize = 16;
@@ -92,33 +94,11 @@ impl Harness {
     }
 
     fn submit(&mut self, prompt: Vec<u32>, max_tokens: usize, timeout: Option<Duration>) {
-        self.submit_with(prompt, max_tokens, timeout, false);
+        self.submit_request(prompt, max_tokens, |request| request.options.timeout = timeout);
     }
 
-    fn submit_with(
-        &mut self,
-        prompt: Vec<u32>,
-        max_tokens: usize,
-        timeout: Option<Duration>,
-        logprobs: bool,
-    ) {
-        self.submit_stored(prompt, max_tokens, timeout, logprobs, None);
-    }
-
-    fn submit_stored(
-        &mut self,
-        prompt: Vec<u32>,
-        max_tokens: usize,
-        timeout: Option<Duration>,
-        logprobs: bool,
-        stored: Option<StoredKv>,
-    ) {
-        let submit = |request: &mut SequenceRequest| {
-            request.options.prompt_logprobs = logprobs.then_some(1);
-            request.options.timeout = timeout;
-            request.stored = stored;
-        };
-        self.submit_request(prompt, max_tokens, submit);
+    fn submit_stored(&mut self, prompt: Vec<u32>, max_tokens: usize, stored: StoredKv) {
+        self.submit_request(prompt, max_tokens, |request| request.stored = Some(stored));
     }
 
     /// A request for an embedding, with stored KV if there is any.
@@ -299,6 +279,8 @@ enum Action {
         max_tokens: usize,
         timeout: Option<u64>,
         logprobs: bool,
+        /// Index of the quota that it is charged to.
+        quota: Option<usize>,
     },
     /// A request for an embedding, with stored KV if it has a first block.
     Embed {
@@ -339,9 +321,10 @@ fn actions() -> impl Strategy<Value = Action> {
             1usize..30,
             prop::option::weighted(0.1, 1u64..40),
             prop::bool::weighted(0.1),
+            prop::option::weighted(0.5, 0usize..2),
         )
-            .prop_map(|(seed, len, max_tokens, timeout, logprobs)| {
-                Action::Submit { seed, len, max_tokens, timeout, logprobs }
+            .prop_map(|(seed, len, max_tokens, timeout, logprobs, quota)| {
+                Action::Submit { seed, len, max_tokens, timeout, logprobs, quota }
             }),
         2 => (0u32..4, 1usize..60, 1usize..30, 0usize..4).prop_map(
             |(seed, len, max_tokens, first_block)| {
@@ -420,16 +403,21 @@ proptest! {
             look_ahead: 4,
             ..EngineConfig::default()
         });
+        let quotas = [Quota::new(40, Some(60)), Quota::new(100, None)];
         for action in actions {
             match action {
-                Action::Submit { seed, len, max_tokens, timeout, logprobs } => {
-                    let timeout = timeout.map(Duration::from_millis);
-                    harness.submit_with(prompt(seed, len), max_tokens, timeout, logprobs);
+                Action::Submit { seed, len, max_tokens, timeout, logprobs, quota } => {
+                    harness.submit_request(prompt(seed, len), max_tokens, |request| {
+                        let options = &mut request.options;
+                        options.timeout = timeout.map(Duration::from_millis);
+                        options.prompt_logprobs = logprobs.then_some(1);
+                        options.quota = quota.map(|index| quotas[index].clone());
+                    });
                 }
                 Action::SubmitStored { seed, len, max_tokens, first_block } => {
                     let prompt = prompt(seed, len);
                     let stored = transfers::stored_kv(&prompt, block_size, first_block);
-                    harness.submit_stored(prompt, max_tokens, None, false, Some(stored));
+                    harness.submit_stored(prompt, max_tokens, stored);
                 }
                 Action::Embed { seed, len, mean, timeout, first_block } => {
                     let (prompt, timeout) = (prompt(seed, len), timeout.map(Duration::from_millis));
@@ -457,6 +445,7 @@ proptest! {
             }
         }
         harness.finish();
+        assert!(quotas.iter().all(|quota| quota.tokens_in_flight() == 0));
     }
 }
 

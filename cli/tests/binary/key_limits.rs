@@ -34,12 +34,19 @@ async fn error(reply: reqwest::Response) -> Value {
 async fn a_key_has_its_own_limits() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("keys");
-    let keys = "ada key-ada max-running-tokens=4000 max-queued-tokens=20\nbob key-bob\n";
+    let keys = "ada key-ada max-running-tokens=64030 max-queued-tokens=20\nbob key-bob\n";
     std::fs::write(&file, keys).expect("written");
     let file = file.to_str().expect("UTF-8");
     let server = Server::start(TINY, &["--api-key-file", file, "--num-blocks", "4096"]);
-    let running = run_long(&server, "key-ada", 100_000).await;
-    let waited = short(&server, "key-ada", "0.3").await;
+    // 64016 tokens, so that no request of 20 tokens fits next to it.
+    let running = run_long(&server, "key-ada", 4000).await;
+    // Until all of its choices run, others are refused, because they would wait behind them.
+    let waited = loop {
+        let reply = short(&server, "key-ada", "0.3").await;
+        if reply.status() != 429 {
+            break reply;
+        }
+    };
     assert_eq!(waited.status(), 504, "it waits, until its deadline");
     assert_eq!(error(waited).await["code"], "timeout");
     let other = short(&server, "key-bob", "60").await;
@@ -67,7 +74,7 @@ async fn a_key_has_its_own_limits() {
             status => assert_eq!(status, 504, "the other request has not arrived yet"),
         }
     };
-    assert_eq!(refused.headers()["retry-after"], "1");
+    assert!(refused.headers().contains_key("retry-after"));
     let refused = error(refused).await;
     assert_eq!(
         (&refused["type"], &refused["code"]),
@@ -84,9 +91,9 @@ async fn a_key_has_its_own_limits() {
 /// Goal: the flags limit each key that has no limits of its own, in all APIs.
 #[tokio::test]
 async fn flags_limit_every_key() {
-    let args = ["--api-key", "k", "--key-max-running-tokens", "2000", "--num-blocks", "4096"];
+    let args = ["--api-key", "k", "--key-max-running-tokens", "24016", "--num-blocks", "4096"];
     let server = Server::start("demo", &[&args[..], &["--key-max-queued-tokens", "1"]].concat());
-    let body = json!({"prompt": vec![65; 16], "max_tokens": 100_000, "n": 16, "logprobs": 5,
+    let body = json!({"prompt": vec![65; 16], "max_tokens": 1500, "n": 16, "logprobs": 5,
                       "ignore_eos": true, "stream": true});
     let request = reqwest::Client::new().post(server.url("/v1/completions")).bearer_auth("k");
     let mut running = request.json(&body).send().await.expect("a reply");
@@ -100,7 +107,13 @@ async fn flags_limit_every_key() {
     ] {
         let request = reqwest::Client::new().post(server.url(path)).bearer_auth("k");
         let request = request.header("x-request-timeout", "0.2").json(&body);
-        let status = request.send().await.expect("a reply").status();
+        let status = loop {
+            let again = request.try_clone().expect("a body in memory");
+            let status = again.send().await.expect("a reply").status();
+            if status != 429 {
+                break status;
+            }
+        };
         assert_eq!(status, 504, "{path} waits");
     }
     drop(running);

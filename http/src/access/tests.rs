@@ -1,6 +1,7 @@
 //! Tests of the checks of keys, addresses and origins.
 
 use super::*;
+use crate::{ApiKey, KeyLimits};
 
 fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
     let pair = |&(name, value): &(&'static str, &str)| {
@@ -62,11 +63,9 @@ fn rebound_pages_cannot_use_the_model() {
     assert!(check(&access, "127.0.0.1", &[rebound, origin, ("via", "1.1 proxy")]));
     assert!(check(&access, "192.0.2.7", &[rebound, origin]));
     assert!(access.check_rebound(None, &headers(&[rebound, origin])).is_ok());
-    access.api_keys = vec![ApiKey {
-        name: "a".to_owned(),
-        key: "key".to_owned().into(),
-        limits: KeyLimits::default(),
-    }];
+    let key =
+        ApiKey { name: "a".to_owned(), key: "key".to_owned().into(), limits: KeyLimits::default() };
+    access.api_keys = vec![key].into();
     assert!(check(&access, "127.0.0.1", &[rebound, origin]), "the key decides");
 }
 
@@ -95,12 +94,12 @@ fn tenants_are_kept_apart() {
         limits: KeyLimits::default(),
     };
     let mut access = Access {
-        api_keys: vec![key("a", "key-a"), key("ab", "key-ab")],
+        api_keys: vec![key("a", "key-a"), key("ab", "key-ab")].into(),
         tenants: Tenants::ByKey,
         ..Access::default()
     };
     let tenant = |access: &Access, headers: &HeaderMap| {
-        access.key(headers).and_then(|key| access.tenant(key, headers))
+        access.key(headers).and_then(|key| access.tenant(key.as_ref(), headers))
     };
     let salt = |access: &Access, header: (&'static str, &str), salt: Option<&str>| {
         tenant(access, &headers(&[header])).ok().and_then(|tenant| tenant.salt(salt))
@@ -111,7 +110,7 @@ fn tenants_are_kept_apart() {
     assert_ne!(of_a(None), of_ab(None));
     assert_ne!(of_a(Some("x")), of_a(Some("y")));
     assert!(tenant(&access, &headers(&[("authorization", "Bearer key-")])).is_err());
-    access.api_keys.clear();
+    access.api_keys.replace(Vec::new());
     access.tenants = Tenants::ByHeader(HeaderName::from_static("x-tenant"));
     assert_eq!(salt(&access, ("x-tenant", "t"), None).as_deref(), Some("1:t"));
     assert!(tenant(&access, &HeaderMap::new()).is_err(), "the header is required");

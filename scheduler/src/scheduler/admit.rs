@@ -93,6 +93,7 @@ impl<M: Memory> Scheduler<M> {
             self.refresh_matches();
             let config = Arc::clone(&self.context.config);
             let policy = **self.context.policy.load();
+            self.queue.update_held(self.running.iter().map(|running| &running.sequence));
             let candidates =
                 self.queue.candidates(self.running.iter().map(|r| r.sequence.prefix_hash));
             let order = policy::order(policy, &candidates, config.look_ahead);
@@ -300,7 +301,10 @@ impl<M: Memory> Scheduler<M> {
         let Waiting { mut sequence, arrival, permit, overtaken, bound, .. } = waiting;
         let matched = held.computed;
         let found = matched + sequence.stored_after(matched);
-        self.queue.charge_overtaking(arrival, cost);
+        self.queue.charge_overtaking(arrival, cost, sequence.quota_id());
+        if let Some(share) = &mut sequence.share {
+            share.run();
+        }
         self.context.gauges.most_overtaken_tokens.raise(overtaken);
         sequence.record.run();
         sequence.held = held;

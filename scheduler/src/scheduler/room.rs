@@ -87,6 +87,7 @@ impl<M: Memory> Scheduler<M> {
             if other != index
                 && !then.ready
                 && !then.stalled
+                && !then.held
                 && then.cost() <= slack
                 && policy::sort_key(round.policy, &then) < key
             {

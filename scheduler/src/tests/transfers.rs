@@ -117,7 +117,7 @@ fn stored_kv_is_loaded_instead_of_computed() {
     for (len, computed) in [(38, 2 + 1), (40, 1 + 1)] {
         let mut harness = Harness::new(4, 64, EngineConfig::default());
         let prompt = group_prompt(1, len);
-        harness.submit_stored(prompt.clone(), 2, None, false, Some(stored_kv(&prompt, 4, 0)));
+        harness.submit_stored(prompt.clone(), 2, stored_kv(&prompt, 4, 0));
         harness.finish();
         let gauges = &harness.context.gauges;
         assert_eq!(gauges.loaded_tokens.get(), len as u64 / 4 * 4);
@@ -138,7 +138,7 @@ fn loads_continue_what_is_cached() {
         let config = EngineConfig { max_batched_tokens: 512, ..EngineConfig::default() };
         let mut harness = with_cached(64, config, &[prompt[..cached].to_vec()]);
         let stored = stored_kv(&prompt, 4, first_block);
-        harness.submit_stored(prompt.clone(), 1, None, false, Some(stored));
+        harness.submit_stored(prompt.clone(), 1, stored);
         harness.finish();
         assert_eq!(harness.context.gauges.loaded_tokens.get(), loaded, "from {first_block}");
     }
@@ -150,7 +150,7 @@ fn a_failed_load_is_computed() {
     let mut harness = Harness::new(4, 64, EngineConfig::default());
     let prompt = group_prompt(1, 40);
     harness.backend.handle().fail_copies(1);
-    harness.submit_stored(prompt.clone(), 4, None, false, Some(stored_kv(&prompt, 4, 0)));
+    harness.submit_stored(prompt.clone(), 4, stored_kv(&prompt, 4, 0));
     harness.finish();
     let gauges = &harness.context.gauges;
     assert_eq!((gauges.loads_failed.get(), gauges.loaded_tokens.get()), (1, 0));
@@ -169,7 +169,7 @@ fn a_step_computes_what_follows_its_loads() {
         harness.submit(group_prompt(3, 5), 1, None);
         harness.backend.handle().fail_copies(failing);
         let stored = stored_kv(&prompts[0], 4, 0);
-        harness.submit_stored(prompts[0].clone(), 1, None, false, Some(stored));
+        harness.submit_stored(prompts[0].clone(), 1, stored);
         harness.submit(prompts[1].clone(), 1, None);
         harness.step(false);
         harness.step(false);
@@ -189,7 +189,7 @@ fn a_prefix_is_loaded_once_for_all_that_share_it() {
     let stored = stored_kv(&prompt, 4, 0);
     for tail in 0..4 {
         let prompt = [prompt.clone(), vec![tail; 3]].concat();
-        harness.submit_stored(prompt, 2, None, false, Some(stored.clone()));
+        harness.submit_stored(prompt, 2, stored.clone());
     }
     harness.finish();
     assert_eq!(harness.context.gauges.loaded_tokens.get(), 40);
