@@ -9,14 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::{Bytes, Incoming};
+use http_body_util::BodyExt;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
-use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper::{HeaderMap, Method, StatusCode, Uri};
 use rustls::ClientConfig;
 use serde_json::{Map, Value, json};
 
@@ -25,26 +20,20 @@ use super::metrics::RequestRecord;
 use super::workload::Turn;
 use answer::Answer;
 use event_data::EventData;
+use request::{HttpClient, chain, client, failed, first_model, refusal, send, url};
 
 mod answer;
 mod event_data;
+mod request;
 mod words;
 
+pub use request::certificate_hint;
 pub use words::WORD_COUNT;
 
-/// Most bytes that are read of a reply that is not a stream.
-const MAX_REPLY_BYTES: usize = 1 << 20;
 /// Most bytes that are read of a streamed answer.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
-/// Most characters of a server's text in a message.
-const MAX_SHOWN: usize = 300;
-/// Time to open a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time in which a server has to end a reply after `[DONE]`, so that its connection is used again.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Keeps connections open and uses them again.
-type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
 /// Which API requests are sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -311,117 +300,4 @@ impl Server {
         .await;
         Ok(answer)
     }
-}
-
-fn client(tls: Option<ClientConfig>) -> HttpClient {
-    let mut tcp = HttpConnector::new();
-    tcp.set_nodelay(true);
-    tcp.enforce_http(false);
-    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
-    let connector = HttpsConnectorBuilder::new();
-    let connector = match tls {
-        None => connector.with_webpki_roots(),
-        Some(config) => connector.with_tls_config(config),
-    };
-    let connector = connector.https_or_http().enable_http1().wrap_connector(tcp);
-    Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector)
-}
-
-/// What to do about an error of a connection, if it is one of certificates.
-#[must_use]
-pub fn certificate_hint(error: &str) -> &'static str {
-    match error.contains("certificate") {
-        true => {
-            ". If the server's certificate is of a private authority, give that authority's \
-             certificate with --cacert"
-        }
-        false => "",
-    }
-}
-
-fn url(base: &str, path: &str) -> anyhow::Result<Uri> {
-    let expected = || {
-        format!(
-            "expected a URL such as http://127.0.0.1:8080 and a path, got `{base}` and `{path}`"
-        )
-    };
-    let slash = if path.starts_with('/') { "" } else { "/" };
-    let url: Uri = format!("{base}{slash}{path}").parse().with_context(expected)?;
-    let is_http = matches!(url.scheme_str(), Some("http" | "https"));
-    anyhow::ensure!(is_http && url.host().is_some(), expected());
-    Ok(url)
-}
-
-async fn first_model(
-    client: &HttpClient,
-    url: &Uri,
-    headers: &HeaderMap,
-    timeout: Duration,
-) -> anyhow::Result<String> {
-    let ask = async {
-        let response = send(client, Method::GET, url, headers, Vec::new()).await?;
-        if response.status() != StatusCode::OK {
-            return Err(refusal(response).await);
-        }
-        let body = Limited::new(response.into_body(), MAX_REPLY_BYTES).collect().await;
-        Ok(body.map_err(|error| failed("connection lost", error.to_string()))?.to_bytes())
-    };
-    let body = tokio::time::timeout(timeout, ask).await.context("there was no answer in time")?;
-    let body = body.map_err(|failure| match failure {
-        Failure::Overloaded => anyhow::anyhow!("the server is overloaded (status 429)"),
-        Failure::Counted { kind, message } => anyhow::anyhow!("{kind}: {message}"),
-        Failure::Fatal(error) => error,
-    })?;
-    let models: Value = serde_json::from_slice(&body).context("expected a list of models")?;
-    let id = models["data"][0]["id"].as_str();
-    Ok(id.context("the server lists no model: name one with --model")?.to_owned())
-}
-
-async fn send(
-    client: &HttpClient,
-    method: Method,
-    url: &Uri,
-    headers: &HeaderMap,
-    body: Vec<u8>,
-) -> Result<Response<Incoming>, Failure> {
-    let mut request = Request::new(Full::new(Bytes::from(body)));
-    *request.method_mut() = method;
-    *request.uri_mut() = url.clone();
-    *request.headers_mut() = headers.clone();
-    client.request(request).await.map_err(|error| {
-        let kind = if error.is_connect() { "cannot connect" } else { "connection lost" };
-        let message = chain(&error);
-        let hint = certificate_hint(&message);
-        failed(kind, message + hint)
-    })
-}
-
-/// The failure that a reply with another status than 200 is.
-async fn refusal(response: Response<Incoming>) -> Failure {
-    let status = response.status();
-    if status == StatusCode::TOO_MANY_REQUESTS {
-        return Failure::Overloaded;
-    }
-    let body = Limited::new(response.into_body(), MAX_REPLY_BYTES).collect().await;
-    let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-    let message = match serde_json::from_slice::<Value>(&body) {
-        Ok(reply) => answer::error_message(&reply),
-        Err(_) => shown(&String::from_utf8_lossy(&body)),
-    };
-    failed(&format!("status {}", status.as_u16()), message)
-}
-
-fn failed(kind: &str, message: impl Into<String>) -> Failure {
-    Failure::Counted { kind: kind.to_owned(), message: message.into() }
-}
-
-/// An error and its causes on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |&cause| cause.source());
-    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
-}
-
-/// The beginning of a server's text, without line breaks and control characters.
-fn shown(text: &str) -> String {
-    text.chars().map(|char| if char.is_control() { ' ' } else { char }).take(MAX_SHOWN).collect()
 }

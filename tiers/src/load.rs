@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn failed_reads_yield_nothing() {
         let loads = Arc::new(Loads::default());
-        let failed = loads.begin(key(1), 1, |end| drop(end)).expect("a read");
+        let failed = loads.begin(key(1), 1, drop).expect("a read");
         assert!(block_on(failed).is_none());
         let again = loads.begin(key(1), 1, |end| end.finish(Some(kv()))).expect("a read");
         assert!(block_on(again).is_some());

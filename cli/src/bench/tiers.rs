@@ -6,17 +6,18 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use serde::Serialize;
-use serde_json::json;
 use stolon::Engine;
 
 use super::progress;
 use crate::args::{DEFAULT_BLOCK_SIZE, EngineArgs};
-use crate::terminal;
 use stolon_loadgen::drive::{closed_loop, in_turns};
-use stolon_loadgen::metrics::{RequestRecord, Spread, median, share, throughputs};
+use stolon_loadgen::metrics::{RequestRecord, median};
 use stolon_loadgen::rng::SeededRng;
 use stolon_loadgen::workload::{Conversation, Turn, Vocabulary};
+
+use report::Restart;
+
+mod report;
 
 /// Size of the disk in front of an object store: room for little, so that the store is measured.
 #[cfg(feature = "object-store")]
@@ -99,44 +100,6 @@ struct Side {
     directory: Directory,
     /// The answers of each run: by conversation, then by turn.
     runs: Vec<Vec<RequestRecord>>,
-}
-
-/// Figures of the requests of one turn of all conversations, or of all turns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-struct Figures {
-    ttft_ms: Spread,
-    /// Prompt tokens that were not computed, 0 to 1.
-    cached_share: f64,
-}
-
-/// Times to first token of a prefix, in milliseconds: medians.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-struct Restart {
-    cold_ms: f64,
-    warm_ms: f64,
-    restarted_ms: f64,
-}
-
-impl Side {
-    fn throughput(&self) -> f64 {
-        median(throughputs(&self.runs))
-    }
-
-    /// The requests of one turn of all conversations, or of all turns.
-    fn figures(&self, rounds: usize, round: Option<usize>) -> Figures {
-        let of_round = |index: usize| round.is_none_or(|round| index % rounds == round);
-        let records: Vec<&RequestRecord> = (self.runs.iter())
-            .flat_map(|run| run.iter().enumerate().filter(|(index, _)| of_round(*index)))
-            .map(|(_, record)| record)
-            .collect();
-        Figures {
-            ttft_ms: Spread::of_ms(records.iter().filter_map(|record| record.ttft_ms())),
-            cached_share: share(
-                records.iter().map(|record| record.cached_tokens).sum(),
-                records.iter().map(|record| record.prompt_tokens).sum(),
-            ),
-        }
-    }
 }
 
 /// A new directory below another one, which is removed in the end.
@@ -330,76 +293,6 @@ impl TiersArgs {
         let [cold_ms, warm_ms, restarted_ms] = times.map(median);
         Ok(Restart { cold_ms, warm_ms, restarted_ms })
     }
-
-    fn report(&self, model: &str, sides: &[Side], restart: Option<Restart>) -> anyhow::Result<()> {
-        let rounds = self.rounds as usize;
-        if self.json {
-            let side = |side: &Side| {
-                let figures = |round| side.figures(rounds, round);
-                json!({
-                    "tier": side.tier.name(),
-                    "turns": (0..rounds).map(|round| figures(Some(round))).collect::<Vec<_>>(),
-                    "all": figures(None),
-                    "throughput_tok_s": side.throughput(),
-                })
-            };
-            terminal::line(json!({
-                "model": model,
-                "clients": self.clients,
-                "tiers": sides.iter().map(side).collect::<Vec<_>>(),
-                "restart": restart,
-            }))?;
-            return Ok(());
-        }
-        terminal::line(format!(
-            "{model}: {} conversations of {rounds} turns with {} tokens each, {} generated, {} \
-             requests at a time; the KV of all is {} times the pool\n",
-            self.clients, self.input_tokens, self.output_tokens, self.concurrency, self.working_set,
-        ))?;
-        let Some(first) = sides.first() else { return Ok(()) };
-        let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
-        let against = format!("of {}", first.tier.name());
-        let heading = ["", "tier", "cached", "TTFT p50", "p99", &against];
-        let mut rows = vec![heading.map(str::to_owned).to_vec()];
-        for round in (0..rounds).map(Some).chain([None]) {
-            let name = round.map_or("all turns".to_owned(), |round| format!("turn {}", round + 1));
-            let base = first.figures(rounds, round).ttft_ms.p50;
-            for side in sides {
-                let Figures { ttft_ms, cached_share } = side.figures(rounds, round);
-                rows.push(vec![
-                    name.clone(),
-                    side.tier.name().to_owned(),
-                    format!("{:.1} %", cached_share * 100.0),
-                    ms(ttft_ms.p50),
-                    ms(ttft_ms.p99),
-                    format!("{:.3}", ratio(ttft_ms.p50, base)),
-                ]);
-            }
-        }
-        terminal::stream(&terminal::table(&rows))?;
-        for side in sides {
-            let (speed, base) = (side.throughput(), first.throughput());
-            terminal::line(format!(
-                "throughput with {}: {speed:.0} tok/s, {:.2} times",
-                side.tier.name(),
-                ratio(speed, base)
-            ))?;
-        }
-        if let Some(Restart { cold_ms, warm_ms, restarted_ms }) = restart {
-            terminal::line(format!(
-                "prefix of {} tokens: first token after {} cold, {} from the pool, {} after a restart",
-                self.prefix,
-                ms(cold_ms),
-                ms(warm_ms),
-                ms(restarted_ms),
-            ))?;
-        }
-        Ok(())
-    }
-}
-
-fn ms(value: f64) -> String {
-    format!("{value:.1} ms")
 }
 
 /// The token ids of a model's random prompts.

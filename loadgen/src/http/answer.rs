@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Failure, failed, shown};
+use super::Failure;
+use super::request::{failed, shown};
 
 /// What is known of an answer so far.
 #[derive(Debug, Default)]

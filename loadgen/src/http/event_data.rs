@@ -1,6 +1,7 @@
 //! Takes a stream of server-sent events apart, as the WHATWG HTML standard, section 9.2, says.
 
-use super::{Failure, failed};
+use super::Failure;
+use super::request::failed;
 
 /// Most bytes of the data of one event, and of one line.
 const MAX_EVENT_BYTES: usize = 1 << 20;
