@@ -1,0 +1,182 @@
+"""Lets coding agents work with `stolon serve`: python run.py path/to/stolon node_modules
+
+Each agent of AGENTS, from the packages of npm that package.json names, gets the task to read a file, edit
+it and run a command, and this script then looks at the files. A small model could not drive an agent, so the
+server runs a model that recites: its chat template ends a prompt with the name of a script, which follows
+from the tools that the agent offers and from the number of results that it has sent, and the model's weights
+continue it with a call of a tool. All else is real: the agents, their requests, the server, the parser of
+calls, and what the agents do on the disk. Needs node, and no network but the loopback.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "fixtures"))
+import make_scripted_model as scripted
+
+TASK = "Read notes.txt, replace draft by final in it, and then list it with ls into listing.txt."
+MAX_SECONDS = 600
+# Parts of a conversation that are longer than this are cut by the template: what an agent says of itself
+# does not matter to the scripts, and a byte is a token of the model.
+PART_BYTES = 4000
+TEMPLATE = """\
+{%- set names = (tools or []) | map(attribute='function.name') | list %}
+{%- for name in names %}{{ name + ' ' }}{% endfor %}
+{%- for message in messages %}
+    {{- '|' + message.role + '|' }}
+    {%- if message.content %}{{ message.content[:PART_BYTES] }}{% endif %}
+    {%- for call in message.tool_calls or [] %}{{ '<tool_call>' + call.function.name + '</tool_call>' }}{% endfor %}
+{%- endfor %}
+{%- set turn = messages | selectattr('role', 'equalto', 'tool') | list | length %}
+AGENT_RULES
+{%- else %}{{ 'script:text' }}
+{%- endif %}"""
+
+
+class Agent:
+    """A coding agent: the name of the tool by which it is recognised, and the calls that the model makes."""
+
+    def __init__(self, name, tool, calls, start):
+        self.name, self.tool, self.calls, self.start = name, tool, calls, start
+
+    def scripts(self, folder):
+        for turn, (tool, arguments) in enumerate(self.calls(folder)):
+            call = json.dumps({"name": tool, "arguments": arguments})
+            yield f"script:{self.name}-{turn}", [f"Step {self.name} {turn}.\n<tool_call>\n{call}\n</tool_call>"]
+
+    def rule(self, folder):
+        turns = len(self.calls(folder))
+        return f"if '{self.tool}' in names and turn < {turns} %}}{{{{ 'script:{self.name}-' ~ turn }}}}"
+
+
+def claude_calls(folder):
+    notes = str(folder / "notes.txt")
+    return [
+        ("Read", {"file_path": notes}),
+        ("Edit", {"file_path": notes, "old_string": "draft", "new_string": "final"}),
+        ("Bash", {"command": "ls notes.txt > listing.txt", "description": "List the file"}),
+    ]
+
+
+def start_claude(binaries, url, folder, home):
+    environment = {
+        "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "dummy", "ANTHROPIC_MODEL": "scripted",
+        "ANTHROPIC_SMALL_FAST_MODEL": "scripted", "CLAUDE_CONFIG_DIR": str(home),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1",
+    }
+    tools = ["--allowedTools", "Read,Edit,Bash", "--permission-mode", "acceptEdits"]
+    return [binaries / "claude", "-p", TASK, *tools], environment
+
+
+def codex_calls(folder):
+    return [
+        ("exec_command", {"cmd": "cat notes.txt"}),
+        ("exec_command", {"cmd": "sed -i s/draft/final/ notes.txt"}),
+        ("exec_command", {"cmd": "ls notes.txt > listing.txt"}),
+    ]
+
+
+def start_codex(binaries, url, folder, home):
+    (home / "config.toml").write_text(
+        f'model = "scripted"\nmodel_provider = "stolon"\n[model_providers.stolon]\nname = "Stolon"\n'
+        f'base_url = "{url}/v1"\nenv_key = "STOLON_KEY"\nwire_api = "responses"\n'
+    )
+    flags = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+    return [binaries / "codex", "exec", *flags, TASK], {"CODEX_HOME": str(home), "STOLON_KEY": "dummy"}
+
+
+def opencode_calls(folder):
+    notes = str(folder / "notes.txt")
+    return [
+        ("read", {"filePath": notes}),
+        ("edit", {"filePath": notes, "oldString": "draft", "newString": "final"}),
+        ("bash", {"command": "ls notes.txt > listing.txt", "description": "List the file"}),
+    ]
+
+
+def start_opencode(binaries, url, folder, home):
+    provider = {
+        "npm": "@ai-sdk/openai-compatible", "name": "Stolon",
+        "options": {"baseURL": f"{url}/v1", "apiKey": "dummy"}, "models": {"scripted": {"name": "scripted"}},
+    }
+    settings = {"provider": {"stolon": provider}, "autoupdate": False, "share": "disabled"}
+    (folder / "opencode.json").write_text(json.dumps(settings))
+    return [binaries / "opencode", "run", "--model", "stolon/scripted", TASK], {}
+
+
+AGENTS = [
+    Agent("claude", "Read", claude_calls, start_claude),
+    Agent("codex", "exec_command", codex_calls, start_codex),
+    Agent("opencode", "read", opencode_calls, start_opencode),
+]
+
+
+def serve(binary, folders, root):
+    """Starts a server whose model recites the scripts of all agents."""
+    scripts = {"script:text": ["All is done."]}
+    rules = []
+    for agent in AGENTS:
+        scripts.update(agent.scripts(folders[agent.name]))
+        rules.append(agent.rule(folders[agent.name]))
+    rules = "".join("{%- " + ("el" if index else "") + rule for index, rule in enumerate(rules))
+    template = TEMPLATE.replace("PART_BYTES", str(PART_BYTES)).replace("AGENT_RULES", rules)
+    scripted.write(root / "model", scripts, template, 1 << 17)
+    command = [binary, "serve", "--port", "0", "--kv-memory", "256M", "--model", root / "model"]
+    command += ["--served-model-name", "scripted"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def work(agent, binaries, url, folder, home):
+    """Runs an agent on its task, and returns what is wrong afterwards."""
+    (folder / "notes.txt").write_text("a draft\n")
+    command, environment = agent.start(binaries, url, folder, home)
+    # OpenCode takes its folder from PWD.
+    environment = {**os.environ, "HOME": str(home), "PWD": str(folder), **environment}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=MAX_SECONDS, check=False,
+    )
+    listing = folder / "listing.txt"
+    problems = []
+    if done.returncode != 0:
+        problems.append(f"status {done.returncode}")
+    if (folder / "notes.txt").read_text() != "a final\n":
+        problems.append("notes.txt was not edited")
+    if not listing.exists() or listing.read_text() != "notes.txt\n":
+        problems.append("the command did not run")
+    if "All is done." not in done.stdout:
+        problems.append("the answer was not shown")
+    return problems and [*problems, done.stdout[-4000:]]
+
+
+def main():
+    binary, modules = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
+    with tempfile.TemporaryDirectory() as root:
+        root = pathlib.Path(root)
+        folders, homes = {}, {}
+        for agent in AGENTS:
+            folders[agent.name], homes[agent.name] = root / agent.name, root / f"{agent.name}-home"
+            folders[agent.name].mkdir()
+            homes[agent.name].mkdir()
+        server = serve(binary, folders, root)
+        try:
+            listening = (line for line in server.stdout if line.startswith("listening on "))
+            url = next(listening).removeprefix("listening on ").strip()
+            failed = False
+            for agent in AGENTS:
+                names = folders[agent.name], homes[agent.name]
+                problems = work(agent, modules / ".bin", url, *names)
+                print(f"{agent.name}: {'; '.join(problems) if problems else 'ok'}", flush=True)
+                failed |= bool(problems)
+        finally:
+            server.terminate()
+            server.wait(timeout=60)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
