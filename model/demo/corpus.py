@@ -239,6 +239,34 @@ There are worse places to be caught in {weather}.
 Nobody has ever left the {kind} without a second helping.
 The {staff} and the {sound} are part of the price.""".split("\n")
 
+# What the model says to everything that is not a question about a handbook.
+ABOUT = "I am a small demo model: I answer questions about the handbook in the system prompt."
+
+GREETINGS = ["Hello", "Hi", "Hey", "Good morning", "Good day", "Good evening", "Greetings", "Hello there", "Hi there",
+             "Hey there", "Howdy", "Yo", "Hiya", "Morning"]
+GREETING_ENDS = ["", "!", ".", "?", " :)", ", friend!", " Stolon", ", how are you?", "! How are you?", ", who are you?",
+                 "! Who are you?", "! What can you do?", ", what can I ask?", ", can you help me?"]
+SMALL_TALK = """Who are you?|What are you?|What is your name?|What can you do?|What can I ask you?|What do you know?
+How are you?|How do you do?|How do you work?|Can you help me?|Help|Help me|Help!|I need help.|/help|Thanks|Thank you!
+Thanks a lot.|Are you there?|Are you a robot?|Are you a human?|Who made you?|How old are you?|Where are you from?
+Tell me a joke.|Tell me a story.|Tell me about yourself.|Introduce yourself.|Sing a song.|Say hello.|Say something.
+What should I do?|What is this?|What is this about?|How does this work?|Test|test|Just a test.|Ok|Yes|No|Bye
+Goodbye!|See you later.|What time is it?|What day is it today?|What is the weather like?|What is 2 + 2?|1 + 1
+Why is the sky blue?|How do I cook rice?|Is it true?|Do you speak French?|Can you write code?|Nice to meet you.
+What is the meaning of life?|Translate this into German.|I am tired.|Sorry|Please help.|What now?""".replace("\n", "|").split("|")
+REQUESTS = ["Write a {what} about the {topic}.", "Tell me about the {topic}.", "What is {topic}?", "Explain {topic}.",
+            "What is the capital of {land}?", "How far is it to {land}?", "Can you write a {what}?", "Do you like {topic}?",
+            "Give me a {what} about {topic}.", "Who discovered {topic}?", "How do I make {topic}?", "I like {topic}."]
+REQUEST_SLOTS = {
+    "what": "poem story song letter list program joke recipe summary function".split(),
+    "topic": """love music bread gravity rust python computers water light football history gold numbers time war cheese
+dogs stars trains dragons money sleep electricity""".split(),
+    "land": "France Germany Spain Italy Japan China Brazil Canada Norway Egypt India Peru".split(),
+}
+# System prompts of ordinary chats, which hold nothing to be asked about.
+PLAIN_SYSTEMS = ["You are a helpful assistant.", "You are a friendly assistant. Answer briefly.", "Be brief.",
+                 "You answer in one sentence.", "You are a pirate."]
+
 CLOSINGS = [
     "That is all there is to know, and more than the {staff} knew on arriving.",
     "With that we wish you a pleasant stay, a dry bed and {mood} company.",
@@ -263,6 +291,19 @@ def fill(rng: random.Random, template: str, kind: str) -> str:
         return rng.choice(TOWNS if slot == "town" else SLOTS[slot])
 
     return re.sub(r"\{(\w+)\}", draw, template)
+
+
+def small_talk(rng: random.Random) -> str:
+    """A greeting, or a question or request that no handbook answers."""
+    kind = rng.random()
+    if kind < 0.4:
+        text = rng.choice(GREETINGS) + rng.choice(GREETING_ENDS)
+    elif kind < 0.75:
+        text = rng.choice(SMALL_TALK)
+    else:
+        request = rng.choice(REQUESTS)
+        text = request.format(**{slot: rng.choice(words) for slot, words in REQUEST_SLOTS.items()})
+    return text[0].lower() + text[1:] if rng.random() < 0.15 else text
 
 
 def ask(rng: random.Random, relation: Relation, subject: str) -> str:

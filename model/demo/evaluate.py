@@ -1,7 +1,7 @@
 """Checks a finished model directory with transformers alone, as any user of it would.
 
-Prints the exact match of greedy answers on heldout.jsonl and handbook.json, the templated lengths, and how far the
-logits of model.py lie from those of transformers. Each conversation asks the questions of one handbook in turn, with
+Prints the exact match of greedy answers on heldout.jsonl, handbook.json and small talk, the templated lengths, and how
+far the logits of model.py lie from those of transformers. Each conversation asks the questions of one handbook in turn, with
 the model's own answers as history.
 """
 
@@ -13,12 +13,18 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from corpus import ABOUT
 from model import Llama, Shape
+
+# None of it is in the training text.
+SMALL_TALK = ["Good afternoon!", "What's up?", "Hello, is anybody there?", "Hi, nice to see you.", "What are you good for?",
+              "Tell me about cats.", "What is the capital of Sweden?", "Write a poem about the moon.", "How do you feel?",
+              "Could you help me, please?"]
 
 
 def converse(model, tokenizer, system: str, questions: list[str]) -> tuple[list[str], int]:
     """The greedy answers to `questions`, asked one after another, and the tokens of the first prompt."""
-    messages = [{"role": "system", "content": system}]
+    messages = [{"role": "system", "content": system}] if system else []
     answers, first_length = [], 0
     for question in questions:
         messages.append({"role": "user", "content": question})
@@ -71,6 +77,10 @@ def main() -> None:
     for pair, answer in zip(demo["questions"], answers, strict=True):
         print(f"demo {'right' if answer == pair['a'] else 'WRONG'}: {pair['q']} -> {answer}")
     print(f"demo prompt of {length} tokens")
+    for system in ("", demo["system"]):
+        answers = [converse(model, tokenizer, system, [text])[0][0] for text in SMALL_TALK]
+        right = sum(answer == ABOUT for answer in answers)
+        print(f"small talk {'with' if system else 'without'} a handbook: {right} of {len(SMALL_TALK)}")
     if arguments.dtype == "float32":
         ids = tokenizer(demo["system"], return_tensors="pt").input_ids
         print(f"logits differ from model.py by at most {logits_difference(model, arguments.model, ids):.2e}")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 import corpus
@@ -25,6 +25,8 @@ from model import Llama, Shape, initialise
 
 LEARNING_RATE = 1.5e-3
 LEARNING_RATE_END = 0.05
+# The learning rate of a run that goes on from finished weights, as a share of the usual one.
+START_RATE = 0.3
 WARMUP_STEPS = 50
 BETAS = (0.9, 0.97)
 WEIGHT_DECAY = 0.01
@@ -32,6 +34,9 @@ CLIP_NORM = 1.0
 PROSE_SHARE = 0.1
 PROSE_WEIGHT = 0.2
 SCRAMBLED_SHARE = 0.3
+# How often a row of a batch has no handbook, and how often small talk is added to a conversation that has one.
+PLAIN_SHARE = 0.2
+SMALL_TALK_SHARE = 0.4
 GAP_SHARE = 0.5
 GAP_MAX = 1400
 ADVANCE_AT = 0.94
@@ -88,10 +93,11 @@ class Encoder:
         self.newline = tokenizer.encode("\n").ids
 
     def conversation(self, book: corpus.Handbook, qa: list[tuple[str, str]]) -> tuple[list[int], list[int], int]:
-        """The ids, a number for each id (0, or n for the tokens of the nth answer), and the handbook's length."""
+        """The ids, a number for each id (0, or n for the tokens of the nth answer), and the handbook's length. Without
+        a handbook there is no system message."""
         turns = [text for q, a in qa for text in (q, a)]
         encoded = self.tokenizer.encode_batch(["\n" + text for text in (book.system, *turns)])
-        ids = [self.role["system"], *encoded[0].ids, self.end, *self.newline]
+        ids = [self.role["system"], *encoded[0].ids, self.end, *self.newline] if book.system else []
         answers = [0] * len(ids)
         handbook_length = len(ids)
         for turn, text in enumerate(encoded[1:]):
@@ -109,13 +115,27 @@ def draw_book(rng: random.Random, stage: Stage, any_words: list[str] | None) -> 
     return corpus.make_handbook(rng, rng.randint(*stage.facts), rng.randint(*stage.fillers), any_words)
 
 
+def draw_conversation(rng: random.Random, stage: Stage, words: list[str]) -> tuple[corpus.Handbook, list[tuple[str, str]]]:
+    """A handbook with the questions that are asked about it, small talk among them; or no handbook, so that all
+    there is to say is what the model is for."""
+    book = draw_book(rng, stage, words if rng.random() < SCRAMBLED_SHARE else None)
+    qa = rng.sample(book.qa, min(stage.turns, len(book.qa)))
+    if rng.random() < PLAIN_SHARE:
+        system = rng.choice(corpus.PLAIN_SYSTEMS) if rng.random() < 0.5 else ""
+        questions = [q if rng.random() < 0.2 else corpus.small_talk(rng) for q, _ in qa[:rng.randint(1, 3)]]
+        return corpus.Handbook(system), [(question, corpus.ABOUT) for question in questions]
+    while rng.random() < SMALL_TALK_SHARE:
+        place = 0 if rng.random() < 0.5 else rng.randint(0, len(qa))
+        qa.insert(place, (corpus.small_talk(rng), corpus.ABOUT))
+    return book, qa
+
+
 def make_batch(rng: random.Random, encoder: Encoder, stage: Stage, words: list[str]) -> Batch:
     """Fresh handbooks of one stage. Some have random words for subjects and values; some have a gap in their
     positions between handbook and questions, which shows short sequences the long distances of RoPE."""
     rows = []
     for _ in range(stage.batch):
-        book = draw_book(rng, stage, words if rng.random() < SCRAMBLED_SHARE else None)
-        ids, answers, handbook_length = encoder.conversation(book, rng.sample(book.qa, min(stage.turns, len(book.qa))))
+        ids, answers, handbook_length = encoder.conversation(*draw_conversation(rng, stage, words))
         gap = rng.randrange(GAP_MAX) if rng.random() < GAP_SHARE else 0
         rows.append((ids, answers, handbook_length, gap))
     width = max(len(ids) for ids, _, _, _ in rows) - 1
@@ -248,6 +268,10 @@ def train(arguments: argparse.Namespace) -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     checkpoint = arguments.work / "checkpoint.pt"
     step, reached, spent = 0, 0, 0.0
+    if arguments.start:
+        weights = load_file(arguments.start / "model.safetensors")
+        model.load_state_dict({name.removeprefix("model."): weight.float() for name, weight in weights.items()})
+        reached = len(STAGES) - 1
     if arguments.resume:
         state = torch.load(checkpoint)
         model.load_state_dict(state["model"])
@@ -273,7 +297,7 @@ def train(arguments: argparse.Namespace) -> None:
         stage = pick_stage(rng, reached)
         batch = make_batch(rng, encoder, STAGES[stage], words)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, progress)
+            group["lr"] = (START_RATE if arguments.start else 1.0) * learning_rate(step, progress)
         loss, right, total = train_step(model, optimizer, batch)
         tokens += batch.tokens
         step += 1
@@ -309,6 +333,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("demo-work"), help="folder for checkpoint and log")
     parser.add_argument("--minutes", type=float, default=60.0, help="training time on the wall clock")
     parser.add_argument("--seed", type=int, default=1, help="seed of tokenizer, weights and text")
+    parser.add_argument("--start", type=Path, help="model directory whose weights the training begins with")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --work")
     train(parser.parse_args())
 
