@@ -13,9 +13,11 @@
 //! not on the chunk in which it was computed, the block size, the other sequences in the batch, or
 //! the thread that computed which work item.
 //!
-//! **Precision.** Scores, weights and sums are f32. On SIMD lanes the products are f32 too, and
-//! keys and values of other types are widened. With bf16 keys and values on AMX tiles (see
-//! `amx_kernel`), queries and weights are rounded to bf16.
+//! **Precision.** Scores, weights and sums are f32. So are the products, for which keys and values
+//! of other types are widened, with two exceptions: bf16 keys and values on AMX tiles (see
+//! `amx_kernel`) and with AVX-512 BF16. There, queries and weights are rounded to bf16, and the
+//! products are those of bf16 pairs with f32 sums. f16 keys and values are widened on every path:
+//! they have three more bits than bf16, which rounding would lose.
 #![allow(unsafe_code, reason = "work items write disjoint parts of one output")]
 
 #[cfg(target_arch = "x86_64")]
@@ -109,7 +111,7 @@ unsafe fn compute(
         return unsafe { amx_kernel::compute(args, plan, item, threads, output) };
     }
     // SAFETY: the conditions are those of this function.
-    unsafe { simd_kernel::compute(args.path, args, plan, item, threads, output) }
+    unsafe { simd_kernel::compute(args, plan, item, threads, output) }
 }
 
 /// # Safety

@@ -1,4 +1,4 @@
-//! Attention on SIMD lanes, in f32: computes one work item.
+//! Attention on SIMD lanes: computes one work item, in f32 or on pairs of bf16.
 //!
 //! A work item walks through its positions tile by tile, and through its kv heads within a tile.
 //! Readers that share a tile have it loaded once and computed for all of them; the other readers
@@ -10,8 +10,14 @@
 //! flight, so the requests are spread evenly.
 #![allow(unsafe_code, reason = "accesses scratch memory and the KV cache through raw pointers")]
 
-mod products;
+mod arithmetic;
+#[cfg(target_arch = "x86_64")]
+mod bf16_products;
+mod f32_products;
+mod softmax;
 mod work;
+
+use std::ops::Range;
 
 use crate::attention::args::AttentionArgs;
 use crate::attention::plan::{Plan, QUERIES_PER_WORK_ITEM, WorkItem};
@@ -19,12 +25,16 @@ use crate::attention::prefix_sharing;
 use crate::attention::scratch::carve;
 use crate::attention::sizes::{POSITIONS_PER_SPAN, POSITIONS_PER_TILE};
 use crate::attention::softmax_state::{AttentionOutput, SoftmaxState};
-use crate::attention::tile_loading::{load_keys, load_live, load_values};
 use crate::attention::tile_view::{TileLocation, TileView};
-use crate::gemm::{F32, group_rows};
+use crate::gemm::group_rows;
 use crate::lanes::{LANES, Lanes, dispatch};
 use crate::threads::Threads;
-use work::{PADDING_ROWS_MAX, ReaderGroup, SimdWork};
+use arithmetic::{Arithmetic, TilePair};
+#[cfg(target_arch = "x86_64")]
+use bf16_products::Bf16Arithmetic;
+use f32_products::F32Arithmetic;
+use softmax::TileScores;
+use work::{PADDING_ROWS_MAX, ReaderGroup, RowGroup, SimdWork};
 
 /// A tile of the cache and the readers that share it.
 struct SharedTile {
@@ -33,28 +43,78 @@ struct SharedTile {
     location: TileLocation,
 }
 
-dispatch! {
-    /// Computes a work item: stores the states of its spans, or writes its rows and heads of the
-    /// output.
-    ///
-    /// # Safety
-    /// * `args.validate` has accepted an output of the length of `args.q`, for which `output.out`
-    ///   is valid.
-    /// * `plan` was made for `args` with tiles of [`POSITIONS_PER_TILE`], and `item` is one of its
-    ///   items.
-    /// * `output.states` is valid for `plan.state_len` values.
-    /// * No other thread accesses the item's rows and heads of the output, nor the states of its
-    ///   spans.
-    pub(super) unsafe fn compute(
-        args: &AttentionArgs<'_>, plan: &Plan, item: &WorkItem, threads: &Threads,
-        output: &AttentionOutput,
-    ) = compute_lanes
+/// Computes a work item: stores the states of its spans, or writes its rows and heads of the
+/// output.
+///
+/// # Safety
+/// * `args.validate` has accepted an output of the length of `args.q`, for which `output.out` is
+///   valid.
+/// * `plan` was made for `args` with tiles of [`POSITIONS_PER_TILE`], and `item` is one of its
+///   items.
+/// * `output.states` is valid for `plan.state_len` values.
+/// * No other thread accesses the item's rows and heads of the output, nor the states of its spans.
+pub(super) unsafe fn compute(
+    args: &AttentionArgs<'_>,
+    plan: &Plan,
+    item: &WorkItem,
+    threads: &Threads,
+    output: &AttentionOutput,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if Bf16Arithmetic::applies(args) {
+        // SAFETY: `applies` is true only if `args.path` proves that AVX-512 F, BW, VL, DQ and BF16
+        // are available. The other conditions are those of this function.
+        return unsafe { compute_bf16(args, plan, item, threads, output) };
+    }
+    // SAFETY: the conditions are those of this function.
+    unsafe { compute_f32(args.path, args, plan, item, threads, output) }
+}
+
+/// Computes a work item on pairs of bf16.
+///
+/// # Safety
+/// As for [`compute`], and [`Bf16Arithmetic::applies`] is true for `args`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+unsafe fn compute_bf16(
+    args: &AttentionArgs<'_>,
+    plan: &Plan,
+    item: &WorkItem,
+    threads: &Threads,
+    output: &AttentionOutput,
+) {
+    // SAFETY: the conditions are those of this function.
+    unsafe { compute_with::<Bf16Arithmetic>(args, plan, item, threads, output) }
 }
 
 /// # Safety
 /// As for [`compute`], and the instruction set of `L` is available.
 #[inline(always)]
 unsafe fn compute_lanes<L: Lanes>(
+    args: &AttentionArgs<'_>,
+    plan: &Plan,
+    item: &WorkItem,
+    threads: &Threads,
+    output: &AttentionOutput,
+) {
+    // SAFETY: the conditions are those of this function.
+    unsafe { compute_with::<F32Arithmetic<L>>(args, plan, item, threads, output) }
+}
+dispatch! {
+    /// Computes a work item in f32.
+    ///
+    /// # Safety
+    /// As for [`compute`].
+    unsafe fn compute_f32(
+        args: &AttentionArgs<'_>, plan: &Plan, item: &WorkItem, threads: &Threads,
+        output: &AttentionOutput,
+    ) = compute_lanes
+}
+
+/// # Safety
+/// As for [`compute`], and the methods of A may be called for `args`.
+#[inline(always)]
+unsafe fn compute_with<A: Arithmetic>(
     args: &AttentionArgs<'_>,
     plan: &Plan,
     item: &WorkItem,
@@ -82,7 +142,7 @@ unsafe fn compute_lanes<L: Lanes>(
     // SAFETY: the pieces of scratch have the sizes that the fields of `SimdWork` require, do not
     // overlap, and belong to this call until `scratch` is dropped. The other conditions are those
     // of this function.
-    unsafe { work.run::<L>(&mut packed[..readers], output) }
+    unsafe { work.run::<A>(&mut packed[..readers], output) }
 }
 
 // The methods rely on the invariant of `SimdWork`, which says what each pointer is valid for.
@@ -91,9 +151,9 @@ impl SimdWork<'_> {
     /// of a group whose queries are packed, the number of readers in the group.
     ///
     /// # Safety
-    /// `output` is as [`compute`] requires, and the instruction set of `L` is available.
+    /// `output` is as [`compute`] requires, and the methods of A may be called.
     #[inline(always)]
-    unsafe fn run<L: Lanes>(&self, packed: &mut [usize], output: &AttentionOutput) {
+    unsafe fn run<A: Arithmetic>(&self, packed: &mut [usize], output: &AttentionOutput) {
         let readers = 0..self.item.readers.len();
         let heads = self.item.kv_heads.len();
         // SAFETY: `head` is below the item's number of heads and `readers` are all its readers, as
@@ -108,9 +168,9 @@ impl SimdWork<'_> {
                 }
                 let mut tiles = self.tiles(index).peekable();
                 while let Some(tile) = tiles.next() {
-                    self.add_tile::<L>(&tile, tiles.peek(), packed);
+                    self.add_tile::<A>(&tile, tiles.peek(), packed);
                 }
-                self.finish_span::<L>(index, output);
+                self.finish_span::<A::Lanes>(index, output);
             }
         }
     }
@@ -167,9 +227,9 @@ impl SimdWork<'_> {
     /// way.
     ///
     /// # Safety
-    /// Both tiles come from [`Self::tiles`], and the instruction set of `L` is available.
+    /// Both tiles come from [`Self::tiles`], and the methods of A may be called.
     #[inline(always)]
-    unsafe fn add_tile<L: Lanes>(
+    unsafe fn add_tile<A: Arithmetic>(
         &self,
         tile: &SharedTile,
         next: Option<&SharedTile>,
@@ -179,7 +239,7 @@ impl SimdWork<'_> {
         let already_packed = packed[group.start] == group.len();
         packed[group.clone()].fill(0);
         packed[group.start] = group.len();
-        let room = (self.queries + PADDING_ROWS_MAX) * self.args.head_dim;
+        let room = (self.queries + PADDING_ROWS_MAX) * self.args.head_dim / A::VALUES_PER_WORD;
         let kv_heads = self.item.kv_heads.clone();
         for (head, kv_head) in kv_heads.clone().enumerate() {
             let view = self.view(tile, kv_head);
@@ -195,37 +255,102 @@ impl SimdWork<'_> {
             unsafe {
                 let q = self.q.add((head * self.item.readers.len() + group.start) * room);
                 if !already_packed {
-                    self.pack_queries::<L>(group.clone(), kv_head, q);
+                    self.pack_queries::<A>(group.clone(), kv_head, q);
                 }
-                let queries = group.len() * self.queries;
-                if !self.reads_stored_keys(queries) {
-                    load_keys::<L>(&view, &next, self.keys);
-                }
-                if !self.reads_stored_values(queries) {
-                    load_values::<L>(&view, &next, self.values);
-                }
+                let tile = TilePair { now: &view, next: &next };
+                A::load(self, tile, group.len() * self.queries);
                 let state = self.state(self.span, head, group.clone());
-                self.add_products::<L>(group.clone(), &view, &next, q, &state);
+                self.add_products::<A>(group.clone(), tile, q, &state);
             }
         }
     }
 
-    /// Packs the queries of a reader group for the microkernels, `[row group][head_dim][rows of the
-    /// row group]`, multiplied by a factor that makes scores come out in units of ln 2.
+    /// Computes scores, softmax and weighted values of a tile for a reader group's queries of one
+    /// head.
     ///
     /// # Safety
-    /// `to` is writable for `(queries of the group + PADDING_ROWS_MAX) * head_dim` values, which no
-    /// other thread accesses. `readers` lies within the item's readers and `kv_head` below
-    /// `args.kv_heads`. The instruction set of `L` is available.
+    /// `tile.now` is a tile that `readers` share, and [`Arithmetic::load`] has loaded it. `q` holds
+    /// the group's queries as [`Self::pack_queries`] packs them, and `state` is the state of the
+    /// same queries. The methods of A may be called.
     #[inline(always)]
-    unsafe fn pack_queries<L: Lanes>(&self, readers: ReaderGroup, kv_head: usize, to: *mut f32) {
+    unsafe fn add_products<A: Arithmetic>(
+        &self,
+        readers: ReaderGroup,
+        tile: TilePair<'_>,
+        q: *const f32,
+        state: &SoftmaxState,
+    ) {
+        let queries = readers.len() * self.queries;
+        let words = self.args.head_dim / A::VALUES_PER_WORD;
+        let scales = tile.now.scales();
+        let mut next_first = 0;
+        while next_first < queries {
+            let first = next_first;
+            let rows = group_rows(queries - first, A::Lanes::GROUP_MAX);
+            next_first += rows;
+            let live = rows.min(queries - first);
+            let seen = |row| self.seen(&readers, first + row, tile.now);
+            // Rows are in order of position, and so are the first and last positions they see.
+            let (of_first, of_last) = (seen(0), seen(live - 1));
+            let panels = of_last.end.div_ceil(LANES);
+            let group = RowGroup { first, rows, live, queries, panels };
+            let whole = of_first.end == POSITIONS_PER_TILE && of_last.start == 0;
+            let in_tile =
+                TileScores { scales: scales.as_ref(), softcap: self.args.softcap_base_2(), panels };
+            if of_last.end == 0 || of_first.start == POSITIONS_PER_TILE {
+                continue;
+            }
+            // SAFETY: `first + rows` is at most the group's queries plus PADDING_ROWS_MAX, for
+            // which `scores` and `q` have rows; `first + live` is at most the group's queries,
+            // which `state` has. The packed queries of the row group begin at `first * words`. The
+            // positions that a query sees lie within the tile.
+            unsafe {
+                let scores = self.scores.add(first * POSITIONS_PER_TILE);
+                A::score(self, tile, &group, q.add(first * words), scores);
+                in_tile.step::<A>(scores, &group, state, (!whole).then_some(seen));
+                let sums = state.values.add(first * self.padded_dim);
+                A::add_values(self, tile, &group, scores, sums);
+            }
+        }
+    }
+
+    /// The positions of the tile that a query of the group sees, counted from the tile's first
+    /// position.
+    #[inline(always)]
+    fn seen(&self, readers: &ReaderGroup, query: usize, view: &TileView<'_>) -> Range<usize> {
+        if readers.len() > 1 {
+            // Several readers share a tile only if each of them sees all of it.
+            return 0..POSITIONS_PER_TILE;
+        }
+        let begin = view.location.begin;
+        let group = self.args.heads / self.args.kv_heads;
+        let position = self.plan.chunk(self.item, readers.start).position + query / group;
+        let in_tile = |position: usize| position.saturating_sub(begin).min(POSITIONS_PER_TILE);
+        in_tile(self.args.first_seen(position))..in_tile(position + 1)
+    }
+
+    /// Packs the queries of a reader group for the microkernels, `[row group][words of a head][rows
+    /// of the row group]`, multiplied by a factor that makes scores come out in units of ln 2.
+    ///
+    /// # Safety
+    /// `to` is writable for the words of the group's queries and PADDING_ROWS_MAX more, which no
+    /// other thread accesses. `readers` lies within the item's readers and `kv_head` below
+    /// `args.kv_heads`. The methods of A may be called.
+    #[inline(always)]
+    unsafe fn pack_queries<A: Arithmetic>(
+        &self,
+        readers: ReaderGroup,
+        kv_head: usize,
+        to: *mut f32,
+    ) {
         let (args, dim) = (self.args, self.args.head_dim);
         let group = args.heads / args.kv_heads;
         let queries = readers.len() * self.queries;
+        let words = dim / A::VALUES_PER_WORD;
         let factor = args.scale * std::f32::consts::LOG2_E;
         let mut first = 0;
         while first < queries {
-            let rows = group_rows(queries - first, L::GROUP_MAX);
+            let rows = group_rows(queries - first, A::Lanes::GROUP_MAX);
             let mut from = [std::ptr::null(); LANES];
             for (r, from) in from.iter_mut().enumerate() {
                 let query = (first + r).min(queries - 1);
@@ -234,24 +359,24 @@ impl SimdWork<'_> {
                 let head = kv_head * group + own % group;
                 *from = &raw const args.q[((chunk.row + own / group) * args.heads + head) * dim];
             }
-            for d in (0..dim).step_by(LANES) {
+            for word in (0..words).step_by(LANES) {
                 // SAFETY: each of `from` is the start of a query head of `dim` values in `args.q`,
                 // by the validated length of `q`, and at most `dim - d` values are read from `d`
-                // on. A row group has `dim * rows` values from `first * dim` on, and has at most
+                // on. A row group has `words * rows` words from `first * words` on, and has at most
                 // PADDING_ROWS_MAX rows more than queries, so `to` has room for it. A column is
                 // stored with 16 lanes only if they end within the row group. The lanes beyond its
-                // `rows` fall on the columns after it, which are written later. The set of `L` is
-                // available.
+                // `rows` fall on the columns after it, which are written later.
                 unsafe {
-                    let mut square = [L::splat(0.0); LANES];
+                    let d = word * A::VALUES_PER_WORD;
+                    let mut square = [A::Lanes::splat(0.0); LANES];
                     for r in 0..LANES {
-                        square[r] =
-                            load_live::<L, F32>(from[r].add(d), dim - d).mul(L::splat(factor));
+                        let factor = A::Lanes::splat(factor);
+                        square[r] = A::query_words(from[r].add(d), dim - d, factor);
                     }
-                    L::transpose(&mut square);
-                    for (d, column) in (d..dim).zip(square) {
-                        let at = to.add((first * dim) + d * rows);
-                        if (dim - d) * rows >= LANES {
+                    A::Lanes::transpose(&mut square);
+                    for (word, column) in (word..words).zip(square) {
+                        let at = to.add(first * words + word * rows);
+                        if (words - word) * rows >= LANES {
                             column.store(at);
                         } else {
                             let mut lanes = [0.0; LANES];

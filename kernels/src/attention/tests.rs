@@ -385,12 +385,21 @@ fn attention_matches_its_formula() {
     }
 }
 
-/// The error that the arithmetic of the path allows for values below one. AMX tiles round queries
-/// and weights to bf16, each with a relative error of up to 1/512.
+/// Whether the path multiplies keys and values of this shape as bf16, and so rounds queries and
+/// weights to bf16.
+fn computes_in_bf16(path: Path, shape: Shape) -> bool {
+    shape.stored == Stored::Bf16
+        && match path.kind() {
+            PathKind::Amx => shape.head_dim.is_multiple_of(32),
+            PathKind::Avx512Bf16 => shape.head_dim.is_multiple_of(2),
+            _ => false,
+        }
+}
+
+/// The error that the arithmetic of the path allows for values below one. Rounding to bf16 has a
+/// relative error of up to 1/512.
 fn tolerance(path: Path, shape: Shape) -> f64 {
-    let bf16 = shape.stored == Stored::Bf16 && shape.head_dim.is_multiple_of(32);
-    let tiles = path.kind() == PathKind::Amx && bf16;
-    if tiles { 6e-3 } else { 3e-5 }
+    if computes_in_bf16(path, shape) { 6e-3 } else { 3e-5 }
 }
 
 /// Goal: batch invariance. The output of a query has the same bits whatever the chunks, the block

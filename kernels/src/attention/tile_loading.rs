@@ -12,7 +12,7 @@ use crate::prefetch::{CACHE_LINE_BYTES, prefetch_l2};
 /// Prefetches the cache line of each row that begins with the row's value `from`. Does nothing if
 /// `from` is not at the start of a cache line relative to the row.
 #[inline(always)]
-fn prefetch_rows<T>(rows: &[*const T], from: usize) {
+pub(super) fn prefetch_rows<T>(rows: &[*const T], from: usize) {
     if (from * size_of::<T>()).is_multiple_of(CACHE_LINE_BYTES) {
         for row in rows {
             prefetch_l2(row.wrapping_add(from));
@@ -33,7 +33,9 @@ pub(super) unsafe fn load_live<L: Lanes, F: Form>(from: *const F::Raw, live: usi
             return F::load(from);
         }
         let mut padded = [F::Raw::default(); LANES];
-        std::ptr::copy_nonoverlapping(from, padded.as_mut_ptr(), live);
+        // Copied as bytes, because `from` may be unaligned.
+        let bytes = live * size_of::<F::Raw>();
+        std::ptr::copy_nonoverlapping(from.cast::<u8>(), padded.as_mut_ptr().cast(), bytes);
         F::load(padded.as_ptr())
     }
 }
@@ -108,21 +110,37 @@ unsafe fn transpose_rows<L: Lanes, F: Form>(
     let dim = tile.args.head_dim;
     for panel in 0..tile.panels() {
         let (rows, next) = (tile.rows(panel, from), next.rows(panel, from));
-        for d in (0..dim).step_by(LANES) {
-            prefetch_rows(&next, d);
-            // SAFETY: each of `rows` is the start of a head of `dim` values in a block that the
-            // validation has found within `from`, and at most `dim - d` values are read from `d`
-            // on. The stores write 16 values at step `d + i`, below `dim`, of one of the 4 panels
-            // for which `to` has room. The set of `L` is available.
-            unsafe {
-                let mut square = [L::splat(0.0); LANES];
-                for lane in 0..LANES {
-                    square[lane] = load_live::<L, F>(rows[lane].add(d), dim - d);
-                }
-                L::transpose(&mut square);
-                for (i, column) in square.into_iter().enumerate().take(dim - d) {
-                    column.store(to.add((panel * dim + d + i) * LANES));
-                }
+        // SAFETY: each of `rows` is the start of a head of `dim` values in a block that the
+        // validation has found within `from`, and `to` has room for 4 panels. The set of `L` is
+        // available.
+        unsafe { transpose_panel::<L, F>(&rows, &next, dim, to.add(panel * dim * LANES)) };
+    }
+}
+
+/// Transposes 16 rows of `len` values to `[len][16]` and widens them. Prefetches the rows `next`.
+///
+/// # Safety
+/// Each of `rows` is readable for `len` values. `to` is writable for `16 * len` values, which no
+/// other thread accesses. The instruction set of `L` is available.
+#[inline(always)]
+pub(super) unsafe fn transpose_panel<L: Lanes, F: Form>(
+    rows: &[*const F::Raw; LANES],
+    next: &[*const F::Raw; LANES],
+    len: usize,
+    to: *mut f32,
+) {
+    for d in (0..len).step_by(LANES) {
+        prefetch_rows(next, d);
+        // SAFETY: at most `len - d` values of each row are read from `d` on. The stores write 16
+        // values at step `d + i`, below `len`. The set of `L` is available.
+        unsafe {
+            let mut square = [L::splat(0.0); LANES];
+            for lane in 0..LANES {
+                square[lane] = load_live::<L, F>(rows[lane].add(d), len - d);
+            }
+            L::transpose(&mut square);
+            for (i, column) in square.into_iter().enumerate().take(len - d) {
+                column.store(to.add((d + i) * LANES));
             }
         }
     }

@@ -9,8 +9,12 @@ use std::ops::Range;
 use crate::attention::args::{AttentionArgs, KvSlice};
 use crate::attention::query_chunk::QueryChunk;
 use crate::attention::sizes::POSITIONS_PER_TILE;
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::Form;
 use crate::gemm::Panels;
 use crate::lanes::LANES;
+#[cfg(target_arch = "x86_64")]
+use crate::lanes::Lanes;
 use crate::prefetch::{CACHE_LINE_BYTES, prefetch_l2};
 
 /// Panels of 16 positions in a tile.
@@ -143,6 +147,28 @@ pub(super) struct TransposedKeys<T> {
     pub(super) next: [*const T; PANELS_PER_TILE],
 }
 
+/// The transposed keys of a tile that has been read, so that it is in the L1 or L2 cache.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct CachedKeys<T>([*const T; PANELS_PER_TILE]);
+
+#[cfg(target_arch = "x86_64")]
+impl<T> TransposedKeys<T> {
+    /// The same panels without prefetching.
+    pub(super) fn cached(self) -> CachedKeys<T> {
+        CachedKeys(self.now)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<T> Panels<T> for CachedKeys<T> {
+    #[inline(always)]
+    fn at(&self, p: usize) -> *const T {
+        self.0[p]
+    }
+    #[inline(always)]
+    fn prefetch<const P: usize>(&self, _: usize, _: usize, _: *const T) {}
+}
+
 impl<T> Panels<T> for TransposedKeys<T> {
     #[inline(always)]
     fn at(&self, p: usize) -> *const T {
@@ -180,5 +206,35 @@ impl<T> Panels<T> for StoredValues<T> {
         if (p * LANES * size_of::<T>()).is_multiple_of(CACHE_LINE_BYTES) {
             prefetch_l2(self.next.wrapping_add(k * self.row + p * LANES));
         }
+    }
+}
+
+/// Values of pairs of successive positions, in words of two values, which are interleaved as they
+/// are read. An f32 stands for two stored values of 16 bits.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct StoredPairs(pub(super) StoredValues<u16>);
+
+#[cfg(target_arch = "x86_64")]
+impl Panels<f32> for StoredPairs {
+    #[inline(always)]
+    fn at(&self, p: usize) -> *const f32 {
+        self.0.now.wrapping_add(p * LANES).cast()
+    }
+    /// Two positions.
+    #[inline(always)]
+    fn inner_step(&self) -> usize {
+        self.0.row
+    }
+    #[inline(always)]
+    fn prefetch<const P: usize>(&self, p: usize, k: usize, now: *const f32) {
+        Panels::prefetch::<P>(&self.0, p, 2 * k, now.cast());
+        Panels::prefetch::<P>(&self.0, p, 2 * k + 1, now.cast());
+    }
+    #[inline(always)]
+    unsafe fn load<L: Lanes, F: Form<Raw = f32>>(&self, now: *const f32) -> L {
+        let first = now.cast::<u16>();
+        // SAFETY: a step of a panel is 16 values of a position and as many of the position after
+        // it, `row` values further on. The instruction set of `L` is available.
+        unsafe { L::load_interleaved(first, first.add(self.0.row)) }
     }
 }

@@ -19,6 +19,16 @@ pub(crate) trait Panels<Raw> {
     /// Prefetches what will be read some time after step `k` of panel `p`, whose values are at
     /// `now`, by a tile of P panels.
     fn prefetch<const P: usize>(&self, p: usize, k: usize, now: *const Raw);
+    /// Loads the 16 values of a step, of a form that is not stored in pairs.
+    ///
+    /// # Safety
+    /// `now` is the start of a step of one of the panels, which are readable, and the instruction
+    /// set of `L` is available.
+    #[inline(always)]
+    unsafe fn load<L: Lanes, F: Form<Raw = Raw>>(&self, now: *const Raw) -> L {
+        // SAFETY: the 16 values of a step are contiguous, and the conditions are the same.
+        unsafe { F::load(now) }
+    }
 }
 
 /// Evenly spaced panels that are in the L1 or L2 cache already, so that nothing is prefetched.
@@ -187,7 +197,7 @@ unsafe fn tile<L: Lanes, F: Form, B: Panels<F::Raw>, const R: usize, const P: us
                 if F::PAIRS {
                     (weights[p], seconds[p]) = F::load_pairs(b[p]);
                 } else {
-                    weights[p] = F::load(b[p]);
+                    weights[p] = args.b.load::<L, F>(b[p]);
                 }
             }
             for r in 0..R {

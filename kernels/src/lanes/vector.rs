@@ -98,6 +98,21 @@ pub(crate) trait Lanes: Copy {
     unsafe fn dot_pairs(self, _other: Self, _sum: Self) -> Self {
         unreachable!("this instruction set has no dot product of bf16 pairs")
     }
+    /// Loads 16 values of 16 bits from each pointer. Lane `i` has value `i` of `first` in its lower
+    /// half and value `i` of `second` in its upper half.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn load_interleaved(first: *const u16, second: *const u16) -> Self {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: both are readable for 16 values, and `lanes` holds 16.
+        unsafe {
+            for (i, lane) in lanes.iter_mut().enumerate() {
+                let (low, high) = (first.add(i).read(), second.add(i).read());
+                *lane = f32::from_bits(u32::from(high) << 16 | u32::from(low));
+            }
+            Self::load(lanes.as_ptr())
+        }
+    }
     /// The larger value. If either is NaN the result is `other`, so `bound.max(x)` propagates the
     /// NaN of `x`.
     unsafe fn max(self, other: Self) -> Self;

@@ -14,10 +14,11 @@ use std::arch::x86_64::{
     _mm512_castps512_ps256, _mm512_castsi256_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
     _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtne2ps_pbh,
     _mm512_cvtph_ps, _mm512_div_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_fnmadd_ps,
-    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_mov_ps, _mm512_maskz_permutexvar_epi16,
-    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_rcp14_ps, _mm512_reduce_max_ps,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_storeu_ps,
-    _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    _mm512_inserti64x4, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_mov_ps,
+    _mm512_maskz_permutexvar_epi16, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps,
+    _mm512_permutexvar_epi16, _mm512_rcp14_ps, _mm512_reduce_max_ps, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_storeu_ps, _mm512_sub_ps,
+    _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
 use super::vector::{Kernel, LANES, Lanes};
@@ -38,6 +39,18 @@ impl Avx512 {
         unsafe { std::mem::transmute(_mm512_cvtne2ps_pbh(high.0, self.0)) }
     }
 }
+
+/// Permutation that interleaves the lower and the upper half of 32 values of 16 bits.
+static HALVES_INTERLEAVED: [u16; 2 * LANES] = {
+    let mut order = [0; 2 * LANES];
+    let mut i = 0;
+    while i < LANES {
+        order[2 * i] = i as u16;
+        order[2 * i + 1] = (LANES + i) as u16;
+        i += 1;
+    }
+    order
+};
 
 /// Two 256-bit registers.
 #[derive(Clone, Copy)]
@@ -171,6 +184,16 @@ impl Lanes for Avx512 {
         unsafe {
             let (a, b): (__m512bh, __m512bh) = std::mem::transmute((self.0, other.0));
             Avx512(_mm512_dpbf16_ps(sum.0, a, b))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_interleaved(first: *const u16, second: *const u16) -> Self {
+        // SAFETY: both are readable for 16 values, and AVX-512 F, BW, VL and DQ are available.
+        unsafe {
+            let first = _mm512_castsi256_si512(_mm256_loadu_si256(first.cast()));
+            let both = _mm512_inserti64x4::<1>(first, _mm256_loadu_si256(second.cast()));
+            let order = _mm512_loadu_si512(HALVES_INTERLEAVED.as_ptr().cast());
+            Avx512(_mm512_castsi512_ps(_mm512_permutexvar_epi16(order, both)))
         }
     }
     #[inline(always)]

@@ -14,7 +14,22 @@ pub(super) const PADDING_ROWS_MAX: usize = 3;
 /// Readers that share a tile, as an index range of the work item's readers.
 pub(super) type ReaderGroup = Range<usize>;
 
-/// A work item with its scratch memory.
+/// Packed query vectors that the microkernels compute together.
+pub(super) struct RowGroup {
+    /// The group's first query vector, counted from the first of the reader group.
+    pub(super) first: usize,
+    /// Number of packed rows, at most 16.
+    pub(super) rows: usize,
+    /// Number of rows that are not padding.
+    pub(super) live: usize,
+    /// Number of query vectors of the reader group.
+    pub(super) queries: usize,
+    /// Number of panels of 16 positions, from the tile's first, up to the last that a row sees.
+    pub(super) panels: usize,
+}
+
+/// A work item with its scratch memory. Queries, keys and values are stored in words of 4 bytes,
+/// which hold one f32 or two bf16 (see [`Arithmetic`](super::arithmetic::Arithmetic)).
 ///
 /// **Invariant**: the pointers are valid for the shapes given, in initialised memory that only this
 /// work item accesses; the pieces do not overlap. `args` has been validated and `item` is in
@@ -28,14 +43,16 @@ pub(super) struct SimdWork<'a> {
     /// `head_dim`, rounded up to a multiple of 16.
     pub(super) padded_dim: usize,
     /// The packed queries: `[head][reader]`, each with room for `queries + PADDING_ROWS_MAX` rows.
-    /// Those of a reader group begin at its first reader: `[row group][head_dim][rows of the row
-    /// group]`.
+    /// Those of a reader group begin at its first reader: `[row group][words of a head][rows of
+    /// the row group]`.
     pub(super) q: *mut f32,
-    /// `[64 / 16][head_dim][16]`: the keys of a tile, transposed.
+    /// `[64 / 16][words of a head][16]`: the keys of a tile, transposed.
     pub(super) keys: *mut f32,
-    /// `[64][padded_dim]`: the values of a tile.
+    /// `[positions][padded_dim]`: the values of a tile. A row holds those of one position, or those
+    /// of two successive positions in pairs.
     pub(super) values: *mut f32,
-    /// `[readers * queries + PADDING_ROWS_MAX][64]`: scores, then weights.
+    /// `[readers * queries + PADDING_ROWS_MAX][64]`: scores, then weights, which take the first 32
+    /// words of a row if they are pairs.
     pub(super) scores: *mut f32,
     /// `[head]` states of the queries of all readers, over the current span.
     pub(super) span: *mut f32,

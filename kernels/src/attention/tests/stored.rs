@@ -2,14 +2,13 @@
 
 use super::*;
 
-/// Goal: 16-bit keys and values give the same bits as the f32 values that they widen to, whether
-/// keys are multiplied in pairs and values as they are stored, or both are widened before.
+/// Goal: where the arithmetic is f32, 16-bit keys and values give the same bits as the f32 values
+/// that they widen to, whether keys are multiplied in pairs and values as they are stored, or both are widened before.
 #[test]
 fn sixteen_bit_values_equal_their_f32_values() {
     let threads = Threads::new(2);
     for path in Path::supported() {
         for stored in [Stored::Bf16, Stored::F16] {
-            // None of these sizes is computed on AMX tiles.
             for (heads, head_dim) in [(4, 80), (4, 18), (12, 16), (3, 33)] {
                 let shape = Shape {
                     heads,
@@ -19,6 +18,9 @@ fn sixteen_bit_values_equal_their_f32_values() {
                     window: Some(333),
                     stored,
                 };
+                if computes_in_bf16(path, shape) {
+                    continue;
+                }
                 let sequences = [sequence(shape, 600, 21)];
                 for block_size in [1, 16, 24, 64] {
                     let cache = cache(shape, &sequences, block_size);

@@ -1,0 +1,283 @@
+//! The products of a tile on pairs of bf16, by the dot product instruction of AVX-512 BF16.
+//!
+//! Queries and weights are rounded to bf16. A word of a query or key holds two successive values of
+//! a head, as keys are stored in [`KvLayout::Transposed`]. A word of weights or values holds those
+//! of two successive positions. Each sum adds its pairs in ascending order. The instruction treats
+//! numbers below 2^-126 as zero.
+#![allow(unsafe_code, reason = "accesses scratch memory and the KV cache through raw pointers")]
+
+use super::arithmetic::{Arithmetic, TilePair};
+use super::work::{RowGroup, SimdWork};
+use crate::attention::args::{AttentionArgs, KvSlice};
+use crate::attention::sizes::POSITIONS_PER_TILE;
+use crate::attention::tile_loading::{load_live, prefetch_rows, transpose_panel};
+use crate::attention::tile_view::{StoredPairs, TransposedKeys};
+use crate::gemm::{Bf16Dots, CachedPanels, F32, Panels, RegisterTile, tile_group};
+use crate::kv_layout::KvLayout;
+use crate::lanes::{self, Avx512, LANES, Lanes};
+use crate::path::PathKind;
+
+/// Maximum number of query vectors for which values are read as they are stored. They are then
+/// interleaved once per row group of queries instead of once per tile.
+const STORED_READ_QUERIES_MAX: usize = 16;
+
+/// Products of bf16 pairs with f32 sums. Needs AVX-512 F, BW, VL, DQ and BF16.
+pub(super) struct Bf16Arithmetic;
+
+impl Bf16Arithmetic {
+    /// Whether these arguments are computed on bf16 pairs. This depends only on shapes, types and
+    /// the instruction set, so that all queries of a layer have the same arithmetic.
+    pub(super) fn applies(args: &AttentionArgs<'_>) -> bool {
+        args.path.kind() == PathKind::Avx512Bf16
+            && matches!((&args.keys, &args.values), (KvSlice::Bf16(_), KvSlice::Bf16(_)))
+            && args.head_dim.is_multiple_of(Self::VALUES_PER_WORD)
+    }
+}
+
+/// The bits of keys or values.
+fn bits<'a>(slice: &KvSlice<'a>) -> &'a [u16] {
+    match slice {
+        KvSlice::Bf16(bits) => bits,
+        _ => unreachable!("`applies` is true only for bf16 keys and values"),
+    }
+}
+
+impl Arithmetic for Bf16Arithmetic {
+    type Lanes = Avx512;
+    const VALUES_PER_WORD: usize = 2;
+
+    #[inline(always)]
+    unsafe fn query_words(from: *const f32, left: usize, factor: Avx512) -> Avx512 {
+        // SAFETY: `from` is readable for `left` values, and the second vector loads those beyond
+        // the first 16, which may be none. The AVX-512 sets are available.
+        unsafe {
+            let low = load_live::<Avx512, F32>(from, left);
+            let high =
+                load_live::<Avx512, F32>(from.wrapping_add(LANES), left.saturating_sub(LANES));
+            low.mul(factor).round_pairs(high.mul(factor))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load(work: &SimdWork<'_>, tile: TilePair<'_>, queries: usize) {
+        let words = work.args.head_dim / Self::VALUES_PER_WORD;
+        let keys = bits(&work.args.keys);
+        if work.args.key_layout == KvLayout::Rows {
+            for panel in 0..tile.now.panels() {
+                let words_of = |rows: [*const u16; LANES]| rows.map(<*const u16>::cast::<f32>);
+                let rows = words_of(tile.now.rows(panel, keys));
+                let next = words_of(tile.next.rows(panel, keys));
+                // SAFETY: each of `rows` is the start of a head of `2 * words` values in a block
+                // that the validation has found within the keys. `work.keys` has room for 4 panels
+                // of `head_dim` vectors. AVX-512 is available.
+                unsafe {
+                    let to = work.keys.add(panel * words * LANES);
+                    transpose_panel::<Avx512, F32>(&rows, &next, words, to);
+                }
+            }
+        }
+        if !reads_stored_values(tile, queries) {
+            // SAFETY: the conditions are those of this function.
+            unsafe { pair_values(work, tile) }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn score(
+        work: &SimdWork<'_>,
+        tile: TilePair<'_>,
+        group: &RowGroup,
+        q: *const f32,
+        scores: *mut f32,
+    ) {
+        let words = work.args.head_dim / Self::VALUES_PER_WORD;
+        let keys = bits(&work.args.keys);
+        let stored = TransposedKeys {
+            now: tile.now.transposed(keys).map(<*const u16>::cast),
+            next: tile.next.transposed(keys).map(<*const u16>::cast),
+        };
+        let loaded =
+            CachedPanels { first: work.keys.cast_const(), step: words * LANES, inner_step: LANES };
+        // SAFETY: keys stored as rows have been transposed to `work.keys`. Otherwise each panel of
+        // `stored` begins `16 * head_dim` values in a block that the validation has found within
+        // the keys. The other conditions are those of this function.
+        unsafe {
+            if work.args.key_layout == KvLayout::Rows {
+                score_panels(words, loaded, group, q, scores);
+            } else if group.first == 0 {
+                score_panels(words, stored, group, q, scores);
+            } else {
+                score_panels(words, stored.cached(), group, q, scores);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn exp2(x: Avx512) -> Avx512 {
+        // SAFETY: computes in registers; AVX-512 is available.
+        unsafe { lanes::exp2_rough(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_weights(row: *mut f32, panel: usize, weights: [Avx512; 2]) {
+        // SAFETY: `row` has 64 words, and the pairs of two of the 4 panels are 16 words. AVX-512
+        // and AVX-512 BF16 are available.
+        unsafe { weights[0].round_pairs(weights[1]).store(row.add(panel / 2 * LANES)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_values(
+        work: &SimdWork<'_>,
+        tile: TilePair<'_>,
+        group: &RowGroup,
+        weights: *const f32,
+        sums: *mut f32,
+    ) {
+        if reads_stored_values(tile, group.queries) {
+            // SAFETY: the conditions are those of this function.
+            return unsafe { add_stored(tile, group, weights, sums) };
+        }
+        let product = RegisterTile {
+            inner: group.panels * LANES / Self::VALUES_PER_WORD,
+            a: weights,
+            a_inner: 1,
+            a_row: POSITIONS_PER_TILE,
+            b: CachedPanels {
+                first: work.values.cast_const(),
+                step: LANES,
+                inner_step: work.padded_dim,
+            },
+            c: sums,
+            c_row: work.padded_dim,
+            rows: group.live,
+            accumulate: true,
+        };
+        // SAFETY: `weights` is readable for 64 words for each row, of which at most 32 are used.
+        // `work.values` has a row of `padded_dim` words, a multiple of 16, for each. `sums` is
+        // valid for `live` rows of `padded_dim`. The AVX-512 sets and BF16 are available.
+        unsafe {
+            tile_group::<Avx512, Bf16Dots, _>(&product, group.rows, work.padded_dim / LANES);
+        }
+    }
+}
+
+/// Computes the scores of a row group with keys of `words` words from `keys`.
+///
+/// # Safety
+/// As for [`Arithmetic::score`]; `keys` gives panels of `16 * words` readable words.
+#[inline(always)]
+unsafe fn score_panels<B: Panels<f32>>(
+    words: usize,
+    keys: B,
+    group: &RowGroup,
+    q: *const f32,
+    scores: *mut f32,
+) {
+    let product = RegisterTile {
+        inner: words,
+        a: q,
+        a_inner: group.rows,
+        a_row: 1,
+        b: keys,
+        c: scores,
+        c_row: POSITIONS_PER_TILE,
+        rows: group.live,
+        accumulate: false,
+    };
+    // SAFETY: `q` is readable at `r + k * rows` for `rows` rows and `words` steps, `keys` for the
+    // panels and steps, and `scores` is writable for `live` rows of 64 scores, at most 4 panels.
+    // The AVX-512 sets and BF16 are available.
+    unsafe { tile_group::<Avx512, Bf16Dots, _>(&product, group.rows, group.panels) };
+}
+
+/// Loads the values of a tile into `work.values` as `[position / 2][padded_dim]` words. Positions
+/// that are not read get the values of another position. Prefetches the values of the next tile.
+///
+/// # Safety
+/// As for [`Arithmetic::load`].
+#[inline(always)]
+unsafe fn pair_values(work: &SimdWork<'_>, tile: TilePair<'_>) {
+    let dim = work.args.head_dim;
+    let whole = dim / LANES * LANES;
+    let values = bits(&work.args.values);
+    for panel in 0..tile.now.panels() {
+        let (rows, next) = (tile.now.rows(panel, values), tile.next.rows(panel, values));
+        for pair in 0..LANES / 2 {
+            let (first, second) = (rows[2 * pair], rows[2 * pair + 1]);
+            // SAFETY: both rows are starts of heads of `dim` values in blocks that the validation
+            // has found within the values, and 16 values are read from `d` on, or, from `whole` on,
+            // the `dim - whole` that are left. The stores end at most at `padded_dim` in the row of
+            // one of the 32 pairs of positions, for which `work.values` has room. AVX-512 is
+            // available.
+            unsafe {
+                let to = work.values.add((panel * LANES / 2 + pair) * work.padded_dim);
+                for d in (0..whole).step_by(LANES) {
+                    prefetch_rows(&next[2 * pair..2 * pair + 2], d);
+                    Avx512::load_interleaved(first.add(d), second.add(d)).store(to.add(d));
+                }
+                if whole < dim {
+                    let mut rest = [[0; LANES]; 2];
+                    for (rest, row) in rest.iter_mut().zip([first, second]) {
+                        std::ptr::copy_nonoverlapping(
+                            row.add(whole),
+                            rest.as_mut_ptr(),
+                            dim - whole,
+                        );
+                    }
+                    Avx512::load_interleaved(rest[0].as_ptr(), rest[1].as_ptr())
+                        .store(to.add(whole));
+                }
+            }
+        }
+    }
+}
+
+/// Whether the values of a tile are multiplied as they are stored, for this number of query
+/// vectors. This requires that heads are whole vectors, blocks whole panels, and that the positions
+/// which are read are whole pairs.
+#[inline(always)]
+fn reads_stored_values(tile: TilePair<'_>, queries: usize) -> bool {
+    let (args, location) = (tile.now.args, tile.now.location);
+    let seen = [location.seen.start - location.begin, location.seen.end - location.begin];
+    queries <= STORED_READ_QUERIES_MAX
+        && args.head_dim.is_multiple_of(LANES)
+        && args.block_size.is_multiple_of(LANES)
+        && seen.iter().all(|end| end.is_multiple_of(2))
+}
+
+/// Adds the weighted values of a tile, read as they are stored.
+///
+/// # Safety
+/// As for [`Arithmetic::add_values`], and [`reads_stored_values`] is true for the tile.
+#[inline(always)]
+unsafe fn add_stored(tile: TilePair<'_>, group: &RowGroup, weights: *const f32, sums: *mut f32) {
+    let dim = tile.now.args.head_dim;
+    let (begin, seen) = (tile.now.location.begin, &tile.now.location.seen);
+    for panel in 0..group.panels {
+        // A block holds whole panels, so the positions that are seen of a panel are evenly spaced.
+        let first = begin + panel * LANES;
+        let positions = first.max(seen.start)..(first + LANES).min(seen.end);
+        if positions.is_empty() {
+            continue;
+        }
+        let from = positions.start - begin;
+        let values = bits(&tile.now.args.values);
+        let product = RegisterTile {
+            inner: positions.len() / Bf16Arithmetic::VALUES_PER_WORD,
+            // SAFETY: `from` is even and below 64, and a row has 64 words.
+            a: unsafe { weights.add(from / Bf16Arithmetic::VALUES_PER_WORD) },
+            a_inner: 1,
+            a_row: POSITIONS_PER_TILE,
+            b: StoredPairs(tile.now.stored_values(tile.next, from, values)),
+            c: sums,
+            c_row: dim,
+            rows: group.live,
+            accumulate: true,
+        };
+        // SAFETY: `positions` are whole pairs in one panel and so in one block, which the
+        // validation has found within the values; each is readable for `dim` values, a multiple of
+        // 16. `weights` has 64 words per row. `sums` has `live` rows of `dim`, which equals
+        // `padded_dim`. The AVX-512 sets and BF16 are available.
+        unsafe { tile_group::<Avx512, Bf16Dots, _>(&product, group.rows, dim / LANES) };
+    }
+}
