@@ -11,5 +11,17 @@ mod decoder {
     mod parity;
     mod quantized;
     mod refusals;
-    mod run;
+}
+
+/// The tests that all backends have to pass. `cuda/tests/decoder.rs` uses them too.
+#[path = "suite"]
+mod suite {
+    pub(crate) mod fixture;
+    pub(crate) mod invariance;
+    pub(crate) mod open;
+    pub(crate) mod parity;
+    pub(crate) mod refusals;
+    pub(crate) mod run;
+
+    pub(crate) use open::{Open, Sizes};
 }

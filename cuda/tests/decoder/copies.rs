@@ -6,7 +6,7 @@ use stolon_kvcache::BlockId;
 use stolon_model::KvType;
 
 use super::fixture;
-use crate::run;
+use crate::suite::run;
 
 fn backend(kv_type: KvType) -> CandleBackend {
     let options = CandleOptions { kv_type: Some(kv_type), kv_copies: true, ..fixture::options(16) };

@@ -11,7 +11,7 @@ use stolon_model::config::TensorSpec;
 use stolon_model::{Tensor, Weights};
 
 use super::fixture;
-use crate::run;
+use crate::suite::run;
 
 /// Number of sequences. Each ends earlier than the one before it.
 const SEQUENCES: usize = 11;

@@ -5,32 +5,20 @@ use stolon_cuda::{CandleOptions, ComputeType};
 use stolon_model::KvType;
 
 use super::fixture;
-use crate::run;
+use crate::suite::{parity, run};
 
-/// Goal: logits and greedy tokens of every architecture match those of transformers, within 0.001
-/// standard deviations, as for the CPU backend.
+/// Goal: logits and greedy tokens of every architecture match those of transformers.
 #[test]
 fn every_architecture_matches_transformers() {
-    for name in fixture::NAMES {
-        let expected = fixture::expected(name);
-        let mut backend = fixture::backend(fixture::model(name), fixture::options(32));
-        let table = run::table(5, expected.prompt.len(), 32);
-        let rows = run::rows(&mut backend, &expected.prompt, 0, usize::MAX / 2, &table);
-        assert_eq!(rows.len(), expected.prompt.len());
-        for (&row, logits) in expected.rows.iter().zip(&expected.logits) {
-            let difference = fixture::difference(&rows[row], logits);
-            assert!(difference < 1e-3, "{name}, row {row}: {difference} standard deviations");
-        }
-        let greedy = run::greedy(&mut backend, &expected.prompt, expected.greedy.len());
-        assert_eq!(greedy, expected.greedy, "{name}");
-    }
+    parity::check("candle", &fixture::open(fixture::options(16)));
 }
 
 /// Goal: logits and hidden states of every architecture match those of the CPU backend, at all
 /// positions, beyond the length of the sliding windows.
 #[test]
 fn every_architecture_matches_the_cpu_backend() {
-    for name in fixture::NAMES {
+    for name in fixture::names() {
+        let name = name.as_str();
         let expected = fixture::expected(name);
         let tokens = [expected.prompt, expected.greedy].concat();
         let mut cpu = fixture::cpu_backend(fixture::model(name));

@@ -8,7 +8,7 @@ use stolon_kernels::TensorType;
 use stolon_model::{DecoderConfig, LoadedModel, Tensor, Weights, random_model};
 
 use super::fixture;
-use crate::run;
+use crate::suite::run;
 
 /// A model whose row lengths are multiples of 256, the size of a super-block.
 fn config() -> DecoderConfig {
@@ -148,8 +148,7 @@ fn formats_that_candle_lacks_are_widened() {
         ("quantized/int4", 2e-3),
         ("quantized/fp8_block", 0.01),
     ] {
-        let expected: Vec<f32> = fixture::expected_logits(name);
-        let prompt = fixture::prompt(name);
+        let (prompt, expected) = fixture::prompt_and_logits(name);
         let mut backend = fixture::backend(fixture::model(name), CandleOptions::default());
         let rows = run::rows(&mut backend, &prompt, 0, 1000, &run::table(0, prompt.len(), 32));
         let distance = error(&rows.concat(), &expected);

@@ -1,12 +1,10 @@
-//! Tests which options and batches a backend refuses, and that a refused batch has no effect.
+//! Tests which options, models and batches a backend refuses.
 
-use stolon_backend::{Backend, BackendError, StepBatch};
 use stolon_cuda::{CandleBackend, CandleOptions, ComputeType, DeviceChoice, OpenError};
-use stolon_kvcache::BlockId;
 use stolon_model::{KvBudget, KvType};
 
 use super::fixture;
-use crate::run;
+use crate::suite::refusals;
 
 fn refused(options: CandleOptions, part: &str) -> OpenError {
     let model = fixture::model("llama");
@@ -66,50 +64,11 @@ fn devices_of_other_builds_are_refused() {
     }
 }
 
-/// Goal: the error for a tensor whose shape does not match the configuration names the tensor.
+/// Goal: models and batches that are malformed are refused, and an empty batch is not.
 #[test]
-fn a_tensor_of_the_wrong_shape_is_named() {
-    let mut model = fixture::model("llama");
-    model.config.intermediate_size += 1;
-    let error = CandleBackend::open(model.config, model.weights, fixture::options(16));
-    let error = error.expect_err("gate_proj is smaller").to_string();
-    assert!(error.contains("model.layers.0.mlp.gate_proj.weight"), "{error}");
-}
-
-/// Goal: malformed batches are refused before anything is written to the KV store.
-#[test]
-fn a_malformed_batch_changes_nothing() {
-    let mut backend = fixture::backend(fixture::model("qwen3"), fixture::options(16));
-    let tokens: Vec<u32> = (0..20).collect();
-    let table = run::table(0, 20, 16);
-    let expected = run::rows(&mut backend, &tokens, 0, 20, &table);
-    let overwriting = run::part(&[9; 20], 0, 20, &table);
-    let good = run::part(&tokens, 0, 20, &run::table(10, 20, 16));
-    let change = |change: fn(&mut run::Part)| {
-        let mut part = good.clone();
-        change(&mut part);
-        part
-    };
-    let bad = [
-        change(|part| part.tokens[19] = 96),
-        change(|part| part.tokens[3] = u32::MAX),
-        change(|part| part.slice.token_count = 0),
-        change(|part| part.slice.token_count = usize::MAX),
-        change(|part| part.slice.start = usize::MAX - 3),
-        change(|part| part.slice.write_from = 21),
-        change(|part| part.slice.block_table.truncate(1)),
-        change(|part| part.slice.block_table[1] = BlockId(u32::MAX)),
-        change(|part| part.slice.block_table[1] = part.slice.block_table[0]),
-        change(|part| part.slice.block_table[1] = BlockId(1)),
-    ];
-    for part in bad {
-        let batch = StepBatch {
-            tokens: [overwriting.tokens.clone(), part.tokens].concat(),
-            sequences: vec![overwriting.slice.clone(), part.slice.clone()],
-        };
-        let error = backend.step(&batch).expect_err("a malformed batch");
-        assert!(matches!(&error, BackendError::MalformedBatch(_)), "{:?}: {error}", part.slice);
-    }
-    let again = run::rows(&mut backend, &tokens, 19, 1, &table);
-    assert_eq!(again, expected[19..]);
+fn malformed_models_and_batches_are_refused() {
+    let open = fixture::open(fixture::options(16));
+    refusals::check_wrong_shape(&open);
+    refusals::check_malformed_batches(&open);
+    refusals::check_empty_batch(&open);
 }

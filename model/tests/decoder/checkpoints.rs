@@ -5,7 +5,7 @@ use safetensors::SafeTensors;
 use stolon_model::{LoadedModel, TensorType, Weights};
 
 use super::fixture::{self, Setup};
-use super::run;
+use crate::suite::run;
 
 const FORMATS: [&str; 12] = [
     "fp8_block",

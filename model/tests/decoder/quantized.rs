@@ -8,8 +8,8 @@ use stolon_kernels::{Path, PathKind};
 use stolon_model::{DecoderConfig, Tensor, TensorType, WeightType, Weights, random_model};
 
 use super::fixture::{self, Setup};
-use super::run;
 use crate::candle_types::candle_type;
+use crate::suite::run;
 
 /// A model whose row lengths are multiples of 256, the size of a super-block.
 fn config() -> DecoderConfig {

@@ -1,10 +1,10 @@
-//! Tests which options and batches a backend refuses, and that a refused batch has no effect.
+//! Tests which options, models and batches a backend refuses.
 
-use stolon_backend::{Backend, BackendError, StepBatch};
+use stolon_backend::Backend;
 use stolon_model::{CpuBackend, CpuOptions, KvBudget, ModelError};
 
 use super::fixture::{self, Setup};
-use super::run;
+use crate::suite::refusals;
 
 fn refused(options: CpuOptions, part: &str) -> ModelError {
     let model = fixture::model("llama");
@@ -35,32 +35,11 @@ fn invalid_options_are_refused() {
     assert_eq!(backend.spec().block_bytes as u64, block_bytes);
 }
 
-/// Goal: the error for a tensor whose shape does not match the configuration names the tensor.
+/// Goal: models and batches that are malformed are refused, and an empty batch is not.
 #[test]
-fn a_tensor_of_the_wrong_shape_is_named() {
-    let mut model = fixture::model("llama");
-    model.config.intermediate_size += 1;
-    let error = CpuBackend::new(model.config, model.weights, CpuOptions::default());
-    let error = error.expect_err("gate_proj is smaller");
-    assert!(error.to_string().contains("model.layers.0.mlp.gate_proj.weight"), "{error}");
-}
-
-/// Goal: a malformed batch is refused before anything is written to the KV store.
-#[test]
-fn a_malformed_batch_changes_nothing() {
-    let mut backend = fixture::backend(fixture::model("qwen3"), Setup::default());
-    let tokens: Vec<u32> = (0..20).collect();
-    let table = run::table(0, 20, 16);
-    let expected = run::rows(&mut backend, &tokens, 0, 20, &table);
-    let overwriting = run::part(&[9; 20], 0, 20, &table);
-    let mut beyond = run::part(&tokens, 0, 20, &run::table(10, 20, 16));
-    beyond.tokens[19] = 96;
-    let batch = StepBatch {
-        tokens: [overwriting.tokens, beyond.tokens].concat(),
-        sequences: vec![overwriting.slice, beyond.slice],
-    };
-    let error = backend.step(&batch).expect_err("token 96 of 96");
-    assert!(matches!(&error, BackendError::MalformedBatch(what) if what.contains("below 96")));
-    let again = run::rows(&mut backend, &tokens, 19, 1, &table);
-    assert_eq!(again, expected[19..]);
+fn malformed_models_and_batches_are_refused() {
+    let open = fixture::open(Setup::default());
+    refusals::check_wrong_shape(&open);
+    refusals::check_malformed_batches(&open);
+    refusals::check_empty_batch(&open);
 }

@@ -5,18 +5,18 @@ use stolon_kvcache::BlockId;
 
 /// One sequence's part of a step: its slice and its tokens.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
-    pub(super) tokens: Vec<u32>,
-    pub(super) slice: SequenceSlice,
+pub(crate) struct Part {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) slice: SequenceSlice,
 }
 
 /// A block table of the consecutive blocks `first, first + 1, ..` for `positions` positions.
-pub(super) fn table(first: u32, positions: usize, block_size: usize) -> Vec<BlockId> {
+pub(crate) fn table(first: u32, positions: usize, block_size: usize) -> Vec<BlockId> {
     (first..).take(positions.div_ceil(block_size)).map(BlockId).collect()
 }
 
 /// The positions `start..end` of `tokens`. All are written and get logits.
-pub(super) fn part(tokens: &[u32], start: usize, end: usize, table: &[BlockId]) -> Part {
+pub(crate) fn part(tokens: &[u32], start: usize, end: usize, table: &[BlockId]) -> Part {
     Part {
         tokens: tokens[start..end].to_vec(),
         slice: SequenceSlice {
@@ -30,7 +30,7 @@ pub(super) fn part(tokens: &[u32], start: usize, end: usize, table: &[BlockId]) 
 }
 
 /// Runs the parts as one batch. Returns the rows of logits of each part.
-pub(super) fn step(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32>>> {
+pub(crate) fn step(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32>>> {
     let batch = StepBatch {
         tokens: parts.iter().flat_map(|part| part.tokens.clone()).collect(),
         sequences: parts.iter().map(|part| part.slice.clone()).collect(),
@@ -44,7 +44,7 @@ pub(super) fn step(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32
 }
 
 /// Runs the parts as one batch. Returns the hidden states of each part.
-pub(super) fn hidden(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32>>> {
+pub(crate) fn hidden(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32>>> {
     let batch = StepBatch {
         tokens: parts.iter().flat_map(|part| part.tokens.clone()).collect(),
         sequences: parts.iter().map(|part| part.slice.clone()).collect(),
@@ -59,7 +59,7 @@ pub(super) fn hidden(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f
 }
 
 /// The rows of logits of `tokens` from position `start` on, computed in chunks of `chunk` tokens.
-pub(super) fn rows(
+pub(crate) fn rows(
     backend: &mut dyn Backend,
     tokens: &[u32],
     start: usize,
@@ -77,7 +77,7 @@ pub(super) fn rows(
 }
 
 /// The index of the largest logit; the first one among equal logits.
-pub(super) fn argmax(logits: &[f32]) -> u32 {
+pub(crate) fn argmax(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (index, logit) in logits.iter().enumerate() {
         if *logit > logits[best] {
@@ -88,7 +88,7 @@ pub(super) fn argmax(logits: &[f32]) -> u32 {
 }
 
 /// Generates `count` greedy tokens after `prompt`: one step for the prompt, then one per token.
-pub(super) fn greedy(backend: &mut dyn Backend, prompt: &[u32], count: usize) -> Vec<u32> {
+pub(crate) fn greedy(backend: &mut dyn Backend, prompt: &[u32], count: usize) -> Vec<u32> {
     let block_size = backend.spec().block_size;
     let mut tokens = prompt.to_vec();
     let table = table(3, prompt.len() + count, block_size);
