@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use stolon_cuda::{CandleBackend, CandleOptions, ComputeType, DeviceChoice, OpenError};
 use stolon_model::config::TensorRole;
 use stolon_model::{
-    DecoderConfig, KvBudget, LoadOptions, ModelError, ModelSource, Tensor, TensorType, Weights,
-    load, random_model,
+    Architecture, DecoderConfig, KvBudget, LoadOptions, ModelError, ModelSource, Tensor,
+    TensorType, Weights, load, random_model,
 };
 
 /// By how much the random weights are larger than those of `random_model`, whose attention would be
@@ -116,106 +116,31 @@ impl Subject {
     }
 }
 
-/// One model per architecture.
+/// One model per architecture, in the order of [`Architecture::all`]. The file has what each has
+/// besides the common sizes. Windows are shorter than the prompts of the checks.
 pub(super) fn architectures() -> Result<Vec<Subject>, ModelError> {
-    let subject = |(name, own): (&str, Value)| {
+    const FILE: &str = "architectures.json";
+    let malformed = |reason: String| ModelError::Malformed { file: FILE.to_owned(), reason };
+    let list: Value = serde_json::from_str(include_str!("architectures.json"))
+        .map_err(|error| malformed(error.to_string()))?;
+    let subject = |architecture: Architecture| {
+        let name = architecture.name();
         let mut value = json!({
             "model_type": name, "vocab_size": 320, "hidden_size": 128, "intermediate_size": 192,
             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
             "head_dim": 64, "max_position_embeddings": 1024, "rope_theta": 10_000.0,
             "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "dtype": "float32",
         });
-        if let (Some(value), Value::Object(own)) = (value.as_object_mut(), own) {
-            value.extend(own);
+        let Some(own) = list.get(name).and_then(Value::as_object) else {
+            return Err(malformed(format!("expected an object `{name}`")));
+        };
+        if let Some(value) = value.as_object_mut() {
+            value.extend(own.clone());
         }
         let config = DecoderConfig::from_json(name, &value)?;
         Ok(Subject { name: name.to_owned(), source: Source::Config(Box::new(config)) })
     };
-    configurations().into_iter().map(subject).collect()
-}
-
-/// What the architectures have besides the common sizes. Windows are shorter than the prompts of
-/// the checks.
-fn configurations() -> [(&'static str, Value); 14] {
-    let alternating = json!(["sliding_attention", "full_attention"]);
-    let yarn = json!({
-        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
-        "beta_fast": 4.0,
-    });
-    [
-        (
-            "llama",
-            json!({
-                "attention_bias": true, "mlp_bias": true,
-                "rope_scaling": {
-                    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
-                },
-            }),
-        ),
-        ("mistral", json!({ "sliding_window": 40 })),
-        ("qwen2", json!({ "rope_scaling": yarn.clone(), "tie_word_embeddings": true })),
-        ("qwen3", json!({ "head_dim": 128 })),
-        (
-            "granite",
-            json!({
-                "attention_multiplier": 0.2, "embedding_multiplier": 3.0, "logits_scaling": 4.0,
-                "residual_multiplier": 0.7,
-            }),
-        ),
-        ("olmo2", json!({ "head_dim": 32 })),
-        ("smollm3", json!({ "no_rope_layers": [1, 0] })),
-        (
-            "phi3",
-            json!({
-                "partial_rotary_factor": 0.75, "sliding_window": 60,
-                "original_max_position_embeddings": 64,
-                "rope_scaling": {
-                    "type": "longrope", "short_factor": vec![1.1; 24], "long_factor": vec![3.0; 24],
-                },
-            }),
-        ),
-        (
-            "gemma2",
-            json!({
-                "head_dim": 256, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 2.0,
-                "final_logit_softcapping": 0.3, "layer_types": alternating.clone(),
-                "sliding_window": 40, "tie_word_embeddings": true,
-                "hidden_activation": "gelu_pytorch_tanh",
-            }),
-        ),
-        (
-            "gemma3_text",
-            json!({
-                "head_dim": 256, "query_pre_attn_scalar": 256, "layer_types": alternating.clone(),
-                "sliding_window": 40, "tie_word_embeddings": true, "rope_local_base_freq": 1000.0,
-                "hidden_activation": "gelu_pytorch_tanh",
-            }),
-        ),
-        ("mixtral", json!({ "num_local_experts": 5, "num_experts_per_tok": 2 })),
-        (
-            "qwen2_moe",
-            json!({
-                "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
-                "shared_expert_intermediate_size": 96, "decoder_sparse_step": 1, "head_dim": null,
-            }),
-        ),
-        (
-            "qwen3_moe",
-            json!({
-                "num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 32,
-                "norm_topk_prob": true,
-            }),
-        ),
-        (
-            "gpt_oss",
-            json!({
-                "attention_bias": true, "num_local_experts": 4, "num_experts_per_tok": 2,
-                "layer_types": alternating, "sliding_window": 40, "rope_scaling": yarn,
-                "swiglu_limit": 7.0,
-            }),
-        ),
-    ]
+    Architecture::all().map(subject).collect()
 }
 
 /// Random weights for `config`. They do not depend on the machine.

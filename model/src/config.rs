@@ -9,6 +9,8 @@ mod experts;
 pub(crate) mod gguf;
 mod hf;
 mod keys;
+mod norms;
+mod pairs;
 pub(crate) mod quantization;
 mod rope;
 mod tensors;
@@ -17,6 +19,8 @@ pub use architecture::Architecture;
 pub use experts::{ExpertChoice, ExpertsConfig};
 pub(crate) use hf::{ParsedConfig, parse as parse_json};
 pub(crate) use keys::Keys;
+pub use norms::NormPlacement;
+pub(crate) use pairs::AdjacentPairs;
 pub use rope::{Rope, RopeScaling};
 pub use tensors::{
     DecoderWeights, ExpertsWeights, FeedForwardWeights, LayerWeights, LinearWeights, MlpWeights,
@@ -48,20 +52,6 @@ pub enum Activation {
         /// Bound of both inputs, above 0.
         limit: f32,
     },
-}
-
-/// Where a layer normalizes the residual stream. The names of the weights depend on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormPlacement {
-    /// The inputs of attention and MLP are normalized: `input_layernorm` and
-    /// `post_attention_layernorm`.
-    Input,
-    /// The outputs are normalized before the residual is added (OLMo 2):
-    /// `post_attention_layernorm` and `post_feedforward_layernorm`.
-    Output,
-    /// Both (Gemma): `input_layernorm`, `post_attention_layernorm`, `pre_feedforward_layernorm` and
-    /// `post_feedforward_layernorm`, in the order of the forward pass.
-    InputAndOutput,
 }
 
 /// What the norms `q_norm` and `k_norm` are applied to, before the rotary embedding.
@@ -177,6 +167,25 @@ impl DecoderConfig {
     /// # Errors
     /// [`ModelError::InvalidKey`] for the first field that is out of range.
     pub fn check(&self, file: &str) -> Result<(), ModelError> {
+        self.check_sizes(file)?;
+        self.check_numbers(file)?;
+        self.check_experts(file)?;
+        for rope in &self.ropes {
+            rope.check(file, self.rotary_dim(), self.max_positions)?;
+        }
+        for layer in &self.layers {
+            if let Some(rope) = layer.rope.filter(|rope| *rope >= self.ropes.len()) {
+                let expected = format!("an index below {}", self.ropes.len());
+                return Err(ModelError::key(file, "rope", expected, rope));
+            }
+            if layer.sliding_window == Some(0) {
+                return Err(ModelError::key(file, "sliding_window", "at least 1", 0));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_sizes(&self, file: &str) -> Result<(), ModelError> {
         let sizes = [
             ("vocab_size", self.vocab_size),
             ("hidden_size", self.hidden_size),
@@ -213,6 +222,10 @@ impl DecoderConfig {
             let expected = format!("at most {} with this head_dim", keys::SIZE_MAX);
             return Err(ModelError::key(file, "num_attention_heads", expected, self.num_heads));
         }
+        Ok(())
+    }
+
+    fn check_numbers(&self, file: &str) -> Result<(), ModelError> {
         let (alpha, limit) = match self.activation {
             Activation::ClampedSwiglu { alpha, limit } => (alpha, limit),
             Activation::Silu | Activation::GeluTanh => (1.0, 1.0),
@@ -228,25 +241,12 @@ impl DecoderConfig {
             ("attn_logit_softcapping", self.attention_softcap.unwrap_or(1.0)),
             ("final_logit_softcapping", self.logit_softcap.unwrap_or(1.0)),
         ];
-        for (key, number) in floats {
-            if !number.is_finite() || number <= 0.0 {
-                return Err(ModelError::key(file, key, "a finite number above 0", number));
+        match floats.into_iter().find(|(_, number)| !number.is_finite() || *number <= 0.0) {
+            Some((key, number)) => {
+                Err(ModelError::key(file, key, "a finite number above 0", number))
             }
+            None => Ok(()),
         }
-        self.check_experts(file)?;
-        for rope in &self.ropes {
-            rope.check(file, rotary_dim, self.max_positions)?;
-        }
-        for layer in &self.layers {
-            if let Some(rope) = layer.rope.filter(|rope| *rope >= self.ropes.len()) {
-                let expected = format!("an index below {}", self.ropes.len());
-                return Err(ModelError::key(file, "rope", expected, rope));
-            }
-            if layer.sliding_window == Some(0) {
-                return Err(ModelError::key(file, "sliding_window", "at least 1", 0));
-            }
-        }
-        Ok(())
     }
 
     fn check_experts(&self, file: &str) -> Result<(), ModelError> {

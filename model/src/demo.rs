@@ -10,7 +10,8 @@ use stolon_text::{TextSource, TokenizerSource};
 
 use crate::config;
 use crate::error::ModelError;
-use crate::load::{LoadedModel, directory, generation};
+use crate::load::model::LoadedModel;
+use crate::load::{directory, generation};
 use crate::mmap::Bytes;
 use crate::weights::Weights;
 

@@ -8,7 +8,7 @@ pub(crate) mod directory;
 pub(crate) mod embedding;
 pub(crate) mod generation;
 pub(crate) mod gguf;
-mod model;
+pub(crate) mod model;
 
 pub use embedding::{EmbeddingConfig, EmbeddingSizes};
 pub use gguf::read_gguf_tokenizer;

@@ -17,7 +17,7 @@ pub use preset::{PRESETS, preset};
 
 use crate::config::{DecoderConfig, TensorRole, TensorSpec};
 use crate::error::ModelError;
-use crate::load::{GenerationDefaults, LoadedModel};
+use crate::load::model::{GenerationDefaults, LoadedModel};
 use crate::memory::check_free;
 use crate::weights::{Tensor, TensorType, Weights};
 

@@ -2,7 +2,7 @@
 //! from memory.
 //!
 //! The loader opens the files once. The bytes stay in a memory map, in the binary or in a buffer. A
-//! [`Tensor`] borrows them, except where the order of rows in a GGUF file has to be reversed, or a
+//! [`Tensor`] borrows them, except where a file has the rows of q and k in another order, or a
 //! quantised matrix has to be converted (`quantized.rs`).
 
 mod check;
@@ -19,7 +19,7 @@ use std::path::Path;
 
 pub use stolon_kernels::TensorType;
 
-use crate::config::TensorSpec;
+use crate::config::{AdjacentPairs, DecoderConfig, TensorSpec};
 use crate::error::ModelError;
 use crate::files;
 use crate::mmap::Bytes;
@@ -65,9 +65,8 @@ struct Stored {
     dtype: Result<TensorType, String>,
     shape: Vec<usize>,
     range: Range<usize>,
-    /// The number of heads whose rows are interleaved, as in GGUF files with Llama's architecture;
-    /// see [`split_halves`]. `None` if the rows are in Hugging Face's order.
-    paired_heads: Option<usize>,
+    /// The order of the rows, if it is not that in memory.
+    pairs: Option<AdjacentPairs>,
     /// The parts of a quantised matrix. `region` and `range` are those of its codes.
     converted: Option<Box<Converted>>,
     /// How the tensor is part of one that holds all experts; `None` if it is stored by itself.
@@ -152,7 +151,7 @@ impl Weights {
                 region: weights.add_region(origin, Bytes::Owned(bytes)),
                 dtype: Ok(tensor.dtype),
                 shape: tensor.shape,
-                paired_heads: None,
+                pairs: None,
                 converted: None,
                 interleaved: None,
             };
@@ -190,9 +189,23 @@ impl Weights {
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, ModelError> {
         let stored = self.stored(name, shape)?;
         let dtype = self.checked(name, stored, shape)?;
+        let bytes = self.bytes(name, stored, dtype)?;
+        let bytes = match stored.pairs {
+            Some(pairs) => Cow::Owned(pairs.separate(&bytes)),
+            None => bytes,
+        };
+        Ok(Tensor { name: name.into(), dtype, shape: stored.shape.clone(), bytes })
+    }
+
+    /// The bytes of a tensor of the type `dtype`, with its rows in the order of the file.
+    fn bytes(
+        &self,
+        name: &str,
+        stored: &Stored,
+        dtype: TensorType,
+    ) -> Result<Cow<'_, [u8]>, ModelError> {
         if let Some(converted) = &stored.converted {
-            let bytes = Cow::Owned(converted.bytes(self)?);
-            return Ok(Tensor { name: name.into(), dtype, shape: stored.shape.clone(), bytes });
+            return Ok(Cow::Owned(converted.bytes(self)?));
         }
         let region = &self.regions[stored.region];
         let truncated = || ModelError::Truncated {
@@ -202,15 +215,35 @@ impl Weights {
             got: region.bytes.len() as u64,
         };
         let bytes = region.bytes.get(stored.range.clone()).ok_or_else(truncated)?;
-        let bytes = match (stored.paired_heads, &stored.interleaved) {
-            (Some(heads), _) => Cow::Owned(split_halves(bytes, stored.shape[0], heads)),
-            (None, Some(interleaved)) => {
+        Ok(match &stored.interleaved {
+            Some(interleaved) => {
                 let (rows, width) = (stored.shape[0], dtype.block_bytes());
                 Cow::Owned(interleaved.read(self, bytes, rows, width).ok_or_else(truncated)?)
             }
-            (None, None) => Cow::Borrowed(bytes),
-        };
-        Ok(Tensor { name: name.into(), dtype, shape: stored.shape.clone(), bytes })
+            None => Cow::Borrowed(bytes),
+        })
+    }
+
+    /// Notes that adjacent rows of q and k form the pairs that are rotated.
+    ///
+    /// # Errors
+    /// [`ModelError::WrongShape`] if there is another number of rows.
+    pub(crate) fn pair_adjacent_rows(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
+        for (name, stored) in &mut self.tensors {
+            let Some(pairs) = AdjacentPairs::of(config, name) else { continue };
+            if stored.shape.first() != Some(&pairs.rows()) {
+                let mut expected = stored.shape.clone();
+                expected.splice(..1.min(expected.len()), [pairs.rows()]);
+                return Err(ModelError::WrongShape {
+                    file: self.regions[stored.region].file.clone(),
+                    tensor: name.clone(),
+                    expected,
+                    got: stored.shape.clone(),
+                });
+            }
+            stored.pairs = Some(pairs);
+        }
+        Ok(())
     }
 
     /// The values of the vector `spec`, a norm or a bias, in f32.
@@ -349,26 +382,6 @@ impl Stored {
             None => self.range.len() as u64,
         }
     }
-}
-
-/// Restores Hugging Face's order of the rows of Llama's `q_proj` and `k_proj`. In GGUF files, the
-/// two halves of each head are interleaved: row `2 i + j` is row `i` of half `j`. Whole rows are
-/// moved, so this works for quantized rows too.
-fn split_halves(bytes: &[u8], rows: usize, heads: usize) -> Vec<u8> {
-    let row_bytes = bytes.len() / rows;
-    let head_rows = rows / heads;
-    let half = head_rows / 2;
-    let mut out = Vec::with_capacity(bytes.len());
-    for head in 0..heads {
-        for half_index in 0..2 {
-            for i in 0..half {
-                let row = head * head_rows + 2 * i + half_index;
-                out.extend_from_slice(&bytes[row * row_bytes..(row + 1) * row_bytes]);
-            }
-        }
-    }
-    debug_assert_eq!(out.len(), bytes.len());
-    out
 }
 
 #[cfg(test)]

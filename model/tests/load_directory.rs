@@ -7,7 +7,8 @@ mod model_dir;
 use std::path::Path;
 
 use model_dir::{
-    ARCHITECTURES, assert_same, config_json, model, safetensors_of, write_json, write_model,
+    ADJACENT, ARCHITECTURES, assert_same, config_json, model, safetensors_of, write_json,
+    write_model,
 };
 use serde_json::{Value, json};
 use stolon_model::{LoadOptions, LoadedModel, ModelError, ModelSource, Tensor, Weights, load};
@@ -20,7 +21,8 @@ fn open(dir: &Path) -> Result<LoadedModel, ModelError> {
 /// Goal: configuration and tensors of every architecture are loaded as they were saved.
 #[test]
 fn every_architecture_is_loaded_as_saved() {
-    for architecture in ARCHITECTURES {
+    // The parity tests of the decoder have files with other orders of rows.
+    for architecture in ARCHITECTURES.into_iter().filter(|name| !ADJACENT.contains(name)) {
         let dir = tempfile::tempdir().unwrap();
         let (config, weights) = write_model(dir.path(), &config_json(architecture), 3);
         let loaded = open(dir.path()).unwrap();

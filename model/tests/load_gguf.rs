@@ -61,6 +61,8 @@ fn every_type_is_loaded_byte_for_byte() {
         config_json("olmo2"),
         config_json("smollm3"),
         config_json("phi3"),
+        config_json("glm4"),
+        config_json("ernie4_5"),
         config_json("gemma2"),
         config_json("gemma3_text"),
         config_json("qwen2_moe"),
@@ -131,7 +133,8 @@ fn tolerance(dtype: TensorType) -> Option<f64> {
 /// off.
 #[test]
 fn logits_match_those_from_safetensors() {
-    for architecture in ARCHITECTURES {
+    // GGUF files of OLMo 3 are not read.
+    for architecture in ARCHITECTURES.into_iter().filter(|name| *name != "olmo3") {
         let mut json = config_json(architecture);
         let windowless = matches!(architecture, "mistral" | "mixtral");
         json["sliding_window"] = if windowless { Value::Null } else { 16.into() };

@@ -20,13 +20,13 @@ fn the_cpu_passes_all_checks() {
     assert_eq!(report["passed"], true, "{text}");
     let checks = report["checks"].as_array().expect("a list");
     let count = |kind: &str| checks.iter().filter(|check| check["kind"] == kind).count();
-    // 14 architectures in f32 and two of them in f16, and the model; a warm cache with and without
+    // 17 architectures in f32 and two of them in f16, and the model; a warm cache with and without
     // batch invariance, and of the model.
-    assert_eq!(count("cpu-parity"), 17);
-    assert_eq!(count("warm-equals-cold"), 33);
+    assert_eq!(count("cpu-parity"), 20);
+    assert_eq!(count("warm-equals-cold"), 39);
     assert_eq!(count("blocks-reused"), 2);
-    // Of 14 architectures and the model; those with experts are left out.
-    assert_eq!(count("cuda-graphs"), 15);
+    // Of 17 architectures and the model; those with experts are left out.
+    assert_eq!(count("cuda-graphs"), 18);
     let left_out = |check: &&Value| check["detail"] == "left out: no step can be captured";
     assert_eq!(checks.iter().filter(left_out).count(), 4);
     for check in checks {

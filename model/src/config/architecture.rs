@@ -1,6 +1,9 @@
-//! The architectures and the names that checkpoints have for them.
+//! The architectures, and the table of what is known of each.
 
-use Architecture::*;
+mod table;
+
+use super::{NormPlacement, QkNorm, RopeScaling};
+use table::TABLE;
 
 /// The architectures that the decoder supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,10 +21,16 @@ pub enum Architecture {
     /// OLMo 2: norms of the outputs of attention and MLP only, and of all heads of q and k
     /// together.
     Olmo2,
+    /// OLMo 3: OLMo 2 with windows in three of four layers.
+    Olmo3,
     /// SmolLM3: every fourth layer has no rotary embedding.
     SmolLm3,
     /// Phi-3, Phi-3.5 and Phi-4: q, k and v are stored as one tensor, and so are gate and up.
     Phi3,
+    /// GLM-4: four norms per layer, half of each head is rotated, in pairs of adjacent elements.
+    Glm4,
+    /// Ernie 4.5: adjacent elements of heads are rotated.
+    Ernie45,
     /// Gemma 2: four norms per layer, local and global layers, soft-capped scores and logits.
     Gemma2,
     /// The text part of Gemma 3: four norms per layer, local and global layers.
@@ -37,89 +46,251 @@ pub enum Architecture {
     GptOss,
 }
 
-/// The names of an architecture in checkpoints.
-struct Names {
-    architecture: Architecture,
+/// Everything about an architecture that files do not say: its names, what the forward pass
+/// computes, and the values of keys that a `config.json` lacks. It is one row of [`TABLE`].
+#[derive(Debug)]
+pub(crate) struct Description {
+    pub(super) architecture: Architecture,
     /// The values of `model_type` in `config.json`; the first is the architecture's name.
-    model_types: &'static [&'static str],
+    pub(super) model_types: &'static [&'static str],
     /// The names of the class in `architectures` of `config.json` for each of these types.
-    classes: &'static [&'static str],
-    /// `general.architecture` of GGUF files; none if it is that of another architecture.
-    gguf: Option<&'static str>,
+    pub(super) classes: &'static [&'static str],
+    /// The value of `model_type` of multimodal models, in which the decoder's keys are in the object
+    /// `text_config`.
+    pub(super) multimodal: Option<&'static str>,
+    pub(super) defaults: Defaults,
+    /// Biases of the projections to queries, keys and values.
+    pub(super) qkv_bias: Bias,
+    /// Bias of the projection of attention's output.
+    pub(super) output_bias: Bias,
+    /// Biases of the projections of the MLP.
+    pub(super) mlp_bias: Bias,
+    pub(super) norms: NormPlacement,
+    /// Added to the weights of norms in safetensors files.
+    pub(super) norm_offset: f32,
+    pub(super) qk_norm: Option<QkNorm>,
+    pub(super) gate: Gate,
+    pub(super) attention_sinks: bool,
+    pub(super) attention_scale: AttentionScale,
+    /// Whether scores and logits are soft-capped, and with which caps if the keys are missing.
+    pub(super) softcaps: Option<Softcaps>,
+    /// Whether embeddings are multiplied by the square root of `hidden_size`.
+    pub(super) scaled_embedding: bool,
+    /// Whether there are factors of embeddings, residuals and logits (Granite).
+    pub(super) multipliers: bool,
+    pub(crate) rotation: Rotation,
+    pub(super) windows: Windows,
+    /// Whether windows are used only with `use_sliding_window`.
+    pub(super) windows_need_flag: bool,
+    pub(super) experts: Option<ExpertsDefaults>,
+    pub(crate) gguf: Gguf,
 }
 
-const fn names(
-    architecture: Architecture,
-    model_types: &'static [&'static str],
-    classes: &'static [&'static str],
-    gguf: Option<&'static str>,
-) -> Names {
-    Names { architecture, model_types, classes, gguf }
+/// The defaults of transformers for keys that `config.json` lacks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Defaults {
+    pub(super) vocab_size: usize,
+    pub(super) hidden_size: usize,
+    pub(super) intermediate_size: usize,
+    pub(super) num_layers: usize,
+    pub(super) num_heads: usize,
+    /// `None`: equal to `num_heads`.
+    pub(super) num_kv_heads: Option<usize>,
+    /// `None`: `hidden_size / num_heads`.
+    pub(super) head_dim: Option<usize>,
+    pub(super) max_positions: usize,
+    pub(super) rms_norm_eps: f64,
+    pub(super) tie_word_embeddings: bool,
+    pub(super) sliding_window: Option<usize>,
+    pub(super) eos_token_ids: &'static [u32],
+    pub(super) bos_token_id: Option<u32>,
 }
 
-const NAMES: [Names; 14] = [
-    names(Llama, &["llama"], &["LlamaForCausalLM"], Some("llama")),
-    // GGUF files of Mistral and Mixtral have the name of Llama.
-    names(Mistral, &["mistral"], &["MistralForCausalLM"], None),
-    names(Qwen2, &["qwen2"], &["Qwen2ForCausalLM"], Some("qwen2")),
-    names(Qwen3, &["qwen3"], &["Qwen3ForCausalLM"], Some("qwen3")),
-    names(Granite, &["granite"], &["GraniteForCausalLM"], Some("granite")),
-    names(Olmo2, &["olmo2"], &["Olmo2ForCausalLM"], Some("olmo2")),
-    names(SmolLm3, &["smollm3"], &["SmolLM3ForCausalLM"], Some("smollm3")),
-    names(Phi3, &["phi3"], &["Phi3ForCausalLM"], Some("phi3")),
-    names(Gemma2, &["gemma2"], &["Gemma2ForCausalLM"], Some("gemma2")),
-    names(
-        Gemma3,
-        &["gemma3_text", "gemma3"],
-        &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
-        Some("gemma3"),
-    ),
-    names(Mixtral, &["mixtral"], &["MixtralForCausalLM"], None),
-    names(Qwen2Moe, &["qwen2_moe"], &["Qwen2MoeForCausalLM"], Some("qwen2moe")),
-    names(Qwen3Moe, &["qwen3_moe"], &["Qwen3MoeForCausalLM"], Some("qwen3moe")),
-    names(GptOss, &["gpt_oss"], &["GptOssForCausalLM"], Some("gpt-oss")),
-];
+/// Whether a projection has a bias.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Bias {
+    Never,
+    Always,
+    /// As this key of `config.json` says, or the default if it is missing.
+    Key(&'static str, bool),
+}
+
+/// The gate function of the MLP.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Gate {
+    /// SiLU, unless the key `hidden_act` says otherwise.
+    Silu,
+    /// GELU, unless the key `hidden_activation` says otherwise.
+    Gelu,
+    /// The clamped gates of gpt-oss.
+    ClampedSwiglu,
+}
+
+/// The factor of attention scores.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum AttentionScale {
+    /// `head_dim^-0.5`.
+    HeadDim,
+    /// `query_pre_attn_scalar^-0.5` (Gemma).
+    QueryScalar,
+    /// `attention_multiplier` (Granite).
+    Multiplier,
+}
+
+/// The caps of scores and logits if the keys are missing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Softcaps {
+    pub(super) attention: Option<f32>,
+    pub(super) logits: Option<f32>,
+}
+
+/// The rotary embeddings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rotation {
+    /// Default of `rope_theta`.
+    pub(super) theta: f64,
+    /// The same for layers with a window, if these have a rotary embedding of their own.
+    pub(super) local_theta: Option<f64>,
+    /// The share of each head that is rotated if the key `partial_rotary_factor` is missing; `None`
+    /// if heads are always rotated as a whole.
+    pub(super) partial: Option<f64>,
+    /// Whether adjacent elements of a head form the pairs that are rotated. Otherwise these are the
+    /// elements `i` and `i + rotary_dim / 2`, and so it is in memory: the rows of q and k are
+    /// reordered.
+    pub(crate) adjacent: bool,
+    /// Whether some layers have no rotary embedding, as `no_rope_layers` says (SmolLM3).
+    pub(super) may_be_left_out: bool,
+    /// Default of `original_max_position_embeddings`.
+    pub(super) original_context: Option<usize>,
+    /// The scaling if the key `rope_parameters` is missing.
+    pub(super) scaling: Option<&'static RopeScaling>,
+}
+
+/// Which layers have a sliding window.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Windows {
+    /// None, whatever the keys say, as in transformers.
+    Nowhere,
+    /// All.
+    Everywhere,
+    /// Those that `layer_types` says, or these if the key is missing.
+    Some(Pattern),
+}
+
+/// Layers, counted from 0.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Pattern {
+    /// From layer `max_window_layers` on.
+    From,
+    /// The layers with even numbers.
+    Even,
+    /// The layers with even numbers below `max_window_layers`.
+    EvenBelow,
+    /// All but every n-th, as `sliding_window_pattern` says, or this number if the key is missing.
+    AllButEvery(usize),
+    /// The layers without a rotary embedding.
+    Unrotated,
+}
+
+/// The mixture of experts, with the defaults of transformers for keys that `config.json` lacks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExpertsDefaults {
+    pub(super) count: usize,
+    pub(super) per_token: usize,
+    /// `None`: the width is `intermediate_size`, and all layers have experts.
+    pub(super) width: Option<usize>,
+    pub(super) shared_width: Option<usize>,
+    /// `None`: always normalized, without a key.
+    pub(super) normalized: Option<bool>,
+    pub(super) router_bias: bool,
+}
+
+/// What is peculiar to GGUF files.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gguf {
+    /// `general.architecture`; `None` if it is that of another architecture, or if there are none.
+    pub(super) name: Option<&'static str>,
+    /// Whether the converter brings the rows of q and k into pairs of adjacent elements.
+    pub(crate) adjacent: bool,
+    /// Whether gate and up are stored as one tensor, with the name of up.
+    pub(super) fused_mlp: bool,
+    /// The window if the key is missing.
+    pub(super) window: Option<usize>,
+    /// Whether `rope.scaling.finetuned = false` marks a model without rotary embeddings.
+    pub(super) marks_unrotated: bool,
+    /// The number of layers of the model whose attention scale is computed from
+    /// `hidden_size / num_heads`, as no key says.
+    pub(super) wide_scale_layers: Option<usize>,
+}
 
 impl Architecture {
     /// All architectures that the decoder supports.
     pub fn all() -> impl Iterator<Item = Self> {
-        NAMES.iter().map(|names| names.architecture)
+        TABLE.iter().map(|row| row.architecture)
     }
 
     /// Hugging Face's `model_type`, which is used in messages and statistics.
     #[must_use]
     pub fn name(self) -> &'static str {
-        let names = NAMES.iter().find(|names| names.architecture == self);
-        names.map_or("unknown", |names| names.model_types[0])
+        self.description().model_types[0]
+    }
+
+    /// The row of the table.
+    pub(crate) fn description(self) -> &'static Description {
+        // The order of the rows is that of the variants; a test compares them.
+        &TABLE[self as usize]
     }
 
     /// The architecture with this `model_type`.
     pub(super) fn from_model_type(model_type: &str) -> Option<Self> {
-        Self::find(|names| names.model_types.contains(&model_type))
+        Self::find(|row| row.model_types.contains(&model_type))
     }
 
     /// The architecture with this class in `architectures`.
     pub(super) fn from_class(class: &str) -> Option<Self> {
-        Self::find(|names| names.classes.contains(&class))
+        Self::find(|row| row.classes.contains(&class))
     }
 
     /// The architecture with this `general.architecture`.
     pub(super) fn from_gguf(name: &str) -> Option<Self> {
-        Self::find(|names| names.gguf == Some(name))
+        Self::find(|row| row.gguf.name == Some(name))
     }
 
-    fn find(matches: impl Fn(&Names) -> bool) -> Option<Self> {
-        NAMES.iter().find(|names| matches(names)).map(|names| names.architecture)
+    fn find(matches: impl Fn(&Description) -> bool) -> Option<Self> {
+        TABLE.iter().find(|row| matches(row)).map(|row| row.architecture)
     }
 
     /// The supported values of `model_type`, for messages.
     pub(super) fn model_types() -> String {
-        let types: Vec<_> = NAMES.iter().flat_map(|names| names.model_types).copied().collect();
+        let types: Vec<_> = TABLE.iter().flat_map(|row| row.model_types).copied().collect();
         types.join(", ")
     }
 
     /// The supported values of `general.architecture`, for messages.
     pub(super) fn gguf_names() -> String {
-        NAMES.iter().filter_map(|names| names.gguf).collect::<Vec<_>>().join(", ")
+        TABLE.iter().filter_map(|row| row.gguf.name).collect::<Vec<_>>().join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: each variant finds its own row.
+    #[test]
+    fn rows_are_in_the_order_of_the_variants() {
+        for (index, row) in TABLE.iter().enumerate() {
+            assert_eq!(row.architecture as usize, index, "{:?}", row.architecture);
+        }
+    }
+
+    /// Goal: the README names all architectures and no others, in this order.
+    #[test]
+    fn the_readme_names_all_architectures() {
+        let readme = include_str!("../../README.md");
+        let (_, list) = readme.split_once("by their `model_type`:").expect("a list");
+        let (list, _) = list.split_once('.').expect("the end of the list");
+        let listed: Vec<&str> = list.split('`').skip(1).step_by(2).collect();
+        assert_eq!(listed, Architecture::all().map(Architecture::name).collect::<Vec<_>>());
     }
 }

@@ -3,7 +3,6 @@
 //! Missing keys have the same defaults as in transformers. Options that the decoder does not
 //! implement are errors, because a model computes wrong results if an option is ignored.
 
-mod defaults;
 mod experts;
 mod layers;
 mod rope;
@@ -11,11 +10,11 @@ mod rope;
 use serde_json::Value;
 use stolon_kernels::TensorType;
 
+use super::architecture::{AttentionScale, Bias, Description, Gate};
 use super::keys::Keys;
 use super::quantization::{self, Quantization};
-use super::{Activation, Architecture, DecoderConfig, NormPlacement, QkNorm};
+use super::{Activation, Architecture, DecoderConfig};
 use crate::error::{ModelError, quoted};
-use defaults::Defaults;
 
 /// The content of `config.json`: the decoder's configuration and the special token ids.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,24 +36,26 @@ pub(crate) fn parse(file: &str, value: &Value) -> Result<ParsedConfig, ModelErro
     let architecture = architecture(&root)?;
     // In multimodal models, the decoder's keys are in a nested object.
     let text = root.object("text_config")?;
-    let keys = match (&text, root.text("model_type")?) {
-        (Some(text), _) if architecture == Architecture::Gemma3 => {
+    let row = architecture.description();
+    let keys = match &text {
+        Some(text) if row.multimodal.is_some() => {
             quantization = quantization.or(quantization::parse(text)?);
             text.clone()
         }
-        (None, Some("gemma3")) => return Err(root.invalid("text_config", "an object")),
+        None if row.multimodal.is_some() && row.multimodal == root.text("model_type")? => {
+            return Err(root.invalid("text_config", "an object"));
+        }
         _ => root.clone(),
     };
-    let defaults = Defaults::of(architecture);
-    let decoder = decoder(architecture, &keys, &root, &defaults)?;
+    let decoder = decoder(row, &keys, &root)?;
     decoder.check(file)?;
     let eos_token_ids = match ids(&[&root, &keys], "eos_token_id")? {
         Some(ids) => ids,
-        None => defaults.eos_token_id.into_iter().collect(),
+        None => row.defaults.eos_token_ids.to_vec(),
     };
     let bos_token_id = match ids(&[&root, &keys], "bos_token_id")? {
         Some(ids) => ids.first().copied(),
-        None => defaults.bos_token_id,
+        None => row.defaults.bos_token_id,
     };
     Ok(ParsedConfig { decoder, eos_token_ids, bos_token_id, quantization })
 }
@@ -89,13 +90,12 @@ fn architecture(root: &Keys<'_>) -> Result<Architecture, ModelError> {
 }
 
 fn decoder(
-    architecture: Architecture,
+    row: &Description,
     keys: &Keys<'_>,
     root: &Keys<'_>,
-    defaults: &Defaults,
 ) -> Result<DecoderConfig, ModelError> {
-    let gemma = matches!(architecture, Architecture::Gemma2 | Architecture::Gemma3);
-    let granite = architecture == Architecture::Granite;
+    refuse_options(row, keys)?;
+    let defaults = &row.defaults;
     let hidden_size = keys.size("hidden_size")?.unwrap_or(defaults.hidden_size);
     let num_heads = keys.size("num_attention_heads")?.unwrap_or(defaults.num_heads);
     let num_kv_heads = match keys.size("num_key_value_heads")? {
@@ -109,53 +109,11 @@ fn decoder(
         None => hidden_size / num_heads,
     };
     let max_positions = keys.size("max_position_embeddings")?.unwrap_or(defaults.max_positions);
-    let tied = match root.flag("tie_word_embeddings")? {
-        Some(tied) => tied,
-        None => keys.flag("tie_word_embeddings")?.unwrap_or(defaults.tie_word_embeddings),
-    };
-    let gpt_oss = architecture == Architecture::GptOss;
-    let attention_bias = keys.flag("attention_bias")?.unwrap_or(gpt_oss);
-    let (qkv_bias, output_bias) = match architecture {
-        Architecture::Mistral | Architecture::Mixtral | Architecture::Phi3 => (false, false),
-        Architecture::Qwen2 => (true, false),
-        Architecture::Qwen2Moe => (keys.flag("qkv_bias")?.unwrap_or(true), false),
-        _ => (attention_bias, attention_bias),
-    };
-    let mlp_bias =
-        matches!(architecture, Architecture::Llama | Architecture::Granite | Architecture::SmolLm3)
-            && keys.flag("mlp_bias")?.unwrap_or(false)
-            || gpt_oss;
-    if keys.flag("use_bidirectional_attention")?.unwrap_or(false) {
-        return Err(keys.unsupported("use_bidirectional_attention", "false"));
-    }
-    if keys.flag("is_causal")? == Some(false) {
-        return Err(keys.unsupported("is_causal", "true"));
-    }
-    let softcap = |key: &str, default: Option<f32>| match keys.positive_f32(key)? {
-        Some(_) if !gemma => Err(keys.unsupported(key, "null")),
-        None if !keys.given(key) => Ok(default),
-        cap => Ok(cap),
-    };
-    let ropes = rope::parse(architecture, keys, head_dim, max_positions)?;
-    let mut layers = layers::parse(architecture, keys, defaults, ropes.local)?;
-    let experts = experts::parse(architecture, keys, defaults.intermediate_size, &mut layers)?;
-    let attention_scale = if granite {
-        keys.positive("attention_multiplier")?.unwrap_or(1.0)
-    } else if gemma {
-        keys.positive("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5)
-    } else {
-        (head_dim as f64).powf(-0.5)
-    };
-    let multiplier = |key: &str| match keys.positive_f32(key)? {
-        Some(_) if !granite => Err(keys.unsupported(key, "null")),
-        factor => Ok(factor.filter(|factor| *factor != 1.0)),
-    };
-    let embedding_scale = match multiplier("embedding_multiplier")? {
-        None => gemma.then(|| (hidden_size as f64).sqrt() as f32),
-        factor => factor,
-    };
+    let ropes = rope::parse(&row.rotation, keys, head_dim, max_positions)?;
+    let mut layers = layers::parse(row, keys, ropes.local)?;
+    let experts = experts::parse(row, keys, &mut layers)?;
     Ok(DecoderConfig {
-        architecture,
+        architecture: row.architecture,
         vocab_size: keys.size("vocab_size")?.unwrap_or(defaults.vocab_size),
         hidden_size,
         intermediate_size: keys.size("intermediate_size")?.unwrap_or(defaults.intermediate_size),
@@ -165,51 +123,105 @@ fn decoder(
         head_dim,
         rotary_dim: ropes.rotary_dim,
         rms_norm_eps: keys.positive("rms_norm_eps")?.unwrap_or(defaults.rms_norm_eps) as f32,
-        norm_offset: if gemma { 1.0 } else { 0.0 },
+        norm_offset: row.norm_offset,
         max_positions: ropes.list[0].context(max_positions),
-        tie_word_embeddings: tied,
-        qkv_bias,
-        output_bias,
-        mlp_bias,
-        qk_norm: match architecture {
-            Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3 => {
-                Some(QkNorm::Head)
-            }
-            Architecture::Olmo2 => Some(QkNorm::Position),
-            _ => None,
+        tie_word_embeddings: match root.flag("tie_word_embeddings")? {
+            Some(tied) => tied,
+            None => keys.flag("tie_word_embeddings")?.unwrap_or(defaults.tie_word_embeddings),
         },
-        norms: match architecture {
-            Architecture::Olmo2 => NormPlacement::Output,
-            _ if gemma => NormPlacement::InputAndOutput,
-            _ => NormPlacement::Input,
+        qkv_bias: row.qkv_bias.of(keys)?,
+        output_bias: row.output_bias.of(keys)?,
+        mlp_bias: row.mlp_bias.of(keys)?,
+        qk_norm: row.qk_norm,
+        norms: row.norms,
+        activation: activation(row.gate, keys)?,
+        attention_sinks: row.attention_sinks,
+        embedding_scale: match multiplier(keys, "embedding_multiplier")? {
+            None if row.scaled_embedding => Some((hidden_size as f64).sqrt() as f32),
+            factor => factor,
         },
-        activation: match gpt_oss {
-            true => clamped_swiglu(keys)?,
-            false => activation(keys, gemma)?,
-        },
-        attention_sinks: gpt_oss,
-        embedding_scale,
-        residual_scale: multiplier("residual_multiplier")?,
-        logit_scale: multiplier("logits_scaling")?.map(|divisor| 1.0 / divisor),
-        attention_scale: attention_scale as f32,
-        attention_softcap: softcap("attn_logit_softcapping", defaults.attention_softcap)?,
-        logit_softcap: softcap("final_logit_softcapping", defaults.logit_softcap)?,
+        residual_scale: multiplier(keys, "residual_multiplier")?,
+        logit_scale: multiplier(keys, "logits_scaling")?.map(|divisor| 1.0 / divisor),
+        attention_scale: row.attention_scale.of(keys, head_dim)? as f32,
+        attention_softcap: softcap(
+            keys,
+            "attn_logit_softcapping",
+            row.softcaps.and_then(|caps| caps.attention),
+        )?,
+        logit_softcap: softcap(
+            keys,
+            "final_logit_softcapping",
+            row.softcaps.and_then(|caps| caps.logits),
+        )?,
         ropes: ropes.list,
         layers,
         dtype: dtype(keys, root)?,
     })
 }
 
-/// The gate function of gpt-oss, which does not depend on `hidden_act`.
-fn clamped_swiglu(keys: &Keys<'_>) -> Result<Activation, ModelError> {
-    let alpha = keys.positive_f32("swiglu_alpha")?.unwrap_or(1.702);
-    let limit = keys.positive_f32("swiglu_limit")?.unwrap_or(7.0);
-    Ok(Activation::ClampedSwiglu { alpha, limit })
+/// Refuses options that the architecture does not have in transformers, or that the decoder does
+/// not implement.
+fn refuse_options(row: &Description, keys: &Keys<'_>) -> Result<(), ModelError> {
+    if keys.flag("use_bidirectional_attention")?.unwrap_or(false) {
+        return Err(keys.unsupported("use_bidirectional_attention", "false"));
+    }
+    if keys.flag("is_causal")? == Some(false) {
+        return Err(keys.unsupported("is_causal", "true"));
+    }
+    let softcaps = ["attn_logit_softcapping", "final_logit_softcapping"];
+    let multipliers = ["embedding_multiplier", "residual_multiplier", "logits_scaling"];
+    let softcaps = softcaps.iter().filter(|_| row.softcaps.is_none());
+    let multipliers = multipliers.iter().filter(|_| !row.multipliers);
+    for key in softcaps.chain(multipliers) {
+        if keys.positive_f32(key)?.is_some() {
+            return Err(keys.unsupported(key, "null"));
+        }
+    }
+    Ok(())
 }
 
-fn activation(keys: &Keys<'_>, gemma: bool) -> Result<Activation, ModelError> {
-    let (key, default) =
-        if gemma { ("hidden_activation", "gelu_pytorch_tanh") } else { ("hidden_act", "silu") };
+/// A factor; `None` if it is missing or 1.
+fn multiplier(keys: &Keys<'_>, key: &str) -> Result<Option<f32>, ModelError> {
+    Ok(keys.positive_f32(key)?.filter(|factor| *factor != 1.0))
+}
+
+/// A cap. Unlike a missing key, null means that there is none.
+fn softcap(keys: &Keys<'_>, key: &str, default: Option<f32>) -> Result<Option<f32>, ModelError> {
+    Ok(if keys.given(key) { keys.positive_f32(key)? } else { default })
+}
+
+impl Bias {
+    fn of(self, keys: &Keys<'_>) -> Result<bool, ModelError> {
+        match self {
+            Self::Never => Ok(false),
+            Self::Always => Ok(true),
+            Self::Key(key, default) => Ok(keys.flag(key)?.unwrap_or(default)),
+        }
+    }
+}
+
+impl AttentionScale {
+    fn of(self, keys: &Keys<'_>, head_dim: usize) -> Result<f64, ModelError> {
+        match self {
+            Self::HeadDim => Ok((head_dim as f64).powf(-0.5)),
+            Self::QueryScalar => {
+                Ok(keys.positive("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5))
+            }
+            Self::Multiplier => Ok(keys.positive("attention_multiplier")?.unwrap_or(1.0)),
+        }
+    }
+}
+
+fn activation(gate: Gate, keys: &Keys<'_>) -> Result<Activation, ModelError> {
+    let (key, default) = match gate {
+        Gate::Silu => ("hidden_act", "silu"),
+        Gate::Gelu => ("hidden_activation", "gelu_pytorch_tanh"),
+        Gate::ClampedSwiglu => {
+            let alpha = keys.positive_f32("swiglu_alpha")?.unwrap_or(1.702);
+            let limit = keys.positive_f32("swiglu_limit")?.unwrap_or(7.0);
+            return Ok(Activation::ClampedSwiglu { alpha, limit });
+        }
+    };
     match keys.text(key)?.unwrap_or(default) {
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),

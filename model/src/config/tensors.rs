@@ -5,7 +5,7 @@
 //! models fill them, and both backends load a layer from its [`LayerWeights`]. They take it apart
 //! field by field, so that a tensor that is added here compiles only when each backend loads it.
 
-use super::{DecoderConfig, ExpertsConfig, NormPlacement, QkNorm};
+use super::{DecoderConfig, ExpertsConfig, QkNorm};
 
 /// The kind of a tensor, by which random models choose its values, and backends its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,35 +141,6 @@ pub struct DecoderWeights {
     pub final_norm: TensorSpec,
     /// The output matrix `[vocab_size, hidden_size]`; `None` if it is the embedding.
     pub head: Option<TensorSpec>,
-}
-
-/// The names of a layer's norms, without the prefix of the layer and the suffix `.weight`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct NormNames {
-    pub(crate) attention_input: Option<&'static str>,
-    pub(crate) attention_output: Option<&'static str>,
-    pub(crate) mlp_input: Option<&'static str>,
-    pub(crate) mlp_output: Option<&'static str>,
-}
-
-impl NormPlacement {
-    /// Whether outputs are normalized before the residual is added.
-    pub(crate) fn outputs(self) -> bool {
-        self != Self::Input
-    }
-
-    /// The names of the norms of a layer.
-    pub(crate) fn names(self) -> NormNames {
-        let inputs = self != Self::Output;
-        let mlp_input =
-            if self.outputs() { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
-        NormNames {
-            attention_input: inputs.then_some("input_layernorm"),
-            attention_output: self.outputs().then_some("post_attention_layernorm"),
-            mlp_input: inputs.then_some(mlp_input),
-            mlp_output: self.outputs().then_some("post_feedforward_layernorm"),
-        }
-    }
 }
 
 impl DecoderConfig {

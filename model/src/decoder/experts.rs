@@ -9,7 +9,7 @@
 //! and their outputs are added to the row in ascending order of the experts' indices.
 
 use stolon_kernels::{
-    self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink, Term,
+    self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink, Term, Threads,
 };
 
 use super::linear::{Linear, Loader};
@@ -89,14 +89,7 @@ impl ExpertsPass<'_> {
             groups.iter().map(|(_, mlp)| [&mlp.gate.matrix, &mlp.up.matrix]).collect();
         normed.reset_groups(groups.iter().zip(&gate_up).map(|((group, _), m)| (rows(group), m)));
         inner.reset_groups(groups.iter().map(|(group, mlp)| (rows(group), [&mlp.down.matrix])));
-        let hidden = self.config.hidden_size;
-        let total: usize = groups.iter().map(|(group, _)| rows(group)).sum();
-        normed.fill(self.workers.for_pass(total, hidden), |group, first, block| {
-            let rows = &routing.rows(groups[group].0)[first..];
-            for (row, block) in rows.iter().zip(block.chunks_exact_mut(hidden)) {
-                block.copy_from_slice(&routing.normed[*row as usize * hidden..][..hidden]);
-            }
-        });
+        self.gather(&groups, routing, normed);
         profile.mark(Stage::Route);
         let work = groups
             .iter()
@@ -124,6 +117,36 @@ impl ExpertsPass<'_> {
         drop(products);
         profile.mark_with(Stage::GateUp, epilogue_time, Stage::Gate);
 
+        self.add_down(&groups, routing, inner, self.workers.for_work(work), x);
+        profile.mark(Stage::Down);
+    }
+
+    /// Packs the rows of each group.
+    fn gather(
+        &self,
+        groups: &[(&ExpertGroup, &GatedMlp)],
+        routing: &Routing,
+        normed: &mut Operands,
+    ) {
+        let hidden = self.config.hidden_size;
+        let total: usize = groups.iter().map(|(group, _)| routing.rows(group).len()).sum();
+        normed.fill(self.workers.for_pass(total, hidden), |group, first, block| {
+            let rows = &routing.rows(groups[group].0)[first..];
+            for (row, block) in rows.iter().zip(block.chunks_exact_mut(hidden)) {
+                block.copy_from_slice(&routing.normed[*row as usize * hidden..][..hidden]);
+            }
+        });
+    }
+
+    /// Computes the down projections of `inner` and adds their weighted results to the rows of `x`.
+    fn add_down(
+        &self,
+        groups: &[(&ExpertGroup, &GatedMlp)],
+        routing: &Routing,
+        inner: &Operands,
+        threads: &Threads,
+        x: &mut [f32],
+    ) {
         let weighted: Vec<_> = groups
             .iter()
             .map(|(group, mlp)| {
@@ -144,8 +167,7 @@ impl ExpertsPass<'_> {
                 rows: routing.rows(group),
             })
             .collect();
-        kernels::accumulate(self.path, self.workers.for_work(work), inner, &terms, x);
-        profile.mark(Stage::Down);
+        kernels::accumulate(self.path, threads, inner, &terms, x);
     }
 
     /// Normalizes the rows of `x` and chooses their experts.

@@ -71,7 +71,11 @@ pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<()
     if let Some(quantization) = &config.quantization {
         weights.convert(quantization, &config.decoder)?;
     }
-    weights.split_fused(&config.decoder)
+    weights.split_fused(&config.decoder)?;
+    match config.decoder.architecture.description().rotation.adjacent {
+        true => weights.pair_adjacent_rows(&config.decoder),
+        false => Ok(()),
+    }
 }
 
 /// Reads the files of the tokenizer and the chat template in `directory`.

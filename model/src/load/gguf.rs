@@ -60,6 +60,9 @@ pub(crate) fn describe(
     let config = config::gguf::parse(header, &|name| small_floats(header, &contents, name))?;
     let mut weights = weights(header, &config, contents)?;
     weights.split_fused(&config)?;
+    if config.architecture.description().gguf.adjacent {
+        weights.pair_adjacent_rows(&config)?;
+    }
     Ok((config, weights))
 }
 
@@ -97,35 +100,10 @@ fn weights(
     config: &DecoderConfig,
     contents: Vec<Bytes>,
 ) -> Result<Weights, ModelError> {
-    // The rows of q and k can be reordered only if their number matches the configuration.
-    let rows = |name: &str| {
-        let heads = config::gguf::paired_heads(config, name)?;
-        Some((heads, heads * config.head_dim))
-    };
-    for (name, info) in &header.tensors {
-        let Some(name) = config::gguf::tensor_name(config.architecture, name) else { continue };
-        if let Some((_, rows)) = rows(&name)
-            && info.shape.first() != Some(&rows)
-        {
-            let mut expected = info.shape.clone();
-            expected.splice(..1.min(expected.len()), [rows]);
-            return Err(ModelError::WrongShape {
-                file: header.file_of(info).into(),
-                tensor: name,
-                expected,
-                got: info.shape.clone(),
-            });
-        }
-    }
-    header.weights(
-        contents,
-        config.experts.map_or(0, |experts| experts.count),
-        |name| {
-            config::gguf::tensor_name(config.architecture, name)
-                .filter(|name| !name.contains('*') || has_experts(config, name))
-        },
-        |name| rows(name).map(|(heads, _)| heads),
-    )
+    header.weights(contents, config.experts.map_or(0, |experts| experts.count), |name| {
+        config::gguf::tensor_name(config.architecture, name)
+            .filter(|name| !name.contains('*') || has_experts(config, name))
+    })
 }
 
 /// Whether the tensor `name` belongs to a layer with experts. Stacked tensors of other layers are

@@ -8,15 +8,12 @@ use crate::mmap::Bytes;
 impl Header {
     /// The tensors as weights, with the names that `rename` returns. Tensors for which it returns
     /// `None` are omitted. A stacked tensor, in whose name `*` takes the place of an index, becomes
-    /// `experts` tensors without its first dimension. `paired_heads` returns the number of heads in
-    /// which a tensor's rows are interleaved, by its new name. `contents` are the bytes of
-    /// [`Header::files`].
+    /// `experts` tensors without its first dimension. `contents` are the bytes of [`Header::files`].
     pub(crate) fn weights(
         &self,
         contents: Vec<Bytes>,
         experts: usize,
         rename: impl Fn(&str) -> Option<String>,
-        paired_heads: impl Fn(&str) -> Option<usize>,
     ) -> Result<Weights, ModelError> {
         let mut weights = Weights::empty(match self.files.len() {
             1 => self.file.clone(),
@@ -31,7 +28,7 @@ impl Header {
                 dtype: info.dtype.clone(),
                 shape: info.shape.clone(),
                 range: info.range.clone(),
-                paired_heads: paired_heads(&name),
+                pairs: None,
                 converted: None,
                 interleaved: None,
             };

@@ -204,7 +204,7 @@ impl Converted {
                 dtype: Ok(self.target),
                 shape,
                 range,
-                paired_heads: None,
+                pairs: None,
                 interleaved: None,
                 converted: Some(Box::new(part)),
             };

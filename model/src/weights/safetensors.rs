@@ -5,9 +5,10 @@
 //! inside of the file, so that no later access is out of bounds.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::Path;
 
-use safetensors::tensor::{Dtype, Metadata};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde_json::Value;
 
 use super::{Stored, TensorType, Weights};
@@ -37,66 +38,17 @@ pub(crate) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(),
     // In the order of the data, so that the error is about the first invalid tensor.
     for name in metadata.offset_keys() {
         let Some(info) = metadata.info(&name) else { continue };
-        let what = || format!("tensor `{name}`");
-        if name.len() > NAME_BYTES_MAX || info.shape.len() > DIMENSIONS_MAX {
-            return Err(ModelError::malformed(
-                file,
-                format!(
-                    "a tensor: expected a name of at most {NAME_BYTES_MAX} bytes and at most \
-                     {DIMENSIONS_MAX} dimensions, got {} and {}",
-                    name.len(),
-                    info.shape.len()
-                ),
-            ));
-        }
-        let (start, end) = info.data_offsets;
-        let overflow = || ModelError::malformed(file, format!("{}: its size overflows", what()));
-        let start = data_start.checked_add(start as u64).ok_or_else(overflow)?;
-        let end = data_start.checked_add(end as u64).ok_or_else(overflow)?;
-        if end > file_bytes {
-            return Err(ModelError::Truncated {
-                file: file.into(),
-                what: what(),
-                expected: end,
-                got: file_bytes,
-            });
-        }
-        let dtype = match info.dtype {
-            Dtype::F32 => Ok(TensorType::F32),
-            Dtype::F16 => Ok(TensorType::F16),
-            Dtype::BF16 => Ok(TensorType::Bf16),
-            other => Err(format!("{other:?}")),
+        let (dtype, range) = locate(file, &name, info, data_start, file_bytes)?;
+        let stored = Stored {
+            region,
+            dtype,
+            shape: info.shape.clone(),
+            range,
+            pairs: None,
+            converted: None,
+            interleaved: None,
         };
-        let elements =
-            info.shape.iter().try_fold(1_usize, |n, d| n.checked_mul(*d)).ok_or_else(overflow)?;
-        if let Ok(dtype) = dtype {
-            let expected = dtype.bytes_of(elements).ok_or_else(overflow)? as u64;
-            if start > end || expected != end - start {
-                return Err(ModelError::malformed(
-                    file,
-                    format!(
-                        "{}: {} {:?} has {expected} bytes, but its range is {start}..{end}",
-                        what(),
-                        dtype.name(),
-                        info.shape
-                    ),
-                ));
-            }
-        } else if start > end {
-            return Err(ModelError::malformed(file, format!("{}: its size is negative", what())));
-        }
-        weights.insert(
-            canonical_name(&name),
-            Stored {
-                region,
-                dtype,
-                shape: info.shape.clone(),
-                range: start as usize..end as usize,
-                paired_heads: None,
-                converted: None,
-                interleaved: None,
-            },
-        )?;
+        weights.insert(canonical_name(&name), stored)?;
     }
     let data_end = data_start.saturating_add(metadata.data_len() as u64);
     if data_end != file_bytes {
@@ -106,6 +58,61 @@ pub(crate) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(),
         ));
     }
     Ok(())
+}
+
+/// The type of the tensor `name`, or the name of an unsupported type, and the range of its bytes in
+/// the file, which is inside of it and has the length that type and shape require.
+fn locate(
+    file: &str,
+    name: &str,
+    info: &TensorInfo,
+    data_start: u64,
+    file_bytes: u64,
+) -> Result<(Result<TensorType, String>, Range<usize>), ModelError> {
+    let what = || format!("tensor `{name}`");
+    let malformed = |reason: String| ModelError::malformed(file, reason);
+    if name.len() > NAME_BYTES_MAX || info.shape.len() > DIMENSIONS_MAX {
+        return Err(malformed(format!(
+            "a tensor: expected a name of at most {NAME_BYTES_MAX} bytes and at most \
+             {DIMENSIONS_MAX} dimensions, got {} and {}",
+            name.len(),
+            info.shape.len()
+        )));
+    }
+    let (start, end) = info.data_offsets;
+    let overflow = || malformed(format!("{}: its size overflows", what()));
+    let start = data_start.checked_add(start as u64).ok_or_else(overflow)?;
+    let end = data_start.checked_add(end as u64).ok_or_else(overflow)?;
+    if end > file_bytes {
+        return Err(ModelError::Truncated {
+            file: file.into(),
+            what: what(),
+            expected: end,
+            got: file_bytes,
+        });
+    }
+    let dtype = match info.dtype {
+        Dtype::F32 => Ok(TensorType::F32),
+        Dtype::F16 => Ok(TensorType::F16),
+        Dtype::BF16 => Ok(TensorType::Bf16),
+        other => Err(format!("{other:?}")),
+    };
+    let elements =
+        info.shape.iter().try_fold(1_usize, |n, d| n.checked_mul(*d)).ok_or_else(overflow)?;
+    if let Ok(dtype) = dtype {
+        let expected = dtype.bytes_of(elements).ok_or_else(overflow)? as u64;
+        if start > end || expected != end - start {
+            return Err(malformed(format!(
+                "{}: {} {:?} has {expected} bytes, but its range is {start}..{end}",
+                what(),
+                dtype.name(),
+                info.shape
+            )));
+        }
+    } else if start > end {
+        return Err(malformed(format!("{}: its size is negative", what())));
+    }
+    Ok((dtype, start as usize..end as usize))
 }
 
 /// Whether `head`, the beginning of a file of `file_bytes` bytes, has the whole

@@ -149,16 +149,6 @@ proptest::proptest! {
     }
 }
 
-/// Goal: interleaved rows are restored to Hugging Face's order.
-#[test]
-fn interleaved_rows_are_restored() {
-    // Two heads of four rows with two bytes each. Row r of the original is [r, r].
-    let interleaved = [0, 2, 1, 3, 4, 6, 5, 7];
-    let stored: Vec<u8> = interleaved.iter().flat_map(|r| [*r, *r]).collect();
-    let expected: Vec<u8> = (0..8).flat_map(|r| [r, r]).collect();
-    assert_eq!(split_halves(&stored, 8, 2), expected);
-}
-
 /// Goal: entries of an index must be file names, so that they cannot lead out of the directory.
 #[test]
 fn index_entries_must_be_file_names() {

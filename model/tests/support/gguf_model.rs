@@ -30,10 +30,11 @@ pub(crate) fn floats(weights: &Weights, name: &str, shape: &[usize]) -> Vec<f32>
 }
 
 /// The converter's order of the rows of Llama's q and k: within each head, row `i` of the first
-/// half is followed by row `i` of the second half.
-fn interleaved(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
-    let width = values.len() / rows;
-    let (head_rows, half) = (rows / heads, rows / heads / 2);
+/// half is followed by row `i` of the second half. Of GLM-4, this applies to the rows that are
+/// rotated.
+fn interleaved(config: &DecoderConfig, values: &[f32], heads: usize) -> Vec<f32> {
+    let (head_rows, half) = (config.head_dim, config.rotary_dim() / 2);
+    let width = values.len() / (heads * head_rows);
     let mut out = Vec::new();
     for head in 0..heads {
         for i in 0..half {
@@ -42,6 +43,8 @@ fn interleaved(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
                 out.extend_from_slice(&values[row * width..(row + 1) * width]);
             }
         }
+        let rest = (head * head_rows + 2 * half) * width..(head + 1) * head_rows * width;
+        out.extend_from_slice(&values[rest]);
     }
     out
 }
@@ -69,7 +72,8 @@ fn gguf_name(name: &str, post_norms: bool) -> String {
         "self_attn" if kind == "sinks" => return format!("blk.{layer}.attn_sinks.weight"),
         "post_attention_layernorm" if post_norms => "post_attention_norm",
         "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
-        "post_feedforward_layernorm" => "post_ffw_norm",
+        "post_self_attn_layernorm" => "post_attention_norm",
+        "post_feedforward_layernorm" | "post_mlp_layernorm" => "post_ffw_norm",
         "mlp.gate_proj" => "ffn_gate",
         "mlp.up_proj" => "ffn_up",
         "mlp.down_proj" => "ffn_down",
@@ -209,21 +213,27 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             | Architecture::Mixtral
             | Architecture::Granite
             | Architecture::SmolLm3
+            | Architecture::Glm4
+            | Architecture::Ernie45
     );
     for spec in config.tensors() {
         let mut values = floats(weights, &spec.name, &spec.shape);
         if llama && spec.name.contains("q_proj") {
-            values = interleaved(&values, spec.shape[0], config.num_heads);
+            values = interleaved(config, &values, config.num_heads);
         }
         if llama && spec.name.contains("k_proj") {
-            values = interleaved(&values, spec.shape[0], config.num_kv_heads);
+            values = interleaved(config, &values, config.num_kv_heads);
         }
         if spec.role == TensorRole::Norm {
             values.iter_mut().for_each(|value| *value += config.norm_offset);
         }
         let dtype = stored_type(&spec, dtype);
         let bytes = quantized(&values, &spec.shape, dtype);
-        let fused = fused_name(&spec.name).filter(|_| config.architecture == Architecture::Phi3);
+        let fused = fused_name(&spec.name).filter(|(name, _)| match config.architecture {
+            Architecture::Phi3 => true,
+            Architecture::Glm4 => name.contains("ffn_up"),
+            _ => false,
+        });
         if let Some((name, first)) = fused {
             if first {
                 let id = dtype.gguf_id().unwrap();
@@ -234,8 +244,11 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             all.extend(bytes);
             continue;
         }
-        let post_norms =
-            config.norms != NormPlacement::Input || config.architecture == Architecture::GptOss;
+        let post_norms = match config.norms {
+            NormPlacement::Input => config.architecture == Architecture::GptOss,
+            NormPlacement::Output | NormPlacement::InputAndOutput => true,
+            NormPlacement::InputAndOutputOfGlm => false,
+        };
         let name = gguf_name(&spec.name, post_norms);
         if spec.name.contains(".mlp.experts.") {
             // Experts are stacked along a new first dimension, in ascending order.

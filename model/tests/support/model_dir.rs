@@ -8,15 +8,18 @@ use stolon_model::random::random_model;
 use stolon_model::{DecoderConfig, TensorType, Weights};
 
 /// The `model_type` of each architecture.
-pub(crate) const ARCHITECTURES: [&str; 14] = [
+pub(crate) const ARCHITECTURES: [&str; 17] = [
     "llama",
     "mistral",
     "qwen2",
     "qwen3",
     "granite",
     "olmo2",
+    "olmo3",
     "smollm3",
     "phi3",
+    "glm4",
+    "ernie4_5",
     "gemma2",
     "gemma3_text",
     "mixtral",
@@ -24,6 +27,9 @@ pub(crate) const ARCHITECTURES: [&str; 14] = [
     "qwen3_moe",
     "gpt_oss",
 ];
+
+/// The architectures in whose files adjacent rows of q and k form the pairs that are rotated.
+pub(crate) const ADJACENT: [&str; 2] = ["glm4", "ernie4_5"];
 
 /// A small `config.json`. Rows are long enough for every quantized type.
 pub(crate) fn config_json(architecture: &str) -> Value {
@@ -42,6 +48,13 @@ pub(crate) fn config_json(architecture: &str) -> Value {
     }
     if architecture == "smollm3" {
         config["num_hidden_layers"] = 5.into();
+    }
+    if architecture == "olmo3" {
+        config["num_hidden_layers"] = 4.into();
+        config["sliding_window"] = 16.into();
+    }
+    if architecture == "ernie4_5" {
+        config["use_bias"] = true.into();
     }
     if architecture == "gemma2" {
         config["attn_logit_softcapping"] = 3.0.into();

@@ -1,5 +1,6 @@
 //! Typed access to the metadata of a GGUF file.
 
+use super::super::architecture::{Description, Softcaps};
 use super::super::keys::SIZE_MAX;
 use crate::error::ModelError;
 use crate::gguf::{Header, Value};
@@ -52,12 +53,48 @@ impl Metadata<'_> {
         }
     }
 
+    /// Number of leading elements of each head that are rotated; `None` for all `head_dim`.
+    pub(super) fn rotary_dim(
+        &self,
+        row: &Description,
+        head_dim: usize,
+    ) -> Result<Option<usize>, ModelError> {
+        if let Some(value_dim) = self.size("attention.value_length")?
+            && value_dim != head_dim
+        {
+            let expected = format!("{head_dim} (equal to attention.key_length)");
+            return Err(self.unsupported("attention.value_length", &expected, value_dim));
+        }
+        let key = "rope.dimension_count";
+        match self.size(key)?.filter(|dim| *dim != head_dim) {
+            Some(dim) if row.rotation.partial.is_none() => {
+                Err(self.unsupported(key, &head_dim.to_string(), dim))
+            }
+            dim => Ok(dim),
+        }
+    }
+
+    /// A cap; `default` if the key is missing.
+    pub(super) fn softcap(
+        &self,
+        row: &Description,
+        key: &str,
+        default: impl Fn(Softcaps) -> Option<f32>,
+    ) -> Result<Option<f32>, ModelError> {
+        match (self.float(key)?, row.softcaps) {
+            (Some(cap), None) => Err(self.unsupported(key, "nothing", cap)),
+            (None, caps) => Ok(caps.and_then(default)),
+            (Some(cap), Some(_)) => Ok(Some(cap as f32)),
+        }
+    }
+
     pub(super) fn required_float(&self, key: &str) -> Result<f64, ModelError> {
         self.float(key)?.ok_or_else(|| self.invalid(key, "a number", "nothing"))
     }
 
     /// Returns an error for an option that is not implemented and would change the output.
-    pub(super) fn refuse_options(&self, granite: bool) -> Result<(), ModelError> {
+    /// `multipliers` tells whether the architecture has factors of embeddings and residuals.
+    pub(super) fn refuse_options(&self, multipliers: bool) -> Result<(), ModelError> {
         for key in [
             "expert_group_count",
             "expert_weights_scale",
@@ -71,7 +108,7 @@ impl Metadata<'_> {
         {
             return Err(self.unsupported("attention.causal", "true", causal.shown()));
         }
-        if !granite {
+        if !multipliers {
             for key in ["attention.scale", "embedding_scale", "residual_scale", "logit_scale"] {
                 self.only(key, 0.0)?;
             }

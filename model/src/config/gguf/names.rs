@@ -1,7 +1,6 @@
 //! Maps the names of tensors in GGUF files to those of Hugging Face.
 
-use super::super::{Architecture, DecoderConfig};
-use super::norms;
+use super::super::Architecture;
 
 /// The Hugging Face name of the tensor with the GGUF name `name`; `None` if the decoder does not
 /// use this tensor. In the name of a stacked tensor, whose first dimension is the expert, `*` takes
@@ -15,24 +14,24 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
     }
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let (module, kind) = rest.rsplit_once('.')?;
-    let norms = norms(architecture).names();
-    let phi = architecture == Architecture::Phi3;
+    let row = architecture.description();
+    let norms = row.norms.names();
     let module = match module {
         "attn_norm" => norms.attention_input?,
         "attn_q" => "self_attn.q_proj",
         "attn_k" => "self_attn.k_proj",
         "attn_v" => "self_attn.v_proj",
-        "attn_qkv" if phi => "self_attn.qkv_proj",
+        "attn_qkv" => "self_attn.qkv_proj",
         "attn_output" => "self_attn.o_proj",
         "attn_q_norm" => "self_attn.q_norm",
         "attn_k_norm" => "self_attn.k_norm",
         "ffn_norm" => norms.mlp_input?,
         "attn_sinks" => return Some(format!("model.layers.{layer}.self_attn.sinks")),
-        "post_attention_norm" if architecture == Architecture::GptOss => norms.mlp_input?,
-        "post_attention_norm" => norms.attention_output?,
+        // Without norms of outputs, it is that of the MLP (gpt-oss).
+        "post_attention_norm" => norms.attention_output.or(norms.mlp_input)?,
         "post_ffw_norm" => norms.mlp_output?,
         "ffn_gate" => "mlp.gate_proj",
-        "ffn_up" if phi => "mlp.gate_up_proj",
+        "ffn_up" if row.gguf.fused_mlp => "mlp.gate_up_proj",
         "ffn_up" => "mlp.up_proj",
         "ffn_down" => "mlp.down_proj",
         "ffn_gate_inp" => "mlp.gate",
@@ -58,19 +57,4 @@ fn expert_name(layer: &str, module: &str, kind: &str) -> Option<String> {
         _ => return None,
     };
     Some(format!("model.layers.{layer}.mlp.experts.{expert}.{module}.{kind}"))
-}
-
-/// The number of heads in which the rows of a tensor are interleaved; `None` if they are not.
-/// `name` is the Hugging Face name.
-pub(crate) fn paired_heads(config: &DecoderConfig, name: &str) -> Option<usize> {
-    if !matches!(
-        config.architecture,
-        Architecture::Llama | Architecture::Granite | Architecture::SmolLm3
-    ) {
-        return None;
-    }
-    if name.contains(".self_attn.q_proj.") {
-        return Some(config.num_heads);
-    }
-    name.contains(".self_attn.k_proj.").then_some(config.num_kv_heads)
 }

@@ -1,6 +1,7 @@
 //! Parses the rotary embeddings of a GGUF file.
 
-use super::super::{Architecture, Rope, RopeScaling};
+use super::super::architecture::Description;
+use super::super::{Rope, RopeScaling};
 use super::{Metadata, SmallTensors};
 use crate::error::ModelError;
 
@@ -14,11 +15,12 @@ impl Metadata<'_> {
     /// The rotary embedding of layers without a sliding window.
     pub(super) fn rope(
         &self,
-        architecture: Architecture,
+        row: &Description,
         max_positions: usize,
         tensors: &SmallTensors<'_>,
     ) -> Result<Rope, ModelError> {
-        let default = if architecture == Architecture::Gemma3 { 1e6 } else { 1e4 };
+        // As in llama.cpp.
+        let default = if row.rotation.local_theta.is_some() { row.rotation.theta } else { 1e4 };
         let theta = self.float("rope.freq_base")?.unwrap_or(default);
         let scaling = if let Some(divisors) = tensors(ROPE_FREQS)? {
             self.only("rope.scaling.attn_factor", 1.0)?;
@@ -26,7 +28,7 @@ impl Metadata<'_> {
         } else if self.header.tensors.contains_key(ROPE_LONG) {
             self.long_rope(max_positions, tensors)?
         } else {
-            self.scaling(architecture)?
+            self.scaling(row)?
         };
         Ok(Rope { theta, scaling })
     }
@@ -49,7 +51,7 @@ impl Metadata<'_> {
         })
     }
 
-    fn scaling(&self, architecture: Architecture) -> Result<RopeScaling, ModelError> {
+    fn scaling(&self, row: &Description) -> Result<RopeScaling, ModelError> {
         let key = "rope.scaling.type";
         let kind = match self.value(key) {
             None => None,
@@ -59,7 +61,7 @@ impl Metadata<'_> {
         };
         let factor = self.float("rope.scaling.factor")?.or(self.float("rope.scale_linear")?);
         if kind == Some("yarn") {
-            return self.yarn(architecture, factor);
+            return self.yarn(row, factor);
         }
         self.only("rope.scaling.attn_factor", 1.0)?;
         match (kind, factor) {
@@ -71,11 +73,7 @@ impl Metadata<'_> {
         }
     }
 
-    fn yarn(
-        &self,
-        architecture: Architecture,
-        factor: Option<f64>,
-    ) -> Result<RopeScaling, ModelError> {
+    fn yarn(&self, row: &Description, factor: Option<f64>) -> Result<RopeScaling, ModelError> {
         self.only("rope.scaling.yarn_ext_factor", 1.0)?;
         let factor = match factor {
             Some(factor) if factor >= 1.0 => factor,
@@ -97,7 +95,10 @@ impl Metadata<'_> {
             beta_fast: float("rope.scaling.yarn_beta_fast", 32.0)?,
             beta_slow: float("rope.scaling.yarn_beta_slow", 1.0)?,
             // The metadata has no key for it.
-            truncate: architecture != Architecture::GptOss,
+            truncate: !matches!(
+                row.rotation.scaling,
+                Some(RopeScaling::Yarn { truncate: false, .. })
+            ),
             original_max_position_embeddings: original,
             attention_factor: attention_factor as f32,
         })

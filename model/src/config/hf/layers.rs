@@ -1,97 +1,98 @@
 //! Parses which layers of a `config.json` have a sliding window and a rotary embedding.
 
+use super::super::architecture::{Description, Pattern, Windows};
 use super::super::keys::Keys;
-use super::super::{Architecture, LAYERS_MAX, LayerConfig};
-use super::defaults::Defaults;
+use super::super::{LAYERS_MAX, LayerConfig};
 use crate::error::ModelError;
+
+/// Default of `max_window_layers`.
+const WINDOW_LAYERS: usize = 28;
 
 /// The sliding window and the rotary embedding of each layer. `local` is the index of the rotary
 /// embedding of layers with a sliding window.
 pub(super) fn parse(
-    architecture: Architecture,
+    row: &Description,
     keys: &Keys<'_>,
-    defaults: &Defaults,
     local: usize,
 ) -> Result<Vec<LayerConfig>, ModelError> {
-    let count = keys.size("num_hidden_layers")?.unwrap_or(defaults.num_layers);
+    let count = keys.size("num_hidden_layers")?.unwrap_or(row.defaults.num_layers);
     if count > LAYERS_MAX {
-        return Err(keys.invalid("num_hidden_layers", &format!("at most {}", LAYERS_MAX)));
+        return Err(keys.invalid("num_hidden_layers", &format!("at most {LAYERS_MAX}")));
     }
-    // Without this flag, these architectures ignore the window, which may then be 0.
-    let windowless = match architecture {
-        Architecture::Qwen2
-        | Architecture::Qwen3
-        | Architecture::Qwen2Moe
-        | Architecture::Qwen3Moe
-        | Architecture::SmolLm3 => !keys.flag("use_sliding_window")?.unwrap_or(false),
-        _ => false,
+    let window = window(row, keys)?;
+    let rotated = match row.rotation.may_be_left_out {
+        true => rotated_layers(keys, count)?,
+        false => vec![true; count],
     };
-    let window = match keys.given("sliding_window") {
-        _ if windowless => None,
-        true => keys.size("sliding_window")?,
-        false => defaults.sliding_window,
+    let kinds = keys.texts("layer_types")?;
+    let is_sliding = match row.windows {
+        Windows::Nowhere => vec![false; count],
+        Windows::Everywhere => vec![true; count],
+        Windows::Some(pattern) => match kinds {
+            Some(kinds) => listed(&kinds, keys, count)?,
+            None => by_pattern(pattern, keys, &rotated)?,
+        },
     };
-    let full = LayerConfig { rope: Some(0), sliding_window: None, experts: false };
-    let sliding = LayerConfig { rope: Some(local), sliding_window: window, experts: false };
-    let kinds = match keys.texts("layer_types")? {
-        // In these architectures all layers are of the same kind, and transformers ignores the key.
-        _ if matches!(
-            architecture,
-            Architecture::Llama | Architecture::Granite | Architecture::Olmo2
-        ) =>
-        {
-            return Ok(vec![full; count]);
-        }
-        _ if matches!(
-            architecture,
-            Architecture::Mistral
-                | Architecture::Mixtral
-                | Architecture::Qwen3Moe
-                | Architecture::Phi3
-        ) =>
-        {
-            return Ok(vec![sliding; count]);
-        }
-        Some(kinds) if kinds.len() != count => {
-            return Err(keys.invalid("layer_types", &format!("{count} entries, one per layer")));
-        }
-        kinds => kinds,
+    let layer = |(is_sliding, rotated): (bool, bool)| LayerConfig {
+        rope: rotated.then_some(if is_sliding { local } else { 0 }),
+        sliding_window: window.filter(|_| is_sliding),
+        experts: false,
     };
-    let rotated = match architecture {
-        Architecture::SmolLm3 => rotated_layers(keys, count)?,
-        _ => vec![true; count],
-    };
-    let layer = |(kind, rotated): (LayerConfig, bool)| LayerConfig {
-        rope: kind.rope.filter(|_| rotated),
-        ..kind
-    };
-    if let Some(kinds) = kinds {
-        let kind = |kind| match kind {
-            "full_attention" => Ok(full),
-            "sliding_attention" => Ok(sliding),
-            _ => Err(keys.unsupported("layer_types", "full_attention or sliding_attention")),
-        };
-        let kinds = kinds.into_iter().map(kind).collect::<Result<Vec<_>, _>>()?;
-        return Ok(kinds.into_iter().zip(rotated).map(layer).collect());
+    Ok(is_sliding.into_iter().zip(rotated).map(layer).collect())
+}
+
+/// The window of the layers that have one.
+fn window(row: &Description, keys: &Keys<'_>) -> Result<Option<usize>, ModelError> {
+    // Without the flag, these architectures ignore the window, which may then be 0.
+    if row.windows_need_flag && !keys.flag("use_sliding_window")?.unwrap_or(false) {
+        return Ok(None);
     }
-    let is_sliding: Box<dyn Fn(usize) -> bool> = match architecture {
-        Architecture::Gemma2 | Architecture::GptOss => Box::new(|layer| layer % 2 == 0),
-        Architecture::SmolLm3 => Box::new(|layer| !rotated[layer]),
-        Architecture::Qwen2Moe => {
-            let windows = keys.count("max_window_layers")?.unwrap_or(28);
-            Box::new(move |layer| layer % 2 == 0 && layer < windows)
-        }
-        Architecture::Gemma3 => {
-            let pattern = keys.size("sliding_window_pattern")?.unwrap_or(6);
-            Box::new(move |layer| (layer + 1) % pattern != 0)
-        }
-        _ => {
-            let first = keys.count("max_window_layers")?.unwrap_or(28);
-            Box::new(move |layer| layer >= first)
-        }
+    match keys.given("sliding_window") {
+        // The key is ignored, and may be 0.
+        _ if matches!(row.windows, Windows::Nowhere) => Ok(None),
+        true => keys.size("sliding_window"),
+        false => Ok(row.defaults.sliding_window),
+    }
+}
+
+/// Which layers have a window, from the key `layer_types` with the value `kinds`.
+fn listed(kinds: &[&str], keys: &Keys<'_>, count: usize) -> Result<Vec<bool>, ModelError> {
+    if kinds.len() != count {
+        return Err(keys.invalid("layer_types", &format!("{count} entries, one per layer")));
+    }
+    let is_sliding = |kind: &&str| match *kind {
+        "full_attention" => Ok(false),
+        "sliding_attention" => Ok(true),
+        _ => Err(keys.unsupported("layer_types", "full_attention or sliding_attention")),
     };
-    let kinds = (0..count).map(|layer| if is_sliding(layer) { sliding } else { full });
-    Ok(kinds.zip(rotated.iter().copied()).map(layer).collect())
+    kinds.iter().map(is_sliding).collect()
+}
+
+/// Which layers have a window if there is no list. `rotated` are those with a rotary embedding.
+fn by_pattern(
+    pattern: Pattern,
+    keys: &Keys<'_>,
+    rotated: &[bool],
+) -> Result<Vec<bool>, ModelError> {
+    let max_window_layers =
+        || keys.count("max_window_layers").map(|count| count.unwrap_or(WINDOW_LAYERS));
+    let layers = 0..rotated.len();
+    Ok(match pattern {
+        Pattern::From => {
+            let first = max_window_layers()?;
+            layers.map(|layer| layer >= first).collect()
+        }
+        Pattern::Even => layers.map(|layer| layer % 2 == 0).collect(),
+        Pattern::EvenBelow => {
+            let end = max_window_layers()?;
+            layers.map(|layer| layer % 2 == 0 && layer < end).collect()
+        }
+        Pattern::AllButEvery(step) => {
+            let step = keys.size("sliding_window_pattern")?.unwrap_or(step);
+            layers.map(|layer| (layer + 1) % step != 0).collect()
+        }
+        Pattern::Unrotated => rotated.iter().map(|rotated| !rotated).collect(),
+    })
 }
 
 /// Which layers have a rotary embedding (SmolLM3).

@@ -2,22 +2,11 @@
 //! `rope_scaling`, `rope_local_base_freq`, `partial_rotary_factor`) and from the newer one
 //! (`rope_parameters`, which is either flat or has one object per layer type).
 
+use super::super::architecture::Rotation;
 use super::super::keys::Keys;
-use super::super::{Architecture, Rope, RopeScaling};
+use super::super::{Rope, RopeScaling};
 use crate::error::ModelError;
 
-/// Phi-3's default of `original_max_position_embeddings`.
-const PHI3_ORIGINAL_CONTEXT: usize = 4096;
-/// The scaling of gpt-oss without `rope_parameters`.
-const GPT_OSS_SCALING: RopeScaling = RopeScaling::Yarn {
-    factor: 32.0,
-    beta_fast: 32.0,
-    beta_slow: 1.0,
-    truncate: false,
-    original_max_position_embeddings: 4096,
-    // 0.1 ln(factor) + 1
-    attention_factor: 1.346_573_6,
-};
 const TYPES: &str = "default, linear, dynamic, llama3, yarn or longrope";
 
 /// The rotary embeddings of a model.
@@ -43,28 +32,19 @@ struct Context {
 /// Parses the rotary embeddings of all layers. `head_dim` is the number of elements of a head, and
 /// `max_positions` the context length in positions.
 pub(super) fn parse(
-    architecture: Architecture,
+    rotation: &Rotation,
     keys: &Keys<'_>,
     head_dim: usize,
     max_positions: usize,
 ) -> Result<Ropes, ModelError> {
-    let original = match keys.size("original_max_position_embeddings")? {
-        None if architecture == Architecture::Phi3 => Some(PHI3_ORIGINAL_CONTEXT),
-        other => other,
-    };
-    let partial = architecture == Architecture::Phi3;
-    let context = Context { max_positions, original, partial };
+    let original = keys.size("original_max_position_embeddings")?.or(rotation.original_context);
+    let context = Context { max_positions, original, partial: rotation.partial.is_some() };
     context.rotary_share(keys)?;
-    if architecture == Architecture::Gemma3 {
-        return Ok(Ropes { list: gemma(keys, context)?, local: 1, rotary_dim: None });
+    if let Some(local_theta) = rotation.local_theta {
+        let list = global_and_local(keys, context, rotation.theta, local_theta)?;
+        return Ok(Ropes { list, local: 1, rotary_dim: None });
     }
-    let default = match architecture {
-        Architecture::Mixtral => 1e6,
-        Architecture::SmolLm3 => 2e6,
-        Architecture::GptOss => 15e4,
-        _ => 1e4,
-    };
-    let theta = keys.positive("rope_theta")?.unwrap_or(default);
+    let theta = keys.positive("rope_theta")?.unwrap_or(rotation.theta);
     // If both keys are present, transformers uses the older one.
     let parameters = match keys.object("rope_scaling")? {
         Some(older) if older.names().next().is_some() => Some(older),
@@ -77,20 +57,25 @@ pub(super) fn parse(
             }
             one(parameters, theta, context)?
         }
-        None if architecture == Architecture::GptOss => Rope { theta, scaling: GPT_OSS_SCALING },
-        None => Rope { theta, scaling: RopeScaling::None },
+        None => Rope { theta, scaling: rotation.scaling.cloned().unwrap_or(RopeScaling::None) },
     };
-    let mut rotary_dim = None;
+    let mut share = rotation.partial;
     for keys in [keys].into_iter().chain(&parameters) {
-        if let Some(share) = context.rotary_share(keys)? {
-            rotary_dim = Some((head_dim as f64 * share) as usize).filter(|dim| *dim != head_dim);
-        }
+        share = context.rotary_share(keys)?.or(share);
     }
+    let rotary_dim = share.map(|share| (head_dim as f64 * share) as usize);
+    let rotary_dim = rotary_dim.filter(|dim| *dim != head_dim);
     Ok(Ropes { list: vec![rope], local: 0, rotary_dim })
 }
 
-/// Gemma 3: a global rotary embedding (index 0), to which `rope_scaling` applies, and a local one.
-fn gemma(keys: &Keys<'_>, context: Context) -> Result<Vec<Rope>, ModelError> {
+/// A rotary embedding of layers without a window (index 0), to which `rope_scaling` applies, and
+/// one of layers with a window. The thetas are those of missing keys.
+fn global_and_local(
+    keys: &Keys<'_>,
+    context: Context,
+    theta: f64,
+    local_theta: f64,
+) -> Result<Vec<Rope>, ModelError> {
     let nested = keys.object("rope_parameters")?;
     if let Some(nested) = &nested
         && let Some(other) =
@@ -98,8 +83,8 @@ fn gemma(keys: &Keys<'_>, context: Context) -> Result<Vec<Rope>, ModelError> {
     {
         return Err(nested.invalid(other, "only the keys full_attention and sliding_attention"));
     }
-    let theta_global = keys.positive("rope_theta")?.unwrap_or(1_000_000.0);
-    let theta_local = keys.positive("rope_local_base_freq")?.unwrap_or(10_000.0);
+    let theta_global = keys.positive("rope_theta")?.unwrap_or(theta);
+    let theta_local = keys.positive("rope_local_base_freq")?.unwrap_or(local_theta);
     let layer_type = |name: &str| match &nested {
         Some(nested) => nested.object(name),
         None => Ok(None),

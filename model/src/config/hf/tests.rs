@@ -2,6 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::config::{ExpertsConfig, Rope, RopeScaling};
+use crate::config::{NormPlacement, QkNorm};
 
 fn read(value: Value) -> Result<ParsedConfig, ModelError> {
     parse("config.json", &value)

@@ -1,0 +1,315 @@
+//! The table of architectures. An architecture that computes nothing new is one more row: those
+//! fields that differ from the row it starts from.
+
+mod mixtures;
+
+use super::Architecture::*;
+use super::{
+    AttentionScale, Bias, Defaults, Description, Gate, Gguf, Pattern, Rotation, Softcaps, Windows,
+};
+use crate::config::{NormPlacement, QkNorm};
+use mixtures::{GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE};
+
+const LLAMA: Description = Description {
+    architecture: Llama,
+    model_types: &["llama"],
+    classes: &["LlamaForCausalLM"],
+    multimodal: None,
+    defaults: Defaults {
+        vocab_size: 32_000,
+        hidden_size: 4096,
+        intermediate_size: 11_008,
+        num_layers: 32,
+        num_heads: 32,
+        num_kv_heads: None,
+        head_dim: None,
+        max_positions: 2048,
+        rms_norm_eps: 1e-6,
+        tie_word_embeddings: false,
+        sliding_window: None,
+        eos_token_ids: &[2],
+        bos_token_id: Some(1),
+    },
+    qkv_bias: Bias::Key("attention_bias", false),
+    output_bias: Bias::Key("attention_bias", false),
+    mlp_bias: Bias::Key("mlp_bias", false),
+    norms: NormPlacement::Input,
+    norm_offset: 0.0,
+    qk_norm: None,
+    gate: Gate::Silu,
+    attention_sinks: false,
+    attention_scale: AttentionScale::HeadDim,
+    softcaps: None,
+    scaled_embedding: false,
+    multipliers: false,
+    rotation: Rotation {
+        theta: 1e4,
+        local_theta: None,
+        partial: None,
+        adjacent: false,
+        may_be_left_out: false,
+        original_context: None,
+        scaling: None,
+    },
+    windows: Windows::Nowhere,
+    windows_need_flag: false,
+    experts: None,
+    gguf: Gguf {
+        name: Some("llama"),
+        adjacent: true,
+        fused_mlp: false,
+        window: None,
+        marks_unrotated: false,
+        wide_scale_layers: None,
+    },
+};
+
+/// Without the name that GGUF files have, and with rows of q and k that no converter reorders.
+const NO_GGUF: Gguf = Gguf { name: None, adjacent: false, ..LLAMA.gguf };
+
+const fn gguf(name: &'static str) -> Gguf {
+    Gguf { name: Some(name), ..NO_GGUF }
+}
+
+const MISTRAL: Description = Description {
+    architecture: Mistral,
+    model_types: &["mistral"],
+    classes: &["MistralForCausalLM"],
+    defaults: Defaults {
+        intermediate_size: 14_336,
+        num_kv_heads: Some(8),
+        max_positions: 131_072,
+        sliding_window: Some(4096),
+        ..LLAMA.defaults
+    },
+    qkv_bias: Bias::Never,
+    output_bias: Bias::Never,
+    mlp_bias: Bias::Never,
+    windows: Windows::Everywhere,
+    // GGUF files of Mistral and Mixtral have the name of Llama.
+    gguf: NO_GGUF,
+    ..LLAMA
+};
+
+const QWEN2: Description = Description {
+    architecture: Qwen2,
+    model_types: &["qwen2"],
+    classes: &["Qwen2ForCausalLM"],
+    defaults: Defaults {
+        vocab_size: 151_936,
+        intermediate_size: 22_016,
+        num_kv_heads: Some(32),
+        max_positions: 32_768,
+        sliding_window: Some(4096),
+        eos_token_ids: &[],
+        bos_token_id: None,
+        ..LLAMA.defaults
+    },
+    qkv_bias: Bias::Always,
+    output_bias: Bias::Never,
+    mlp_bias: Bias::Never,
+    windows: Windows::Some(Pattern::From),
+    windows_need_flag: true,
+    gguf: gguf("qwen2"),
+    ..LLAMA
+};
+
+const QWEN3: Description = Description {
+    architecture: Qwen3,
+    model_types: &["qwen3"],
+    classes: &["Qwen3ForCausalLM"],
+    defaults: Defaults { head_dim: Some(128), ..QWEN2.defaults },
+    qkv_bias: Bias::Key("attention_bias", false),
+    output_bias: Bias::Key("attention_bias", false),
+    qk_norm: Some(QkNorm::Head),
+    gguf: gguf("qwen3"),
+    ..QWEN2
+};
+
+const GRANITE: Description = Description {
+    architecture: Granite,
+    model_types: &["granite"],
+    classes: &["GraniteForCausalLM"],
+    attention_scale: AttentionScale::Multiplier,
+    multipliers: true,
+    gguf: Gguf { name: Some("granite"), marks_unrotated: true, ..LLAMA.gguf },
+    ..LLAMA
+};
+
+const OLMO2: Description = Description {
+    architecture: Olmo2,
+    model_types: &["olmo2"],
+    classes: &["Olmo2ForCausalLM"],
+    defaults: Defaults {
+        vocab_size: 50_304,
+        rms_norm_eps: 1e-5,
+        eos_token_ids: &[50_279],
+        bos_token_id: None,
+        ..LLAMA.defaults
+    },
+    mlp_bias: Bias::Never,
+    norms: NormPlacement::Output,
+    qk_norm: Some(QkNorm::Position),
+    gguf: gguf("olmo2"),
+    ..LLAMA
+};
+
+const OLMO3: Description = Description {
+    architecture: Olmo3,
+    model_types: &["olmo3"],
+    classes: &["Olmo3ForCausalLM"],
+    defaults: Defaults { sliding_window: Some(4096), ..OLMO2.defaults },
+    rotation: Rotation { theta: 5e5, local_theta: Some(5e5), ..OLMO2.rotation },
+    windows: Windows::Some(Pattern::AllButEvery(4)),
+    gguf: NO_GGUF,
+    ..OLMO2
+};
+
+const SMOLLM3: Description = Description {
+    architecture: SmolLm3,
+    model_types: &["smollm3"],
+    classes: &["SmolLM3ForCausalLM"],
+    defaults: Defaults {
+        vocab_size: 128_256,
+        hidden_size: 2048,
+        num_layers: 36,
+        num_heads: 16,
+        num_kv_heads: Some(4),
+        max_positions: 32_768,
+        tie_word_embeddings: true,
+        eos_token_ids: &[128_001],
+        bos_token_id: Some(128_000),
+        ..LLAMA.defaults
+    },
+    rotation: Rotation { theta: 2e6, may_be_left_out: true, ..LLAMA.rotation },
+    windows: Windows::Some(Pattern::Unrotated),
+    windows_need_flag: true,
+    gguf: Gguf { name: Some("smollm3"), ..LLAMA.gguf },
+    ..LLAMA
+};
+
+const PHI3: Description = Description {
+    architecture: Phi3,
+    model_types: &["phi3"],
+    classes: &["Phi3ForCausalLM"],
+    defaults: Defaults {
+        vocab_size: 32_064,
+        hidden_size: 3072,
+        intermediate_size: 8192,
+        max_positions: 4096,
+        rms_norm_eps: 1e-5,
+        eos_token_ids: &[32_000],
+        ..LLAMA.defaults
+    },
+    qkv_bias: Bias::Never,
+    output_bias: Bias::Never,
+    mlp_bias: Bias::Never,
+    rotation: Rotation { partial: Some(1.0), original_context: Some(4096), ..LLAMA.rotation },
+    windows: Windows::Everywhere,
+    gguf: Gguf { fused_mlp: true, ..gguf("phi3") },
+    ..LLAMA
+};
+
+const GLM4: Description = Description {
+    architecture: Glm4,
+    model_types: &["glm4"],
+    classes: &["Glm4ForCausalLM"],
+    defaults: Defaults {
+        vocab_size: 151_552,
+        intermediate_size: 13_696,
+        num_layers: 40,
+        num_kv_heads: Some(2),
+        head_dim: Some(128),
+        max_positions: 131_072,
+        rms_norm_eps: 1.5625e-7,
+        eos_token_ids: &[151_329, 151_336, 151_338],
+        bos_token_id: None,
+        ..LLAMA.defaults
+    },
+    qkv_bias: Bias::Key("attention_bias", true),
+    output_bias: Bias::Never,
+    mlp_bias: Bias::Never,
+    norms: NormPlacement::InputAndOutputOfGlm,
+    rotation: Rotation { partial: Some(0.5), adjacent: true, ..LLAMA.rotation },
+    gguf: Gguf { fused_mlp: true, adjacent: true, ..gguf("glm4") },
+    ..LLAMA
+};
+
+const ERNIE45: Description = Description {
+    architecture: Ernie45,
+    model_types: &["ernie4_5"],
+    classes: &["Ernie4_5ForCausalLM"],
+    defaults: Defaults {
+        vocab_size: 103_424,
+        hidden_size: 1024,
+        intermediate_size: 3072,
+        num_layers: 18,
+        num_heads: 16,
+        num_kv_heads: Some(2),
+        head_dim: Some(128),
+        max_positions: 131_072,
+        rms_norm_eps: 1e-5,
+        tie_word_embeddings: true,
+        ..LLAMA.defaults
+    },
+    qkv_bias: Bias::Key("use_bias", false),
+    output_bias: Bias::Key("use_bias", false),
+    mlp_bias: Bias::Key("use_bias", false),
+    rotation: Rotation { theta: 5e5, adjacent: true, ..LLAMA.rotation },
+    gguf: Gguf { adjacent: true, ..gguf("ernie4_5") },
+    ..LLAMA
+};
+
+const GEMMA3: Description = Description {
+    architecture: Gemma3,
+    model_types: &["gemma3_text", "gemma3"],
+    classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
+    multimodal: Some("gemma3"),
+    defaults: Defaults {
+        vocab_size: 262_208,
+        hidden_size: 2304,
+        intermediate_size: 9216,
+        num_layers: 26,
+        num_heads: 8,
+        num_kv_heads: Some(4),
+        head_dim: Some(256),
+        max_positions: 131_072,
+        tie_word_embeddings: true,
+        sliding_window: Some(4096),
+        eos_token_ids: &[1],
+        bos_token_id: Some(2),
+        ..LLAMA.defaults
+    },
+    mlp_bias: Bias::Never,
+    norms: NormPlacement::InputAndOutput,
+    norm_offset: 1.0,
+    qk_norm: Some(QkNorm::Head),
+    gate: Gate::Gelu,
+    attention_scale: AttentionScale::QueryScalar,
+    softcaps: Some(Softcaps { attention: None, logits: None }),
+    scaled_embedding: true,
+    rotation: Rotation { theta: 1e6, local_theta: Some(1e4), ..LLAMA.rotation },
+    windows: Windows::Some(Pattern::AllButEvery(6)),
+    gguf: Gguf { wide_scale_layers: Some(62), ..gguf("gemma3") },
+    ..LLAMA
+};
+
+const GEMMA2: Description = Description {
+    architecture: Gemma2,
+    model_types: &["gemma2"],
+    classes: &["Gemma2ForCausalLM"],
+    multimodal: None,
+    defaults: Defaults { vocab_size: 256_000, max_positions: 8192, ..GEMMA3.defaults },
+    qk_norm: None,
+    softcaps: Some(Softcaps { attention: Some(50.0), logits: Some(30.0) }),
+    rotation: LLAMA.rotation,
+    windows: Windows::Some(Pattern::Even),
+    gguf: Gguf { wide_scale_layers: Some(46), window: Some(4096), ..gguf("gemma2") },
+    ..GEMMA3
+};
+
+/// One row per architecture, in the order of [`Architecture`](super::Architecture).
+pub(super) static TABLE: [Description; 17] = [
+    LLAMA, MISTRAL, QWEN2, QWEN3, GRANITE, OLMO2, OLMO3, SMOLLM3, PHI3, GLM4, ERNIE45, GEMMA2,
+    GEMMA3, MIXTRAL, QWEN2_MOE, QWEN3_MOE, GPT_OSS,
+];

@@ -1,0 +1,123 @@
+//! The rows of architectures with mixtures of experts.
+
+use super::super::Architecture::*;
+use super::super::{
+    Bias, Defaults, Description, ExpertsDefaults, Gate, Pattern, Rotation, Windows,
+};
+use super::{LLAMA, MISTRAL, QWEN2, QWEN3, gguf};
+use crate::config::RopeScaling;
+
+/// The scaling of gpt-oss.
+static GPT_OSS_SCALING: RopeScaling = RopeScaling::Yarn {
+    factor: 32.0,
+    beta_fast: 32.0,
+    beta_slow: 1.0,
+    truncate: false,
+    original_max_position_embeddings: 4096,
+    // 0.1 ln(factor) + 1
+    attention_factor: 1.346_573_6,
+};
+
+const MIXTRAL_EXPERTS: ExpertsDefaults = ExpertsDefaults {
+    count: 8,
+    per_token: 2,
+    width: None,
+    shared_width: None,
+    normalized: None,
+    router_bias: false,
+};
+
+pub(super) const MIXTRAL: Description = Description {
+    architecture: Mixtral,
+    model_types: &["mixtral"],
+    classes: &["MixtralForCausalLM"],
+    defaults: Defaults { sliding_window: None, rms_norm_eps: 1e-5, ..MISTRAL.defaults },
+    rotation: Rotation { theta: 1e6, ..LLAMA.rotation },
+    experts: Some(MIXTRAL_EXPERTS),
+    ..MISTRAL
+};
+
+pub(super) const QWEN2_MOE: Description = Description {
+    architecture: Qwen2Moe,
+    model_types: &["qwen2_moe"],
+    classes: &["Qwen2MoeForCausalLM"],
+    defaults: Defaults {
+        hidden_size: 2048,
+        intermediate_size: 5632,
+        num_layers: 24,
+        num_heads: 16,
+        num_kv_heads: Some(16),
+        ..QWEN2.defaults
+    },
+    qkv_bias: Bias::Key("qkv_bias", true),
+    windows: Windows::Some(Pattern::EvenBelow),
+    experts: Some(ExpertsDefaults {
+        count: 60,
+        per_token: 4,
+        width: Some(1408),
+        shared_width: Some(5632),
+        normalized: Some(false),
+        ..MIXTRAL_EXPERTS
+    }),
+    gguf: gguf("qwen2moe"),
+    ..QWEN2
+};
+
+pub(super) const QWEN3_MOE: Description = Description {
+    architecture: Qwen3Moe,
+    model_types: &["qwen3_moe"],
+    classes: &["Qwen3MoeForCausalLM"],
+    defaults: Defaults {
+        hidden_size: 2048,
+        intermediate_size: 6144,
+        num_layers: 24,
+        num_kv_heads: Some(4),
+        ..QWEN2.defaults
+    },
+    windows: Windows::Everywhere,
+    experts: Some(ExpertsDefaults {
+        count: 128,
+        per_token: 8,
+        width: Some(768),
+        normalized: Some(false),
+        ..MIXTRAL_EXPERTS
+    }),
+    gguf: gguf("qwen3moe"),
+    ..QWEN3
+};
+
+pub(super) const GPT_OSS: Description = Description {
+    architecture: GptOss,
+    model_types: &["gpt_oss"],
+    classes: &["GptOssForCausalLM"],
+    defaults: Defaults {
+        vocab_size: 201_088,
+        hidden_size: 2880,
+        intermediate_size: 2880,
+        num_layers: 36,
+        num_heads: 64,
+        num_kv_heads: Some(8),
+        head_dim: Some(64),
+        max_positions: 131_072,
+        sliding_window: Some(128),
+        rms_norm_eps: 1e-5,
+        eos_token_ids: &[],
+        bos_token_id: None,
+        ..LLAMA.defaults
+    },
+    qkv_bias: Bias::Key("attention_bias", true),
+    output_bias: Bias::Key("attention_bias", true),
+    mlp_bias: Bias::Always,
+    gate: Gate::ClampedSwiglu,
+    attention_sinks: true,
+    rotation: Rotation { theta: 15e4, scaling: Some(&GPT_OSS_SCALING), ..LLAMA.rotation },
+    windows: Windows::Some(Pattern::Even),
+    experts: Some(ExpertsDefaults {
+        count: 128,
+        per_token: 4,
+        router_bias: true,
+        ..MIXTRAL_EXPERTS
+    }),
+    gguf: gguf("gpt-oss"),
+    ..LLAMA
+};

@@ -1,0 +1,59 @@
+//! Parses the mixture of experts of a GGUF file.
+
+use super::super::architecture::Description;
+use super::super::{ExpertsConfig, LayerConfig};
+use super::Metadata;
+use crate::error::ModelError;
+
+impl Metadata<'_> {
+    /// The mixture of experts, if the file has one. Sets [`LayerConfig::experts`] of the layers
+    /// that have a router.
+    pub(super) fn experts(
+        &self,
+        row: &Description,
+        layers: &mut [LayerConfig],
+    ) -> Result<Option<ExpertsConfig>, ModelError> {
+        for (index, layer) in layers.iter_mut().enumerate() {
+            let router = format!("blk.{index}.ffn_gate_inp.weight");
+            layer.experts = self.header.tensors.contains_key(&router);
+        }
+        if layers.iter().all(|layer| !layer.experts) {
+            // A model without experts may have the key with the value 0.
+            return match self.value("expert_count") {
+                Some(count) if count.as_u64() != Some(0) => {
+                    Err(self.unsupported("expert_count", "a router `ffn_gate_inp`", count.shown()))
+                }
+                _ => Ok(None),
+            };
+        }
+        let has_shared = row.experts.is_some_and(|experts| experts.shared_width.is_some());
+        let dense_width = self.required_size("feed_forward_length")?;
+        let per_token = self.required_size("expert_used_count")?;
+        // The same defaults as in llama.cpp, whose files of Mixtral have the name of Llama.
+        let width = match (self.size("expert_feed_forward_length")?, row.experts) {
+            (Some(width), _) => width,
+            (None, None) => dense_width,
+            (None, Some(_)) => dense_width / per_token,
+        };
+        let key = "expert_shared_feed_forward_length";
+        let shared_width = match self.size(key)? {
+            width if has_shared => Some(width.unwrap_or(dense_width)),
+            None => None,
+            Some(width) => return Err(self.unsupported(key, "nothing", width)),
+        };
+        let normalized = match self.value("expert_weights_norm") {
+            None => !has_shared,
+            Some(value) => value.as_bool().ok_or_else(|| {
+                self.invalid("expert_weights_norm", "true or false", value.shown())
+            })?,
+        };
+        Ok(Some(ExpertsConfig {
+            count: self.required_size("expert_count")?,
+            per_token,
+            width,
+            normalized,
+            router_bias: row.experts.is_some_and(|experts| experts.router_bias),
+            shared_width,
+        }))
+    }
+}

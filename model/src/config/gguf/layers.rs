@@ -1,0 +1,85 @@
+//! Parses which layers of a GGUF file have a sliding window and a rotary embedding.
+
+use super::super::architecture::{Description, Pattern, Windows};
+use super::super::{LAYERS_MAX, LayerConfig, Rope, RopeScaling};
+use super::Metadata;
+use crate::error::ModelError;
+use crate::gguf::Value;
+
+/// Every such layer of SmolLM3 has no rotary embedding.
+const UNROTATED_STEP: usize = 4;
+
+impl Metadata<'_> {
+    /// Number of layers.
+    pub(super) fn layer_count(&self) -> Result<usize, ModelError> {
+        match self.required_size("block_count")? {
+            count if count > LAYERS_MAX => {
+                Err(self.invalid("block_count", &format!("at most {LAYERS_MAX}"), count))
+            }
+            count => Ok(count),
+        }
+    }
+
+    /// The rotary embeddings, and the rotary embedding and sliding window of each layer. `rope` is
+    /// that of layers without a sliding window.
+    pub(super) fn layers(
+        &self,
+        row: &Description,
+        count: usize,
+        rope: Rope,
+    ) -> Result<(Vec<Rope>, Vec<LayerConfig>), ModelError> {
+        let mut ropes = vec![rope];
+        // Phi-4 has 0, which means none.
+        let key = "attention.sliding_window";
+        let window = match self.value(key) {
+            None => row.gguf.window,
+            Some(value) if value.as_u64() == Some(0) => None,
+            Some(_) => self.size(key)?,
+        };
+        let full = LayerConfig { rope: Some(0), sliding_window: None, experts: false };
+        let Some(window) = window else {
+            let mark = self.value("rope.scaling.finetuned").and_then(Value::as_bool);
+            let rotated = mark != Some(false) || !row.gguf.marks_unrotated;
+            // No layer number is a multiple of 0.
+            let step = if row.rotation.may_be_left_out { UNROTATED_STEP } else { 0 };
+            let rope = |number: usize| (rotated && !number.is_multiple_of(step)).then_some(0);
+            let layer = |number| LayerConfig { rope: rope(number), ..full };
+            return Ok((ropes, (1..=count).map(layer).collect()));
+        };
+        let is_sliding = match row.windows {
+            // No known file of these architectures has a window.
+            _ if row.windows_need_flag => return Err(self.unsupported(key, "nothing", window)),
+            Windows::Everywhere => vec![true; count],
+            Windows::Some(Pattern::Even) => self.sliding_layers(count, 2)?,
+            Windows::Some(Pattern::AllButEvery(step)) => self.sliding_layers(count, step)?,
+            Windows::Some(Pattern::From | Pattern::EvenBelow | Pattern::Unrotated)
+            | Windows::Nowhere => return Err(self.unsupported(key, "nothing", window)),
+        };
+        if let Some(theta) = row.rotation.local_theta {
+            let theta = self.float("rope.freq_base_swa")?.unwrap_or(theta);
+            ropes.push(Rope { theta, scaling: RopeScaling::None });
+        }
+        let local = Some(ropes.len() - 1);
+        let sliding = LayerConfig { rope: local, sliding_window: Some(window), ..full };
+        let layer = |sliding_here| if sliding_here { sliding } else { full };
+        Ok((ropes, is_sliding.into_iter().map(layer).collect()))
+    }
+
+    /// Which layers have a sliding window: all but every `pattern`-th, unless the file says
+    /// otherwise.
+    fn sliding_layers(&self, count: usize, pattern: usize) -> Result<Vec<bool>, ModelError> {
+        let key = "attention.sliding_window_pattern";
+        let pattern = match self.value(key) {
+            None => pattern,
+            Some(Value::Bools(layers)) if layers.len() == count => return Ok(layers.clone()),
+            Some(value) => match value.as_u64() {
+                Some(n) if n >= 1 => n as usize,
+                _ => {
+                    let expected = format!("a number or {count} booleans");
+                    return Err(self.invalid(key, &expected, value.shown()));
+                }
+            },
+        };
+        Ok((0..count).map(|layer| (layer + 1) % pattern != 0).collect())
+    }
+}

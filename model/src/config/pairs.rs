@@ -1,0 +1,74 @@
+//! The order of the rows of q and k.
+
+use super::DecoderConfig;
+
+/// The rows of q or k, in which adjacent rows form the pairs that are rotated. In memory, these are
+/// the rows `i` and `i + rotary_dim / 2` of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AdjacentPairs {
+    /// Number of heads, which divides the number of rows.
+    heads: usize,
+    /// Number of rows of a head.
+    head_dim: usize,
+    /// Number of leading rows of each head that are rotated, which is even.
+    rotary_dim: usize,
+}
+
+impl AdjacentPairs {
+    /// The order of the rows of the tensor `name` in files in which adjacent rows form pairs; `None`
+    /// if it is neither q nor k.
+    pub(crate) fn of(config: &DecoderConfig, name: &str) -> Option<Self> {
+        let heads = if name.contains(".self_attn.q_proj.") {
+            config.num_heads
+        } else if name.contains(".self_attn.k_proj.") {
+            config.num_kv_heads
+        } else {
+            return None;
+        };
+        Some(Self { heads, head_dim: config.head_dim, rotary_dim: config.rotary_dim() })
+    }
+
+    /// Number of rows.
+    pub(crate) fn rows(self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Brings the rows in `bytes`, of which there are [`Self::rows`], into the order that they have in memory. Whole rows are
+    /// moved, so this works for quantised ones too.
+    pub(crate) fn separate(self, bytes: &[u8]) -> Vec<u8> {
+        let row_bytes = bytes.len() / self.rows();
+        let half = self.rotary_dim / 2;
+        let mut out = Vec::with_capacity(bytes.len());
+        for head in 0..self.heads {
+            let halves = (0..2).flat_map(|first| (0..half).map(move |i| 2 * i + first));
+            for row in halves.chain(self.rotary_dim..self.head_dim) {
+                let start = (head * self.head_dim + row) * row_bytes;
+                out.extend_from_slice(&bytes[start..start + row_bytes]);
+            }
+        }
+        debug_assert_eq!(out.len(), bytes.len());
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: adjacent rows become rows at a distance of half the rotated part, and other rows stay
+    /// where they are.
+    #[test]
+    fn pairs_are_separated() {
+        // Two heads with two bytes in each row. Row r in memory is [r, r].
+        let bytes = |rows: &[u8]| rows.iter().flat_map(|row| [*row, *row]).collect::<Vec<_>>();
+        for (head_dim, rotary_dim, stored) in [
+            (4, 4, vec![0, 2, 1, 3, 4, 6, 5, 7]),
+            (6, 4, vec![0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]),
+            (4, 2, (0..8).collect()),
+        ] {
+            let pairs = AdjacentPairs { heads: 2, head_dim, rotary_dim };
+            let expected: Vec<u8> = (0..2 * head_dim as u8).collect();
+            assert_eq!(pairs.separate(&bytes(&stored)), bytes(&expected));
+        }
+    }
+}
