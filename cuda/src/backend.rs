@@ -53,6 +53,33 @@ impl StepMemory {
     }
 }
 
+impl StepMemory {
+    /// What the largest step of `options` needs, with products of the tile, with or without graphs.
+    fn of(
+        decoder: &mut Decoder,
+        shape: &KvShape,
+        attention: Attention,
+        options: &CandleOptions,
+        (tile, cuda_graphs): (RowTile, bool),
+    ) -> Result<Self, OpenError> {
+        let device = decoder.device().clone();
+        let workspace = attention.workspace_bytes(&device, decoder.config().num_heads, shape);
+        // What neither the estimate of a step nor the dry run has: the contexts of the latter are
+        // short, and it captures nothing.
+        let others = workspace
+            + match cuda_graphs {
+                true => graphs::memory_bytes(decoder.config(), options, tile) + workspace,
+                false => 0,
+            };
+        let estimated_bytes = memory::step_bytes(decoder.config(), options, tile) + others;
+        let free = memory::of(&device);
+        let measured_bytes = dry_run::step_bytes(decoder, shape, attention, options)
+            .map_err(|error| memory::explain(error, free, options, estimated_bytes))?
+            .map(|bytes| bytes + others);
+        Ok(Self { estimated_bytes, measured_bytes })
+    }
+}
+
 impl CandleBackend {
     /// Opens the device, copies the weights to it and reserves the KV store. The file of the
     /// weights is not needed afterwards. Call it on the thread that will use the backend.
@@ -77,20 +104,7 @@ impl CandleBackend {
         let kv_type = options.kv_type.unwrap_or(compute.kv_type());
         let dtype = compute.dtype();
         memory::check_weights(memory::of(&device), &config, &weights, dtype.size_in_bytes())?;
-        // The number of blocks is known when the weights are on the device. It is not part of the
-        // format of a block.
-        let mut shape = KvShape {
-            layer_count: config.layers.len(),
-            block_count: 0,
-            block_size: options.block_size,
-            kv_heads: config.num_kv_heads,
-            head_dim: config.head_dim,
-            dtype: match kv_type {
-                KvType::F16 => DType::F16,
-                KvType::Bf16 => DType::BF16,
-                KvType::F32 | KvType::Int8 => DType::F32,
-            },
-        };
+        let mut shape = kv_shape(&config, &options, kv_type);
         let attention =
             Attention::select(&device, &shape, config.attention_sinks, options.batch_invariant);
         let mut kv_format = options.kv_copies.then(|| {
@@ -102,20 +116,8 @@ impl CandleBackend {
         let mut decoder = Decoder::load(config, loader)?;
         device.synchronize()?;
         let cuda_graphs = options.cuda_graphs && graphs::are_possible(decoder.config(), attention);
-        let workspace = attention.workspace_bytes(&device, decoder.config().num_heads, &shape);
-        // What neither the estimate of a step nor the dry run has: the contexts of the latter are
-        // short, and it captures nothing.
-        let others = workspace
-            + match cuda_graphs {
-                true => graphs::memory_bytes(decoder.config(), &options, tile) + workspace,
-                false => 0,
-            };
-        let estimated_bytes = memory::step_bytes(decoder.config(), &options, tile) + others;
-        let free = memory::of(&device);
-        let measured_bytes = dry_run::step_bytes(&mut decoder, &shape, attention, &options)
-            .map_err(|error| memory::explain(error, free, &options, estimated_bytes))?
-            .map(|bytes| bytes + others);
-        let step_memory = StepMemory { estimated_bytes, measured_bytes };
+        let step_memory =
+            StepMemory::of(&mut decoder, &shape, attention, &options, (tile, cuda_graphs))?;
         let graphs = match cuda_graphs {
             true => Some(Graphs::new(&decoder, &options)?),
             false => None,
@@ -230,6 +232,23 @@ impl Backend for CandleBackend {
 #[allow(clippy::needless_pass_by_value, reason = "it is passed to map_err")]
 fn failed(error: candle_core::Error) -> BackendError {
     BackendError::Failed(message(&error))
+}
+
+/// The shape of the KV store, without its number of blocks, which is known when the weights are on
+/// the device. It is not part of the format of a block.
+fn kv_shape(config: &DecoderConfig, options: &CandleOptions, kv_type: KvType) -> KvShape {
+    KvShape {
+        layer_count: config.layers.len(),
+        block_count: 0,
+        block_size: options.block_size,
+        kv_heads: config.num_kv_heads,
+        head_dim: config.head_dim,
+        dtype: match kv_type {
+            KvType::F16 => DType::F16,
+            KvType::Bf16 => DType::BF16,
+            KvType::F32 | KvType::Int8 => DType::F32,
+        },
+    }
 }
 
 /// Number of rows of every matrix product with batch invariance. On a GPU, a product of this many
