@@ -7,13 +7,13 @@ use futures::future::try_join_all;
 use stolon_actors::EngineHandle;
 use stolon_scheduler::{
     AdmissionPolicy, AuditReport, EngineHealth, EngineHistograms, EngineStats, SequenceRequest,
-    TokenSet,
+    Timings, TokenSet, Usage,
 };
 use stolon_text::StopStrings;
 
 use crate::min_tokens::MinTokens;
 use crate::prompt::Prompts;
-use crate::stream::StreamParts;
+use crate::stream::AnswerState;
 use crate::tiers::EngineTiers;
 use crate::{
     BestOf, ChatMessage, Completion, EngineBuilder, Error, Estimate, ModelInfo, Namespace, Request,
@@ -71,8 +71,9 @@ impl Engine {
     /// Every way in which a request can be invalid, and [`EngineError`](crate::EngineError)'s
     /// `Overloaded`, `Interrupted` and `Stopped`.
     pub async fn generate(&self, request: Request) -> Result<TokenStream, Error> {
-        let (sequence, parts) = self.prepare(request).await?;
-        Ok(TokenStream::new(self.inner.handle.submit(sequence)?, parts))
+        let (request, answer) = self.prepare(request).await?;
+        let turn = request.turn.clone().map(|turn| (turn, Arc::clone(&request.tokens)));
+        Ok(TokenStream::new(self.inner.handle.submit(request)?, answer, turn))
     }
 
     /// Submits a request and returns its whole answer.
@@ -106,9 +107,12 @@ impl Engine {
         if request.session.is_some() && count > 1 {
             return Err(Error::invalid("choices", "1 in a turn of a session", count));
         }
-        let (sequence, parts) = self.prepare(request).await?;
-        let sequences = self.inner.handle.submit_choices(sequence, count)?;
-        let stream = |sequence| TokenStream::new(sequence, parts.clone());
+        if count == 1 {
+            return Ok(vec![self.generate(request).await?]);
+        }
+        let (request, answer) = self.prepare(request).await?;
+        let sequences = self.inner.handle.submit_choices(request, count)?;
+        let stream = |sequence| TokenStream::new(sequence, answer.clone(), None);
         Ok(sequences.into_iter().map(stream).collect())
     }
 
@@ -152,11 +156,11 @@ impl Engine {
     /// thread.
     pub(crate) fn lookup(&self, request: &Request) -> Result<(Namespace, Vec<u32>), Error> {
         let namespace = self.namespace(request)?;
-        Ok((namespace, self.inner.prompts.tokens_here(&request.source)?))
+        Ok((namespace, self.inner.prompts.tokens_here(request)?))
     }
 
     /// Splits a request into what the engine computes and what its stream needs.
-    async fn prepare(&self, request: Request) -> Result<(SequenceRequest, StreamParts), Error> {
+    async fn prepare(&self, request: Request) -> Result<(SequenceRequest, AnswerState), Error> {
         let submitted = Instant::now();
         if !self.inner.info.generates {
             return Err(Error::EmbeddingsOnly { model: self.inner.info.id.clone() });
@@ -164,7 +168,7 @@ impl Engine {
         let request = self.appended(request).await?;
         let namespace = self.namespace(&request)?;
         let turn = self.begin_turn(&request, &namespace)?;
-        let tokens = self.inner.prompts.tokens(&request.source).await?;
+        let tokens = self.inner.prompts.tokens(&request).await?;
         let text = &self.inner.prompts.text;
         if !request.stop.is_empty() {
             // Stop strings are searched in text.
@@ -188,19 +192,19 @@ impl Engine {
             options.sampling.processor = Some(SharedProcessor::new(processor));
         }
         let tokens = Arc::new(tokens);
-        let parts = StreamParts {
-            turn: turn.clone().map(|turn| (turn, Arc::clone(&tokens))),
-            detokenizer: text.detokenizer(&request.shown_tokens),
-            min_tokens: request.min_tokens,
+        let detokenizer = text.detokenizer(&request.shown_tokens);
+        let answer = AnswerState {
+            text: detokenizer.map(|detokenizer| (detokenizer, stop_strings)),
             stops: request.stop,
-            stop_strings,
             eos_ids: eos_ids.clone(),
             stop_ids: options.stop_ids.clone(),
-            prompt_tokens: tokens.len(),
+            min_tokens: request.min_tokens,
             submitted,
+            usage: Usage { prompt_tokens: tokens.len(), ..Usage::default() },
+            timings: Timings::default(),
         };
         let sequence = SequenceRequest { tokens, namespace, eos_ids, stored: None, turn, options };
-        Ok((self.inner.handle.with_stored(sequence).await, parts))
+        Ok((self.inner.handle.with_stored(sequence).await, answer))
     }
 
     /// What this engine would have to compute for a request, and how long the request would wait
@@ -232,7 +236,7 @@ impl Engine {
     /// Those of rendering and tokenising the prompt.
     pub async fn tokenized(&self, request: Request) -> Result<Request, Error> {
         let request = self.appended(request).await?;
-        let tokens = self.inner.prompts.tokens(&request.source).await?;
+        let tokens = self.inner.prompts.tokens(&request).await?;
         Ok(request.with_tokens(tokens))
     }
 
@@ -242,7 +246,7 @@ impl Engine {
     /// Those of rendering and tokenising the prompt.
     pub async fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>, Error> {
         let request = self.appended(request.clone()).await?;
-        self.inner.prompts.tokens(&request.source).await
+        self.inner.prompts.tokens(&request).await
     }
 
     /// Whether the engine can answer requests now: it runs, restarts, hangs, drains or has stopped.

@@ -15,36 +15,18 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::request::Prompt;
-use crate::text::{ChatOptions, Text, chat_values};
-use crate::{Error, Grammar, SharedProcessor};
+use crate::text::{Text, chat_values};
+use crate::{Error, Grammar, Request, SharedProcessor};
 
-/// What a request's prompt is made from. Requests share it with the threads that tokenise it.
-#[derive(Clone, Debug)]
-pub(crate) struct PromptSource {
-    pub(crate) prompt: Prompt,
-    /// The chat template's variable `tools`.
-    pub(crate) tools: Option<Value>,
-    /// How a conversation is rendered, apart from the tools.
-    pub(crate) chat: ChatOptions,
-}
-
-impl PromptSource {
-    pub(crate) fn new(prompt: Prompt) -> PromptSource {
-        PromptSource { prompt, tools: None, chat: ChatOptions::default() }
-    }
-}
-
-impl PromptSource {
-    /// Size in bytes of everything that may become text, which is what tokenising takes time for.
-    fn work_bytes(&self) -> usize {
-        let messages = match &self.prompt {
-            Prompt::Chat(messages) => messages.as_slice(),
-            _ => &[],
-        };
-        let extra = messages.iter().flat_map(|message| message.extra.values());
-        let extra = extra.chain(chat_values(&self.chat));
-        extra.chain(&self.tools).map(json_bytes).sum::<usize>() + self.prompt.len_bytes()
-    }
+/// Size in bytes of everything that may become text, which is what tokenising takes time for.
+fn work_bytes(request: &Request) -> usize {
+    let messages = match request.prompt() {
+        Prompt::Chat(messages) => messages.as_slice(),
+        _ => &[],
+    };
+    let extra = messages.iter().flat_map(|message| message.extra.values());
+    let extra = extra.chain(chat_values(&request.chat)).chain(request.tools.as_deref());
+    extra.map(json_bytes).sum::<usize>() + request.prompt().len_bytes()
 }
 
 /// Approximate size of a value as JSON, in bytes.
@@ -90,20 +72,20 @@ impl Prompts {
     }
 
     /// The token ids of a prompt, computed on the calling thread.
-    pub(crate) fn tokens_here(&self, source: &PromptSource) -> Result<Vec<u32>, Error> {
-        self.text.prompt_tokens(source, self.limit)
+    pub(crate) fn tokens_here(&self, request: &Request) -> Result<Vec<u32>, Error> {
+        self.text.prompt_tokens(request, self.limit)
     }
 
     /// The token ids of a prompt. If the future is dropped while another thread computes, the
     /// result is discarded.
-    pub(crate) async fn tokens(&self, source: &Arc<PromptSource>) -> Result<Vec<u32>, Error> {
-        if let Prompt::Tokens(tokens) = &source.prompt {
+    pub(crate) async fn tokens(&self, request: &Request) -> Result<Vec<u32>, Error> {
+        if let Prompt::Tokens(tokens) = request.prompt() {
             return Ok(tokens.clone());
         }
-        self.text.check_len(source.prompt.len_bytes(), self.limit)?;
-        let bytes = source.work_bytes();
-        let (source, limit) = (Arc::clone(source), self.limit);
-        self.run(bytes, move |text| text.prompt_tokens(&source, limit)).await
+        self.text.check_len(request.prompt().len_bytes(), self.limit)?;
+        // A clone of a request shares its prompt.
+        let (request, limit) = (request.clone(), self.limit);
+        self.run(work_bytes(&request), move |text| text.prompt_tokens(&request, limit)).await
     }
 
     /// The token ids of a prompt that follows others, or that begins a text.

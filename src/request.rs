@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use stolon_scheduler::{Quota, RequestOptions, TokenSet};
 
-use crate::prompt::PromptSource;
+use crate::text::ChatOptions;
 use crate::{
     ChatMessage, Error, Grammar, LogitsProcessor, MessageContent, Namespace, SamplingParams,
     SessionId, SharedProcessor,
@@ -54,7 +54,11 @@ impl Prompt {
 /// [`Request::chat`]; every setter is optional.
 #[derive(Clone, Debug)]
 pub struct Request {
-    pub(crate) source: Arc<PromptSource>,
+    pub(crate) prompt: Arc<Prompt>,
+    /// The chat template's variable `tools`.
+    pub(crate) tools: Option<Arc<serde_json::Value>>,
+    /// How a conversation is rendered, apart from the tools.
+    pub(crate) chat: Arc<ChatOptions>,
     pub(crate) stop: Arc<[String]>,
     pub(crate) ignore_eos: bool,
     pub(crate) min_tokens: usize,
@@ -74,7 +78,9 @@ impl Request {
     /// A request to continue `prompt`.
     pub fn new(prompt: Prompt) -> Request {
         Request {
-            source: Arc::new(PromptSource::new(prompt)),
+            prompt: Arc::new(prompt),
+            tools: None,
+            chat: Arc::default(),
             stop: Arc::default(),
             ignore_eos: false,
             min_tokens: 0,
@@ -108,7 +114,7 @@ impl Request {
     /// The chat template's variable `tools`: a JSON array of function schemas. Only chat prompts
     /// use it.
     pub fn tools(mut self, tools: serde_json::Value) -> Request {
-        Arc::make_mut(&mut self.source).tools = Some(tools);
+        self.tools = Some(Arc::new(tools));
         self
     }
 
@@ -117,13 +123,14 @@ impl Request {
     ///
     /// [`Engine::prompt_tokens`]: crate::Engine::prompt_tokens
     pub fn with_tokens(mut self, tokens: impl Into<Vec<u32>>) -> Request {
-        self.source = Arc::new(PromptSource::new(Prompt::Tokens(tokens.into())));
+        self.prompt = Arc::new(Prompt::Tokens(tokens.into()));
+        (self.tools, self.chat) = (None, Arc::default());
         self
     }
 
     /// The prompt.
     pub fn prompt(&self) -> &Prompt {
-        &self.source.prompt
+        &self.prompt
     }
 
     /// The value of [`Request::max_tokens`]; `None` if it was not called.

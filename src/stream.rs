@@ -26,12 +26,7 @@ pub struct TokenStream {
     sequence: Option<SequenceStream>,
     /// Events that were produced but not yet read.
     ready: VecDeque<Event>,
-    text: Option<TextState>,
-    eos_ids: TokenSet,
-    stop_ids: TokenSet,
-    /// Number of tokens before which stop strings are not looked for.
-    min_tokens: usize,
-    progress: Progress,
+    answer: AnswerState,
     /// The turn of a session that the request is.
     turn: Option<TurnStream>,
 }
@@ -51,61 +46,40 @@ impl Drop for TurnStream {
     }
 }
 
-/// Turns token ids into text and looks for stop strings.
-#[derive(Debug)]
-struct TextState {
-    detokenizer: Detokenizer,
-    stop_strings: StopStrings,
-    /// The stop strings as given, for the finish reason.
-    stops: Arc<[String]>,
-}
-
-/// The request's usage and timings so far. If a stop string ends the request, the final event is
-/// made from them, because the engine does not send one.
-#[derive(Debug)]
-struct Progress {
-    usage: Usage,
-    submitted: Instant,
-    timings: Timings,
-}
-
-/// The arguments of [`TokenStream::new`] besides the engine's event stream.
+/// How the events of a request become those of its stream, and what was read so far. The streams of
+/// several answers to one prompt begin with clones of it.
 #[derive(Clone, Debug)]
-pub(crate) struct StreamParts {
-    pub(crate) detokenizer: Option<Detokenizer>,
+pub(crate) struct AnswerState {
+    /// Turns token ids into text and looks for stop strings. `None` if there is no tokenizer, and
+    /// when the answer has ended.
+    pub(crate) text: Option<(Detokenizer, StopStrings)>,
+    /// The stop strings as given, for the finish reason.
     pub(crate) stops: Arc<[String]>,
-    pub(crate) stop_strings: StopStrings,
     pub(crate) eos_ids: TokenSet,
     pub(crate) stop_ids: TokenSet,
+    /// Number of tokens before which stop strings are not looked for.
     pub(crate) min_tokens: usize,
-    pub(crate) prompt_tokens: usize,
     pub(crate) submitted: Instant,
-    /// The turn of a session that the request is, and its prompt.
-    pub(crate) turn: Option<(Arc<Turn>, Arc<Vec<u32>>)>,
+    /// Usage and timings so far. If a stop string ends the request, the final event is made from
+    /// them, because the engine does not send one.
+    pub(crate) usage: Usage,
+    pub(crate) timings: Timings,
 }
 
 impl TokenStream {
-    pub(crate) fn new(sequence: SequenceStream, parts: StreamParts) -> TokenStream {
-        let StreamParts { detokenizer, stops, stop_strings, .. } = parts;
-        TokenStream {
-            sequence: Some(sequence),
-            ready: VecDeque::new(),
-            text: detokenizer.map(|detokenizer| TextState { detokenizer, stop_strings, stops }),
-            eos_ids: parts.eos_ids,
-            stop_ids: parts.stop_ids,
-            min_tokens: parts.min_tokens,
-            progress: Progress {
-                usage: Usage { prompt_tokens: parts.prompt_tokens, ..Usage::default() },
-                submitted: parts.submitted,
-                timings: Timings::default(),
-            },
-            turn: parts.turn.map(|(turn, tokens)| TurnStream { turn, tokens }),
-        }
+    /// `turn` is the turn of a session that the request is, with its prompt.
+    pub(crate) fn new(
+        sequence: SequenceStream,
+        answer: AnswerState,
+        turn: Option<(Arc<Turn>, Arc<Vec<u32>>)>,
+    ) -> TokenStream {
+        let turn = turn.map(|(turn, tokens)| TurnStream { turn, tokens });
+        TokenStream { sequence: Some(sequence), ready: VecDeque::new(), answer, turn }
     }
 
     /// Number of tokens of the prompt.
     pub fn prompt_tokens(&self) -> usize {
-        self.progress.usage.prompt_tokens
+        self.answer.usage.prompt_tokens
     }
 
     /// Waits for the next event. Returns `None` after [`Event::Finished`] or an error.
@@ -144,11 +118,11 @@ impl TokenStream {
 
     /// Processes one event of the engine: adds text to it and queues it for the reader.
     fn take(&mut self, event: Event) {
-        let progress = &mut self.progress;
+        let answer = &mut self.answer;
         match event {
             Event::Started { cached_tokens, .. } => {
-                progress.usage.cached_tokens = cached_tokens;
-                progress.timings.queue = progress.submitted.elapsed();
+                answer.usage.cached_tokens = cached_tokens;
+                answer.timings.queue = answer.submitted.elapsed();
             }
             Event::Token(token) => return self.take_token(token),
             Event::Finished(finish) => return self.end(finish),
@@ -158,22 +132,22 @@ impl TokenStream {
     }
 
     fn take_token(&mut self, mut token: TokenEvent) {
-        let progress = &mut self.progress;
-        if progress.usage.completion_tokens == 0 {
-            progress.timings.ttft = progress.submitted.elapsed();
+        let answer = &mut self.answer;
+        if answer.usage.completion_tokens == 0 {
+            answer.timings.ttft = answer.submitted.elapsed();
         }
-        progress.usage.completion_tokens += 1;
+        answer.usage.completion_tokens += 1;
         let mut matched = None;
         // A token that ends the generation is not part of its text.
-        if let (Some(id), Some(state)) = (token.id, &mut self.text)
-            && !self.eos_ids.contains(id)
-            && !self.stop_ids.contains(id)
+        if let (Some(id), Some((detokenizer, stop_strings))) = (token.id, &mut answer.text)
+            && !answer.eos_ids.contains(id)
+            && !answer.stop_ids.contains(id)
         {
-            let text = state.detokenizer.push(id);
-            if progress.usage.completion_tokens < self.min_tokens {
+            let text = detokenizer.push(id);
+            if answer.usage.completion_tokens < answer.min_tokens {
                 token.text = text;
             } else {
-                let scan = state.stop_strings.push(&text);
+                let scan = stop_strings.push(&text);
                 (token.text, matched) = (scan.text, scan.matched);
             }
         }
@@ -189,7 +163,7 @@ impl TokenStream {
     /// Ends the request at the stop string `index`. The engine computes no further tokens of it.
     fn end_at_stop_string(&mut self, index: usize) {
         if let Some(turn) = self.turn.take() {
-            let Usage { prompt_tokens, cached_tokens, .. } = self.progress.usage;
+            let Usage { prompt_tokens, cached_tokens, .. } = self.answer.usage;
             let tokens = Arc::clone(&turn.tokens);
             let end = TurnEnd { tokens, prompt_tokens, cached_tokens };
             // Before the engine learns that the request is complete.
@@ -198,12 +172,13 @@ impl TokenStream {
         if let Some(sequence) = self.sequence.take() {
             sequence.complete();
         }
-        let stop = self.text.take().and_then(|state| state.stops.get(index).cloned());
-        self.progress.timings.total = self.progress.submitted.elapsed();
+        let answer = &mut self.answer;
+        answer.text = None;
+        answer.timings.total = answer.submitted.elapsed();
         self.ready.push_back(Event::Finished(Finish {
-            reason: FinishReason::StopString(stop.unwrap_or_default()),
-            usage: self.progress.usage,
-            timings: self.progress.timings,
+            reason: FinishReason::StopString(answer.stops.get(index).cloned().unwrap_or_default()),
+            usage: answer.usage,
+            timings: answer.timings,
         }));
     }
 
@@ -211,10 +186,10 @@ impl TokenStream {
     /// become a stop string is emitted first.
     fn end(&mut self, mut finish: Finish) {
         self.sequence = None;
-        if let Some(TextState { detokenizer, mut stop_strings, stops }) = self.text.take() {
+        if let Some((detokenizer, mut stop_strings)) = self.answer.text.take() {
             let scan = stop_strings.push(&detokenizer.finish());
             let mut text = scan.text;
-            match scan.matched.and_then(|index| stops.get(index).cloned()) {
+            match scan.matched.and_then(|index| self.answer.stops.get(index).cloned()) {
                 Some(stop) => finish.reason = FinishReason::StopString(stop),
                 None => text.push_str(&stop_strings.finish()),
             }

@@ -16,9 +16,8 @@ pub(crate) use stolon_text::{ChatOptions, Detokenizer};
 
 use grammar::Grammars;
 
-use crate::prompt::PromptSource;
 use crate::request::Prompt;
-use crate::{Error, Grammar, SharedProcessor};
+use crate::{Error, Grammar, Request, SharedProcessor};
 
 /// The model's tokenizer and chat templates, if it has any. All requests share them.
 #[derive(Clone, Debug, Default)]
@@ -137,15 +136,15 @@ impl Text {
     /// refused before it is rendered and tokenised.
     pub(crate) fn prompt_tokens(
         &self,
-        source: &PromptSource,
+        request: &Request,
         limit: PromptLimit,
     ) -> Result<Vec<u32>, Error> {
-        self.check_len(source.prompt.len_bytes(), limit)?;
-        match &source.prompt {
+        self.check_len(request.prompt().len_bytes(), limit)?;
+        match request.prompt() {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(text) => self.encode(text, true),
             Prompt::Chat(messages) => {
-                let options = chat_options(source.tools.as_ref(), &source.chat)?;
+                let options = chat_options(request.tools.as_deref(), &request.chat)?;
                 let model = self.model()?;
                 let chat = model.prepare_chat(messages, &options)?;
                 self.check_len(chat.len_bytes(), limit)?;

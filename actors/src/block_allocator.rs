@@ -49,10 +49,6 @@ struct TreeClient<'a>(&'a ActorRef<TreeMessage>);
 impl TreeAccess for TreeClient<'_> {
     type Error = ActorStopped;
 
-    async fn counts(&mut self) -> Result<TreeCounts, ActorStopped> {
-        call(self.0, TreeMessage::Counts, PREFIX_TREE).await
-    }
-
     async fn evict(&mut self, demand: EvictionDemand, note: bool) -> Result<Evicted, ActorStopped> {
         call(self.0, |reply| TreeMessage::Evict { demand, note, reply }, PREFIX_TREE).await
     }

@@ -14,7 +14,7 @@ use ractor::{Actor, ActorRef, RpcReplyPort, SpawnErr};
 use stolon_backend::{Backend, KvFormat};
 use stolon_scheduler::{
     ActorStopped, AuditReport, EngineConfig, EngineContext, EngineError, EngineHealth,
-    PreparedRequest, SequenceRequest, Submission,
+    SequenceRequest,
 };
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -123,8 +123,7 @@ impl EngineHandle {
     /// queue is full, [`EngineError::Draining`], [`EngineError::Interrupted`] and
     /// [`EngineError::Stopped`].
     pub fn submit(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
-        let prepared = self.context().prepare(request)?;
-        self.send(prepared, self.common().current()?, false)
+        self.send(request, 0, self.common().current()?)
     }
 
     /// Submits `count` requests for the same prompt. The prompt is computed once and counts once
@@ -139,40 +138,35 @@ impl EngineHandle {
         request: SequenceRequest,
         count: usize,
     ) -> Result<Vec<SequenceStream>, EngineError> {
-        let context = self.context();
-        let max = context.max_choices();
+        let max = self.context().max_choices();
         if count == 0 || count > max {
             return Err(EngineError::invalid("choices", format!("from 1 to {max}"), count));
         }
-        let prepared = context.prepare(request)?;
         let generation = self.common().current()?;
-        let choice = |index: usize| {
-            self.send(prepared.choice(index as u64), Arc::clone(&generation), index > 0)
-        };
+        let choice = |index| self.send(request.clone(), index, Arc::clone(&generation));
         // If one is refused, the streams made so far are dropped, which cancels their requests.
-        (0..count).map(choice).collect()
+        (0..count as u64).map(choice).collect()
     }
 
-    /// Sends a validated request to the admission actor. `repeats_prompt`: a request submitted just
-    /// before computes the same prompt.
+    /// Validates a request and sends it to the admission actor. All answers to one prompt after the
+    /// first `choice`, 0, count as cached, because that one computes it.
     fn send(
         &self,
-        prepared: PreparedRequest,
+        request: SequenceRequest,
+        choice: u64,
         generation: Arc<Generation>,
-        repeats_prompt: bool,
     ) -> Result<SequenceStream, EngineError> {
         let context = self.context();
-        let request = prepared.request();
         let shares = context.config.prefix_caching && !request.options.needs_whole_prompt();
         let matched = match shares {
-            true if repeats_prompt => request.tokens.len(),
+            true if choice > 0 => request.tokens.len(),
             true => generation.reader.query_match_len(&request.namespace, &request.tokens),
             false => 0,
         };
         // Ids only need to be unique, so relaxed ordering suffices.
         let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
-        let submission = context.submit(id, prepared, matched, Instant::now())?;
-        let Submission { sequence, permit, events } = submission;
+        let (sequence, permit, events) =
+            context.submit(id, request, choice, matched, Instant::now())?;
         let message = AdmissionMessage::Submit(Box::new(sequence), permit);
         // If the generation has just ended, the sequence is dropped here, which closes the event
         // channel. The stream then yields the reason.

@@ -2,21 +2,25 @@
 //!
 //! It calls no other actor. Readers query the tree concurrently, without a message.
 
+mod pins;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Instant;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use stolon_kvcache::{
-    ConfigError, EvictedBlock, EvictionPolicy, Namespace, PinId, PinInfo, TreeCounts, TreeWriter,
+    ConfigError, EvictedBlock, EvictionPolicy, Namespace, PinId, TreeCounts, TreeWriter,
 };
 use stolon_scheduler::{
-    Acquired, CacheStats, CommitItem, Committed, EngineError, Evicted, EvictionDemand, Gauges,
-    PinBudget, commit, evict,
+    Acquired, CacheStats, CommitItem, Committed, Evicted, EvictionDemand, Gauges, PinBudget,
+    commit, evict,
 };
 
-use crate::cache::{CacheEvents, Pin, PinOptions, Removal};
+use crate::cache::{CacheEvents, Removal};
 use crate::fault::{EnginePart, FaultPlan};
+use pins::PinRecord;
+
+pub(crate) use pins::PinMessage;
 
 /// The messages of the prefix tree's actor.
 #[derive(Debug)]
@@ -43,19 +47,8 @@ pub(crate) enum TreeMessage {
     Counts(RpcReplyPort<TreeCounts>),
     /// Verify the tree's invariants, then count blocks.
     Audit(RpcReplyPort<Result<TreeCounts, String>>),
-    /// Pin the cached prefix of these tokens.
-    Pin {
-        namespace: Namespace,
-        tokens: Vec<u32>,
-        options: PinOptions,
-        reply: RpcReplyPort<Result<PinId, EngineError>>,
-    },
-    /// End a pin. Answers whether there was one.
-    Unpin(PinId, RpcReplyPort<bool>),
-    /// A pin's time to live has passed.
-    Expire(PinId),
-    /// List all pins.
-    Pins(RpcReplyPort<Vec<Pin>>),
+    /// Begin, end or list pins.
+    Pin(PinMessage),
     /// Report all changes from now on, and what is cached already.
     Subscribe(usize, RpcReplyPort<Result<CacheEvents, ConfigError>>),
     /// Report statistics.
@@ -68,20 +61,6 @@ pub(crate) struct TreeState {
     writer: TreeWriter,
     /// What the tree does not know of the pins.
     pins: HashMap<PinId, PinRecord>,
-}
-
-/// What the tree does not know of a pin.
-#[derive(Debug)]
-struct PinRecord {
-    options: PinOptions,
-    token_ids: Arc<[u32]>,
-    /// The chained hash of its last block.
-    last_hash: u64,
-    /// When it ends, unless it is used. The tree knows no wall clock, so the actor sends itself a
-    /// message at that time.
-    end: Option<Instant>,
-    /// When its prefix had last been used when `end` was set, in ticks of the tree.
-    last_use: Option<u64>,
 }
 
 /// The actor.
@@ -160,29 +139,7 @@ impl Actor for PrefixTreeActor {
                 let checked = writer.audit().map_err(|error| error.to_string());
                 let _ = reply.send(checked.map(|_| self.publish(writer)));
             }
-            TreeMessage::Pin { namespace, tokens, options, reply } => {
-                let pinned = match self.pin_budget.begin_pin() {
-                    true => writer.pin(&namespace, &tokens).map_err(EngineError::from),
-                    false => Err(EngineError::PinBudgetInUse),
-                };
-                self.publish_pins(writer);
-                if let Ok(id) = pinned {
-                    state.keep(id, &tokens, options, &myself);
-                }
-                let _ = reply.send(pinned);
-            }
-            TreeMessage::Unpin(id, reply) => {
-                let _ = reply.send(self.unpin(state, id));
-            }
-            TreeMessage::Expire(id) => {
-                if !state.prolong(id, &myself) {
-                    self.unpin(state, id);
-                }
-            }
-            TreeMessage::Pins(reply) => {
-                let pins = writer.pins();
-                let _ = reply.send(pins.iter().map(|info| state.pin(info)).collect());
-            }
+            TreeMessage::Pin(message) => self.handle_pin(message, state, &myself),
             TreeMessage::Subscribe(capacity, reply) => {
                 let receiver = writer.subscribe(capacity);
                 let with_snapshot =
@@ -199,77 +156,7 @@ impl Actor for PrefixTreeActor {
     }
 }
 
-impl TreeState {
-    /// Remembers a new pin of the prefix of `tokens`.
-    fn keep(
-        &mut self,
-        id: PinId,
-        tokens: &[u32],
-        options: PinOptions,
-        myself: &ActorRef<TreeMessage>,
-    ) {
-        let infos = self.writer.pins();
-        let Some(info) = infos.iter().find(|info| info.id == id) else { return };
-        let pinned = &tokens[..info.position_count];
-        let hashes = self.writer.reader().block_hashes(&info.namespace, pinned);
-        let record = PinRecord {
-            options,
-            token_ids: pinned.into(),
-            last_hash: hashes.last().copied().unwrap_or_default(),
-            end: None,
-            last_use: None,
-        };
-        self.pins.insert(id, record);
-        self.set_end(id, myself);
-    }
-
-    /// Lets a pin with a time to live end after that time, from now on.
-    fn set_end(&mut self, id: PinId, myself: &ActorRef<TreeMessage>) {
-        let Some(pin) = self.pins.get_mut(&id) else { return };
-        let Some(ttl) = pin.options.ttl else { return };
-        pin.end = Instant::now().checked_add(ttl);
-        pin.last_use = self.writer.pin_last_use(id);
-        if pin.end.is_some() {
-            // If this actor has stopped by then, the pin has ended with it.
-            drop(myself.send_after(ttl, move || TreeMessage::Expire(id)));
-        }
-    }
-
-    /// Renews a pin whose time has passed if it has `refresh_on_hit` and was used. Returns whether
-    /// it does.
-    fn prolong(&mut self, id: PinId, myself: &ActorRef<TreeMessage>) -> bool {
-        let Some(pin) = self.pins.get(&id) else { return false };
-        if !pin.options.refresh_on_hit || self.writer.pin_last_use(id) == pin.last_use {
-            return false;
-        }
-        self.set_end(id, myself);
-        true
-    }
-
-    fn pin(&self, info: &PinInfo) -> Pin {
-        let record = self.pins.get(&info.id);
-        let end = record.and_then(|record| record.end);
-        Pin {
-            id: info.id,
-            namespace: info.namespace,
-            tokens: info.position_count,
-            blocks: info.block_count,
-            ends_in: end.map(|end| end.saturating_duration_since(Instant::now())),
-            token_ids: record.map(|record| Arc::clone(&record.token_ids)).unwrap_or_default(),
-            last_hash: record.map(|record| record.last_hash).unwrap_or_default(),
-            options: record.map(|record| record.options.clone()).unwrap_or_default(),
-        }
-    }
-}
-
 impl PrefixTreeActor {
-    fn unpin(&self, state: &mut TreeState, id: PinId) -> bool {
-        state.pins.remove(&id);
-        let was_there = state.writer.unpin(id);
-        self.publish_pins(&mut state.writer);
-        was_there
-    }
-
     /// Sets the gauges, and lets long prompts use the blocks of the pin budget if nothing is
     /// pinned.
     fn publish_pins(&self, writer: &mut TreeWriter) {

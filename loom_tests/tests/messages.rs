@@ -36,10 +36,6 @@ impl TreeActor {
 impl TreeAccess for TreeActor {
     type Error = Infallible;
 
-    async fn counts(&mut self) -> Result<TreeCounts, Infallible> {
-        Ok(self.lock().counts())
-    }
-
     async fn evict(&mut self, demand: EvictionDemand, note: bool) -> Result<Evicted, Infallible> {
         Ok(evict(&mut self.lock(), demand, note))
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use stolon_backend::{BackendSpec, SamplerState};
+use stolon_backend::BackendSpec;
 use stolon_kvcache::{
     BlockPool, EvictionPolicy, StepFence, TreeBuilder, TreeReader, TreeWriter, prefix_tree,
 };
@@ -23,7 +23,7 @@ use crate::pin_budget::{BudgetLoan, PinBudget};
 use crate::quota::QuotaShare;
 use crate::request::{RequestOptions, SequenceRequest};
 use crate::request_counts::RequestRecord;
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, Terms};
 use crate::session::Sessions;
 use crate::stats::{EngineStats, Gauges};
 
@@ -75,56 +75,6 @@ impl PromptLimit {
     pub fn error(self, got: usize) -> EngineError {
         EngineError::PromptTooLong { got, limit: self.tokens, bound: self.bound }
     }
-}
-
-/// A validated request. Several answers to one prompt are made from clones of it, which share all
-/// lists.
-#[derive(Clone, Debug)]
-pub struct PreparedRequest {
-    pub(crate) request: SequenceRequest,
-    /// Maximum number of tokens to generate, limited to what context and pool can hold.
-    pub(crate) max_tokens: usize,
-    pub(crate) sampler: SamplerState,
-    /// The right to use the blocks of the pin budget, if the prompt needs them.
-    pub(crate) loan: Option<Arc<BudgetLoan>>,
-    /// Number of this answer among several to the same prompt, from 0.
-    choice: u64,
-}
-
-impl PreparedRequest {
-    pub(crate) fn new(request: SequenceRequest, max_tokens: usize) -> PreparedRequest {
-        let sampler = SamplerState::new(request.options.sampling.clone(), &request.tokens);
-        PreparedRequest { request, max_tokens, sampler, loan: None, choice: 0 }
-    }
-
-    /// The request.
-    pub fn request(&self) -> &SequenceRequest {
-        &self.request
-    }
-
-    /// The request for the `index`-th of several answers. If it has a seed, the answer uses that
-    /// seed plus `index`. Log-probabilities of the prompt are computed for the first answer only,
-    /// and only the first one can be the turn of a session.
-    pub fn choice(&self, index: u64) -> PreparedRequest {
-        let sampler = self.sampler.choice(index);
-        let mut choice = PreparedRequest { sampler, choice: index, ..self.clone() };
-        if index > 0 {
-            choice.request.options.prompt_logprobs = None;
-            choice.request.turn = None;
-        }
-        choice
-    }
-}
-
-/// A validated request that holds a queue permit.
-#[derive(Debug)]
-pub struct Submission {
-    /// The request's state, for the scheduler.
-    pub sequence: Sequence,
-    /// Its place in the admission queue.
-    pub permit: QueuePermit,
-    /// The caller's end of the event channel.
-    pub events: EventReceiver,
 }
 
 impl EngineContext {
@@ -217,33 +167,43 @@ impl EngineContext {
         self.config.max_queued_requests.min(MAX_CHOICES)
     }
 
-    /// Validates a request.
-    ///
-    /// # Errors
-    /// Every way in which a request can be invalid.
-    pub fn prepare(&self, request: SequenceRequest) -> Result<PreparedRequest, EngineError> {
+    /// Validates a request. Returns the maximum number of tokens to generate, and the right to use
+    /// the blocks of the pin budget, if the prompt needs them.
+    fn check(&self, request: &SequenceRequest) -> Result<(usize, Option<BudgetLoan>), EngineError> {
         let (got, reserved) = (request.tokens.len(), self.config.pin_budget);
-        let limit = |reserved| prompt_limit(&self.spec, reserved, answer_min(&request)).tokens;
+        let limit = |reserved| prompt_limit(&self.spec, reserved, answer_min(request)).tokens;
         let needs_more = got > limit(reserved) && got <= limit(0);
-        let loan = if needs_more { self.pin_budget.borrow().map(Arc::new) } else { None };
+        let loan = if needs_more { self.pin_budget.borrow() } else { None };
         let reserved = if loan.is_some() { 0 } else { reserved };
-        let max_tokens = check(&request, &self.spec, &self.config, reserved)?;
-        Ok(PreparedRequest { loan, ..PreparedRequest::new(request, max_tokens) })
+        Ok((check(request, &self.spec, &self.config, reserved)?, loan))
     }
 
-    /// Takes a queue permit for a validated request, of which `matched` positions are cached.
+    /// Validates a request, of which `matched` positions are cached, and takes a queue permit for
+    /// it. Returns its state, for the scheduler, the permit, and the caller's end of its event
+    /// channel.
+    ///
+    /// `choice` is the number of the answer among several to the same prompt, from 0. If the request
+    /// has a seed, the answer uses that seed plus `choice`. Log-probabilities of the prompt are
+    /// computed for the first answer only, and only the first one can be the turn of a session.
     ///
     /// # Errors
-    /// [`EngineError::Overloaded`] if the admission queue is full, [`EngineError::QuotaExceeded`] if
-    /// the request's quota is used up, [`EngineError::Draining`] if no request may enter any more.
+    /// Every way in which a request can be invalid, [`EngineError::Overloaded`] if the admission
+    /// queue is full, [`EngineError::QuotaExceeded`] if the request's quota is used up,
+    /// [`EngineError::Draining`] if no request may enter any more.
     pub fn submit(
         &self,
         id: u64,
-        prepared: PreparedRequest,
+        mut request: SequenceRequest,
+        choice: u64,
         matched: usize,
         now: Instant,
-    ) -> Result<Submission, EngineError> {
-        let prompt_tokens = prepared.request.tokens.len();
+    ) -> Result<(Sequence, QueuePermit, EventReceiver), EngineError> {
+        let (max_tokens, loan) = self.check(&request)?;
+        if choice > 0 {
+            request.options.prompt_logprobs = None;
+            request.turn = None;
+        }
+        let prompt_tokens = request.tokens.len();
         let uncached = prompt_tokens.saturating_sub(matched).max(1);
         let refused = |error: &EngineError| {
             tracing::debug!(target: "stolon", prompt_tokens, uncached, %error, "request refused");
@@ -257,25 +217,28 @@ impl EngineContext {
             }
             refused(error);
         })?;
-        let share = self.charge(&prepared).inspect_err(|error| {
+        let share = self.charge(&request, max_tokens, choice).inspect_err(|error| {
             self.gauges.rejected.add(1);
             refused(error);
         })?;
-        let span = request_span(id, prepared.choice, prompt_tokens);
+        let span = request_span(id, choice, prompt_tokens);
         let record = RequestRecord::new(&self.gauges, span).inspect_err(refused)?;
         let (sender, events) = event_channel(self.config.event_capacity);
-        let block_size = self.spec.block_size;
-        let mut sequence = Sequence::new(id, prepared, block_size, record, sender, now);
-        sequence.share = share;
-        Ok(Submission { sequence, permit, events })
+        let terms = Terms { choice, max_tokens, loan, share, block_size: self.spec.block_size };
+        let sequence = Sequence::new(id, request, terms, record, sender, now);
+        Ok((sequence, permit, events))
     }
 
     /// Charges a request to its quota, if it has one. The answers to one prompt count the prompt
     /// once.
-    fn charge(&self, prepared: &PreparedRequest) -> Result<Option<QuotaShare>, EngineError> {
-        let PreparedRequest { request, max_tokens, choice, .. } = prepared;
+    fn charge(
+        &self,
+        request: &SequenceRequest,
+        max_tokens: usize,
+        choice: u64,
+    ) -> Result<Option<QuotaShare>, EngineError> {
         let Some(quota) = &request.options.quota else { return Ok(None) };
-        let is_first = *choice == 0;
+        let is_first = choice == 0;
         let prompt = if is_first { request.tokens.len() } else { 0 };
         let answer = max_tokens * answer_min(request);
         quota.charge(prompt + answer, is_first, |tokens| self.limits.retry_after(tokens)).map(Some)

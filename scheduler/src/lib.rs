@@ -55,7 +55,7 @@ mod tests;
 
 pub use cached_logits::PromptLogits;
 pub use config::{AdmissionPolicy, EngineConfig, EvictionOrderFactory, UnknownPolicy};
-pub use context::{EmptyCache, EngineContext, PreparedRequest, PromptLimit, Submission};
+pub use context::{EmptyCache, EngineContext, PromptLimit};
 pub use error::{EngineError, LengthBound};
 pub use event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 pub use event_channel::{EventReceiver, EventSender, RESERVED_EVENTS, Received, event_channel};

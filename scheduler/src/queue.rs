@@ -270,23 +270,24 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::context::PreparedRequest;
     use crate::event_channel::event_channel;
     use crate::permits::QueueLimits;
     use crate::request::SequenceRequest;
     use crate::request_counts::RequestRecord;
+    use crate::sequence::Terms;
 
-    fn record() -> RequestRecord {
-        RequestRecord::new(&Arc::default(), tracing::Span::none()).expect("open")
+    fn sequence(id: u64) -> Sequence {
+        let request = SequenceRequest::new(vec![id as u32; 8], 1);
+        let terms = Terms { choice: 0, max_tokens: 1, loan: None, share: None, block_size: 4 };
+        let record = RequestRecord::new(&Arc::default(), tracing::Span::none()).expect("open");
+        Sequence::new(id, request, terms, record, event_channel(8).0, Instant::now())
     }
 
     fn queue(count: u64) -> Queue {
         let limits = Arc::new(QueueLimits::new(count as usize, usize::MAX));
         let mut queue = Queue::default();
         for id in 0..count {
-            let request = PreparedRequest::new(SequenceRequest::new(vec![id as u32; 8], 1), 1);
-            let sequence =
-                Sequence::new(id, request, 4, record(), event_channel(8).0, Instant::now());
+            let sequence = sequence(id);
             queue.push(sequence, limits.acquire(8).expect("there is room"), 100);
         }
         queue
@@ -324,8 +325,7 @@ mod tests {
         assert_eq!(bounds(&queue(3)), [100, 108, 116]);
         let limits = Arc::new(QueueLimits::new(2, usize::MAX));
         let mut strict = Queue::default();
-        let request = PreparedRequest::new(SequenceRequest::new(vec![1; 8], 1), 1);
-        let sequence = Sequence::new(0, request, 4, record(), event_channel(8).0, Instant::now());
+        let sequence = sequence(0);
         let _ahead = limits.acquire(50).expect("there is room");
         strict.push(sequence, limits.acquire(8).expect("there is room"), 0);
         assert_eq!(bounds(&strict), [0]);

@@ -18,7 +18,6 @@ use stolon_backend::{BackendSpec, Draw, LogitRows, Pooler, Pooling, SamplerState
 use stolon_kvcache::{BlockId, BlockLease, Namespace, PrefixLease};
 
 use crate::budget::{AnswerLimit, DecodeForecast};
-use crate::context::PreparedRequest;
 use crate::error::EngineError;
 use crate::event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 use crate::event_channel::EventSender;
@@ -79,7 +78,7 @@ pub struct Sequence {
     /// Blocks and positions that it holds while it runs.
     pub(crate) held: Held,
     /// The right to use the blocks of the pin budget, if its prompt needs them.
-    pub(crate) loan: Option<Arc<BudgetLoan>>,
+    pub(crate) loan: Option<BudgetLoan>,
     /// What it occupies of its quota, if it has one.
     pub(crate) share: Option<QuotaShare>,
     /// The turn of a session that it is.
@@ -169,21 +168,38 @@ impl Held {
     }
 }
 
+/// What a request was granted when it was validated.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    /// Number of the answer among several to the same prompt, from 0.
+    pub(crate) choice: u64,
+    /// Maximum number of tokens to generate, limited to what context and pool can hold.
+    pub(crate) max_tokens: usize,
+    /// The right to use the blocks of the pin budget, if the prompt needs them.
+    pub(crate) loan: Option<BudgetLoan>,
+    /// What the request occupies of its quota, if it has one.
+    pub(crate) share: Option<QuotaShare>,
+    /// Positions per block.
+    pub(crate) block_size: usize,
+}
+
 impl Sequence {
     /// A waiting request.
     pub(crate) fn new(
         id: u64,
-        prepared: PreparedRequest,
-        block_size: usize,
+        request: SequenceRequest,
+        terms: Terms,
         record: RequestRecord,
         events: EventSender,
         submitted: Instant,
     ) -> Sequence {
-        let PreparedRequest { request, max_tokens, sampler, loan, .. } = prepared;
+        let Terms { choice, max_tokens, loan, share, block_size } = terms;
         let SequenceRequest { tokens, namespace, eos_ids, stored, turn, options } = request;
         let mut prefix_hash = DefaultHasher::new();
         namespace.hash(&mut prefix_hash);
         tokens[..tokens.len().min(block_size)].hash(&mut prefix_hash);
+        let sampler = SamplerState::new(options.sampling.clone(), &tokens);
+        let sampler = if choice > 0 { sampler.choice(choice) } else { sampler };
         let gathered = |top| PromptLogprobs { top, gathered: Vec::new() };
         Sequence {
             id,
@@ -211,7 +227,7 @@ impl Sequence {
             options,
             held: Held::default(),
             loan,
-            share: None,
+            share,
             turn,
             in_step: false,
             end: None,

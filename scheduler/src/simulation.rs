@@ -17,7 +17,7 @@ use futures::FutureExt;
 use stolon_backend::{BackendSpec, Sampled, StepBatch};
 
 use crate::config::EngineConfig;
-use crate::context::{EmptyCache, EngineContext, Submission};
+use crate::context::{EmptyCache, EngineContext};
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::event_channel::EventReceiver;
@@ -106,15 +106,12 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
     pub fn submit(&mut self, mut request: SequenceRequest) -> Result<u64, EngineError> {
         request.options.prompt_logprobs = None;
         request.options.pooling = None;
-        let prepared = self.context.prepare(request)?;
-        let request = prepared.request();
         let matched = match self.context.config.prefix_caching {
             true => self.scheduler.query_match_len(&request.namespace, &request.tokens),
             false => 0,
         };
         let (id, now) = (self.next_id, self.instant());
-        let submission = self.context.submit(id, prepared, matched, now)?;
-        let Submission { sequence, permit, events } = submission;
+        let (sequence, permit, events) = self.context.submit(id, request, 0, matched, now)?;
         self.next_id += 1;
         self.streams.insert(id, Stream { events, generated: 0 });
         self.scheduler.submit(sequence, permit);

@@ -11,7 +11,7 @@ use stolon_backend::fake::{FakeBackend, FakeFault, FakeOptions, expected_hidden,
 use stolon_backend::{Backend, Pooler, Pooling};
 
 use crate::config::{AdmissionPolicy, EngineConfig};
-use crate::context::{EmptyCache, EngineContext, Submission};
+use crate::context::{EmptyCache, EngineContext};
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::event_channel::EventReceiver;
@@ -134,9 +134,13 @@ impl Harness {
         set(&mut request);
         let RequestOptions { prompt_logprobs, pooling, .. } = request.options;
         let id = self.callers.len() as u64;
-        let prepared = self.context.prepare(request).expect("a valid request");
-        let entered = self.context.submit(id, prepared, 0, self.now);
-        let Ok(Submission { sequence, permit, events }) = entered else { return };
+        let (sequence, permit, events) = match self.context.submit(id, request, 0, 0, self.now) {
+            Ok(entered) => entered,
+            Err(error) => {
+                assert!(matches!(error, EngineError::Overloaded { .. }), "{error}");
+                return;
+            }
+        };
         self.scheduler.submit(sequence, permit);
         self.callers.push(Caller {
             prompt,

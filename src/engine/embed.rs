@@ -48,7 +48,7 @@ impl Engine {
         let info = self.embedding_info()?;
         let size = info.size_with(dimensions)?;
         let namespace = self.namespace(&request)?;
-        let tokens = self.inner.prompts.tokens(&request.source).await?;
+        let tokens = self.inner.prompts.tokens(&request).await?;
         let prompt_tokens = tokens.len();
         let options = RequestOptions {
             max_tokens: None,

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use stolon_scheduler::{PromptLimit, TokenSet};
 use stolon_text::TextSource;
 
-use crate::prompt::PromptSource;
 use crate::request::Prompt;
-use crate::{ChatMessage, Error, Grammar, SharedProcessor};
+use crate::{ChatMessage, Error, Grammar, Request, SharedProcessor};
 
 /// How a conversation would be rendered.
 #[derive(Clone, Debug, Default)]
@@ -90,10 +89,10 @@ impl Text {
 
     pub(crate) fn prompt_tokens(
         &self,
-        source: &PromptSource,
+        request: &Request,
         _limit: PromptLimit,
     ) -> Result<Vec<u32>, Error> {
-        match &source.prompt {
+        match request.prompt() {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(_) | Prompt::Chat(_) => Err(Error::NoTokenizer),
         }

@@ -32,7 +32,7 @@ impl Request {
     /// name of the template. Only chat prompts use it. Its `tools` are replaced by those of
     /// [`Request::tools`] if that is called.
     pub fn chat_options(mut self, options: ChatOptions) -> Request {
-        Arc::make_mut(&mut self.source).chat = options;
+        self.chat = Arc::new(options);
         self
     }
 
@@ -43,7 +43,7 @@ impl Request {
         name: impl Into<String>,
         value: impl Into<serde_json::Value>,
     ) -> Request {
-        let variables = &mut Arc::make_mut(&mut self.source).chat.variables;
+        let variables = &mut Arc::make_mut(&mut self.chat).variables;
         variables.insert(name.into(), value.into());
         self
     }

@@ -11,7 +11,7 @@ use crate::admission::AdmissionMessage;
 use crate::block_allocator::AllocatorMessage;
 use crate::cache::{CacheEvents, Pin, PinOptions, Removal};
 use crate::memory::{BLOCK_ALLOCATOR, call};
-use crate::prefix_tree::TreeMessage;
+use crate::prefix_tree::{PinMessage, TreeMessage};
 use crate::supervisor::Generation;
 
 impl EngineHandle {
@@ -37,7 +37,8 @@ impl EngineHandle {
         tokens: Vec<u32>,
         options: PinOptions,
     ) -> Result<PinId, EngineError> {
-        self.call_tree(|reply| TreeMessage::Pin { namespace, tokens, options, reply }).await?
+        let begin = |reply| PinMessage::Begin { namespace, tokens, options, reply };
+        self.call_tree(|reply| TreeMessage::Pin(begin(reply))).await?
     }
 
     /// Removes part of the cache, except for what running requests use. Returns the number of
@@ -80,7 +81,7 @@ impl EngineHandle {
     /// # Errors
     /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
     pub async fn unpin(&self, id: PinId) -> Result<bool, EngineError> {
-        self.call_tree(|reply| TreeMessage::Unpin(id, reply)).await
+        self.call_tree(|reply| TreeMessage::Pin(PinMessage::End(id, reply))).await
     }
 
     /// All pins, oldest first.
@@ -88,7 +89,7 @@ impl EngineHandle {
     /// # Errors
     /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
     pub async fn pins(&self) -> Result<Vec<Pin>, EngineError> {
-        self.call_tree(TreeMessage::Pins).await
+        self.call_tree(|reply| TreeMessage::Pin(PinMessage::List(reply))).await
     }
 
     /// The content of the cache, and every change from now on, in a queue of at most `capacity`

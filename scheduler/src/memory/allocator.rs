@@ -12,7 +12,7 @@ use stolon_kvcache::{
     BlockPool, EvictedBlock, EvictedPrefix, PoolCounts, Shortage, TreeCounts, TreeWriter,
 };
 
-use super::{BlockCounts, LogitsKey, Reserved};
+use super::{LogitsKey, Reserved};
 use crate::cached_logits::{CachedLogits, PromptLogits};
 use crate::stats::AuditReport;
 
@@ -20,9 +20,6 @@ use crate::stats::AuditReport;
 pub trait TreeAccess {
     /// Why the tree could not answer.
     type Error;
-
-    /// Counts the tree's blocks.
-    fn counts(&mut self) -> impl Future<Output = Result<TreeCounts, Self::Error>> + Send;
 
     /// Evicts what is demanded, by [`evict`], and returns it, with the prefixes that it ended if
     /// `note` is set.
@@ -145,15 +142,6 @@ impl BlockAllocator {
         self.logits.clear();
         self.pool.release(tree.flush().await?);
         Ok(())
-    }
-
-    /// Counts the blocks that can be reserved.
-    ///
-    /// # Errors
-    /// Those of the tree.
-    pub async fn counts<T: TreeAccess>(&mut self, tree: &mut T) -> Result<BlockCounts, T::Error> {
-        let evictable = tree.counts().await?.evictable;
-        Ok(BlockCounts { free: self.pool.counts().free, evictable })
     }
 
     /// Verifies the pool and the tree, and that every block is in exactly one of them.

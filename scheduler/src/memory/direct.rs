@@ -25,10 +25,6 @@ pub struct DirectMemory {
 impl TreeAccess for TreeWriter {
     type Error = Infallible;
 
-    async fn counts(&mut self) -> Result<TreeCounts, Infallible> {
-        Ok(TreeWriter::counts(self))
-    }
-
     async fn evict(&mut self, demand: EvictionDemand, note: bool) -> Result<Evicted, Infallible> {
         Ok(evict(self, demand, note))
     }
@@ -78,7 +74,8 @@ impl Memory for DirectMemory {
     }
 
     async fn counts(&mut self) -> Result<BlockCounts, ActorStopped> {
-        answered(self.allocator.counts(&mut self.writer).await)
+        let (free, evictable) = (self.allocator.pool_counts().free, self.writer.counts().evictable);
+        Ok(BlockCounts { free, evictable })
     }
 
     async fn settle(&mut self) -> Result<(), ActorStopped> {

@@ -1,0 +1,149 @@
+//! Pins: what the tree does not know of them, and their times to live.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use ractor::{ActorRef, RpcReplyPort};
+use stolon_kvcache::{Namespace, PinId, PinInfo};
+use stolon_scheduler::EngineError;
+
+use super::{PrefixTreeActor, TreeMessage, TreeState};
+use crate::cache::{Pin, PinOptions};
+
+/// The messages that concern pins.
+#[derive(Debug)]
+pub(crate) enum PinMessage {
+    /// Pin the cached prefix of these tokens.
+    Begin {
+        namespace: Namespace,
+        tokens: Vec<u32>,
+        options: PinOptions,
+        reply: RpcReplyPort<Result<PinId, EngineError>>,
+    },
+    /// End a pin. Answers whether there was one.
+    End(PinId, RpcReplyPort<bool>),
+    /// A pin's time to live has passed.
+    Expire(PinId),
+    /// List all pins.
+    List(RpcReplyPort<Vec<Pin>>),
+}
+
+/// What the tree does not know of a pin.
+#[derive(Debug)]
+pub(super) struct PinRecord {
+    options: PinOptions,
+    token_ids: Arc<[u32]>,
+    /// The chained hash of its last block.
+    last_hash: u64,
+    /// When it ends, unless it is used. The tree knows no wall clock, so the actor sends itself a
+    /// message at that time.
+    end: Option<Instant>,
+    /// When its prefix had last been used when `end` was set, in ticks of the tree.
+    last_use: Option<u64>,
+}
+
+impl PrefixTreeActor {
+    pub(super) fn handle_pin(
+        &self,
+        message: PinMessage,
+        state: &mut TreeState,
+        myself: &ActorRef<TreeMessage>,
+    ) {
+        // A send fails only if the caller has stopped.
+        match message {
+            PinMessage::Begin { namespace, tokens, options, reply } => {
+                let pinned = match self.pin_budget.begin_pin() {
+                    true => state.writer.pin(&namespace, &tokens).map_err(EngineError::from),
+                    false => Err(EngineError::PinBudgetInUse),
+                };
+                self.publish_pins(&mut state.writer);
+                if let Ok(id) = pinned {
+                    state.keep(id, &tokens, options, myself);
+                }
+                let _ = reply.send(pinned);
+            }
+            PinMessage::End(id, reply) => {
+                let _ = reply.send(self.unpin(state, id));
+            }
+            PinMessage::Expire(id) => {
+                if !state.prolong(id, myself) {
+                    self.unpin(state, id);
+                }
+            }
+            PinMessage::List(reply) => {
+                let pins = state.writer.pins();
+                let _ = reply.send(pins.iter().map(|info| state.pin(info)).collect());
+            }
+        }
+    }
+
+    fn unpin(&self, state: &mut TreeState, id: PinId) -> bool {
+        state.pins.remove(&id);
+        let was_there = state.writer.unpin(id);
+        self.publish_pins(&mut state.writer);
+        was_there
+    }
+}
+
+impl TreeState {
+    /// Remembers a new pin of the prefix of `tokens`.
+    fn keep(
+        &mut self,
+        id: PinId,
+        tokens: &[u32],
+        options: PinOptions,
+        myself: &ActorRef<TreeMessage>,
+    ) {
+        let infos = self.writer.pins();
+        let Some(info) = infos.iter().find(|info| info.id == id) else { return };
+        let pinned = &tokens[..info.position_count];
+        let hashes = self.writer.reader().block_hashes(&info.namespace, pinned);
+        let record = PinRecord {
+            options,
+            token_ids: pinned.into(),
+            last_hash: hashes.last().copied().unwrap_or_default(),
+            end: None,
+            last_use: None,
+        };
+        self.pins.insert(id, record);
+        self.set_end(id, myself);
+    }
+
+    /// Lets a pin with a time to live end after that time, from now on.
+    fn set_end(&mut self, id: PinId, myself: &ActorRef<TreeMessage>) {
+        let Some(pin) = self.pins.get_mut(&id) else { return };
+        let Some(ttl) = pin.options.ttl else { return };
+        pin.end = Instant::now().checked_add(ttl);
+        pin.last_use = self.writer.pin_last_use(id);
+        if pin.end.is_some() {
+            // If this actor has stopped by then, the pin has ended with it.
+            drop(myself.send_after(ttl, move || TreeMessage::Pin(PinMessage::Expire(id))));
+        }
+    }
+
+    /// Renews a pin whose time has passed if it has `refresh_on_hit` and was used. Returns whether
+    /// it does.
+    fn prolong(&mut self, id: PinId, myself: &ActorRef<TreeMessage>) -> bool {
+        let Some(pin) = self.pins.get(&id) else { return false };
+        if !pin.options.refresh_on_hit || self.writer.pin_last_use(id) == pin.last_use {
+            return false;
+        }
+        self.set_end(id, myself);
+        true
+    }
+
+    fn pin(&self, info: &PinInfo) -> Pin {
+        let record = self.pins.get(&info.id);
+        let end = record.and_then(|record| record.end);
+        Pin {
+            id: info.id,
+            namespace: info.namespace,
+            tokens: info.position_count,
+            blocks: info.block_count,
+            ends_in: end.map(|end| end.saturating_duration_since(Instant::now())),
+            token_ids: record.map(|record| Arc::clone(&record.token_ids)).unwrap_or_default(),
+            last_hash: record.map(|record| record.last_hash).unwrap_or_default(),
+            options: record.map(|record| record.options.clone()).unwrap_or_default(),
+        }
+    }
+}
