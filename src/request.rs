@@ -306,10 +306,10 @@ impl Request {
         self
     }
 
-    /// Makes the request a turn of an open session ([`Sessions::open`](crate::Sessions::open)): what is cached of
-    /// its prompt and answer is then kept from being evicted until the session's next turn. The
-    /// cache salt must be the session's. A session changes what is computed, never what is
-    /// answered.
+    /// Makes the request a turn of an open session ([`Sessions::open`](crate::Sessions::open)):
+    /// what is cached of its prompt and answer is then kept from being evicted until the session's
+    /// next turn. The cache salt must be the session's. A session changes what is computed, never
+    /// what is answered.
     ///
     /// A session has one turn at a time; others fail with
     /// [`SessionError::Busy`](crate::SessionError::Busy). A turn that is cancelled or fails leaves

@@ -13,7 +13,8 @@ impl EngineBuilder {
     /// loaded, at most 8 GiB ([`KvBudget::Auto`](crate::KvBudget::Auto)).
     ///
     /// The memory is reserved at startup and becomes resident when blocks are first written.
-    /// [`build`](Self::build) fails with [`Error::Load`](crate::Error::Load) if the size is less than one block.
+    /// [`build`](Self::build) fails with [`Error::Load`](crate::Error::Load) if the size is less
+    /// than one block.
     pub fn kv_memory(mut self, bytes: u64) -> Self {
         self.kv_memory = Some(bytes);
         self
@@ -87,8 +88,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Maximum number of KV blocks that pinned prefixes ([`Cache::pin`](crate::Cache::pin)) may occupy; less than the
-    /// number of blocks. Default: 0, nothing can be pinned.
+    /// Maximum number of KV blocks that pinned prefixes ([`Cache::pin`](crate::Cache::pin)) may
+    /// occupy; less than the number of blocks. Default: 0, nothing can be pinned.
     ///
     /// These blocks are not available to running requests, whether anything is pinned or not, so
     /// that every admitted request can complete.
@@ -97,8 +98,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Maximum number of KV blocks that sessions ([`Sessions::open`](crate::Sessions::open)) keep from being evicted
-    /// between their turns. Default: half of the blocks. With 0, sessions hold nothing.
+    /// Maximum number of KV blocks that sessions ([`Sessions::open`](crate::Sessions::open)) keep
+    /// from being evicted between their turns. Default: half of the blocks. With 0, sessions hold
+    /// nothing.
     ///
     /// If the budget is used up, the blocks of the session that has been idle longest are released;
     /// it stays open. A running request that has no other block takes those of sessions in the same

@@ -25,7 +25,8 @@ impl EngineBuilder {
 
     /// Maximum number of requests in the admission queue; at least 1. Default: 1,024.
     ///
-    /// If the queue is full, [`Engine::generate`](crate::Engine::generate) fails with [`EngineError::Overloaded`](crate::EngineError::Overloaded).
+    /// If the queue is full, [`Engine::generate`](crate::Engine::generate) fails with
+    /// [`EngineError::Overloaded`](crate::EngineError::Overloaded).
     pub fn max_queued_requests(mut self, requests: usize) -> Self {
         self.config.max_queued_requests = requests;
         self
@@ -45,8 +46,9 @@ impl EngineBuilder {
     /// Maximum number of uncached prompt tokens in the admission queue; at least 1. Default:
     /// 1,048,576.
     ///
-    /// If a request would exceed it, [`Engine::generate`](crate::Engine::generate) fails with [`EngineError::Overloaded`](crate::EngineError::Overloaded).
-    /// While the queue is empty, a request of any size is accepted.
+    /// If a request would exceed it, [`Engine::generate`](crate::Engine::generate) fails with
+    /// [`EngineError::Overloaded`](crate::EngineError::Overloaded). While the queue is empty, a
+    /// request of any size is accepted.
     ///
     /// Cached tokens do not count. A limit of a few thousand therefore accepts conversations whose
     /// history is cached and refuses those whose history was evicted, instead of letting them evict

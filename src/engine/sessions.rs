@@ -64,8 +64,9 @@ impl Sessions<'_> {
     /// [`EngineBuilder::max_sessions`](crate::EngineBuilder::max_sessions) are open, another one
     /// is closed: of the owner with the most, the one that has been idle longest.
     ///
-    /// After [`Cache::flush`](crate::Cache::flush) or a restart of the engine, sessions hold nothing until their next
-    /// turn; [`Cache::evict_salt`](crate::Cache::evict_salt) does that to the sessions of a cache salt.
+    /// After [`Cache::flush`](crate::Cache::flush) or a restart of the engine, sessions hold
+    /// nothing until their next turn; [`Cache::evict_salt`](crate::Cache::evict_salt) does that to
+    /// the sessions of a cache salt.
     ///
     /// ```no_run
     /// # async fn chat(engine: stolon::Engine) -> Result<(), stolon::Error> {

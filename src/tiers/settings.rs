@@ -61,9 +61,9 @@ impl EngineBuilder {
     /// and after a restart of the program. Default: nothing is stored.
     ///
     /// The directory is made if it does not exist. One engine can use it at a time; others are
-    /// refused by [`build`](Self::build) with [`TierError::Disk`]. Models may take turns: KV that was
-    /// computed on other terms is not used, and is removed when room is needed. If files are
-    /// lost or damaged, requests compute what cannot be read.
+    /// refused by [`build`](Self::build) with [`TierError::Disk`](crate::TierError::Disk). Models
+    /// may take turns: KV that was computed on other terms is not used, and is removed when room is
+    /// needed. If files are lost or damaged, requests compute what cannot be read.
     ///
     /// The files contain prompts and answers as token ids. On Unix, only the user can read a
     /// directory that was made here. A program that can write to it can change what the model
@@ -97,10 +97,10 @@ impl EngineBuilder {
     /// several machines have mounted. Credentials, regions and endpoints are taken from the
     /// environment variables that the tools of the store use, such as `AWS_ACCESS_KEY_ID`,
     /// `AWS_REGION`, `AWS_ENDPOINT` and `AWS_ALLOW_HTTP`. Nothing is removed: set a rule for old
-    /// objects in the store. A program that can write to it can change what the model
-    /// answers.
-    /// [`build`](Self::build) fails with [`TierError::ObjectStore`] if the store does not answer, or
-    /// in a build without the feature `object-store`. When it fails later, requests go on, and compute what cannot be fetched.
+    /// objects in the store. A program that can write to it can change what the model answers.
+    /// [`build`](Self::build) fails with [`TierError::ObjectStore`](crate::TierError::ObjectStore)
+    /// if the store does not answer, or in a build without the feature `object-store`. When it
+    /// fails later, requests go on, and compute what cannot be fetched.
     pub fn kv_object_store(mut self, url: impl Into<String>) -> Self {
         self.tiers.object_store = Some(url.into());
         self

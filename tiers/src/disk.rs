@@ -5,7 +5,8 @@
 //! of the files when the tier is opened; their content is read, and verified, when it is needed.
 //!
 //! A file appears under its name only when it is complete, so a process that is killed leaves
-//! nothing wrong behind. A file that was removed, damaged or written by another program is a miss. One process owns a directory at a time, by a lock on the file `lock`.
+//! nothing wrong behind. A file that was removed, damaged or written by another program is a miss.
+//! One process owns a directory at a time, by a lock on the file `lock`.
 //!
 //! All methods may be called from any thread; those that do I/O say so.
 

@@ -1,5 +1,5 @@
-//! [`plan`]: what of a prompt is read from the tiers, and how long its request waits for it. A plain
-//! function of what is stored, of speeds and of the policy, which does no I/O.
+//! [`plan`]: what of a prompt is read from the tiers, and how long its request waits for it. It is
+//! a plain function of what is stored, of speeds and of the policy, and does no I/O.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -266,7 +266,8 @@ mod tests {
             if let PrefetchPolicy::Timeout(longest) = policy {
                 prop_assert!(plan.limit <= longest);
             }
-            if let (Some(rate), true) = (speeds.prefill_rate, policy != PrefetchPolicy::WaitComplete) {
+            let is_faster = policy != PrefetchPolicy::WaitComplete;
+            if let Some(rate) = speeds.prefill_rate.filter(|_| is_faster) {
                 let positions = plan.store.end * lookup.record_positions - lookup.cached;
                 let reading = speeds.disk.as_secs_f64() * plan.disk.len() as f64
                     + speeds.store.as_secs_f64() * plan.store.len() as f64;

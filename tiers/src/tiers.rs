@@ -6,9 +6,9 @@
 //! evicted from it, and copies what the [`WritePolicy`] wants and is not on the disk yet out of the
 //! pool. A thread of its own writes it.
 //!
-//! Loading (`fetch.rs`): before a request is submitted, the engine asks for stored KV of its prompt,
-//! beyond what is in the pool. [`plan`](crate::plan) decides what is read, and how long the request
-//! waits for it. What was fetched from the object store is on the disk afterwards.
+//! Loading (`fetch.rs`): before a request is submitted, the engine asks for stored KV of its
+//! prompt, beyond what is in the pool. [`plan()`](crate::plan()) decides what is read, and how long
+//! the request waits for it. What was fetched from the object store is on the disk afterwards.
 
 mod fetch;
 mod store;

@@ -27,10 +27,9 @@ impl EngineHandle {
     /// Protects the cached prefix of the tokens from eviction, for its time to live or until
     /// [`unpin`](EngineHandle::unpin). A flush or a restart ends all pins.
     ///
-    /// # Errors
-    /// [`EngineError::Pin`] if nothing of it is cached or [`EngineConfig::pin_budget`] would be
-    /// exceeded, [`EngineError::PinBudgetInUse`], [`EngineError::Interrupted`],
-    /// [`EngineError::Stopped`].
+    /// # Errors [`EngineError::Pin`] if nothing of it is cached or
+    /// [`EngineConfig::pin_budget`](stolon_scheduler::EngineConfig::pin_budget) would be exceeded,
+    /// [`EngineError::PinBudgetInUse`], [`EngineError::Interrupted`], [`EngineError::Stopped`].
     pub async fn pin(
         &self,
         namespace: Namespace,
@@ -140,7 +139,7 @@ impl EngineHandle {
     /// tokens.
     ///
     /// # Errors
-    /// As [`Sessions::fork`].
+    /// As [`Sessions::fork`](stolon_scheduler::Sessions::fork).
     pub async fn fork_session(
         &self,
         from: &SessionId,
@@ -154,7 +153,7 @@ impl EngineHandle {
     /// Takes a session back to its first `tokens` tokens.
     ///
     /// # Errors
-    /// As [`Sessions::rewind`].
+    /// As [`Sessions::rewind`](stolon_scheduler::Sessions::rewind).
     pub async fn rewind_session(
         &self,
         id: &SessionId,

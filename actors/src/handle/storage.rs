@@ -16,8 +16,9 @@ use crate::admission::AdmissionMessage;
 use crate::supervisor::end_error;
 
 impl EngineHandle {
-    /// The request with stored KV of its prompt, if there is an [`EngineConfig::kv_source`] that has
-    /// some and reads it in time.
+    /// The request with stored KV of its prompt, if there is an
+    /// [`EngineConfig::kv_source`](stolon_scheduler::EngineConfig::kv_source) that has some and
+    /// reads it in time.
     pub async fn with_stored(&self, mut request: SequenceRequest) -> SequenceRequest {
         let context = self.context();
         let source = context.config.kv_source.as_ref();
@@ -53,7 +54,8 @@ impl EngineHandle {
     }
 
     /// Copies the cached ones of these blocks of a prompt out of the KV pool, from the first one
-    /// on. Returns their bytes one after another, [`BackendSpec::block_bytes`] for each; `None` if
+    /// on. Returns their bytes one after another,
+    /// [`BackendSpec::block_bytes`](stolon_backend::BackendSpec::block_bytes) for each; `None` if
     /// nothing is cached or the copy failed. The blocks are not evicted before they are copied.
     ///
     /// # Errors
