@@ -6,13 +6,12 @@
 use std::sync::Arc;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
-use stolon_kvcache::{EvictedBlock, TreeCounts};
+use stolon_kvcache::{EvictedBlocks, TreeCounts};
 use stolon_scheduler::{
     ActorStopped, AuditReport, BlockAllocator, Evicted, EvictionDemand, Gauges, LogitsKey,
-    PromptLogits, Reserved, TreeAccess,
+    PromptLogits, Removal, Reserved, TreeAccess,
 };
 
-use crate::cache::Removal;
 use crate::fault::{EnginePart, FaultPlan};
 use crate::memory::{PREFIX_TREE, call};
 use crate::prefix_tree::TreeMessage;
@@ -53,8 +52,12 @@ impl TreeAccess for TreeClient<'_> {
         call(self.0, |reply| TreeMessage::Evict { demand, note, reply }, PREFIX_TREE).await
     }
 
-    async fn flush(&mut self) -> Result<Vec<EvictedBlock>, ActorStopped> {
+    async fn flush(&mut self) -> Result<EvictedBlocks, ActorStopped> {
         call(self.0, TreeMessage::Flush, PREFIX_TREE).await
+    }
+
+    async fn remove(&mut self, removal: Removal) -> Result<EvictedBlocks, ActorStopped> {
+        call(self.0, |reply| TreeMessage::Remove(removal, reply), PREFIX_TREE).await
     }
 
     async fn audit(&mut self) -> Result<Result<TreeCounts, String>, ActorStopped> {
@@ -99,10 +102,7 @@ impl Actor for BlockAllocatorActor {
                 let _ = reply.send(());
             }
             AllocatorMessage::Remove(removal, reply) => {
-                let remove = |reply| TreeMessage::Remove(removal, reply);
-                let removed = call(&self.tree, remove, PREFIX_TREE).await?;
-                let count = removed.len();
-                allocator.take_evicted(removed);
+                let count = allocator.remove(&mut tree, removal).await?;
                 self.gauges.set_pool(&allocator.pool_counts());
                 let _ = reply.send(count);
             }

@@ -23,19 +23,6 @@ pub struct PinOptions {
     pub description: Option<String>,
 }
 
-/// What [`EngineHandle::evict`](crate::EngineHandle::evict) removes from the cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Removal {
-    /// All of a namespace, its pins, and what its sessions hold. Blocks that running requests hold
-    /// can no longer be matched and are freed when these requests have ended.
-    Namespace(Namespace),
-    /// The sequences of a namespace that start with these tokens, rounded down to whole blocks, and
-    /// those of the prefix's blocks that no other cached sequence shares. Blocks that running
-    /// requests, pins and sessions hold stay.
-    Prefix(Namespace, Vec<u32>),
-}
-
 /// A pinned prefix: it is not evicted until the pin ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

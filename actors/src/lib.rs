@@ -27,7 +27,7 @@ mod prefix_tree;
 mod stream;
 mod supervisor;
 
-pub use cache::{CacheEvents, Pin, PinOptions, Removal};
+pub use cache::{CacheEvents, Pin, PinOptions};
 pub use fault::{EnginePart, Fault};
 pub use handle::EngineHandle;
 pub use stream::SequenceStream;

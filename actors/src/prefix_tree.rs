@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use stolon_kvcache::{
-    ConfigError, EvictedBlock, EvictionPolicy, Namespace, PinId, TreeCounts, TreeWriter,
+    ConfigError, EvictedBlocks, EvictionPolicy, Namespace, PinId, TreeCounts, TreeWriter,
 };
 use stolon_scheduler::{
     Acquired, CacheStats, CommitItem, Committed, Evicted, EvictionDemand, Gauges, PinBudget,
-    commit, evict,
+    Removal, commit, evict, remove,
 };
 
-use crate::cache::{CacheEvents, Removal};
+use crate::cache::CacheEvents;
 use crate::fault::{EnginePart, FaultPlan};
 use pins::PinRecord;
 
@@ -38,9 +38,9 @@ pub(crate) enum TreeMessage {
     /// Evict what is demanded and return it, with the prefixes that it ended if `note` is set.
     Evict { demand: EvictionDemand, note: bool, reply: RpcReplyPort<Evicted> },
     /// Remove everything that no request holds and return its blocks.
-    Flush(RpcReplyPort<Vec<EvictedBlock>>),
+    Flush(RpcReplyPort<EvictedBlocks>),
     /// Remove some of what no request holds and return its blocks.
-    Remove(Removal, RpcReplyPort<Vec<EvictedBlock>>),
+    Remove(Removal, RpcReplyPort<EvictedBlocks>),
     /// Evict in this order from now on.
     SetEvictionPolicy(EvictionPolicy),
     /// Count blocks.
@@ -121,10 +121,7 @@ impl Actor for PrefixTreeActor {
             }
             TreeMessage::Remove(removal, reply) => {
                 let before = writer.counts().cached;
-                let removed = match removal {
-                    Removal::Namespace(namespace) => writer.evict_namespace(&namespace),
-                    Removal::Prefix(namespace, tokens) => writer.evict_prefix(&namespace, &tokens),
-                };
+                let removed = remove(writer, &removal);
                 self.gauges.count_requested_evictions(before - self.publish(writer).cached);
                 let live: HashSet<PinId> = writer.pins().iter().map(|pin| pin.id).collect();
                 state.pins.retain(|id, _| live.contains(id));

@@ -19,19 +19,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
         // Prefill: compute the positions from `cached` on, and write their KV to the table's
         // blocks.
-        cache.grow(&mut sequence, prompt.len())?;
+        cache.grow(&mut sequence, &prompt[prompt.len() - 1..])?;
         let step = cache.begin_step();
         println!("step: table {:?}", sequence.table().collect::<Vec<_>>());
         drop(step);
-        let mut tokens = prompt.to_vec();
-        cache.commit(&mut sequence, &tokens)?;
+        cache.commit(&mut sequence, prompt.len())?;
 
         // Generate three tokens. Each is computed in a step of its own.
         for token in [100, 101, 102] {
-            tokens.push(token);
-            cache.grow(&mut sequence, tokens.len())?;
+            cache.grow(&mut sequence, &[token])?;
             drop(cache.begin_step());
-            cache.commit(&mut sequence, &tokens)?;
+            let written = sequence.positions().len();
+            cache.commit(&mut sequence, written)?;
         }
         let private = sequence.private().len();
         println!("{} positions are cached, {private} blocks stay private", sequence.cached_len());

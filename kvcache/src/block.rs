@@ -1,6 +1,8 @@
 //! Block ids, and blocks that leave the tree.
 
 use crate::Namespace;
+use crate::pool::PoolQueue;
+use std::ops::Deref;
 
 /// The id of a KV block: an index from 0 to the number of blocks in the engine's KV memory minus 1.
 ///
@@ -18,8 +20,8 @@ impl BlockId {
 }
 
 /// A block that has left the tree, with the content that it still holds. An engine with a second
-/// tier of memory can copy the content there before it frees the block with
-/// [`BlockPool::release`](crate::BlockPool::release), and find it again by its hash.
+/// tier of memory can copy the content there before it releases [`EvictedBlocks`], and find it again
+/// by its hash.
 ///
 /// Compares with a [`BlockId`] by its id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +36,33 @@ pub struct EvictedBlock {
     /// hash that is not cryptographic: a program that relies on it alone should use a secret
     /// [`TreeBuilder::hash_seed`](crate::TreeBuilder::hash_seed).
     pub hash: u64,
+}
+
+/// Blocks that have left the tree. Only the tree makes this value and it cannot be cloned, so
+/// [`BlockPool::release`](crate::BlockPool::release) frees each block once, and none that the tree
+/// still has.
+///
+/// Dereferences to a slice of [`EvictedBlock`]s.
+#[derive(Debug, Default)]
+#[must_use = "blocks that are not released are never free again"]
+pub struct EvictedBlocks {
+    pub(crate) blocks: Vec<EvictedBlock>,
+    /// The pool that the blocks came from; `None` if they were committed by their ids.
+    pub(crate) pool: Option<PoolQueue>,
+}
+
+impl Deref for EvictedBlocks {
+    type Target = [EvictedBlock];
+
+    fn deref(&self) -> &[EvictedBlock] {
+        &self.blocks
+    }
+}
+
+impl<const N: usize> PartialEq<[BlockId; N]> for EvictedBlocks {
+    fn eq(&self, ids: &[BlockId; N]) -> bool {
+        self.blocks == *ids
+    }
 }
 
 /// What [`TreeWriter::evict_prefixes`](crate::TreeWriter::evict_prefixes) has evicted from one
@@ -51,12 +80,6 @@ pub struct EvictedPrefix {
     /// Index of the first evicted block in `blocks`. Those before it are still cached, or were
     /// evicted by the same call.
     pub evicted: usize,
-}
-
-impl From<EvictedBlock> for BlockId {
-    fn from(evicted: EvictedBlock) -> BlockId {
-        evicted.id
-    }
 }
 
 impl PartialEq<BlockId> for EvictedBlock {

@@ -3,9 +3,9 @@
 
 use crate::{
     AuditError, BlockId, BlockLease, BlockPool, CacheSnapshot, CommitError, ConfigError,
-    EventReceiver, EvictedBlock, GrowError, Namespace, PinError, PinId, PinInfo, PoolCounts,
-    PrefixLease, Shortage, StepFence, StepTicket, TreeBuilder, TreeCounts, TreeReader, TreeStats,
-    TreeWriter,
+    EventReceiver, EvictedBlock, EvictedBlocks, GrowError, Namespace, PinError, PinId, PinInfo,
+    PoolCounts, PrefixLease, Shortage, StepFence, StepTicket, TreeBuilder, TreeCounts, TreeReader,
+    TreeStats, TreeWriter,
 };
 
 /// A prefix cache over the blocks of an engine's KV memory: the tree and the block pool together.
@@ -17,7 +17,7 @@ use crate::{
 ///    [step](PrefixCache::begin_step), and writes their KV to the blocks of the
 ///    [table](SequenceBlocks::table) from there on.
 /// 3. [`commit`](PrefixCache::commit) publishes the full blocks, so that other requests match them.
-/// 4. [`grow`](PrefixCache::grow) adds blocks for the tokens that are generated.
+/// 4. [`grow`](PrefixCache::grow) appends the tokens that are generated, with blocks for them.
 /// 5. Dropping the [`SequenceBlocks`] at any time unlocks the prefix and frees the private blocks.
 ///
 /// The cache has one owner; put it behind a mutex or into an actor to share it.
@@ -36,6 +36,9 @@ pub struct PrefixCache {
 /// Dropping it returns everything that it holds, on any thread and also during a panic.
 #[derive(Debug)]
 pub struct SequenceBlocks {
+    /// The whole sequence. What a commit publishes is taken from here, so it cannot differ from
+    /// what the blocks were reserved for.
+    positions: Vec<u32>,
     prefix: PrefixLease,
     private: BlockLease,
 }
@@ -45,6 +48,11 @@ impl SequenceBlocks {
     /// of the block size. They need not be computed, and their blocks must not be written to.
     pub fn cached_len(&self) -> usize {
         self.prefix.len()
+    }
+
+    /// The positions of the sequence: those it was begun with, and those by which it has grown.
+    pub fn positions(&self) -> &[u32] {
+        &self.positions
     }
 
     /// The sequence's block table: first the cached blocks, then the private ones.
@@ -74,7 +82,8 @@ impl PrefixCache {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::BlockSize`] if `block_size` is not a power of two from 1 to 256.
+    /// [`ConfigError::BlockSize`] if `block_size` is not a power of two from 1 to 256, and
+    /// [`ConfigError::BlockCount`] if `block_count` is more than 2^28.
     pub fn new(block_size: usize, block_count: usize) -> Result<PrefixCache, ConfigError> {
         TreeBuilder::new(block_size).build_cache(block_count)
     }
@@ -109,48 +118,53 @@ impl PrefixCache {
     ) -> Result<SequenceBlocks, Shortage> {
         let prefix = self.writer.acquire(namespace, positions);
         let private = self.reserve(self.blocks_for(positions.len()) - prefix.blocks().len())?;
-        Ok(SequenceBlocks { prefix, private })
+        Ok(SequenceBlocks { positions: positions.to_vec(), prefix, private })
     }
 
-    /// Reserves more blocks, so that the sequence's table has room for `position_count` positions.
-    /// Does nothing if it has. Evicts as [`begin`](PrefixCache::begin) does.
+    /// Appends `positions` to the sequence and reserves the blocks that they need. Evicts as
+    /// [`begin`](PrefixCache::begin) does.
     ///
     /// # Errors
     ///
     /// [`GrowError::Shortage`] as for `begin`, and [`GrowError::OtherCache`] for a sequence of
-    /// another cache. The sequence keeps what it has.
+    /// another cache. The sequence stays as it was.
     pub fn grow(
         &mut self,
         sequence: &mut SequenceBlocks,
-        position_count: usize,
+        positions: &[u32],
     ) -> Result<(), GrowError> {
         if !self.pool.has_lease(&sequence.private) {
             return Err(GrowError::OtherCache);
         }
-        let needed = self.blocks_for(position_count);
+        let needed = self.blocks_for(sequence.positions.len() + positions.len());
         let more = self.reserve(needed.saturating_sub(sequence.table().len()))?;
-        sequence.private.append(more).map_err(|_| GrowError::OtherCache)
+        sequence.private.append(more).map_err(|_| GrowError::OtherCache)?;
+        sequence.positions.extend_from_slice(positions);
+        Ok(())
     }
 
-    /// Publishes the full blocks of the sequence whose KV has been written.
+    /// Publishes the full blocks among the first `written` positions of the sequence, whose KV has
+    /// been written.
     ///
-    /// `positions` is the sequence from its start up to the last position whose KV has been
-    /// written. Where another sequence has published the same content before, the table gets the
-    /// cached block, and the private one is freed after the running steps. A partial block, and
-    /// blocks that would end inside an atomic token span, stay private.
+    /// Where another sequence has published the same content before, the table gets the cached
+    /// block, and the private one is freed after the running steps. A partial block, and blocks
+    /// that would end inside an atomic token span, stay private.
     ///
     /// Returns the number of blocks by which the cached part of the table has grown.
     ///
     /// # Errors
     ///
-    /// If the positions do not start with the sequence's cached prefix, are invalid, or the
-    /// sequence is of another cache. Nothing is changed then.
+    /// If the sequence is shorter, has an invalid position, or is of another cache. Nothing is
+    /// changed then.
     pub fn commit(
         &mut self,
         sequence: &mut SequenceBlocks,
-        positions: &[u32],
+        written: usize,
     ) -> Result<usize, CommitError> {
-        self.writer.commit_from(&mut sequence.prefix, positions, &mut sequence.private)
+        let SequenceBlocks { positions, prefix, private } = sequence;
+        let too_many = CommitError::TooMany { len: positions.len(), got: written };
+        let positions = positions.get(..written).ok_or(too_many)?;
+        self.writer.commit_from(prefix, positions, private)
     }
 
     /// Begins a step, such as one forward pass of a batch. A block that is freed before the ticket
@@ -288,8 +302,9 @@ impl PrefixCache {
         self.pool.reserve(count)
     }
 
-    fn free(&mut self, evicted: Vec<EvictedBlock>) -> Vec<EvictedBlock> {
-        self.pool.release(evicted.iter().copied());
-        evicted
+    fn free(&mut self, evicted: EvictedBlocks) -> Vec<EvictedBlock> {
+        let content = evicted.to_vec();
+        self.pool.release(evicted);
+        content
     }
 }

@@ -12,6 +12,14 @@ pub enum ConfigError {
         /// The requested block size, in positions.
         got: usize,
     },
+    /// The KV memory has more blocks than are supported.
+    #[error("block count: expected at most {max} blocks, got {got}")]
+    BlockCount {
+        /// The requested number of blocks.
+        got: usize,
+        /// The largest supported number.
+        max: usize,
+    },
     /// The event queue could not hold a single event.
     #[error("event queue: expected a capacity of at least 1 event, got {got}")]
     EventCapacity {
@@ -27,6 +35,18 @@ pub enum CommitError {
     /// The lease was acquired from another tree.
     #[error("commit: expected a lease of this tree, got one of another tree")]
     OtherTree,
+    /// The private blocks are of another pool than those of the tree, or only one of the two is
+    /// managed by a pool.
+    #[error("commit: expected blocks of the pool that the tree's blocks are from, got others")]
+    OtherPool,
+    /// More positions are said to be written than the sequence has.
+    #[error("commit: expected at most the {len} positions of the sequence, got {got}")]
+    TooMany {
+        /// Number of positions of the sequence.
+        len: usize,
+        /// Number of positions whose KV is said to be written.
+        got: usize,
+    },
     /// The positions do not start with the prefix that the lease locks.
     #[error("commit: expected positions that start with the {locked} positions of the lease")]
     OtherPrefix {

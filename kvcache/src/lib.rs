@@ -44,7 +44,7 @@
 //!
 //! let mut sequence = cache.begin(&base, &prompt)?; // nothing is cached yet
 //! // Compute the KV of the prompt into `sequence.table()`, then publish the two full blocks.
-//! assert_eq!(cache.commit(&mut sequence, &prompt)?, 2);
+//! assert_eq!(cache.commit(&mut sequence, 5)?, 2);
 //! assert_eq!(cache.reader().query_match_len(&base, &[1, 2, 3, 9]), 2);
 //!
 //! drop(sequence);
@@ -155,7 +155,7 @@ mod token_span;
 mod tree;
 mod writer;
 
-pub use block::{BlockId, EvictedBlock, EvictedPrefix};
+pub use block::{BlockId, EvictedBlock, EvictedBlocks, EvictedPrefix};
 pub use cache::{PrefixCache, SequenceBlocks};
 pub use dump::{CachedPrefix, NodeDump, TreeDump};
 pub use error::{AuditError, CommitError, ConfigError, GrowError, Shortage};

@@ -20,7 +20,8 @@ pub use fence::{StepFence, StepTicket};
 pub use lease::BlockLease;
 
 use crate::sync::{Arc, Mutex, lock};
-use crate::{AuditError, BlockId, Shortage};
+use crate::{AuditError, BlockId, EvictedBlocks, Shortage};
+pub(crate) use lease::PoolQueue;
 use lease::Returned;
 use std::collections::VecDeque;
 
@@ -51,7 +52,7 @@ pub struct BlockPool {
     /// Number of returned blocks that were refused because of their state.
     misused: usize,
     fence: StepFence,
-    queue: Arc<Mutex<Vec<Returned>>>,
+    queue: PoolQueue,
 }
 
 /// The number of blocks in each state, returned by [`BlockPool::counts`].
@@ -115,12 +116,15 @@ impl BlockPool {
         Ok(BlockLease::new(blocks, self.queue.clone()))
     }
 
-    /// Takes back blocks that the tree has evicted, or has refused as duplicates: ids, or
-    /// [`EvictedBlock`](crate::EvictedBlock)s. A block that is
-    /// not committed, or not of this pool, is refused; [`audit`](BlockPool::audit) reports this.
-    pub fn release(&mut self, blocks: impl IntoIterator<Item = impl Into<BlockId>>) {
+    /// Takes back blocks that the tree has evicted. Blocks of another pool are refused;
+    /// [`audit`](BlockPool::audit) reports this.
+    pub fn release(&mut self, evicted: EvictedBlocks) {
         self.settle();
-        self.take_back(blocks.into_iter().map(Into::into), State::Committed);
+        if evicted.pool.as_ref().is_none_or(|pool| !Arc::ptr_eq(pool, &self.queue)) {
+            self.misused += evicted.len();
+            return;
+        }
+        self.take_back(evicted.iter().map(|block| block.id), State::Committed);
     }
 
     /// Whether `lease` was reserved from this pool.

@@ -8,6 +8,9 @@ use crate::{BlockHasher, BlockPool, ConfigError, PrefixCache, TreeReader, TreeWr
 /// The largest supported block size, in positions.
 const BLOCK_SIZE_MAX: usize = 256;
 
+/// The largest supported number of blocks. Their accounting takes five bytes a block.
+const BLOCK_COUNT_MAX: usize = 1 << 28;
+
 /// Creates an empty tree with blocks of `block_size` positions that evicts the least recently used
 /// leaf first. [`TreeBuilder`] offers more settings.
 ///
@@ -66,9 +69,9 @@ impl TreeBuilder {
     /// Sets the number of blocks of the KV memory. Commits then refuse block ids that are not below
     /// it, and blocks that the tree already has in another place. Without it, the caller alone is
     /// responsible for the ids, and only [`TreeWriter::audit`] finds a block in two places. Costs
-    /// one bit for each block. More than `u32::MAX` counts as `u32::MAX`.
+    /// one bit for each block. At most 2^28 blocks are supported.
     pub fn block_count(mut self, block_count: usize) -> TreeBuilder {
-        self.block_count = Some(block_count.min(u32::MAX as usize));
+        self.block_count = Some(block_count);
         self
     }
 
@@ -86,18 +89,24 @@ impl TreeBuilder {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::BlockSize`] if the block size is not a power of two from 1 to 256.
+    /// [`ConfigError::BlockSize`] if the block size is not a power of two from 1 to 256, and
+    /// [`ConfigError::BlockCount`] for more than 2^28 blocks.
     pub fn build(self) -> Result<(TreeWriter, TreeReader), ConfigError> {
         self.check_block_size()?;
+        if let Some(got) = self.block_count.filter(|&count| count > BLOCK_COUNT_MAX) {
+            return Err(ConfigError::BlockCount { got, max: BLOCK_COUNT_MAX });
+        }
         let core = Arc::new(Core::new(self.block_size, self.hash_seed));
         let reader = TreeReader { core: core.clone() };
         Ok((TreeWriter::new(core, self.order, self.pin_budget, self.block_count), reader))
     }
+
     /// Creates the empty tree together with a pool of `block_count` blocks.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::BlockSize`] if the block size is not a power of two from 1 to 256.
+    /// [`ConfigError::BlockSize`] if the block size is not a power of two from 1 to 256, and
+    /// [`ConfigError::BlockCount`] for more than 2^28 blocks.
     pub fn build_cache(self, block_count: usize) -> Result<PrefixCache, ConfigError> {
         let (writer, _) = self.block_count(block_count).build()?;
         let (pool, fence) = BlockPool::new(block_count);

@@ -20,6 +20,7 @@ use crate::eviction::{self, EvictionCandidate, EvictionOrder, EvictionRank};
 use crate::lease::ReturnQueue;
 use crate::node::NodeId;
 use crate::pin::Pins;
+use crate::pool::PoolQueue;
 use crate::sync::Arc;
 #[cfg(loom)]
 use crate::sync::planted;
@@ -60,9 +61,22 @@ pub struct TreeWriter {
     /// reuse its memory.
     path: Vec<(NodeId, usize)>,
     owned: OwnedBlocks,
+    source: BlockSource,
     pins: Pins,
     events: EventLog,
     stats: TreeStats,
+}
+
+/// Where the blocks of the tree come from. A tree has blocks of one source only, so evicted blocks
+/// return to the pool that they were reserved from.
+#[derive(Debug)]
+enum BlockSource {
+    /// Nothing was committed yet.
+    Unknown,
+    /// The caller, who has committed them by their ids.
+    Caller,
+    /// The pool with this queue.
+    Pool(PoolQueue),
 }
 
 /// What the writer knows about a node, besides its parent and its children.
@@ -130,6 +144,7 @@ impl TreeWriter {
             freed: Vec::new(),
             path: Vec::new(),
             owned: OwnedBlocks::new(block_count),
+            source: BlockSource::Unknown,
             pins: Pins::new(pin_budget),
             events: EventLog::default(),
             stats: TreeStats::default(),

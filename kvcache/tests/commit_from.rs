@@ -1,8 +1,8 @@
 //! Goal: `commit_from` loses no block, whatever part of the offered blocks the tree takes.
 
 use stolon_kvcache::{
-    BlockId, BlockPool, CommitError, Namespace, PoolCounts, TokenSpan, TokenSpanInterner,
-    TreeWriter, prefix_tree,
+    AuditError, BlockId, BlockPool, CommitError, Namespace, PoolCounts, TokenSpan,
+    TokenSpanInterner, TreeWriter, prefix_tree,
 };
 
 /// Evicts everything that is not locked and expects the whole pool to be free then.
@@ -42,23 +42,32 @@ fn blocks_of_a_chunk_that_ends_inside_an_image_come_back() {
     assert_all_blocks_come_back(&mut writer, &mut pool);
 }
 
-/// Goal: the same holds for the form with block ids, in the documented order of calls.
+/// Goal: a tree has blocks of one pool only, or blocks that no pool manages, so that an evicted block
+/// cannot be freed in a pool that it did not come from.
 #[test]
-fn committing_to_the_tree_before_the_pool_loses_no_block() {
-    let (mut writer, _reader) = prefix_tree(16).expect("a block size");
-    let (mut pool, _fence) = BlockPool::new(100);
-    let interner = TokenSpanInterner::new(8);
-    for content_hash in 0..3 {
-        let prompt = prompt_with_image(&interner, content_hash);
-        let mut prefix = writer.acquire(&Namespace::default(), &prompt);
-        let mut private = pool.reserve(prompt.len().div_ceil(16)).expect("free blocks");
-        let commit = writer
-            .commit(&mut prefix, &prompt[..64], &private.blocks()[..4])
-            .expect("a valid commit");
-        let taken = private.commit_front(commit.blocks.len());
-        assert_eq!((taken, private.len()), (vec![], 5));
-        pool.release(commit.duplicates);
-    }
+fn a_tree_has_blocks_of_one_pool() {
+    let base = Namespace::default();
+    let (mut writer, _reader) = prefix_tree(1).expect("a block size");
+    let (mut pool, _fence) = BlockPool::new(4);
+    let (mut other, _fence) = BlockPool::new(4);
+    let mut prefix = writer.acquire(&base, &[1]);
+    let mut private = pool.reserve(1).expect("free blocks");
+    assert_eq!(writer.commit_from(&mut prefix, &[1], &mut private), Ok(1));
+    let mut foreign = other.reserve(1).expect("free blocks");
+    let refused = CommitError::OtherPool;
+    assert_eq!(writer.commit_from(&mut prefix, &[1, 2], &mut foreign), Err(refused.clone()));
+    assert_eq!(writer.commit(&mut prefix, &[1, 2], &[BlockId(3)]), Err(refused.clone()));
+    assert_eq!(foreign.len(), 1, "the caller keeps the blocks");
+
+    let (mut by_ids, _reader) = prefix_tree(1).expect("a block size");
+    let mut lease = by_ids.acquire(&base, &[1]);
+    let _ = by_ids.commit(&mut lease, &[1], &[BlockId(0)]).expect("valid");
+    assert_eq!(by_ids.commit_from(&mut lease, &[1, 2], &mut foreign), Err(refused));
+    drop(lease);
+    other.release(by_ids.evict(1));
+    let misuse = AuditError::Misuse { expected: "committed", count: 1 };
+    assert_eq!(other.audit(), Err(misuse), "not a block of this pool");
+    drop(prefix);
     assert_all_blocks_come_back(&mut writer, &mut pool);
 }
 

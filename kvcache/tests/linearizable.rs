@@ -70,7 +70,7 @@ impl Reference {
     /// changes what is cached with one store.
     fn step(&mut self, writer: &mut TreeWriter, prompts: &[Vec<u32>], random: &mut Random) {
         if random.below(3) > 0 {
-            for block in writer.evict(1) {
+            for block in writer.evict(1).iter() {
                 self.cached.remove(&self.owner[block.id.index()]);
                 self.free.push(block.id);
             }

@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use std::collections::HashSet;
 use stolon_kvcache::{
-    BlockId, CommitError, GrowError, Namespace, PoolCounts, PrefixCache, SequenceBlocks, Shortage,
-    TokenSpan, TokenSpanInterner,
+    BlockId, CommitError, ConfigError, GrowError, Namespace, PoolCounts, PrefixCache,
+    SequenceBlocks, Shortage, TokenSpan, TokenSpanInterner,
 };
 
 fn base() -> Namespace {
@@ -32,7 +32,7 @@ fn chunks_that_end_inside_an_image_lose_no_block() {
         interner.append(image, &mut prompt).expect("in range");
         prompt.extend([2, 3]);
         let mut sequence = cache.begin(&base(), &prompt).expect("free blocks");
-        assert_eq!(cache.commit(&mut sequence, &prompt[..64]), Ok(0));
+        assert_eq!(cache.commit(&mut sequence, 64), Ok(0));
         assert_eq!((sequence.cached_len(), sequence.private().len()), (0, 5));
     }
     assert_all_blocks_come_back(&mut cache, 100);
@@ -46,8 +46,8 @@ fn sequences_share_their_prefix() {
     let prompt = [1, 2, 3, 4, 5];
     let mut first = cache.begin(&base(), &prompt).expect("free blocks");
     let mut early = cache.begin(&base(), &prompt).expect("free blocks");
-    assert_eq!(cache.commit(&mut first, &prompt), Ok(2));
-    assert_eq!(cache.commit(&mut early, &prompt), Ok(2));
+    assert_eq!(cache.commit(&mut first, 5), Ok(2));
+    assert_eq!(cache.commit(&mut early, 5), Ok(2));
     let tables = [&first, &early].map(|sequence| sequence.table().collect::<Vec<_>>());
     assert_eq!((tables[0].len(), tables[1].len()), (3, 3));
     assert_eq!((&tables[0][..2], tables[0][2] != tables[1][2]), (&tables[1][..2], true));
@@ -64,17 +64,17 @@ fn sequences_share_their_prefix() {
 fn growing_evicts_only_if_that_makes_enough_room() {
     let mut cache = PrefixCache::new(1, 6).expect("a valid block size");
     let mut old = cache.begin(&base(), &[7, 8, 9]).expect("free blocks");
-    assert_eq!(cache.commit(&mut old, &[7, 8, 9]), Ok(3));
+    assert_eq!(cache.commit(&mut old, 3), Ok(3));
     let mut sequence = cache.begin(&base(), &[1, 2]).expect("free blocks");
-    assert_eq!(cache.grow(&mut sequence, 3), Ok(()));
-    assert_eq!(cache.grow(&mut sequence, 2), Ok(()), "it has room for 3");
+    assert_eq!(cache.grow(&mut sequence, &[3]), Ok(()));
     let shortage = Shortage { requested: 1, free: 0, fenced: 0 };
-    assert_eq!(cache.grow(&mut sequence, 4), Err(GrowError::Shortage(shortage)));
+    assert_eq!(cache.grow(&mut sequence, &[4]), Err(GrowError::Shortage(shortage)));
     drop(old);
     let too_many = Shortage { requested: 4, free: 0, fenced: 0 };
-    assert_eq!(cache.grow(&mut sequence, 7), Err(GrowError::Shortage(too_many)));
+    assert_eq!(cache.grow(&mut sequence, &[4, 5, 6, 7]), Err(GrowError::Shortage(too_many)));
     assert_eq!(cache.tree_counts().cached, 3, "nothing was evicted in vain");
-    assert_eq!(cache.grow(&mut sequence, 4), Ok(()));
+    assert_eq!(cache.grow(&mut sequence, &[4]), Ok(()));
+    assert_eq!(sequence.positions(), [1, 2, 3, 4]);
     assert_eq!((sequence.table().len(), cache.tree_counts().cached), (4, 2));
     drop(sequence);
     assert_all_blocks_come_back(&mut cache, 6);
@@ -86,12 +86,34 @@ fn a_sequence_belongs_to_one_cache() {
     let mut one = PrefixCache::new(1, 4).expect("a valid block size");
     let mut two = PrefixCache::new(1, 4).expect("a valid block size");
     let mut sequence = one.begin(&base(), &[1, 2]).expect("free blocks");
-    assert_eq!(two.commit(&mut sequence, &[1, 2]), Err(CommitError::OtherTree));
-    assert_eq!(two.grow(&mut sequence, 4), Err(GrowError::OtherCache));
+    assert_eq!(two.commit(&mut sequence, 2), Err(CommitError::OtherTree));
+    assert_eq!(two.grow(&mut sequence, &[3, 4]), Err(GrowError::OtherCache));
     assert_eq!(sequence.table().len(), 2);
     drop(sequence);
     assert_all_blocks_come_back(&mut one, 4);
     assert_all_blocks_come_back(&mut two, 4);
+}
+
+/// Goal: a commit publishes positions of the sequence only, and not more than it has.
+#[test]
+fn a_commit_cannot_exceed_its_sequence() {
+    let mut cache = PrefixCache::new(1, 4).expect("a valid block size");
+    let mut sequence = cache.begin(&base(), &[1, 2]).expect("free blocks");
+    let refused = CommitError::TooMany { len: 2, got: 3 };
+    assert_eq!(cache.commit(&mut sequence, 3), Err(refused));
+    assert_eq!(cache.commit(&mut sequence, 1), Ok(1));
+    assert_eq!(cache.reader().query_match_len(&base(), sequence.positions()), 1);
+    drop(sequence);
+    assert_all_blocks_come_back(&mut cache, 4);
+}
+
+/// Goal: a cache for more blocks than are supported is refused, and allocates nothing.
+#[test]
+fn too_many_blocks_are_refused() {
+    for got in [(1 << 28) + 1, usize::MAX] {
+        let refused = ConfigError::BlockCount { got, max: 1 << 28 };
+        assert_eq!(PrefixCache::new(16, got).err(), Some(refused));
+    }
 }
 
 /// Goal: what was evicted is reported with its content, and its blocks are free at once, or after
@@ -102,7 +124,7 @@ fn evicted_blocks_are_reported_and_free() {
     let tenant = Namespace::builder().salt("tenant").build();
     for namespace in [base(), tenant] {
         let mut sequence = cache.begin(&namespace, &[1, 2]).expect("free blocks");
-        assert_eq!(cache.commit(&mut sequence, &[1, 2]), Ok(2));
+        assert_eq!(cache.commit(&mut sequence, 2), Ok(2));
     }
     let hashes = cache.reader().block_hashes(&base(), &[1, 2]);
     let evicted = cache.make_room(1);
@@ -123,8 +145,8 @@ fn evicted_blocks_are_reported_and_free() {
 #[derive(Clone, Debug)]
 enum Op {
     Begin(Vec<u8>),
-    Commit(u8, Vec<u8>),
-    Grow(u8, u8),
+    Commit(u8, u8),
+    Grow(u8, Vec<u8>),
     End(u8),
     MakeRoom(u8),
     Flush,
@@ -134,8 +156,8 @@ fn op() -> impl Strategy<Value = Op> {
     let bytes = || proptest::collection::vec(any::<u8>(), 0..12);
     prop_oneof![
         3 => bytes().prop_map(Op::Begin),
-        3 => (any::<u8>(), bytes()).prop_map(|(which, bytes)| Op::Commit(which, bytes)),
-        1 => any::<(u8, u8)>().prop_map(|(which, count)| Op::Grow(which, count % 20)),
+        3 => any::<(u8, u8)>().prop_map(|(which, written)| Op::Commit(which, written % 20)),
+        1 => (any::<u8>(), bytes()).prop_map(|(which, bytes)| Op::Grow(which, bytes)),
         2 => any::<u8>().prop_map(Op::End),
         1 => any::<u8>().prop_map(|count| Op::MakeRoom(count % 24)),
         1 => Just(Op::Flush),
@@ -152,13 +174,13 @@ fn run(cache: &mut PrefixCache, running: &mut Vec<SequenceBlocks>, op: Op) {
     let pick = |which: u8, count: usize| usize::from(which).checked_rem(count);
     match op {
         Op::Begin(bytes) => running.extend(cache.begin(&base(), &positions(&bytes))),
-        Op::Commit(which, bytes) => {
+        Op::Commit(which, written) => {
             let Some(which) = pick(which, running.len()) else { return };
-            let _ = cache.commit(&mut running[which], &positions(&bytes));
+            let _ = cache.commit(&mut running[which], written.into());
         }
-        Op::Grow(which, count) => {
+        Op::Grow(which, bytes) => {
             let Some(which) = pick(which, running.len()) else { return };
-            let _ = cache.grow(&mut running[which], count.into());
+            let _ = cache.grow(&mut running[which], &positions(&bytes));
         }
         Op::End(which) => {
             let Some(which) = pick(which, running.len()) else { return };

@@ -15,12 +15,13 @@ use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use loom::sync::{Arc, Mutex, MutexGuard};
 use loom::thread;
 use stolon_kvcache::{
-    BlockId, BlockLease, BlockPool, EvictedBlock, Namespace, PrefixLease, StepFence, TreeCounts,
+    BlockId, BlockLease, BlockPool, EvictedBlocks, Namespace, PrefixLease, StepFence, TreeCounts,
     TreeWriter,
 };
 use stolon_loom_tests::{explore, must_fail, tree};
 use stolon_scheduler::{
-    BlockAllocator, CommitItem, Committed, Evicted, EvictionDemand, TreeAccess, commit, evict,
+    BlockAllocator, CommitItem, Committed, Evicted, EvictionDemand, Removal, TreeAccess, commit,
+    evict, remove,
 };
 
 /// The prefix tree's actor, as the allocator's actor reaches it: one lock per message.
@@ -40,8 +41,12 @@ impl TreeAccess for TreeActor {
         Ok(evict(&mut self.lock(), demand, note))
     }
 
-    async fn flush(&mut self) -> Result<Vec<EvictedBlock>, Infallible> {
+    async fn flush(&mut self) -> Result<EvictedBlocks, Infallible> {
         Ok(self.lock().flush())
+    }
+
+    async fn remove(&mut self, removal: Removal) -> Result<EvictedBlocks, Infallible> {
+        Ok(remove(&mut self.lock(), &removal))
     }
 
     async fn audit(&mut self) -> Result<Result<TreeCounts, String>, Infallible> {

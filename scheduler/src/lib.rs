@@ -64,7 +64,8 @@ pub use health::EngineHealth;
 pub use histogram::{EngineHistograms, HistogramData};
 pub use memory::{
     Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, DirectMemory,
-    Evicted, EvictionDemand, LogitsKey, Memory, Reserved, TreeAccess, commit, evict,
+    Evicted, EvictionDemand, LogitsKey, Memory, Removal, Reserved, TreeAccess, commit, evict,
+    remove,
 };
 pub use permits::QueuePermit;
 pub use pin_budget::PinBudget;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use stolon_kvcache::{BlockId, BlockLease, EvictedPrefix, Namespace, PrefixLease, TreeWriter};
 
-pub use allocator::{BlockAllocator, Evicted, EvictionDemand, TreeAccess, evict};
+pub use allocator::{BlockAllocator, Evicted, EvictionDemand, Removal, TreeAccess, evict, remove};
 pub use direct::DirectMemory;
 
 use crate::cached_logits::PromptLogits;

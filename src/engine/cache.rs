@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use stolon_actors::{CacheEvents, Pin, PinOptions, Removal};
+use stolon_actors::{CacheEvents, Pin, PinOptions};
 use stolon_kvcache::{CachedPrefix, EvictionPolicy, PinId, TreeDump};
-use stolon_scheduler::CacheStats;
+use stolon_scheduler::{CacheStats, Removal};
 
 use super::Engine;
 use crate::{Error, Request};

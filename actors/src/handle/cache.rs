@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use stolon_kvcache::{CachedPrefix, EvictionPolicy, Namespace, PinId, TreeDump};
-use stolon_scheduler::{CacheStats, EngineError, SessionId, SessionInfo, SessionPrefix};
+use stolon_scheduler::{CacheStats, EngineError, Removal, SessionId, SessionInfo, SessionPrefix};
 
 use super::EngineHandle;
 use crate::admission::AdmissionMessage;
 use crate::block_allocator::AllocatorMessage;
-use crate::cache::{CacheEvents, Pin, PinOptions, Removal};
+use crate::cache::{CacheEvents, Pin, PinOptions};
 use crate::memory::{BLOCK_ALLOCATOR, call};
 use crate::prefix_tree::{PinMessage, TreeMessage};
 use crate::supervisor::Generation;

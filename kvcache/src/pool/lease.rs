@@ -3,6 +3,9 @@
 use crate::sync::{Arc, Mutex, lock};
 use crate::{BlockId, Commit};
 
+/// The queue through which leases send messages to their pool. It also identifies the pool.
+pub(crate) type PoolQueue = Arc<Mutex<Vec<Returned>>>;
+
 /// A message from a lease to the pool.
 #[derive(Debug)]
 pub(crate) enum Returned {
@@ -20,11 +23,11 @@ pub(crate) enum Returned {
 #[derive(Debug)]
 pub struct BlockLease {
     blocks: Vec<BlockId>,
-    queue: Arc<Mutex<Vec<Returned>>>,
+    queue: PoolQueue,
 }
 
 impl BlockLease {
-    pub(crate) fn new(blocks: Vec<BlockId>, queue: Arc<Mutex<Vec<Returned>>>) -> BlockLease {
+    pub(crate) fn new(blocks: Vec<BlockId>, queue: PoolQueue) -> BlockLease {
         BlockLease { blocks, queue }
     }
 
@@ -41,22 +44,6 @@ impl BlockLease {
     /// Whether the lease contains no block.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
-    }
-
-    /// Removes the first `count` blocks (all, if there are fewer) and marks them as committed in
-    /// the pool. From then on they are free again only through
-    /// [`BlockPool::release`](crate::BlockPool::release).
-    ///
-    /// [`TreeWriter::commit_from`](crate::TreeWriter::commit_from) does this for exactly the blocks
-    /// that the tree takes. Call this method only in connection with
-    /// [`TreeWriter::commit`](crate::TreeWriter::commit), and after it.
-    #[must_use = "dropped block ids are never freed"]
-    pub fn commit_front(&mut self, count: usize) -> Vec<BlockId> {
-        let blocks: Vec<BlockId> = self.blocks.drain(..count.min(self.blocks.len())).collect();
-        if !blocks.is_empty() {
-            lock(&self.queue).push(Returned::Committed(blocks.clone()));
-        }
-        blocks
     }
 
     /// Removes the front blocks about which a tree has decided. The pool learns that the blocks
@@ -89,8 +76,13 @@ impl BlockLease {
         Ok(())
     }
 
+    /// The queue of the pool that the blocks came from.
+    pub(crate) fn pool(&self) -> &PoolQueue {
+        &self.queue
+    }
+
     /// Whether the lease belongs to the pool with this queue.
-    pub(crate) fn returns_to(&self, queue: &Arc<Mutex<Vec<Returned>>>) -> bool {
+    pub(crate) fn returns_to(&self, queue: &PoolQueue) -> bool {
         Arc::ptr_eq(&self.queue, queue)
     }
 

@@ -1,5 +1,19 @@
 use super::*;
+use crate::{Commit, EvictedBlock, Namespace};
 use proptest::prelude::*;
+
+/// Marks the first `count` blocks of a lease as committed, as a tree does that takes them.
+fn commit_front(lease: &mut BlockLease, count: usize) -> Vec<BlockId> {
+    let blocks: Vec<BlockId> = lease.blocks().iter().copied().take(count).collect();
+    lease.settle(&Commit { blocks: blocks.clone(), duplicates: Vec::new() });
+    blocks
+}
+
+/// These blocks, as a tree returns them that got them from `pool`.
+fn evicted(pool: &BlockPool, ids: Vec<BlockId>) -> EvictedBlocks {
+    let block = |id| EvictedBlock { id, namespace: Namespace::default(), hash: 0 };
+    EvictedBlocks { blocks: ids.into_iter().map(block).collect(), pool: Some(pool.queue.clone()) }
+}
 
 fn ids(ids: &[u32]) -> Vec<BlockId> {
     ids.iter().copied().map(BlockId).collect()
@@ -23,14 +37,14 @@ fn a_shortage_changes_nothing() {
 fn a_dropped_lease_returns_what_it_still_holds() {
     let (mut pool, _fence) = BlockPool::new(4);
     let mut lease = pool.reserve(4).expect("free");
-    let committed = lease.commit_front(1);
+    let committed = commit_front(&mut lease, 1);
     assert_eq!(committed, ids(&[0]));
     let rest = lease.split(1);
     drop(lease);
     assert_eq!(pool.counts().reserved, 1);
     assert_eq!(pool.counts().committed, 1);
     drop(rest);
-    pool.release(committed);
+    pool.release(evicted(&pool, committed));
     assert_eq!(pool.reserve(4).expect("all are back").len(), 4);
     pool.audit().expect("consistent");
 }
@@ -64,14 +78,17 @@ fn steps_may_end_in_any_order() {
     assert!(pool.reserve(1).is_ok());
 }
 
-/// Goal: releasing a block twice, or one that was not committed, is refused and reported.
+/// Goal: blocks of another pool, and blocks that were committed by their ids, are refused and
+/// reported.
 #[test]
-fn a_block_cannot_be_released_twice() {
+fn blocks_of_others_are_refused() {
     let (mut pool, _fence) = BlockPool::new(2);
-    let committed = pool.reserve(1).expect("free").commit_front(1);
-    pool.release(committed.clone());
-    pool.release(committed);
-    pool.release(ids(&[7]));
+    let committed = commit_front(&mut pool.reserve(1).expect("free"), 1);
+    let (other, _fence) = BlockPool::new(2);
+    pool.release(evicted(&other, committed.clone()));
+    pool.release(EvictedBlocks { pool: None, ..evicted(&pool, committed.clone()) });
+    assert_eq!(pool.counts().free, 1);
+    pool.release(evicted(&pool, committed));
     assert_eq!(pool.counts().free, 2);
     let misuse = AuditError::Misuse { expected: "committed", count: 2 };
     assert_eq!(pool.audit(), Err(misuse));
@@ -108,10 +125,10 @@ proptest! {
                     }
                 }
                 1 if n < leases.len() => drop(leases.remove(n)),
-                2 if n < leases.len() => committed.extend(leases[n].commit_front(n + 1)),
+                2 if n < leases.len() => committed.extend(commit_front(&mut leases[n], n + 1)),
                 3 => {
                     let out = committed.split_off(committed.len() - n.min(committed.len()));
-                    pool.release(out);
+                    pool.release(evicted(&pool, out));
                 }
                 4 => {
                     let used = leases.iter().flat_map(|lease: &BlockLease| lease.blocks());

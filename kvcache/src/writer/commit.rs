@@ -1,6 +1,6 @@
 //! Adding blocks to the index.
 
-use super::{Record, TreeWriter};
+use super::{BlockSource, Record, TreeWriter};
 use crate::node::NodeId;
 use crate::node::edge::Edge;
 use crate::sync::Arc;
@@ -10,20 +10,14 @@ use crate::{
 };
 
 impl TreeWriter {
-    /// Publishes blocks whose KV has been written, by id, and extends `lease` by them.
-    ///
-    /// Use [`commit_from`](TreeWriter::commit_from) instead unless the blocks are not in a
-    /// [`BlockLease`], or the lease is on another thread. The caller of this form is responsible
-    /// for every offered block:
+    /// Publishes blocks whose KV has been written, by id, and extends `lease` by them. For an engine
+    /// that does not keep its blocks in a [`BlockPool`](crate::BlockPool);
+    /// [`commit_from`](TreeWriter::commit_from) is for the others. The caller of this form is
+    /// responsible for every offered block:
     ///
     /// - the first `commit.blocks.len()` of `blocks` now belong to the tree, except those in
     ///   `commit.duplicates`, which the caller must free;
     /// - the remaining ones still belong to the caller.
-    ///
-    /// With a `BlockLease`, call this method with ids from [`BlockLease::blocks`] first, then
-    /// [`BlockLease::commit_front`] with `commit.blocks.len()`, and then
-    /// [`BlockPool::release`](crate::BlockPool::release) with the duplicates. In the opposite
-    /// order, blocks that the tree does not take would be lost.
     ///
     /// `positions` is the sequence from its start up to the last position whose KV has been
     /// written; a partial block at its end is ignored. `blocks` are the blocks of the part after
@@ -31,9 +25,25 @@ impl TreeWriter {
     ///
     /// # Errors
     ///
-    /// If the lease, the positions and the blocks do not belong together. Nothing is changed then,
-    /// and all offered blocks still belong to the caller.
+    /// If the lease, the positions and the blocks do not belong together, or the tree has blocks of
+    /// a pool. Nothing is changed then, and all offered blocks still belong to the caller.
     pub fn commit(
+        &mut self,
+        lease: &mut PrefixLease,
+        positions: &[u32],
+        blocks: &[BlockId],
+    ) -> Result<Commit, CommitError> {
+        if matches!(self.source, BlockSource::Pool(_)) {
+            return Err(CommitError::OtherPool);
+        }
+        let commit = self.commit_ids(lease, positions, blocks)?;
+        if !commit.blocks.is_empty() {
+            self.source = BlockSource::Caller;
+        }
+        Ok(commit)
+    }
+
+    fn commit_ids(
         &mut self,
         lease: &mut PrefixLease,
         positions: &[u32],
@@ -124,7 +134,18 @@ impl TreeWriter {
         positions: &[u32],
         private: &mut BlockLease,
     ) -> Result<usize, CommitError> {
-        let commit = self.commit(prefix, positions, private.blocks())?;
+        let fits = match &self.source {
+            BlockSource::Unknown => true,
+            BlockSource::Caller => private.is_empty(),
+            BlockSource::Pool(pool) => private.returns_to(pool),
+        };
+        if !fits {
+            return Err(CommitError::OtherPool);
+        }
+        let commit = self.commit_ids(prefix, positions, private.blocks())?;
+        if !commit.blocks.is_empty() {
+            self.source = BlockSource::Pool(private.pool().clone());
+        }
         private.settle(&commit);
         Ok(commit.blocks.len())
     }

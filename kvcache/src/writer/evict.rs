@@ -1,13 +1,13 @@
 //! Removal of blocks from the index: to make room, of one namespace, or of everything.
 
-use super::{Record, TreeWriter};
+use super::{BlockSource, Record, TreeWriter};
 use crate::core::Core;
 use crate::eviction;
 use crate::node::NodeId;
 use crate::node::edge::Edge;
 #[cfg(loom)]
 use crate::sync::planted;
-use crate::{BlockId, CacheEvent, EvictedBlock, EvictedPrefix, Namespace};
+use crate::{BlockId, CacheEvent, EvictedBlock, EvictedBlocks, EvictedPrefix, Namespace};
 
 /// Number of victims whose memory is loaded before the first of them is evicted.
 const PREFETCHED: usize = 16;
@@ -26,8 +26,7 @@ impl TreeWriter {
     /// needed loses only its last blocks. The rest of an atomic token span whose end was evicted
     /// earlier is evicted before anything else. Fewer than `block_count` blocks are returned only
     /// if everything that remains is locked.
-    #[must_use = "dropped block ids are never freed"]
-    pub fn evict(&mut self, block_count: usize) -> Vec<EvictedBlock> {
+    pub fn evict(&mut self, block_count: usize) -> EvictedBlocks {
         self.evict_noting(block_count, None)
     }
 
@@ -35,12 +34,11 @@ impl TreeWriter {
     /// with everything before it. The content of the blocks is in the pool until they are reused,
     /// so an engine with a second tier of memory can copy it there. Blocks that a flush had removed
     /// are not among them. Takes time and memory in proportion to the length of the prefixes.
-    #[must_use = "dropped block ids are never freed"]
     pub fn evict_prefixes(
         &mut self,
         block_count: usize,
         prefixes: &mut Vec<EvictedPrefix>,
-    ) -> Vec<EvictedBlock> {
+    ) -> EvictedBlocks {
         self.evict_noting(block_count, Some(prefixes))
     }
 
@@ -48,7 +46,7 @@ impl TreeWriter {
         &mut self,
         block_count: usize,
         mut prefixes: Option<&mut Vec<EvictedPrefix>>,
-    ) -> Vec<EvictedBlock> {
+    ) -> EvictedBlocks {
         self.begin_operation();
         let at_hand = self.freed.len().min(block_count);
         let mut out = self.freed.split_off(self.freed.len() - at_hand);
@@ -91,8 +89,17 @@ impl TreeWriter {
                 self.refresh(id);
             }
         }
-        self.owned.remove(out.iter().map(|block| block.id));
-        out
+        self.hand_over(out)
+    }
+
+    /// The blocks no longer belong to the tree.
+    fn hand_over(&mut self, blocks: Vec<EvictedBlock>) -> EvictedBlocks {
+        self.owned.remove(blocks.iter().map(|block| block.id));
+        let pool = match &self.source {
+            BlockSource::Pool(pool) => Some(pool.clone()),
+            BlockSource::Unknown | BlockSource::Caller => None,
+        };
+        EvictedBlocks { blocks, pool }
     }
 
     /// The prefix up to the end of a leaf of which the last `taken` blocks are evicted.
@@ -117,8 +124,7 @@ impl TreeWriter {
     /// Removes everything from the index and ends all pins. Returns all blocks that no lease
     /// holds. Blocks that leases hold leave the index as well; a later `evict`, `flush` or
     /// `evict_namespace` returns them, after the last lease on them was dropped.
-    #[must_use = "dropped block ids are never freed"]
-    pub fn flush(&mut self) -> Vec<EvictedBlock> {
+    pub fn flush(&mut self) -> EvictedBlocks {
         self.begin_operation();
         for pin in self.pins.infos().map(|pin| pin.id).collect::<Vec<_>>() {
             self.end_pin(pin);
@@ -135,15 +141,13 @@ impl TreeWriter {
         let keep = |id: NodeId| detached.contains_key(&id);
         self.arena.clear_below(Core::BASE, keep);
         self.arena.clear_below(Core::DIRECTORY, keep);
-        self.owned.remove(out.iter().map(|block| block.id));
-        out
+        self.hand_over(out)
     }
 
     /// Removes everything in one namespace from the index, as [`flush`](TreeWriter::flush) does for
     /// all namespaces. Of use after an adapter was unloaded or a tenant was deleted. May also
     /// return blocks of other namespaces that were removed earlier and are no longer held.
-    #[must_use = "dropped block ids are never freed"]
-    pub fn evict_namespace(&mut self, namespace: &Namespace) -> Vec<EvictedBlock> {
+    pub fn evict_namespace(&mut self, namespace: &Namespace) -> EvictedBlocks {
         self.begin_operation();
         let pins = self.pins.infos().filter(|pin| pin.namespace == *namespace);
         for pin in pins.map(|pin| pin.id).collect::<Vec<_>>() {
@@ -151,8 +155,7 @@ impl TreeWriter {
         }
         let mut out = std::mem::take(&mut self.freed);
         let Some(root) = self.arena.root(namespace) else {
-            self.owned.remove(out.iter().map(|block| block.id));
-            return out;
+            return self.hand_over(out);
         };
         let before = self.cached;
         let hashes = self.take_out_below(root, &mut out);
@@ -163,16 +166,14 @@ impl TreeWriter {
         if root != Core::BASE {
             self.arena.remove_leaf(root);
         }
-        self.owned.remove(out.iter().map(|block| block.id));
-        out
+        self.hand_over(out)
     }
 
     /// Removes the cached sequences that start with `positions`, rounded down to whole blocks, and
     /// those blocks of `positions` that no other cached sequence shares. Blocks that leases and
     /// pins hold stay cached. Does nothing if `positions` is not cached up to its last whole block.
     /// May also return blocks that were removed earlier and are no longer held.
-    #[must_use = "dropped block ids are never freed"]
-    pub fn evict_prefix(&mut self, namespace: &Namespace, positions: &[u32]) -> Vec<EvictedBlock> {
+    pub fn evict_prefix(&mut self, namespace: &Namespace, positions: &[u32]) -> EvictedBlocks {
         self.begin_operation();
         let mut out = std::mem::take(&mut self.freed);
         let whole = positions.len() / self.block_size() * self.block_size();
@@ -187,8 +188,7 @@ impl TreeWriter {
             }
         }
         self.stats.evicted_by_prefix += (before - self.cached) as u64;
-        self.owned.remove(out.iter().map(|block| block.id));
-        out
+        self.hand_over(out)
     }
 
     /// The unlocked nodes at or below `top` whose parents are locked, or `top`. Everything below an

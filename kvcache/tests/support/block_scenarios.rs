@@ -6,7 +6,7 @@
 use crate::harness::sync::{Arc, AtomicBool, Barrier, Mutex, MutexGuard, Ordering, thread};
 use crate::harness::{put, repeat, stagger};
 use stolon_kvcache::{
-    BlockId, BlockPool, EvictedBlock, EvictionPolicy, Namespace, TreeBuilder, TreeReader,
+    BlockId, BlockPool, EvictedBlocks, EvictionPolicy, Namespace, TreeBuilder, TreeReader,
     TreeWriter, prefix_tree,
 };
 
@@ -55,7 +55,7 @@ pub(crate) fn query_acquire_and_eviction_of_the_prefix() {
     query_acquire_and(|writer| writer.evict_prefix(&base(), &[1]));
 }
 
-fn query_acquire_and(evict: fn(&mut TreeWriter) -> Vec<EvictedBlock>) {
+fn query_acquire_and(evict: fn(&mut TreeWriter) -> EvictedBlocks) {
     let (writer, reader) = shared_writer(&[1, 2, 3]);
     let evictor = writer.clone();
     let (evicted, (hint, lease)) = together(

@@ -47,13 +47,14 @@ impl Cache {
 
     /// Commits the full blocks of the prompt, whose KV is written.
     pub(crate) fn publish(&mut self, running: &mut Running, prompt: &[u32]) -> Commit {
-        let commit = self
-            .writer
-            .commit(&mut running.lease, prompt, running.private.blocks())
+        let offered = running.private.blocks().to_vec();
+        let before = running.lease.blocks().len();
+        self.writer
+            .commit_from(&mut running.lease, prompt, &mut running.private)
             .expect("a valid commit");
-        let _ = running.private.commit_front(commit.blocks.len());
-        self.pool.release(commit.duplicates.clone());
-        commit
+        let blocks = running.lease.blocks()[before..].to_vec();
+        let duplicates = offered.iter().zip(&blocks).filter(|(offered, block)| offered != block);
+        Commit { duplicates: duplicates.map(|(&offered, _)| offered).collect(), blocks }
     }
 
     pub(crate) fn run(&mut self, prompt: &[u32]) {
@@ -67,8 +68,9 @@ impl Cache {
 
     pub(crate) fn evict(&mut self, count: usize) -> Vec<EvictedBlock> {
         let evicted = self.writer.evict(count);
-        self.pool.release(evicted.clone());
-        evicted
+        let content = evicted.to_vec();
+        self.pool.release(evicted);
+        content
     }
 
     /// Checks that no block is lost or owned twice.

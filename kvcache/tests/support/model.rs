@@ -179,14 +179,14 @@ impl Model {
     }
 
     /// Checks that each block leaves with the content that was committed, and returns the ids.
-    fn ids(&self, out: Vec<EvictedBlock>) -> Vec<BlockId> {
-        for block in &out {
+    fn ids(&self, out: &[EvictedBlock]) -> Vec<BlockId> {
+        for block in out {
             let (namespace, positions) = &self.content[&block.id];
             let namespace = self.namespaces[*namespace];
             let hash = *self.reader.block_hashes(&namespace, positions).last().expect("a block");
             assert_eq!((block.namespace, block.hash), (namespace, hash));
         }
-        out.into_iter().map(BlockId::from).collect()
+        out.iter().map(|block| block.id).collect()
     }
 
     fn evict(&mut self, count: usize) {
@@ -197,7 +197,7 @@ impl Model {
         let out = self.writer.evict_prefixes(count, &mut prefixes);
         assert_eq!(out.len(), count.min(evictable + freed), "exactly as many as asked, if any");
         self.check_evicted(&out[freed.min(count)..], &prefixes);
-        let out: HashSet<BlockId> = self.ids(out).into_iter().collect();
+        let out: HashSet<BlockId> = self.ids(&out).into_iter().collect();
         let before = self.cached.len();
         self.cached.retain(|_, block| !out.contains(block));
         assert_eq!(before - self.cached.len(), out.len() - freed.min(count));
@@ -251,7 +251,7 @@ impl Model {
         let out = self.writer.evict_namespace(&self.namespaces[namespace]);
         let there = self.cached.keys().filter(|(n, _)| *n == namespace).count();
         assert_eq!(out.len(), there - locked + freed);
-        self.free.extend(self.ids(out));
+        self.free.extend(self.ids(&out));
         self.cached.retain(|(n, _), _| *n != namespace);
         for held in self.leases.iter_mut().filter(|held| held.namespace == namespace) {
             held.detached |= !held.lease.is_empty();
@@ -278,7 +278,7 @@ impl Model {
         }
         let out = self.writer.evict_prefix(&self.namespaces[namespace], positions);
         assert_eq!(out.len(), before - self.cached.len() + freed);
-        self.free.extend(self.ids(out));
+        self.free.extend(self.ids(&out));
     }
 
     fn flush(&mut self) {
@@ -287,7 +287,7 @@ impl Model {
         let freed = self.freed();
         let out = self.writer.flush();
         assert_eq!(out.len(), self.cached.len() - locked.len() + freed);
-        self.free.extend(self.ids(out));
+        self.free.extend(self.ids(&out));
         self.cached.clear();
         for held in &mut self.leases {
             held.detached |= !held.lease.is_empty();

@@ -9,7 +9,8 @@
 use std::future::Future;
 
 use stolon_kvcache::{
-    BlockPool, EvictedBlock, EvictedPrefix, PoolCounts, Shortage, TreeCounts, TreeWriter,
+    BlockPool, EvictedBlocks, EvictedPrefix, Namespace, PoolCounts, Shortage, TreeCounts,
+    TreeWriter,
 };
 
 use super::{LogitsKey, Reserved};
@@ -30,7 +31,13 @@ pub trait TreeAccess {
     ) -> impl Future<Output = Result<Evicted, Self::Error>> + Send;
 
     /// Removes everything that no request holds and returns its blocks.
-    fn flush(&mut self) -> impl Future<Output = Result<Vec<EvictedBlock>, Self::Error>> + Send;
+    fn flush(&mut self) -> impl Future<Output = Result<EvictedBlocks, Self::Error>> + Send;
+
+    /// Removes part of the tree, by [`remove`], and returns its blocks.
+    fn remove(
+        &mut self,
+        removal: Removal,
+    ) -> impl Future<Output = Result<EvictedBlocks, Self::Error>> + Send;
 
     /// Verifies the tree's invariants, then counts its blocks. The inner error describes the first
     /// inconsistency.
@@ -52,7 +59,7 @@ pub enum EvictionDemand {
 #[derive(Debug, Default)]
 pub struct Evicted {
     /// The blocks.
-    pub blocks: Vec<EvictedBlock>,
+    pub blocks: EvictedBlocks,
     /// The prefixes that they ended, if they were asked for.
     pub prefixes: Vec<EvictedPrefix>,
 }
@@ -73,6 +80,26 @@ pub fn evict(writer: &mut TreeWriter, demand: EvictionDemand, note: bool) -> Evi
         false => writer.evict(count),
     };
     Evicted { blocks, prefixes }
+}
+
+/// What [`BlockAllocator::remove`] removes from the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Removal {
+    /// All of a namespace, its pins, and what its sessions hold. Blocks that running requests hold
+    /// can no longer be matched and are freed when these requests have ended.
+    Namespace(Namespace),
+    /// The sequences of a namespace that start with these tokens, rounded down to whole blocks, and
+    /// those of the prefix's blocks that no other cached sequence shares. Blocks that running
+    /// requests, pins and sessions hold stay.
+    Prefix(Namespace, Vec<u32>),
+}
+
+/// Removes part of a tree.
+pub fn remove(writer: &mut TreeWriter, removal: &Removal) -> EvictedBlocks {
+    match removal {
+        Removal::Namespace(namespace) => writer.evict_namespace(namespace),
+        Removal::Prefix(namespace, tokens) => writer.evict_prefix(namespace, tokens),
+    }
 }
 
 /// Owns the block pool, and the cached logits, which live as long as their block is in the tree.
@@ -144,6 +171,22 @@ impl BlockAllocator {
         Ok(())
     }
 
+    /// Removes part of the cache, except for what running requests use. Returns the number of
+    /// blocks that were freed.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub async fn remove<T: TreeAccess>(
+        &mut self,
+        tree: &mut T,
+        removal: Removal,
+    ) -> Result<usize, T::Error> {
+        let removed = tree.remove(removal).await?;
+        let count = removed.len();
+        self.take_evicted(removed);
+        Ok(count)
+    }
+
     /// Verifies the pool and the tree, and that every block is in exactly one of them.
     ///
     /// # Errors
@@ -166,7 +209,7 @@ impl BlockAllocator {
     }
 
     /// Blocks that have left the tree are free again, and their cached logits are dropped.
-    pub fn take_evicted(&mut self, blocks: Vec<EvictedBlock>) {
+    fn take_evicted(&mut self, blocks: EvictedBlocks) {
         self.logits.remove_blocks(blocks.iter().map(|block| block.id));
         self.pool.release(blocks);
     }

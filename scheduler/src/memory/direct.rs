@@ -4,11 +4,11 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use stolon_kvcache::{EvictedBlock, Namespace, TreeCounts, TreeWriter};
+use stolon_kvcache::{EvictedBlocks, Namespace, TreeCounts, TreeWriter};
 
 use super::{
     Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, Evicted,
-    EvictionDemand, LogitsKey, Memory, Reserved, TreeAccess, commit, evict,
+    EvictionDemand, LogitsKey, Memory, Removal, Reserved, TreeAccess, commit, evict, remove,
 };
 use crate::cached_logits::PromptLogits;
 use crate::stats::AuditReport;
@@ -29,8 +29,12 @@ impl TreeAccess for TreeWriter {
         Ok(evict(self, demand, note))
     }
 
-    async fn flush(&mut self) -> Result<Vec<EvictedBlock>, Infallible> {
+    async fn flush(&mut self) -> Result<EvictedBlocks, Infallible> {
         Ok(TreeWriter::flush(self))
+    }
+
+    async fn remove(&mut self, removal: Removal) -> Result<EvictedBlocks, Infallible> {
+        Ok(remove(self, &removal))
     }
 
     async fn audit(&mut self) -> Result<Result<TreeCounts, String>, Infallible> {
