@@ -6,8 +6,8 @@
 //! value twice and writes it once.
 #![allow(unsafe_code, reason = "calls the methods of `Lanes`, which are unsafe")]
 
-use crate::elementwise::{load_some, rope, store_some, sum_of_squares};
-use crate::lanes::{LANES, Lanes, dispatch};
+use crate::elementwise::{rope, sum_of_squares};
+use crate::lanes::{LANES, Lanes, dispatch, load_some, store_some};
 use crate::path::Path;
 
 /// Parameters of an RMS norm that is applied to each head separately (Qwen3 and Gemma 3 norm

@@ -5,19 +5,14 @@
 //! position depend on that position's values alone.
 #![allow(unsafe_code, reason = "tasks write disjoint slots of one store")]
 
-use std::marker::PhantomData;
+mod rounding;
 
-use half::slice::HalfFloatSliceExt;
+use std::marker::PhantomData;
 
 use crate::kv_layout::KvLayout;
 use crate::lanes::{LANES, Lanes, dispatch};
 use crate::path::Path;
-
-/// The largest finite f16.
-const F16_MAX: f32 = 65_504.0;
-/// 1.5 * 2^23. Adding it to a number between -2^22 and 2^22 leaves the nearest integer in the low
-/// bits of the significand.
-const ROUND_TO_INTEGER: f32 = 12_582_912.0;
+use rounding::{round_to_bf16, round_to_f16, round_to_int8, scale_of};
 
 /// Values of a head that are rounded into a local array at a time before they are written
 /// transposed. Even, so that a pair of bf16 values is never split.
@@ -350,114 +345,4 @@ dispatch! {
     /// # Safety
     /// There are no conditions; `dispatch!` makes unsafe functions only.
     unsafe fn int8_dispatch(from: &[f32], inverse: f32, to: &mut [i8]) = int8_lanes
-}
-
-/// Rounds to the bits of bf16, to nearest with ties to even. Both slices have the same length.
-#[inline(always)]
-fn round_to_bf16(from: &[f32], to: &mut [u16]) {
-    for (value, rounded) in from.iter().zip(to) {
-        let bits = value.to_bits();
-        // Without a branch, so that the compiler vectorises the loop.
-        let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-        let quiet_nan = bits >> 16 | 0x40;
-        *rounded = if value.is_nan() { quiet_nan } else { nearest } as u16;
-    }
-}
-
-/// Rounds to the bits of f16, to nearest with ties to even. Magnitudes above the largest finite f16
-/// become that number. Both slices have the same length.
-fn round_to_f16(from: &[f32], to: &mut [u16]) {
-    let mut clamped = [0.0; 64];
-    let mut rounded = [half::f16::ZERO; 64];
-    for (from, to) in from.chunks(clamped.len()).zip(to.chunks_mut(clamped.len())) {
-        let (clamped, rounded) = (&mut clamped[..from.len()], &mut rounded[..from.len()]);
-        for (clamped, value) in clamped.iter_mut().zip(from) {
-            *clamped = value.clamp(-F16_MAX, F16_MAX);
-        }
-        rounded.convert_from_f32_slice(clamped);
-        for (to, rounded) in to.iter_mut().zip(rounded) {
-            *to = rounded.to_bits();
-        }
-    }
-}
-
-/// The scale of a head that is stored as bytes, and its inverse: the factor that brings the values
-/// into -127..=127 before they are rounded. A head that contains a NaN or an infinity gets the
-/// scale NaN.
-fn scale_of(head: &[f32]) -> (f32, f32) {
-    // The bits of non-negative floats have the same order as the floats; infinity and NaN come
-    // last.
-    let largest = head.iter().fold(0, |largest, value| largest.max(value.abs().to_bits()));
-    let largest = f32::from_bits(largest);
-    if !largest.is_finite() {
-        return (f32::NAN, 0.0);
-    }
-    // The inverse of a number below about 2^-120 would overflow. Such a head is stored as zeroes.
-    (largest / 127.0, if largest > 1e-36 { 127.0 / largest } else { 0.0 })
-}
-
-/// Multiplies values by `inverse`, which brings them into -127..=127, and rounds them to integers,
-/// to nearest with ties to even. Both slices have the same length.
-#[inline(always)]
-fn round_to_int8(from: &[f32], inverse: f32, to: &mut [i8]) {
-    for (value, rounded) in from.iter().zip(to) {
-        // The low byte of the sum is the nearest integer in two's complement.
-        *rounded = (value * inverse + ROUND_TO_INTEGER).to_bits() as i8;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Goal: bf16 rounding equals that of the `half` crate for every kind of value.
-    #[test]
-    fn bf16_rounds_as_half_does() {
-        let from: Vec<f32> = (0..=u32::MAX).step_by(4099).map(f32::from_bits).collect();
-        let mut to = vec![0; from.len()];
-        round_to_bf16(&from, &mut to);
-        for (value, bits) in from.iter().zip(to) {
-            assert_eq!(bits, half::bf16::from_f32(*value).to_bits(), "{value}");
-        }
-    }
-
-    /// Goal: f16 rounding equals that of the `half` crate within the range of f16 and saturates
-    /// beyond.
-    #[test]
-    fn f16_rounds_as_half_does_and_saturates() {
-        let from: Vec<f32> = (0..=u32::MAX).step_by(4099).map(f32::from_bits).collect();
-        let mut to = vec![0; from.len()];
-        round_to_f16(&from, &mut to);
-        for (value, bits) in from.iter().zip(to) {
-            let want = half::f16::from_f32(value.clamp(-F16_MAX, F16_MAX));
-            let got = half::f16::from_bits(bits);
-            assert!(got == want || got.is_nan() && value.is_nan(), "{value}: {got} for {want}");
-        }
-    }
-
-    /// Goal: the error of 8-bit values is at most 1/254 of the head's largest value; heads of
-    /// zeroes and tiny values are stored as such, and heads with values that are not finite become
-    /// NaN.
-    #[test]
-    fn int8_error_is_bounded() {
-        for scale in [1e-42, 1e-30, 0.01, 1.0, 3e4, 1e38] {
-            let from: Vec<f32> = (0..64).map(|i| (i as f32 * 0.7).sin() * scale).collect();
-            let mut to = vec![0; 64];
-            let (factor, inverse) = scale_of(&from);
-            round_to_int8(&from, inverse, &mut to);
-            let largest = from.iter().fold(0.0, |a: f32, b| a.max(b.abs()));
-            for (value, integer) in from.iter().zip(&to) {
-                let error = (f64::from(*value) - f64::from(*integer) * f64::from(factor)).abs();
-                let bound = f64::from(largest) / 254.0 * 1.0001;
-                assert!(error <= bound.max(1e-36), "{value}: {integer} x {factor}");
-            }
-        }
-        let mut to = [7; 2];
-        let (scale, inverse) = scale_of(&[0.0, -0.0]);
-        round_to_int8(&[0.0, -0.0], inverse, &mut to);
-        assert_eq!((scale, to), (0.0, [0, 0]));
-        for wild in [f32::NAN, f32::INFINITY] {
-            assert!(scale_of(&[1.0, wild]).0.is_nan(), "a NaN scale makes the whole head NaN");
-        }
-    }
 }

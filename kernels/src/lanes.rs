@@ -7,14 +7,16 @@
 //! All methods are `unsafe` because an implementation may only run where its instruction set is
 //! available; a value of `Path` proves that.
 //!
-//! `vector` defines the interface, `portable`, `x86` and `neon` implement it, and `math` has the
-//! functions that are not single instructions. `bytes` has vectors of 16 words of four bytes.
+//! `vector` defines the interface, and `portable`, `x86` and `neon` implement it. `math` has the
+//! functions that are not single instructions, `partial` loads and stores the ends of rows, and
+//! `bytes` has vectors of 16 words of four bytes.
 #![allow(unsafe_code, reason = "dispatches to functions compiled for an instruction set")]
 
 mod bytes;
 pub(crate) mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod partial;
 mod portable;
 mod vector;
 #[cfg(target_arch = "x86_64")]
@@ -30,6 +32,7 @@ pub(crate) use math::exp2_rough;
 pub(crate) use math::{exp2, soft_cap};
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::{Neon, each};
+pub(crate) use partial::{load_some, store_some};
 pub(crate) use portable::Portable;
 pub(crate) use vector::{Kernel, LANES, Lanes};
 #[cfg(target_arch = "x86_64")]

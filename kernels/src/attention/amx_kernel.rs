@@ -219,7 +219,7 @@ impl AmxWork<'_> {
             self.score(begin, rows.clone(), seen.clone());
             self.pair_values(begin, rows.clone(), seen.clone());
             for first in (0..self.queries).step_by(AMX_TILE_ROWS) {
-                if self.weigh(first, begin, rows.clone(), seen.end) {
+                if self.softmax_step(first, begin, rows.clone(), seen.end) {
                     self.add_values(first, rows.clone());
                 }
             }

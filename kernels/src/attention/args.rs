@@ -194,6 +194,11 @@ impl AttentionArgs<'_> {
         }
         self.keys.check_scales(self.head_dim);
         self.values.check_scales(self.head_dim);
+        self.validate_block_tables();
+    }
+
+    /// Checks that each sequence has blocks for all of its positions, and that they exist.
+    fn validate_block_tables(&self) {
         let block_count = self.keys.len() / (self.block_size * self.position_len());
         for sequence in self.sequences {
             let blocks = (sequence.start + sequence.count).div_ceil(self.block_size);

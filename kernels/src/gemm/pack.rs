@@ -1,10 +1,9 @@
 //! Packing of activations for the microkernel.
 #![allow(unsafe_code, reason = "transposes blocks of 16 x 16 values in registers")]
 
-use crate::elementwise::{load_some, store_some};
 #[cfg(target_arch = "x86_64")]
 use crate::lanes::Avx512;
-use crate::lanes::{LANES, Lanes, dispatch};
+use crate::lanes::{LANES, Lanes, dispatch, load_some, store_some};
 use crate::path::Path;
 use crate::source_rows::SourceRows;
 

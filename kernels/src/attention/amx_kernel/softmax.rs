@@ -34,7 +34,7 @@ impl AmxWork<'_> {
     /// `first` is a multiple of 16 below `self.queries`. `rows` lies within the tile that begins at
     /// `begin`, and its ends are multiples of 32.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-    pub(super) unsafe fn weigh(
+    pub(super) unsafe fn softmax_step(
         &self,
         first: usize,
         begin: usize,
@@ -118,7 +118,7 @@ impl AmxWork<'_> {
     /// below `until`.
     ///
     /// # Safety
-    /// As for [`Self::weigh`].
+    /// As for [`Self::softmax_step`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
     unsafe fn mask(&self, first: usize, begin: usize, rows: Range<usize>, until: usize) {
         // SAFETY: `first + 16` is at most `queries`, so both arrays of seen positions have 16
@@ -147,7 +147,7 @@ impl AmxWork<'_> {
     /// scores of minus infinity get the weight zero; otherwise there must be none.
     ///
     /// # Safety
-    /// As for [`Self::weigh`].
+    /// As for [`Self::softmax_step`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
     unsafe fn exponentials<const MASKED: bool>(
