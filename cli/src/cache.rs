@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::terminal;
+use stolon_http::api::cache::{Evicted, Flushed, Imported, PinCreated, PinDeleted};
 use stolon_http::certificates::Authorities;
 use stolon_loadgen::http::certificate_hint;
 
@@ -244,36 +246,40 @@ impl CacheArgs {
             CacheCommand::Warm(prompts) => {
                 self.show(&client.post("warm", &prompts.body()?)?, lines::results)
             }
-            CacheCommand::Pin(pin) => self.show(&client.post("pin", &pin.body()?)?, |reply| {
-                vec![format!("pin {}: {} tokens", reply["id"], reply["tokens"])]
-            }),
+            CacheCommand::Pin(pin) => self
+                .show(&client.post("pin", &pin.body()?)?, |PinCreated { id, tokens }| {
+                    vec![format!("pin {id}: {tokens} tokens")]
+                }),
             CacheCommand::Unpin { id } => {
                 let body = Map::from_iter([("id".to_owned(), json!(id))]);
-                self.show(&client.post("unpin", &body)?, |_| vec![format!("pin {id} has ended")])
+                let ended = |_: &PinDeleted| vec![format!("pin {id} has ended")];
+                self.show(&client.post("unpin", &body)?, ended)
             }
             CacheCommand::ListPinned { tokens } => {
                 self.show(&client.get(&format!("pins?tokens={tokens}"))?, lines::pins)
             }
             CacheCommand::Sessions => self.show(&client.get("sessions")?, lines::sessions),
             CacheCommand::Evict(prompts) => self
-                .show(&client.post("evict", &prompts.body()?)?, |reply| {
-                    vec![format!("{} blocks freed", reply["blocks"])]
+                .show(&client.post("evict", &prompts.body()?)?, |Evicted { blocks }| {
+                    vec![format!("{blocks} blocks freed")]
                 }),
             CacheCommand::Flush { disk } => {
                 let path = if *disk { "flush?disk=true" } else { "flush" };
-                self.show(&client.post(path, &Map::new())?, |_| {
-                    vec!["the cache is empty".to_owned()]
-                })
+                let emptied = |_: &Flushed| vec!["the cache is empty".to_owned()];
+                self.show(&client.post(path, &Map::new())?, emptied)
             }
             CacheCommand::Export { file, prompt } => {
                 let bytes = client.export(file, json!(prompt.body()?).to_string())?;
-                self.show(&json!({"bytes": bytes}), |_| {
-                    vec![format!("{}: {}", file.display(), bytesize::ByteSize(bytes))]
-                })
+                if self.json {
+                    return Ok(terminal::line(json!({"bytes": bytes}))?);
+                }
+                let size = bytesize::ByteSize(bytes);
+                Ok(terminal::line(format_args!("{}: {size}", file.display()))?)
             }
-            CacheCommand::Import { file } => self.show(&client.import(file)?, |reply| {
-                vec![format!("{} tokens are cached", reply["tokens"])]
-            }),
+            CacheCommand::Import { file } => self
+                .show(&client.import(file)?, |Imported { tokens }| {
+                    vec![format!("{tokens} tokens are cached")]
+                }),
         }
     }
 
@@ -291,12 +297,19 @@ impl CacheArgs {
         Ok(Client { url: &self.url, admin_key: self.admin_key.as_deref(), agent })
     }
 
-    /// Prints a reply as JSON or as lines of text.
-    fn show(&self, reply: &Value, lines: impl Fn(&Value) -> Vec<String>) -> anyhow::Result<()> {
+    /// Prints the text of a reply: as the JSON that it is, or as lines about what it says.
+    fn show<T: DeserializeOwned>(
+        &self,
+        reply: &str,
+        lines: impl Fn(&T) -> Vec<String>,
+    ) -> anyhow::Result<()> {
+        let not_ours = "the reply is not as expected: is the address that of a Stolon?";
         if self.json {
+            let reply: Value = serde_json::from_str(reply).context(not_ours)?;
             return Ok(terminal::line(reply)?);
         }
-        Ok(lines(reply).into_iter().try_for_each(terminal::line)?)
+        let reply = serde_json::from_str(reply).context(not_ours)?;
+        Ok(lines(&reply).into_iter().try_for_each(terminal::line)?)
     }
 }
 
@@ -308,12 +321,12 @@ struct Client<'a> {
 }
 
 impl Client<'_> {
-    fn get(&self, path: &str) -> anyhow::Result<Value> {
-        parse(&self.send(path, None)?)
+    fn get(&self, path: &str) -> anyhow::Result<String> {
+        self.send(path, None)
     }
 
-    fn post(&self, name: &str, body: &Map<String, Value>) -> anyhow::Result<Value> {
-        parse(&self.send(name, Some(json!(body).to_string()))?)
+    fn post(&self, name: &str, body: &Map<String, Value>) -> anyhow::Result<String> {
+        self.send(name, Some(json!(body).to_string()))
     }
 
     fn with_key<B>(&self, request: ureq::RequestBuilder<B>) -> ureq::RequestBuilder<B> {
@@ -371,8 +384,4 @@ fn failure(reply: &mut ureq::http::Response<ureq::Body>) -> anyhow::Error {
     };
     let reason = message.unwrap_or("no reason given");
     anyhow::anyhow!("the server answered {status}: {reason}{hint}")
-}
-
-fn parse(text: &str) -> anyhow::Result<Value> {
-    serde_json::from_str(text).context("the reply is not JSON: is the address that of a Stolon?")
 }

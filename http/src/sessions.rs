@@ -49,7 +49,7 @@ pub(super) async fn list(
     let mut sessions = app.engine.sessions().list();
     sessions.retain(|info| info.id.owner() == caller.owner);
     let data = sessions.iter().map(|info| app.session(info)).collect();
-    Ok(Json(SessionList { object: "list", data }))
+    Ok(Json(SessionList { object: "list".into(), data }))
 }
 
 /// `GET /v1/sessions/{id}`.
@@ -132,7 +132,7 @@ pub(super) async fn list_all(State(app): State<Arc<App>>) -> Json<SessionList> {
         Session { owner, ..Session::new(info) }
     };
     let data = app.engine.sessions().list().iter().map(describe).collect();
-    Json(SessionList { object: "list", data })
+    Json(SessionList { object: "list".into(), data })
 }
 
 fn path_id(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use stolon_kvcache::{PoolCounts, TreeCounts, TreeStats};
 
 use crate::histogram::{EngineHistograms, Histograms};
@@ -104,7 +104,8 @@ impl Gauge {
 
 /// Counters since the engine started, and gauges of this moment. The counts of requests by state
 /// always add up; other values may be one step apart from each other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct EngineStats {
     /// Requests that entered the admission queue: always `finished + cancelled + failed + running +
@@ -220,7 +221,8 @@ fn ratio(part: u64, whole: u64) -> f64 {
 
 /// Statistics of the prefix cache. Counters start when the cache does: with the engine, and again
 /// after a restart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct CacheStats {
     /// Blocks in the prefix tree.

@@ -1,9 +1,10 @@
 //! What an object tier counts.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Counters since an object tier was opened, and what is known of the store.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct ObjectStats {
     /// Records of this KV format that the store had when it was listed last, and those stored

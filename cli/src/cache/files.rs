@@ -6,10 +6,9 @@ use std::path::Path;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde_json::Value;
 use stolon_tiers::write_atomically;
 
-use super::{Client, failure, parse, unreachable};
+use super::{Client, failure, unreachable};
 
 impl Client<'_> {
     /// Writes the KV of a prompt to a file, and returns its size in bytes.
@@ -41,7 +40,7 @@ impl Client<'_> {
     }
 
     /// Sends an exported file to the server, and returns its reply.
-    pub(super) fn import(&self, path: &Path) -> anyhow::Result<Value> {
+    pub(super) fn import(&self, path: &Path) -> anyhow::Result<String> {
         let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
         let (metadata, file) = opened.with_context(|| format!("cannot open {}", path.display()))?;
         anyhow::ensure!(metadata.is_file(), "{}: expected a regular file", path.display());
@@ -59,7 +58,7 @@ impl Client<'_> {
         if !reply.status().is_success() {
             return Err(failure(&mut reply));
         }
-        parse(&reply.body_mut().read_to_string().context("the reply was cut off")?)
+        reply.body_mut().read_to_string().context("the reply was cut off")
     }
 }
 

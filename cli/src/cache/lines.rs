@@ -1,172 +1,158 @@
 //! What `stolon cache` prints of the server's replies: lines of text.
 
-use serde_json::Value;
+use bytesize::ByteSize;
+use stolon_http::api::cache::{
+    CacheResult, CacheResults, CacheStatsReply, PinInfo, PinList, TiersReply, Tree,
+};
+use stolon_http::api::sessions::{Session, SessionList};
 
-pub(super) fn stats(reply: &Value) -> Vec<String> {
-    let (cache, stats) = (&reply["cache"], &reply["stats"]);
-    let percent = |value: &Value| value.as_f64().unwrap_or(0.0) * 100.0;
+pub(super) fn stats(reply: &CacheStatsReply) -> Vec<String> {
+    let CacheStatsReply { cache, stats, token_hit_rate, request_hit_rate } = reply;
     vec![
         format!(
             "blocks   {} cached ({} evictable, {} pinned), {} free, {} in use by requests",
-            cache["blocks"],
-            cache["blocks_evictable"],
-            cache["blocks_pinned"],
-            stats["blocks_free"],
-            stats["blocks_reserved"]
+            cache.blocks,
+            cache.blocks_evictable,
+            cache.blocks_pinned,
+            stats.blocks_free,
+            stats.blocks_reserved
         ),
         format!(
             "hits     {:.1} % of prompt tokens, {:.1} % of requests",
-            percent(&reply["token_hit_rate"]),
-            percent(&reply["request_hit_rate"])
+            token_hit_rate * 100.0,
+            request_hit_rate * 100.0
         ),
-        format!("tree     {} nodes, {} bytes", cache["nodes"], cache["index_bytes"]),
+        format!("tree     {} nodes, {} bytes", cache.nodes, cache.index_bytes),
         format!(
             "removed  {} blocks to make room, {} by operators",
-            stats["evictions"], stats["evictions_requested"]
+            stats.evictions, stats.evictions_requested
         ),
-        format!("requests {} running, {} waiting", stats["running"], stats["waiting"]),
+        format!("requests {} running, {} waiting", stats.running, stats.waiting),
     ]
 }
 
 /// The tree with each node below its parent.
-pub(super) fn tree(reply: &Value) -> Vec<String> {
-    let nodes = reply["nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let mut children = vec![Vec::new(); nodes.len()];
+pub(super) fn tree(reply: &Tree) -> Vec<String> {
+    let mut children = vec![Vec::new(); reply.nodes.len()];
     let mut pending = Vec::new();
-    for (index, node) in nodes.iter().enumerate().rev() {
-        let parent = node["parent"].as_u64().and_then(|parent| usize::try_from(parent).ok());
-        match parent.and_then(|parent| children.get_mut(parent)) {
+    for (index, node) in reply.nodes.iter().enumerate().rev() {
+        match node.parent.and_then(|parent| children.get_mut(parent)) {
             Some(siblings) => siblings.push(index),
             None => pending.push((index, 0)),
         }
     }
     let mut lines = Vec::new();
     while let Some((index, depth)) = pending.pop() {
-        let node = &nodes[index];
-        let first = match &node["first_tokens"] {
-            Value::Null => String::new(),
-            first => format!(", begins with {first}"),
+        let node = &reply.nodes[index];
+        let first = match &node.first_tokens {
+            None => String::new(),
+            Some(first) => format!(", begins with {first:?}"),
         };
         lines.push(format!(
             "{}{} tokens, {} hits, {} locks{first}",
             "  ".repeat(depth),
-            node["tokens"],
-            node["hits"],
-            node["locks"]
+            node.tokens,
+            node.hits,
+            node.locks
         ));
         pending.extend(children[index].iter().map(|&child| (child, depth + 1)));
     }
     if lines.is_empty() { vec!["nothing is cached".to_owned()] } else { lines }
 }
 
-pub(super) fn results(reply: &Value) -> Vec<String> {
-    let results = reply["results"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let line = |result: &Value| {
-        let (cached, all) = (&result["cached_tokens"], &result["prompt_tokens"]);
-        let mut line = format!("{cached} of {all} tokens are cached");
-        for (name, place) in
-            [("disk_tokens", "on disk"), ("object_store_tokens", "there or in the object store")]
-        {
-            if let Some(tokens) = result[name].as_u64() {
+pub(super) fn results(reply: &CacheResults) -> Vec<String> {
+    let line = |result: &CacheResult| {
+        let mut line =
+            format!("{} of {} tokens are cached", result.cached_tokens, result.prompt_tokens);
+        for (tokens, place) in [
+            (result.disk_tokens, "on disk"),
+            (result.object_store_tokens, "there or in the object store"),
+        ] {
+            if let Some(tokens) = tokens {
                 line.push_str(&format!(", {tokens} are {place}"));
             }
         }
         line
     };
-    results.iter().map(line).collect()
+    reply.results.iter().map(line).collect()
 }
 
-pub(super) fn pins(reply: &Value) -> Vec<String> {
-    let pins = reply["pins"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let line = |pin: &Value| {
-        let mut line =
-            format!("pin {}: {} tokens, {} blocks", pin["id"], pin["tokens"], pin["blocks"]);
-        if let Some(seconds) = pin["ends_in_seconds"].as_f64() {
+pub(super) fn pins(reply: &PinList) -> Vec<String> {
+    let line = |pin: &PinInfo| {
+        let mut line = format!("pin {}: {} tokens, {} blocks", pin.id, pin.tokens, pin.blocks);
+        if let Some(seconds) = pin.ends_in_seconds {
             line.push_str(&format!(", ends in {seconds:.0} s"));
         }
-        for name in ["reason", "description", "text"] {
-            if let Some(text) = pin[name].as_str() {
+        for (name, text) in
+            [("reason", &pin.reason), ("description", &pin.description), ("text", &pin.text)]
+        {
+            if let Some(text) = text {
                 line.push_str(&format!(", {name} {text:?}"));
             }
         }
         line
     };
-    let lines: Vec<String> = pins.iter().map(line).collect();
+    let lines: Vec<String> = reply.pins.iter().map(line).collect();
     if lines.is_empty() { vec!["there are no pins".to_owned()] } else { lines }
 }
 
-pub(super) fn sessions(reply: &Value) -> Vec<String> {
-    let sessions = reply["data"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let line = |session: &Value| {
+pub(super) fn sessions(reply: &SessionList) -> Vec<String> {
+    let line = |session: &Session| {
+        let Session { id, tokens, held_tokens, held_blocks, turns, .. } = session;
         let mut line = format!(
-            "{}: {} of {} tokens held in {} blocks, {} turns",
-            session["id"].as_str().unwrap_or_default(),
-            session["held_tokens"],
-            session["tokens"],
-            session["held_blocks"],
-            session["turns"],
+            "{id}: {held_tokens} of {tokens} tokens held in {held_blocks} blocks, {turns} turns"
         );
-        line.push_str(&match session["idle_seconds"].as_f64() {
-            Some(idle) => {
-                let ttl = session["ttl_seconds"].as_f64().unwrap_or_default();
-                format!(", idle for {idle:.0} of {ttl:.0} s")
-            }
+        line.push_str(&match session.idle_seconds {
+            Some(idle) => format!(", idle for {idle:.0} of {:.0} s", session.ttl_seconds),
             None => ", in a turn".to_owned(),
         });
-        if let Some(owner) = session["owner"].as_str() {
+        if let Some(owner) = &session.owner {
             line.push_str(&format!(", of {owner:?}"));
         }
         line
     };
-    let lines: Vec<String> = sessions.iter().map(line).collect();
+    let lines: Vec<String> = reply.data.iter().map(line).collect();
     if lines.is_empty() { vec!["there are no sessions".to_owned()] } else { lines }
 }
 
-pub(super) fn tiers(reply: &Value) -> Vec<String> {
+pub(super) fn tiers(reply: &TiersReply) -> Vec<String> {
     let mut lines = vec![format!(
         "loaded   {} tokens, instead of computing them for {:.1} s",
-        reply["loaded_tokens"],
-        reply["compute_seconds_saved"].as_f64().unwrap_or(0.0)
+        reply.loaded_tokens, reply.compute_seconds_saved
     )];
-    let disk = &reply["disk"];
-    if disk.is_null() {
+    let Some(disk) = &reply.disk else {
         lines.push("disk     none (--kv-cache-dir)".to_owned());
         return lines;
-    }
-    let number = |name: &str| disk[name].as_u64().unwrap_or(0);
-    let size = |name: &str| bytesize::ByteSize(number(name));
+    };
     lines.push(format!(
         "disk     {} of {} in {} records, {} removed to make room",
-        size("bytes"),
-        size("budget_bytes"),
-        number("records"),
-        number("records_evicted")
+        ByteSize(disk.bytes),
+        ByteSize(disk.budget_bytes),
+        disk.records,
+        disk.records_evicted
     ));
     lines.push(format!(
         "read     {} ({} tokens) in {:.1} s, {} records refused",
-        size("read_bytes"),
-        number("read_tokens"),
-        number("read_micros") as f64 / 1e6,
-        number("records_refused")
+        ByteSize(disk.read_bytes),
+        disk.read_tokens,
+        disk.read_micros as f64 / 1e6,
+        disk.records_refused
     ));
     lines.push(format!(
         "written  {} in {} records, {} failed, {} skipped",
-        size("written_bytes"),
-        number("records_written"),
-        number("writes_failed"),
-        number("writes_skipped")
+        ByteSize(disk.written_bytes),
+        disk.records_written,
+        disk.writes_failed,
+        disk.writes_skipped
     ));
-    let store = &reply["object_store"];
-    if !store.is_null() {
-        let number = |name: &str| store[name].as_u64().unwrap_or(0);
-        let size = |name: &str| bytesize::ByteSize(number(name));
+    if let Some(store) = &reply.object_store {
         lines.push(format!(
             "store    {} records known, {} fetched, {} stored, {} requests failed, {} skipped",
-            number("records"),
-            size("fetched_bytes"),
-            size("stored_bytes"),
-            number("failures"),
-            number("writes_skipped")
+            store.records,
+            ByteSize(store.fetched_bytes),
+            ByteSize(store.stored_bytes),
+            store.failures,
+            store.writes_skipped
         ));
     }
     lines

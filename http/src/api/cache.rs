@@ -38,7 +38,7 @@ pub enum TreeFormat {
 }
 
 /// `GET /v1/cache/tree` as JSON: the prefix tree.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Tree {
     /// Version of the tree; it grows with each change.
     pub version: u64,
@@ -50,7 +50,7 @@ pub struct Tree {
 }
 
 /// A node of the prefix tree: a run of tokens that some prompts have in common.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TreeNode {
     /// Index of the parent in the list of nodes; `null` for a node at the root.
     pub parent: Option<usize>,
@@ -122,14 +122,14 @@ pub struct CacheRequest {
 }
 
 /// The reply to `POST /v1/cache/query` and `/v1/cache/warm`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CacheResults {
     /// One entry for each prompt, in their order.
     pub results: Vec<CacheResult>,
 }
 
 /// How much of a prompt is cached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CacheResult {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
@@ -146,14 +146,14 @@ pub struct CacheResult {
 }
 
 /// The reply to `POST /v1/cache/evict`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Evicted {
     /// KV blocks that were freed.
     pub blocks: usize,
 }
 
 /// The reply to `POST /v1/cache/import`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Imported {
     /// Tokens of the imported prefix, which are cached now.
     pub tokens: usize,
@@ -170,14 +170,14 @@ pub struct FlushQuery {
 }
 
 /// The reply to `POST /v1/cache/flush`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Flushed {
     /// Always true.
     pub flushed: bool,
 }
 
 /// `GET /v1/cache/stats`.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CacheStatsReply {
     /// Statistics of the prefix tree.
     #[schemars(schema_with = "fields::counters_schema::<CacheStats>")]
@@ -192,7 +192,7 @@ pub struct CacheStatsReply {
 }
 
 /// `GET /v1/cache/tiers`.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TiersReply {
     /// Prompt tokens whose KV was loaded into the pool instead of being computed.
     pub loaded_tokens: u64,
@@ -290,7 +290,7 @@ pub struct UnpinRequest {
 }
 
 /// Reply to `POST /v1/cache/pin`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PinCreated {
     /// Id of the pin.
     pub id: u64,
@@ -299,21 +299,21 @@ pub struct PinCreated {
 }
 
 /// Reply to `POST /v1/cache/unpin`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PinDeleted {
     /// Always true.
     pub deleted: bool,
 }
 
 /// `GET /v1/cache/pins`.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PinList {
     /// All pins, oldest first.
     pub pins: Vec<PinInfo>,
 }
 
 /// A pinned prefix.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PinInfo {
     /// Id of the pin.
     pub id: u64,

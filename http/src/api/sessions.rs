@@ -1,5 +1,7 @@
 //! `/v1/sessions`: conversations whose prefix stays cached between their turns.
 
+use std::borrow::Cow;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -59,13 +61,13 @@ pub struct RewindSession {
 }
 
 /// A session.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Session {
     /// Its id, for `session_id` in requests.
     pub id: String,
     /// Always `session`.
     #[schemars(schema_with = "session_constant")]
-    pub object: &'static str,
+    pub object: Cow<'static, str>,
     /// Tokens of the conversation: prompt and answer of its last complete turn.
     pub tokens: usize,
     /// How many of them it keeps from being evicted, from the first one on.
@@ -100,7 +102,7 @@ impl Session {
     pub(crate) fn new(info: &SessionInfo) -> Self {
         Self {
             id: info.id.name().to_owned(),
-            object: "session",
+            object: "session".into(),
             tokens: info.tokens,
             held_tokens: info.held_tokens,
             held_blocks: info.held_blocks,
@@ -116,11 +118,11 @@ impl Session {
 }
 
 /// The reply to `GET /v1/sessions` and `GET /v1/cache/sessions`.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SessionList {
     /// Always `list`.
     #[schemars(schema_with = "list_constant")]
-    pub object: &'static str,
+    pub object: Cow<'static, str>,
     /// The sessions, the one that has been idle longest first.
     pub data: Vec<Session>,
 }
