@@ -9,7 +9,8 @@
 //! The settings of the file become flags in front of those that the user gave, so that they are
 //! checked in the same way.
 
-use std::ffi::OsString;
+use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -29,6 +30,8 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 const PREFIX: &str = "STOLON_";
 /// The command whose flags are the settings.
 const SERVE: &str = "serve";
+/// The id of the model as an argument of this command without a flag.
+const MODEL_ARGUMENT: &str = "model_argument";
 /// Heading of the flags that other commands have, too.
 const ENGINE: &str = "Engine";
 /// Schemes of what Kubernetes sets as NAME_PORT for each service of a pod's namespace.
@@ -41,7 +44,10 @@ const SERVICE_SCHEMES: [&str; 3] = ["tcp://", "udp://", "sctp://"];
 /// A [`clap::Error`], which may also be a request for help, and what is wrong with the file.
 pub fn parse(args: &[OsString]) -> anyhow::Result<Cli> {
     let command = with_environment(Cli::command(), &[]);
-    let matches = command.clone().try_get_matches_from(args)?;
+    check_variables(&command, std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))?;
+    let mut matches = command.clone().try_get_matches_from(args)?;
+    let args = &with_model_flag(args, &matches);
+    matches = command.clone().try_get_matches_from(args)?;
     let cli = Cli::from_arg_matches(&matches)?;
     let (path, leaf) = chosen(&matches);
     if path == [SERVE] {
@@ -59,6 +65,16 @@ pub fn parse(args: &[OsString]) -> anyhow::Result<Cli> {
     let cli = Cli::from_arg_matches(&matches)?;
     let (path, leaf) = chosen(&matches);
     finish(cli, &command, &path, leaf, &ids)
+}
+
+/// The arguments with the model that was given without a flag as the flag `--model`, which the
+/// settings know.
+fn with_model_flag(args: &[OsString], matches: &ArgMatches) -> Vec<OsString> {
+    let (path, leaf) = chosen(matches);
+    match leaf.try_get_one::<String>(MODEL_ARGUMENT) {
+        Ok(Some(model)) => insert(args, &path, vec![format!("--model={model}").into()]),
+        _ => args.to_vec(),
+    }
 }
 
 /// Gives `stolon config` the text that it prints.
@@ -98,6 +114,38 @@ fn with_environment(command: Command, path: &[&str]) -> Command {
         let path: Vec<&str> = path.iter().copied().chain([name.as_str()]).collect();
         with_environment(command, &path)
     })
+}
+
+/// Variables that are read elsewhere.
+const OTHER_VARIABLES: [&str; 1] = ["STOLON_CPU_PATH"];
+
+/// Refuses variables that look like settings and are none, because a misspelt one would be ignored.
+fn check_variables(command: &Command, names: impl Iterator<Item = String>) -> anyhow::Result<()> {
+    let mut known = HashSet::new();
+    let mut pending = vec![command];
+    while let Some(command) = pending.pop() {
+        known.extend(command.get_arguments().filter_map(Arg::get_env));
+        pending.extend(command.get_subcommands());
+    }
+    for name in names.filter(|name| name.starts_with(PREFIX)) {
+        let is_known = known.contains(OsStr::new(&name)) || OTHER_VARIABLES.contains(&&*name);
+        ensure!(
+            is_known || is_of_service(&name),
+            "there is no setting for the environment variable {name}: `stolon config` prints all \
+             settings, of which max-model-len, for example, is {PREFIX}MAX_MODEL_LEN"
+        );
+    }
+    Ok(())
+}
+
+/// Whether Kubernetes sets a variable of this name for a service that is called stolon, or whose
+/// name begins so: STOLON_SERVICE_HOST, STOLON_PORT_8080_TCP_ADDR, and the like.
+fn is_of_service(name: &str) -> bool {
+    let has_number = |rest: &str| rest.starts_with(|first: char| first.is_ascii_digit());
+    name.contains("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT")
+        || name.ends_with("_PORT")
+        || name.split("_PORT_").skip(1).any(has_number)
 }
 
 /// The environment variable of a flag.

@@ -15,7 +15,6 @@ use hyper::header::HeaderName;
 use stolon::{Engine, ReasoningFormat, ToolCallFormat};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
 
 use crate::args::EngineArgs;
 use crate::memory::format_bytes;
@@ -23,19 +22,22 @@ use crate::terminal;
 use crate::traces::TracesArgs;
 use stolon_http::api::options::MAX_CHOICES;
 use stolon_http::{
-    Access, ApiKey, FormatChoice, Gate, KeyLimits, Origins, RouterOptions, Secret, Tenants,
-    UnknownParameters, check_key, listen, read_keys, router, tls_acceptor,
+    Access, ApiKey, ApiKeys, Certificate, FormatChoice, Gate, KeyLimits, Origins, RouterOptions,
+    Secret, Tenants, UnknownParameters, check_key, listen, read_keys, router,
 };
 
 mod interrupts;
 mod limits;
 
-use interrupts::Interrupts;
+use interrupts::{Interrupt, Interrupts};
 use limits::LimitArgs;
 
 /// Arguments of `stolon serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
+    /// Model to load, as with --model
+    #[arg(value_name = "MODEL")]
+    model_argument: Option<String>,
     /// IP address or host name to listen on
     ///
     /// Use 0.0.0.0 to listen on all interfaces. Everybody who can reach the address can then use
@@ -45,9 +47,11 @@ pub struct ServeArgs {
     /// TCP port to listen on. 0 chooses a free port, which is printed
     #[arg(long, default_value_t = 8080)]
     port: u16,
-    /// Additional name that clients may use as `model` in requests. Can be repeated
-    #[arg(long, visible_alias = "served-model-name", value_name = "NAME")]
-    served_name: Vec<String>,
+    /// Name of the model for clients, instead of its id. Can be repeated
+    ///
+    /// Requests may use any of the names. The first one is that of replies and metrics.
+    #[arg(long, visible_alias = "served-name", value_name = "NAME")]
+    served_model_name: Vec<String>,
     /// Maximum number of tokens of an answer, if the request sets no limit
     ///
     /// Default: 16 for completions, as OpenAI's API, and for chat as many as the context and the KV
@@ -111,15 +115,19 @@ struct TlsArgs {
     ssl_keyfile: Option<PathBuf>,
     /// PEM file with the server's certificate, followed by those that link it to a known authority
     ///
-    /// Both files are read when the server starts: restart it to use renewed ones.
+    /// Both files are read when the server starts, and again when it receives SIGHUP.
     #[arg(long, value_name = "FILE", requires = "ssl_keyfile")]
     ssl_certfile: Option<PathBuf>,
 }
 
 impl TlsArgs {
-    fn read(&self) -> anyhow::Result<Option<TlsAcceptor>> {
-        let files = self.ssl_certfile.as_ref().zip(self.ssl_keyfile.as_ref());
-        files.map(|(certificates, key)| tls_acceptor(certificates, key)).transpose()
+    /// The files of the certificate and of its key, if there are any.
+    fn files(&self) -> Option<(&Path, &Path)> {
+        self.ssl_certfile.as_deref().zip(self.ssl_keyfile.as_deref())
+    }
+
+    fn read(&self) -> anyhow::Result<Option<Certificate>> {
+        self.files().map(|(certificates, key)| Certificate::read(certificates, key)).transpose()
     }
 }
 
@@ -137,6 +145,7 @@ struct AccessArgs {
     /// comments
     ///
     /// The limits of a key may follow: `ada KEY max-running-tokens=8192 max-queued-tokens=65536`.
+    /// The file is read again when the server receives SIGHUP.
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Maximum number of tokens of the requests with one API key that run at the same time; further
@@ -215,9 +224,12 @@ impl ServeArgs {
         engine: impl Future<Output = anyhow::Result<Engine>>,
     ) -> anyhow::Result<()> {
         let options = self.router_options()?;
-        let tls = self.tls.read()?;
-        let scheme = if tls.is_some() { "https" } else { "http" };
-        let mut interrupts = Interrupts::new().context("cannot receive signals")?;
+        let certificate = self.tls.read()?;
+        let scheme = if certificate.is_some() { "https" } else { "http" };
+        let tls = certificate.as_ref().map(Certificate::acceptor).transpose()?;
+        let api_keys = options.access.api_keys.clone();
+        let can_reload = certificate.is_some() || self.access.api_key_file.is_some();
+        let mut interrupts = Interrupts::new(can_reload).context("cannot receive signals")?;
         let listener = TcpListener::bind((self.host.as_str(), self.port))
             .await
             .with_context(|| format!("cannot listen on {}:{}", self.host, self.port))?;
@@ -230,21 +242,42 @@ impl ServeArgs {
         terminal::note(format!("loading {} for {scheme}://{address}", self.engine.model));
         let engine = tokio::select! {
             engine = engine => engine?,
-            () = interrupts.next() => return Ok(()),
+            () = interrupts.stop() => return Ok(()),
         };
         gate.open(router(engine.clone(), options));
         announce(&engine, scheme, address);
-        interrupts.next().await;
+        while interrupts.next().await == Interrupt::Reload {
+            self.reload(&api_keys, certificate.as_ref());
+        }
         gate.close();
         stopping.send_replace(true);
         terminal::note("stopping; waiting for running requests to finish");
         tokio::select! {
             result = serving => result?,
             () = tokio::time::sleep(Duration::from_secs(self.shutdown_timeout)) => {}
-            () = interrupts.next() => {}
+            () = interrupts.stop() => {}
         }
         engine.shutdown().await;
         Ok(())
+    }
+
+    /// Reads the files with keys and certificates again. What cannot be read stays as it was.
+    fn reload(&self, api_keys: &ApiKeys, certificate: Option<&Certificate>) {
+        if self.access.api_key_file.is_some() {
+            match self.access.keys() {
+                Ok(keys) => {
+                    api_keys.replace(keys);
+                    terminal::note("the API keys were read again");
+                }
+                Err(error) => terminal::warn(format!("WARNING: {error:#}; the API keys stay")),
+            }
+        }
+        if let Some((certificate, (chain, key))) = certificate.zip(self.tls.files()) {
+            match certificate.renew(chain, key) {
+                Ok(()) => terminal::note("the certificate was read again"),
+                Err(error) => terminal::warn(format!("WARNING: {error:#}; the certificate stays")),
+            }
+        }
     }
 
     fn router_options(&self) -> anyhow::Result<RouterOptions> {
@@ -253,7 +286,7 @@ impl ServeArgs {
         // A path on this machine is not a name for clients.
         let alias = Some(&self.engine.model).filter(|model| !Path::new(model).exists());
         Ok(RouterOptions {
-            served_names: self.served_name.clone(),
+            served_names: self.served_model_name.clone(),
             alias: alias.cloned(),
             access: self.access.read()?,
             body_limit: self.limits.body_limit.map(size),
@@ -275,7 +308,8 @@ impl ServeArgs {
 }
 
 impl AccessArgs {
-    fn read(&self) -> anyhow::Result<Access> {
+    /// The keys of the flags and of the file.
+    fn keys(&self) -> anyhow::Result<Vec<ApiKey>> {
         let limits = KeyLimits {
             running_tokens: self.key_max_running_tokens.map(|tokens| tokens as usize),
             queued_tokens: self.key_max_queued_tokens.map(|tokens| tokens as usize),
@@ -289,6 +323,11 @@ impl AccessArgs {
         if let Some(path) = &self.api_key_file {
             api_keys.extend(read_keys(path, limits)?);
         }
+        Ok(api_keys)
+    }
+
+    fn read(&self) -> anyhow::Result<Access> {
+        let api_keys = self.keys()?;
         if let Some(key) = &self.admin_key {
             check_key(key).map_err(|message| anyhow::anyhow!("--admin-key: {message}"))?;
         }

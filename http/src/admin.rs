@@ -4,13 +4,14 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use futures::FutureExt;
 use stolon::EngineHealth;
 
 use super::App;
 use super::error::ApiError;
+use super::parts::PathId;
 use crate::api::admin::{Audit, Health, Stats, Status, Version};
 use crate::api::models::{Model, ModelList};
 
@@ -25,7 +26,7 @@ pub(super) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
 /// `GET /v1/models/{id}`; an id may contain slashes.
 pub(super) async fn model(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    PathId(id): PathId<String>,
 ) -> Result<Json<Model>, ApiError> {
     app.check_model(&id)?;
     Ok(Json(app.model_entry(&id)))
@@ -86,10 +87,14 @@ fn rfc3339(seconds: u64) -> String {
 }
 
 impl App {
-    /// The names that are listed, the model's id first.
+    /// The names that are listed: those given to the router or, if there are none, the model's id.
     fn names(&self) -> impl Iterator<Item = &str> {
-        std::iter::once(self.engine.model_info().id.as_str())
-            .chain(self.served_names.iter().map(String::as_str))
+        self.served_names.iter().map(String::as_str)
+    }
+
+    /// The name of the model in replies to requests that name none.
+    pub(super) fn model_name(&self) -> &str {
+        self.names().next().unwrap_or_default()
     }
 
     /// Refuses a model that is not served here.
@@ -97,7 +102,7 @@ impl App {
         if self.names().any(|served| served == name) || self.alias.as_deref() == Some(name) {
             return Ok(());
         }
-        Err(ApiError::unknown_model(name, &self.engine.model_info().id))
+        Err(ApiError::unknown_model(name, self.model_name()))
     }
 
     fn model_entry(&self, name: &str) -> Model {

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::FutureExt;
@@ -19,6 +18,7 @@ use super::advice::Ignored;
 use super::chat::messages;
 use super::completions::engine_request;
 use super::error::{ApiError, cut};
+use super::parts::{PathId, Query};
 use super::receive::Received;
 use crate::api::cache::{
     CachePrompt, CacheRequest, CacheResult, CacheResults, CacheStatsReply, Evicted, FlushQuery,
@@ -52,9 +52,8 @@ pub(super) async fn tiers(State(app): State<Arc<App>>) -> Json<TiersReply> {
 /// `GET /v1/cache/tree`: the prefix tree and its statistics, or with `?format=dot` a graph of it.
 pub(super) async fn tree(
     State(app): State<Arc<App>>,
-    query: Result<Query<TreeQuery>, QueryRejection>,
+    Query(query): Query<TreeQuery>,
 ) -> Result<Response, ApiError> {
-    let Query(query) = query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
     let engine = app.engine.clone();
     let dump =
         app.dumps.run(|| async move { Ok(Arc::new(engine.cache().dump()?)) }.boxed()).await?;
@@ -95,9 +94,8 @@ pub(super) async fn warm(
 /// `GET /v1/cache/pins`: all pins, and what they hold.
 pub(super) async fn pins(
     State(app): State<Arc<App>>,
-    query: Result<Query<TokensQuery>, QueryRejection>,
+    Query(query): Query<TokensQuery>,
 ) -> Result<Json<PinList>, ApiError> {
-    let Query(query) = query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
     let pins = app.engine.cache().pins().await?;
     let pins = pins.iter().map(|pin| app.pin_info(pin, query.tokens)).collect();
     Ok(Json(PinList { pins }))
@@ -136,9 +134,8 @@ pub(super) async fn unpin(
 /// `DELETE /admin/pins/{id}`: ends a pin.
 pub(super) async fn delete_pin(
     State(app): State<Arc<App>>,
-    id: Result<Path<u64>, PathRejection>,
+    PathId(id): PathId<u64>,
 ) -> Result<Json<PinDeleted>, ApiError> {
-    let Path(id) = id.map_err(|error| ApiError::invalid(Some("id"), error.body_text()))?;
     app.end_pin(id).await
 }
 
@@ -167,9 +164,8 @@ pub(super) async fn evict(
 /// pins.
 pub(super) async fn flush(
     State(app): State<Arc<App>>,
-    query: Result<Query<FlushQuery>, QueryRejection>,
+    Query(query): Query<FlushQuery>,
 ) -> Result<Json<Flushed>, ApiError> {
-    let Query(query) = query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
     app.engine.cache().flush().await?;
     if query.disk {
         app.engine.tiers().clear_disk().await?;

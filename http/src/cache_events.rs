@@ -4,8 +4,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
@@ -14,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::App;
 use super::error::ApiError;
+use super::parts::Query;
 use crate::api::cache::{EventData, EventsQuery};
 
 /// Most streams at the same time: each has a queue in the engine, and a copy of the tree at its
@@ -39,9 +39,8 @@ impl EventStreams {
 /// The handler.
 pub(super) async fn events(
     State(app): State<Arc<App>>,
-    query: Result<Query<EventsQuery>, QueryRejection>,
+    Query(query): Query<EventsQuery>,
 ) -> Result<Response, ApiError> {
-    let Query(query) = query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
     let permit = Arc::clone(&app.event_streams.permits).try_acquire_owned().map_err(|_| {
         let message = format!("{MAX_STREAMS} clients read the events already");
         ApiError::unavailable(message, std::time::Duration::from_secs(5))

@@ -46,7 +46,7 @@ pub(super) async fn create(
     }
     let (mut request, format) = dialogue.prepare(&app, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
-    call.describe(&app.engine);
+    call.describe(&app);
     let prompt_ids = call.prompt_ids(&app.engine, &mut request).await?;
     let mut chat = Chat::new(&app, &call, format.tool_calls, prompt_ids);
     chat.reasoning = reasoning;
@@ -74,7 +74,7 @@ fn dialogue(request: &mut ChatRequest, ignored: &Ignored) -> Result<Dialogue, Ap
 }
 
 /// The tools of a request.
-fn tools(tools: Vec<RequestTool>, ignored: &Ignored) -> Result<Vec<Tool>, ApiError> {
+pub(super) fn tools(tools: Vec<RequestTool>, ignored: &Ignored) -> Result<Vec<Tool>, ApiError> {
     let mut functions = Vec::new();
     for (index, tool) in tools.into_iter().enumerate() {
         let path = format!("tools[{index}].");

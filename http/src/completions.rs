@@ -109,7 +109,7 @@ pub(super) async fn create(
         requests = requests.into_iter().map(Request::append).collect();
     }
     call.join_session(&mut requests)?;
-    call.describe(&app.engine);
+    call.describe(&app);
     if !echo {
         for request in &mut requests {
             shown.ids.extend(call.prompt_ids(&app.engine, request).await?);

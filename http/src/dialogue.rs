@@ -240,19 +240,22 @@ fn after_reasoning(grammar: Grammar, format: &AnswerFormat) -> Grammar {
 
 /// The format of the calls of a model that is given tools.
 fn tool_calls(app: &App, template: &str) -> Result<ToolCallFormat, ApiError> {
-    let refused = |message: &str| ApiError::invalid(Some("tools"), message);
-    if !template.contains("tools") {
-        return Err(refused(
-            "the model's chat template does not support tools; the operator can choose another \
-             template with --chat-template",
-        ));
-    }
+    check_tools(template)?;
     app.tool_calls.or_else(|| ToolCallFormat::of_template(template)).ok_or_else(|| {
-        refused(
-            "the format in which this model calls tools is not known; the operator can choose one \
-             with --tool-call-parser",
-        )
+        let message = "the format in which this model calls tools is not known; the operator can \
+                       choose one with --tool-call-parser";
+        ApiError::invalid(Some("tools"), message)
     })
+}
+
+/// Refuses tools if a chat template would leave them out.
+pub(super) fn check_tools(template: &str) -> Result<(), ApiError> {
+    if template.contains("tools") {
+        return Ok(());
+    }
+    let message = "the model's chat template does not support tools; the operator can choose \
+                   another template with --chat-template";
+    Err(ApiError::invalid(Some("tools"), message))
 }
 
 /// A function that the model may call.

@@ -55,7 +55,7 @@ pub(super) async fn create(
             app.check_model(&name)?;
             name
         }
-        None => app.engine.model_info().id.clone(),
+        None => app.model_name().to_owned(),
     };
     let size = app.engine.embedding_size(request.dimensions)?;
     let inputs = Arc::new(Inputs {

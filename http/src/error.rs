@@ -157,13 +157,18 @@ pub(super) fn cut(mut text: String, max: usize) -> String {
     text
 }
 
+/// A time as `Retry-After` has it: whole seconds, at least 1, because clients take 0 for
+/// "immediately".
+fn whole_seconds(wait: Duration) -> u64 {
+    wait.as_secs_f64().ceil().max(1.0) as u64
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.reply())).into_response();
         if let Some(wait) = self.retry_after {
-            // Whole seconds, at least 1: clients take 0 for "immediately".
-            let seconds = wait.as_secs_f64().ceil().max(1.0) as u64;
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+            let seconds = HeaderValue::from(whole_seconds(wait));
+            response.headers_mut().insert(header::RETRY_AFTER, seconds);
         }
         if self.status == StatusCode::UNAUTHORIZED {
             let scheme = HeaderValue::from_static("Bearer");
@@ -232,7 +237,12 @@ impl ApiError {
             }
             EngineError::Session(error) => Self::from_session(&error, message),
             EngineError::Pin(_) => Self::new(StatusCode::CONFLICT, message),
-            EngineError::Overloaded { retry_after, .. } => {
+            EngineError::Overloaded { retry_after, queued_requests, queued_tokens } => {
+                let message = format!(
+                    "overloaded: {queued_requests} requests with {queued_tokens} uncached tokens \
+                     are waiting; try again in {} s",
+                    whole_seconds(retry_after)
+                );
                 let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("overloaded");
                 Self { retry_after: Some(retry_after), ..error }
             }
@@ -246,7 +256,8 @@ impl ApiError {
                 let message = format!(
                     "the requests with this API key have {tokens_in_flight} tokens, and this one \
                      {tokens} more: max-running-tokens is {running_tokens}, and max-queued-tokens \
-                     is {queued_tokens}"
+                     is {queued_tokens}; try again in {} s",
+                    whole_seconds(retry_after)
                 );
                 let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("key_limit");
                 Self { retry_after: Some(retry_after), ..error }
@@ -317,7 +328,9 @@ mod tests {
                 queued_requests: 1,
                 queued_tokens: 1,
             };
-            let response = ApiError::from(Error::from(error)).into_response();
+            let error = ApiError::from(Error::from(error));
+            assert!(error.message().ends_with(&format!("in {header} s")), "{}", error.message());
+            let response = error.into_response();
             assert_eq!(response.headers()[header::RETRY_AFTER], header);
         }
     }

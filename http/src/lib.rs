@@ -61,7 +61,7 @@ pub use cors::Origins;
 pub use dialogue::FormatChoice;
 pub use gate::Gate;
 pub use keys::{ApiKey, ApiKeys, KeyLimits, Secret, check as check_key, read as read_keys};
-pub use tls::acceptor as tls_acceptor;
+pub use tls::Certificate;
 
 pub mod api;
 pub mod certificates;
@@ -93,6 +93,7 @@ mod openapi;
 mod options;
 mod outline;
 mod page;
+mod parts;
 mod receive;
 mod reply;
 mod request_id;
@@ -116,9 +117,11 @@ const VALUES_PER_TOKEN: usize = 8;
 /// Settings of a [`router`].
 #[derive(Clone, Debug)]
 pub struct RouterOptions {
-    /// Names that clients may use for the model, in addition to its id. They are listed.
+    /// Names of the model for clients, which replace its id. The first one is that of replies and
+    /// metrics. If there are none, clients use the id.
     pub served_names: Vec<String>,
-    /// A further name that is not listed: the argument by which the operator chose the model.
+    /// A further name that is not listed, while there are no `served_names`: the argument by which
+    /// the operator chose the model.
     pub alias: Option<String>,
     /// Who may use which route.
     pub access: Access,
@@ -188,7 +191,9 @@ impl Default for RouterOptions {
 #[derive(Debug)]
 struct App {
     engine: Engine,
+    /// The names of the model, at least one. The first one is that of replies and metrics.
     served_names: Vec<String>,
+    /// A further name that is accepted and not listed.
     alias: Option<String>,
     access: Access,
     bodies: receive::BodyLimits,
@@ -291,11 +296,15 @@ impl App {
         let (least, most) = BODY_LIMITS;
         let by_context = context.saturating_mul(BODY_BYTES_PER_TOKEN).clamp(least, most);
         let values = context.saturating_mul(VALUES_PER_TOKEN).saturating_add(BASE_VALUES);
+        let (served_names, alias) = match options.served_names {
+            names if names.is_empty() => (vec![engine.model_info().id.clone()], options.alias),
+            names => (names, None),
+        };
         Self {
-            metrics: metrics::Metrics::new(engine.clone()),
+            metrics: metrics::Metrics::new(engine.clone(), served_names[0].clone()),
             engine,
-            served_names: options.served_names,
-            alias: options.alias,
+            served_names,
+            alias,
             access: options.access,
             bodies: receive::BodyLimits {
                 size: options.body_limit.unwrap_or(by_context),

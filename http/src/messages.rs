@@ -73,7 +73,7 @@ pub(super) async fn create(
     let (mut request, format) = dialogue.prepare(&app, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
     let reply = Messages::new(call.model.clone(), format.tool_calls);
-    call.describe(&app.engine);
+    call.describe(&app);
     replies::respond(&app, &call, vec![request], app.usage_sum(1), format, reply).await
 }
 

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::header;
+use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
@@ -25,26 +25,61 @@ use super::error::ApiError;
 use crate::traces;
 
 /// The text format of OpenMetrics, which Prometheus requests and other readers accept.
-const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The older text format of Prometheus.
+const PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The metrics of one engine.
 #[derive(Debug)]
 pub(super) struct Metrics(Registry);
 
 impl Metrics {
-    pub(super) fn new(engine: Engine) -> Self {
-        let model = ("model_name".into(), engine.model_info().id.clone().into());
+    /// The metrics of an engine, whose model is served under this name.
+    pub(super) fn new(engine: Engine, model_name: String) -> Self {
+        let model = ("model_name".into(), model_name.into());
         let mut registry = Registry::with_labels([model].into_iter());
         registry.register_collector(Box::new(EngineMetrics(engine)));
         Self(registry)
     }
 }
 
-/// The handler.
-pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+/// The handler. Replies in the older format if the client accepts that one only.
+pub(super) async fn metrics(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
     let mut body = String::new();
     text::encode(&mut body, &app.metrics.0).map_err(|_| ApiError::internal())?;
-    Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], body).into_response())
+    let accepts = |kind: &str| {
+        let accepted =
+            headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+        accepted.into_iter().any(|accepted| accepted.contains(kind))
+    };
+    if accepts("text/plain") && !accepts("openmetrics-text") {
+        return Ok(([(header::CONTENT_TYPE, PLAIN)], plain(&body)).into_response());
+    }
+    Ok(([(header::CONTENT_TYPE, OPEN_METRICS)], body).into_response())
+}
+
+/// Metrics of OpenMetrics in the older format, whose comments have the names of counters with
+/// `_total`, as the samples have them, and which has no mark at the end.
+fn plain(open_metrics: &str) -> String {
+    let mut text = String::with_capacity(open_metrics.len());
+    let mut lines = open_metrics.lines().filter(|&line| line != "# EOF").peekable();
+    while let Some(line) = lines.next() {
+        let of_counter = |line: &str| line.starts_with("# TYPE ") && line.ends_with(" counter");
+        let is_of_counter = of_counter(line)
+            || line.starts_with("# HELP ") && lines.peek().is_some_and(|&next| of_counter(next));
+        let mut words = line.splitn(4, ' ');
+        match (is_of_counter, words.next(), words.next(), words.next(), words.next()) {
+            (true, Some(mark), Some(kind), Some(name), Some(rest)) => {
+                text.extend([mark, " ", kind, " ", name, "_total ", rest, "\n"]);
+            }
+            _ => text.extend([line, "\n"]),
+        }
+    }
+    text
 }
 
 /// Reads the engine's numbers at each scrape.

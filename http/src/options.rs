@@ -74,7 +74,7 @@ impl Call {
                 app.check_model(&name)?;
                 name
             }
-            None => app.engine.model_info().id.clone(),
+            None => app.model_name().to_owned(),
         };
         let stream = options.stream.unwrap_or(false);
         let include_usage = include_usage(of_api.choices.stream_options.as_ref(), stream, ignored)?;
@@ -144,10 +144,10 @@ impl Call {
     }
 
     /// Adds what the call asks for to its trace.
-    pub(super) fn describe(&self, engine: &Engine) {
+    pub(super) fn describe(&self, app: &App) {
         traces::describe(traces::Asked {
             requested_model: &self.model,
-            model: &engine.model_info().id,
+            model: app.model_name(),
             max_tokens: self.max_tokens,
             choices: self.choice_count,
             stream: self.stream,

@@ -7,8 +7,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use futures::FutureExt;
 use serde_json::json;
@@ -16,6 +15,7 @@ use stolon::{Engine, Namespace, TreeDump};
 
 use super::App;
 use super::error::ApiError;
+use super::parts::{PathId, Query};
 use crate::api::outline::{
     MAX_OUTLINE_NODES, Outline, OutlineNode, OutlineQuery, Prefix, PrefixQuery,
 };
@@ -26,9 +26,8 @@ const MAX_TEXT_TOKENS: usize = 4096;
 /// `GET /v1/cache/outline`: the largest nodes of the prefix tree.
 pub(super) async fn outline(
     State(app): State<Arc<App>>,
-    query: Result<Query<OutlineQuery>, QueryRejection>,
+    Query(query): Query<OutlineQuery>,
 ) -> Result<Json<Outline>, ApiError> {
-    let Query(query) = query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
     if !(1..=MAX_OUTLINE_NODES).contains(&query.nodes) {
         let expected = format!("1 to {MAX_OUTLINE_NODES}");
         return Err(ApiError::expected("nodes", &expected, &json!(query.nodes)));
@@ -58,11 +57,9 @@ pub(super) async fn outline(
 /// `GET /v1/cache/prefix/{id}`: what a node of the tree stands for.
 pub(super) async fn prefix(
     State(app): State<Arc<App>>,
-    id: Result<Path<String>, PathRejection>,
-    query: Result<Query<PrefixQuery>, QueryRejection>,
+    PathId(id): PathId<String>,
+    Query(query): Query<PrefixQuery>,
 ) -> Result<Json<Prefix>, ApiError> {
-    let Path(id) = id.map_err(|error| ApiError::invalid(Some("id"), error.body_text()))?;
-    let Query(query) = query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
     let hash = parse_id("id", &id)?;
     let blocks = app.engine.stats().blocks_cached;
     let engine = app.engine.clone();

@@ -52,7 +52,7 @@ pub(super) async fn create(
     let (mut request, format) = dialogue.prepare(&app, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
     let reply = ResponseReply::new(call.model.clone(), settings, format.tool_calls, namespaces);
-    call.describe(&app.engine);
+    call.describe(&app);
     replies::respond(&app, &call, vec![request], app.usage_sum(1), format, reply).await
 }
 

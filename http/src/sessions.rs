@@ -7,8 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
 use serde_json::json;
@@ -17,6 +16,7 @@ use stolon::{SessionId, SessionInfo, SessionOptions};
 use super::App;
 use super::access::Caller;
 use super::error::ApiError;
+use super::parts::PathId;
 use super::receive::Received;
 use crate::api::sessions::{
     ForkSession, MAX_TTL_SECONDS, OpenSession, RewindSession, Session, SessionClosed, SessionList,
@@ -56,9 +56,9 @@ pub(super) async fn list(
 pub(super) async fn get(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    id: Result<Path<String>, PathRejection>,
+    PathId(id): PathId<String>,
 ) -> Result<Json<Session>, ApiError> {
-    let info = app.engine.sessions().get(&caller.session(path_id(id)?))?;
+    let info = app.engine.sessions().get(&caller.session(id))?;
     Ok(Json(app.session(&info)))
 }
 
@@ -66,19 +66,19 @@ pub(super) async fn get(
 pub(super) async fn close(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    id: Result<Path<String>, PathRejection>,
+    PathId(id): PathId<String>,
 ) -> Result<Json<SessionClosed>, ApiError> {
-    app.close_session(caller.session(path_id(id)?))
+    app.close_session(caller.session(id))
 }
 
 /// `POST /v1/sessions/{id}/fork`: opens a session that continues where this one is, or earlier.
 pub(super) async fn fork(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    id: Result<Path<String>, PathRejection>,
+    PathId(id): PathId<String>,
     body: Received,
 ) -> Result<Json<Session>, ApiError> {
-    let from = caller.session(path_id(id)?);
+    let from = caller.session(id);
     let request: ForkSession = app.parser.parse(body).await?;
     let to = caller.new_session(request.id);
     let info = app.engine.sessions().fork(&from, to, request.tokens).await?;
@@ -89,10 +89,10 @@ pub(super) async fn fork(
 pub(super) async fn rewind(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    id: Result<Path<String>, PathRejection>,
+    PathId(id): PathId<String>,
     body: Received,
 ) -> Result<Json<Session>, ApiError> {
-    let id = caller.session(path_id(id)?);
+    let id = caller.session(id);
     let request: RewindSession = app.parser.parse(body).await?;
     let info = app.engine.sessions().rewind(&id, request.tokens).await?;
     Ok(Json(app.session(&info)))
@@ -133,11 +133,6 @@ pub(super) async fn list_all(State(app): State<Arc<App>>) -> Json<SessionList> {
     };
     let data = app.engine.sessions().list().iter().map(describe).collect();
     Json(SessionList { object: "list".into(), data })
-}
-
-fn path_id(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
-    let Path(id) = id.map_err(|error| ApiError::invalid(Some("id"), error.body_text()))?;
-    Ok(id)
 }
 
 impl Caller {

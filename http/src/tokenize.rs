@@ -8,11 +8,15 @@ use serde_json::json;
 use stolon::{ChatMessage, ChatOptions, Request};
 
 use super::App;
-use super::chat::messages;
+use super::advice::Ignored;
+use super::chat::{messages, tools};
+use super::dialogue::{Tool, check_tools};
 use super::error::ApiError;
 use super::logprobs::token_text;
 use super::receive::Received;
-use crate::api::tokenize::{DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized};
+use crate::api::tokenize::{
+    DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized, TokenizerInfo,
+};
 
 /// `POST /tokenize`.
 pub(super) async fn tokenize(
@@ -28,7 +32,7 @@ pub(super) async fn tokenize(
         (Some(prompt), None) => text_tokens(&app, prompt, &request).await?,
         (None, Some(conversation)) => {
             let conversation = messages(conversation, &ignored)?;
-            chat_tokens(&app, conversation, request.chat_options(&app)?).await?
+            chat_tokens(&app, conversation, request.chat_options(&app, &ignored)?).await?
         }
         (None, None) => return Err(ApiError::missing("prompt")),
         (Some(_), Some(_)) => {
@@ -69,6 +73,25 @@ pub(super) async fn detokenize(
     Ok(Json(Detokenized { prompt: app.parser.run(count, decode).await?? }))
 }
 
+/// `GET /tokenizer_info`.
+pub(super) async fn info(State(app): State<Arc<App>>) -> Result<Json<TokenizerInfo>, ApiError> {
+    let (engine, info) = (&app.engine, app.engine.model_info());
+    let text = |token: u32| engine.detokenize(&[token], false);
+    // What is put around an empty text, less what ends it.
+    let around = engine.tokenize("", true).await?;
+    let bos = around.first().filter(|token| !info.eos_token_ids.contains(token));
+    let options = ChatOptions::default();
+    let template = engine.chat_template().ok().and_then(|template| template.source(&options).ok());
+    Ok(Json(TokenizerInfo {
+        bos_token: bos.map(|&token| text(token)).transpose()?,
+        eos_token: info.eos_token_ids.first().map(|&token| text(token)).transpose()?,
+        pad_token: None,
+        chat_template: template.map(str::to_owned),
+        vocab_size: info.vocab_size,
+        model_max_length: info.max_positions,
+    }))
+}
+
 async fn text_tokens(
     app: &App,
     prompt: String,
@@ -79,6 +102,9 @@ async fn text_tokens(
     }
     if request.chat_template_kwargs.is_some() {
         return Err(only_with_messages("chat_template_kwargs"));
+    }
+    if request.tools.as_ref().is_some_and(|tools| !tools.is_empty()) {
+        return Err(only_with_messages("tools"));
     }
     Ok(app.engine.tokenize(prompt, request.add_special_tokens.unwrap_or(true)).await?)
 }
@@ -98,16 +124,23 @@ fn only_with_messages(param: &str) -> ApiError {
 
 impl TokenizeRequest {
     /// How the conversation is rendered.
-    fn chat_options(&mut self, app: &App) -> Result<ChatOptions, ApiError> {
+    fn chat_options(&mut self, app: &App, ignored: &Ignored) -> Result<ChatOptions, ApiError> {
         if self.add_special_tokens == Some(true) {
             let expected = "false with `messages`, because the chat template adds special tokens";
             return Err(ApiError::expected("add_special_tokens", expected, &json!(true)));
         }
-        Ok(ChatOptions {
+        let tools = tools(self.tools.take().unwrap_or_default(), ignored)?;
+        let options = ChatOptions {
+            tools: tools.iter().map(Tool::as_value).collect(),
             add_generation_prompt: self.add_generation_prompt.unwrap_or(true),
             special_tokens_in_messages: app.special_tokens_in_messages,
             variables: self.chat_template_kwargs.take().unwrap_or_default(),
             ..ChatOptions::default()
-        })
+        };
+        if !options.tools.is_empty() {
+            let template = app.engine.chat_template()?.source(&options);
+            check_tools(template.map_err(stolon::Error::from)?)?;
+        }
+        Ok(options)
     }
 }

@@ -1,41 +1,68 @@
-//! The signals that stop `stolon serve`.
+//! The signals that stop `stolon serve`, or make it read its keys and certificates again.
 
-/// SIGINT (Ctrl-C) and SIGTERM. One value lives as long as the server, because a signal that comes
-/// while none exists is lost.
+/// What a signal asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Interrupt {
+    /// To stop: SIGINT (Ctrl-C) or SIGTERM.
+    Stop,
+    /// To read files again: SIGHUP.
+    Reload,
+}
+
+/// The signals. One value lives as long as the server, because a signal that comes while none
+/// exists is lost, or ends the process.
 #[derive(Debug)]
 pub(super) struct Interrupts {
     #[cfg(unix)]
-    signals: [tokio::signal::unix::Signal; 2],
+    stopping: [tokio::signal::unix::Signal; 2],
+    #[cfg(unix)]
+    hangup: Option<tokio::signal::unix::Signal>,
 }
 
 impl Interrupts {
+    /// `can_reload` says whether there is anything to read again. Without it, SIGHUP ends the
+    /// process, as it should when the terminal is closed.
     #[cfg(unix)]
-    pub(super) fn new() -> std::io::Result<Self> {
+    pub(super) fn new(can_reload: bool) -> std::io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
-        let signals = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
-        Ok(Self { signals })
+        let stopping = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
+        let hangup = can_reload.then(|| signal(SignalKind::hangup())).transpose()?;
+        Ok(Self { stopping, hangup })
     }
 
     #[cfg(not(unix))]
-    pub(super) fn new() -> std::io::Result<Self> {
+    pub(super) fn new(_can_reload: bool) -> std::io::Result<Self> {
         Ok(Self {})
     }
 
+    /// Waits for a signal to stop.
+    pub(super) async fn stop(&mut self) {
+        while self.next().await != Interrupt::Stop {}
+    }
+
     /// Waits for the next signal.
     #[cfg(unix)]
-    pub(super) async fn next(&mut self) {
-        let [interrupt, terminate] = &mut self.signals;
+    pub(super) async fn next(&mut self) -> Interrupt {
+        let [interrupt, terminate] = &mut self.stopping;
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
+            _ = interrupt.recv() => Interrupt::Stop,
+            _ = terminate.recv() => Interrupt::Stop,
+            _ = hangup => Interrupt::Reload,
         }
     }
 
     /// Waits for the next signal.
     #[cfg(not(unix))]
-    pub(super) async fn next(&mut self) {
+    pub(super) async fn next(&mut self) -> Interrupt {
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await; // No handler could be installed.
         }
+        Interrupt::Stop
     }
 }

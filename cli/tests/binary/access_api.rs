@@ -123,3 +123,29 @@ fn an_open_server_warns() {
         assert!(!errors.contains("panicked"), "{errors}");
     }
 }
+
+/// Goal: after SIGHUP, the keys of the file are those that it has now; a file that cannot be read
+/// changes nothing, and a key that stays keeps its requests.
+#[cfg(unix)]
+#[tokio::test]
+async fn keys_are_read_again_on_sighup() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("keys");
+    std::fs::write(&file, "ada key-of-ada\nbob key-of-bob\n").expect("written");
+    let args = ["--api-key-file", file.to_str().expect("UTF-8")];
+    let server = Server::start(TINY, &args);
+    let client = reqwest::Client::new();
+    let models = |key: &str| client.get(server.url("/v1/models")).bearer_auth(key);
+    let replaced = async |old: &str, new: &str| {
+        server.hang_up();
+        while status(models(old)).await != 401 {}
+        assert_eq!(status(models(new)).await, 200);
+        assert_eq!(status(models("key-of-ada")).await, 200);
+    };
+    std::fs::write(&file, "ada key-of-ada\neve key-of-eve\n").expect("written");
+    replaced("key-of-bob", "key-of-eve").await;
+    std::fs::write(&file, "malformed\n").expect("written");
+    server.hang_up();
+    std::fs::write(&file, "ada key-of-ada\nfay key-of-fay\n").expect("written");
+    replaced("key-of-eve", "key-of-fay").await;
+}

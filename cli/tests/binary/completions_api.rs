@@ -302,19 +302,32 @@ async fn a_disconnect_cancels_the_request() {
 /// are reported.
 #[tokio::test]
 async fn models_health_and_stats_are_reported() {
-    let server = Server::start(crate::support::TINY, &["--served-name", "org/alias"]);
+    let names = ["--served-model-name", "org/served", "--served-model-name", "other-name"];
+    let server = Server::start(crate::support::TINY, &names);
     assert_eq!(server.get("/health").await, (200, json!({"status": "ok"})));
     let (_, models) = server.get("/v1/models").await;
-    let id = models["data"][0]["id"].as_str().expect("an id");
-    assert_eq!(models["data"][1]["id"], "org/alias");
-    let (status, model) = server.get("/v1/models/org/alias").await;
+    let listed: Vec<&Value> =
+        models["data"].as_array().expect("a list").iter().map(|model| &model["id"]).collect();
+    assert_eq!(listed, ["org/served", "other-name"]);
+    let (status, model) = server.get("/v1/models/org/served").await;
     assert_eq!((status, &model["object"]), (200, &json!("model")));
-    assert_eq!(server.get("/v1/models/other").await.0, 404);
-    for name in [id, "org/alias"] {
+    let (status, reply) = server.get("/v1/models/%ff").await;
+    assert_eq!((status, &reply["error"]["param"]), (400, &json!("id")));
+    // The names replace the model's own.
+    let (status, reply) = server.get(&format!("/v1/models/{}", crate::support::TINY)).await;
+    let message = reply["error"]["message"].as_str().expect("a message");
+    assert!(status == 404 && message.ends_with("`org/served`"), "{message}");
+    for (name, expected) in [
+        (json!("other-name"), "other-name"),
+        (json!("org/served"), "org/served"),
+        (Value::Null, "org/served"),
+    ] {
         let reply = server.complete(json!({"model": name, "prompt": "x", "max_tokens": 1})).await;
-        assert_eq!(reply["model"], name);
+        assert_eq!(reply["model"], expected);
     }
+    let metrics = reqwest::get(server.url("/metrics")).await.expect("a reply").text().await;
+    assert!(metrics.expect("text").contains("model_name=\"org/served\""));
     let (_, stats) = server.get("/admin/stats").await;
-    assert_eq!(stats["stats"]["finished"], 2);
+    assert_eq!(stats["stats"]["finished"], 3);
     assert_eq!(stats["model"]["num_blocks"], 512);
 }

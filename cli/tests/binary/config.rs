@@ -31,7 +31,7 @@ fn line<'a>(output: &'a str, name: &str) -> &'a str {
 #[test]
 fn flags_precede_the_environment_and_that_the_file() {
     let file = "port = 1111\nhost = \"file.example\"\nblock-size = 4\nmax-num-seqs = 7\n\
-                served-name = [\"a\", \"b\"]\nhide-cached-tokens = true\npublic-metrics = false\n\
+                served-model-name = [\"a\", \"b\"]\nhide-cached-tokens = true\npublic-metrics = false\n\
                 api-key = \"sekret\"\nkv-memory = \"1G\"\n";
     let variables = [
         ("STOLON_HOST", "environment.example"),
@@ -45,7 +45,7 @@ fn flags_precede_the_environment_and_that_the_file() {
         ("host", "host = \"environment.example\" # environment"),
         ("block-size", "block-size = 32 # flag"),
         ("max-running", "max-running = 7 # file"),
-        ("served-name", "served-name = [\"a\", \"b\"] # file"),
+        ("served-model-name", "served-model-name = [\"a\", \"b\"] # file"),
         ("hide-cached-tokens", "hide-cached-tokens = true # file"),
         ("public-metrics", "public-metrics = false # file"),
         ("special-tokens-in-messages", "special-tokens-in-messages = true # environment"),
@@ -160,4 +160,40 @@ fn wrong_files_are_refused() {
     let output = stolon(&["serve", "--config", "/nowhere/x.toml"]).output().expect("it ends");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("/nowhere/x.toml") && errors.contains("cannot open"), "{errors}");
+}
+
+/// Goal: the model can be given without a flag or with the short one, before what the environment
+/// and the file say.
+#[test]
+fn the_model_needs_no_long_flag() {
+    let file = "model = \"random:of-the-file\"";
+    let environment = [("STOLON_MODEL", "random:of-the-environment")];
+    for args in [
+        &["config", "random:given"][..],
+        &["config", "--port", "1", "random:given"],
+        &["config", "-m", "random:given"],
+    ] {
+        let output = text(&run(file, &environment, args));
+        assert_eq!(line(&output, "model"), "model = \"random:given\" # flag");
+    }
+    let output = run(file, &environment, &["config", "random:a", "--model", "random:b"]);
+    assert_eq!(output.status.code(), Some(2), "two models");
+}
+
+/// Goal: a misspelt variable is refused, and those of a Kubernetes service are not.
+#[test]
+fn misspelt_variables_are_refused() {
+    let service = [
+        ("STOLON_SERVICE_PORT_HTTP", "8080"),
+        ("STOLON_PORT_8080_TCP_ADDR", "10.0.0.1"),
+        ("STOLON_CHAT_SERVICE_HOST", "10.0.0.2"),
+        ("STOLON_CPU_PATH", "portable"),
+    ];
+    text(&run("", &service, &["config"]));
+    for args in [&["config"][..], &["generate", "--prompt", "x"]] {
+        let output = run("", &[("STOLON_MAX_MODEL_LENGHT", "4096")], args);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{errors}");
+        assert!(errors.contains("STOLON_MAX_MODEL_LENGHT"), "{errors}");
+    }
 }

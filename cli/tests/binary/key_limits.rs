@@ -74,7 +74,7 @@ async fn a_key_has_its_own_limits() {
             status => assert_eq!(status, 504, "the other request has not arrived yet"),
         }
     };
-    assert!(refused.headers().contains_key("retry-after"));
+    let wait = refused.headers()["retry-after"].to_str().expect("a number").to_owned();
     let refused = error(refused).await;
     assert_eq!(
         (&refused["type"], &refused["code"]),
@@ -82,6 +82,7 @@ async fn a_key_has_its_own_limits() {
     );
     let message = refused["message"].as_str().expect("a message");
     assert!(message.contains("max-queued-tokens is 20"), "{message}");
+    assert!(message.ends_with(&format!("in {wait} s")), "{message}");
     assert_eq!(short(&server, "key-bob", "60").await.status(), 200);
     drop(running);
     assert_eq!(waiting.await.expect("the task ends"), 200, "it runs when the other one has gone");

@@ -12,8 +12,12 @@ pub(crate) const TINY: &str = "random:tiny";
 /// The binary with arguments, and without environment variables that change its behaviour.
 pub(crate) fn stolon(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stolon"));
-    command.args(args).env_remove("STOLON_MODEL").env_remove("RUST_LOG");
-    command.env_remove("STOLON_API_KEY").env_remove("STOLON_ADMIN_KEY");
+    command.args(args).env_remove("RUST_LOG");
+    // Settings, and variables of tests, which are none.
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for name in names.filter(|name| name.starts_with("STOLON_") && name != "STOLON_CPU_PATH") {
+        command.env_remove(name);
+    }
     command.env_remove("OTEL_EXPORTER_OTLP_ENDPOINT");
     command.env_remove("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
     command
@@ -275,6 +279,12 @@ impl Server {
     }
 
     /// Sends SIGTERM to the process.
+    /// Asks it to read its keys and certificates again.
+    pub(crate) fn hang_up(&self) {
+        let kill = Command::new("kill").args(["-HUP", &self.child.id().to_string()]).status();
+        assert!(kill.expect("kill exists").success());
+    }
+
     pub(crate) fn terminate(&self) {
         self.signal("-TERM");
     }

@@ -237,3 +237,23 @@ fn commands_trust_a_private_authority() {
         }
     }
 }
+
+/// Goal: after SIGHUP, new connections get the certificate that the files have now.
+#[cfg(unix)]
+#[test]
+fn certificates_are_read_again_on_sighup() {
+    let (old, new) = (Files::new(), Files::new());
+    let server = old.serve(&[]);
+    let url = server.url("/health");
+    assert!(old.client().get(&url).call().is_ok());
+    assert!(new.client().get(&url).call().is_err());
+    for name in ["cert.pem", "key.pem"] {
+        std::fs::copy(new.path(name), old.path(name)).expect("copied");
+    }
+    server.hang_up();
+    let since = Instant::now();
+    while new.client().get(&url).call().is_err() {
+        assert!(since.elapsed() < GUARD, "the new certificate is in use");
+    }
+    assert!(old.client().get(&url).call().is_err());
+}

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::{Server, TINY};
+use crate::tools_api::SCRIPTED;
 
 /// Goal: a text becomes token ids and back, with the texts of the tokens if requested, and the
 /// special tokens around it can be left out.
@@ -50,6 +51,7 @@ async fn conversations_are_tokenised_as_chat_requests_are() {
 async fn wrong_tokenize_requests_are_refused() {
     let server = Server::tiny();
     let messages = json!([{"role": "user", "content": "x"}]);
+    let add = json!({"type": "function", "function": {"name": "add"}});
     for (path, body, status, param) in [
         ("/tokenize", json!({}), 400, "prompt"),
         ("/tokenize", json!({"prompt": "x", "messages": messages}), 400, "messages"),
@@ -68,7 +70,7 @@ async fn wrong_tokenize_requests_are_refused() {
             400,
             "add_generation_prompt",
         ),
-        ("/tokenize", json!({"prompt": "x", "tools": [{}]}), 400, "tools"),
+        ("/tokenize", json!({"prompt": "x", "tools": [add]}), 400, "tools"),
         ("/tokenize", json!({"prompt": "x", "model": "gpt"}), 404, "model"),
         ("/detokenize", json!({}), 400, "tokens"),
         ("/detokenize", json!({"tokens": [-1]}), 400, "tokens[0]"),
@@ -164,4 +166,40 @@ async fn chat_returns_token_ids() {
     assert_eq!(pieces[0]["prompt_token_ids"], prompt);
     assert!(pieces[1..].iter().all(|piece| piece["prompt_token_ids"].is_null()));
     assert_eq!(json!(streamed_ids(&pieces)), whole["choices"][0]["token_ids"]);
+}
+
+/// Goal: a conversation with tools has the tokens of the same chat request, which are more than
+/// without tools, also where Anthropic's clients count them.
+#[tokio::test]
+async fn tools_are_counted() {
+    let server = Server::start(SCRIPTED, &[]);
+    let messages = json!([{"role": "user", "content": "What is 2 + 3?"}]);
+    let schema = json!({"type": "object", "properties": {"a": {"type": "number"}}});
+    let tools = json!([{"type": "function", "function": {"name": "add", "parameters": schema}}]);
+    let count = async |path: &str, body: Value, member: &str| -> u64 {
+        server.ok(path, body).await[member].as_u64().expect("a number")
+    };
+    let plain = count("/tokenize", json!({"messages": messages}), "count").await;
+    let body = json!({"messages": messages, "tools": tools});
+    let with_tools = count("/tokenize", body.clone(), "count").await;
+    assert!(with_tools > plain, "{with_tools} and {plain}");
+    let reply = server.ok("/v1/chat/completions", body).await;
+    assert_eq!(reply["usage"]["prompt_tokens"], with_tools);
+    let tools = json!([{"name": "add", "input_schema": schema}]);
+    let body = json!({"messages": messages, "tools": tools, "max_tokens": 9});
+    assert_eq!(count("/v1/messages/count_tokens", body, "input_tokens").await, with_tools);
+}
+
+/// Goal: the tokenizer's information has what lm_eval reads: the special tokens, which `/tokenize`
+/// takes as one token each, and the chat template.
+#[tokio::test]
+async fn the_tokenizer_is_described() {
+    let server = Server::start("demo", &[]);
+    let (status, info) = server.get("/tokenizer_info").await;
+    assert_eq!(status, 200, "{info}");
+    let eos = info["eos_token"].as_str().expect("an end-of-sequence token");
+    let body = json!({"prompt": eos, "add_special_tokens": false});
+    assert_eq!(server.ok("/tokenize", body).await["count"], 1);
+    assert!(info["chat_template"].as_str().is_some_and(|template| template.contains("messages")));
+    assert!(info.as_object().is_some_and(|info| info.contains_key("bos_token")));
 }

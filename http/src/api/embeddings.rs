@@ -17,7 +17,8 @@ pub struct EmbeddingsRequest {
     /// The inputs: 1 to 2,048, none of them empty, and 1,048,576 tokens in all. Instructions that
     /// the model expects before a question are part of it.
     pub input: PromptInput,
-    /// The model's id or one of the names given with `--served-name`. Default: the served model.
+    /// The model's id, or one of the names given with `--served-model-name`, which replace it.
+    /// Default: the served model.
     pub model: Option<String>,
     /// How vectors are written. Default `float`.
     pub encoding_format: Option<EncodingFormat>,

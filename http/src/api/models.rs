@@ -9,7 +9,7 @@ use serde::Serialize;
 pub struct ModelList {
     /// Always `list`.
     pub object: &'static str,
-    /// The model's id first, then the names given with `--served-name`.
+    /// The names given with `--served-model-name` or, if there are none, the model's id.
     pub data: Vec<Model>,
     /// Always false: the list is complete. As Anthropic's.
     pub has_more: bool,

@@ -29,7 +29,8 @@ pub const MAX_TOKEN_IDS: usize = 4096;
 /// (`generation_config.json`); without a recommendation, decoding is greedy.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub struct GenerationOptions {
-    /// The model's id or one of the names given with `--served-name`. Default: the served model.
+    /// The model's id, or one of the names given with `--served-model-name`, which replace it.
+    /// Default: the served model.
     pub model: Option<String>,
     /// Whether to send the reply in pieces, as server-sent events. Default false.
     pub stream: Option<bool>,

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::chat::{MAX_MESSAGES, Message};
+use super::chat::{MAX_MESSAGES, MAX_TOOLS, Message, Tool};
 use super::fields::{self, UnknownFields};
 
 /// The body of `POST /tokenize`. It has either a `prompt` or `messages`.
@@ -30,6 +30,10 @@ pub struct TokenizeRequest {
     pub return_token_strs: Option<bool>,
     /// Variables of the chat template. Allowed only with `messages`.
     pub chat_template_kwargs: Option<serde_json::Map<String, Value>>,
+    /// Functions that the model may call, as in a chat request. Allowed only with `messages`.
+    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_TOOLS>")]
+    #[schemars(length(max = MAX_TOOLS))]
+    pub tools: Option<Vec<Tool>>,
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,
@@ -67,4 +71,21 @@ pub struct DetokenizeRequest {
 pub struct Detokenized {
     /// The text of the tokens, special tokens included.
     pub prompt: String,
+}
+
+/// `GET /tokenizer_info`: what a client needs to use the tokenizer through `/tokenize`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct TokenizerInfo {
+    /// The text of the token that begins a text; `null` if the model has none.
+    pub bos_token: Option<String>,
+    /// The text of the token that ends an answer; `null` if the model has none.
+    pub eos_token: Option<String>,
+    /// Always `null`: sequences are not padded.
+    pub pad_token: Option<String>,
+    /// The chat template, in Jinja; `null` if the model has none.
+    pub chat_template: Option<String>,
+    /// Number of token ids.
+    pub vocab_size: usize,
+    /// Context length in tokens: prompt and generated tokens together.
+    pub model_max_length: usize,
 }

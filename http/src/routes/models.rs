@@ -3,7 +3,9 @@
 use super::Role::Client;
 use super::{Group, get, post};
 use crate::api::models::{Model, ModelList};
-use crate::api::tokenize::{DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized};
+use crate::api::tokenize::{
+    DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized, TokenizerInfo,
+};
 use crate::{admin, tokenize};
 
 /// The rows.
@@ -29,6 +31,9 @@ pub(super) fn group() -> Group {
             .takes::<DetokenizeRequest>()
             .replies::<Detokenized>()
             .fails(&[404]),
+        get("/tokenizer_info", Client, tokenize::info)
+            .described("tokenizerInfo", "Special tokens and the chat template")
+            .replies::<TokenizerInfo>(),
     ];
     let description = "The served model and its tokenizer.";
     Group { name: "Models and tokens", description, routes }
