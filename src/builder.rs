@@ -141,6 +141,16 @@ impl EngineBuilder {
         self
     }
 
+    /// Replaces members of the model's `generation_config.json`, which are the defaults of
+    /// [`Engine::recommended_sampling`] and [`Engine::chat_sampling`]: a JSON object with any of
+    /// `do_sample`, `temperature`, `top_k`, `top_p`, `min_p` and `repetition_penalty`. One of them
+    /// switches sampling on, unless `do_sample` is false. Another member, or a value that is out of
+    /// range, is an error when the engine is built.
+    pub fn override_generation_config(mut self, members: serde_json::Value) -> Self {
+        self.load_options.generation = Some(members);
+        self
+    }
+
     /// The tokio runtime that the engine's tasks run on. It needs a time driver and must outlive
     /// the engine. Default: the runtime on which [`build`](Self::build) is called.
     ///
@@ -221,7 +231,7 @@ impl EngineBuilder {
         let make = self.into_factory(&config, sender)?;
         let handle = EngineHandle::start_with(make, config, runtime).await?;
         let missing = |_| EngineError::StartFailed { reason: "nothing was loaded".to_owned() };
-        let Loaded { id, text, recommended_sampling, embedding, generates } =
+        let Loaded { id, text, sampling, embedding, generates } =
             loaded.try_recv().map_err(missing)?;
         let spec = &handle.context().spec;
         let embedding = embedding_info(&id, spec, own_embedding.or(embedding), sizes)?;
@@ -248,7 +258,7 @@ impl EngineBuilder {
         let prompts = Prompts::new(text, handle.context().prompt_limit(), handle.runtime().clone());
         let tiers = tiers.open(&handle).await?;
         let namespace_key = key.or_else(|| tiers.namespace_key());
-        Ok(Engine::new(Inner { handle, prompts, recommended_sampling, info, namespace_key, tiers }))
+        Ok(Engine::new(Inner { handle, prompts, sampling, info, namespace_key, tiers }))
     }
 }
 

@@ -13,6 +13,7 @@ use stolon_text::StopStrings;
 
 use crate::min_tokens::MinTokens;
 use crate::prompt::Prompts;
+use crate::repetition::RepetitionDetector;
 use crate::stream::AnswerState;
 use crate::tiers::EngineTiers;
 use crate::{
@@ -42,11 +43,20 @@ pub struct Engine {
 pub(crate) struct Inner {
     pub(crate) handle: EngineHandle,
     pub(crate) prompts: Prompts,
-    pub(crate) recommended_sampling: SamplingParams,
+    pub(crate) sampling: DefaultSampling,
     pub(crate) info: ModelInfo,
     /// [`EngineBuilder::namespace_key`], or the one of the tiers.
     pub(crate) namespace_key: Option<[u8; 32]>,
     pub(crate) tiers: EngineTiers,
+}
+
+/// The sampling parameters of requests that give none.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DefaultSampling {
+    /// [`Engine::recommended_sampling`].
+    pub(crate) recommended: SamplingParams,
+    /// [`Engine::chat_sampling`].
+    pub(crate) chat: SamplingParams,
 }
 
 impl Engine {
@@ -195,6 +205,7 @@ impl Engine {
         let detokenizer = text.detokenizer(&request.shown_tokens);
         let answer = AnswerState {
             text: detokenizer.map(|detokenizer| (detokenizer, stop_strings)),
+            repetition: request.end_repetition.then(RepetitionDetector::new),
             stops: request.stop,
             eos_ids: eos_ids.clone(),
             stop_ids: options.stop_ids.clone(),
@@ -273,7 +284,15 @@ impl Engine {
     /// The sampling parameters that the model's authors recommend; greedy if they recommend none.
     /// They are not applied by default.
     pub fn recommended_sampling(&self) -> SamplingParams {
-        self.inner.recommended_sampling.clone()
+        self.inner.sampling.recommended.clone()
+    }
+
+    /// The sampling parameters for chats. They are those that the model's authors recommend; if
+    /// they recommend none, temperature 0.8, top-k 40, top-p 0.95 and min-p 0.05, because small
+    /// models often repeat themselves endlessly when they are decoded greedily. With a custom
+    /// backend, greedy. They are not applied by default.
+    pub fn chat_sampling(&self) -> SamplingParams {
+        self.inner.sampling.chat.clone()
     }
 
     /// The admission policy in use.

@@ -147,6 +147,7 @@ mod estimate;
 mod min_tokens;
 mod model_info;
 mod prompt;
+mod repetition;
 mod request;
 mod stream;
 #[cfg(feature = "text")]

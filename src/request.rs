@@ -62,6 +62,7 @@ pub struct Request {
     pub(crate) stop: Arc<[String]>,
     pub(crate) ignore_eos: bool,
     pub(crate) min_tokens: usize,
+    pub(crate) end_repetition: bool,
     pub(crate) shown_tokens: Arc<[String]>,
     pub(crate) logprobs: Option<usize>,
     pub(crate) processor: Option<SharedProcessor>,
@@ -84,6 +85,7 @@ impl Request {
             stop: Arc::default(),
             ignore_eos: false,
             min_tokens: 0,
+            end_repetition: false,
             shown_tokens: Arc::default(),
             logprobs: None,
             processor: None,
@@ -194,6 +196,14 @@ impl Request {
     /// Whether to continue after the model's end-of-sequence ids. Default: false.
     pub fn ignore_eos(mut self, ignore: bool) -> Request {
         self.ignore_eos = ignore;
+        self
+    }
+
+    /// Whether to end an answer that repeats itself without end, with the finish reason
+    /// [`FinishReason::Repetition`](crate::FinishReason::Repetition): the same tokens, at most 256,
+    /// five times or more and for more than 256 tokens. Default: false.
+    pub fn end_repetition(mut self, end: bool) -> Request {
+        self.end_repetition = end;
         self
     }
 

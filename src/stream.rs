@@ -13,6 +13,7 @@ use stolon_scheduler::{
 };
 use stolon_text::StopStrings;
 
+use crate::repetition::RepetitionDetector;
 use crate::text::Detokenizer;
 use crate::{Completion, EngineError, Error};
 
@@ -59,9 +60,11 @@ pub(crate) struct AnswerState {
     pub(crate) stop_ids: TokenSet,
     /// Number of tokens before which stop strings are not looked for.
     pub(crate) min_tokens: usize,
+    /// `None` if the answer may repeat itself.
+    pub(crate) repetition: Option<RepetitionDetector>,
     pub(crate) submitted: Instant,
-    /// Usage and timings so far. If a stop string ends the request, the final event is made from
-    /// them, because the engine does not send one.
+    /// Usage and timings so far. If a stop string or a repetition ends the request, the final event
+    /// is made from them, because the engine does not send one.
     pub(crate) usage: Usage,
     pub(crate) timings: Timings,
 }
@@ -151,17 +154,24 @@ impl TokenStream {
                 (token.text, matched) = (scan.text, scan.matched);
             }
         }
+        let repeats = self.answer.repetition.as_mut().zip(token.id).is_some_and(|(it, id)| it.push(id));
         if let Some((turn, id)) = self.turn.as_mut().zip(token.id) {
             Arc::make_mut(&mut turn.tokens).push(id);
         }
         self.ready.push_back(Event::Token(token));
         if let Some(index) = matched {
-            self.end_at_stop_string(index);
+            self.answer.text = None;
+            let stop = self.answer.stops.get(index).cloned();
+            let finish = self.end_early(FinishReason::StopString(stop.unwrap_or_default()));
+            self.ready.push_back(Event::Finished(finish));
+        } else if repeats {
+            let finish = self.end_early(FinishReason::Repetition);
+            self.end(finish);
         }
     }
 
-    /// Ends the request at the stop string `index`. The engine computes no further tokens of it.
-    fn end_at_stop_string(&mut self, index: usize) {
+    /// Ends the request before the engine does, which computes no further tokens of it.
+    fn end_early(&mut self, reason: FinishReason) -> Finish {
         if let Some(turn) = self.turn.take() {
             let Usage { prompt_tokens, cached_tokens, .. } = self.answer.usage;
             let tokens = Arc::clone(&turn.tokens);
@@ -173,16 +183,11 @@ impl TokenStream {
             sequence.complete();
         }
         let answer = &mut self.answer;
-        answer.text = None;
         answer.timings.total = answer.submitted.elapsed();
-        self.ready.push_back(Event::Finished(Finish {
-            reason: FinishReason::StopString(answer.stops.get(index).cloned().unwrap_or_default()),
-            usage: answer.usage,
-            timings: answer.timings,
-        }));
+        Finish { reason, usage: answer.usage, timings: answer.timings }
     }
 
-    /// Ends the request after the engine's last event. Text that was withheld because it could have
+    /// Ends the stream after the last token. Text that was withheld because it could have
     /// become a stop string is emitted first.
     fn end(&mut self, mut finish: Finish) {
         self.sequence = None;

@@ -21,7 +21,11 @@ mod files;
 mod sampling;
 
 /// The default of `--block-size` on the CPU, in tokens. On a GPU it is larger.
-pub(crate) const DEFAULT_BLOCK_SIZE: usize = 16;
+const DEFAULT_BLOCK_SIZE: usize = 16;
+
+/// The same for the demo model: so small that its questions, of about ten tokens, branch off in the
+/// prefix tree.
+const DEMO_BLOCK_SIZE: usize = 4;
 
 /// The default of `--model`.
 const DEMO: &str = "demo";
@@ -45,6 +49,14 @@ pub struct EngineArgs {
     /// A Jinja template of at most 256 KiB, as in a model's chat_template.jinja.
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
+    /// Replace members of the model's generation_config.json: a JSON object with any of do_sample,
+    /// temperature, top_k, top_p, min_p and repetition_penalty
+    ///
+    /// They are the defaults of requests that give no sampling parameters. Without any, and if the
+    /// model's authors recommend none, chats are sampled with temperature 0.8, top-k 40, top-p 0.95
+    /// and min-p 0.05, and completions are greedy.
+    #[arg(long, value_name = "JSON", value_parser = parse_json)]
+    pub override_generation_config: Option<serde_json::Value>,
     /// Memory for the KV cache, in bytes or with a unit: 536870912, 512M, 1.5G
     ///
     /// Units are K, M, G and T, powers of 1024. By default a part of the memory that is free after
@@ -100,7 +112,8 @@ pub struct EngineArgs {
     /// The prefix cache shares whole blocks. Smaller blocks share more of two similar prompts and
     /// have more overhead.
     ///
-    /// By default 16, and 32 on a GPU, where attention is slow with smaller blocks.
+    /// By default 16, or 4 with the demo model, whose questions are short; and 32 on a GPU, where
+    /// attention is slow with smaller blocks.
     #[arg(long, value_name = "TOKENS")]
     pub block_size: Option<usize>,
     /// Device that runs the model: cpu, cuda, cuda:INDEX, metal or metal:INDEX
@@ -257,6 +270,12 @@ impl EngineArgs {
             .prefetch_policy(self.kv_prefetch_policy)
     }
 
+    /// Tokens per KV block: those that were asked for, or the default on the CPU.
+    pub(crate) fn cpu_block_size(&self) -> usize {
+        let default = if self.model == DEMO { DEMO_BLOCK_SIZE } else { DEFAULT_BLOCK_SIZE };
+        self.block_size.unwrap_or(default)
+    }
+
     /// An engine builder with these settings. The model has not been loaded yet.
     ///
     /// # Errors
@@ -306,8 +325,15 @@ impl EngineArgs {
         if let Some(count) = self.num_blocks {
             builder = builder.num_blocks(count);
         }
-        if let Some(tokens) = self.block_size {
-            builder = builder.block_size(tokens);
+        if let Some(members) = &self.override_generation_config {
+            builder = builder.override_generation_config(members.clone());
+        }
+        #[cfg(feature = "candle")]
+        let is_cpu = self.device == stolon::DeviceChoice::Cpu;
+        #[cfg(not(feature = "candle"))]
+        let is_cpu = true;
+        if is_cpu || self.block_size.is_some() {
+            builder = builder.block_size(self.cpu_block_size());
         }
         #[cfg(feature = "candle")]
         {
@@ -349,6 +375,10 @@ impl EngineArgs {
         let engine = self.builder()?.build().await;
         engine.with_context(|| format!("cannot start an engine for the model `{}`", self.model))
     }
+}
+
+fn parse_json(text: &str) -> Result<serde_json::Value, String> {
+    serde_json::from_str(text).map_err(|error| format!("expected a JSON object, got {error}"))
 }
 
 #[cfg(feature = "demo-model")]

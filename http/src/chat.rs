@@ -37,7 +37,7 @@ pub(super) async fn create(
     let logprobs = top_logprobs(&request)?;
     let reasoning = request.include_reasoning.unwrap_or(true);
     let dialogue = dialogue(&mut request, &ignored)?;
-    let of_api = OfApi { choices: request.choices, ..OfApi::default() };
+    let of_api = OfApi { choices: request.choices, is_chat: true, ..OfApi::default() };
     let mut call = Call::new(request.options, of_api, &app, &caller, &ignored)?;
     app.check_answers("n", call.choice_count)?;
     call.logprobs = logprobs;

@@ -20,7 +20,7 @@ use super::reply::{self, Dialect, Piece, UsageSum};
 use crate::api::completions::{Completion, CompletionChoice, CompletionRequest, Prompt};
 use crate::api::logprobs::CompletionLogprobs;
 use crate::api::options::MAX_CHOICES;
-use crate::api::reply::{FinishReason, Usage};
+use crate::api::reply::{CutReason, FinishReason, Usage};
 
 /// OpenAI's default for this endpoint.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -260,6 +260,7 @@ impl Completions {
             text,
             logprobs: None,
             finish_reason: None,
+            stop_reason: None,
             prompt_token_ids: None,
             token_ids,
         }
@@ -285,6 +286,7 @@ fn add(choice: &mut CompletionChoice, piece: CompletionChoice) {
         lists.text_offset.extend(more.text_offset);
     }
     choice.finish_reason = piece.finish_reason.or(choice.finish_reason);
+    choice.stop_reason = piece.stop_reason.or(choice.stop_reason);
     if let (Some(ids), Some(more)) = (&mut choice.token_ids, piece.token_ids) {
         ids.extend(more);
     }
@@ -331,8 +333,9 @@ impl Dialect for Completions {
 
     fn end(&mut self, index: usize, reason: &stolon::FinishReason) -> Vec<Self::Event> {
         let finish_reason = Some(FinishReason::from(reason));
+        let stop_reason = CutReason::of(reason);
         let piece = self.piece(index, String::new(), Vec::new());
-        self.emit(CompletionChoice { finish_reason, ..piece })
+        self.emit(CompletionChoice { finish_reason, stop_reason, ..piece })
     }
 
     fn finish(&mut self, usage: Usage) -> Vec<Self::Event> {

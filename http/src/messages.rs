@@ -67,7 +67,7 @@ pub(super) async fn create(
     }
     let format = request.output_config.and_then(|output| output.format);
     let format = format.map(|format| ("output_config.format", format));
-    let of_api = OfApi { format, ..OfApi::default() };
+    let of_api = OfApi { format, is_chat: true, ..OfApi::default() };
     let mut call = Call::new(options, of_api, &app, &caller, &ignored)?;
     call.max_tokens = max_tokens;
     let (mut request, format) = dialogue.prepare(&app, call.grammar.take(), &ignored).await?;

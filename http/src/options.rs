@@ -57,6 +57,8 @@ pub(super) struct OfApi {
     pub(super) choices: ChoiceOptions,
     /// What the answers have to follow.
     pub(super) format: Option<structured::Format>,
+    /// Whether the prompt is a conversation.
+    pub(super) is_chat: bool,
 }
 
 impl Call {
@@ -86,7 +88,14 @@ impl Call {
         }
         let grammar = structured::grammar(&mut options, of_api.format, ignored)?;
         let session = session(&mut options, ignored)?.map(|name| caller.session(name));
-        let sampling = sampling(&mut options, app.engine.recommended_sampling());
+        let base = match of_api.is_chat {
+            true => app.engine.chat_sampling(),
+            false => app.engine.recommended_sampling(),
+        };
+        let sampling = sampling(&mut options, base);
+        // An answer that goes on past the model's own end is meant to be as long as it is.
+        let ends = of_api.is_chat && options.ignore_eos != Some(true);
+        options.end_repetition.get_or_insert(ends);
         Ok(Self {
             model,
             choice_count: of_api.choices.n.unwrap_or(1),
@@ -165,6 +174,7 @@ impl Call {
             .stop_ids(options.stop_token_ids.iter().flatten().copied())
             .ignore_eos(options.ignore_eos.unwrap_or(false))
             .min_tokens(options.min_tokens.unwrap_or(0))
+            .end_repetition(options.end_repetition.unwrap_or(false))
             .priority(options.priority.unwrap_or(0));
         if let Some(top) = self.logprobs {
             request = request.logprobs(top);

@@ -44,7 +44,7 @@ pub(super) async fn create(
         ignored.note("text.verbosity");
     }
     let format = text.format.map(|format| ("text.format", format));
-    let of_api = OfApi { format, ..OfApi::default() };
+    let of_api = OfApi { format, is_chat: true, ..OfApi::default() };
     let mut call = Call::new(request.options, of_api, &app, &caller, &ignored)?;
     if let Some(max_tokens) = request.max_output_tokens {
         call.max_tokens = max_tokens;

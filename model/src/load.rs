@@ -27,7 +27,12 @@ pub struct LoadOptions {
     /// Address, token and cache of the hub. The default is read from the environment.
     #[cfg(feature = "hub")]
     pub hub: HubOptions,
+    /// Replaces members of the model's `generation_config.json` about sampling.
+    pub generation: Option<serde_json::Value>,
 }
+
+/// The name of [`LoadOptions::generation`] in errors.
+const OVERRIDE: &str = "override_generation_config";
 
 /// Loads a model: reads its configuration, maps its weights, and checks that every tensor that the
 /// configuration requires is present with the right shape and a supported type.
@@ -36,8 +41,19 @@ pub struct LoadOptions {
 ///
 /// # Errors
 /// [`ModelError`]. Its message names the file and the key or tensor in it.
-#[cfg_attr(not(feature = "hub"), allow(unused_variables, reason = "all options belong to the hub"))]
 pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, ModelError> {
+    let mut model = read(source, options)?;
+    if let Some(value) = &options.generation {
+        generation::replace(&mut model.generation, OVERRIDE, value)?;
+    }
+    Ok(model)
+}
+
+#[cfg_attr(
+    not(feature = "hub"),
+    allow(unused_variables, reason = "the other options are the hub's")
+)]
+fn read(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, ModelError> {
     match source {
         ModelSource::Directory(path) => from_directory(path, file_name(path)),
         ModelSource::Gguf(path) => gguf::load(path, file_name(path)),

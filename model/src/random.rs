@@ -34,7 +34,8 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
         config,
         weights,
         text: TextSource { tokenizer, tokenizer_config: None, chat_template: None },
-        generation: GenerationDefaults::default(),
+        // The same answers in every chat, because these models are for tests and benchmarks.
+        generation: GenerationDefaults { do_sample: Some(false), ..GenerationDefaults::default() },
         embedding: None,
         generates: true,
     })

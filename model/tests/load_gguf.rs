@@ -271,6 +271,36 @@ fn text_files_in_the_directory_take_precedence() {
     assert!(error.contains("`tokenizer.ggml.token_type`") && error.contains("40 numbers"));
 }
 
+/// Goal: what the file recommends for sampling is used, unless a generation_config.json next to it
+/// says something else.
+#[test]
+fn sampling_is_recommended_by_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, weights) = model(&config_json("llama"), 13);
+    let mut file = gguf_of(&config, &weights, TensorType::F32);
+    assert_eq!(open(&write(dir.path(), &file)).unwrap().generation.do_sample, None);
+    for (name, value) in [
+        ("temp", Meta::F32(0.5)),
+        ("top_k", Meta::I32(-1)),
+        ("min_p", Meta::F32(0.25)),
+        ("penalty_repeat", Meta::F32(1.5)),
+        ("mirostat", Meta::I32(0)),
+    ] {
+        file.set(&format!("general.sampling.{name}"), value);
+    }
+    let path = write(dir.path(), &file);
+    let sampling = open(&path).unwrap().generation.recommended_sampling();
+    assert_eq!((sampling.temperature, sampling.top_k, sampling.min_p), (0.5, None, 0.25));
+    assert_eq!((sampling.top_p, sampling.repetition_penalty), (1.0, 1.5));
+    write_json(dir.path(), "generation_config.json", &json!({ "temperature": 0.75 }));
+    let sampling = open(&path).unwrap().generation.recommended_sampling();
+    assert_eq!((sampling.temperature, sampling.min_p), (0.75, 0.25));
+
+    file.set("general.sampling.min_p", Meta::F32(2.0));
+    let error = open(&write(dir.path(), &file)).unwrap_err().to_string();
+    assert!(error.contains("min_p") && error.contains("from 0 to 1"), "{error}");
+}
+
 /// Goal: errors name the key or tensor that is missing, invalid or not implemented.
 #[test]
 fn errors_name_the_key_or_tensor() {

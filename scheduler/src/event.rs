@@ -53,13 +53,15 @@ pub enum FinishReason {
     StopString(String),
     /// `max_tokens`, the context length or the KV pool was exhausted.
     Length,
+    /// The answer repeated itself without end.
+    Repetition,
 }
 
 impl FinishReason {
     /// The name in OpenAI's API: `stop` or `length`.
     pub fn as_str(&self) -> &'static str {
         match self {
-            FinishReason::Length => "length",
+            FinishReason::Length | FinishReason::Repetition => "length",
             _ => "stop",
         }
     }

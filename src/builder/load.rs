@@ -11,9 +11,10 @@ use stolon_scheduler::EngineConfig;
 use stolon_text::{TextSource, TokenizerSource};
 
 use super::{EngineBuilder, ModelArg};
+use crate::Error;
 use crate::device::GpuOptions;
+use crate::engine::DefaultSampling;
 use crate::text::Text;
-use crate::{Error, SamplingParams};
 
 /// Makes a backend on the executor thread.
 pub(super) type BackendFactory = Box<dyn FnOnce() -> Result<Box<dyn Backend>, Error> + Send>;
@@ -37,7 +38,7 @@ impl BackendOptions {
 pub(super) struct Loaded {
     pub(super) id: String,
     pub(super) text: Text,
-    pub(super) recommended_sampling: SamplingParams,
+    pub(super) sampling: DefaultSampling,
     pub(super) embedding: Option<EmbeddingConfig>,
     pub(super) generates: bool,
 }
@@ -58,10 +59,9 @@ impl EngineBuilder {
         // Sending fails only if the caller has dropped the future.
         match (self.backend, self.model) {
             (Some((id, make)), _) => {
-                let (text, recommended_sampling) =
-                    (own_text.unwrap_or_default(), SamplingParams::default());
+                let (text, sampling) = (own_text.unwrap_or_default(), DefaultSampling::default());
                 let (embedding, generates) = (None, true);
-                let rest = Loaded { id, text, recommended_sampling, embedding, generates };
+                let rest = Loaded { id, text, sampling, embedding, generates };
                 drop(loaded.send(rest));
                 Ok(make)
             }
@@ -109,6 +109,7 @@ impl EngineBuilder {
             ("kv_type", self.kv_type.is_some()),
             ("threads", self.threads.is_some()),
             ("weights", self.weights.is_some()),
+            ("override_generation_config", self.load_options.generation.is_some()),
             ("device", self.device.is_set()),
         ];
         match ignored.into_iter().find(|(_, is_set)| *is_set) {
@@ -145,8 +146,11 @@ fn load(
         None => text_layer(&text, &generation.eos_token_ids, is_replaced)?,
     };
     let backend = options.open(config, weights)?;
-    let recommended_sampling = generation.recommended_sampling();
-    Ok((Loaded { id, text, recommended_sampling, embedding, generates }, backend))
+    let sampling = DefaultSampling {
+        recommended: generation.recommended_sampling(),
+        chat: generation.chat_sampling(),
+    };
+    Ok((Loaded { id, text, sampling, embedding, generates }, backend))
 }
 
 /// Replaces all chat templates of a model.

@@ -5,8 +5,8 @@ use stolon::{Grammar, Request, SamplingParams};
 
 /// Sampling parameters and stop conditions.
 ///
-/// `chat` takes defaults of unset sampling flags from the model's `generation_config.json`;
-/// `generate` is greedy.
+/// `chat` takes defaults of unset sampling flags from what the model's authors recommend, or else
+/// samples with temperature 0.8, top-k 40, top-p 0.95 and min-p 0.05; `generate` is greedy.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
@@ -52,6 +52,11 @@ pub struct SamplingArgs {
     /// Continue past the model's end-of-sequence tokens
     #[arg(long)]
     pub ignore_eos: bool,
+    /// End an answer that repeats itself without end: the same tokens, at most 256, five times or
+    /// more and for more than 256 tokens. Default: true for `chat` without --ignore-eos, false for
+    /// `generate`
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub end_repetition: Option<bool>,
     /// Answer with JSON that is valid under this JSON schema: the schema itself, or a file with it
     #[arg(long, value_name = "SCHEMA", value_parser = parse_schema, group = "structure")]
     pub json_schema: Option<Grammar>,
@@ -92,6 +97,7 @@ impl SamplingArgs {
             .stop(self.stop.iter().cloned())
             .stop_ids(self.stop_id.iter().copied())
             .ignore_eos(self.ignore_eos)
+            .end_repetition(self.end_repetition.unwrap_or(false))
     }
 }
 

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use stolon::Engine;
 
 use super::progress;
-use crate::args::{DEFAULT_BLOCK_SIZE, EngineArgs};
+use crate::args::EngineArgs;
 use stolon_loadgen::drive::{closed_loop, in_turns};
 use stolon_loadgen::metrics::{RequestRecord, median};
 use stolon_loadgen::rng::SeededRng;
@@ -211,7 +211,7 @@ impl TiersArgs {
         );
         // A prefix of the second part fits, too.
         let tokens = pool.max(self.prefix as usize + 2 * SUFFIX_TOKENS);
-        let block_size = self.engine.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
+        let block_size = self.engine.cpu_block_size();
         let mut builder = self.engine.builder()?.num_blocks(tokens.div_ceil(block_size) + 1);
         if tier != Tier::Pool {
             builder = self.engine.with_disk(builder, directory);

@@ -105,7 +105,10 @@ async fn unsupported_chat_parameters_are_refused() {
 #[tokio::test]
 async fn answers_without_a_limit_use_the_context() {
     let server = Server::start("demo", &[]);
-    let body = json!({"messages": conversation(), "temperature": 0, "logit_bias": {"65": 100}});
+    let body = json!({
+        "messages": conversation(), "temperature": 0, "logit_bias": {"65": 100},
+        "end_repetition": false,
+    });
     let reply = server.ok(PATH, body.clone()).await;
     let (prompt, answer) = (&reply["usage"]["prompt_tokens"], &reply["usage"]["completion_tokens"]);
     let sum = prompt.as_u64().zip(answer.as_u64()).map(|(prompt, answer)| prompt + answer);

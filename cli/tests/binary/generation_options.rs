@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::Server;
+use crate::support::{Server, TINY, fail};
 use crate::tools_api::SCRIPTED;
 
 /// Path, the smallest body, and where the reply has the number of cached tokens.
@@ -82,5 +82,68 @@ async fn one_answer_has_no_number_of_choices() {
         let more = json!({"stop": "x", "stop_sequences": ["y"]});
         let (status, reply) = server.post(path, with(body, &more)).await;
         assert_eq!(status, 400, "{path}: {reply}");
+    }
+}
+
+/// Goal: an answer that is the same token again and again is ended, in whole and in streamed
+/// replies: in conversations unless the request forbids it, in completions if it asks for it.
+#[tokio::test]
+async fn an_endless_repetition_is_ended() {
+    let template = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(&template, "{% for m in messages %}{{ m.content }}{% endfor %}")
+        .expect("written");
+    let path = template.path().to_str().expect("UTF-8");
+    let server = Server::start(TINY, &["--chat-template", path]);
+    let letters = json!({"logit_bias": {"97": 100}, "max_tokens": 600});
+    let completion = with(&json!({"prompt": "b"}), &letters);
+    let chat = with(&json!({"messages": [{"role": "user", "content": "b"}]}), &letters);
+    let (on, off) = (json!({"end_repetition": true}), json!({"end_repetition": false}));
+    let eos = json!({"ignore_eos": true});
+    for (path, body, tokens) in [
+        ("/v1/completions", completion.clone(), 600),
+        ("/v1/completions", with(&completion, &on), 257),
+        ("/v1/chat/completions", chat.clone(), 257),
+        ("/v1/chat/completions", with(&chat, &off), 600),
+        ("/v1/chat/completions", with(&chat, &eos), 600),
+    ] {
+        let reply = server.ok(path, body.clone()).await;
+        let choice = &reply["choices"][0];
+        let text = choice["text"].as_str().or(choice["message"]["content"].as_str());
+        assert_eq!(text.map(str::len), Some(tokens), "{path}: {body}");
+        assert_eq!(reply["usage"]["completion_tokens"], tokens);
+        assert_eq!(choice["finish_reason"], "length");
+        let cut = if tokens == 257 { json!("repetition") } else { Value::Null };
+        assert_eq!(choice["stop_reason"], cut, "{path}: {body}");
+        let events = server.events(path, body).await;
+        let last = events.iter().rfind(|event| !event["choices"][0]["finish_reason"].is_null());
+        assert_eq!(last.map(|event| &event["choices"][0]["stop_reason"]), Some(&cut), "{path}");
+    }
+    server.settled_audit().await;
+}
+
+/// Goal: `--override-generation-config` replaces the defaults of requests, not what they ask for,
+/// and names what is wrong with it.
+#[tokio::test]
+async fn the_defaults_of_sampling_are_replaced() {
+    let config = r#"{"temperature": 2.0, "top_p": 1.0}"#;
+    for (args, are_drawn) in [(&[][..], false), (&["--override-generation-config", config], true)] {
+        let server = Server::start(TINY, args);
+        let answer = async |more| {
+            let body = with(&json!({"prompt": "abc", "max_tokens": 40}), &more);
+            server.ok("/v1/completions", body).await["choices"][0]["text"].clone()
+        };
+        let (one, other) = (answer(json!({})).await, answer(json!({})).await);
+        assert_eq!(one != other, are_drawn);
+        let greedy = json!({"temperature": 0});
+        assert_eq!(answer(greedy.clone()).await, answer(greedy).await);
+    }
+    for (config, expected) in [
+        (r#"{"temprature": 1}"#, "temprature"),
+        (r#"{"top_p": 7}"#, "from 0 to 1"),
+        ("top_p", "expected a JSON object"),
+    ] {
+        let args = ["generate", "--model", TINY, "--prompt", "a"];
+        let error = fail(&[&args[..], &["--override-generation-config", config]].concat());
+        assert!(error.contains(expected), "{error}");
     }
 }

@@ -8,7 +8,8 @@ use crate::support::{Server, TINY};
 
 /// A server with the demo model, and its page.
 pub(crate) async fn demo(args: &[&str]) -> (Server, Browser) {
-    let server = Server::start("demo", &[&["--pin-budget", "128"], args].concat());
+    let server =
+        Server::start("demo", &[&["--num-blocks", "1024", "--pin-budget", "320"], args].concat());
     let browser = Browser::start().await;
     browser.open(&server.url("/")).await;
     (server, browser)
@@ -308,7 +309,7 @@ async fn the_reference_page_can_be_searched() {
     browser.wait_for("document.querySelector('#search')").await;
     let all = browser.script(shown).await.as_array().map(Vec::len);
     browser.press("/").await;
-    browser.press("prompt budget").await;
+    browser.press("prompt tokens").await;
     browser.wait_for("document.querySelector('[role=status]').innerText").await;
     let found = browser.script(shown).await;
     let found: Vec<&str> =
@@ -318,7 +319,7 @@ async fn the_reference_page_can_be_searched() {
         let text = format!("document.getElementById('{id}').textContent.toLowerCase()");
         let text = browser.script(&format!("return {text}")).await;
         let text = text.as_str().expect("text");
-        assert!(text.contains("prompt") && text.contains("budget"), "{id}");
+        assert!(text.contains("prompt") && text.contains("tokens"), "{id}");
     }
     browser.script("document.querySelector('#search').select()").await;
     browser.press("no such words").await;

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::fields::{self, UnknownFields};
 use super::logprobs::ChatLogprobs;
 use super::options::{ChoiceOptions, GenerationOptions, MAX_LOGPROBS};
-use super::reply::{FinishReason, Reply};
+use super::reply::{CutReason, FinishReason, Reply};
 
 /// Most messages of a conversation.
 pub const MAX_MESSAGES: usize = 4096;
@@ -171,6 +171,9 @@ pub struct ChatChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// Why generation ended.
     pub finish_reason: FinishReason,
+    /// Why the answer was cut off, if not at a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_reason: Option<CutReason>,
     /// Ids of the tokens that were generated, if they were requested. An end-of-sequence token is
     /// one of them.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -281,6 +284,9 @@ pub struct ChatChunkChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// Why generation ended; `null` in all pieces but the last of a choice.
     pub finish_reason: Option<FinishReason>,
+    /// Why the answer was cut off, if not at a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_reason: Option<CutReason>,
     /// Ids of the tokens that this piece adds, if they were requested. An end-of-sequence token is
     /// one of them.
     #[serde(skip_serializing_if = "Option::is_none")]

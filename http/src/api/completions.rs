@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::fields::{self, UnknownFields};
 use super::logprobs::CompletionLogprobs;
 use super::options::{ChoiceOptions, GenerationOptions, MAX_CHOICES, MAX_LOGPROBS};
-use super::reply::{FinishReason, Reply};
+use super::reply::{CutReason, FinishReason, Reply};
 
 /// The request body.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -100,6 +100,9 @@ pub struct CompletionChoice {
     pub logprobs: Option<CompletionLogprobs>,
     /// Why generation ended; `null` in all pieces but the last of a choice.
     pub finish_reason: Option<FinishReason>,
+    /// Why the answer was cut off, if not at a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_reason: Option<CutReason>,
     /// Token ids of the prompt, in a whole choice or in its first piece, if they were requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,

@@ -80,6 +80,11 @@ pub struct GenerationOptions {
     pub stop_token_ids: Option<Vec<u32>>,
     /// Whether to generate past the model's end-of-sequence tokens. Default false.
     pub ignore_eos: Option<bool>,
+    /// Whether to end an answer that repeats itself without end: the same tokens, at most 256, five
+    /// times or more and for more than 256 tokens. Its `finish_reason` is `length`, and its
+    /// `stop_reason` is `repetition`. Default true for conversations without `ignore_eos`, and
+    /// false for completions.
+    pub end_repetition: Option<bool>,
     /// Number of tokens before which nothing ends the answer: no end-of-sequence token, stop token
     /// or stop string. Default 0.
     #[serde(default, deserialize_with = "fields::count::<_, 0, { u32::MAX as usize }>")]

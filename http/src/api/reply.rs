@@ -70,8 +70,23 @@ pub enum FinishReason {
 impl From<&stolon::FinishReason> for FinishReason {
     fn from(reason: &stolon::FinishReason) -> Self {
         match reason {
-            stolon::FinishReason::Length => Self::Length,
+            stolon::FinishReason::Length | stolon::FinishReason::Repetition => Self::Length,
             _ => Self::Stop,
         }
+    }
+}
+
+/// Why an answer was cut off before any limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CutReason {
+    /// It repeated itself without end.
+    Repetition,
+}
+
+impl CutReason {
+    /// The reason of an answer that ended so, if it was cut off.
+    pub(crate) fn of(reason: &stolon::FinishReason) -> Option<Self> {
+        matches!(reason, stolon::FinishReason::Repetition).then_some(Self::Repetition)
     }
 }

@@ -8,7 +8,7 @@ use crate::api::chat::{
     FunctionDelta, FunctionType, ReplyToolCall, Role, ToolCallDelta,
 };
 use crate::api::logprobs::ChatLogprobs;
-use crate::api::reply::{FinishReason, Usage};
+use crate::api::reply::{CutReason, FinishReason, Usage};
 use crate::choices::{self, ChoiceEvent, Envelope, Names};
 use crate::dialogue::call_id;
 use crate::error::ApiError;
@@ -72,6 +72,7 @@ impl Chat {
                 message,
                 logprobs: has_logprobs.then(|| ChatLogprobs { content: Vec::new(), refusal: None }),
                 finish_reason: FinishReason::Stop,
+                stop_reason: None,
                 token_ids: has_ids.then(Vec::new),
             };
             Growing { whole, complete_calls: 0 }
@@ -89,7 +90,14 @@ impl Chat {
     /// A piece without log-probabilities and token ids.
     fn chunk(&self, index: usize, delta: Delta) -> ChatChunkChoice {
         let token_ids = self.has_ids.then(Vec::new);
-        ChatChunkChoice { index, delta, logprobs: None, finish_reason: None, token_ids }
+        ChatChunkChoice {
+            index,
+            delta,
+            logprobs: None,
+            finish_reason: None,
+            stop_reason: None,
+            token_ids,
+        }
     }
 
     /// What parts of an answer add to the message of a choice.
@@ -162,6 +170,7 @@ fn add(choice: &mut ChatChoice, piece: ChatChunkChoice) {
         ids.extend(more);
     }
     choice.finish_reason = piece.finish_reason.unwrap_or(choice.finish_reason);
+    choice.stop_reason = piece.stop_reason.or(choice.stop_reason);
 }
 
 /// Whether a delta is a part of the call with this number.
@@ -217,9 +226,10 @@ impl Dialect for Chat {
     }
 
     fn end(&mut self, index: usize, reason: &stolon::FinishReason) -> Vec<Self::Event> {
-        let reason = finish_reason(reason.into(), self.choices[index].complete_calls);
+        let stop_reason = CutReason::of(reason);
+        let finish_reason = Some(finish_reason(reason.into(), self.choices[index].complete_calls));
         let piece = self.chunk(index, Delta::default());
-        self.emit(vec![ChatChunkChoice { finish_reason: Some(reason), ..piece }])
+        self.emit(vec![ChatChunkChoice { finish_reason, stop_reason, ..piece }])
     }
 
     fn finish(&mut self, usage: Usage) -> Vec<Self::Event> {

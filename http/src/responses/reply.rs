@@ -287,7 +287,7 @@ impl Dialect for ResponseReply {
     }
 
     fn end(&mut self, _choice: usize, reason: &FinishReason) -> Vec<ResponseEvent> {
-        self.is_cut = matches!(reason, FinishReason::Length);
+        self.is_cut = matches!(reason, FinishReason::Length | FinishReason::Repetition);
         self.stop(if self.is_cut { Status::Incomplete } else { Status::Completed })
     }
 

@@ -206,8 +206,38 @@ fn token_id(header: &Header, name: &str) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
+/// The members of `generation_config.json`, by their names below `general.sampling.`.
+const SAMPLING_KEYS: [(&str, &str); 5] = [
+    ("temp", "temperature"),
+    ("top_k", "top_k"),
+    ("top_p", "top_p"),
+    ("min_p", "min_p"),
+    ("penalty_repeat", "repetition_penalty"),
+];
+
+/// What the file recommends for sampling, as members of `generation_config.json`.
+fn sampling(header: &Header) -> serde_json::Map<String, serde_json::Value> {
+    let mut members = serde_json::Map::new();
+    for (name, member) in SAMPLING_KEYS {
+        let Some(value) = header.metadata.get(&format!("general.sampling.{name}")) else {
+            continue;
+        };
+        // In llama.cpp, 0 and negative numbers switch these off.
+        let value = match name {
+            "top_k" => value.as_i64().map(|count| serde_json::json!(count.max(0))),
+            "temp" => value.as_f64().map(|value| serde_json::json!(value.max(0.0))),
+            _ => value.as_f64().map(|value| serde_json::json!(value)),
+        };
+        members.extend(value.map(|value| (member.to_owned(), value)));
+    }
+    if !members.is_empty() {
+        members.insert("do_sample".to_owned(), true.into());
+    }
+    members
+}
+
 /// The generation defaults. A `generation_config.json` in the same directory takes precedence over
-/// the end-of-sequence tokens of the GGUF file.
+/// the end-of-sequence tokens and the sampling parameters of the GGUF file.
 pub(crate) fn generation(
     header: &Header,
     decoder: DecoderConfig,
@@ -221,6 +251,14 @@ pub(crate) fn generation(
         quantization: None,
     };
     let path = directory.join(directory::GENERATION);
-    let value = files::optional(files::read_json(&path))?;
+    let mut members = sampling(header);
+    let value = match files::optional(files::read_json(&path))? {
+        Some(serde_json::Value::Object(mut file)) => {
+            members.append(&mut file);
+            Some(members.into())
+        }
+        None if !members.is_empty() => Some(members.into()),
+        other => other,
+    };
     generation::parse(&path.display().to_string(), value.as_ref(), &own)
 }

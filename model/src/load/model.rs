@@ -50,6 +50,18 @@ pub struct GenerationDefaults {
     pub repetition_penalty: Option<f32>,
 }
 
+/// What chats are sampled with if the model's authors recommend nothing: the defaults of llama.cpp.
+const USUAL: GenerationDefaults = GenerationDefaults {
+    eos_token_ids: Vec::new(),
+    bos_token_id: None,
+    do_sample: Some(true),
+    temperature: Some(0.8),
+    top_k: Some(40),
+    top_p: Some(0.95),
+    min_p: Some(0.05),
+    repetition_penalty: None,
+};
+
 impl GenerationDefaults {
     /// The sampling parameters that the model's authors recommend. Greedy if they recommend none.
     #[must_use]
@@ -64,11 +76,44 @@ impl GenerationDefaults {
         }
         params
     }
+
+    /// The sampling parameters for chats: those that the model's authors recommend, or else the
+    /// usual ones, because greedy answers of small models often end in a loop.
+    #[must_use]
+    pub fn chat_sampling(&self) -> SamplingParams {
+        if self.do_sample.is_some() {
+            return self.recommended_sampling();
+        }
+        let usual = Self {
+            temperature: self.temperature.or(USUAL.temperature),
+            top_k: self.top_k.or(USUAL.top_k),
+            top_p: self.top_p.or(USUAL.top_p),
+            min_p: self.min_p.or(USUAL.min_p),
+            repetition_penalty: self.repetition_penalty,
+            ..USUAL
+        };
+        usual.recommended_sampling()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: chats are sampled unless the authors recommend otherwise, with what they recommend.
+    #[test]
+    fn chats_are_sampled_by_default() {
+        let none = GenerationDefaults::default();
+        let sampling = none.chat_sampling();
+        assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.8, Some(40), 0.95));
+        assert_eq!(none.recommended_sampling(), SamplingParams::default());
+        let greedy = GenerationDefaults { do_sample: Some(false), ..none.clone() };
+        assert_eq!(greedy.chat_sampling(), SamplingParams::default());
+        let own = GenerationDefaults { temperature: Some(0.2), ..none.clone() };
+        assert_eq!((own.chat_sampling().temperature, own.chat_sampling().top_k), (0.2, Some(40)));
+        let given = GenerationDefaults { do_sample: Some(true), ..none };
+        assert_eq!((given.chat_sampling().temperature, given.chat_sampling().top_k), (1.0, None));
+    }
 
     /// Goal: recommended values apply if the model's authors recommend sampling, and only then.
     #[test]
