@@ -3,21 +3,26 @@
 //! Each turn sends the whole conversation. The prefix cache avoids computing the earlier turns
 //! again; a dim line after each answer shows how much came from the cache.
 
-use std::io::{self, BufRead, IsTerminal};
-use std::path::PathBuf;
+mod command;
+mod input;
+mod render;
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use rustyline::DefaultEditor;
-use rustyline::error::ReadlineError;
-use stolon::{ChatMessage, ChatOptions, Engine, Event, Request};
+use serde_json::json;
+use stolon::{ChatMessage, ChatOptions, Engine, Event, MessageContent, Request};
 
+use self::command::{Command, HELP};
+use self::input::{Input, Read};
+use self::render::Renderer;
 use crate::args::{EngineArgs, SamplingArgs};
+use crate::download;
 use crate::generate::figures;
 use crate::terminal;
-
-const HELP: &str = "/reset starts a new conversation, /cache shows what of it is cached, /stats \
-                    shows the prefix cache, /quit (or end of input) exits; Ctrl-C stops an answer";
 
 /// Arguments of `stolon chat`.
 #[derive(Debug, Args)]
@@ -34,19 +39,14 @@ pub struct ChatArgs {
     engine: EngineArgs,
 }
 
-/// Where input lines come from: a line editor with history in a terminal, plain lines otherwise.
-enum Input {
-    Terminal(Box<DefaultEditor>),
-    Plain,
-}
-
 /// The conversation so far and the engine that answers.
 struct Conversation {
     engine: Engine,
     sampling: SamplingArgs,
+    /// The system prompt, if there is one, and the turns.
     messages: Vec<ChatMessage>,
-    /// Number of messages before the first turn: 1 with a system prompt, otherwise 0.
-    initial_count: usize,
+    /// The file that `/save` has written, which it may replace.
+    saved: Option<PathBuf>,
 }
 
 impl ChatArgs {
@@ -62,41 +62,40 @@ impl ChatArgs {
             ),
             None => self.system.clone(),
         };
-        let engine = self.engine.start().await?;
+        let engine = start(&self.engine).await?;
         let info = engine.model_info();
         anyhow::ensure!(
             info.has_chat_template,
             "the model `{}` has no chat template: use `stolon generate`",
             info.id
         );
-        let messages: Vec<ChatMessage> =
-            system.map(|text| ChatMessage::new("system", text)).into_iter().collect();
         let mut conversation = Conversation {
-            sampling: self.sampling,
-            initial_count: messages.len(),
-            messages,
             engine: engine.clone(),
+            sampling: self.sampling,
+            messages: system.map(|text| ChatMessage::new("system", text)).into_iter().collect(),
+            saved: None,
         };
         let mut input = Input::new()?;
-        if matches!(input, Input::Terminal(_)) {
-            terminal::line(terminal::dim(format!("{}; {HELP}", info.id)))?;
+        if input.is_terminal() {
+            let hint = "/help shows the commands; Ctrl-C stops an answer, and twice it exits";
+            note(&format!("{}; {hint}", info.id), input.width())?;
         }
-        while let Some(line) = input.read().await? {
-            match line.trim() {
-                "" => {}
-                "/quit" | "/exit" => break,
-                "/help" => terminal::line(terminal::dim(HELP))?,
-                "/reset" => conversation.messages.truncate(conversation.initial_count),
-                "/cache" => {
-                    for line in conversation.cached().await? {
-                        terminal::line(terminal::dim(line))?;
+        let mut interrupts = 0;
+        loop {
+            match input.read().await? {
+                Read::End => break,
+                Read::Interrupted if interrupts == 1 => break,
+                Read::Interrupted => {
+                    interrupts += 1;
+                    note("[Ctrl-C once more exits]", None)?;
+                }
+                Read::Text(line) => {
+                    interrupts = 0;
+                    let width = input.width();
+                    if !conversation.obey(Command::parse(&line), width).await? {
+                        break;
                     }
                 }
-                "/stats" => terminal::line(terminal::dim(conversation.stats()))?,
-                command if command.starts_with('/') => {
-                    terminal::line(terminal::dim(format!("no command `{command}`; {HELP}")))?;
-                }
-                text => conversation.turn(text).await?,
             }
         }
         engine.shutdown().await;
@@ -104,48 +103,151 @@ impl ChatArgs {
     }
 }
 
+/// Starts the engine. Meanwhile a terminal shows that the model is being loaded.
+async fn start(args: &EngineArgs) -> anyhow::Result<Engine> {
+    let spinner = download::spinner(format!("loading {}", args.model));
+    let engine = args.start().await;
+    spinner.finish_and_clear();
+    engine
+}
+
 impl Conversation {
+    /// Does what a line asks for. Returns whether the conversation goes on.
+    async fn obey(&mut self, command: Command<'_>, width: Option<usize>) -> anyhow::Result<bool> {
+        match command {
+            Command::Quit => return Ok(false),
+            Command::Say("") => {}
+            Command::Say(text) => self.turn(text, width).await?,
+            other => {
+                let lines = self.reply(other).await;
+                let lines = lines.unwrap_or_else(|error| vec![crate::cli::one_line(&error)]);
+                for line in lines {
+                    note(&line, width)?;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Carries out a command and returns what to show.
+    async fn reply(&mut self, command: Command<'_>) -> anyhow::Result<Vec<String>> {
+        let one = |line: String| vec![format!("[{line}]")];
+        Ok(match command {
+            Command::Help => HELP.lines().map(str::to_owned).collect(),
+            Command::Reset => {
+                let system = self.system_count();
+                self.messages.truncate(system);
+                one("a new conversation".to_owned())
+            }
+            Command::Cache => self.cached().await?,
+            Command::Stats => vec![self.stats()],
+            Command::System(None) => match self.messages.first() {
+                Some(message) if self.system_count() == 1 => {
+                    content(message).lines().map(str::to_owned).collect()
+                }
+                _ => one("no system prompt".to_owned()),
+            },
+            Command::System(Some(text)) => one(self.set_system(text)),
+            Command::Set(None) => {
+                let set = command::shown(&self.sampling).join(", ");
+                let set = if set.is_empty() { "nothing is set".to_owned() } else { set };
+                one(format!("{set}; the model's defaults apply to the rest"))
+            }
+            Command::Set(Some((name, value))) => {
+                command::set(&mut self.sampling, name, value)?;
+                one(command::shown(&self.sampling).join(", "))
+            }
+            Command::Save(path) => {
+                self.save(&path)?;
+                one(format!("saved as {}", path.display()))
+            }
+            Command::Unknown(line) => one(format!("no command `{line}`; /help shows them")),
+            Command::Say(_) | Command::Quit => Vec::new(),
+        })
+    }
+
+    /// Number of messages before the first turn: 1 with a system prompt, otherwise 0.
+    fn system_count(&self) -> usize {
+        self.messages.iter().take_while(|message| message.role == "system").count()
+    }
+
+    fn set_system(&mut self, text: &str) -> String {
+        let count = self.system_count();
+        self.messages.drain(..count);
+        if text == "-" {
+            return "the system prompt is removed".to_owned();
+        }
+        self.messages.insert(0, ChatMessage::new("system", text));
+        "the system prompt is replaced; the conversation goes on with it".to_owned()
+    }
+
+    /// Writes the conversation to a file, which must be new or have been written by this command.
+    fn save(&mut self, path: &Path) -> anyhow::Result<()> {
+        let is_json = path.extension().is_some_and(|extension| extension == "json");
+        let text = if is_json {
+            format!("{:#}\n", json!(self.messages))
+        } else {
+            let parts = self.messages.iter();
+            parts.map(|it| format!("## {}\n\n{}\n\n", it.role, content(it).trim())).collect()
+        };
+        let is_ours = self.saved.as_deref() == Some(path);
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(!is_ours).create(is_ours).truncate(is_ours);
+        let written = options.open(path).and_then(|mut file| file.write_all(text.as_bytes()));
+        written.with_context(|| format!("cannot write {}", path.display()))?;
+        self.saved = Some(path.to_owned());
+        Ok(())
+    }
+
     /// One turn: streams the answer and appends it to the conversation. A turn that fails or is
     /// interrupted leaves the conversation as it was.
-    async fn turn(&mut self, text: &str) -> anyhow::Result<()> {
+    async fn turn(&mut self, text: &str, width: Option<usize>) -> anyhow::Result<()> {
         self.messages.push(ChatMessage::new("user", text));
-        match self.answer().await {
+        match self.answer(width).await {
             Ok(Some(answer)) => self.messages.push(ChatMessage::new("assistant", answer)),
             Ok(None) => {
                 self.messages.pop();
-                terminal::line(terminal::dim(
-                    "\n[interrupted; the question was removed from the conversation]",
-                ))?;
+                note("\n[interrupted; the question was removed from the conversation]", width)?;
             }
             Err(error) if crate::cli::is_broken_pipe(&error) => return Err(error),
             Err(error) => {
                 self.messages.pop();
-                terminal::line(terminal::dim(format!("[{}]", crate::cli::one_line(&error))))?;
+                note(&format!("[{}]", crate::cli::one_line(&error)), width)?;
             }
         }
         Ok(())
     }
 
     /// Streams the answer to standard output and returns it; `None` if it was interrupted.
-    async fn answer(&self) -> anyhow::Result<Option<String>> {
+    async fn answer(&self, width: Option<usize>) -> anyhow::Result<Option<String>> {
+        let mut renderer = width.map(|width| Renderer::new(width, terminal::is_styled()));
         let request = Request::chat(self.messages.clone());
-        let request = self.sampling.apply(request, &self.engine.recommended_sampling());
+        let mut sampling = self.sampling.clone();
+        sampling.end_repetition.get_or_insert(!sampling.ignore_eos);
+        let request = sampling.apply(request, &self.engine.chat_sampling());
         let mut stream = self.engine.generate(request).await?;
         let mut answer = String::new();
         loop {
             let event = tokio::select! {
                 event = stream.next() => event,
                 // Dropping the stream cancels the request.
-                _ = tokio::signal::ctrl_c() => return Ok(None),
+                _ = tokio::signal::ctrl_c() => {
+                    terminal::stream(&renderer.map(|mut it| it.finish()).unwrap_or_default())?;
+                    return Ok(None);
+                }
             };
             match event.transpose()? {
                 Some(Event::Token(token)) => {
-                    terminal::stream(&token.text)?;
+                    match &mut renderer {
+                        Some(renderer) => terminal::stream(&renderer.push(&token.text))?,
+                        None => terminal::stream(&token.text)?,
+                    }
                     answer.push_str(&token.text);
                 }
                 Some(Event::Finished(finish)) => {
-                    terminal::line("")?;
-                    terminal::line(terminal::dim(figures(&finish)))?;
+                    let rest = renderer.as_mut().map(Renderer::finish);
+                    terminal::line(rest.unwrap_or_default())?;
+                    note(&figures(&finish), width)?;
                 }
                 Some(_) => {}
                 None => return Ok(Some(answer)),
@@ -200,41 +302,19 @@ impl Conversation {
     }
 }
 
-impl Input {
-    fn new() -> anyhow::Result<Self> {
-        if io::stdin().is_terminal() && io::stdout().is_terminal() {
-            Ok(Self::Terminal(Box::new(DefaultEditor::new()?)))
-        } else {
-            Ok(Self::Plain)
-        }
-    }
+/// Writes a line that is not the model's, wrapped if the width of the terminal is known.
+fn note(text: &str, width: Option<usize>) -> io::Result<()> {
+    let wrapped = width.map(|width| {
+        let mut renderer = Renderer::new(width, false);
+        renderer.push(text) + &renderer.finish()
+    });
+    terminal::line(terminal::dim(wrapped.as_deref().unwrap_or(text)))
+}
 
-    /// The next line; `None` at the end of input. The blocking read happens on another thread, so
-    /// that it does not block the runtime.
-    async fn read(&mut self) -> anyhow::Result<Option<String>> {
-        let mut input = std::mem::replace(self, Self::Plain);
-        let (input, line) = tokio::task::spawn_blocking(move || {
-            let line = input.read_blocking();
-            (input, line)
-        })
-        .await?;
-        *self = input;
-        line
-    }
-
-    fn read_blocking(&mut self) -> anyhow::Result<Option<String>> {
-        let Self::Terminal(editor) = self else {
-            let mut line = String::new();
-            let count = io::stdin().lock().read_line(&mut line)?;
-            return Ok((count > 0).then_some(line));
-        };
-        match editor.readline("> ") {
-            Ok(line) => {
-                editor.add_history_entry(&line)?;
-                Ok(Some(line))
-            }
-            Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+/// The text of a message. All messages here are plain text.
+fn content(message: &ChatMessage) -> &str {
+    match &message.content {
+        Some(MessageContent::Text(text)) => text,
+        _ => "",
     }
 }

@@ -1,10 +1,23 @@
-//! The progress bar of downloads from the hub, on standard error.
+//! The progress bars of downloads from the hub, and a spinner while a model is loaded, on standard
+//! error.
 
 use std::io::{self, IsTerminal};
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex};
+use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use stolon::{DownloadProgress, EngineBuilder};
+
+/// What draws the bars, each on a line of its own.
+static LINES: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+
+/// Shows that something is being done, until the bar is cleared. If standard error is no terminal,
+/// nothing is shown.
+pub(crate) fn spinner(message: String) -> ProgressBar {
+    let spinner = LINES.add(ProgressBar::new_spinner()).with_message(message);
+    spinner.enable_steady_tick(Duration::from_millis(100));
+    spinner
+}
 
 /// Lets the engine show a bar for each file that it downloads, if standard error is a terminal.
 /// Otherwise the engine logs the progress.
@@ -40,7 +53,8 @@ impl Bars {
 }
 
 fn bar(progress: &DownloadProgress<'_>) -> ProgressBar {
-    let mut bar = ProgressBar::with_draw_target(progress.size, ProgressDrawTarget::stderr())
+    let mut bar = LINES
+        .add(progress.size.map_or_else(ProgressBar::no_length, ProgressBar::new))
         .with_message(progress.file.to_owned())
         .with_position(progress.bytes);
     let template = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";

@@ -190,6 +190,61 @@ fn chat_turns_find_earlier_turns_cached() {
     assert!(output.contains("[1 turns;") && output.contains("no command `/nonsense`"), "{output}");
 }
 
+/// Goal: the commands of `chat` change and save the conversation, its sampling and its system prompt;
+/// a message can have several lines; what cannot be done is said, and the conversation goes on.
+#[test]
+fn chat_has_commands() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name).to_str().expect("UTF-8").to_owned();
+    let (json, text) = (path("chat.json"), path("chat.md"));
+    std::fs::write(path("taken.md"), "mine").expect("a file");
+    let input = format!(
+        "/help\n/system\n/system The violet tent costs 45 crowns. The amber boat costs 38 crowns.\n\
+         /system\n/set\n/set max-tokens 30\n/set temprature 1\n/set temperature hot\n\
+         \"\"\"How much does the violet\ntent cost?\"\"\"\nHow much does the \\\namber boat cost?\n\
+         /save {json}\n/save {json}\n/save {text}\n/save {}\n/save\n/system -\n/system\n",
+        path("taken.md")
+    );
+    let output = succeed_with(&["chat"], &input);
+    for expected in [
+        "/system [TEXT]",
+        "[no system prompt]",
+        "The violet tent costs 45 crowns. The amber boat",
+        "[nothing is set; the model's defaults apply to the rest]",
+        "[max-tokens 30]",
+        "expected one of max-tokens, temperature",
+        "invalid value 'hot'",
+        "[the system prompt is removed]",
+        "cannot write",
+        "no command `/save`",
+    ] {
+        assert!(output.contains(expected), "{expected}: {output}");
+    }
+    let saved = std::fs::read_to_string(&json).expect("a file");
+    let saved: Value = serde_json::from_str(&saved).expect("JSON");
+    let said = |index: usize| saved[index]["content"].as_str().expect("text").to_owned();
+    assert_eq!(saved.as_array().map(Vec::len), Some(5), "{saved}");
+    assert_eq!(said(1), "How much does the violet\ntent cost?");
+    assert_eq!(said(3), "How much does the \namber boat cost?");
+    let saved = std::fs::read_to_string(&text).expect("a file");
+    assert!(
+        saved.starts_with("## system\n\nThe violet tent") && saved.contains(&said(4)),
+        "{saved}"
+    );
+    assert_eq!(std::fs::read_to_string(path("taken.md")).expect("a file"), "mine");
+}
+
+/// Goal: the demo model says what it can do, with and without a handbook.
+#[test]
+fn the_demo_model_answers_a_greeting() {
+    let about =
+        "I am a small demo model: I answer questions about the handbook in the system prompt.";
+    for args in [&["chat"][..], &["chat", "--system", "The violet tent costs 45 crowns."]] {
+        let output = succeed_with(args, "Hello!\nWhat can you do?\n");
+        assert_eq!(output.matches(about).count(), 2, "{output}");
+    }
+}
+
 /// Goal: `demo` runs without arguments or network, finds the handbook cached from the second
 /// question on, and gives the same answers with an empty cache.
 #[test]
