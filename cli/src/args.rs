@@ -149,11 +149,18 @@ pub struct EngineArgs {
     pub kv_dtype: Option<KvType>,
     /// Maximum number of tokens per forward pass, prompt chunks and generated tokens together
     ///
-    /// Larger values increase the throughput of prompts; smaller values reduce the time that
-    /// running requests wait while a prompt is processed.
+    /// A longer prompt is computed in several chunks. While other requests wait, chunks are smaller
+    /// if a pass would take longer than `--step-time-target`.
     #[arg(long, visible_alias = "max-num-batched-tokens", default_value_t = 512)]
     #[arg(value_name = "TOKENS")]
     pub max_batched_tokens: usize,
+    /// Aim for the duration of a forward pass while other requests wait, in milliseconds; 0 allows
+    /// any duration
+    ///
+    /// Prompts are then computed in chunks that take no longer at the measured speed, but of at
+    /// least 64 tokens.
+    #[arg(long, default_value_t = 100, value_name = "MILLISECONDS")]
+    pub step_time_target: u64,
     /// Maximum number of requests that run at the same time
     #[arg(long, visible_alias = "max-num-seqs", default_value_t = 32, value_name = "REQUESTS")]
     pub max_running: usize,
@@ -284,6 +291,7 @@ impl EngineArgs {
     pub fn builder(&self) -> anyhow::Result<EngineBuilder> {
         let mut builder = download::with_bars(Engine::builder())
             .max_batched_tokens(self.max_batched_tokens)
+            .step_time_target(self.step_time_target())
             .max_running(self.max_running)
             .prefix_caching(!self.no_prefix_caching)
             .eviction_policy(self.eviction_policy)
@@ -318,6 +326,10 @@ impl EngineArgs {
             builder = builder.kv_object_store(url);
         }
         Ok(self.with_sizes(builder))
+    }
+
+    fn step_time_target(&self) -> Option<Duration> {
+        (self.step_time_target > 0).then(|| Duration::from_millis(self.step_time_target))
     }
 
     /// Adds the sizes that are set, and the device.

@@ -142,10 +142,12 @@ fn requests(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
     let help = "Requests that were preempted, by any reason.";
     out.counter("num_preemptions", help, stats.preemptions)?;
     let help = "Requests that were preempted. Reason no_blocks: an older request needed the KV \
-                blocks; slow_client: the client did not read its answer.";
+                blocks; slow_client: the client did not read its answer; fair_share: a \
+                client with fewer running requests needed the slot.";
     let reasons = [
-        ("no_blocks", stats.preemptions - stats.preemptions_stalled),
+        ("no_blocks", stats.preemptions - stats.preemptions_stalled - stats.preemptions_for_share),
         ("slow_client", stats.preemptions_stalled),
+        ("fair_share", stats.preemptions_for_share),
     ];
     out.counters("preemptions_by_reason", help, "reason", &reasons)
 }

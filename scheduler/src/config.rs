@@ -12,7 +12,8 @@ use crate::session::Sessions;
 use crate::transfer::{KvSink, KvSource};
 
 /// Which waiting request is admitted next. Under every policy, requests with a larger priority
-/// come before those with a smaller one, and the policy orders requests of equal priority. The
+/// come before those with a smaller one, and the policy orders requests of equal priority. Requests
+/// of tenants that have fewer running requests than their share come before all others. The
 /// amount of later work that is admitted before a request is bounded: see
 /// [`EngineConfig::max_overtake_tokens`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,6 +90,10 @@ impl fmt::Debug for EvictionOrderFactory {
 pub struct EngineConfig {
     /// Maximum number of tokens of one step, prefill chunks and decodes together; at least 1.
     pub max_batched_tokens: usize,
+    /// Aim for the duration of a step while other requests decode or wait: prefill chunks become
+    /// small enough for it at the recent speed, but not smaller than 64 tokens together. `None` for
+    /// steps of any duration. The size of chunks changes no answer.
+    pub step_time_target: Option<Duration>,
     /// Maximum number of requests that run at the same time; at least 1.
     pub max_running: usize,
     /// Maximum number of requests in the admission queue; at least 1.
@@ -151,6 +156,7 @@ impl Default for EngineConfig {
     fn default() -> EngineConfig {
         EngineConfig {
             max_batched_tokens: 512,
+            step_time_target: Some(Duration::from_millis(100)),
             max_running: 32,
             max_queued_requests: 1024,
             max_queued_tokens: 1 << 20,

@@ -47,6 +47,7 @@ mod simulation;
 mod stats;
 mod step_plan;
 mod sync;
+mod tenant;
 mod token_set;
 mod transfer;
 

@@ -5,6 +5,9 @@
 //! earliest request is always eligible, so once its budget is used up, no later request is admitted
 //! before it. The policy `cost` also ages requests: the more a request has been overtaken, the
 //! cheaper it counts.
+//!
+//! Between tenants, the shares of the running slots decide (`tenant.rs`): requests of tenants below
+//! their share come first, and do not count as overtaking those of tenants that have theirs.
 
 use std::collections::HashMap;
 
@@ -18,6 +21,8 @@ pub(crate) struct Candidate {
     pub(crate) arrival: u64,
     /// The request's priority. Larger classes come first under every policy.
     pub(crate) class: i32,
+    /// Its tenant has its share of the running slots.
+    pub(crate) has_share: bool,
     /// Number of tokens of the prompt, and of what was generated before a preemption.
     pub(crate) tokens: usize,
     /// How many of them need not be computed, because they were cached at the last query or can be
@@ -83,31 +88,55 @@ pub(crate) fn order(
 }
 
 /// The maximum cost at which each candidate may be admitted now: the smallest slack of all earlier
-/// candidates that are not stalled and are held, if at all, by its own quota. Ends before the first
-/// candidate for which it is 0 because of one that is not held.
+/// What was found of the slacks of earlier candidates.
+#[derive(Clone, Copy)]
+struct SmallestSlack {
+    /// Of those whose tenants are below their share.
+    below_share: usize,
+    all: usize,
+}
+
+impl SmallestSlack {
+    const NONE: SmallestSlack = SmallestSlack { below_share: usize::MAX, all: usize::MAX };
+
+    fn note(&mut self, candidate: &Candidate) {
+        self.all = self.all.min(candidate.slack);
+        if !candidate.has_share {
+            self.below_share = self.below_share.min(candidate.slack);
+        }
+    }
+
+    fn limits(&self, candidate: &Candidate) -> usize {
+        if candidate.has_share { self.all } else { self.below_share }
+    }
+}
+
+/// The maximum cost at which each candidate may be admitted now: the smallest slack of all earlier
+/// candidates that are not stalled and are held, if at all, by its own quota. For a candidate whose
+/// tenant is below its share, only those of tenants below their share count.
 pub(crate) fn slacks(candidates: &[Candidate]) -> impl Iterator<Item = usize> + '_ {
-    let mut slack = usize::MAX;
-    let mut held: HashMap<QuotaId, usize> = HashMap::new();
-    let before_each = candidates.iter().map(move |candidate| {
-        let of_quota = candidate.quota.and_then(|quota| held.get(&quota)).copied();
-        let before = (slack, slack.min(of_quota.unwrap_or(usize::MAX)));
+    let mut open = SmallestSlack::NONE;
+    let mut held: HashMap<QuotaId, SmallestSlack> = HashMap::new();
+    candidates.iter().map(move |candidate| {
+        let of_quota = candidate.quota.and_then(|quota| held.get(&quota));
+        let of_quota = of_quota.map_or(usize::MAX, |slack| slack.limits(candidate));
+        let before = open.limits(candidate).min(of_quota);
         match candidate.quota {
             _ if candidate.stalled => {}
             Some(quota) if candidate.held => {
-                held.insert(quota, before.1.min(candidate.slack));
+                held.entry(quota).or_insert(SmallestSlack::NONE).note(candidate);
             }
-            _ => slack = slack.min(candidate.slack),
+            _ => open.note(candidate),
         }
         before
-    });
-    before_each.take_while(|&(slack, _)| slack > 0).map(|(_, slack)| slack)
+    })
 }
 
 /// The order of candidates under a policy. The smallest key comes first.
-pub(crate) type SortKey = (i64, i64, i64, i64, u64);
+pub(crate) type SortKey = (bool, i64, i64, i64, i64, u64);
 
-/// The key of a candidate. Every policy orders the requests of the largest class first, then by its
-/// own rule. Under the policies that do not promise a strict order, candidates of
+/// The key of a candidate. Under every policy, requests of tenants below their share come first,
+/// then those of the largest class, then the policy's own rule applies. Under the policies that do not promise a strict order, candidates of
 /// similar cost are ordered by `prefix_sharers`, so that requests which share a prefix run at the
 /// same time and hold its blocks once. Arrival breaks ties.
 pub(crate) fn sort_key(policy: AdmissionPolicy, candidate: &Candidate) -> SortKey {
@@ -121,7 +150,7 @@ pub(crate) fn sort_key(policy: AdmissionPolicy, candidate: &Candidate) -> SortKe
             (i64::from(cost.ilog2()), prefix_sharers, cost as i64)
         }
     };
-    (-i64::from(candidate.class), first, second, third, candidate.arrival)
+    (candidate.has_share, -i64::from(candidate.class), first, second, third, candidate.arrival)
 }
 
 #[cfg(test)]
@@ -134,6 +163,7 @@ mod tests {
         Candidate {
             arrival,
             class: 0,
+            has_share: false,
             tokens,
             matched,
             prefix_sharers: 1,

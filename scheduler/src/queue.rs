@@ -10,6 +10,7 @@ use crate::policy::Candidate;
 use crate::quota::QuotaId;
 use crate::sequence::Sequence;
 use crate::sharing::Follow;
+use crate::tenant::SlotShares;
 
 /// Number of tokens whose load costs as much as computing one. Copying KV from memory takes less
 /// than a hundredth of the time of computing it, for every model that was measured.
@@ -188,13 +189,23 @@ impl Queue {
         }
     }
 
-    /// Charges the cost of an admitted request to all earlier ones, except for those that are
-    /// stalled by a slow consumer. Requests that their quota keeps from running are overtaken only
-    /// by those with the same quota.
-    pub(crate) fn charge_overtaking(&mut self, arrival: u64, cost: usize, quota: Option<QuotaId>) {
+    /// Charges the cost of a request that is admitted to all earlier ones, except for those that
+    /// are stalled by a slow consumer, those that another quota than the request's keeps from
+    /// running, and, if the request's tenant is below its share of the slots, those of tenants that
+    /// have theirs.
+    pub(crate) fn charge_overtaking(
+        &mut self,
+        arrival: u64,
+        admitted: &Sequence,
+        cost: usize,
+        shares: &SlotShares,
+    ) {
+        let below_share = !shares.is_reached(admitted.tenant);
         for waiting in self.entries.iter_mut().take_while(|waiting| waiting.arrival < arrival) {
-            let counts = !waiting.held || waiting.sequence.quota_id() == quota;
-            if counts && !waiting.sequence.is_stalled() {
+            let sequence = &waiting.sequence;
+            let is_held = waiting.held && sequence.quota_id() != admitted.quota_id();
+            let yields = below_share && shares.is_reached(sequence.tenant);
+            if !is_held && !yields && !sequence.is_stalled() {
                 waiting.overtaken = waiting.overtaken.saturating_add(cost);
                 debug_assert!(waiting.overtaken <= waiting.bound, "the bound on overtaking");
             }
@@ -212,7 +223,11 @@ impl Queue {
 
     /// What the policy needs to know about each waiting request. `running` yields the prefix hashes
     /// of the running sequences.
-    pub(crate) fn candidates(&self, running: impl Iterator<Item = u64>) -> Vec<Candidate> {
+    pub(crate) fn candidates(
+        &self,
+        running: impl Iterator<Item = u64>,
+        shares: &SlotShares,
+    ) -> Vec<Candidate> {
         let mut counts_by_prefix: HashMap<u64, usize> = HashMap::new();
         for prefix_hash in
             running.chain(self.entries.iter().map(|waiting| waiting.sequence.prefix_hash))
@@ -225,6 +240,7 @@ impl Queue {
             Candidate {
                 arrival: waiting.arrival,
                 class: waiting.sequence.options.priority,
+                has_share: shares.is_reached(waiting.sequence.tenant),
                 tokens: waiting.sequence.tokens.len(),
                 matched: waiting.found(),
                 prefix_sharers: counts_by_prefix[&waiting.sequence.prefix_hash],

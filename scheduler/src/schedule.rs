@@ -1,11 +1,28 @@
 //! Batching: which tokens of which running sequences the next step computes.
 //!
 //! Decodes come first, with one token each. The rest of the step's token budget goes to prefill
-//! chunks in order of admission. If decodes alone would fill the step, a quarter of the budget is
-//! kept for prefills, and the decodes that took part least recently come first, so that neither
-//! kind starves.
+//! chunks. If decodes alone would fill the step, a quarter of the budget is kept for prefills, and
+//! the decodes that took part least recently come first, so that neither kind starves.
+//!
+//! Prefill tokens are divided in two stages:
+//!
+//! 1. Tenants that have prompts to compute share them equally; what one cannot use goes to the
+//!    others (max-min fairness).
+//! 2. Half of a tenant's tokens go to its prompts in order of arrival. The others go first to the
+//!    prompt with the fewest tokens left, so that a short prompt does not wait for long ones.
+//!
+//! The first half bounds what a prompt waits for: a step that computes later prompts of the same
+//! tenant computes at least as many tokens of this one and the earlier ones, or all that they have
+//! left. Therefore a prompt is overtaken by at most as many tokens as it and the earlier prompts of
+//! its tenant had left when it was admitted, and takes at most twice as long as in order of
+//! arrival.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use stolon_backend::LogitRows;
+
+use crate::tenant::TenantId;
 
 /// What the plan needs to know about a running sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,6 +35,12 @@ pub(crate) struct SequenceView {
     pub(crate) covered: usize,
     /// Number of the last step that it was part of.
     pub(crate) last_step: u64,
+    /// Order of arrival; unique.
+    pub(crate) arrival: u64,
+    /// The request's priority. Prompts of larger classes come first.
+    pub(crate) class: i32,
+    /// The tenant that it belongs to.
+    pub(crate) tenant: TenantId,
     /// Maximum number of its tokens in one step. Smaller than the step if every row gets logits.
     pub(crate) chunk_max: usize,
     /// Which rows are needed of a chunk that does not end its tokens.
@@ -38,6 +61,41 @@ impl SequenceView {
     fn is_decode(&self) -> bool {
         self.pending() == 1
     }
+
+    /// Number of its tokens that one step can compute.
+    fn chunk(&self) -> usize {
+        self.pending().min(self.chunk_max.max(1))
+    }
+
+    fn takes_part(&self) -> bool {
+        !self.paused && self.covered >= self.tokens
+    }
+}
+
+/// In which order the prompts of one tenant are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PrefillOrder {
+    /// In order of arrival, one after the other.
+    Arrival,
+    /// Half in order of arrival, the rest by priority, then by arrival.
+    Priority,
+    /// Half in order of arrival, the rest by priority, then the prompt with the fewest tokens left.
+    FewestLeft,
+}
+
+/// Minimum number of prompt tokens of a step whose size follows from its time, if it has room for
+/// them. Matrix products with fewer rows are limited by reading the weights, so smaller steps would
+/// take hardly less time.
+const TIMED_PREFILL_MIN: usize = 64;
+
+/// The sizes of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StepLimits {
+    /// Maximum number of tokens, prefill chunks and decodes together; at least 1.
+    pub(crate) tokens: usize,
+    /// Number of tokens that takes as long as a step should. Prefill chunks are limited by it, but
+    /// not to fewer than [`TIMED_PREFILL_MIN`] tokens together. `usize::MAX` for any duration.
+    pub(crate) timed: usize,
 }
 
 /// One sequence's part of the step.
@@ -55,34 +113,91 @@ pub(crate) struct Slice {
     pub(crate) rows: LogitRows,
 }
 
-/// Plans a step of at most `max_tokens` tokens. Slices are in the order of `views`.
-pub(crate) fn plan(views: &[SequenceView], max_tokens: usize) -> Vec<Slice> {
-    let takes_part = |view: &SequenceView| !view.paused && view.covered >= view.tokens;
+/// Plans a step. Slices are in the order of `views`.
+pub(crate) fn plan(views: &[SequenceView], limits: StepLimits, order: PrefillOrder) -> Vec<Slice> {
     let mut decodes: Vec<usize> = Vec::with_capacity(views.len());
     let mut prefills: Vec<usize> = Vec::new();
-    for (index, view) in views.iter().enumerate().filter(|(_, view)| takes_part(view)) {
-        if view.is_decode() { decodes.push(index) } else { prefills.push(index) }
+    for (index, _) in views.iter().enumerate().filter(|(_, view)| view.takes_part()) {
+        if views[index].is_decode() { decodes.push(index) } else { prefills.push(index) }
     }
-    let kept = if prefills.is_empty() { 0 } else { (max_tokens / 4).max(1) };
-    let decode_max = max_tokens - kept;
+    let kept = if prefills.is_empty() { 0 } else { (limits.tokens / 4).max(1) };
+    let decode_max = limits.tokens - kept;
     if decodes.len() > decode_max {
         decodes.sort_by_key(|&index| views[index].last_step);
         decodes.truncate(decode_max);
     }
-    let mut left = max_tokens - decodes.len();
+    let timed = limits.timed.saturating_sub(decodes.len()).max(TIMED_PREFILL_MIN);
+    let prefill = timed.min(limits.tokens - decodes.len());
     let mut slices: Vec<Slice> =
         decodes.iter().map(|&index| slice(index, &views[index], 1)).collect();
-    for index in prefills {
-        if left == 0 {
-            break;
-        }
-        let view = &views[index];
-        let count = view.pending().min(view.chunk_max.max(1)).min(left);
-        slices.push(slice(index, view, count));
-        left -= count;
+    for (tenant, tokens) in divide_among_tenants(views, prefills, prefill) {
+        divide_among_prompts(views, tenant, tokens, order, &mut slices);
     }
     slices.sort_unstable_by_key(|slice| slice.index);
     slices
+}
+
+/// The prompts of each tenant, with the number of tokens that the tenant gets of `tokens`.
+fn divide_among_tenants(
+    views: &[SequenceView],
+    prefills: Vec<usize>,
+    tokens: usize,
+) -> Vec<(Vec<usize>, usize)> {
+    let mut by_tenant: BTreeMap<TenantId, Vec<usize>> = BTreeMap::new();
+    for index in prefills {
+        by_tenant.entry(views[index].tenant).or_default().push(index);
+    }
+    let mut tenants: Vec<Vec<usize>> = by_tenant.into_values().collect();
+    if tenants.len() > tokens {
+        // Some get nothing. Those that waited longest come first.
+        let last_step = |tenant: &Vec<usize>| tenant.iter().map(|&i| views[i].last_step).max();
+        tenants.sort_by_cached_key(last_step);
+        tenants.truncate(tokens);
+    }
+    let demand = |tenant: &Vec<usize>| tenant.iter().map(|&i| views[i].chunk()).sum::<usize>();
+    tenants.sort_by_cached_key(demand);
+    let (count, mut left) = (tenants.len(), tokens);
+    let share = |(n, tenant): (usize, Vec<usize>)| {
+        let share = demand(&tenant).min(left / (count - n));
+        left -= share;
+        (tenant, share)
+    };
+    tenants.into_iter().enumerate().map(share).collect()
+}
+
+/// Divides `tokens` among `prompts`, which are of one tenant: the first half in order of arrival,
+/// the rest as `order` says.
+fn divide_among_prompts(
+    views: &[SequenceView],
+    mut prompts: Vec<usize>,
+    tokens: usize,
+    order: PrefillOrder,
+    slices: &mut Vec<Slice>,
+) {
+    let mut counts = vec![0; views.len()];
+    let mut left = tokens.div_ceil(2);
+    let mut rest = tokens - left;
+    for by in [PrefillOrder::Arrival, order] {
+        prompts.sort_unstable_by_key(|&index| sort_key(&views[index], by));
+        for &index in &prompts {
+            let more = (views[index].chunk() - counts[index]).min(left);
+            counts[index] += more;
+            left -= more;
+        }
+        left += std::mem::take(&mut rest);
+    }
+    prompts.retain(|&index| counts[index] > 0);
+    slices.extend(prompts.into_iter().map(|index| slice(index, &views[index], counts[index])));
+}
+
+/// The key by which prompts are ordered. The smallest comes first.
+fn sort_key(view: &SequenceView, order: PrefillOrder) -> (Reverse<i32>, usize, u64) {
+    let (class, left) = match order {
+        PrefillOrder::Arrival => (0, 0),
+        PrefillOrder::Priority => (view.class, 0),
+        PrefillOrder::FewestLeft => (view.class, view.pending()),
+    };
+    (Reverse(class), left, view.arrival)
 }
 
 fn slice(index: usize, view: &SequenceView, count: usize) -> Slice {
@@ -94,105 +209,4 @@ fn slice(index: usize, view: &SequenceView, count: usize) -> Slice {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn view(computed: usize, tokens: usize) -> SequenceView {
-        SequenceView {
-            computed,
-            tokens,
-            covered: tokens,
-            last_step: 0,
-            chunk_max: usize::MAX,
-            chunk_rows: LogitRows::None,
-            last_rows: LogitRows::Last,
-            paused: false,
-        }
-    }
-
-    fn counts(slices: &[Slice]) -> Vec<(usize, usize, usize)> {
-        slices.iter().map(|slice| (slice.index, slice.start, slice.count)).collect()
-    }
-
-    #[test]
-    fn decodes_and_prefill_chunks_share_a_step() {
-        let views = [view(0, 100), view(50, 51), view(0, 30)];
-        let slices = plan(&views, 64);
-        assert_eq!(counts(&slices), [(0, 0, 63), (1, 50, 1)]);
-        assert_eq!(slices[0].rows, LogitRows::None);
-        assert_eq!(slices[1].rows, LogitRows::Last);
-    }
-
-    #[test]
-    fn the_last_chunk_of_a_prompt_gets_logits_for_its_last_row() {
-        let slices = plan(&[view(64, 100), view(0, 8)], 64);
-        assert_eq!(counts(&slices), [(0, 64, 36), (1, 0, 8)]);
-        assert!(slices.iter().all(|slice| slice.rows == LogitRows::Last));
-    }
-
-    #[test]
-    fn a_full_hit_computes_one_position_and_writes_none() {
-        let slices = plan(&[view(96, 96)], 64);
-        assert_eq!(
-            slices,
-            [Slice { index: 0, start: 95, count: 1, write_from: 96, rows: LogitRows::Last }]
-        );
-    }
-
-    #[test]
-    fn a_paused_or_uncovered_sequence_takes_no_part() {
-        let mut views = [view(16, 17), view(16, 17), view(16, 17)];
-        views[0].paused = true;
-        views[1].covered = 16;
-        assert_eq!(counts(&plan(&views, 64)), [(2, 16, 1)]);
-    }
-
-    #[test]
-    fn sequences_with_logits_for_all_rows_are_computed_in_small_chunks() {
-        let mut long = view(0, 1000);
-        long.chunk_max = 32;
-        (long.chunk_rows, long.last_rows) = (LogitRows::All, LogitRows::All);
-        let slices = plan(&[long, view(0, 10)], 512);
-        assert_eq!(counts(&slices), [(0, 0, 32), (1, 0, 10)]);
-        assert_eq!(slices[0].rows, LogitRows::All);
-    }
-
-    proptest! {
-        /// Goal: a step never exceeds its token budget, never contains a sequence twice or tokens
-        /// that it does not have, and every sequence makes progress, however small the step.
-        #[test]
-        fn every_sequence_makes_progress(
-            shapes in prop::collection::vec((0usize..40, 1usize..40), 1..20),
-            max_tokens in 1usize..30,
-        ) {
-            let mut views: Vec<SequenceView> =
-                shapes.iter().map(|&(computed, more)| view(computed, computed + more)).collect();
-            let goal: Vec<usize> = views.iter().map(|view| view.tokens + 5).collect();
-            for step in 1..2000u64 {
-                for (view, &goal) in views.iter_mut().zip(&goal) {
-                    view.paused = view.computed >= goal;
-                }
-                if views.iter().all(|view| view.paused) {
-                    return Ok(());
-                }
-                let slices = plan(&views, max_tokens);
-                prop_assert!(!slices.is_empty());
-                prop_assert!(slices.iter().map(|slice| slice.count).sum::<usize>() <= max_tokens);
-                prop_assert!(slices.is_sorted_by(|a, b| a.index < b.index));
-                for slice in slices {
-                    let view = &mut views[slice.index];
-                    prop_assert!(slice.start + slice.count <= view.tokens);
-                    view.computed = slice.start + slice.count;
-                    view.last_step = step;
-                    if view.computed == view.tokens {
-                        view.tokens += 1;
-                        view.covered += 1;
-                    }
-                }
-            }
-            prop_assert!(false, "a sequence starved");
-        }
-    }
-}
+mod tests;

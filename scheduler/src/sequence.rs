@@ -28,6 +28,7 @@ use crate::request_counts::{Outcome, RequestRecord};
 use crate::schedule::SequenceView;
 use crate::session::{Turn, TurnEnd};
 use crate::step_plan::{PromptTargets, RowTask};
+use crate::tenant::TenantId;
 use crate::token_set::TokenSet;
 use crate::transfer::StoredKv;
 
@@ -47,6 +48,8 @@ pub struct Sequence {
     pub(crate) prompt_len: usize,
     /// Cached positions are shared within it.
     pub(crate) namespace: Namespace,
+    /// The tenant that it belongs to.
+    pub(crate) tenant: TenantId,
     /// Hash of the namespace and of the first block of tokens. Requests with the same value can
     /// probably share a prefix. A hint only.
     pub(crate) prefix_hash: u64,
@@ -207,6 +210,7 @@ impl Sequence {
             sampler: Some(Box::new(sampler)),
             tokens,
             namespace,
+            tenant: TenantId::new(options.tenant.as_deref()),
             prefix_hash: prefix_hash.finish(),
             max_tokens,
             eos_ids,
@@ -296,6 +300,7 @@ impl Sequence {
     pub(crate) fn view(
         &self,
         spec: &BackendSpec,
+        arrival: u64,
         computed: usize,
         cache_logits: bool,
     ) -> SequenceView {
@@ -314,6 +319,9 @@ impl Sequence {
             tokens: self.tokens.len(),
             covered: self.held.table.len() * spec.block_size,
             last_step: self.held.last_step,
+            arrival,
+            class: self.options.priority,
+            tenant: self.tenant,
             chunk_max: if all_logits { LOGIT_ROWS_MAX } else { usize::MAX },
             chunk_rows,
             last_rows,

@@ -37,6 +37,7 @@ pub struct Gauges {
     pub(crate) steps_failed: Counter,
     pub(crate) preemptions: Counter,
     pub(crate) preemptions_stalled: Counter,
+    pub(crate) preemptions_for_share: Counter,
     pub(crate) evictions: Counter,
     pub(crate) evictions_requested: Counter,
     pub(crate) restarts: Counter,
@@ -50,13 +51,14 @@ pub struct Gauges {
     pub(crate) blocks_pinned: Gauge,
 }
 
-/// Number of positions from which on a step shows how fast prefills are. Decodes are slower.
+/// Number of prompt positions from which on a step shows how fast prefills are.
 const PREFILL_POSITIONS: usize = 32;
 
 impl Gauges {
-    /// Notes how long a step has taken.
-    pub(crate) fn note_prefill(&self, computed: usize, time: Duration) {
-        if computed < PREFILL_POSITIONS || time.is_zero() {
+    /// Notes how long a step has taken that computed `computed` positions, `prompts` of them of
+    /// prompts. Decodes are slower, so they must be the smaller part.
+    pub(crate) fn note_prefill(&self, prompts: usize, computed: usize, time: Duration) {
+        if prompts < PREFILL_POSITIONS || prompts < computed / 2 || time.is_zero() {
             return;
         }
         let now = computed as f64 / time.as_secs_f64();
@@ -66,6 +68,13 @@ impl Gauges {
             before => 0.7 * before as f64 + 0.3 * now,
         };
         self.prefill_rate.set((rate as usize).max(1));
+    }
+
+    /// Number of positions that are computed in `time` at the recent speed; `None` before it is
+    /// known.
+    pub(crate) fn prefill_positions(&self, time: Duration) -> Option<usize> {
+        let rate = self.prefill_rate.get();
+        (rate > 0).then(|| (rate as f64 * time.as_secs_f64()) as usize)
     }
 }
 
@@ -167,9 +176,11 @@ pub struct EngineStats {
     pub follows: u64,
     /// Times that a running request was preempted.
     pub preemptions: u64,
-    /// How many of them were stalled by a slow consumer and made room for another request; the
-    /// others lost their blocks to an older running request.
+    /// How many of them were stalled by a slow consumer and made room for another request.
     pub preemptions_stalled: u64,
+    /// How many of them made room for a request of a tenant with fewer running requests. The others
+    /// lost their blocks to an older running request.
+    pub preemptions_for_share: u64,
     /// Blocks evicted from the prefix cache to make room.
     pub evictions: u64,
     /// Blocks removed from the prefix cache by a flush or by another request of the operator.
@@ -390,6 +401,7 @@ impl Gauges {
             steps_failed: self.steps_failed.get(),
             preemptions: self.preemptions.get(),
             preemptions_stalled: self.preemptions_stalled.get(),
+            preemptions_for_share: self.preemptions_for_share.get(),
             evictions: self.evictions.get(),
             evictions_requested: self.evictions_requested.get(),
             sessions: sessions.open,

@@ -24,6 +24,7 @@ use crate::step_plan::{StepDone, StepPlan};
 use crate::transfer::StoredKv;
 
 mod depth;
+mod fairness;
 mod quota;
 mod transfers;
 
@@ -46,6 +47,8 @@ struct Harness {
     /// Copies of evicted blocks that were not checked yet.
     evicted: transfers::Saves,
     now: Instant,
+    /// Requests are of several tenants, by their first token.
+    tenants: bool,
 }
 
 /// One request, from the point of view of its caller.
@@ -90,7 +93,9 @@ impl Harness {
         let scheduler = Scheduler::new(context.clone(), memory, reader, fence);
         let now = Instant::now();
         let callers = Vec::new();
-        Harness { scheduler, context, backend, in_flight: None, callers, saves, evicted, now }
+        let in_flight = None;
+        let tenants = false;
+        Harness { scheduler, context, backend, in_flight, callers, saves, evicted, now, tenants }
     }
 
     fn submit(&mut self, prompt: Vec<u32>, max_tokens: usize, timeout: Option<Duration>) {
@@ -130,6 +135,9 @@ impl Harness {
         // The order of the other policies is observed within one priority.
         if **self.context.policy.load() == AdmissionPolicy::Priority {
             request.options.priority = prompt[0] as i32;
+        }
+        if self.tenants {
+            request.options.tenant = Some((prompt[0] % 3).to_string().into());
         }
         set(&mut request);
         let RequestOptions { prompt_logprobs, pooling, .. } = request.options;
@@ -394,6 +402,7 @@ proptest! {
         conservative in prop::bool::weighted(0.2),
         max_overtake_tokens in prop::sample::select(vec![0usize, 50, 10_000]),
         logit_cache_bytes in prop::sample::select(vec![0usize, 1000, 1 << 20]),
+        tenants in any::<bool>(),
     ) {
         let mut harness = Harness::new(block_size, pool.div_ceil(block_size), EngineConfig {
             max_batched_tokens,
@@ -407,6 +416,7 @@ proptest! {
             look_ahead: 4,
             ..EngineConfig::default()
         });
+        harness.tenants = tenants;
         let quotas = [Quota::new(40, Some(60)), Quota::new(100, None)];
         for action in actions {
             match action {

@@ -10,10 +10,21 @@ impl EngineBuilder {
     /// Maximum number of tokens in one forward pass, prefill chunks and decodes together; at least
     /// 1. Default: 512.
     ///
-    /// A longer prompt is computed in several chunks. A larger value can make prefill faster,
-    /// but delays the next token of requests that are decoding.
+    /// A longer prompt is computed in several chunks. While other requests decode or wait, chunks
+    /// are smaller if a step would take longer than
+    /// [`step_time_target`](EngineBuilder::step_time_target).
     pub fn max_batched_tokens(mut self, tokens: usize) -> Self {
         self.config.max_batched_tokens = tokens;
+        self
+    }
+
+    /// Aim for the duration of a step while other requests decode or wait. Default: 100 ms. `None`
+    /// allows steps of any duration.
+    ///
+    /// The engine measures how fast prompts are computed, and computes as many of their tokens in a
+    /// step as this time allows, but at least 64. It changes no answer.
+    pub fn step_time_target(mut self, target: impl Into<Option<Duration>>) -> Self {
+        self.config.step_time_target = target.into();
         self
     }
 

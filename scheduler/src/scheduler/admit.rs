@@ -15,6 +15,7 @@ use crate::policy;
 use crate::queue::Waiting;
 use crate::sequence::{Ending, Held, Sequence};
 use crate::sharing::{self, Leader};
+use crate::tenant::SlotShares;
 
 /// Maximum number of waiting requests whose match is queried in one round, so that the time of a
 /// round does not grow with the queue: 32 full hits of 8,192 tokens take 60 us. With 8, or with all
@@ -87,21 +88,28 @@ impl<M: Memory> Scheduler<M> {
                 self.queue.drop_match_locks();
             }
             self.detach_orphaned_followers();
-            if self.running.len() >= self.context.config.max_running && !self.preempt_stalled() {
-                break;
+            let is_full = self.running.len() >= self.context.config.max_running;
+            let mut victim = None;
+            if is_full && !self.preempt_stalled() {
+                victim = self.share_victim();
+                if victim.is_none() {
+                    break;
+                }
             }
             self.refresh_matches();
             let config = Arc::clone(&self.context.config);
             let policy = **self.context.policy.load();
             self.queue.update_held(self.running.iter().map(|running| &running.sequence));
-            let candidates =
-                self.queue.candidates(self.running.iter().map(|r| r.sequence.prefix_hash));
-            let order = policy::order(policy, &candidates, config.look_ahead);
+            let prefixes = self.running.iter().map(|r| r.sequence.prefix_hash);
+            let shares = self.slot_shares();
+            let candidates = self.queue.candidates(prefixes, &shares);
+            let mut order = policy::order(policy, &candidates, config.look_ahead);
+            order.retain(|&index| victim.is_none() || !candidates[index].has_share);
             if order.is_empty() {
                 break;
             }
             let slacks: Vec<usize> = policy::slacks(&candidates).collect();
-            let round = Round { policy, candidates, slacks };
+            let round = Round { policy, shares, candidates, slacks };
             let mut capacity = self.memory.counts().await?;
             let mut outcome = Attempt::NoRoom;
             for (rank, &index) in order.iter().enumerate() {
@@ -113,8 +121,13 @@ impl<M: Memory> Scheduler<M> {
                     capacity.evictable = self.lock_match(index, capacity.evictable).await?;
                 }
             }
-            if outcome == Attempt::NoRoom && !self.preempt_stalled() {
-                break;
+            match (outcome, victim) {
+                (Attempt::Started, Some(victim)) if self.running.len() > config.max_running => {
+                    self.preempt_for_share(victim);
+                }
+                (Attempt::NoRoom, None) if self.preempt_stalled() => {}
+                (Attempt::NoRoom, _) => break,
+                _ => {}
             }
         }
         Ok(())
@@ -210,7 +223,7 @@ impl<M: Memory> Scheduler<M> {
         }
         let waiting = self.queue.remove(index);
         let held = Held { lease, reserved, computed: matched, ..Held::default() };
-        self.start(waiting, held, logits, now);
+        self.start(waiting, held, logits, &round.shares, now);
         Ok(Attempt::Started)
     }
 
@@ -296,12 +309,19 @@ impl<M: Memory> Scheduler<M> {
 
     /// Moves a request from waiting to running. If the logits of its last position are cached, its
     /// next token is sampled at once.
-    fn start(&mut self, waiting: Waiting, held: Held, logits: Option<Arc<[f32]>>, now: Instant) {
+    fn start(
+        &mut self,
+        waiting: Waiting,
+        held: Held,
+        logits: Option<Arc<[f32]>>,
+        shares: &SlotShares,
+        now: Instant,
+    ) {
         let cost = waiting.cost();
         let Waiting { mut sequence, arrival, permit, overtaken, bound, .. } = waiting;
         let matched = held.computed;
         let found = matched + sequence.stored_after(matched);
-        self.queue.charge_overtaking(arrival, cost, sequence.quota_id());
+        self.queue.charge_overtaking(arrival, &sequence, cost, shares);
         if let Some(share) = &mut sequence.share {
             share.run();
         }

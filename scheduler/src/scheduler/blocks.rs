@@ -8,6 +8,7 @@ use crate::blocks_for;
 use crate::memory::{ActorStopped, CommitItem, Memory};
 use crate::preempt::{self, Holder};
 use crate::queue::Waiting;
+use crate::tenant::SlotShares;
 use crate::transfer::SaveRequest;
 
 impl<M: Memory> Scheduler<M> {
@@ -119,7 +120,10 @@ impl<M: Memory> Scheduler<M> {
                     .map(|r| Holder { arrival: r.arrival, stalled: r.sequence.is_stalled() })
                     .collect();
                 match preempt::victim(&holders) {
-                    Some(victim) => self.preempt(victim),
+                    Some(victim) => {
+                        self.forecast.preempted();
+                        self.preempt(victim);
+                    }
                     None => break,
                 }
             }
@@ -141,7 +145,6 @@ impl<M: Memory> Scheduler<M> {
         sequence.release_blocks();
         sequence.record.wait();
         self.context.gauges.preemptions.add(1);
-        self.forecast.preempted();
         let mut waiting = Waiting::new(sequence, arrival, bound, None);
         waiting.overtaken = overtaken;
         self.queue.reinsert(waiting);
@@ -162,6 +165,43 @@ impl<M: Memory> Scheduler<M> {
                 true
             }
             None => false,
+        }
+    }
+
+    /// The share of the running slots of each tenant.
+    pub(super) fn slot_shares(&self) -> SlotShares {
+        let running = self.running.iter().map(|r| r.sequence.tenant);
+        let waiting = self.queue.entries().iter().map(|waiting| waiting.sequence.tenant);
+        SlotShares::new(self.context.config.max_running, running, waiting)
+    }
+
+    /// The id of the sequence to preempt if a request of a tenant below its share starts to run
+    /// although no slot is free: the youngest one of the tenant with the most slots. `None` if no
+    /// tenant exceeds its share, or without a prefix cache, which keeps what the sequence has
+    /// computed.
+    pub(super) fn share_victim(&mut self) -> Option<u64> {
+        let shares = self.slot_shares();
+        let below_share = |waiting: &Waiting| !shares.is_reached(waiting.sequence.tenant);
+        if !self.context.config.prefix_caching || !self.queue.entries().iter().any(below_share) {
+            return None;
+        }
+        let may_be_preempted =
+            |r: &&Running| shares.is_exceeded(r.sequence.tenant) && !r.sequence.bypasses_match();
+        let victims = self.running.iter().filter(may_be_preempted);
+        let victim = victims.max_by_key(|r| (shares.running(r.sequence.tenant), r.arrival))?;
+        if victim.sequence.in_step {
+            // The step reads its blocks. Admission is tried again when it has ended.
+            self.try_admission = true;
+            return None;
+        }
+        Some(victim.sequence.id)
+    }
+
+    /// Preempts a sequence for one of a tenant with fewer slots, which has started.
+    pub(super) fn preempt_for_share(&mut self, victim: u64) {
+        if let Some(index) = self.running.iter().position(|r| r.sequence.id == victim) {
+            self.context.gauges.preemptions_for_share.add(1);
+            self.preempt(index);
         }
     }
 }

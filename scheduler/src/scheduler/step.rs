@@ -8,10 +8,11 @@ use stolon_backend::{SamplingError, SequenceSlice, StepBatch};
 use super::{InFlight, Running, Scheduler};
 use crate::blocks_for;
 use crate::cached_logits::PromptLogits;
+use crate::config::AdmissionPolicy;
 use crate::error::EngineError;
 use crate::event::FinishReason;
 use crate::memory::{ActorStopped, Memory};
-use crate::schedule;
+use crate::schedule::{self, PrefillOrder, StepLimits};
 use crate::sequence::{Ending, Sequence};
 use crate::step_plan::{RowTask, StepDone, StepPlan};
 
@@ -36,7 +37,9 @@ impl<M: Memory> Scheduler<M> {
                 if computed > 0 {
                     gauges.histograms.step_tokens.count(computed);
                     self.note_rate(computed, done.compute.as_secs_f64());
-                    gauges.note_prefill(computed, done.compute);
+                    let prompts = slices.iter().filter(|slice| slice.count > 1);
+                    let prompts = prompts.map(|slice| slice.count).sum();
+                    gauges.note_prefill(prompts, computed, done.compute);
                 }
                 for (slice, result) in slices.iter().zip(results) {
                     let Some(index) = self.find(slice) else { continue };
@@ -125,13 +128,13 @@ impl<M: Memory> Scheduler<M> {
         let cache_logits = |sequence: &Sequence| cache_logits && sequence.prompt_len >= block_size;
         let loads = self.plan_loads();
         let views: Vec<_> = (self.running.iter().enumerate())
-            .map(|(index, Running { sequence, .. })| {
+            .map(|(index, Running { sequence, arrival, .. })| {
                 let load = self.loads.iter().find(|load| load.index == index);
                 let computed = load.map_or(sequence.held.computed, |load| load.end);
-                sequence.view(&self.context.spec, computed, cache_logits(sequence))
+                sequence.view(&self.context.spec, *arrival, computed, cache_logits(sequence))
             })
             .collect();
-        let slices = schedule::plan(&views, self.context.config.max_batched_tokens);
+        let slices = schedule::plan(&views, self.step_limits(), self.prefill_order());
         let saves = self.plan_saves();
         if slices.is_empty() && saves.is_empty() && loads.is_empty() {
             return None;
@@ -170,6 +173,25 @@ impl<M: Memory> Scheduler<M> {
         }
         self.in_flight = Some(in_flight);
         Some(StepPlan { saves, loads, batch, tasks, ticket: self.fence.begin() })
+    }
+
+    /// The sizes of the next step. While another request decodes or waits, its duration is limited
+    /// at the recent speed.
+    pub(super) fn step_limits(&self) -> StepLimits {
+        let config = &self.context.config;
+        let is_alone = self.running.len() <= 1 && self.queue.is_empty();
+        let target = config.step_time_target.filter(|_| !is_alone);
+        let timed = target.and_then(|target| self.context.gauges.prefill_positions(target));
+        StepLimits { tokens: config.max_batched_tokens, timed: timed.unwrap_or(usize::MAX) }
+    }
+
+    /// In which order prompts are computed.
+    fn prefill_order(&self) -> PrefillOrder {
+        match **self.context.policy.load() {
+            _ if self.context.config.max_overtake_tokens == 0 => PrefillOrder::Arrival,
+            AdmissionPolicy::Fcfs | AdmissionPolicy::Priority => PrefillOrder::Priority,
+            AdmissionPolicy::LongestPrefix | AdmissionPolicy::Cost => PrefillOrder::FewestLeft,
+        }
     }
 
     /// The current index of a sequence that was part of the step; `None` if it has ended.

@@ -1,0 +1,199 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const ORDERS: [PrefillOrder; 3] =
+    [PrefillOrder::Arrival, PrefillOrder::Priority, PrefillOrder::FewestLeft];
+
+fn view(computed: usize, tokens: usize) -> SequenceView {
+    SequenceView {
+        computed,
+        tokens,
+        covered: tokens,
+        last_step: 0,
+        arrival: 0,
+        class: 0,
+        tenant: TenantId::default(),
+        chunk_max: usize::MAX,
+        chunk_rows: LogitRows::None,
+        last_rows: LogitRows::Last,
+        paused: false,
+    }
+}
+
+/// Views that arrived in this order.
+fn arrived<const N: usize>(mut views: [SequenceView; N]) -> [SequenceView; N] {
+    for (arrival, view) in views.iter_mut().enumerate() {
+        view.arrival = arrival as u64;
+    }
+    views
+}
+
+fn plan_of(views: &[SequenceView], tokens: usize) -> Vec<Slice> {
+    let limits = StepLimits { tokens, timed: usize::MAX };
+    plan(views, limits, PrefillOrder::FewestLeft)
+}
+
+fn counts(slices: &[Slice]) -> Vec<(usize, usize, usize)> {
+    slices.iter().map(|slice| (slice.index, slice.start, slice.count)).collect()
+}
+
+#[test]
+fn decodes_and_prefill_chunks_share_a_step() {
+    let views = arrived([view(0, 100), view(50, 51), view(0, 20)]);
+    let slices = plan_of(&views, 64);
+    assert_eq!(counts(&slices), [(0, 0, 43), (1, 50, 1), (2, 0, 20)]);
+    assert_eq!(slices[0].rows, LogitRows::None);
+    assert_eq!(slices[1].rows, LogitRows::Last);
+}
+
+#[test]
+fn the_last_chunk_of_a_prompt_gets_logits_for_its_last_row() {
+    let slices = plan_of(&arrived([view(64, 100), view(0, 8)]), 64);
+    assert_eq!(counts(&slices), [(0, 64, 36), (1, 0, 8)]);
+    assert!(slices.iter().all(|slice| slice.rows == LogitRows::Last));
+}
+
+#[test]
+fn a_full_hit_computes_one_position_and_writes_none() {
+    let slices = plan_of(&[view(96, 96)], 64);
+    assert_eq!(
+        slices,
+        [Slice { index: 0, start: 95, count: 1, write_from: 96, rows: LogitRows::Last }]
+    );
+}
+
+#[test]
+fn a_paused_or_uncovered_sequence_takes_no_part() {
+    let mut views = [view(16, 17), view(16, 17), view(16, 17)];
+    views[0].paused = true;
+    views[1].covered = 16;
+    assert_eq!(counts(&plan_of(&views, 64)), [(2, 16, 1)]);
+}
+
+#[test]
+fn sequences_with_logits_for_all_rows_are_computed_in_small_chunks() {
+    let mut views = arrived([view(0, 1000), view(0, 10)]);
+    views[0].chunk_max = 32;
+    (views[0].chunk_rows, views[0].last_rows) = (LogitRows::All, LogitRows::All);
+    let slices = plan_of(&views, 512);
+    assert_eq!(counts(&slices), [(0, 0, 32), (1, 0, 10)]);
+    assert_eq!(slices[0].rows, LogitRows::All);
+}
+
+/// Goal: a short prompt is computed beside long ones, in its first step; without short ones, the
+/// long ones are computed one after the other.
+#[test]
+fn a_short_prompt_does_not_wait_for_long_ones() {
+    let views = arrived([view(0, 6000), view(0, 6000), view(0, 300), view(0, 5)]);
+    let slices = plan_of(&views, 512);
+    assert_eq!(counts(&slices), [(0, 0, 256), (2, 0, 251), (3, 0, 5)]);
+    assert_eq!(counts(&plan_of(&views[..2], 512)), [(0, 0, 512)]);
+}
+
+#[test]
+fn each_order_has_its_own_rule() {
+    let mut views = arrived([view(0, 600), view(0, 500), view(0, 100), view(0, 100)]);
+    views[1].class = 1;
+    let of = |order| counts(&plan(&views, StepLimits { tokens: 400, timed: 512 }, order));
+    assert_eq!(of(PrefillOrder::Arrival), [(0, 0, 400)]);
+    assert_eq!(of(PrefillOrder::Priority), [(0, 0, 200), (1, 0, 200)]);
+    assert_eq!(of(PrefillOrder::FewestLeft), [(0, 0, 200), (1, 0, 200)]);
+    views[1].class = 0;
+    let of = |order| counts(&plan(&views, StepLimits { tokens: 400, timed: 512 }, order));
+    assert_eq!(of(PrefillOrder::Priority), [(0, 0, 400)]);
+    assert_eq!(of(PrefillOrder::FewestLeft), [(0, 0, 200), (2, 0, 100), (3, 0, 100)]);
+}
+
+/// Goal: tenants share prefill tokens equally, and what one cannot use goes to the others.
+#[test]
+fn tenants_share_prefill_tokens() {
+    let mut views = arrived([view(0, 6000), view(0, 6000), view(0, 900), view(0, 60)]);
+    let [b, c] = ["b", "c"].map(|name| TenantId::new(Some(name)));
+    (views[2].tenant, views[3].tenant) = (b, c);
+    let tokens_of = |slices: &[Slice], index| {
+        slices.iter().filter(|slice| slice.index == index).map(|slice| slice.count).sum::<usize>()
+    };
+    let slices = plan_of(&views, 512);
+    assert_eq!([0, 1, 2, 3].map(|index| tokens_of(&slices, index)), [226, 0, 226, 60]);
+    // With fewer tokens than tenants, those that waited longest come first.
+    (views[0].last_step, views[1].last_step, views[2].last_step) = (7, 7, 3);
+    let slices = plan_of(&views, 2);
+    assert_eq!([0, 1, 2, 3].map(|index| tokens_of(&slices, index)), [0, 0, 1, 1]);
+}
+
+proptest! {
+    /// Goal: a step never exceeds its limits, never contains a sequence twice or tokens that it
+    /// does not have, and every sequence makes progress, however small the step. A prompt is
+    /// overtaken by no more tokens of its tenant than it and the earlier prompts have left.
+    #[test]
+    fn every_sequence_makes_progress_within_its_bound(
+        shapes in prop::collection::vec((0usize..40, 1usize..40, 0u64..3, -1i32..2, 0u64..60), 1..20),
+        timed in 1usize..200,
+        tokens in 1usize..150,
+        order in prop::sample::select(ORDERS.to_vec()),
+    ) {
+        let limits = StepLimits { tokens, timed };
+        let mut views: Vec<SequenceView> = Vec::new();
+        for (arrival, &(computed, more, tenant, class, _)) in shapes.iter().enumerate() {
+            let tenant = TenantId::new(Some(&tenant.to_string()));
+            let view = view(computed, computed + more);
+            views.push(SequenceView { arrival: arrival as u64, tenant, class, ..view });
+        }
+        let starts = |index: usize| (0..=index).map(|i| shapes[i].4).max().unwrap_or(0);
+        let goal: Vec<usize> = views.iter().map(|view| view.tokens + 5).collect();
+        let prompts: Vec<usize> = views.iter().map(|view| view.tokens).collect();
+        let mut bounds: Vec<Option<usize>> = vec![None; views.len()];
+        let mut overtaken = vec![0; views.len()];
+        for step in 1..3000u64 {
+            for (index, view) in views.iter_mut().enumerate() {
+                view.paused = view.computed >= goal[index] || starts(index) >= step;
+            }
+            if (0..views.len()).all(|index| views[index].computed >= goal[index]) {
+                return Ok(());
+            }
+            let left = |i: usize| prompts[i].saturating_sub(views[i].computed);
+            for index in 0..views.len() {
+                let earlier = (0..=index).filter(|&i| views[i].tenant == views[index].tenant);
+                if starts(index) < step && bounds[index].is_none() {
+                    bounds[index] = Some(earlier.map(left).sum());
+                }
+            }
+            let slices = plan(&views, limits, order);
+            let sum = |of: &dyn Fn(&&Slice) -> bool| {
+                slices.iter().filter(of).map(|slice| slice.count).sum::<usize>()
+            };
+            prop_assert!(!slices.is_empty() || views.iter().all(|view| view.paused));
+            prop_assert!(sum(&|_| true) <= tokens);
+            let prefill = sum(&|slice| !views[slice.index].is_decode());
+            prop_assert!(prefill <= TIMED_PREFILL_MIN || prefill <= timed);
+            prop_assert!(slices.is_sorted_by(|a, b| a.index < b.index));
+            // A prompt that the step completes does not wait for the others of the step.
+            let completes = |slice: &Slice| slice.start + slice.count == views[slice.index].tokens;
+            let completed: Vec<usize> =
+                slices.iter().filter(|s| completes(s)).map(|slice| slice.index).collect();
+            let waits = |&index: &usize| left(index) > 1 && !completed.contains(&index);
+            for index in (0..views.len()).filter(waits) {
+                let later = |slice: &&Slice| {
+                    slice.index > index
+                        && views[slice.index].tenant == views[index].tenant
+                        && !views[slice.index].is_decode()
+                };
+                overtaken[index] += if starts(index) < step { sum(&later) } else { 0 };
+                let bound = bounds[index].unwrap_or(usize::MAX);
+                prop_assert!(overtaken[index] <= bound, "{index} {overtaken:?} {bounds:?}");
+            }
+            for slice in slices {
+                let view = &mut views[slice.index];
+                prop_assert!(slice.start + slice.count <= view.tokens);
+                view.computed = slice.start + slice.count;
+                view.last_step = step;
+                if view.computed == view.tokens {
+                    view.tokens += 1;
+                    view.covered += 1;
+                }
+            }
+        }
+        prop_assert!(false, "a sequence starved");
+    }
+}

@@ -1,0 +1,84 @@
+//! Tenants: whose requests share the running slots and the tokens of a step fairly.
+//!
+//! While every slot for a running request is taken, each tenant that has requests is entitled to an
+//! equal share of them. Requests of tenants below their share are admitted first, and if need be
+//! the youngest request of the tenant with the most slots is preempted for one of them.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// The tenant of a request: a hash of its name. Two names with the same hash are treated as one
+/// tenant, which affects nothing but their shares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct TenantId(u64);
+
+impl TenantId {
+    /// The tenant of this name; requests without a name are of one tenant.
+    pub(crate) fn new(name: Option<&str>) -> TenantId {
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        TenantId(hasher.finish())
+    }
+}
+
+/// The share of the running slots of each tenant at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct SlotShares {
+    /// Number of running requests of each tenant that has running or waiting requests.
+    running: HashMap<TenantId, usize>,
+    /// Number of slots that each of them is entitled to, at least 1.
+    share: usize,
+}
+
+impl SlotShares {
+    /// The shares of `slots` slots. `running` and `waiting` yield the tenant of each request.
+    pub(crate) fn new(
+        slots: usize,
+        running: impl Iterator<Item = TenantId>,
+        waiting: impl Iterator<Item = TenantId>,
+    ) -> SlotShares {
+        let mut counts: HashMap<TenantId, usize> = HashMap::new();
+        for tenant in running {
+            *counts.entry(tenant).or_default() += 1;
+        }
+        for tenant in waiting {
+            counts.entry(tenant).or_default();
+        }
+        let share = (slots / counts.len().max(1)).max(1);
+        SlotShares { running: counts, share }
+    }
+
+    /// Number of running requests of a tenant.
+    pub(crate) fn running(&self, tenant: TenantId) -> usize {
+        self.running.get(&tenant).copied().unwrap_or(0)
+    }
+
+    /// Whether one more running request would exceed the tenant's share.
+    pub(crate) fn is_reached(&self, tenant: TenantId) -> bool {
+        self.running(tenant) >= self.share
+    }
+
+    /// Whether the tenant has more running requests than its share.
+    pub(crate) fn is_exceeded(&self, tenant: TenantId) -> bool {
+        self.running(tenant) > self.share
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_shared_equally_among_tenants_with_requests() {
+        let [a, b] = ["a", "b"].map(|name| TenantId::new(Some(name)));
+        let none = TenantId::new(None);
+        let alone = SlotShares::new(4, [a; 4].into_iter(), [a].into_iter());
+        assert!(alone.is_reached(a) && !alone.is_exceeded(a));
+        let shared = SlotShares::new(4, [a; 4].into_iter(), [b].into_iter());
+        assert!(shared.is_exceeded(a) && !shared.is_reached(b));
+        // More tenants than slots: each is entitled to one.
+        let crowded = SlotShares::new(2, [a, a].into_iter(), [b, none].into_iter());
+        assert!(crowded.is_exceeded(a) && !crowded.is_reached(b) && !crowded.is_reached(none));
+        assert!(SlotShares::new(2, [a, b].into_iter(), [none].into_iter()).is_reached(a));
+    }
+}
