@@ -24,7 +24,7 @@ pub(crate) enum AdmissionMessage {
     Submit(Box<Sequence>, QueuePermit),
     /// The stream of this request was dropped.
     Cancel(u64),
-    /// A slow reader has caught up: its paused sequence can go on.
+    /// A sequence can go on: its slow reader has caught up, or a token was sampled late.
     Resume,
     /// The result of a step.
     StepDone(Box<StepDone>),
@@ -84,8 +84,10 @@ impl Actor for AdmissionActor {
     ) -> Result<AdmissionState, ActorProcessingErr> {
         let AdmissionArguments { context, memory, reader, fence, executor, faults } = arguments;
         let step_timeout = context.config.step_timeout;
-        executor.cast(ExecutorMessage::Attach(myself))?;
-        let scheduler = Scheduler::new(context, memory, reader, fence);
+        executor.cast(ExecutorMessage::Attach(myself.clone()))?;
+        let mut scheduler = Scheduler::new(context, memory, reader, fence);
+        // Fails only if the actor has stopped.
+        scheduler.set_wake(Arc::new(move || drop(myself.cast(AdmissionMessage::Resume))));
         Ok(AdmissionState {
             scheduler,
             executor,

@@ -355,7 +355,10 @@ impl SamplerState {
     /// [`LogitsProcessor`], or it is ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.params.processor.as_ref().is_none_or(|processor| processor.is_ready(&self.output))
+        self.params
+            .processor
+            .as_ref()
+            .is_none_or(|processor| processor.is_ready_caught(&self.output))
     }
 
     /// Whether a processor, bias or penalties may change a logit.

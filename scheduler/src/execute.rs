@@ -13,6 +13,7 @@ use stolon_backend::{
     prompt_logprob,
 };
 
+use crate::late_sampling::LateRow;
 use crate::step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
 use crate::transfer::save_blocks;
 
@@ -176,39 +177,45 @@ fn keep_slices(batch: StepBatch, kept: impl Iterator<Item = bool>) -> StepBatch 
     batch
 }
 
-/// Samples from one slice's logits, unless the backend has drawn a token, and computes its
-/// log-probabilities.
+/// Samples from one slice's logits, unless the backend has drawn a token or the logits processor is
+/// not ready, and computes its log-probabilities.
 fn sample_slice(
     rows: &mut [f32],
     drawn: Option<Result<u32, SamplingError>>,
     vocab_size: usize,
     task: RowTask,
 ) -> RowResult {
-    let RowTask { mut sampler, return_logits, prompt, pooler, .. } = task;
+    let RowTask { sampler, return_logits, prompt, pooler, .. } = task;
     let mut result = RowResult { pooler, ..RowResult::default() };
     match prompt.map(|prompt| prompt_rows(rows, vocab_size, &prompt)).transpose() {
         Ok(logprobs) => result.prompt = logprobs.unwrap_or_default(),
         Err(error) => result.failure = Some(error),
     }
     let last = rows.len().checked_sub(vocab_size).map(|last| &mut rows[last..]);
-    if let Some(sampler) = sampler.as_mut().filter(|_| result.failure.is_none()) {
-        let sampled = match (last, drawn) {
-            (Some(row), _) => {
-                // Copied before sampling, which overwrites the row.
-                result.logits = return_logits.then(|| Arc::from(&*row));
-                Some(sampler.sample(row))
-            }
-            (None, drawn) => drawn.map(|drawn| {
-                sampler.observe(drawn.clone()?);
-                Ok(Sampled { token: drawn?, logprob: None })
-            }),
-        };
-        match sampled.transpose() {
-            Ok(sampled) => result.sampled = sampled,
-            Err(error) => result.failure = Some(error),
-        }
+    if result.failure.is_some() {
+        return RowResult { sampler, ..result };
     }
-    result.sampler = sampler;
+    let Some(mut sampler) = sampler else { return result };
+    let sampled = match (last, drawn) {
+        (Some(row), _) => {
+            // Copied before sampling, which overwrites the row.
+            result.logits = return_logits.then(|| Arc::from(&*row));
+            if !sampler.is_ready() {
+                result.late = Some(LateRow { sampler, logits: row.to_vec() });
+                return result;
+            }
+            Some(sampler.sample(row))
+        }
+        (None, drawn) => drawn.map(|drawn| {
+            sampler.observe(drawn.clone()?);
+            Ok(Sampled { token: drawn?, logprob: None })
+        }),
+    };
+    match sampled.transpose() {
+        Ok(sampled) => result.sampled = sampled,
+        Err(error) => result.failure = Some(error),
+    }
+    result.sampler = Some(sampler);
     result
 }
 

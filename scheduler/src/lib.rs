@@ -29,6 +29,7 @@ mod event_channel;
 mod execute;
 mod health;
 mod histogram;
+mod late_sampling;
 mod memory;
 mod permits;
 mod pin_budget;
@@ -63,6 +64,7 @@ pub use event_channel::{EventReceiver, EventSender, RESERVED_EVENTS, Received, e
 pub use execute::execute;
 pub use health::EngineHealth;
 pub use histogram::{EngineHistograms, HistogramData};
+pub use late_sampling::LateRow;
 pub use memory::{
     Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, DirectMemory,
     Evicted, EvictionDemand, LogitsKey, Memory, Removal, Reserved, TreeAccess, commit, evict,

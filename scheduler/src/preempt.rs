@@ -11,11 +11,14 @@ pub(crate) struct Holder {
     pub(crate) arrival: u64,
     /// It is stalled by a slow consumer.
     pub(crate) stalled: bool,
+    /// A token of it is being sampled outside of a step. It cannot be preempted before that ends.
+    pub(crate) is_sampling: bool,
 }
 
-/// Index of the sequence to preempt; `None` if none is running.
+/// Index of the sequence to preempt; `None` if none can be.
 pub(crate) fn victim(holders: &[Holder]) -> Option<usize> {
-    (0..holders.len()).max_by_key(|&index| (holders[index].stalled, holders[index].arrival))
+    let candidates = (0..holders.len()).filter(|&index| !holders[index].is_sampling);
+    candidates.max_by_key(|&index| (holders[index].stalled, holders[index].arrival))
 }
 
 #[cfg(test)]
@@ -23,9 +26,11 @@ mod tests {
     use super::*;
 
     fn check(holders: &[(u64, bool)], expected: Option<usize>) {
-        let holders: Vec<Holder> =
-            holders.iter().map(|&(arrival, stalled)| Holder { arrival, stalled }).collect();
+        let holder = |&(arrival, stalled)| Holder { arrival, stalled, is_sampling: false };
+        let mut holders: Vec<Holder> = holders.iter().map(holder).collect();
         assert_eq!(victim(&holders), expected);
+        holders.iter_mut().for_each(|holder| holder.is_sampling = true);
+        assert_eq!(victim(&holders), None);
     }
 
     #[test]

@@ -47,7 +47,8 @@ pub(crate) struct SequenceView {
     pub(crate) chunk_rows: LogitRows,
     /// Which rows are needed of the chunk that ends its tokens.
     pub(crate) last_rows: LogitRows,
-    /// It takes no part in steps, because it is stalled by a slow consumer or is about to end.
+    /// It takes no part in steps: it is stalled by a slow consumer, a token of it is being sampled,
+    /// or it is about to end.
     pub(crate) paused: bool,
 }
 

@@ -19,14 +19,17 @@ mod step;
 mod transfers;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use stolon_kvcache::{Namespace, StepFence, TreeReader};
 
 use crate::budget::DecodeForecast;
 use crate::context::EngineContext;
+use crate::late_sampling::LateSampling;
 use crate::memory::{ActorStopped, Memory};
 use crate::permits::QueuePermit;
+use crate::preempt::Holder;
 use crate::queue::Queue;
 #[cfg(test)]
 use crate::queue::Waiting;
@@ -50,6 +53,15 @@ struct Running {
     bound: usize,
     /// It was stalled by a slow consumer when the scheduler last looked.
     stalled: bool,
+}
+
+impl Running {
+    /// What the choice of a sequence to preempt needs to know about it.
+    fn holder(&self) -> Holder {
+        let Running { sequence, arrival, .. } = self;
+        let (stalled, is_sampling) = (sequence.is_stalled(), sequence.is_sampling);
+        Holder { arrival: *arrival, stalled, is_sampling }
+    }
 }
 
 /// One slice of the step in flight.
@@ -91,6 +103,8 @@ pub struct Scheduler<M> {
     saves: VecDeque<Saving>,
     /// Whether the first save is part of the step in flight.
     save_in_flight: bool,
+    /// The rows that are sampled outside of steps.
+    late_sampling: LateSampling,
     /// Predicts how many tokens requests will generate.
     forecast: DecodeForecast,
     /// Number of the last step.
@@ -116,6 +130,8 @@ impl<M: Memory> Scheduler<M> {
         reader: TreeReader,
         fence: StepFence,
     ) -> Scheduler<M> {
+        // As many again for calls of requests that have ended.
+        let late_sampling = LateSampling::new(2 * context.config.max_running);
         Scheduler {
             context,
             memory,
@@ -129,6 +145,7 @@ impl<M: Memory> Scheduler<M> {
             evicted_in_flight: Vec::new(),
             saves: VecDeque::new(),
             save_in_flight: false,
+            late_sampling,
             forecast: DecodeForecast::default(),
             step: 0,
             running_version: 0,
@@ -137,6 +154,12 @@ impl<M: Memory> Scheduler<M> {
             rate: 0.0,
             has_deadlines: false,
         }
+    }
+
+    /// Sets what is called, on any thread, when [`Scheduler::advance`] should be called because a
+    /// token was sampled outside of a step.
+    pub fn set_wake(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.late_sampling.set_wake(wake);
     }
 
     /// Adds a request to the admission queue.
@@ -210,6 +233,7 @@ impl<M: Memory> Scheduler<M> {
         self.context.sessions.expire(now);
         let mut plan = None;
         for _ in 0..ROUNDS_MAX {
+            self.apply_late_tokens(now);
             self.end_overdue(now);
             self.notice_stalled();
             if self.try_admission && !self.queue.is_empty() {

@@ -88,6 +88,8 @@ pub struct Sequence {
     pub(crate) turn: Option<Arc<Turn>>,
     /// Whether it is part of the step in flight.
     pub(crate) in_step: bool,
+    /// Whether a token of it is being sampled outside of a step. It takes part in none until then.
+    pub(crate) is_sampling: bool,
     /// Set if it must end before it is complete.
     pub(crate) end: Option<Ending>,
 }
@@ -234,6 +236,7 @@ impl Sequence {
             share,
             turn,
             in_step: false,
+            is_sampling: false,
             end: None,
         }
     }
@@ -326,6 +329,7 @@ impl Sequence {
             chunk_rows,
             last_rows,
             paused: self.end.is_some()
+                || self.is_sampling
                 || self.is_stalled()
                 || computed < self.loadable().end * spec.block_size,
         }
@@ -485,6 +489,7 @@ impl Sequence {
     /// Releases every block. Its positions are recomputed later.
     pub(crate) fn release_blocks(&mut self) {
         debug_assert!(!self.in_step, "a step still reads its blocks");
+        debug_assert!(!self.is_sampling, "its sampler is away");
         self.held = Held::default();
         if let Some(wanted) = &mut self.prompt_logprobs {
             wanted.gathered.clear();

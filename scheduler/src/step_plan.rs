@@ -7,6 +7,7 @@ use std::time::Duration;
 use stolon_backend::{Pooler, Sampled, SamplerState, SamplingError, StepBatch, TokenLogprob};
 use stolon_kvcache::{BlockId, StepTicket};
 
+use crate::late_sampling::LateRow;
 use crate::transfer::LoadTask;
 
 /// One step.
@@ -53,8 +54,10 @@ pub struct PromptTargets {
 pub struct RowResult {
     /// The sampler of the task.
     pub sampler: Option<Box<SamplerState>>,
-    /// The next token, if the task had a sampler.
+    /// The next token, if the task had a sampler whose logits processor was ready.
     pub sampled: Option<Sampled>,
+    /// The row to sample from, with the sampler, if the logits processor was not ready.
+    pub late: Option<LateRow>,
     /// `[vocab_size]` logits of the last row, if requested.
     pub logits: Option<Arc<[f32]>>,
     /// One entry per target.

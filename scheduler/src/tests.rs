@@ -25,6 +25,7 @@ use crate::transfer::StoredKv;
 
 mod depth;
 mod fairness;
+mod processors;
 mod quota;
 mod transfers;
 

@@ -24,6 +24,8 @@ mod mask;
 mod schema;
 #[cfg(feature = "grammar")]
 mod state;
+#[cfg(feature = "grammar")]
+mod workers;
 
 use serde_json::Value;
 

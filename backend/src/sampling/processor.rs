@@ -9,9 +9,10 @@ use super::SamplingError;
 /// Changes the logits of one request before a token is chosen, for example to exclude tokens that
 /// do not continue a grammar.
 ///
-/// It runs between two steps, once per generated token, so all requests wait for it. Sequences may
-/// be sampled at the same time on several threads. If it fails or panics, its own request ends with
-/// an error and no other does.
+/// It runs once per generated token: between two steps if it is ready, and otherwise on a thread of
+/// its own, while its sequence takes part in no step. So no other request waits for it. Sequences
+/// may be sampled at the same time on several threads. If it fails or panics, its own request ends
+/// with an error and no other does.
 pub trait LogitsProcessor: Send + Sync {
     /// Changes `logits`, `[vocab_size]`, from which the token after `output` is chosen. `output`
     /// are the tokens that the request has generated so far. Minus infinity excludes a token; NaN
@@ -29,8 +30,9 @@ pub trait LogitsProcessor: Send + Sync {
     fn prepare(&self, _output: &[u32]) {}
 
     /// Whether [`LogitsProcessor::process`] with this `output` takes no longer than reading the
-    /// logits. Only then the first token may be chosen from cached logits of the prompt, on a
-    /// thread that must not be held up. Default: no.
+    /// logits. Only then it runs between two steps, and the first token may be chosen from cached
+    /// logits of the prompt. Default: no. A processor that is always fast should say so, because
+    /// a thread for each token costs some 50 microseconds.
     fn is_ready(&self, _output: &[u32]) -> bool {
         false
     }
@@ -67,6 +69,12 @@ impl SharedProcessor {
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
             Err(SamplingError::ProcessorPanicked { reason: text.unwrap_or("a panic").to_owned() })
         })
+    }
+
+    /// As [`LogitsProcessor::is_ready`]. After a panic it is not ready: `process` reports what is
+    /// wrong.
+    pub(super) fn is_ready_caught(&self, output: &[u32]) -> bool {
+        catch_unwind(AssertUnwindSafe(|| self.0.is_ready(output))).unwrap_or(false)
     }
 
     /// As [`LogitsProcessor::prepare`]. A panic is ignored: `process` reports what is wrong.

@@ -114,11 +114,7 @@ impl<M: Memory> Scheduler<M> {
                     self.running[index].sequence.held.add_reserved(block);
                     break;
                 }
-                let holders: Vec<Holder> = self
-                    .running
-                    .iter()
-                    .map(|r| Holder { arrival: r.arrival, stalled: r.sequence.is_stalled() })
-                    .collect();
+                let holders: Vec<Holder> = self.running.iter().map(Running::holder).collect();
                 match preempt::victim(&holders) {
                     Some(victim) => {
                         self.forecast.preempted();
@@ -154,7 +150,8 @@ impl<M: Memory> Scheduler<M> {
     /// Preempts the youngest sequence that is stalled by a slow consumer. Returns false if there is
     /// none.
     pub(super) fn preempt_stalled(&mut self) -> bool {
-        let stalled = |r: &Running| !r.sequence.in_step && r.sequence.is_stalled();
+        let is_free = |r: &Running| !r.sequence.in_step && !r.sequence.is_sampling;
+        let stalled = |r: &Running| is_free(r) && r.sequence.is_stalled();
         let youngest = (0..self.running.len())
             .filter(|&index| stalled(&self.running[index]))
             .max_by_key(|&index| self.running[index].arrival);
@@ -185,8 +182,10 @@ impl<M: Memory> Scheduler<M> {
         if !self.context.config.prefix_caching || !self.queue.entries().iter().any(below_share) {
             return None;
         }
-        let may_be_preempted =
-            |r: &&Running| shares.is_exceeded(r.sequence.tenant) && !r.sequence.bypasses_match();
+        let may_be_preempted = |r: &&Running| {
+            let is_bound = r.sequence.bypasses_match() || r.sequence.is_sampling;
+            shares.is_exceeded(r.sequence.tenant) && !is_bound
+        };
         let victims = self.running.iter().filter(may_be_preempted);
         let victim = victims.max_by_key(|r| (shares.running(r.sequence.tenant), r.arrival))?;
         if victim.sequence.in_step {

@@ -1,7 +1,7 @@
 //! The start and the end of a step: planning it, and applying its results.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use stolon_backend::{SamplingError, SequenceSlice, StepBatch};
 
@@ -11,10 +11,11 @@ use crate::cached_logits::PromptLogits;
 use crate::config::AdmissionPolicy;
 use crate::error::EngineError;
 use crate::event::FinishReason;
+use crate::late_sampling::LateToken;
 use crate::memory::{ActorStopped, Memory};
 use crate::schedule::{self, PrefillOrder, StepLimits};
 use crate::sequence::{Ending, Sequence};
-use crate::step_plan::{RowTask, StepDone, StepPlan};
+use crate::step_plan::{RowResult, RowTask, StepDone, StepPlan};
 
 impl<M: Memory> Scheduler<M> {
     /// Applies the results of the step in flight.
@@ -23,64 +24,27 @@ impl<M: Memory> Scheduler<M> {
     /// [`ActorStopped`] if the memory no longer answers.
     pub async fn complete(&mut self, mut done: StepDone, now: Instant) -> Result<(), ActorStopped> {
         let slices = self.in_flight.take().unwrap_or_default();
-        let gauges = Arc::clone(&self.context.gauges);
         self.complete_transfers(&mut done);
-        gauges.steps.add(usize::from(!slices.is_empty()));
+        self.context.gauges.steps.add(usize::from(!slices.is_empty()));
         let mut finished: Vec<(u64, FinishReason)> = Vec::new();
-        let mut rows: Vec<(u64, Arc<[f32]>)> = Vec::new();
         match done.outcome {
-            Ok(results) => {
+            Ok(mut results) => {
                 debug_assert_eq!(results.len(), slices.len());
-                let computed = slices.iter().zip(&results).filter(|(_, result)| !result.skipped);
-                let computed: usize = computed.map(|(slice, _)| slice.count).sum();
-                gauges.computed_tokens.add(computed);
-                if computed > 0 {
-                    gauges.histograms.step_tokens.count(computed);
-                    self.note_rate(computed, done.compute.as_secs_f64());
-                    let prompts = slices.iter().filter(|slice| slice.count > 1);
-                    let prompts = prompts.map(|slice| slice.count).sum();
-                    gauges.note_prefill(prompts, computed, done.compute);
+                self.note_step(&slices, &results, done.compute);
+                let mut rows: Vec<(u64, Arc<[f32]>)> = Vec::new();
+                for (slice, result) in slices.iter().zip(&mut results) {
+                    let row = result.logits.take().filter(|_| result.failure.is_none());
+                    rows.extend(row.map(|row| (slice.id, row)));
                 }
                 for (slice, result) in slices.iter().zip(results) {
-                    let Some(index) = self.find(slice) else { continue };
-                    let sequence = &mut self.running[index].sequence;
-                    sequence.in_step = false;
-                    if result.sampler.is_some() {
-                        sequence.sampler = result.sampler;
-                    }
-                    if result.skipped {
-                        sequence.pooler = result.pooler.or(sequence.pooler.take());
-                        continue;
-                    }
-                    if let Some(failure) = result.failure {
-                        // The positions of a failed sequence are not counted as computed, so that
-                        // they are never committed.
-                        sequence.end = Some(Ending::Failed(unusable_logits(&failure)));
-                        continue;
-                    }
-                    let end = slice.start + slice.count;
-                    sequence.held.computed = sequence.held.computed.max(end);
-                    sequence.gather_prompt_logprobs(result.prompt);
-                    rows.extend(result.logits.map(|row| (sequence.id, row)));
-                    if sequence.end.is_some() {
-                        continue;
-                    }
-                    if let Some(pooler) = result.pooler {
-                        let end = sequence.pooled(pooler);
-                        finished.extend(end.map(|end| (sequence.id, end)));
-                    }
-                    if let Some(sampled) = result.sampled {
-                        gauges.completion_tokens.add(1);
-                        if let Some(end) = sequence.push(sampled.token, sampled.logprob, now) {
-                            finished.push((sequence.id, end));
-                        }
-                    }
+                    let end = self.apply(slice, result, now);
+                    finished.extend(end.map(|end| (slice.id, end)));
                 }
                 self.commit().await?;
                 self.cache_logits(rows)?;
             }
             Err(reason) => {
-                gauges.steps_failed.add(1);
+                self.context.gauges.steps_failed.add(1);
                 for slice in &slices {
                     let Some(index) = self.find(slice) else { continue };
                     let sequence = &mut self.running[index].sequence;
@@ -98,6 +62,76 @@ impl<M: Memory> Scheduler<M> {
         self.update_followers();
         self.end_overdue(now);
         Ok(())
+    }
+
+    /// Counts what a step has computed, and notes its speed.
+    fn note_step(&mut self, slices: &[InFlight], results: &[RowResult], time: Duration) {
+        let computed = slices.iter().zip(results).filter(|(_, result)| !result.skipped);
+        let computed: usize = computed.map(|(slice, _)| slice.count).sum();
+        if computed == 0 {
+            return;
+        }
+        let prompts = slices.iter().filter(|slice| slice.count > 1).map(|slice| slice.count).sum();
+        let gauges = &self.context.gauges;
+        gauges.computed_tokens.add(computed);
+        gauges.histograms.step_tokens.count(computed);
+        gauges.note_prefill(prompts, computed, time);
+        self.note_rate(computed, time.as_secs_f64());
+    }
+
+    /// Applies the result of one slice. Returns a reason if its sequence is complete.
+    fn apply(&mut self, slice: &InFlight, result: RowResult, now: Instant) -> Option<FinishReason> {
+        let index = self.find(slice)?;
+        let sequence = &mut self.running[index].sequence;
+        sequence.in_step = false;
+        sequence.sampler = result.sampler.or(sequence.sampler.take());
+        if result.skipped {
+            sequence.pooler = result.pooler.or(sequence.pooler.take());
+            return None;
+        }
+        if let Some(failure) = result.failure {
+            // The positions of a failed sequence are not counted as computed, so that they are
+            // never committed.
+            sequence.end = Some(Ending::Failed(unusable_logits(&failure)));
+            return None;
+        }
+        sequence.held.computed = sequence.held.computed.max(slice.start + slice.count);
+        sequence.gather_prompt_logprobs(result.prompt);
+        if sequence.end.is_some() {
+            return None;
+        }
+        if let Some(late) = result.late {
+            match self.late_sampling.start(sequence.id, late) {
+                Ok(()) => sequence.is_sampling = true,
+                Err(failure) => sequence.end = Some(Ending::Failed(unusable_logits(&failure))),
+            }
+        }
+        let end = result.pooler.and_then(|pooler| sequence.pooled(pooler));
+        let Some(sampled) = result.sampled else { return end };
+        self.context.gauges.completion_tokens.add(1);
+        sequence.push(sampled.token, sampled.logprob, now)
+    }
+
+    /// Applies what was sampled outside of steps.
+    pub(super) fn apply_late_tokens(&mut self, now: Instant) {
+        for LateToken { id, sampler, sampled } in self.late_sampling.take() {
+            let running = self.running.iter_mut().find(|r| r.sequence.id == id);
+            let Some(Running { sequence, .. }) = running else { continue };
+            sequence.is_sampling = false;
+            sequence.sampler = sampler;
+            // It may be preempted from now on.
+            self.try_admission = true;
+            match sampled {
+                _ if sequence.end.is_some() => {}
+                Ok(sampled) => {
+                    self.context.gauges.completion_tokens.add(1);
+                    if let Some(end) = sequence.push(sampled.token, sampled.logprob, now) {
+                        self.finish(id, end, now);
+                    }
+                }
+                Err(failure) => sequence.end = Some(Ending::Failed(unusable_logits(&failure))),
+            }
+        }
     }
 
     /// Caches the logits of the last positions of prompts whose full blocks are all in the tree.

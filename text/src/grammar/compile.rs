@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +13,8 @@ use serde_json::{Value, json};
 
 use super::cache::Cache;
 use super::mask::TokenMask;
-use super::state::{Job, Start, start_workers};
+use super::state::Start;
+use super::workers::Workers;
 use super::{Grammar, GrammarError, GrammarState, Otherwise, ToolCallGrammar, calls, schema};
 use crate::Tokenizer;
 use crate::bounded::Bounded;
@@ -60,19 +60,19 @@ struct Compiled {
     matcher: Mutex<Matcher>,
     /// The mask of the first token.
     mask: Arc<TokenMask>,
-    jobs: Sender<Job>,
+    workers: Workers,
 }
 
 /// What all grammars of a model share.
 struct Vocabulary {
     factory: ParserFactory,
-    jobs: Sender<Job>,
+    workers: Workers,
 }
 
 /// A grammar for the vocabulary of one model.
 pub struct CompiledGrammar {
     start: Arc<Start>,
-    jobs: Sender<Job>,
+    workers: Workers,
 }
 
 impl GrammarCompiler {
@@ -108,7 +108,7 @@ impl GrammarCompiler {
     /// Compiles a grammar, and returns its size in bytes, too.
     fn compile_here(&self, grammar: &Grammar) -> Result<(Compiled, usize), GrammarError> {
         let vocabulary = self.vocabulary.get_or_init(|| self.vocabulary()).as_ref();
-        let Vocabulary { factory, jobs } = vocabulary.map_err(Clone::clone)?;
+        let Vocabulary { factory, workers } = vocabulary.map_err(Clone::clone)?;
         let mut parts = Parts { tokenizer: &self.tokenizer, grammars: Vec::new() };
         parts.add("main".to_owned(), grammar)?;
         let whole = TopLevelGrammar { grammars: parts.grammars, max_tokens: None };
@@ -117,14 +117,14 @@ impl GrammarCompiler {
         let matcher = Matcher::new(parser);
         let mask = Arc::new(next_mask(&mut matcher.deep_clone())?);
         let bytes = bytes + self.tokenizer.vocab_size() / 8;
-        Ok((Compiled { matcher: Mutex::new(matcher), mask, jobs: jobs.clone() }, bytes))
+        Ok((Compiled { matcher: Mutex::new(matcher), mask, workers: workers.clone() }, bytes))
     }
 
     fn vocabulary(&self) -> Result<Vocabulary, GrammarError> {
         let failed = |error: &dyn fmt::Display| GrammarError::new(message(&error.to_string()));
         let factory = factory(&self.tokenizer, &self.eos_token_ids)?;
-        let jobs = start_workers().map_err(|error| failed(&error))?;
-        Ok(Vocabulary { factory, jobs })
+        let workers = Workers::start().map_err(|error| failed(&error))?;
+        Ok(Vocabulary { factory, workers })
     }
 }
 
@@ -132,7 +132,7 @@ impl Compiled {
     fn copy(&self) -> CompiledGrammar {
         let matcher = self.matcher.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
         let start = Start { matcher: Mutex::new(matcher), mask: Arc::clone(&self.mask) };
-        CompiledGrammar { start: Arc::new(start), jobs: self.jobs.clone() }
+        CompiledGrammar { start: Arc::new(start), workers: self.workers.clone() }
     }
 }
 
@@ -158,7 +158,7 @@ impl CompiledGrammar {
     /// The state of a sequence that follows the grammar from its first token on.
     #[must_use]
     pub fn state(&self) -> GrammarState {
-        GrammarState::new(Arc::clone(&self.start), self.jobs.clone())
+        GrammarState::new(Arc::clone(&self.start), Arc::default(), self.workers.clone())
     }
 }
 

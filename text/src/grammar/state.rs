@@ -1,13 +1,12 @@
 //! [`GrammarState`]: a sequence that follows a grammar, and the threads that compute its masks.
 //!
-//! A mask takes 20 to 500 microseconds, and up to some 20 ms for a grammar at its limits. It is
-//! computed by a worker thread, while the model computes the step in which the mask is used.
+//! A mask takes 20 to 500 microseconds, and up to seconds for an ambiguous grammar. It is computed
+//! by a worker thread (`workers.rs`), while the model computes the step in which the mask is used.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use llguidance::Matcher;
@@ -15,12 +14,13 @@ use llguidance::Matcher;
 use super::GrammarError;
 use super::compile::{message, next_mask};
 use super::mask::TokenMask;
+use super::workers::Workers;
 
-/// Time that a step waits for a mask. A request whose mask takes longer ends with an error, so that
-/// no grammar holds up the others for long.
-const MAX_WAIT: Duration = Duration::from_secs(2);
-/// Size of a worker's stack in bytes. Only the part that is used becomes resident.
-const STACK: usize = 64 << 20;
+/// Time that the masks of a request may take together, without the time that they wait for a
+/// worker. A request that needs more ends with an error.
+const BUDGET: Duration = Duration::from_secs(10);
+/// Maximum time that a request waits for a mask, also for a worker.
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// A grammar before the first token. Its sequences share what the lexer has learned.
 pub(super) struct Start {
@@ -36,8 +36,14 @@ pub(super) struct Start {
 pub struct GrammarState {
     start: Arc<Start>,
     slot: Arc<Slot>,
-    jobs: Sender<Job>,
+    spent: Arc<Spent>,
+    workers: Workers,
 }
+
+/// Time that was spent on the masks of a request, in microseconds. The sequences of the request
+/// share it. It guards no other memory, so all accesses are relaxed.
+#[derive(Debug, Default)]
+pub(super) struct Spent(AtomicU64);
 
 /// What a sequence shares with the workers.
 struct Slot {
@@ -65,24 +71,25 @@ struct Reached {
 pub(super) struct Job {
     start: Arc<Start>,
     slot: Arc<Slot>,
+    spent: Arc<Spent>,
     reached: Box<Reached>,
     /// All tokens of the sequence.
     tokens: Vec<u32>,
 }
 
 impl GrammarState {
-    pub(super) fn new(start: Arc<Start>, jobs: Sender<Job>) -> Self {
+    pub(super) fn new(start: Arc<Start>, spent: Arc<Spent>, workers: Workers) -> Self {
         let mask = Ok(Arc::clone(&start.mask));
         let reached = Box::new(Reached { matcher: None, tokens: Vec::new(), mask });
         let progress = Mutex::new(Progress::Idle(reached));
         let slot = Arc::new(Slot { progress, finished: Condvar::new() });
-        Self { start, slot, jobs }
+        Self { start, slot, spent, workers }
     }
 
-    /// The state of another sequence that follows the same grammar, before its first token.
+    /// The state of another sequence of the same request, before its first token.
     #[must_use]
     pub fn restarted(&self) -> Self {
-        Self::new(Arc::clone(&self.start), self.jobs.clone())
+        Self::new(Arc::clone(&self.start), Arc::clone(&self.spent), self.workers.clone())
     }
 
     /// Starts computing the mask of the token after `tokens`. Returns at once.
@@ -99,7 +106,8 @@ impl GrammarState {
     /// The tokens that may come after `tokens`. Waits for it if it is not known yet.
     ///
     /// # Errors
-    /// [`GrammarError`] if the grammar has become too complex, or if the mask takes too long.
+    /// [`GrammarError`] if the grammar has become too complex, or if the masks of the request take
+    /// too long.
     pub fn mask(&self, tokens: &[u32]) -> Result<Arc<TokenMask>, GrammarError> {
         let deadline = Instant::now() + MAX_WAIT;
         let mut progress = self.slot.lock();
@@ -112,7 +120,8 @@ impl GrammarState {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let limit = MAX_WAIT.as_secs();
-                let reason = format!("the next tokens of the grammar took more than {limit} s");
+                let reason =
+                    format!("the next tokens of the grammar were not known after {limit} s");
                 return Err(GrammarError::new(reason));
             }
             let waited = self.slot.finished.wait_timeout(progress, left);
@@ -127,8 +136,8 @@ impl GrammarState {
         }
         if let Progress::Idle(reached) = std::mem::replace(progress, Progress::Busy) {
             let (start, slot) = (Arc::clone(&self.start), Arc::clone(&self.slot));
-            // The workers run as long as there is a sender.
-            let _ = self.jobs.send(Job { start, slot, reached, tokens: tokens.to_vec() });
+            let (spent, tokens) = (Arc::clone(&self.spent), tokens.to_vec());
+            self.workers.send(Job { start, slot, spent, reached, tokens });
         }
     }
 }
@@ -145,11 +154,41 @@ impl Slot {
     }
 }
 
+impl Spent {
+    fn get(&self) -> Duration {
+        Duration::from_micros(self.0.load(Ordering::Relaxed))
+    }
+
+    fn add(&self, time: Duration) {
+        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.0.fetch_add(micros, Ordering::Relaxed);
+    }
+}
+
 impl Job {
-    fn run(self) {
-        let Self { start, slot, reached, tokens } = self;
-        let advanced = catch_unwind(AssertUnwindSafe(|| reached.advance(&start, &tokens)));
-        let (matcher, mask) = advanced
+    /// Time that was spent on the request so far.
+    pub(super) fn spent(&self) -> Duration {
+        self.spent.get()
+    }
+
+    /// Computes the mask. Once the request's budget is used up, the mask is an error.
+    pub(super) fn run(self) {
+        let Self { start, slot, spent, reached, tokens } = self;
+        let advance = || {
+            if spent.get() >= BUDGET {
+                let limit = BUDGET.as_secs();
+                let reason = format!(
+                    "the grammar is too slow: expected at most {limit} s for the allowed tokens \
+                     of a whole request, got more"
+                );
+                return (None, Err(GrammarError::new(reason)));
+            }
+            let begun = Instant::now();
+            let advanced = reached.advance(&start, &tokens);
+            spent.add(begun.elapsed());
+            advanced
+        };
+        let (matcher, mask) = catch_unwind(AssertUnwindSafe(advance))
             .unwrap_or_else(|_| (None, Err(GrammarError::new("the parser of the grammar failed"))));
         *slot.lock() = Progress::Idle(Box::new(Reached { matcher, tokens, mask }));
         slot.finished.notify_all();
@@ -184,27 +223,6 @@ impl Reached {
         }
         let mask = next_mask(&mut matcher).map(Arc::new);
         (Some(matcher), mask)
-    }
-}
-
-/// Starts the threads that compute masks. They end when the last sender is dropped.
-pub(super) fn start_workers() -> std::io::Result<Sender<Job>> {
-    let (sender, receiver) = mpsc::channel();
-    let receiver = Arc::new(Mutex::new(receiver));
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    for _ in 0..(cores / 4).clamp(1, 8) {
-        let receiver = Arc::clone(&receiver);
-        let name = "stolon-grammar".to_owned();
-        thread::Builder::new().name(name).stack_size(STACK).spawn(move || work(&receiver))?;
-    }
-    Ok(sender)
-}
-
-fn work(receiver: &Mutex<Receiver<Job>>) {
-    loop {
-        let job = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(job) = job else { return };
-        job.run();
     }
 }
 
