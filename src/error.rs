@@ -31,6 +31,16 @@ pub enum Error {
     /// without the feature `grammar`.
     #[error("grammar: {0}")]
     Grammar(#[from] GrammarError),
+    /// The answer is not a value of the Rust type that was requested: it was cut off, or the type
+    /// has a rule that its schema cannot say.
+    #[cfg(feature = "schema")]
+    #[error("the answer is not of the type that was requested: {reason}")]
+    NotOfType {
+        /// Why.
+        reason: String,
+        /// The answer.
+        text: String,
+    },
     /// A request uses text, but the engine has no tokenizer: it runs on a custom backend, or the
     /// library was built without the feature `text`.
     #[error("this engine has no tokenizer: expected token ids, got text")]

@@ -96,6 +96,7 @@
 //! |---|---|---|
 //! | `text` | yes | prompts and answers as text: tokenizers and chat templates |
 //! | `grammar` | yes | answers that follow a JSON schema or a grammar ([`Request::grammar`]) |
+//! | `schema` | no | answers and tools with Rust types ([`Engine::ask`](crate::Engine::ask), [`Tool`](crate::Tool)); implies `grammar` |
 //! | `hub` | yes | downloading models from the Hugging Face hub |
 //! | `tiers` | no | cached prefixes outside of the KV pool: a disk tier, export and import |
 //! | `object-store` | no | an object store behind the disk tier; implies `tiers` |
@@ -160,6 +161,8 @@ mod tiers;
 #[cfg(not(feature = "tiers"))]
 #[path = "tiers/absent.rs"]
 mod tiers;
+#[cfg(feature = "schema")]
+mod typed;
 
 /// A handbook and questions about it, for the built-in demo model (feature `demo-model`).
 #[cfg(feature = "demo-model")]
@@ -189,8 +192,12 @@ pub use estimate::Estimate;
 pub use model_info::ModelInfo;
 pub use request::{Prompt, Request};
 pub use stream::TokenStream;
+#[cfg(feature = "schema")]
+pub use typed::Tool;
 
 pub use futures::{Stream, StreamExt};
+#[cfg(feature = "schema")]
+pub use schemars;
 pub use stolon_actors::{CacheEvents, Pin, PinOptions};
 pub use stolon_backend::{
     Backend, LogitsProcessor, Pooling, SamplingError, SamplingParams, SharedProcessor, TokenLogprob,
@@ -218,10 +225,11 @@ pub use stolon_text::{
     Answer, AnswerFormat, AnswerParser, AnswerPart, ReasoningFormat, ToolCall, ToolCallFormat,
 };
 #[cfg(feature = "text")]
-pub use stolon_text::{ChatError, ChatOptions, ChatTemplate, TextModel, Tokenizer};
+pub use stolon_text::{ChatError, ChatOptions, ChatTemplate, TextModel, Tokenizer, ToolUse};
 pub use stolon_text::{
     ChatMessage, ChatTemplateError, FunctionSchema, GgufTokenizer, Grammar, GrammarError,
-    MessageContent, Otherwise, TextSource, TokenizerError, TokenizerSource, ToolCallGrammar,
+    MessageContent, Otherwise, SchemaOptions, TextSource, TokenizerError, TokenizerSource,
+    ToolCallGrammar,
 };
 #[cfg(feature = "tiers")]
 pub use tiers::{

@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde_json::{Map, Value, json};
 use stolon::{
     AnswerFormat, ChatMessage, ChatOptions, FunctionSchema, Grammar, Otherwise, Prompt,
-    ReasoningFormat, Request, ToolCallFormat, ToolCallGrammar,
+    ReasoningFormat, Request, SchemaOptions, ToolCallFormat, ToolCallGrammar, ToolUse,
 };
 
 use super::App;
@@ -140,13 +140,16 @@ impl Dialogue {
     }
 
     /// The grammar of the answers, as far as it is limited. `content` is that of an answer without
-    /// calls, `format` that of the calls.
+    /// calls, `tool_use` says how the model calls tools.
     fn grammar(
         &self,
         content: Option<Grammar>,
-        format: Option<ToolCallFormat>,
+        tool_use: Option<ToolUse>,
     ) -> Result<Option<Grammar>, ApiError> {
-        let is_strict = self.tools.iter().any(|tool| tool.strict);
+        let is_described = tool_use.is_some_and(|tool_use| tool_use.is_described);
+        // A model that was not trained to call tools needs the grammar to do it right.
+        let is_strict = is_described || self.tools.iter().any(|tool| tool.strict);
+        let format = tool_use.map(|tool_use| tool_use.format);
         let (format, otherwise) = match (format, &self.tool_choice, content) {
             (Some(format), ToolChoice::Auto, Some(content)) => {
                 (format, Otherwise::Grammar(Box::new(content)))
@@ -164,10 +167,12 @@ impl Dialogue {
                 continue;
             }
             // Whether the model calls a function that is not strict, and how, is left to it.
-            let parameters = match tool.strict || !is_auto {
+            let parameters = match tool.strict || !is_auto || is_described {
                 true => tool.parameters.clone(),
                 false => json!({"type": "object"}),
             };
+            let options = SchemaOptions { strict: tool.strict, additional_properties: false };
+            let parameters = options.apply(parameters);
             let checked = Grammar::JsonSchema(parameters.clone()).check();
             checked.map_err(|error| structured::refused(&tool.parameters_path, &error))?;
             functions.push(FunctionSchema { name: tool.name.clone(), parameters });
@@ -184,8 +189,6 @@ impl Dialogue {
         content: Option<Grammar>,
         ignored: &Ignored,
     ) -> Result<(Request, AnswerFormat), ApiError> {
-        let functions = self.tools.iter().map(|tool| tool.name.clone()).collect();
-        let has_tools = !self.tools.is_empty();
         let mut options = ChatOptions {
             add_generation_prompt: self.add_generation_prompt && !self.continue_final_message,
             continue_final_message: self.continue_final_message,
@@ -194,7 +197,10 @@ impl Dialogue {
             special_tokens_in_messages: app.special_tokens_in_messages,
             ..ChatOptions::default()
         };
-        let template = app.engine.chat_template()?.source(&options).map_err(stolon::Error::from)?;
+        let templates = app.engine.chat_template()?;
+        let template = templates.source(&options).map_err(stolon::Error::from)?;
+        let tool_use = tool_use(app, &options)?;
+        options.describe_tools = tool_use.is_described;
         match self.effort.take() {
             Some((_, effort)) if template.contains(EFFORT) => {
                 options.variables.entry(EFFORT).or_insert(Value::String(effort));
@@ -208,11 +214,17 @@ impl Dialogue {
             single_call: self.single_call,
             ..AnswerFormat::default()
         };
-        if has_tools {
-            format.tool_calls = Some(tool_calls(app, template)?);
-            format.functions = functions;
+        let tool_use = (!self.tools.is_empty()).then_some(tool_use);
+        if let Some(tool_use) = tool_use {
+            if app.tool_calls == FormatChoice::Off {
+                let message = "the operator has disabled tools with --tool-call-parser none";
+                return Err(ApiError::invalid(Some("tools"), message));
+            }
+            format.tool_calls = Some(tool_use.format);
+            format.functions = self.tools.iter().map(Tool::schema).collect();
         }
-        let grammar = self.grammar(content, format.tool_calls)?;
+        let grammar = self.grammar(content, tool_use)?;
+        format.guaranteed = matches!(grammar, Some(Grammar::ToolCalls(_)));
         let mut request = Request::chat(self.messages)
             .chat_options(options)
             .show_special_tokens(format.special_tokens());
@@ -238,24 +250,14 @@ fn after_reasoning(grammar: Grammar, format: &AnswerFormat) -> Grammar {
     Grammar::AfterReasoning { reasoning, is_open, then }
 }
 
-/// The format of the calls of a model that is given tools.
-fn tool_calls(app: &App, template: &str) -> Result<ToolCallFormat, ApiError> {
-    check_tools(template)?;
-    app.tool_calls.or_else(|| ToolCallFormat::of_template(template)).ok_or_else(|| {
-        let message = "the format in which this model calls tools is not known; the operator can \
-                       choose one with --tool-call-parser";
-        ApiError::invalid(Some("tools"), message)
-    })
-}
-
-/// Refuses tools if a chat template would leave them out.
-pub(super) fn check_tools(template: &str) -> Result<(), ApiError> {
-    if template.contains("tools") {
-        return Ok(());
-    }
-    let message = "the model's chat template does not support tools; the operator can choose \
-                   another template with --chat-template";
-    Err(ApiError::invalid(Some("tools"), message))
+/// How the model calls tools in a conversation with these options.
+pub(super) fn tool_use(app: &App, options: &ChatOptions) -> Result<ToolUse, ApiError> {
+    let chosen = match app.tool_calls {
+        FormatChoice::Format(format) => Some(format),
+        FormatChoice::Auto | FormatChoice::Off => None,
+    };
+    let tool_use = app.engine.chat_template()?.tool_use(options, chosen);
+    Ok(tool_use.map_err(stolon::Error::from)?)
 }
 
 /// A function that the model may call.
@@ -272,6 +274,10 @@ pub(super) struct Tool {
 }
 
 impl Tool {
+    fn schema(&self) -> FunctionSchema {
+        FunctionSchema { name: self.name.clone(), parameters: self.parameters.clone() }
+    }
+
     /// OpenAI's form, which chat templates expect.
     pub(super) fn as_value(&self) -> Value {
         let mut function = Map::new();

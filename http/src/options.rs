@@ -39,6 +39,8 @@ pub(super) struct Call {
     pub(super) return_token_ids: bool,
     /// What the answers have to follow, apart from their reasoning and calls of tools.
     pub(super) grammar: Option<Grammar>,
+    /// Where `grammar` was given in the request.
+    grammar_path: Option<String>,
     /// The parameters that are passed on to the engine as they are.
     options: GenerationOptions,
     sampling: SamplingParams,
@@ -87,6 +89,7 @@ impl Call {
             return Err(ApiError::expected("stop", &expected, &json!(stop)));
         }
         let grammar = structured::grammar(&mut options, of_api.format, ignored)?;
+        let (grammar_path, grammar) = grammar.map(|given| (given.path, given.grammar)).unzip();
         let session = session(&mut options, ignored)?.map(|name| caller.session(name));
         let base = match of_api.is_chat {
             true => app.engine.chat_sampling(),
@@ -110,6 +113,7 @@ impl Call {
             caller: caller.clone(),
             deadline: caller.deadline.within(app.request_timeout),
             grammar,
+            grammar_path,
             options,
             sampling,
         })
@@ -162,6 +166,17 @@ impl Call {
             stream: self.stream,
             sampling: &self.sampling,
         });
+    }
+
+    /// The reply for an error of the engine. A grammar is refused with its place in the request; if
+    /// the client gave none, it is that of the tools.
+    pub(super) fn refused(&self, error: stolon::Error) -> ApiError {
+        match &error {
+            stolon::Error::Grammar(error) => {
+                structured::refused(self.grammar_path.as_deref().unwrap_or("tools"), error)
+            }
+            _ => error.into(),
+        }
     }
 
     /// Sets everything but the prompt in a request to the engine.

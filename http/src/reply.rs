@@ -88,7 +88,7 @@ pub(super) async fn respond<D: Dialect>(
         // All prompts are submitted before the first is awaited. An error cancels the others.
         let asked =
             requests.map(|request| app.engine.best_of(request, candidates, call.choice_count));
-        for best in try_join_all(asked).await? {
+        for best in try_join_all(asked).await.map_err(|error| call.refused(error))? {
             usage.add_prompt(best.usage);
             choices.extend(best.completions.into_iter().map(replay));
         }
@@ -96,7 +96,8 @@ pub(super) async fn respond<D: Dialect>(
     } else {
         for request in requests {
             // If a request is refused, the streams made so far are dropped, which cancels them.
-            let streams = app.engine.generate_choices(request, call.choice_count).await?;
+            let streams = app.engine.generate_choices(request, call.choice_count).await;
+            let streams = streams.map_err(|error| call.refused(error))?;
             choices.extend(streams.into_iter().map(TokenStream::boxed));
         }
     }

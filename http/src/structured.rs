@@ -1,7 +1,7 @@
 //! From the forms of structured output in requests to the engine's grammars.
 
 use serde_json::Value;
-use stolon::{Grammar, GrammarError};
+use stolon::{Grammar, GrammarError, SchemaOptions};
 
 use super::advice::Ignored;
 use super::body::{brief, refuse_unknown};
@@ -13,19 +13,38 @@ use crate::api::structured::{ResponseFormat, StructuredOutputs};
 /// A parameter in the form of `response_format` with its name.
 pub(super) type Format = (&'static str, ResponseFormat);
 
+/// A grammar of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Given {
+    /// The name of its parameter.
+    param: &'static str,
+    /// Where the grammar is in the parameter, for example `response_format.json_schema.schema`.
+    pub(super) path: String,
+    pub(super) grammar: Grammar,
+}
+
+impl Given {
+    fn new(param: &'static str, grammar: Grammar) -> Self {
+        Self { param, path: param.to_owned(), grammar }
+    }
+}
+
 /// The grammar of a request's answers; `None` if they are free. At most one of the parameters may
 /// be given. `format` is the one that an API has in addition to those of all.
 pub(super) fn grammar(
     options: &mut GenerationOptions,
     format: Option<Format>,
     ignored: &Ignored,
-) -> Result<Option<Grammar>, ApiError> {
-    let mut given: Vec<(&str, Grammar)> = Vec::new();
+) -> Result<Option<Given>, ApiError> {
+    let mut given: Vec<Given> = Vec::new();
+    let outputs = options.structured_outputs.take();
+    let closed = outputs.as_ref().and_then(|outputs| outputs.disable_additional_properties);
+    let additional_properties = !closed.unwrap_or(true);
     let response_format = options.response_format.take().map(|format| ("response_format", format));
     for (name, format) in format.into_iter().chain(response_format) {
-        given.extend(of_format(name, format, ignored)?.map(|grammar| (name, grammar)));
+        given.extend(of_format(name, format, additional_properties, ignored)?);
     }
-    if let Some(outputs) = options.structured_outputs.take() {
+    if let Some(outputs) = outputs {
         refuse_unknown("structured_outputs.", &outputs.unknown, Scope::StructuredOutputs, ignored)?;
         let names = [
             "structured_outputs.json",
@@ -37,6 +56,7 @@ pub(super) fn grammar(
         add(names, outputs, &mut given)?;
     }
     let guided = StructuredOutputs {
+        disable_additional_properties: closed,
         json: options.guided_json.take(),
         regex: options.guided_regex.take(),
         choice: options.guided_choice.take(),
@@ -48,38 +68,34 @@ pub(super) fn grammar(
         guided,
         &mut given,
     )?;
-    if let [(first, _), (second, _), ..] = given.as_slice() {
+    if let [Given { param: first, .. }, Given { param: second, .. }, ..] = given.as_slice() {
         let message = format!("`{second}` is not possible with `{first}`: expected one of them");
         return Err(ApiError::invalid(Some(second), message));
     }
-    Ok(given.pop().map(|(_, grammar)| grammar))
+    Ok(given.pop())
 }
 
 /// Adds what `outputs` request, whose members have these names in the request.
-fn add<'a>(
-    names: [&'a str; 5],
+fn add(
+    names: [&'static str; 5],
     outputs: StructuredOutputs,
-    given: &mut Vec<(&'a str, Grammar)>,
+    given: &mut Vec<Given>,
 ) -> Result<(), ApiError> {
     let [json, json_object, regex, choice, grammar] = names;
     if let Some(schema) = outputs.json {
-        given.push((json, Grammar::JsonSchema(schema_value(json, schema)?)));
+        let additional_properties = outputs.disable_additional_properties == Some(false);
+        let options = SchemaOptions { strict: false, additional_properties };
+        let schema = options.apply(schema_value(json, schema)?);
+        given.push(Given::new(json, Grammar::JsonSchema(schema)));
     }
     if outputs.json_object == Some(true) {
-        given.push((json_object, Grammar::JsonObject));
+        given.push(Given::new(json_object, Grammar::JsonObject));
     }
-    given.extend(outputs.regex.map(|text| (regex, Grammar::Regex(text))));
-    given.extend(outputs.choice.map(|texts| (choice, Grammar::Choice(texts))));
-    if let Some(text) = outputs.grammar {
-        if text.contains("::=") {
-            let message =
-                format!("`{grammar}`: expected the syntax of Lark (`start: ...`), got GBNF");
-            return Err(ApiError::invalid(Some(grammar), message));
-        }
-        given.push((grammar, Grammar::Lark(text)));
-    }
-    for (name, grammar) in given {
-        grammar.check().map_err(|error| refused(name, &error))?;
+    given.extend(outputs.regex.map(|text| Given::new(regex, Grammar::Regex(text))));
+    given.extend(outputs.choice.map(|texts| Given::new(choice, Grammar::Choice(texts))));
+    given.extend(outputs.grammar.map(|text| Given::new(grammar, Grammar::of_text(text))));
+    for Given { path, grammar, .. } in given {
+        grammar.check().map_err(|error| refused(path, &error))?;
     }
     Ok(())
 }
@@ -94,15 +110,17 @@ fn schema_value(name: &str, schema: Value) -> Result<Value, ApiError> {
 
 /// The grammar of a `response_format`, which is the parameter `param`.
 fn of_format(
-    param: &str,
+    param: &'static str,
     format: ResponseFormat,
+    additional_properties: bool,
     ignored: &Ignored,
-) -> Result<Option<Grammar>, ApiError> {
+) -> Result<Option<Given>, ApiError> {
     refuse_unknown(&format!("{param}."), &format.unknown, Scope::None, ignored)?;
     let kind = format!("{param}.type");
+    let strict = format.json_schema.as_ref().and_then(|schema| schema.strict).or(format.strict);
     let (path, schema) = match (format.kind.as_str(), format.json_schema, format.schema) {
         ("text", None, None) => return Ok(None),
-        ("json_object", None, None) => return Ok(Some(Grammar::JsonObject)),
+        ("json_object", None, None) => return Ok(Some(Given::new(param, Grammar::JsonObject))),
         ("json_schema", Some(json_schema), None) => {
             let path = format!("{param}.json_schema.");
             refuse_unknown(&path, &json_schema.unknown, Scope::None, ignored)?;
@@ -126,9 +144,10 @@ fn of_format(
     if !schema.is_object() {
         return Err(ApiError::expected(&path, "a JSON schema, an object", &schema));
     }
-    let grammar = Grammar::JsonSchema(schema);
+    let options = SchemaOptions { strict: strict.unwrap_or(false), additional_properties };
+    let grammar = Grammar::JsonSchema(options.apply(schema));
     grammar.check().map_err(|error| refused(&path, &error))?;
-    Ok(Some(grammar))
+    Ok(Some(Given { param, path, grammar }))
 }
 
 /// The reply for a grammar in the parameter `param` that is refused.
@@ -153,7 +172,8 @@ mod tests {
 
     fn parse(options: Value) -> Result<Option<Grammar>, ApiError> {
         let mut options: GenerationOptions = serde_json::from_value(options).expect("the types");
-        grammar(&mut options, None, &Ignored::default())
+        let given = grammar(&mut options, None, &Ignored::default())?;
+        Ok(given.map(|given| given.grammar))
     }
 
     /// Goal: every form leads to its grammar.
@@ -178,16 +198,45 @@ mod tests {
             (json!({"guided_regex": "a|b"}), Some(Grammar::Regex(text()))),
             (json!({"guided_choice": ["a|b"]}), Some(Grammar::Choice(vec![text()]))),
             (json!({"guided_grammar": "start: X"}), Some(Grammar::Lark("start: X".to_owned()))),
+            (json!({"grammar": "root ::= x"}), Some(Grammar::Gbnf("root ::= x".to_owned()))),
         ] {
             assert_eq!(parse(options.clone()), Ok(expected), "{options}");
+        }
+    }
+
+    /// Goal: objects are closed, unless the client wants other properties, too.
+    #[test]
+    fn objects_are_closed_by_default() {
+        let open = json!({"type": "object", "properties": {"a": {"uniqueItems": true}}});
+        let format = json!({"type": "json_schema", "json_schema": {"schema": open}});
+        let relaxed = json!({"type": "object", "properties": {"a": {}}});
+        let mut closed = relaxed.clone();
+        closed["additionalProperties"] = json!(false);
+        for (options, expected) in [
+            (json!({"response_format": format}), &closed),
+            (
+                json!({"response_format": format,
+                       "structured_outputs": {"disable_additional_properties": false}}),
+                &relaxed,
+            ),
+            (json!({"guided_json": open}), &closed),
+            (
+                json!({"structured_outputs": {"json": open, "disable_additional_properties": false}}),
+                &relaxed,
+            ),
+        ] {
+            let grammar = parse(options.clone()).expect("valid");
+            assert_eq!(grammar, Some(Grammar::JsonSchema(expected.clone())), "{options}");
         }
     }
 
     /// Goal: what cannot be done is refused with the path of the parameter.
     #[test]
     fn other_forms_are_refused_by_name() {
-        let bad = json!({"properties": {"a": {"uniqueItems": true}}});
-        let json_schema = json!({"type": "json_schema", "json_schema": {"schema": bad}});
+        let bad = json!({"properties": {"a": {"not": {}}}});
+        let unique = json!({"properties": {"a": {"uniqueItems": true}}});
+        let json_schema = json!({"type": "json_schema",
+                                 "json_schema": {"schema": unique, "strict": true}});
         for (options, param) in [
             (json!({"response_format": {"type": "xml"}}), "response_format.type"),
             (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema"),
@@ -195,13 +244,12 @@ mod tests {
                 json!({"response_format": json_schema}),
                 "response_format.json_schema.schema.properties.a.uniqueItems",
             ),
-            (json!({"guided_json": bad}), "guided_json.properties.a.uniqueItems"),
+            (json!({"guided_json": bad}), "guided_json.properties.a.not"),
             (json!({"guided_json": "{"}), "guided_json"),
             (
                 json!({"structured_outputs": {"structural_tag": "x"}}),
                 "structured_outputs.structural_tag",
             ),
-            (json!({"guided_grammar": "root ::= \"a\""}), "guided_grammar"),
             (json!({"guided_choice": []}), "guided_choice"),
             (
                 json!({"guided_regex": "a", "response_format": {"type": "json_object"}}),

@@ -10,7 +10,7 @@ use stolon::{ChatMessage, ChatOptions, Request};
 use super::App;
 use super::advice::Ignored;
 use super::chat::{messages, tools};
-use super::dialogue::{Tool, check_tools};
+use super::dialogue::{Tool, tool_use};
 use super::error::ApiError;
 use super::logprobs::token_text;
 use super::receive::Received;
@@ -130,17 +130,14 @@ impl TokenizeRequest {
             return Err(ApiError::expected("add_special_tokens", expected, &json!(true)));
         }
         let tools = tools(self.tools.take().unwrap_or_default(), ignored)?;
-        let options = ChatOptions {
-            tools: tools.iter().map(Tool::as_value).collect(),
+        let mut options = ChatOptions {
             add_generation_prompt: self.add_generation_prompt.unwrap_or(true),
+            tools: tools.iter().map(Tool::as_value).collect(),
             special_tokens_in_messages: app.special_tokens_in_messages,
             variables: self.chat_template_kwargs.take().unwrap_or_default(),
             ..ChatOptions::default()
         };
-        if !options.tools.is_empty() {
-            let template = app.engine.chat_template()?.source(&options);
-            check_tools(template.map_err(stolon::Error::from)?)?;
-        }
+        options.describe_tools = tool_use(app, &options)?.is_described;
         Ok(options)
     }
 }

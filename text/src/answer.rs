@@ -8,13 +8,18 @@
 mod block;
 mod envelope;
 mod format;
+mod harmony;
 mod json;
+mod named;
 mod parser;
 mod python;
+mod tagged;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
+
+use crate::FunctionSchema;
 
 pub use self::format::{ReasoningFormat, ToolCallFormat};
 pub use self::parser::AnswerParser;
@@ -31,11 +36,15 @@ pub struct AnswerFormat {
     pub reasoning_is_open: bool,
     /// The format of calls. `None` leaves them in the text.
     pub tool_calls: Option<ToolCallFormat>,
-    /// Names of the functions that may be called. Only formats without a marker use them: JSON that
-    /// names none of them is text.
-    pub functions: Arc<[String]>,
+    /// The functions that may be called. In formats without a marker, what calls none of them is
+    /// text. In formats that write arguments without quotes, the schemas say which are texts.
+    pub functions: Arc<[FunctionSchema]>,
     /// Whether everything after the first call is dropped.
     pub single_call: bool,
+    /// Whether a grammar guarantees the form of calls. Their arguments are passed on while they
+    /// arrive then, and such a call is broken only if the answer is cut off. Otherwise a call is
+    /// passed on when it is complete.
+    pub guaranteed: bool,
 }
 
 impl AnswerFormat {
@@ -43,12 +52,8 @@ impl AnswerFormat {
     #[must_use]
     pub fn special_tokens(&self) -> Vec<&'static str> {
         let calls = self.tool_calls.map_or(&[][..], ToolCallFormat::special_tokens);
-        let tags = self.reasoning.map(ReasoningFormat::tags);
-        calls
-            .iter()
-            .copied()
-            .chain(tags.into_iter().flat_map(|(open, close)| [open, close]))
-            .collect()
+        let tags = self.reasoning.map_or(&[][..], ReasoningFormat::special_tokens);
+        calls.iter().chain(tags).copied().collect()
     }
 }
 
@@ -79,7 +84,7 @@ pub enum AnswerPart {
         index: usize,
     },
     /// The call, which is the last one, is not a call after all. All that was written of it follows
-    /// as text.
+    /// as text. Only calls whose form is guaranteed can be broken, where the answer is cut off.
     CallBroken {
         /// Number of the call.
         index: usize,

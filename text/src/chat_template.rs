@@ -9,6 +9,7 @@
 
 mod clock;
 mod compile;
+mod describe;
 mod environment;
 mod generation;
 mod limits;
@@ -23,15 +24,17 @@ use std::time::SystemTime;
 use minijinja::machinery::{Vm, make_string_output};
 use minijinja::value::Value as Jinja;
 use minijinja::{AutoEscape, Environment, ErrorKind, State};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use self::limits::{Budget, DEADLINE, FUEL, MAX_OUTPUT, MAX_SOURCE, MAX_TEMPLATES};
 pub(crate) use self::reserved::Reserved;
 use crate::bounded::Bounded;
-use crate::{ChatMessage, ChatTemplateError};
+use crate::{ChatMessage, ChatTemplateError, ToolCallFormat};
 
 /// Name of the template that is used unless the request names another one.
 const DEFAULT: &str = "default";
+/// The text of the messages that find out what a template supports.
+const PROBE: &str = "5tolon pr0be";
 /// Name of the template that is preferred for conversations with tools.
 const TOOL_USE: &str = "tool_use";
 
@@ -84,6 +87,9 @@ struct Entry {
     source: String,
     /// Determined by the first rendering.
     forms: OnceLock<Forms>,
+    /// Whether messages with the role `system` are shown. Determined when tools are described for
+    /// the first time.
+    shows_system: OnceLock<bool>,
 }
 
 /// The forms of content that a template supports. Content is converted to the other form if the
@@ -93,6 +99,18 @@ struct Forms {
     /// A list of parts.
     parts: bool,
     strings: bool,
+}
+
+/// How a model calls tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ToolUse {
+    /// The format of its calls.
+    pub format: ToolCallFormat,
+    /// Whether the tools have to be described in the messages, as
+    /// [`ChatOptions::describe_tools`] says: the chat template does not know tools, or has a format
+    /// that is not known. The model was not trained on the format then, and only a grammar makes
+    /// sure that it keeps to it.
+    pub is_described: bool,
 }
 
 /// Options for rendering a conversation.
@@ -105,6 +123,10 @@ pub struct ChatOptions {
     pub continue_final_message: bool,
     /// JSON schemas of the functions that the model may call. May be empty.
     pub tools: Vec<Value>,
+    /// Whether tools, and earlier calls with their results, are described in the messages instead of
+    /// being handed to the template: for templates that do not know tools. False by default. See
+    /// [`ChatTemplate::tool_use`].
+    pub describe_tools: bool,
     /// Documents for templates that support retrieval. May be empty.
     pub documents: Vec<Value>,
     /// Name of the template. `None` selects `tool_use` if there are tools and the model has this
@@ -125,6 +147,7 @@ impl Default for ChatOptions {
             add_generation_prompt: true,
             continue_final_message: false,
             tools: Vec::new(),
+            describe_tools: false,
             documents: Vec::new(),
             template: None,
             variables: Map::new(),
@@ -164,7 +187,8 @@ impl ChatTemplate {
             // Jinja2 treats all line endings as `\n`.
             let source = source.replace("\r\n", "\n").replace('\r', "\n");
             let source = generation::replace_generation_tags(&source);
-            entries.push(Entry { name, source, forms: OnceLock::new() });
+            let (forms, shows_system) = (OnceLock::new(), OnceLock::new());
+            entries.push(Entry { name, source, forms, shows_system });
         }
         if entries.is_empty() {
             return Err(ChatTemplateError::Missing);
@@ -191,6 +215,25 @@ impl ChatTemplate {
     /// [`ChatTemplateError::UnknownName`].
     pub fn source(&self, options: &ChatOptions) -> Result<&str, ChatTemplateError> {
         Ok(&self.templates.entries[self.choose(options)?].source)
+    }
+
+    /// How a model with this template calls tools. `chosen` replaces the format that the template
+    /// is recognised by.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError::UnknownName`].
+    pub fn tool_use(
+        &self,
+        options: &ChatOptions,
+        chosen: Option<ToolCallFormat>,
+    ) -> Result<ToolUse, ChatTemplateError> {
+        let source = self.source(options)?;
+        let known = chosen.or_else(|| ToolCallFormat::of_template(source));
+        let format = known.filter(|_| source.contains("tools"));
+        Ok(ToolUse {
+            format: format.unwrap_or(ToolCallFormat::Hermes),
+            is_described: format.is_none(),
+        })
     }
 
     /// Renders a conversation. The text contains the special tokens, so it must be encoded without
@@ -268,6 +311,11 @@ impl Templates {
         let entry = &self.entries[index];
         let forms = entry.forms.get_or_init(|| self.probe(entry));
         let mut messages = messages::to_template_values(messages, forms.parts, forms.strings)?;
+        if options.describe_tools {
+            let tools = std::mem::take(&mut options.tools);
+            let system = entry.shows_system.get_or_init(|| self.shows_system(entry, *forms));
+            messages = describe::describe(messages, &tools, *system);
+        }
         let separator = match reserved {
             Some(reserved) => reserved.separate(&mut messages, &mut options)?,
             None => None,
@@ -342,19 +390,27 @@ impl Templates {
 
     /// Determines which forms of content the template supports, by rendering a message with each.
     fn probe(&self, entry: &Entry) -> Forms {
-        const TEXT: &str = "5tolon pr0be";
-        let takes = |content: Value| {
-            let message = serde_json::json!({"role": "user", "content": content});
-            let text = self.render_values(entry, &[message], &ChatOptions::default());
-            // A template that does not support parts prints the whole list, including the types.
-            text.is_ok_and(|text| text.contains(TEXT) && !text.contains("5tolon_type"))
-        };
-        let strings = takes(TEXT.into());
-        let parts = takes(serde_json::json!([
-            {"type": "text", "text": TEXT, "5tolon_type": 1}
-        ]));
+        let part = json!([{"type": "text", "text": PROBE, "5tolon_type": 1}]);
+        let strings = self.shows(entry, &[json!({"role": "user", "content": PROBE})]);
+        let parts = self.shows(entry, &[json!({"role": "user", "content": part})]);
         // If both fail, the template needs more than one message. Strings are the common form.
         Forms { parts, strings: strings || !parts }
+    }
+
+    /// Determines whether the template shows messages with the role `system`.
+    fn shows_system(&self, entry: &Entry, forms: Forms) -> bool {
+        let message = |role: &str, text: &str| match forms.strings {
+            true => json!({"role": role, "content": text}),
+            false => json!({"role": role, "content": [{"type": "text", "text": text}]}),
+        };
+        self.shows(entry, &[message("system", PROBE), message("user", "Hello")])
+    }
+
+    /// Whether the template shows the text of the probe, and nothing else of its part.
+    fn shows(&self, entry: &Entry, messages: &[Value]) -> bool {
+        let text = self.render_values(entry, messages, &ChatOptions::default());
+        // A template that does not support parts prints the whole list, including the types.
+        text.is_ok_and(|text| text.contains(PROBE) && !text.contains("5tolon_type"))
     }
 }
 

@@ -19,8 +19,12 @@ mod cache;
 mod calls;
 #[cfg(feature = "grammar")]
 mod compile;
+mod disjoint;
+#[cfg(feature = "grammar")]
+mod gbnf;
 #[cfg(feature = "grammar")]
 mod mask;
+mod relax;
 mod schema;
 #[cfg(feature = "grammar")]
 mod state;
@@ -33,6 +37,7 @@ use serde_json::Value;
 pub use self::compile::{CompiledGrammar, GrammarCompiler};
 #[cfg(feature = "grammar")]
 pub use self::mask::TokenMask;
+pub use self::relax::SchemaOptions;
 #[cfg(feature = "grammar")]
 pub use self::state::GrammarState;
 use crate::{ReasoningFormat, ToolCallFormat};
@@ -48,7 +53,8 @@ pub enum Grammar {
     JsonObject,
     /// A JSON value that is valid under this JSON schema (draft 2020-12). Keywords that are not
     /// implemented are errors; [`Grammar::check`] names them. Annotations, such as `title`, have no
-    /// effect. The only references that are supported are paths in the schema: `#/$defs/name`.
+    /// effect. The alternatives of `oneOf` must be disjoint: by their types, or by constants of a
+    /// property that all require. [`SchemaOptions`] takes schemas less strictly. The only references that are supported are paths in the schema: `#/$defs/name`.
     JsonSchema(Value),
     /// A text that a regular expression matches as a whole, in the syntax of the crate `regex`
     /// without look-around and back-references. `^` at the beginning and `$` at the end are
@@ -57,6 +63,8 @@ pub enum Grammar {
     /// A text of a context-free grammar in the syntax of Lark, with the extensions of
     /// `llguidance`. The start rule is `start`.
     Lark(String),
+    /// A text of a context-free grammar in GBNF, the syntax of llama.cpp. The start rule is `root`.
+    Gbnf(String),
     /// One of these texts.
     Choice(Vec<String>),
     /// Calls of functions, in the format of the model.
@@ -87,7 +95,7 @@ pub struct ToolCallGrammar {
 }
 
 /// A function that may be called.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionSchema {
     /// Its name: letters, digits, `_`, `-` and `.`.
     pub name: String,
@@ -124,21 +132,28 @@ impl GrammarError {
 }
 
 impl Grammar {
-    /// Maximum length of a Lark grammar and of all texts of a choice together, in bytes.
+    /// Maximum length of a grammar in Lark or GBNF, and of all texts of a choice together, in bytes.
     pub const MAX_BYTES: usize = 64 << 10;
     /// Maximum length of a regular expression in bytes, also of one in a JSON schema, and of a line
-    /// of a Lark grammar.
+    /// of a grammar.
     pub const MAX_REGEX_BYTES: usize = 4 << 10;
     /// Maximum number of texts of a choice.
     pub const MAX_CHOICES: usize = 4096;
     /// Maximum length in bytes of all names and texts of a JSON schema.
     pub const MAX_SCHEMA_BYTES: usize = 256 << 10;
     /// Maximum number of values of a JSON schema.
-    pub const MAX_SCHEMA_VALUES: usize = 16 << 10;
+    pub const MAX_SCHEMA_VALUES: usize = 64 << 10;
     /// Maximum depth of nested values of a JSON schema.
     pub const MAX_SCHEMA_DEPTH: usize = 64;
     /// Maximum value of `maxLength`, `maxItems` and the like in a JSON schema.
     pub const MAX_SCHEMA_COUNT: u64 = 65_536;
+
+    /// A context-free grammar in Lark or GBNF. Only GBNF has `::=` between the name of a rule and
+    /// what it is.
+    #[must_use]
+    pub fn of_text(text: String) -> Self {
+        if text.contains("::=") { Self::Gbnf(text) } else { Self::Lark(text) }
+    }
 
     /// Checks the limits of a grammar, and the keywords of its JSON schemas. Takes time in
     /// proportion to the length of the grammar.
@@ -152,7 +167,7 @@ impl Grammar {
             Self::Regex(text) => {
                 check_len("a regular expression", text.len(), Self::MAX_REGEX_BYTES)
             }
-            Self::Lark(text) => {
+            Self::Lark(text) | Self::Gbnf(text) => {
                 check_len("a grammar", text.len(), Self::MAX_BYTES)?;
                 // A regular expression is in one line.
                 let longest = text.lines().map(str::len).max().unwrap_or(0);

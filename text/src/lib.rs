@@ -43,13 +43,15 @@ pub use answer::{
     Answer, AnswerFormat, AnswerParser, AnswerPart, ReasoningFormat, ToolCall, ToolCallFormat,
 };
 #[cfg(feature = "tokenizer")]
-pub use chat_template::{ChatOptions, ChatTemplate, RenderedChat};
+pub use chat_template::{ChatOptions, ChatTemplate, RenderedChat, ToolUse};
 #[cfg(feature = "tokenizer")]
 pub use detokenizer::Detokenizer;
 pub use error::{ChatTemplateError, StopStringsError, TokenizerError};
 #[cfg(feature = "grammar")]
 pub use grammar::{CompiledGrammar, GrammarCompiler, GrammarState, TokenMask};
-pub use grammar::{FunctionSchema, Grammar, GrammarError, Otherwise, ToolCallGrammar};
+pub use grammar::{
+    FunctionSchema, Grammar, GrammarError, Otherwise, SchemaOptions, ToolCallGrammar,
+};
 pub use message::{ChatMessage, MessageContent};
 pub use source::{GgufTokenizer, TextSource, TokenizerSource};
 pub use stop_strings::{MAX_STOP_BYTES, MAX_STOP_STRINGS, StopScan, StopStrings};

@@ -40,8 +40,15 @@ const SPECIAL_TOKENS: [&str; 7] =
 
 /// The tokens with which common model families end a turn. A GGUF file names only one
 /// end-of-sequence token, which is often a different one.
-const TURN_ENDS: [&str; 6] =
-    ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"];
+const TURN_ENDS: [&str; 7] = [
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+];
 
 /// In the vocabulary of gpt-oss, which has this token, `<|end|>` ends a message within a turn.
 const ENDS_TURN_OF_MESSAGES: &str = "<|return|>";

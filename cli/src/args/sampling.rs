@@ -1,7 +1,7 @@
 //! Flags of how tokens are sampled and where an answer ends.
 
 use clap::Args;
-use stolon::{Grammar, Request, SamplingParams};
+use stolon::{Grammar, Request, SamplingParams, SchemaOptions};
 
 /// Sampling parameters and stop conditions.
 ///
@@ -63,7 +63,7 @@ pub struct SamplingArgs {
     /// Answer with a text that this regular expression matches as a whole
     #[arg(long, value_name = "REGEX", value_parser = parse_regex, group = "structure")]
     pub regex: Option<Grammar>,
-    /// Answer with a text of the grammar in this file, in the syntax of Lark
+    /// Answer with a text of the grammar in this file, in the syntax of Lark or in GBNF
     #[arg(long, value_name = "FILE", value_parser = parse_grammar, group = "structure")]
     pub grammar: Option<Grammar>,
 }
@@ -106,7 +106,8 @@ fn parse_schema(text: &str) -> Result<Grammar, String> {
     let json = if text.trim_start().starts_with('{') { text.to_owned() } else { read()? };
     let schema = serde_json::from_str(&json);
     let schema = schema.map_err(|error| format!("expected a JSON schema, got {error}"))?;
-    checked(Grammar::JsonSchema(schema))
+    let options = SchemaOptions { strict: false, additional_properties: false };
+    checked(Grammar::JsonSchema(options.apply(schema)))
 }
 
 fn parse_regex(text: &str) -> Result<Grammar, String> {
@@ -115,7 +116,7 @@ fn parse_regex(text: &str) -> Result<Grammar, String> {
 
 fn parse_grammar(path: &str) -> Result<Grammar, String> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
-    checked(Grammar::Lark(text))
+    checked(Grammar::of_text(text))
 }
 
 fn checked(grammar: Grammar) -> Result<Grammar, String> {

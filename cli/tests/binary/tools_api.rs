@@ -120,6 +120,9 @@ async fn calls_are_found_whole_and_streamed() {
     assert_eq!(choice["finish_reason"], "stop");
     let broken = "So: <tool_call>{\"name\": \"get_weather\", \"arguments\": {\"city\": oops}}";
     assert_eq!(choice["message"]["content"], broken);
+    // A client that streams never sees the beginning of a call that is broken.
+    let (message, _) = answers(&server, ask("script:broken")).await;
+    assert_eq!(message["content"], broken);
 
     let mut cut = ask("script:call");
     cut["max_tokens"] = json!(5);
@@ -209,13 +212,47 @@ async fn the_operator_chooses_the_format() {
     }
 }
 
-/// Goal: a template that cannot show tools, or whose format is not known, refuses tools; with
-/// another template it is possible.
+/// Goal: a model whose template does not know tools is told of them in the conversation, and its
+/// calls are guaranteed, whole and streamed alike.
 #[tokio::test]
-async fn tools_need_a_template_that_supports_them() {
+async fn tools_work_with_a_template_that_does_not_know_them() {
     let server = Server::start("demo", &[]);
-    let (status, reply) = server.post(PATH, ask("hello")).await;
-    assert_eq!((status, &reply["error"]["param"]), (400, &json!("tools")), "{reply}");
+    let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Lima"]}},
+                            "required": ["city"], "additionalProperties": false});
+    let function = json!({"name": "get_weather", "parameters": parameters});
+    let mut body = ask("hello");
+    body["tools"] = json!([{"type": "function", "function": function}]);
+    (body["max_tokens"], body["temperature"]) = (json!(100), json!(0));
+    let named = json!({"type": "function", "function": {"name": "get_weather"}});
+    body["parallel_tool_calls"] = json!(false);
+    for choice in [json!("required"), named] {
+        body["tool_choice"] = choice;
+        let (message, reason) = answers(&server, body.clone()).await;
+        assert_eq!(reason, "tool_calls", "{message}");
+        let arguments = message["tool_calls"][0]["function"]["arguments"].as_str();
+        let arguments: Value = serde_json::from_str(arguments.expect("text")).expect("JSON");
+        assert!(["Rome", "Lima"].iter().any(|city| arguments["city"] == *city), "{arguments}");
+    }
+    let call = json!({"id": "c1", "type": "function",
+                      "function": {"name": "get_weather", "arguments": "{\"city\": \"Rome\"}"}});
+    body["messages"] = json!([
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": null, "tool_calls": [call]},
+        {"role": "tool", "content": "sunny", "tool_call_id": "c1"},
+    ]);
+    let mut prompts = Vec::new();
+    for choice in ["auto", "none"] {
+        body["tool_choice"] = json!(choice);
+        prompts.push(server.ok(PATH, body.clone()).await["usage"]["prompt_tokens"].as_u64());
+    }
+    assert!(prompts[0] > prompts[1], "the tools are a part of the prompt: {prompts:?}");
+    let tokenized = json!({"messages": body["messages"], "tools": body["tools"]});
+    assert_eq!(server.ok("/tokenize", tokenized).await["count"].as_u64(), prompts[0]);
+}
+
+/// Goal: the operator replaces the template, and disables tools.
+#[tokio::test]
+async fn the_operator_chooses_the_template() {
     let template = format!("{SCRIPTED}/chat_template.jinja");
     let server =
         Server::start("demo", &["--chat-template", &template, "--reasoning-parser", "none"]);

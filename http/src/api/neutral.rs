@@ -122,7 +122,6 @@ fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Option<bool> {
         },
         Scope::StructuredOutputs => match name {
             "disable_fallback" | "disable_any_whitespace" => Some(value == false),
-            "disable_additional_properties" => Some(value == false),
             "whitespace_pattern" | "structural_tag" => Some(is_empty(value)),
             _ => None,
         },

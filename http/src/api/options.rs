@@ -103,7 +103,8 @@ pub struct GenerationOptions {
     pub guided_regex: Option<String>,
     /// vLLM's older form of `structured_outputs.choice`.
     pub guided_choice: Option<Vec<String>>,
-    /// vLLM's older form of `structured_outputs.grammar`.
+    /// vLLM's older form of `structured_outputs.grammar`; llama.cpp's `grammar`, SGLang's `ebnf`.
+    #[serde(alias = "grammar", alias = "ebnf")]
     pub guided_grammar: Option<String>,
 
     /// Only requests with the same salt share cached prefixes. Keeps tenants from finding out by

@@ -21,7 +21,9 @@ pub struct ResponseFormat {
     pub name: Option<String>,
     /// Description of the schema. Without effect.
     pub description: Option<String>,
-    /// Without effect: answers always follow the schema.
+    /// Whether keywords that cannot be enforced are refused. Default false: `uniqueItems`,
+    /// `propertyNames`, unknown values of `format`, and patterns that look around have no effect
+    /// then. Everything else is always enforced.
     pub strict: Option<bool>,
     /// Every other member; must be empty.
     #[serde(flatten)]
@@ -38,7 +40,9 @@ pub struct JsonSchemaFormat {
     pub description: Option<String>,
     /// The JSON schema.
     pub schema: Option<Value>,
-    /// Without effect: answers always follow the schema.
+    /// Whether keywords that cannot be enforced are refused. Default false: `uniqueItems`,
+    /// `propertyNames`, unknown values of `format`, and patterns that look around have no effect
+    /// then. Everything else is always enforced.
     pub strict: Option<bool>,
     /// Every other member; must be empty.
     #[serde(flatten)]
@@ -57,8 +61,12 @@ pub struct StructuredOutputs {
     pub regex: Option<String>,
     /// The answers to choose from.
     pub choice: Option<Vec<String>>,
-    /// A grammar in the syntax of Lark.
+    /// A grammar in the syntax of Lark, or in GBNF.
     pub grammar: Option<String>,
+    /// Whether objects have no other properties than those that their schema names, if it does not
+    /// have `additionalProperties`. Default true. Also applies to `response_format`, with which
+    /// it may be given alone.
+    pub disable_additional_properties: Option<bool>,
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,

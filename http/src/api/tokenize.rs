@@ -20,6 +20,11 @@ pub struct TokenizeRequest {
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_MESSAGES>")]
     #[schemars(length(min = 1, max = MAX_MESSAGES))]
     pub messages: Option<Vec<Message>>,
+    /// Functions that the model may call, which are a part of the prompt; at most [`MAX_TOOLS`].
+    /// Allowed only with `messages`.
+    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_TOOLS>")]
+    #[schemars(length(max = MAX_TOOLS))]
+    pub tools: Option<Vec<Tool>>,
     /// Whether to add the special tokens that the model expects around a text. Default true. The
     /// chat template adds those of a conversation, so that only `false` is allowed with `messages`.
     pub add_special_tokens: Option<bool>,

@@ -3,18 +3,22 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use stolon_text::{Answer, AnswerFormat, AnswerParser, ReasoningFormat, ToolCallFormat};
+use stolon_text::{
+    Answer, AnswerFormat, AnswerParser, FunctionSchema, ReasoningFormat, ToolCallFormat,
+};
 
-fuzz_target!(|input: (u8, &str)| {
-    let (choice, text) = input;
+fuzz_target!(|input: (u8, u8, &str)| {
+    let (choice, format, text) = input;
+    let parameters = serde_json::json!({"properties": {"t": {"type": "string"}}});
     let end = (0..=text.len().min(256)).rev().find(|&end| text.is_char_boundary(end));
     let text = &text[..end.unwrap_or(0)];
     let format = AnswerFormat {
         reasoning: (choice & 4 != 0).then_some(ReasoningFormat::Think),
         reasoning_is_open: choice & 8 != 0,
-        tool_calls: Some(ToolCallFormat::ALL[usize::from(choice & 3)]),
-        functions: ["f".to_owned()].into(),
+        tool_calls: Some(ToolCallFormat::ALL[usize::from(format) % ToolCallFormat::ALL.len()]),
+        functions: [FunctionSchema { name: "f".to_owned(), parameters }].into(),
         single_call: choice & 16 != 0,
+        guaranteed: choice & 32 != 0,
     };
     let whole = Answer::parse(&format, text);
     for call in &whole.calls {

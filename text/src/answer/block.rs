@@ -5,19 +5,23 @@ use std::sync::Arc;
 use super::envelope::{CallPart, Envelope};
 use super::format::ToolCallFormat;
 use super::json::{NotJson, Scanner};
-use super::python;
+use super::{named, python, tagged};
+use crate::FunctionSchema;
 
 /// Maximum length of a call as the model writes it, in bytes.
 const MAX_CALL_BYTES: usize = 1 << 20;
 /// Maximum length of a function's name that is written before its arguments, in bytes.
 const MAX_NAME_BYTES: usize = 256;
+/// How often the closing marker may occur within a call.
+const MAX_CLOSES: usize = 8;
 
 /// Reads one block.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     format: ToolCallFormat,
-    /// The only functions that may be called, if they are limited.
-    names: Option<Arc<[String]>>,
+    functions: Arc<[FunctionSchema]>,
+    /// Whether only these functions may be called.
+    only_these: bool,
     state: State,
     /// Whether the calls are in a list.
     listed: bool,
@@ -35,10 +39,20 @@ enum State {
     Name(String),
     /// In arguments whose name has been read.
     Arguments(Scanner),
-    /// In a program, which is read when it is complete.
-    Program(String),
+    /// In calls that are not JSON, which are read when they are complete.
+    Written(Written),
     /// After a complete call.
     After,
+}
+
+/// Calls that are read when they are complete.
+#[derive(Clone, Debug, Default)]
+struct Written {
+    text: String,
+    /// How often the closing marker has occurred within a call.
+    closes: usize,
+    /// Whether it may still turn out that the text is not a program with calls.
+    is_doubtful: bool,
 }
 
 /// What a character adds to a block.
@@ -61,9 +75,44 @@ pub(super) enum Next {
 }
 
 impl Block {
-    /// A block that began with `raw`.
-    pub(super) fn new(format: ToolCallFormat, names: Option<Arc<[String]>>, raw: String) -> Self {
-        Self { format, names, state: State::Before, listed: false, raw }
+    /// A block that begins with `space` and `marker`, which is empty in an answer that begins with
+    /// a call.
+    pub(super) fn new(
+        format: ToolCallFormat,
+        functions: Arc<[FunctionSchema]>,
+        space: String,
+        marker: &str,
+    ) -> Self {
+        let (state, raw) = (State::Before, space + marker);
+        Self { format, functions, only_these: marker.is_empty(), state, listed: false, raw }
+    }
+
+    /// Whether a function may be called.
+    fn allows(&self, name: &str) -> bool {
+        !self.only_these || self.functions.iter().any(|function| function.name == name)
+    }
+
+    /// The calls in a text that has all of them.
+    fn read(&self, text: &str, changes: &mut Vec<Change>) -> Result<(), NotJson> {
+        let as_text =
+            |(name, arguments): (String, serde_json::Value)| (name, arguments.to_string());
+        let calls: Option<Vec<_>> = match self.format {
+            ToolCallFormat::DeepSeek | ToolCallFormat::Kimi => {
+                named::parse_calls(self.format, text)
+            }
+            format if format.is_python() => {
+                python::parse_calls(text).map(|calls| calls.into_iter().map(as_text).collect())
+            }
+            format => tagged::parse_calls(format, text, &self.functions)
+                .map(|calls| calls.into_iter().map(as_text).collect()),
+        };
+        let calls = calls.filter(|calls| calls.iter().all(|(name, _)| self.allows(name)));
+        for (name, arguments) in calls.ok_or(NotJson)? {
+            changes.push(Change::Part(CallPart::Name(name)));
+            changes.push(Change::Part(CallPart::Arguments(arguments)));
+            changes.push(Change::CallEnd);
+        }
+        Ok(())
     }
 
     /// The text that is not part of a complete call.
@@ -101,7 +150,9 @@ impl Block {
     pub(super) fn finish(&mut self, changes: &mut Vec<Change>) -> Next {
         let ended = match &self.state {
             State::After => Ok(()),
-            State::Program(program) => run(&program.clone(), changes),
+            // Nothing else tells whether the last argument is complete.
+            State::Written(_) if self.format == ToolCallFormat::Glm => Err(NotJson),
+            State::Written(written) => self.read(&written.text, changes),
             _ => Err(NotJson),
         };
         if ended.is_ok() { Next::Continue } else { Next::Broken }
@@ -115,8 +166,8 @@ impl Block {
                 envelope.push(character, &mut parts)?;
                 let ended = envelope.has_ended();
                 for part in parts {
-                    if let (CallPart::Name(name), Some(names)) = (&part, &self.names)
-                        && !names.contains(name)
+                    if let CallPart::Name(name) = &part
+                        && !self.allows(name)
                     {
                         return Err(NotJson);
                     }
@@ -149,17 +200,43 @@ impl Block {
                 }
                 Ok(())
             }
-            State::Program(program) => {
-                program.push(character);
-                let Some(complete) = program.strip_suffix(self.format.markers().close) else {
-                    return Ok(());
-                };
-                run(complete, changes)?;
-                self.raw.clear();
-                self.state = State::After;
-                Ok(())
-            }
+            State::Written(_) => self.in_written(character, changes),
         }
+    }
+
+    /// Reads a character of calls that are not JSON.
+    fn in_written(&mut self, character: char, changes: &mut Vec<Change>) -> Result<(), NotJson> {
+        let State::Written(written) = &mut self.state else { return Err(NotJson) };
+        written.text.push(character);
+        if written.is_doubtful {
+            let name = python::called_first(&written.text).ok_or(NotJson)?;
+            written.is_doubtful = !written.text.ends_with('(');
+            let name = name.to_owned();
+            return match self.state {
+                State::Written(Written { is_doubtful: false, .. }) if !self.allows(&name) => {
+                    Err(NotJson)
+                }
+                _ => Ok(()),
+            };
+        }
+        let close = self.format.markers().close;
+        if !written.text.ends_with(close) {
+            return Ok(());
+        }
+        written.closes += 1;
+        let (closes, len) = (written.closes, written.text.len() - close.len());
+        let text = std::mem::take(&mut written.text);
+        if self.read(&text[..len], changes).is_ok() {
+            self.raw.clear();
+            self.state = State::After;
+            return Ok(());
+        }
+        // The marker may be part of an argument.
+        if closes == MAX_CLOSES {
+            return Err(NotJson);
+        }
+        self.state = State::Written(Written { text, closes, is_doubtful: false });
+        Ok(())
     }
 
     /// Reads a character before a call.
@@ -178,11 +255,13 @@ impl Block {
                 self.state = State::Name(first.to_string());
                 Ok(())
             }
-            first if self.format == ToolCallFormat::Gemma => {
+            first if self.format.is_written() => {
                 let list = if self.listed { "[" } else { "" };
                 self.listed = false;
-                self.state = State::Program(format!("{list}{first}"));
-                Ok(())
+                let is_doubtful = self.format.is_python();
+                let text = list.to_owned();
+                self.state = State::Written(Written { text, closes: 0, is_doubtful });
+                self.in_written(first, changes)
             }
             _ => Err(NotJson),
         }
@@ -193,16 +272,6 @@ impl Block {
         self.raw.clear();
         self.state = State::After;
     }
-}
-
-/// The calls of a program.
-fn run(program: &str, changes: &mut Vec<Change>) -> Result<(), NotJson> {
-    for (name, arguments) in python::parse_calls(program).ok_or(NotJson)? {
-        changes.push(Change::Part(CallPart::Name(name)));
-        changes.push(Change::Part(CallPart::Arguments(arguments.to_string())));
-        changes.push(Change::CallEnd);
-    }
-    Ok(())
 }
 
 fn is_of_name(character: char) -> bool {

@@ -132,9 +132,9 @@ impl Envelope {
     fn end_key(&mut self) -> Result<(), NotJson> {
         let key: String = serde_json::from_str(&self.text).map_err(|_| NotJson)?;
         self.next = match key.as_str() {
-            "name" => Field::Name,
+            "name" | "tool_name" => Field::Name,
             "arguments" | "parameters" => Field::Arguments,
-            "id" | "type" => Field::Other,
+            "id" | "type" | "tool_call_id" => Field::Other,
             _ => return Err(NotJson),
         };
         self.begin(Field::Other);

@@ -4,11 +4,16 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A format of tool calls. The names are those of vLLM's parsers.
+/// A format of tool calls. The names are those of vLLM's parsers where it has one.
+///
+/// Calls are read in the form that models of the format write, and in every format also as JSON
+/// objects between its markers, which is how guaranteed calls are written where the model's own
+/// form is not JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ToolCallFormat {
     /// `<tool_call>{"name": .., "arguments": {..}}</tool_call>`: Hermes, Qwen, SmolLM and others.
+    /// Models without a format are asked to use it.
     Hermes,
     /// `{"name": .., "parameters": {..}}` instead of a text, or after `<|python_tag|>`: Llama 3.
     Llama3Json,
@@ -16,6 +21,32 @@ pub enum ToolCallFormat {
     Mistral,
     /// Fenced code, `tool_code` with calls in Python or `tool_call` with an object: Gemma.
     Gemma,
+    /// `[name(key="value"), ..]` instead of a text, or after `<|python_start|>`: Llama 4.
+    Pythonic,
+    /// `<|tool_call_start|>[name(key="value"), ..]<|tool_call_end|>`: LFM2.
+    Lfm2,
+    /// `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3
+    /// Coder, Nemotron 3.
+    Qwen3Coder,
+    /// `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM 4.5.
+    Glm,
+    /// `<minimax:tool_call><invoke name="name"><parameter name="key">value</parameter></invoke>`
+    /// `</minimax:tool_call>`: MiniMax M2.
+    MiniMaxM2,
+    /// `<tool_calls>` and objects as in Hermes: MiniMax M1.
+    MiniMax,
+    /// `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{..}<｜tool▁call▁end｜>`: DeepSeek R1, V3 and V3.1.
+    DeepSeek,
+    /// `<｜DSML｜invoke name="name"><｜DSML｜parameter name="key" string="true">value`
+    /// `</｜DSML｜parameter></｜DSML｜invoke>`: DeepSeek V3.2.
+    DeepSeekV32,
+    /// `<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{..}<|tool_call_end|>`:
+    /// Kimi K2.
+    Kimi,
+    /// `<|START_ACTION|>[{"tool_name": .., "parameters": {..}}]<|END_ACTION|>`: Command R7B, A.
+    Cohere,
+    /// `<|channel|>commentary to=functions.name <|constrain|>json<|message|>{..}<|call|>`: gpt-oss.
+    Harmony,
 }
 
 /// The markers of a format.
@@ -29,9 +60,36 @@ pub(super) struct Markers {
     special_tokens: &'static [&'static str],
 }
 
+/// The special tokens of gpt-oss, which delimit every message of an answer.
+const HARMONY: &[&str] = &[
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+];
+
 impl ToolCallFormat {
     /// All formats.
-    pub const ALL: [Self; 4] = [Self::Hermes, Self::Llama3Json, Self::Mistral, Self::Gemma];
+    pub const ALL: [Self; 15] = [
+        Self::Hermes,
+        Self::Llama3Json,
+        Self::Mistral,
+        Self::Gemma,
+        Self::Pythonic,
+        Self::Lfm2,
+        Self::Qwen3Coder,
+        Self::Glm,
+        Self::MiniMaxM2,
+        Self::MiniMax,
+        Self::DeepSeek,
+        Self::DeepSeekV32,
+        Self::Kimi,
+        Self::Cohere,
+        Self::Harmony,
+    ];
 
     /// The name, as in `--tool-call-parser`.
     #[must_use]
@@ -41,6 +99,17 @@ impl ToolCallFormat {
             Self::Llama3Json => "llama3_json",
             Self::Mistral => "mistral",
             Self::Gemma => "gemma",
+            Self::Pythonic => "pythonic",
+            Self::Lfm2 => "lfm2",
+            Self::Qwen3Coder => "qwen3_coder",
+            Self::Glm => "glm45",
+            Self::MiniMaxM2 => "minimax_m2",
+            Self::MiniMax => "minimax",
+            Self::DeepSeek => "deepseek_v3",
+            Self::DeepSeekV32 => "deepseek_v32",
+            Self::Kimi => "kimi_k2",
+            Self::Cohere => "cohere",
+            Self::Harmony => "openai",
         }
     }
 
@@ -49,20 +118,26 @@ impl ToolCallFormat {
     #[must_use]
     pub fn of_template(source: &str) -> Option<Self> {
         let has = |marker: &str| source.contains(marker);
-        // Formats that write arguments as XML use the same tag.
-        let is_xml = has("<function=") || has("<arg_key>") || has("<parameter=");
-        let is_llama = has("<|start_header_id|>") && has("\"parameters\"");
-        if has("[TOOL_CALLS]") {
-            Some(Self::Mistral)
-        } else if has("<tool_call>") {
-            (!is_xml).then_some(Self::Hermes)
-        } else if has("<|python_tag|>") || is_llama {
-            Some(Self::Llama3Json)
-        } else if has("```tool_code") || has("```tool_call") {
-            Some(Self::Gemma)
-        } else {
-            None
-        }
+        let is_llama = has("<|start_header_id|>") || has("<|header_start|>");
+        let found = [
+            (has("<|channel|>") && has("<|message|>"), Self::Harmony),
+            (has("[TOOL_CALLS]"), Self::Mistral),
+            (has("｜DSML｜"), Self::DeepSeekV32),
+            (has("<｜tool▁calls▁begin｜>"), Self::DeepSeek),
+            (has("<|tool_calls_section_begin|>"), Self::Kimi),
+            (has("<minimax:tool_call>"), Self::MiniMaxM2),
+            (has("<|START_ACTION|>"), Self::Cohere),
+            (has("<|tool_call_start|>"), Self::Lfm2),
+            (has("<tool_call>") && has("<arg_key>"), Self::Glm),
+            (has("<function=") && has("<parameter="), Self::Qwen3Coder),
+            (has("<tool_call>"), Self::Hermes),
+            (has("<tool_calls>"), Self::MiniMax),
+            (has("[func_name") || has("[func1("), Self::Pythonic),
+            (has("<|python_tag|>") || (is_llama && has("\"parameters\"")), Self::Llama3Json),
+            (has("<|python_start|>"), Self::Pythonic),
+            (has("```tool_code") || has("```tool_call"), Self::Gemma),
+        ];
+        found.into_iter().find_map(|(is_used, format)| is_used.then_some(format))
     }
 
     /// Spellings of the special tokens that are part of this format. The text that is parsed must
@@ -72,9 +147,26 @@ impl ToolCallFormat {
         self.markers().special_tokens
     }
 
+    /// Whether an answer may begin with a call without a marker.
+    pub(super) fn needs_no_marker(self) -> bool {
+        matches!(self, Self::Llama3Json | Self::Pythonic)
+    }
+
+    /// Whether calls are written as a program in Python.
+    pub(super) fn is_python(self) -> bool {
+        matches!(self, Self::Gemma | Self::Pythonic | Self::Lfm2)
+    }
+
+    /// Whether the model's own form of calls is not a list of JSON objects.
+    pub(super) fn is_written(self) -> bool {
+        let is_tagged =
+            matches!(self, Self::Qwen3Coder | Self::Glm | Self::MiniMaxM2 | Self::DeepSeekV32);
+        self.is_python() || is_tagged || matches!(self, Self::DeepSeek | Self::Kimi)
+    }
+
     pub(super) fn markers(self) -> &'static Markers {
         match self {
-            Self::Hermes => &Markers {
+            Self::Hermes | Self::Glm | Self::Qwen3Coder => &Markers {
                 open: &["<tool_call>"],
                 close: "</tool_call>",
                 special_tokens: &["<tool_call>", "</tool_call>"],
@@ -94,6 +186,59 @@ impl ToolCallFormat {
                 close: "```",
                 special_tokens: &[],
             },
+            Self::Pythonic => &Markers {
+                open: &["<|python_start|>"],
+                close: "<|python_end|>",
+                special_tokens: &["<|python_start|>", "<|python_end|>"],
+            },
+            Self::Lfm2 => &Markers {
+                open: &["<|tool_call_start|>"],
+                close: "<|tool_call_end|>",
+                special_tokens: &["<|tool_call_start|>", "<|tool_call_end|>"],
+            },
+            Self::MiniMaxM2 => &Markers {
+                open: &["<minimax:tool_call>"],
+                close: "</minimax:tool_call>",
+                special_tokens: &["<minimax:tool_call>", "</minimax:tool_call>"],
+            },
+            Self::MiniMax => &Markers {
+                open: &["<tool_calls>"],
+                close: "</tool_calls>",
+                special_tokens: &["<tool_calls>", "</tool_calls>"],
+            },
+            Self::DeepSeek => &Markers {
+                open: &["<｜tool▁calls▁begin｜>"],
+                close: "<｜tool▁calls▁end｜>",
+                special_tokens: &[
+                    "<｜tool▁calls▁begin｜>",
+                    "<｜tool▁call▁begin｜>",
+                    "<｜tool▁sep｜>",
+                    "<｜tool▁call▁end｜>",
+                    "<｜tool▁calls▁end｜>",
+                ],
+            },
+            Self::DeepSeekV32 => &Markers {
+                open: &["<｜DSML｜function_calls>"],
+                close: "</｜DSML｜function_calls>",
+                special_tokens: &["｜DSML｜"],
+            },
+            Self::Kimi => &Markers {
+                open: &["<|tool_calls_section_begin|>"],
+                close: "<|tool_calls_section_end|>",
+                special_tokens: &[
+                    "<|tool_calls_section_begin|>",
+                    "<|tool_call_begin|>",
+                    "<|tool_call_argument_begin|>",
+                    "<|tool_call_end|>",
+                    "<|tool_calls_section_end|>",
+                ],
+            },
+            Self::Cohere => &Markers {
+                open: &["<|START_ACTION|>"],
+                close: "<|END_ACTION|>",
+                special_tokens: &["<|START_ACTION|>", "<|END_ACTION|>"],
+            },
+            Self::Harmony => &Markers { open: &[], close: "", special_tokens: HARMONY },
         }
     }
 }
@@ -124,11 +269,15 @@ pub enum ReasoningFormat {
     Think,
     /// `[THINK]` and `[/THINK]`: Magistral.
     MistralThink,
+    /// `<|START_THINKING|>` and `<|END_THINKING|>`: Command A.
+    Cohere,
+    /// The channel `analysis`: gpt-oss. The text is that of the other channels.
+    Harmony,
 }
 
 impl ReasoningFormat {
     /// All formats.
-    pub const ALL: [Self; 2] = [Self::Think, Self::MistralThink];
+    pub const ALL: [Self; 4] = [Self::Think, Self::MistralThink, Self::Cohere, Self::Harmony];
 
     /// The name, as in `--reasoning-parser`.
     #[must_use]
@@ -136,22 +285,41 @@ impl ReasoningFormat {
         match self {
             Self::Think => "think",
             Self::MistralThink => "mistral",
+            Self::Cohere => "cohere",
+            Self::Harmony => "openai",
         }
     }
 
     /// The format that a chat template mentions.
     #[must_use]
     pub fn of_template(source: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|format| source.contains(format.tags().1))
+        if ToolCallFormat::of_template(source) == Some(ToolCallFormat::Harmony) {
+            return Some(Self::Harmony);
+        }
+        let tagged = [Self::Think, Self::MistralThink, Self::Cohere];
+        tagged.into_iter().find(|format| source.contains(format.tags().1))
     }
 
-    /// The tags before and after the reasoning. They may be special tokens, in which case the text
-    /// that is parsed must contain them.
+    /// The texts before and after the reasoning.
     #[must_use]
     pub fn tags(self) -> (&'static str, &'static str) {
         match self {
             Self::Think => ("<think>", "</think>"),
             Self::MistralThink => ("[THINK]", "[/THINK]"),
+            Self::Cohere => ("<|START_THINKING|>", "<|END_THINKING|>"),
+            Self::Harmony => ("<|channel|>analysis<|message|>", "<|end|>"),
+        }
+    }
+
+    /// Spellings of the special tokens that may delimit the reasoning. The text that is parsed must
+    /// contain them.
+    #[must_use]
+    pub fn special_tokens(self) -> &'static [&'static str] {
+        match self {
+            Self::Think => &["<think>", "</think>"],
+            Self::MistralThink => &["[THINK]", "[/THINK]"],
+            Self::Cohere => &["<|START_THINKING|>", "<|END_THINKING|>"],
+            Self::Harmony => HARMONY,
         }
     }
 
@@ -174,7 +342,7 @@ impl FromStr for ReasoningFormat {
     fn from_str(name: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|format| format.name() == name);
         // vLLM has one parser per model family for these tags.
-        let alias = || matches!(name, "deepseek_r1" | "qwen3").then_some(Self::Think);
+        let alias = || matches!(name, "deepseek_r1" | "qwen3" | "glm45").then_some(Self::Think);
         found.or_else(alias).ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
             format!("expected one of {names}, got `{name}`")
@@ -186,8 +354,7 @@ impl FromStr for ReasoningFormat {
 mod tests {
     use super::*;
 
-    /// Goal: templates of the well-known families lead to their formats, and formats that look
-    /// alike but are not implemented lead to none.
+    /// Goal: templates of the well-known families lead to their formats.
     #[test]
     fn templates_are_recognised() {
         for (source, tools, reasoning) in [
@@ -207,7 +374,33 @@ mod tests {
                 Some(ToolCallFormat::Mistral),
                 Some(ReasoningFormat::MistralThink),
             ),
-            ("<tool_call>\n<function=name>\n<parameter=a>", None, None),
+            ("<tool_call>\n<function=name>\n<parameter=a>", Some(ToolCallFormat::Qwen3Coder), None),
+            ("<tool_call>{name}\n<arg_key>", Some(ToolCallFormat::Glm), None),
+            ("<minimax:tool_call><invoke", Some(ToolCallFormat::MiniMaxM2), None),
+            (
+                "<think></think><｜tool▁calls▁begin｜>",
+                Some(ToolCallFormat::DeepSeek),
+                Some(ReasoningFormat::Think),
+            ),
+            ("<｜DSML｜function_calls>", Some(ToolCallFormat::DeepSeekV32), None),
+            ("<|tool_calls_section_begin|>", Some(ToolCallFormat::Kimi), None),
+            (
+                "<|START_THINKING|><|END_THINKING|><|START_ACTION|>",
+                Some(ToolCallFormat::Cohere),
+                Some(ReasoningFormat::Cohere),
+            ),
+            (
+                "<|start|>assistant<|channel|>analysis<|message|>",
+                Some(ToolCallFormat::Harmony),
+                Some(ReasoningFormat::Harmony),
+            ),
+            ("<|python_start|>[func_name1(a=b)]", Some(ToolCallFormat::Pythonic), None),
+            (
+                "<|header_start|><|python_start|>{\"name\": .., \"parameters\": ..}",
+                Some(ToolCallFormat::Llama3Json),
+                None,
+            ),
+            ("<|tool_call_start|>", Some(ToolCallFormat::Lfm2), None),
             ("<start_of_turn>", None, None),
         ] {
             assert_eq!(ToolCallFormat::of_template(source), tools, "{source}");

@@ -1,9 +1,8 @@
 //! [`AnswerParser`]: the states of reading an answer.
 
-use std::sync::Arc;
-
 use super::block::{Block, Change, Next};
 use super::envelope::CallPart;
+use super::harmony::Harmony;
 use super::{AnswerFormat, AnswerPart, MAX_CALLS, ReasoningFormat, ToolCallFormat};
 
 /// Takes one answer apart while it arrives: [`AnswerParser::push`] is called with each piece of
@@ -22,6 +21,8 @@ pub struct AnswerParser {
     calls: usize,
     /// Whether the last call has begun and not ended.
     in_call: bool,
+    /// The parts of this call, which are passed on at its end unless its form is guaranteed.
+    held: Vec<AnswerPart>,
 }
 
 #[derive(Clone, Debug)]
@@ -33,6 +34,8 @@ enum Mode {
     MayBeCall,
     Text,
     Block(Block),
+    /// In an answer of messages in channels.
+    Harmony(Box<Harmony>),
     /// The rest is text, whatever it is.
     PlainText,
     /// The rest is dropped.
@@ -50,8 +53,15 @@ impl AnswerParser {
             at_start: false,
             calls: 0,
             in_call: false,
+            held: Vec::new(),
             format,
         };
+        if parser.format.reasoning == Some(ReasoningFormat::Harmony)
+            || parser.format.tool_calls == Some(ToolCallFormat::Harmony)
+        {
+            parser.mode = Mode::Harmony(Box::new(Harmony::new(parser.format.single_call)));
+            return parser;
+        }
         match parser.format.reasoning {
             Some(_) if parser.format.reasoning_is_open => {
                 parser.mode = Mode::Reasoning;
@@ -65,8 +75,12 @@ impl AnswerParser {
 
     /// Adds the next piece of text.
     pub fn push(&mut self, piece: &str) -> Vec<AnswerPart> {
-        self.pending.push_str(piece);
         let mut parts = Vec::new();
+        if let Mode::Harmony(harmony) = &mut self.mode {
+            harmony.push(piece, &mut parts);
+            return parts;
+        }
+        self.pending.push_str(piece);
         while self.advance(&mut parts, false) {}
         parts
     }
@@ -74,6 +88,10 @@ impl AnswerParser {
     /// Ends the text.
     pub fn finish(mut self) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
+        if let Mode::Harmony(harmony) = self.mode {
+            harmony.finish(&mut parts);
+            return parts;
+        }
         while self.advance(&mut parts, true) {}
         if let Mode::Block(block) = &mut self.mode {
             let mut changes = Vec::new();
@@ -98,7 +116,7 @@ impl AnswerParser {
     fn text_mode(&self) -> Mode {
         match self.format.tool_calls {
             None => Mode::PlainText,
-            Some(ToolCallFormat::Llama3Json) => Mode::MayBeCall,
+            Some(format) if format.needs_no_marker() => Mode::MayBeCall,
             Some(_) => Mode::Text,
         }
     }
@@ -111,6 +129,8 @@ impl AnswerParser {
             Mode::MayBeCall => self.before_text(),
             Mode::Text => self.in_text(parts, at_end),
             Mode::Block(_) => self.in_block(parts, at_end),
+            // It has read all text already.
+            Mode::Harmony(_) => false,
             Mode::PlainText => {
                 let text = std::mem::take(&mut self.pending);
                 self.emit(&text, parts, AnswerPart::Text);
@@ -174,8 +194,9 @@ impl AnswerParser {
             self.space.clear();
         }
         let Some(first) = self.pending.chars().next() else { return false };
-        if first == '{' {
-            self.begin_block(String::new(), Some(Arc::clone(&self.format.functions)));
+        let is_list = first == '[' && self.format.tool_calls == Some(ToolCallFormat::Pythonic);
+        if first == '{' || is_list {
+            self.begin_block(String::new());
         } else {
             self.mode = Mode::Text;
             self.pending.insert_str(0, &std::mem::take(&mut self.space));
@@ -192,15 +213,16 @@ impl AnswerParser {
             return false;
         }
         let marker: String = self.pending.drain(..found.marker).collect();
-        self.begin_block(marker, None);
+        self.begin_block(marker);
         true
     }
 
     /// Begins a block of calls. The space before it belongs to it.
-    fn begin_block(&mut self, marker: String, functions: Option<Arc<[String]>>) {
+    fn begin_block(&mut self, marker: String) {
         if let Some(format) = self.format.tool_calls {
-            let raw = std::mem::take(&mut self.space) + &marker;
-            self.mode = Mode::Block(Block::new(format, functions, raw));
+            let functions = self.format.functions.clone();
+            let space = std::mem::take(&mut self.space);
+            self.mode = Mode::Block(Block::new(format, functions, space, &marker));
         }
     }
 
@@ -262,24 +284,26 @@ impl AnswerParser {
             if self.calls >= self.max_calls() && !self.in_call {
                 return;
             }
+            let index = self.calls.saturating_sub(1);
             match change {
                 Change::Part(CallPart::Name(name)) => {
                     self.in_call = true;
-                    parts.push(AnswerPart::Call { index: self.calls, name });
+                    self.held.push(AnswerPart::Call { index: self.calls, name });
                     self.calls += 1;
                 }
-                Change::Part(CallPart::Arguments(json)) => {
-                    let index = self.calls.saturating_sub(1);
-                    match parts.last_mut() {
-                        Some(AnswerPart::Arguments { json: last, .. }) => last.push_str(&json),
-                        _ => parts.push(AnswerPart::Arguments { index, json }),
-                    }
-                }
+                Change::Part(CallPart::Arguments(json)) => match self.held.last_mut() {
+                    Some(AnswerPart::Arguments { json: last, .. }) => last.push_str(&json),
+                    _ => self.held.push(AnswerPart::Arguments { index, json }),
+                },
                 Change::CallEnd => {
                     self.in_call = false;
-                    parts.push(AnswerPart::CallEnd { index: self.calls.saturating_sub(1) });
+                    self.held.push(AnswerPart::CallEnd { index });
+                    parts.append(&mut self.held);
                 }
             }
+        }
+        if self.format.guaranteed {
+            parts.append(&mut self.held);
         }
     }
 
@@ -288,7 +312,10 @@ impl AnswerParser {
         let Mode::Block(block) = std::mem::replace(&mut self.mode, Mode::PlainText) else { return };
         if std::mem::take(&mut self.in_call) {
             self.calls = self.calls.saturating_sub(1);
-            parts.push(AnswerPart::CallBroken { index: self.calls });
+            if self.format.guaranteed {
+                parts.push(AnswerPart::CallBroken { index: self.calls });
+            }
+            self.held.clear();
         }
         self.at_start = false;
         add_text(parts, &block.into_raw());
@@ -317,16 +344,16 @@ impl AnswerParser {
 }
 
 /// Where a marker is.
-struct Found {
+pub(super) struct Found {
     /// Length of the text before it, or of the text that cannot be part of a marker.
-    text: usize,
+    pub(super) text: usize,
     /// Length of the marker; 0 if there is none.
-    marker: usize,
+    pub(super) marker: usize,
 }
 
 /// Finds the first of `markers`. Unless the text is `at_end`, the beginning of a marker at its end
 /// is not counted as text.
-fn find(text: &str, markers: &[&str], at_end: bool) -> Found {
+pub(super) fn find(text: &str, markers: &[&str], at_end: bool) -> Found {
     let first = markers.iter().filter_map(|marker| Some((text.find(marker)?, marker.len()))).min();
     if let Some((at, marker)) = first {
         return Found { text: at, marker };

@@ -11,6 +11,11 @@ const MAX_DEPTH: usize = 64;
 /// Maximum number of calls of one program.
 const MAX_CALLS: usize = 128;
 
+/// Maximum length of the text before the first parenthesis, in bytes.
+const MAX_NAME_BYTES: usize = 256;
+/// Gemma's prompt has the functions as members of this module.
+const MODULE: &str = "default_api.";
+
 /// The names and arguments of all calls; `None` if the text is anything else.
 pub(super) fn parse_calls(text: &str) -> Option<Vec<(String, Value)>> {
     let mut reader = Reader { rest: text.chars().peekable() };
@@ -33,6 +38,17 @@ pub(super) fn parse_calls(text: &str) -> Option<Vec<(String, Value)>> {
         }
     }
     reader.next_is(None).then_some(calls)
+}
+
+/// The name of the function that a program calls first, as far as it is written; `None` if the text
+/// is not the beginning of calls. The text has at most one parenthesis, at its end.
+pub(super) fn called_first(text: &str) -> Option<&str> {
+    let name = text.trim_start();
+    let name = name.strip_prefix('[').unwrap_or(name).trim_start();
+    let name = name.strip_suffix('(').unwrap_or(name).trim_end();
+    let is_part = |next: char| next.is_alphanumeric() || matches!(next, '_' | '.');
+    let may_be = text.len() <= MAX_NAME_BYTES && name.chars().all(is_part);
+    may_be.then(|| name.strip_prefix(MODULE).unwrap_or(name))
 }
 
 struct Reader<'a> {
@@ -83,8 +99,7 @@ impl Reader<'_> {
                 return None;
             }
         }
-        // Gemma's prompt has the functions as members of this module.
-        let name = name.strip_prefix("default_api.").unwrap_or(&name).to_owned();
+        let name = name.strip_prefix(MODULE).unwrap_or(&name).to_owned();
         Some((name, Value::Object(arguments)))
     }
 

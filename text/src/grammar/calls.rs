@@ -47,60 +47,120 @@ struct Form {
     close: &'static str,
     /// What separates two blocks; `None` if there can only be one.
     next: Option<&'static str>,
-    /// The name of the arguments. Empty if they follow the function's name and `[ARGS]`.
+    /// The name of the arguments in the object of a call.
     arguments: &'static str,
 }
 
+/// The form of Hermes.
+const HERMES: Form = Form {
+    open: "<tool_call>",
+    begin: "\n",
+    separator: None,
+    end: "\n",
+    close: "</tool_call>",
+    next: Some("\n"),
+    arguments: "arguments",
+};
+
+/// A list of objects that has no markers.
+const LIST: Form = Form {
+    open: "",
+    begin: "[",
+    separator: Some(", "),
+    end: "]",
+    close: "",
+    next: None,
+    arguments: "arguments",
+};
+
+/// Objects in lines.
+const LINES: Form = Form { separator: Some("\n"), next: None, ..HERMES };
+
+/// Calls that follow each other.
+const ROW: Form = Form { begin: "", separator: Some(""), end: "", ..LIST };
+
 fn form(format: ToolCallFormat, tokenizer: &Tokenizer) -> Form {
-    let (separator, next) = (None, Some("\n"));
+    use ToolCallFormat as F;
     match format {
-        ToolCallFormat::Hermes => Form {
-            open: "<tool_call>",
-            begin: "\n",
-            separator,
-            end: "\n",
-            close: "</tool_call>",
-            next,
-            arguments: "arguments",
-        },
-        ToolCallFormat::Llama3Json => Form {
-            open: "",
-            begin: "",
-            separator: Some("; "),
-            end: "",
-            close: "",
-            next: None,
-            arguments: "parameters",
-        },
-        ToolCallFormat::Mistral if tokenizer.token_id("[ARGS]").is_some() => Form {
-            open: "[TOOL_CALLS]",
-            begin: "",
-            separator,
-            end: "",
-            close: "",
-            next: Some(""),
-            arguments: "",
-        },
-        ToolCallFormat::Mistral => Form {
-            open: "[TOOL_CALLS]",
-            begin: "[",
-            separator: Some(", "),
-            end: "]",
-            close: "",
-            next: None,
-            arguments: "arguments",
-        },
-        ToolCallFormat::Gemma => Form {
-            // The text must not begin the other form of calls either.
-            open: "```tool_c",
-            begin: "all\n",
-            separator,
-            end: "\n```",
-            close: "",
-            next,
-            arguments: "arguments",
-        },
+        F::Hermes | F::Qwen3Coder | F::Glm => HERMES,
+        F::Llama3Json => {
+            Form { begin: "", separator: Some("; "), end: "", arguments: "parameters", ..LIST }
+        }
+        F::Mistral if tokenizer.token_id("[ARGS]").is_some() => {
+            Form { open: "[TOOL_CALLS]", separator: None, next: Some(""), ..ROW }
+        }
+        F::Mistral => Form { open: "[TOOL_CALLS]", ..LIST },
+        // The text must not begin the other form of calls either.
+        F::Gemma => Form { open: "```tool_c", begin: "all\n", end: "\n```", close: "", ..HERMES },
+        F::Pythonic => LIST,
+        F::Lfm2 => Form { open: "<|tool_call_start|>", close: "<|tool_call_end|>", ..LIST },
+        F::MiniMaxM2 => {
+            Form { open: "<minimax:tool_call>", close: "</minimax:tool_call>", ..LINES }
+        }
+        F::MiniMax => Form { open: "<tool_calls>", close: "</tool_calls>", ..LINES },
+        F::DeepSeek => {
+            Form {
+                open: "<｜tool▁calls▁begin｜>", close: "<｜tool▁calls▁end｜>", ..ROW
+            }
+        }
+        F::DeepSeekV32 => {
+            let (open, close) = ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>");
+            Form { open, close, ..LINES }
+        }
+        F::Kimi => {
+            let (open, close) = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>");
+            Form { open, close, ..ROW }
+        }
+        F::Cohere => {
+            let (open, close) = ("<|START_ACTION|>", "<|END_ACTION|>");
+            Form { open, close, arguments: "parameters", ..LIST }
+        }
+        F::Harmony => Form { separator: None, ..ROW },
     }
+}
+
+/// A call in a format that writes the name of the function before its arguments; `None` in one that
+/// writes an object with both.
+fn named_call(
+    format: ToolCallFormat,
+    tokenizer: &Tokenizer,
+    name: &str,
+    arguments: &str,
+) -> Option<String> {
+    let marker = |text: &str| marker(tokenizer, text);
+    Some(match format {
+        ToolCallFormat::Mistral if tokenizer.token_id("[ARGS]").is_some() => {
+            format!("{} {} {arguments}", literal(name), marker("[ARGS]"))
+        }
+        ToolCallFormat::DeepSeek => format!(
+            "{} {} {} {arguments} {}",
+            marker("<｜tool▁call▁begin｜>"),
+            literal(name),
+            marker("<｜tool▁sep｜>"),
+            marker("<｜tool▁call▁end｜>")
+        ),
+        ToolCallFormat::Kimi => format!(
+            "{} {} /[0-9]{{1,3}}/ {} {arguments} {}",
+            marker("<|tool_call_begin|>"),
+            literal(&format!("functions.{name}:")),
+            marker("<|tool_call_argument_begin|>"),
+            marker("<|tool_call_end|>")
+        ),
+        ToolCallFormat::Harmony => format!(
+            "{} {} {} \"json\" {} {arguments}",
+            marker("<|channel|>"),
+            literal(&format!("commentary to=functions.{name} ")),
+            marker("<|constrain|>"),
+            marker("<|message|>")
+        ),
+        _ => return None,
+    })
+}
+
+/// The header of a message of gpt-oss.
+pub(super) fn channel(tokenizer: &Tokenizer, name: &str) -> String {
+    let [open, close] = ["<|channel|>", "<|message|>"].map(|text| marker(tokenizer, text));
+    format!("{open} {} {close}", literal(name))
 }
 
 /// The grammar. The arguments of the function `i` are the grammar `@{arguments}{i}`, and `content`
@@ -115,13 +175,11 @@ pub(super) fn lark(
     let mut lark = String::new();
     for (index, function) in calls.functions.iter().enumerate() {
         let (name, args) = (&function.name, format!("@{arguments}{index}"));
-        let call = if form.arguments.is_empty() {
-            format!("{} {} {args}", literal(name), marker(tokenizer, "[ARGS]"))
-        } else {
+        let call = named_call(calls.format, tokenizer, name, &args).unwrap_or_else(|| {
             // Models differ in where they write a space.
             let (name, arguments) = (name.replace('.', "\\."), form.arguments);
             format!(r#"/\{{[ \n]?"name": ?"{name}",[ \n]?"{arguments}": ?/ {args} "}}""#)
-        };
+        });
         let _ = writeln!(lark, "call{index}: {call}");
     }
     let names: Vec<_> = (0..calls.functions.len()).map(|index| format!("call{index}")).collect();
@@ -137,14 +195,22 @@ pub(super) fn lark(
     let next = form.next.filter(|_| !calls.single);
     let next = next.map_or(String::new(), |text| format!(" ({} {open} rest)*", spaced(text)));
     let _ = writeln!(lark, "calls: {open} rest{next}");
+    // Text is in a message of its own.
+    let is_harmony = calls.format == ToolCallFormat::Harmony;
+    let text = if is_harmony { channel(tokenizer, "final") } else { String::new() };
     match &calls.otherwise {
         Otherwise::Nothing => lark.push_str("start: calls\n"),
         Otherwise::Grammar(_) => {
-            let _ = writeln!(lark, "start: calls | @{content}");
+            let _ = writeln!(lark, "start: calls | {text} @{content}");
+        }
+        Otherwise::Text if is_harmony => {
+            let _ = writeln!(lark, "start: calls | {text} TEXT?\n{TEXT}");
         }
         Otherwise::Text if form.open.is_empty() => {
-            // A text that begins with a brace would be read as a call.
-            lark.push_str("start: calls | PLAIN?\nPLAIN: /[ \\t\\r\\n]*[^{ \\t\\r\\n](.|\\n)*/\n");
+            // A text that begins like a call would be read as one.
+            let first = if form.begin.is_empty() { "{" } else { "{\\[" };
+            let plain = format!("/[ \\t\\r\\n]*[^{first} \\t\\r\\n](.|\\n)*/");
+            let _ = writeln!(lark, "start: calls | PLAIN?\nPLAIN: {plain}");
         }
         Otherwise::Text => {
             let many = if calls.single { "(opened rest)? | TEXT" } else { "(opened rest)* TEXT?" };

@@ -15,9 +15,9 @@ use super::cache::Cache;
 use super::mask::TokenMask;
 use super::state::Start;
 use super::workers::Workers;
-use super::{Grammar, GrammarError, GrammarState, Otherwise, ToolCallGrammar, calls, schema};
-use crate::Tokenizer;
+use super::{Grammar, GrammarError, GrammarState, Otherwise, ToolCallGrammar, calls, gbnf, schema};
 use crate::bounded::Bounded;
+use crate::{ReasoningFormat, Tokenizer};
 
 /// Time that compiling a grammar may take. The limits below end it long before.
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -99,7 +99,9 @@ impl GrammarCompiler {
         let text = format!("{grammar:?}");
         let compiled = self.cache.get(text, || {
             let (this, grammar) = (self.clone(), grammar.clone());
-            let compiled = self.bounded.run(DEADLINE, move || this.compile_here(&grammar));
+            let compiled = self.bounded.run(DEADLINE, move || {
+                this.compile_here(&grammar).map_err(|error| this.located(&grammar, error))
+            });
             compiled.unwrap_or_else(|stopped| Err(GrammarError::new(format!("grammar: {stopped}"))))
         })?;
         Ok(compiled.copy())
@@ -118,6 +120,19 @@ impl GrammarCompiler {
         let mask = Arc::new(next_mask(&mut matcher.deep_clone())?);
         let bytes = bytes + self.tokenizer.vocab_size() / 8;
         Ok((Compiled { matcher: Mutex::new(matcher), mask, workers: workers.clone() }, bytes))
+    }
+
+    /// The error of a grammar, with the path of what is wrong in a JSON schema.
+    fn located(&self, grammar: &Grammar, error: GrammarError) -> GrammarError {
+        match grammar {
+            Grammar::JsonSchema(schema) if error.path.is_empty() => {
+                let fails =
+                    |part: &Value| self.compile_here(&Grammar::JsonSchema(part.clone())).err();
+                schema::locate(schema, error, fails)
+            }
+            Grammar::AfterReasoning { then, .. } => self.located(then, error),
+            _ => error,
+        }
     }
 
     fn vocabulary(&self) -> Result<Vocabulary, GrammarError> {
@@ -216,12 +231,15 @@ pub(super) fn next_mask(matcher: &mut Matcher) -> Result<TokenMask, GrammarError
 /// The part of a message of `llguidance` that is about the grammar, without the state of the
 /// parser.
 pub(super) fn message(error: &str) -> String {
-    let end = ["\n<state>", "\n<non-verbose", "\n<backtrace>"];
+    let end = ["\n<state>", "\n<non-verbose", "\n<backtrace>", "\n  while processing"];
     let end = end.iter().filter_map(|mark| error.find(mark)).min().unwrap_or(error.len());
-    let mut text = error[..end].trim().to_owned();
-    if text.is_empty() {
-        "no answer follows the grammar".clone_into(&mut text);
-    }
+    let text = error[..end].trim();
+    let mut text = match text {
+        "" => "no answer follows the grammar".to_owned(),
+        // The name of an error in the library says nothing to a client.
+        name if !name.contains(' ') => "the grammar cannot be compiled".to_owned(),
+        text => text.replace("Unsatisfiable schema", "no value is valid under the schema"),
+    };
     if text.len() > MAX_MESSAGE {
         let end = (0..=MAX_MESSAGE).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
         text.truncate(end);
@@ -252,27 +270,48 @@ impl Parts<'_> {
                 self.grammars.push(GrammarWithLexer { name: Some(name), ..grammar });
             }
             Grammar::Lark(lark) => self.add_lark(name, lark.clone()),
+            Grammar::Gbnf(text) => self.add_lark(name, gbnf::to_lark(text)?),
             Grammar::Choice(texts) => {
                 let texts: Vec<_> = texts.iter().map(|text| calls::literal(text)).collect();
                 self.add_lark(name, format!("start: {}", texts.join(" | ")));
             }
             Grammar::ToolCalls(calls) => self.add_calls(&name, calls)?,
             Grammar::AfterReasoning { reasoning, is_open, then } => {
-                let (open, close) = reasoning.tags();
                 let then_name = format!("{name}_then");
-                let reasoned = calls::text_until(self.tokenizer, "reasoned", close);
-                let open = calls::marker(self.tokenizer, open);
-                let first = match *is_open {
-                    true => "reasoned SPACE?".to_owned(),
-                    false => format!("({open} reasoned SPACE?)?"),
+                let lark = match reasoning {
+                    ReasoningFormat::Harmony => self.after_analysis(then, &then_name),
+                    tagged => self.after_tags(*tagged, *is_open, &then_name),
                 };
-                let space = "SPACE: / |\\n{1,4}/\n";
-                let start = format!("start: {first} @{then_name}\n{reasoned}{space}");
-                self.add_lark(name, start);
+                self.add_lark(name, lark);
                 self.add(then_name, then)?;
             }
         }
         Ok(())
+    }
+
+    /// The grammar `then` after reasoning between tags.
+    fn after_tags(&self, reasoning: ReasoningFormat, is_open: bool, then: &str) -> String {
+        let (open, close) = reasoning.tags();
+        let reasoned = calls::text_until(self.tokenizer, "reasoned", close);
+        let open = calls::marker(self.tokenizer, open);
+        let first = match is_open {
+            true => "reasoned SPACE?".to_owned(),
+            false => format!("({open} reasoned SPACE?)?"),
+        };
+        format!("start: {first} @{then}\n{reasoned}SPACE: / |\\n{{1,4}}/\n")
+    }
+
+    /// The grammar `then`, with the name `name`, after a message in the channel `analysis` of
+    /// gpt-oss. Calls have headers of their own.
+    fn after_analysis(&self, then: &Grammar, name: &str) -> String {
+        let analysis = calls::channel(self.tokenizer, "analysis");
+        let reasoned = calls::text_until(self.tokenizer, "reasoned", "<|end|>");
+        let next = calls::marker(self.tokenizer, "<|start|>");
+        let header = match then {
+            Grammar::ToolCalls(_) => String::new(),
+            _ => calls::channel(self.tokenizer, "final"),
+        };
+        format!("start: ({analysis} reasoned {next} \"assistant\")? {header} @{name}\n{reasoned}")
     }
 
     fn add_lark(&mut self, name: String, lark: String) {

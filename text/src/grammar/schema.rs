@@ -1,9 +1,15 @@
 //! Which JSON schemas are supported. A schema is checked and reduced to what constrains an answer
 //! before it is compiled, so that no keyword is ignored that would change the answer.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
+use super::disjoint::{self, TYPES};
 use super::{Grammar, GrammarError};
+
+/// Maximum number of schemas that are compiled to find the one that is wrong.
+const MAX_TRIES: usize = 64;
+/// Maximum length of a path in an error, in bytes.
+const MAX_PATH: usize = 512;
 
 /// Keywords that say nothing about which values are valid.
 const ANNOTATIONS: [&str; 18] = [
@@ -50,14 +56,105 @@ const VALUES: [&str; 11] = [
     "required",
     "type",
 ];
+/// The values of `format` that are enforced.
+const FORMATS: [&str; 10] =
+    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"];
 
 /// The schema without annotations.
 ///
 /// # Errors
 /// [`GrammarError`] if it exceeds a limit or has a keyword that is not supported.
 pub(super) fn supported(schema: &Value) -> Result<Value, GrammarError> {
-    let mut check = Check { path: Vec::new(), values: 0, bytes: 0 };
+    let mut check = Check { root: schema, path: Vec::new(), values: 0, bytes: 0 };
     check.schema(schema)
+}
+
+/// Whether this value of `format` is enforced.
+pub(super) fn is_known_format(format: &str) -> bool {
+    FORMATS.contains(&format)
+}
+
+/// Whether a regular expression looks around, or refers back to what it has matched. Both are not
+/// possible in a grammar.
+pub(super) fn looks_around(regex: &str) -> bool {
+    let groups = ["(?=", "(?!", "(?<=", "(?<!", "\\k<"];
+    let mut rest = regex.split("\\\\");
+    groups.iter().any(|group| regex.contains(group))
+        || rest.any(|part| {
+            let mut escapes = part.split('\\').skip(1);
+            escapes.any(|escape| escape.starts_with(|first: char| matches!(first, '1'..='9')))
+        })
+}
+
+/// Calls `visit` with the keyword, name and value of every schema in a schema. The name is that of
+/// a property or definition, or the index in a list, or empty if the keyword has one schema.
+pub(super) fn member_schemas(
+    members: &mut Map<String, Value>,
+    mut visit: impl FnMut(&str, &str, &mut Value),
+) {
+    for (keyword, value) in members {
+        let is = |list: &[&str]| list.contains(&keyword.as_str());
+        match value {
+            Value::Array(items) if is(&SCHEMAS) => {
+                let items = items.iter_mut().enumerate();
+                items.for_each(|(index, item)| visit(keyword, &index.to_string(), item));
+            }
+            Value::Object(named) if is(&NAMED_SCHEMAS) => {
+                named.iter_mut().for_each(|(name, member)| visit(keyword, name, member));
+            }
+            value if is(&ONE_SCHEMA) => visit(keyword, "", value),
+            _ => {}
+        }
+    }
+}
+
+/// The path of the innermost schema in a schema that `fails`, and why it does. Calls `fails` a
+/// limited number of times.
+pub(super) fn locate(
+    schema: &Value,
+    error: GrammarError,
+    fails: impl Fn(&Value) -> Option<GrammarError>,
+) -> GrammarError {
+    let definitions: Vec<_> = ["$defs", "definitions"]
+        .into_iter()
+        .filter_map(|name| Some((name.to_owned(), schema.get(name)?.clone())))
+        .collect();
+    let (mut left, mut path, mut found, mut at) = (MAX_TRIES, Vec::new(), error, schema.clone());
+    'inner: while let Value::Object(members) = &mut at {
+        let mut inner = Vec::new();
+        member_schemas(members, |keyword, name, schema| {
+            if inner.len() < MAX_TRIES {
+                inner.push((keyword.to_owned(), name.to_owned(), schema.clone()));
+            }
+        });
+        for (keyword, name, schema) in inner {
+            let mut alone = schema.clone();
+            if let Value::Object(members) = &mut alone {
+                members.extend(definitions.iter().cloned());
+            }
+            if left == 0 {
+                break 'inner;
+            }
+            left -= 1;
+            if let Some(error) = fails(&alone) {
+                path.push(keyword);
+                path.extend((!name.is_empty()).then_some(name));
+                (found, at) = (error, schema);
+                continue 'inner;
+            }
+        }
+        break;
+    }
+    GrammarError { path: shortened(path.join(".")), ..found }
+}
+
+/// A path that fits in an error message.
+fn shortened(mut path: String) -> String {
+    if path.len() > MAX_PATH {
+        let end = (0..=MAX_PATH).rev().find(|&end| path.is_char_boundary(end));
+        path.truncate(end.unwrap_or(0));
+    }
+    path
 }
 
 /// Number of values in a value.
@@ -69,7 +166,9 @@ pub(super) fn count(value: &Value) -> usize {
     }
 }
 
-struct Check {
+struct Check<'a> {
+    /// The whole schema.
+    root: &'a Value,
     /// Names and indices from the root to the value that is checked.
     path: Vec<String>,
     /// Number of values so far.
@@ -78,13 +177,9 @@ struct Check {
     bytes: usize,
 }
 
-impl Check {
+impl Check<'_> {
     fn fail<T>(&self, reason: impl Into<String>) -> Result<T, GrammarError> {
-        let mut path = self.path.join(".");
-        if path.len() > 512 {
-            path.truncate((0..=512).rev().find(|&end| path.is_char_boundary(end)).unwrap_or(0));
-        }
-        Err(GrammarError { path, reason: reason.into() })
+        Err(GrammarError { path: shortened(self.path.join(".")), reason: reason.into() })
     }
 
     fn within<T>(
@@ -132,6 +227,20 @@ impl Check {
             })?;
             kept.extend(kept_value.map(|value| (keyword.clone(), value)));
         }
+        // The alternatives are disjoint, so that both mean the same.
+        if let Some(one_of) = kept.remove("oneOf") {
+            match kept.get_mut("anyOf") {
+                Some(any_of) => {
+                    let both = [any_of.take(), one_of].map(|list| json!({ "anyOf": list }));
+                    kept.remove("anyOf");
+                    match kept.get_mut("allOf").and_then(Value::as_array_mut) {
+                        Some(all_of) => all_of.extend(both),
+                        None => drop(kept.insert("allOf".to_owned(), json!(both))),
+                    }
+                }
+                None => drop(kept.insert("anyOf".to_owned(), one_of)),
+            }
+        }
         Ok(Value::Object(kept))
     }
 
@@ -142,6 +251,14 @@ impl Check {
             // An extension of its own has the meaning of an annotation.
             _ if is(&ANNOTATIONS) || keyword.starts_with("x-") => Ok(None),
             Value::Bool(false) if keyword == "uniqueItems" || keyword == "nullable" => Ok(None),
+            Value::Array(alternatives)
+                if keyword == "oneOf" && !disjoint::all(self.root, alternatives) =>
+            {
+                self.fail(
+                    "expected alternatives that are told apart by their types, or by constants of \
+                     a property that all of them require",
+                )
+            }
             Value::Array(items) if is(&SCHEMAS) => {
                 let mut kept = Vec::with_capacity(items.len());
                 for (index, item) in items.iter().enumerate() {
@@ -170,6 +287,13 @@ impl Check {
                 self.named(patterns).map(Some)
             }
             Value::Object(members) if is(&NAMED_SCHEMAS) => self.named(members).map(Some),
+            Value::String(format) if keyword == "format" && !is_known_format(format) => {
+                self.fail(format!("expected one of {}, got `{format}`", FORMATS.join(", ")))
+            }
+            _ if keyword == "type" && !is_type(value) => {
+                let (types, got) = (TYPES.join(", "), shortened(value.to_string()));
+                self.fail(format!("expected one of {types}, or a list of them, got {got}"))
+            }
             Value::String(regex) if keyword == "pattern" => {
                 self.regex(regex)?;
                 self.value(value)?;
@@ -200,6 +324,9 @@ impl Check {
 
     fn regex(&self, regex: &str) -> Result<(), GrammarError> {
         let max = Grammar::MAX_REGEX_BYTES;
+        if looks_around(regex) {
+            return self.fail("a regular expression cannot look around or refer back");
+        }
         if regex.len() <= max {
             return Ok(());
         }
@@ -230,10 +357,17 @@ impl Check {
     }
 }
 
+/// Whether this is a value of `type`.
+fn is_type(value: &Value) -> bool {
+    let is_name = |value: &Value| value.as_str().is_some_and(|name| TYPES.contains(&name));
+    match value {
+        Value::Array(names) => names.iter().all(is_name),
+        name => is_name(name),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     /// Goal: annotations are left out, also where a property has the name of one.
@@ -266,11 +400,27 @@ mod tests {
             (json!({"minItems": -1}), "minItems"),
             (json!({"properties": [1]}), "properties"),
             (json!({"items": 1}), "items"),
+            (json!({"items": {"format": "ip"}}), "items.format"),
+            (json!({"items": {"type": "text"}}), "items.type"),
+            (json!({"items": {"pattern": "(?=a)"}}), "items.pattern"),
+            (json!({"items": {"pattern": "(a)\\\\\\1"}}), "items.pattern"),
+            (json!({"items": {"oneOf": [{}, {}]}}), "items.oneOf"),
             (json!([]), ""),
         ] {
             let error = supported(&schema).expect_err("not supported");
             assert_eq!(error.path, path, "{error}");
         }
+    }
+
+    /// Goal: disjoint alternatives are kept, also next to others.
+    #[test]
+    fn disjoint_alternatives_are_kept() {
+        let (first, second) = (json!([{"type": "null"}, {"const": 1}]), json!([{}, {"const": 2}]));
+        assert_eq!(supported(&json!({ "oneOf": first })), Ok(json!({ "anyOf": first })));
+        let both = json!({"oneOf": first, "anyOf": second, "allOf": [true]});
+        let kept = json!({"allOf": [true, {"anyOf": second}, {"anyOf": first}]});
+        assert_eq!(supported(&both), Ok(kept));
+        assert!(!looks_around(r"\\1") && looks_around(r"(a)\1"));
     }
 
     /// Goal: the size of a schema is limited, wherever it has its size.

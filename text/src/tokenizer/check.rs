@@ -1,6 +1,8 @@
 //! Checks a `tokenizer.json` before the library `tokenizers` reads it. The library trusts the file:
 //! some files make it panic, allocate without a limit, or take exponential time.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
 use crate::TokenizerError;
@@ -193,7 +195,7 @@ impl Check<'_> {
                     "normalizers" | "pretokenizers" | "processors" | "decoders",
                     Value::Array(inner),
                 ) => inner.iter().try_for_each(|step| self.step(step, depth + 1, steps))?,
-                ("precompiled_charsmap", table) => self.text(part, table, MAX_TABLE)?,
+                ("precompiled_charsmap", table) => self.table(part, table)?,
                 ("single", pieces) => self.template(part, pieces)?,
                 // These have no effect on a single text.
                 ("pair" | "special_tokens", _) => {}
@@ -216,6 +218,22 @@ impl Check<'_> {
         if steps.growth > MAX_GROWTH {
             let expected = format!("steps that lengthen a text by at most {MAX_GROWTH} times");
             return self.fail(part, expected, steps.growth);
+        }
+        Ok(())
+    }
+
+    /// The table of the normalizer `Precompiled`, in base64: the length of a trie in bytes as a
+    /// `u32`, the trie, and texts. The library allocates the length before it reads the trie.
+    fn table(&self, part: &str, table: &Value) -> Result<(), TokenizerError> {
+        self.text(part, table, MAX_TABLE)?;
+        let bytes = STANDARD.decode(table.as_str().unwrap_or_default()).unwrap_or_default();
+        let Some((len, rest)) = bytes.split_first_chunk() else {
+            return self.fail(part, "a table in base64 that begins with a length", kind(table));
+        };
+        let len = u32::from_le_bytes(*len);
+        if len < 4 || usize::try_from(len).is_ok_and(|len| len > rest.len()) {
+            let expected = format!("a table with a trie of 4 to {} bytes", rest.len());
+            return self.fail(part, expected, len);
         }
         Ok(())
     }

@@ -28,7 +28,18 @@ fn tokenizer(special_markers: bool) -> Tokenizer {
         vocab.insert(token.to_owned(), json!(id));
         id += 1;
     }
-    let markers = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>"];
+    let markers = [
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "<think>",
+        "</think>",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<|tool_call_argument_begin|>",
+        "<|channel|>",
+        "<|message|>",
+    ];
     for marker in markers.into_iter().filter(|_| special_markers) {
         let token = json!({"id": id, "content": marker, "special": true, "single_word": false,
                            "lstrip": false, "rstrip": false, "normalized": false});
@@ -100,6 +111,14 @@ fn answers_follow_every_kind_of_grammar() {
         let depth = answer.find('x').expect("the middle");
         assert_eq!(answer, format!("{}x{}", "(".repeat(depth), ")".repeat(depth)));
     }
+    let gbnf = "root ::= \"(\" root \")\" | item\nitem ::= \"true\" | [a-z]{2} # two".to_owned();
+    for answer in answers(&tokenizer, &Grammar::Gbnf(gbnf)) {
+        let item = answer.trim_matches(['(', ')']);
+        let is_word = item.len() == 2 && item.bytes().all(|byte| byte.is_ascii_lowercase());
+        assert!(is_word || item == "true", "{answer}");
+        let depth = (answer.len() - item.len()) / 2;
+        assert_eq!(answer, format!("{}{item}{}", "(".repeat(depth), ")".repeat(depth)));
+    }
     let objects = answers(&tokenizer, &Grammar::JsonObject);
     assert!(!objects.is_empty());
     for answer in objects {
@@ -130,12 +149,12 @@ fn tool_calls_are_read_back_in_every_format() {
         for format in ToolCallFormat::ALL {
             for (single, text) in [(false, false), (true, false), (false, true), (true, true)] {
                 let functions = vec![weather(true), weather(false)];
-                let names = functions.iter().map(|function| function.name.clone()).collect();
+                let called = functions.clone().into();
                 let otherwise = if text { Otherwise::Text } else { Otherwise::Nothing };
                 let grammar = ToolCallGrammar { format, functions, single, otherwise };
                 let form = AnswerFormat {
                     tool_calls: Some(format),
-                    functions: names,
+                    functions: called,
                     ..Default::default()
                 };
                 let answers = answers(&tokenizer, &Grammar::ToolCalls(grammar));
@@ -241,6 +260,32 @@ fn invalid_grammars_are_refused() {
         assert!(error.contains(expected), "{grammar:?}: {error}");
         assert!(error.len() < 1000 && !error.contains("panic"), "{error}");
     }
+}
+
+/// Goal: an error names the innermost schema that is wrong, and no option of a library.
+#[test]
+fn errors_have_the_path_of_what_is_wrong() {
+    let compiler = compiler(&tokenizer(false));
+    let one_of = json!([{"type": "object", "required": ["a"]}, {"type": "object"}]);
+    for (schema, path) in [
+        (json!({"properties": {"a": {"anyOf": [{}, {"pattern": "("}]}}}), "properties.a.anyOf.1"),
+        (json!({"properties": {"a": {"oneOf": one_of}}}), "properties.a.oneOf"),
+        (json!({"$ref": "#"}), ""),
+    ] {
+        let error = compiler.compile(&Grammar::JsonSchema(schema)).expect_err("invalid");
+        assert_eq!(error.path, path, "{error}");
+        assert!(!error.reason.contains("coerce") && error.reason.contains(' '), "{error}");
+    }
+}
+
+/// Goal: a schema with as many properties as OpenAI allows is within the limits.
+#[test]
+fn large_schemas_are_within_the_limits() {
+    let properties: serde_json::Map<String, Value> =
+        (0..5000).map(|index| (format!("p{index}"), json!({"type": "boolean"}))).collect();
+    let required: Vec<&String> = properties.keys().collect();
+    let schema = json!({"type": "object", "properties": properties, "required": required});
+    assert_eq!(Grammar::JsonSchema(schema).check(), Ok(()));
 }
 
 /// Goal: grammars that are made to take long or much memory end with an error or a mask, and do not

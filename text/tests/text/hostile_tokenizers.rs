@@ -172,6 +172,10 @@ fn crafted_files_are_refused() {
         ("an invalid table", {
             with("/normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "////"}))
         }),
+        ("a table that is shorter than its length says", {
+            let table = json!({"type": "Precompiled", "precompiled_charsmap": "/////w=="});
+            with("/normalizer", table)
+        }),
         ("no model", with("/model", json!(null))),
         ("a list", json!([1])),
     ];

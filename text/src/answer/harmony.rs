@@ -1,0 +1,202 @@
+//! The answers of gpt-oss: messages in channels. Each message has a header, which names its channel
+//! and recipient, and ends with a special token:
+//!
+//! ```text
+//! <|channel|>analysis<|message|>Reasoning.<|end|>
+//! <|start|>assistant<|channel|>commentary to=functions.get <|constrain|>json<|message|>{}<|call|>
+//! <|start|>assistant<|channel|>final<|message|>Text.<|return|>
+//! ```
+//!
+//! The prompt ends with `<|start|>assistant`. <https://cookbook.openai.com/articles/openai-harmony>
+
+use super::named::object;
+use super::parser::find;
+use super::{AnswerPart, MAX_CALLS};
+
+/// What ends a message.
+const CLOSES: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
+/// What begins the header of the next message.
+const NEXT: &str = "<|start|>";
+/// What ends a message, or begins the header of one.
+const ENDS: [&str; 5] = [CLOSES[0], CLOSES[1], CLOSES[2], NEXT, "<|channel|>"];
+/// What separates two messages of an answer that are both text, or both reasoning.
+const SEPARATOR: &str = "\n\n";
+/// What ends a header.
+const MESSAGE: &str = "<|message|>";
+/// Maximum length of a header in bytes.
+const MAX_HEADER: usize = 512;
+/// Maximum length of the arguments of a call in bytes.
+const MAX_ARGUMENTS: usize = 1 << 20;
+
+/// Takes one answer apart.
+#[derive(Clone, Debug)]
+pub(super) struct Harmony {
+    state: State,
+    /// Text that was not read yet.
+    pending: String,
+    /// Number of calls so far.
+    calls: usize,
+    single_call: bool,
+    /// Whether text was passed on, and reasoning.
+    has_text: bool,
+    has_reasoning: bool,
+    /// Whether the next part begins a message.
+    is_first: bool,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    /// In the header of a message.
+    Header,
+    /// In a message of the channel `analysis`.
+    Reasoning,
+    /// In any other message that is not a call.
+    Text,
+    /// In the arguments of a call of the function `name`, which have been read so far.
+    Call { name: String, arguments: String },
+    /// The rest is text, whatever it is.
+    PlainText,
+    /// The rest is dropped.
+    Dropped,
+}
+
+impl Harmony {
+    pub(super) fn new(single_call: bool) -> Self {
+        Self {
+            state: State::Header,
+            pending: String::new(),
+            calls: 0,
+            single_call,
+            has_text: false,
+            has_reasoning: false,
+            is_first: true,
+        }
+    }
+
+    pub(super) fn push(&mut self, piece: &str, parts: &mut Vec<AnswerPart>) {
+        self.pending.push_str(piece);
+        while self.advance(parts, false) {}
+    }
+
+    pub(super) fn finish(mut self, parts: &mut Vec<AnswerPart>) {
+        while self.advance(parts, true) {}
+        match std::mem::replace(&mut self.state, State::Dropped) {
+            State::Call { name, arguments } => self.end_call(name, &arguments, parts),
+            // The answer was cut off in a header. One of a further message has no text.
+            State::Header if self.pending.starts_with(NEXT) => {}
+            State::Header => self.add_text(&self.pending.clone(), parts),
+            _ => {}
+        }
+    }
+
+    /// Reads pending text. Returns whether more of it can be read now.
+    fn advance(&mut self, parts: &mut Vec<AnswerPart>, at_end: bool) -> bool {
+        match self.state {
+            State::Header => self.in_header(),
+            State::PlainText => {
+                let text = std::mem::take(&mut self.pending);
+                self.add_text(&text, parts);
+                false
+            }
+            State::Dropped => {
+                self.pending.clear();
+                false
+            }
+            State::Reasoning | State::Text | State::Call { .. } => self.in_message(parts, at_end),
+        }
+    }
+
+    fn in_header(&mut self) -> bool {
+        let header = self.pending.trim_start();
+        let begins = [NEXT, "<|channel|>", "assistant", "to="];
+        if !begins.iter().any(|begin| header.starts_with(begin) || begin.starts_with(header)) {
+            self.state = State::PlainText;
+            return true;
+        }
+        if let Some(len) = self.pending.find(MESSAGE).filter(|&len| len <= MAX_HEADER) {
+            let header: String = self.pending.drain(..len + MESSAGE.len()).collect();
+            self.state = message_of(&header[..len]);
+            self.is_first = true;
+            return true;
+        }
+        if self.pending.len() > MAX_HEADER + MESSAGE.len() {
+            self.state = State::PlainText;
+            return true;
+        }
+        false
+    }
+
+    fn in_message(&mut self, parts: &mut Vec<AnswerPart>, at_end: bool) -> bool {
+        let found = find(&self.pending, &ENDS, at_end);
+        let text: String = self.pending.drain(..found.text).collect();
+        match &mut self.state {
+            State::Call { arguments, .. } => {
+                arguments.push_str(&text);
+                if arguments.len() > MAX_ARGUMENTS {
+                    let arguments = std::mem::take(arguments);
+                    self.state = State::Text;
+                    self.add_text(&arguments, parts);
+                }
+            }
+            State::Reasoning => self.add_reasoning(text, parts),
+            _ => self.add_text(&text, parts),
+        }
+        if found.marker == 0 {
+            return false;
+        }
+        // The other markers begin the next header.
+        if CLOSES.iter().any(|close| self.pending.starts_with(close)) {
+            self.pending.drain(..found.marker);
+        }
+        if let State::Call { name, arguments } = std::mem::replace(&mut self.state, State::Header) {
+            self.end_call(name, &arguments, parts);
+        }
+        true
+    }
+
+    fn add_text(&mut self, text: &str, parts: &mut Vec<AnswerPart>) {
+        if text.is_empty() {
+            return;
+        }
+        let separator = if self.is_first && self.has_text { SEPARATOR } else { "" };
+        (self.is_first, self.has_text) = (false, true);
+        parts.push(AnswerPart::Text(format!("{separator}{text}")));
+    }
+
+    fn add_reasoning(&mut self, text: String, parts: &mut Vec<AnswerPart>) {
+        if text.is_empty() {
+            return;
+        }
+        let separator = if self.is_first && self.has_reasoning { SEPARATOR } else { "" };
+        (self.is_first, self.has_reasoning) = (false, true);
+        parts.push(AnswerPart::Reasoning(format!("{separator}{text}")));
+    }
+
+    /// Passes on a call, or its arguments as text if they are not an object.
+    fn end_call(&mut self, name: String, arguments: &str, parts: &mut Vec<AnswerPart>) {
+        let Some(json) = object(arguments).filter(|_| self.calls < MAX_CALLS) else {
+            return self.add_text(arguments, parts);
+        };
+        let index = self.calls;
+        self.calls += 1;
+        if self.single_call {
+            self.state = State::Dropped;
+        }
+        parts.push(AnswerPart::Call { index, name });
+        parts.push(AnswerPart::Arguments { index, json });
+        parts.push(AnswerPart::CallEnd { index });
+    }
+}
+
+/// The state in the message with this header. Calls of other tools than functions are text.
+fn message_of(header: &str) -> State {
+    let words = || header.split_whitespace().flat_map(|word| word.split("<|"));
+    let recipient = words().find_map(|word| word.strip_prefix("to=functions."));
+    match recipient {
+        Some(name) if !name.is_empty() => {
+            State::Call { name: name.to_owned(), arguments: String::new() }
+        }
+        _ if header.contains("<|channel|>analysis") => State::Reasoning,
+        _ => State::Text,
+    }
+}

@@ -1,0 +1,168 @@
+//! Whether no value is valid under two alternatives of `oneOf`. If so, `oneOf` is `anyOf`.
+
+use serde_json::Value;
+
+/// Maximum number of alternatives that are compared.
+const MAX_ALTERNATIVES: usize = 256;
+/// Maximum number of values that are compared with each other.
+const MAX_COMPARISONS: usize = 1 << 20;
+/// Maximum number of references that are followed to a schema.
+const MAX_REFERENCES: usize = 8;
+/// The types of JSON schemas.
+pub(super) const TYPES: [&str; 7] =
+    ["array", "boolean", "integer", "null", "number", "object", "string"];
+
+/// Whether every two alternatives are disjoint, as far as it can be seen: by their types, their
+/// constants, or constants of a property that both require, such as a discriminator. References
+/// are paths in the schema `root`.
+pub(super) fn all(root: &Value, alternatives: &[Value]) -> bool {
+    if alternatives.len() > MAX_ALTERNATIVES {
+        return false;
+    }
+    let mut compare = Compare { root, left: MAX_COMPARISONS };
+    let resolved: Vec<&Value> = alternatives.iter().map(|schema| resolve(root, schema)).collect();
+    let mut pairs = resolved.iter().enumerate();
+    pairs.all(|(index, first)| {
+        resolved[index + 1..].iter().all(|second| compare.are_disjoint(first, second, true))
+    })
+}
+
+struct Compare<'a> {
+    root: &'a Value,
+    /// Number of values that may still be compared.
+    left: usize,
+}
+
+impl Compare<'_> {
+    /// Whether so many values may be compared.
+    fn may_compare(&mut self, count: usize) -> bool {
+        let left = self.left.checked_sub(count);
+        self.left = left.unwrap_or(0);
+        left.is_some()
+    }
+
+    fn are_disjoint(&mut self, first: &Value, second: &Value, with_properties: bool) -> bool {
+        if let (Some(first), Some(second)) = (constants(first), constants(second)) {
+            return self.may_compare(first.len().saturating_mul(second.len()))
+                && first.iter().all(|value| !second.contains(value));
+        }
+        let (first_types, second_types) = (types(first), types(second));
+        if !self.may_compare(first_types.len().saturating_mul(second_types.len())) {
+            return false;
+        }
+        if first_types.iter().all(|name| !overlaps(name, &second_types)) {
+            return true;
+        }
+        with_properties
+            && first_types == ["object"]
+            && second_types == ["object"]
+            && self.have_disjoint_properties(first, second)
+    }
+
+    /// Whether a property that two objects require has disjoint values.
+    fn have_disjoint_properties(&mut self, first: &Value, second: &Value) -> bool {
+        let required = |schema: &Value| schema["required"].as_array().map_or(0, Vec::len);
+        if !self.may_compare(required(first).saturating_mul(required(second))) {
+            return false;
+        }
+        let (Some(first_names), Some(second_names)) =
+            (first["required"].as_array(), second["required"].as_array())
+        else {
+            return false;
+        };
+        let common = first_names.iter().filter(|name| second_names.contains(name));
+        common.filter_map(Value::as_str).any(|name| {
+            let property = |schema| resolve(self.root, property_of(schema, name));
+            let (property, other) = (property(first), property(second));
+            self.are_disjoint(property, other, false)
+        })
+    }
+}
+
+/// The schema of a property.
+fn property_of<'a>(schema: &'a Value, name: &str) -> &'a Value {
+    &schema["properties"][name]
+}
+
+/// The schema, or the one that it refers to.
+fn resolve<'a>(root: &'a Value, mut schema: &'a Value) -> &'a Value {
+    for _ in 0..MAX_REFERENCES {
+        let path = schema["$ref"].as_str().and_then(|path| path.strip_prefix('#'));
+        match path.and_then(|path| root.pointer(path)) {
+            Some(target) => schema = target,
+            None => break,
+        }
+    }
+    schema
+}
+
+/// The values that a schema allows, if it lists them.
+fn constants(schema: &Value) -> Option<&[Value]> {
+    match (schema.get("const"), &schema["enum"]) {
+        (Some(value), _) => Some(std::slice::from_ref(value)),
+        (None, Value::Array(values)) => Some(values),
+        _ => None,
+    }
+}
+
+/// The types of the values that a schema allows.
+fn types(schema: &Value) -> Vec<&str> {
+    if let Some(values) = constants(schema) {
+        return values.iter().map(type_of).collect();
+    }
+    match &schema["type"] {
+        Value::String(name) => vec![name],
+        Value::Array(names) => names.iter().filter_map(Value::as_str).collect(),
+        _ => TYPES.to_vec(),
+    }
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// Whether a value of a type may have one of the others. An integer is a number.
+fn overlaps(name: &str, others: &[&str]) -> bool {
+    let general = |name| if name == "integer" { "number" } else { name };
+    others.iter().any(|other| general(other) == general(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Goal: types, constants and discriminators tell alternatives apart, also through references.
+    #[test]
+    fn alternatives_are_told_apart() {
+        let kind = |name: &str| {
+            json!({"type": "object", "properties": {"kind": {"const": name}, "a": {}},
+                   "required": ["kind"]})
+        };
+        let mut optional = kind("b");
+        optional["required"] = json!([]);
+        let root = json!({"$defs": {"A": kind("a"), "B": {"$ref": "#/$defs/C"}, "C": kind("b")}});
+        for (alternatives, expected) in [
+            (json!([{"type": "string"}, {"type": ["null", "integer"]}]), true),
+            (json!([{"type": "number"}, {"type": "integer"}]), false),
+            (json!([{"enum": [1, 2]}, {"const": 3}, {"type": "string"}]), true),
+            (json!([{"enum": [1, 2]}, {"enum": [2]}]), false),
+            (json!([{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]), true),
+            (json!([kind("a"), kind("b"), kind("a")]), false),
+            (json!([kind("a"), optional]), false),
+            (json!([{"type": "string"}, {}]), false),
+            (json!([{"$ref": "#/$defs/D"}, {"type": "string"}]), false),
+        ] {
+            let alternatives = alternatives.as_array().expect("a list");
+            assert_eq!(all(&root, alternatives), expected, "{alternatives:?}");
+        }
+    }
+}
