@@ -154,7 +154,8 @@ impl TokenStream {
                 (token.text, matched) = (scan.text, scan.matched);
             }
         }
-        let repeats = self.answer.repetition.as_mut().zip(token.id).is_some_and(|(it, id)| it.push(id));
+        let repeats =
+            self.answer.repetition.as_mut().zip(token.id).is_some_and(|(it, id)| it.push(id));
         if let Some((turn, id)) = self.turn.as_mut().zip(token.id) {
             Arc::make_mut(&mut turn.tokens).push(id);
         }

@@ -82,7 +82,7 @@ fn writer(c: &mut Criterion) {
     let (mut writer, _reader) = filled(&prompts);
     group.bench_function("evict_10_blocks_and_refill", |b| {
         b.iter(|| {
-            black_box(writer.evict(10));
+            let _ = black_box(writer.evict(10));
             insert(&mut writer, &prompts[0], 200_000);
         });
     });

@@ -378,8 +378,8 @@ fn flush_while_leases_exist() {
     assert_eq!(reader.query_match_len(&base(), &[1, 5]), 2, "the index can be filled again");
     assert_eq!(writer.counts().detached, 3);
     drop(lease);
-    let mut back = writer.evict(2);
-    back.sort_unstable_by_key(|block| block.id);
+    let mut back: Vec<BlockId> = writer.evict(2).iter().map(|block| block.id).collect();
+    back.sort_unstable();
     assert_eq!(back, [BlockId(1), BlockId(8)]);
     drop(second);
     assert_eq!(writer.evict(1), [BlockId(0)]);

@@ -145,7 +145,7 @@ fn queries_have_no_side_effect() {
         });
         assert_eq!(allocations.count_total, 0, "queries allocate nothing");
         assert_eq!(before, (writer.counts(), writer.stats().clone(), reader.tree_version()));
-        writer.evict(40)
+        writer.evict(40).to_vec()
     };
     assert_eq!(order(0), order(10_000), "queries do not change the order of eviction");
 }

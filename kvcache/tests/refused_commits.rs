@@ -72,17 +72,17 @@ fn returned_blocks_can_be_offered_again() {
     let base = Namespace::default();
     for round in 0..4 {
         let held = writer.acquire(&base, &[1]);
-        let mut out = match round {
+        let first = match round {
             0 => writer.evict(2),
             1 => writer.flush(),
             _ => writer.evict_namespace(&base),
         };
         drop(held);
-        out.extend(match round {
+        let rest = match round {
             3 => writer.evict_namespace(&base),
             _ => writer.evict(usize::MAX),
-        });
-        let mut out: Vec<BlockId> = out.into_iter().map(BlockId::from).collect();
+        };
+        let mut out: Vec<BlockId> = first.iter().chain(&*rest).map(|block| block.id).collect();
         out.sort_unstable();
         assert_eq!(out, [0, 1, 2].map(BlockId));
         writer.audit().expect("consistent");

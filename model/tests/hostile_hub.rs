@@ -97,7 +97,9 @@ fn options(server: &Server, home: &Path) -> HubOptions {
 fn failure(server: &Server) -> (String, tempfile::TempDir) {
     let home = tempfile::tempdir().unwrap();
     let source = ModelSource::Hub { id: "org/name".into(), revision: "main".into(), file: None };
-    let error = load(&source, &LoadOptions { hub: options(server, home.path()) }).unwrap_err();
+    let error =
+        load(&source, &LoadOptions { hub: options(server, home.path()), ..LoadOptions::default() })
+            .unwrap_err();
     assert!(matches!(error, ModelError::Hub { .. }), "{error}");
     let error = error.to_string();
     assert!(error.len() < 1000 && !error.contains(TOKEN), "{error}");
@@ -171,7 +173,11 @@ fn ids_and_revisions_never_become_paths() {
         ("", ""),
     ] {
         let source = ModelSource::Hub { id: id.into(), revision: revision.into(), file: None };
-        let error = load(&source, &LoadOptions { hub: options(&server, home.path()) }).unwrap_err();
+        let error = load(
+            &source,
+            &LoadOptions { hub: options(&server, home.path()), ..LoadOptions::default() },
+        )
+        .unwrap_err();
         assert!(error.to_string().contains("expected the form"), "{error}");
     }
     assert!(server.requests.lock().unwrap().is_empty());
@@ -197,7 +203,11 @@ fn shard_names_never_become_paths() {
         let home = tempfile::tempdir().unwrap();
         let source =
             ModelSource::Hub { id: "org/name".into(), revision: "main".into(), file: None };
-        let error = load(&source, &LoadOptions { hub: options(&server, home.path()) }).unwrap_err();
+        let error = load(
+            &source,
+            &LoadOptions { hub: options(&server, home.path()), ..LoadOptions::default() },
+        )
+        .unwrap_err();
         assert!(error.to_string().contains("file name"), "{name}: {error}");
         // The description, and two requests each for the configuration and the index.
         assert_eq!(server.requests.lock().unwrap().len(), 5, "{name}");

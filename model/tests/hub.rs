@@ -44,7 +44,7 @@ fn options(hub: &Hub, home: &Path) -> HubOptions {
 
 fn open(text: &str, hub: &HubOptions) -> Result<LoadedModel, ModelError> {
     let source: ModelSource = text.parse()?;
-    load(&source, &LoadOptions { hub: hub.clone() })
+    load(&source, &LoadOptions { hub: hub.clone(), ..LoadOptions::default() })
 }
 
 /// A repository with a model in one file, and with files that the engine does not use.
@@ -346,7 +346,7 @@ fn models_are_inspected_without_their_weights() {
     hub.put("org/split", "main", &split);
     let home = tempfile::tempdir().unwrap();
     let hub_options = options(&hub, home.path());
-    let load_options = LoadOptions { hub: hub_options.clone() };
+    let load_options = LoadOptions { hub: hub_options.clone(), ..LoadOptions::default() };
     let inspect_options = InspectOptions { load: load_options, ..InspectOptions::default() };
     for (id, files) in [(ID, 1), ("org/split", 3)] {
         let source: ModelSource = id.parse().unwrap();

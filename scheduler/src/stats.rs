@@ -74,7 +74,7 @@ impl Gauges {
     /// known.
     pub(crate) fn prefill_positions(&self, time: Duration) -> Option<usize> {
         let rate = self.prefill_rate.get();
-        (rate > 0).then(|| (rate as f64 * time.as_secs_f64()) as usize)
+        (rate > 0).then_some((rate as f64 * time.as_secs_f64()) as usize)
     }
 }
 

@@ -35,10 +35,6 @@ pub struct TokenizeRequest {
     pub return_token_strs: Option<bool>,
     /// Variables of the chat template. Allowed only with `messages`.
     pub chat_template_kwargs: Option<serde_json::Map<String, Value>>,
-    /// Functions that the model may call, as in a chat request. Allowed only with `messages`.
-    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_TOOLS>")]
-    #[schemars(length(max = MAX_TOOLS))]
-    pub tools: Option<Vec<Tool>>,
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,

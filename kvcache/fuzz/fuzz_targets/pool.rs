@@ -5,7 +5,7 @@
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use std::collections::HashSet;
-use stolon_kvcache::{BlockId, BlockLease, BlockPool, StepTicket};
+use stolon_kvcache::{BlockId, BlockLease, BlockPool, Namespace, StepTicket, prefix_tree};
 
 const BLOCKS: usize = 24;
 
@@ -16,7 +16,7 @@ enum Op {
     Split(u8, u8),
     Append(u8, u8),
     Commit(u8, u8),
-    Release(u8),
+    Release,
     Begin,
     End(u8),
 }
@@ -35,6 +35,9 @@ fn pick<T>(all: &mut Vec<T>, which: u8) -> Option<T> {
 fuzz_target!(|ops: Vec<Op>| {
     let (mut pool, fence) = BlockPool::new(BLOCKS);
     let mut leases: Vec<BlockLease> = Vec::new();
+    // Takes the committed blocks. Each prompt is new, so it takes all of them.
+    let (mut writer, _reader) = prefix_tree(1).expect("a block size");
+    let mut next_position = 0;
     let mut committed: Vec<BlockId> = Vec::new();
     let mut running: Vec<Running> = Vec::new();
     let record_return = |running: &mut Vec<Running>, blocks: &[BlockId]| {
@@ -73,15 +76,23 @@ fuzz_target!(|ops: Vec<Op>| {
             }
             Op::Commit(which, count) => {
                 if let Some(mut lease) = pick(&mut leases, which) {
-                    committed.extend(lease.commit_front(count.into()));
+                    let count = lease.len().min(count.into());
+                    let positions: Vec<u32> = (next_position..).take(count).collect();
+                    next_position += count as u32;
+                    let mut prefix = writer.acquire(&Namespace::default(), &positions);
+                    let taken = writer.commit_from(&mut prefix, &positions, &mut lease);
+                    assert_eq!(taken, Ok(count));
+                    committed.extend(prefix.blocks());
                     leases.push(lease);
                 }
             }
-            Op::Release(which) => {
-                if let Some(block) = pick(&mut committed, which) {
-                    record_return(&mut running, &[block]);
-                    pool.release(vec![block]);
+            Op::Release => {
+                let evicted = writer.evict(1);
+                for block in evicted.iter() {
+                    committed.retain(|id| *id != block.id);
+                    record_return(&mut running, &[block.id]);
                 }
+                pool.release(evicted);
             }
             Op::Begin => running.push(Running { ticket: fence.begin(), returned: HashSet::new() }),
             Op::End(which) => {
