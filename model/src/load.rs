@@ -1,8 +1,8 @@
 //! Loads a model from a [`ModelSource`].
 //!
 //! The result is plain data: a backend is created from the configuration and the weights, and
-//! tokenizer and chat templates are created from [`TextSource`]. No file is opened again
-//! afterwards.
+//! tokenizer and chat templates are created from [`TextSource`](stolon_text::TextSource). No file is
+//! opened again afterwards.
 
 pub(crate) mod directory;
 pub(crate) mod embedding;

@@ -225,15 +225,19 @@ impl DecoderConfig {
             attention_output_norm: hidden_norm(norms.attention_output),
             mlp_input_norm: hidden_norm(norms.mlp_input),
             mlp: match self.experts.filter(|_| self.layers[index].experts) {
-                Some(experts) => FeedForwardWeights::Experts(self.experts(experts, &at("mlp"))),
-                None => FeedForwardWeights::Dense(self.mlp(&at("mlp"), self.intermediate_size)),
+                Some(experts) => {
+                    FeedForwardWeights::Experts(self.expert_weights(experts, &at("mlp")))
+                }
+                None => {
+                    FeedForwardWeights::Dense(self.mlp_weights(&at("mlp"), self.intermediate_size))
+                }
             },
             mlp_output_norm: hidden_norm(norms.mlp_output),
         }
     }
 
     /// The MLP `module` with `width` inner features.
-    fn mlp(&self, module: &str, width: usize) -> MlpWeights {
+    fn mlp_weights(&self, module: &str, width: usize) -> MlpWeights {
         let (hidden, bias) = (self.hidden_size, self.mlp_bias);
         let at = |part: &str| format!("{module}.{part}");
         let inner = |part: &str| linear(&at(part), [width, hidden], bias);
@@ -246,7 +250,7 @@ impl DecoderConfig {
         }
     }
 
-    fn experts(&self, config: ExpertsConfig, module: &str) -> ExpertsWeights {
+    fn expert_weights(&self, config: ExpertsConfig, module: &str) -> ExpertsWeights {
         let ExpertsConfig { count, per_token: _, width, normalized: _, router_bias, shared_width } =
             config;
         let gate = |part: &str, rows, bias| {
@@ -254,13 +258,13 @@ impl DecoderConfig {
             let weight = TensorSpec { role: TensorRole::Router, ..linear.weight };
             LinearWeights { weight, ..linear }
         };
-        let expert = |index| self.mlp(&format!("{module}.experts.{index}"), width);
+        let expert = |index| self.mlp_weights(&format!("{module}.experts.{index}"), width);
         ExpertsWeights {
             config,
             router: gate("gate", count, router_bias),
             experts: (0..count).map(expert).collect(),
             shared: shared_width.map(|width| SharedExpertWeights {
-                mlp: self.mlp(&format!("{module}.shared_expert"), width),
+                mlp: self.mlp_weights(&format!("{module}.shared_expert"), width),
                 gate: gate("shared_expert_gate", 1, false),
             }),
         }
