@@ -75,7 +75,7 @@ async fn pins_are_created_listed_and_deleted() {
 /// salt, and compute nothing; warming computes what is missing.
 #[tokio::test]
 async fn prompts_are_queried_and_warmed() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo", &["--block-size", "16"]);
     let text = "The keeper of the tower lights the lamp every evening when the sun goes down, \
                 and puts it out every morning when the sun comes up again over the wide sea.";
     let tokens = server.ok("/tokenize", json!({"prompt": text})).await["tokens"].clone();
