@@ -27,6 +27,7 @@ mod error;
 mod event;
 mod event_channel;
 mod execute;
+mod gauges;
 mod health;
 mod histogram;
 mod late_sampling;
@@ -62,6 +63,7 @@ pub use error::{EngineError, LengthBound};
 pub use event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 pub use event_channel::{EventReceiver, EventSender, RESERVED_EVENTS, Received, event_channel};
 pub use execute::execute;
+pub use gauges::Gauges;
 pub use health::EngineHealth;
 pub use histogram::{EngineHistograms, HistogramData};
 pub use late_sampling::LateRow;
@@ -80,7 +82,7 @@ pub use session::{
     NewSession, SessionError, SessionId, SessionInfo, SessionPrefix, Sessions, Turn, TurnEnd,
 };
 pub use simulation::{Simulation, SimulationEvent};
-pub use stats::{AuditReport, CacheStats, EngineStats, Gauges};
+pub use stats::{AuditReport, CacheStats, EngineStats};
 pub use step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
 #[cfg(loom)]
 pub use sync::planted;

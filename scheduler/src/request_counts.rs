@@ -17,7 +17,7 @@ use std::task::{Context, Poll, Waker};
 use tracing::Span;
 
 use crate::error::EngineError;
-use crate::stats::Gauges;
+use crate::gauges::Gauges;
 
 /// The shared counts.
 #[derive(Debug, Default)]

@@ -12,25 +12,29 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use stolon_backend::{BackendSpec, Draw, LogitRows, Pooler, Pooling, SamplerState, TokenLogprob};
-use stolon_kvcache::{BlockId, BlockLease, Namespace, PrefixLease};
+use stolon_kvcache::Namespace;
 
 use crate::budget::{AnswerLimit, DecodeForecast};
 use crate::error::EngineError;
-use crate::event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 use crate::event_channel::EventSender;
 use crate::pin_budget::BudgetLoan;
 use crate::quota::{QuotaId, QuotaShare};
 use crate::request::{RequestOptions, SequenceRequest};
-use crate::request_counts::{Outcome, RequestRecord};
+use crate::request_counts::RequestRecord;
 use crate::schedule::SequenceView;
 use crate::session::{Turn, TurnEnd};
 use crate::step_plan::{PromptTargets, RowTask};
 use crate::tenant::TenantId;
 use crate::token_set::TokenSet;
 use crate::transfer::StoredKv;
+
+pub(crate) use held::Held;
+
+mod answer;
+mod held;
 
 /// Maximum number of logit rows of one sequence in one step, for a sequence with prompt
 /// log-probabilities. A row is as wide as the vocabulary, so this bounds memory.
@@ -126,51 +130,6 @@ pub(crate) struct PromptLogprobs {
     pub(crate) top: usize,
     /// The entries so far, in order of position.
     pub(crate) gathered: Vec<Option<TokenLogprob>>,
-}
-
-/// The blocks and positions of a running sequence.
-#[derive(Debug, Default)]
-pub(crate) struct Held {
-    /// Locks the committed positions that it reads; `None` without a prefix cache.
-    pub(crate) lease: Option<PrefixLease>,
-    /// Its reserved blocks, for the positions after the lease.
-    pub(crate) reserved: Option<BlockLease>,
-    /// Block table: the blocks of both leases in order of position.
-    pub(crate) table: Vec<BlockId>,
-    /// Number of positions whose keys and values are in the KV store.
-    pub(crate) computed: usize,
-    /// Number of the last step that it was part of.
-    pub(crate) last_step: u64,
-}
-
-impl Held {
-    /// Number of positions that other requests can match.
-    pub(crate) fn committed(&self) -> usize {
-        self.lease.as_ref().map_or(0, PrefixLease::len)
-    }
-
-    /// Rebuilds the block table from the leases.
-    pub(crate) fn rebuild_table(&mut self) {
-        self.table.clear();
-        if let Some(lease) = &self.lease {
-            self.table.extend_from_slice(lease.blocks());
-        }
-        if let Some(reserved) = &self.reserved {
-            self.table.extend_from_slice(reserved.blocks());
-        }
-    }
-
-    /// Appends reserved blocks.
-    pub(crate) fn add_reserved(&mut self, blocks: BlockLease) {
-        self.table.extend_from_slice(blocks.blocks());
-        match &mut self.reserved {
-            Some(reserved) => {
-                let appended = reserved.append(blocks);
-                debug_assert!(appended.is_ok(), "an engine has one pool");
-            }
-            None => self.reserved = Some(blocks),
-        }
-    }
 }
 
 /// What a request was granted when it was validated.
@@ -383,109 +342,6 @@ impl Sequence {
         RowTask { sampler, return_logits, prompt, ..RowTask::default() }
     }
 
-    /// Collects the prompt log-probabilities of a chunk and sends them when the prompt is complete.
-    pub(crate) fn gather_prompt_logprobs(&mut self, rows: Vec<TokenLogprob>) {
-        let Some(wanted) = &mut self.prompt_logprobs else { return };
-        if wanted.gathered.is_empty() {
-            wanted.gathered.push(None);
-        }
-        wanted.gathered.extend(rows.into_iter().map(Some));
-        if self.held.computed >= self.prompt_len {
-            let gathered = mem::take(&mut wanted.gathered);
-            self.prompt_logprobs = None;
-            self.send(Event::PromptLogprobs(gathered));
-        }
-    }
-
-    /// Takes the pooler back from a step, and sends the embedding if the prompt is complete.
-    /// Returns a reason if the sequence is complete.
-    pub(crate) fn pooled(&mut self, pooler: Pooler) -> Option<FinishReason> {
-        if self.held.computed < self.prompt_len {
-            self.pooler = Some(pooler);
-            return None;
-        }
-        let values = pooler.finish();
-        if let Some(&value) = values.iter().find(|value| !value.is_finite()) {
-            self.end = Some(Ending::Failed(EngineError::InvalidEmbedding { value }));
-            return None;
-        }
-        self.send(Event::Embedding(values));
-        Some(FinishReason::Stop)
-    }
-
-    /// Appends a sampled token. Returns a reason if the sequence is complete.
-    pub(crate) fn push(
-        &mut self,
-        id: u32,
-        logprob: Option<TokenLogprob>,
-        now: Instant,
-    ) -> Option<FinishReason> {
-        Arc::make_mut(&mut self.tokens).push(id);
-        let histograms = &self.record.gauges().histograms;
-        match self.times.last_token.replace(now) {
-            None => histograms.time_to_first_token.time(since(self.times.submitted, now)),
-            Some(last) => histograms.inter_token.time(since(last, now)),
-        }
-        self.times.first_token.get_or_insert(now);
-        self.send(Event::Token(TokenEvent { id: Some(id), text: String::new(), logprob }));
-        if self.eos_ids.contains(id) {
-            Some(FinishReason::Stop)
-        } else if self.options.stop_ids.contains(id) {
-            Some(FinishReason::StopToken(id))
-        } else if self.remaining() == 0 {
-            Some(FinishReason::Length)
-        } else {
-            None
-        }
-    }
-
-    /// Sends an event. If the caller has dropped the stream, the sequence is cancelled.
-    pub(crate) fn send(&mut self, event: Event) {
-        if !self.events.send(Ok(event)) && self.end.is_none() {
-            self.end = Some(Ending::Cancelled);
-        }
-    }
-
-    /// Counts a complete sequence, and records its times and sizes.
-    pub(crate) fn complete(&mut self, now: Instant) {
-        self.record.end(Outcome::Finished);
-        let histograms = &self.record.gauges().histograms;
-        histograms.end_to_end.time(since(self.times.submitted, now));
-        histograms.prompt_tokens.count(self.prompt_len);
-        histograms.generation_tokens.count(self.generated());
-        let Some(started) = self.times.started else { return };
-        histograms.queue_time.time(since(self.times.submitted, started));
-        let (Some(first), Some(last)) = (self.times.first_token, self.times.last_token) else {
-            return;
-        };
-        histograms.prefill_time.time(since(started, first));
-        histograms.decode_time.time(since(first, last));
-        let intervals = u32::try_from(self.generated().saturating_sub(1)).unwrap_or(u32::MAX);
-        if intervals > 0 {
-            histograms.time_per_output_token.time(since(first, last) / intervals);
-        }
-    }
-
-    /// The last event of a complete sequence.
-    pub(crate) fn finish_event(&self, reason: FinishReason, now: Instant) -> Event {
-        let since = |moment: Option<Instant>| {
-            moment.unwrap_or(now).saturating_duration_since(self.times.submitted)
-        };
-        Event::Finished(Finish {
-            reason,
-            usage: Usage {
-                prompt_tokens: self.prompt_len,
-                cached_tokens: self.cached_tokens.unwrap_or(0),
-                completion_tokens: self.generated(),
-            },
-            timings: Timings {
-                queue: since(self.times.started),
-                ttft: since(self.times.first_token),
-                total: since(Some(now)),
-            },
-        })
-    }
-
     /// Releases every block. Its positions are recomputed later.
     pub(crate) fn release_blocks(&mut self) {
         debug_assert!(!self.in_step, "a step still reads its blocks");
@@ -496,10 +352,6 @@ impl Sequence {
         }
         self.pooler = self.options.pooling.map(Pooler::new);
     }
-}
-
-fn since(earlier: Instant, later: Instant) -> Duration {
-    later.saturating_duration_since(earlier)
 }
 
 /// However a request ends, its span gets its token counts and times.

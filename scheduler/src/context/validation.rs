@@ -1,0 +1,121 @@
+//! Validation of requests and of the backend's sizes. A request that passes fits an empty pool.
+
+use stolon_backend::BackendSpec;
+use stolon_kvcache::prefix_tree;
+
+use super::PromptLimit;
+use crate::config::EngineConfig;
+use crate::error::{EngineError, LengthBound};
+use crate::request::{RequestOptions, SequenceRequest};
+
+/// The least number of tokens that a request generates: none if it is for an embedding.
+pub(super) fn answer_min(request: &SequenceRequest) -> usize {
+    usize::from(request.options.pooling.is_none())
+}
+
+/// `reserved` blocks are not available to requests. The context has to hold `answer_min` generated
+/// tokens too.
+pub(super) fn prompt_limit(spec: &BackendSpec, reserved: usize, answer_min: usize) -> PromptLimit {
+    let (blocks, block_size) = (spec.block_count - reserved, spec.block_size);
+    let (pool, context) = (blocks * block_size, spec.max_positions - answer_min);
+    if context <= pool {
+        PromptLimit { tokens: context, bound: LengthBound::Context(spec.max_positions) }
+    } else {
+        PromptLimit { tokens: pool, bound: LengthBound::Pool { blocks, block_size } }
+    }
+}
+
+/// Validates a request against the backend's sizes and returns the number of tokens it can generate
+/// at most: fewer than requested if the context length or the KV pool, without `reserved` blocks,
+/// is exhausted first.
+pub(super) fn check(
+    request: &SequenceRequest,
+    spec: &BackendSpec,
+    config: &EngineConfig,
+    reserved: usize,
+) -> Result<usize, EngineError> {
+    let (got, vocab_size) = (request.tokens.len(), spec.vocab_size);
+    check_tokens(&request.tokens, prompt_limit(spec, reserved, answer_min(request)), vocab_size)?;
+    let pool = (spec.block_count - reserved) * spec.block_size;
+    request.stored.as_ref().map_or(Ok(()), |stored| stored.check(spec))?;
+    let options = &request.options;
+    if options.pooling.is_some() {
+        if spec.hidden_size.is_none() {
+            let expected = "a backend that returns hidden states";
+            return Err(EngineError::invalid("pooling", expected, "one that returns logits only"));
+        }
+        if options.prompt_logprobs.is_some() {
+            let expected = "none for an embedding";
+            return Err(EngineError::invalid("prompt_logprobs", expected, "a number"));
+        }
+        // It generates nothing, and ends when the prompt is computed.
+        return Ok(1);
+    }
+    let max_tokens = options.max_tokens.or(config.default_max_tokens).unwrap_or(usize::MAX);
+    if max_tokens == 0 {
+        return Err(EngineError::invalid("max_tokens", "at least 1", 0));
+    }
+    let stop_ids = options.stop_ids.as_slice();
+    if stop_ids.len() > RequestOptions::MAX_STOP_IDS {
+        let expected = format!("at most {} different ids", RequestOptions::MAX_STOP_IDS);
+        return Err(EngineError::invalid("stop_ids", expected, "more"));
+    }
+    if let Some(&got) = stop_ids.last().filter(|&&id| id as usize >= vocab_size) {
+        let expected = format!("ids below the vocabulary size {vocab_size}");
+        return Err(EngineError::invalid("stop_ids", expected, got));
+    }
+    let top_max = vocab_size.min(RequestOptions::MAX_PROMPT_LOGPROBS);
+    if let Some(top) = options.prompt_logprobs.filter(|&top| top > top_max) {
+        let expected = format!("at most {top_max}");
+        return Err(EngineError::invalid("prompt_logprobs", expected, top));
+    }
+    options.sampling.validate(vocab_size)?;
+    // The last generated token is never fed back, so it needs no position in the pool.
+    Ok(max_tokens.min(spec.max_positions - got).min(pool - got + 1))
+}
+
+/// Validates the tokens of a prompt.
+pub(super) fn check_tokens(
+    tokens: &[u32],
+    limit: PromptLimit,
+    vocab_size: usize,
+) -> Result<(), EngineError> {
+    if tokens.is_empty() {
+        return Err(EngineError::EmptyPrompt);
+    }
+    if tokens.len() > limit.tokens {
+        return Err(limit.error(tokens.len()));
+    }
+    let outside = |&(_, &id): &(usize, &u32)| id as usize >= vocab_size;
+    match tokens.iter().enumerate().find(outside) {
+        Some((index, &got)) => Err(EngineError::TokenOutOfRange { index, got, vocab_size }),
+        None => Ok(()),
+    }
+}
+
+/// Validates the backend's sizes, and the settings that depend on them.
+pub(super) fn check_spec(spec: &BackendSpec, config: &EngineConfig) -> Result<(), EngineError> {
+    prefix_tree(spec.block_size).map_err(|_| invalid_block_size(spec.block_size))?;
+    if spec.block_count == 0 {
+        return Err(EngineError::invalid("num_blocks", "at least 1", 0));
+    }
+    if config.pin_budget >= spec.block_count {
+        let expected = format!("fewer than the pool's {} blocks", spec.block_count);
+        return Err(EngineError::invalid("pin_budget", expected, config.pin_budget));
+    }
+    if let Some(got) = config.session_budget.filter(|&budget| budget > spec.block_count) {
+        let expected = format!("at most the pool's {} blocks", spec.block_count);
+        return Err(EngineError::invalid("session_budget", expected, got));
+    }
+    if spec.max_positions < 2 {
+        return Err(EngineError::invalid("max_positions", "at least 2", spec.max_positions));
+    }
+    if spec.vocab_size == 0 {
+        return Err(EngineError::invalid("vocab_size", "at least 1", 0));
+    }
+    Ok(())
+}
+
+pub(super) fn invalid_block_size(got: usize) -> EngineError {
+    EngineError::invalid("block_size", "a power of two from 1 to 256", got)
+}

@@ -1,0 +1,229 @@
+//! Counters and gauges of a running engine. The actors write them; anybody reads them.
+//!
+//! The counts of requests by state are read together and always add up (`request_counts.rs`). All
+//! others are single atomics. They guard no other memory, so all accesses are relaxed, and values
+//! read at the same time may be one step apart from each other.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use stolon_kvcache::{PoolCounts, TreeCounts};
+
+use crate::histogram::{EngineHistograms, Histograms};
+use crate::request_counts::{RequestCounts, RequestNumbers};
+use crate::session::SessionCounts;
+use crate::stats::EngineStats;
+
+/// The live values. [`EngineStats`] documents each of them.
+#[derive(Debug, Default)]
+pub struct Gauges {
+    pub(crate) request_counts: RequestCounts,
+    pub(crate) histograms: Histograms,
+    pub(crate) finished_length: Counter,
+    pub(crate) rejected: Counter,
+    pub(crate) rejected_by_tokens: Counter,
+    pub(crate) requests_started: Counter,
+    pub(crate) requests_hit: Counter,
+    pub(crate) prompt_tokens: Counter,
+    pub(crate) cached_tokens: Counter,
+    pub(crate) completion_tokens: Counter,
+    pub(crate) computed_tokens: Counter,
+    pub(crate) loaded_tokens: Counter,
+    pub(crate) loads_failed: Counter,
+    pub(crate) saved_blocks: Counter,
+    pub(crate) prefill_rate: Gauge,
+    pub(crate) steps: Counter,
+    pub(crate) steps_failed: Counter,
+    pub(crate) preemptions: Counter,
+    pub(crate) preemptions_stalled: Counter,
+    pub(crate) preemptions_for_share: Counter,
+    pub(crate) evictions: Counter,
+    pub(crate) evictions_requested: Counter,
+    pub(crate) restarts: Counter,
+    pub(crate) follows: Counter,
+    pub(crate) first_tokens_from_cache: Counter,
+    pub(crate) most_overtaken_tokens: Gauge,
+    pub(crate) blocks_free: Gauge,
+    pub(crate) blocks_reserved: Gauge,
+    pub(crate) blocks_cached: Gauge,
+    pub(crate) blocks_evictable: Gauge,
+    pub(crate) blocks_pinned: Gauge,
+}
+
+/// Number of prompt positions from which on a step shows how fast prefills are.
+const PREFILL_POSITIONS: usize = 32;
+
+impl Gauges {
+    /// Refuses requests from now on, with [`EngineError::Draining`](crate::EngineError::Draining).
+    pub fn close(&self) {
+        self.request_counts.close();
+    }
+
+    /// Whether new requests are refused.
+    pub fn is_closed(&self) -> bool {
+        self.request_counts.is_closed()
+    }
+
+    /// Ready when no request is waiting or running. Otherwise the task of `context` is woken when
+    /// that is the case.
+    pub fn poll_idle(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.request_counts.poll_idle(context)
+    }
+
+    /// Counts a restart of the engine.
+    pub fn count_restart(&self) {
+        self.restarts.add(1);
+    }
+
+    /// Counts blocks evicted to make room.
+    pub fn count_evictions(&self, blocks: usize) {
+        if blocks > 0 {
+            tracing::debug!(target: "stolon", blocks, "cached blocks evicted");
+        }
+        self.evictions.add(blocks);
+    }
+
+    /// Counts blocks removed from the cache because an operator asked for it.
+    pub fn count_requested_evictions(&self, blocks: usize) {
+        self.evictions_requested.add(blocks);
+    }
+
+    /// A copy of all distributions.
+    pub fn histograms(&self) -> EngineHistograms {
+        self.histograms.read()
+    }
+
+    /// Sets the gauges of blocks to those of an empty cache with `blocks` free blocks.
+    pub fn reset(&self, blocks: usize) {
+        self.blocks_free.set(blocks);
+        self.blocks_reserved.set(0);
+        self.blocks_cached.set(0);
+        self.blocks_evictable.set(0);
+        self.blocks_pinned.set(0);
+    }
+
+    /// Sets the gauges of the block pool.
+    pub fn set_pool(&self, counts: &PoolCounts) {
+        self.blocks_free.set(counts.free + counts.fenced);
+        self.blocks_reserved.set(counts.reserved);
+    }
+
+    /// Sets the gauges of the prefix tree.
+    pub fn set_tree(&self, counts: &TreeCounts) {
+        self.blocks_cached.set(counts.cached + counts.detached);
+        self.blocks_evictable.set(counts.evictable);
+        self.blocks_pinned.set(counts.pinned);
+    }
+
+    /// Notes how long a step has taken that computed `computed` positions, `prompts` of them of
+    /// prompts. Decodes are slower, so they must be the smaller part.
+    pub(crate) fn note_prefill(&self, prompts: usize, computed: usize, time: Duration) {
+        if prompts < PREFILL_POSITIONS || prompts < computed / 2 || time.is_zero() {
+            return;
+        }
+        let now = computed as f64 / time.as_secs_f64();
+        // Only the scheduler writes it.
+        let rate = match self.prefill_rate.get() {
+            0 => now,
+            before => 0.7 * before as f64 + 0.3 * now,
+        };
+        self.prefill_rate.set((rate as usize).max(1));
+    }
+
+    /// Number of positions that are computed in `time` at the recent speed; `None` before it is
+    /// known.
+    pub(crate) fn prefill_positions(&self, time: Duration) -> Option<usize> {
+        let rate = self.prefill_rate.get();
+        (rate > 0).then_some((rate as f64 * time.as_secs_f64()) as usize)
+    }
+
+    /// A copy of all values.
+    pub(crate) fn snapshot(
+        &self,
+        queued_tokens: usize,
+        blocks_total: usize,
+        sessions: SessionCounts,
+    ) -> EngineStats {
+        let RequestNumbers { requests, finished, cancelled, failed, running, waiting } =
+            self.request_counts.read();
+        EngineStats {
+            requests,
+            finished,
+            finished_length: self.finished_length.get(),
+            cancelled,
+            failed,
+            rejected: self.rejected.get(),
+            rejected_by_tokens: self.rejected_by_tokens.get(),
+            requests_started: self.requests_started.get(),
+            requests_hit: self.requests_hit.get(),
+            prompt_tokens: self.prompt_tokens.get(),
+            cached_tokens: self.cached_tokens.get(),
+            first_tokens_from_cache: self.first_tokens_from_cache.get(),
+            completion_tokens: self.completion_tokens.get(),
+            computed_tokens: self.computed_tokens.get(),
+            loaded_tokens: self.loaded_tokens.get(),
+            loads_failed: self.loads_failed.get(),
+            saved_blocks: self.saved_blocks.get(),
+            prefill_rate: self.prefill_rate.get(),
+            steps: self.steps.get(),
+            steps_failed: self.steps_failed.get(),
+            preemptions: self.preemptions.get(),
+            preemptions_stalled: self.preemptions_stalled.get(),
+            preemptions_for_share: self.preemptions_for_share.get(),
+            evictions: self.evictions.get(),
+            evictions_requested: self.evictions_requested.get(),
+            sessions: sessions.open,
+            session_turns: sessions.turns,
+            sessions_expired: sessions.expired,
+            sessions_displaced: sessions.displaced,
+            session_holds_lost: sessions.holds_lost,
+            restarts: self.restarts.get(),
+            follows: self.follows.get(),
+            most_overtaken_tokens: self.most_overtaken_tokens.get(),
+            running,
+            waiting,
+            queued_tokens,
+            blocks_total,
+            blocks_free: self.blocks_free.get(),
+            blocks_reserved: self.blocks_reserved.get(),
+            blocks_cached: self.blocks_cached.get(),
+            blocks_evictable: self.blocks_evictable.get(),
+            blocks_pinned: self.blocks_pinned.get(),
+            blocks_in_sessions: sessions.held_blocks,
+        }
+    }
+}
+
+/// A value that only grows.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: usize) {
+        self.0.fetch_add(n as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A value that goes up and down.
+#[derive(Debug, Default)]
+pub(crate) struct Gauge(AtomicUsize);
+
+impl Gauge {
+    pub(crate) fn set(&self, n: usize) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+
+    /// Sets the gauge to `n` if its value is smaller.
+    pub(crate) fn raise(&self, n: usize) {
+        self.0.fetch_max(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,48 @@
+//! [`Held`]: what a sequence holds of the KV pool while it runs.
+
+use stolon_kvcache::{BlockId, BlockLease, PrefixLease};
+
+/// The blocks and positions of a running sequence.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    /// Locks the committed positions that it reads; `None` without a prefix cache.
+    pub(crate) lease: Option<PrefixLease>,
+    /// Its reserved blocks, for the positions after the lease.
+    pub(crate) reserved: Option<BlockLease>,
+    /// Block table: the blocks of both leases in order of position.
+    pub(crate) table: Vec<BlockId>,
+    /// Number of positions whose keys and values are in the KV store.
+    pub(crate) computed: usize,
+    /// Number of the last step that it was part of.
+    pub(crate) last_step: u64,
+}
+
+impl Held {
+    /// Number of positions that other requests can match.
+    pub(crate) fn committed(&self) -> usize {
+        self.lease.as_ref().map_or(0, PrefixLease::len)
+    }
+
+    /// Rebuilds the block table from the leases.
+    pub(crate) fn rebuild_table(&mut self) {
+        self.table.clear();
+        if let Some(lease) = &self.lease {
+            self.table.extend_from_slice(lease.blocks());
+        }
+        if let Some(reserved) = &self.reserved {
+            self.table.extend_from_slice(reserved.blocks());
+        }
+    }
+
+    /// Appends reserved blocks.
+    pub(crate) fn add_reserved(&mut self, blocks: BlockLease) {
+        self.table.extend_from_slice(blocks.blocks());
+        match &mut self.reserved {
+            Some(reserved) => {
+                let appended = reserved.append(blocks);
+                debug_assert!(appended.is_ok(), "an engine has one pool");
+            }
+            None => self.reserved = Some(blocks),
+        }
+    }
+}
