@@ -72,14 +72,14 @@ impl Sessions<'_> {
     /// # async fn chat(engine: stolon::Engine) -> Result<(), stolon::Error> {
     /// use stolon::{Request, SessionOptions};
     ///
-    /// let session = engine.sessions().list().open(SessionOptions::default())?.id;
+    /// let session = engine.sessions().open(SessionOptions::default())?.id;
     /// let first = "A stolon is";
     /// let answer = engine.complete(Request::text(first).session(&session)).await?;
     /// let second = format!("{first}{} It grows", answer.text);
     /// engine.complete(Request::text(second).session(&session)).await?;
     /// // Or only what is new:
     /// engine.complete(Request::text(" in spring").session(&session).append()).await?;
-    /// engine.sessions().list().close(&session);
+    /// engine.sessions().close(&session);
     /// # Ok(())
     /// # }
     /// ```

@@ -104,7 +104,8 @@ async fn unsupported_chat_parameters_are_refused() {
 /// operator's limit.
 #[tokio::test]
 async fn answers_without_a_limit_use_the_context() {
-    let server = Server::start("demo", &[]);
+    // The KV pool has room for more than the context.
+    let server = Server::start("demo", &["--num-blocks", "2048"]);
     let body = json!({
         "messages": conversation(), "temperature": 0, "logit_bias": {"65": 100},
         "end_repetition": false,

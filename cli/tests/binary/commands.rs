@@ -354,7 +354,7 @@ async fn flags_have_the_names_of_vllm() {
     );
     let (_, models) = server.get("/v1/models").await;
     assert_eq!(
-        (&models["data"][1]["id"], &models["data"][1]["max_model_len"]),
+        (&models["data"][0]["id"], &models["data"][0]["max_model_len"]),
         (&"helper".into(), &100.into())
     );
     let (status, refused) = server.post("/v1/completions", json!({"prompt": vec![65; 100]})).await;
