@@ -87,8 +87,7 @@ pub(crate) fn order(
     eligible
 }
 
-/// The maximum cost at which each candidate may be admitted now: the smallest slack of all earlier
-/// What was found of the slacks of earlier candidates.
+/// The smallest slack of the candidates noted so far.
 #[derive(Clone, Copy)]
 struct SmallestSlack {
     /// Of those whose tenants are below their share.
@@ -136,9 +135,10 @@ pub(crate) fn slacks(candidates: &[Candidate]) -> impl Iterator<Item = usize> + 
 pub(crate) type SortKey = (bool, i64, i64, i64, i64, u64);
 
 /// The key of a candidate. Under every policy, requests of tenants below their share come first,
-/// then those of the largest class, then the policy's own rule applies. Under the policies that do not promise a strict order, candidates of
-/// similar cost are ordered by `prefix_sharers`, so that requests which share a prefix run at the
-/// same time and hold its blocks once. Arrival breaks ties.
+/// then those of the largest class, then the policy's own rule applies. Under the policies that do
+/// not promise a strict order, candidates of similar cost are ordered by `prefix_sharers`, so that
+/// requests which share a prefix run at the same time and hold its blocks once. Arrival breaks
+/// ties.
 pub(crate) fn sort_key(policy: AdmissionPolicy, candidate: &Candidate) -> SortKey {
     let prefix_sharers = -(candidate.prefix_sharers as i64);
     let (first, second, third) = match policy {

@@ -146,7 +146,8 @@ impl Harness {
         let (sequence, permit, events) = match self.context.submit(id, request, 0, 0, self.now) {
             Ok(entered) => entered,
             Err(error) => {
-                assert!(matches!(error, EngineError::Overloaded { .. }), "{error}");
+                use EngineError::{Overloaded, QuotaExceeded};
+                assert!(matches!(error, Overloaded { .. } | QuotaExceeded { .. }), "{error}");
                 return;
             }
         };
