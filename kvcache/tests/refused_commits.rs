@@ -138,15 +138,25 @@ fn token_ids_with_bit_31_are_refused() {
     assert_eq!(commit.blocks, [51, 52, 53].map(BlockId));
 }
 
-/// Goal: a refused commit from a lease leaves all blocks in the lease.
+/// Goal: a refused commit from a lease leaves all blocks in the lease, whether the tree has blocks
+/// that no pool manages or the KV memory is smaller than the pool.
 #[test]
 fn a_refused_commit_from_a_lease_loses_no_block() {
-    let (mut writer, _reader) = tree();
-    let (mut pool, _fence) = BlockPool::new(200);
-    let mut prefix = writer.acquire(&Namespace::default(), &[7, 8]);
-    let mut private = pool.reserve(2).expect("free blocks");
-    let refused = writer.commit_from(&mut prefix, &[7, 8], &mut private);
-    assert_eq!(refused, Err(CommitError::BlockInUse { block: BlockId(0) }));
-    drop(private);
-    assert_eq!(pool.counts().free, 200);
+    let small = TreeBuilder::new(1).block_count(1).build().expect("a valid block size");
+    let out_of_range = CommitError::BlockOutOfRange { block: BlockId(1), block_count: 1 };
+    for ((mut writer, _reader), expected) in
+        [(tree(), CommitError::OtherPool), (small, out_of_range)]
+    {
+        let (mut pool, _fence) = BlockPool::new(200);
+        let counts = writer.counts();
+        let mut prefix = writer.acquire(&Namespace::default(), &[7, 8]);
+        let mut private = pool.reserve(2).expect("free blocks");
+        assert_eq!(writer.commit_from(&mut prefix, &[7, 8], &mut private), Err(expected));
+        assert_eq!((private.blocks(), prefix.len()), (&[0, 1].map(BlockId)[..], 0));
+        assert_eq!(writer.counts(), counts);
+        drop(private);
+        assert_eq!(pool.counts().free, 200);
+        pool.audit().expect("consistent");
+        writer.audit().expect("consistent");
+    }
 }
