@@ -179,6 +179,48 @@ fn a_request_against_flush() {
     });
 }
 
+/// Part of the cache is removed while a request acquires, reserves and commits.
+fn request_against_removal(removal: Removal, through_the_allocator: bool) {
+    let actors = Actors::new(3, &[1, 2]);
+    let remove = {
+        let actors = actors.clone();
+        thread::spawn(move || {
+            if through_the_allocator {
+                answered(actors.allocator().remove(&mut actors.tree.clone(), removal));
+            } else {
+                drop(remove(&mut actors.tree.lock(), &removal));
+            }
+        })
+    };
+    let lease = actors.acquire(&[1, 2, 3]);
+    let reserved = actors.reserve(3 - lease.len()).expect("what lacks is free, or a block is lost");
+    assert!(reserved.blocks().iter().all(|block| !lease.blocks().contains(block)));
+    let lease = actors.commit(lease, reserved, &[1, 2, 3]);
+    assert_eq!(lease.len(), 3);
+    remove.join().expect("the thread does not panic");
+    drop(lease);
+    actors.check(3);
+}
+
+/// Goal: the removal of a prefix or of a namespace takes no block that a request holds, and each
+/// block that it removes is free afterwards.
+#[test]
+fn a_request_against_removals() {
+    let prefix = Removal::Prefix(Namespace::default(), vec![1]);
+    for removal in [prefix, Removal::Namespace(Namespace::default())] {
+        explore(3, move || request_against_removal(removal.clone(), true));
+    }
+}
+
+/// Goal: the model above fails if the tree removes blocks and the allocator does not learn of them.
+#[test]
+fn planted_removal_without_the_allocator_is_caught() {
+    let name = "planted_removal_without_the_allocator_is_caught";
+    must_fail(name, "block is lost", 3, || {
+        request_against_removal(Removal::Prefix(Namespace::default(), vec![1]), false);
+    });
+}
+
 /// Goal: a pin that arrives while the allocator reserves takes effect: the tree then evicts nothing,
 /// and the allocator hands out no block that it does not have.
 #[test]
