@@ -9,7 +9,9 @@ const PATH: &str = "/v1/responses";
 
 /// A request that is answered with a script.
 fn ask(script: &str) -> Value {
-    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    // A strict tool has these arguments alone.
+    let properties = json!({"city": {"type": "string"}, "days": {"type": "integer"}});
+    let schema = json!({"type": "object", "properties": properties});
     json!({
         "input": format!("Now {script}"), "instructions": "Be brief.", "temperature": 0,
         "max_output_tokens": 32,

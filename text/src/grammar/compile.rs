@@ -236,7 +236,11 @@ pub(super) fn message(error: &str) -> String {
     let text = error[..end].trim();
     let mut text = match text {
         "" => "no answer follows the grammar".to_owned(),
-        // The name of an error in the library says nothing to a client.
+        // The names of errors in the library say nothing to a client.
+        "NoExtensionBias" => "no text can follow the grammar, for example because a rule or a \
+                              `$ref` leads only to itself"
+            .to_owned(),
+        "ParserTooComplex" | "LexerTooComplex" => "the grammar is too complex".to_owned(),
         name if !name.contains(' ') => "the grammar cannot be compiled".to_owned(),
         text => text.replace("Unsatisfiable schema", "no value is valid under the schema"),
     };
