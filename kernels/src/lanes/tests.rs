@@ -61,8 +61,8 @@ fn powers_of_two_are_accurate() {
     }
 }
 
-/// Goal: the rough powers of two have a relative error below 1.1e-4, are exactly 1 at zero and the
-/// smallest normal number far below, and propagate NaN.
+/// Goal: the rough powers of two have a relative error below 1.1e-4, are exactly 1 at zero, the
+/// smallest normal number at -126 and zero below, and propagate NaN.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn rough_powers_of_two_are_accurate_enough() {
@@ -70,11 +70,11 @@ fn rough_powers_of_two_are_accurate_enough() {
         // SAFETY: `path` proves that its instruction set is available.
         check_powers(1.1e-4, |values| unsafe { exp2_rough_on(path, values) });
         let mut edges = [f32::NEG_INFINITY; LANES];
-        edges[1..4].copy_from_slice(&[0.0, f32::NAN, f32::MIN]);
+        edges[1..6].copy_from_slice(&[0.0, f32::NAN, f32::MIN, -126.0, -126.000_01]);
         // SAFETY: `path` proves that its instruction set is available.
         unsafe { exp2_rough_on(path, &mut edges) };
-        let smallest = f32::MIN_POSITIVE;
-        assert_eq!((edges[0], edges[1], edges[3]), (smallest, 1.0, smallest), "{path}");
+        assert_eq!((edges[0], edges[1], edges[3]), (0.0, 1.0, 0.0), "{path}");
+        assert_eq!(edges[4..6], [f32::MIN_POSITIVE, 0.0], "{path}");
         assert!(edges[2].is_nan(), "{path}");
     }
 }
