@@ -8,14 +8,16 @@
 //!
 //! 1. Tenants that have prompts to compute share them equally; what one cannot use goes to the
 //!    others (max-min fairness).
-//! 2. Half of a tenant's tokens go to its prompts in order of arrival. The others go first to the
-//!    prompt with the fewest tokens left, so that a short prompt does not wait for long ones.
+//! 2. Three quarters of a tenant's tokens, rounded up, go to its prompts in order of arrival. The
+//!    others go first to the prompt with the fewest tokens left, so that a short prompt does not
+//!    wait for long ones.
 //!
-//! The first half bounds what a prompt waits for: a step that computes later prompts of the same
-//! tenant computes at least as many tokens of this one and the earlier ones, or all that they have
-//! left. Therefore a prompt is overtaken by at most as many tokens as it and the earlier prompts of
-//! its tenant had left when it was admitted, and takes at most twice as long as in order of
-//! arrival.
+//! The first part bounds what a prompt waits for: a step that computes tokens of later prompts of
+//! the same tenant computes at least three times as many of this one and the earlier ones, unless
+//! it computes all that it can of these. Therefore a prompt is overtaken by at most a third of the
+//! tokens that it and the earlier prompts of its tenant had left when it was admitted. Tokens of
+//! a step that cannot be used for these, because they are paused, wait for blocks or have their
+//! maximum number of tokens in the step, do not count.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -78,9 +80,10 @@ impl SequenceView {
 pub(crate) enum PrefillOrder {
     /// In order of arrival, one after the other.
     Arrival,
-    /// Half in order of arrival, the rest by priority, then by arrival.
+    /// Three quarters in order of arrival, the rest by priority, then by arrival.
     Priority,
-    /// Half in order of arrival, the rest by priority, then the prompt with the fewest tokens left.
+    /// Three quarters in order of arrival, the rest by priority, then the prompt with the fewest
+    /// tokens left.
     FewestLeft,
 }
 
@@ -88,6 +91,11 @@ pub(crate) enum PrefillOrder {
 /// them. Matrix products with fewer rows are limited by reading the weights, so smaller steps would
 /// take hardly less time.
 const TIMED_PREFILL_MIN: usize = 64;
+
+/// One in this many prefill tokens of a tenant is not given in order of arrival. In the simulated
+/// workload in which nothing is shared, the 99th percentile of the time to first token is 1.27
+/// times that of first come, first served with one in two, and 1.22 times with one in 4, 8 or 16.
+const REORDERED_SHARE: usize = 4;
 
 /// The sizes of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,8 +174,8 @@ fn divide_among_tenants(
     tenants.into_iter().enumerate().map(share).collect()
 }
 
-/// Divides `tokens` among `prompts`, which are of one tenant: the first half in order of arrival,
-/// the rest as `order` says.
+/// Divides `tokens` among `prompts`, which are of one tenant: most of them in order of arrival,
+/// one in [`REORDERED_SHARE`] as `order` says.
 fn divide_among_prompts(
     views: &[SequenceView],
     mut prompts: Vec<usize>,
@@ -176,8 +184,8 @@ fn divide_among_prompts(
     slices: &mut Vec<Slice>,
 ) {
     let mut counts = vec![0; views.len()];
-    let mut left = tokens.div_ceil(2);
-    let mut rest = tokens - left;
+    let mut rest = tokens / REORDERED_SHARE;
+    let mut left = tokens - rest;
     for by in [PrefillOrder::Arrival, order] {
         prompts.sort_unstable_by_key(|&index| sort_key(&views[index], by));
         for &index in &prompts {

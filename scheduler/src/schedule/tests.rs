@@ -42,7 +42,7 @@ fn counts(slices: &[Slice]) -> Vec<(usize, usize, usize)> {
 fn decodes_and_prefill_chunks_share_a_step() {
     let views = arrived([view(0, 100), view(50, 51), view(0, 20)]);
     let slices = plan_of(&views, 64);
-    assert_eq!(counts(&slices), [(0, 0, 43), (1, 50, 1), (2, 0, 20)]);
+    assert_eq!(counts(&slices), [(0, 0, 48), (1, 50, 1), (2, 0, 15)]);
     assert_eq!(slices[0].rows, LogitRows::None);
     assert_eq!(slices[1].rows, LogitRows::Last);
 }
@@ -87,7 +87,7 @@ fn sequences_with_logits_for_all_rows_are_computed_in_small_chunks() {
 fn a_short_prompt_does_not_wait_for_long_ones() {
     let views = arrived([view(0, 6000), view(0, 6000), view(0, 300), view(0, 5)]);
     let slices = plan_of(&views, 512);
-    assert_eq!(counts(&slices), [(0, 0, 256), (2, 0, 251), (3, 0, 5)]);
+    assert_eq!(counts(&slices), [(0, 0, 384), (2, 0, 123), (3, 0, 5)]);
     assert_eq!(counts(&plan_of(&views[..2], 512)), [(0, 0, 512)]);
 }
 
@@ -97,12 +97,12 @@ fn each_order_has_its_own_rule() {
     views[1].class = 1;
     let of = |order| counts(&plan(&views, StepLimits { tokens: 400, timed: 512 }, order));
     assert_eq!(of(PrefillOrder::Arrival), [(0, 0, 400)]);
-    assert_eq!(of(PrefillOrder::Priority), [(0, 0, 200), (1, 0, 200)]);
-    assert_eq!(of(PrefillOrder::FewestLeft), [(0, 0, 200), (1, 0, 200)]);
+    assert_eq!(of(PrefillOrder::Priority), [(0, 0, 300), (1, 0, 100)]);
+    assert_eq!(of(PrefillOrder::FewestLeft), [(0, 0, 300), (1, 0, 100)]);
     views[1].class = 0;
     let of = |order| counts(&plan(&views, StepLimits { tokens: 400, timed: 512 }, order));
     assert_eq!(of(PrefillOrder::Priority), [(0, 0, 400)]);
-    assert_eq!(of(PrefillOrder::FewestLeft), [(0, 0, 200), (2, 0, 100), (3, 0, 100)]);
+    assert_eq!(of(PrefillOrder::FewestLeft), [(0, 0, 300), (2, 0, 100)]);
 }
 
 /// Goal: tenants share prefill tokens equally, and what one cannot use goes to the others.
@@ -125,7 +125,8 @@ fn tenants_share_prefill_tokens() {
 proptest! {
     /// Goal: a step never exceeds its limits, never contains a sequence twice or tokens that it
     /// does not have, and every sequence makes progress, however small the step. A prompt is
-    /// overtaken by no more tokens of its tenant than it and the earlier prompts have left.
+    /// overtaken by at most a third of the tokens of its tenant that it and the earlier prompts
+    /// have left.
     #[test]
     fn every_sequence_makes_progress_within_its_bound(
         shapes in prop::collection::vec((0usize..40, 1usize..40, 0u64..3, -1i32..2, 0u64..60), 1..20),
@@ -156,7 +157,7 @@ proptest! {
             for index in 0..views.len() {
                 let earlier = (0..=index).filter(|&i| views[i].tenant == views[index].tenant);
                 if starts(index) < step && bounds[index].is_none() {
-                    bounds[index] = Some(earlier.map(left).sum());
+                    bounds[index] = Some(earlier.map(left).sum::<usize>() / 3);
                 }
             }
             let slices = plan(&views, limits, order);
