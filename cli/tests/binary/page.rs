@@ -322,7 +322,7 @@ async fn the_reference_page_can_be_searched() {
         assert!(text.contains("prompt") && text.contains("tokens"), "{id}");
     }
     browser.script("document.querySelector('#search').select()").await;
-    browser.press("no such words").await;
+    browser.press("xylophone").await;
     browser.wait_for("document.querySelector('[role=status]').innerText.startsWith('0 of')").await;
     assert_eq!(browser.script(shown).await, json!([]));
     nothing_went_wrong(&server, &browser).await;
