@@ -198,7 +198,7 @@ def check_structured(client, model):
     one = client.chat.completions.create(**ask, messages=turns, extra_body={"structured_outputs": {"regex": "[ab]{3}c"}})
     assert re.fullmatch("[ab]{3}c", one.choices[0].message.content), one
     try:
-        schema = {"name": "s", "schema": {"type": "array", "uniqueItems": True}}
+        schema = {"name": "s", "strict": True, "schema": {"type": "array", "uniqueItems": True}}
         form = {"type": "json_schema", "json_schema": schema}
         client.chat.completions.create(**ask, messages=turns, response_format=form)
         raise AssertionError("a schema that is not supported was accepted")

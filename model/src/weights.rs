@@ -229,7 +229,10 @@ impl Weights {
     /// # Errors
     /// [`ModelError::WrongShape`] if there is another number of rows.
     pub(crate) fn pair_adjacent_rows(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
-        for (name, stored) in &mut self.tensors {
+        // In the order of their names, so that the error does not depend on chance.
+        let mut tensors: Vec<_> = self.tensors.iter_mut().collect();
+        tensors.sort_unstable_by_key(|&(name, _)| name);
+        for (name, stored) in tensors {
             let Some(pairs) = AdjacentPairs::of(config, name) else { continue };
             if stored.shape.first() != Some(&pairs.rows()) {
                 let mut expected = stored.shape.clone();

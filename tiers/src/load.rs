@@ -58,6 +58,8 @@ impl LoadEnd {
     /// Gives what was read to all who wait for it.
     pub(crate) fn finish(mut self, kv: Option<StoredKv>) {
         if let Some((sender, memory)) = self.result.take() {
+            // First, because the entry would keep the KV after all requests have used it.
+            lock(&self.loads.running).remove(&self.key);
             // Fails only if all requests have gone.
             let _ = sender.send(kv.map(|kv| kv.holding(memory)));
         }
@@ -66,7 +68,9 @@ impl LoadEnd {
 
 impl Drop for LoadEnd {
     fn drop(&mut self) {
-        lock(&self.loads.running).remove(&self.key);
+        if self.result.is_some() {
+            lock(&self.loads.running).remove(&self.key);
+        }
     }
 }
 
