@@ -4,7 +4,7 @@
 //!  caller's task           AdmissionActor       PrefixTreeActor   BlockAllocatorActor   ExecutorActor + thread
 //!  EngineHandle::submit ─► queue, policy,  ───► acquire, commit
 //!  (validation, permit)    room, step plan ────────────────────► reserve (evicts) ─┐
-//!                                               evict, counts ◄────────────────────┘
+//!                                               evict, remove ◄────────────────────┘
 //!                                          ───────────────────────────────────────────► a step
 //!  SequenceStream ◄──────── events         ◄─────────────────────────────────────────── its results
 //! ```
