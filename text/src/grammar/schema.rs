@@ -7,6 +7,7 @@ use super::disjoint::{self, TYPES};
 use super::{Grammar, GrammarError};
 
 /// Maximum number of schemas that are compiled to find the one that is wrong.
+#[cfg(feature = "grammar")]
 const MAX_TRIES: usize = 64;
 /// Maximum length of a path in an error, in bytes.
 const MAX_PATH: usize = 512;
@@ -110,6 +111,7 @@ pub(super) fn member_schemas(
 
 /// The path of the innermost schema in a schema that `fails`, and why it does. Calls `fails` a
 /// limited number of times.
+#[cfg(feature = "grammar")]
 pub(super) fn locate(
     schema: &Value,
     error: GrammarError,
