@@ -1,4 +1,4 @@
-//! A system prompt that stays cached whatever else the engine computes, and for how long.
+//! A pinned system prompt: other work cannot evict it from the cache before its time to live ends.
 //!
 //! ```sh
 //! cargo run --release -p stolon --example pinned_system_prompt -- path/to/model

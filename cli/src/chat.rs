@@ -112,7 +112,7 @@ async fn start(args: &EngineArgs) -> anyhow::Result<Engine> {
 }
 
 impl Conversation {
-    /// Does what a line asks for. Returns whether the conversation goes on.
+    /// Executes a line. Returns whether the conversation goes on.
     async fn obey(&mut self, command: Command<'_>, width: Option<usize>) -> anyhow::Result<bool> {
         match command {
             Command::Quit => return Ok(false),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use stolon::{DownloadProgress, EngineBuilder};
 
-/// What draws the bars, each on a line of its own.
+/// Draws the bars, one per line.
 static LINES: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
 /// Shows that something is being done, until the bar is cleared. If standard error is no terminal,

@@ -98,7 +98,7 @@ impl Loader {
         Ok(Matrix::Quantised(QMatMul::QTensor(matrix)))
     }
 
-    /// Loads a matrix in the compute type, whatever its type in the file is.
+    /// Loads a matrix of any type and converts it to the compute type.
     pub(crate) fn dense(&self, spec: &TensorSpec) -> Result<Tensor, OpenError> {
         let shape = spec.shape.as_slice();
         let tensor = self.weights.tensor(&spec.name, shape)?;

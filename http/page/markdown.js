@@ -44,7 +44,7 @@ function split(text) {
 function block(token) {
   switch (token.type) {
     case "paragraph": return el("p", {}, ...inline(token.tokens));
-    // The page has a heading of its own above the conversation.
+    // The page itself has a heading above the conversation.
     case "heading": return el(`h${Math.min(token.depth + 2, 6)}`, {}, ...inline(token.tokens));
     case "code": return code(token);
     case "blockquote": return el("blockquote", {}, ...token.tokens.map(block));

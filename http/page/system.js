@@ -57,7 +57,7 @@ async function warm() {
   actions.warmed();
 }
 
-/** The tokens with which all chats with a system prompt begin, whatever the chat template does. */
+/** The tokens with which all chats with a system prompt begin, for any chat template. */
 async function firstTokens(system) {
   const tokens = async (question) => {
     const messages = [{ role: "system", content: system }, { role: "user", content: question }];

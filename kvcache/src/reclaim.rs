@@ -41,7 +41,7 @@ use std::ptr::NonNull;
 #[cfg(not(loom))]
 const BATCH: usize = 256;
 /// Small values, so that the models reach every step within few operations. On crossbeam-epoch,
-/// which has many interleavings of its own, only some models reach them.
+/// which adds many interleavings, only some models reach them.
 #[cfg(loom)]
 const BATCH: usize = if cfg!(crossbeam_loom) { 2 } else { 1 };
 

@@ -19,7 +19,7 @@ pub(super) const HELP: &str = "\
 Ctrl-C stops an answer. A line goes on after \\ at its end; \"\"\" begins and ends a message of several
 lines.";
 
-/// What a line asks for.
+/// The meaning of a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Command<'a> {
     Help,

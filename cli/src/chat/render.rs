@@ -172,7 +172,7 @@ impl Renderer {
         self.is_at_start = character == '\n' || (self.is_at_start && character == ' ');
     }
 
-    /// Writes the word, on a line of its own if it does not fit on this one.
+    /// Writes the word, on the next line if it does not fit on this one.
     fn end_word(&mut self, out: &mut String) {
         if self.word.is_empty() {
             return;

@@ -1,6 +1,6 @@
 //! The signals that stop `stolon serve`, or make it read its keys and certificates again.
 
-/// What a signal asks for.
+/// What the server does at a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Interrupt {
     /// To stop: SIGINT (Ctrl-C) or SIGTERM.

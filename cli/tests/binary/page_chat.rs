@@ -108,8 +108,8 @@ async fn a_chat_is_deleted() {
     nothing_went_wrong(&server, &browser).await;
 }
 
-/// Goal: Markdown becomes elements, and whatever else an answer has is text: no HTML, no image, no
-/// script behind a link.
+/// Goal: Markdown becomes elements, and everything else in an answer is shown as text: no HTML, no
+/// image, no script behind a link.
 #[tokio::test]
 #[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
 async fn answers_are_markdown() {

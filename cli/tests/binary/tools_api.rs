@@ -212,8 +212,8 @@ async fn the_operator_chooses_the_format() {
     }
 }
 
-/// Goal: a model whose template does not know tools is told of them in the conversation, and its
-/// calls are guaranteed, whole and streamed alike.
+/// Goal: if a model's template does not know tools, the conversation describes them, and calls are
+/// guaranteed, whole and streamed alike.
 #[tokio::test]
 async fn tools_work_with_a_template_that_does_not_know_them() {
     let server = Server::start("demo", &[]);
