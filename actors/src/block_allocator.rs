@@ -17,7 +17,7 @@ use crate::memory::{PREFIX_TREE, call};
 use crate::prefix_tree::TreeMessage;
 
 /// The messages of the block allocator's actor. Each is answered by the method of
-/// [`BlockAllocator`] with the same name.
+/// [`BlockAllocator`] with the same name, and `Free` by [`BlockAllocator::pool_counts`].
 #[derive(Debug)]
 pub(crate) enum AllocatorMessage {
     Reserve {

@@ -52,9 +52,8 @@ pub(super) async fn metrics(
     let mut body = String::new();
     text::encode(&mut body, &app.metrics.0).map_err(|_| ApiError::internal())?;
     let accepts = |kind: &str| {
-        let accepted =
-            headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-        accepted.into_iter().any(|accepted| accepted.contains(kind))
+        let mut accepted = headers.get_all(header::ACCEPT).iter();
+        accepted.any(|value| value.to_str().is_ok_and(|value| value.contains(kind)))
     };
     if accepts("text/plain") && !accepts("openmetrics-text") {
         return Ok(([(header::CONTENT_TYPE, PLAIN)], plain(&body)).into_response());
@@ -125,16 +124,20 @@ fn requests(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
     out.gauge("queued_tokens", "Uncached prompt tokens in the admission queue.", queued)?;
     let help = "Requests that have ended. Reason abort: cancelled by the client; error: failed.";
     let reasons = [
-        ("stop", stats.finished - stats.finished_length),
+        // The counters are read one after another.
+        ("stop", stats.finished.saturating_sub(stats.finished_length)),
         ("length", stats.finished_length),
         ("abort", stats.cancelled),
         ("error", stats.failed),
     ];
     out.counters("request_success", help, "finished_reason", &reasons)?;
-    let help = "Requests refused with status 429, by the limit of the queue that they exceeded.";
+    let help = "Requests refused with status 429, by the limit that they exceeded: the requests or \
+                tokens in the queue, or the quota of their key.";
+    let by_other = stats.rejected_by_tokens + stats.rejected_by_quota;
     let reasons = [
-        ("requests", stats.rejected - stats.rejected_by_tokens),
+        ("requests", stats.rejected.saturating_sub(by_other)),
         ("tokens", stats.rejected_by_tokens),
+        ("quota", stats.rejected_by_quota),
     ];
     out.counters("admission_rejections", help, "reason", &reasons)?;
     let help = "Times that a waiting request waited for a running one that computed its prefix.";

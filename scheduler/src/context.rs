@@ -221,6 +221,7 @@ impl EngineContext {
         })?;
         let share = self.charge(&request, max_tokens, choice).inspect_err(|error| {
             self.gauges.rejected.add(1);
+            self.gauges.rejected_by_quota.add(1);
             refused(error);
         })?;
         let span = request_span(id, choice, prompt_tokens);

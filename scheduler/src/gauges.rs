@@ -23,6 +23,7 @@ pub struct Gauges {
     pub(crate) finished_length: Counter,
     pub(crate) rejected: Counter,
     pub(crate) rejected_by_tokens: Counter,
+    pub(crate) rejected_by_quota: Counter,
     pub(crate) requests_started: Counter,
     pub(crate) requests_hit: Counter,
     pub(crate) prompt_tokens: Counter,
@@ -35,7 +36,7 @@ pub struct Gauges {
     pub(crate) prefill_rate: Gauge,
     pub(crate) steps: Counter,
     pub(crate) steps_failed: Counter,
-    pub(crate) preemptions: Counter,
+    pub(crate) preemptions_for_blocks: Counter,
     pub(crate) preemptions_stalled: Counter,
     pub(crate) preemptions_for_share: Counter,
     pub(crate) evictions: Counter,
@@ -147,6 +148,10 @@ impl Gauges {
     ) -> EngineStats {
         let RequestNumbers { requests, finished, cancelled, failed, running, waiting } =
             self.request_counts.read();
+        // The sum is made of the values that are reported, so it is never less than its parts.
+        let preemptions_for_blocks = self.preemptions_for_blocks.get();
+        let preemptions_stalled = self.preemptions_stalled.get();
+        let preemptions_for_share = self.preemptions_for_share.get();
         EngineStats {
             requests,
             finished,
@@ -155,6 +160,7 @@ impl Gauges {
             failed,
             rejected: self.rejected.get(),
             rejected_by_tokens: self.rejected_by_tokens.get(),
+            rejected_by_quota: self.rejected_by_quota.get(),
             requests_started: self.requests_started.get(),
             requests_hit: self.requests_hit.get(),
             prompt_tokens: self.prompt_tokens.get(),
@@ -168,9 +174,9 @@ impl Gauges {
             prefill_rate: self.prefill_rate.get(),
             steps: self.steps.get(),
             steps_failed: self.steps_failed.get(),
-            preemptions: self.preemptions.get(),
-            preemptions_stalled: self.preemptions_stalled.get(),
-            preemptions_for_share: self.preemptions_for_share.get(),
+            preemptions: preemptions_for_blocks + preemptions_stalled + preemptions_for_share,
+            preemptions_stalled,
+            preemptions_for_share,
             evictions: self.evictions.get(),
             evictions_requested: self.evictions_requested.get(),
             sessions: sessions.open,

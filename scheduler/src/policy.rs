@@ -54,6 +54,13 @@ impl Candidate {
         self.tokens.saturating_sub(self.matched).max(1)
     }
 
+    /// Whether its bound on overtaking counts for a later candidate, as in [`slacks`].
+    pub(crate) fn binds(&self, later: &Candidate) -> bool {
+        let is_held = self.held && self.quota != later.quota;
+        let yields = self.has_share && !later.has_share;
+        !self.stalled && !is_held && !yields
+    }
+
     /// The cost for the policy `cost`: the cost times the square of the share of the overtaking
     /// budget that is left. The request ages slowly while much of the budget is left, and comes
     /// before nearly all others when little is left.
@@ -112,11 +119,16 @@ impl SmallestSlack {
 
 /// The maximum cost at which each candidate may be admitted now: the smallest slack of all earlier
 /// candidates that are not stalled and are held, if at all, by its own quota. For a candidate whose
-/// tenant is below its share, only those of tenants below their share count.
+/// tenant is below its share, only those of tenants below their share count. Ends where it is 0 for
+/// all later candidates.
 pub(crate) fn slacks(candidates: &[Candidate]) -> impl Iterator<Item = usize> + '_ {
     let mut open = SmallestSlack::NONE;
     let mut held: HashMap<QuotaId, SmallestSlack> = HashMap::new();
-    candidates.iter().map(move |candidate| {
+    candidates.iter().map_while(move |candidate| {
+        // It is at least as large as `open.all`.
+        if open.below_share == 0 {
+            return None;
+        }
         let of_quota = candidate.quota.and_then(|quota| held.get(&quota));
         let of_quota = of_quota.map_or(usize::MAX, |slack| slack.limits(candidate));
         let before = open.limits(candidate).min(of_quota);
@@ -127,7 +139,7 @@ pub(crate) fn slacks(candidates: &[Candidate]) -> impl Iterator<Item = usize> + 
             }
             _ => open.note(candidate),
         }
-        before
+        Some(before)
     })
 }
 

@@ -39,8 +39,6 @@ pub(crate) struct Waiting {
     pub(crate) follow: Option<Follow>,
     /// The version of the set of running sequences that was last searched for a leader.
     pub(crate) leaders_seen: Option<u64>,
-    /// What runs of its quota leaves no room for it.
-    pub(crate) held: bool,
     /// It waited for a leader that made no progress, and will compute its whole prompt itself.
     pub(crate) following_disabled: bool,
 }
@@ -63,7 +61,6 @@ impl Waiting {
             match_lock: None,
             follow: None,
             leaders_seen: None,
-            held: false,
             following_disabled: false,
         }
     }
@@ -173,39 +170,12 @@ impl Queue {
         self.entries.iter().filter_map(Waiting::deadline).min()
     }
 
-    /// Finds the requests that their quotas keep from running beside the running ones.
-    pub(crate) fn update_held<'a>(&mut self, running: impl Iterator<Item = &'a Sequence>) {
-        let mut sums: HashMap<QuotaId, usize> = HashMap::new();
-        for share in running.filter_map(|sequence| sequence.share.as_ref()) {
-            let sum = sums.entry(share.id()).or_default();
-            *sum = sum.saturating_add(share.tokens());
-        }
-        for waiting in &mut self.entries {
-            let share = waiting.sequence.share.as_ref();
-            waiting.held = share.is_some_and(|share| {
-                let running = sums.get(&share.id()).copied().unwrap_or(0);
-                !share.fits(running)
-            });
-        }
-    }
-
-    /// Charges the cost of a request that is admitted to all earlier ones, except for those that
-    /// are stalled by a slow consumer, those that another quota than the request's keeps from
-    /// running, and, if the request's tenant is below its share of the slots, those of tenants that
-    /// have theirs.
-    pub(crate) fn charge_overtaking(
-        &mut self,
-        arrival: u64,
-        admitted: &Sequence,
-        cost: usize,
-        shares: &SlotShares,
-    ) {
-        let below_share = !shares.is_reached(admitted.tenant);
-        for waiting in self.entries.iter_mut().take_while(|waiting| waiting.arrival < arrival) {
-            let sequence = &waiting.sequence;
-            let is_held = waiting.held && sequence.quota_id() != admitted.quota_id();
-            let yields = below_share && shares.is_reached(sequence.tenant);
-            if !is_held && !yields && !sequence.is_stalled() {
+    /// Charges the cost of a request that is admitted, the last one of `candidates`, to the earlier
+    /// ones whose bounds on overtaking count for it.
+    pub(crate) fn charge_overtaking(&mut self, candidates: &[Candidate], cost: usize) {
+        let Some((admitted, earlier)) = candidates.split_last() else { return };
+        for (waiting, candidate) in self.entries.iter_mut().zip(earlier) {
+            if candidate.binds(admitted) {
                 waiting.overtaken = waiting.overtaken.saturating_add(cost);
                 debug_assert!(waiting.overtaken <= waiting.bound, "the bound on overtaking");
             }
@@ -221,22 +191,29 @@ impl Queue {
         dropped
     }
 
-    /// What the policy needs to know about each waiting request. `running` yields the prefix hashes
-    /// of the running sequences.
-    pub(crate) fn candidates(
-        &self,
-        running: impl Iterator<Item = u64>,
+    /// What the policy needs to know about each waiting request. `running` yields the running
+    /// sequences.
+    pub(crate) fn candidates<'a>(
+        &'a self,
+        running: impl Iterator<Item = &'a Sequence> + Clone,
         shares: &SlotShares,
     ) -> Vec<Candidate> {
         let mut counts_by_prefix: HashMap<u64, usize> = HashMap::new();
-        for prefix_hash in
-            running.chain(self.entries.iter().map(|waiting| waiting.sequence.prefix_hash))
-        {
-            *counts_by_prefix.entry(prefix_hash).or_default() += 1;
+        let waiting = self.entries.iter().map(|waiting| &waiting.sequence);
+        for sequence in running.clone().chain(waiting) {
+            *counts_by_prefix.entry(sequence.prefix_hash).or_default() += 1;
+        }
+        let mut tokens_by_quota: HashMap<QuotaId, usize> = HashMap::new();
+        for share in running.filter_map(|sequence| sequence.share.as_ref()) {
+            let sum = tokens_by_quota.entry(share.id()).or_default();
+            *sum = sum.saturating_add(share.tokens());
         }
         let candidate = |waiting: &Waiting| {
             let follows = waiting.follow.is_some() && waiting.slack() > 0;
             let stalled = waiting.sequence.is_stalled();
+            let held = waiting.sequence.share.as_ref().is_some_and(|share| {
+                !share.fits(tokens_by_quota.get(&share.id()).copied().unwrap_or(0))
+            });
             Candidate {
                 arrival: waiting.arrival,
                 class: waiting.sequence.options.priority,
@@ -247,8 +224,8 @@ impl Queue {
                 slack: waiting.slack(),
                 bound: waiting.bound,
                 quota: waiting.sequence.quota_id(),
-                held: waiting.held,
-                ready: !stalled && !follows && !waiting.held,
+                held,
+                ready: !stalled && !follows && !held,
                 stalled,
             }
         };

@@ -178,25 +178,25 @@ fn divide_among_tenants(
 /// one in [`REORDERED_SHARE`] as `order` says.
 fn divide_among_prompts(
     views: &[SequenceView],
-    mut prompts: Vec<usize>,
+    prompts: Vec<usize>,
     tokens: usize,
     order: PrefillOrder,
     slices: &mut Vec<Slice>,
 ) {
-    let mut counts = vec![0; views.len()];
+    let mut prompts: Vec<(usize, usize)> = prompts.into_iter().map(|index| (index, 0)).collect();
     let mut rest = tokens / REORDERED_SHARE;
     let mut left = tokens - rest;
     for by in [PrefillOrder::Arrival, order] {
-        prompts.sort_unstable_by_key(|&index| sort_key(&views[index], by));
-        for &index in &prompts {
-            let more = (views[index].chunk() - counts[index]).min(left);
-            counts[index] += more;
+        prompts.sort_unstable_by_key(|&(index, _)| sort_key(&views[index], by));
+        for (index, count) in &mut prompts {
+            let more = (views[*index].chunk() - *count).min(left);
+            *count += more;
             left -= more;
         }
         left += std::mem::take(&mut rest);
     }
-    prompts.retain(|&index| counts[index] > 0);
-    slices.extend(prompts.into_iter().map(|index| slice(index, &views[index], counts[index])));
+    let computed = prompts.into_iter().filter(|&(_, count)| count > 0);
+    slices.extend(computed.map(|(index, count)| slice(index, &views[index], count)));
 }
 
 /// The key by which prompts are ordered. The smallest comes first.

@@ -23,11 +23,13 @@ pub struct EngineStats {
     /// Requests that ended with an error after they had entered the queue, also because the engine
     /// failed or stopped.
     pub failed: u64,
-    /// Requests refused because the admission queue was full.
+    /// Requests refused because the admission queue was full or their quota was used up.
     pub rejected: u64,
-    /// How many of them would have exceeded the limit of uncached tokens in the queue; the others
-    /// exceeded the limit of requests.
+    /// How many of them would have exceeded the limit of uncached tokens in the queue.
     pub rejected_by_tokens: u64,
+    /// How many of them would have exceeded their quota. The others exceeded the limit of requests
+    /// in the queue.
+    pub rejected_by_quota: u64,
     /// The largest number of uncached prompt tokens of later requests that were admitted before
     /// an earlier one.
     pub most_overtaken_tokens: usize,

@@ -27,7 +27,8 @@ impl EngineHandle {
     /// Protects the cached prefix of the tokens from eviction, for its time to live or until
     /// [`unpin`](EngineHandle::unpin). A flush or a restart ends all pins.
     ///
-    /// # Errors [`EngineError::Pin`] if nothing of it is cached or
+    /// # Errors
+    /// [`EngineError::Pin`] if nothing of it is cached or
     /// [`EngineConfig::pin_budget`](stolon_scheduler::EngineConfig::pin_budget) would be exceeded,
     /// [`EngineError::PinBudgetInUse`], [`EngineError::Interrupted`], [`EngineError::Stopped`].
     pub async fn pin(

@@ -15,7 +15,6 @@ use crate::policy;
 use crate::queue::Waiting;
 use crate::sequence::{Ending, Held, Sequence};
 use crate::sharing::{self, Leader};
-use crate::tenant::SlotShares;
 
 /// Maximum number of waiting requests whose match is queried in one round, so that the time of a
 /// round does not grow with the queue: 32 full hits of 8,192 tokens take 60 us. With 8, or with all
@@ -89,27 +88,24 @@ impl<M: Memory> Scheduler<M> {
             }
             self.detach_orphaned_followers();
             let is_full = self.running.len() >= self.context.config.max_running;
-            let mut victim = None;
-            if is_full && !self.preempt_stalled() {
-                victim = self.share_victim();
-                if victim.is_none() {
-                    break;
-                }
+            let has_slot = !is_full || self.preempt_stalled();
+            let shares = self.slot_shares();
+            let victim = if has_slot { None } else { self.share_victim(&shares) };
+            if !has_slot && victim.is_none() {
+                break;
             }
             self.refresh_matches();
             let config = Arc::clone(&self.context.config);
             let policy = **self.context.policy.load();
-            self.queue.update_held(self.running.iter().map(|running| &running.sequence));
-            let prefixes = self.running.iter().map(|r| r.sequence.prefix_hash);
-            let shares = self.slot_shares();
-            let candidates = self.queue.candidates(prefixes, &shares);
+            let running = self.running.iter().map(|running| &running.sequence);
+            let candidates = self.queue.candidates(running, &shares);
             let mut order = policy::order(policy, &candidates, config.look_ahead);
             order.retain(|&index| victim.is_none() || !candidates[index].has_share);
             if order.is_empty() {
                 break;
             }
             let slacks: Vec<usize> = policy::slacks(&candidates).collect();
-            let round = Round { policy, shares, candidates, slacks };
+            let round = Round { policy, candidates, slacks };
             let mut capacity = self.memory.counts().await?;
             let mut outcome = Attempt::NoRoom;
             for (rank, &index) in order.iter().enumerate() {
@@ -222,8 +218,9 @@ impl<M: Memory> Scheduler<M> {
             }
         }
         let waiting = self.queue.remove(index);
+        self.queue.charge_overtaking(&round.candidates[..=index], waiting.cost());
         let held = Held { lease, reserved, computed: matched, ..Held::default() };
-        self.start(waiting, held, logits, &round.shares, now);
+        self.start(waiting, held, logits, now);
         Ok(Attempt::Started)
     }
 
@@ -309,19 +306,10 @@ impl<M: Memory> Scheduler<M> {
 
     /// Moves a request from waiting to running. If the logits of its last position are cached, its
     /// next token is sampled at once.
-    fn start(
-        &mut self,
-        waiting: Waiting,
-        held: Held,
-        logits: Option<Arc<[f32]>>,
-        shares: &SlotShares,
-        now: Instant,
-    ) {
-        let cost = waiting.cost();
+    fn start(&mut self, waiting: Waiting, held: Held, logits: Option<Arc<[f32]>>, now: Instant) {
         let Waiting { mut sequence, arrival, permit, overtaken, bound, .. } = waiting;
         let matched = held.computed;
         let found = matched + sequence.stored_after(matched);
-        self.queue.charge_overtaking(arrival, &sequence, cost, shares);
         if let Some(share) = &mut sequence.share {
             share.run();
         }
@@ -347,7 +335,6 @@ impl<M: Memory> Scheduler<M> {
             self.context.gauges.first_tokens_from_cache.add(1);
             match sampler.sample(&mut logits.to_vec()) {
                 Ok(sampled) => {
-                    self.context.gauges.completion_tokens.add(1);
                     end = sequence.push(sampled.token, sampled.logprob, now);
                 }
                 Err(failure) => {

@@ -118,6 +118,7 @@ impl<M: Memory> Scheduler<M> {
                 match preempt::victim(&holders) {
                     Some(victim) => {
                         self.forecast.preempted();
+                        self.context.gauges.preemptions_for_blocks.add(1);
                         self.preempt(victim);
                     }
                     None => break,
@@ -140,7 +141,6 @@ impl<M: Memory> Scheduler<M> {
         );
         sequence.release_blocks();
         sequence.record.wait();
-        self.context.gauges.preemptions.add(1);
         let mut waiting = Waiting::new(sequence, arrival, bound, None);
         waiting.overtaken = overtaken;
         self.queue.reinsert(waiting);
@@ -176,8 +176,7 @@ impl<M: Memory> Scheduler<M> {
     /// although no slot is free: the youngest one of the tenant with the most slots. `None` if no
     /// tenant exceeds its share, or without a prefix cache, which keeps what the sequence has
     /// computed.
-    pub(super) fn share_victim(&mut self) -> Option<u64> {
-        let shares = self.slot_shares();
+    pub(super) fn share_victim(&mut self, shares: &SlotShares) -> Option<u64> {
         let below_share = |waiting: &Waiting| !shares.is_reached(waiting.sequence.tenant);
         if !self.context.config.prefix_caching || !self.queue.entries().iter().any(below_share) {
             return None;

@@ -7,7 +7,6 @@ use crate::config::AdmissionPolicy;
 use crate::memory::{BlockCounts, Memory};
 use crate::policy::Candidate;
 use crate::sequence::Sequence;
-use crate::tenant::SlotShares;
 use crate::{blocks_for, policy};
 
 /// One round of admission: the order is computed once, then requests are tried.
@@ -15,8 +14,6 @@ use crate::{blocks_for, policy};
 pub(super) struct Round {
     /// The admission policy of this round.
     pub(super) policy: AdmissionPolicy,
-    /// The share of the running slots of each tenant.
-    pub(super) shares: SlotShares,
     /// In order of arrival, with the same indices as the queue.
     pub(super) candidates: Vec<Candidate>,
     /// Maximum cost of each of the first candidates; see [`policy::slacks`].
@@ -55,7 +52,8 @@ impl<M: Memory> Scheduler<M> {
             (sequence, sequence.held.computed, sequence.held.table.len())
         });
         let all = running.chain([(sequence, matched, matched / block_size)]);
-        // Prompts are computed one after another, with the tokens of each step that decodes leave.
+        // As if prompts were computed one after another, with the tokens of each step that decodes
+        // leave.
         let limits = self.step_limits();
         let step = limits.tokens.min(limits.timed).saturating_sub(self.running.len());
         let step = step.max(limits.tokens / 4).max(1);

@@ -108,7 +108,6 @@ impl<M: Memory> Scheduler<M> {
         }
         let end = result.pooler.and_then(|pooler| sequence.pooled(pooler));
         let Some(sampled) = result.sampled else { return end };
-        self.context.gauges.completion_tokens.add(1);
         sequence.push(sampled.token, sampled.logprob, now)
     }
 
@@ -124,7 +123,6 @@ impl<M: Memory> Scheduler<M> {
             match sampled {
                 _ if sequence.end.is_some() => {}
                 Ok(sampled) => {
-                    self.context.gauges.completion_tokens.add(1);
                     if let Some(end) = sequence.push(sampled.token, sampled.logprob, now) {
                         self.finish(id, end, now);
                     }

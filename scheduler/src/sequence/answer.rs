@@ -42,7 +42,7 @@ impl Sequence {
         Some(FinishReason::Stop)
     }
 
-    /// Appends a sampled token. Returns a reason if the sequence is complete.
+    /// Appends and counts a sampled token. Returns a reason if the sequence is complete.
     pub(crate) fn push(
         &mut self,
         id: u32,
@@ -50,10 +50,11 @@ impl Sequence {
         now: Instant,
     ) -> Option<FinishReason> {
         Arc::make_mut(&mut self.tokens).push(id);
-        let histograms = &self.record.gauges().histograms;
+        let gauges = self.record.gauges();
+        gauges.completion_tokens.add(1);
         match self.times.last_token.replace(now) {
-            None => histograms.time_to_first_token.time(since(self.times.submitted, now)),
-            Some(last) => histograms.inter_token.time(since(last, now)),
+            None => gauges.histograms.time_to_first_token.time(since(self.times.submitted, now)),
+            Some(last) => gauges.histograms.inter_token.time(since(last, now)),
         }
         self.times.first_token.get_or_insert(now);
         self.send(Event::Token(TokenEvent { id: Some(id), text: String::new(), logprob }));
