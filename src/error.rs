@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stolon_model::ModelError;
-use stolon_scheduler::EngineError;
+use stolon_scheduler::{EngineError, SessionError};
 use stolon_text::{
     ChatTemplateError, GrammarError, MAX_STOP_BYTES, MAX_STOP_STRINGS, StopStringsError,
     TokenizerError,
@@ -113,6 +113,12 @@ impl Error {
 impl From<ModelError> for Error {
     fn from(error: ModelError) -> Error {
         Error::Load(Arc::new(error))
+    }
+}
+
+impl From<SessionError> for Error {
+    fn from(error: SessionError) -> Error {
+        EngineError::from(error).into()
     }
 }
 

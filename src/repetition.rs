@@ -11,10 +11,8 @@ const MIN_REPEATS: usize = 4;
 /// Looks at the tokens of one answer. It takes a comparison for each possible period per token.
 #[derive(Clone, Debug)]
 pub(crate) struct RepetitionDetector {
-    /// The latest tokens; the one with index `i` is at `i % MAX_PERIOD`.
+    /// The latest tokens, the last one first.
     latest: Vec<u32>,
-    /// Number of tokens so far.
-    count: usize,
     /// For each period minus 1, the number of tokens up to now that are the same as the one a
     /// period before.
     repeated: Vec<u32>,
@@ -22,21 +20,23 @@ pub(crate) struct RepetitionDetector {
 
 impl RepetitionDetector {
     pub(crate) fn new() -> Self {
-        Self { latest: vec![0; MAX_PERIOD], count: 0, repeated: vec![0; MAX_PERIOD] }
+        Self { latest: Vec::with_capacity(MAX_PERIOD), repeated: vec![0; MAX_PERIOD] }
     }
 
     /// Adds a token, and tells whether the answer has become a loop.
     pub(crate) fn push(&mut self, token: u32) -> bool {
-        let mut is_loop = false;
-        let periods = 1..=self.count.min(MAX_PERIOD);
-        for (period, repeated) in periods.zip(&mut self.repeated) {
-            let before = self.latest[(self.count - period) % MAX_PERIOD];
-            *repeated = if before == token { *repeated + 1 } else { 0 };
-            is_loop |= *repeated as usize >= MIN_REPEATED.max(MIN_REPEATS * period);
+        let mut longest = 0;
+        for (repeated, before) in self.repeated.iter_mut().zip(&self.latest) {
+            *repeated = if *before == token { *repeated + 1 } else { 0 };
+            longest = longest.max(*repeated);
         }
-        self.latest[self.count % MAX_PERIOD] = token;
-        self.count += 1;
-        is_loop
+        self.latest.truncate(MAX_PERIOD - 1);
+        self.latest.insert(0, token);
+        // Nearly always, no period has gone on for long enough.
+        longest as usize >= MIN_REPEATED
+            && (1..).zip(&self.repeated).any(|(period, &repeated)| {
+                repeated as usize >= MIN_REPEATED.max(MIN_REPEATS * period)
+            })
     }
 }
 

@@ -163,16 +163,14 @@ impl TokenStream {
         if let Some(index) = matched {
             self.answer.text = None;
             let stop = self.answer.stops.get(index).cloned();
-            let finish = self.end_early(FinishReason::StopString(stop.unwrap_or_default()));
-            self.ready.push_back(Event::Finished(finish));
+            self.end_early(FinishReason::StopString(stop.unwrap_or_default()));
         } else if repeats {
-            let finish = self.end_early(FinishReason::Repetition);
-            self.end(finish);
+            self.end_early(FinishReason::Repetition);
         }
     }
 
     /// Ends the request before the engine does, which computes no further tokens of it.
-    fn end_early(&mut self, reason: FinishReason) -> Finish {
+    fn end_early(&mut self, reason: FinishReason) {
         if let Some(turn) = self.turn.take() {
             let Usage { prompt_tokens, cached_tokens, .. } = self.answer.usage;
             let tokens = Arc::clone(&turn.tokens);
@@ -185,7 +183,8 @@ impl TokenStream {
         }
         let answer = &mut self.answer;
         answer.timings.total = answer.submitted.elapsed();
-        Finish { reason, usage: answer.usage, timings: answer.timings }
+        let finish = Finish { reason, usage: answer.usage, timings: answer.timings };
+        self.end(finish);
     }
 
     /// Ends the stream after the last token. Text that was withheld because it could have

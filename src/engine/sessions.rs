@@ -107,8 +107,7 @@ impl Sessions<'_> {
     /// # Errors
     /// [`SessionError::Unknown`](crate::SessionError::Unknown).
     pub fn get(self, id: &SessionId) -> Result<SessionInfo, Error> {
-        let info = self.0.inner.handle.context().sessions.info(id, Instant::now());
-        Ok(info.map_err(stolon_scheduler::EngineError::from)?)
+        Ok(self.0.inner.handle.context().sessions.info(id, Instant::now())?)
     }
 
     /// All open sessions, the one that has been idle longest first.
@@ -154,8 +153,7 @@ impl Engine {
         let Some(id) = &request.session else {
             return Err(Error::invalid("append", "a request with a session", "none"));
         };
-        let before = self.inner.handle.context().sessions.tokens(id, Instant::now());
-        let before = before.map_err(stolon_scheduler::EngineError::from)?;
+        let before = self.inner.handle.context().sessions.tokens(id, Instant::now())?;
         let prompt = request.prompt();
         let prompt = self.inner.prompts.continuation(prompt, before.is_empty()).await?;
         let tokens = [&before[..], &prompt].concat();
@@ -170,7 +168,6 @@ impl Engine {
     ) -> Result<Option<Arc<Turn>>, Error> {
         let Some(id) = &request.session else { return Ok(None) };
         let (sessions, after) = (&self.inner.handle.context().sessions, request.after.as_ref());
-        let turn = sessions.begin_turn_after(after, id, namespace, Instant::now());
-        Ok(Some(turn.map_err(stolon_scheduler::EngineError::from)?))
+        Ok(Some(sessions.begin_turn_after(after, id, namespace, Instant::now())?))
     }
 }

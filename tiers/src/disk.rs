@@ -96,15 +96,6 @@ impl DiskTier {
         self.directory.namespace_key
     }
 
-    /// Number of positions from the start of `tokens` that are stored: whole records. Does no I/O
-    /// and changes nothing.
-    pub fn query_match_len(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
-        let index = self.index();
-        let stored = self.shape.places(namespace, tokens);
-        let stored = stored.take_while(|place| index.contains(&place.key));
-        stored.count() * self.shape.record_positions()
-    }
-
     /// Stores full records of `tokens` from position `first` on, the beginning of a record.
     /// `blocks` are the bytes of the blocks from there, one after another; a rest that fills no
     /// record is ignored. They are for a request of this `priority`. What exceeds the budget is

@@ -10,7 +10,7 @@
 //! * `ObjectTier` (feature `object-store`): records in an object store.
 //! * [`plan()`]: what of a prompt is read, as a plain function.
 //! * [`Tiers`]: all of it for an engine, which stores what is computed and reads it back. It is a
-//!   `KvSink` and a `KvSource` of `stolon-scheduler`; nothing else here knows of an engine.
+//!   `KvSink` and a `KvSource` of `stolon-scheduler`.
 //!
 //! Only the object tier needs an async runtime. Everything that is read is verified before it is
 //! returned: see [`Record::parse`].

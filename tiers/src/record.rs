@@ -50,6 +50,11 @@ impl KvShape {
         let tokens = positions.checked_mul(size_of::<u32>())?;
         blocks.checked_add(tokens)?.checked_add(HEADER_BYTES + CHECKSUM_BYTES)
     }
+
+    /// Size in bytes of a full record; the largest number if it overflows.
+    pub(crate) fn full_record_bytes(&self) -> usize {
+        self.record_bytes(self.record_positions()).unwrap_or(usize::MAX)
+    }
 }
 
 /// The header of a record, which agrees with the reader's format and namespace.

@@ -85,7 +85,7 @@ impl Tier for ObjectStoreTier {
     }
 
     fn record_time(&self) -> Duration {
-        self.tier.fetch_time(record_bytes(&self.disk))
+        self.tier.fetch_time(self.disk.shape().full_record_bytes())
     }
 
     fn speed_is_due(&self) -> bool {
@@ -136,7 +136,7 @@ async fn fetch(
     tokens: Arc<Vec<u32>>,
     places: Vec<Place>,
 ) -> Vec<Bytes> {
-    let (begun, bytes) = (Instant::now(), record_bytes(&disk));
+    let (begun, bytes) = (Instant::now(), disk.shape().full_record_bytes());
     let one = |place: Place| {
         let (tier, shape, tokens) = (&tier, *disk.shape(), Arc::clone(&tokens));
         async move {
@@ -164,11 +164,6 @@ async fn fetch(
         tier.note_speed(count * bytes, begun.elapsed());
     }
     blocks
-}
-
-fn record_bytes(disk: &DiskTier) -> usize {
-    let shape = disk.shape();
-    shape.record_bytes(shape.record_positions()).unwrap_or(usize::MAX)
 }
 
 /// Uploads until the last sender is dropped.

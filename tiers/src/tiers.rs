@@ -72,7 +72,7 @@ pub struct TierMatch {
     pub pool: usize,
     /// Tokens whose KV is on the disk.
     pub disk: usize,
-    /// Tokens whose KV is on the disk or, as far as is known, in the object store.
+    /// Tokens whose KV is on the disk or, after these, as far as is known, in the object store.
     pub object_store: usize,
 }
 

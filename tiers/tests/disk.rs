@@ -38,6 +38,12 @@ fn blocks(tokens: &[u32]) -> Vec<u8> {
     (1..=tokens.len() / 16).flat_map(|block_end| block(block_end * 16)).collect()
 }
 
+/// Number of positions from the start of a prompt that are stored.
+fn match_len(tier: &DiskTier, namespace: &Namespace, tokens: &[u32]) -> usize {
+    let places = tier.shape().places(namespace, tokens);
+    places.take_while(|place| tier.contains(&place.key)).count() * RECORD
+}
+
 fn write(tier: &DiskTier, tokens: &[u32]) {
     tier.write(&Namespace::default(), tokens, 0, &blocks(tokens), 0);
 }
@@ -52,7 +58,7 @@ fn read(tier: &DiskTier, tokens: &[u32]) -> usize {
 /// What is stored of a prompt from position `from` on.
 fn read_from(tier: &DiskTier, tokens: &[u32], from: usize) -> Vec<u8> {
     let mut places: Vec<Place> = SHAPE.places(&Namespace::default(), tokens).collect();
-    places.truncate(tier.query_match_len(&Namespace::default(), tokens) / RECORD);
+    places.truncate(match_len(tier, &Namespace::default(), tokens) / RECORD);
     let wanted = &places[(from / RECORD).min(places.len())..];
     let blocks = tier.read(&Namespace::default(), &Arc::new(tokens.to_vec()), wanted);
     tier.touch(&places, 0);
@@ -84,17 +90,17 @@ fn records_survive_a_restart() {
     for (prompt, stored) in
         [(tokens(1, 3), 192), (tokens(1, 3)[..191].to_vec(), 128), (tokens(2, 2), 64)]
     {
-        assert_eq!(tier.query_match_len(&Namespace::default(), &prompt), stored);
+        assert_eq!(match_len(&tier, &Namespace::default(), &prompt), stored);
         assert_eq!(read(&tier, &prompt), stored);
     }
     assert_eq!(read_from(&tier, &tokens(1, 3), 64), blocks(&tokens(1, 3))[400..]);
     let salted = Namespace::builder().salt("tenant").build();
-    assert_eq!(tier.query_match_len(&salted, &tokens(1, 3)), 0);
+    assert_eq!(match_len(&tier, &salted, &tokens(1, 3)), 0);
     tier.close();
-    assert_eq!(tier.query_match_len(&Namespace::default(), &tokens(1, 3)), 0);
+    assert_eq!(match_len(&tier, &Namespace::default(), &tokens(1, 3)), 0);
     let other = KvShape { fingerprint: [4; 32], ..SHAPE };
     let other = DiskTier::open(directory.path(), 1 << 20, other, lru()).expect("it was closed");
-    assert_eq!(other.query_match_len(&Namespace::default(), &tokens(1, 3)), 0, "another model");
+    assert_eq!(match_len(&other, &Namespace::default(), &tokens(1, 3)), 0, "another model");
 }
 
 /// Goal: hundreds of random changes of the files never yield a wrong byte. A refused record is
@@ -149,12 +155,12 @@ fn the_least_recently_used_records_are_removed() {
     assert_eq!((tier.stats().records, tier.stats().bytes), (6, 6 * RECORD_BYTES));
     assert_eq!(read(&tier, &tokens(1, 4)), 256);
     write(&tier, &tokens(3, 2));
-    assert_eq!(tier.query_match_len(&Namespace::default(), &tokens(1, 4)), 256, "it was used");
-    assert_eq!(tier.query_match_len(&Namespace::default(), &tokens(2, 3)), 128, "its end is gone");
+    assert_eq!(match_len(&tier, &Namespace::default(), &tokens(1, 4)), 256, "it was used");
+    assert_eq!(match_len(&tier, &Namespace::default(), &tokens(2, 3)), 128, "its end is gone");
     drop(tier);
     let tier = DiskTier::open(directory.path(), 3 * RECORD_BYTES, SHAPE, lru()).expect("free");
     assert_eq!((tier.stats().records, files(directory.path()).len()), (3, 3));
-    assert!(tier.query_match_len(&Namespace::default(), &tokens(1, 4)) >= 64, "beginnings stay");
+    assert!(match_len(&tier, &Namespace::default(), &tokens(1, 4)) >= 64, "beginnings stay");
 }
 
 /// Goal: without the right to write, or with the directory gone, nothing fails but the writes.
@@ -256,7 +262,7 @@ fn a_killed_process_leaves_nothing_wrong() {
         let tier = open(directory.path());
         for seed in 0..200 {
             let prompt = tokens(seed, 3);
-            assert_eq!(read(&tier, &prompt), tier.query_match_len(&Namespace::default(), &prompt));
+            assert_eq!(read(&tier, &prompt), match_len(&tier, &Namespace::default(), &prompt));
         }
         assert_eq!(tier.stats().records_refused, 0, "only complete files are found");
         let is_left = |path: &PathBuf| path.extension().is_some_and(|e| e == "tmp");

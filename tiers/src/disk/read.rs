@@ -25,8 +25,7 @@ impl Tier for DiskTier {
     }
 
     fn record_time(&self) -> Duration {
-        let bytes = self.shape.record_bytes(self.shape.record_positions());
-        self.speed.time_of(bytes.unwrap_or(usize::MAX))
+        self.speed.time_of(self.shape.full_record_bytes())
     }
 
     fn speed_is_due(&self) -> bool {

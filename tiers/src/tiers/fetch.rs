@@ -20,7 +20,7 @@ impl KvSource for Tiers {
         let save = self.note_use(open, prompt, &places);
         let record_positions = shape.record_positions();
         let (on_disk, stored) = open.stored(prompt.cached / record_positions, &places);
-        let room = self.loads.room() / shape.record_bytes(record_positions).unwrap_or(usize::MAX);
+        let room = self.loads.room() / shape.full_record_bytes();
         let lookup = Lookup { cached: prompt.cached, record_positions, on_disk, stored, room };
         let plan = plan(&lookup, &open.speeds(prompt.prefill_rate), self.prefetch);
         open.measure(&open.disk, prompt, &places[plan.slow_disk.clone()]);

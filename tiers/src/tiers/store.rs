@@ -72,17 +72,15 @@ impl Tiers {
         tokens: Vec<u32>,
     ) -> impl Iterator<Item = Claim> + Send + use<> {
         let tokens = Arc::new(tokens);
-        let parts = self.open.get().cloned().into_iter().flat_map({
-            let len = tokens.len();
-            move |open| {
-                let shape = *open.disk.shape();
-                let part = (POOL_PART_BYTES / shape.block_bytes.max(1)).max(1) * shape.block_size;
-                let part = part.next_multiple_of(shape.record_positions());
-                let ranges = (0..len).step_by(part).map(move |start| start..len.min(start + part));
-                ranges.map(move |positions| (open.clone(), positions))
-            }
-        });
-        parts.filter_map(move |(open, positions)| open.writer.claim(namespace, &tokens, positions))
+        self.open.get().cloned().into_iter().flat_map(move |open| {
+            let (shape, tokens) = (*open.disk.shape(), Arc::clone(&tokens));
+            let part = (POOL_PART_BYTES / shape.block_bytes.max(1)).max(1) * shape.block_size;
+            let part = part.next_multiple_of(shape.record_positions());
+            (0..tokens.len()).step_by(part).filter_map(move |start| {
+                let positions = start..tokens.len().min(start + part);
+                open.writer.claim(namespace, &tokens, positions)
+            })
+        })
     }
 }
 
