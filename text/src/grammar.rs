@@ -54,7 +54,8 @@ pub enum Grammar {
     /// A JSON value that is valid under this JSON schema (draft 2020-12). Keywords that are not
     /// implemented are errors; [`Grammar::check`] names them. Annotations, such as `title`, have no
     /// effect. The alternatives of `oneOf` must be disjoint: by their types, or by constants of a
-    /// property that all require. [`SchemaOptions`] takes schemas less strictly. The only references that are supported are paths in the schema: `#/$defs/name`.
+    /// property that all require. [`SchemaOptions`] takes schemas less strictly. The only
+    /// references that are supported are paths in the schema: `#/$defs/name`.
     JsonSchema(Value),
     /// A text that a regular expression matches as a whole, in the syntax of the crate `regex`
     /// without look-around and back-references. `^` at the beginning and `$` at the end are

@@ -11,7 +11,7 @@ use crate::FunctionSchema;
 /// Maximum length of a call as the model writes it, in bytes.
 const MAX_CALL_BYTES: usize = 1 << 20;
 /// Maximum length of a function's name that is written before its arguments, in bytes.
-const MAX_NAME_BYTES: usize = 256;
+pub(super) const MAX_NAME_BYTES: usize = 256;
 /// How often the closing marker may occur within a call.
 const MAX_CLOSES: usize = 8;
 
@@ -210,14 +210,12 @@ impl Block {
         written.text.push(character);
         if written.is_doubtful {
             let name = python::called_first(&written.text).ok_or(NotJson)?;
-            written.is_doubtful = !written.text.ends_with('(');
+            if !written.text.ends_with('(') {
+                return Ok(());
+            }
             let name = name.to_owned();
-            return match self.state {
-                State::Written(Written { is_doubtful: false, .. }) if !self.allows(&name) => {
-                    Err(NotJson)
-                }
-                _ => Ok(()),
-            };
+            written.is_doubtful = false;
+            return if self.allows(&name) { Ok(()) } else { Err(NotJson) };
         }
         let close = self.format.markers().close;
         if !written.text.ends_with(close) {

@@ -71,6 +71,13 @@ const HARMONY: &[&str] = &[
     "<|return|>",
 ];
 
+/// What the templates of gpt-oss contain.
+const HARMONY_TEMPLATE: &[&str] = &["<|channel|>", "<|message|>"];
+
+fn has_all(source: &str, markers: &[&str]) -> bool {
+    markers.iter().all(|&marker| source.contains(marker))
+}
+
 impl ToolCallFormat {
     /// All formats.
     pub const ALL: [Self; 15] = [
@@ -117,27 +124,31 @@ impl ToolCallFormat {
     /// by its markers.
     #[must_use]
     pub fn of_template(source: &str) -> Option<Self> {
-        let has = |marker: &str| source.contains(marker);
-        let is_llama = has("<|start_header_id|>") || has("<|header_start|>");
-        let found = [
-            (has("<|channel|>") && has("<|message|>"), Self::Harmony),
-            (has("[TOOL_CALLS]"), Self::Mistral),
-            (has("｜DSML｜"), Self::DeepSeekV32),
-            (has("<｜tool▁calls▁begin｜>"), Self::DeepSeek),
-            (has("<|tool_calls_section_begin|>"), Self::Kimi),
-            (has("<minimax:tool_call>"), Self::MiniMaxM2),
-            (has("<|START_ACTION|>"), Self::Cohere),
-            (has("<|tool_call_start|>"), Self::Lfm2),
-            (has("<tool_call>") && has("<arg_key>"), Self::Glm),
-            (has("<function=") && has("<parameter="), Self::Qwen3Coder),
-            (has("<tool_call>"), Self::Hermes),
-            (has("<tool_calls>"), Self::MiniMax),
-            (has("[func_name") || has("[func1("), Self::Pythonic),
-            (has("<|python_tag|>") || (is_llama && has("\"parameters\"")), Self::Llama3Json),
-            (has("<|python_start|>"), Self::Pythonic),
-            (has("```tool_code") || has("```tool_call"), Self::Gemma),
+        // The first format whose markers all occur.
+        let formats: [(&[&str], Self); 20] = [
+            (HARMONY_TEMPLATE, Self::Harmony),
+            (&["[TOOL_CALLS]"], Self::Mistral),
+            (&["｜DSML｜"], Self::DeepSeekV32),
+            (&["<｜tool▁calls▁begin｜>"], Self::DeepSeek),
+            (&["<|tool_calls_section_begin|>"], Self::Kimi),
+            (&["<minimax:tool_call>"], Self::MiniMaxM2),
+            (&["<|START_ACTION|>"], Self::Cohere),
+            (&["<|tool_call_start|>"], Self::Lfm2),
+            (&["<tool_call>", "<arg_key>"], Self::Glm),
+            (&["<function=", "<parameter="], Self::Qwen3Coder),
+            (&["<tool_call>"], Self::Hermes),
+            (&["<tool_calls>"], Self::MiniMax),
+            (&["[func_name"], Self::Pythonic),
+            (&["[func1("], Self::Pythonic),
+            (&["<|python_tag|>"], Self::Llama3Json),
+            (&["<|start_header_id|>", "\"parameters\""], Self::Llama3Json),
+            (&["<|header_start|>", "\"parameters\""], Self::Llama3Json),
+            (&["<|python_start|>"], Self::Pythonic),
+            (&["```tool_code"], Self::Gemma),
+            (&["```tool_call"], Self::Gemma),
         ];
-        found.into_iter().find_map(|(is_used, format)| is_used.then_some(format))
+        let used = |&(markers, _): &(&[&str], Self)| has_all(source, markers);
+        formats.into_iter().find(used).map(|(_, format)| format)
     }
 
     /// Spellings of the special tokens that are part of this format. The text that is parsed must
@@ -145,6 +156,17 @@ impl ToolCallFormat {
     #[must_use]
     pub fn special_tokens(self) -> &'static [&'static str] {
         self.markers().special_tokens
+    }
+
+    /// What precedes the name of a function, what follows it, and what follows its arguments, in
+    /// the formats that write each call between special tokens of its own.
+    pub(crate) fn call_markers(self) -> Option<[&'static str; 3]> {
+        match (self, self.special_tokens()) {
+            (Self::DeepSeek | Self::Kimi, &[_, begin, separator, end, _]) => {
+                Some([begin, separator, end])
+            }
+            _ => None,
+        }
     }
 
     /// Whether an answer may begin with a call without a marker.
@@ -293,7 +315,7 @@ impl ReasoningFormat {
     /// The format that a chat template mentions.
     #[must_use]
     pub fn of_template(source: &str) -> Option<Self> {
-        if ToolCallFormat::of_template(source) == Some(ToolCallFormat::Harmony) {
+        if has_all(source, HARMONY_TEMPLATE) {
             return Some(Self::Harmony);
         }
         let tagged = [Self::Think, Self::MistralThink, Self::Cohere];

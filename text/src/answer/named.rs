@@ -9,12 +9,7 @@ use super::tagged::split_value;
 
 /// The names and the JSON of the arguments of all calls of a block; `None` if it has anything else.
 pub(super) fn parse_calls(format: ToolCallFormat, block: &str) -> Option<Vec<(String, String)>> {
-    let [begin, separator, end] = match format {
-        ToolCallFormat::Kimi => {
-            ["<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"]
-        }
-        _ => ["<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"],
-    };
+    let [begin, separator, end] = format.call_markers()?;
     let mut calls = Vec::new();
     let mut rest = block.trim();
     while !rest.is_empty() {

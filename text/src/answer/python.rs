@@ -6,13 +6,11 @@ use std::str::Chars;
 
 use serde_json::{Map, Number, Value};
 
+use super::MAX_CALLS;
+use super::block::MAX_NAME_BYTES;
+
 /// Maximum number of nested lists and dictionaries.
 const MAX_DEPTH: usize = 64;
-/// Maximum number of calls of one program.
-const MAX_CALLS: usize = 128;
-
-/// Maximum length of the text before the first parenthesis, in bytes.
-const MAX_NAME_BYTES: usize = 256;
 /// Gemma's prompt has the functions as members of this module.
 const MODULE: &str = "default_api.";
 

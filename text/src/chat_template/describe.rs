@@ -24,18 +24,21 @@ The results follow in the next message, between <tool_response> and </tool_respo
 /// message of the user.
 pub(super) fn describe(messages: Vec<Value>, tools: &[Value], takes_system: bool) -> Vec<Value> {
     let mut described = Vec::with_capacity(messages.len() + 1);
+    // Whether the last message is one of the user that has results of calls.
+    let mut has_results = false;
     for message in messages {
         match message["role"].as_str() {
-            Some("tool") => add_result(&mut described, &message["content"]),
-            Some("user") if ends_with_results(&described) => {
+            Some("tool") => {
+                add_result(&mut described, &message["content"], has_results);
+                has_results = true;
+            }
+            Some("user") if has_results => {
                 append(described.last_mut(), &text_of(&message["content"]));
             }
-            _ => described.push(with_calls(message)),
-        }
-    }
-    for message in &mut described {
-        if let Some(message) = message.as_object_mut() {
-            message.remove(IS_RESULT);
+            _ => {
+                described.push(with_calls(message));
+                has_results = false;
+            }
         }
     }
     if !tools.is_empty() {
@@ -45,21 +48,15 @@ pub(super) fn describe(messages: Vec<Value>, tools: &[Value], takes_system: bool
     described
 }
 
-/// Marks a message of the user that has results of calls while the others are converted.
-const IS_RESULT: &str = "5tolon_result";
-
-fn ends_with_results(messages: &[Value]) -> bool {
-    messages.last().is_some_and(|last| last[IS_RESULT] == true)
-}
-
 /// Adds the result of a call. All results after one message of the assistant are one message of the
-/// user, because many templates accept only roles that alternate.
-fn add_result(messages: &mut Vec<Value>, content: &Value) {
+/// user, because many templates accept only roles that alternate. `has_results` tells whether the
+/// last message is that one.
+fn add_result(messages: &mut Vec<Value>, content: &Value, has_results: bool) {
     let result = format!("<tool_response>\n{}\n</tool_response>", text_of(content));
-    if ends_with_results(messages) {
+    if has_results {
         append(messages.last_mut(), &result);
     } else {
-        messages.push(json!({"role": "user", "content": result, IS_RESULT: true}));
+        messages.push(json!({"role": "user", "content": result}));
     }
 }
 

@@ -132,20 +132,16 @@ fn named_call(
         ToolCallFormat::Mistral if tokenizer.token_id("[ARGS]").is_some() => {
             format!("{} {} {arguments}", literal(name), marker("[ARGS]"))
         }
-        ToolCallFormat::DeepSeek => format!(
-            "{} {} {} {arguments} {}",
-            marker("<｜tool▁call▁begin｜>"),
-            literal(name),
-            marker("<｜tool▁sep｜>"),
-            marker("<｜tool▁call▁end｜>")
-        ),
-        ToolCallFormat::Kimi => format!(
-            "{} {} /[0-9]{{1,3}}/ {} {arguments} {}",
-            marker("<|tool_call_begin|>"),
-            literal(&format!("functions.{name}:")),
-            marker("<|tool_call_argument_begin|>"),
-            marker("<|tool_call_end|>")
-        ),
+        ToolCallFormat::DeepSeek | ToolCallFormat::Kimi => {
+            let [begin, separator, end] = format.call_markers()?.map(marker);
+            let name = match format {
+                ToolCallFormat::Kimi => {
+                    format!("{} /[0-9]{{1,3}}/", literal(&format!("functions.{name}:")))
+                }
+                _ => literal(name),
+            };
+            format!("{begin} {name} {separator} {arguments} {end}")
+        }
         ToolCallFormat::Harmony => format!(
             "{} {} {} \"json\" {} {arguments}",
             marker("<|channel|>"),

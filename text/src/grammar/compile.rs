@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::earley::{Parser, SlicedBiasComputer};
@@ -21,6 +21,9 @@ use crate::{ReasoningFormat, Tokenizer};
 
 /// Time that compiling a grammar may take. The limits below end it long before.
 const DEADLINE: Duration = Duration::from_secs(3);
+/// Time from the beginning of a compilation after which no further schema is compiled to find the
+/// one that is wrong, so that the error is there before the deadline.
+const SEARCH: Duration = Duration::from_secs(1);
 /// Whitespace in one place of a JSON value, as most texts have it. If more is allowed, some models
 /// write it until their answer is cut off.
 const WHITESPACE: &str = "( |\\n {0,16})";
@@ -30,7 +33,8 @@ const CACHED: (usize, usize) = (64, 32 << 20);
 const MAX_MESSAGE: usize = 400;
 
 /// The limits of a grammar and of a mask. A regular expression at the limits takes up to half a
-/// second for a mask, other grammars a few milliseconds. The lexer takes up to 100 MB.
+/// second for a mask, most other grammars a few milliseconds, and an ambiguous one up to seconds.
+/// The lexer takes up to 100 MB.
 fn limits() -> ParserLimits {
     ParserLimits {
         initial_lexer_fuel: 500_000,
@@ -100,7 +104,10 @@ impl GrammarCompiler {
         let compiled = self.cache.get(text, || {
             let (this, grammar) = (self.clone(), grammar.clone());
             let compiled = self.bounded.run(DEADLINE, move || {
-                this.compile_here(&grammar).map_err(|error| this.located(&grammar, error))
+                // The first grammar of a model does not spend the time of the search on it.
+                let _ = this.vocabulary.get_or_init(|| this.vocabulary());
+                let begun = Instant::now();
+                this.compile_here(&grammar).map_err(|error| this.located(&grammar, error, begun))
             });
             compiled.unwrap_or_else(|stopped| Err(GrammarError::new(format!("grammar: {stopped}"))))
         })?;
@@ -122,15 +129,20 @@ impl GrammarCompiler {
         Ok((Compiled { matcher: Mutex::new(matcher), mask, workers: workers.clone() }, bytes))
     }
 
-    /// The error of a grammar, with the path of what is wrong in a JSON schema.
-    fn located(&self, grammar: &Grammar, error: GrammarError) -> GrammarError {
+    /// The error of a grammar that began to be compiled at `begun`, with the path of what is wrong
+    /// in a JSON schema, as far as it is found in time.
+    fn located(&self, grammar: &Grammar, error: GrammarError, begun: Instant) -> GrammarError {
         match grammar {
             Grammar::JsonSchema(schema) if error.path.is_empty() => {
-                let fails =
-                    |part: &Value| self.compile_here(&Grammar::JsonSchema(part.clone())).err();
+                let fails = |part: &Value| {
+                    if begun.elapsed() > SEARCH {
+                        return None;
+                    }
+                    self.compile_here(&Grammar::JsonSchema(part.clone())).err()
+                };
                 schema::locate(schema, error, fails)
             }
-            Grammar::AfterReasoning { then, .. } => self.located(then, error),
+            Grammar::AfterReasoning { then, .. } => self.located(then, error, begun),
             _ => error,
         }
     }

@@ -4,7 +4,8 @@ use serde_json::Value;
 
 /// Maximum number of alternatives that are compared.
 const MAX_ALTERNATIVES: usize = 256;
-/// Maximum number of values that are compared with each other.
+/// Maximum number of values of one schema that are compared with each other, together with the
+/// length of the references that are followed for it, in bytes.
 const MAX_COMPARISONS: usize = 1 << 20;
 /// Maximum number of references that are followed to a schema.
 const MAX_REFERENCES: usize = 8;
@@ -12,28 +13,50 @@ const MAX_REFERENCES: usize = 8;
 pub(super) const TYPES: [&str; 7] =
     ["array", "boolean", "integer", "null", "number", "object", "string"];
 
-/// Whether every two alternatives are disjoint, as far as it can be seen: by their types, their
-/// constants, or constants of a property that both require, such as a discriminator. References
-/// are paths in the schema `root`.
-pub(super) fn all(root: &Value, alternatives: &[Value]) -> bool {
-    if alternatives.len() > MAX_ALTERNATIVES {
-        return false;
-    }
-    let mut compare = Compare { root, left: MAX_COMPARISONS };
-    let resolved: Vec<&Value> = alternatives.iter().map(|schema| resolve(root, schema)).collect();
-    let mut pairs = resolved.iter().enumerate();
-    pairs.all(|(index, first)| {
-        resolved[index + 1..].iter().all(|second| compare.are_disjoint(first, second, true))
-    })
-}
-
-struct Compare<'a> {
+/// Compares the alternatives within one schema. What they may cost is limited for all together.
+pub(super) struct Disjoint<'a> {
+    /// The schema in which references are paths.
     root: &'a Value,
     /// Number of values that may still be compared.
     left: usize,
 }
 
-impl Compare<'_> {
+impl<'a> Disjoint<'a> {
+    /// Compares alternatives in the schema `root`.
+    pub(super) fn new(root: &'a Value) -> Self {
+        Self { root, left: MAX_COMPARISONS }
+    }
+
+    /// Whether every two alternatives are disjoint, as far as it can be seen: by their types, their
+    /// constants, or constants of a property that both require, such as a discriminator.
+    pub(super) fn all(&mut self, alternatives: &[Value]) -> bool {
+        if alternatives.len() > MAX_ALTERNATIVES {
+            return false;
+        }
+        let resolved: Vec<&Value> =
+            alternatives.iter().map(|schema| self.resolve(schema)).collect();
+        let mut pairs = resolved.iter().enumerate();
+        pairs.all(|(index, first)| {
+            resolved[index + 1..].iter().all(|second| self.are_disjoint(first, second, true))
+        })
+    }
+
+    /// The schema, or the one that it refers to.
+    fn resolve<'s>(&mut self, mut schema: &'s Value) -> &'s Value
+    where
+        'a: 's,
+    {
+        for _ in 0..MAX_REFERENCES {
+            let path = schema["$ref"].as_str().and_then(|path| path.strip_prefix('#'));
+            let Some(path) = path.filter(|path| self.may_compare(path.len())) else { break };
+            match self.root.pointer(path) {
+                Some(target) => schema = target,
+                None => break,
+            }
+        }
+        schema
+    }
+
     /// Whether so many values may be compared.
     fn may_compare(&mut self, count: usize) -> bool {
         let left = self.left.checked_sub(count);
@@ -72,8 +95,8 @@ impl Compare<'_> {
         };
         let common = first_names.iter().filter(|name| second_names.contains(name));
         common.filter_map(Value::as_str).any(|name| {
-            let property = |schema| resolve(self.root, property_of(schema, name));
-            let (property, other) = (property(first), property(second));
+            let property = self.resolve(property_of(first, name));
+            let other = self.resolve(property_of(second, name));
             self.are_disjoint(property, other, false)
         })
     }
@@ -82,18 +105,6 @@ impl Compare<'_> {
 /// The schema of a property.
 fn property_of<'a>(schema: &'a Value, name: &str) -> &'a Value {
     &schema["properties"][name]
-}
-
-/// The schema, or the one that it refers to.
-fn resolve<'a>(root: &'a Value, mut schema: &'a Value) -> &'a Value {
-    for _ in 0..MAX_REFERENCES {
-        let path = schema["$ref"].as_str().and_then(|path| path.strip_prefix('#'));
-        match path.and_then(|path| root.pointer(path)) {
-            Some(target) => schema = target,
-            None => break,
-        }
-    }
-    schema
 }
 
 /// The values that a schema allows, if it lists them.
@@ -162,7 +173,8 @@ mod tests {
             (json!([{"$ref": "#/$defs/D"}, {"type": "string"}]), false),
         ] {
             let alternatives = alternatives.as_array().expect("a list");
-            assert_eq!(all(&root, alternatives), expected, "{alternatives:?}");
+            let found = Disjoint::new(&root).all(alternatives);
+            assert_eq!(found, expected, "{alternatives:?}");
         }
     }
 }

@@ -5,8 +5,9 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use super::schema::{count, is_known_format, looks_around, member_schemas};
-use super::{Grammar, disjoint};
+use super::Grammar;
+use super::disjoint::Disjoint;
+use super::schema::{add_to_all_of, count, is_known_format, looks_around, member_schemas};
 
 /// How the JSON schema of a client is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,22 +31,24 @@ impl SchemaOptions {
         }
         let mut parts = HashSet::new();
         add_parts(&schema, &mut parts);
-        let relax = Relax { options: self, parts, root: schema.clone() };
+        let root = schema.clone();
+        let mut relax = Relax { options: self, parts, disjoint: Disjoint::new(&root) };
         relax.schema(schema, 0, false)
     }
 }
 
-struct Relax {
+struct Relax<'a> {
     options: SchemaOptions,
-    root: Value,
+    /// Compares alternatives of the schema as the client has written it.
+    disjoint: Disjoint<'a>,
     /// References to schemas that are only a part of what is said about a value.
     parts: HashSet<String>,
 }
 
-impl Relax {
+impl Relax<'_> {
     /// `is_part` tells whether the schema is only a part of what is said about a value, so that it
     /// does not know all properties of an object.
-    fn schema(&self, schema: Value, depth: usize, is_part: bool) -> Value {
+    fn schema(&mut self, schema: Value, depth: usize, is_part: bool) -> Value {
         let Value::Object(mut members) = schema else { return schema };
         if depth > Grammar::MAX_SCHEMA_DEPTH {
             // `Grammar::check` refuses it.
@@ -78,7 +81,7 @@ impl Relax {
         Value::Object(members)
     }
 
-    fn remove_what_cannot_be_enforced(&self, members: &mut Map<String, Value>) {
+    fn remove_what_cannot_be_enforced(&mut self, members: &mut Map<String, Value>) {
         members.remove("uniqueItems");
         members.remove("propertyNames");
         members.retain(|keyword, value| match (keyword.as_str(), value.as_str()) {
@@ -87,13 +90,9 @@ impl Relax {
             _ => true,
         });
         let one_of = members.get("oneOf").and_then(Value::as_array);
-        if one_of.is_some_and(|alternatives| !disjoint::all(&self.root, alternatives)) {
+        if one_of.is_some_and(|alternatives| !self.disjoint.all(alternatives)) {
             let alternatives = members.remove("oneOf");
-            let any_of = json!({ "anyOf": alternatives });
-            match members.get_mut("allOf").and_then(Value::as_array_mut) {
-                Some(all_of) => all_of.push(any_of),
-                None => drop(members.insert("allOf".to_owned(), json!([any_of]))),
-            }
+            add_to_all_of(members, [json!({ "anyOf": alternatives })]);
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::disjoint::{self, TYPES};
+use super::disjoint::{Disjoint, TYPES};
 use super::{Grammar, GrammarError};
 
 /// Maximum number of schemas that are compiled to find the one that is wrong.
@@ -66,7 +66,8 @@ const FORMATS: [&str; 10] =
 /// # Errors
 /// [`GrammarError`] if it exceeds a limit or has a keyword that is not supported.
 pub(super) fn supported(schema: &Value) -> Result<Value, GrammarError> {
-    let mut check = Check { root: schema, path: Vec::new(), values: 0, bytes: 0 };
+    let disjoint = Disjoint::new(schema);
+    let mut check = Check { disjoint, path: Vec::new(), values: 0, bytes: 0 };
     check.schema(schema)
 }
 
@@ -159,6 +160,17 @@ fn shortened(mut path: String) -> String {
     path
 }
 
+/// Adds schemas to those that a value has to follow all.
+pub(super) fn add_to_all_of(
+    members: &mut Map<String, Value>,
+    schemas: impl IntoIterator<Item = Value>,
+) {
+    match members.get_mut("allOf").and_then(Value::as_array_mut) {
+        Some(all_of) => all_of.extend(schemas),
+        None => drop(members.insert("allOf".to_owned(), schemas.into_iter().collect())),
+    }
+}
+
 /// Number of values in a value.
 pub(super) fn count(value: &Value) -> usize {
     match value {
@@ -169,8 +181,8 @@ pub(super) fn count(value: &Value) -> usize {
 }
 
 struct Check<'a> {
-    /// The whole schema.
-    root: &'a Value,
+    /// Compares alternatives of the whole schema.
+    disjoint: Disjoint<'a>,
     /// Names and indices from the root to the value that is checked.
     path: Vec<String>,
     /// Number of values so far.
@@ -231,14 +243,10 @@ impl Check<'_> {
         }
         // The alternatives are disjoint, so that both mean the same.
         if let Some(one_of) = kept.remove("oneOf") {
-            match kept.get_mut("anyOf") {
+            match kept.remove("anyOf") {
                 Some(any_of) => {
-                    let both = [any_of.take(), one_of].map(|list| json!({ "anyOf": list }));
-                    kept.remove("anyOf");
-                    match kept.get_mut("allOf").and_then(Value::as_array_mut) {
-                        Some(all_of) => all_of.extend(both),
-                        None => drop(kept.insert("allOf".to_owned(), json!(both))),
-                    }
+                    let both = [any_of, one_of].map(|list| json!({ "anyOf": list }));
+                    add_to_all_of(&mut kept, both);
                 }
                 None => drop(kept.insert("anyOf".to_owned(), one_of)),
             }
@@ -254,7 +262,7 @@ impl Check<'_> {
             _ if is(&ANNOTATIONS) || keyword.starts_with("x-") => Ok(None),
             Value::Bool(false) if keyword == "uniqueItems" || keyword == "nullable" => Ok(None),
             Value::Array(alternatives)
-                if keyword == "oneOf" && !disjoint::all(self.root, alternatives) =>
+                if keyword == "oneOf" && !self.disjoint.all(alternatives) =>
             {
                 self.fail(
                     "expected alternatives that are told apart by their types, or by constants of \
