@@ -234,11 +234,11 @@ fn use_every_field(config: &DecoderConfig) {
         layers,
     } = config;
     for layer in layers {
-        // `Decoder::compute`, `Decoder::attend` and `Layer::load`
+        // `Decoder::compute`, `Decoder::attend` and `DecoderConfig::weights`
         let LayerConfig { rope: _, sliding_window: _, experts: _ } = layer;
     }
     if let Some(experts) = experts {
-        // `Experts::load` and `ExpertsConfig::choose`
+        // `DecoderConfig::weights`, `experts::groups` and `ExpertsConfig::choose`
         let ExpertsConfig {
             count: _,
             per_token: _,

@@ -229,22 +229,24 @@ impl Weights {
     /// # Errors
     /// [`ModelError::WrongShape`] if there is another number of rows.
     pub(crate) fn pair_adjacent_rows(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
-        // In the order of their names, so that the error does not depend on chance.
-        let mut tensors: Vec<_> = self.tensors.iter_mut().collect();
-        tensors.sort_unstable_by_key(|&(name, _)| name);
-        for (name, stored) in tensors {
-            let Some(pairs) = AdjacentPairs::of(config, name) else { continue };
-            if stored.shape.first() != Some(&pairs.rows()) {
-                let mut expected = stored.shape.clone();
-                expected.splice(..1.min(expected.len()), [pairs.rows()]);
-                return Err(ModelError::WrongShape {
-                    file: self.regions[stored.region].file.clone(),
-                    tensor: name.clone(),
-                    expected,
-                    got: stored.shape.clone(),
-                });
+        for layer in config.weights().layers {
+            let [q, k, _] = layer.qkv.parts;
+            for (part, heads) in [(k, config.num_kv_heads), (q, config.num_heads)] {
+                let pairs = AdjacentPairs::of(config, heads);
+                for spec in part.bias.into_iter().chain([part.weight]) {
+                    // `check` finds the ones that are missing.
+                    let Some(stored) = self.tensors.get_mut(&spec.name) else { continue };
+                    if stored.shape.first() != Some(&pairs.rows()) {
+                        return Err(ModelError::WrongShape {
+                            file: self.regions[stored.region].file.clone(),
+                            tensor: spec.name,
+                            expected: spec.shape,
+                            got: stored.shape.clone(),
+                        });
+                    }
+                    stored.pairs = Some(pairs);
+                }
             }
-            stored.pairs = Some(pairs);
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Tests batch invariance: a row of logits depends, bit for bit, only on the tokens of its
 //! sequence.
 
-use stolon_backend::{Draw, LogitRows, StepBatch};
+use stolon_backend::{Draw, LogitRows};
 use stolon_cuda::{CandleOptions, ComputeType};
 use stolon_model::KvType;
 
@@ -74,11 +74,7 @@ fn tokens_are_drawn_from_their_rows() {
         with_rows(LogitRows::Last, &subject.other, 10),
         with_rows(LogitRows::Drawn(random), &subject.other[..7], 20),
     ];
-    let batch = StepBatch {
-        tokens: parts.iter().flat_map(|part| part.tokens.clone()).collect(),
-        sequences: parts.iter().map(|part| part.slice.clone()).collect(),
-    };
-    let output = subject.backend(16, 1).step(&batch).expect("a good batch");
+    let output = subject.backend(16, 1).step(&run::batch(&parts)).expect("a good batch");
     let rows = [(&subject.tokens[..], Draw::GREEDY), (&subject.other[..7], random)];
     let expected = rows.map(|(tokens, draw)| draw.of(&subject.reference(tokens)[tokens.len() - 1]));
     assert_eq!(output.drawn, expected);

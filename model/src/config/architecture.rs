@@ -158,8 +158,9 @@ pub(crate) struct Rotation {
     /// elements `i` and `i + rotary_dim / 2`, and so it is in memory: the rows of q and k are
     /// reordered.
     pub(crate) adjacent: bool,
-    /// Whether some layers have no rotary embedding, as `no_rope_layers` says (SmolLM3).
-    pub(super) may_be_left_out: bool,
+    /// Every such layer has no rotary embedding, unless `no_rope_layers` says otherwise (SmolLM3);
+    /// `None` if all have one.
+    pub(super) unrotated_step: Option<usize>,
     /// Default of `original_max_position_embeddings`.
     pub(super) original_context: Option<usize>,
     /// The scaling if the key `rope_parameters` is missing.

@@ -15,17 +15,9 @@ pub(crate) struct AdjacentPairs {
 }
 
 impl AdjacentPairs {
-    /// The order of the rows of the tensor `name` in files in which adjacent rows form pairs; `None`
-    /// if it is neither q nor k.
-    pub(crate) fn of(config: &DecoderConfig, name: &str) -> Option<Self> {
-        let heads = if name.contains(".self_attn.q_proj.") {
-            config.num_heads
-        } else if name.contains(".self_attn.k_proj.") {
-            config.num_kv_heads
-        } else {
-            return None;
-        };
-        Some(Self { heads, head_dim: config.head_dim, rotary_dim: config.rotary_dim() })
+    /// The order of the rows of `heads` heads.
+    pub(crate) fn of(config: &DecoderConfig, heads: usize) -> Self {
+        Self { heads, head_dim: config.head_dim, rotary_dim: config.rotary_dim() }
     }
 
     /// Number of rows.
@@ -33,8 +25,8 @@ impl AdjacentPairs {
         self.heads * self.head_dim
     }
 
-    /// Brings the rows in `bytes`, of which there are [`Self::rows`], into the order that they have in memory. Whole rows are
-    /// moved, so this works for quantised ones too.
+    /// Brings the rows in `bytes`, of which there are [`Self::rows`], into the order that they have
+    /// in memory. Whole rows are moved, so this works for quantised ones too.
     pub(crate) fn separate(self, bytes: &[u8]) -> Vec<u8> {
         let row_bytes = bytes.len() / self.rows();
         let half = self.rotary_dim / 2;

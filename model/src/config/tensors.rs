@@ -291,18 +291,6 @@ fn linear(module: &str, shape: [usize; 2], bias: bool) -> LinearWeights {
 }
 
 impl LinearWeights {
-    /// Number of rows of the matrix: the size of the result.
-    #[must_use]
-    pub fn rows(&self) -> usize {
-        self.weight.shape[0]
-    }
-
-    /// Number of columns of the matrix: the size of the operand.
-    #[must_use]
-    pub fn columns(&self) -> usize {
-        self.weight.shape[1]
-    }
-
     fn list(self, list: &mut Vec<TensorSpec>) {
         let Self { weight, bias } = self;
         list.push(weight);

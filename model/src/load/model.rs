@@ -50,18 +50,6 @@ pub struct GenerationDefaults {
     pub repetition_penalty: Option<f32>,
 }
 
-/// What chats are sampled with if the model's authors recommend nothing: the defaults of llama.cpp.
-const USUAL: GenerationDefaults = GenerationDefaults {
-    eos_token_ids: Vec::new(),
-    bos_token_id: None,
-    do_sample: Some(true),
-    temperature: Some(0.8),
-    top_k: Some(40),
-    top_p: Some(0.95),
-    min_p: Some(0.05),
-    repetition_penalty: None,
-};
-
 impl GenerationDefaults {
     /// The sampling parameters that the model's authors recommend. Greedy if they recommend none.
     #[must_use]
@@ -84,13 +72,14 @@ impl GenerationDefaults {
         if self.do_sample.is_some() {
             return self.recommended_sampling();
         }
+        // The defaults of llama.cpp.
         let usual = Self {
-            temperature: self.temperature.or(USUAL.temperature),
-            top_k: self.top_k.or(USUAL.top_k),
-            top_p: self.top_p.or(USUAL.top_p),
-            min_p: self.min_p.or(USUAL.min_p),
-            repetition_penalty: self.repetition_penalty,
-            ..USUAL
+            do_sample: Some(true),
+            temperature: self.temperature.or(Some(0.8)),
+            top_k: self.top_k.or(Some(40)),
+            top_p: self.top_p.or(Some(0.95)),
+            min_p: self.min_p.or(Some(0.05)),
+            ..self.clone()
         };
         usual.recommended_sampling()
     }

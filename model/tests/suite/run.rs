@@ -29,13 +29,17 @@ pub(crate) fn part(tokens: &[u32], start: usize, end: usize, table: &[BlockId]) 
     }
 }
 
-/// Runs the parts as one batch. Returns the rows of logits of each part.
-pub(crate) fn step(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32>>> {
-    let batch = StepBatch {
+/// The parts as one batch.
+pub(crate) fn batch(parts: &[Part]) -> StepBatch {
+    StepBatch {
         tokens: parts.iter().flat_map(|part| part.tokens.clone()).collect(),
         sequences: parts.iter().map(|part| part.slice.clone()).collect(),
-    };
-    let logits = backend.step(&batch).expect("a good batch").logits;
+    }
+}
+
+/// Runs the parts as one batch. Returns the rows of logits of each part.
+pub(crate) fn step(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32>>> {
+    let logits = backend.step(&batch(parts)).expect("a good batch").logits;
     let mut rows = logits.chunks_exact(backend.spec().vocab_size).map(<[f32]>::to_vec);
     let counts = parts.iter().map(|part| part.slice.logit_rows.logits(part.tokens.len()).len());
     let rows = counts.map(|count| rows.by_ref().take(count).collect()).collect();
@@ -45,11 +49,7 @@ pub(crate) fn step(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32
 
 /// Runs the parts as one batch. Returns the hidden states of each part.
 pub(crate) fn hidden(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32>>> {
-    let batch = StepBatch {
-        tokens: parts.iter().flat_map(|part| part.tokens.clone()).collect(),
-        sequences: parts.iter().map(|part| part.slice.clone()).collect(),
-    };
-    let hidden = backend.step(&batch).expect("a good batch").hidden;
+    let hidden = backend.step(&batch(parts)).expect("a good batch").hidden;
     let width = backend.spec().hidden_size.expect("a decoder has hidden states");
     let mut rows = hidden.chunks_exact(width).map(<[f32]>::to_vec);
     let counts = parts.iter().map(|part| part.slice.logit_rows.hidden(part.tokens.len()).len());

@@ -184,8 +184,10 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
 
 /// The type in which the converter stores a tensor in a file with matrices in `dtype`.
 pub(crate) fn stored_type(spec: &TensorSpec, dtype: TensorType) -> TensorType {
-    let routes = ["mlp.gate.", "mlp.shared_expert_gate."].iter().any(|s| spec.name.contains(s));
-    if spec.role.is_matrix() && !routes { dtype } else { TensorType::F32 }
+    match spec.role {
+        TensorRole::Embedding | TensorRole::Matrix => dtype,
+        TensorRole::Router | TensorRole::Norm | TensorRole::Bias => TensorType::F32,
+    }
 }
 
 /// The GGUF name of Phi-3's tensor with the rows of several matrices, of which `name` is one, and

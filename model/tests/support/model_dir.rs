@@ -5,28 +5,12 @@ use std::path::Path;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use stolon_model::random::random_model;
-use stolon_model::{DecoderConfig, TensorType, Weights};
+use stolon_model::{Architecture, DecoderConfig, TensorType, Weights};
 
 /// The `model_type` of each architecture.
-pub(crate) const ARCHITECTURES: [&str; 17] = [
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "granite",
-    "olmo2",
-    "olmo3",
-    "smollm3",
-    "phi3",
-    "glm4",
-    "ernie4_5",
-    "gemma2",
-    "gemma3_text",
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "gpt_oss",
-];
+pub(crate) fn architectures() -> impl Iterator<Item = &'static str> {
+    Architecture::all().map(Architecture::name)
+}
 
 /// The architectures in whose files adjacent rows of q and k form the pairs that are rotated.
 pub(crate) const ADJACENT: [&str; 2] = ["glm4", "ernie4_5"];

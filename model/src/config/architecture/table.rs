@@ -47,7 +47,7 @@ const LLAMA: Description = Description {
         local_theta: None,
         partial: None,
         adjacent: false,
-        may_be_left_out: false,
+        unrotated_step: None,
         original_context: None,
         scaling: None,
     },
@@ -181,7 +181,7 @@ const SMOLLM3: Description = Description {
         bos_token_id: Some(128_000),
         ..LLAMA.defaults
     },
-    rotation: Rotation { theta: 2e6, may_be_left_out: true, ..LLAMA.rotation },
+    rotation: Rotation { theta: 2e6, unrotated_step: Some(4), ..LLAMA.rotation },
     windows: Windows::Some(Pattern::Unrotated),
     windows_need_flag: true,
     gguf: Gguf { name: Some("smollm3"), ..LLAMA.gguf },

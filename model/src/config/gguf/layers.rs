@@ -6,9 +6,6 @@ use super::Metadata;
 use crate::error::ModelError;
 use crate::gguf::Value;
 
-/// Every such layer of SmolLM3 has no rotary embedding.
-const UNROTATED_STEP: usize = 4;
-
 impl Metadata<'_> {
     /// Number of layers.
     pub(super) fn layer_count(&self) -> Result<usize, ModelError> {
@@ -41,7 +38,7 @@ impl Metadata<'_> {
             let mark = self.value("rope.scaling.finetuned").and_then(Value::as_bool);
             let rotated = mark != Some(false) || !row.gguf.marks_unrotated;
             // No layer number is a multiple of 0.
-            let step = if row.rotation.may_be_left_out { UNROTATED_STEP } else { 0 };
+            let step = row.rotation.unrotated_step.unwrap_or(0);
             let rope = |number: usize| (rotated && !number.is_multiple_of(step)).then_some(0);
             let layer = |number| LayerConfig { rope: rope(number), ..full };
             return Ok((ropes, (1..=count).map(layer).collect()));

@@ -20,9 +20,9 @@ pub(super) fn parse(
         return Err(keys.invalid("num_hidden_layers", &format!("at most {LAYERS_MAX}")));
     }
     let window = window(row, keys)?;
-    let rotated = match row.rotation.may_be_left_out {
-        true => rotated_layers(keys, count)?,
-        false => vec![true; count],
+    let rotated = match row.rotation.unrotated_step {
+        Some(step) => rotated_layers(keys, count, step)?,
+        None => vec![true; count],
     };
     let kinds = keys.texts("layer_types")?;
     let is_sliding = match row.windows {
@@ -95,15 +95,15 @@ fn by_pattern(
     })
 }
 
-/// Which layers have a rotary embedding (SmolLM3).
-fn rotated_layers(keys: &Keys<'_>, count: usize) -> Result<Vec<bool>, ModelError> {
+/// Which layers have a rotary embedding: all but every `step`-th, unless the keys say otherwise.
+fn rotated_layers(keys: &Keys<'_>, count: usize, step: usize) -> Result<Vec<bool>, ModelError> {
     // Despite its name, the list has 1 for layers with a rotary embedding.
     let key = "no_rope_layers";
     match keys.flags(key)? {
         Some(rotated) if rotated.len() >= count => Ok(rotated[..count].to_vec()),
         Some(_) => Err(keys.invalid(key, &format!("at least {count} entries, one per layer"))),
         None => {
-            let interval = keys.size("no_rope_layer_interval")?.unwrap_or(4);
+            let interval = keys.size("no_rope_layer_interval")?.unwrap_or(step);
             Ok((1..=count).map(|number| number % interval != 0).collect())
         }
     }
