@@ -106,8 +106,9 @@ function open(chat) {
 /** Takes over what another tab has changed. */
 function reload() {
   const own = running?.chat ?? current;
-  const others = store.load().filter((chat) => chat.id !== own.id);
-  const latest = store.load().find((chat) => chat.id === own.id);
+  const stored = store.load();
+  const others = stored.filter((chat) => chat.id !== own.id);
+  const latest = stored.find((chat) => chat.id === own.id);
   if (!running && latest && latest.changed > own.changed) Object.assign(own, latest);
   chats = [own, ...others].sort((a, b) => b.changed - a.changed);
   current = chats.find((chat) => chat.id === current.id) ?? own;

@@ -107,15 +107,15 @@ pub(super) async fn client(
 ) -> Result<Response, ApiError> {
     app.access.check_rebound(peer(&request), request.headers())?;
     let key = app.access.key(request.headers())?;
-    let tenant = app.access.tenant(key.as_ref(), request.headers())?;
+    let tenant = app.access.tenant(key.as_deref(), request.headers())?;
     let deadline = Deadline::of(request.headers())?;
-    let key_name = key.as_ref().map(AcceptedKey::name);
+    let key_name = key.as_deref().map(AcceptedKey::name);
     let owner = tenant.0.as_deref().or(key_name).unwrap_or_default().to_owned();
     let identity = match owner.as_str() {
         "" => peer(&request).map(|address| address.to_canonical().to_string().into()),
         owner => Some(owner.into()),
     };
-    let quota = key.and_then(|key| key.quota);
+    let quota = key.and_then(|key| key.quota.clone());
     request.extensions_mut().insert(Caller { tenant, owner, identity, deadline, quota });
     Ok(next.run(request).await)
 }
@@ -156,7 +156,7 @@ impl Access {
     }
 
     /// The request's key; `None` if there are no keys.
-    fn key(&self, headers: &HeaderMap) -> Result<Option<AcceptedKey>, ApiError> {
+    fn key(&self, headers: &HeaderMap) -> Result<Option<Arc<AcceptedKey>>, ApiError> {
         if self.api_keys.is_empty() {
             return Ok(None);
         }

@@ -17,6 +17,7 @@ use super::access::Tenant;
 use super::advice::Ignored;
 use super::chat::messages;
 use super::completions::engine_request;
+use super::dialogue::tool_use;
 use super::error::{ApiError, cut};
 use super::parts::{PathId, Query};
 use super::receive::Received;
@@ -249,12 +250,13 @@ impl CachePrompt {
         let mut requests: Vec<Request> = match (self.prompt, self.messages) {
             (Some(prompt), None) => prompt.into_prompts().into_iter().map(engine_request).collect(),
             (None, Some(conversation)) => {
-                let options = ChatOptions {
+                let mut options = ChatOptions {
                     special_tokens_in_messages: app.special_tokens_in_messages,
                     add_generation_prompt: self.add_generation_prompt.unwrap_or(true),
                     variables: self.chat_template_kwargs.unwrap_or_default(),
                     ..ChatOptions::default()
                 };
+                options.describe_tools = tool_use(app, &options)?.is_described;
                 vec![
                     Request::chat(messages(conversation, &Ignored::default())?)
                         .chat_options(options),

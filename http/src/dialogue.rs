@@ -252,10 +252,7 @@ fn after_reasoning(grammar: Grammar, format: &AnswerFormat) -> Grammar {
 
 /// How the model calls tools in a conversation with these options.
 pub(super) fn tool_use(app: &App, options: &ChatOptions) -> Result<ToolUse, ApiError> {
-    let chosen = match app.tool_calls {
-        FormatChoice::Format(format) => Some(format),
-        FormatChoice::Auto | FormatChoice::Off => None,
-    };
+    let chosen = app.tool_calls.or_else(|| None);
     let tool_use = app.engine.chat_template()?.tool_use(options, chosen);
     Ok(tool_use.map_err(stolon::Error::from)?)
 }

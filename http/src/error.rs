@@ -87,6 +87,12 @@ impl ApiError {
         Self::new(StatusCode::GATEWAY_TIMEOUT, message).code("timeout")
     }
 
+    /// 429: the request may succeed after `wait`.
+    fn too_many(message: String, code: &'static str, wait: Duration) -> Self {
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).code(code);
+        Self { retry_after: Some(wait), ..error }
+    }
+
     /// 503: the request may succeed after `wait`.
     pub(super) fn unavailable(message: impl Into<String>, wait: Duration) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
@@ -243,8 +249,7 @@ impl ApiError {
                      are waiting; try again in {} s",
                     whole_seconds(retry_after)
                 );
-                let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("overloaded");
-                Self { retry_after: Some(retry_after), ..error }
+                Self::too_many(message, "overloaded", retry_after)
             }
             EngineError::QuotaExceeded {
                 retry_after,
@@ -259,8 +264,7 @@ impl ApiError {
                      is {queued_tokens}; try again in {} s",
                     whole_seconds(retry_after)
                 );
-                let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("key_limit");
-                Self { retry_after: Some(retry_after), ..error }
+                Self::too_many(message, "key_limit", retry_after)
             }
             error if error.is_retryable() => {
                 let refused = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);

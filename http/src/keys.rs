@@ -57,10 +57,10 @@ pub struct ApiKey {
 /// The keys that a server accepts. Clones are the same set, which can be replaced while the server
 /// runs.
 #[derive(Clone, Debug, Default)]
-pub struct ApiKeys(Arc<ArcSwap<Vec<AcceptedKey>>>);
+pub struct ApiKeys(Arc<ArcSwap<Vec<Arc<AcceptedKey>>>>);
 
 /// A key in use.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct AcceptedKey {
     key: ApiKey,
     /// What its requests occupy, if it has limits.
@@ -92,12 +92,12 @@ impl ApiKeys {
                 (&old.key.name, &old.key.key.0, old.key.limits)
                     == (&key.name, &key.key.0, key.limits)
             });
-            let new_quota = || {
-                let KeyLimits { running_tokens, queued_tokens } = key.limits;
-                running_tokens.map(|running| Quota::new(running, queued_tokens))
-            };
-            let quota = same.map_or_else(new_quota, |old| old.quota.clone());
-            AcceptedKey { key, quota }
+            if let Some(same) = same {
+                return Arc::clone(same);
+            }
+            let KeyLimits { running_tokens, queued_tokens } = key.limits;
+            let quota = running_tokens.map(|running| Quota::new(running, queued_tokens));
+            Arc::new(AcceptedKey { key, quota })
         };
         self.0.store(Arc::new(keys.into_iter().map(accept).collect()));
     }
@@ -109,7 +109,7 @@ impl ApiKeys {
 
     /// The key that a client has sent. All keys are compared, so that the time does not tell which
     /// one is close.
-    pub(super) fn find(&self, given: &str) -> Option<AcceptedKey> {
+    pub(super) fn find(&self, given: &str) -> Option<Arc<AcceptedKey>> {
         let keys = self.0.load();
         let matching = keys.iter().fold(None, |found, accepted| {
             if accepted.key.key.matches(given) { Some(accepted) } else { found }

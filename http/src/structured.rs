@@ -39,7 +39,7 @@ pub(super) fn grammar(
     let mut given: Vec<Given> = Vec::new();
     let outputs = options.structured_outputs.take();
     let closed = outputs.as_ref().and_then(|outputs| outputs.disable_additional_properties);
-    let additional_properties = !closed.unwrap_or(true);
+    let additional_properties = closed == Some(false);
     let response_format = options.response_format.take().map(|format| ("response_format", format));
     for (name, format) in format.into_iter().chain(response_format) {
         given.extend(of_format(name, format, additional_properties, ignored)?);
@@ -53,10 +53,9 @@ pub(super) fn grammar(
             "structured_outputs.choice",
             "structured_outputs.grammar",
         ];
-        add(names, outputs, &mut given)?;
+        add(names, outputs, additional_properties, &mut given)?;
     }
     let guided = StructuredOutputs {
-        disable_additional_properties: closed,
         json: options.guided_json.take(),
         regex: options.guided_regex.take(),
         choice: options.guided_choice.take(),
@@ -66,6 +65,7 @@ pub(super) fn grammar(
     add(
         ["guided_json", "", "guided_regex", "guided_choice", "guided_grammar"],
         guided,
+        additional_properties,
         &mut given,
     )?;
     if let [Given { param: first, .. }, Given { param: second, .. }, ..] = given.as_slice() {
@@ -79,11 +79,12 @@ pub(super) fn grammar(
 fn add(
     names: [&'static str; 5],
     outputs: StructuredOutputs,
+    additional_properties: bool,
     given: &mut Vec<Given>,
 ) -> Result<(), ApiError> {
     let [json, json_object, regex, choice, grammar] = names;
+    let checked = given.len();
     if let Some(schema) = outputs.json {
-        let additional_properties = outputs.disable_additional_properties == Some(false);
         let options = SchemaOptions { strict: false, additional_properties };
         let schema = options.apply(schema_value(json, schema)?);
         given.push(Given::new(json, Grammar::JsonSchema(schema)));
@@ -94,7 +95,7 @@ fn add(
     given.extend(outputs.regex.map(|text| Given::new(regex, Grammar::Regex(text))));
     given.extend(outputs.choice.map(|texts| Given::new(choice, Grammar::Choice(texts))));
     given.extend(outputs.grammar.map(|text| Given::new(grammar, Grammar::of_text(text))));
-    for Given { path, grammar, .. } in given {
+    for Given { path, grammar, .. } in &given[checked..] {
         grammar.check().map_err(|error| refused(path, &error))?;
     }
     Ok(())

@@ -99,7 +99,7 @@ fn tenants_are_kept_apart() {
         ..Access::default()
     };
     let tenant = |access: &Access, headers: &HeaderMap| {
-        access.key(headers).and_then(|key| access.tenant(key.as_ref(), headers))
+        access.key(headers).and_then(|key| access.tenant(key.as_deref(), headers))
     };
     let salt = |access: &Access, header: (&'static str, &str), salt: Option<&str>| {
         tenant(access, &headers(&[header])).ok().and_then(|tenant| tenant.salt(salt))

@@ -26,7 +26,8 @@ pub const MAX_TOKEN_IDS: usize = 4096;
 /// Sampling parameters, stop conditions and delivery of the reply. Every field is optional.
 ///
 /// Sampling parameters that are left out take the values that the model's authors recommend
-/// (`generation_config.json`); without a recommendation, decoding is greedy.
+/// (`generation_config.json`). Without a recommendation, conversations are sampled with temperature
+/// 0.8, top-k 40, top-p 0.95 and min-p 0.05, and completions are greedy.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub struct GenerationOptions {
     /// The model's id, or one of the names given with `--served-model-name`, which replace it.

@@ -22,8 +22,8 @@ pub struct ResponseFormat {
     /// Description of the schema. Without effect.
     pub description: Option<String>,
     /// Whether keywords that cannot be enforced are refused. Default false: `uniqueItems`,
-    /// `propertyNames`, unknown values of `format`, and patterns that look around have no effect
-    /// then. Everything else is always enforced.
+    /// `propertyNames`, unknown values of `format`, patterns that look around, and that only one
+    /// alternative of `oneOf` may be valid have no effect then. Everything else is always enforced.
     pub strict: Option<bool>,
     /// Every other member; must be empty.
     #[serde(flatten)]
@@ -41,8 +41,8 @@ pub struct JsonSchemaFormat {
     /// The JSON schema.
     pub schema: Option<Value>,
     /// Whether keywords that cannot be enforced are refused. Default false: `uniqueItems`,
-    /// `propertyNames`, unknown values of `format`, and patterns that look around have no effect
-    /// then. Everything else is always enforced.
+    /// `propertyNames`, unknown values of `format`, patterns that look around, and that only one
+    /// alternative of `oneOf` may be valid have no effect then. Everything else is always enforced.
     pub strict: Option<bool>,
     /// Every other member; must be empty.
     #[serde(flatten)]
