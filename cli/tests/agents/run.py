@@ -53,13 +53,20 @@ class Agent:
         return f"if '{self.tool}' in names and turn < {turns} %}}{{{{ 'script:{self.name}-' ~ turn }}}}"
 
 
-def claude_calls(folder):
-    notes = str(folder / "notes.txt")
-    return [
-        ("Read", {"file_path": notes}),
-        ("Edit", {"file_path": notes, "old_string": "draft", "new_string": "final"}),
-        ("Bash", {"command": "ls notes.txt > listing.txt", "description": "List the file"}),
-    ]
+def file_calls(tools, arguments):
+    """The calls of an agent that reads, edits and runs with these tools; `arguments` are the names of those with the
+    file, and with what to replace in it by what."""
+    (read, edit, run), (path, old, new) = tools, arguments
+
+    def calls(folder):
+        notes = str(folder / "notes.txt")
+        return [
+            (read, {path: notes}),
+            (edit, {path: notes, old: "draft", new: "final"}),
+            (run, {"command": "ls notes.txt > listing.txt", "description": "List the file"}),
+        ]
+
+    return calls
 
 
 def start_claude(binaries, url, folder, home):
@@ -89,15 +96,6 @@ def start_codex(binaries, url, folder, home):
     return [binaries / "codex", "exec", *flags, TASK], {"CODEX_HOME": str(home), "STOLON_KEY": "dummy"}
 
 
-def opencode_calls(folder):
-    notes = str(folder / "notes.txt")
-    return [
-        ("read", {"filePath": notes}),
-        ("edit", {"filePath": notes, "oldString": "draft", "newString": "final"}),
-        ("bash", {"command": "ls notes.txt > listing.txt", "description": "List the file"}),
-    ]
-
-
 def start_opencode(binaries, url, folder, home):
     provider = {
         "npm": "@ai-sdk/openai-compatible", "name": "Stolon",
@@ -108,10 +106,12 @@ def start_opencode(binaries, url, folder, home):
     return [binaries / "opencode", "run", "--model", "stolon/scripted", TASK], {}
 
 
+CLAUDE_CALLS = file_calls(("Read", "Edit", "Bash"), ("file_path", "old_string", "new_string"))
+OPENCODE_CALLS = file_calls(("read", "edit", "bash"), ("filePath", "oldString", "newString"))
 AGENTS = [
-    Agent("claude", "Read", claude_calls, start_claude),
+    Agent("claude", "Read", CLAUDE_CALLS, start_claude),
     Agent("codex", "exec_command", codex_calls, start_codex),
-    Agent("opencode", "read", opencode_calls, start_opencode),
+    Agent("opencode", "read", OPENCODE_CALLS, start_opencode),
 ]
 
 
