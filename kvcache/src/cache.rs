@@ -303,8 +303,7 @@ impl PrefixCache {
     }
 
     fn free(&mut self, evicted: EvictedBlocks) -> Vec<EvictedBlock> {
-        let content = evicted.to_vec();
-        self.pool.release(evicted);
-        content
+        self.pool.take_evicted(&evicted);
+        evicted.blocks
     }
 }

@@ -119,6 +119,12 @@ impl BlockPool {
     /// Takes back blocks that the tree has evicted. Blocks of another pool are refused;
     /// [`audit`](BlockPool::audit) reports this.
     pub fn release(&mut self, evicted: EvictedBlocks) {
+        self.take_evicted(&evicted);
+    }
+
+    /// [`release`](BlockPool::release) for a caller that still returns the content of the blocks,
+    /// and releases them only once.
+    pub(crate) fn take_evicted(&mut self, evicted: &EvictedBlocks) {
         self.settle();
         if evicted.pool.as_ref().is_none_or(|pool| !Arc::ptr_eq(pool, &self.queue)) {
             self.misused += evicted.len();

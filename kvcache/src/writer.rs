@@ -251,9 +251,9 @@ impl TreeWriter {
     }
 
     /// Number of nodes and tables that were unlinked from the tree and are not freed yet. The writer
-    /// frees them in batches of at least 256, during its operations. So fewer than 256 remain while
-    /// it is idle, and in addition those that a running query could reach at its last operation.
-    /// They are freed with the last handle of the tree at the latest.
+    /// frees them in batches of at least 256, each in an operation after the one that filled it, when
+    /// no query can reach the batch any more. So some remain while it is idle. They are freed with
+    /// the last handle of the tree at the latest.
     pub fn retired_count(&self) -> usize {
         self.arena.retired_count()
     }

@@ -14,6 +14,7 @@ mod arithmetic;
 #[cfg(target_arch = "x86_64")]
 mod bf16_products;
 mod f32_products;
+mod products;
 mod softmax;
 mod work;
 
@@ -27,7 +28,7 @@ use crate::attention::sizes::{POSITIONS_PER_SPAN, POSITIONS_PER_TILE};
 use crate::attention::softmax_state::{AttentionOutput, SoftmaxState};
 use crate::attention::tile_view::{TileLocation, TileView};
 use crate::gemm::group_rows;
-use crate::lanes::{LANES, Lanes, dispatch};
+use crate::lanes::{LANES, Lanes, dispatch, store_some};
 use crate::threads::Threads;
 use arithmetic::{Arithmetic, TilePair};
 #[cfg(target_arch = "x86_64")]
@@ -283,6 +284,7 @@ impl SimdWork<'_> {
         let queries = readers.len() * self.queries;
         let words = self.args.head_dim / A::VALUES_PER_WORD;
         let scales = tile.now.scales();
+        let in_tile = TileScores { scales: scales.as_ref(), softcap: self.args.softcap_base_2() };
         let mut next_first = 0;
         while next_first < queries {
             let first = next_first;
@@ -295,8 +297,6 @@ impl SimdWork<'_> {
             let panels = of_last.end.div_ceil(LANES);
             let group = RowGroup { first, rows, live, queries, panels };
             let whole = of_first.end == POSITIONS_PER_TILE && of_last.start == 0;
-            let in_tile =
-                TileScores { scales: scales.as_ref(), softcap: self.args.softcap_base_2(), panels };
             if of_last.end == 0 || of_first.start == POSITIONS_PER_TILE {
                 continue;
             }
@@ -364,8 +364,8 @@ impl SimdWork<'_> {
                 // by the validated length of `q`, and at most `dim - d` values are read from `d`
                 // on. A row group has `words * rows` words from `first * words` on, and has at most
                 // PADDING_ROWS_MAX rows more than queries, so `to` has room for it. A column is
-                // stored with 16 lanes only if they end within the row group. The lanes beyond its
-                // `rows` fall on the columns after it, which are written later.
+                // stored as a whole vector, but not beyond the end of the row group. The lanes
+                // beyond its `rows` fall on the columns after it, which are written later.
                 unsafe {
                     let d = word * A::VALUES_PER_WORD;
                     let mut square = [A::Lanes::splat(0.0); LANES];
@@ -376,13 +376,7 @@ impl SimdWork<'_> {
                     A::Lanes::transpose(&mut square);
                     for (word, column) in (word..words).zip(square) {
                         let at = to.add(first * words + word * rows);
-                        if (words - word) * rows >= LANES {
-                            column.store(at);
-                        } else {
-                            let mut lanes = [0.0; LANES];
-                            column.store(lanes.as_mut_ptr());
-                            std::ptr::copy_nonoverlapping(lanes.as_ptr(), at, rows);
-                        }
+                        store_some(column, at, (words - word) * rows);
                     }
                 }
             }

@@ -212,7 +212,15 @@ impl<T> Panels<T> for StoredValues<T> {
 /// Values of pairs of successive positions, in words of two values, which are interleaved as they
 /// are read. An f32 stands for two stored values of 16 bits.
 #[cfg(target_arch = "x86_64")]
-pub(super) struct StoredPairs(pub(super) StoredValues<u16>);
+pub(super) struct StoredPairs(StoredValues<u16>);
+
+#[cfg(target_arch = "x86_64")]
+impl From<StoredValues<u16>> for StoredPairs {
+    #[inline(always)]
+    fn from(values: StoredValues<u16>) -> StoredPairs {
+        StoredPairs(values)
+    }
+}
 
 #[cfg(target_arch = "x86_64")]
 impl Panels<f32> for StoredPairs {

@@ -99,19 +99,14 @@ pub(crate) trait Lanes: Copy {
         unreachable!("this instruction set has no dot product of bf16 pairs")
     }
     /// Loads 16 values of 16 bits from each pointer. Lane `i` has value `i` of `first` in its lower
-    /// half and value `i` of `second` in its upper half.
+    /// half and value `i` of `second` in its upper half: operands of [`Self::dot_pairs`].
+    ///
+    /// # Panics
+    /// On every type except the one for AVX-512.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    unsafe fn load_interleaved(first: *const u16, second: *const u16) -> Self {
-        let mut lanes = [0.0; LANES];
-        // SAFETY: both are readable for 16 values, and `lanes` holds 16.
-        unsafe {
-            for (i, lane) in lanes.iter_mut().enumerate() {
-                let (low, high) = (first.add(i).read(), second.add(i).read());
-                *lane = f32::from_bits(u32::from(high) << 16 | u32::from(low));
-            }
-            Self::load(lanes.as_ptr())
-        }
+    unsafe fn load_interleaved(_first: *const u16, _second: *const u16) -> Self {
+        unreachable!("this instruction set has no dot product of bf16 pairs")
     }
     /// The larger value. If either is NaN the result is `other`, so `bound.max(x)` propagates the
     /// NaN of `x`.

@@ -7,12 +7,12 @@
 #![allow(unsafe_code, reason = "accesses scratch memory and the KV cache through raw pointers")]
 
 use super::arithmetic::{Arithmetic, TilePair};
+use super::products::{add_loaded, add_stored, score_loaded, score_panels};
 use super::work::{RowGroup, SimdWork};
 use crate::attention::args::{AttentionArgs, KvSlice};
-use crate::attention::sizes::POSITIONS_PER_TILE;
 use crate::attention::tile_loading::{load_live, prefetch_rows, transpose_panel};
 use crate::attention::tile_view::{StoredPairs, TransposedKeys};
-use crate::gemm::{Bf16Dots, CachedPanels, F32, Panels, RegisterTile, tile_group};
+use crate::gemm::{Bf16Dots, F32};
 use crate::kv_layout::KvLayout;
 use crate::lanes::{self, Avx512, LANES, Lanes};
 use crate::path::PathKind;
@@ -90,24 +90,21 @@ impl Arithmetic for Bf16Arithmetic {
         q: *const f32,
         scores: *mut f32,
     ) {
-        let words = work.args.head_dim / Self::VALUES_PER_WORD;
         let keys = bits(&work.args.keys);
         let stored = TransposedKeys {
             now: tile.now.transposed(keys).map(<*const u16>::cast),
             next: tile.next.transposed(keys).map(<*const u16>::cast),
         };
-        let loaded =
-            CachedPanels { first: work.keys.cast_const(), step: words * LANES, inner_step: LANES };
         // SAFETY: keys stored as rows have been transposed to `work.keys`. Otherwise each panel of
         // `stored` begins `16 * head_dim` values in a block that the validation has found within
-        // the keys. The other conditions are those of this function.
+        // the keys. The other conditions are those of this function; AVX-512 BF16 is available.
         unsafe {
             if work.args.key_layout == KvLayout::Rows {
-                score_panels(words, loaded, group, q, scores);
+                score_loaded::<Self, Bf16Dots>(work, group, q, scores);
             } else if group.first == 0 {
-                score_panels(words, stored, group, q, scores);
+                score_panels::<Self, Bf16Dots, _>(work, stored, group, q, scores);
             } else {
-                score_panels(words, stored.cached(), group, q, scores);
+                score_panels::<Self, Bf16Dots, _>(work, stored.cached(), group, q, scores);
             }
         }
     }
@@ -133,61 +130,17 @@ impl Arithmetic for Bf16Arithmetic {
         weights: *const f32,
         sums: *mut f32,
     ) {
-        if reads_stored_values(tile, group.queries) {
-            // SAFETY: the conditions are those of this function.
-            return unsafe { add_stored(tile, group, weights, sums) };
-        }
-        let product = RegisterTile {
-            inner: group.panels * LANES / Self::VALUES_PER_WORD,
-            a: weights,
-            a_inner: 1,
-            a_row: POSITIONS_PER_TILE,
-            b: CachedPanels {
-                first: work.values.cast_const(),
-                step: LANES,
-                inner_step: work.padded_dim,
-            },
-            c: sums,
-            c_row: work.padded_dim,
-            rows: group.live,
-            accumulate: true,
-        };
-        // SAFETY: `weights` is readable for 64 words for each row, of which at most 32 are used.
-        // `work.values` has a row of `padded_dim` words, a multiple of 16, for each. `sums` is
-        // valid for `live` rows of `padded_dim`. The AVX-512 sets and BF16 are available.
+        // SAFETY: `reads_stored_values` has checked what `add_stored` requires of the tile. The
+        // other conditions are those of this function; AVX-512 BF16 is available.
         unsafe {
-            tile_group::<Avx512, Bf16Dots, _>(&product, group.rows, work.padded_dim / LANES);
+            if reads_stored_values(tile, group.queries) {
+                let values = bits(&work.args.values);
+                add_stored::<Self, Bf16Dots, StoredPairs, _>(tile, values, group, weights, sums);
+            } else {
+                add_loaded::<Self, Bf16Dots>(work, group, weights, sums);
+            }
         }
     }
-}
-
-/// Computes the scores of a row group with keys of `words` words from `keys`.
-///
-/// # Safety
-/// As for [`Arithmetic::score`]; `keys` gives panels of `16 * words` readable words.
-#[inline(always)]
-unsafe fn score_panels<B: Panels<f32>>(
-    words: usize,
-    keys: B,
-    group: &RowGroup,
-    q: *const f32,
-    scores: *mut f32,
-) {
-    let product = RegisterTile {
-        inner: words,
-        a: q,
-        a_inner: group.rows,
-        a_row: 1,
-        b: keys,
-        c: scores,
-        c_row: POSITIONS_PER_TILE,
-        rows: group.live,
-        accumulate: false,
-    };
-    // SAFETY: `q` is readable at `r + k * rows` for `rows` rows and `words` steps, `keys` for the
-    // panels and steps, and `scores` is writable for `live` rows of 64 scores, at most 4 panels.
-    // The AVX-512 sets and BF16 are available.
-    unsafe { tile_group::<Avx512, Bf16Dots, _>(&product, group.rows, group.panels) };
 }
 
 /// Loads the values of a tile into `work.values` as `[position / 2][padded_dim]` words. Positions
@@ -243,41 +196,4 @@ fn reads_stored_values(tile: TilePair<'_>, queries: usize) -> bool {
         && args.head_dim.is_multiple_of(LANES)
         && args.block_size.is_multiple_of(LANES)
         && seen.iter().all(|end| end.is_multiple_of(2))
-}
-
-/// Adds the weighted values of a tile, read as they are stored.
-///
-/// # Safety
-/// As for [`Arithmetic::add_values`], and [`reads_stored_values`] is true for the tile.
-#[inline(always)]
-unsafe fn add_stored(tile: TilePair<'_>, group: &RowGroup, weights: *const f32, sums: *mut f32) {
-    let dim = tile.now.args.head_dim;
-    let (begin, seen) = (tile.now.location.begin, &tile.now.location.seen);
-    for panel in 0..group.panels {
-        // A block holds whole panels, so the positions that are seen of a panel are evenly spaced.
-        let first = begin + panel * LANES;
-        let positions = first.max(seen.start)..(first + LANES).min(seen.end);
-        if positions.is_empty() {
-            continue;
-        }
-        let from = positions.start - begin;
-        let values = bits(&tile.now.args.values);
-        let product = RegisterTile {
-            inner: positions.len() / Bf16Arithmetic::VALUES_PER_WORD,
-            // SAFETY: `from` is even and below 64, and a row has 64 words.
-            a: unsafe { weights.add(from / Bf16Arithmetic::VALUES_PER_WORD) },
-            a_inner: 1,
-            a_row: POSITIONS_PER_TILE,
-            b: StoredPairs(tile.now.stored_values(tile.next, from, values)),
-            c: sums,
-            c_row: dim,
-            rows: group.live,
-            accumulate: true,
-        };
-        // SAFETY: `positions` are whole pairs in one panel and so in one block, which the
-        // validation has found within the values; each is readable for `dim` values, a multiple of
-        // 16. `weights` has 64 words per row. `sums` has `live` rows of `dim`, which equals
-        // `padded_dim`. The AVX-512 sets and BF16 are available.
-        unsafe { tile_group::<Avx512, Bf16Dots, _>(&product, group.rows, dim / LANES) };
-    }
 }

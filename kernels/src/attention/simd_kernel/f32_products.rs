@@ -9,14 +9,12 @@
 use std::marker::PhantomData;
 
 use super::arithmetic::{Arithmetic, TilePair};
+use super::products::{add_loaded, add_stored, score_loaded, score_panels};
 use super::work::{RowGroup, SimdWork};
 use crate::attention::args::KvSlice;
-use crate::attention::sizes::POSITIONS_PER_TILE;
 use crate::attention::tile_loading::{load_keys, load_live, load_values};
-use crate::attention::tile_view::{TileView, TransposedKeys};
-use crate::gemm::{
-    Bf16, Bf16Pairs, CachedPanels, F16, F32, Form, I8, Panels, RegisterTile, tile_group,
-};
+use crate::attention::tile_view::{StoredValues, TransposedKeys};
+use crate::gemm::{Bf16, Bf16Pairs, F16, F32, Form, I8};
 use crate::kv_layout::KvLayout;
 use crate::lanes::{self, LANES, Lanes};
 
@@ -78,7 +76,7 @@ impl<L: Lanes> Arithmetic for F32Arithmetic<L> {
             ($form:ty, $from:expr) => {{
                 let keys =
                     TransposedKeys { now: now.transposed($from), next: next.transposed($from) };
-                score_panels::<L, $form, _>(now, keys, group, q, scores)
+                score_panels::<Self, $form, _>(work, keys, group, q, scores)
             }};
         }
         // SAFETY: the form is that in which transposed keys of this type are stored, and the panels
@@ -86,10 +84,7 @@ impl<L: Lanes> Arithmetic for F32Arithmetic<L> {
         // `work.keys` holds them, widened. The other conditions are those of this function.
         unsafe {
             if !reads_stored_keys(work, group.queries) {
-                let step = work.args.head_dim * LANES;
-                let first = work.keys.cast_const();
-                let keys = CachedPanels { first, step, inner_step: LANES };
-                return score_panels::<L, F32, _>(now, keys, group, q, scores);
+                return score_loaded::<Self, F32>(work, group, q, scores);
             }
             match work.args.keys {
                 KvSlice::F32(from) => stored!(F32, from),
@@ -126,14 +121,17 @@ impl<L: Lanes> Arithmetic for F32Arithmetic<L> {
     ) {
         macro_rules! stored {
             ($form:ty, $from:expr) => {
-                add_stored::<L, $form>(tile, $from, group, weights, sums)
+                add_stored::<Self, $form, StoredValues<<$form as Form>::Raw>, _>(
+                    tile, $from, group, weights, sums,
+                )
             };
         }
-        // SAFETY: the form is that in which values of this type are stored. The other conditions
-        // are those of this function.
+        // SAFETY: the form is that in which values of this type are stored, and
+        // `reads_stored_values` has checked what `add_stored` requires of the sizes; a word holds
+        // one position. The other conditions are those of this function.
         unsafe {
             if !reads_stored_values(work, group.queries) {
-                return add_loaded::<L>(work, group, weights, sums);
+                return add_loaded::<Self, F32>(work, group, weights, sums);
             }
             match work.args.values {
                 KvSlice::F32(from) => stored!(F32, from),
@@ -141,113 +139,6 @@ impl<L: Lanes> Arithmetic for F32Arithmetic<L> {
                 KvSlice::F16(from) => stored!(F16, from),
                 KvSlice::Int8 { values, .. } => stored!(I8, values),
             }
-        }
-    }
-}
-
-/// Computes the scores of a row group with all panels of a tile.
-///
-/// # Safety
-/// As for [`Arithmetic::score`]; `keys` gives panels of `16 * head_dim` readable keys in the form
-/// F.
-#[inline(always)]
-unsafe fn score_panels<L: Lanes, F: Form, B: Panels<F::Raw>>(
-    view: &TileView<'_>,
-    keys: B,
-    group: &RowGroup,
-    q: *const f32,
-    scores: *mut f32,
-) {
-    let product = RegisterTile {
-        inner: view.args.head_dim,
-        a: q,
-        a_inner: group.rows,
-        a_row: 1,
-        b: keys,
-        c: scores,
-        c_row: POSITIONS_PER_TILE,
-        rows: group.live,
-        accumulate: false,
-    };
-    // SAFETY: `q` is readable at `r + k * rows` for `rows` rows and `head_dim` steps, `keys` for
-    // the panels and steps, and `scores` is writable for `live` rows of 64 scores, at most 4
-    // panels. The set of `L` is available.
-    unsafe { tile_group::<L, F, _>(&product, group.rows, group.panels) };
-}
-
-/// Adds the weighted values of a tile that was loaded to `work.values`.
-///
-/// # Safety
-/// As for [`Arithmetic::add_values`].
-#[inline(always)]
-unsafe fn add_loaded<L: Lanes>(
-    work: &SimdWork<'_>,
-    group: &RowGroup,
-    weights: *const f32,
-    sums: *mut f32,
-) {
-    let product = RegisterTile {
-        inner: group.panels * LANES,
-        a: weights,
-        a_inner: 1,
-        a_row: POSITIONS_PER_TILE,
-        b: CachedPanels {
-            first: work.values.cast_const(),
-            step: LANES,
-            inner_step: work.padded_dim,
-        },
-        c: sums,
-        c_row: work.padded_dim,
-        rows: group.live,
-        accumulate: true,
-    };
-    // SAFETY: `weights` is readable for `rows` rows of 64, and `panels * 16` is at most 64.
-    // `work.values` has as many rows of `padded_dim`. `sums` is writable for `live` rows of
-    // `padded_dim`, a multiple of 16. The set of `L` is available.
-    unsafe { tile_group::<L, F32, _>(&product, group.rows, work.padded_dim / LANES) };
-}
-
-/// Adds the weighted values of a tile, read as they are stored. Positions that the readers do not
-/// see are skipped; their weights would be zero.
-///
-/// # Safety
-/// As for [`Arithmetic::add_values`]; `from` is the arguments' values, stored in the form F, and
-/// [`reads_stored_values`] is true.
-#[inline(always)]
-unsafe fn add_stored<L: Lanes, F: Form>(
-    tile: TilePair<'_>,
-    from: &[F::Raw],
-    group: &RowGroup,
-    weights: *const f32,
-    sums: *mut f32,
-) {
-    let dim = tile.now.args.head_dim;
-    let (begin, seen) = (tile.now.location.begin, &tile.now.location.seen);
-    for panel in 0..group.panels {
-        // A block holds whole panels, so the positions that are seen of a panel are evenly spaced.
-        let first = begin + panel * LANES;
-        let positions = first.max(seen.start)..(first + LANES).min(seen.end);
-        if positions.is_empty() {
-            continue;
-        }
-        let values = tile.now.stored_values(tile.next, positions.start - begin, from);
-        // SAFETY: `positions` lie in one panel and so in one block, which the validation has found
-        // within `from`; their rows are `inner_step` apart, and each is readable for `dim` values,
-        // a multiple of 16. `weights` has 64 columns. `sums` has `live` rows of `head_dim`, which
-        // equals `padded_dim`. The set of `L` is available.
-        unsafe {
-            let product = RegisterTile {
-                inner: positions.len(),
-                a: weights.add(positions.start - begin),
-                a_inner: 1,
-                a_row: POSITIONS_PER_TILE,
-                b: values,
-                c: sums,
-                c_row: dim,
-                rows: group.live,
-                accumulate: true,
-            };
-            tile_group::<L, F, _>(&product, group.rows, dim / LANES);
         }
     }
 }

@@ -16,8 +16,6 @@ pub(super) struct TileScores<'a> {
     pub(super) scales: Option<&'a TileScales>,
     /// Soft-capping, in the units of the scores.
     pub(super) softcap: Option<f32>,
-    /// Number of panels of 16 positions of which scores were computed, at most 4.
-    pub(super) panels: usize,
 }
 
 /// Bounds of scores: minus infinity for hidden positions, infinity for those that are seen. The 64
@@ -42,7 +40,7 @@ impl TileScores<'_> {
     ///
     /// # Safety
     /// `scores` is valid for 64 values for each live row of the group, and holds the scores of
-    /// `self.panels` panels, all 4 if `seen` is `None`. `state` has at least `group.first +
+    /// `group.panels` panels, all 4 if `seen` is `None`. `state` has at least `group.first +
     /// group.live` queries, its memory is valid, and no other thread accesses it. What the methods
     /// of A need is available.
     #[inline(always)]
@@ -89,7 +87,7 @@ impl TileScores<'_> {
                     largest_of_tile::<A>(scores)
                 } else {
                     let seen = seen.as_ref().map_or(0..POSITIONS_PER_TILE, |seen| seen(row));
-                    self.prepare::<A>(scores, seen)
+                    self.prepare::<A>(scores, group.panels, seen)
                 };
             }
             let old = A::Lanes::load(before.as_ptr());
@@ -105,7 +103,7 @@ impl TileScores<'_> {
                 let sum = if PLAIN {
                     exponentials_of_tile::<A>(scores, after[row])
                 } else {
-                    self.exponentials::<A>(scores, after[row])
+                    self.exponentials::<A>(scores, group.panels, after[row])
                 };
                 let sums = state.sums.add(group.first + row);
                 *sums = *sums * factors[row] + sum;
@@ -117,15 +115,20 @@ impl TileScores<'_> {
     /// Applies scales, soft-capping and the mask to a row of scores, and returns the largest.
     ///
     /// # Safety
-    /// `scores` is valid for 64 values, and `seen` lies within `0..64`. The instruction set is
+    /// `scores` is valid for 64 values, `panels` is at most 4, and `seen` lies within `0..64`. The instruction set is
     /// available.
     #[inline(always)]
-    unsafe fn prepare<A: Arithmetic>(&self, scores: *mut f32, seen: Range<usize>) -> f32 {
+    unsafe fn prepare<A: Arithmetic>(
+        &self,
+        scores: *mut f32,
+        panels: usize,
+        seen: Range<usize>,
+    ) -> f32 {
         // SAFETY: the offsets of panels are below 64, as many as there are scores and scales. Both
         // reads of 64 bounds lie within the 192, because `start` and `end` are at most 64.
         unsafe {
             let mut largest = A::Lanes::splat(f32::NEG_INFINITY);
-            for panel in (0..self.panels * LANES).step_by(LANES) {
+            for panel in (0..panels * LANES).step_by(LANES) {
                 let at = scores.add(panel);
                 let mut score = A::Lanes::load(at);
                 if let Some(scales) = self.scales {
@@ -149,17 +152,22 @@ impl TileScores<'_> {
     /// Turns a row of scores into weights relative to the score `largest`, and returns their sum.
     ///
     /// # Safety
-    /// `scores` is valid for 64 values, and what the methods of A need is available.
+    /// `scores` is valid for 64 values, `panels` is at most 4, and what the methods of A need is available.
     #[inline(always)]
-    unsafe fn exponentials<A: Arithmetic>(&self, scores: *mut f32, largest: f32) -> f32 {
+    unsafe fn exponentials<A: Arithmetic>(
+        &self,
+        scores: *mut f32,
+        panels: usize,
+        largest: f32,
+    ) -> f32 {
         // SAFETY: the offsets of panels are below 64. The two panels of a pair are loaded before
         // their weights are stored, at most as far as their scores reach.
         unsafe {
             let largest = A::Lanes::splat(largest);
             let mut sum = A::Lanes::splat(0.0);
-            for panel in (0..self.panels).step_by(2) {
+            for first in (0..panels).step_by(2) {
                 let mut weights = [A::Lanes::splat(0.0); 2];
-                for (weight, panel) in weights.iter_mut().zip(panel..self.panels) {
+                for (weight, panel) in weights.iter_mut().zip(first..panels) {
                     let score = A::Lanes::load(scores.add(panel * LANES));
                     *weight = A::exp2(score.sub(largest));
                     sum = sum.add(*weight);
@@ -168,7 +176,7 @@ impl TileScores<'_> {
                         *weight = weight.mul(scale);
                     }
                 }
-                A::store_weights(scores, panel, weights);
+                A::store_weights(scores, first, weights);
             }
             sum.reduce_add()
         }
