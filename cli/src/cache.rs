@@ -234,7 +234,7 @@ impl CacheArgs {
             },
             CacheCommand::Tiers => self.show(&client.get("tiers")?, lines::tiers),
             CacheCommand::Tree { dot: true, tokens } => {
-                let text = client.send(&format!("tree?format=dot&tokens={tokens}"), None)?;
+                let text = client.get(&format!("tree?format=dot&tokens={tokens}"))?;
                 Ok(terminal::line(text.trim_end())?)
             }
             CacheCommand::Tree { dot: false, tokens } => {

@@ -80,17 +80,17 @@ impl ChatArgs {
             let hint = "/help shows the commands; Ctrl-C stops an answer, and twice it exits";
             note(&format!("{}; {hint}", info.id), input.width())?;
         }
-        let mut interrupts = 0;
+        let mut was_interrupted = false;
         loop {
             match input.read().await? {
                 Read::End => break,
-                Read::Interrupted if interrupts == 1 => break,
+                Read::Interrupted if was_interrupted => break,
                 Read::Interrupted => {
-                    interrupts += 1;
+                    was_interrupted = true;
                     note("[Ctrl-C once more exits]", None)?;
                 }
                 Read::Text(line) => {
-                    interrupts = 0;
+                    was_interrupted = false;
                     let width = input.width();
                     if !conversation.obey(Command::parse(&line), width).await? {
                         break;

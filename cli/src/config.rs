@@ -41,13 +41,17 @@ const SERVICE_SCHEMES: [&str; 3] = ["tcp://", "udp://", "sctp://"];
 /// environment and the file that it names.
 ///
 /// # Errors
-/// A [`clap::Error`], which may also be a request for help, and what is wrong with the file.
+/// A [`clap::Error`], which may also be a request for help, and what is wrong with the file or the
+/// names of variables.
 pub fn parse(args: &[OsString]) -> anyhow::Result<Cli> {
     let command = with_environment(Cli::command(), &[]);
     check_variables(&command, std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))?;
     let mut matches = command.clone().try_get_matches_from(args)?;
-    let args = &with_model_flag(args, &matches);
-    matches = command.clone().try_get_matches_from(args)?;
+    let with_model = with_model_flag(args, &matches);
+    if let Some(args) = &with_model {
+        matches = command.clone().try_get_matches_from(args)?;
+    }
+    let args = with_model.as_deref().unwrap_or(args);
     let cli = Cli::from_arg_matches(&matches)?;
     let (path, leaf) = chosen(&matches);
     if path == [SERVE] {
@@ -67,14 +71,12 @@ pub fn parse(args: &[OsString]) -> anyhow::Result<Cli> {
     finish(cli, &command, &path, leaf, &ids)
 }
 
-/// The arguments with the model that was given without a flag as the flag `--model`, which the
+/// If the model was given without a flag, the arguments with it as the flag `--model`, which the
 /// settings know.
-fn with_model_flag(args: &[OsString], matches: &ArgMatches) -> Vec<OsString> {
+fn with_model_flag(args: &[OsString], matches: &ArgMatches) -> Option<Vec<OsString>> {
     let (path, leaf) = chosen(matches);
-    match leaf.try_get_one::<String>(MODEL_ARGUMENT) {
-        Ok(Some(model)) => insert(args, &path, vec![format!("--model={model}").into()]),
-        _ => args.to_vec(),
-    }
+    let model = leaf.try_get_one::<String>(MODEL_ARGUMENT).ok().flatten()?;
+    Some(insert(args, &path, vec![format!("--model={model}").into()]))
 }
 
 /// Gives `stolon config` the text that it prints.

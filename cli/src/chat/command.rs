@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use clap::{Args, CommandFactory, FromArgMatches, Parser};
+use clap::{Arg, Args, FromArgMatches};
 
 use crate::args::SamplingArgs;
 
@@ -63,12 +63,10 @@ impl<'a> Command<'a> {
     }
 }
 
-/// The sampling flags as a command line of their own.
-#[derive(Debug, Parser)]
-#[command(name = "set", no_binary_name = true, disable_help_flag = true)]
-struct Flags {
-    #[command(flatten)]
-    sampling: SamplingArgs,
+/// The sampling flags as a separate command line.
+fn flags() -> clap::Command {
+    let command = clap::Command::new("set").no_binary_name(true).disable_help_flag(true);
+    SamplingArgs::augment_args(command)
 }
 
 /// Sets one sampling flag, with the checks of the command line.
@@ -77,26 +75,20 @@ struct Flags {
 /// An unknown name or a wrong value, with what was expected.
 pub(super) fn set(sampling: &mut SamplingArgs, name: &str, value: &str) -> anyhow::Result<()> {
     let name = name.trim_start_matches('-').replace('_', "-");
-    let flag = format!("--{name}");
-    let is_known = SamplingArgs::augment_args(clap::Command::new("set"))
-        .get_arguments()
-        .any(|argument| argument.get_long() == Some(name.as_str()));
-    if !is_known {
-        anyhow::bail!("expected one of {}; got `{name}`", names().join(", "));
+    let command = flags();
+    let names: Vec<&str> = command.get_arguments().filter_map(Arg::get_long).collect();
+    if !names.contains(&name.as_str()) {
+        anyhow::bail!("expected one of {}; got `{name}`", names.join(", "));
     }
+    let flag = format!("--{name}");
     let words = if value.is_empty() { vec![flag] } else { vec![format!("{flag}={value}")] };
-    let matches = Flags::command().try_get_matches_from(words);
+    let matches = command.try_get_matches_from(words);
     let matches = matches.map_err(|error| anyhow::anyhow!(first_line(&error)))?;
     // Of a switch that is absent, the matches say that it is off.
     let ignore_eos = sampling.ignore_eos;
     sampling.update_from_arg_matches(&matches).context("cannot set it")?;
     sampling.ignore_eos |= ignore_eos;
     Ok(())
-}
-
-fn names() -> Vec<String> {
-    let command = SamplingArgs::augment_args(clap::Command::new("set"));
-    command.get_arguments().filter_map(|it| it.get_long()).map(str::to_owned).collect()
 }
 
 /// What is wrong, without clap's hints at a command line.
@@ -177,7 +169,7 @@ mod tests {
     /// are.
     #[test]
     fn flags_are_set_one_by_one() {
-        let matches = Flags::command().try_get_matches_from(["--seed", "7"]).expect("valid");
+        let matches = flags().try_get_matches_from(["--seed", "7"]).expect("valid");
         let mut sampling = SamplingArgs::from_arg_matches(&matches).expect("valid");
         set(&mut sampling, "temperature", "0.5").expect("valid");
         set(&mut sampling, "top_k", "40").expect("valid");

@@ -66,15 +66,11 @@ impl Renderer {
     pub(super) fn push(&mut self, piece: &str) -> String {
         let mut out = String::new();
         for character in piece.chars() {
-            if self.is_styled
-                && matches!(character, '*' | '`' | '#')
-                && self.marks.chars().all(|mark| mark == character)
-            {
-                self.marks.push(character);
-                continue;
+            let is_mark = self.is_styled && matches!(character, '*' | '`' | '#');
+            if !is_mark || !self.marks.ends_with(character) {
+                self.resolve_marks(&mut out, character);
             }
-            self.resolve_marks(&mut out, character);
-            if self.is_styled && matches!(character, '*' | '`' | '#') {
+            if is_mark {
                 self.marks.push(character);
             } else {
                 self.add(&mut out, character);

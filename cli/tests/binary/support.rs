@@ -278,13 +278,12 @@ impl Server {
         line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
     }
 
-    /// Sends SIGTERM to the process.
     /// Asks it to read its keys and certificates again.
     pub(crate) fn hang_up(&self) {
-        let kill = Command::new("kill").args(["-HUP", &self.child.id().to_string()]).status();
-        assert!(kill.expect("kill exists").success());
+        self.signal("-HUP");
     }
 
+    /// Sends SIGTERM to the process.
     pub(crate) fn terminate(&self) {
         self.signal("-TERM");
     }
