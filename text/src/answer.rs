@@ -78,14 +78,9 @@ pub enum AnswerPart {
         /// A piece of JSON.
         json: String,
     },
-    /// The call is complete: its arguments are a JSON object.
+    /// The call is complete: its arguments are a JSON object. Only a call whose form is guaranteed
+    /// can lack this part: if the answer was cut off within it. Then it is the last part.
     CallEnd {
-        /// Number of the call.
-        index: usize,
-    },
-    /// The call, which is the last one, is not a call after all. All that was written of it follows
-    /// as text. Only calls whose form is guaranteed can be broken, where the answer is cut off.
-    CallBroken {
         /// Number of the call.
         index: usize,
     },
@@ -118,7 +113,8 @@ pub struct Answer {
 pub struct ToolCall {
     /// The function's name.
     pub name: String,
-    /// The arguments: the text of a JSON object.
+    /// The arguments: the text of a JSON object, or its beginning if the answer was cut off within
+    /// a call whose form is guaranteed.
     pub arguments: String,
 }
 
@@ -147,7 +143,6 @@ impl Answer {
                 }
             }
             AnswerPart::CallEnd { .. } => {}
-            AnswerPart::CallBroken { index } => self.calls.truncate(index),
         }
     }
 }

@@ -92,6 +92,18 @@ async fn answers_consist_of_items() {
     let response = answer(&server, cut).await;
     assert_eq!(response["status"], "incomplete");
     assert_eq!(response["incomplete_details"]["reason"], "max_output_tokens");
+    // A call that is guaranteed, and cut off, is not text in addition.
+    let mut cut = ask("script:call");
+    (cut["tool_choice"], cut["max_output_tokens"]) = (json!("required"), json!(10));
+    let response = answer(&server, cut).await;
+    let [call] = &response["output"].as_array().expect("items")[..] else {
+        panic!("expected one item: {response}")
+    };
+    assert_eq!(
+        (&call["type"], &call["status"]),
+        (&json!("function_call"), &json!("incomplete")),
+        "{response}"
+    );
     server.settled_audit().await;
 }
 

@@ -128,6 +128,14 @@ async fn calls_are_found_whole_and_streamed() {
     cut["max_tokens"] = json!(5);
     let whole = server.ok(PATH, cut).await;
     assert_eq!(whole["choices"][0]["finish_reason"], "length");
+    // A call that is guaranteed stays as far as it came, and is not text in addition.
+    let mut cut = ask("script:call");
+    (cut["tool_choice"], cut["max_tokens"]) = (json!("required"), json!(10));
+    let (message, reason) = answers(&server, cut).await;
+    assert_eq!((&message["content"], reason), (&Value::Null, json!("length")), "{message}");
+    let function = &message["tool_calls"][0]["function"];
+    let arguments = function["arguments"].as_str().expect("text");
+    assert!(serde_json::from_str::<Value>(arguments).is_err(), "{message}");
     server.settled_audit().await;
 }
 

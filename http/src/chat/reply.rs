@@ -120,13 +120,6 @@ impl Chat {
                     self.choices[index].complete_calls += 1;
                     continue;
                 }
-                // A client cannot be told to forget what was sent. A whole reply leaves it out.
-                AnswerPart::CallBroken { index: call } if !self.envelope.stream => {
-                    deltas.retain(|delta| !is_of_call(delta, call));
-                    self.choices[index].whole.message.tool_calls.truncate(call);
-                    continue;
-                }
-                AnswerPart::CallBroken { .. } => continue,
             });
         }
         deltas
@@ -171,11 +164,6 @@ fn add(choice: &mut ChatChoice, piece: ChatChunkChoice) {
     }
     choice.finish_reason = piece.finish_reason.unwrap_or(choice.finish_reason);
     choice.stop_reason = piece.stop_reason.or(choice.stop_reason);
-}
-
-/// Whether a delta is a part of the call with this number.
-fn is_of_call(delta: &Delta, call: usize) -> bool {
-    delta.tool_calls.as_ref().is_some_and(|[delta]| delta.index == call)
 }
 
 fn call_delta(

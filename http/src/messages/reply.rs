@@ -50,7 +50,7 @@ impl Open {
         match &mut block {
             ReplyBlock::Text { text } => *text = self.text,
             ReplyBlock::Thinking { thinking, .. } => *thinking = self.text,
-            // Only complete calls, which have valid arguments, are kept.
+            // The arguments of a call that was cut off are not JSON.
             ReplyBlock::ToolUse { input, .. } => {
                 *input = serde_json::from_str(&self.text).unwrap_or_else(|_| Map::new().into());
             }
@@ -138,11 +138,6 @@ impl Messages {
             AnswerPart::CallEnd { .. } => {
                 self.complete_calls += 1;
                 self.stop()
-            }
-            AnswerPart::CallBroken { .. } => {
-                let events = self.stop();
-                self.reply.content.pop();
-                events
             }
         }
     }

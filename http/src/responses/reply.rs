@@ -261,11 +261,6 @@ impl ResponseReply {
             AnswerPart::Call { name, .. } => self.start_call(name),
             AnswerPart::Arguments { json, .. } => self.add(Kind::Call, json),
             AnswerPart::CallEnd { .. } => self.stop(Status::Completed),
-            AnswerPart::CallBroken { .. } => {
-                let events = self.stop(Status::Incomplete);
-                self.output.pop();
-                events
-            }
         }
     }
 }
@@ -288,7 +283,9 @@ impl Dialect for ResponseReply {
 
     fn end(&mut self, _choice: usize, reason: &FinishReason) -> Vec<ResponseEvent> {
         self.is_cut = matches!(reason, FinishReason::Length | FinishReason::Repetition);
-        self.stop(if self.is_cut { Status::Incomplete } else { Status::Completed })
+        // A complete call has ended before.
+        let is_call = self.open.as_ref().is_some_and(|open| open.kind == Kind::Call);
+        self.stop(if self.is_cut || is_call { Status::Incomplete } else { Status::Completed })
     }
 
     fn finish(&mut self, usage: Usage) -> Vec<ResponseEvent> {

@@ -307,14 +307,16 @@ impl AnswerParser {
         }
     }
 
-    /// What was read since the last complete call is text, and so is everything after it.
+    /// What was read since the last complete call is text, and so is everything after it. A call
+    /// that was passed on before its end remains: nothing follows it.
     fn break_call(&mut self, parts: &mut Vec<AnswerPart>) {
+        if self.in_call && self.format.guaranteed {
+            self.mode = Mode::Dropped;
+            return;
+        }
         let Mode::Block(block) = std::mem::replace(&mut self.mode, Mode::PlainText) else { return };
         if std::mem::take(&mut self.in_call) {
             self.calls = self.calls.saturating_sub(1);
-            if self.format.guaranteed {
-                parts.push(AnswerPart::CallBroken { index: self.calls });
-            }
             self.held.clear();
         }
         self.at_start = false;
