@@ -266,7 +266,7 @@ impl Turn {
 
     /// Keeps the lease of a complete turn, unless the session has gone on meanwhile or its cached
     /// blocks were removed on request.
-    pub(crate) fn keep(&self, lease: PrefixLease) {
+    pub fn keep(&self, lease: PrefixLease) {
         self.sessions.keep(&self.id, self.number, lease);
     }
 

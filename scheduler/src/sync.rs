@@ -25,6 +25,8 @@ pub mod planted {
     pub enum Bug {
         /// The sender of an event channel pauses on a length that was read under an earlier lock.
         StaleLength,
+        /// A session keeps the lease of a turn that another turn or a flush has followed.
+        AnyRevision,
     }
 
     thread_local! {

@@ -3,7 +3,7 @@
 //! One mutex guards the table. It is held for short, computed operations only; nothing waits under
 //! it. Dropping a lease puts it into the queue of the prefix tree's owner and never waits either.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stolon_kvcache::{Namespace, PrefixLease};
@@ -13,6 +13,9 @@ use super::{
     NewSession, SessionCounts, SessionError, SessionId, SessionInfo, SessionPrefix, Turn, TurnEnd,
 };
 use crate::error::EngineError;
+#[cfg(loom)]
+use crate::sync::planted::{self, Bug};
+use crate::sync::{Mutex, MutexGuard, lock};
 
 /// The open sessions of an engine, and their limits.
 #[derive(Debug)]
@@ -243,7 +246,10 @@ impl Sessions {
     /// Lets a session hold `lease` instead of what it holds, if its revision is still `revision`.
     pub(super) fn keep(&self, id: &SessionId, revision: u64, lease: PrefixLease) {
         let mut table = self.lock_now();
-        if table.sessions.get(id).is_none_or(|session| session.revision != revision) {
+        let is_current = table.sessions.get(id).is_some_and(|session| session.revision == revision);
+        #[cfg(loom)]
+        let is_current = is_current || planted::is(Bug::AnyRevision);
+        if !is_current {
             return;
         }
         table.release(id);
@@ -325,8 +331,7 @@ impl Sessions {
     }
 
     fn lock_now(&self) -> MutexGuard<'_, Table> {
-        // The table is valid between any two statements that can panic.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 }
 
