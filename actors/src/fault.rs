@@ -1,10 +1,17 @@
 //! Fault injection for tests: makes one part of the engine fail, so that a test can check that the
-//! rest survives.
+//! rest survives. Without the feature `testing`, nothing can be injected.
 
-use std::sync::Mutex;
-use std::time::Duration;
+#[cfg(feature = "testing")]
+mod plan;
+#[cfg(not(feature = "testing"))]
+#[path = "fault/absent.rs"]
+mod plan;
 
-/// A part of the engine.
+#[cfg(feature = "testing")]
+pub use plan::Fault;
+pub(crate) use plan::FaultPlan;
+
+/// A part of the engine that can fail by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnginePart {
     /// The admission actor.
@@ -28,67 +35,4 @@ impl EnginePart {
         Self::Executor,
         Self::ExecutorThread,
     ];
-}
-
-/// How a part fails at its next message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// It panics.
-    Panic,
-    /// It returns an error.
-    Error,
-    /// Its thread sleeps for this long, then continues.
-    Stall(Duration),
-}
-
-/// An injected error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an error was injected into {0:?}")]
-pub(crate) struct Injected(EnginePart);
-
-/// The injected faults that have not taken effect yet. Empty outside of tests.
-#[derive(Debug, Default)]
-pub(crate) struct FaultPlan {
-    armed: std::sync::atomic::AtomicBool,
-    faults: Mutex<Vec<(EnginePart, Fault)>>,
-}
-
-impl FaultPlan {
-    /// Makes a part fail at its next message.
-    pub(crate) fn arm(&self, part: EnginePart, fault: Fault) {
-        self.lock().push((part, fault));
-        self.armed.store(true, std::sync::atomic::Ordering::Release);
-    }
-
-    /// Applies a fault injected into `part`, if there is one. Every part calls this once per
-    /// message.
-    pub(crate) fn trigger(&self, part: EnginePart) -> Result<(), Injected> {
-        // Pairs with the store in `arm`; the list itself is behind its lock.
-        if !self.armed.load(std::sync::atomic::Ordering::Acquire) {
-            return Ok(());
-        }
-        let fault = {
-            let mut faults = self.lock();
-            let found = faults.iter().position(|&(at, _)| at == part);
-            let fault = found.map(|index| faults.remove(index).1);
-            self.armed.store(!faults.is_empty(), std::sync::atomic::Ordering::Release);
-            fault
-        };
-        match fault {
-            None => Ok(()),
-            Some(Fault::Stall(time)) => {
-                std::thread::sleep(time);
-                Ok(())
-            }
-            Some(Fault::Error) => Err(Injected(part)),
-            Some(Fault::Panic) => {
-                std::panic::panic_any(format!("a panic was injected into {part:?}"))
-            }
-        }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(EnginePart, Fault)>> {
-        // The list is valid between any two statements, so a poisoned lock is no reason to stop.
-        self.faults.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
 }

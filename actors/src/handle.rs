@@ -21,7 +21,9 @@ use tokio::time::timeout;
 
 use crate::admission::AdmissionMessage;
 use crate::executor::ExecutorThread;
-use crate::fault::{EnginePart, Fault, FaultPlan};
+use crate::fault::FaultPlan;
+#[cfg(feature = "testing")]
+use crate::fault::{EnginePart, Fault};
 use crate::memory::{PREFIX_TREE, call};
 use crate::prefix_tree::TreeMessage;
 use crate::stream::SequenceStream;
@@ -201,7 +203,7 @@ impl EngineHandle {
     }
 
     /// Makes a part of the engine fail at its next message, for tests.
-    #[doc(hidden)]
+    #[cfg(feature = "testing")]
     pub fn inject(&self, part: EnginePart, fault: Fault) {
         self.shared.common.faults.arm(part, fault);
     }

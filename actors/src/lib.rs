@@ -28,6 +28,8 @@ mod stream;
 mod supervisor;
 
 pub use cache::{CacheEvents, Pin, PinOptions};
-pub use fault::{EnginePart, Fault};
+pub use fault::EnginePart;
+#[cfg(feature = "testing")]
+pub use fault::Fault;
 pub use handle::EngineHandle;
 pub use stream::SequenceStream;
