@@ -118,17 +118,26 @@ async fn answers_consist_of_blocks() {
     let mut cut = ask("script:plain");
     cut["max_tokens"] = json!(1);
     assert_eq!(answer(&server, cut).await["stop_reason"], "max_tokens");
-    // A call that is guaranteed, and cut off, is not text in addition.
-    let mut cut = ask("script:call");
-    (cut["tool_choice"], cut["max_tokens"]) = (json!({"type": "any"}), json!(10));
-    let message = answer(&server, cut).await;
-    assert_eq!(message["stop_reason"], "max_tokens");
-    let content = message["content"].as_array().expect("blocks");
-    assert_eq!((content.len(), &content[0]["input"]), (1, &json!({})), "{message}");
     let mut single = ask("script:two");
     single["tool_choice"] = json!({"type": "auto", "disable_parallel_tool_use": true});
     assert_eq!(answer(&server, single).await["content"].as_array().map(Vec::len), Some(1));
     server.settled_audit().await;
+}
+
+/// Goal: a guaranteed call that the answer's length cuts off is one block, whole and streamed alike,
+/// and not text in addition.
+#[tokio::test]
+async fn a_guaranteed_call_that_is_cut_off_is_one_block() {
+    let server = Server::start("demo", &[]);
+    let mut body = ask("hello");
+    body["tools"][0]["input_schema"]["required"] = json!(["city"]);
+    body["tool_choice"] = json!({"type": "any", "disable_parallel_tool_use": true});
+    body["max_tokens"] = json!(45);
+    let message = answer(&server, body).await;
+    assert_eq!(message["stop_reason"], "max_tokens");
+    let content = message["content"].as_array().expect("blocks");
+    assert_eq!((content.len(), &content[0]["type"]), (1, &json!("tool_use")), "{message}");
+    assert_eq!(content[0]["input"], json!({}), "the arguments are not JSON yet");
 }
 
 /// Goal: the results of calls continue the conversation, of which everything before is cached; the

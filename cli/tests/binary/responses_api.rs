@@ -92,19 +92,26 @@ async fn answers_consist_of_items() {
     let response = answer(&server, cut).await;
     assert_eq!(response["status"], "incomplete");
     assert_eq!(response["incomplete_details"]["reason"], "max_output_tokens");
-    // A call that is guaranteed, and cut off, is not text in addition.
-    let mut cut = ask("script:call");
-    (cut["tool_choice"], cut["max_output_tokens"]) = (json!("required"), json!(10));
-    let response = answer(&server, cut).await;
+    server.settled_audit().await;
+}
+
+/// Goal: a guaranteed call that the answer's length cuts off is one incomplete item, whole and
+/// streamed alike, and not text in addition.
+#[tokio::test]
+async fn a_guaranteed_call_that_is_cut_off_is_incomplete() {
+    let server = Server::start("demo", &[]);
+    let mut body = ask("hello");
+    body["tools"][0]["parameters"]["required"] = json!(["city", "days"]);
+    body["tool_choice"] = json!("required");
+    body["parallel_tool_calls"] = json!(false);
+    body["max_output_tokens"] = json!(45);
+    let response = answer(&server, body).await;
     let [call] = &response["output"].as_array().expect("items")[..] else {
         panic!("expected one item: {response}")
     };
-    assert_eq!(
-        (&call["type"], &call["status"]),
-        (&json!("function_call"), &json!("incomplete")),
-        "{response}"
-    );
-    server.settled_audit().await;
+    let incomplete = (&json!("function_call"), &json!("incomplete"));
+    assert_eq!((&call["type"], &call["status"]), incomplete, "{response}");
+    assert_eq!(response["status"], "incomplete");
 }
 
 /// Goal: the output of a response, and the results of its calls, continue the conversation, of
