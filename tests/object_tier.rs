@@ -61,24 +61,24 @@ async fn one_engine_computes_for_another(place: &Place, url: &str) {
     };
     let first = engine("first").await.expect("an engine");
     answer(&first, &tokens).await;
-    first.flush_disk().await.expect("it runs");
-    let stored = first.object_stats().expect("a store");
+    first.tiers().flush().await.expect("it runs");
+    let stored = first.tiers().object_stats().expect("a store");
     assert_eq!((stored.records, stored.records_stored), (3, 3));
     stop(first).await;
     let cold = tiny().build().await.expect("an engine");
     let second = engine("second").await.expect("an engine");
     wait_for(&second, &longer, 192).await;
-    let found = second.query_tiers(&Request::tokens(longer.clone())).expect("tokens");
+    let found = second.tiers().query(&Request::tokens(longer.clone())).expect("tokens");
     assert_eq!((found.pool, found.disk, found.object_store), (0, 0, 192));
     let (expected, _) = answer(&cold, &longer).await;
     assert_eq!(answer(&second, &longer).await, (expected, 192));
     assert_eq!(second.stats().loaded_tokens, 192);
     // What was fetched is on the disk now, and what was computed, the answer's part of a fourth
     // record, is in the store.
-    second.flush_disk().await.expect("it runs");
-    let found = second.query_tiers(&Request::tokens(longer.clone())).expect("tokens");
+    second.tiers().flush().await.expect("it runs");
+    let found = second.tiers().query(&Request::tokens(longer.clone())).expect("tokens");
     assert_eq!((found.disk, found.object_store), (192, 192));
-    let stats = second.object_stats().expect("a store");
+    let stats = second.tiers().object_stats().expect("a store");
     assert_eq!((stats.records_fetched, stats.records_stored, stats.failures), (3, 1, 0));
     stop(second).await;
 }
@@ -106,7 +106,7 @@ async fn what_was_stored_earlier_is_uploaded() {
     stop(first).await;
     assert_eq!(records(&place.directory("first")).len(), 6);
     let first = on_disk(tiny()).kv_object_store(place.url()).build().await.expect("an engine");
-    while first.object_stats().expect("a store").records_stored < 3 {
+    while first.tiers().object_stats().expect("a store").records_stored < 3 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     stop(first).await;
@@ -156,7 +156,7 @@ async fn damaged_objects_are_misses() {
         wait_for(&second, &prompt(300, seed), 256).await;
         assert_eq!(ask(&second, &prompt(300, seed)).await, 0);
     }
-    let refused = second.object_stats().expect("a store").records_refused;
+    let refused = second.tiers().object_stats().expect("a store").records_refused;
     assert!(refused >= 2, "{refused}");
     assert_eq!(second.stats().loaded_tokens, 0);
     stop(second).await;
