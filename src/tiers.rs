@@ -12,7 +12,7 @@ use std::time::Duration;
 use stolon_actors::EngineHandle;
 use stolon_kvcache::EvictionPolicy;
 use stolon_scheduler::EngineError;
-use stolon_tiers::KvShape;
+use stolon_tiers::RecordShape;
 
 use crate::{Engine, Error, Request};
 
@@ -157,11 +157,11 @@ async fn store_pool(tiers: Arc<stolon_tiers::Tiers>, handle: EngineHandle) {
 }
 
 /// The format of an engine's KV.
-fn kv_shape(handle: &EngineHandle) -> Result<KvShape, TierError> {
+fn record_shape(handle: &EngineHandle) -> Result<RecordShape, TierError> {
     let format = handle.kv_format().ok_or(TierError::NoKvCopies)?;
     let spec = &handle.context().spec;
     let (block_size, block_bytes) = (spec.block_size, spec.block_bytes);
-    Ok(KvShape { fingerprint: format.fingerprint, block_size, block_bytes })
+    Ok(RecordShape { fingerprint: format.fingerprint, block_size, block_bytes })
 }
 
 /// Runs work that may block on a thread of the engine's runtime that may.

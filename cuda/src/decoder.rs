@@ -19,7 +19,7 @@ use crate::kv_write;
 use crate::layer::{Layer, Norm, Projected};
 use crate::linear::Linear;
 use crate::loader::Loader;
-use crate::plan::StepPlan;
+use crate::plan::BatchRows;
 use crate::rope::RopeTable;
 
 /// A model whose weights are on a device.
@@ -80,7 +80,7 @@ impl Decoder {
         kv: &mut KvStore,
         attention: Attention,
     ) -> Result<StepOutput> {
-        let plan = StepPlan::new(batch, kv.shape().block_size);
+        let plan = BatchRows::new(batch, kv.shape().block_size);
         let inputs = self.upload(batch, &plan, kv.shape(), attention, Padding::default())?;
         self.compute(&inputs, kv)?.to_host(&plan)
     }
@@ -89,7 +89,7 @@ impl Decoder {
     pub(crate) fn upload(
         &mut self,
         batch: &StepBatch,
-        plan: &StepPlan,
+        plan: &BatchRows,
         shape: &KvShape,
         attention: Attention,
         padding: Padding,
@@ -275,7 +275,7 @@ impl Computed {
     }
 
     /// Copies what `plan` requests from the device.
-    fn to_host(&self, plan: &StepPlan) -> Result<StepOutput> {
+    fn to_host(&self, plan: &BatchRows) -> Result<StepOutput> {
         let hidden = match &self.hidden {
             Some(hidden) => hidden.flatten_all()?.to_vec1()?,
             None => Vec::new(),

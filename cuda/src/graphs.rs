@@ -21,7 +21,7 @@ use crate::draw::drawn_tokens;
 use crate::inputs::StepInputs;
 use crate::kv_store::KvStore;
 use crate::linear::RowTile;
-use crate::plan::{StepPlan, all_spans};
+use crate::plan::{BatchRows, all_spans};
 use crate::{CandleOptions, memory};
 
 #[cfg(feature = "cuda-core")]
@@ -97,7 +97,7 @@ impl Graphs {
         if size.rows > self.logits.dim(0)? {
             return Ok(None);
         }
-        let plan = StepPlan::new(&padded, kv.shape().block_size);
+        let plan = BatchRows::new(&padded, kv.shape().block_size);
         let inputs = decoder.upload(&padded, &plan, kv.shape(), attention, size.padding)?;
         let tokens = match self.captured.get(&size) {
             Some(captured) => {

@@ -9,7 +9,7 @@ use stolon_backend::StepBatch;
 use crate::attention::{Attention, Padding, Prepared};
 use crate::draw;
 use crate::kv_store::KvShape;
-use crate::plan::{StepPlan, all_spans, indices, output_spans};
+use crate::plan::{BatchRows, all_spans, indices, output_spans};
 use crate::rope::Rotations;
 
 /// The inputs of a step.
@@ -56,7 +56,7 @@ impl StepInputs {
     /// `plan.position_count()` positions.
     pub(crate) fn new(
         batch: &StepBatch,
-        plan: &StepPlan,
+        plan: &BatchRows,
         rotations: Vec<Rotations>,
         (attention, shape, padding): (Attention, &KvShape, Padding),
         device: &Device,

@@ -6,7 +6,7 @@ use stolon_kvcache::BlockId;
 
 /// The rows of one step, in the order of the batch's tokens.
 #[derive(Debug)]
-pub(crate) struct StepPlan {
+pub(crate) struct BatchRows {
     /// Position of each row.
     pub(crate) positions: Vec<u32>,
     /// The rows whose keys and values are written, in ascending order.
@@ -42,7 +42,7 @@ impl QuerySpan<'_> {
     }
 }
 
-impl StepPlan {
+impl BatchRows {
     /// `batch` was accepted by the batch checker, so all indices are in range.
     pub(crate) fn new(batch: &StepBatch, block_size: usize) -> Self {
         let rows = batch.tokens.len();
@@ -167,7 +167,7 @@ mod tests {
                 slice(1, 0, 0, &[3], LogitRows::Drawn(Draw::GREEDY)),
             ],
         };
-        let plan = StepPlan::new(&batch, 4);
+        let plan = BatchRows::new(&batch, 4);
         assert_eq!(plan.positions, [2, 3, 4, 5, 6, 7, 3, 0, 1, 2, 0]);
         assert_eq!(plan.written_rows, [1, 2, 3, 4, 5, 7, 8, 9, 10]);
         assert_eq!(plan.slots, [39, 20, 21, 22, 23, 8, 9, 10, 12]);

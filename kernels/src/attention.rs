@@ -38,7 +38,7 @@ use crate::buffer::SharedMut;
 use crate::lanes::{LANES, Lanes, dispatch};
 use crate::threads::Threads;
 use args::AttentionArgs;
-use plan::{Plan, WorkItem};
+use plan::{AttentionPlan, WorkItem};
 use query_chunk::QueryChunk;
 use sizes::POSITIONS_PER_TILE;
 use softmax_state::{AttentionOutput, SoftmaxState};
@@ -55,7 +55,7 @@ use softmax_state::{AttentionOutput, SoftmaxState};
 /// exist. This is checked before anything is written.
 pub fn attention(threads: &Threads, args: &AttentionArgs<'_>, out: &mut [f32]) {
     args.validate(out);
-    let plan = Plan::new(args, threads.count(), positions_per_tile(args));
+    let plan = AttentionPlan::new(args, threads.count(), positions_per_tile(args));
     let mut memory = threads.scratch::<f32>(plan.state_len);
     let states = SharedMut::new(memory.slice_mut());
     let out = SharedMut::new(out);
@@ -63,7 +63,7 @@ pub fn attention(threads: &Threads, args: &AttentionArgs<'_>, out: &mut [f32]) {
     threads.for_each(plan.items.len(), |index| {
         // SAFETY: `args` has been validated with `out`, the plan was made for it with the tile size
         // of the kernel that `compute` selects, and the scratch memory has at least `state_len`
-        // values. By the invariant of `Plan`, two items have no head of the same span of a query
+        // values. By the invariant of `AttentionPlan`, two items have no head of the same span of a query
         // chunk in common, nor, where the context is not divided, of the same chunk. So their
         // states and their rows and heads of `out` are disjoint. Both borrows outlive `for_each`.
         unsafe { compute(args, &plan, &plan.items[index], threads, &output()) };
@@ -98,7 +98,7 @@ fn positions_per_tile(args: &AttentionArgs<'_>) -> usize {
 /// * No other thread accesses the item's rows and heads of the output, nor the states of its spans.
 unsafe fn compute(
     args: &AttentionArgs<'_>,
-    plan: &Plan,
+    plan: &AttentionPlan,
     item: &WorkItem,
     threads: &Threads,
     output: &AttentionOutput,

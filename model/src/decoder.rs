@@ -37,7 +37,7 @@ use experts::ExpertsPass;
 use layer::{Layer, Mlp};
 use linear::Loader;
 use passes::Norm;
-use plan::StepPlan;
+use plan::BatchRows;
 use profile::Profile;
 use rope::RopeTable;
 
@@ -58,7 +58,7 @@ pub(crate) struct Decoder {
     final_norm: Vec<f32>,
     /// One table per entry of `config.ropes`, in the same order.
     ropes: Vec<RopeTable>,
-    plan: StepPlan,
+    plan: BatchRows,
     activations: Activations,
     profile: Profile,
 }
@@ -97,7 +97,7 @@ impl Decoder {
             layers,
             final_norm,
             ropes,
-            plan: StepPlan::default(),
+            plan: BatchRows::default(),
             activations: Activations::default(),
             profile: Profile::new(),
         })

@@ -156,7 +156,7 @@ struct Snapshot<'a> {
 }
 
 /// The files of a model in a repository.
-struct Plan {
+struct ModelFiles {
     /// The snapshot's directory, or the path of the first part of a GGUF model in it.
     path: PathBuf,
     /// The names of the files with weights.
@@ -167,32 +167,32 @@ impl Snapshot<'_> {
     /// Downloads those of the `available` files that the engine reads. Returns the path of the
     /// model.
     fn fetch(&self, available: &[&str]) -> Result<PathBuf, ModelError> {
-        let plan = self.plan(available)?;
-        plan.weights.iter().try_for_each(|name| self.get(name).map(drop))?;
-        Ok(plan.path)
+        let files = self.files(available)?;
+        files.weights.iter().try_for_each(|name| self.get(name).map(drop))?;
+        Ok(files.path)
     }
 
     /// Downloads all files of the model but its weights.
-    fn plan(&self, available: &[&str]) -> Result<Plan, ModelError> {
+    fn files(&self, available: &[&str]) -> Result<ModelFiles, ModelError> {
         let has = |name: &str| available.contains(&name);
         let has_weights = has(safetensors::SINGLE) || has(safetensors::INDEX);
         if self.model.file.is_some() || !has(files::CONFIG) || !has_weights {
-            return self.plan_gguf(available);
+            return self.gguf_files(available);
         }
         for name in files::SMALL.iter().filter(|name| has(name)) {
             self.get(name)?;
         }
         let path = self.directory.clone();
         if has(safetensors::SINGLE) {
-            return Ok(Plan { path, weights: vec![safetensors::SINGLE.to_owned()] });
+            return Ok(ModelFiles { path, weights: vec![safetensors::SINGLE.to_owned()] });
         }
         let index = self.get(safetensors::INDEX)?;
         let shards = safetensors::shards(&index.display().to_string(), &read::read_json(&index)?)?;
-        Ok(Plan { path, weights: shards })
+        Ok(ModelFiles { path, weights: shards })
     }
 
     /// The parts of a GGUF model.
-    fn plan_gguf(&self, available: &[&str]) -> Result<Plan, ModelError> {
+    fn gguf_files(&self, available: &[&str]) -> Result<ModelFiles, ModelError> {
         let first = split::choose(available.iter().copied(), self.model.file)
             .map_err(|models| self.no_choice(available, &models))?;
         let weights = split::parts(&first);
@@ -200,7 +200,7 @@ impl Snapshot<'_> {
             let reason = "the repository does not have this part of the model";
             return Err(self.model.error(missing, reason));
         }
-        Ok(Plan { path: self.directory.join(first), weights })
+        Ok(ModelFiles { path: self.directory.join(first), weights })
     }
 
     /// The error if the repository does not have exactly one GGUF model that was asked for.

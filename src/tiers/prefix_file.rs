@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use stolon_kvcache::Namespace;
 use stolon_scheduler::{SequenceRequest, StoredKv};
-use stolon_tiers::{ExportedPrefix, KvShape, PrefixReader, StoredPrefix, TierError};
+use stolon_tiers::{ExportedPrefix, PrefixReader, RecordShape, StoredPrefix, TierError};
 
-use super::{blocking, kv_shape};
+use super::{blocking, record_shape};
 use crate::{Cache, Engine, Error, Request};
 
 impl Cache<'_> {
@@ -23,7 +23,7 @@ impl Cache<'_> {
     /// Those of [`Cache::warm`]; `InvalidParameter` for a request with a cache salt, whose
     /// namespace no other process has; [`TierError::NoKvCopies`], [`TierError::NotCached`].
     pub async fn export(self, request: &Request) -> Result<ExportedPrefix, Error> {
-        let shape = kv_shape(&self.0.inner.handle)?;
+        let shape = record_shape(&self.0.inner.handle)?;
         if self.0.namespace(request)? != Namespace::default() {
             let expected = "a prompt without a cache salt or tenant, because salts have another \
                             key in each process";
@@ -72,7 +72,7 @@ impl Cache<'_> {
     /// # Errors
     /// [`TierError::NoKvCopies`].
     pub fn import(self) -> Result<PrefixImport, Error> {
-        let shape = kv_shape(&self.0.inner.handle)?;
+        let shape = record_shape(&self.0.inner.handle)?;
         let positions_max = self.0.inner.handle.context().prompt_limit().tokens;
         let reader = PrefixReader::new(shape, Namespace::default(), positions_max);
         Ok(PrefixImport { engine: self.0.clone(), shape, reader })
@@ -95,7 +95,7 @@ impl Cache<'_> {
 #[derive(Debug)]
 pub struct PrefixImport {
     engine: Engine,
-    shape: KvShape,
+    shape: RecordShape,
     reader: PrefixReader,
 }
 

@@ -7,7 +7,7 @@ use stolon_actors::EngineHandle;
 use stolon_scheduler::EngineConfig;
 use stolon_tiers::{PrefetchPolicy, TierSettings, WritePolicy};
 
-use super::{EngineTiers, blocking, kv_shape};
+use super::{EngineTiers, blocking, record_shape};
 use crate::{EngineBuilder, Error};
 
 /// What was set.
@@ -49,7 +49,7 @@ impl PreparedTiers {
     /// Opens the tiers of an engine that has started.
     pub(crate) async fn open(self, handle: &EngineHandle) -> Result<EngineTiers, Error> {
         let Some((tiers, settings)) = self.0 else { return Ok(EngineTiers(None)) };
-        let (opened, shape) = (Arc::clone(&tiers), kv_shape(handle)?);
+        let (opened, shape) = (Arc::clone(&tiers), record_shape(handle)?);
         blocking(handle, move || opened.open(settings, shape)).await??;
         Ok(EngineTiers(Some(tiers)))
     }

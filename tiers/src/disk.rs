@@ -28,7 +28,7 @@ use crate::disk_stats::{Counters, DiskStats};
 use crate::key::ChainKey;
 use crate::place::Place;
 use crate::prefix::write_atomically;
-use crate::record::{KvShape, Record, is_of};
+use crate::record::{Record, RecordShape, is_of};
 use crate::shared::{PAUSE, Pause, Speed, lock};
 use crate::tier::Tier;
 
@@ -42,7 +42,7 @@ const ASSUMED_SPEED: f64 = 200e6;
 #[derive(Debug)]
 pub struct DiskTier {
     directory: Directory,
-    shape: KvShape,
+    shape: RecordShape,
     budget: u64,
     index: Mutex<Index>,
     counters: Counters,
@@ -66,7 +66,7 @@ impl DiskTier {
     pub fn open(
         directory: &Path,
         budget: u64,
-        shape: KvShape,
+        shape: RecordShape,
         eviction: Box<dyn EvictionOrder>,
     ) -> Result<DiskTier, DiskError> {
         let directory = Directory::open(directory)?;
@@ -86,7 +86,7 @@ impl DiskTier {
     }
 
     /// The format of the KV.
-    pub fn shape(&self) -> &KvShape {
+    pub fn shape(&self) -> &RecordShape {
         &self.shape
     }
 

@@ -12,7 +12,7 @@ use stolon_kvcache::{EvictionCandidate, EvictionOrder, EvictionPolicy, EvictionR
 
 use crate::key::ChainKey;
 use crate::place::Place;
-use crate::record::KvShape;
+use crate::record::RecordShape;
 
 /// The extension of the files.
 pub(crate) const EXTENSION: &str = "kv";
@@ -167,7 +167,7 @@ impl Index {
     pub(crate) fn note_use(
         &mut self,
         places: &[Place],
-        shape: &KvShape,
+        shape: &RecordShape,
         priority: i32,
         found: bool,
     ) {
@@ -176,7 +176,7 @@ impl Index {
         }
     }
 
-    fn note_one(&mut self, place: &Place, shape: &KvShape, priority: i32, found: bool) {
+    fn note_one(&mut self, place: &Place, shape: &RecordShape, priority: i32, found: bool) {
         let Some(entry) = self.entries.get_mut(&place.key) else { return };
         self.clock += 1;
         let candidate = &mut entry.candidate;
@@ -216,7 +216,7 @@ mod tests {
 
     use super::*;
 
-    const SHAPE: KvShape = KvShape { fingerprint: [1; 32], block_size: 16, block_bytes: 1 };
+    const SHAPE: RecordShape = RecordShape { fingerprint: [1; 32], block_size: 16, block_bytes: 1 };
 
     /// The first `len` records of prompt `seed`; all prompts begin with the same record.
     fn places(seed: u32, len: usize) -> Vec<Place> {

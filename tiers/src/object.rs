@@ -21,7 +21,7 @@ use object_store::{ObjectStore, ObjectStoreExt, parse_url_opts};
 use crate::key::ChainKey;
 use crate::object_error::ObjectError;
 use crate::object_stats::ObjectStats;
-use crate::record::KvShape;
+use crate::record::RecordShape;
 use crate::shared::{Counter, Pause, Speed, lock};
 
 /// The folder of the objects of this version of the format.
@@ -75,7 +75,7 @@ impl ObjectTier {
     pub fn new(
         url: &str,
         settings: impl IntoIterator<Item = (String, String)>,
-        shape: &KvShape,
+        shape: &RecordShape,
     ) -> Result<ObjectTier, ObjectError> {
         // Fails if the program has chosen one already.
         let _ = rustls::crypto::ring::default_provider().install_default();

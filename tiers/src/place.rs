@@ -4,7 +4,7 @@ use bytes::Bytes;
 use stolon_kvcache::Namespace;
 
 use crate::key::ChainKey;
-use crate::record::{KvShape, Record};
+use crate::record::{Record, RecordShape};
 
 /// A full record of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct Place {
     pub key: ChainKey,
 }
 
-impl KvShape {
+impl RecordShape {
     /// The full records of a prompt, in their order, stored or not.
     pub fn places<'a>(
         &self,
@@ -42,7 +42,7 @@ impl Place {
     /// What is wrong with it.
     pub fn verify(
         &self,
-        shape: &KvShape,
+        shape: &RecordShape,
         namespace: &Namespace,
         tokens: &[u32],
         bytes: &Bytes,

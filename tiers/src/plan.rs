@@ -49,7 +49,7 @@ pub struct Speeds {
 
 /// What is read of a prompt: ranges of its records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct ReadPlan {
     /// Records that are read from the disk. The first one may be cached in part.
     pub disk: Range<usize>,
     /// Records that are fetched from the object store: those that follow.
@@ -68,12 +68,12 @@ pub struct Plan {
 /// It is all that is stored if that is expected to be faster than computing it, or else what is on
 /// the disk, or nothing.
 #[must_use]
-pub fn plan(lookup: &Lookup, speeds: &Speeds, policy: PrefetchPolicy) -> Plan {
+pub fn plan(lookup: &Lookup, speeds: &Speeds, policy: PrefetchPolicy) -> ReadPlan {
     let longest = match policy {
         PrefetchPolicy::Timeout(longest) => longest,
         PrefetchPolicy::BestEffort | PrefetchPolicy::WaitComplete => Duration::MAX,
     };
-    let mut plan = Plan::default();
+    let mut plan = ReadPlan::default();
     let first = lookup.cached / lookup.record_positions;
     let end = lookup.stored.min(first.saturating_add(lookup.room));
     if longest.is_zero() || end <= first {
@@ -129,7 +129,7 @@ fn times(time: Duration, count: usize) -> Duration {
     time.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX))
 }
 
-impl Plan {
+impl ReadPlan {
     /// Whether nothing is read for the prompt.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -9,7 +9,7 @@ use stolon_kvcache::Namespace;
 
 use crate::error::{FormatError, TierError};
 use crate::key::ChainKey;
-use crate::record::{HEADER_BYTES, KvShape, Record, RecordHeader};
+use crate::record::{HEADER_BYTES, Record, RecordHeader, RecordShape};
 
 /// Bytes of a file that are read at a time.
 const PIECE_BYTES: usize = 1 << 20;
@@ -26,7 +26,7 @@ pub struct StoredPrefix {
 /// A copy of a prefix, as an iterator over its records.
 #[derive(Debug)]
 pub struct ExportedPrefix {
-    shape: KvShape,
+    shape: RecordShape,
     namespace: Namespace,
     tokens: Vec<u32>,
     /// The bytes of all blocks.
@@ -44,7 +44,7 @@ impl ExportedPrefix {
     /// If they are not.
     #[must_use]
     pub fn new(
-        shape: KvShape,
+        shape: RecordShape,
         namespace: Namespace,
         tokens: Vec<u32>,
         blocks: Vec<u8>,
@@ -115,7 +115,7 @@ impl Iterator for ExportedPrefix {
 /// most one record more.
 #[derive(Debug)]
 pub struct PrefixReader {
-    shape: KvShape,
+    shape: RecordShape,
     namespace: Namespace,
     /// Maximum number of positions of the prefix.
     positions_max: usize,
@@ -130,7 +130,7 @@ pub struct PrefixReader {
 impl PrefixReader {
     /// A reader of prefixes of at most `positions_max` positions, of this format and namespace.
     #[must_use]
-    pub fn new(shape: KvShape, namespace: Namespace, positions_max: usize) -> PrefixReader {
+    pub fn new(shape: RecordShape, namespace: Namespace, positions_max: usize) -> PrefixReader {
         PrefixReader {
             shape,
             namespace,

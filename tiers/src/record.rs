@@ -25,7 +25,7 @@ const POSITIONS_MAX: u64 = 1 << 32;
 
 /// The KV format of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvShape {
+pub struct RecordShape {
     /// The fingerprint of the backend's `KvFormat`.
     pub fingerprint: [u8; 32],
     /// Positions per block, from 1 to 256.
@@ -34,7 +34,7 @@ pub struct KvShape {
     pub block_bytes: usize,
 }
 
-impl KvShape {
+impl RecordShape {
     /// Number of positions of every record of a prefix, except for the last one, which may have
     /// fewer. Records hold whole blocks.
     #[must_use]
@@ -76,7 +76,7 @@ pub struct RecordHeader {
 
 /// Whether a record is of the current version of the format, with KV of this format. Nothing else
 /// is verified.
-pub(crate) fn is_of(record: &[u8], shape: &KvShape) -> bool {
+pub(crate) fn is_of(record: &[u8], shape: &RecordShape) -> bool {
     let header = record.first_chunk::<HEADER_BYTES>();
     header.is_some_and(|header| {
         &field::<8>(header, 0) == MAGIC
@@ -93,7 +93,7 @@ impl RecordHeader {
     /// [`FormatError`] for the first field that is not as expected.
     pub fn parse(
         bytes: &[u8],
-        shape: &KvShape,
+        shape: &RecordShape,
         namespace: &Namespace,
     ) -> Result<RecordHeader, FormatError> {
         let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
@@ -177,7 +177,7 @@ impl Record {
     /// [`FormatError`] for the first thing that is not as expected.
     pub fn parse(
         bytes: &Bytes,
-        shape: &KvShape,
+        shape: &RecordShape,
         namespace: &Namespace,
     ) -> Result<Record, FormatError> {
         let header = RecordHeader::parse(bytes, shape, namespace)?;
@@ -212,7 +212,7 @@ impl Record {
     /// record.
     #[must_use]
     pub fn encode(
-        shape: &KvShape,
+        shape: &RecordShape,
         namespace: &Namespace,
         parent: &ChainKey,
         (first, prefix_positions): (usize, usize),

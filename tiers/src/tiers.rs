@@ -25,7 +25,7 @@ use crate::load::Loads;
 use crate::object_stats::ObjectStats;
 use crate::place::Place;
 use crate::policy::{PrefetchPolicy, WritePolicy};
-use crate::record::KvShape;
+use crate::record::RecordShape;
 use crate::tier::{RemoteTier, Tier};
 use crate::uses::Uses;
 use crate::writer::DiskWriter;
@@ -104,7 +104,7 @@ impl Tiers {
     /// # Errors
     /// [`TierError::Disk`], [`TierError::ObjectStore`], and [`TierError::File`] if the thread that
     /// writes cannot be started.
-    pub fn open(&self, settings: TierSettings, shape: KvShape) -> Result<(), TierError> {
+    pub fn open(&self, settings: TierSettings, shape: RecordShape) -> Result<(), TierError> {
         let TierSettings { directory, budget_bytes, eviction, object_store } = settings;
         let disk = DiskTier::open(&directory, budget_bytes, shape, eviction);
         let disk = Arc::new(disk.map_err(|error| TierError::Disk(Arc::new(error)))?);

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use stolon_kvcache::{EvictionOrder, EvictionPolicy, Namespace};
-use stolon_tiers::{DiskError, DiskTier, DiskWriter, KvShape, Place, Tier};
+use stolon_tiers::{DiskError, DiskTier, DiskWriter, Place, RecordShape, Tier};
 
-const SHAPE: KvShape = KvShape { fingerprint: [3; 32], block_size: 16, block_bytes: 100 };
+const SHAPE: RecordShape = RecordShape { fingerprint: [3; 32], block_size: 16, block_bytes: 100 };
 /// Positions and bytes of a record.
 const RECORD: usize = 64;
 const RECORD_BYTES: u64 = 176 + 4 * 64 + 4 * 100 + 32;
@@ -98,7 +98,7 @@ fn records_survive_a_restart() {
     assert_eq!(match_len(&tier, &salted, &tokens(1, 3)), 0);
     tier.close();
     assert_eq!(match_len(&tier, &Namespace::default(), &tokens(1, 3)), 0);
-    let other = KvShape { fingerprint: [4; 32], ..SHAPE };
+    let other = RecordShape { fingerprint: [4; 32], ..SHAPE };
     let other = DiskTier::open(directory.path(), 1 << 20, other, lru()).expect("it was closed");
     assert_eq!(match_len(&other, &Namespace::default(), &tokens(1, 3)), 0, "another model");
 }
@@ -221,7 +221,7 @@ fn the_writer_stores_every_record_once() {
 #[test]
 fn claims_are_bounded() {
     let directory = tempfile::tempdir().expect("a directory");
-    let shape = KvShape { block_bytes: 15 << 20, ..SHAPE };
+    let shape = RecordShape { block_bytes: 15 << 20, ..SHAPE };
     let tier = Arc::new(DiskTier::open(directory.path(), 1 << 40, shape, lru()).expect("free"));
     let writer = DiskWriter::start(Arc::clone(&tier), |_| {}).expect("a thread");
     let prompt = Arc::new(tokens(1, 6));

@@ -5,16 +5,16 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use stolon_kvcache::Namespace;
 use stolon_tiers::{
-    ExportedPrefix, FormatError, HEADER_BYTES, KvShape, PrefixReader, StoredPrefix,
+    ExportedPrefix, FormatError, HEADER_BYTES, PrefixReader, RecordShape, StoredPrefix,
     write_atomically,
 };
 
-fn shape(block_size: usize) -> KvShape {
-    KvShape { fingerprint: [7; 32], block_size, block_bytes: 3 * block_size + 5 }
+fn shape(block_size: usize) -> RecordShape {
+    RecordShape { fingerprint: [7; 32], block_size, block_bytes: 3 * block_size + 5 }
 }
 
 /// A prefix of random tokens and blocks.
-fn prefix(shape: &KvShape, positions: usize, seed: u64) -> StoredPrefix {
+fn prefix(shape: &RecordShape, positions: usize, seed: u64) -> StoredPrefix {
     let mut random = SmallRng::seed_from_u64(seed);
     let tokens = (0..positions).map(|_| random.random()).collect();
     let block = |_| (0..shape.block_bytes).map(|_| random.random()).collect::<Vec<u8>>().into();
@@ -22,12 +22,12 @@ fn prefix(shape: &KvShape, positions: usize, seed: u64) -> StoredPrefix {
     StoredPrefix { tokens, blocks }
 }
 
-fn write(shape: &KvShape, namespace: Namespace, prefix: &StoredPrefix) -> Vec<Vec<u8>> {
+fn write(shape: &RecordShape, namespace: Namespace, prefix: &StoredPrefix) -> Vec<Vec<u8>> {
     let bytes = prefix.blocks.concat();
     ExportedPrefix::new(*shape, namespace, prefix.tokens.clone(), bytes).collect()
 }
 
-fn read(shape: &KvShape, bytes: &[u8], piece: usize) -> Result<StoredPrefix, FormatError> {
+fn read(shape: &RecordShape, bytes: &[u8], piece: usize) -> Result<StoredPrefix, FormatError> {
     let mut reader = PrefixReader::new(*shape, Namespace::default(), 1000);
     bytes.chunks(piece).try_for_each(|piece| reader.push(piece))?;
     reader.finish()
@@ -106,10 +106,10 @@ fn what_belongs_elsewhere_is_refused_by_its_name() {
     let stored = prefix(&shape, 9 * 16, 1);
     let records = write(&shape, Namespace::default(), &stored);
     let with = |shape| read(&shape, &records.concat(), 100).expect_err("another format");
-    assert_eq!(with(KvShape { fingerprint: [8; 32], ..shape }), FormatError::Fingerprint);
-    let message = with(KvShape { block_size: 32, ..shape }).to_string();
+    assert_eq!(with(RecordShape { fingerprint: [8; 32], ..shape }), FormatError::Fingerprint);
+    let message = with(RecordShape { block_size: 32, ..shape }).to_string();
     assert_eq!(message, "stored KV: positions per block: expected 32, got 16");
-    let message = with(KvShape { block_bytes: 54, ..shape }).to_string();
+    let message = with(RecordShape { block_bytes: 54, ..shape }).to_string();
     assert_eq!(message, "stored KV: bytes per block: expected 54, got 53");
     let salted = Namespace::builder().salt("tenant").build();
     let bytes = write(&shape, salted, &stored).concat();

@@ -33,9 +33,9 @@ use std::ops::Range;
 use crate::amx::tile::{AMX_TILE_ROWS, configure, release};
 use crate::attention::amx_support;
 use crate::attention::args::{AttentionArgs, KvSlice};
-use crate::attention::plan::{Plan, WorkItem};
+use crate::attention::plan::{AttentionPlan, WorkItem};
 use crate::attention::prefix_sharing;
-use crate::attention::scratch::carve;
+use crate::attention::scratch::pieces;
 use crate::attention::sizes::POSITIONS_PER_SPAN;
 use crate::attention::softmax_state::{AttentionOutput, SoftmaxState};
 use crate::kv_layout::KvLayout;
@@ -68,7 +68,7 @@ pub(super) fn applies(args: &AttentionArgs<'_>) -> bool {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn compute(
     args: &AttentionArgs<'_>,
-    plan: &Plan,
+    plan: &AttentionPlan,
     item: &WorkItem,
     threads: &Threads,
     output: &AttentionOutput,
@@ -95,7 +95,7 @@ pub(super) unsafe fn compute(
     ];
     let mut scratch = threads.scratch::<f32>(sizes.iter().sum());
     let [q, scores, weights, value_pairs, gathered_keys, first, last, group_span, span, all] =
-        carve(scratch.slice_mut(), sizes);
+        pieces(scratch.slice_mut(), sizes);
     for kv_head in item.kv_heads.clone() {
         // SAFETY: the pieces of scratch have the sizes that the fields of `AmxWork` require, do not
         // overlap and belong to this call until `scratch` is dropped; the views begin at pieces of
@@ -152,8 +152,8 @@ impl AmxWork<'_> {
         // views. `self.queries` is set to at most the padded queries of all readers, for which
         // scratch has room. `seen` is not empty and lies in the tile. Each reader's chunk has
         // `each` queries, so its views have the sizes that `finish_span` and `finish_chunk`
-        // require; by the invariant of `Plan` no other item has this chunk, span and head, nor, if
-        // the context is not divided, this chunk and head.
+        // require; by the invariant of `AttentionPlan` no other item has this chunk, span and head,
+        // nor, if the context is not divided, this chunk and head.
         unsafe {
             all.reset();
             for index in item.spans.clone() {

@@ -39,8 +39,8 @@ const LOAD_COST_IN_ROWS: usize = 6;
 /// of one row each that read a span together.
 #[derive(Clone, Debug)]
 pub(super) struct WorkItem {
-    /// Index range of [`Plan::readers`]. If there are several, each reads one row, and `spans` is
-    /// one span of which each of them sees some positions.
+    /// Index range of [`AttentionPlan::readers`]. If there are several, each reads one row, and
+    /// `spans` is one span of which each of them sees some positions.
     pub(super) readers: Range<usize>,
     /// The kv heads to compute.
     pub(super) kv_heads: Range<usize>,
@@ -54,7 +54,7 @@ pub(super) struct WorkItem {
 /// chunk whose [`states`](QueryChunk::states) are `None` has all its spans of a head in the same
 /// work item.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct AttentionPlan {
     /// The query chunks, in the order of their rows.
     pub(super) chunks: Vec<QueryChunk>,
     /// The readers, one per chunk, ordered so that readers which share tiles are neighbours.
@@ -67,14 +67,14 @@ pub(super) struct Plan {
     pub(super) state_len: usize,
 }
 
-impl Plan {
+impl AttentionPlan {
     /// The plan for a number of threads. `tile` is the number of positions per tile, a divisor of
     /// [`POSITIONS_PER_SPAN`].
-    pub(super) fn new(args: &AttentionArgs<'_>, threads: usize, tile: usize) -> Plan {
+    pub(super) fn new(args: &AttentionArgs<'_>, threads: usize, tile: usize) -> AttentionPlan {
         let chunks = query_chunks(args);
         let can_share = |chunk: &QueryChunk| chunk.count == 1 && chunk.memory_bound(args);
         let readers = prefix_sharing::readers(args, &chunks, tile, can_share);
-        let mut plan = Plan { chunks, readers, ..Plan::default() };
+        let mut plan = AttentionPlan { chunks, readers, ..AttentionPlan::default() };
         let largest = plan.largest_items(args);
         let wanted = if threads == 1 { 1 } else { WORK_ITEMS_PER_THREAD * threads };
         let least_pieces = |item: &WorkItem| {

@@ -5,7 +5,7 @@
 ///
 /// # Panics
 /// If `memory` is shorter than all pieces together.
-pub(super) fn carve<const N: usize>(mut memory: &mut [f32], lengths: [usize; N]) -> [*mut f32; N] {
+pub(super) fn pieces<const N: usize>(mut memory: &mut [f32], lengths: [usize; N]) -> [*mut f32; N] {
     lengths.map(|length| {
         let (piece, rest) = std::mem::take(&mut memory).split_at_mut(length);
         memory = rest;

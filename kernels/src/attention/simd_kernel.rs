@@ -21,9 +21,9 @@ mod work;
 use std::ops::Range;
 
 use crate::attention::args::AttentionArgs;
-use crate::attention::plan::{Plan, QUERIES_PER_WORK_ITEM, WorkItem};
+use crate::attention::plan::{AttentionPlan, QUERIES_PER_WORK_ITEM, WorkItem};
 use crate::attention::prefix_sharing;
-use crate::attention::scratch::carve;
+use crate::attention::scratch::pieces;
 use crate::attention::sizes::{POSITIONS_PER_SPAN, POSITIONS_PER_TILE};
 use crate::attention::softmax_state::{AttentionOutput, SoftmaxState};
 use crate::attention::tile_view::{TileLocation, TileView};
@@ -56,7 +56,7 @@ struct SharedTile {
 /// * No other thread accesses the item's rows and heads of the output, nor the states of its spans.
 pub(super) unsafe fn compute(
     args: &AttentionArgs<'_>,
-    plan: &Plan,
+    plan: &AttentionPlan,
     item: &WorkItem,
     threads: &Threads,
     output: &AttentionOutput,
@@ -79,7 +79,7 @@ pub(super) unsafe fn compute(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 unsafe fn compute_bf16(
     args: &AttentionArgs<'_>,
-    plan: &Plan,
+    plan: &AttentionPlan,
     item: &WorkItem,
     threads: &Threads,
     output: &AttentionOutput,
@@ -93,7 +93,7 @@ unsafe fn compute_bf16(
 #[inline(always)]
 unsafe fn compute_lanes<L: Lanes>(
     args: &AttentionArgs<'_>,
-    plan: &Plan,
+    plan: &AttentionPlan,
     item: &WorkItem,
     threads: &Threads,
     output: &AttentionOutput,
@@ -107,7 +107,7 @@ dispatch! {
     /// # Safety
     /// As for [`compute`].
     unsafe fn compute_f32(
-        args: &AttentionArgs<'_>, plan: &Plan, item: &WorkItem, threads: &Threads,
+        args: &AttentionArgs<'_>, plan: &AttentionPlan, item: &WorkItem, threads: &Threads,
         output: &AttentionOutput,
     ) = compute_lanes
 }
@@ -117,7 +117,7 @@ dispatch! {
 #[inline(always)]
 unsafe fn compute_with<A: Arithmetic>(
     args: &AttentionArgs<'_>,
-    plan: &Plan,
+    plan: &AttentionPlan,
     item: &WorkItem,
     threads: &Threads,
     output: &AttentionOutput,
@@ -136,7 +136,7 @@ unsafe fn compute_with<A: Arithmetic>(
     ]
     .map(|size| size.next_multiple_of(LANES));
     let mut scratch = threads.scratch::<f32>(sizes.iter().sum());
-    let [q, keys, values, scores, span, all] = carve(scratch.slice_mut(), sizes);
+    let [q, keys, values, scores, span, all] = pieces(scratch.slice_mut(), sizes);
     let work =
         SimdWork { args, plan, item, queries, padded_dim, q, keys, values, scores, span, all };
     let mut packed = [0; QUERIES_PER_WORK_ITEM];
@@ -209,9 +209,9 @@ impl SimdWork<'_> {
             for (head, kv_head) in self.item.kv_heads.clone().enumerate() {
                 // SAFETY: `head` and `reader` are within the item. `span` and `all` are views of
                 // separate pieces of scratch with the chunk's queries and the padded head length.
-                // All readers of the item see some of its span. By the invariant of `Plan` no other
-                // item has this chunk, span and head, nor, if the chunk's context is not divided,
-                // this chunk and head.
+                // All readers of the item see some of its span. By the invariant of
+                // `AttentionPlan` no other item has this chunk, span and head, nor, if the chunk's
+                // context is not divided, this chunk and head.
                 unsafe {
                     let span = self.state(self.span, head, reader..reader + 1);
                     let all = self.state(self.all, head, reader..reader + 1);

@@ -16,7 +16,7 @@ pub(super) struct Answer {
     /// Number of events with tokens.
     pub(super) token_events: usize,
     /// What the server reports of its tokens.
-    pub(super) usage: Usage,
+    pub(super) usage: TokenCounts,
     /// The server has sent `[DONE]`.
     pub(super) done: bool,
     /// An event has said why the answer ends.
@@ -25,7 +25,7 @@ pub(super) struct Answer {
 
 /// Numbers of tokens, as far as the server reports them.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Usage {
+pub(super) struct TokenCounts {
     pub(super) prompt: Option<usize>,
     pub(super) completion: Option<usize>,
     pub(super) cached: Option<usize>,
@@ -91,7 +91,7 @@ impl Answer {
             return Err(failed("error in the stream", error_message(error)));
         }
         if let Some(usage) = event.usage {
-            self.usage = Usage {
+            self.usage = TokenCounts {
                 prompt: usage.prompt_tokens.or(self.usage.prompt),
                 completion: usage.completion_tokens.or(self.usage.completion),
                 cached: usage

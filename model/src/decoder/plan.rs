@@ -6,7 +6,7 @@ use stolon_kernels::SlotMapping;
 
 /// The rows of a batch, in the order of its tokens. The buffers are reused between steps.
 #[derive(Debug, Default)]
-pub(super) struct StepPlan {
+pub(super) struct BatchRows {
     /// Position of each row.
     pub(super) positions: Vec<u32>,
     /// Where the keys and values of each row are written.
@@ -17,7 +17,7 @@ pub(super) struct StepPlan {
     pub(super) hidden_rows: Vec<bool>,
 }
 
-impl StepPlan {
+impl BatchRows {
     /// Replaces the contents by the plan of `batch`.
     pub(super) fn fill(&mut self, batch: &StepBatch, block_size: usize) {
         self.positions.clear();
@@ -81,7 +81,7 @@ mod tests {
                 },
             ],
         };
-        let mut plan = StepPlan::default();
+        let mut plan = BatchRows::default();
         for _ in 0..2 {
             plan.fill(&batch, 4);
             assert_eq!(plan.positions, [2, 3, 4, 5, 6, 7, 8, 3]);

@@ -50,9 +50,9 @@ pub(crate) fn headers(
             if let Some(path) = cached(&at_commit, snapshot.cache) {
                 return Ok(Remote::Cached(path));
             }
-            let plan = snapshot.plan(available)?;
-            let is_gguf = plan.path != snapshot.directory;
-            let files = plan.weights.into_iter().map(|name| {
+            let files = snapshot.files(available)?;
+            let is_gguf = files.path != snapshot.directory;
+            let files = files.weights.into_iter().map(|name| {
                 let bytes = snapshot.header(&name, is_gguf)?;
                 Ok((name, bytes))
             });

@@ -9,7 +9,7 @@ use stolon_scheduler::{KvSource, PendingKv, Prefetch, PromptLookup, StoredKv};
 use super::{Open, Tiers};
 use crate::load::LoadEnd;
 use crate::place::Place;
-use crate::plan::{Lookup, Plan, Speeds, plan};
+use crate::plan::{Lookup, ReadPlan, Speeds, plan};
 use crate::tier::Tier;
 
 impl KvSource for Tiers {
@@ -40,7 +40,7 @@ impl Tiers {
         open: &Open,
         prompt: &PromptLookup,
         places: Vec<Place>,
-        plan: Plan,
+        plan: ReadPlan,
     ) -> Option<PendingKv> {
         let (shape, records) = (*open.disk.shape(), plan.records());
         let key = (places.get(records.end - 1)?.key, records.start);
@@ -67,7 +67,7 @@ impl Open {
 
     /// Reads blocks, fewer than planned if something cannot be read. What comes from the object
     /// store is written to the disk. Blocks.
-    fn read(&self, prompt: &PromptLookup, places: &[Place], plan: &Plan) -> Vec<Bytes> {
+    fn read(&self, prompt: &PromptLookup, places: &[Place], plan: &ReadPlan) -> Vec<Bytes> {
         let (namespace, tokens) = (&prompt.namespace, &prompt.tokens);
         let shape = self.disk.shape();
         let position = |records: usize| records * shape.record_positions();

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::amx::tile::AMX_BF16_DEPTH;
 use crate::attention::args::AttentionArgs;
-use crate::attention::plan::{Plan, WorkItem};
+use crate::attention::plan::{AttentionPlan, WorkItem};
 use crate::attention::query_chunk::QueryChunk;
 use crate::attention::sizes::POSITIONS_PER_SPAN;
 use crate::attention::softmax_state::SoftmaxState;
@@ -27,7 +27,7 @@ const _: () = assert!(
 /// Scratch memory is allocated as `f32`s; arrays of bf16 pairs use one `f32` per pair.
 pub(super) struct AmxWork<'a> {
     pub(super) args: &'a AttentionArgs<'a>,
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a AttentionPlan,
     pub(super) item: &'a WorkItem,
     pub(super) kv_head: usize,
     /// The arguments' keys.

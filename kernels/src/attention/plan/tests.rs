@@ -57,7 +57,7 @@ fn work_items_cover_every_span_once() {
         for window in [None, Some(600)] {
             let args = args(sequences, window);
             for (threads, tile) in [1, 2, 3, 16].into_iter().flat_map(|n| [(n, 64), (n, 128)]) {
-                let plan = Plan::new(&args, threads, tile);
+                let plan = AttentionPlan::new(&args, threads, tile);
                 assert!(threads < 3 || window.is_some() || plan.items.len() >= threads);
                 let mut items_of = vec![vec![0; 20 * args.kv_heads]; plan.chunks.len()];
                 for item in &plan.items {
@@ -110,10 +110,13 @@ fn shared_tiles_are_loaded_once() {
             .map(|blocks| blocks * BLOCK_SIZE / POSITIONS_PER_TILE * POSITIONS_PER_TILE);
         let want = 4 * end - saved.iter().sum::<usize>();
         assert_eq!(positions_read(&sequences, BLOCK_SIZE), want);
-        assert_eq!(loaded(&Plan::new(&args(&sequences, None), 1, POSITIONS_PER_TILE)), want);
+        assert_eq!(
+            loaded(&AttentionPlan::new(&args(&sequences, None), 1, POSITIONS_PER_TILE)),
+            want
+        );
         let apart: Vec<_> = sequences
             .iter()
-            .map(|&one| Plan::new(&args(&[one], None), 1, POSITIONS_PER_TILE))
+            .map(|&one| AttentionPlan::new(&args(&[one], None), 1, POSITIONS_PER_TILE))
             .collect();
         assert_eq!(apart.iter().map(loaded).sum::<usize>(), 4 * end);
     }
@@ -121,17 +124,17 @@ fn shared_tiles_are_loaded_once() {
     // window hides from the longer one.
     let sequences = [sequence(0, 999), sequence(3, 1299)];
     assert_eq!(
-        loaded(&Plan::new(&args(&sequences, None), 1, POSITIONS_PER_TILE)),
+        loaded(&AttentionPlan::new(&args(&sequences, None), 1, POSITIONS_PER_TILE)),
         1300 + 1000 - 960
     );
     assert_eq!(
-        loaded(&Plan::new(&args(&sequences, Some(600)), 1, POSITIONS_PER_TILE)),
+        loaded(&AttentionPlan::new(&args(&sequences, Some(600)), 1, POSITIONS_PER_TILE)),
         1200 - (960 - 704)
     );
 }
 
 /// Number of positions that a plan for one thread loads, per kv head.
-fn loaded(plan: &Plan) -> usize {
+fn loaded(plan: &AttentionPlan) -> usize {
     let mut positions = 0;
     for item in &plan.items {
         assert_eq!(item.kv_heads.len(), 4);

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::attention::args::AttentionArgs;
-use crate::attention::plan::{Plan, WorkItem};
+use crate::attention::plan::{AttentionPlan, WorkItem};
 use crate::attention::softmax_state::SoftmaxState;
 
 /// Maximum number of padding rows in the last row group of packed queries: the row groups that
@@ -36,7 +36,7 @@ pub(super) struct RowGroup {
 /// `plan`, which was made for `args`.
 pub(super) struct SimdWork<'a> {
     pub(super) args: &'a AttentionArgs<'a>,
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a AttentionPlan,
     pub(super) item: &'a WorkItem,
     /// Query vectors per reader and kv head.
     pub(super) queries: usize,
